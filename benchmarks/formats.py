@@ -45,6 +45,7 @@ from engine.engine import Engine
 from engine.kernels.quantised import int8
 from engine.model.formats.int4 import quantise_groups
 from tests.unit.engine.formats.checkpoints import Store, compressed, fp8_row
+from tests.unit.engine.formats.codebooks import codebook4
 from tests.unit.engine.formats.packing import awq, gptq, mxfp4_rows, nvfp4, packed_rows
 
 SHAPE, SEED = "qwen2.5-0.5b", 20_261_123
@@ -54,6 +55,7 @@ EXACT = "exact"  # of an arm: its products multiply the numbers that the format 
 HEAD = ("lm_head",)
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True, "desc_act": False}
+BITSANDBYTES = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_use_double_quant": True}
 PACKED = {"type": "int", "num_bits": 4, "group_size": 128}
 ERROR_ROWS, ERROR_INPUTS, INT4_GROUPS, GGUF_ALONE = 256, 4096, (128, 64, 32), ("Q4_0", "Q5_0", "Q8_0")
 GGUF = ("Q3_K_M", "Q4_0", "Q4_K_M", "Q5_K_M", "Q6_K", "Q8_0", "IQ4_XS")
@@ -77,6 +79,8 @@ FORMS = {
     "GPTQ, 8 bits": Form(gptq(8, 128), GPTQ | {"bits": 8}),
     "compressed-tensors W4A16": Form(packed_rows(4, 128), _packed("pack-quantized", **PACKED)),
     "compressed-tensors fp8 rows": Form(fp8_row, compressed("channel", ignore=HEAD)["quantization_config"]),
+    "bitsandbytes nf4": Form(codebook4("nf4", nested=True), BITSANDBYTES | {"bnb_4bit_quant_type": "nf4"}),
+    "bitsandbytes fp4": Form(codebook4("fp4", nested=True), BITSANDBYTES | {"bnb_4bit_quant_type": "fp4"}),
     "MXFP4": Form(mxfp4_rows, _packed("mxfp4-pack-quantized", type="float", num_bits=4, group_size=32)),
     "NVFP4": Form(nvfp4(modelopt=True), {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": list(HEAD)}),
 }

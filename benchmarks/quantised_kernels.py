@@ -43,10 +43,18 @@ INTERPRETED = Shape(
 )
 
 
+# bitsandbytes' numbers: quantiles of the normal distribution, and 0.
+NF4 = (
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
+    -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+    0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+)  # fmt: skip
+
+
 def matrix_in_groups(
-    bits: int, group: int, *, lower: str = "", is_e2m1: bool = False
+    bits: int, group: int, *, lower: str = "", is_e2m1: bool = False, has_levels: bool = False
 ) -> Callable[[tuple[int, ...], torch.device], Groups]:
-    """`lower`: each group has "zeros" or "minimums"."""
+    """`lower`: each group has "zeros" or "minimums". `has_levels`: nf4's, with scales of 32 bits."""
 
     def draw(shape: tuple[int, ...], device: torch.device) -> Groups:
         highest = 1 << bits
@@ -59,12 +67,12 @@ def matrix_in_groups(
         if lower == "minimums":
             more["minimums"] = -(highest / 2) * scales.half()
         if is_e2m1:  # exponents of 2
-            scales = scales.log2().round().exp2()
-        found = groups.pack(
-            codes, scales.bfloat16() if is_e2m1 else scales.half(), bits=bits, group=group or shape[-1],
-            is_e2m1=is_e2m1, **more,
-        )  # fmt: skip
-        return found
+            scales = scales.log2().round().exp2().bfloat16()
+        elif has_levels:
+            scales, more["levels"] = scales * (highest / 2), torch.tensor(NF4, device=device)
+        else:
+            scales = scales.half()
+        return groups.pack(codes, scales, bits=bits, group=group or shape[-1], is_e2m1=is_e2m1, **more)
 
     return draw
 
@@ -87,6 +95,7 @@ FORMATS: dict[str, Callable[[tuple[int, ...], torch.device], Quantised]] = {
     "int4_rows": matrix_in_groups(4, 0),
     "int8": matrix_in_groups(8, 128),
     "mxfp4": matrix_in_groups(4, 32, is_e2m1=True),
+    "nf4": matrix_in_groups(4, 64, has_levels=True),
     "q4_k": matrix_in_groups(4, 32, lower="minimums"),
     "q5_k": matrix_in_groups(8, 32, lower="minimums"),
     "q6_k": matrix_in_groups(8, 16),
@@ -94,7 +103,7 @@ FORMATS: dict[str, Callable[[tuple[int, ...], torch.device], Quantised]] = {
     "fp8_blocks": matrix_in_fp8((128, 128)),
 }
 # Whose experts are timed on a GPU, too: packing the others takes longer than measuring them.
-OF_EXPERTS = ("int4", "mxfp4", "q4_k", "fp8_rows", "fp8_blocks")
+OF_EXPERTS = ("int4", "mxfp4", "nf4", "q4_k", "fp8_rows", "fp8_blocks")
 
 
 def column_of(case: Case) -> tuple[str, str]:

@@ -41,7 +41,7 @@ def _few_groups(
     FIRST: tl.constexpr, SIDES: tl.constexpr, HAS_BIAS: tl.constexpr, WEIGHTED: tl.constexpr, CLAMPED: tl.constexpr,
     GELU: tl.constexpr, PDL: tl.constexpr, STAGES: tl.constexpr,
     G: tl.constexpr, GROUP: tl.constexpr, BITS: tl.constexpr, MIDDLE: tl.constexpr, HAS_ZEROS: tl.constexpr,
-    HAS_MINIMUMS: tl.constexpr, E2M1: tl.constexpr, PLAIN: tl.constexpr,
+    HAS_MINIMUMS: tl.constexpr, E2M1: tl.constexpr, LEVELS: tl.constexpr, PLAIN: tl.constexpr,
 ):  # fmt: skip
     """`x` is [T, K] for the first product, else [P, K]. The rows of a gate come before the N of up."""
     COLUMNS: tl.constexpr = 512 // BITS
@@ -64,9 +64,10 @@ def _few_groups(
         words_at = codes + (before + known)[:, None] * (BLOCKS * 16) + c[None, :]
         x_row = (pair // CHOSEN if FIRST else pair).to(tl.int64) * K
         acc, acc_up = accumulate(
-            words_at, tl.cast(N, tl.int64) * (BLOCKS * 16), scales + before * G + known, lower + before * G + known,
-            N, SIDES * N, x + x_row[:, None] + c[None, :], there, 0, BLOCKS, K, BM, BN, G, GROUP, BITS, MIDDLE,
-            HAS_ZEROS, HAS_MINIMUMS, E2M1, PLAIN, x.dtype.element_ty, SIDES == 2, STAGES,
+            words_at, tl.cast(N, tl.int64) * (BLOCKS * 16), scales + before * G + known,
+            lower + (0 if LEVELS else before * G + known), N, SIDES * N, x + x_row[:, None] + c[None, :], there, 0, BLOCKS,
+            K, BM, BN, G, GROUP, BITS, MIDDLE, HAS_ZEROS, HAS_MINIMUMS, E2M1, LEVELS, PLAIN, x.dtype.element_ty,
+            SIDES == 2, STAGES,
         )  # fmt: skip
         write_result(
             acc, acc_up, out, bias_EN, weights_P, pair, expert, n, there, num_tokens, alpha, limit,

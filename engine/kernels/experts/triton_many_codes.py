@@ -98,7 +98,7 @@ def _many_groups(
     SIDES: tl.constexpr,
     HAS_BIAS: tl.constexpr, WEIGHTED: tl.constexpr, CLAMPED: tl.constexpr, GELU: tl.constexpr, STAGES: tl.constexpr,
     G: tl.constexpr, GROUP: tl.constexpr, BITS: tl.constexpr, MIDDLE: tl.constexpr, HAS_ZEROS: tl.constexpr,
-    HAS_MINIMUMS: tl.constexpr, E2M1: tl.constexpr, PLAIN: tl.constexpr,
+    HAS_MINIMUMS: tl.constexpr, E2M1: tl.constexpr, LEVELS: tl.constexpr, PLAIN: tl.constexpr,
 ):  # fmt: skip
     """`x` is [T, K] for the first product, else [P, K]. The rows of a gate come before the N of up."""
     COLUMNS: tl.constexpr = 512 // BITS
@@ -111,9 +111,9 @@ def _many_groups(
         c = tl.arange(0, 16)
         acc, _ = accumulate(
             codes + (before + row)[:, None] * (BLOCKS * 16) + c[None, :], 0,
-            scales + before * G + row, lower + before * G + row, N, SIDES * N,
+            scales + before * G + row, lower + (0 if LEVELS else before * G + row), N, SIDES * N,
             x + x_row[:, None] * K + c[None, :], there, 0, BLOCKS, K, BM, BN, G, GROUP, BITS, MIDDLE,
-            HAS_ZEROS, HAS_MINIMUMS, E2M1, PLAIN, x.dtype.element_ty, False, STAGES,
+            HAS_ZEROS, HAS_MINIMUMS, E2M1, LEVELS, PLAIN, x.dtype.element_ty, False, STAGES,
         )  # fmt: skip
         _write(
             acc, out, bias_EN, weights_P, pair, expert, there, num_tokens, alpha, limit,

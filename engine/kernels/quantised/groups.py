@@ -28,6 +28,7 @@ class Groups:
     """A matrix [N, K], or one of each expert.
 
     An element is `scale * (code - zero)`, or `scale * code + minimum`; with neither zeros nor minimums the zero is `middle`.
+    With `levels`, which all experts share, it is `scale * levels[code]`.
     Scales keep the dtype of the checkpoint: none is rounded.
     """
 
@@ -39,6 +40,7 @@ class Groups:
     bits: int  # 4 or 8
     group: int  # inputs of a group; K: one for each row
     is_e2m1: bool = False  # codes are floats of 4 bits
+    levels: torch.Tensor | None = None  # [16] float32
 
     @property
     def outputs(self) -> int:
@@ -52,7 +54,7 @@ class Groups:
     @property
     def middle(self) -> int:
         """The zero where there are neither zeros nor minimums."""
-        return 0 if self.is_e2m1 or self.minimums is not None else 1 << (self.bits - 1)
+        return 0 if self.is_e2m1 or self.levels is not None or self.minimums is not None else 1 << (self.bits - 1)
 
     @property
     def num_bytes(self) -> int:
@@ -91,19 +93,19 @@ def pack(
     zeros: torch.Tensor | None = None,
     minimums: torch.Tensor | None = None,
     is_e2m1: bool = False,
+    levels: torch.Tensor | None = None,
 ) -> Groups:
     """Pack codes [..., N, K] of any integer type, from 0 on. `scales`, `zeros`, `minimums` [..., N, G].
 
     Raises ValueError where a size does not suit the layout.
     """
     inputs = codes.shape[-1]
-    if bits not in (4, 8) or (is_e2m1 and bits != 4) or (zeros is not None and minimums is not None):
-        raise ValueError("codes have 4 or 8 bits, floats 4, and zeros or minimums, not both")
+    lower = _lower(bits, is_e2m1, levels, zeros, minimums)
     if group != inputs and group not in GROUPS:
         raise ValueError(f"a group has {', '.join(map(str, GROUPS))} or all {inputs} inputs, not {group}")
     num_groups = -(-inputs // group)
-    for each in (scales, zeros, minimums):
-        if each is not None and each.shape != (*codes.shape[:-1], num_groups):
+    for each in (scales, *lower):
+        if each.shape != (*codes.shape[:-1], num_groups):
             raise ValueError(f"codes {list(codes.shape)} in groups of {group} don't go with scales {list(each.shape)}")
     if group == inputs:
         group = -(-inputs // (WORDS * 32 // bits)) * (WORDS * 32 // bits)
@@ -116,7 +118,24 @@ def pack(
         bits=bits,
         group=group,
         is_e2m1=is_e2m1,
+        levels=levels,
     )
+
+
+def _lower(
+    bits: int,
+    is_e2m1: bool,
+    levels: torch.Tensor | None,
+    zeros: torch.Tensor | None,
+    minimums: torch.Tensor | None,
+) -> list[torch.Tensor]:
+    """What each group has beside its scale. Raises ValueError where it doesn't go with what codes are."""
+    found = [each for each in (zeros, minimums) if each is not None]
+    if bits not in (4, 8) or (is_e2m1 and bits != 4) or len(found) > 1:
+        raise ValueError("codes have 4 or 8 bits, floats 4, and zeros or minimums, not both")
+    if levels is not None and (bits != 4 or is_e2m1 or found):
+        raise ValueError("levels are named by codes of 4 bits, which have neither zeros nor minimums")
+    return found
 
 
 def allocate(
@@ -127,10 +146,14 @@ def allocate(
     device: torch.device,
     has_zeros: bool = False,
     has_minimums: bool = False,
+    has_levels: bool = False,
     is_e2m1: bool = False,
     scales: torch.dtype = torch.float32,
 ) -> Groups:
-    """Return memory for a matrix [..., N, K], whose rows `put` fills. Scales are float32 until `narrow`, or of another dtype."""
+    """Return memory for a matrix [..., N, K], whose rows `put` fills; levels are the caller's to fill.
+
+    Scales are float32 until `narrow`, or of another dtype.
+    """
     (*_, rows, inputs), columns = shape, WORDS * 32 // bits
     blocks, num_groups = -(-inputs // columns), -(-inputs // group)
     of_groups = torch.empty((*shape[:-2], num_groups, rows), dtype=scales, device=device)
@@ -143,6 +166,7 @@ def allocate(
         bits=bits,
         group=blocks * columns if group == inputs else group,
         is_e2m1=is_e2m1,
+        levels=torch.empty(16, dtype=torch.float32, device=device) if has_levels else None,
     )
 
 
@@ -206,6 +230,8 @@ def values(weight: Groups) -> torch.Tensor:
     if weight.is_e2m1:
         magnitudes = torch.tensor(E2M1, device=codes.device)
         plain = torch.cat((magnitudes, -magnitudes))[codes.int()]
+    if weight.levels is not None:
+        plain = weight.levels[codes.int()]
 
     def spread(of_groups: torch.Tensor) -> torch.Tensor:
         across = of_groups.float().transpose(-1, -2)

@@ -21,6 +21,7 @@ class Unpacked:
     zeros: torch.Tensor | None  # int16 [N, G]; None: in the middle of the codes
     minimums: torch.Tensor | None = None  # [N, G]
     order: torch.Tensor | None = None  # column i of the codes is input order[i]
+    levels: torch.Tensor | None = None  # [16] float32
 
     def sorted(self, order: torch.Tensor | None) -> Unpacked:
         """Return the same with the inputs in another order."""

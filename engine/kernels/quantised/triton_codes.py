@@ -8,6 +8,8 @@ at the end of the exponents.
 Where a block lies within a group the sum is multiplied by the scale, so that no element is rounded. Elements of smaller groups,
 and of those with minimums, are computed in float32 and rounded before the product; floats of 4 bits whose scales are bfloat16, as
 the activations, without the way through float32.
+
+Each of 16 levels is read where it lies, all in one cache line, in float32: rounded before its scale it would be another.
 """
 
 import triton
@@ -62,6 +64,17 @@ def _floats(plane, wide, scaled=False):
     }}"""
 
 
+@triton.constexpr_function
+def _levels(plane):
+    """Instructions for a plane of a word: the float32 of its code's place behind the address `$2`."""
+    return f"""{{
+        .reg .b32 c; .reg .b64 a;
+        bfe.u32 c, $1, {4 * plane}, 4;
+        mad.wide.u32 a, c, 4, $2;
+        ld.global.nc.f32 $0, [a];
+    }}"""
+
+
 @triton.jit
 def _plane(
     words, less, i: tl.constexpr, BITS: tl.constexpr, E2M1: tl.constexpr, PLAIN: tl.constexpr, DTYPE: tl.constexpr
@@ -90,12 +103,25 @@ def _plane(
 
 
 @triton.jit
+def _named(words, levels, i: tl.constexpr, PLAIN: tl.constexpr):
+    """The levels, in float32, that plane `i` of the words [BN, 16] names."""
+    if PLAIN:
+        return tl.load(levels + ((words >> (4 * i)) & 15))
+    # Not `tl.load`: in a loop the compiler would copy the levels to shared memory, code by code.
+    address = tl.full(words.shape, 0, tl.int64) + levels.to(tl.int64)
+    return tl.inline_asm_elementwise(_levels(i), "=f,r,l", [words, address], dtype=tl.float32, is_pure=True, pack=1)
+
+
+@triton.jit
 def weights(
     words, scale_at, lower_at, group, N, i: tl.constexpr, BN: tl.constexpr, BITS: tl.constexpr, MIDDLE: tl.constexpr,
-    HAS_ZEROS: tl.constexpr, HAS_MINIMUMS: tl.constexpr, E2M1: tl.constexpr, SCALED: tl.constexpr, PLAIN: tl.constexpr,
-    DTYPE: tl.constexpr,
+    HAS_ZEROS: tl.constexpr, HAS_MINIMUMS: tl.constexpr, E2M1: tl.constexpr, LEVELS: tl.constexpr, SCALED: tl.constexpr,
+    PLAIN: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
-    """Elements [BN, 16] of plane `i`; unless `SCALED`, they lack the factor of their scale."""
+    """Elements [BN, 16] of plane `i`; unless `SCALED`, they lack the factor of their scale.
+
+    `lower_at` points at the LEVELS, if there are any.
+    """
     at = group.to(tl.int64) * N
     # Factors of 16 bits, as the numbers: one rounding of each product, as in float32.
     NARROW: tl.constexpr = (
@@ -111,6 +137,8 @@ def weights(
             _floats(i, True, True), "=r,r,r,r", [words, factor], dtype=tl.int16, is_pure=True, pack=2
         )
         w = bits.to(DTYPE, bitcast=True)
+    elif LEVELS:
+        w = _named(words, lower_at, i, PLAIN)
     else:
         w = _plane(words, less, i, BITS, E2M1, PLAIN, DTYPE)
     if SCALED and not NARROW:
@@ -128,17 +156,18 @@ def weights(
 def accumulate(
     words_at, up, scale_at, lower_at, N, width, x_at, there, begin, end,
     K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, G: tl.constexpr, GROUP: tl.constexpr, BITS: tl.constexpr,
-    MIDDLE: tl.constexpr, HAS_ZEROS: tl.constexpr, HAS_MINIMUMS: tl.constexpr, E2M1: tl.constexpr, PLAIN: tl.constexpr,
-    DTYPE: tl.constexpr, GATED: tl.constexpr, STAGES: tl.constexpr,
+    MIDDLE: tl.constexpr, HAS_ZEROS: tl.constexpr, HAS_MINIMUMS: tl.constexpr, E2M1: tl.constexpr, LEVELS: tl.constexpr,
+    PLAIN: tl.constexpr, DTYPE: tl.constexpr, GATED: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """The products [BN, BM] of the blocks from `begin` to `end`, of the gate and of up; the second only if GATED.
 
     `words_at` [BN, 16] points at the rows' first words, and those of up are `up` words behind; `scale_at` and `lower_at` [BN] at
-    the first group of `width` each, and those of up are N behind. `x_at` [BM, 16]: the first inputs of the rows that are `there`.
+    the first group of `width` each, and those of up are N behind; of LEVELS `lower_at` points at the first. `x_at` [BM, 16]:
+    the first inputs of the rows that are `there`.
     """
     PLANES: tl.constexpr = 32 // BITS
     COLUMNS: tl.constexpr = 16 * PLANES
-    AFTER: tl.constexpr = GROUP % COLUMNS == 0 and not HAS_MINIMUMS and not E2M1
+    AFTER: tl.constexpr = GROUP % COLUMNS == 0 and not HAS_MINIMUMS and not E2M1 and not LEVELS
     c = tl.arange(0, 16)
     acc = tl.zeros((BN, BM), tl.float32)
     acc_up = acc
@@ -169,8 +198,8 @@ def accumulate(
             else:
                 x = tl.load(x_at + k, mask=there[:, None] & (k + c < K)[None, :], other=0.0)
             w = weights(
-                words, scale_at, lower_at, group, width, i, BN, BITS, MIDDLE, HAS_ZEROS, HAS_MINIMUMS, E2M1, not AFTER,
-                PLAIN, DTYPE,
+                words, scale_at, lower_at, group, width, i, BN, BITS, MIDDLE, HAS_ZEROS, HAS_MINIMUMS, E2M1, LEVELS,
+                not AFTER, PLAIN, DTYPE,
             )  # fmt: skip
             if AFTER:
                 part = tl.dot(w, tl.trans(x), part)
@@ -178,8 +207,8 @@ def accumulate(
                 acc = tl.dot(w, tl.trans(x), acc)
             if GATED:
                 w = weights(
-                    words_up, scale_at + N, lower_at + N, group, width, i, BN, BITS, MIDDLE, HAS_ZEROS, HAS_MINIMUMS,
-                    E2M1, not AFTER, PLAIN, DTYPE,
+                    words_up, scale_at + N, lower_at + (0 if LEVELS else N), group, width, i, BN, BITS, MIDDLE,
+                    HAS_ZEROS, HAS_MINIMUMS, E2M1, LEVELS, not AFTER, PLAIN, DTYPE,
                 )  # fmt: skip
                 if AFTER:
                     part_up = tl.dot(w, tl.trans(x), part_up)

@@ -127,13 +127,13 @@ def _launch(
 
 
 def operands(weight: Groups) -> tuple[torch.Tensor, ...]:
-    """Codes, scales, and zeros or minimums."""
-    lower = weight.minimums if weight.zeros is None else weight.zeros
-    return weight.codes, weight.scales, weight.scales if lower is None else lower
+    """Codes, scales, and zeros, minimums or levels."""
+    lower = next((each for each in (weight.zeros, weight.minimums, weight.levels) if each is not None), weight.scales)
+    return weight.codes, weight.scales, lower
 
 
 def dtypes(weight: Groups) -> tuple[torch.dtype, torch.dtype]:
-    """Of the scales, and of zeros or minimums."""
+    """Of the scales, and of zeros, minimums or levels."""
     _, scales, lower = operands(weight)
     return scales.dtype, lower.dtype
 
@@ -147,6 +147,7 @@ def constants(weight: Groups) -> dict[str, int | bool]:
         "HAS_ZEROS": weight.zeros is not None,
         "HAS_MINIMUMS": weight.minimums is not None,
         "E2M1": weight.is_e2m1,
+        "LEVELS": weight.levels is not None,
         "PLAIN": triton.knobs.runtime.interpret,  # which has no instructions of a GPU
     }
 
@@ -155,7 +156,7 @@ def constants(weight: Groups) -> dict[str, int | bool]:
 def _dequantise(
     codes, scales, lower, out_NK, N,
     K: tl.constexpr, BN: tl.constexpr, G: tl.constexpr, GROUP: tl.constexpr, BITS: tl.constexpr, MIDDLE: tl.constexpr,
-    HAS_ZEROS: tl.constexpr, HAS_MINIMUMS: tl.constexpr, E2M1: tl.constexpr, PLAIN: tl.constexpr,
+    HAS_ZEROS: tl.constexpr, HAS_MINIMUMS: tl.constexpr, E2M1: tl.constexpr, LEVELS: tl.constexpr, PLAIN: tl.constexpr,
 ):  # fmt: skip
     PLANES: tl.constexpr = 32 // BITS
     COLUMNS: tl.constexpr = 16 * PLANES
@@ -168,8 +169,8 @@ def _dequantise(
         k = block * COLUMNS + i * 16
         group = tl.minimum(k // GROUP, G - 1)
         w = weights(
-            words, scales + row, lower + row, group, N, i, BN, BITS, MIDDLE, HAS_ZEROS, HAS_MINIMUMS, E2M1, True, PLAIN,
-            out_NK.dtype.element_ty,
+            words, scales + row, lower + (0 if LEVELS else row), group, N, i, BN, BITS, MIDDLE, HAS_ZEROS, HAS_MINIMUMS,
+            E2M1, LEVELS, True, PLAIN, out_NK.dtype.element_ty,
         )  # fmt: skip
         at = out_NK + n.to(tl.int64)[:, None] * K + (k + c)[None, :]
         tl.store(at, w, mask=(n < N)[:, None] & (k + c < K)[None, :])
@@ -183,7 +184,7 @@ def _few_rows(
     x_MK, codes, scales, lower, out, bias_N, M, N, x_row, out_row, out_split,
     K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, SPLITS: tl.constexpr,
     G: tl.constexpr, GROUP: tl.constexpr, BITS: tl.constexpr, MIDDLE: tl.constexpr, HAS_ZEROS: tl.constexpr,
-    HAS_MINIMUMS: tl.constexpr, E2M1: tl.constexpr, PLAIN: tl.constexpr,
+    HAS_MINIMUMS: tl.constexpr, E2M1: tl.constexpr, LEVELS: tl.constexpr, PLAIN: tl.constexpr,
     GATED: tl.constexpr, GELU: tl.constexpr, HAS_BIAS: tl.constexpr, PREFETCH: tl.constexpr, PDL: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -210,9 +211,9 @@ def _few_rows(
             prefetch(at + up + ahead)
         gdc_wait()
     acc, acc_up = accumulate(
-        at + c[None, :], up, scales + known, lower + known, N, N * SIDES,
+        at + c[None, :], up, scales + known, lower + (0 if LEVELS else known), N, N * SIDES,
         x_MK + m[:, None] * x_row + c[None, :], m < M, begin, end, K, BM, BN, G, GROUP, BITS, MIDDLE, HAS_ZEROS,
-        HAS_MINIMUMS, E2M1, PLAIN, DTYPE, GATED, STAGES,
+        HAS_MINIMUMS, E2M1, LEVELS, PLAIN, DTYPE, GATED, STAGES,
     )  # fmt: skip
     write_product(
         acc, acc_up, out, bias_N, m, n, M, N, split, out_row, out_split, GATED, GELU, HAS_BIAS

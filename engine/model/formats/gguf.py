@@ -46,6 +46,10 @@ class GgufBlocks:
     def scales(self) -> torch.dtype:
         return torch.bfloat16 if self.is_e2m1 else torch.float32
 
+    @property
+    def has_levels(self) -> bool:
+        return False
+
     def group_of(self, inputs: int) -> int:
         return KEPT[self.kind].group
 

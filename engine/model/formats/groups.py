@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -38,6 +38,9 @@ class Grouping(Stored, Protocol):
         """Holds each scale as it is stored."""
         ...
 
+    @property
+    def has_levels(self) -> bool: ...
+
     def group_of(self, inputs: int) -> int:
         """Inputs of a group of a row."""
         ...
@@ -47,6 +50,10 @@ class Grouping(Stored, Protocol):
         ...
 
 
+# By our whole name of the module. All modules of a product have one layout.
+GroupingOf = Callable[[str], Grouping]
+
+
 def plain(format: Grouping, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """Return a module's matrix [N, K] in float32."""
     found = format.unpacked(tensors)
@@ -54,35 +61,42 @@ def plain(format: Grouping, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor
     return matrix if found.order is None else matrix[:, found.order.argsort()]
 
 
-def declare_groups(format: Grouping, spec: LinearSpec, weights: Weights, *, under: str) -> Linear:
+def declare_groups(format: Grouping | GroupingOf, spec: LinearSpec, weights: Weights, *, under: str) -> Linear:
     """Declare a product."""
-    shape = weights.share(spec.parameter("")).shape
-    grouped = Grouped(_allocate(format, shape, spec.inputs, weights.device))
     by_module = places_by_module(spec, weights)
-    orders: dict[str, torch.Tensor | None] = {under + module: None for module in by_module}
+    first, shape = _of(format, under + next(iter(by_module))), weights.share(spec.parameter("")).shape
+    grouped, shared = Grouped(_allocate(first, shape, spec.inputs, weights.device)), _Shared()
+    shared.orders.update(dict.fromkeys(under + module for module in by_module))
     for module, places in by_module.items():
-        take = _Rows(format, grouped.weight, places, orders, under + module)
-        stage_module(format, module, (places[0].stored_shape[0], spec.inputs), take, weights, under=under)
+        own = _of(format, under + module)
+        take = _Rows(own, grouped.weight, places, shared, under + module)
+        stage_module(own, module, (places[0].stored_shape[0], spec.inputs), take, weights, under=under)
     grouped.bias = declare_bias(spec, weights, under=under)
-    weights.when_loaded.append(lambda: _agree(grouped, orders))
+    weights.when_loaded.append(lambda: shared.agree(grouped))
     return serving(grouped, weights)
 
 
 def declare_group_experts(
-    format: Grouping, spec: ExpertsSpec, weights: Weights, *, under: str
+    format: Grouping | GroupingOf, spec: ExpertsSpec, weights: Weights, *, under: str
 ) -> torch.Tensor | Groups:
     """Declare experts that the checkpoint has one by one. On a CPU they become plain."""
     if not spec.each or not use_triton(weights.empty((1,))):
         return plain_experts(format, spec, weights, under=under)
-    own = own_experts(format, spec, weights, under=under)
-    together = _allocate(format, (len(own), spec.rows, spec.inputs), spec.inputs, weights.device)
+    own, shared = own_experts(format, spec, weights, under=under), _Shared()
+    first, _ = rows_of_each(spec, own.start)[0]
+    together = _allocate(_of(format, under + first), (len(own), spec.rows, spec.inputs), spec.inputs, weights.device)
     for index, expert in enumerate(own):
         for module, rows in rows_of_each(spec, expert):
-            size = (rows.stop - rows.start, spec.inputs)
+            one, size = _of(format, under + module), (rows.stop - rows.start, spec.inputs)
             place = Placement(module, size, (slice(0, size[0]), slice(0, size[1])), (rows,))
-            take = _Rows(format, together[index], [place], None, under + module)
-            stage_module(format, module, size, take, weights, under=under)
+            take = _Rows(one, together[index], [place], shared, under + module)
+            stage_module(one, module, size, take, weights, under=under)
+    weights.when_loaded.append(lambda: shared.fill(together))
     return together
+
+
+def _of(format: Grouping | GroupingOf, module: str) -> Grouping:
+    return format(module) if callable(format) else format
 
 
 def _allocate(format: Grouping, shape: tuple[int, ...], inputs: int, device: torch.device) -> Groups:
@@ -95,6 +109,7 @@ def _allocate(format: Grouping, shape: tuple[int, ...], inputs: int, device: tor
         device=device,
         has_zeros=format.has_zeros,
         has_minimums=format.has_minimums,
+        has_levels=format.has_levels,
         is_e2m1=format.is_e2m1,
         scales=format.scales,
     )
@@ -109,18 +124,40 @@ def _packed(format: Grouping, found: Unpacked, group: int) -> Groups:
         zeros=found.zeros,
         minimums=found.minimums,
         is_e2m1=format.is_e2m1,
+        levels=found.levels,
     )
 
 
-def _agree(grouped: Grouped, orders: Mapping[str, torch.Tensor | None]) -> None:
-    """All modules of a product read its inputs in one order."""
-    first, *others = orders.values()
-    for module, other in zip(list(orders)[1:], others, strict=True):
-        if (first is None) != (other is None) or (first is not None and not torch.equal(first, _known(other))):
-            raise ValueError(
-                f"{module}: its g_idx is not that of {next(iter(orders))}: such a desc_act is not supported"
-            )
-    grouped.order = first
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    """What each module of a matrix has said, and all must say alike. Known when they are loaded.
+
+    `orders`: in which inputs are read. Experts have none.
+    """
+
+    orders: dict[str, torch.Tensor | None] = field(default_factory=dict)
+    levels: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    def agree(self, grouped: Grouped) -> None:
+        """Give a product the order in which all its modules read its inputs, and its levels."""
+        self.fill(grouped.weight)
+        first, *others = self.orders.values()
+        for module, other in zip(list(self.orders)[1:], others, strict=True):
+            if (first is None) != (other is None) or (first is not None and not torch.equal(first, _known(other))):
+                raise ValueError(
+                    f"{module}: its g_idx is not that of {next(iter(self.orders))}: such a desc_act is not supported"
+                )
+        grouped.order = first
+
+    def fill(self, weight: Groups) -> None:
+        """Give a matrix its levels."""
+        if weight.levels is None:
+            return
+        names = sorted(self.levels)
+        each = torch.stack([self.levels[name] for name in names])
+        for number in (each != each[0]).any(1).nonzero().flatten().tolist():
+            raise ValueError(f"{names[number]}: its quant_map is not that of {names[0]}: store the model anew")
+        weight.levels.copy_(each[0])
 
 
 def _known(order: torch.Tensor | None) -> torch.Tensor:
@@ -135,19 +172,21 @@ class _Rows:
     format: Grouping
     weight: Groups
     places: list[Placement]
-    orders: dict[str, torch.Tensor | None] | None  # by module
+    shared: _Shared
     module: str
 
     def __call__(self, tensors: Mapping[str, torch.Tensor]) -> None:
         found = self.format.unpacked(tensors)
         inputs = found.codes.shape[1]
         group = self.format.group_of(inputs)
-        if self.orders is not None:
-            self.orders[self.module] = found.order
+        if is_product := bool(self.shared.orders):
+            self.shared.orders[self.module] = found.order
+        if found.levels is not None:
+            self.shared.levels[self.module] = found.levels
         for place in self.places:
             rows, columns = place.source
             begin, count = columns.start, columns.stop - columns.start
-            if found.order is not None and (self.orders is None or count != inputs):
+            if found.order is not None and (not is_product or count != inputs):
                 raise ValueError("desc_act is not supported for experts and for inputs that ranks share")
             if group != inputs and begin % group:
                 raise ValueError(f"ranks can't share groups of {group} inputs")
@@ -157,6 +196,7 @@ class _Rows:
                 found.scales[rows, of_groups],
                 None if found.zeros is None else found.zeros[rows, of_groups],
                 None if found.minimums is None else found.minimums[rows, of_groups],
+                levels=found.levels,
             )
             target = place.target[0]
             assert isinstance(target, slice)

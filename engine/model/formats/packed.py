@@ -38,6 +38,10 @@ class _Common:
         return False
 
     @property
+    def has_levels(self) -> bool:
+        return False
+
+    @property
     def has_minimums(self) -> bool:
         return False
 

@@ -194,6 +194,7 @@ def _in_groups(kind: str, num_experts: int, rows: int, inputs: int, device: str)
         bits=weight.bits,
         group=weight.group,
         is_e2m1=weight.is_e2m1,
+        levels=weight.levels,
     )
     return together, values.unflatten(0, (num_experts, rows))
 
@@ -204,6 +205,7 @@ def check_mixture_in_groups(device: str, large: bool) -> None:
     _check_mixture(5, 8, 2, 32, 96, device, kind="mxfp4", has_bias=True, clamp=clamp)
     _check_mixture(70, 8, 2, 128, 128, device, kind="awq", weighs_inputs=True)
     _check_mixture(3, 4, 2, 64, 32, device, kind="q4_k")
+    _check_mixture(5, 4, 2, 64, 128, device, kind="nf4")
     _check_mixture(170, 3, 2, 96, 160, device, kind="mxfp4", has_bias=True, clamp=clamp)
     for tokens in (1, 9):  # rows that are no multiple of a group stay plain
         _check_mixture(tokens, 8, 2, 64, 40, device, kind="w4_64", plain_down=True)
@@ -214,7 +216,13 @@ def check_mixture_in_groups(device: str, large: bool) -> None:
 
 def check_mixture_of_many_in_groups(device: str, large: bool) -> None:
     clamp = Clamp(alpha=1.702, limit=1.0)
-    for kind, hidden, size in (("awq", 128, 256), ("q4_k", 64, 96), ("q6_k", 48, 80), ("gptq_8", 128, 128)):
+    for kind, hidden, size in (
+        ("awq", 128, 256),
+        ("q4_k", 64, 96),
+        ("q6_k", 48, 80),
+        ("gptq_8", 128, 128),
+        ("nf4", 64, 64),
+    ):
         _check_mixture(170, 3, 2, hidden, size, device, kind=kind, has_bias=True, clamp=clamp)
     _check_mixture(200, 2, 2, 128, 128, device, kind="awq", weighs_inputs=True, activation="gelu_tanh")
 

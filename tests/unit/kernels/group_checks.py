@@ -26,6 +26,7 @@ class Kind:
     lower: str = ""  # "zeros", "minimums"
     is_e2m1: bool = False
     has_exponents: bool = False  # scales are powers of 2, in bfloat16
+    has_levels: bool = False  # and scales of 32 bits
 
 
 KINDS = {
@@ -42,6 +43,9 @@ KINDS = {
     "q8_0": Kind(8, 32),
     "mxfp4": Kind(4, 32, is_e2m1=True, has_exponents=True),
     "nvfp4": Kind(4, 16, is_e2m1=True),
+    "nf4": Kind(4, 64, has_levels=True),
+    "nf4_16": Kind(4, 16, has_levels=True),
+    "nf4_128": Kind(4, 128, has_levels=True),
 }
 
 
@@ -51,8 +55,10 @@ def matrix(kind: Kind, num_outputs: int, num_inputs: int, device: str) -> tuple[
     num_groups = -(-num_inputs // group)
     highest = 1 << kind.bits
     codes = torch.randint(0, highest, (num_outputs, num_inputs), device=device)
-    unit = (6.0 if kind.is_e2m1 else highest / 2) * num_inputs**0.5
-    scales = ((0.5 + torch.rand(num_outputs, num_groups, device=device)) / unit).half()
+    unit = (1.0 if kind.has_levels else 6.0 if kind.is_e2m1 else highest / 2) * num_inputs**0.5
+    scales = (0.5 + torch.rand(num_outputs, num_groups, device=device)) / unit
+    levels = torch.randn(16, device=device) if kind.has_levels else None
+    scales = scales if kind.has_levels else scales.half()
     if kind.has_exponents:
         scales = scales.float().log2().round().exp2().bfloat16()
     lower: dict[str, torch.Tensor] = {}
@@ -65,6 +71,8 @@ def matrix(kind: Kind, num_outputs: int, num_inputs: int, device: str) -> tuple[
     if kind.is_e2m1:
         table = torch.tensor(E2M1, dtype=torch.float64, device=device)
         values = table[codes % 8] * torch.where(codes >= 8, -1.0, 1.0)
+    elif levels is not None:
+        values = levels.double()[codes]
     elif not lower:
         values = values - highest // 2
     if "zeros" in lower:
@@ -72,12 +80,13 @@ def matrix(kind: Kind, num_outputs: int, num_inputs: int, device: str) -> tuple[
     values = values * scales.double()[:, group_of]
     if "minimums" in lower:
         values = values + lower["minimums"].double()[:, group_of]
-    return pack(codes, scales, bits=kind.bits, group=group, is_e2m1=kind.is_e2m1, **lower), values
+    packed = pack(codes, scales, bits=kind.bits, group=group, is_e2m1=kind.is_e2m1, levels=levels, **lower)
+    return packed, values
 
 
 def check_kind(name: str, device: str, large: bool) -> None:
     kind = KINDS[name]
-    shapes = [(3, 20, 256), (17, 35, {0: 100, 16: 288, 32: 288}.get(kind.group, 128))]  # and no whole block
+    shapes = [(3, 20, 256), (17, 35, {0: 100, 16: 288, 32: 288, 64: 192}.get(kind.group, 128))]  # and no whole block
     shapes += [(rows, n, k) for rows in (1, 16, 40, 64, 300) for n, k in ((6144, 4096), (2880, 2880))] * large
     for dtype in _dtypes(device)[1:]:
         for rows, num_outputs, num_inputs in shapes:

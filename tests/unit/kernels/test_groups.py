@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -49,13 +51,14 @@ def test_experts_are_packed_alike() -> None:
         ((4, 128), (4, 2), {"bits": 3, "group": 64}, "4 or 8 bits"),
         ((4, 128), (4, 3), {"bits": 4, "group": 64}, "don't go with scales"),
         ((4, 128), (4, 1), {"bits": 8, "group": 128, "is_e2m1": True}, "floats 4"),
+        ((4, 128), (4, 1), {"bits": 8, "group": 128, "levels": torch.zeros(16)}, "levels are named by codes of 4 bits"),
     ],
 )
 def test_what_does_not_suit_is_refused(
-    codes: tuple[int, ...], scales: tuple[int, ...], how: dict[str, int], said: str
+    codes: tuple[int, ...], scales: tuple[int, ...], how: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(ValueError, match=said):
-        pack(torch.zeros(codes, dtype=torch.uint8), torch.ones(scales), **how)  # type: ignore[arg-type]
+        pack(torch.zeros(codes, dtype=torch.uint8), torch.ones(scales), **how)
 
 
 def _drawn(bits: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -21,14 +21,17 @@ WORDS = (0x76543210, 0xFEDCBA98, 0x00000000, 0xFFFFFFFF, 0x8F1E2D3C, 0x4B5A6978)
 DTYPES = {"bf16x2": torch.bfloat16, "f16x2": torch.float16}
 
 
-def carried_out(text: str, operands: dict[str, int]) -> int:
-    """The register `$0` after these instructions of PTX, from other registers' 32 bits."""
+def carried_out(text: str, operands: dict[str, int], memory: dict[str, int] | None = None) -> int:
+    """The register `$0` after these instructions of PTX, from other registers' 32 bits. `memory`: words by `[address]`."""
     registers = dict(operands)
     for line in text.strip().strip("{}").split(";"):
         name, _, arguments = line.strip().partition(" ")
         if not name or name.startswith(".reg"):
             continue
         target, *given = [each.strip() for each in arguments.split(",")]
+        if name == "ld.global.nc.f32":
+            registers[target] = (memory or {})[f"[{registers[given[0].strip('[]')]}]"]
+            continue
         values = [registers[each] if each in registers else int(each, 0) for each in given]
         registers[target] = _result(name, values) & 0xFFFFFFFF
     return registers["$0"]
@@ -41,6 +44,8 @@ def _result(name: str, values: list[int]) -> int:
         "or.b32": lambda a, b: a | b,
         "shl.b32": lambda a, by: a << by,
         "shr.u32": lambda a, by: a >> by,
+        "bfe.u32": lambda a, at, bits: a >> at & (1 << bits) - 1,
+        "mad.wide.u32": lambda a, b, c: a * b + c,
         "prmt.b32": _permuted,
         "lop3.b32": _looked_up,
         "sub.f32": lambda a, b: _bits(_floats(a, torch.float32) - _floats(b, torch.float32)),
@@ -118,6 +123,15 @@ def test_floats_of_4_bits(plane: int, dtype: torch.dtype) -> None:
     for first, second in _pairs():
         found = _floats(carried_out(text, {"$1": first, "$2": second}), dtype).double() * 2.0 ** (126 if wide else 14)
         assert found.tolist() == [_e2m1(word, plane) for word in (first, second)]
+
+
+@pytest.mark.parametrize("plane", range(8))
+def test_levels(plane: int) -> None:
+    address, levels = 0x7F00, torch.randn(16)
+    memory = {f"[{address + 4 * code}]": _bits(levels[code : code + 1]) for code in range(16)}
+    for word in WORDS:
+        found = carried_out(triton_codes._levels(plane), {"$1": word, "$2": address}, memory)
+        assert _floats(found, torch.float32).item() == levels[word >> 4 * plane & 15].item()
 
 
 @pytest.mark.parametrize("scale", [2.0**-127, 2.0**-9, 1.0, 2.0**100, 2.0**121, 0.3])

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,14 @@ from safetensors.torch import load_file, save_file
 from engine.model.families import read_model_spec
 from engine.model.families.quantised.bitsandbytes import in_files
 from engine.model.formats.codebook import Codebook4, Module4, OfCodebook
+from engine.model.formats.dense import Dense
+from engine.model.formats.grouped import Grouped
+from engine.model.formats.groups import plain
 from engine.model.formats.packed import RowsOfBytes
-from engine.model.formats.product import Format
+from engine.model.formats.product import Format, LinearSpec
+from engine.model.parameters import Shard, Weights
 from engine.model.spec import UnsupportedModelError
+from engine.weights.loader import load_weights
 from tests.unit.engine.formats.checkpoints import plain_of, refused, written
 from tests.unit.engine.formats.codebooks import WRITTEN, codebook4, rows_of_bytes, state_of
 from tests.unit.engine.formats.loading import MOE, Form, Tiny, answer, loaded, single
@@ -70,6 +76,79 @@ def test_a_checkpoint_answers_as_what_it_stands_for(form: Form, tiny_model: Tiny
     said = answer(folder)
     assert said == answer(plain_of(folder))
     assert len(set(said)) > 3, "a model that repeats itself shows nothing"
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Matrices stay in groups, and the kernels' plain versions multiply with them."""
+    for module in ("groups", "grouped", "codebook"):
+        monkeypatch.setattr(f"engine.model.formats.{module}.use_triton", lambda x: True)
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+@pytest.mark.parametrize(("name", "plain"), [("nf4", 2), ("fp4, some modules plain", 1), ("nf4, experts", 1)])
+def test_codes_stay_codes_on_a_gpu(name: str, plain: int, tiny_model: Tiny, tmp_path: Path) -> None:
+    """Where a row is whole blocks: that of a `down_proj` has 96 numbers."""
+    form = FORMS[name]
+    source = single(tiny_model, form.family, tmp_path)
+    if form.family == "qwen3_moe":
+        source = replace(MOE, fields={**MOE.fields, "moe_intermediate_size": 64}).build(tmp_path / "of 64")
+    folder = written(source, tmp_path / "quantised", form.store, form.config, keeps=form.keeps)
+    assert answer(folder) == answer(plain_of(folder))
+    decoder = loaded(folder)
+    assert decoder.weights.made_plain == Counter(OfCodebook=plain)
+    assert not decoder.weights.differing
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+def test_a_matrix_of_4_bits_takes_their_memory() -> None:
+    format = Codebook4(kind="nf4", block=64, scales_block=256, modules={"m": Module4("m", (96, 512))})
+    weights = Weights(torch.bfloat16, torch.device("cpu"))
+    spec = LinearSpec(inputs=512, outputs={"m": 96}, bias=False, shard=Shard.NONE)
+    product = format.linear(spec, weights, under="")
+    assert isinstance(product, Grouped)
+    assert product.weight.num_bytes == 96 * 512 * (4 + 32 / 64) / 8
+
+
+@pytest.mark.parametrize(("inputs", "block"), [(128, 16), (192, 64), (256, 128), (128, 512), (384, 256)])
+def test_groups_hold_the_numbers_of_blocks(inputs: int, block: int) -> None:
+    """Blocks of more inputs than a group or a row has, the last of them smaller."""
+    torch.manual_seed(2)
+    elements = 5 * inputs
+    parts = {
+        "weight": torch.randint(0, 256, (elements // 2,), dtype=torch.uint8),
+        "weight.quant_map": torch.randn(16),
+        "weight.absmax": torch.rand(-(-elements // block)),
+    }
+    stored = OfCodebook(Codebook4(kind="nf4", block=block, scales_block=0, modules={}), Module4("m", (5, inputs)))
+    assert torch.equal(plain(stored, parts), stored.plain(parts))
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+@pytest.mark.parametrize(("inputs", "size", "stays"), [(256, 1, True), (256, 4, True), (256, 8, False), (96, 1, False)])
+def test_blocks_that_rows_or_ranks_cut_become_plain(inputs: int, size: int, stays: bool, tmp_path: Path) -> None:
+    stored, stands_for = codebook4("nf4", nested=False)("m", torch.randn(8, inputs))
+    save_file({f"m.{name}": tensor for name, tensor in stored.items()}, tmp_path / "model.safetensors")
+    format = in_files(tmp_path).format_of(["m"])
+    for rank in range(size):
+        weights = Weights(torch.float32, torch.device("cpu"), rank=rank, size=size)
+        spec = LinearSpec(inputs=inputs, outputs={"m": 8}, bias=False, shard=Shard.INPUTS)
+        product = format.linear(spec, weights, under="")
+        load_weights(weights, tmp_path)
+        weights.settle()
+        assert isinstance(product, Grouped if stays else Dense)
+        share = stands_for.chunk(size, 1)[rank]
+        assert torch.equal(product(torch.eye(share.shape[1])).T, share)
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+def test_codebooks_that_differ_within_a_product_are_refused(tiny_model: Tiny, tmp_path: Path) -> None:
+    form = FORMS["nf4"]
+    folder = written(tiny_model("llama"), tmp_path / "quantised", form.store, form.config, keeps=HEAD)
+    tensors, name = load_file(folder / "model.safetensors"), "model.layers.0.self_attn.k_proj.weight.quant_map"
+    save_file(tensors | {name: tensors[name] + 1}, folder / "model.safetensors")
+    with pytest.raises(ValueError, match=r"q_proj: its quant_map is not that of .*k_proj"):
+        loaded(folder).weights.settle()
 
 
 @pytest.mark.parametrize("module", DIGESTS)
