@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from typing import Self
 
 from engine.model.experts import SparseMlpSpec
+from engine.model.latents import LatentAttentionSpec
 from engine.model.spec import (
     AttentionSpec,
     BranchSpec,
     DenseBesideExpertsSpec,
-    LatentAttentionSpec,
     LayerSpec,
     MixerSpec,
     MlpSpec,

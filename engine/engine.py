@@ -27,8 +27,9 @@ from engine.kernels.launch import compiled_ahead
 from engine.kernels.linear import computes_in_bfloat16
 from engine.model.decoder import Decoder
 from engine.model.families import read_model_spec
+from engine.model.latents import LatentAttentionSpec
 from engine.model.parameters import Weights
-from engine.model.spec import LatentAttentionSpec, ModelSpec
+from engine.model.spec import ModelSpec
 from engine.passes import Finished, InvalidChunkError, Pass, Sampled
 from engine.sampling.device import DeviceSampler, Draw
 from engine.sampling.host import SampledRow, sample

@@ -13,7 +13,8 @@ from common.pages import LANE_BYTES, KVLayout, PagePart
 from engine.config import EngineConfig
 from engine.kernels.delta.plan import KeptState
 from engine.kernels.latent import ROOM_ON_GPUS
-from engine.model.spec import LatentAttentionSpec, ModelSpec
+from engine.model.latents import LatentAttentionSpec
+from engine.model.spec import ModelSpec
 
 DEFAULT_CPU_BYTES = 256 << 20
 DEFAULT_BLOCK_SIZE = 16  # token positions

@@ -6,8 +6,15 @@ import math
 
 import torch
 
-from engine.model.scaling import LinearScaling, Llama3Scaling, LongRopeScaling, ProportionalScaling, YarnScaling
-from engine.model.spec import QueryGrowth, RopeSpec
+from engine.model.scaling import (
+    LinearScaling,
+    Llama3Scaling,
+    LongRopeScaling,
+    ProportionalScaling,
+    RopeSpec,
+    YarnScaling,
+)
+from engine.model.spec import QueryGrowth
 
 
 def cos_sin_table(rope: RopeSpec, *, head_dim: int, num_positions: int) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""How rotary embeddings are stretched beyond the context that a model was trained with."""
+"""Rotary embeddings, and how they are stretched beyond the context that a model was trained with."""
 
 from __future__ import annotations
 
@@ -60,3 +60,17 @@ class ProportionalScaling:
 
 
 Scaling = LinearScaling | Llama3Scaling | YarnScaling | LongRopeScaling | ProportionalScaling
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RopeSpec:
+    """Rotary position embedding."""
+
+    theta: float
+    scaling: Scaling | None = None
+    share: float = 1.0  # leading part of a head that is rotated
+    interleaved: bool = False  # neighbours are a pair; else dimensions half of the rotated part apart
+    backwards: bool = False  # turned the other way
+
+    def rotary_dim(self, head_dim: int) -> int:
+        return int(head_dim * self.share)

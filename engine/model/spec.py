@@ -8,32 +8,18 @@ from typing import Any, Literal
 
 from engine.kernels.attention import HeadShape
 from engine.kernels.codes import KINDS, Kind
-from engine.kernels.latent import LatentShape
 from engine.model.beside import AltUpSpec, LaurelSpec, LayerInputsSpec, PlaceholderSpec
 from engine.model.experts import SparseMlpSpec
 from engine.model.formats.product import Format
 from engine.model.formats.quantization import UNQUANTISED, Quantization
+from engine.model.latents import LatentAttentionSpec
 from engine.model.names import AS_OURS, StoredNames
-from engine.model.scaling import Scaling
+from engine.model.scaling import RopeSpec
 from engine.model.states import ChannelDeltaSpec, DeltaSpec, Kept, MambaSpec, ShortConvolutionSpec
 
 
 class UnsupportedModelError(ValueError):
     """The checkpoint's config.json asks for something that the engine doesn't compute."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RopeSpec:
-    """Rotary position embedding."""
-
-    theta: float
-    scaling: Scaling | None = None
-    share: float = 1.0  # leading part of a head that is rotated
-    interleaved: bool = False  # neighbours are a pair; else dimensions half of the rotated part apart
-    backwards: bool = False  # turned the other way
-
-    def rotary_dim(self, head_dim: int) -> int:
-        return int(head_dim * self.share)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,56 +97,6 @@ class AttentionSpec:
     def value_size(self) -> int:
         """Features that a head's values have in the checkpoint."""
         return self.value_features or self.head_dim
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LatentAttentionSpec:
-    """Attention whose heads share one vector a token: latents, from which keys and values are made, and a rotated key."""
-
-    num_heads: int
-    rank: int  # size of the latents
-    query_rank: int  # queries are made of so many features; 0: of the hidden state
-    plain_dim: int  # features of a query, and of a key, that are not rotated
-    rotated_dim: int
-    value_dim: int
-    rope: RopeSpec | None  # None: positions are not encoded
-    scale: float
-    bias: bool = False
-    window: int = 0
-    softcap: float = 0.0
-    sinks: bool = False
-    codes: Kind | None = None  # what latents are kept as; the rotated keys stay numbers
-
-    @property
-    def query_dim(self) -> int:
-        return self.plain_dim + self.rotated_dim
-
-    @property
-    def heads(self) -> HeadShape:
-        """Of the queries among the latents."""
-        return HeadShape(self.num_heads, 1, self.rank + self.rotated_dim)
-
-    def shape(self, itemsize: int) -> LatentShape:
-        """The sizes, with numbers of so many bytes."""
-        return LatentShape(
-            num_heads=self.num_heads,
-            rank=self.rank,
-            plain=self.plain_dim,
-            rotated=self.rotated_dim,
-            value=self.value_dim,
-            itemsize=itemsize,
-        )
-
-    @property
-    def kept(self) -> tuple[Kept, ...]:
-        """Latents and the rotated key; or codes, the key, and the codes' scales."""
-        if self.codes is None:
-            return (Kept(planes=1, heads=1, dim=self.rank + self.rotated_dim),)
-        codes, *scales = (
-            Kept(planes=1, heads=1, dim=dim, dtype=dtype)
-            for dtype, dim in zip(KINDS[self.codes], (self.rank, 1), strict=False)
-        )
-        return (codes, Kept(planes=1, heads=1, dim=self.rotated_dim), *scales)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

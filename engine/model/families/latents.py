@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from engine.model.families.fields import Fields, count, flag, number, rope
 from engine.model.families.ropes import rope_values
-from engine.model.spec import LatentAttentionSpec
+from engine.model.latents import LatentAttentionSpec
 
 
 def latent_attention(fields: Fields, *, interleaved: bool, value_dim: int) -> LatentAttentionSpec:

@@ -12,10 +12,11 @@ from engine.model.scaling import (
     Llama3Scaling,
     LongRopeScaling,
     ProportionalScaling,
+    RopeSpec,
     Scaling,
     YarnScaling,
 )
-from engine.model.spec import RopeSpec, UnsupportedModelError
+from engine.model.spec import UnsupportedModelError
 
 _COMMON = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from engine.model.experts import SparseMlpSpec
+from engine.model.latents import LatentAttentionSpec
 from engine.model.layers.attention import GroupedQueryAttention
 from engine.model.layers.building import Surroundings
 from engine.model.layers.channel_delta import ChannelDelta
@@ -17,14 +18,7 @@ from engine.model.layers.mlp import GatedMlp, PlainMlp
 from engine.model.layers.short_convolution import ShortConvolution
 from engine.model.layers.side_by_side import SideBySide
 from engine.model.layers.sparse_mlp import SparseMlp
-from engine.model.spec import (
-    AttentionSpec,
-    DenseBesideExpertsSpec,
-    GatedMlpSpec,
-    LatentAttentionSpec,
-    PlainMlpSpec,
-    SideBySideSpec,
-)
+from engine.model.spec import AttentionSpec, DenseBesideExpertsSpec, GatedMlpSpec, PlainMlpSpec, SideBySideSpec
 from engine.model.states import ChannelDeltaSpec, DeltaSpec, MambaSpec, ShortConvolutionSpec
 from engine.model.stream import Stream
 from engine.step.batch import ForwardBatch

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from engine.model.latents import LatentAttentionSpec
 from engine.model.layers.building import Surroundings
 from engine.model.parameters import Parameter, Part, Way
-from engine.model.spec import AttentionSpec, LatentAttentionSpec, UnsupportedModelError
+from engine.model.spec import AttentionSpec, UnsupportedModelError
 
 # Tensors [1] of keys and of values, as one writer or another calls them; the last one is of both.
 NAMES = (

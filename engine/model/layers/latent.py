@@ -23,10 +23,10 @@ from engine.kernels.latent import (
 )
 from engine.kernels.norm import rms_norm
 from engine.model.formats.product import LinearSpec
+from engine.model.latents import LatentAttentionSpec
 from engine.model.layers.building import Surroundings
 from engine.model.layers.kv_scales import declare_factors
 from engine.model.parameters import Shard, whole
-from engine.model.spec import LatentAttentionSpec
 from engine.model.stream import Stream
 from engine.step.batch import ForwardBatch
 

@@ -12,8 +12,8 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from engine.model.families import model_spec, read_model_spec
 from engine.model.rope import cos_sin_table, inverse_frequencies
-from engine.model.scaling import LinearScaling
-from engine.model.spec import QkNorm, RopeSpec, UnsupportedModelError
+from engine.model.scaling import LinearScaling, RopeSpec
+from engine.model.spec import QkNorm, UnsupportedModelError
 
 LLAMA3 = {
     "factor": 8.0,

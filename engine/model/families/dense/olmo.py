@@ -17,7 +17,8 @@ from engine.model.families.fields import (
     rope,
     sliding_window,
 )
-from engine.model.spec import AttentionSpec, BranchSpec, LayerSpec, ModelSpec, QkNorm, RopeSpec
+from engine.model.scaling import RopeSpec
+from engine.model.spec import AttentionSpec, BranchSpec, LayerSpec, ModelSpec, QkNorm
 
 OLMO_2 = {
     "vocab_size": 50304,

@@ -10,8 +10,8 @@ from engine.model.families.experts.fields import checked, sparse_mlp
 from engine.model.families.experts.mixtral import W1_W3_W2
 from engine.model.families.fields import Fields, attention, flag, model, number, real, rope, sliding_window
 from engine.model.families.ropes import rope_values
-from engine.model.scaling import LongRopeScaling
-from engine.model.spec import LayerSpec, ModelSpec, RopeSpec, UnsupportedModelError
+from engine.model.scaling import LongRopeScaling, RopeSpec
+from engine.model.spec import LayerSpec, ModelSpec, UnsupportedModelError
 
 PHI_MOE = {
     "vocab_size": 32064,

@@ -16,8 +16,9 @@ from engine.model.families.experts.fields import (
 from engine.model.families.fields import FULL, Fields, count, gated_mlp, layer_types, model, number
 from engine.model.families.hybrids.fields import LINEAR
 from engine.model.families.latents import without_rope
+from engine.model.latents import LatentAttentionSpec
 from engine.model.names import StoredNames
-from engine.model.spec import LatentAttentionSpec, LayerSpec, MlpSpec, ModelSpec, UnsupportedModelError
+from engine.model.spec import LayerSpec, MlpSpec, ModelSpec, UnsupportedModelError
 from engine.model.states import ChannelDeltaSpec
 
 DENSE, SPARSE = "dense", "sparse"

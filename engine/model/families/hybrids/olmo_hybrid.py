@@ -17,7 +17,8 @@ from engine.model.families.fields import (
 )
 from engine.model.families.hybrids.fields import LINEAR, delta
 from engine.model.names import StoredNames
-from engine.model.spec import LayerSpec, ModelSpec, QkNorm, RopeSpec, UnsupportedModelError
+from engine.model.scaling import RopeSpec
+from engine.model.spec import LayerSpec, ModelSpec, QkNorm, UnsupportedModelError
 from engine.model.states import DeltaSpec
 
 OLMO_HYBRID = {

@@ -14,16 +14,9 @@ from typing import Any
 
 from engine.model.experts import SparseMlpSpec
 from engine.model.families import FAMILIES, dense, experts, model_spec, vision
-from engine.model.spec import (
-    AttentionSpec,
-    DenseBesideExpertsSpec,
-    GatedMlpSpec,
-    LatentAttentionSpec,
-    LayerSpec,
-    ModelSpec,
-    RopeSpec,
-    SideBySideSpec,
-)
+from engine.model.latents import LatentAttentionSpec
+from engine.model.scaling import RopeSpec
+from engine.model.spec import AttentionSpec, DenseBesideExpertsSpec, GatedMlpSpec, LayerSpec, ModelSpec, SideBySideSpec
 from engine.model.states import MambaSpec, ShortConvolutionSpec
 from tests.unit.engine.families.case import Case
 from tests.unit.engine.families.catalogue import CASES

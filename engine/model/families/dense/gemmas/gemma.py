@@ -24,15 +24,8 @@ from engine.model.families.fields import (
     rope,
     sliding_window,
 )
-from engine.model.spec import (
-    BEFORE_MIXER,
-    BranchSpec,
-    LayerSpec,
-    ModelSpec,
-    QkNorm,
-    RopeSpec,
-    UnsupportedModelError,
-)
+from engine.model.scaling import RopeSpec
+from engine.model.spec import BEFORE_MIXER, BranchSpec, LayerSpec, ModelSpec, QkNorm, UnsupportedModelError
 
 GEMMA = {
     "vocab_size": 256000,

@@ -20,7 +20,8 @@ from engine.model.families.fields import (
     rope,
 )
 from engine.model.names import StoredNames
-from engine.model.spec import AttentionSpec, LayerSpec, MlpSpec, ModelSpec, RopeSpec, UnsupportedModelError
+from engine.model.scaling import RopeSpec
+from engine.model.spec import AttentionSpec, LayerSpec, MlpSpec, ModelSpec, UnsupportedModelError
 
 DENSE, SPARSE = "dense", "sparse"
 DEFAULTS = {

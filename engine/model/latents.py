@@ -1,0 +1,61 @@
+"""Attention over latents as plain values. Sizes are element counts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.kernels.attention import HeadShape
+from engine.kernels.codes import KINDS, Kind
+from engine.kernels.latent import LatentShape
+from engine.model.scaling import RopeSpec
+from engine.model.states import Kept
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentAttentionSpec:
+    """Attention whose heads share one vector a token: latents, from which keys and values are made, and a rotated key."""
+
+    num_heads: int
+    rank: int  # size of the latents
+    query_rank: int  # queries are made of so many features; 0: of the hidden state
+    plain_dim: int  # features of a query, and of a key, that are not rotated
+    rotated_dim: int
+    value_dim: int
+    rope: RopeSpec | None  # None: positions are not encoded
+    scale: float
+    bias: bool = False
+    window: int = 0
+    softcap: float = 0.0
+    sinks: bool = False
+    codes: Kind | None = None  # what latents are kept as; the rotated keys stay numbers
+
+    @property
+    def query_dim(self) -> int:
+        return self.plain_dim + self.rotated_dim
+
+    @property
+    def heads(self) -> HeadShape:
+        """Of the queries among the latents."""
+        return HeadShape(self.num_heads, 1, self.rank + self.rotated_dim)
+
+    def shape(self, itemsize: int) -> LatentShape:
+        """The sizes, with numbers of so many bytes."""
+        return LatentShape(
+            num_heads=self.num_heads,
+            rank=self.rank,
+            plain=self.plain_dim,
+            rotated=self.rotated_dim,
+            value=self.value_dim,
+            itemsize=itemsize,
+        )
+
+    @property
+    def kept(self) -> tuple[Kept, ...]:
+        """Latents and the rotated key; or codes, the key, and the codes' scales."""
+        if self.codes is None:
+            return (Kept(planes=1, heads=1, dim=self.rank + self.rotated_dim),)
+        codes, *scales = (
+            Kept(planes=1, heads=1, dim=dim, dtype=dtype)
+            for dtype, dim in zip(KINDS[self.codes], (self.rank, 1), strict=False)
+        )
+        return (codes, Kept(planes=1, heads=1, dim=self.rotated_dim), *scales)
