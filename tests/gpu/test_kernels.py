@@ -9,6 +9,7 @@ import torch
 
 from tests.unit.kernels import (
     channel_checks,
+    chosen_checks,
     codes_checks,
     convolution_checks,
     delta_checks,
@@ -29,7 +30,7 @@ pytestmark = [
 
 
 MODULES = (
-    triton_checks, expert_checks, switch_checks, latent_checks, group_checks, codes_checks, fp8_checks,
+    triton_checks, expert_checks, switch_checks, latent_checks, chosen_checks, group_checks, codes_checks, fp8_checks,
     far_checks,
 )  # fmt: skip
 OF_STATES = (channel_checks, convolution_checks, delta_checks, mamba_checks)

@@ -5,7 +5,7 @@ it (`made`, `triton_made`).
 """
 
 from engine.kernels.latent.forms import MADE_TILING, ROOM_ON_GPUS, Forms, LatentShape, forms_on, latent_items_at_once
-from engine.kernels.latent.latent import Latents, latent_attention, opened, rotate_queries, write_latents
+from engine.kernels.latent.latent import Latents, latent_attention, opened, rotate_queries, turned, write_latents
 from engine.kernels.latent.made import made_attention
 
 __all__ = [
@@ -20,5 +20,6 @@ __all__ = [
     "made_attention",
     "opened",
     "rotate_queries",
+    "turned",
     "write_latents",
 ]

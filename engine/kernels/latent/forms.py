@@ -37,6 +37,7 @@ class LatentShape:
     rotated: int  # R, features of a key that all heads share
     value: int  # V
     itemsize: int  # b, bytes of a number
+    most: int = 0  # positions that a query attends to; 0: all
 
     @property
     def made(self) -> int:
@@ -50,9 +51,14 @@ class LatentShape:
 
     @property
     def token_bytes(self) -> int:
-        """What a new token takes meanwhile: its queries before and after they are rotated, what they find, a float32 state."""
+        """What a new token takes meanwhile: its queries before and after they are rotated, what they find, a float32 state.
+
+        Where positions are chosen, long prompts are absorbed: their queries among the latents, what they find, and the choice.
+        """
         numbers = 2 * (self.plain + self.rotated) + self.value
-        return self.num_heads * (self.itemsize * numbers + 4 * (self.value + 2))
+        if self.most:
+            numbers += 2 * self.rank
+        return self.num_heads * (self.itemsize * numbers + 4 * (self.value + 2)) + 4 * self.most
 
 
 def forms_on(device: torch.device, shape: LatentShape) -> Forms:
@@ -86,9 +92,12 @@ class Forms:
 
         Making a position's keys and values takes as much as absorbing a query and turning what it found into values. Both write
         what they made and read it again. With DeepSeek-V2-Lite's sizes on a GPU, chunks of fewer than about 310 tokens behind
-        30,000 cached ones are absorbed, and all prompts without cached tokens are made.
+        30,000 cached ones are absorbed, and all prompts without cached tokens are made. Those are absorbed whose last tokens
+        see more than they attend to: each attends to others.
         """
         its = self.shape
+        if its.most and context > its.most:
+            return False
         sizes = zip((its.plain, its.rotated, its.value), MOST, strict=True)
         if any(size > most or size * its.itemsize % COPIED_BYTES for size, most in sizes):
             return False

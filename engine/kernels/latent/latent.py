@@ -56,7 +56,7 @@ def write_latents(
     """
     rank, block_size = norm.shape[0], kept.rotated.shape[2]
     latents = rms_norm.reference(product[:, :rank], norm, eps)
-    keys = _rotated(product[:, None, rank:], positions, cos_sin, interleaved)[:, 0]
+    keys = turned(product[:, None, rank:], positions, cos_sin, interleaved)[:, 0]
     written = slots >= 0
     at = slots[written].long()
     place = (at // block_size, 0, at % block_size, 0)
@@ -75,7 +75,7 @@ def rotate_queries(
 ) -> None:
     """Write the rotated last R features of `q` [T, Hq, ...] to the last R of `out` [T, Hq, C + R]."""
     size = cos_sin.shape[1]
-    out[..., -size:] = _rotated(q[..., -size:], positions, cos_sin, interleaved)
+    out[..., -size:] = turned(q[..., -size:], positions, cos_sin, interleaved)
 
 
 @twin("engine.kernels.latent.triton_latent")
@@ -104,7 +104,7 @@ def _gathered(kept: Latents, batch: AttentionBatch) -> tuple[torch.Tensor, Atten
     return both.expand(-1, 2, -1, -1, -1), replace(batch, block_table=numbers.int())
 
 
-def _rotated(x: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor, interleaved: bool) -> torch.Tensor:
+def turned(x: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor, interleaved: bool) -> torch.Tensor:
     """Turn `x` [T, heads, R]; the results' pairs lie half of it apart."""
     wide = x.float()
     first, second = (wide[..., 0::2], wide[..., 1::2]) if interleaved else wide.chunk(2, dim=-1)

@@ -30,10 +30,7 @@ def latent_attention(q: torch.Tensor, kept: Latents, plan: AttentionPlan, *, ran
         partial = torch.empty((items.items.shape[0], num_heads, rank), dtype=torch.float32, device=q.device)
         stats = torch.empty((items.items.shape[0], num_heads, 2), dtype=torch.float32, device=q.device)
         _launch(q, kept, items.items, plan.tables, 0, out, partial, stats, rank, scale, heads=rows, queries=1, pieces=0)
-        _COMBINE.launch(
-            (items.parts.shape[0], num_heads), None, partial, stats, items.parts, out,
-            HQ=num_heads, C=rank, C_PADDED=triton.next_power_of_2(rank),
-        )  # fmt: skip
+        combine(partial, stats, items.parts, out)
     if plan.prefill is not None:
         prompts, queries = slice(plan.num_decode, None), max(1, ROWS // heads)
         table, none = plan.prefill.batch.block_table, out
@@ -42,6 +39,17 @@ def latent_attention(q: torch.Tensor, kept: Latents, plan: AttentionPlan, *, ran
             heads=heads, queries=queries, pieces=triton.cdiv(plan.prefill.rows, queries),
         )  # fmt: skip
     return out
+
+
+def combine(
+    partial: torch.Tensor, stats: torch.Tensor, parts: torch.Tensor, out: torch.Tensor, *, each: int = 0
+) -> None:
+    """Write what the items of each sequence found together into `out`; `each`: items of any sequence, 0: as `parts` says."""
+    _, num_heads, rank = partial.shape
+    _COMBINE.launch(
+        (parts.shape[0], num_heads), None, partial, stats, parts, out, each,
+        HQ=num_heads, C=rank, C_PADDED=triton.next_power_of_2(rank), EVEN=each > 0,
+    )  # fmt: skip
 
 
 def _launch(
@@ -121,29 +129,11 @@ def _latent(
     for at in tl.range(begin, end, N, num_stages=STAGES):
         n = at + tl.arange(0, N)
         known = n < end
-        block = tl.load(table + n // B, mask=known, other=0).to(tl.int64)
-        where = kv + (block * kv_block + n % B * kv_slot)[:, None]
-        kept = tl.load(where + c[None, :], mask=known[:, None] & (c < C)[None, :], other=0)
-        latents = widened(kept, q_latent.dtype, CODES)
-        rotated_at = rotated_keys + (block * rotated_block + n % B * rotated_slot)[:, None] + r[None, :]
-        rotated = tl.load(rotated_at, mask=known[:, None] & (r < R)[None, :], other=0.0)
-        scores = tl.dot(q_latent, tl.trans(latents), input_precision="ieee")
-        if CODES == INT8:
-            steps = tl.load(scales + block * scale_block + n % B, mask=known, other=0.0)
-            scores *= steps[None, :]
-        if CODES >= FP8:
-            scores *= factor
-        scores = tl.dot(q_rotated, tl.trans(rotated), scores, input_precision="ieee") * scale_log2
         seen = known[None, :] & (n[None, :] <= position[:, None])
-        scores = tl.where(seen, scores, float("-inf"))
-        new_top = tl.maximum(top, tl.max(scores, axis=1))
-        weights = tl.exp2(scores - new_top[:, None])
-        decay = tl.exp2(top - new_top)
-        total = total * decay + tl.sum(weights, axis=1)
-        if CODES == INT8:
-            weights *= steps[None, :]
-        sums = tl.dot(weights.to(latents.dtype), latents, sums * decay[:, None], input_precision="ieee")
-        top = new_top
+        sums, top, total = attend_to(
+            q_latent, q_rotated, kv, rotated_keys, scales, table, n, known, seen, factor, scale_log2,
+            kv_block, kv_slot, rotated_block, rotated_slot, scale_block, sums, top, total, C, C_PADDED, R, R_PADDED, B, CODES,
+        )  # fmt: skip
     if CODES >= FP8:
         sums *= factor
 
@@ -160,10 +150,48 @@ def _latent(
 
 
 @triton.jit
-def _combine(partial_IHC, stats_IH2, parts_S2, out_SHC, HQ: tl.constexpr, C: tl.constexpr, C_PADDED: tl.constexpr):
-    """Add up the items of one sequence and head."""
+def attend_to(
+    q_latent, q_rotated, kv, rotated_keys, scales, table, n, known, seen, factor, scale_log2,
+    kv_block, kv_slot, rotated_block, rotated_slot, scale_block, sums, top, total,
+    C: tl.constexpr, C_PADDED: tl.constexpr, R: tl.constexpr, R_PADDED: tl.constexpr, B: tl.constexpr,
+    CODES: tl.constexpr,
+):  # fmt: skip
+    """One loop step: rows of queries attend to positions `n`, those that are `known` and `seen`."""
+    c, r = tl.arange(0, C_PADDED), tl.arange(0, R_PADDED)
+    block = tl.load(table + n // B, mask=known, other=0).to(tl.int64)
+    where = kv + (block * kv_block + n % B * kv_slot)[:, None]
+    kept = tl.load(where + c[None, :], mask=known[:, None] & (c < C)[None, :], other=0)
+    latents = widened(kept, q_latent.dtype, CODES)
+    rotated_at = rotated_keys + (block * rotated_block + n % B * rotated_slot)[:, None] + r[None, :]
+    rotated = tl.load(rotated_at, mask=known[:, None] & (r < R)[None, :], other=0.0)
+    scores = tl.dot(q_latent, tl.trans(latents), input_precision="ieee")
+    if CODES == INT8:
+        steps = tl.load(scales + block * scale_block + n % B, mask=known, other=0.0)
+        scores *= steps[None, :]
+    if CODES >= FP8:
+        scores *= factor
+    scores = tl.dot(q_rotated, tl.trans(rotated), scores, input_precision="ieee") * scale_log2
+    scores = tl.where(seen, scores, float("-inf"))
+    new_top = tl.maximum(top, tl.max(scores, axis=1))
+    weights = tl.exp2(scores - new_top[:, None])
+    decay = tl.exp2(top - new_top)
+    total = total * decay + tl.sum(weights, axis=1)
+    if CODES == INT8:
+        weights *= steps[None, :]
+    sums = tl.dot(weights.to(latents.dtype), latents, sums * decay[:, None], input_precision="ieee")
+    return sums, new_top, total
+
+
+@triton.jit(do_not_specialize=["each"])
+def _combine(
+    partial_IHC, stats_IH2, parts_S2, out_SHC, each,
+    HQ: tl.constexpr, C: tl.constexpr, C_PADDED: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    """Add up the items of one sequence and head; EVEN: `each` so many, where it has any."""
     sequence, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     first, count = tl.load(parts_S2 + sequence * 2), tl.load(parts_S2 + sequence * 2 + 1)
+    if EVEN:
+        first, count = (sequence * each).to(tl.int32), tl.where(count > 0, each, 0)
     if count > 1:
         c = tl.arange(0, C_PADDED)
         top = tl.load(stats_IH2 + (first.to(tl.int64) * HQ + head) * 2)

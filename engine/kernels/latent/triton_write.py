@@ -78,8 +78,8 @@ def _write(
             kept, _ = in_fp8(latents, tl.load(factors_2), CODES)
         tl.store(target + c, kept, mask=c < C)
         inside = r < HALF
-        cos, sin = _turn(positions_T + token, cos_sin_PR, r, inside, HALF)
-        first_at, second_at = _pair(r, HALF, INTERLEAVED)
+        cos, sin = turn(positions_T + token, cos_sin_PR, r, inside, HALF)
+        first_at, second_at = pair(r, HALF, INTERLEAVED)
         first = tl.load(source + C + first_at, mask=inside, other=0.0).to(tl.float32)
         second = tl.load(source + C + second_at, mask=inside, other=0.0).to(tl.float32)
         turned = rotated + slot // B * rotated_block + slot % B * rotated_slot + r
@@ -95,8 +95,8 @@ def _rotate(
     token = tl.program_id(0).to(tl.int64)
     head, r = tl.arange(0, HQ_PADDED)[:, None], tl.arange(0, HALF_PADDED)[None, :]
     inside = (head < HQ) & (r < HALF)
-    cos, sin = _turn(positions_T + token, cos_sin_PR, r, r < HALF, HALF)
-    first_at, second_at = _pair(r, HALF, INTERLEAVED)
+    cos, sin = turn(positions_T + token, cos_sin_PR, r, r < HALF, HALF)
+    first_at, second_at = pair(r, HALF, INTERLEAVED)
     source = q + token * q_token + head * q_head + q_first
     first = tl.load(source + first_at, mask=inside, other=0.0).to(tl.float32)
     second = tl.load(source + second_at, mask=inside, other=0.0).to(tl.float32)
@@ -106,13 +106,13 @@ def _rotate(
 
 
 @triton.jit
-def _turn(position_at, cos_sin_PR, r, inside, HALF: tl.constexpr):
+def turn(position_at, cos_sin_PR, r, inside, HALF: tl.constexpr):
     row = cos_sin_PR + tl.load(position_at).to(tl.int64) * (2 * HALF)
     return tl.load(row + r, mask=inside, other=0.0), tl.load(row + HALF + r, mask=inside, other=0.0)
 
 
 @triton.jit
-def _pair(r, HALF: tl.constexpr, INTERLEAVED: tl.constexpr):
+def pair(r, HALF: tl.constexpr, INTERLEAVED: tl.constexpr):
     if INTERLEAVED:
         first, second = 2 * r, 2 * r + 1
     else:

@@ -182,7 +182,7 @@ def _check_writing(device: str, tokens: int, heads: int, rank: int, size: int, i
     wanted, slots = slots >= 0, slots[slots >= 0].long()
     row = pool[slots // block_size, 1, 0, slots % block_size, 0]
     close(row[:, :rank], references.rms_norm(product[:, :rank], norm, 1e-6)[wanted])
-    keys = _as_halves(product[:, None, rank:], interleaved)
+    keys = as_halves(product[:, None, rank:], interleaved)
     close(row[:, rank:], references.rotated(keys, positions, cos_sin)[wanted, 0])
     pool[slots // block_size, 1, 0, slots % block_size, 0] = 7.0
     assert bool((pool == 7.0).all()), "something was written elsewhere"
@@ -190,7 +190,7 @@ def _check_writing(device: str, tokens: int, heads: int, rank: int, size: int, i
     q = torch.randn(tokens, heads, 5 + size, device=device).to(dtype)
     out = torch.full((tokens, heads, rank + size), 7.0, device=device).to(dtype)
     rotate_queries(q, positions, cos_sin, out, interleaved=interleaved)
-    close(out[..., rank:], references.rotated(_as_halves(q[..., 5:], interleaved), positions, cos_sin))
+    close(out[..., rank:], references.rotated(as_halves(q[..., 5:], interleaved), positions, cos_sin))
     assert bool((out[..., :rank] == 7.0).all())
 
 
@@ -227,7 +227,7 @@ def _check_writing_codes(
     assert bool((ours == meant(kept_of(torch.full_like(nothing, 7.0), rank, kind))).any()), "all places were written"
 
 
-def _as_halves(x: torch.Tensor, interleaved: bool) -> torch.Tensor:
+def as_halves(x: torch.Tensor, interleaved: bool) -> torch.Tensor:
     """The same pairs with half of the features between both."""
     return torch.cat((x[..., 0::2], x[..., 1::2]), dim=-1) if interleaved else x
 

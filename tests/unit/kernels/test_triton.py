@@ -9,8 +9,9 @@ import pytest
 from _pytest.mark import ParameterSet
 
 from tests.models import build_tiny_model
-from tests.unit.engine.families import dense, hybrids
+from tests.unit.engine.families import dense, experts, hybrids
 from tests.unit.kernels import (
+    chosen_checks,
     codes_checks,
     expert_checks,
     fp8_checks,
@@ -36,6 +37,11 @@ def test_codes_kernel(interpreter: Interpreter, name: str) -> None:
 @pytest.mark.parametrize("name", latent_checks.CHECKS)
 def test_latent_kernel(interpreter: Interpreter, name: str) -> None:
     interpreter.check("latent_checks", name)
+
+
+@pytest.mark.parametrize("name", chosen_checks.CHECKS)
+def test_chosen_kernel(interpreter: Interpreter, name: str) -> None:
+    interpreter.check("chosen_checks", name)
 
 
 @pytest.mark.parametrize("name", expert_checks.CHECKS)
@@ -110,6 +116,12 @@ def test_a_pass_of_gemma_in_a_larger_graph(interpreter: Interpreter, name: str, 
 def test_a_pass_over_codes_in_a_larger_graph(interpreter: Interpreter, kind: str, tmp_path: Path) -> None:
     folder = build_tiny_model(tmp_path / "llama", "llama")
     interpreter.check("graph_checks", f"{folder}|{kind}")
+
+
+@pytest.mark.long
+def test_a_pass_over_chosen_positions_in_a_larger_graph(interpreter: Interpreter, tmp_path: Path) -> None:
+    (case,) = (case for case in experts.CASES if case.name == "glm_moe_dsa")
+    interpreter.check("graph_checks", str(case.build(tmp_path)))
 
 
 @pytest.mark.long

@@ -1,0 +1,146 @@
+"""Triton version of `attention.chosen_attention`: a program a token and some of its heads, which share all that they attend to.
+
+T tokens, Hq query heads, C size of the latents, R size of the rotated part, B block size, K positions at most. Few tokens'
+positions are cut into parts, so that all processors have work.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from engine.kernels.attention import AttentionPlan
+from engine.kernels.codes.triton_codes import FP8, bytes_of, kind_of, scales_of
+from engine.kernels.device import describe
+from engine.kernels.latent import Latents
+from engine.kernels.latent.forms import ROWS
+from engine.kernels.latent.triton_latent import LOG2_E, STAGES, STEP, WARPS, attend_to, combine
+from engine.kernels.launch import Kernel
+
+FEWEST_STEPS = 4  # loop steps of a part
+
+
+def chosen_attention(
+    q: torch.Tensor, kept: Latents, plan: AttentionPlan, chosen: torch.Tensor, *, rank: int, scale: float
+) -> torch.Tensor:
+    num_heads, decoding = q.shape[1], plan.num_decode
+    out = torch.empty((q.shape[0], num_heads, rank), dtype=q.dtype, device=q.device)
+    heads = max(16, min(ROWS, triton.next_power_of_2(num_heads)))
+    if decoding:
+        programs = decoding * triton.cdiv(num_heads, heads)
+        most_parts = max(1, chosen.shape[1] // (FEWEST_STEPS * STEP))
+        parts = max(1, min(most_parts, describe(q.device).processors // programs))
+        sums = out
+        stats = torch.empty((decoding * parts, num_heads, 2), dtype=torch.float32, device=q.device)
+        if parts > 1:
+            sums = torch.empty((decoding * parts, num_heads, rank), dtype=torch.float32, device=q.device)
+        items = plan.items[0]
+        _launch(
+            q, kept, chosen, items.items, items.parts, plan.tables, 0, sums, stats, rank, scale,
+            heads=heads, programs=decoding, parts=parts, rows=0,
+        )  # fmt: skip
+        if parts > 1:
+            combine(sums, stats, items.parts, out, each=parts)
+    if plan.prefill is not None:
+        prompts, table, tiles = slice(decoding, None), plan.prefill.batch.block_table, plan.prefill.tiles
+        _launch(
+            q[prompts], kept, chosen[prompts], tiles, tiles, table, table.stride(0), out[prompts], out, rank, scale,
+            heads=heads, programs=len(tiles) * plan.prefill.rows, parts=1, rows=plan.prefill.rows,
+        )  # fmt: skip
+    return out
+
+
+def _launch(
+    q: torch.Tensor,
+    kept: Latents,
+    chosen: torch.Tensor,
+    items: torch.Tensor,
+    items_of: torch.Tensor,
+    tables: torch.Tensor,
+    table_row: int,
+    out: torch.Tensor,
+    stats: torch.Tensor,
+    rank: int,
+    scale: float,
+    *,
+    heads: int,
+    programs: int,
+    parts: int,
+    rows: int,
+) -> None:
+    """`programs`: for some heads and a part; `rows`: queries of a tile; 0: the items are those of sequences that decode."""
+    num_heads, size = q.shape[1], q.shape[2] - rank
+    latents, rotated = kept.latents, kept.rotated
+    factors, scales, scale_block, _ = scales_of(kept.codes)
+    _ATTEND.launch(
+        (triton.cdiv(num_heads, heads) * programs * parts,), None,
+        q, bytes_of(latents, kept.codes), rotated, factors, scales, chosen, items, items_of, tables, out, stats,
+        scale * LOG2_E, latents.stride(0), latents.stride(2), rotated.stride(0), rotated.stride(2), scale_block,
+        table_row, parts, rows,
+        HQ=num_heads, C=rank, C_PADDED=max(16, triton.next_power_of_2(rank)), R=size,
+        R_PADDED=max(16, triton.next_power_of_2(size)), B=rotated.shape[2], K=chosen.shape[1], HEADS=heads, N=STEP,
+        DECODE=rows == 0, WHOLE=parts == 1, STAGES=STAGES, CODES=kind_of(kept.codes, q.device),
+        num_warps=WARPS, num_stages=STAGES,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["table_row", "parts", "rows"])
+def _attend(
+    q_THD, kv, rotated_keys, factors_2, scales, chosen_TK, items_I8, items_of_S2, tables, out_THC, stats_TH2,
+    scale_log2, kv_block, kv_slot, rotated_block, rotated_slot, scale_block, table_row, parts, rows,
+    HQ: tl.constexpr, C: tl.constexpr, C_PADDED: tl.constexpr, R: tl.constexpr, R_PADDED: tl.constexpr, B: tl.constexpr,
+    K: tl.constexpr, HEADS: tl.constexpr, N: tl.constexpr, DECODE: tl.constexpr, WHOLE: tl.constexpr,
+    STAGES: tl.constexpr, CODES: tl.constexpr,
+):  # fmt: skip
+    SHARES: tl.constexpr = (HQ + HEADS - 1) // HEADS
+    share, index = tl.program_id(0) % SHARES, tl.program_id(0) // SHARES
+    part, index = index % parts, index // parts
+    if DECODE:
+        row, first, count = index, tl.load(items_of_S2 + index * 2), tl.load(items_of_S2 + index * 2 + 1)
+        if count == 0:  # nothing is in this place of a captured graph
+            return
+        seen = tl.load(items_I8 + (first + count - 1) * 8 + 2)
+        table = tables + tl.load(items_I8 + first * 8 + 4)
+    else:
+        item, query = items_I8 + index // rows * 8, index % rows
+        if query >= tl.load(item + 1):
+            return
+        row, seen = tl.load(item) + query, tl.load(item + 2) + query + 1
+        table = tables + tl.load(item + 4).to(tl.int64) * table_row
+    head, c, r = share * HEADS + tl.arange(0, HEADS), tl.arange(0, C_PADDED), tl.arange(0, R_PADDED)
+    there, token = head < HQ, row.to(tl.int64)
+    q_at = q_THD + ((token * HQ + head) * (C + R))[:, None]
+    q_latent = tl.load(q_at + c[None, :], mask=there[:, None] & (c < C)[None, :], other=0.0)
+    q_rotated = tl.load(q_at + C + r[None, :], mask=there[:, None] & (r < R)[None, :], other=0.0)
+
+    top = tl.full((HEADS,), float("-inf"), tl.float32)
+    total = tl.zeros((HEADS,), tl.float32)
+    sums = tl.zeros((HEADS, C_PADDED), tl.float32)
+    factor = 1.0
+    if CODES >= FP8:
+        factor = tl.load(factors_2)
+    seen = tl.minimum(seen, K)
+    each = tl.cdiv(tl.cdiv(K, parts), N) * N
+    begin, end = part * each, tl.minimum(part * each + each, seen)
+    for at in tl.range(begin, end, N, num_stages=STAGES):
+        listed = at + tl.arange(0, N)
+        known = listed < end
+        n = tl.load(chosen_TK + token * K + listed, mask=known, other=0)
+        sums, top, total = attend_to(
+            q_latent, q_rotated, kv, rotated_keys, scales, table, n, known, known[None, :], factor, scale_log2,
+            kv_block, kv_slot, rotated_block, rotated_slot, scale_block, sums, top, total, C, C_PADDED, R, R_PADDED, B, CODES,
+        )  # fmt: skip
+    if CODES >= FP8:
+        sums *= factor
+
+    mask = there[:, None] & (c < C)[None, :]
+    if WHOLE:
+        target = out_THC + ((token * HQ + head) * C)[:, None] + c[None, :]
+        tl.store(target, (sums / total[:, None]).to(out_THC.dtype.element_ty), mask=mask)
+    else:
+        base = (token * parts + part) * HQ + head
+        tl.store(out_THC + base[:, None] * C + c[None, :], sums, mask=mask)
+        tl.store(stats_TH2 + base * 2, top, mask=there)
+        tl.store(stats_TH2 + base * 2 + 1, total, mask=there)
+
+
+_ATTEND = Kernel(_attend)
