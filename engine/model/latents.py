@@ -12,6 +12,19 @@ from engine.model.states import Kept
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class IndexerSpec:
+    """What chooses positions to attend to: small queries, and one small key a token, whose rotated part comes first."""
+
+    num_heads: int
+    dim: int  # size of a query's head and of the key
+    interleaved: bool  # how both are rotated, by the angles of the layer's own heads
+
+    @property
+    def kept(self) -> Kept:
+        return Kept(planes=1, heads=1, dim=self.dim)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LatentAttentionSpec:
     """Attention whose heads share one vector a token: latents, from which keys and values are made, and a rotated key."""
 
@@ -27,7 +40,9 @@ class LatentAttentionSpec:
     window: int = 0
     softcap: float = 0.0
     sinks: bool = False
-    codes: Kind | None = None  # what latents are kept as; the rotated keys stay numbers
+    codes: Kind | None = None  # what latents are kept as; other keys stay numbers
+    most: int = 0  # positions that a query attends to; 0: all
+    indexer: IndexerSpec | None = None  # what chooses them; None: the layer before had them chosen
 
     @property
     def query_dim(self) -> int:
@@ -47,15 +62,17 @@ class LatentAttentionSpec:
             rotated=self.rotated_dim,
             value=self.value_dim,
             itemsize=itemsize,
+            most=self.most,
         )
 
     @property
     def kept(self) -> tuple[Kept, ...]:
-        """Latents and the rotated key; or codes, the key, and the codes' scales."""
+        """Latents and the rotated key; or codes, the key, and the codes' scales. Last an indexer's key."""
+        chosen_by = () if self.indexer is None else (self.indexer.kept,)
         if self.codes is None:
-            return (Kept(planes=1, heads=1, dim=self.rank + self.rotated_dim),)
+            return (Kept(planes=1, heads=1, dim=self.rank + self.rotated_dim), *chosen_by)
         codes, *scales = (
             Kept(planes=1, heads=1, dim=dim, dtype=dtype)
             for dtype, dim in zip(KINDS[self.codes], (self.rank, 1), strict=False)
         )
-        return (codes, Kept(planes=1, heads=1, dim=self.rotated_dim), *scales)
+        return (codes, Kept(planes=1, heads=1, dim=self.rotated_dim), *scales, *chosen_by)

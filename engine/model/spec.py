@@ -300,11 +300,14 @@ class ModelSpec:
         parts, used = list(self.kept), Counter[Kept]()
         places, lent = [], dict[str, tuple[tuple[int, int], ...]]()
         for layer in self.layers:
-            own, mixer = tuple((parts.index(kept), used[kept]) for kept in layer.kept), layer.mixer
+            numbers, mixer = list[tuple[int, int]](), layer.mixer
+            for kept in layer.kept:  # a layer may keep two of a kind
+                numbers.append((parts.index(kept), used[kept]))
+                used[kept] += 1
+            own = tuple(numbers)
             if isinstance(mixer, AttentionSpec) and mixer.lends:
                 lent[mixer.lends] = own
             places.append(lent[mixer.borrows] if isinstance(mixer, AttentionSpec) and mixer.borrows else own)
-            used.update(layer.kept)
         return tuple(places)
 
     @property

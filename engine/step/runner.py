@@ -93,7 +93,7 @@ class Runner:
 
     @torch.inference_mode()
     def capture(self, sizes: SequenceOf[GraphSize]) -> None:
-        """Capture a pass of each size; those with prompts only where attention copies in bulk."""
+        """Capture a pass of each size; those with prompts only where attention copies in bulk, and not from latents."""
         for size, batch in self._empty_passes(sizes):
             self.graphs.capture(size, functools.partial(self._forward_into, batch))
 
@@ -103,8 +103,10 @@ class Runner:
         return self._decoder.forward(batch, self._parts, logits=logits)
 
     def _empty_passes(self, sizes: SequenceOf[GraphSize]) -> Iterator[tuple[GraphSize, ForwardBatch]]:
+        # Over latents, kernels look prompts up in block tables, which no captured pass lists.
         in_bulk = all(
-            copies_in_bulk(
+            shape.forms is None
+            and copies_in_bulk(
                 torch.empty((0, shape.heads.head_dim), dtype=self._decoder.weights.dtype, device=self._device)
             )
             for shape in self._limits.attention

@@ -12,7 +12,7 @@ from engine.model.layers.building import Surroundings
 from engine.model.layers.channel_delta import ChannelDelta
 from engine.model.layers.delta import GatedDelta
 from engine.model.layers.dense_beside_experts import DenseBesideExperts
-from engine.model.layers.latent import LatentAttention
+from engine.model.layers.latents.attention import LatentAttention
 from engine.model.layers.mamba import Mamba
 from engine.model.layers.mlp import GatedMlp, PlainMlp
 from engine.model.layers.short_convolution import ShortConvolution

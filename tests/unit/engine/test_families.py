@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +158,20 @@ def test_biases_and_head_norms_are_those_of_the_family(
 def test_what_is_not_supported_is_named(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(UnsupportedModelError, match=message):
         model_spec(fields(**changes))
+
+
+def test_each_thing_that_a_layer_keeps_has_a_place_of_its_own() -> None:
+    """An indexer's key may be as large as the rotated one: then they are two of one part."""
+    sizes = {"qk_rope_head_dim": 16, "index_head_dim": 16, "moe_intermediate_size": 8}
+    spec = model_spec(fields("GlmMoeDsaForCausalLM", **sizes, indexer_types=["full", "shared", "full", "shared"]))
+    for codes in ("fp8", "int8", None):
+        layers = tuple(layer.with_attention(codes=codes) for layer in spec.layers)
+        coded = replace(spec, layers=layers)
+        places = [place for own in coded.places for place in own]
+        assert len(set(places)) == len(places) == sum(coded.kept.values())
+        assert {(part, number) for part, count in enumerate(coded.kept.values()) for number in range(count)} == set(
+            places
+        )
 
 
 def test_a_folder_without_a_readable_configuration_says_so(tmp_path: Path) -> None:

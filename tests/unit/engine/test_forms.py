@@ -20,7 +20,7 @@ from engine.kernels.device import Device
 from engine.kernels.latent import ROOM_ON_GPUS, Forms, LatentShape, forms_on, latent_items_at_once
 from engine.model.decoder import Decoder
 from engine.model.families import read_model_spec
-from engine.model.layers import latent
+from engine.model.layers.latents import attention as latent
 from engine.passes import Pass
 from engine.sequence import Sequence
 from tests.unit.engine.families import experts

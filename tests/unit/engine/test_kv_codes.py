@@ -29,7 +29,8 @@ from tests.unit.engine.generate import Generator, new_sequence
 
 KINDS = ("fp8", "int8")
 LATENT = ("glm4_moe_lite", "deepseek_v2")  # families whose heads share latents
-FAMILIES = ("llama", "mistral", "qwen3", *LATENT)
+CHOOSING = "glm_moe_dsa"  # its indexer's keys are as large as the rotated ones, and stay numbers, too
+FAMILIES = ("llama", "mistral", "qwen3", *LATENT, CHOOSING)
 LENGTHS = (1, 16, 17, 70)
 
 Start = Callable[[str, str], Engine]
@@ -54,7 +55,8 @@ def engine_of(folder: Path, kind: str, **options: object) -> Engine:
 @pytest.fixture(scope="module")
 def tiny(tiny_model: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """The folder of a family's checkpoint."""
-    latent = {case.name: case.build(tmp_path_factory.mktemp(case.name)) for case in CASES if case.name in LATENT}
+    names = (*LATENT, CHOOSING)
+    latent = {case.name: case.build(tmp_path_factory.mktemp(case.name)) for case in CASES if case.name in names}
     return lambda family: latent.get(family) or tiny_model(family)
 
 

@@ -107,6 +107,13 @@ REAL |= {
         fields=REAL_LATENTS
         | {"num_attention_heads": 20, "qk_nope_head_dim": 192, "v_head_dim": 256, "q_lora_rank": 64},
     ),
+    "deepseek_v32, real heads": Case(
+        name="deepseek_v32",
+        config="DeepseekV32Config",
+        fields=REAL_LATENTS
+        | {"num_attention_heads": 128, "q_lora_rank": 64, "index_topk": 64, "num_hidden_layers": 2}
+        | {"n_group": 1, "topk_group": 1},
+    ),
 }
 REAL_EXPERTS = REAL_HEADS | {"num_local_experts": 4, "num_experts_per_tok": 3}
 QUANTISED: dict[str, tuple[Case, Format]] = {

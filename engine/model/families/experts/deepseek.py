@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from engine.kernels.experts.rule import GroupScore, RoutingRule
 from engine.model.experts import ExpertTensors
 from engine.model.families.experts.fields import (
@@ -17,6 +19,7 @@ from engine.model.families.experts.fields import (
 )
 from engine.model.families.fields import Fields, count, flag, gated_mlp, model, number, real
 from engine.model.families.latents import latent_attention
+from engine.model.latents import LatentAttentionSpec
 from engine.model.spec import LayerSpec, ModelSpec
 
 COMMON = {
@@ -133,13 +136,21 @@ def read_youtu(fields: Fields) -> ModelSpec:
 
 
 def _model(fields: Fields, rule: RoutingRule, tensors: ExpertTensors, *, interleaved: bool) -> ModelSpec:
+    mixer = latent_attention(fields, interleaved=interleaved, value_dim=number(fields, "v_head_dim"))
+    return with_experts(fields, [mixer] * number(fields, "num_hidden_layers"), rule, tensors)
+
+
+def with_experts(
+    fields: Fields, mixers: Sequence[LatentAttentionSpec], rule: RoutingRule, tensors: ExpertTensors
+) -> ModelSpec:
+    """Read a model of these mixers, one a layer, with experts behind dense layers."""
     fields.only("moe_layer_freq", 1)
     fields.only("ep_size", 1)
     fields.ignore("aux_loss_alpha", "seq_aux")
     stored, dense = without_predictions(fields), gated_mlp(fields)
     sparse = sparse_mlp(fields, rule, tensors=tensors, shared=shared_experts(fields))
-    mixer = latent_attention(fields, interleaved=interleaved, value_dim=number(fields, "v_head_dim"))
+    has_experts = layers_by_kind(fields, behind_dense(fields))
     layers = [
-        LayerSpec(mixer=mixer, mlp=sparse if there else dense) for there in layers_by_kind(fields, behind_dense(fields))
+        LayerSpec(mixer=mixer, mlp=sparse if there else dense) for mixer, there in zip(mixers, has_experts, strict=True)
     ]
     return model(fields, layers, stored=stored)

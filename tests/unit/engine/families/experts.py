@@ -40,6 +40,8 @@ COHERE_2: dict[str, Any] = {
     "mlp_layer_types": ["dense", "sparse", "sparse"],
     "prefix_dense_intermediate_size": 72,
 }
+# Heads enough that no score is 0 by chance: transformers does not say which of equal scores it chooses.
+INDEXER: dict[str, Any] = {"q_lora_rank": 24, "index_topk": 8, "index_head_dim": 24, "index_n_heads": 12}
 MULTIPLIED: dict[str, Any] = {
     "embedding_multiplier": 6.0,
     "attention_multiplier": 0.2,
@@ -240,6 +242,40 @@ CASES: tuple[Case, ...] = (
                 "mscale_all_dim": 1.0,
                 "original_max_position_embeddings": 32,
             },
+        },
+    ),
+    Case(
+        name="deepseek_v32",
+        config="DeepseekV32Config",
+        fields={
+            **LATENT,
+            **GROUPED,
+            **INDEXER,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 10_000.0,
+                "factor": 4.0,
+                "mscale": 0.707,
+                "mscale_all_dim": 1.0,
+                "original_max_position_embeddings": 32,
+            },
+        },
+    ),
+    Case(
+        name="deepseek_v32, most contexts attended to whole",
+        config="DeepseekV32Config",
+        fields={**LATENT, **GROUPED, **INDEXER, "index_topk": 40},
+    ),
+    Case(
+        name="glm_moe_dsa",
+        config="GlmMoeDsaConfig",
+        fields={
+            **LATENT,
+            **GROUPED,
+            **INDEXER,
+            "num_hidden_layers": 4,
+            "index_head_dim": 16,  # as many as are rotated
+            "indexer_types": ["full", "shared", "full", "shared"],
         },
     ),
     Case(

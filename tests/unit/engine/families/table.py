@@ -43,10 +43,13 @@ so for architectures that are not below, with a line in the log, and `--model-im
 nothing is fused, and no graph is captured. Refused by name: models with states, attention of their own (biases, latents),
 masks of their own, LongRoPE and dynamic ropes. Six are checked as above.
 
+DeepSeek-V3.2 and GLM-5 attend to the 2,048 positions that an indexer chooses; of equal scores the earliest. Its queries and keys
+are not turned by a Hadamard matrix (which changes no product) and not rounded to 8 bits, as in `transformers`. Its kernels have
+not run on a GPU yet: they were checked in the interpreter, and compiled.
+
 Not served yet, by use:
-Jamba (Mamba of another kind),
-DeepSeek-V3.2 and GLM-5 (sparse attention):
-`--model-impl transformers` refuses them, too.
+Jamba (Mamba of another kind):
+`--model-impl transformers` refuses it, too.
 It takes OPT, GPT-NeoX, GPT-BigCode and BitNet;
 it refuses GPT-2, GPT-J, BLOOM, Falcon and MPT.
 
@@ -171,6 +174,8 @@ def _of_layer(layer: LayerSpec) -> set[str]:
     if isinstance(layer.mixer, LatentAttentionSpec):
         found |= {"latents", *_of_rope(layer.mixer.rope)}
         found |= {"queries through fewer features"} if layer.mixer.query_rank else set()
+        found |= {"chosen positions"} if layer.mixer.most else set()
+        found |= {"choices of earlier layers"} if layer.mixer.most and layer.mixer.indexer is None else set()
     if isinstance(layer.mixer, ShortConvolutionSpec):
         found.add("short convolutions")
     if isinstance(layer.mixer, MambaSpec) and layer.mixer.norm != "after":

@@ -72,6 +72,9 @@ OF_FAMILIES = {
     "glm4_moe_lite": {*OF_LATENTS, "first_k_dense_replace"},
     "deepseek_v2": OF_LATENTS,
     "deepseek_v3": OF_LATENTS,
+    "deepseek_v32": {*OF_LATENTS, "first_k_dense_replace"},  # mlp_layer_types say it
+    "deepseek_v32, most contexts attended to whole": {*OF_LATENTS, "first_k_dense_replace"},
+    "glm_moe_dsa": {*OF_LATENTS, "first_k_dense_replace"},
     "ernie4_5_moe": {"moe_layer_end_index"},  # beyond the last layer
     "llama4": OF_LLAMA_4,
     "llama4-chunks": {*OF_LLAMA_4, "intermediate_size_mlp", "attn_temperature_tuning", "floor_scale", "attn_scale"},
@@ -303,6 +306,24 @@ def test_kimi_linear_is_read_as_it_is_published() -> None:
         ({"linear_attn_config": linear | {"gate": 2}}, "linear_attn_config.gate is not supported"),
     ):
         assert complaint in str(read(published | changed))
+
+
+def test_glm_5_says_in_three_ways_which_layers_choose() -> None:
+    (case,) = (case for case in CASES if case.name == "glm_moe_dsa")
+    config = {**config_of(case), "num_hidden_layers": 6, "mlp_layer_types": None, "layer_types": None}
+    kinds = ["full", "full", "full", "shared", "shared", "full"]
+    said = read(config | {"indexer_types": kinds})
+    assert isinstance(said, ModelSpec)
+    for other in ({"index_topk_pattern": "FFFSSF"}, {"index_topk_freq": 3, "index_skip_topk_offset": 3}):
+        assert read(config | {"indexer_types": None} | other) == said
+    for wrong, complaint in (
+        ({"indexer_types": ["shared", *kinds[1:]]}, "indexer_types begins with a shared layer"),
+        ({"indexer_types": kinds[1:]}, "it must say full or shared for each of 6 layers"),
+        ({"indexer_types": None, "index_topk_pattern": "FFFSSX"}, "index_topk_pattern = "),
+        ({"indexer_rope_interleave": False}, "indexer_rope_interleave = False is not supported"),
+        ({"index_head_dim": 8}, "index_head_dim = 8 is less than qk_rope_head_dim = 16"),
+    ):
+        assert complaint in str(read(config | {"indexer_types": kinds} | wrong))
 
 
 def another(value: object) -> object:

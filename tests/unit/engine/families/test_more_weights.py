@@ -48,6 +48,10 @@ LEFT = {
         with_fields(CASES["deepseek_v3"], num_nextn_predict_layers=1),
         ["model.layers.3.eh_proj.weight", "model.layers.3.shared_head.head.weight"],
     ),
+    "an indexer's of a layer that has none": (
+        CASES["glm_moe_dsa"],
+        [f"model.layers.1.self_attn.indexer.{name}" for name in ("wk.weight", "k_norm.bias", "weights_proj.weight")],
+    ),
     "Qwen3.5's layer for further tokens": (CASES["qwen3_5"], ["mtp.fc.weight"]),
 }
 

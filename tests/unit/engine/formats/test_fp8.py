@@ -24,6 +24,7 @@ from engine.model.spec import UnsupportedModelError
 from engine.weights.checkpoint import CheckpointError
 from engine.weights.loader import load_weights, model_fingerprint
 from tests.models import build_tiny_model
+from tests.unit.engine.families.experts import CASES
 from tests.unit.engine.formats.checkpoints import (
     FP8,
     Tensors,
@@ -110,6 +111,20 @@ def test_a_quantised_checkpoint_answers_as_what_it_stands_for(
     monkeypatch.setattr("engine.model.formats.fp8.multiplies_fp8", lambda device: has_kernels)
     source = single(tiny_model, form.family, tmp_path)
     folder = written(source, tmp_path / "quantised", form.store, form.config, keeps=form.keeps)
+    said = answer(folder)
+    assert said == answer(plain_of(folder))
+    assert len(set(said)) > 3, "a model that repeats itself shows nothing"
+
+
+def test_an_indexer_is_quantised_with_its_layer(tmp_path: Path) -> None:
+    """As DeepSeek-V3.2 is published: all but the weights of its heads, the router and the head, in blocks."""
+    (case,) = (case for case in CASES if case.name == "deepseek_v32")
+    kept = ("lm_head", "mlp.gate.", "indexer.weights_proj")
+    config = {"quantization_config": NATIVE | {"weight_block_size": [16, 32], "scale_fmt": "ue8m0"}}
+    folder = written(case.build(tmp_path / "plain"), tmp_path / "same", fp8_block(16, 32), config, keeps=kept)
+    stored = load_file(folder / "model.safetensors")
+    for name in ("wq_b", "wk"):
+        assert f"model.layers.1.self_attn.indexer.{name}.weight_scale_inv" in stored
     said = answer(folder)
     assert said == answer(plain_of(folder))
     assert len(set(said)) > 3, "a model that repeats itself shows nothing"

@@ -1,6 +1,7 @@
 """Attention over latents: each token keeps one vector for all heads, of which keys and values can be made.
 
-Absorbed, queries are taken among the latents, and nothing is made. The pass's plan says which prompts are not.
+Absorbed, queries are taken among the latents, and nothing is made. The pass's plan says which prompts are not. An indexer may
+choose the positions that absorbed queries attend to, for its layer and for those behind it that have none.
 
 T tokens, E hidden size, Hq heads, C size of the latents, R rotated and N other features of a query, V features of a value.
 """
@@ -12,6 +13,7 @@ from collections.abc import Sequence
 import torch
 
 from engine.kernels.attention import AttentionPlan
+from engine.kernels.chosen import chosen_attention
 from engine.kernels.latent import (
     Latents,
     forms_on,
@@ -26,6 +28,7 @@ from engine.model.formats.product import LinearSpec
 from engine.model.latents import LatentAttentionSpec
 from engine.model.layers.building import Surroundings
 from engine.model.layers.kv_scales import declare_factors
+from engine.model.layers.latents.indexer import Indexer
 from engine.model.parameters import Shard, whole
 from engine.model.stream import Stream
 from engine.step.batch import ForwardBatch
@@ -58,6 +61,7 @@ class LatentAttention:
                 unit=spec.query_dim,
             )
         )
+        self._indexer = _indexer(spec, around, self._rope)
         self._query_norm = _norm("self_attn.q_a_layernorm", inner, around) if inner else None
         self._factors, self._dtype = declare_factors(spec, around), around.weights.dtype
         self._latent_norm = _norm("self_attn.kv_a_layernorm", spec.rank, around)
@@ -78,8 +82,12 @@ class LatentAttention:
         )
 
     def __call__(self, stream: Stream, batch: ForwardBatch, kept: Sequence[torch.Tensor], *, is_last: bool) -> None:
-        """Attend; `kept` is one view of the pool, [num_blocks, 1, block_size, 1, C + R]; with codes, see `opened`."""
-        latents = opened(kept, self._spec.rank, self._factors, self._dtype)
+        """Attend; `kept` is one view of the pool, [num_blocks, 1, block_size, 1, C + R]; with codes, see `opened`.
+
+        The last one is the indexer's keys, if there is an indexer.
+        """
+        keys, own = kept[-1], kept if self._indexer is None else kept[:-1]
+        latents = opened(own, self._spec.rank, self._factors, self._dtype)
         spec, plan, positions = self._spec, batch.attention[self._spec.heads], batch.positions
         if spec.rope is None:
             positions = torch.zeros_like(positions)
@@ -89,6 +97,8 @@ class LatentAttention:
             inward[:, spec.query_rank :], positions, self._rope, batch.slots, latents,
             norm=self._latent_norm, eps=NORM_EPS, interleaved=self._is_interleaved,
         )  # fmt: skip
+        if self._indexer is not None:
+            self._indexer.write(x, batch, keys)
         asking = x if self._query_norm is None else inward[:, : spec.query_rank]
         if is_last and batch.has_prompts:
             rows = batch.sampled_rows
@@ -96,37 +106,54 @@ class LatentAttention:
                 stream.only(None)
                 return
             asking, positions, plan = asking.index_select(0, rows), positions.index_select(0, rows), batch.final
+            x = x if self._indexer is None else x.index_select(0, rows)
             stream.only(rows)
-        self._branch.add(stream, self._output, self._attend(self._asked(asking), positions, latents, plan).flatten(1))
-
-    def _asked(self, x: torch.Tensor) -> torch.Tensor:
-        """Turn x [T, E], or its projection, into queries [T, Hq, N + R], not rotated yet."""
         if self._query_norm is not None:
-            x = rms_norm(x.contiguous(), self._query_norm, NORM_EPS)
-        return self._queries(x).unflatten(-1, (-1, self._spec.query_dim))
+            asking = rms_norm(asking.contiguous(), self._query_norm, NORM_EPS)
+        if self._indexer is not None:
+            stream.chosen = self._indexer.choose(x, asking, positions, keys, plan)
+        q = self._queries(asking).unflatten(-1, (-1, spec.query_dim))  # not rotated yet
+        chosen = stream.chosen if spec.most else None
+        self._branch.add(stream, self._output, self._attend(q, positions, latents, plan, chosen).flatten(1))
 
-    def _attend(self, q: torch.Tensor, positions: torch.Tensor, latents: Latents, plan: AttentionPlan) -> torch.Tensor:
-        """Return [T, Hq, V]."""
+    def _attend(
+        self,
+        q: torch.Tensor,
+        positions: torch.Tensor,
+        latents: Latents,
+        plan: AttentionPlan,
+        chosen: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Return [T, Hq, V] for `q` [T, Hq, N + R]; `chosen` [T, K]: positions for absorbed queries, None: all."""
         made = plan.made
         if made is None:
-            return self._absorbed(q, positions, latents, plan)
+            return self._absorbed(q, positions, latents, plan, chosen)
         spec, behind = self._spec, slice(made.first, None)
         queries = q[behind].clone()
         rotate_queries(q[behind], positions[behind], self._rope, queries, interleaved=self._is_interleaved)
         found = made_attention(queries, latents, made.prompts, self._out_of_latents, self._forms, scale=spec.scale)
         if not made.first:
             return found
-        return torch.cat((self._absorbed(q[: made.first], positions[: made.first], latents, plan), found))
+        chosen = None if chosen is None else chosen[: made.first]
+        return torch.cat((self._absorbed(q[: made.first], positions[: made.first], latents, plan, chosen), found))
 
     def _absorbed(
-        self, q: torch.Tensor, positions: torch.Tensor, latents: Latents, plan: AttentionPlan
+        self,
+        q: torch.Tensor,
+        positions: torch.Tensor,
+        latents: Latents,
+        plan: AttentionPlan,
+        chosen: torch.Tensor | None,
     ) -> torch.Tensor:
         """Return [T, Hq, V], by queries among the latents, [T, Hq, C + R]."""
         spec = self._spec
         absorbed = q.new_empty((*q.shape[:2], spec.rank + spec.rotated_dim))
         absorbed[..., : spec.rank] = torch.matmul(q[..., : spec.plain_dim].transpose(0, 1), self._keys).transpose(0, 1)
         rotate_queries(q, positions, self._rope, absorbed, interleaved=self._is_interleaved)
-        found = latent_attention(absorbed, latents, plan, rank=spec.rank, scale=spec.scale)
+        if chosen is None:
+            found = latent_attention(absorbed, latents, plan, rank=spec.rank, scale=spec.scale)
+        else:
+            found = chosen_attention(absorbed, latents, plan, chosen, rank=spec.rank, scale=spec.scale)
         return torch.matmul(found.transpose(0, 1), self._values.transpose(1, 2)).transpose(0, 1)
 
 
@@ -136,6 +163,13 @@ def _rotations(spec: LatentAttentionSpec, around: Surroundings) -> torch.Tensor:
         return around.rotations.table(spec.rope, spec.rotated_dim)
     half = torch.ones(1, spec.rotated_dim // 2, device=around.weights.device)
     return torch.cat((half, torch.zeros_like(half)), dim=1)
+
+
+def _indexer(spec: LatentAttentionSpec, around: Surroundings, table: torch.Tensor) -> Indexer | None:
+    """What chooses for this layer; None where all is attended to, or the layer before has chosen."""
+    if spec.indexer is None:
+        return None
+    return Indexer(spec.indexer, around, table, query_rank=spec.query_rank, most=spec.most)
 
 
 def _norm(name: str, size: int, around: Surroundings) -> torch.Tensor:

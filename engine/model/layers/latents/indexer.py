@@ -1,0 +1,72 @@
+"""The lightning indexer of DeepSeek's sparse attention: it chooses the positions that a layer's queries attend to.
+
+T tokens, E hidden size, Q features that queries are made of, H heads of the indexer, D their size, K positions at most.
+
+Its makers turn queries and keys by one Hadamard matrix before they round them to 8 bits. It is orthogonal, so products stay the
+same without it; nothing is rounded here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch.nn.functional import linear
+
+from engine.kernels.attention import AttentionPlan
+from engine.kernels.chosen import chosen_positions, sees_more, write_keys
+from engine.kernels.latent import rotate_queries
+from engine.model.formats.product import LinearSpec
+from engine.model.latents import IndexerSpec
+from engine.model.layers.building import Surroundings
+from engine.model.parameters import Shard, whole
+from engine.step.batch import ForwardBatch
+
+NORM_EPS = 1e-6  # whatever the model's is
+UNDER = "self_attn.indexer"
+
+
+class Indexer:
+    """`table`: the rotations of the layer's own heads; `query_rank`: Q; `most`: K. All ranks have all of it."""
+
+    def __init__(
+        self, spec: IndexerSpec, around: Surroundings, table: torch.Tensor, *, query_rank: int, most: int
+    ) -> None:
+        hidden = around.model.hidden_size
+        self._spec, self._rope, self._most = spec, table, most
+
+        def product(name: str, inputs: int, outputs: int) -> LinearSpec:
+            return LinearSpec(inputs=inputs, outputs={f"{UNDER}.{name}": outputs}, bias=False, shard=Shard.NONE)
+
+        self._queries = around.linear(product("wq_b", query_rank, spec.num_heads * spec.dim))
+        self._keys = around.linear(product("wk", hidden, spec.dim))
+        weight, bias = (
+            around.weights.new(whole(f"{UNDER}.k_norm.{kind}", spec.dim), under=around.under)
+            for kind in ("weight", "bias")
+        )
+        self._norm = weight, bias
+        # In float32, as its makers compute it, whatever the checkpoint's other matrices are.
+        weights = replace(whole(f"{UNDER}.weights_proj.weight", spec.num_heads, hidden), format=torch.float32)
+        self._weights = around.weights.new(weights, under=around.under)
+        self._scale = (spec.num_heads * spec.dim) ** -0.5
+
+    def write(self, x: torch.Tensor, batch: ForwardBatch, keys: torch.Tensor) -> None:
+        """Write the keys of x [T, E] into the pool's [num_blocks, 1, block_size, 1, D]."""
+        write_keys(
+            self._keys(x), batch.positions, self._rope, batch.slots, keys,
+            norm=self._norm, eps=NORM_EPS, interleaved=self._spec.interleaved,
+        )  # fmt: skip
+
+    def choose(
+        self, x: torch.Tensor, asking: torch.Tensor, positions: torch.Tensor, keys: torch.Tensor, plan: AttentionPlan
+    ) -> torch.Tensor | None:
+        """Return what x [T, E] attends to, [T, K], by queries made of `asking` [T, Q]; None: all that each token sees."""
+        if not sees_more(plan, self._most):
+            return None
+        q = self._queries(asking).unflatten(-1, (-1, self._spec.dim))
+        queries, size = q.clone(), self._rope.shape[1]
+        rotate_queries(
+            q[..., :size], positions, self._rope, queries[..., :size], interleaved=self._spec.interleaved
+        )  # fmt: skip
+        weights = linear(x.float(), self._weights) * self._scale
+        return chosen_positions(queries, weights, positions, keys, plan, self._most, len(self._rope))
