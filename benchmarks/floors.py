@@ -1,8 +1,9 @@
 """What physics allows: times that no program can beat on a device with the given ceilings, from config.json alone.
 
 A pass must read its weights and its KV once and do its arithmetic once; of experts, those that its tokens choose, as if each
-choice were as likely; and of states, each sequence's. The larger of both times is the floor, as if one hid
-the other perfectly. Activations, logits, norms, what updates a state and kernel launches are left out, because they cost little.
+choice were as likely; and of states, each sequence's. Where an indexer chooses positions, it reads its keys of all. The larger of
+both times is the floor, as if one hid the other perfectly. Activations, logits, norms, what updates a state and kernel launches
+are left out, because they cost little.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from engine.model.experts import SparseMlpSpec
-from engine.model.latents import LatentAttentionSpec
+from engine.model.latents import IndexerSpec, LatentAttentionSpec
 from engine.model.spec import (
     AttentionSpec,
     BranchSpec,
@@ -58,6 +59,9 @@ class ModelCost:
     expert_parameters: int = 0  # one expert of each layer that has them
     num_experts: int = 1
     experts_a_token: int = 0
+    index_bytes: int = 0  # one position, all layers: the keys that positions are chosen by, beside `kv_bytes`
+    index_flops: int = 0  # one query at one position, all layers: to choose
+    most: float = math.inf  # positions that are chosen; who sees no more chooses none
     layer_bytes: float | None = None  # one parameter of the layers' matrices; None: item_bytes
     rate: float = 1.0  # operations of the layers' products in the time of one of a 16-bit product
 
@@ -75,7 +79,9 @@ class ModelCost:
         head = model.vocab_size * model.hidden_size
         layers = model.hidden_size + sum(_layer_parameters(layer, model.hidden_size) for layer in model.layers)
         sparse = [mlp for layer in model.layers if (mlp := _experts(layer.mlp)) is not None]
-        windows = Counter(abs(mixer.window) or math.inf for mixer in model.attentions)
+        windows = Counter(_most(mixer) for mixer in model.attentions)
+        indexers = [indexer for mixer in model.attentions if (indexer := _indexer(mixer)) is not None]
+        index_bytes = ITEM_BYTES[dtype] * sum(indexer.dim for indexer in indexers)
         sizes = dict.fromkeys((True, False), 0)
         for kept, count in model.kept.items():
             sizes[kept.per_token] += count * kept.planes * kept.heads * kept.dim * ITEM_BYTES[kept.dtype or dtype]
@@ -89,10 +95,13 @@ class ModelCost:
             head_parameters=head,
             stored_parameters=layers + head * (1 if model.has_tied_head else 2) + one_expert * num_experts,
             item_bytes=ITEM_BYTES[dtype],
-            kv_bytes=kv_bytes or sizes[True],
+            kv_bytes=(kv_bytes or sizes[True]) - index_bytes,
             attention_flops=sum(_attention_flops(mixer) for mixer in model.attentions),
             windows=tuple((window, count / windows.total()) for window, count in windows.items()),
             state_bytes=sizes[False],
+            index_bytes=index_bytes,
+            index_flops=sum(2 * indexer.num_heads * indexer.dim for indexer in indexers),
+            most=max(map(_most, model.attentions)) if indexers else math.inf,
             expert_parameters=one_expert,
             num_experts=num_experts,
             experts_a_token=sparse[0].rule.chosen if sparse else 0,
@@ -124,6 +133,21 @@ class ModelCost:
             share * (length - within / 2) * within for window, share in self.windows if (within := min(window, length))
         )
 
+    def read_bytes(self, context: int) -> float:
+        """What a token behind so many positions reads of what is kept of them."""
+        chosen_by = context * self.index_bytes if context > self.most else 0
+        return self.attended(context) * self.kv_bytes + chosen_by
+
+    def attention_work(self, context: int) -> float:
+        """Its operations."""
+        choosing = context * self.index_flops if context > self.most else 0
+        return self.attended(context) * self.attention_flops + choosing
+
+    def attention_work_of_prompt(self, length: int) -> float:
+        """The sum of it over a prompt's tokens."""
+        choosing = self.index_flops * (length**2 - self.most**2) / 2 if length > self.most else 0
+        return self.attended_by_prompt(length) * self.attention_flops + choosing
+
     def expert_bytes(self, tokens: int) -> float:
         """The experts that a pass of so many tokens reads, in the mean."""
         missed = (1 - self.experts_a_token / self.num_experts) ** tokens
@@ -146,10 +170,10 @@ class Work:
 
 def decode_step(cost: ModelCost, *, batch: int, context: int) -> Work:
     """One token for each of `batch` sequences, attending to `context` positions each."""
-    positions = cost.attended(context)
+    products = 2 * (cost.token_parameters / cost.rate + cost.head_parameters)
     return Work(
-        cost.weight_bytes + cost.expert_bytes(batch) + batch * (positions * cost.kv_bytes + 2 * cost.state_bytes),
-        batch * (2 * (cost.token_parameters / cost.rate + cost.head_parameters) + positions * cost.attention_flops),
+        cost.weight_bytes + cost.expert_bytes(batch) + batch * (cost.read_bytes(context) + 2 * cost.state_bytes),
+        batch * (products + cost.attention_work(context)),
     )
 
 
@@ -158,10 +182,10 @@ def prefill(cost: ModelCost, prompts: Iterable[int], *, passes: int = 1) -> Work
     flops, tokens = 0.0, 0
     for length in prompts:
         tokens += length
-        flops += 2 * cost.token_parameters / cost.rate * length + cost.attention_flops * cost.attended_by_prompt(length)
+        flops += 2 * cost.token_parameters / cost.rate * length + cost.attention_work_of_prompt(length)
         flops += 2 * cost.head_parameters
     experts = passes * cost.expert_bytes(tokens // passes)
-    return Work(passes * cost.weight_bytes + experts + tokens * cost.kv_bytes, flops)
+    return Work(passes * cost.weight_bytes + experts + tokens * (cost.kv_bytes + cost.index_bytes), flops)
 
 
 def offline(cost: ModelCost, *, requests: int, prompt: int, output: int) -> Work:
@@ -206,7 +230,7 @@ def _mixer_parameters(mixer: MixerSpec, hidden: int) -> int:
             into = (hidden + queries + 1) * mixer.query_rank if mixer.query_rank else hidden * queries
             latents = hidden * (mixer.rank + mixer.rotated_dim) + mixer.rank * (1 + heads)
             biases = (mixer.query_rank + mixer.rank + mixer.rotated_dim + hidden) * mixer.bias
-            return into + latents + biases + hidden * mixer.num_heads * mixer.value_dim
+            return into + latents + biases + hidden * mixer.num_heads * mixer.value_dim + _of_indexer(mixer, hidden)
         case DeltaSpec():
             channels = 2 * mixer.keys_size + mixer.values_size
             into = channels + mixer.values_size + 2 * mixer.num_value_heads
@@ -243,6 +267,23 @@ def _attention_flops(mixer: AttentionSpec | LatentAttentionSpec) -> int:
     if isinstance(mixer, AttentionSpec):
         return 4 * mixer.q_size
     return 2 * mixer.num_heads * (mixer.query_dim + mixer.value_dim)
+
+
+def _indexer(mixer: AttentionSpec | LatentAttentionSpec) -> IndexerSpec | None:
+    return mixer.indexer if isinstance(mixer, LatentAttentionSpec) else None
+
+
+def _of_indexer(mixer: LatentAttentionSpec, hidden: int) -> int:
+    """Parameters of what chooses its positions."""
+    if (its := mixer.indexer) is None:
+        return 0
+    return its.num_heads * (mixer.query_rank * its.dim + hidden) + (hidden + 2) * its.dim
+
+
+def _most(mixer: AttentionSpec | LatentAttentionSpec) -> float:
+    """Positions that a query attends to at most."""
+    chosen = mixer.most if isinstance(mixer, LatentAttentionSpec) else 0
+    return abs(mixer.window) or chosen or math.inf
 
 
 def _mlp_parameters(mlp: MlpSpec, hidden: int) -> int:

@@ -197,7 +197,7 @@ def _group_bytes(cost: ModelCost, cell: Cell) -> dict[str, float]:
     """What a pass of a memory-bound cell must read, by group."""
     if not isinstance(cell, Decode):
         return {}
-    return {"gemm": cost.weight_bytes, "attention": cell.batch * cell.context * cost.kv_bytes}
+    return {"gemm": cost.weight_bytes, "attention": cell.batch * cost.read_bytes(cell.context)}
 
 
 def _product_bytes(model: ModelSpec, item_bytes: int) -> Counter[str]:

@@ -131,7 +131,27 @@ def test_a_step_reads_and_writes_each_sequences_state() -> None:
     assert two.num_bytes - one.num_bytes == 2 * hybrid.state_bytes + 8 * hybrid.kv_bytes
 
 
-WITH_OWN_VALUES = [case for case in experts.CASES if case.name in ("mimo_v2_flash", "afmoe")]
+def test_chosen_positions_are_read_and_the_keys_of_all() -> None:
+    """DeepSeek-V3.2: 61 layers, 576 numbers of each chosen position and 128 of an indexer's key."""
+    sparse = ModelCost.of(model_spec({"architectures": ["DeepseekV32ForCausalLM"]}), "bfloat16")
+    dense = ModelCost.of(model_spec({"architectures": ["DeepseekV3ForCausalLM"]}), "bfloat16")
+    of_indexers = 61 * (64 * (1536 * 128 + 7168) + (7168 + 2) * 128)
+    assert sparse.stored_parameters - dense.stored_parameters == of_indexers
+    assert sparse.read_bytes(2048) == dense.read_bytes(2048) == 2048 * 61 * 576 * 2
+    assert sparse.read_bytes(32_768) == 61 * 2 * (2048 * 576 + 32_768 * 128)
+    assert sparse.attention_work(2048) == dense.attention_work(2048)
+    assert sparse.attention_work(32_768) == dense.attention_work(2048) + 61 * 2 * 64 * 128 * 32_768
+    pairs = (32_768**2 - 2048**2) / 2
+    assert sparse.attention_work_of_prompt(32_768) == (
+        dense.attention_work_of_prompt(32_768) - pairs * dense.attention_flops + 2048 * (32_768 - 2048) * dense.attention_flops
+        + 61 * 2 * 64 * 128 * pairs
+    )  # fmt: skip
+    whole = 61 * 2 * (576 + 128)
+    assert ModelCost.of(model_spec({"architectures": ["DeepseekV32ForCausalLM"]}), "bfloat16", kv_bytes=whole) == sparse
+
+
+COUNTED = ("mimo_v2_flash", "afmoe", "deepseek_v32", "glm_moe_dsa")
+WITH_OWN_VALUES = [case for case in experts.CASES if case.name in COUNTED]
 
 
 @pytest.mark.parametrize("case", [*hybrids.CASES, *WITH_OWN_VALUES], ids=lambda case: case.name)
