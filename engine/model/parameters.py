@@ -153,7 +153,7 @@ class Weights:
     ) -> None:
         """Declare parameters that exist only while they are loaded: `store` gets the shares of all of them, see `Stage`.
 
-        `temporary`: bytes that it takes for a while.
+        `temporary`: bytes that it takes for a while, at most.
         """
         stage = Stage(store, self.device, self._storing)
         for kind, parameter in parameters.items():

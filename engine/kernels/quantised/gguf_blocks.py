@@ -29,13 +29,14 @@ class Blocks:
     def values(self) -> torch.Tensor:
         """[B, E] float32, rounded as the format's own code does."""
         if self.levels:
-            steps = torch.tensor(self.levels, dtype=torch.float32, device=self.codes.device)[self.codes.long()]
+            levels = torch.tensor(self.levels, dtype=torch.float32, device=self.codes.device)
+            found = levels.index_select(0, self.codes.flatten().int()).view(self.codes.shape)
         else:
-            steps = self.codes.float() - self.zero
-        found = steps.unflatten(1, (self.scales.shape[1], -1)) * self.scales[:, :, None]
+            found = self.codes.float().sub_(self.zero)
+        by_group = found.unflatten(1, (self.scales.shape[1], -1)).mul_(self.scales[:, :, None])
         if self.minimums is not None:
-            found = found + self.minimums[:, :, None]
-        return found.flatten(1)
+            by_group.add_(self.minimums[:, :, None])
+        return found
 
 
 def decoded(kind: str, data: torch.Tensor) -> Blocks:

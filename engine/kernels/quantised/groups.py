@@ -196,9 +196,11 @@ def _narrow(values: torch.Tensor) -> torch.Tensor:
 
 def codes_of(weight: Groups) -> torch.Tensor:
     """Return the codes [..., N, K] uint8."""
-    mask, words = (1 << weight.bits) - 1, weight.codes.unflatten(-1, (-1, 1, WORDS))
-    shifts = torch.arange(0, 32, weight.bits, dtype=torch.int32, device=words.device)[:, None]
-    return ((words >> shifts) & mask).to(torch.uint8).flatten(-3)[..., : weight.inputs]
+    words, planes = weight.codes.unflatten(-1, (-1, WORDS)), 32 // weight.bits
+    codes = torch.empty((*words.shape[:-1], planes, WORDS), dtype=torch.uint8, device=words.device)
+    for plane in range(planes):
+        codes[..., plane, :] = (words >> plane * weight.bits).bitwise_and_((1 << weight.bits) - 1)
+    return codes.flatten(-3)[..., : weight.inputs]
 
 
 def _words(codes: torch.Tensor, bits: int) -> torch.Tensor:
@@ -225,22 +227,36 @@ def dequantised(codes: torch.Tensor, weight: Groups, dtype: torch.dtype) -> torc
 
 def values(weight: Groups) -> torch.Tensor:
     """Return the elements [..., N, K] in float32."""
-    codes = codes_of(weight)
-    plain = codes.float()
+    numbers = _numbers(codes_of(weight), weight)
+    for of_group, at in _by_size(numbers, weight):
+
+        def across(factors: torch.Tensor, at: slice = at) -> torch.Tensor:
+            return factors[..., at, :].float().transpose(-1, -2)[..., None]
+
+        # In place: a matrix of whole numbers of 32 bits is large beside its codes.
+        if weight.minimums is not None:
+            torch.addcmul(across(weight.minimums), of_group, across(weight.scales), out=of_group)
+        else:
+            of_group.sub_(weight.middle if weight.zeros is None else across(weight.zeros)).mul_(across(weight.scales))
+    return numbers
+
+
+def _numbers(codes: torch.Tensor, weight: Groups) -> torch.Tensor:
+    """What codes stand for without zeros and scales, in float32."""
+    levels = weight.levels
     if weight.is_e2m1:
         magnitudes = torch.tensor(E2M1, device=codes.device)
-        plain = torch.cat((magnitudes, -magnitudes))[codes.int()]
-    if weight.levels is not None:
-        plain = weight.levels[codes.int()]
+        levels = torch.cat((magnitudes, -magnitudes))
+    return codes.float() if levels is None else levels.index_select(0, codes.flatten().int()).view(codes.shape)
 
-    def spread(of_groups: torch.Tensor) -> torch.Tensor:
-        across = of_groups.float().transpose(-1, -2)
-        return across.repeat_interleave(weight.group, dim=-1)[..., : weight.inputs]
 
-    if weight.minimums is not None:
-        return torch.addcmul(spread(weight.minimums), plain, spread(weight.scales))
-    zeros = weight.middle if weight.zeros is None else spread(weight.zeros)
-    return (plain - zeros) * spread(weight.scales)
+def _by_size(numbers: torch.Tensor, weight: Groups) -> Iterator[tuple[torch.Tensor, slice]]:
+    """Views [..., N, groups, inputs] of the numbers [..., N, K]: whole groups, and the last one where it is smaller."""
+    whole = weight.inputs // weight.group
+    if whole:
+        yield numbers[..., : whole * weight.group].unflatten(-1, (whole, weight.group)), slice(0, whole)
+    if weight.inputs % weight.group:
+        yield numbers[..., whole * weight.group :].unsqueeze(-2), slice(whole, whole + 1)
 
 
 def _slices(weight: Groups) -> Iterator[tuple[int, int]]:

@@ -34,11 +34,16 @@ def unpacked(words: torch.Tensor, bits: int) -> torch.Tensor:
         if words.shape[-1] % bits:
             raise ValueError(f"{words.shape[-1]} words are no whole runs of {bits}, as codes of {bits} bits take")
         wide = words.unflatten(-1, (-1, bits)).long() & 0xFFFFFFFF
-        wide = wide | (wide.roll(-1, dims=-1) << 32)
-        at = torch.arange(32, device=words.device) * bits
-        return ((wide[..., at // 32] >> (at % 32)) & ((1 << bits) - 1)).to(torch.uint8).flatten(-2)
-    shifts = torch.arange(0, 32, bits, dtype=torch.int32, device=words.device)
-    return ((words[..., None] >> shifts) & ((1 << bits) - 1)).to(torch.uint8).flatten(-2)
+        wide |= wide.roll(-1, dims=-1) << 32
+        places = [(wide[..., at // 32], at % 32) for at in range(0, 32 * bits, bits)]
+    else:
+        places = [(words, at) for at in range(0, 32, bits)]
+    # One place after another: codes of all places in 32 or 64 bits would take many times their memory.
+    first, _ = places[0]
+    codes = torch.empty((*first.shape, len(places)), dtype=torch.uint8, device=words.device)
+    for place, (whole, at) in enumerate(places):
+        codes[..., place] = (whole >> at).bitwise_and_((1 << bits) - 1)
+    return codes.flatten(-2)
 
 
 def from_awq(qweight: torch.Tensor, qzeros: torch.Tensor | None, scales: torch.Tensor) -> Unpacked:

@@ -38,11 +38,14 @@ from engine.model.formats.stored import (
     stage_rows,
 )
 from engine.model.parameters import Placement, Weights
+from engine.model.stage import Store
 
 _SCALE = ("weight_scale", "weight_scale_inv")  # both are factors
 _UNUSED = ("input_scale", "activation_scale", "input_scale_ub")
 INPUTS_MULTIPLE = 64
 _ELEMENTS_AT_ONCE = 1 << 22  # made floats of 32 bits, several times
+# Of an element, while it is rounded.
+_TEMPORARY_BYTES = 13
 FEWEST_OUTPUTS = 64  # that are worth to be quantised
 
 
@@ -146,8 +149,7 @@ class Fp8:
                     place.copy_(values)
 
                 weights.unused.update(f"{under}{module}.{kind}" for kind in _UNUSED)
-                part = self._scale(rows.stop - rows.start, spec.inputs)
-                stage_parts({"scale": part}, module, store, weights, under=under)
+                self._stage_scale(rows.stop - rows.start, spec.inputs, module, store, weights, under)
         return Fp8Matrix(weight, scale, (step, self.block[1]) if in_blocks else None)
 
     @property
@@ -164,6 +166,13 @@ class Fp8:
         shape = {Scales.TENSOR: (1,), Scales.ROW: (rows,), Scales.BLOCK: blocks}[self.scales]
         return StoredPart(shape, torch.float32, _SCALE)
 
+    def _stage_scale(self, rows: int, inputs: int, module: str, store: Store, weights: Weights, under: str) -> None:
+        """Declare the scales of a module, of which `store` may make one for each row of a block."""
+        temporary = (
+            4 * self.block[0] * -(-rows // self.block[0]) * -(-inputs // self.block[1]) if self._in_blocks else 0
+        )
+        stage_parts({"scale": self._scale(rows, inputs)}, module, store, weights, under=under, temporary=temporary)
+
     def _by_row(
         self, weight: torch.Tensor, places: dict[str, list[Placement]], spec: LinearSpec, weights: Weights, under: str
     ) -> Fp8Matrix:
@@ -177,7 +186,7 @@ class Fp8:
                 for place in own:
                     scale[place.target[0]].copy_(values[place.source[0]])
 
-            stage_parts({"scale": self._scale(rows, spec.inputs)}, module, store, weights, under=under)
+            self._stage_scale(rows, spec.inputs, module, store, weights, under)
         return Fp8Matrix(weight, scale)
 
     def _by_block(
@@ -196,9 +205,7 @@ class Fp8:
                     columns = _blocks(place.source[1], inputs)
                     scale[_blocks(place.target[0], step)].copy_(values[_blocks(place.source[0], step), columns])
 
-            stage_parts(
-                {"scale": self._scale(own[0].stored_shape[0], spec.inputs)}, module, store, weights, under=under
-            )
+            self._stage_scale(own[0].stored_shape[0], spec.inputs, module, store, weights, under)
         return Fp8Matrix(weight, scale, (step, inputs))
 
 
@@ -225,11 +232,13 @@ class Fp8WhileLoading:
         bias = declare_bias(spec, weights, under=under)
         if multiplies_fp8(weights.device):
             matrix = Fp8Matrix(weights.empty(shape, FP8), weights.empty(shape[:1], torch.float32))
-            stage_rows(spec, _Rounded(matrix.weight, matrix.scale), weights, under=under)
+            take = _Rounded(matrix.weight, matrix.scale)
+            stage_rows(spec, take, weights, under=under, temporary=_TEMPORARY_BYTES * _ELEMENTS_AT_ONCE)
             return Fp8Linear(matrix, bias)
         weights.made_plain[type(self).__name__] += 1
         dense = Dense(weights.empty(shape), bias)
-        stage_rows(spec, _Rounded(dense.weight, None), weights, under=under)
+        take = _Rounded(dense.weight, None)
+        stage_rows(spec, take, weights, under=under, temporary=_TEMPORARY_BYTES * _ELEMENTS_AT_ONCE)
         weights.when_loaded.append(dense.pack)
         return dense
 
@@ -250,7 +259,8 @@ class Fp8WhileLoading:
             for expert, matrix in enumerate(tensors["weight"]):
                 take(matrix, expert * shape[1])
 
-        weights.staged({"weight": spec.parameter()}, store, ways={"weight": ways_of(spec)}, under=under)
+        temporary, ways = _TEMPORARY_BYTES * _ELEMENTS_AT_ONCE, {"weight": ways_of(spec)}
+        weights.staged({"weight": spec.parameter()}, store, ways=ways, under=under, temporary=temporary)
         assert take.scale is not None
         return Fp8Matrix(take.weight.view(shape), take.scale.view(shape[:2]))
 

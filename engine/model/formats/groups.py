@@ -57,8 +57,11 @@ GroupingOf = Callable[[str], Grouping]
 def plain(format: Grouping, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """Return a module's matrix [N, K] in float32."""
     found = format.unpacked(tensors)
-    matrix = values(_packed(format, found, format.group_of(found.codes.shape[1])))
-    return matrix if found.order is None else matrix[:, found.order.argsort()]
+    order, weight = found.order, _packed(format, found, format.group_of(found.codes.shape[1]))
+    # Its codes go: numbers that have an order are there twice.
+    del found
+    matrix = values(weight)
+    return matrix if order is None else matrix[:, order.argsort()]
 
 
 def declare_groups(format: Grouping | GroupingOf, spec: LinearSpec, weights: Weights, *, under: str) -> Linear:

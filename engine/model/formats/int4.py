@@ -18,6 +18,8 @@ from engine.model.parameters import Weights
 _SHRUNK = (1.0, 0.94, 0.88, 0.82, 0.76)  # tried ranges of a group, in parts of the widest
 _ELEMENTS_AT_ONCE = 1 << 20  # stays in the cache of a CPU's core
 _ELEMENTS_AT_ONCE_ON_GPU = 1 << 23  # made floats of 32 bits, several times
+# Of an element, while it is quantised.
+_TEMPORARY_BYTES = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +32,8 @@ class Int4WhileLoading:
         if not group:
             return DENSE.linear(spec, weights, under=under)
         matrix = allocate(shape, bits=4, group=group, device=weights.device)
-        stage_rows(spec, _Take(matrix, group), weights, under=under)
+        temporary = _TEMPORARY_BYTES * _elements_at_once(weights.device)
+        stage_rows(spec, _Take(matrix, group), weights, under=under, temporary=temporary)
         return serving(Grouped(matrix, declare_bias(spec, weights, under=under)), weights)
 
     def matrix(self, spec: LinearSpec, weights: Weights, *, under: str) -> torch.Tensor:
@@ -51,7 +54,9 @@ class Int4WhileLoading:
             for expert, matrix in enumerate(tensors["weight"]):
                 _Take(experts[expert], group)(matrix, 0)
 
-        weights.staged({"weight": spec.parameter()}, take, ways={"weight": ways_of(spec)}, under=under)
+        temporary = _TEMPORARY_BYTES * _elements_at_once(weights.device)
+        ways = {"weight": ways_of(spec)}
+        weights.staged({"weight": spec.parameter()}, take, ways=ways, under=under, temporary=temporary)
         return experts
 
 
@@ -66,11 +71,14 @@ class _Take:
     group: int
 
     def __call__(self, rows: torch.Tensor, begin: int) -> None:
-        elements = _ELEMENTS_AT_ONCE_ON_GPU if rows.is_cuda else _ELEMENTS_AT_ONCE
-        step = max(1, elements // rows.shape[1])
+        step = max(1, _elements_at_once(rows.device) // rows.shape[1])
         for at in range(0, len(rows), step):
             codes, scales = quantise_groups(rows[at : at + step], self.group)
             put(self.matrix, begin + at, pack(codes, scales, bits=4, group=self.group))
+
+
+def _elements_at_once(device: torch.device) -> int:
+    return _ELEMENTS_AT_ONCE_ON_GPU if device.type == "cuda" else _ELEMENTS_AT_ONCE
 
 
 def _group(inputs: int) -> int:

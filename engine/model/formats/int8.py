@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -24,6 +25,9 @@ from engine.model.formats.dense import DENSE
 from engine.model.formats.product import ExpertsSpec, Linear, LinearSpec, declare_bias
 from engine.model.formats.tables import Table
 from engine.model.parameters import Parameter, Weights
+
+# Of an element: its code, the same in the order of products, and slices in floats.
+_TEMPORARY_BYTES = 4
 
 
 @dataclass(slots=True)
@@ -98,7 +102,8 @@ class Int8WhileLoading:
         def store(tensors: Mapping[str, torch.Tensor]) -> None:
             linear.put(quantise(tensors["weight"]))
 
-        weights.staged({"weight": spec.parameter()}, store, under=under)
+        temporary = _TEMPORARY_BYTES * spec.size * spec.inputs
+        weights.staged({"weight": spec.parameter()}, store, under=under, temporary=temporary)
         return linear
 
     def matrix(self, spec: LinearSpec, weights: Weights, *, under: str) -> torch.Tensor:
@@ -114,7 +119,7 @@ class Int8Tables:
 
     def declare(self, parameter: Parameter, weights: Weights) -> Table:
         table = Int8Table(weights.dtype)
-        weights.staged({"weight": parameter}, table.take)
+        weights.staged({"weight": parameter}, table.take, temporary=_TEMPORARY_BYTES * math.prod(parameter.shape))
         return table
 
 

@@ -16,6 +16,8 @@ from engine.model.formats.product import ExpertsSpec, Linear, LinearSpec
 from engine.model.parameters import Weights, of_experts
 
 GROUP = 32
+# Of an element of one expert: as `TEMPORARY_BYTES`, and its number in 16 bits where it becomes plain.
+_TEMPORARY_BYTES = 13
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,8 @@ class Mxfp4:
         }
         shape = weights.share(parameters["_scales"]).shape
         take = _Take(_memory((*shape[:2], spec.inputs), weights), spec.halves and spec.order is not Order.ROWS)
-        weights.staged(parameters, take, under=under)
+        temporary = _TEMPORARY_BYTES * spec.rows * spec.inputs
+        weights.staged(parameters, take, under=under, temporary=temporary)
         return take.experts
 
 

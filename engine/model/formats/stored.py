@@ -14,7 +14,7 @@ from engine.model.formats.product import ExpertsSpec, Linear, LinearSpec, declar
 from engine.model.parameters import Parameter, Placement, Way, Weights, stacked
 from engine.model.stage import Store
 
-# Of an element, while a module is taken apart: two whole numbers of 32 bits and two of 8.
+# Of an element, while a module is taken apart or becomes plain: two numbers of 32 bits, and some of 8.
 TEMPORARY_BYTES = 10
 
 
@@ -46,7 +46,9 @@ class Stored(Protocol):
 StoredOf = Callable[[str], Stored]  # by our whole name of the module
 
 
-def stage_rows(spec: LinearSpec, take: Callable[[torch.Tensor, int], None], weights: Weights, *, under: str) -> None:
+def stage_rows(
+    spec: LinearSpec, take: Callable[[torch.Tensor, int], None], weights: Weights, *, under: str, temporary: int
+) -> None:
     """Declare the plain rows of each tensor until `take` has had them, with the row of the share where they begin."""
     begin = 0
     for own in spec.by_tensor():
@@ -54,7 +56,7 @@ def stage_rows(spec: LinearSpec, take: Callable[[torch.Tensor, int], None], weig
         def store(tensors: Mapping[str, torch.Tensor], begin: int = begin) -> None:
             take(tensors["weight"], begin)
 
-        weights.staged({"weight": own}, store, under=under)
+        weights.staged({"weight": own}, store, under=under, temporary=temporary)
         begin += weights.share(own).shape[0]
 
 

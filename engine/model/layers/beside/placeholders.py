@@ -26,7 +26,8 @@ class Placeholders:
                 "norm": whole(f"{spec.under}.hard_embedding_norm.weight", spec.size),
                 "projection": whole(f"{spec.under}.embedding_projection.weight", hidden, spec.size),
             }
-            weights.staged(parameters, self._store(spec))
+            temporary = 4 * (3 * spec.count * (spec.size + hidden) + hidden * spec.size)
+            weights.staged(parameters, self._store(spec), temporary=temporary)
 
     def _store(self, spec: PlaceholderSpec) -> Store:
         begin = spec.first - self._first
