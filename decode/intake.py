@@ -185,17 +185,17 @@ class Intake:
         sequence.num_cached = len(room.cached) * self._context.pool.block_size
         sequence.restart(len(sequence.token_ids))
         publish_computed(self._context.pool, sequence)
+        sequence.append(message.first_token)
         knows_first = job.sampling.logprobs is None or message.first_logprobs is not None
         knows_first = knows_first and job.sampling.prompt_logprobs is None
         request = DecodeRequest(
             job=job,
             sequence=sequence,
             deadline_at=reservation.deadline_at,
-            first_position=sequence.num_generated + (not knows_first),
+            first_position=sequence.num_generated - knows_first,
             logprobs=[message.first_logprobs] if message.first_logprobs is not None else [],
             cached_tokens=min(message.num_cached_tokens, job.num_prompt_tokens),
         )
-        sequence.append(message.first_token)
         self._activate(request)
         self._context.background.spawn(self._tell_imported(reservation, message.traceparent or job.context))
 

@@ -29,10 +29,10 @@ class DecodeRequest:
     ended_at: float | None = None
     stopped: str = ""
     preemptions: int = 0
-    num_before: int = field(init=False)  # generated tokens made elsewhere, with a handoff's first one
+    num_before: int = field(init=False)  # generated tokens that this role did not make
 
     def __post_init__(self) -> None:
-        self.num_before = self.sequence.num_generated + bool(self.job.decode_workers)
+        self.num_before = self.sequence.num_generated
 
     @property
     def id(self) -> str:

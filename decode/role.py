@@ -38,7 +38,7 @@ from decode.scheduler import DecodeScheduler
 from decode.spans import record_decode
 from engine.engine import Chunk, Sampled
 from worker.context import RoleContext
-from worker.roles import CancelReason, RoleLoad
+from worker.roles import CancelReason, Computed, RoleLoad
 from worker.serving.allocation import publish_computed, sequence_of, withdraw
 from worker.serving.building import built
 from worker.serving.checks import check_job
@@ -63,7 +63,7 @@ class DecodeRole:
             max_sequences=context.max_sequences,
             max_model_len=context.max_model_len,
             prompt_budget=context.budget.tokens,
-            expects=lambda: self._reservations.num_open > 0,
+            expected=lambda: self._reservations.num_open,
             trials=context.trials,
         )
         self._requests: dict[str, DecodeRequest] = {}  # includes ended ones until received
@@ -128,7 +128,7 @@ class DecodeRole:
         self._context.wake()
 
     def activate(self, request: DecodeRequest) -> None:
-        """A verified handoff: the sequence joins the batch with its next pass."""
+        """A verified handoff, or a prompt of this worker's: the sequence joins the batch with its next pass."""
         if not self._supersede(request.job):
             self.scheduler.remove(request)
             return
@@ -136,6 +136,24 @@ class DecodeRole:
         self._context.trials.watch(request.sequence, request.job.gateway, request.job.context)
         self.scheduler.join(request)
         self._context.wake()
+
+    def adopt(self, prompt: Computed) -> bool:
+        """Go on with a prompt of this worker's other role if the batch has a place: it needs no block that it hasn't.
+
+        Sequences that wait for blocks keep no place from it: they may wait for its own.
+        """
+        if len(self.scheduler.running) + self._reservations.num_open >= self._context.max_sequences:
+            return False
+        request = DecodeRequest(
+            job=prompt.job,
+            sequence=prompt.sequence,
+            deadline_at=prompt.deadline_at,
+            first_position=prompt.sequence.num_generated - 1,
+            logprobs=prompt.logprobs,
+            cached_tokens=prompt.cached_tokens,
+        )
+        self.activate(request)
+        return True
 
     def _supersede(self, job: Job) -> bool:
         """Make way for a newer attempt of the same request; False if `job` itself is already over."""

@@ -39,16 +39,16 @@ class DecodeScheduler:
         max_sequences: int,
         max_model_len: int,
         prompt_budget: PromptTokens | None = None,
-        expects: Callable[[], bool] = lambda: False,
+        expected: Callable[[], int] = lambda: 0,
         trials: Trials | None = None,
     ) -> None:
         """`prompt_budget(waiting, decoding=…, context=…)`: prompt tokens that may join a pass; None = any number.
 
-        `expects()`: whether sequences are about to join; then passes without decoding are bounded, too.
+        `expected()`: sequences that are about to join. They have their places, and passes without decoding are bounded, too.
         """
         self._trials = trials or Trials()
         self._prompt_budget = prompt_budget
-        self._expects = expects
+        self._expected = expected
         self._pool = pool
         self._max_sequences = max_sequences
         self._max_model_len = max_model_len
@@ -133,7 +133,7 @@ class DecodeScheduler:
 
     def _bound_prompts(self, draft: _Draft, *, context: int | None) -> None:
         """After the decoding sequences, bound prompts so that decoding does not wait too long."""
-        if self._prompt_budget is not None and not draft.is_bounded and (draft.shares or self._expects()):
+        if self._prompt_budget is not None and not draft.is_bounded and (draft.shares or self._expected()):
             waiting = sum(request.sequence.num_unscheduled for request in self if request not in draft.shares)
             budget = self._prompt_budget(waiting, decoding=len(draft.shares), context=context)
             draft.token_budget = min(draft.token_budget, budget)
@@ -191,7 +191,8 @@ class DecodeScheduler:
             self.resume_point.drop()
 
     def _admit_waiting(self, draft: _Draft, held_back: set[Sequence]) -> None:
-        while self.waiting and draft.token_budget > 0 and len(self.running) < self._max_sequences:
+        most = self._max_sequences - self._expected()
+        while self.waiting and draft.token_budget > 0 and len(self.running) < most:
             request = self.waiting[0]
             if request.sequence in held_back or draft.scores_another(request):
                 return

@@ -37,6 +37,7 @@ from prefill.reserving import Reserving
 from prefill.spans import HandoffRecord, Push, record_prefill
 from prefill.stop import Stop
 from worker.context import RoleContext
+from worker.roles import Computed
 from worker.serving.jobs import HandoffTimes
 
 log = logging.getLogger("baton.handoff")
@@ -101,6 +102,13 @@ class _HandoffTask:
                 request.stop(Stop.DECODER_LOST)
             elif request.expired:
                 request.stop(Stop.DEADLINE)
+            elif self._stays():
+                await self._context.jobs.settle(
+                    request.claimed,
+                    decode_worker=self._context.identity.worker,
+                    decode_incarnation=self._context.identity.incarnation,
+                )
+                return
             elif await self._push_next():
                 continue
             elif self._manifest_is_due():
@@ -115,9 +123,9 @@ class _HandoffTask:
         request, context = self._request, self._context
         if self._reservation is not None:
             await cancel_all([self._reservation])  # a lease may have been granted at this very moment
-        if request.stopped:
+        if request.stopped and not request.is_adopted:
             await self._give_up(request.stopped)
-        elif request.finish:
+        elif request.finish or request.is_adopted:
             await self._release_lease()
         block_bytes = context.layout.block_bytes
         record_prefill(context.tracer, request, self._record, worker=context.identity.worker, block_bytes=block_bytes)
@@ -159,6 +167,26 @@ class _HandoffTask:
         state = self._context.peers.states.get(self._decode_worker)
         replaced = state is not None and state.incarnation != self._lease.incarnation
         return not replaced and (self._decode_worker, self._lease.incarnation) not in self._request.lost
+
+    def _stays(self) -> bool:
+        """Whether this worker's decode role goes on with the prompt from here on, because nobody else has room.
+
+        It needs no block besides the prompt's own, and may give way there as any other sequence. So no prompt that holds blocks
+        where sequences are decoded waits for blocks, here or elsewhere: see docs/architecture.md.
+        """
+        request = self._request
+        if self._lease is None and request.first_token is not None and request.asked_all:
+            told = request.told
+            assert told is not None
+            prompt = Computed(
+                job=request.job,
+                sequence=request.sequence,
+                deadline_at=request.claimed.deadline_at,
+                logprobs=told.logprobs,
+                cached_tokens=told.cached_tokens,
+            )
+            request.is_adopted = self._context.roles.adopt(prompt)
+        return request.is_adopted
 
     # -- blocks ----------------------------------------------------------------------------------------------------
 

@@ -28,6 +28,8 @@ class PrefillRequest:
     told: Tokens | None = None  # the first token as sent to the gateway
     finish: Finish = Finish.NONE  # set with the first token if the request ends there
     waits_for_room: bool = False  # every candidate is full
+    asked_all: bool = False  # each candidate was asked once
+    is_adopted: bool = False  # this worker's other role goes on with it, and has its blocks
     decode_worker: str = ""  # the one that granted a lease
     dead_worker: str = ""  # the decode worker that fell silent over the handoff
     stopped: Stop | None = None  # why the request was given up; None while it goes on

@@ -8,7 +8,7 @@ import time
 
 from common.errors import UnavailableError
 from common.messages import Cancel, Reserve, ReserveReply, worker_reply_decoder
-from common.words import Refusal
+from common.words import Refusal, Role
 from prefill.candidates import Candidates
 from prefill.request import PrefillRequest
 from prefill.spans import HandoffRecord
@@ -53,6 +53,8 @@ class Reserving:
                     self._request.stop(Stop.CANCELLED)
                     return None
                 self._candidates.refused(worker, reply)
+            self._request.asked_all = True
+            self._request.changed.set()  # it may go on in this worker now
             stop = self._candidates.round_ended(num_silent=num_silent)
             if stop is not None:
                 self._request.stop(stop, self._candidates.detail)
@@ -78,6 +80,10 @@ class Reserving:
             self._context.background.spawn(self._tell(worker, cancel))
 
     async def _ask(self, worker: str) -> ReserveReply | None:
+        if worker == self._context.identity.worker:
+            # It goes on here without a lease: with one it would be here twice.
+            takes = self._context.roles.takes(Role.DECODE)
+            return ReserveReply(granted=False, reason=Refusal.FULL if takes else Refusal.DRAINING)
         known = self._context.peers.states.get(worker)
         job = self._request.job
         if known is not None and not known.follows(job.sampling, job.grammar):

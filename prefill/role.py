@@ -40,7 +40,7 @@ from prefill.request import PrefillRequest
 from prefill.scheduler import next_chunks
 from prefill.stop import Stop
 from worker.context import RoleContext
-from worker.roles import CancelReason, RoleLoad
+from worker.roles import CancelReason, Computed, RoleLoad
 from worker.serving.allocation import (
     HeldBlocks,
     admit,
@@ -148,7 +148,8 @@ class PrefillRole:
             while self.blocks.in_use(request.sequence):
                 request.changed.clear()
                 await request.changed.wait()
-            self.blocks.give_back(request.sequence)
+            if not request.is_adopted:
+                self.blocks.give_back(request.sequence)
             del self._tasks[request]
             if self._requests.get(request.id) is request:
                 del self._requests[request.id]
@@ -224,15 +225,14 @@ class PrefillRole:
             self._context.jobs.room_changed()
 
     def _spare_blocks(self) -> int:
-        """Blocks that admission leaves free: one for each sequence decoded here, and one, with a state's, for the next.
+        """Blocks that admission leaves free: one for each sequence decoded here, and one for the next, which may come from here.
 
-        The next one's other blocks may be here already. Without it, all blocks could be held by prompts that wait for room,
-        each until its deadline.
+        Each can grow by one then, before any gives way.
         """
         others = [role.load() for role in self._context.roles.active if role is not self]
         if not others or self._context.pool.num_used == 0:
             return 0
-        return 1 + self._context.pool.state_blocks + sum(load.running + load.waiting for load in others)
+        return 1 + sum(load.running + load.waiting for load in others)
 
     def _first_token(self, request: PrefillRequest, sampled: Sampled | None) -> None:
         """Send the token to the gateway from here: disaggregation must not cost time to first token."""
@@ -263,6 +263,10 @@ class PrefillRole:
             prompt_logprobs=sequence.prompt_logprobs,
         )
         self._context.outbox.add(request.job.gateway, request.told)
+
+    def adopt(self, prompt: Computed) -> bool:
+        """Prompts are computed here alone."""
+        return False
 
     # -- control -------------------------------------------------------------------------------------------------------
 
@@ -351,7 +355,7 @@ class PrefillRole:
             request.changed.set()  # its handoff checks this worker
 
     def load(self) -> RoleLoad:
-        requests = list(self._requests.values())
+        requests = [request for request in self._requests.values() if not request.is_adopted]
         missing = [
             len(request.sequence.token_ids) - request.sequence.num_computed
             for request in requests
@@ -362,7 +366,11 @@ class PrefillRole:
             running=sum(request.admitted for request in requests),
             waiting=sum(not request.admitted for request in requests),
             queued_tokens=sum(missing),
-            held_blocks=sum(blocks_for(len(r.sequence.token_ids), size) + state for r in self._tasks if r.admitted),
+            held_blocks=sum(
+                blocks_for(len(r.sequence.token_ids), size) + state
+                for r in self._tasks
+                if r.admitted and not r.is_adopted
+            ),
             link_bytes_per_s=min(self._links.values(), default=0.0),
         )
 

@@ -14,8 +14,9 @@ from enum import Enum
 from typing import Protocol
 
 from common import words
-from common.messages import Job, ToWorker, WorkerReply, WorkerState
+from common.messages import Job, TokenLogprobs, ToWorker, WorkerReply, WorkerState
 from common.words import WorkerStatus
+from engine.sequence import Sequence as TokenSequence
 from worker.device.pipeline import Planner
 from worker.serving.jobs import ClaimedJob
 
@@ -31,6 +32,20 @@ class RoleLoad:
     preemptions: int = 0  # since the start
     bad_digests: int = 0  # likewise
     link_bytes_per_s: float = 0.0  # the slowest measured link to a decode worker; 0 = none
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Computed:
+    """A prompt that one role computed, with its first token and its blocks, for another role of the same worker.
+
+    `deadline_at` is in `time.monotonic()`, `logprobs` are the first token's, and `cached_tokens` counts the prompt's.
+    """
+
+    job: Job
+    sequence: TokenSequence
+    deadline_at: float
+    logprobs: list[TokenLogprobs]
+    cached_tokens: int
 
 
 class CancelReason(Enum):
@@ -60,6 +75,10 @@ class Role(Planner, Protocol):
 
     async def start(self, claimed: ClaimedJob) -> None:
         """Begin a claimed job. Never raises: a job that can't start is failed."""
+        ...
+
+    def adopt(self, prompt: Computed) -> bool:
+        """Go on with another role's prompt in the blocks that it has, which are this role's then; False if it can't now."""
         ...
 
     async def handle(self, message: ToWorker) -> WorkerReply | None:
@@ -117,6 +136,10 @@ class Roles:
     def room(self) -> int:
         """Jobs that could start now."""
         return max((role.room() for role in self.active), default=0) if self.status == WorkerStatus.READY else 0
+
+    def adopt(self, prompt: Computed) -> bool:
+        """Have a role that takes new work go on with the prompt; False if none can now."""
+        return self.status == WorkerStatus.READY and any(role.adopt(prompt) for role in self.active)
 
     def refusal(self, wanted: Sequence[str]) -> str:
         """Why the worker can't have these roles; "" if it can."""

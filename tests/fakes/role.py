@@ -6,7 +6,7 @@ from collections.abc import Sequence as ListOf
 
 from common.messages import Job, ToWorker, WorkerReply, WorkerState
 from engine.engine import Chunk, Sampled
-from worker.roles import CancelReason, RoleLoad
+from worker.roles import CancelReason, Computed, RoleLoad
 from worker.serving.jobs import ClaimedJob
 
 
@@ -31,6 +31,9 @@ class NotingRole:
 
     async def start(self, claimed: ClaimedJob) -> None:
         self.started.append(claimed.job)
+
+    def adopt(self, prompt: Computed) -> bool:
+        return False
 
     async def handle(self, message: ToWorker) -> WorkerReply | None:
         return self.answer

@@ -1,4 +1,7 @@
-"""`python -m tests.simulation SEED`: one seed again, with what happened. `python -m tests.simulation FIRST LAST`: many."""
+"""`python -m tests.simulation SEED`: one seed again, with what happened. `python -m tests.simulation FIRST LAST`: many.
+
+A form's name before them, as `cramped`, has worlds of that form.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,15 @@ import sys
 import time
 from collections import Counter
 
+from tests.simulation.forms import FORMS, FREE
 from tests.simulation.world import Violation, no_garbage_collection, play
 
 
 def main(arguments: list[str]) -> int:
+    form = FREE if arguments[0].isdecimal() else FORMS[arguments.pop(0)]
     if len(arguments) == 1:
         try:
-            world = play(int(arguments[0]), log=print)
+            world = play(int(arguments[0]), form=form, log=print)
         except Violation as error:
             print(error)
             return 1
@@ -28,7 +33,7 @@ def main(arguments: list[str]) -> int:
             if seed % 50 == 0:
                 gc.collect()
             try:
-                world = play(seed)
+                world = play(seed, form=form)
             except Violation as error:
                 failed += 1
                 print(error)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from common import subjects
-from common.messages import Frame, GatewayState, PagePart, SetRoles, Tokens
+from common.messages import Frame, GatewayState, SetRoles, Tokens
 from common.peers import Peers
 from decode.role import DecodeRole
 from engine.config import EngineConfig
@@ -23,20 +23,19 @@ from gateway.lifecycle.requests import Requests
 from prefill.role import PrefillRole
 from tests.simulation.bus import SimBus
 from tests.simulation.clock import Process
+from tests.simulation.forms import BLOCK, STATES, VOCAB
+from tests.simulation.logs import FailedPassError
 from tests.simulation.store import SimStore
 from tests.simulation.transport import SimTransport
 from worker.device.launcher import Threads
 from worker.device.step_policy import StepTargets
 from worker.identity import Identity
+from worker.roles import Computed
 from worker.settings import WorkerSettings
 from worker.worker import Worker
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
-
-BLOCK = 4
-KEYS = PagePart(layers=1, planes=2, heads=1, dim=4, dtype="float32")
-STATES = PagePart(layers=2, planes=1, heads=1, dim=24, dtype="float32", per_token=False)  # a block for each layer
 
 
 class SteppedProcess(Process):
@@ -156,6 +155,7 @@ class WorkerNode(Node):
         )
         self.decode = DecodeRole(worker.context)
         self.prefill = PrefillRole(worker.context, max_requests=4)
+        self.decode.adopt = self._adopt  # type: ignore[method-assign]
         self.intake = self.decode._intake
         self.pool = worker.context.pool
         transport.node = self
@@ -169,6 +169,11 @@ class WorkerNode(Node):
         self.world.faults["device broken"] += 1
         self.comes_back_s = self.comes_back_s or 0.5
         self.die()
+
+    def _adopt(self, prompt: Computed) -> bool:
+        is_adopted = DecodeRole.adopt(self.decode, prompt)
+        self.world.faults["went on in place"] += is_adopted
+        return is_adopted
 
     def switch(self, roles: list[str]) -> None:
         """Somebody tells the worker to take new work of these roles alone."""
@@ -292,27 +297,22 @@ class VirtualThread:
         """Nothing is waited for at the end of a world."""
 
 
-def parts_of(seed: int) -> list[PagePart]:
-    """What blocks hold in the world of a seed: in one of four, layers keep states."""
-    return [KEYS, STATES] if seed % 4 == 1 else [KEYS]
-
-
 class WatchedEngine(FakeEngine):
     """Looks whether a pass touches only blocks that are its sequences'; fails when the weather says so."""
 
     def __init__(self, node: WorkerNode, transport: SimTransport) -> None:
-        parts = parts_of(node.world.seed)
+        parts = node.world.parts
         num_blocks = node.num_blocks + len(parts[1:]) * STATES.layers
         config = EngineConfig(model=Path("sim"), num_blocks=num_blocks, block_size=BLOCK, max_model_len=64)
-        super().__init__(config, vocab_size=64, parts=parts, sleep=None, allocate=transport.allocate)
+        super().__init__(config, vocab_size=VOCAB, parts=parts, sleep=None, allocate=transport.allocate)
         self.fingerprint = "sim"  # whatever the size of the pool
         self._node = node
         self.as_on_gpus = node.world.random.random() < 0.5  # a pass is waited for in another thread, its time measured
 
     def launch(self, chunks: list[Chunk]) -> Pass:
-        from tests.simulation.world import FailedPassError
-
         node, weather = self._node, self._node.world.weather
+        if node.decode.scheduler.resume_point.blocks:
+            node.world.faults["held checkpoint"] += 1
         leased = set[int]()
         if node.intake is not None:
             leased = {block for lease in node.intake.reservations._table._leases.values() for block in lease.blocks}

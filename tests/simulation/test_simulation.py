@@ -18,15 +18,20 @@ from common.words import Refusal
 from decode.intake import Intake
 from decode.request import DecodeRequest
 from decode.reservations import Reservation, Reservations
+from decode.resume_point import ResumePoint
+from decode.role import DecodeRole
+from engine.sequence import Sequence
 from gateway.lifecycle.inbox import Inbox
 from gateway.placement.releases import Releases
 from gateway.request.active import ActiveRequest
 from kvtransfer.digest import block_digests
+from tests.simulation.forms import FORMS, FREE, Form
 from tests.simulation.transport import SimTransport
 from tests.simulation.world import Violation, no_garbage_collection, play
 from worker.serving.allocation import HeldBlocks
 
 BATCH = 1_000
+FORCED = 25
 ENOUGH = 2_000  # seeds, one of which at least finds a planted bug; the rarest are found by one in 300
 KINDS = """bad digest, came back, client left, cut off, dropped while cut off, ended complete, ended deadline_exceeded,
 ended left, ended request_quarantined, ended unavailable, failed pass, failed push, flipped bit, held, job given up,
@@ -53,6 +58,16 @@ def test_the_invariants_hold_in_every_seed(first: int) -> None:
     assert not failed, "\n".join(failed)
     never = [kind for kind in KINDS.replace("\n", " ").split(", ") if not faults[kind]]
     assert not never, f"these faults never happened: {never}"
+
+
+@pytest.mark.parametrize(("form", "kind"), [("cramped", "went on in place"), ("resuming", "held checkpoint")])
+def test_the_invariants_hold_in_worlds_of_a_narrow_form(form: str, kind: str) -> None:
+    """In cramped ones, requests waited for each other until their deadlines, in one worker or in two (seeds 7 and 13)."""
+    faults: Counter[str] = Counter()
+    with no_garbage_collection():
+        for seed in range(FORCED):
+            faults += play(seed, form=FORMS[form]).faults
+    assert faults[kind]
 
 
 @pytest.mark.parametrize("seed", [11, 22, 35])  # in the last two, what passes took decides what comes next
@@ -133,6 +148,30 @@ def stale_tokens_taken(patch: Patch) -> None:
     patch.setattr(Inbox, "_take", lax)
 
 
+def nobody_goes_on_in_place(patch: Patch) -> None:
+    """A prompt's own worker takes it no more readily than others."""
+    patch.setattr(DecodeRole, "adopt", lambda *_: False)
+
+
+def older_checkpoint_kept(patch: Patch) -> None:
+    """Who holds a newer checkpoint of a sequence keeps the one before as well."""
+    renew = ResumePoint._renew
+
+    def keep_both(point: ResumePoint, sequence: Sequence) -> None:
+        point.blocks = []
+        renew(point, sequence)
+
+    patch.setattr(ResumePoint, "_renew", keep_both)
+
+
+@pytest.mark.parametrize(("plant", "form"), [(nobody_goes_on_in_place, "cramped"), (older_checkpoint_kept, "resuming")])
+def test_a_planted_bug_is_found_in_worlds_of_a_narrow_form(
+    plant: Callable[[Patch], None], form: str, monkeypatch: Patch
+) -> None:
+    plant(monkeypatch)
+    assert finds(FORCED, FORMS[form]), f"{FORCED} seeds found nothing"
+
+
 @pytest.mark.parametrize(
     "plant",
     [
@@ -147,10 +186,15 @@ def stale_tokens_taken(patch: Patch) -> None:
 )
 def test_a_planted_bug_is_found(plant: Callable[[Patch], None], monkeypatch: Patch) -> None:
     plant(monkeypatch)
+    assert finds(ENOUGH, FREE), f"{ENOUGH} seeds found nothing"
+
+
+def finds(seeds: int, form: Form) -> bool:
+    """Whether one of so many seeds finds something."""
     with no_garbage_collection():
-        for seed in range(ENOUGH):
+        for seed in range(seeds):
             try:
-                play(seed)
+                play(seed, form=form)
             except Violation:
-                return
-    raise AssertionError(f"{ENOUGH} seeds found nothing")
+                return True
+    return False

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import logging
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -20,7 +19,7 @@ import msgspec
 
 import decode.role
 from common.errors import DeadlineExceededError, ServingError
-from common.messages import SamplingParams
+from common.messages import PagePart, SamplingParams
 from engine.config import EngineConfig
 from engine.fake.engine import FakeEngine
 from gateway.admission import places
@@ -29,17 +28,16 @@ from gateway.tenants.tenants import Tenant
 from tests.fakes.reading import events_of
 from tests.simulation.bus import Network
 from tests.simulation.clock import EndlessError, Process, VirtualLoop, monotonic_is
-from tests.simulation.nodes import BLOCK, GatewayNode, WorkerNode, parts_of
+from tests.simulation.forms import BLOCK, FREE, LEAST_CONTEXT, VOCAB, Form
+from tests.simulation.logs import errors_are_violations
+from tests.simulation.nodes import GatewayNode, WorkerNode
 from tests.simulation.store import Ledger
 from tests.simulation.transport import Fabric, SimTransport
 from tests.simulation.weather import Weather
 
-VOCAB = 64
 SLACK_S = 1.5  # past its deadline a request may end: the gateway looks each 0.1 s, and its own calls have time-outs
 REST_S = 17.0  # in calm, everything is given back by then: also charges that nobody releases
-CROWDED = 7  # one of so many seeds has many clients: pools are full, and requests wait for each other's blocks
 CROWDED_DEADLINE_S, CROWDED_REST_S = 24.0, 30.0
-LEAST_CONTEXT = 32  # tokens that fit into the smallest pool
 RIVALS = 3  # of the crowded seeds, one of so many has two tenants with long answers that take each other's places
 RIVALS_RUN_S = 0.05  # instead of a second: passes take a few milliseconds
 HELD_S = 5.0  # in calm, and all requests and pushes over: no process holds anything of them any more
@@ -76,14 +74,15 @@ class Client:
 class World:
     """Everything of one run."""
 
-    def __init__(self, seed: int, *, log: Callable[[str], None] | None = None) -> None:
-        self.seed, self.is_crowded = seed, seed % CROWDED == 0
+    def __init__(self, seed: int, *, form: Form = FREE, log: Callable[[str], None] | None = None) -> None:
+        self.seed, self.form, self.is_crowded = seed, form, form.crowds(seed)
+        self.parts = form.parts(seed)
         self.log = log
         self.random = dice = random.Random(seed)
         self.loop = VirtualLoop()
         self.loop.executor_delay = lambda: dice.uniform(0.0001, 0.003)
         self.faults: Counter[str] = Counter()
-        self.weather = Weather.draw(dice)
+        self.weather = Weather(dice=dice) if form.is_fair else Weather.draw(dice)
         self.network = Network(self.loop, self.weather, self.faults, self.note)
         self.ledger = Ledger(self.loop, self.weather, self.faults)
         self.fabric = Fabric(self.loop, self.weather, self.faults, self.landing)
@@ -92,7 +91,8 @@ class World:
         self.workers: list[WorkerNode] = self._draw_workers()
         self.gateways = [GatewayNode(self, f"g{n}") for n in range(dice.choice([1, 1, 2]))]
         self.clients: list[Client] = self._draw_clients()
-        self.is_rivalry = seed % (CROWDED * RIVALS) == 0
+        self._lengthen(random.Random(seed))
+        self.is_rivalry = self.is_crowded and seed % RIVALS == 0
         if self.is_rivalry:
             self._make_rivals(random.Random(seed))  # dice of its own: the rest of the seed stays as it was
         self.by_name = {client.name: client for client in self.clients}
@@ -103,14 +103,7 @@ class World:
     # -- what is drawn -----------------------------------------------------------------------------------------------
 
     def _draw_workers(self) -> list[WorkerNode]:
-        dice, nodes = self.random, []
-        for role, number in (("prefill", dice.choice([1, 2, 2])), ("decode", dice.choice([1, 2, 2]))):
-            for index in range(number):
-                both = role == "decode" and dice.random() < 0.1
-                roles = ["decode", "prefill"] if both else [role]
-                blocks = dice.randint(8, 12) if role == "decode" else dice.randint(9, 20)
-                nodes.append(WorkerNode(self, f"{role[0]}{index}", roles, blocks))
-        return nodes
+        return [WorkerNode(self, *drawn) for drawn in self.form.drawn_workers(self.random)]
 
     def _draw_clients(self) -> list[Client]:
         dice = self.random
@@ -140,6 +133,14 @@ class World:
                 )
             )
         return clients
+
+    def _lengthen(self, dice: random.Random) -> None:
+        for client in self.clients:
+            num_tokens, most = self.form.lengths(dice)
+            if num_tokens:
+                known, sampling = client.spec.token_ids, msgspec.structs.replace(client.spec.sampling, max_tokens=most)
+                token_ids = [*known, *(dice.randrange(VOCAB) for _ in range(num_tokens))][:num_tokens]
+                client.spec = replace(client.spec, token_ids=token_ids, sampling=sampling)
 
     def _make_rivals(self, dice: random.Random) -> None:
         for client in self.clients:
@@ -336,7 +337,7 @@ class World:
 
     def _check_answer(self, client: Client) -> None:
         sampling = client.spec.sampling
-        expected = oracle(self.seed).expected(client.spec.token_ids, sampling.max_tokens, sampling)
+        expected = oracle(self.parts).expected(client.spec.token_ids, sampling.max_tokens, sampling)
         if client.tokens != expected[: len(client.tokens)]:
             self.violate(f"{client.name} got {client.tokens}, expected {expected}")
         if client.end == "complete":
@@ -353,9 +354,9 @@ class World:
         self.violate(f"{context.get('message')}: {context.get('exception')!r}")
 
 
-def play(seed: int, *, log: Callable[[str], None] | None = None) -> World:
+def play(seed: int, *, form: Form = FREE, log: Callable[[str], None] | None = None) -> World:
     """Run one seed; raise Violation, naming it, if something did not hold."""
-    world = World(seed, log=log)
+    world = World(seed, form=form, log=log)
     loop = world.loop
     loop.set_exception_handler(lambda _, context: world.failures(context))
     kept, decode.role.KEEP_ENDED_S = decode.role.KEEP_ENDED_S, KEEP_ENDED_S
@@ -363,7 +364,7 @@ def play(seed: int, *, log: Callable[[str], None] | None = None) -> World:
     if world.is_rivalry:
         places.MIN_RUN_S = RIVALS_RUN_S
     try:
-        with monotonic_is(loop), errors_are_violations(world):
+        with monotonic_is(loop), errors_are_violations(world), form.checkpoints():
             try:
                 loop.run_until_complete(world.run())
             except EndlessError as error:
@@ -377,52 +378,11 @@ def play(seed: int, *, log: Callable[[str], None] | None = None) -> World:
     return world
 
 
-@contextmanager
-def errors_are_violations(world: World) -> Iterator[None]:
-    """What the code logs as an error is one, unless the weather brought it."""
-    logger = logging.getLogger("baton")
-    handler = _Handler(world)
-    before = logger.level, logger.propagate
-    logger.setLevel(logging.DEBUG if world.log else logging.ERROR)
-    logger.propagate = False
-    logger.addHandler(handler)
-    try:
-        yield
-    finally:
-        logger.removeHandler(handler)
-        logger.setLevel(before[0])
-        logger.propagate = before[1]
-
-
-class _Handler(logging.Handler):
-    def __init__(self, world: World) -> None:
-        super().__init__()
-        self._world = world
-
-    def emit(self, record: logging.LogRecord) -> None:
-        text, error = record.getMessage(), record.exc_info[1] if record.exc_info else None
-        if record.levelno < logging.ERROR:
-            self._world.tell(f"    {text} {getattr(record, 'reason', '')}")
-        elif text == "intake.bad_digest":
-            self._world.faults["bad digest"] += 1
-        elif text == "device.step_failed" and isinstance(error, FailedPassError):
-            self._world.faults["failed pass"] += 1
-        elif text == "worker.device_broken":
-            self._world.tell(text)
-        else:
-            self._world.violate(f"{text}: {error!r}")
-
-
-class FailedPassError(RuntimeError):
-    """A pass that the weather failed."""
-
-
 _oracles: dict[int, FakeEngine] = {}
 
 
-def oracle(seed: int) -> FakeEngine:
+def oracle(parts: list[PagePart]) -> FakeEngine:
     """Says what the answers must be."""
-    parts = parts_of(seed)
     if len(parts) not in _oracles:
         config = EngineConfig(model=Path("sim"), num_blocks=9, block_size=BLOCK, max_model_len=64)
         _oracles[len(parts)] = FakeEngine(config, vocab_size=VOCAB, parts=parts, sleep=None)

@@ -254,18 +254,31 @@ def test_prompts_computed_here_don_t_make_a_decode_batch_wait() -> None:
 
 def test_prompts_alone_are_bounded_while_a_hand_over_is_on_its_way() -> None:
     """Nobody knows when it comes, and its second token would wait for the pass that it finds."""
-    expected = True
+    expected = 1
     scheduler = DecodeScheduler(
         pool=BlockPool(num_blocks=64, block_size=BLOCK),
         max_sequences=8,
         max_model_len=256,
         prompt_budget=lambda waiting, decoding, context: 12 if decoding == 0 else 5,
-        expects=lambda: expected,
+        expected=lambda: expected,
     )
     scheduler.enqueue(make_request("a", prompt=40, max_tokens=2))
     assert [chunk.num_tokens for chunk in plan(scheduler, 40)] == [12]
-    expected = False
+    expected = 0
     assert [chunk.num_tokens for chunk in plan(scheduler, 40)] == [28]
+
+
+def test_who_is_about_to_join_has_its_place() -> None:
+    expected = 1
+    pool = BlockPool(num_blocks=64, block_size=BLOCK)
+    scheduler = DecodeScheduler(pool=pool, max_sequences=2, max_model_len=256, expected=lambda: expected)
+    for name in ("a", "b"):
+        scheduler.enqueue(make_request(name, prompt=8, max_tokens=2))
+    plan(scheduler, 40)
+    assert [request.id for request in scheduler.running] == ["a"]
+    expected = 0
+    plan(scheduler, 40)
+    assert [request.id for request in scheduler.running] == ["a", "b"]
 
 
 def test_the_bound_is_told_how_far_the_prompt_is() -> None:

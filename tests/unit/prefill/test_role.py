@@ -15,7 +15,6 @@ from common.messages import (
     Grammar,
     Job,
     LeaseAborted,
-    PagePart,
     Reserve,
     ReserveReply,
     SamplingParams,
@@ -42,8 +41,6 @@ from tests.fakes.worker import (
 )
 
 PROMPT = list(range(20, 40))  # five blocks
-KEYS = PagePart(layers=1, planes=2, heads=1, dim=4, dtype="float32")
-STATES = PagePart(layers=2, planes=1, heads=1, dim=24, dtype="float32", per_token=False)  # a block for each layer
 ONE_TOKEN = SamplingParams(max_tokens=1, temperature=0.0)  # a request that ends with its prefill needs no decode worker
 
 
@@ -194,26 +191,13 @@ async def test_room_elsewhere_is_asked_for_once_the_prompt_has_its_blocks_here(p
 async def test_a_worker_that_decodes_too_has_a_block_left_for_who_is_handed_over_next(
     prefill: Prefill, decoding: int, admitted: list[str]
 ) -> None:
-    """Else all blocks could be held by prompts that wait for room, which would be here."""
+    """Else one of them would give way as soon as it grows."""
     await decode_too(prefill, decoding)
     for name, num_blocks in (("first", 5), ("second", 9)):
         await prefill.claim(new_job(name, [7] * (num_blocks * BLOCK), ONE_TOKEN, prefill=True))
     prefill.role.plan(0)  # of 16 blocks 2 would be left: one for the next, one for each that is decoded
 
     assert [request.id for request in prefill.role.requests if request.admitted] == admitted
-
-
-@pytest.mark.parametrize(("num_blocks", "admitted"), [(7, ["first", "second"]), (8, ["first"])])
-async def test_with_states_it_has_blocks_left_for_the_next_ones_state(num_blocks: int, admitted: list[str]) -> None:
-    async with running_bench(new_fake_engine(20, parts=[KEYS, STATES])) as bench:
-        prefill = Prefill(bench)
-        await decode_too(prefill, 1)
-        for name, blocks in (("first", 5), ("second", num_blocks)):
-            await prefill.claim(new_job(name, [7] * (blocks * BLOCK), ONE_TOKEN, prefill=True))
-        prefill.role.plan(0)  # a state has 2 blocks: of 20 blocks 4 would be left, or 3
-
-        assert [request.id for request in prefill.role.requests if request.admitted] == admitted
-        await prefill.end()
 
 
 async def decode_too(prefill: Prefill, sequences: int) -> None:
