@@ -49,6 +49,17 @@ def gelu_tanh(x):
 
 
 @triton.jit
+def softplus(x):
+    """log(1 + exp(x)) without a bound on x; `x` float32."""
+    return tl.maximum(x, 0.0) + tl.log(1.0 + tl.exp(-tl.abs(x)))
+
+
+@triton.jit
+def sigmoid(x):
+    return 1.0 / (1.0 + tl.exp(-x.to(tl.float32)))
+
+
+@triton.jit
 def activated(gate, GELU: tl.constexpr):
     """gelu_tanh or silu; `gate` float32."""
     if GELU:

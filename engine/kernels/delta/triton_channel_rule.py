@@ -11,6 +11,7 @@ import triton.language as tl
 from engine.kernels.delta.plan import DeltaHeads, StateBatch
 from engine.kernels.delta.rule import NORM_EPS
 from engine.kernels.launch import Kernel
+from engine.kernels.triton_activation import sigmoid, softplus
 
 MAX_COLUMNS = 32
 
@@ -59,10 +60,10 @@ def _token(
     v = tl.load(mixed_TC + row * C + 2 * H * DK + head * DV + n, mask=n < DV, other=0.0).to(tl.float32)
     q *= tl.rsqrt(tl.sum(q * q, axis=0) + EPS) * (1.0 / DK**0.5)
     k *= tl.rsqrt(tl.sum(k * k, axis=0) + EPS)
-    beta = 1.0 / (1.0 + tl.exp(-tl.load(x + row * ROW + B + head * B_STEP).to(tl.float32)))
+    beta = sigmoid(tl.load(x + row * ROW + B + head * B_STEP))
     a = tl.load(decays + row * DECAYS + head * DK + d, mask=d < DK, other=0.0).to(tl.float32)
     a += tl.load(bias_HD + head * DK + d, mask=d < DK, other=0.0)
-    g = -tl.exp(tl.load(decay_H + head)) * (tl.maximum(a, 0.0) + tl.log(1.0 + tl.exp(-tl.abs(a))))
+    g = -tl.exp(tl.load(decay_H + head)) * softplus(a)
     state *= tl.exp(g)[:, None]
     added = beta * (v - tl.sum(state * k[:, None], axis=0))
     state += k[:, None] * added[None, :]

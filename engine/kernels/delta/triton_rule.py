@@ -12,6 +12,7 @@ import triton.language as tl
 from engine.kernels.delta.plan import TILE_ROWS, DeltaHeads, StateBatch
 from engine.kernels.delta.rule import NORM_EPS
 from engine.kernels.launch import Kernel
+from engine.kernels.triton_activation import sigmoid, softplus
 
 MAX_COLUMNS_OF_A_STEP = 32
 MAX_COLUMNS_OF_A_TILE = 32
@@ -60,13 +61,7 @@ def delta_rule(
 @triton.jit
 def _decay(a, decay, bias):
     """The logarithm of what a token leaves of the state."""
-    a = a.to(tl.float32) + bias
-    return -tl.exp(decay) * (tl.maximum(a, 0.0) + tl.log(1.0 + tl.exp(-tl.abs(a))))
-
-
-@triton.jit
-def _sigmoid(x):
-    return 1.0 / (1.0 + tl.exp(-x.to(tl.float32)))
+    return -tl.exp(decay) * softplus(a.to(tl.float32) + bias)
 
 
 @triton.jit
@@ -90,7 +85,7 @@ def _step(
         v = tl.load(mixed_TC + row * C + 2 * KEYS + head * DV + n, mask=n < DV, other=0.0).to(tl.float32)
         q *= tl.rsqrt(tl.sum(q * q, axis=0) + EPS) * (1.0 / DK**0.5)
         k *= tl.rsqrt(tl.sum(k * k, axis=0) + EPS)
-        beta = MOST * _sigmoid(tl.load(x + row * ROW + B + group * B_STEP + head % RATIO))
+        beta = MOST * sigmoid(tl.load(x + row * ROW + B + group * B_STEP + head % RATIO))
         a = tl.load(x + row * ROW + A + group * A_STEP + head % RATIO)
         state *= tl.exp(_decay(a, tl.load(decay_H + head), tl.load(bias_H + head)))
         added = beta * (v - tl.sum(state * k[:, None], axis=0))
@@ -119,7 +114,7 @@ def _strengths(
     b = tl.load(x + row * ROW + B + group * B_STEP + head % RATIO, mask=there, other=0.0)
     a = tl.load(x + row * ROW + A + group * A_STEP + head % RATIO, mask=there, other=0.0)
     g = tl.where(there, _decay(a, tl.load(decay_H + head), tl.load(bias_H + head)), 0.0)
-    return tl.where(there, MOST * _sigmoid(b), 0.0), tl.cumsum(g, axis=0)
+    return tl.where(there, MOST * sigmoid(b), 0.0), tl.cumsum(g, axis=0)
 
 
 @triton.jit

@@ -11,6 +11,7 @@ import triton.language as tl
 from engine.kernels.delta.plan import TILE_ROWS, StateBatch
 from engine.kernels.launch import Kernel
 from engine.kernels.mamba.heads import MambaHeads
+from engine.kernels.triton_activation import softplus
 
 MAX_COLUMNS = 32
 LONGEST = torch.finfo(torch.float32).max  # a step without a limit
@@ -54,9 +55,7 @@ def scan(
 
 @triton.jit
 def _steps(step, bias, SHORTEST: tl.constexpr, LONGEST: tl.constexpr):
-    step = step.to(tl.float32) + bias
-    step = tl.maximum(step, 0.0) + tl.log(1.0 + tl.exp(-tl.abs(step)))
-    return tl.minimum(tl.maximum(step, SHORTEST), LONGEST)
+    return tl.minimum(tl.maximum(softplus(step.to(tl.float32) + bias), SHORTEST), LONGEST)
 
 
 @triton.jit
