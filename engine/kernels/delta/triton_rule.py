@@ -96,7 +96,7 @@ def _step(
 
 
 @triton.jit
-def _unit_rows(source, row, there, d, C: tl.constexpr, DK: tl.constexpr, EPS: tl.constexpr):
+def unit_rows(source, row, there, d, C: tl.constexpr, DK: tl.constexpr, EPS: tl.constexpr):
     x = tl.load(source + row[:, None] * C + d[None, :], mask=there[:, None] & (d < DK)[None, :], other=0.0).to(
         tl.float32
     )
@@ -125,6 +125,31 @@ def _ratios(total, m, strictly: tl.constexpr):
 
 
 @triton.jit
+def inverted(system, m, M: tl.constexpr, PRECISION: tl.constexpr):
+    """The inverse of I + L [M, M], for L below the diagonal; m are its rows.
+
+    Four blocks on the diagonal are inverted row after row. With their inverses D, and P = D times the blocks below them, I + L is
+    D^-1 (I + P), and (I + P)^-1 = (I - P) (I + P P), because no product of four blocks below the diagonal is left.
+    """
+    SIZE: tl.constexpr = M // 4
+    i, j, block = tl.arange(0, SIZE)[None, :, None], tl.arange(0, SIZE)[None, None, :], tl.arange(0, 4)
+    is_own = block[:, None, None, None] == block[None, None, :, None]
+    own = tl.sum(tl.where(is_own, tl.reshape(system, (4, SIZE, 4, SIZE)), 0.0), axis=2)
+    inverses = tl.zeros((4, SIZE, SIZE), tl.float32) + tl.where(i == j, 1.0, 0.0)
+    for row_of_block in range(1, SIZE):
+        its = tl.sum(tl.where(i == row_of_block, own, 0.0), axis=1)
+        new = tl.sum(its[:, :, None] * inverses, axis=1)
+        inverses = tl.where(i == row_of_block, inverses - new[:, None, :], inverses)
+    inverse = tl.reshape(tl.where(is_own, inverses[:, :, None, :], 0.0), (M, M))
+    below = tl.where(m[:, None] // SIZE > m[None, :] // SIZE, system, 0.0)
+    unit = tl.where(m[:, None] == m[None, :], 1.0, 0.0)
+    below = tl.dot(inverse, below, input_precision=PRECISION)
+    twice = tl.dot(below, below, input_precision=PRECISION)
+    rest = tl.dot(unit - below, unit + twice, input_precision=PRECISION)
+    return tl.dot(rest, inverse, input_precision=PRECISION)
+
+
+@triton.jit
 def _invert(
     mixed_TC, x, decay_H, bias_H, tiles_I8, inverse_IHMM,
     ROW: tl.constexpr, BLOCK: tl.constexpr, HV: tl.constexpr, RATIO: tl.constexpr, KEYS: tl.constexpr, C: tl.constexpr,
@@ -132,35 +157,16 @@ def _invert(
     B: tl.constexpr, B_STEP: tl.constexpr, A: tl.constexpr, A_STEP: tl.constexpr, MOST: tl.constexpr, EPS: tl.constexpr,
     M: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The inverse of I + L, where L is tril(beta k k^T, -1) with decay, for each tile.
-
-    Blocks of 16 tokens on the diagonal are inverted row after row. With their inverses D, and P = D times the blocks below them,
-    I + L is D^-1 (I + P), and (I + P)^-1 = (I - P) (I + P P), because no product of four blocks below the diagonal is left.
-    """
+    """The inverse of I + L, where L is tril(beta k k^T, -1) with decay, for each tile."""
     index, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     first, count = tl.load(tiles_I8 + index * 8).to(tl.int64), tl.load(tiles_I8 + index * 8 + 1)
     if count > 0:
         m, d = tl.arange(0, M), tl.arange(0, DK_PADDED)
         row, there = first + m, m < count
-        k = _unit_rows(mixed_TC + KEYS + head // RATIO * DK, row, there, d, C, DK, EPS)
+        k = unit_rows(mixed_TC + KEYS + head // RATIO * DK, row, there, d, C, DK, EPS)
         beta, total = _strengths(x, decay_H, bias_H, row, there, head, ROW, RATIO, B, B_STEP, A, A_STEP, MOST)
         system = tl.dot(k, tl.trans(k), input_precision=PRECISION) * beta[:, None] * _ratios(total, m, True)
-        SIZE: tl.constexpr = M // 4
-        i, j, block = tl.arange(0, SIZE)[None, :, None], tl.arange(0, SIZE)[None, None, :], tl.arange(0, 4)
-        is_own = block[:, None, None, None] == block[None, None, :, None]
-        own = tl.sum(tl.where(is_own, tl.reshape(system, (4, SIZE, 4, SIZE)), 0.0), axis=2)
-        inverses = tl.zeros((4, SIZE, SIZE), tl.float32) + tl.where(i == j, 1.0, 0.0)
-        for row_of_block in range(1, SIZE):
-            its = tl.sum(tl.where(i == row_of_block, own, 0.0), axis=1)
-            new = tl.sum(its[:, :, None] * inverses, axis=1)
-            inverses = tl.where(i == row_of_block, inverses - new[:, None, :], inverses)
-        inverse = tl.reshape(tl.where(is_own, inverses[:, :, None, :], 0.0), (M, M))
-        below = tl.where(m[:, None] // SIZE > m[None, :] // SIZE, system, 0.0)
-        unit = tl.where(m[:, None] == m[None, :], 1.0, 0.0)
-        below = tl.dot(inverse, below, input_precision=PRECISION)
-        twice = tl.dot(below, below, input_precision=PRECISION)
-        rest = tl.dot(unit - below, unit + twice, input_precision=PRECISION)
-        inverse = tl.dot(rest, inverse, input_precision=PRECISION)
+        inverse = inverted(system, m, M, PRECISION)
         at = (index * HV + head) * (M * M) + m[:, None] * M + m[None, :]
         tl.store(inverse_IHMM + at, inverse)
 
@@ -186,8 +192,8 @@ def _tiles(
         if source >= 0:
             state = tl.load(states + source * BLOCK + at, mask=inside, other=0.0)
         row, there = first + m, m < count
-        q = _unit_rows(mixed_TC + head // RATIO * DK, row, there, d, C, DK, EPS) * (1.0 / DK**0.5)
-        k = _unit_rows(mixed_TC + KEYS + head // RATIO * DK, row, there, d, C, DK, EPS)
+        q = unit_rows(mixed_TC + head // RATIO * DK, row, there, d, C, DK, EPS) * (1.0 / DK**0.5)
+        k = unit_rows(mixed_TC + KEYS + head // RATIO * DK, row, there, d, C, DK, EPS)
         beta, total = _strengths(x, decay_H, bias_H, row, there, head, ROW, RATIO, B, B_STEP, A, A_STEP, MOST)
         written = there[:, None] & (n < DV)[None, :]
         v = tl.load(mixed_TC + row[:, None] * C + 2 * KEYS + head * DV + n[None, :], mask=written, other=0.0)

@@ -17,16 +17,18 @@ from tests.unit.kernels.triton_checks import poisoned
 SPECS = {
     "small": ChannelDeltaSpec(num_heads=2, head_dim=16, taps=4),
     "odd": ChannelDeltaSpec(num_heads=1, head_dim=20, taps=2),
+    "tiles": ChannelDeltaSpec(num_heads=2, head_dim=24, taps=4),
     "large": ChannelDeltaSpec(num_heads=32, head_dim=128, taps=4),
 }
-BLOCK_SIZES = {"small": 16, "odd": 8, "large": 1024}
+# Prompts are cut into tiles at the ends of blocks, so only those of large ones are whole.
+BLOCK_SIZES = {"small": 16, "odd": 8, "tiles": 1024, "large": 1024}
 # Some channels forget all at once, others nearly nothing: what is computed must have no bound on either.
 RANGE_OF_DECAYS = 4.0
 
 
 def run(name: str, device: str) -> None:
     heads = channel_heads(SPECS[name])
-    dtypes = {"cpu": [torch.float32 if name == "small" else torch.float16]}.get(device, list(TOLERANCES))
+    dtypes = {"cpu": [torch.float32 if name in ("small", "tiles") else torch.float16]}.get(device, list(TOLERANCES))
     for dtype in dtypes:
         for each in passes(BLOCK_SIZES[name], device):
             _check(heads, each, dtype, device)

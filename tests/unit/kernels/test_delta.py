@@ -25,12 +25,12 @@ def test_the_kernels(interpreter: Interpreter, name: str) -> None:
     interpreter.check("delta_checks", name)
 
 
-@pytest.mark.parametrize("name", ["small", "odd"])
+@pytest.mark.parametrize("name", ["small", "odd", "tiles"])
 def test_decays_of_channels(name: str) -> None:
     channel_checks.run(name, "cpu")
 
 
-@pytest.mark.parametrize("name", ["small", "odd"])
+@pytest.mark.parametrize("name", ["small", "odd", "tiles"])
 def test_the_kernels_of_decays_of_channels(interpreter: Interpreter, name: str) -> None:
     interpreter.check("channel_checks", name)
 
