@@ -40,6 +40,7 @@ class LatentAttentionSpec:
     window: int = 0
     softcap: float = 0.0
     sinks: bool = False
+    by_head: bool = False  # each head's keys and values have tensors of their own
     codes: Kind | None = None  # what latents are kept as; other keys stay numbers
     most: int = 0  # positions that a query attends to; 0: all
     indexer: IndexerSpec | None = None  # what chooses them; None: the layer before had them chosen

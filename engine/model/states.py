@@ -18,8 +18,9 @@ class Kept:
     per_token: bool = True  # False: one state a sequence
 
 
-# Rows of the inputs: queries, keys and values are together, those of each key head are, or all have tensors of their own.
-Stored = Literal["by_kind", "by_group", "apart"]
+# Rows of the inputs: queries, keys and values are together, those of each key head are, or all have tensors of their own;
+# or all but strengths and decays, which each key head has together.
+Stored = Literal["by_kind", "by_group", "apart", "apart_but_rates"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

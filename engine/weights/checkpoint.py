@@ -35,9 +35,9 @@ class StoredTensor:
     file: Path
     begin: int  # first byte in the file
     end: int
-    # Of a GGUF file: a parameter's elements in the file's order, and what is added to each.
+    # Of a GGUF file: a parameter's elements in the file's order, and what makes ours of the file's values.
     order: Callable[[Any], Any] | None = None
-    shift: float = 0.0
+    undo: Callable[[Any], Any] | None = None
 
 
 def weight_files(folder: Path) -> list[Path]:

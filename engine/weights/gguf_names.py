@@ -6,6 +6,7 @@ the experts of a layer are one tensor.
 
 from __future__ import annotations
 
+import math
 import re
 import struct
 from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ import torch
 
 from common.model.gguf import GgufHeader, GgufTensor, read_header
 from engine.weights.checkpoint import SAMPLE_BYTES, CheckpointError, StoredTensor
-from engine.weights.gguf_tables import IN_LAYER, NORMS_HOLD_ONE, OUTSIDE, OWN, ROTATED_IN_PAIRS, WITHOUT_KIND
+from engine.weights.gguf_tables import ALONE, IN_LAYER, NORMS_HOLD_ONE, OUTSIDE, OWN, ROTATED_IN_PAIRS
 
 _LAYER = re.compile(r"blk\.(\d+)\.([\w.]+?)(\.weight|\.bias)?\Z")
 _MOST_EXPERTS = 1 << 14
@@ -51,44 +52,76 @@ def _renamed(tensor: GgufTensor, header: GgufHeader) -> Iterator[StoredTensor]:
         module, _, kind = tensor.name.rpartition(".")
         if module not in _IN_CONFIG:
             name = f"{(OUTSIDE | own).get(module, module)}.{kind}"
-            yield _stored(tensor, name, shift=_shift(architecture, name))
+            yield _stored(tensor, name, undo=_undo(architecture, name))
         return
     layer, module, kind = found[1], found[2], found[3] or ""
-    if module in _IN_CONFIG:
+    if module in _IN_CONFIG or int(layer) in _predicting(header):
         return
     ours = (IN_LAYER | own).get(module, module)
-    name = f"model.layers.{layer}.{ours}{'' if module in WITHOUT_KIND else kind}"
-    if "{}" in ours:
-        yield from _each_expert(tensor, name)
+    if module == "attn_kv_b" and f"blk.{layer}.attn_k_b.weight" in header.tensors:
+        return  # some files have both forms
+    name = f"model.layers.{layer}.{ours}{'' if module in ALONE else kind}"
+    if module == "attn_k_b":
+        yield from _each(tensor, name, order=_turned)
+    elif "{}" in ours:
+        yield from _each(tensor, name)
     elif module in ("attn_q", "attn_k") and architecture in ROTATED_IN_PAIRS:
         heads = _heads(header, "head_count" if module == "attn_q" else "head_count_kv", int(layer))
         yield _stored(tensor, name, order=_pairs(tensor, heads))
-    elif module == "shortconv.conv" and len(tensor.shape) == 2:
-        yield _stored(tensor, name, shape=(tensor.shape[0], 1, tensor.shape[1]))
     elif module == "ffn_gate_inp_shexp" and len(tensor.shape) == 1:
         yield _stored(tensor, name, shape=(1, *tensor.shape))
+    elif module == "ssm_a":
+        yield _stored(tensor, name, undo=_logarithm)
+    elif module == "ssm_norm":
+        yield _stored(tensor, name, shape=(math.prod(tensor.shape),))
     else:
-        yield _stored(tensor, name, shift=_shift(architecture, name))
+        yield _stored(tensor, name, undo=_undo(architecture, name))
 
 
 def _stored(tensor: GgufTensor, name: str, *, shape: tuple[int, ...] = (), **done: Any) -> StoredTensor:
     return StoredTensor(name, tensor.kind, shape or tensor.shape, tensor.file, tensor.begin, tensor.end, **done)
 
 
-def _each_expert(tensor: GgufTensor, name: str) -> Iterator[StoredTensor]:
-    num_experts, *shape = tensor.shape
-    if not shape or num_experts > _MOST_EXPERTS:
+def _each(
+    tensor: GgufTensor, name: str, *, order: Callable[[torch.Tensor], torch.Tensor] | None = None
+) -> Iterator[StoredTensor]:
+    """The matrices of experts or heads that one tensor holds. `order`: each is stored the other way around."""
+    count, *shape = tensor.shape
+    if not shape or count > _MOST_EXPERTS:
         raise CheckpointError(
             f"{tensor.file}: {tensor.name} of the shape {list(tensor.shape)} is not that of up to {_MOST_EXPERTS} experts"
         )
-    length = (tensor.end - tensor.begin) // num_experts
-    for expert in range(num_experts):
-        begin = tensor.begin + expert * length
-        yield StoredTensor(name.format(expert), tensor.kind, tuple(shape), tensor.file, begin, begin + length)
+    length = (tensor.end - tensor.begin) // count
+    shape = shape if order is None else shape[::-1]
+    for index in range(count):
+        begin = tensor.begin + index * length
+        yield StoredTensor(
+            name.format(index), tensor.kind, tuple(shape), tensor.file, begin, begin + length, order=order
+        )
 
 
-def _shift(architecture: str, name: str) -> float:
-    return -1.0 if architecture in NORMS_HOLD_ONE and name.endswith("norm.weight") else 0.0
+def _turned(ours: torch.Tensor) -> torch.Tensor:
+    return ours.t()
+
+
+def _logarithm(decays: torch.Tensor) -> torch.Tensor:
+    """Converters store -exp of it."""
+    return (-decays).log()
+
+
+def _without_one(weights: torch.Tensor) -> torch.Tensor:
+    return weights - 1
+
+
+def _undo(architecture: str, name: str) -> Callable[[torch.Tensor], torch.Tensor] | None:
+    return _without_one if architecture in NORMS_HOLD_ONE and name.endswith("norm.weight") else None
+
+
+def _predicting(header: GgufHeader) -> range:
+    """The last layers predict further tokens, and are not computed."""
+    architecture = header.metadata.get("general.architecture")
+    count, own = (header.metadata.get(f"{architecture}.{name}") for name in ("block_count", "nextn_predict_layers"))
+    return range(count - own, count) if type(count) is type(own) is int else range(0)
 
 
 def _heads(header: GgufHeader, name: str, layer: int) -> int:

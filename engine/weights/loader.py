@@ -13,7 +13,7 @@ import math
 import os
 import queue
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -92,7 +92,7 @@ class _Run:
     encoding: Encoding  # as stored
     target: torch.Tensor  # [num_elements], or a view whose elements are in the file's order
     slot: Slot | None = None  # the target is a view of its plan
-    shift: float = 0.0  # is added to each
+    undo: Callable[[torch.Tensor], torch.Tensor] | None = None  # makes our values of the file's
 
 
 def _match(folder: Path, weights: Weights) -> list[_Run]:
@@ -166,13 +166,11 @@ def _runs(stored: StoredTensor, destination: Destination) -> Iterator[_Run]:
     if _without_ones(stored.shape) != _without_ones(shape):
         raise CheckpointError(f"{stored.name} has shape {list(stored.shape)}, config.json asks for {list(shape)}")
     encoding = encoding_of(stored, destination.tensor.dtype)
-    run = partial(_Run, stored.file, encoding=encoding, slot=destination.slot, shift=stored.shift)
+    run = partial(_Run, stored.file, encoding=encoding, slot=destination.slot, undo=stored.undo)
     seen = destination.tensor if stored.order is None else stored.order(destination.tensor)
     if not seen.is_contiguous():
         begin = stored.begin + encoding.bytes_of(source[0].start * math.prod(shape[1:]))
-        length = encoding.bytes_of(seen[0].numel())
-        for index, target in enumerate(seen):
-            yield run(begin + index * length, begin + (index + 1) * length, target=target)
+        yield run(begin, begin + encoding.bytes_of(seen.numel()), target=seen)
         return
     flat = seen.view(-1)
     if len(shape) == 1 or source[-1] == slice(0, shape[-1]):
@@ -203,13 +201,13 @@ class _Part:
         source, target, run = buffer[self.at : self.at + self.size], self.run.target, self.run
         target = target if run.slot is None else run.slot.real(target)
         count = run.encoding.elements_of(self.size)
-        if target.dim() == 1 and target.dtype is run.encoding.dtype and target.is_contiguous() and not run.shift:
+        if target.dim() == 1 and target.dtype is run.encoding.dtype and target.is_contiguous() and run.undo is None:
             target[self.first : self.first + count].view(torch.uint8).copy_(source, non_blocking=True)
         else:  # the file's bytes may not be aligned
             aligned = torch.empty(self.size, dtype=torch.uint8, device=target.device)
             aligned.copy_(source, non_blocking=True)
             values = run.encoding.decode(aligned)
-            _place(values + run.shift if run.shift else values, target, self.first)
+            _place(values if run.undo is None else run.undo(values), target, self.first)
         if run.slot is not None:
             run.slot.arrived(count)
 

@@ -11,10 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from common.model.gguf import is_gguf
+from common.model.gguf import is_gguf, read_header
 from engine.model.families import dense, experts, hybrids, vision
 from engine.model.families.fields import Fields
 from engine.model.families.from_gguf import config_of
+from engine.model.families.from_gguf.names import as_in_file
 from engine.model.families.quantised import beside_config, in_files, online
 from engine.model.families.quantised.gguf import kept_as
 from engine.model.spec import ModelSpec, UnsupportedModelError
@@ -36,6 +37,8 @@ def read_model_spec(
     asked for) decide what the quantised weights of a GGUF file become otherwise.
     """
     spec = model_spec(beside_config(folder, read_fields(folder)))
+    if is_gguf(folder):
+        spec = as_in_file(spec, read_header(folder).tensors)
     if quantization != "auto":
         return online(spec, quantization)
     if is_gguf(folder):

@@ -18,6 +18,8 @@ from engine.model.states import DeltaSpec
 from engine.model.stream import Stream
 from engine.step.batch import ForwardBatch
 
+_APART = ("apart", "apart_but_rates")
+
 
 class GatedDelta:
     def __init__(self, spec: DeltaSpec, around: Surroundings) -> None:
@@ -25,7 +27,7 @@ class GatedDelta:
         self._heads = heads = delta_heads(spec)
         self._branch = around.branch
         inputs = {f"linear_attn.{name}": count for name, count in _outputs(spec).items()}
-        norm, last = ("o_norm", "o_proj") if spec.stored == "apart" else ("norm", "out_proj")
+        norm, last = ("o_norm", "o_proj") if spec.stored in _APART else ("norm", "out_proj")
         self._inputs = around.linear(LinearSpec(inputs=hidden, outputs=inputs, bias=False, shard=Shard.NONE))
         output = {f"linear_attn.{last}": hidden}
         self._output = around.linear(LinearSpec(inputs=heads.values_size, outputs=output, bias=False, shard=Shard.NONE))
@@ -51,8 +53,9 @@ def _outputs(spec: DeltaSpec) -> dict[str, int]:
     keys, values, num = spec.keys_size, spec.values_size, spec.num_value_heads
     if spec.stored == "by_group":
         return {"in_proj_qkvz": 2 * keys + 2 * values, "in_proj_ba": 2 * num}
-    if spec.stored == "apart":
-        return {"q_proj": keys, "k_proj": keys, "v_proj": values, "g_proj": values, "b_proj": num, "a_proj": num}
+    if spec.stored in _APART:
+        rates = {"b_proj": num, "a_proj": num} if spec.stored == "apart" else {"in_proj_ba": 2 * num}
+        return {"q_proj": keys, "k_proj": keys, "v_proj": values, "g_proj": values} | rates
     return {"in_proj_qkv": 2 * keys + values, "in_proj_z": values, "in_proj_b": num, "in_proj_a": num}
 
 
@@ -60,7 +63,11 @@ def delta_heads(spec: DeltaSpec) -> DeltaHeads:
     """Where the rows of a product have what: each kind's numbers are together, or each key head's by kind."""
     ratio, key, value = spec.num_value_heads // spec.num_key_heads, spec.key_dim, spec.value_dim
     widths = {"q": key, "k": key, "v": ratio * value, "z": ratio * value, "b": ratio, "a": ratio}
-    together = [("q", "k", "v", "z"), ("b", "a")] if spec.stored == "by_group" else [(name,) for name in widths]
+    together: list[tuple[str, ...]] = [(name,) for name in widths]
+    if spec.stored == "by_group":
+        together = [("q", "k", "v", "z"), ("b", "a")]
+    elif spec.stored == "apart_but_rates":
+        together = [("q",), ("k",), ("v",), ("z",), ("b", "a")]
     columns, at = {}, 0
     for names in together:
         step = sum(widths[name] for name in names)

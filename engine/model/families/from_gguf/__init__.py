@@ -14,10 +14,11 @@ from engine.model.families.from_gguf.dense import DENSE
 from engine.model.families.from_gguf.entries import Config, Entries
 from engine.model.families.from_gguf.experts import EXPERTS
 from engine.model.families.from_gguf.gemmas import GEMMAS
+from engine.model.families.from_gguf.granites import GRANITES
 from engine.model.families.from_gguf.hybrids import HYBRIDS
 from engine.model.spec import UnsupportedModelError
 
-_ARCHITECTURES: dict[str, Callable[[Entries], Config]] = {**DENSE, **GEMMAS, **EXPERTS, **HYBRIDS}
+_ARCHITECTURES: dict[str, Callable[[Entries], Config]] = {**DENSE, **GEMMAS, **GRANITES, **EXPERTS, **HYBRIDS}
 
 
 def config_of(file: Path) -> Config:

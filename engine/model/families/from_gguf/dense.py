@@ -64,17 +64,6 @@ def _phi_3(entries: Entries) -> Config:
     return config
 
 
-def _granite(entries: Entries) -> Config:
-    scales = {
-        "attention_multiplier": entries["attention.scale"],
-        "embedding_multiplier": entries.get("embedding_scale", 1.0),
-        "residual_multiplier": entries.get("residual_scale", 1.0),
-        "logits_scaling": entries.get("logit_scale", 1.0),
-        "attention_bias": entries.has("blk.0.attn_q.bias"),
-    }
-    return common(entries, "GraniteForCausalLM") | rope(entries) | scales
-
-
 DENSE: dict[str, Callable[[Entries], Config]] = {
     "llama": _llama,
     "smollm3": _smollm_3,
@@ -84,5 +73,4 @@ DENSE: dict[str, Callable[[Entries], Config]] = {
     "qwen3": _qwen_3,
     "qwen3vl": _qwen_3,
     "phi3": _phi_3,
-    "granite": _granite,
 }

@@ -10,6 +10,7 @@ from engine.model.spec import UnsupportedModelError
 
 Config = dict[str, Any]
 _MAX_FACTORS = 1 << 12
+_MAX_LAYERS = 1 << 12  # families refuse more
 # They say what other fields say, or nothing about the arithmetic.
 _HARMLESS = {"vocab_size", "rope.scaling.finetuned", "tensor_data_layout", "attention.value_length", "pooling_type"}
 _HARMLESS |= {"rope.scaling.yarn_log_multiplier"}
@@ -43,7 +44,31 @@ class Entries:
         value = self._header.metadata.get(self._beginning + name)
         if not isinstance(value, list) or len(value) != self["block_count"]:
             raise self.unsupported(name)
-        return value
+        return value[: self.num_layers]
+
+    def where_any(self, name: str) -> Any:
+        """A value that some layers have, where others have 0."""
+        self._read.add(name)
+        self.newest = name
+        value = self._header.metadata.get(self._beginning + name)
+        found = {each for each in value if each} if isinstance(value, list) else {value}
+        if len(found) != 1:
+            raise self.unsupported(name)
+        return found.pop()
+
+    @property
+    def num_layers(self) -> int:
+        """Without those that predict further tokens, which are not computed."""
+        count = self.number("block_count") - self.number_or("nextn_predict_layers", 0)
+        self.agree("block_count", 1 <= count <= _MAX_LAYERS)
+        return count
+
+    def number_or(self, name: str, default: int) -> int:
+        return self.number(name) if self.get(name) is not None else default
+
+    def layers_with(self, tensor: str) -> list[bool]:
+        """Whether each layer has a tensor."""
+        return [self.has(f"blk.{layer}.{tensor}") for layer in range(self.num_layers)]
 
     def __getitem__(self, name: str) -> Any:
         value = self.get(name)

@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from engine.model.families.from_gguf.entries import Config, Entries
-from engine.model.families.from_gguf.shared import common, experts, full_attention, head_dim, rope
+from engine.model.families.from_gguf.shared import (
+    SIGMOID,
+    common,
+    experts,
+    full_attention,
+    grouped_experts,
+    head_dim,
+    rope,
+    rotation,
+    sigmoid_experts,
+)
 
 
 def _qwen_2_moe(entries: Entries) -> Config:
@@ -35,9 +45,54 @@ def _gpt_oss(entries: Entries) -> Config:
     }
 
 
+def _glm_4_moe(entries: Entries) -> Config:
+    """GLM-4.5 to 4.7, and Solar Open, which rotates whole heads."""
+    own = {
+        "head_dim": head_dim(entries),
+        "attention_bias": entries.has("blk.0.attn_q.bias"),
+        "use_qk_norm": entries.has("blk.0.attn_q_norm.weight"),
+    }
+    return common(entries, "Glm4MoeForCausalLM") | rope(entries) | own | sigmoid_experts(entries)
+
+
+def _deepseek_2(entries: Entries) -> Config:
+    """DeepSeek-V2, V3 and R1, Kimi K2, GLM-4.7-Flash. A correction of the choice tells V3's router where no entry does."""
+    rotated = entries.number("rope.dimension_count")
+    is_split = entries.get("attention.key_length_mla") is not None
+    key, value = (entries.number(f"attention.{name}_length{'_mla' if is_split else ''}") for name in ("key", "value"))
+    entries.get("attention.key_length")
+    config = common(entries, "DeepseekV3ForCausalLM") | {
+        "num_key_value_heads": entries["attention.head_count"],
+        "kv_lora_rank": entries["attention.kv_lora_rank"],
+        "q_lora_rank": entries.get("attention.q_lora_rank"),
+        "qk_nope_head_dim": key - rotated,
+        "qk_rope_head_dim": rotated,
+        "v_head_dim": value,
+        "rope_parameters": rotation(entries) | _magnitudes(entries),
+    }
+    if not entries.get("expert_count"):
+        for name in ("expert_feed_forward_length", "expert_weights_scale", "leading_dense_block_count"):
+            entries.get(name)
+        return config | {"architectures": ["YoutuForCausalLM"]}
+    own = grouped_experts(entries)
+    is_corrected = entries.has(f"blk.{entries.num_layers - 1}.exp_probs_b.bias")
+    if entries.get("expert_gating_func", SIGMOID if is_corrected else None) == SIGMOID:
+        return config | own
+    method = "group_limited_greedy" if own["n_group"] > 1 else "greedy"
+    return config | own | {"architectures": ["DeepseekV2ForCausalLM"], "topk_method": method}
+
+
+def _magnitudes(entries: Entries) -> Config:
+    """What yarn makes of scores; cosines and sines stay."""
+    scale = entries.get("rope.scaling.yarn_log_multiplier")
+    return dict.fromkeys(("mscale", "mscale_all_dim"), 10 * scale) if scale else {}
+
+
 EXPERTS: dict[str, Callable[[Entries], Config]] = {
     "qwen2moe": _qwen_2_moe,
     "qwen3moe": _qwen_3_moe,
     "qwen3vlmoe": _qwen_3_moe,
     "gpt-oss": _gpt_oss,
+    "glm4moe": _glm_4_moe,
+    "deepseek2": _deepseek_2,
 }

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from engine.model.families.from_gguf.entries import Config, Entries
-from engine.model.families.from_gguf.shared import common, head_dim, rope
-
-_SIGMOID = 2  # expert_gating_func
+from engine.model.families.from_gguf.shared import SIGMOID, common, frame, head_dim, rope, sigmoid_experts
+from engine.model.families.from_gguf.states import mamba
 
 
 def _lfm_2(entries: Entries) -> Config:
@@ -15,7 +14,7 @@ def _lfm_2(entries: Entries) -> Config:
 
 
 def _lfm_2_moe(entries: Entries) -> Config:
-    if entries["expert_gating_func"] != _SIGMOID:
+    if entries["expert_gating_func"] != SIGMOID:
         raise entries.unsupported("expert_gating_func")
     num_dense = entries.number("leading_dense_block_count")
     own = {
@@ -41,7 +40,48 @@ def _with_convolutions(entries: Entries, architecture: str) -> Config:
     return config | {"layer_types": kinds, "conv_L_cache": entries["shortconv.l_cache"], "head_dim": head_dim(entries)}
 
 
+def _nemotron_h(entries: Entries) -> Config:
+    """Each layer is a state, attention, an MLP or experts, by its tensors."""
+    kinds = {"ssm_out": "M", "attn_q": "*", "ffn_gate_inp": "E", "ffn_up": "-"}
+    there = {letter: entries.layers_with(f"{module}.weight") for module, letter in kinds.items()}
+    letters = ["".join(letter for letter, layers in there.items() if layers[at]) for at in range(entries.num_layers)]
+    entries.agree("block_count", all(len(each) == 1 for each in letters))
+    plain, sparse = ("".join(letters).find(letter) for letter in "-E")
+    # The norms' size is said under either name.
+    eps = entries.get("attention.layer_norm_rms_epsilon") or entries["attention.layer_norm_epsilon"]
+    entries.get("attention.layer_norm_epsilon")
+    entries.where_any("feed_forward_length")
+    sizes, shared = mamba(entries), frame(entries, "NemotronHForCausalLM")
+    config = shared | {
+        "num_key_value_heads": entries.where_any("attention.head_count_kv"),
+        "intermediate_size": entries.rows(f"blk.{plain}.ffn_up.weight") if plain >= 0 else 1,
+        "mlp_bias": any(entries.has(f"blk.{at}.ffn_up{of}.bias") for at, of in ((plain, ""), (sparse, "_shexp"))),
+        "hybrid_override_pattern": "".join(letters),
+        "head_dim": head_dim(entries),
+        "layer_norm_epsilon": eps,
+        "mamba_num_heads": sizes["mamba_n_heads"],
+        "mamba_head_dim": sizes["mamba_d_head"],
+        "n_groups": sizes["mamba_n_groups"],
+        "ssm_state_size": sizes["mamba_d_state"],
+        "conv_kernel": sizes["mamba_d_conv"],
+        "use_conv_bias": sizes["mamba_conv_bias"],
+        "use_bias": sizes["mamba_proj_bias"],
+    }
+    entries.get("rope.dimension_count")  # nothing is rotated
+    entries.get("rope.freq_base")
+    if sparse < 0:
+        return config
+    own = sigmoid_experts(entries) | {
+        "moe_shared_expert_intermediate_size": entries["expert_shared_feed_forward_length"],
+        "moe_latent_size": entries.get("moe_latent_size"),
+    }
+    own.pop("first_k_dense_replace")
+    return config | own
+
+
 HYBRIDS: dict[str, Callable[[Entries], Config]] = {
     "lfm2": _lfm_2,
     "lfm2moe": _lfm_2_moe,
+    "nemotron_h": _nemotron_h,
+    "nemotron_h_moe": _nemotron_h,
 }

@@ -4,29 +4,34 @@ from __future__ import annotations
 
 from engine.model.families.from_gguf.entries import Config, Entries
 
-_MAX_LAYERS = 1 << 12  # families refuse more
 _ROPE_FREQUENCIES = "rope_freqs.weight"
-_SOFTMAX = 1  # expert_gating_func
+SOFTMAX, SIGMOID = 1, 2  # expert_gating_func
 
 
 def common(entries: Entries, architecture: str, *, kv_heads: int | None = None, norm: str = "attn_norm") -> Config:
-    """What nearly all have; `kv_heads`: where layers differ in it; `norm`: a tensor of each layer.
+    """What nearly all have; `kv_heads`: where layers differ in it; `norm`: a tensor of each layer."""
+    return frame(entries, architecture, norm=norm) | {
+        "intermediate_size": entries["feed_forward_length"],
+        "num_key_value_heads": kv_heads or entries.get("attention.head_count_kv") or entries["attention.head_count"],
+        "rms_norm_eps": entries["attention.layer_norm_rms_epsilon"],
+    }
+
+
+def frame(entries: Entries, architecture: str, *, norm: str = "attn_norm") -> Config:
+    """What all have.
 
     Sizes that nothing of is there would take memory before a tensor is looked at.
     """
     entries.agree("embedding_length", entries.columns("token_embd.weight") == entries["embedding_length"])
-    entries.agree("block_count", entries.has(f"blk.{entries.number('block_count') - 1}.{norm}.weight"))
+    entries.agree("block_count", entries.has(f"blk.{entries.num_layers - 1}.{norm}.weight"))
     return {
         "architectures": [architecture],
         "dtype": entries.dtype(),
         "vocab_size": entries.rows("token_embd.weight"),
         "hidden_size": entries["embedding_length"],
-        "intermediate_size": entries["feed_forward_length"],
-        "num_hidden_layers": entries["block_count"],
+        "num_hidden_layers": entries.num_layers,
         "num_attention_heads": entries["attention.head_count"],
-        "num_key_value_heads": kv_heads or entries.get("attention.head_count_kv") or entries["attention.head_count"],
         "max_position_embeddings": entries["context_length"],
-        "rms_norm_eps": entries["attention.layer_norm_rms_epsilon"],
         "tie_word_embeddings": not entries.has("output.weight"),
     }
 
@@ -38,11 +43,15 @@ def head_dim(entries: Entries) -> int:
 
 
 def rope(entries: Entries, *, theta: float = 10_000.0) -> Config:
-    """The rotation. Factors that a tensor has are LongRoPE's of any length."""
-    values: Config = {"rope_theta": float(entries.get("rope.freq_base", theta))}
+    """The rotation of a head, or of its first part."""
+    values = rotation(entries, theta=theta)
     share = entries.get("rope.dimension_count", head_dim(entries)) / head_dim(entries)
-    if share != 1:
-        values["partial_rotary_factor"] = share
+    return {"rope_parameters": values if share == 1 else values | {"partial_rotary_factor": share}}
+
+
+def rotation(entries: Entries, *, theta: float = 10_000.0) -> Config:
+    """How fast it turns. Factors that a tensor has are LongRoPE's of any length."""
+    values: Config = {"rope_theta": float(entries.get("rope.freq_base", theta))}
     kind = entries.get("rope.scaling.type", "none")
     factor = entries.get("rope.scaling.factor") or entries.get("rope.scale_linear")
     original = entries.get("rope.scaling.original_context_length")
@@ -64,22 +73,51 @@ def rope(entries: Entries, *, theta: float = 10_000.0) -> Config:
         raise entries.unsupported("rope.scaling.type")
     if magnitude is not None:
         values["attention_factor"] = magnitude
-    return {"rope_parameters": values}
+    return values
 
 
 def experts(entries: Entries, *, renormalised: bool) -> Config:
     """Of a mixture whose router's softmax is over all experts."""
-    if entries.get("expert_gating_func", _SOFTMAX) != _SOFTMAX:
+    if entries.get("expert_gating_func", SOFTMAX) != SOFTMAX:
         raise entries.unsupported("expert_gating_func")
     if entries.get("expert_weights_scale", 1.0) not in (0.0, 1.0):
         raise entries.unsupported("expert_weights_scale")
-    layers = range(min(entries.number("block_count"), _MAX_LAYERS))
     return {
         "num_experts": entries["expert_count"],
         "num_experts_per_tok": entries["expert_used_count"],
         "moe_intermediate_size": entries["expert_feed_forward_length"],
         "norm_topk_prob": bool(entries.get("expert_weights_norm", renormalised)),
-        "mlp_only_layers": [layer for layer in layers if not entries.has(f"blk.{layer}.ffn_gate_inp.weight")],
+        "mlp_only_layers": dense_layers(entries),
+    }
+
+
+def dense_layers(entries: Entries) -> list[int]:
+    """The layers without experts."""
+    return [layer for layer, sparse in enumerate(entries.layers_with("ffn_gate_inp.weight")) if not sparse]
+
+
+def sigmoid_experts(entries: Entries) -> Config:
+    """Of a mixture whose router's sigmoids are corrected, behind dense layers, as DeepSeek-V3 has it."""
+    if entries.get("expert_gating_func", SIGMOID) != SIGMOID:
+        raise entries.unsupported("expert_gating_func")
+    return grouped_experts(entries)
+
+
+def grouped_experts(entries: Entries) -> Config:
+    """What such mixtures say of their experts, whichever their scores are."""
+    num_dense = entries.get("leading_dense_block_count")
+    if num_dense is not None:
+        entries.agree("leading_dense_block_count", dense_layers(entries) == list(range(num_dense)))
+    return {
+        "n_routed_experts": entries["expert_count"],
+        "num_experts_per_tok": entries["expert_used_count"],
+        "moe_intermediate_size": entries["expert_feed_forward_length"],
+        "n_shared_experts": entries.number_or("expert_shared_count", 0),
+        "norm_topk_prob": bool(entries.get("expert_weights_norm", False)),
+        "routed_scaling_factor": entries.get("expert_weights_scale") or 1.0,
+        "n_group": entries.get("expert_group_count") or 1,
+        "topk_group": entries.get("expert_group_used_count") or 1,
+        "first_k_dense_replace": num_dense or 0,
     }
 
 

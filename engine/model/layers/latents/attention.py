@@ -29,7 +29,7 @@ from engine.model.latents import LatentAttentionSpec
 from engine.model.layers.building import Surroundings
 from engine.model.layers.kv_scales import declare_factors
 from engine.model.layers.latents.indexer import Indexer
-from engine.model.parameters import Shard, whole
+from engine.model.parameters import Parameter, Part, Shard, whole
 from engine.model.stream import Stream
 from engine.step.batch import ForwardBatch
 
@@ -66,7 +66,7 @@ class LatentAttention:
         self._factors, self._dtype = declare_factors(spec, around), around.weights.dtype
         self._latent_norm = _norm("self_attn.kv_a_layernorm", spec.rank, around)
         # Of each head, [N + V, C]: what makes keys and values of latents.
-        self._out_of_latents = around.matrix(_out_of_latents(spec))
+        self._out_of_latents = _head_by_head(spec, around) if spec.by_head else around.matrix(_out_of_latents(spec))
         self._forms = forms_on(around.weights.device, spec.shape(around.weights.dtype.itemsize))
         self._keys, self._values = self._out_of_latents.unflatten(0, (-1, spec.plain_dim + spec.value_dim)).split(
             (spec.plain_dim, spec.value_dim), dim=1
@@ -180,3 +180,16 @@ def _out_of_latents(spec: LatentAttentionSpec) -> LinearSpec:
     size = spec.plain_dim + spec.value_dim
     outputs = {"self_attn.kv_b_proj": spec.num_heads * size}
     return LinearSpec(inputs=spec.rank, outputs=outputs, bias=False, shard=Shard.HEADS, unit=size)
+
+
+def _head_by_head(spec: LatentAttentionSpec, around: Surroundings) -> torch.Tensor:
+    """The same matrix, where each head's rows for keys and for values are tensors of their own."""
+    size = spec.plain_dim + spec.value_dim
+    parts = tuple(
+        Part(name=f"self_attn.{name}.{head}.weight", rows=rows, expert=head)
+        for head in range(spec.num_heads)
+        for name, rows in (("k_b", slice(0, spec.plain_dim)), ("v_b", slice(spec.plain_dim, size)))
+    )
+    shape = (spec.num_heads, size, spec.rank)
+    parameter = Parameter(shape=shape, parts=parts, shard=Shard.EXPERTS)
+    return around.weights.new(parameter, under=around.under).flatten(0, 1)

@@ -46,11 +46,7 @@ GPT_OSS = {
     "sliding_window": 128,
     "attention_bias": True,
 }
-TENSORS = ExpertTensors(
-    router=("mlp.router",),
-    each=("mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj", "mlp.experts.{}.down_proj"),  # GGUF's
-    order=Order.INTERLEAVED_COLUMNS,
-)
+TENSORS = ExpertTensors(router=("mlp.router",), order=Order.INTERLEAVED_COLUMNS)
 ALPHA = 1.702
 
 

@@ -1,0 +1,155 @@
+# mypy: allow-untyped-calls
+"""Checkpoints as llama.cpp's converter writes them. Its metadata and shapes are in converted.jsonl.
+
+Each line is what the converter of llama-cpp-python 0.3.36 wrote of a case's folder, without vocabulary. What it does to
+weights is said here a second time: both gave the same tensors, bit for bit, on 2026-11-23.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import gguf
+import torch
+from safetensors.torch import load_file
+
+_LINES = Path(__file__).with_name("converted.jsonl")
+_PAIRED = ("llama", "granite", "granitemoe", "granitehybrid", "nemotron_h", "nemotron_h_moe")
+_EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(.+)")
+_LAYER = re.compile(r"layers\.(\d+)\.")
+# Names that the package's table lacks, or has for others.
+_NAMES = {
+    "block_sparse_moe.router.layer.weight": "ffn_gate_inp.weight",
+    "mixer.fc1_latent_proj": "ffn_latent_down",
+    "mixer.fc2_latent_proj": "ffn_latent_up",
+}
+Tensors = dict[str, torch.Tensor]
+
+
+@cache
+def recorded() -> dict[str, dict[str, Any]]:
+    """By the cases' names: architecture, metadata and the tensors' shapes."""
+    lines = (json.loads(line) for line in _LINES.read_text(encoding="utf-8").splitlines())
+    return {line["case"]: line for line in lines}
+
+
+def write_converted(folder: Path, file: Path, case: str) -> Path:
+    """Write the folder's weights as the converter did. Raises AssertionError where names differ from the recorded ones."""
+    line = recorded()[case]
+    writer = gguf.GGUFWriter(file, line["architecture"])
+    for name, value in line["metadata"].items():
+        _add(writer, f"{line['architecture']}.{name}", value)
+    tensors = converted(folder, line["architecture"])
+    shapes: Mapping[str, list[int]] = line["tensors"]
+    assert tensors.keys() == shapes.keys(), sorted(tensors.keys() ^ shapes.keys())
+    for name, shape in shapes.items():
+        writer.add_tensor(name, tensors[name].float().contiguous().view(shape).numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return file
+
+
+def _add(writer: gguf.GGUFWriter, name: str, value: Any) -> None:
+    kinds = {str: "STRING", bool: "BOOL", float: "FLOAT32", int: "INT32"}
+    kind = gguf.GGUFValueType[kinds[type(value[0] if isinstance(value, list) else value)]]
+    if isinstance(value, list):
+        writer.add_key_value(name, value, gguf.GGUFValueType.ARRAY, kind)
+    else:
+        writer.add_key_value(name, value, kind)
+
+
+def converted(folder: Path, architecture: str) -> Tensors:
+    """The folder's tensors by the file's names."""
+    config = json.loads((folder / "config.json").read_text())
+    config |= config.get("text_config") or {}
+    stored: Tensors = {}
+    for part in sorted(folder.glob("*.safetensors")):
+        stored |= load_file(part)
+    kind = next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+    names = gguf.get_tensor_name_map(kind, config.get("num_hidden_layers") or len(config["layers_block_type"]))
+    found: Tensors = {}
+    for name, tensor in _together(stored, config):
+        for theirs, changed in _changed(name, tensor, config, architecture):
+            known = next((theirs.replace(part, ours) for part, ours in _NAMES.items() if part in theirs), theirs)
+            layer = _LAYER.search(known)
+            if known != theirs and layer is not None:
+                ours: str | None = f"blk.{layer[1]}.{known.rpartition(f'layers.{layer[1]}.')[2]}"
+            else:
+                ours = names.get_name(theirs, try_suffixes=(".weight", ".bias"))
+            assert ours is not None, f"gguf knows no {theirs}"
+            found[ours] = changed
+    return found
+
+
+def _together(stored: Tensors, config: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Experts of a layer are one tensor; gates and ups are two. A tied head is no tensor."""
+    experts: dict[str, list[torch.Tensor]] = {}
+    for name, tensor in sorted(
+        stored.items(), key=lambda item: [int(n) if n.isdigit() else n for n in re.split(r"(\d+)", item[0])]
+    ):
+        found = _EXPERT.fullmatch(name)
+        if name == "lm_head.weight" and config.get("tie_word_embeddings"):
+            continue
+        if found is not None:
+            experts.setdefault(f"{found[1]}.{found[3]}", []).append(tensor)
+        else:
+            yield name, tensor
+    for name, tensors in experts.items():
+        yield name.replace("backbone.", "model.").replace("mixer.experts", "mlp.experts"), torch.stack(tensors)
+
+
+def _in_order(item: tuple[str, torch.Tensor]) -> list[tuple[int, str]]:
+    """By names, numbers in them by their size."""
+    return [(int(part), "") if part.isdigit() else (0, part) for part in re.split(r"(\d+)", item[0])]
+
+
+def _changed(
+    name: str, tensor: torch.Tensor, config: Mapping[str, Any], architecture: str
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """What becomes of one tensor."""
+    if name.endswith(("_linear.weight", "gate_up_proj")):
+        yield from _halves(name, tensor, config)
+        return
+    if name.endswith("kv_b_proj.weight"):
+        keys, values = config["qk_nope_head_dim"], config["v_head_dim"]
+        both = tensor.unflatten(0, (-1, keys + values))
+        yield name.replace("kv_b_proj", "k_b_proj"), both[:, :keys].transpose(1, 2)
+        yield name.replace("kv_b_proj", "v_b_proj"), both[:, keys:]
+        return
+    for ending, theirs, change in _CHANGES:
+        if name.endswith(ending):
+            yield name.removesuffix(ending) + theirs, change(tensor)
+            return
+    if architecture in _PAIRED and ("q_proj" in name or "k_proj" in name):
+        heads = config["num_attention_heads" if "q_proj" in name else "num_key_value_heads"]
+        tensor = tensor.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
+    yield name, tensor
+
+
+_CHANGES: tuple[tuple[str, str, Callable[[torch.Tensor], torch.Tensor]], ...] = (
+    (".A_log", ".A_log", lambda tensor: -tensor.exp()),
+    (".dt_bias", ".dt_proj.bias", lambda tensor: tensor),
+    ("e_score_correction_bias", "e_score_correction.bias", lambda tensor: tensor),
+)
+
+
+def _halves(name: str, tensor: torch.Tensor, config: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Granite's experts and shared expert, which is the MLP where there are no experts."""
+    before = name.rpartition(".block_sparse_moe.")[0] or name.rpartition(".shared_mlp.")[0]
+    is_shared = "shared_mlp" in name
+    kind = "mlp.experts"
+    if is_shared:
+        kind = "mlp.shared_experts" if config.get("num_local_experts") else "mlp"
+    if "output_linear" in name:
+        yield f"{before}.{kind}.down_proj.weight", tensor
+        return
+    gate, up = tensor.chunk(2, dim=-2)
+    yield f"{before}.{kind}.gate_proj.weight", gate
+    yield f"{before}.{kind}.up_proj.weight", up
