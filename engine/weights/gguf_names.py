@@ -47,7 +47,7 @@ def characteristic_bytes_of_gguf(file: Path) -> Iterator[bytes]:
 
 def _renamed(tensor: GgufTensor, header: GgufHeader) -> Iterator[StoredTensor]:
     architecture = header.metadata.get("general.architecture", "")
-    found, own = _LAYER.match(tensor.name), OWN.get(architecture, {})
+    own, found = OWN.get(architecture, {}), _LAYER.match(tensor.name)
     if found is None:
         module, _, kind = tensor.name.rpartition(".")
         if module not in _IN_CONFIG:
@@ -55,27 +55,31 @@ def _renamed(tensor: GgufTensor, header: GgufHeader) -> Iterator[StoredTensor]:
             yield _stored(tensor, name, undo=_undo(architecture, name))
         return
     layer, module, kind = found[1], found[2], found[3] or ""
-    if module in _IN_CONFIG or int(layer) in _predicting(header):
-        return
-    ours = (IN_LAYER | own).get(module, module)
+    if module not in _IN_CONFIG and int(layer) not in _predicting(header):
+        ours = (IN_LAYER | own).get(module, module)
+        name = f"model.layers.{layer}.{ours}{'' if module in ALONE else kind}"
+        yield from _of_layer(tensor, header, layer, module, name)
+
+
+def _of_layer(tensor: GgufTensor, header: GgufHeader, layer: str, module: str, name: str) -> Iterator[StoredTensor]:
     if module == "attn_kv_b" and f"blk.{layer}.attn_k_b.weight" in header.tensors:
         return  # some files have both forms
-    name = f"model.layers.{layer}.{ours}{'' if module in ALONE else kind}"
-    if module == "attn_k_b":
-        yield from _each(tensor, name, order=_turned)
-    elif "{}" in ours:
-        yield from _each(tensor, name)
-    elif module in ("attn_q", "attn_k") and architecture in ROTATED_IN_PAIRS:
-        heads = _heads(header, "head_count" if module == "attn_q" else "head_count_kv", int(layer))
-        yield _stored(tensor, name, order=_pairs(tensor, heads))
-    elif module == "ffn_gate_inp_shexp" and len(tensor.shape) == 1:
-        yield _stored(tensor, name, shape=(1, *tensor.shape))
-    elif module == "ssm_a":
-        yield _stored(tensor, name, undo=_logarithm)
-    elif module == "ssm_norm":
-        yield _stored(tensor, name, shape=(math.prod(tensor.shape),))
+    if "{}" in name:
+        yield from _each(tensor, name, order=_turned if module == "attn_k_b" else None)
     else:
-        yield _stored(tensor, name, undo=_undo(architecture, name))
+        yield _whole(tensor, header, int(layer), module, name)
+
+
+def _whole(tensor: GgufTensor, header: GgufHeader, layer: int, module: str, name: str) -> StoredTensor:
+    architecture = header.metadata.get("general.architecture", "")
+    if module in ("attn_q", "attn_k") and architecture in ROTATED_IN_PAIRS:
+        heads = _heads(header, "head_count" if module == "attn_q" else "head_count_kv", layer)
+        return _stored(tensor, name, order=_pairs(tensor, heads))
+    if module == "ffn_gate_inp_shexp" and len(tensor.shape) == 1:
+        return _stored(tensor, name, shape=(1, *tensor.shape))
+    if module == "ssm_norm":
+        return _stored(tensor, name, shape=(math.prod(tensor.shape),))
+    return _stored(tensor, name, undo=_logarithm if module == "ssm_a" else _undo(architecture, name))
 
 
 def _stored(tensor: GgufTensor, name: str, *, shape: tuple[int, ...] = (), **done: Any) -> StoredTensor:
