@@ -38,6 +38,8 @@ class StoredTensor:
     # Of a GGUF file: a parameter's elements in the file's order, and what makes ours of the file's values.
     order: Callable[[Any], Any] | None = None
     undo: Callable[[Any], Any] | None = None
+    # Of each row in turn the file has a head's first part of every group, (groups, heads of a group, size of a head) are ours.
+    columns: tuple[int, int, int] | None = None
 
 
 def weight_files(folder: Path) -> list[Path]:

@@ -61,7 +61,7 @@ def as_wanted(stored: StoredTensor, wanted: torch.dtype) -> StoredTensor:
     if wanted is not torch.uint8 or stored.dtype not in DECODERS:
         return stored
     length = stored.shape[-1] // BLOCK_ELEMENTS[stored.dtype] * BLOCK_BYTES[stored.dtype]
-    return replace(stored, dtype="U8", shape=(*stored.shape[:-1], length))
+    return replace(stored, dtype="U8", shape=(*stored.shape[:-1], length), columns=None)
 
 
 def is_decoded(stored: StoredTensor, wanted: torch.dtype) -> bool:

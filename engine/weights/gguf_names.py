@@ -17,6 +17,9 @@ import torch
 
 from common.model.gguf import GgufHeader, GgufTensor, read_header
 from engine.weights.checkpoint import SAMPLE_BYTES, CheckpointError, StoredTensor
+from engine.weights.gguf_delta import ARCHITECTURES as DELTA
+from engine.weights.gguf_delta import MODULES as OF_DELTA
+from engine.weights.gguf_delta import stored_of_delta
 from engine.weights.gguf_tables import ALONE, IN_LAYER, NORMS_HOLD_ONE, OUTSIDE, OWN, ROTATED_IN_PAIRS
 
 _LAYER = re.compile(r"blk\.(\d+)\.([\w.]+?)(\.weight|\.bias)?\Z")
@@ -64,7 +67,10 @@ def _renamed(tensor: GgufTensor, header: GgufHeader) -> Iterator[StoredTensor]:
 def _of_layer(tensor: GgufTensor, header: GgufHeader, layer: str, module: str, name: str) -> Iterator[StoredTensor]:
     if module == "attn_kv_b" and f"blk.{layer}.attn_k_b.weight" in header.tensors:
         return  # some files have both forms
-    if "{}" in name:
+    is_delta = header.metadata.get("general.architecture") in DELTA and module in OF_DELTA
+    if is_delta and f"blk.{layer}.ssm_out.weight" in header.tensors:
+        yield from stored_of_delta(tensor, module, layer, header, _logarithm if module == "ssm_a" else None)
+    elif "{}" in name:
         yield from _each(tensor, name, order=_turned if module == "attn_k_b" else None)
     else:
         yield _whole(tensor, header, int(layer), module, name)

@@ -62,4 +62,4 @@ OWN: Mapping[str, dict[str, str]] = {
 # Numbers that belong to no module: they have no `.weight` and no `.bias`.
 ALONE = ("exp_probs_b", "attn_sinks", "ssm_a", "ssm_dt", "ssm_d")
 ROTATED_IN_PAIRS = ("llama", "granite", "granitemoe", "granitehybrid", "smollm3")
-NORMS_HOLD_ONE = ("gemma", "gemma2", "gemma3")
+NORMS_HOLD_ONE = ("gemma", "gemma2", "gemma3", "qwen3next", "qwen35", "qwen35moe")

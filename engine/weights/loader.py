@@ -168,6 +168,8 @@ def _runs(stored: StoredTensor, destination: Destination) -> Iterator[_Run]:
     encoding = encoding_of(stored, destination.tensor.dtype)
     run = partial(_Run, stored.file, encoding=encoding, slot=destination.slot, undo=stored.undo)
     seen = destination.tensor if stored.order is None else stored.order(destination.tensor)
+    if stored.columns is not None:
+        seen = seen.unflatten(1, stored.columns).transpose(1, 2)
     if not seen.is_contiguous():
         begin = stored.begin + encoding.bytes_of(source[0].start * math.prod(shape[1:]))
         yield run(begin, begin + encoding.bytes_of(seen.numel()), target=seen)

@@ -25,6 +25,7 @@ class GgufBlocks:
     """
 
     kind: str  # "Q4_K", a key of `KEPT`
+    columns: tuple[int, int, int] | None = None  # the file's order of them, see `StoredTensor`
 
     @property
     def bits(self) -> int:
@@ -62,7 +63,7 @@ class GgufBlocks:
 
     def plain(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
         data = tensors["weight"]
-        return decoded(self.kind, data).values().view(len(data), -1)
+        return self._as_ours(decoded(self.kind, data).values().view(len(data), -1))
 
     def unpacked(self, tensors: Mapping[str, torch.Tensor]) -> Unpacked:
         data = tensors["weight"]
@@ -70,9 +71,16 @@ class GgufBlocks:
         if self.is_e2m1:  # its decoder has twice the levels
             return Unpacked(blocks.codes.view(len(data), -1), (2 * blocks.scales).view(len(data), -1), None)
         middle = 0 if kept.has_minimums else 1 << (kept.bits - 1)
-        minimums = None if blocks.minimums is None else _rounded(blocks.minimums).view(len(data), -1)
-        codes = (blocks.codes + (middle - blocks.zero)).view(len(data), -1)
-        return Unpacked(codes, _rounded(blocks.scales).view(len(data), -1), None, minimums)
+        minimums = None if blocks.minimums is None else self._as_ours(_rounded(blocks.minimums).view(len(data), -1))
+        codes = self._as_ours((blocks.codes + (middle - blocks.zero)).view(len(data), -1))
+        return Unpacked(codes, self._as_ours(_rounded(blocks.scales).view(len(data), -1)), None, minimums)
+
+    def _as_ours(self, matrix: torch.Tensor) -> torch.Tensor:
+        """Numbers [N, K], or those of groups of columns, in our order."""
+        if self.columns is None:
+            return matrix
+        groups, ratio, _ = self.columns
+        return matrix.unflatten(1, (ratio, groups, -1)).transpose(1, 2).flatten(1)
 
     def linear(self, spec: LinearSpec, weights: Weights, *, under: str) -> Linear:
         return declare_groups(self, spec, weights, under=under)

@@ -46,6 +46,10 @@ class Entries:
             raise self.unsupported(name)
         return value[: self.num_layers]
 
+    def ignore(self, name: str) -> None:
+        """The tensors say the same."""
+        self._read.add(name)
+
     def where_any(self, name: str) -> Any:
         """A value that some layers have, where others have 0."""
         self._read.add(name)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from engine.model.families.from_gguf.entries import Config, Entries
-from engine.model.families.from_gguf.shared import SIGMOID, common, frame, head_dim, rope, sigmoid_experts
-from engine.model.families.from_gguf.states import mamba
+from engine.model.families.from_gguf.shared import SIGMOID, common, experts, frame, head_dim, rope, sigmoid_experts
+from engine.model.families.from_gguf.states import layers_by_state, mamba
 
 
 def _lfm_2(entries: Entries) -> Config:
@@ -79,9 +79,51 @@ def _nemotron_h(entries: Entries) -> Config:
     return config | own
 
 
+def _qwen_3_next(entries: Entries) -> Config:
+    config = _with_delta(entries, "Qwen3NextForCausalLM") | experts(entries, renormalised=True)
+    return config | {"shared_expert_intermediate_size": entries["expert_shared_feed_forward_length"]}
+
+
+def _qwen_3_5(entries: Entries) -> Config:
+    return _with_delta(entries, "Qwen3_5ForCausalLM")
+
+
+def _qwen_3_5_moe(entries: Entries) -> Config:
+    config = _with_delta(entries, "Qwen3_5MoeForCausalLM") | experts(entries, renormalised=True)
+    return config | {"shared_expert_intermediate_size": entries["expert_shared_feed_forward_length"]}
+
+
+def _with_delta(entries: Entries, architecture: str) -> Config:
+    """The gated delta rule in the layers with its tensors; the others have attention with a gate."""
+    sizes = frame(entries, architecture)
+    heads = entries.number("ssm.time_step_rank")
+    for name in ("attention.recurrent_layers", "full_attention_interval"):
+        entries.ignore(name)
+    return (
+        sizes
+        | rope(entries, theta=1_000_000.0)
+        | {
+            "intermediate_size": entries.where_any("feed_forward_length") or 1,
+            "num_key_value_heads": entries.where_any("attention.head_count_kv"),
+            "rms_norm_eps": entries["attention.layer_norm_rms_epsilon"],
+            "head_dim": head_dim(entries),
+            "attention_bias": any(entries.layers_with("attn_q.bias")),
+            "layer_types": layers_by_state(entries),
+            "linear_conv_kernel_dim": entries["ssm.conv_kernel"],
+            "linear_key_head_dim": entries["ssm.state_size"],
+            "linear_num_key_heads": entries["ssm.group_count"],
+            "linear_num_value_heads": heads,
+            "linear_value_head_dim": entries.number("ssm.inner_size") // heads,
+        }
+    )
+
+
 HYBRIDS: dict[str, Callable[[Entries], Config]] = {
     "lfm2": _lfm_2,
     "lfm2moe": _lfm_2_moe,
+    "qwen3next": _qwen_3_next,
+    "qwen35": _qwen_3_5,
+    "qwen35moe": _qwen_3_5_moe,
     "nemotron_h": _nemotron_h,
     "nemotron_h_moe": _nemotron_h,
 }

@@ -13,6 +13,7 @@ from engine.model.formats.int8 import INT8_TABLES, INT8_WHILE_LOADING
 from engine.model.formats.quantization import EVERY, UNQUANTISED, Modules, Quantization
 from engine.weights.gguf_names import stored_in_gguf
 
+Columns = tuple[int, int, int] | None
 _EXPERTS = ".experts."
 _HALVES = {"gate_proj": "up_proj", "up_proj": "gate_proj", "w1": "w3", "w3": "w1"}  # multiplied together
 ROWS_OF_8_BITS = Quantization(name="int8", groups=((EVERY, INT8_WHILE_LOADING),), table=INT8_TABLES)
@@ -29,14 +30,21 @@ def kept_as(file: Path, *, device: str, dtype: str) -> Quantization:
     if device == "cpu":
         is_fast = dtype in ("auto", "bfloat16") and computes_in_bfloat16() and multiplies_bytes()
         return ROWS_OF_8_BITS if is_fast else UNQUANTISED
-    groups = ((Modules(named=frozenset(names)), GgufBlocks(kind)) for kind, names in modules.items() if kind in KEPT)
-    return Quantization(name="gguf", groups=tuple(groups))
+    kept = ((names, form) for form, names in modules.items() if _can_stay(*form))
+    return Quantization(
+        name="gguf", groups=tuple((Modules(named=frozenset(names)), GgufBlocks(*form)) for names, form in kept)
+    )
 
 
-def _modules(file: Path) -> dict[str, list[str]]:
-    """The modules whose matrices are of each quantised kind. Experts' first speaks for all."""
+def _can_stay(kind: str, columns: Columns) -> bool:
+    """Whether groups hold it, and none is torn apart where columns change places."""
+    return kind in KEPT and (columns is None or (columns[2] % KEPT[kind].group == 0 and kind != "MXFP4"))
+
+
+def _modules(file: Path) -> dict[tuple[str, Columns], list[str]]:
+    """The modules whose matrices are of each quantised kind and order. Experts' first speaks for all."""
     kinds = {
-        stored.name.removesuffix(".weight"): stored.dtype
+        stored.name.removesuffix(".weight"): (stored.dtype, stored.columns)
         for stored in stored_in_gguf(file)
         if stored.name.endswith(".weight") and stored.dtype in DECODERS and len(stored.shape) == 2
     }

@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 
 _LINES = Path(__file__).with_name("converted.jsonl")
 _PAIRED = ("llama", "granite", "granitemoe", "granitehybrid", "nemotron_h", "nemotron_h_moe")
+_DELTA = ("qwen3next", "qwen35", "qwen35moe")
 _EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(.+)")
 _LAYER = re.compile(r"layers\.(\d+)\.")
 # Names that the package's table lacks, or has for others.
@@ -38,8 +39,11 @@ def recorded() -> dict[str, dict[str, Any]]:
     return {line["case"]: line for line in lines}
 
 
-def write_converted(folder: Path, file: Path, case: str) -> Path:
-    """Write the folder's weights as the converter did. Raises AssertionError where names differ from the recorded ones."""
+def write_converted(folder: Path, file: Path, case: str, *, kind: str = "F32") -> Path:
+    """Write the folder's weights as the converter did, matrices as `kind`.
+
+    Raises AssertionError where names differ from the recorded ones.
+    """
     line = recorded()[case]
     writer = gguf.GGUFWriter(file, line["architecture"])
     for name, value in line["metadata"].items():
@@ -48,7 +52,9 @@ def write_converted(folder: Path, file: Path, case: str) -> Path:
     shapes: Mapping[str, list[int]] = line["tensors"]
     assert tensors.keys() == shapes.keys(), sorted(tensors.keys() ^ shapes.keys())
     for name, shape in shapes.items():
-        writer.add_tensor(name, tensors[name].float().contiguous().view(shape).numpy())
+        stored = gguf.GGMLQuantizationType[kind if len(shape) > 1 and shape[-1] % 32 == 0 else "F32"]
+        array = tensors[name].float().contiguous().view(shape).numpy()
+        writer.add_tensor(name, gguf.quantize(array, stored), raw_dtype=stored)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -114,7 +120,7 @@ def _changed(
     name: str, tensor: torch.Tensor, config: Mapping[str, Any], architecture: str
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """What becomes of one tensor."""
-    if name.endswith(("_linear.weight", "gate_up_proj")):
+    if name.endswith("_linear.weight"):
         yield from _halves(name, tensor, config)
         return
     if name.endswith("kv_b_proj.weight"):
@@ -122,6 +128,11 @@ def _changed(
         both = tensor.unflatten(0, (-1, keys + values))
         yield name.replace("kv_b_proj", "k_b_proj"), both[:, :keys].transpose(1, 2)
         yield name.replace("kv_b_proj", "v_b_proj"), both[:, keys:]
+        return
+    if architecture in _DELTA:
+        name, tensor = name.replace("model.language_model.", "model."), _delta(name, tensor, config, architecture)
+    if "in_proj_qkvz" in name:
+        yield from _by_kind(name, tensor, config)
         return
     for ending, theirs, change in _CHANGES:
         if name.endswith(ending):
@@ -131,6 +142,32 @@ def _changed(
         heads = config["num_attention_heads" if "q_proj" in name else "num_key_value_heads"]
         tensor = tensor.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
     yield name, tensor
+
+
+def _delta(name: str, tensor: torch.Tensor, config: Mapping[str, Any], architecture: str) -> torch.Tensor:
+    """Norms hold 1 more. Qwen3.5's value heads: the first of each key head's, then the second."""
+    if name.endswith("norm.weight") and "linear_attn" not in name:
+        return tensor.float() + 1
+    keys, values = config["linear_num_key_heads"], config["linear_num_value_heads"]
+    first = 2 * keys * config["linear_key_head_dim"]
+
+    def in_turn(rows: torch.Tensor) -> torch.Tensor:
+        return rows.unflatten(0, (keys, values // keys, -1)).transpose(0, 1).flatten(0, 2)
+
+    if architecture == "qwen3next" or "linear_attn" not in name or "linear_attn.norm" in name:
+        return tensor
+    if "in_proj_qkv" in name or "conv1d" in name:
+        return torch.cat((tensor[:first], in_turn(tensor[first:])))
+    return in_turn(tensor.t()).t() if "out_proj" in name else in_turn(tensor)
+
+
+def _by_kind(name: str, tensor: torch.Tensor, config: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Qwen3-Next: of each key head queries, keys, values and gates; then all queries, all keys and so on."""
+    keys, key = config["linear_num_key_heads"], config["linear_key_head_dim"]
+    value = config["linear_num_value_heads"] // keys * config["linear_value_head_dim"]
+    q, k, v, z = (each.flatten(0, 1) for each in tensor.unflatten(0, (keys, -1)).split((key, key, value, value), dim=1))
+    yield name.replace("in_proj_qkvz", "in_proj_qkv"), torch.cat((q, k, v))
+    yield name.replace("in_proj_qkvz", "in_proj_z"), z
 
 
 _CHANGES: tuple[tuple[str, str, Callable[[torch.Tensor], torch.Tensor]], ...] = (

@@ -18,7 +18,7 @@ from engine.kernels.quantised.groups import Groups, pack, values
 from engine.model.decoder import Decoder
 from engine.model.families import read_model_spec
 from engine.model.families.quantised import gguf as quantised
-from engine.model.formats.dense import Dense
+from engine.model.formats.dense import DENSE, Dense
 from engine.model.formats.gguf import KEPT, GgufBlocks
 from engine.model.formats.grouped import Grouped, WhenLoaded
 from engine.model.formats.int8 import Int8Linear
@@ -28,6 +28,8 @@ from tests.gguf_files import write_gguf
 from tests.unit.engine.families.case import Case
 from tests.unit.engine.families.exact import Bench, asked, prompt_of
 from tests.unit.engine.families.experts import EXPERTS
+from tests.unit.engine.families.hybrids import QWEN_3_5
+from tests.unit.engine.gguf.converted import write_converted
 
 WIDE = {"hidden_size": 256, "intermediate_size": 512}
 MIXED = {"": "Q4_K", "attn_v": "Q6_K", "ffn_down": "Q6_K", "token_embd": "Q5_0", "output.weight": "Q6_K"}
@@ -98,6 +100,24 @@ def test_groups_are_the_blocks_but_for_factors_in_16_bits(kind: str) -> None:
     bound = 4 * 2.0**-11 if kind.endswith("_K") else 1e-6  # rounded scale and minimum may cancel
     assert (error <= bound * largest + 1e-9).all()
     assert torch.equal(format.plain({"weight": torch.from_numpy(data)}), expected)
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_K", "Q6_K"])
+def test_columns_in_another_order_take_their_factors_along(kind: str) -> None:
+    data = torch.randint(0, 40, (3, 256 // BLOCK_ELEMENTS[kind] * BLOCK_BYTES[kind]), dtype=torch.uint8)
+    in_turn, ours = (GgufBlocks(kind, columns) for columns in (None, (2, 4, 32)))
+    expected = in_turn.plain({"weight": data}).unflatten(1, (4, 2, 32)).transpose(1, 2).flatten(1)
+    assert torch.equal(ours.plain({"weight": data}), expected)
+    found = ours.unpacked({"weight": data})
+    groups = pack(found.codes, found.scales, bits=ours.bits, group=ours.group_of(256), minimums=found.minimums)
+    assert (values(groups) - expected).abs().max() < 4e-3 * expected.abs().max()
+
+
+def test_columns_that_would_tear_groups_apart_become_floats(tmp_path: Path) -> None:
+    folder = QWEN_3_5.build(tmp_path / "model")
+    spec = read_model_spec(write_converted(folder, tmp_path / "model.gguf", "qwen3_5", kind="Q8_0"), device="cuda:0")
+    assert spec.format_of("model.layers.0.linear_attn.g_proj") == GgufBlocks("Q8_0")
+    assert spec.format_of("model.layers.0.linear_attn.o_proj") == DENSE  # heads of 24
 
 
 @pytest.fixture(scope="module")
