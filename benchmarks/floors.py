@@ -3,7 +3,7 @@
 A pass must read its weights and its KV once and do its arithmetic once; of experts, those that its tokens choose, as if each
 choice were as likely; and of states, each sequence's. Where an indexer chooses positions, it reads its keys of all. The larger of
 both times is the floor, as if one hid the other perfectly. Activations, logits, norms, what updates a state and kernel launches
-are left out, because they cost little.
+are left out, because they cost little. Gates that are 0 by design (Gemma 3n's) count: which they are is known when all are there.
 """
 
 from __future__ import annotations
@@ -52,9 +52,8 @@ class ModelCost:
     item_bytes: int
     kv_bytes: int  # one position, all layers
     attention_flops: int  # one query at one position, all layers
-    windows: tuple[tuple[float, float], ...] = (
-        (math.inf, 1.0),
-    )  # positions that a layer attends to, and the share of such layers
+    # Positions that a layer attends to, and what such layers have of `kv_bytes` and of `attention_flops`.
+    windows: tuple[tuple[float, float, float], ...] = ((math.inf, 1.0, 1.0),)
     state_bytes: int = 0  # of one sequence, read and written by each step
     expert_parameters: int = 0  # one expert of each layer that has them
     num_experts: int = 1
@@ -78,8 +77,8 @@ class ModelCost:
         """Count what a model has; `dtype` is the one that the engine computes in. `kv_bytes` None: it is that of KV, too."""
         head = model.vocab_size * model.hidden_size
         layers = model.hidden_size + sum(_layer_parameters(layer, model.hidden_size) for layer in model.layers)
+        layers += _beside_parameters(model)
         sparse = [mlp for layer in model.layers if (mlp := _experts(layer.mlp)) is not None]
-        windows = Counter(_most(mixer) for mixer in model.attentions)
         indexers = [indexer for mixer in model.attentions if (indexer := _indexer(mixer)) is not None]
         index_bytes = ITEM_BYTES[dtype] * sum(indexer.dim for indexer in indexers)
         sizes = dict.fromkeys((True, False), 0)
@@ -93,11 +92,14 @@ class ModelCost:
         return cls(
             layer_parameters=layers,
             head_parameters=head,
-            stored_parameters=layers + head * (1 if model.has_tied_head else 2) + one_expert * num_experts,
+            stored_parameters=layers
+            + head * (1 if model.has_tied_head else 2)
+            + one_expert * num_experts
+            + _rows_beside(model),
             item_bytes=ITEM_BYTES[dtype],
             kv_bytes=(kv_bytes or sizes[True]) - index_bytes,
             attention_flops=sum(_attention_flops(mixer) for mixer in model.attentions),
-            windows=tuple((window, count / windows.total()) for window, count in windows.items()),
+            windows=_windows(model),
             state_bytes=sizes[False],
             index_bytes=index_bytes,
             index_flops=sum(2 * indexer.num_heads * indexer.dim for indexer in indexers),
@@ -123,20 +125,26 @@ class ModelCost:
         """Those that a token is multiplied with in the layers."""
         return self.layer_parameters + self.experts_a_token * self.expert_parameters
 
+    def read_positions(self, context: int) -> float:
+        """Positions whose `kv_bytes` a token behind so many reads, in the mean of all that is kept."""
+        return sum(share * min(window, context) for window, share, _ in self.windows)
+
     def attended(self, context: int) -> float:
-        """Positions that a token behind so many attends to, in the mean of all layers."""
-        return sum(share * min(window, context) for window, share in self.windows)
+        """Positions that a token behind so many attends to, in the mean of all layers' work."""
+        return sum(share * min(window, context) for window, _, share in self.windows)
 
     def attended_by_prompt(self, length: int) -> float:
         """The sum of it over a prompt's tokens."""
         return sum(
-            share * (length - within / 2) * within for window, share in self.windows if (within := min(window, length))
+            share * (length - within / 2) * within
+            for window, _, share in self.windows
+            if (within := min(window, length))
         )
 
     def read_bytes(self, context: int) -> float:
         """What a token behind so many positions reads of what is kept of them."""
         chosen_by = context * self.index_bytes if context > self.most else 0
-        return self.attended(context) * self.kv_bytes + chosen_by
+        return self.read_positions(context) * self.kv_bytes + chosen_by
 
     def attention_work(self, context: int) -> float:
         """Its operations."""
@@ -211,7 +219,38 @@ def _layer_parameters(layer: LayerSpec, hidden: int) -> int:
         total += _mixer_parameters(layer.mixer, hidden) + hidden * _norms(layer.around_mixer)
     if layer.mlp is not None:
         total += _mlp_parameters(layer.mlp, hidden) + hidden * _norms(layer.around_mlp)
+    if laurel := layer.laurel:
+        total += 2 * hidden * (laurel.rank + 1)
+    return total + sum(bool(around and around.scalar) for around in (layer.around_mlp, layer.around_input))
+
+
+def _beside_parameters(model: ModelSpec) -> int:
+    """Of what a model has beside one stream: products of layers' inputs, and of further streams, which every pass reads."""
+    hidden, num_layers, total = model.hidden_size, len(model.layers), 0
+    if inputs := model.layer_inputs:
+        total += hidden * num_layers * inputs.size + inputs.size
+        total += num_layers * (2 * hidden * inputs.size + hidden)
+    if altup := model.altup:
+        streams = altup.num_streams
+        total += 2 * (streams - 1) * hidden * hidden
+        total += num_layers * ((streams + 2) * hidden + (streams + 1) * streams * streams)
     return total
+
+
+def _rows_beside(model: ModelSpec) -> int:
+    """Of tables beside the embedding, of which a pass reads a few rows, and of what they are made of while loading."""
+    inputs = model.layer_inputs
+    rows = inputs.vocab_size * len(model.layers) * inputs.size if inputs else 0
+    return rows + sum((each.stored_rows + 1 + model.hidden_size) * each.size for each in model.placeholders)
+
+
+def _windows(model: ModelSpec) -> tuple[tuple[float, float, float], ...]:
+    """See `ModelCost.windows`. Layers that attend to others' keys and values have none of the bytes."""
+    sizes, work = Counter[float](), Counter[float]()
+    for mixer in model.attentions:
+        sizes[_most(mixer)] += sum(kept.planes * kept.heads * kept.dim * kept.per_token for kept in mixer.kept)
+        work[_most(mixer)] += _attention_flops(mixer)
+    return tuple((window, sizes[window] / sizes.total(), work[window] / work.total()) for window in work)
 
 
 def _norms(around: BranchSpec) -> int:
@@ -258,7 +297,7 @@ def _attention_parameters(mixer: AttentionSpec, hidden: int) -> int:
     kv = 0 if mixer.borrows else mixer.num_kv_heads * (mixer.head_dim + values)
     qkv, output = mixer.q_size * (1 + mixer.output_gate) + kv, mixer.num_heads * mixer.value_size
     biases = qkv * mixer.qkv_bias + hidden * mixer.output_bias + mixer.num_heads * mixer.sinks
-    norms = 2 * mixer.head_dim * (mixer.qk_norm is not None)
+    norms = (1 if mixer.borrows else 2) * mixer.head_dim * (mixer.qk_norm is not None)
     return hidden * (qkv + output * (1 + bool(mixer.gate))) + biases + norms
 
 

@@ -14,7 +14,7 @@ from benchmarks.drawn import DRAWN
 from benchmarks.environment import ROOT
 from benchmarks.floors import Ceilings, ModelCost, Work, decode_step, offline, prefill, upload
 from engine.model.families import model_spec
-from tests.unit.engine.families import experts, hybrids
+from tests.unit.engine.families import dense, experts, hybrids
 from tests.unit.engine.families.case import Case
 
 LLAMA_8B: dict[str, Any] = {
@@ -114,9 +114,10 @@ def test_biases_and_head_norms_are_counted(changes: dict[str, Any]) -> None:
 
 
 def test_a_window_bounds_what_is_attended_to() -> None:
-    cost = dataclasses.replace(llama_8b(), windows=((4, 0.5), (math.inf, 0.5)))
+    cost = dataclasses.replace(llama_8b(), windows=((4, 0.25, 0.5), (math.inf, 0.75, 0.5)))
     assert cost.attended(3) == 3
     assert cost.attended(10) == 7
+    assert cost.read_positions(10) == 8.5
     assert llama_8b().attended_by_prompt(10) == 50
     assert cost.attended_by_prompt(10) == 25 + (4 * 4 / 2 + 6 * 4) / 2
 
@@ -150,11 +151,34 @@ def test_chosen_positions_are_read_and_the_keys_of_all() -> None:
     assert ModelCost.of(model_spec({"architectures": ["DeepseekV32ForCausalLM"]}), "bfloat16", kv_bytes=whole) == sparse
 
 
+def test_gemma_3n_has_as_many_parameters_as_its_card_says() -> None:
+    """E2B: 1.91 billion beside its tables, with keys and values that ten layers have and nobody computes."""
+    fields = {"num_hidden_layers": 30, "intermediate_size": 8192, "num_kv_shared_layers": 10}
+    fields |= {"activation_sparsity_pattern": [0.95] * 10 + [0.0] * 20}
+    cost = ModelCost.of(model_spec({"architectures": ["Gemma3nForCausalLM"], **fields}), "bfloat16")
+    unused = 10 * 2 * (2 * 256) * 2048
+    assert cost.layer_parameters + unused == pytest.approx(1.91e9, rel=0.003)
+    assert cost.read_parameters == cost.stored_parameters - 262_144 * 30 * 256
+    one = decode_step(cost, batch=1, context=1)
+    assert one.num_bytes - cost.read_bytes(1) == 2 * cost.read_parameters
+
+
+def test_layers_of_each_window_are_counted_by_what_they_keep() -> None:
+    """Gemma 4: five layers with a window of 512 and heads of 256, one without and heads of 512."""
+    fields = {"num_hidden_layers": 12, "hidden_size_per_layer_input": 0, "num_kv_shared_layers": 6}
+    cost = ModelCost.of(model_spec({"architectures": ["Gemma4ForCausalLM"], **fields}), "bfloat16")
+    assert cost.kv_bytes == 2 * 2 * 4 * (5 * 256 + 512)
+    assert cost.read_bytes(10_000) == 2 * 2 * 4 * (5 * 256 * 512 + 512 * 10_000)
+    assert cost.attention_work(10_000) == 4 * 8 * (10 * 256 * 512 + 2 * 512 * 10_000)
+
+
 COUNTED = ("mimo_v2_flash", "afmoe", "deepseek_v32", "glm_moe_dsa")
 WITH_OWN_VALUES = [case for case in experts.CASES if case.name in COUNTED]
+# Gemma 4 with vision has keys that are values, which this would count twice.
+GEMMAS = [case for case in dense.CASES if case.name.startswith(("gemma3n", "gemma4")) and case.name != "gemma4-vision"]
 
 
-@pytest.mark.parametrize("case", [*hybrids.CASES, *WITH_OWN_VALUES], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [*hybrids.CASES, *WITH_OWN_VALUES, *GEMMAS], ids=lambda case: case.name)
 def test_layers_of_other_shapes_are_counted(case: Case) -> None:
     """All but a few norms."""
     import torch
