@@ -65,7 +65,9 @@ def admit(pool: BlockPool, sequence: Sequence, *, num_tokens: int, spare: int = 
     sequence.restart(sequence.num_cached)
     if pool.state_blocks:
         found = [State(sequence.num_cached - 1, sequence.num_cached, state, is_found=True)] if state else []
-        sequence.states = (*found, State(max(0, sequence.num_cached - (not found)), None, own))
+        # Other blocks begin with the next token; a checkpoint that is gone on in has the last cached one already.
+        begin = sequence.num_cached if found else max(0, sequence.num_cached - 1)
+        sequence.states = (*found, State(begin, None, own))
         # Others may branch from where this one left what is cached, and go on where it ends.
         sequence.checkpoints = (pool.count_prefix(digests) * size, len(digests) * size)
 

@@ -44,8 +44,7 @@ _SCALE = ("weight_scale", "weight_scale_inv")  # both are factors
 _UNUSED = ("input_scale", "activation_scale", "input_scale_ub")
 INPUTS_MULTIPLE = 64
 _ELEMENTS_AT_ONCE = 1 << 22  # made floats of 32 bits, several times
-# Of an element, while it is rounded.
-_TEMPORARY_BYTES = 13
+_TEMPORARY_BYTES = 13 * _ELEMENTS_AT_ONCE  # while they are rounded
 FEWEST_OUTPUTS = 64  # that are worth to be quantised
 
 
@@ -233,12 +232,12 @@ class Fp8WhileLoading:
         if multiplies_fp8(weights.device):
             matrix = Fp8Matrix(weights.empty(shape, FP8), weights.empty(shape[:1], torch.float32))
             take = _Rounded(matrix.weight, matrix.scale)
-            stage_rows(spec, take, weights, under=under, temporary=_TEMPORARY_BYTES * _ELEMENTS_AT_ONCE)
+            stage_rows(spec, take, weights, under=under, temporary=_TEMPORARY_BYTES)
             return Fp8Linear(matrix, bias)
         weights.made_plain[type(self).__name__] += 1
         dense = Dense(weights.empty(shape), bias)
         take = _Rounded(dense.weight, None)
-        stage_rows(spec, take, weights, under=under, temporary=_TEMPORARY_BYTES * _ELEMENTS_AT_ONCE)
+        stage_rows(spec, take, weights, under=under, temporary=_TEMPORARY_BYTES)
         weights.when_loaded.append(dense.pack)
         return dense
 
@@ -259,8 +258,8 @@ class Fp8WhileLoading:
             for expert, matrix in enumerate(tensors["weight"]):
                 take(matrix, expert * shape[1])
 
-        temporary, ways = _TEMPORARY_BYTES * _ELEMENTS_AT_ONCE, {"weight": ways_of(spec)}
-        weights.staged({"weight": spec.parameter()}, store, ways=ways, under=under, temporary=temporary)
+        ways = {"weight": ways_of(spec)}
+        weights.staged({"weight": spec.parameter()}, store, ways=ways, under=under, temporary=_TEMPORARY_BYTES)
         assert take.scale is not None
         return Fp8Matrix(take.weight.view(shape), take.scale.view(shape[:2]))
 

@@ -14,7 +14,7 @@ from engine.kernels.quantised.repack import Unpacked
 from engine.model.formats.dense import rows_of_each
 from engine.model.formats.grouped import Grouped, serving
 from engine.model.formats.product import ExpertsSpec, Linear, LinearSpec, declare_bias
-from engine.model.formats.stored import Stored, own_experts, places_by_module, plain_experts, stage_module
+from engine.model.formats.stored import Stored, of_module, own_experts, places_by_module, plain_experts, stage_module
 from engine.model.parameters import Placement, Weights
 
 
@@ -67,11 +67,11 @@ def plain(format: Grouping, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor
 def declare_groups(format: Grouping | GroupingOf, spec: LinearSpec, weights: Weights, *, under: str) -> Linear:
     """Declare a product."""
     by_module = places_by_module(spec, weights)
-    first, shape = _of(format, under + next(iter(by_module))), weights.share(spec.parameter("")).shape
+    first, shape = of_module(format, under + next(iter(by_module))), weights.share(spec.parameter("")).shape
     grouped, shared = Grouped(_allocate(first, shape, spec.inputs, weights.device)), _Shared()
     shared.orders.update(dict.fromkeys(under + module for module in by_module))
     for module, places in by_module.items():
-        own = _of(format, under + module)
+        own = of_module(format, under + module)
         take = _Rows(own, grouped.weight, places, shared, under + module)
         stage_module(own, module, (places[0].stored_shape[0], spec.inputs), take, weights, under=under)
     grouped.bias = declare_bias(spec, weights, under=under)
@@ -87,19 +87,17 @@ def declare_group_experts(
         return plain_experts(format, spec, weights, under=under)
     own, shared = own_experts(format, spec, weights, under=under), _Shared()
     first, _ = rows_of_each(spec, own.start)[0]
-    together = _allocate(_of(format, under + first), (len(own), spec.rows, spec.inputs), spec.inputs, weights.device)
+    together = _allocate(
+        of_module(format, under + first), (len(own), spec.rows, spec.inputs), spec.inputs, weights.device
+    )
     for index, expert in enumerate(own):
         for module, rows in rows_of_each(spec, expert):
-            one, size = _of(format, under + module), (rows.stop - rows.start, spec.inputs)
+            one, size = of_module(format, under + module), (rows.stop - rows.start, spec.inputs)
             place = Placement(module, size, (slice(0, size[0]), slice(0, size[1])), (rows,))
             take = _Rows(one, together[index], [place], shared, under + module)
             stage_module(one, module, size, take, weights, under=under)
     weights.when_loaded.append(lambda: shared.fill(together))
     return together
-
-
-def _of(format: Grouping | GroupingOf, module: str) -> Grouping:
-    return format(module) if callable(format) else format
 
 
 def _allocate(format: Grouping, shape: tuple[int, ...], inputs: int, device: torch.device) -> Groups:

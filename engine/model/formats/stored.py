@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import chain
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 
@@ -44,6 +44,7 @@ class Stored(Protocol):
 
 
 StoredOf = Callable[[str], Stored]  # by our whole name of the module
+AnyStored = TypeVar("AnyStored", bound=Stored)
 
 
 def stage_rows(
@@ -72,7 +73,7 @@ def plain_matrix(stored: Stored | StoredOf, spec: LinearSpec, weights: Weights, 
     matrix = weights.empty(weights.share(spec.parameter("")).shape)
     places = places_by_module(spec, weights)
     for module, own in places.items():
-        each, rows = _of(stored, under + module), own[0].stored_shape[0]
+        each, rows = of_module(stored, under + module), own[0].stored_shape[0]
         stage_module(each, module, (rows, spec.inputs), _Cut(each, matrix, own), weights, under=under)
     weights.made_plain[type(each).__name__] += 1
     return matrix
@@ -86,7 +87,8 @@ def places_by_module(spec: LinearSpec, weights: Weights) -> dict[str, list[Place
     return places
 
 
-def _of(stored: Stored | StoredOf, module: str) -> Stored:
+def of_module(stored: AnyStored | Callable[[str], AnyStored], module: str) -> AnyStored:
+    """What is stored of one module, by our whole name; modules may have it in common."""
     return stored(module) if callable(stored) else stored
 
 
@@ -96,7 +98,7 @@ def own_experts(stored: Stored | StoredOf, spec: ExpertsSpec, weights: Weights, 
     own = range(placement.source[0].start, placement.source[0].stop)
     for expert in set(range(spec.num_experts)).difference(own):
         for module, rows in rows_of_each(spec, expert):
-            each = _of(stored, under + module)
+            each = of_module(stored, under + module)
             parts = each.tensors(rows.stop - rows.start, spec.inputs)
             names = chain.from_iterable(part.names or (kind,) for kind, part in parts.items())
             weights.unused.update(f"{under}{module}.{name}" for name in (*names, *each.unused()))
@@ -114,7 +116,7 @@ def plain_experts(stored: Stored | StoredOf, spec: ExpertsSpec, weights: Weights
     for index, expert in enumerate(own):
         for module, rows in rows_of_each(spec, expert):
             place = Placement(module, (), (slice(None), slice(None)), (index, rows))
-            size, one = (rows.stop - rows.start, spec.inputs), _of(stored, under + module)
+            size, one = (rows.stop - rows.start, spec.inputs), of_module(stored, under + module)
             stage_module(one, module, size, _Cut(one, matrices, [place]), weights, under=under)
         weights.made_plain[type(one).__name__] += 1
     return matrices
