@@ -38,11 +38,14 @@ class ResumePoint:
         if is_due and sequence.num_scheduled % self._pool.block_size == 0:
             leave_checkpoint(self._pool, sequence, sequence.num_scheduled, spare=spare)
 
-    def drop(self, sequence: Sequence | None = None) -> bool:
-        """Hold nothing any more, or nothing of this sequence. Returns whether blocks were held.
+    def give_way(self, sequence: Sequence) -> None:
+        """The sequence gives way, and comes back: what is held for it becomes cached, and is evicted after what nobody found."""
+        if sequence is self._sequence:
+            self._pool.count_as_hit(self.blocks)
+            self.drop()
 
-        What a sequence gave back before is evicted before these.
-        """
+    def drop(self, sequence: Sequence | None = None) -> bool:
+        """Hold nothing any more, or nothing of this sequence. Returns whether blocks were held."""
         if sequence is not None and sequence is not self._sequence:
             return False
         blocks, self.blocks = self.blocks, []
@@ -52,6 +55,6 @@ class ResumePoint:
 
     def _renew(self, sequence: Sequence) -> None:
         before, self._states = self.blocks, sequence.states
-        blocks, state = self._pool.match_checkpoint(sequence.digests)
+        blocks, state = self._pool.match_checkpoint(sequence.digests, is_hit=False)
         self.blocks, self._reached = [*blocks, *state], len(blocks) * self._pool.block_size
         self._pool.release(before)

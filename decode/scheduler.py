@@ -178,7 +178,7 @@ class DecodeScheduler:
     def _preempt(self, request: DecodeRequest) -> None:
         self.running.remove(request)
         self.blocks.give_back(request.sequence)
-        self.resume_point.drop(request.sequence)
+        self.resume_point.give_way(request.sequence)
         request.preemptions += 1
         self.preemptions += 1
         self.waiting.appendleft(request)

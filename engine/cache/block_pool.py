@@ -74,23 +74,32 @@ class BlockPool:
         self._take(blocks)
         return blocks
 
-    def match_checkpoint(self, digests: Sequence[bytes]) -> tuple[list[int], tuple[int, ...]]:
-        """Return the longest cached prefix that ends at a checkpoint, and the checkpoint's blocks; references on all of them."""
+    def match_checkpoint(self, digests: Sequence[bytes], *, is_hit: bool = True) -> tuple[list[int], tuple[int, ...]]:
+        """Return the longest cached prefix that ends at a checkpoint, and the checkpoint's blocks; references on all of them.
+
+        Not `is_hit`: for a sequence that holds what is its own. Eviction spares nothing for that.
+        """
         count = self.count_prefix(digests)
         while count and digests[count - 1] not in self._states:
             count -= 1
         if not count:
             return [], ()
-        state = self._states[digests[count - 1]].blocks
-        self._take(state)
-        return self.match_prefix(digests[:count]), state
+        blocks, state = [self._by_digest[digest] for digest in digests[:count]], self._states[digests[count - 1]].blocks
+        self._take([*state, *blocks], is_hit=is_hit)
+        return blocks, state
 
-    def _take(self, blocks: Sequence[int]) -> None:
+    def _take(self, blocks: Sequence[int], *, is_hit: bool = True) -> None:
         for block in blocks:
             if self._references[block] == 0:
                 del (self._spared if self._found[block] else self._cached)[block]
             self._references[block] += 1
-            self._found[block] = True
+            self._found[block] |= is_hit
+
+    def count_as_hit(self, blocks: Sequence[int]) -> None:
+        """Have eviction spare these held blocks once they are released, as if they had been matched."""
+        for block in blocks:
+            self._check_used(block)
+            self._found[block] = self._digests[block] is not None
 
     def count_prefix(self, digests: Sequence[bytes]) -> int:
         """How many blocks `match_prefix` would return; takes none and counts as no use."""

@@ -99,3 +99,22 @@ def test_a_short_sequence_holds_nothing() -> None:
     for _ in range(5):
         step(scheduler, pool)
         assert scheduler.resume_point.blocks == []
+
+
+def test_what_is_held_counts_as_no_prefix_hit() -> None:
+    """Eviction spares what others found. What a sequence holds of its own comes before that."""
+    scheduler, pool = new_scheduler(num_blocks=200, state_blocks=STATE)
+    popular = [b"popular %d" % number for number in range(2)]
+    blocks = pool.allocate(len(popular))
+    for block, digest in zip(blocks, popular, strict=True):
+        pool.publish(block, digest)
+    pool.release(blocks)
+    pool.release(pool.match_prefix(popular))
+    hand_over(scheduler, pool, "older", prompt=40, max_tokens=50, salt=50)
+    hand_over(scheduler, pool, "next", prompt=60, max_tokens=40, salt=0)
+    until(lambda: scheduler.resume_point.blocks, scheduler, pool)
+    until(lambda: not len(scheduler), scheduler, pool)
+
+    pool.allocate(pool.num_free - len(popular))
+
+    assert pool.count_prefix(popular) == len(popular)
