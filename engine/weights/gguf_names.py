@@ -55,9 +55,14 @@ def _renamed(tensor: GgufTensor, header: GgufHeader) -> Iterator[StoredTensor]:
         module, _, kind = tensor.name.rpartition(".")
         if module not in _IN_CONFIG:
             name = f"{(OUTSIDE | own).get(module, module)}.{kind}"
+            if "{}" in name:
+                yield from _each(tensor, name)
+                return
             yield _stored(tensor, name, undo=_undo(architecture, name))
         return
     layer, module, kind = found[1], found[2], found[3] or ""
+    if module == "ffn_norm":  # Falcon-H1's has no suffix
+        kind = kind or ".weight"
     if module not in _IN_CONFIG and int(layer) not in _predicting(header):
         ours = (IN_LAYER | own).get(module, module)
         name = f"model.layers.{layer}.{ours}{'' if module in ALONE else kind}"

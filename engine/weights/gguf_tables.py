@@ -11,6 +11,11 @@ OUTSIDE = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
     "output": "lm_head",
+    "per_layer_token_embd": "model.embed_tokens_per_layer",
+    "per_layer_model_proj": "model.per_layer_model_projection",
+    "per_layer_proj_norm": "model.per_layer_projection_norm",
+    "altup_proj": "model.altup_projections.{}",
+    "altup_unembd_proj": "model.altup_unembed_projections.{}",
 }
 IN_LAYER = {
     "attn_q": "self_attn.q_proj",
@@ -43,6 +48,24 @@ IN_LAYER = {
     "ffn_down_exps": "mlp.experts.{}.down_proj",
     "ffn_latent_down": "mlp.fc1_latent_proj",
     "ffn_latent_up": "mlp.fc2_latent_proj",
+    "ffn_gate_up_exps": "mlp.experts.{}.gate_up_proj",
+    "ffn_down_exps.scale": "router.per_expert_scale",
+    "ffn_gate_inp.scale": "router.scale",
+    "post_ffw_norm_1": "post_feedforward_layernorm_1",
+    "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
+    "post_ffw_norm_2": "post_feedforward_layernorm_2",
+    "layer_output_scale": "layer_scalar",
+    "inp_gate": "per_layer_input_gate",
+    "proj": "per_layer_projection",
+    "post_norm": "post_per_layer_input_norm",
+    "altup_correct_scale": "altup.correct_output_scale",
+    "altup_correct_coef": "altup.correction_coefs",
+    "altup_predict_coef": "altup.prediction_coefs",
+    "altup_router": "altup.modality_router",
+    "altup_router_norm": "altup.router_norm",
+    "laurel_l": "laurel.linear_left",
+    "laurel_r": "laurel.linear_right",
+    "laurel_post_norm": "laurel.post_laurel_norm",
     "ssm_in": "mamba.in_proj",
     "ssm_conv1d": "mamba.conv1d",
     "ssm_a": "mamba.A_log",
@@ -60,6 +83,6 @@ OWN: Mapping[str, dict[str, str]] = {
     "lfm2moe": _LFM_2,
 }
 # Numbers that belong to no module: they have no `.weight` and no `.bias`.
-ALONE = ("exp_probs_b", "attn_sinks", "ssm_a", "ssm_dt", "ssm_d")
-ROTATED_IN_PAIRS = ("llama", "granite", "granitemoe", "granitehybrid", "smollm3")
+ALONE = ("exp_probs_b", "attn_sinks", "ssm_a", "ssm_dt", "ssm_d", "layer_output_scale", "altup_correct_scale")
+ROTATED_IN_PAIRS = ("llama", "granite", "granitemoe", "granitehybrid", "smollm3", "mistral3", "arcee")
 NORMS_HOLD_ONE = ("gemma", "gemma2", "gemma3", "qwen3next", "qwen35", "qwen35moe")

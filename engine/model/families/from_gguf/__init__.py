@@ -16,9 +16,17 @@ from engine.model.families.from_gguf.experts import EXPERTS
 from engine.model.families.from_gguf.gemmas import GEMMAS
 from engine.model.families.from_gguf.granites import GRANITES
 from engine.model.families.from_gguf.hybrids import HYBRIDS
+from engine.model.families.from_gguf.layer_norms import LAYER_NORMS
 from engine.model.spec import UnsupportedModelError
 
-_ARCHITECTURES: dict[str, Callable[[Entries], Config]] = {**DENSE, **GEMMAS, **GRANITES, **EXPERTS, **HYBRIDS}
+_ARCHITECTURES: dict[str, Callable[[Entries], Config]] = {
+    **DENSE,
+    **GEMMAS,
+    **GRANITES,
+    **LAYER_NORMS,
+    **EXPERTS,
+    **HYBRIDS,
+}
 
 
 def config_of(file: Path) -> Config:

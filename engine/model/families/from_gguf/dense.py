@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from engine.model.families.from_gguf.entries import Config, Entries
-from engine.model.families.from_gguf.shared import common, full_attention, head_dim, rope
+from engine.model.families.from_gguf.shared import biases, common, full_attention, head_dim, rope, windows_by_layer
 
+_WITH_ONE_SWITCH = "Ernie4_5ForCausalLM"
 _LAYERS_TO_NO_ROPE_OF_SMOLLM3 = 4
 
 
@@ -15,18 +16,13 @@ def _llama(entries: Entries) -> Config:
     if experts := entries.get("expert_count"):
         config |= {"architectures": ["MixtralForCausalLM"], "num_local_experts": experts}
         return config | {"num_experts_per_tok": entries["expert_used_count"]}
-    return config | _biases(entries)
+    return config | biases(entries)
 
 
 def _smollm_3(entries: Entries) -> Config:
     """Every fourth layer has no rotation. Later files may say which step that is."""
-    config = common(entries, "SmolLM3ForCausalLM") | rope(entries) | _biases(entries)
+    config = common(entries, "SmolLM3ForCausalLM") | rope(entries) | biases(entries)
     return config | {"no_rope_layer_interval": _LAYERS_TO_NO_ROPE_OF_SMOLLM3, "use_sliding_window": False}
-
-
-def _biases(entries: Entries) -> Config:
-    """Only the tensors tell whether products have biases."""
-    return {"attention_bias": entries.has("blk.0.attn_q.bias"), "mlp_bias": entries.has("blk.0.ffn_up.bias")}
 
 
 def _olmo_2(entries: Entries) -> Config:
@@ -64,6 +60,44 @@ def _phi_3(entries: Entries) -> Config:
     return config
 
 
+def _close_to_llama(architecture: str) -> Callable[[Entries], Config]:
+    """Heads of a size of their own, and the biases that tensors tell."""
+
+    def read(entries: Entries) -> Config:
+        config = common(entries, architecture) | rope(entries) | {"head_dim": head_dim(entries)}
+        found = biases(entries)
+        return config | ({"use_bias": found["mlp_bias"]} if architecture == _WITH_ONE_SWITCH else found)
+
+    return read
+
+
+def _seed_oss(entries: Entries) -> Config:
+    own = {"head_dim": head_dim(entries), "attention_out_bias": entries.has("blk.0.attn_output.bias")}
+    return common(entries, "SeedOssForCausalLM") | rope(entries) | biases(entries) | own
+
+
+def _exaone_4(entries: Entries) -> Config:
+    """Norms stand behind both halves; the small model has no windows."""
+    config = common(entries, "Exaone4ForCausalLM", norm="post_attention_norm") | rope(entries)
+    config |= {"head_dim": head_dim(entries)}
+    if entries.get("attention.sliding_window"):
+        return config | windows_by_layer(entries)
+    return config | {"sliding_window": None, "layer_types": ["full_attention"] * entries.num_layers}
+
+
+def _mistral_3(entries: Entries) -> Config:
+    """Ministral 3, whose queries grow with the position, and the text part of models that see."""
+    config = common(entries, "MistralForCausalLM") | rope(entries) | {"head_dim": head_dim(entries)}
+    config |= {"sliding_window": None}
+    scale, growth = entries.get("rope.scaling.yarn_log_multiplier"), entries.get("attention.temperature_scale")
+    if scale:
+        config["rope_parameters"] |= {"mscale": scale, "mscale_all_dim": scale}
+    if growth is None:
+        return config
+    config["rope_parameters"]["llama_4_scaling_beta"] = growth
+    return config | {"architectures": ["Ministral3ForCausalLM"]}
+
+
 DENSE: dict[str, Callable[[Entries], Config]] = {
     "llama": _llama,
     "smollm3": _smollm_3,
@@ -73,4 +107,11 @@ DENSE: dict[str, Callable[[Entries], Config]] = {
     "qwen3": _qwen_3,
     "qwen3vl": _qwen_3,
     "phi3": _phi_3,
+    "mistral3": _mistral_3,
+    "seed_oss": _seed_oss,
+    "exaone4": _exaone_4,
+    "arcee": _close_to_llama("ArceeForCausalLM"),
+    "ernie4_5": _close_to_llama("Ernie4_5ForCausalLM"),
+    "glm4": _close_to_llama("Glm4ForCausalLM"),
+    "hunyuan-dense": _close_to_llama("HunYuanDenseV1ForCausalLM"),
 }

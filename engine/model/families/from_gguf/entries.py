@@ -46,6 +46,11 @@ class Entries:
             raise self.unsupported(name)
         return value[: self.num_layers]
 
+    def layers_of(self, name: str) -> list[Any]:
+        """Each layer's value, where one value may be that of all."""
+        value = self._header.metadata.get(self._beginning + name)
+        return self.of_layers(name) if isinstance(value, list) else [self[name]] * self.num_layers
+
     def ignore(self, name: str) -> None:
         """The tensors say the same."""
         self._read.add(name)

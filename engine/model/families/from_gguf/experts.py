@@ -45,6 +45,55 @@ def _gpt_oss(entries: Entries) -> Config:
     }
 
 
+def _olmoe(entries: Entries) -> Config:
+    return (
+        common(entries, "OlmoeForCausalLM")
+        | rope(entries)
+        | {
+            "num_experts": entries["expert_count"],
+            "num_experts_per_tok": entries["expert_used_count"],
+            "norm_topk_prob": bool(entries.get("expert_weights_norm", False)),
+        }
+    )
+
+
+def _dots_1(entries: Entries) -> Config:
+    own = {"head_dim": head_dim(entries), "attention_bias": entries.has("blk.0.attn_q.bias"), "sliding_window": None}
+    return common(entries, "Dots1ForCausalLM") | rope(entries) | own | sigmoid_experts(entries)
+
+
+def _minimax_m_2(entries: Entries) -> Config:
+    if entries.get("expert_gating_func", SIGMOID) != SIGMOID:
+        raise entries.unsupported("expert_gating_func")
+    return (
+        common(entries, "MiniMaxM2ForCausalLM")
+        | rope(entries)
+        | {
+            "head_dim": head_dim(entries),
+            "intermediate_size": entries["expert_feed_forward_length"],
+            "num_local_experts": entries["expert_count"],
+            "num_experts_per_tok": entries["expert_used_count"],
+        }
+    )
+
+
+def _ernie_4_5_moe(entries: Entries) -> Config:
+    entries.ignore("expert_shared_feed_forward_length")
+    return (
+        common(entries, "Ernie4_5_MoeForCausalLM")
+        | rope(entries)
+        | {
+            "head_dim": head_dim(entries),
+            "moe_num_experts": entries["expert_count"],
+            "moe_k": entries["expert_used_count"],
+            "moe_intermediate_size": entries["expert_feed_forward_length"],
+            "moe_num_shared_experts": entries.number_or("expert_shared_count", 0),
+            "moe_layer_start_index": entries.number_or("leading_dense_block_count", 0),
+            "moe_layer_interval": entries.number_or("interleave_moe_layer_step", 1),
+        }
+    )
+
+
 def _glm_4_moe(entries: Entries) -> Config:
     """GLM-4.5 to 4.7, and Solar Open, which rotates whole heads."""
     own = {
@@ -93,6 +142,10 @@ EXPERTS: dict[str, Callable[[Entries], Config]] = {
     "qwen3moe": _qwen_3_moe,
     "qwen3vlmoe": _qwen_3_moe,
     "gpt-oss": _gpt_oss,
+    "olmoe": _olmoe,
+    "dots1": _dots_1,
+    "minimax-m2": _minimax_m_2,
+    "ernie4_5-moe": _ernie_4_5_moe,
     "glm4moe": _glm_4_moe,
     "deepseek2": _deepseek_2,
 }

@@ -79,6 +79,20 @@ def _nemotron_h(entries: Entries) -> Config:
     return config | own
 
 
+def _falcon_h_1(entries: Entries) -> Config:
+    """Its multipliers are in the weights. Where states are normed, it is behind their gate."""
+    own = {
+        "head_dim": head_dim(entries),
+        "mamba_d_ssm": entries["ssm.inner_size"],
+        "mamba_rms_norm": entries.has("blk.0.ssm_norm.weight"),
+        "mamba_norm_before_gate": False,
+        "attention_bias": entries.has("blk.0.attn_q.bias"),
+        "mlp_bias": entries.has("blk.0.ffn_up.bias"),
+        "projectors_bias": entries.has("blk.0.ssm_out.bias"),
+    }
+    return common(entries, "FalconH1ForCausalLM") | rope(entries) | mamba(entries) | own
+
+
 def _qwen_3_next(entries: Entries) -> Config:
     config = _with_delta(entries, "Qwen3NextForCausalLM") | experts(entries, renormalised=True)
     return config | {"shared_expert_intermediate_size": entries["expert_shared_feed_forward_length"]}
@@ -121,6 +135,7 @@ def _with_delta(entries: Entries, architecture: str) -> Config:
 HYBRIDS: dict[str, Callable[[Entries], Config]] = {
     "lfm2": _lfm_2,
     "lfm2moe": _lfm_2_moe,
+    "falcon-h1": _falcon_h_1,
     "qwen3next": _qwen_3_next,
     "qwen35": _qwen_3_5,
     "qwen35moe": _qwen_3_5_moe,

@@ -24,7 +24,7 @@ from engine.model.spec import (
 )
 from engine.model.states import DeltaSpec
 
-_GATE, _UP, _DOWN = (f"mlp.experts.{{}}.{name}_proj" for name in ("gate", "up", "down"))
+_GATE, _UP, _GATE_UP, _DOWN = (f"mlp.experts.{{}}.{name}_proj" for name in ("gate", "up", "gate_up", "down"))
 
 
 def as_in_file(spec: ModelSpec, tensors: Collection[str]) -> ModelSpec:
@@ -36,12 +36,13 @@ def as_in_file(spec: ModelSpec, tensors: Collection[str]) -> ModelSpec:
 def _layer(layer: LayerSpec, under: str, tensors: Collection[str]) -> LayerSpec:
     """Norms have the file's own names: between the halves, one name stands for either of two norms."""
     mixer, mlp, around = layer.mixer, layer.mlp, layer.around_mlp
-    before_mlp = next(
-        (name for name in ("ffn_norm", "post_attention_norm") if f"{under}{name}.weight" in tensors), "attn_norm"
-    )
+    known = ("ffn_norm", "ffn_norm.weight", "post_attention_norm.weight")
+    before_mlp = next((name for name in known if under + name in tensors), "attn_norm").removesuffix(".weight")
+    laurel = layer.laurel
     return replace(
         layer,
         mixer=None if mixer is None else _mixer(mixer, under, tensors),
+        laurel=None if laurel is None else replace(laurel, before="attn_norm"),
         mlp=None if mlp is None else _mlp(mlp, under, tensors),
         around_mixer=_branch(layer.around_mixer, "attn_norm", "post_attention_norm"),
         around_mlp=_branch(around, before_mlp, "post_ffw_norm"),
@@ -77,8 +78,8 @@ def _mlp(mlp: MlpSpec, under: str, tensors: Collection[str]) -> MlpSpec:
     if isinstance(mlp, PlainMlpSpec):
         return replace(mlp, up="mlp.up_proj", down="mlp.down_proj")
     if isinstance(mlp, DenseBesideExpertsSpec):
-        return replace(mlp, dense=_gated(mlp.dense, under, tensors), experts=_experts(mlp.experts))
-    return _experts(mlp)
+        return replace(mlp, dense=_gated(mlp.dense, under, tensors), experts=_experts(mlp.experts, under, tensors))
+    return _experts(mlp, under, tensors)
 
 
 def _gated(mlp: GatedMlpSpec, under: str, tensors: Collection[str]) -> GatedMlpSpec:
@@ -87,13 +88,16 @@ def _gated(mlp: GatedMlpSpec, under: str, tensors: Collection[str]) -> GatedMlpS
     return replace(mlp, under="mlp", gate="gate_proj", up="up_proj", fused=fused, down="mlp.down_proj")
 
 
-def _experts(mlp: SparseMlpSpec) -> SparseMlpSpec:
+def _experts(mlp: SparseMlpSpec, under: str, tensors: Collection[str]) -> SparseMlpSpec:
     shared = mlp.shared
     if shared is not None:
         shared = replace(shared, under="mlp.shared_experts", gate_up=None, down="down_proj")
-    tensors = ExpertTensors(
-        each=(_GATE, _UP, _DOWN) if mlp.has_gates else (_UP, _DOWN),
+    first = (_GATE, _UP) if mlp.has_gates else (_UP,)
+    if f"{under}ffn_gate_up_exps.weight" in tensors:
+        first = (_GATE_UP,)
+    names = ExpertTensors(
+        each=(*first, _DOWN),
         all=(),
         correction=("mlp.gate.correction",) if mlp.tensors.correction else (),
     )
-    return replace(mlp, tensors=tensors, shared=shared)
+    return replace(mlp, tensors=names, shared=shared)

@@ -8,6 +8,20 @@ _ROPE_FREQUENCIES = "rope_freqs.weight"
 SOFTMAX, SIGMOID = 1, 2  # expert_gating_func
 
 
+def biases(entries: Entries) -> Config:
+    """Only the tensors tell whether products have biases."""
+    return {"attention_bias": entries.has("blk.0.attn_q.bias"), "mlp_bias": entries.has("blk.0.ffn_up.bias")}
+
+
+def windows_by_layer(entries: Entries) -> Config:
+    """The window, and the layers that have it."""
+    windowed = entries.of_layers("attention.sliding_window_pattern")
+    return {
+        "sliding_window": entries["attention.sliding_window"],
+        "layer_types": ["sliding_attention" if there else "full_attention" for there in windowed],
+    }
+
+
 def common(entries: Entries, architecture: str, *, kv_heads: int | None = None, norm: str = "attn_norm") -> Config:
     """What nearly all have; `kv_heads`: where layers differ in it; `norm`: a tensor of each layer."""
     return frame(entries, architecture, norm=norm) | {

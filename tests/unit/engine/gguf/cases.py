@@ -5,10 +5,42 @@ from __future__ import annotations
 from tests.unit.engine.families import dense, experts, hybrids, vision
 from tests.unit.engine.families.case import Case
 
+ONE_MAGNITUDE = dense.YARN | {"original_max_position_embeddings": 16, "mscale": 1.0, "mscale_all_dim": 1.0}
 NO_LIMITS = hybrids.ODD_MAMBA | {"time_step_limit": None}
 OF_V3 = next(case.fields for case in experts.CASES if case.name == "deepseek_v3")
 # What files can't say is left out of these: limits of Mamba's steps, and a second magnitude of yarn.
 OWN: tuple[Case, ...] = (
+    Case(
+        name="ministral3, one magnitude",
+        config="Ministral3Config",
+        fields={"head_dim": 32, "rope_parameters": ONE_MAGNITUDE | {"llama_4_scaling_beta": 0.3}},
+    ),
+    Case(
+        name="starcoder2, no window",
+        config="Starcoder2Config",
+        fields={"sliding_window": None, "tie_word_embeddings": True},
+    ),
+    Case(
+        name="dots1, no windows",
+        config="Dots1Config",
+        fields={**experts.GROUPED, "attention_bias": False, "sliding_window": None},
+    ),
+    Case(
+        name="exaone4, no windows",
+        config="Exaone4Config",
+        fields={"sliding_window": None, "layer_types": ["full_attention"] * 2},
+    ),
+    Case(
+        name="cohere2, windows by default",
+        config="Cohere2Config",
+        fields={"num_hidden_layers": 5, "sliding_window": 20, "tie_word_embeddings": True, "logit_scale": 0.3},
+    ),
+    Case(name="phi, all heads", config="PhiConfig", fields={"partial_rotary_factor": 0.5, "num_key_value_heads": 4}),
+    Case(
+        name="falcon_h1, no norm",
+        config="FalconH1Config",
+        fields=hybrids.FALCON_H1 | {"mamba_rms_norm": False, "head_dim": 16},
+    ),
     Case(
         name="deepseek_v3, one magnitude",
         config="DeepseekV3Config",

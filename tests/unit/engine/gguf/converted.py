@@ -19,13 +19,16 @@ import torch
 from safetensors.torch import load_file
 
 _LINES = Path(__file__).with_name("converted.jsonl")
-_PAIRED = ("llama", "granite", "granitemoe", "granitehybrid", "nemotron_h", "nemotron_h_moe")
+_PAIRED = ("llama", "granite", "granitemoe", "granitehybrid", "nemotron_h", "nemotron_h_moe", "arcee", "mistral3")
 _DELTA = ("qwen3next", "qwen35", "qwen35moe")
 _EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(.+)")
 _LAYER = re.compile(r"layers\.(\d+)\.")
 # Names that the package's table lacks, or has for others.
 _NAMES = {
     "block_sparse_moe.router.layer.weight": "ffn_gate_inp.weight",
+    "router.per_expert_scale": "ffn_down_exps.scale",
+    "router.scale": "ffn_gate_inp.scale",
+    "layer_scalar": "layer_output_scale.weight",
     "mixer.fc1_latent_proj": "ffn_latent_down",
     "mixer.fc2_latent_proj": "ffn_latent_up",
 }
@@ -90,7 +93,22 @@ def converted(folder: Path, architecture: str) -> Tensors:
             else:
                 ours = names.get_name(theirs, try_suffixes=(".weight", ".bias"))
             assert ours is not None, f"gguf knows no {theirs}"
-            found[ours] = changed
+            has_kind = not architecture.startswith("gemma") or ours.endswith((".weight", ".bias", ".scale"))
+            found[ours if has_kind else f"{ours}.weight"] = changed
+    return found | _beside(stored, config, architecture)
+
+
+def _beside(stored: Tensors, config: Mapping[str, Any], architecture: str) -> Tensors:
+    """Tensors of several, and what Gemma 4's rotation leaves."""
+    found: Tensors = {}
+    if architecture == "gemma3n":
+        for name, theirs in (("altup_proj", "altup_projections"), ("altup_unembd_proj", "altup_unembed_projections")):
+            found[f"{name}.weight"] = torch.stack([stored[f"model.{theirs}.{index}.weight"] for index in range(3)])
+    if architecture == "gemma4":
+        full = config["rope_parameters"]["full_attention"]
+        half = max(len(tensor) for name, tensor in stored.items() if "k_norm" in name) // 2
+        turned = int(half * full["partial_rotary_factor"])
+        found["rope_freqs.weight"] = torch.tensor([1.0] * turned + [1e30] * (half - turned))
     return found
 
 
@@ -101,6 +119,8 @@ def _together(stored: Tensors, config: Mapping[str, Any]) -> Iterator[tuple[str,
         stored.items(), key=lambda item: [int(n) if n.isdigit() else n for n in re.split(r"(\d+)", item[0])]
     ):
         found = _EXPERT.fullmatch(name)
+        if "altup_projections" in name or "altup_unembed" in name:
+            continue
         if name == "lm_head.weight" and config.get("tie_word_embeddings"):
             continue
         if found is not None:
@@ -134,6 +154,8 @@ def _changed(
     if "in_proj_qkvz" in name:
         yield from _by_kind(name, tensor, config)
         return
+    if architecture == "falcon-h1":
+        tensor = _multiplied(name, tensor, config)
     for ending, theirs, change in _CHANGES:
         if name.endswith(ending):
             yield name.removesuffix(ending) + theirs, change(tensor)
@@ -168,6 +190,30 @@ def _by_kind(name: str, tensor: torch.Tensor, config: Mapping[str, Any]) -> Iter
     q, k, v, z = (each.flatten(0, 1) for each in tensor.unflatten(0, (keys, -1)).split((key, key, value, value), dim=1))
     yield name.replace("in_proj_qkvz", "in_proj_qkv"), torch.cat((q, k, v))
     yield name.replace("in_proj_qkvz", "in_proj_z"), z
+
+
+def _multiplied(name: str, tensor: torch.Tensor, config: Mapping[str, Any]) -> torch.Tensor:
+    """Falcon-H1's multipliers go into its weights."""
+    gate, down = config["mlp_multipliers"]
+    into = config["attention_in_multiplier"]
+    for part, factor in (
+        ("down_proj", down),
+        ("gate_proj", gate),
+        ("k_proj", config["key_multiplier"] * into),
+        ("q_proj", into),
+        ("v_proj", into),
+        ("o_proj", config["attention_out_multiplier"]),
+        ("out_proj", config["ssm_out_multiplier"]),
+        ("lm_head", config["lm_head_multiplier"]),
+        ("embed_tokens", config["embedding_multiplier"]),
+    ):
+        if part in name:
+            return tensor * factor
+    if "in_proj" not in name:
+        return tensor
+    size, keys = config["mamba_d_ssm"], config["mamba_n_groups"] * config["mamba_d_state"]
+    parts = (tensor * config["ssm_in_multiplier"]).split((size, size, keys, keys, config["mamba_n_heads"]))
+    return torch.cat([part * factor for part, factor in zip(parts, config["ssm_multipliers"], strict=True)])
 
 
 _CHANGES: tuple[tuple[str, str, Callable[[torch.Tensor], torch.Tensor]], ...] = (
