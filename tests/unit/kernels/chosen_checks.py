@@ -19,7 +19,7 @@ from tests.unit.kernels.latent_checks import as_halves, kept_of, meant
 from tests.unit.kernels.references import close
 from tests.unit.kernels.triton_checks import checking
 
-DECODING, PROMPTS = [(1, 1), (1, 70), (1, 330)], [(9, 9), (20, 35), (1, 30), (3, 140)]
+DECODING, PROMPTS = [(1, 1), (1, 150)], [(9, 9), (5, 20), (1, 30), (3, 70)]
 
 
 def positions_of(batch: AttentionBatch) -> torch.Tensor:
@@ -49,10 +49,10 @@ def with_room(plan: AttentionPlan) -> AttentionPlan:
 def check_choosing(device: str, large: bool) -> None:
     """Scores are whole numbers, many of them equal: the choice is told exactly."""
     for lengths in (DECODING, PROMPTS):
-        for heads, dim, most in [(4, 16, 8), (20, 24, 33), (2, 16, 400)]:
+        for heads, dim, most in [(4, 16, 8), (20, 24, 33)]:
             _check_choosing(lengths, heads, dim, most, torch.float32, device)
-    _check_choosing(PROMPTS, 4, 16, 8, torch.float16, device)
-    with mock.patch("engine.kernels.chosen.triton_choosing.ROOM_ON_GPUS", 30_000):  # some rows at a time
+    _check_choosing([(1, 1), (1, 1500)], 2, 16, 1100, torch.float16, device)
+    with mock.patch("engine.kernels.chosen.triton_choosing.ROOM_ON_GPUS", 3_000):  # some rows at a time
         _check_choosing(PROMPTS, 4, 16, 8, torch.float16, device)
     if large:
         for heads in (32, 64):
@@ -97,11 +97,11 @@ def _expected(
 
 def check_attending(device: str, large: bool) -> None:
     for lengths in (DECODING, PROMPTS):
-        for heads, rank, size, most in [(4, 32, 16, 8), (3, 40, 8, 33), (4, 32, 16, 300)]:
+        for heads, rank, size, most in [(4, 32, 16, 8), (3, 40, 8, 33)]:
             _check_attending(lengths, heads, rank, size, most, torch.float32, device)
-        _check_attending(lengths[1:], 80, 16, 16, 200, torch.float16, device)
         for kind in KINDS:
             _check_attending(lengths, 4, 32, 16, 33, torch.float16, device, kind)
+    _check_attending([(1, 1), (1, 330)], 80, 16, 16, 290, torch.float16, device)  # in two parts
     if large:
         for heads in (64, 128):
             for lengths in (
