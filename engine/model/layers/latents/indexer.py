@@ -61,7 +61,8 @@ class Indexer:
         self, x: torch.Tensor, asking: torch.Tensor, positions: torch.Tensor, keys: torch.Tensor, plan: AttentionPlan
     ) -> torch.Tensor | None:
         """Return what x [T, E] attends to, [T, K], by queries made of `asking` [T, Q]; None: all that each token sees."""
-        if not sees_more(plan, self._most):
+        longest = len(self._rope)
+        if longest <= self._most or not sees_more(plan, self._most):
             return None
         q = self._queries(asking).unflatten(-1, (-1, self._spec.dim))
         queries, size = q.clone(), self._rope.shape[1]
@@ -69,4 +70,4 @@ class Indexer:
             q[..., :size], positions, self._rope, queries[..., :size], interleaved=self._spec.interleaved
         )  # fmt: skip
         weights = linear(x.float(), self._weights) * self._scale
-        return chosen_positions(queries, weights, positions, keys, plan, self._most, len(self._rope))
+        return chosen_positions(queries, weights, positions, keys, plan, self._most, longest)
