@@ -292,13 +292,12 @@ def _mixer_parameters(mixer: MixerSpec, hidden: int) -> int:
 
 
 def _attention_parameters(mixer: AttentionSpec, hidden: int) -> int:
-    """A gate beside the product has as many rows as the output has features."""
     values = 0 if mixer.values_are_keys else mixer.value_size
     kv = 0 if mixer.borrows else mixer.num_kv_heads * (mixer.head_dim + values)
     qkv, output = mixer.q_size * (1 + mixer.output_gate) + kv, mixer.num_heads * mixer.value_size
     biases = qkv * mixer.qkv_bias + hidden * mixer.output_bias + mixer.num_heads * mixer.sinks
     norms = (1 if mixer.borrows else 2) * mixer.head_dim * (mixer.qk_norm is not None)
-    return hidden * (qkv + output * (1 + bool(mixer.gate))) + biases + norms
+    return hidden * (qkv + output + mixer.gate_size) + biases + norms
 
 
 def _attention_flops(mixer: AttentionSpec | LatentAttentionSpec) -> int:

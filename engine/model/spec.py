@@ -65,6 +65,8 @@ class AttentionSpec:
     value_scale: float = 1.0  # multiplies values
     output_gate: bool = False  # behind each query head's rows are those of its output's gate
     gate: str = ""  # module with a gate for each number of the output; "": none
+    gates_heads: bool = False  # it has one for each head
+    gate_activation: Literal["sigmoid", "softplus"] = "sigmoid"
     lends: str = ""  # later layers attend to its keys and values by this name
     borrows: str = ""  # it has none, and attends to those that were lent so
     fused: str = ""  # the module that holds queries', keys' and values' rows; "": one each
@@ -92,6 +94,11 @@ class AttentionSpec:
     @property
     def kv_size(self) -> int:
         return self.num_kv_heads * self.head_dim
+
+    @property
+    def gate_size(self) -> int:
+        """Rows of the output's gate."""
+        return self.num_heads * (1 if self.gates_heads else self.value_size) if self.gate else 0
 
     @property
     def value_size(self) -> int:

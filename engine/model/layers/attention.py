@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from math import gcd
 
 import torch
-from torch.nn.functional import layer_norm, pad
+from torch.nn.functional import layer_norm, pad, softplus
 
 from engine.kernels.activation import gated_heads
 from engine.kernels.attention import AttentionPlan, Scores, needs_qkv, paged_attention
@@ -37,7 +37,7 @@ class GroupedQueryAttention:
         outputs = {"self_attn.q_proj": spec.q_size * (1 + spec.output_gate)}
         if not spec.borrows:
             outputs |= {"self_attn.k_proj": spec.kv_size, VALUES: spec.num_kv_heads * spec.value_size}
-        self._gate_rows = spec.num_heads * spec.value_size if spec.gate else 0
+        self._gate_rows = spec.gate_size
         if spec.gate:
             outputs[spec.gate] = self._gate_rows
         self._qkv = around.linear(
@@ -46,7 +46,7 @@ class GroupedQueryAttention:
                 outputs=outputs,
                 bias=spec.qkv_bias,
                 shard=Shard.HEADS,
-                unit=gcd(head_dim, spec.value_size),
+                unit=gcd(head_dim, spec.value_size, spec.gate_size),
                 fused=spec.fused,
                 twice={VALUES: "self_attn.k_proj"} if spec.values_are_keys and not spec.borrows else {},
             )
@@ -75,6 +75,7 @@ class GroupedQueryAttention:
         self._lends, self._borrows = spec.lends, spec.borrows
         self._factors = declare_factors(replace(spec, codes=None) if spec.borrows else spec, around)
         self._is_gated, self._dtype = spec.output_gate, around.weights.dtype
+        self._has_softplus = spec.gate_activation == "softplus"
 
     def __call__(self, stream: Stream, batch: ForwardBatch, kept: Sequence[torch.Tensor], *, is_last: bool) -> None:
         """Attend; `kept` is one view of the pool, [num_blocks, 2, block_size, Hkv, D]; of int8, also one of the scales."""
@@ -100,8 +101,15 @@ class GroupedQueryAttention:
         x = paged_attention(q, kv, plan, self._scores, qkv=qkv, codes=codes, once=batch.once)
         if self._is_gated:
             x = gated_heads(x, product)
-        x = x[..., : self._value_size].flatten(-2)
-        self._branch.add(stream, self._output, x if gate is None else x * gate.sigmoid())
+        x = x[..., : self._value_size]
+        if gate is not None:
+            x = self._weighed(x, gate)
+        self._branch.add(stream, self._output, x.flatten(-2))
+
+    def _weighed(self, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+        """Return the output x [T, Hq, V] times what is made of its gates, [T, Hq] or [T, Hq V]."""
+        weights = softplus(gate.float()).to(x.dtype) if self._has_softplus else gate.sigmoid()
+        return x * weights.view(*x.shape[:2], -1)
 
     def _project(
         self, stream: Stream, batch: ForwardBatch, plan: AttentionPlan, kv: torch.Tensor, codes: Codes | None

@@ -43,6 +43,7 @@ FAMILIES: dict[str, Callable[[Fields], ModelSpec]] = {
     "GraniteMoeSharedForCausalLM": granite_moe.read,
     "GraniteMoeSWAForCausalLM": granite_moe.read_swa,
     "HunYuanMoEV1ForCausalLM": hunyuan.read,
+    "LagunaForCausalLM": like_deepseek.read_laguna,
     "MellumForCausalLM": qwen3_moe.read_mellum,
     "SolarOpenForCausalLM": glm4_moe.read_solar,
     "YoutuForCausalLM": deepseek.read_youtu,

@@ -50,6 +50,27 @@ MULTIPLIED: dict[str, Any] = {
     "intermediate_size": 40,
 }
 
+LAGUNA: dict[str, Any] = {
+    **EXPERTS,
+    "num_hidden_layers": 3,
+    "head_dim": 16,
+    "sliding_window": 20,
+    "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+    "num_attention_heads_per_layer": [4, 8, 4],
+    "shared_expert_intermediate_size": 48,
+    "moe_routed_scaling_factor": 2.5,
+    "rope_parameters": {
+        "full_attention": {
+            "rope_type": "yarn",
+            "rope_theta": 500_000.0,
+            "factor": 8.0,
+            "original_max_position_embeddings": 64,
+            "partial_rotary_factor": 0.5,
+        },
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 1.0},
+    },
+}
+
 MIMO = {
     "num_hidden_layers": 3,
     "num_attention_heads": 8,
@@ -205,6 +226,12 @@ CASES: tuple[Case, ...] = (
                 "projector_output_dim": 16,
             }
         },
+    ),
+    Case(name="laguna", config="LagunaConfig", fields=LAGUNA),
+    Case(
+        name="laguna, gates of numbers",
+        config="LagunaConfig",
+        fields={**LAGUNA, "gating": "per-element", "rope_parameters": None},
     ),
     Case(
         name="deepseek_v2",

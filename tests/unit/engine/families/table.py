@@ -63,6 +63,7 @@ This page is written by `python -m tests.unit.engine.families.table > docs/model
 NAMES = {
     "backwards": "rotation backwards",
     "gate": "gate beside attention's product",
+    "gates_heads": "gates of heads",
     "clip": "queries, keys, values cut off",
     "embedding_norm": "norm of embeddings",
     "qkv_bias": "biases of queries, keys, values",

@@ -83,6 +83,8 @@ OF_FAMILIES = {
         *OF_LLAMA_4,
         *("intermediate_size_mlp", "attn_temperature_tuning", "floor_scale", "attn_scale", "tie_word_embeddings"),
     },
+    "laguna": {"num_attention_heads"},  # each layer says its own
+    "laguna, gates of numbers": {"num_attention_heads"},
     "qwen2_moe": {"sliding_window"},
     "qwen3_moe": {"sliding_window", "mlp_only_layers"},
     "qwen3_5 of a checkpoint with vision": {"tie_word_embeddings"},
@@ -324,6 +326,24 @@ def test_glm_5_says_in_three_ways_which_layers_choose() -> None:
         ({"index_head_dim": 8}, "index_head_dim = 8 is less than qk_rope_head_dim = 16"),
     ):
         assert complaint in str(read(config | {"indexer_types": kinds} | wrong))
+
+
+def test_laguna_says_some_things_twice_and_they_agree() -> None:
+    (case,) = (case for case in CASES if case.name == "laguna")
+    config = config_of(case)
+    said = {"mlp_only_layers": [0], "gating_types": ["per-head"] * 3, "norm_topk_prob": True, "gating": "per-head"}
+    assert isinstance(expected := read(config), ModelSpec)
+    assert read(config | said) == read({**config, **said, "mlp_layer_types": None}) == expected
+    for wrong, complaint in (
+        ({"mlp_only_layers": [1]}, "mlp_only_layers = [1] and mlp_layer_types differ"),
+        ({"gating_types": ["per-head", "per-head", "none"]}, "gating_types = "),
+        ({"gating": False}, "gating = False is not supported"),
+        ({"attention_bias": True}, "attention_bias = True is not supported"),
+        ({"moe_router_logit_softcapping": 3.0}, "moe_router_logit_softcapping = 3.0 is not supported"),
+        ({"num_attention_heads_per_layer": [4, 8]}, "must be a count for each of 3 layers"),
+        ({"num_attention_heads_per_layer": [4, 8, 3]}, "3 is no multiple of num_key_value_heads = 2"),
+    ):
+        assert complaint in str(read(config | said | wrong))
 
 
 def another(value: object) -> object:
