@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from cli.__main__ import main, overview
+from cli.__main__ import main
 from cli.completion.scripts import bash, fish, options, zsh
+from cli.entry import overview
 from common import VERSION
 from services.runtime import commands
 from services.runtime.commands import COMMANDS, settings_of
@@ -56,6 +57,27 @@ def test_ctrl_c_ends_a_command_without_a_traceback(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr("runpy.run_module", interrupted)
     assert main(["keys", "list"]) == 130
+
+
+INTERRUPTED = """
+import os, runpy, signal, sys
+class Interrupts:
+    def find_spec(self, name, path=None, target=None):
+        if name == IMPORTED:
+            os.kill(os.getpid(), signal.SIGINT)
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.meta_path.insert(0, Interrupts())
+sys.argv = ["baton", "up"]
+runpy.run_module("cli", run_name="__main__", alter_sys=True)
+"""
+
+
+@pytest.mark.parametrize("imported", ["cli.entry", "services.runtime.commands", "services.up", "services.up.settings"])
+def test_ctrl_c_ends_up_quietly_while_it_imports(imported: str) -> None:
+    """On a busy machine that takes seconds."""
+    code = INTERRUPTED.replace("IMPORTED", repr(imported))
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
 @pytest.mark.parametrize(("typed", "meant"), [("tpo", "top"), ("serve", "up"), ("gatway", "gateway"), ("run", "chat")])
