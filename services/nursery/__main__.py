@@ -7,6 +7,7 @@ there was.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import sys
@@ -38,7 +39,7 @@ def main() -> int:
             keep_what_is_loaded()
         if not is_alone():
             return 1
-        if forked(caller):
+        if forked(caller, link):
             try:
                 begin(birth)
             except OSError:
@@ -60,26 +61,38 @@ def is_alone() -> bool:
     return True
 
 
-def forked(caller: int) -> bool:
+def forked(caller: int, link: socket.socket) -> bool:
     """Fork; whether this is the new process. It is a child of the caller, as if that had started it, and dies with it.
 
     A process between the two ends at once, so that the caller gets the orphan: see `services.runtime.linux.adopt_orphans`.
+    The caller is told its pid first, so that it notices an early death; nothing if there is no memory for another process.
     """
     told, tell = os.pipe()
+    born, bear = os.pipe()
     between = os.fork()
     if between:
         os.close(told)
+        os.close(bear)
+        pid = os.read(born, MAX_BYTES)
+        os.close(born)
         os.waitpid(between, 0)
-        os.write(tell, GO)
+        link.send(pid)
+        with contextlib.suppress(BrokenPipeError):  # it is dead already
+            os.write(tell, GO)
         os.close(tell)
         return False
     is_new = False
     try:
         os.close(tell)
-        is_new = os.fork() == 0
+        pid_of_new = os.fork()
+        is_new = pid_of_new == 0
+        if not is_new:
+            os.write(bear, str(pid_of_new).encode())
     finally:
         if not is_new:
             os._exit(0)
+    os.close(born)
+    os.close(bear)
     went_on = os.read(told, len(GO)) == GO  # else the nursery was ended meanwhile
     os.close(told)
     die_with_parent()

@@ -19,9 +19,10 @@ from pathlib import Path
 
 import msgspec
 
+from common.tasks import cancel_all
 from services.nursery.birth import Birth
 from services.runtime.linux import adopt_orphans, die_with_parent, leave_orphans
-from services.up.child import service_environment
+from services.up.child import describe_exit, service_environment
 
 log = logging.getLogger("baton.nursery")
 
@@ -84,13 +85,31 @@ class Nursery:
             try:
                 async with asyncio.timeout(BIRTH_S):
                     await loop.sock_sendall(self._link, msgspec.json.encode(birth))
-                    pid = int(await loop.sock_recv(self._link, MAX_PID_CHARS) or 0)
-                if pid:
-                    return _adopted(pid)
+                    if pid := int(await loop.sock_recv(self._link, MAX_PID_CHARS) or 0):
+                        adopted = _adopted(pid)
+                        return adopted if await self._has_begun(adopted) else None
             except OSError as error:  # a timeout is one
                 log.debug("nursery.failed", extra={"error": repr(error)})
             self.close()
             return None
+
+    async def _has_begun(self, adopted: Adopted) -> bool:
+        """Whether the new process tells its pid, too, and not dies before, as where memory is short."""
+        telling = asyncio.ensure_future(asyncio.get_running_loop().sock_recv(self._link, MAX_PID_CHARS))
+        ending = asyncio.ensure_future(adopted.wait())
+        has_begun = False
+        try:
+            await asyncio.wait([telling, ending], return_when=asyncio.FIRST_COMPLETED)
+            has_begun = telling.done() and bool(telling.result())
+        finally:
+            await cancel_all([telling, ending])
+            if not has_begun:
+                adopted.kill()
+        if not has_begun:
+            log.warning("nursery.worker_died", extra={"ended": describe_exit(await adopted.wait())})
+            with contextlib.suppress(BlockingIOError):  # what it told last is no answer for the next one
+                self._link.recv(MAX_PID_CHARS)
+        return has_begun
 
     def close(self) -> None:
         """End it; the workers stay, but one that nobody has been told of."""

@@ -27,6 +27,22 @@ print(len(open("/proc/self/cmdline").read()))
 """
 
 
+FORKED = """
+import os, socket
+from services.nursery.__main__ import forked
+from services.runtime.linux import adopt_orphans
+link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+assert adopt_orphans()
+nursery = os.fork()
+if not nursery:
+    if forked(os.getppid(), theirs):
+        FATE
+    os._exit(0)
+for pid in (int(link.recv(20)), nursery):
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
+
+
 @pytest.fixture
 def failing() -> Iterator[Nursery]:
     """A nursery that ends without having imported anything."""
@@ -81,6 +97,34 @@ async def test_a_worker_that_cannot_be_watched_is_ended(
     monkeypatch.setattr("os.pidfd_open", refusing)
     assert await nursery.born("decode", {}, tmp_path / "log") is None
     assert is_gone(pid)
+
+
+async def test_a_worker_that_dies_before_it_begins_is_noticed_at_once(
+    asked: tuple[Nursery, socket.socket], tmp_path: Path
+) -> None:
+    """It had 180 s to say that it lives: where memory was short, `up` stood as long."""
+    nursery, theirs = asked
+    for _ in range(2):
+        pid = started("kill -9 $$")
+        theirs.send(str(pid).encode())
+        assert await nursery.born("decode", {}, tmp_path / "log") is None
+        assert is_gone(pid)
+    lives = started("sleep 600")
+    for _ in range(2):
+        theirs.send(str(lives).encode())
+    adopted = await nursery.born("decode", {}, tmp_path / "log")
+    assert adopted is not None
+    assert adopted.pid == lives
+    adopted.kill()
+    assert await adopted.wait() == -signal.SIGKILL
+
+
+@pytest.mark.parametrize(("fate", "ended"), [("os.kill(os.getpid(), 9)", "-9"), ("os._exit(3)", "3")])
+def test_the_caller_knows_of_a_fork_before_that_says_anything(fate: str, ended: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FORKED.replace("FATE", fate)], cwd=ROOT, capture_output=True, text=True
+    )
+    assert (done.stdout.split(), done.stderr) == ([ended, "0"], "")
 
 
 def test_a_worker_that_nobody_was_told_of_ends_with_the_nursery(asked: tuple[Nursery, socket.socket]) -> None:
