@@ -130,7 +130,7 @@ def add_tokenizer(writer: gguf.GGUFWriter, folder: Path, pre: str) -> None:
     tokens = [built.id_to_token(index) or f"[PAD{index}]" for index in range(size)]
     types = [_type(index, text, added, described["model"]) for index, text in enumerate(tokens)]
     is_llama = described["model"].get("byte_fallback", False)
-    writer.add_tokenizer_model("llama" if is_llama else "gpt2")
+    writer.add_tokenizer_model(pre if pre == "gemma4" else "llama" if is_llama else "gpt2")
     writer.add_tokenizer_pre("default" if is_llama else pre)
     writer.add_token_list(tokens)
     writer.add_token_types(types)
@@ -138,7 +138,7 @@ def add_tokenizer(writer: gguf.GGUFWriter, folder: Path, pre: str) -> None:
     if is_llama:
         writer.add_token_scores(_scores(tokens, merges))
         writer.add_add_space_prefix("Prepend" in json.dumps(described["normalizer"]))
-    else:
+    if not is_llama or pre == "gemma4":
         writer.add_token_merges(merges)
     settings = json.loads((folder / "tokenizer_config.json").read_text())
     for name, add in (("bos_token", writer.add_bos_token_id), ("eos_token", writer.add_eos_token_id)):

@@ -18,7 +18,8 @@ _SPACE = "\u2581"
 _MAX_PIECE = 512  # letters; every way to cut a piece in two is looked at
 _ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")
 # Words for the end of a turn that files written before `eot_token_id` have as plain control tokens.
-_END_TEXTS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<|return|>")
+_END_TEXTS = ["<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>"]
+_END_TEXTS += ["<|endoftext|>", "<|end_of_text|>", "<|return|>", "<turn|>"]
 
 # gpt-oss ends an answer with one of these, and a part of it, such as its reasoning, with a token that ends others' answers.
 _HARMONY, _END_OF_A_PART = {"<|return|>", "<|call|>"}, "<|end|>"
@@ -93,17 +94,16 @@ def _bpe(metadata: Mapping[str, Any], vocabulary: dict[str, int], tokens: list[s
     rules = metadata.get("tokenizer.ggml.pre", "default")
     if not isinstance(rules, str) or rules not in PRE_TOKENIZERS:
         raise GgufError(f"tokenizer.ggml.pre = {rules!r:.40} is not supported: {_BESIDE}")
-    merges = [[left, right] for left, _, right in (merge.partition(" ") for merge in _list(metadata, "merges", str))]
     return {
         "normalizer": {"type": "NFC"} if rules in NORMALIZED else None,
         "pre_tokenizer": PRE_TOKENIZERS[rules],
         "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
-        "model": _model(vocabulary, merges) | {"ignore_merges": rules in READ_WHOLE_WORDS},
+        "model": _model(vocabulary, _listed(metadata)) | {"ignore_merges": rules in READ_WHOLE_WORDS},
     }
 
 
 def _sentencepiece(metadata: Mapping[str, Any], vocabulary: dict[str, int], tokens: list[str]) -> dict[str, Any]:
-    """Llama's: pieces with scores, bytes for what has none, spaces as a character. The best score is merged first."""
+    """Llama's: pieces with scores, bytes for what has none, spaces as a character. The best score is first, or Gemma 4's list."""
     scores = _list(metadata, "scores", float)
     if len(scores) != len(tokens):
         raise GgufError(f"tokenizer.ggml.scores has {len(scores)} values for {len(tokens)} tokens: {_BESIDE}")
@@ -121,7 +121,8 @@ def _sentencepiece(metadata: Mapping[str, Any], vocabulary: dict[str, int], toke
     own = {
         text for text, index in vocabulary.items() if index >= len(types) or types[index] not in (_UNKNOWN, _CONTROL)
     }
-    merges = [[left, right] for left, right in _merges_of(vocabulary, scores, own)]
+    is_listed = metadata["tokenizer.ggml.model"] == "gemma4"
+    merges = _listed(metadata) if is_listed else map(list, _merges_of(vocabulary, scores, own))
     return {
         "normalizer": {"type": "Sequence", "normalizers": [*prepend, spaces]},
         "pre_tokenizer": None,
@@ -130,7 +131,11 @@ def _sentencepiece(metadata: Mapping[str, Any], vocabulary: dict[str, int], toke
     }
 
 
-_MODELS = {"gpt2": _bpe, "llama": _sentencepiece}
+_MODELS = {"gpt2": _bpe, "llama": _sentencepiece, "gemma4": _sentencepiece}
+
+
+def _listed(metadata: Mapping[str, Any]) -> list[list[str]]:
+    return [[left, right] for left, _, right in (merge.partition(" ") for merge in _list(metadata, "merges", str))]
 
 
 def _merges_of(vocabulary: Mapping[str, int], scores: list[float], pieces: set[str]) -> Iterator[tuple[str, str]]:
@@ -149,13 +154,8 @@ def _merges_of(vocabulary: Mapping[str, int], scores: list[float], pieces: set[s
 def _model(vocabulary: dict[str, int], merges: Iterable[list[str]]) -> dict[str, Any]:
     return {
         "type": "BPE",
-        "dropout": None,
-        "unk_token": None,
-        "continuing_subword_prefix": None,
-        "end_of_word_suffix": None,
-        "fuse_unk": False,
-        "byte_fallback": False,
-        "ignore_merges": False,
+        **dict.fromkeys(("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix")),
+        **dict.fromkeys(("fuse_unk", "byte_fallback", "ignore_merges"), False),
         "vocab": vocabulary,
         "merges": list(merges),
     }
@@ -177,8 +177,8 @@ def _added(index: int, text: str, kind: int) -> dict[str, Any]:
 
 def _around(metadata: Mapping[str, Any], tokens: list[str]) -> dict[str, Any] | None:
     """What every text gets at its ends."""
-    is_llama = metadata.get("tokenizer.ggml.model") == "llama"
-    adds_bos = is_llama or str(metadata.get("tokenizer.ggml.pre")) in READ_WHOLE_WORDS
+    is_llama = (kind := metadata.get("tokenizer.ggml.model")) == "llama"
+    adds_bos = kind in ("llama", "gemma4") or str(metadata.get("tokenizer.ggml.pre")) in READ_WHOLE_WORDS
     parts: list[dict[str, Any]] = [{"Sequence": {"id": "A", "type_id": 0}}]
     used: dict[str, Any] = {}
     for key, default, at in (("bos", adds_bos, 0), ("eos", False, 1)):

@@ -129,7 +129,8 @@ def _by_shape(placed: Sequence[tuple[StoredTensor, Destination]]) -> Iterator[tu
     for (stored, destination), fitting in zip(placed, ways, strict=True):
         if len(fitting) == 2 and len(told) != 1:
             raise CheckpointError(
-                f"{stored.name} of shape {list(stored.shape)}: no tensor tells which way around it is"
+                f"{stored.name} of shape {list(stored.shape)}: no tensor tells which way around it is: store each expert's"
+                " matrices as tensors of their own (gate_proj, up_proj, down_proj), or save the model with transformers again"
             )
         is_turned = (told if len(fitting) == 2 else fitting) == {True}
         yield stored, (is_turned and destination.turned) or destination

@@ -109,7 +109,8 @@ def plain_experts(stored: Stored | StoredOf, spec: ExpertsSpec, weights: Weights
     """Declare the plain matrices [E, N, K] of a rank's experts, which the checkpoint has one by one."""
     if not spec.each:
         raise ValueError(
-            f"quantised experts in one tensor ({under}{spec.together[0]}) are not supported in this format"
+            f"quantised experts in one tensor ({under}{spec.together[0]}) are not supported in this format: take the model"
+            " unquantised (--quantization fp8 or int8 makes it smaller while it is loaded), or its GGUF file"
         )
     own = own_experts(stored, spec, weights, under=under)
     matrices = weights.empty((len(own), spec.rows, spec.inputs))

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +26,7 @@ from tests.unit.engine.families.vision import CASES as WITH_VISION
 EXPERT = "model.layers.0.mlp.experts.5.up_proj.weight"
 FUSED = "model.layers.0.mlp.experts.gate_up_proj"
 QWEN3_MOE = CASES[0]
+(GRANITE_MOE,) = (case for case in CASES if case.name == "granitemoe")
 (QWEN3_VL_MOE,) = (case for case in WITH_VISION if case.name == "qwen3_vl_moe")
 
 
@@ -91,7 +93,18 @@ def test_experts_load_either_way_around(size: int, tmp_path: Path) -> None:
 def test_a_square_tensor_among_both_ways_is_refused(tmp_path: Path) -> None:
     case = replace(QWEN3_VL_MOE, fields={**QWEN3_VL_MOE.fields, "moe_intermediate_size": 32})
     folder = turned(case.build(tmp_path / "hub"), "layers.0.mlp.experts.down_proj")
-    with pytest.raises(CheckpointError, match=r"gate_up_proj.*no tensor tells which way around it is"):
+    with pytest.raises(CheckpointError, match=r"gate_up_proj.*no tensor tells .*: store each expert.s matrices"):
+        load(folder)
+
+
+def test_quantised_experts_in_one_tensor_are_refused_with_what_to_do(tmp_path: Path) -> None:
+    folder = GRANITE_MOE.build(tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(
+        ValueError, match=r"input_linear.weight\) are not supported .*: take the model unquantised .*GGUF"
+    ):
         load(folder)
 
 

@@ -20,7 +20,15 @@ from tests.unit.gateway.tokenizers_of_others import write_folder
 
 DEMO = Path(__file__).resolve().parents[3] / "demo"
 # What llama.cpp's converter calls the rules of each, which are not quite those of the smaller one in the tests.
-RULES = {"demo": "smollm", "llama3": "llama-bpe", "qwen3": "qwen2", "phi4": "qwen2", "llama2": "", "mistral": ""}
+RULES = {
+    "demo": "smollm",
+    "llama3": "llama-bpe",
+    "qwen3": "qwen2",
+    "phi4": "qwen2",
+    "llama2": "",
+    "mistral": "",
+    "gemma4": "gemma4",
+}
 MESSAGES = [{"role": "user", "content": "Grüß dich <|im_end|> </s>!"}, {"role": "assistant", "content": "  12345\n\n"}]
 TEXTS = st.text(max_size=60) | st.text("ab c'sST1234.,<|>▁_\n\r\t äß€", max_size=60)
 
@@ -45,7 +53,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Chat
         if name not in made:
             root = tmp_path_factory.mktemp("tokenizer")
             folder = DEMO if name == "demo" else write_folder(root / "model", name)
-            if name not in ("demo", "llama2", "mistral"):
+            if name not in ("demo", "llama2", "mistral", "gemma4"):
                 _take_the_rules(folder, RULES[name])
             made[name] = ChatTokenizer(folder), ChatTokenizer(write(folder, root / "model.gguf", RULES[name]))
         return made[name]
@@ -64,7 +72,7 @@ def _take_the_rules(folder: Path, pre: str) -> None:
     path.write_text(json.dumps(described))
 
 
-@pytest.mark.parametrize("name", ["demo", "llama3", "qwen3", "llama2"])
+@pytest.mark.parametrize("name", ["demo", "llama3", "qwen3", "llama2", "gemma4"])
 @given(text=TEXTS)
 @settings(max_examples=150, deadline=None)
 def test_texts_become_the_same_tokens(
@@ -77,7 +85,7 @@ def test_texts_become_the_same_tokens(
     assert file.decode(ids, skip_special_tokens=False) == folder.decode(ids, skip_special_tokens=False)
 
 
-@pytest.mark.parametrize("name", ["demo", "llama3", "qwen3", "llama2"])
+@pytest.mark.parametrize("name", ["demo", "llama3", "qwen3", "llama2", "gemma4"])
 def test_all_else_is_the_same(pair: Callable[[str], tuple[ChatTokenizer, ChatTokenizer]], name: str) -> None:
     folder, file = pair(name)
     assert file.encode_chat(MESSAGES) == folder.encode_chat(MESSAGES)

@@ -122,6 +122,17 @@ def llama2() -> Tokenizer:
     return built
 
 
+def gemma4() -> Tokenizer:
+    """No `▁` is put before a text. Merges are in an order that no pieces' scores say."""
+    built = mistral()
+    described = json.loads(built.to_str())
+    described["model"]["merges"].sort(key=lambda pair: (pair != ["▁", "a"], pair))
+    described["pre_tokenizer"], described["decoder"]["decoders"] = None, described["decoder"]["decoders"][:-1]
+    built = Tokenizer.from_str(json.dumps(described))
+    built.normalizer = normalizers.Replace(" ", "▁")
+    return built
+
+
 def unigram() -> Tokenizer:
     """Control tokens are pieces that text could be cut into, and letters in full width become them."""
     letters = sorted({*"▁".join(_TEXT), "\n"} - {" "})
@@ -141,6 +152,7 @@ SHAPES = {
     "phi4": (phi4, PHI4),
     "mistral": (mistral, MISTRAL),
     "llama2": (llama2, MISTRAL),
+    "gemma4": (gemma4, MISTRAL),
     "unigram": (unigram, CHATML),
 }
 
