@@ -24,6 +24,7 @@ from benchmarks.kernel_case import Case, errors
 from benchmarks.quantised_kernels import INTERPRETED, REAL, column_of, quantised_cases
 from benchmarks.results_format import MISSING, Result, number
 from engine.kernels import activation, attention, linear, norm, rope
+from engine.kernels.chosen import chosen_attention, chosen_positions
 from engine.kernels.codes import KINDS, Kind, coded, decoded, numbers_of
 from engine.kernels.device import describe, use_triton
 from engine.kernels.latent import latent_attention, opened
@@ -31,6 +32,7 @@ from engine.kernels.latent import latent_attention, opened
 DTYPE = torch.bfloat16
 HEADS, KV_HEADS, HEAD_DIM, FEATURES, HIDDEN = 32, 8, 128, 4096, 14336
 LATENT_HEADS, LATENTS, ROTATED = 16, 512, 64
+INDEX_HEADS, INDEX_DIM, CHOSEN = 64, 128, 2048  # DeepSeek-V3.2's
 BLOCK = 16
 SCALE = HEAD_DIM**-0.5
 COMPARED_ROWS = 48  # rows of an attention output
@@ -76,6 +78,8 @@ def _cases(device: torch.device) -> Iterator[Case]:
     for kept in (None, *KINDS):
         yield _latent_case(device, 64, 1088, kept)
         yield _latent_case(device, 32, 8256, kept)
+    yield from _chosen_cases(device, 1, 32768)
+    yield from _chosen_cases(device, 32, 8256)
     yield _prefill_case(device, 2048, 2048)
     yield _prefill_case(device, 8192, 8192)
     yield _prefill_case(device, 2048, 4096)
@@ -220,6 +224,47 @@ def _latent_case(device: torch.device, count: int, context: int, kind: Kind | No
         lambda out: out[: COMPARED_ROWS // 3],
         count * context * (LATENTS * kept.latents.element_size() + 2 * ROTATED + (4 if kind == "int8" else 0)),
         2.0 * count * context * LATENT_HEADS * (size + LATENTS),
+    )
+
+
+def _chosen_cases(device: torch.device, count: int, context: int) -> Iterator[Case]:
+    """Make cases of DeepSeek-V3.2's sparse attention: positions are chosen, and attended to by 16 heads."""
+    width, size, compared = -(-context // BLOCK), LATENTS + ROTATED, slice(COMPARED_ROWS // 3)
+    table = torch.randperm(count * width, device=device).int().view(count, width)
+    plan, positions = _decode_plan(device, table, context, 1), torch.full((count,), context - 1, device=device).int()
+    keys = _random(count * width, 1, BLOCK, 1, INDEX_DIM, device=device)
+    q, weights = _random(count, INDEX_HEADS, INDEX_DIM, device=device), torch.rand(count, INDEX_HEADS, device=device)
+
+    def scores() -> torch.Tensor:
+        known = keys[table[compared].long()].flatten(1, -2)[:, :context].double()
+        products = (q[compared].double() @ known.transpose(1, 2)).clamp(min=0)
+        return (weights[compared, None].double() @ products)[:, 0]
+
+    yield Case(
+        f"chosen_positions_b{count}_ctx{context}",
+        lambda: chosen_positions(q, weights, positions, keys, plan, CHOSEN, context),
+        lambda: scores().topk(CHOSEN).values.sort().values,
+        lambda out: scores().gather(1, out[compared].long()).sort().values,
+        2.0 * count * context * INDEX_DIM,
+        2.0 * count * context * INDEX_HEADS * INDEX_DIM,
+    )
+    both = _random(count * width, 1, BLOCK, 1, size, device=device)
+    kept, asking = opened([both], LATENTS, None, DTYPE), _random(count, LATENT_HEADS, size, device=device)
+    lists = torch.stack([torch.randperm(context, device=device)[:CHOSEN].sort().values.int() for _ in range(count)])
+    scale = size**-0.5
+
+    def exact() -> torch.Tensor:
+        rows = both[table[compared].long()].flatten(1, -2).double()
+        rows = rows.gather(1, lists[compared, :, None].long().expand(-1, -1, size))
+        return (asking[compared].double() @ rows.transpose(1, 2) * scale).softmax(dim=-1) @ rows[..., :LATENTS]
+
+    yield Case(
+        f"chosen_latents_b{count}_ctx{context}",
+        lambda: chosen_attention(asking, kept, plan, lists, rank=LATENTS, scale=scale),
+        exact,
+        lambda out: out[compared],
+        2.0 * count * CHOSEN * size,
+        2.0 * count * CHOSEN * LATENT_HEADS * (size + LATENTS),
     )
 
 

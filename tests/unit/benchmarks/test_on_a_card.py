@@ -27,10 +27,11 @@ from tests.unit.kernels.dry import Launches, dry
 ENGINES = [step for step in STEPS if step.command[0] == "benchmarks.engine"]
 KERNELS = [step for step in STEPS if step.command[0] == "benchmarks.kernels"]
 QUICK = ("llama-8b-fp8-kv-fp8",)
-SIZES = {"HEADS": 4, "KV_HEADS": 2, "HEAD_DIM": 64, "FEATURES": 256, "HIDDEN": 256}
+SIZES = {"HEADS": 4, "KV_HEADS": 2, "HEAD_DIM": 64, "FEATURES": 256, "HIDDEN": 256, "CHOSEN": 16}
 SHAPES = {  # of each function that makes cases: its own arguments here
     "_decode_case": (2, 48),
     "_latent_case": (2, 48),
+    "_chosen_cases": (2, 48),
     "_prefill_case": (128, 128),
 }
 
