@@ -22,6 +22,7 @@ IN_LAYER = {
     "attn_k": "self_attn.k_proj",
     "attn_v": "self_attn.v_proj",
     "attn_qkv": "self_attn.qkv_proj",
+    "attn_gate": "self_attn.gate_proj",
     "attn_output": "self_attn.o_proj",
     "attn_q_norm": "self_attn.q_norm",
     "attn_k_norm": "self_attn.k_norm",
@@ -85,4 +86,4 @@ OWN: Mapping[str, dict[str, str]] = {
 # Numbers that belong to no module: they have no `.weight` and no `.bias`.
 ALONE = ("exp_probs_b", "attn_sinks", "ssm_a", "ssm_dt", "ssm_d", "layer_output_scale", "altup_correct_scale")
 ROTATED_IN_PAIRS = ("llama", "granite", "granitemoe", "granitehybrid", "smollm3", "mistral3", "arcee")
-NORMS_HOLD_ONE = ("gemma", "gemma2", "gemma3", "qwen3next", "qwen35", "qwen35moe")
+NORMS_HOLD_ONE = ("gemma", "gemma2", "gemma3", "nemotron", "qwen3next", "qwen35", "qwen35moe")

@@ -17,6 +17,8 @@ from engine.model.families.from_gguf.shared import (
     sigmoid_experts,
 )
 
+_EXPERTS_OF_MAVERICK = 128  # which norms no queries
+
 
 def _qwen_2_moe(entries: Entries) -> Config:
     own = {"shared_expert_intermediate_size": entries["expert_shared_feed_forward_length"]}
@@ -94,6 +96,53 @@ def _ernie_4_5_moe(entries: Entries) -> Config:
     )
 
 
+def _llama_4(entries: Entries) -> Config:
+    """Chunks, growth of queries and every fourth layer without rotation are those of both models, as no entry says."""
+    num_experts = entries.number("expert_count")
+    entries.ignore("interleave_moe_layer_step")
+    return (
+        common(entries, "Llama4ForCausalLM")
+        | rope(entries)
+        | {
+            "head_dim": head_dim(entries),
+            "intermediate_size_mlp": entries["feed_forward_length"],
+            "intermediate_size": entries["expert_feed_forward_length"],
+            "num_local_experts": num_experts,
+            "num_experts_per_tok": entries["expert_used_count"],
+            "moe_layers": [at for at, there in enumerate(entries.layers_with("ffn_gate_inp.weight")) if there],
+            "use_qk_norm": num_experts != _EXPERTS_OF_MAVERICK,
+            "attention_chunk_size": 8192,
+            "floor_scale": 8192,
+            "attn_scale": 0.1,
+            "attn_temperature_tuning": True,
+            "no_rope_layer_interval": 4,
+        }
+    )
+
+
+def _afmoe(entries: Entries) -> Config:
+    """Trinity, whose every fourth layer has no window."""
+    if entries.get("expert_gating_func", SIGMOID) != SIGMOID:
+        raise entries.unsupported("expert_gating_func")
+    entries.ignore("expert_weights_norm")
+    return (
+        common(entries, "AfmoeForCausalLM")
+        | rope(entries)
+        | {
+            "head_dim": head_dim(entries),
+            "num_experts": entries["expert_count"],
+            "num_experts_per_tok": entries["expert_used_count"],
+            "moe_intermediate_size": entries["expert_feed_forward_length"],
+            "num_shared_experts": entries.number_or("expert_shared_count", 0),
+            "num_dense_layers": entries.number_or("leading_dense_block_count", 0),
+            "route_scale": entries.get("expert_weights_scale") or 1.0,
+            "sliding_window": entries["attention.sliding_window"],
+            "global_attn_every_n_layers": 4,
+            "mup_enabled": True,
+        }
+    )
+
+
 def _glm_4_moe(entries: Entries) -> Config:
     """GLM-4.5 to 4.7, and Solar Open, which rotates whole heads."""
     own = {
@@ -146,6 +195,8 @@ EXPERTS: dict[str, Callable[[Entries], Config]] = {
     "dots1": _dots_1,
     "minimax-m2": _minimax_m_2,
     "ernie4_5-moe": _ernie_4_5_moe,
+    "llama4": _llama_4,
+    "afmoe": _afmoe,
     "glm4moe": _glm_4_moe,
     "deepseek2": _deepseek_2,
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from engine.model.families.from_gguf.entries import Config, Entries
-from engine.model.families.from_gguf.shared import frame, head_dim, rope
+from engine.model.families.from_gguf.shared import biases, frame, head_dim, rope
 
 _LAYERS_TO_NO_WINDOW = 4
 
@@ -33,6 +33,21 @@ def _phi_2(entries: Entries) -> Config:
     return config | {"intermediate_size": entries.rows("blk.0.ffn_up.weight"), "hidden_act": "gelu_new"}
 
 
+def _nemotron(entries: Entries) -> Config:
+    entries.ignore("attention.layer_norm_rms_epsilon")
+    own = {"head_dim": head_dim(entries), "hidden_act": "relu2"}
+    return _common(entries, "NemotronForCausalLM", "norm_eps") | rope(entries) | biases(entries) | own
+
+
+def _stablelm(entries: Entries) -> Config:
+    own = {
+        "use_qkv_bias": entries.has("blk.0.attn_q.bias"),
+        "use_parallel_residual": bool(entries.get("use_parallel_residual", False)),
+        "qk_layernorm": False,
+    }
+    return _common(entries, "StableLmForCausalLM", "layer_norm_eps") | rope(entries) | own
+
+
 def _common(entries: Entries, architecture: str, eps: str) -> Config:
     """`eps`: what the family calls it."""
     return frame(entries, architecture) | {
@@ -45,6 +60,8 @@ def _common(entries: Entries, architecture: str, eps: str) -> Config:
 LAYER_NORMS: dict[str, Callable[[Entries], Config]] = {
     "command-r": _cohere,
     "cohere2": _cohere_2,
+    "nemotron": _nemotron,
+    "stablelm": _stablelm,
     "starcoder2": _starcoder_2,
     "phi2": _phi_2,
 }

@@ -35,6 +35,23 @@ OWN: tuple[Case, ...] = (
         config="Cohere2Config",
         fields={"num_hidden_layers": 5, "sliding_window": 20, "tie_word_embeddings": True, "logit_scale": 0.3},
     ),
+    Case(
+        name="llama4, as published",
+        config="Llama4TextConfig",
+        fields={
+            "num_local_experts": 4,
+            "intermediate_size": 40,
+            "intermediate_size_mlp": 72,
+            "num_hidden_layers": 4,
+            "interleave_moe_layer_step": 2,
+            "head_dim": 16,
+        },
+    ),
+    Case(
+        name="afmoe, windows by default",
+        config="AfmoeConfig",
+        fields={**experts.EXPERTS, "head_dim": 16, "num_hidden_layers": 5, "sliding_window": 20, "mup_enabled": True},
+    ),
     Case(name="phi, all heads", config="PhiConfig", fields={"partial_rotary_factor": 0.5, "num_key_value_heads": 4}),
     Case(
         name="falcon_h1, no norm",

@@ -151,6 +151,14 @@ def _changed(
         return
     if architecture in _DELTA:
         name, tensor = name.replace("model.language_model.", "model."), _delta(name, tensor, config, architecture)
+    if architecture == "llama4" and ".experts." in name:
+        turned = tensor.transpose(1, 2)
+        halves = turned.chunk(2, dim=1) if "gate_up" in name else (turned,)
+        for kind, part in zip(("gate", "up") if "gate_up" in name else ("down",), halves, strict=True):
+            yield f"{name.rpartition('.')[0]}.{kind}_proj.weight", part
+        return
+    if architecture == "nemotron" and name.endswith("norm.weight"):
+        tensor = tensor.float() + 1
     if "in_proj_qkvz" in name:
         yield from _by_kind(name, tensor, config)
         return
@@ -218,6 +226,7 @@ def _multiplied(name: str, tensor: torch.Tensor, config: Mapping[str, Any]) -> t
 
 _CHANGES: tuple[tuple[str, str, Callable[[torch.Tensor], torch.Tensor]], ...] = (
     (".A_log", ".A_log", lambda tensor: -tensor.exp()),
+    (".expert_bias", ".expert_bias.bias", lambda tensor: tensor),
     (".dt_bias", ".dt_proj.bias", lambda tensor: tensor),
     ("e_score_correction_bias", "e_score_correction.bias", lambda tensor: tensor),
 )
