@@ -9,11 +9,13 @@ from torch.nn.functional import linear
 
 from engine.kernels.activation import ACTIVATIONS
 from engine.kernels.experts.routing import Choice
+from engine.kernels.quantised import slabs
 from engine.kernels.quantised.fp8 import Fp8Matrix
 from engine.kernels.quantised.groups import Groups, dequantised
+from engine.kernels.quantised.slabs import Slabs
 from engine.kernels.twin import twin
 
-Matrices = torch.Tensor | Groups | Fp8Matrix  # [E, N, K]
+Matrices = torch.Tensor | Groups | Fp8Matrix | Slabs  # [E, N, K]; slabs on CPUs alone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +45,7 @@ class Experts:
     @property
     def size(self) -> int:
         """I."""
-        return self.down.inputs if isinstance(self.down, Groups) else _elements(self.down).shape[2]
+        return self.down.inputs if isinstance(self.down, Groups | Slabs) else _elements(self.down).shape[2]
 
     @property
     def bounds(self) -> tuple[float, float]:
@@ -139,20 +141,26 @@ def mixture(x: torch.Tensor, choice: Choice, experts: Experts) -> torch.Tensor:
 
 def _expert(x: torch.Tensor, experts: Experts, index: int) -> torch.Tensor:
     bias = None if experts.gate_up_bias is None else experts.gate_up_bias[index]
-    sums = linear(x, _plain(experts.gate_up, index, x.dtype), bias).chunk(experts.sides(first=True), dim=-1)
+    sums = _product(x, experts.gate_up, index, bias).chunk(experts.sides(first=True), dim=-1)
     inner = gated(*sums, experts.clamp, experts.activation) if len(sums) == 2 else ACTIVATIONS["relu2"](*sums)
     bias = None if experts.down_bias is None else experts.down_bias[index]
-    return linear(inner, _plain(experts.down, index, x.dtype), bias)
+    return _product(inner, experts.down, index, bias)
+
+
+def _product(x: torch.Tensor, matrices: Matrices, index: int, bias: torch.Tensor | None) -> torch.Tensor:
+    if isinstance(matrices, Slabs):
+        return slabs.product(x, matrices[index], bias)
+    return linear(x, _plain(matrices, index, x.dtype), bias)
 
 
 def _elements(matrices: Matrices) -> torch.Tensor:
     """Something of every expert."""
     if isinstance(matrices, torch.Tensor):
         return matrices
-    return matrices.codes if isinstance(matrices, Groups) else matrices.weight
+    return matrices.weight if isinstance(matrices, Fp8Matrix) else matrices.codes
 
 
-def _plain(matrices: Matrices, index: int, dtype: torch.dtype) -> torch.Tensor:
+def _plain(matrices: torch.Tensor | Groups | Fp8Matrix, index: int, dtype: torch.dtype) -> torch.Tensor:
     """One expert's matrix [N, K]."""
     if isinstance(matrices, Fp8Matrix):
         return matrices[index].plain(dtype)

@@ -17,7 +17,7 @@ from engine.model.families.fields import Fields
 from engine.model.families.from_gguf import config_of
 from engine.model.families.from_gguf.names import as_in_file
 from engine.model.families.quantised import beside_config, in_files, online
-from engine.model.families.quantised.gguf import kept_as
+from engine.model.families.quantised.gguf import beside_experts, kept_as
 from engine.model.spec import ModelSpec, UnsupportedModelError
 
 FAMILIES: dict[str, Callable[[Fields], ModelSpec]] = {
@@ -40,7 +40,9 @@ def read_model_spec(
     if is_gguf(folder):
         spec = as_in_file(spec, read_header(folder).tensors)
     if quantization != "auto":
-        return online(spec, quantization)
+        spec = online(spec, quantization)
+        keeps_experts = quantization == "int8" and device == "cpu" and is_gguf(folder)
+        return replace(spec, quantization=beside_experts(folder, spec.quantization)) if keeps_experts else spec
     if is_gguf(folder):
         return replace(spec, quantization=kept_as(folder, device=device, dtype=dtype))
     return in_files(spec, folder)

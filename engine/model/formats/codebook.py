@@ -13,6 +13,7 @@ import torch
 from engine.kernels.device import use_triton
 from engine.kernels.quantised.groups import GROUPS, Groups
 from engine.kernels.quantised.repack import Unpacked
+from engine.kernels.quantised.slabs import Slabs
 from engine.model.formats.groups import declare_group_experts, declare_groups
 from engine.model.formats.product import ExpertsSpec, Linear, LinearSpec
 from engine.model.formats.stored import StoredPart, places_by_module, plain_experts, plain_linear, plain_matrix
@@ -62,7 +63,7 @@ class Codebook4:
     def matrix(self, spec: LinearSpec, weights: Weights, *, under: str) -> torch.Tensor:
         return plain_matrix(self._of(weights), spec, weights, under=under)
 
-    def experts(self, spec: ExpertsSpec, weights: Weights, *, under: str) -> torch.Tensor | Groups:
+    def experts(self, spec: ExpertsSpec, weights: Weights, *, under: str) -> torch.Tensor | Groups | Slabs:
         if spec.inputs % self.group:
             return plain_experts(self._of(weights), spec, weights, under=under)
         return declare_group_experts(self._of(weights), spec, weights, under=under)

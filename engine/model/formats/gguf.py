@@ -10,6 +10,7 @@ import torch
 from engine.kernels.quantised.gguf_blocks import BLOCK_BYTES, BLOCK_ELEMENTS, decoded
 from engine.kernels.quantised.groups import Groups
 from engine.kernels.quantised.repack import Unpacked
+from engine.kernels.quantised.slabs import Slabs
 from engine.model.formats.dense import DENSE
 from engine.model.formats.groups import declare_group_experts, declare_groups
 from engine.model.formats.product import ExpertsSpec, Linear, LinearSpec
@@ -88,7 +89,7 @@ class GgufBlocks:
     def matrix(self, spec: LinearSpec, weights: Weights, *, under: str) -> torch.Tensor:
         return DENSE.matrix(spec, weights, under=under)
 
-    def experts(self, spec: ExpertsSpec, weights: Weights, *, under: str) -> torch.Tensor | Groups:
+    def experts(self, spec: ExpertsSpec, weights: Weights, *, under: str) -> torch.Tensor | Groups | Slabs:
         return declare_group_experts(self, spec, weights, under=under)
 
 

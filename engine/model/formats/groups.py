@@ -9,8 +9,10 @@ from typing import Protocol
 import torch
 
 from engine.kernels.device import use_triton
+from engine.kernels.quantised import slabs
 from engine.kernels.quantised.groups import Groups, allocate, pack, put, values
 from engine.kernels.quantised.repack import Unpacked
+from engine.kernels.quantised.slabs import Slabs
 from engine.model.formats.dense import rows_of_each
 from engine.model.formats.grouped import Grouped, serving
 from engine.model.formats.product import ExpertsSpec, Linear, LinearSpec, declare_bias
@@ -81,9 +83,12 @@ def declare_groups(format: Grouping | GroupingOf, spec: LinearSpec, weights: Wei
 
 def declare_group_experts(
     format: Grouping | GroupingOf, spec: ExpertsSpec, weights: Weights, *, under: str
-) -> torch.Tensor | Groups:
-    """Declare experts that the checkpoint has one by one. On a CPU they become plain."""
-    if not spec.each or not use_triton(weights.empty((1,))):
+) -> torch.Tensor | Groups | Slabs:
+    """Declare experts that the checkpoint has one by one. On a CPU MXFP4's stay at 4 bits, others become plain."""
+    is_on_gpu = use_triton(weights.empty((1,)))
+    if spec.each and not is_on_gpu and not callable(format) and _is_mxfp4(format, spec.inputs):
+        return _in_slabs(format, spec, weights, under=under)
+    if not spec.each or not is_on_gpu:
         return plain_experts(format, spec, weights, under=under)
     own, shared = own_experts(format, spec, weights, under=under), _Shared()
     first, _ = rows_of_each(spec, own.start)[0]
@@ -97,6 +102,20 @@ def declare_group_experts(
             take = _Rows(one, together[index], [place], shared, under + module)
             stage_module(one, module, size, take, weights, under=under)
     weights.when_loaded.append(lambda: shared.fill(together))
+    return together
+
+
+def _is_mxfp4(format: Grouping, inputs: int) -> bool:
+    return format.is_e2m1 and format.scales == torch.bfloat16 and format.group_of(inputs) == slabs.GROUP
+
+
+def _in_slabs(format: Grouping, spec: ExpertsSpec, weights: Weights, *, under: str) -> Slabs:
+    own = own_experts(format, spec, weights, under=under)
+    together = slabs.allocate((len(own), spec.rows, spec.inputs))
+    for index, expert in enumerate(own):
+        for module, rows in rows_of_each(spec, expert):
+            take = _RowsOfSlabs(format, together[index], rows.start)
+            stage_module(format, module, (rows.stop - rows.start, spec.inputs), take, weights, under=under)
     return together
 
 
@@ -164,6 +183,19 @@ class _Shared:
 def _known(order: torch.Tensor | None) -> torch.Tensor:
     assert order is not None
     return order
+
+
+@dataclass(frozen=True, slots=True)
+class _RowsOfSlabs:
+    """Packs the rows of one expert's module."""
+
+    format: Grouping
+    weight: Slabs
+    begin: int
+
+    def __call__(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        found = self.format.unpacked(tensors)
+        slabs.put(self.weight, self.begin, found.codes, found.scales)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import torch
 
 from engine.kernels.device import use_triton
-from engine.kernels.quantised import repack
-from engine.kernels.quantised.groups import Groups, allocate, dequantised, pack, put
+from engine.kernels.quantised import repack, slabs
+from engine.kernels.quantised.groups import Groups, allocate, pack, put
+from engine.kernels.quantised.slabs import Slabs
 from engine.model.experts import Order
 from engine.model.formats.dense import DENSE
 from engine.model.formats.product import ExpertsSpec, Linear, LinearSpec
@@ -30,8 +31,8 @@ class Mxfp4:
     def matrix(self, spec: LinearSpec, weights: Weights, *, under: str) -> torch.Tensor:
         return DENSE.matrix(spec, weights, under=under)
 
-    def experts(self, spec: ExpertsSpec, weights: Weights, *, under: str) -> torch.Tensor | Groups:
-        """Experts stay at 4 bits on a GPU; on a CPU they become plain."""
+    def experts(self, spec: ExpertsSpec, weights: Weights, *, under: str) -> Groups | Slabs:
+        """Experts stay at 4 bits, in the layout of the device."""
         (name,) = spec.together
         if spec.inputs % GROUP:
             raise ValueError(f"{under}{name}: mxfp4 needs a multiple of {GROUP} inputs, not {spec.inputs}")
@@ -50,9 +51,9 @@ class Mxfp4:
 MXFP4 = Mxfp4()
 
 
-def _memory(shape: tuple[int, ...], weights: Weights) -> torch.Tensor | Groups:
+def _memory(shape: tuple[int, ...], weights: Weights) -> Groups | Slabs:
     if not use_triton(weights.empty((1,))):
-        return weights.empty(shape)
+        return slabs.allocate(shape)
     # bfloat16 holds every exponent.
     return allocate(shape, bits=4, group=GROUP, is_e2m1=True, device=weights.device, scales=torch.bfloat16)
 
@@ -61,7 +62,7 @@ def _memory(shape: tuple[int, ...], weights: Weights) -> torch.Tensor | Groups:
 class _Take:
     """Packs the experts of a rank, one after another."""
 
-    experts: torch.Tensor | Groups
+    experts: Groups | Slabs
     alternate: bool  # a gate's rows and those of up
 
     def __call__(self, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -69,11 +70,10 @@ class _Take:
         for expert in range(len(blocks)):
             codes = self._ordered(repack.from_pairs(blocks[expert].flatten(1)))
             factors = self._ordered(repack.from_exponents(scales[expert])).bfloat16()
-            packed = pack(codes, factors, bits=4, group=GROUP, is_e2m1=True)
-            if isinstance(self.experts, Groups):
-                put(self.experts[expert], 0, packed)
+            if isinstance(self.experts, Slabs):
+                slabs.put(self.experts[expert], 0, codes, factors)
             else:
-                self.experts[expert].copy_(dequantised.reference(packed.codes, packed, self.experts.dtype))
+                put(self.experts[expert], 0, pack(codes, factors, bits=4, group=GROUP, is_e2m1=True))
 
     def _ordered(self, rows: torch.Tensor) -> torch.Tensor:
         return torch.cat((rows[0::2], rows[1::2])) if self.alternate else rows

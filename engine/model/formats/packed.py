@@ -12,6 +12,7 @@ import torch
 from engine.kernels.quantised import repack
 from engine.kernels.quantised.groups import Groups
 from engine.kernels.quantised.repack import Unpacked
+from engine.kernels.quantised.slabs import Slabs
 from engine.model.formats.dense import DENSE
 from engine.model.formats.groups import Grouping, declare_group_experts, declare_groups, plain
 from engine.model.formats.product import ExpertsSpec, Linear, LinearSpec
@@ -73,7 +74,7 @@ class _Common:
     def matrix(self: Grouping, spec: LinearSpec, weights: Weights, *, under: str) -> torch.Tensor:
         return plain_matrix(self, spec, weights, under=under)
 
-    def experts(self: Grouping, spec: ExpertsSpec, weights: Weights, *, under: str) -> torch.Tensor | Groups:
+    def experts(self: Grouping, spec: ExpertsSpec, weights: Weights, *, under: str) -> torch.Tensor | Groups | Slabs:
         # Some writers add biases of zeros here, too.
         for expert in range(spec.num_experts):
             weights.unused.update(f"{under}{module.format(expert)}.bias" for module in spec.each)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 
 from engine.kernels.linear import computes_in_bfloat16
@@ -14,7 +15,7 @@ from engine.model.formats.quantization import EVERY, UNQUANTISED, Modules, Quant
 from engine.weights.gguf_names import stored_in_gguf
 
 Columns = tuple[int, int, int] | None
-_EXPERTS = ".experts."
+_EXPERTS, _MXFP4 = ".experts.", "MXFP4"
 _HALVES = {"gate_proj": "up_proj", "up_proj": "gate_proj", "w1": "w3", "w3": "w1"}  # multiplied together
 ROWS_OF_8_BITS = Quantization(name="int8", groups=((EVERY, INT8_WHILE_LOADING),), table=INT8_TABLES)
 
@@ -23,17 +24,24 @@ def kept_as(file: Path, *, device: str, dtype: str) -> Quantization:
     """The formats of a file's modules where nothing else is asked for. `dtype`: "auto", or what to compute in.
 
     On a CPU rows of 8 bits are faster than both floats and 4 bits; whoever asks for float32 wants the file's own numbers.
+    Experts in MXFP4 stay there in either: they are these numbers, and plain they don't fit.
     """
     modules = _modules(file)
     if not modules:
         return UNQUANTISED
     if device == "cpu":
         is_fast = dtype in ("auto", "bfloat16") and computes_in_bfloat16() and multiplies_bytes()
-        return ROWS_OF_8_BITS if is_fast else UNQUANTISED
+        return beside_experts(file, ROWS_OF_8_BITS if is_fast else UNQUANTISED)
     kept = ((names, form) for form, names in modules.items() if _can_stay(*form))
     return Quantization(
         name="gguf", groups=tuple((Modules(named=frozenset(names)), GgufBlocks(*form)) for names, form in kept)
     )
+
+
+def beside_experts(file: Path, rest: Quantization) -> Quantization:
+    """The same formats on a CPU, but for experts in MXFP4, which stay there."""
+    experts = frozenset(name for name in _modules(file)[_MXFP4, None] if _EXPERTS in name)
+    return replace(rest, groups=((Modules(named=experts), GgufBlocks(_MXFP4)), *rest.groups)) if experts else rest
 
 
 def _can_stay(kind: str, columns: Columns) -> bool:

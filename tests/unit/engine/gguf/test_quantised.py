@@ -15,13 +15,14 @@ from engine.engine import Engine
 from engine.kernels.experts import Experts
 from engine.kernels.quantised.gguf_blocks import BLOCK_BYTES, BLOCK_ELEMENTS
 from engine.kernels.quantised.groups import Groups, pack, values
+from engine.kernels.quantised.slabs import Slabs, plain
 from engine.model.decoder import Decoder
 from engine.model.families import read_model_spec
 from engine.model.families.quantised import gguf as quantised
 from engine.model.formats.dense import DENSE, Dense
 from engine.model.formats.gguf import KEPT, GgufBlocks
 from engine.model.formats.grouped import Grouped, WhenLoaded
-from engine.model.formats.int8 import Int8Linear
+from engine.model.formats.int8 import INT8_WHILE_LOADING, Int8Linear
 from engine.model.layers.sparse_mlp import SparseMlp
 from engine.weights.loader import load_weights
 from tests.gguf_files import write_gguf
@@ -146,17 +147,38 @@ def test_a_gpu_keeps_the_files_groups(mixed: Path) -> None:
         assert (one - other).abs().max() < 4e-3 * other.abs().max()
 
 
-def test_a_gpu_keeps_experts_in_the_files_floats_of_4_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kinds = {"": "BF16", "_exps": "MXFP4"}
+@pytest.mark.parametrize("device", ["cuda:0", "cpu"])
+def test_experts_stay_in_the_files_floats_of_4_bits(
+    device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = GPT_OSS.build(tmp_path / "model")
+    file = write_gguf(folder, tmp_path / "model.gguf", kind={"": "BF16", "_exps": "MXFP4"}, rounded=True)
+    floats = experts_of(folder, device="cpu")
+    monkeypatch.setattr("engine.model.formats.groups.use_triton", lambda x: device != "cpu")
+    for one, other in zip(experts_of(file, device=device), floats, strict=True):
+        for matrices, expected in ((one.gate_up, other.gate_up), (one.down, other.down)):
+            assert isinstance(matrices, Slabs if device == "cpu" else Groups)
+            assert isinstance(expected, torch.Tensor)
+            assert matrices.scales.dtype == torch.bfloat16
+            for expert in range(len(expected)):
+                matrix = matrices[expert]
+                assert isinstance(matrix, Slabs | Groups)
+                found = plain(matrix, torch.float32) if isinstance(matrix, Slabs) else values(matrix)
+                assert torch.equal(found, expected[expert])
+
+
+@pytest.mark.parametrize("is_fast", [False, True])
+def test_a_cpu_keeps_experts_in_4_bits_beside_rows_of_8(
+    is_fast: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("computes_in_bfloat16", "multiplies_bytes"):
+        monkeypatch.setattr(quantised, name, lambda: is_fast)
+    kinds = {"": "Q8_0", "_exps": "MXFP4"}
     file = write_gguf(GPT_OSS.build(tmp_path / "model"), tmp_path / "model.gguf", kind=kinds, tokenizer=False)
-    plain = experts_of(file, device="cpu")
-    monkeypatch.setattr("engine.model.formats.groups.use_triton", lambda x: True)
-    kept = experts_of(file, device="cuda:0")
-    for one, other in zip(kept, plain, strict=True):
-        for matrix, floats in ((one.gate_up, other.gate_up), (one.down, other.down)):
-            assert isinstance(matrix, Groups)
-            assert (matrix.bits, matrix.is_e2m1, matrix.scales.dtype) == (4, True, torch.bfloat16)
-            assert torch.equal(values(matrix), floats)
+    for named, in_rows in (("auto", is_fast), ("int8", True)):
+        spec = read_model_spec(file, dtype="auto", quantization=named)
+        assert spec.format_of("model.layers.0.mlp.experts.0.down_proj") == GgufBlocks("MXFP4")
+        assert (spec.format_of("model.layers.0.self_attn.q_proj") == INT8_WHILE_LOADING) is in_rows
 
 
 def experts_of(file: Path, *, device: str) -> list[Experts]:

@@ -1,0 +1,115 @@
+"""Experts in floats of 4 bits (e2m1) on a CPU: a few outputs at a time become plain, and are multiplied while a cache holds them.
+
+N outputs, K inputs, W outputs of a slab, S slabs, G groups of inputs.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, replace
+
+import torch
+
+from engine.kernels.quantised.groups import E2M1
+
+# Inputs that share a scale.
+GROUP = 32
+# A slab of so many elements takes 1 MiB in bfloat16, which a core's second cache holds.
+_ELEMENTS = 1 << 19
+_CODES_OF_A_WORD = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slabs:
+    """A matrix [N, K], or one of each expert. Inputs are rows here: so a scale meets neighbours in memory.
+
+    A word has the codes of four outputs, the first one lowest.
+    """
+
+    codes: torch.Tensor  # uint16 [..., S, K, W / 4]
+    scales: torch.Tensor  # bfloat16 [..., S, G, 1, W], powers of 2
+    outputs: int  # N; the last slab may have more
+
+    @property
+    def inputs(self) -> int:
+        return self.codes.shape[-2]
+
+    @property
+    def width(self) -> int:
+        """W."""
+        return self.scales.shape[-1]
+
+    @property
+    def num_bytes(self) -> int:
+        return self.codes.nbytes + self.scales.nbytes
+
+    def __getitem__(self, index: int) -> Slabs:
+        """One expert's matrix."""
+        return replace(self, codes=self.codes[index], scales=self.scales[index])
+
+
+def allocate(shape: tuple[int, ...]) -> Slabs:
+    """Return memory for a matrix [..., N, K], whose rows `put` fills. Raises ValueError for sizes that don't suit."""
+    *experts, rows, inputs = shape
+    if rows % _CODES_OF_A_WORD or inputs % GROUP:
+        raise ValueError(
+            f"floats of 4 bits need multiples of {_CODES_OF_A_WORD} rows and of {GROUP} inputs, not {rows}, {inputs}"
+        )
+    width = min(rows, max(GROUP, _ELEMENTS // inputs // GROUP * GROUP))
+    slabs = -(-rows // width)
+    return Slabs(
+        codes=torch.empty((*experts, slabs, inputs, width // _CODES_OF_A_WORD), dtype=torch.uint16),
+        scales=torch.empty((*experts, slabs, inputs // GROUP, 1, width), dtype=torch.bfloat16),
+        outputs=rows,
+    )
+
+
+def put(weight: Slabs, begin: int, codes: torch.Tensor, scales: torch.Tensor) -> None:
+    """Pack some rows of one matrix from row `begin` on: `codes` uint8 [n, K], `scales` [n, G]. Both are multiples of four."""
+    words, scales = _words(codes), scales.T
+    for at in range(begin - begin % weight.width, begin + len(codes), weight.width):
+        first, last = max(begin, at), min(begin + len(codes), at + weight.width)
+        slab, inside, taken = at // weight.width, slice(first - at, last - at), slice(first - begin, last - begin)
+        weight.codes[slab, :, _in_words(inside)] = words[:, _in_words(taken)]
+        weight.scales[slab, :, 0, inside] = scales[:, taken]
+
+
+def product(x: torch.Tensor, weight: Slabs, bias: torch.Tensor | None) -> torch.Tensor:
+    """Return x @ weight.T + bias [T, N]. `x` [T, K]; a weight is rounded to x's dtype, which bfloat16 and float32 need not."""
+    dtype = torch.float32 if x.dtype == torch.float16 else x.dtype
+    parts = [torch.mm(x, _plain(*each, dtype).to(x.dtype)) for each in zip(weight.codes, weight.scales, strict=True)]
+    out = torch.cat(parts, dim=1)[:, : weight.outputs]
+    return out if bias is None else out.add_(bias)
+
+
+def plain(weight: Slabs, dtype: torch.dtype) -> torch.Tensor:
+    """Return the matrix [N, K]."""
+    slabs = [_plain(*each, torch.float32).T for each in zip(weight.codes, weight.scales, strict=True)]
+    return torch.cat(slabs)[: weight.outputs].to(dtype)
+
+
+def _plain(codes: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A slab [K, W] in bfloat16 or float32: eight bytes of numbers are looked up at once, four of them or two."""
+    several = codes if dtype.itemsize == 2 else codes.view(torch.uint8)
+    found = _table(dtype).index_select(0, several.flatten().to(torch.int32)).view(dtype)
+    return found.view(-1, GROUP, scales.shape[-1]).mul_(scales.to(dtype)).view(-1, scales.shape[-1])
+
+
+@functools.cache
+def _table(dtype: torch.dtype) -> torch.Tensor:
+    """What each run of codes stands for, as int64."""
+    count = 8 // dtype.itemsize
+    runs = torch.arange(1 << (4 * count))
+    levels = torch.tensor((*E2M1, *(-level for level in E2M1)), dtype=dtype)
+    return torch.stack([levels[(runs >> (4 * at)) & 15] for at in range(count)], dim=1).view(torch.int64).flatten()
+
+
+def _words(codes: torch.Tensor) -> torch.Tensor:
+    """Codes uint8 [n, K] -> uint16 [K, n / 4]."""
+    four = codes.T.contiguous().view(torch.int32)
+    pairs = four | four >> 4
+    return ((pairs & 0xFF) | (pairs >> 8 & 0xFF00)).to(torch.int16).view(torch.uint16)
+
+
+def _in_words(outputs: slice) -> slice:
+    return slice(outputs.start // _CODES_OF_A_WORD, outputs.stop // _CODES_OF_A_WORD)
