@@ -173,6 +173,7 @@ class BatchStreams:
             return None
         except _ERRORS as error:
             raise self._unavailable("could not read", error) from error
+        _heed_cancellation()
         return Stored(subject=subject, seq=raw.seq or 0, data=raw.data or b"")
 
     async def scan(self, subject: str) -> AsyncGenerator[Stored, None]:
@@ -210,7 +211,9 @@ class BatchStreams:
     async def _publish(self, subject: str, data: bytes, *, headers: dict[str, str] | None = None) -> int:
         await self._ensure()
         try:
-            return (await self._js.publish(subject, data, headers=headers)).seq
+            seq = (await self._js.publish(subject, data, headers=headers)).seq
+            _heed_cancellation()
+            return seq
         except nats.errors.MaxPayloadError as error:
             raise TooLargeError(f"{len(data)} bytes are more than NATS carries at a time (max_payload)") from error
         except nats.js.errors.APIError as error:
@@ -236,6 +239,7 @@ class BatchStreams:
                 await self._client.publish(to, json.dumps(request).encode(), reply=inbox)
                 while True:
                     message = await answers.next_msg(API_TIMEOUT_S)
+                    _heed_cancellation()
                     headers = message.headers or {}
                     if status := headers.get("Status"):
                         if status in ("204", "404"):
@@ -282,6 +286,7 @@ class BatchStreams:
         self._told = False
         deliveries = [Delivery(message, self._held.discard) for message in messages]
         self._held.update(deliveries)
+        _heed_cancellation()
         return deliveries
 
     async def _beat(self) -> None:
@@ -362,3 +367,10 @@ class BatchStreams:
     def _unavailable(self, what: str, error: BaseException) -> UnavailableError:
         self._is_open = False  # a restarted server may lack our streams
         return UnavailableError(f"{what} batches: {text_of(error)}")
+
+
+def _heed_cancellation() -> None:
+    """Raise CancelledError in a task that was told so: Python 3.11's `wait_for` forgets it when it has a result as well."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
