@@ -17,6 +17,9 @@ KV_NAMES = {"float8_e4m3fn": "fp8", "uint8": "int8"}
 LANE_BYTES = 4  # digests and copies count 32-bit words
 
 
+_Count = Annotated[int, msgspec.Meta(ge=0, le=2**31)]  # gateways compute with a heartbeat's
+
+
 class PagePart(msgspec.Struct, frozen=True, kw_only=True):
     """What some layers keep in each block."""
 
@@ -26,6 +29,7 @@ class PagePart(msgspec.Struct, frozen=True, kw_only=True):
     dim: int
     dtype: str
     per_token: bool = True  # False: one a sequence, in blocks of its own
+    window: _Count = 0  # positions; 0: all are kept
     first_head: int = 0  # first head of this worker in the whole model
     all_heads: int = 0  # heads of the whole model; 0: as many as here
 
@@ -52,9 +56,6 @@ class PagePart(msgspec.Struct, frozen=True, kw_only=True):
         return self.rows(block_size) * self.heads * self.head_bytes
 
 
-_Count = Annotated[int, msgspec.Meta(ge=0, le=2**31)]  # gateways compute with a heartbeat's
-
-
 class KVLayout(msgspec.Struct, frozen=True, kw_only=True):
     """Shape of a pool: how many blocks, and what is in one.
 
@@ -71,6 +72,10 @@ class KVLayout(msgspec.Struct, frozen=True, kw_only=True):
     parts: tuple[PagePart, ...] = ()
     states: tuple[PagePart, ...] = ()  # what a state consists of, see `engine.cache.pages.state_places`
     state_blocks: _Count = 0  # blocks that it fills
+    # What layers keep within a window is in blocks of its own, see `engine.cache.pages.column_places`.
+    windowed: tuple[PagePart, ...] = ()  # `parts` are then the others
+    column_blocks: _Count = 0  # M: blocks beside each block of tokens; 0: the model has none
+    window: _Count = 0  # positions of the longest such window, the own one included
 
     @classmethod
     def of(cls, parts: Sequence[PagePart], *, num_blocks: int, block_size: int) -> KVLayout:
@@ -103,5 +108,5 @@ class KVLayout(msgspec.Struct, frozen=True, kw_only=True):
 
     def compatible_with(self, other: KVLayout) -> bool:
         """Whether blocks can move between the two pools unchanged (pool sizes may differ)."""
-        content = ("block_size", "pages", "states", "state_blocks")
+        content = ("block_size", "pages", "states", "state_blocks", "windowed", "column_blocks", "window")
         return all(getattr(self, name) == getattr(other, name) for name in content)

@@ -25,6 +25,11 @@ MAX_SCORED_TOKENS = 64
 _BEGIN = attrgetter("begin")
 
 
+def first_column(position: int, window: int, block_size: int) -> int:
+    """Return the first column that a token at this position sees, and with it all tokens behind: those before may go."""
+    return max(0, position - window + 1) // block_size
+
+
 @dataclass(frozen=True, slots=True)
 class State:
     """Blocks with the state behind one token, from `begin` on and below `end`: each changes it in place.
@@ -56,6 +61,8 @@ class Sequence:
     """Changed by the worker's event loop alone; the engine's thread reads it by a chunk's positions.
 
     The block table covers every scheduled position, and keeps its entries while a pass with the sequence is in flight.
+    So do the columns, where the layout has some: each is `KVLayout.column_blocks` ids. From `first_column(num_computed)`
+    on all are there. Those before may be (): they went, or never were.
     """
 
     request_id: str
@@ -65,6 +72,7 @@ class Sequence:
     sampling: SamplingParams
     hash_root: bytes
     block_table: list[int] = field(default_factory=list)  # entry i: positions from i * block_size on
+    columns: list[tuple[int, ...]] = field(default_factory=list)  # entry i: what windows see of the same positions
     num_computed: int = 0  # leading tokens whose KV is in the pool
     num_scheduled: int = 0  # the same, including passes in flight
     num_pending: int = 0  # tokens that passes in flight sample

@@ -256,7 +256,7 @@ def _layout(config: EngineConfig, parts: SequenceOf[PagePart]) -> KVLayout:
 
 def _fingerprint(model: str, vocab_size: int, layout: KVLayout) -> str:
     """The fingerprint. Without parts it must be the same text in every release: workers of two releases exchange sequences."""
-    later = ("parts", "states", "state_blocks")
+    later = ("parts", "states", "state_blocks", "windowed", "column_blocks", "window")
     names = [name for name in layout.__struct_fields__ if name not in later or getattr(layout, name)]
     fields = ", ".join(f"{name}={getattr(layout, name)!r}" for name in names)
     text = f"fake {model} {vocab_size} KVLayout({fields})"
