@@ -16,7 +16,16 @@ import torch
 from common.messages import KVLayout
 from common.model.gguf import is_gguf
 from engine.cache.codes import with_codes
-from engine.cache.pages import allocate_zeros, part_views, plan_layout, pool_dtype, pool_shape, state_views
+from engine.cache.columns import with_columns
+from engine.cache.pages import (
+    allocate_zeros,
+    column_views,
+    part_views,
+    plan_layout,
+    pool_dtype,
+    pool_shape,
+    state_views,
+)
 from engine.config import EngineConfig
 from engine.foreign import ForeignDecoder, is_foreign
 from engine.grammars.grammars import Grammars, Masks
@@ -29,6 +38,7 @@ from engine.model.decoder import Decoder
 from engine.model.families import read_model_spec
 from engine.model.latents import LatentAttentionSpec
 from engine.model.parameters import Weights
+from engine.model.places import Part, kept_at
 from engine.model.spec import ModelSpec
 from engine.passes import Finished, InvalidChunkError, Pass, Sampled
 from engine.sampling.device import DeviceSampler, Draw
@@ -85,7 +95,7 @@ class Engine:
         self.config = config
         self.vocab_size = model.vocab_size
         self.max_model_len = _resolve_max_model_len(config.max_model_len, model.max_position_embeddings)
-        model = model.within(self.max_model_len)
+        model = with_columns(model.within(self.max_model_len), config, dtype_name, self.max_model_len)
         if foreign is not None:
             self._decoder: Decoder | ForeignDecoder = foreign.load(model, dtype, device)
             load = _nothing_more
@@ -142,6 +152,10 @@ class Engine:
 
     def _new_runner(self, decoder: Decoder | ForeignDecoder) -> Runner:
         layout, model = self.layout, self._decoder.spec
+        parts: list[Part] = [*part_views(self.kv, layout)]
+        parts += [*column_views(self.kv, layout), *state_views(self.kv, layout)]
+        last = max(index for index, layer in enumerate(model.layers) if layer.attention is not None)
+        column, _ = kept_at(parts, model.places[last])
         limits = Limits(
             block_size=layout.block_size,
             num_blocks=layout.num_blocks,
@@ -151,10 +165,13 @@ class Engine:
             last_heads=list(model.windows_by_heads).index(model.attentions[-1].heads),
             last_window=model.windows[-1],
             state_blocks=layout.state_blocks,
+            columns=layout.column_blocks,
+            window=layout.window,
+            last_table=0 if column is None else 1 + column,
         )
         return Runner(
             decoder,
-            [*part_views(self.kv, layout), *state_views(self.kv, layout)],
+            parts,
             limits,
             max_tokens=self.config.max_batch_tokens,
             max_sequences=self.config.max_sequences,
@@ -312,7 +329,8 @@ def _marks(config: EngineConfig, model: ModelSpec, dtype: str) -> list[str]:
     kept = [(layer.attention and layer.attention.codes) or dtype for layer in model.layers]
     # The root of hashes names the dtype that is kept: of codes neither what they were made of nor which layers have them.
     marks += [f"kept={dtype}:{','.join(kept)}"] if set(kept) != {dtype} else []
-    return [*marks, "states=apart"] if model.has_state else marks  # once they were in each block
+    apart = {"states=apart": model.has_state, "columns=apart": any(kept.window for kept in model.kept)}
+    return marks + [mark for mark, is_so in apart.items() if is_so]  # once all was in each block
 
 
 def _tell_what_weights_became(weights: Weights) -> None:

@@ -11,6 +11,7 @@ import torch
 
 from common.pages import LANE_BYTES, KVLayout, PagePart
 from engine.config import EngineConfig
+from engine.kernels.attention import KeptColumn
 from engine.kernels.delta.plan import KeptState
 from engine.kernels.latent import ROOM_ON_GPUS
 from engine.model.latents import LatentAttentionSpec
@@ -26,7 +27,7 @@ LOADING_HEADROOM = 0.01  # the same before there are graphs
 
 
 def page_parts(model: ModelSpec, dtype: str) -> list[PagePart]:
-    """Return one part for each kind of content that layers keep, of tokens first, then of states."""
+    """Return one part for each kind of content that layers keep, of all tokens first, then within windows, then of states."""
     return [
         PagePart(
             layers=layers,
@@ -35,6 +36,7 @@ def page_parts(model: ModelSpec, dtype: str) -> list[PagePart]:
             dim=kept.dim,
             dtype=kept.dtype or dtype,
             per_token=kept.per_token,
+            window=kept.window,
         )
         for kept, layers in model.kept.items()
     ]
@@ -58,7 +60,8 @@ def layout_of(parts: Sequence[PagePart], config: EngineConfig, memory: int) -> K
     Raises ValueError when no block fits, or not a state with a block of tokens.
     """
     size = config.block_size or block_size(parts)
-    tokens, states = [part for part in parts if part.per_token], [part for part in parts if not part.per_token]
+    tokens, states = _kept_for_ever(parts), [part for part in parts if not part.per_token]
+    windowed = [part for part in parts if part.window]
     block_bytes = sum(part.block_bytes(size) for part in tokens)
     num_state = _num_blocks(state_places(states, block_bytes))
     if states and not num_state:
@@ -71,6 +74,8 @@ def layout_of(parts: Sequence[PagePart], config: EngineConfig, memory: int) -> K
     if num_blocks <= num_state:
         raise ValueError(f"{num_blocks} blocks for KV hold no sequence: a state alone has {num_state} blocks")
     layout = KVLayout.of(tokens, num_blocks=num_blocks, block_size=size)
+    if windowed:
+        return with_windowed(layout, windowed)
     if not states:
         return layout
     return msgspec.structs.replace(layout, parts=tuple(tokens), states=tuple(states), state_blocks=num_state)
@@ -78,7 +83,7 @@ def layout_of(parts: Sequence[PagePart], config: EngineConfig, memory: int) -> K
 
 def block_size(parts: Sequence[PagePart]) -> int:
     """Return 16, or with states the smallest size whose blocks hold a state with little waste, else with the least."""
-    tokens, states = [part for part in parts if part.per_token], [part for part in parts if not part.per_token]
+    tokens, states = _kept_for_ever(parts), [part for part in parts if not part.per_token]
     if not states:
         return DEFAULT_BLOCK_SIZE
     wasted = {}
@@ -91,6 +96,43 @@ def block_size(parts: Sequence[PagePart]) -> int:
     return min(wasted, key=lambda size: wasted[size], default=MAX_BLOCK_SIZE)
 
 
+def _kept_for_ever(parts: Sequence[PagePart]) -> list[PagePart]:
+    return [part for part in parts if part.per_token and not part.window]
+
+
+def with_windowed(layout: KVLayout, windowed: Sequence[PagePart]) -> KVLayout:
+    """Return the layout with columns of these parts. Raises ValueError where a layer of them is more than a block."""
+    places = column_places(windowed, layout.block_bytes, layout.block_size)
+    if not places:
+        raise ValueError(f"a block of {layout.block_bytes} bytes is less than a layer with a window keeps in one")
+    return msgspec.structs.replace(
+        layout,
+        windowed=tuple(windowed),
+        column_blocks=places[-1][0] + 1,
+        window=max(part.window for part in windowed),
+    )
+
+
+def column_places(windowed: Sequence[PagePart], block_bytes: int, block_size: int) -> list[tuple[int, list[int]]]:
+    """Return for each layer which of a column's blocks has it, and the first byte there of each part; [] if none fits.
+
+    All layers keep every part, so they are of one size.
+    """
+    sizes = [_aligned(part.block_bytes(block_size) // part.layers) for part in windowed]
+    firsts = [sum(sizes[:number]) for number in range(len(sizes))]
+    num_layers, in_block = windowed[0].layers, block_bytes // sum(sizes)
+    assert all(part.layers == num_layers for part in windowed), "a layer keeps every part"
+    if not in_block:
+        return []
+    return [
+        (layer // in_block, [layer % in_block * sum(sizes) + first for first in firsts]) for layer in range(num_layers)
+    ]
+
+
+def _aligned(size: int) -> int:
+    return -(-size // STATE_ALIGNMENT) * STATE_ALIGNMENT
+
+
 Places = list[list[tuple[int, int]]]
 
 
@@ -101,7 +143,7 @@ def state_places(states: Sequence[PagePart], block_bytes: int) -> Places:
     """
     used, places = list[int](), Places()
     for part in states:
-        size = -(-part.block_bytes(1) // part.layers // STATE_ALIGNMENT) * STATE_ALIGNMENT
+        size = _aligned(part.block_bytes(1) // part.layers)
         if size > block_bytes:
             return []
         places.append([])
@@ -180,6 +222,20 @@ def state_views(pool: torch.Tensor, layout: KVLayout) -> list[list[KeptState]]:
         for number, first in places:
             view = lanes[:, first : first + size].view(torch_dtype(part.dtype))
             own.append(KeptState(number, view.unflatten(1, (part.planes, 1, part.heads, part.dim))))
+        views.append(own)
+    return views
+
+
+def column_views(pool: torch.Tensor, layout: KVLayout) -> list[list[KeptColumn]]:
+    """View what each layer with a window keeps in columns, by part and layer."""
+    lanes, size = pool.flatten(1).view(torch.uint8), layout.block_size
+    places = column_places(layout.windowed, layout.block_bytes, size) if layout.windowed else []
+    views = []
+    for number, part in enumerate(layout.windowed):
+        of_layer, own = part.block_bytes(size) // part.layers, list[KeptColumn]()
+        for block, firsts in places:
+            view = lanes[:, firsts[number] : firsts[number] + of_layer].view(torch_dtype(part.dtype))
+            own.append(KeptColumn(block, view.unflatten(1, (part.planes, size, part.heads, part.dim))))
         views.append(own)
     return views
 

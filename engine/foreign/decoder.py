@@ -15,6 +15,7 @@ from engine.kernels.attention import HeadShape, Scores, needs_qkv, paged_attenti
 from engine.kernels.codes import opened
 from engine.kernels.rope import Heads, rope_and_write_kv
 from engine.model.parameters import Weights
+from engine.model.places import kept_at
 from engine.model.spec import AttentionSpec, ModelSpec
 from engine.step.batch import ForwardBatch
 
@@ -99,7 +100,9 @@ class _Site:
         """`q` [1, Hq, T, D], `k` and `v` [1, Hkv, T, D] -> [1, T, Hq, D]."""
         batch, parts = self._decoder.now
         dtype = self._decoder.weights.dtype
-        kv, codes = opened([parts[part][:, number] for part, number in self._places], self._factors, dtype)
+        column, kept = kept_at(parts, self._places)
+        batch = batch.at(column)
+        kv, codes = opened([view for view in kept if isinstance(view, torch.Tensor)], self._factors, dtype)
         plan, call = batch.attention[self._shape], self._call
         qkv = torch.cat((q, k, v), dim=1)[0].transpose(0, 1).flatten(1).to(dtype).contiguous()
         stays = needs_qkv(plan, kv, codes)

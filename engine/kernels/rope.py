@@ -80,7 +80,7 @@ def rope_and_write_kv(
     v = heads[:, num_turned:]
     if how.norms_values:
         v = rms_norm.reference(v, None, how.eps)
-    written, blocks, offsets = once(block_size, lambda: _places(slots, block_size))
+    written, blocks, offsets = once((id(slots), block_size), lambda: _places(slots, block_size))
     if codes is None and not in_place:
         kv_layer[blocks, :, offsets] = torch.stack((k[written], v[written]), dim=1)
         return q
@@ -123,7 +123,8 @@ def _turned_in_place(
     wide = turning.float()
     others = wide.roll(wide.shape[-1] // 2, -1).mul_(sin)
     turning.copy_(others.add_(wide.mul_(cos)))
-    written, blocks, offsets = once(kv_layer.shape[2], lambda: _places(slots, kv_layer.shape[2]))
+    block_size = kv_layer.shape[2]
+    written, blocks, offsets = once((id(slots), block_size), lambda: _places(slots, block_size))
     both = heads[:, -2 * num_kv_heads :].unflatten(1, (2, num_kv_heads))
     kv_layer[blocks, :, offsets] = both if isinstance(written, slice) else both[written]
     return heads[:, : -2 * num_kv_heads]

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from engine.kernels.delta.plan import KeptState
 from engine.model.formats.product import Format
 from engine.model.layers.beside.altup import AltUp, Streams
 from engine.model.layers.beside.laurel import Laurel
@@ -17,10 +16,9 @@ from engine.model.layers.building import Rotations, Surroundings, declare_branch
 from engine.model.layers.embedding import Embedding, Head
 from engine.model.layers.kinds import MIXERS, MLPS, Mixer, Mlp
 from engine.model.parameters import Weights
+from engine.model.places import Content, Part, kept_at
 from engine.model.spec import BranchSpec, ModelSpec
 from engine.step.batch import ForwardBatch
-
-Part = torch.Tensor | Sequence[KeptState]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,26 +63,26 @@ class Decoder:
         if spec.altup is not None:
             self._streams = Streams(spec.altup, around)
         self._head = Head(spec, self.weights, self._embedding)
-        self._kept: tuple[Sequence[Part], list[list[torch.Tensor | KeptState]]] | None = None
+        self._kept: tuple[Sequence[Part], list[tuple[int | None, list[Content]]]] | None = None
 
     def forward(
         self, batch: ForwardBatch, parts: Sequence[Part], *, logits: torch.Tensor | None = None
     ) -> torch.Tensor | None:
         """Compute the batch, write its KV into the pool, return the sampled rows' logits [R, V]; None for R = 0.
 
-        `parts` are the pool's, each [num_blocks, layers, planes, slots, heads, dim], then those of states, by layer; the logits
-        have the model's dtype. The result is in `logits` if that is given.
+        `parts` are the pool's, each [num_blocks, layers, planes, slots, heads, dim], then those of columns and of states, by
+        layer; the logits have the model's dtype. The result is in `logits` if that is given.
         """
         stream = self._embedding(batch)
         if self._inputs is not None:
             self._inputs(stream, batch)
         if self._streams is not None:
             self._streams.begin(stream)
-        for layer, kept in zip(self._layers, self._views(parts), strict=True):
+        for layer, (column, kept) in zip(self._layers, self._views(parts), strict=True):
             for half in layer.before:
                 half(stream)
             if layer.mixer is not None:
-                layer.mixer(stream, batch, kept, is_last=layer.is_last)
+                layer.mixer(stream, batch.at(column), kept, is_last=layer.is_last)
                 if stream.is_empty:
                     return None
             if layer.mlp is not None:
@@ -95,11 +93,10 @@ class Decoder:
             self._streams.end(stream)
         return self._head(stream, batch, out=logits)
 
-    def _views(self, parts: Sequence[Part]) -> list[list[torch.Tensor | KeptState]]:
-        """What each layer keeps, of the pool; passes after one another have the same."""
+    def _views(self, parts: Sequence[Part]) -> list[tuple[int | None, list[Content]]]:
+        """What each layer keeps, of the pool, and in which block of a column; passes after one another have the same."""
         if self._kept is None or self._kept[0] is not parts:
-            views = [[_of_layer(parts[part], number) for part, number in layer.places] for layer in self._layers]
-            self._kept = (parts, views)
+            self._kept = (parts, [kept_at(parts, layer.places) for layer in self._layers])
         return self._kept[1]
 
     def with_a_layer_of_each_kind(self) -> Decoder:
@@ -112,10 +109,6 @@ class Decoder:
         decoder.spec = replace(self.spec, layers=tuple(self.spec.layers[index] for index in kinds.values()))
         decoder._layers = [self._layers[index] for index in kinds.values()]
         return decoder
-
-
-def _of_layer(part: Part, number: int) -> torch.Tensor | KeptState:
-    return part[:, number] if isinstance(part, torch.Tensor) else part[number]
 
 
 def _layer(

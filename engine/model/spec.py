@@ -72,6 +72,7 @@ class AttentionSpec:
     fused: str = ""  # the module that holds queries', keys' and values' rows; "": one each
     output: str = "self_attn.o_proj"
     codes: Kind | None = None  # what keys and values are kept as; None: the numbers themselves
+    keeps: int = 0  # positions for which they are kept; 0: all
 
     @property
     def heads(self) -> HeadShape:
@@ -83,9 +84,10 @@ class AttentionSpec:
         if self.borrows:
             return ()
         if self.codes is None:
-            return (Kept(planes=2, heads=self.num_kv_heads, dim=self.head_dim),)
+            return (Kept(planes=2, heads=self.num_kv_heads, dim=self.head_dim, window=self.keeps),)
+        plain = Kept(planes=2, heads=self.num_kv_heads, dim=1, window=self.keeps)
         sizes = zip(KINDS[self.codes], (self.head_dim, 1), strict=False)
-        return tuple(Kept(planes=2, heads=self.num_kv_heads, dim=dim, dtype=dtype) for dtype, dim in sizes)
+        return tuple(replace(plain, dim=dim, dtype=dtype) for dtype, dim in sizes)
 
     @property
     def q_size(self) -> int:
@@ -299,7 +301,7 @@ class ModelSpec:
         What is kept of each token comes first, codes before all else: the first part's dtype is the pool's name elsewhere.
         """
         found = Counter(kept for layer in self.layers for kept in layer.kept)
-        return dict(sorted(found.items(), key=lambda item: (not item[0].per_token, item[0].dtype not in _CODES)))
+        return dict(sorted(found.items(), key=lambda item: item[0].rank))
 
     @property
     def places(self) -> tuple[tuple[tuple[int, int], ...], ...]:
@@ -326,9 +328,6 @@ class ModelSpec:
         """Whether attention of this shape is a causal softmax over all positions, in all layers."""
         mixers = [mixer for mixer in self.attentions if mixer.heads == heads]
         return not any(mixer.window or mixer.softcap or mixer.sinks for mixer in mixers)
-
-
-_CODES = {dtypes[0] for dtypes in KINDS.values()}
 
 
 def _width(mlp: MlpSpec, hidden_size: int) -> int:

@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from engine.kernels.codes import KINDS
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
@@ -16,6 +18,15 @@ class Kept:
     dim: int
     dtype: str | None = None  # None: the one that the model computes in
     per_token: bool = True  # False: one state a sequence
+    window: int = 0  # positions for which it is kept, in blocks of its own; 0: all
+
+    @property
+    def rank(self) -> tuple[bool, int, bool]:
+        """Where it comes among a model's: what is kept of all tokens first, codes before others."""
+        return (not self.per_token, self.window, self.dtype not in _CODES)
+
+
+_CODES = {dtypes[0] for dtypes in KINDS.values()}
 
 
 # Rows of the inputs: queries, keys and values are together, those of each key head are, or all have tensors of their own;

@@ -10,7 +10,7 @@ import torch
 from engine.kernels.attention import AttentionBatch, AttentionPlan, DecodeItems, HeadShape, MadePlan, PrefillPlan
 from engine.kernels.delta import StateBatch
 from engine.kernels.once import Once
-from engine.step.layout import HeadsSize, Layout, MadeSize, PassSize, PromptsSize, SinglesSize
+from engine.step.layout import HeadsSize, Layout, MadeSize, PassSize, PromptsSize, SinglesSize, item_copies
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +30,11 @@ class ForwardBatch:
     sampled_rows: torch.Tensor | None  # [R] int32: rows whose logits are wanted; None: all (decoding)
     num_sampled: int
     once: Once = field(default_factory=Once)
+    columns: tuple[ForwardBatch, ...] = ()  # the same pass in each block of a column
+
+    def at(self, number: int | None) -> ForwardBatch:
+        """The pass for a layer that keeps its content in this block of a column; None: in blocks of tokens."""
+        return self if number is None else self.columns[number]
 
 
 def batch_of(size: PassSize, layout: Layout, buffer: torch.Tensor, newest: torch.Tensor) -> ForwardBatch:
@@ -40,19 +45,24 @@ def batch_of(size: PassSize, layout: Layout, buffer: torch.Tensor, newest: torch
         items = {size.last_window: views.items("final", 0)}
         final = AttentionPlan(size.final.places, views.singles("final", size.final), items, buffer, None)
     decodes_only = size.graph is not None and size.prompts is None
-    return ForwardBatch(
+    batch = ForwardBatch(
         token_ids=views["token_ids"],
         sources=views["sources"],
         newest=newest,
         positions=views["positions"],
         slots=views["slots"],
-        attention=dict(views.attention(size)),
+        attention=dict(views.attention(size, 0)),
         has_prompts=size.prompts is not None,
         states=views.states(size.states.blocks) if size.states is not None else (),
         final=final,
         sampled_rows=None if decodes_only else views["sampled_rows"],
         num_sampled=size.num_sampled,
     )
+    columns = [
+        replace(batch, slots=layout.view(buffer, "slots", table), attention=dict(views.attention(size, table)))
+        for table in range(1, 1 + size.columns)
+    ]
+    return replace(batch, columns=tuple(columns))
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,19 +74,20 @@ class _Views:
     def __getitem__(self, name: str) -> torch.Tensor:
         return self.layout.view(self.buffer, name)
 
-    def attention(self, size: PassSize) -> Iterator[tuple[HeadShape, AttentionPlan]]:
-        """The plan for each shape of heads."""
-        decoding = self.singles("decode", size.decode) if size.decode.places else None
-        prompts = self.prompts(size.prompts) if size.prompts is not None else None
-        copy = 0
+    def attention(self, size: PassSize, table: int) -> Iterator[tuple[HeadShape, AttentionPlan]]:
+        """The plan for each shape of heads, with this copy of tables."""
+        decoding = self.singles("decode", size.decode, table) if size.decode.places else None
+        prompts = self.prompts(size.prompts, table) if size.prompts is not None else None
+        copies = item_copies([shape.windows for shape in size.attention], size.columns) if size.decode.places else []
         for number, shape in enumerate(size.attention):
-            items = {}
-            if size.decode.places:
-                items = {window: self.items("decode", copy + index) for index, window in enumerate(shape.windows)}
-            copy += len(shape.windows)
+            items = {
+                cut[1]: self.items("decode", copy)
+                for copy, cut in enumerate(copies)
+                if (cut[0], cut[2]) == (number, table)
+            }
             prefill, made = None, None
             if size.prompts is not None and prompts is not None:
-                prefill = self.prefill(size.prompts, prompts, shape, number)
+                prefill = self.prefill(size.prompts, prompts, shape, number, table)
                 if shape.made is not None:
                     prefill, made = _apart(prefill, shape.made)
             yield shape.heads, AttentionPlan(size.decode.places, decoding, items, self.buffer, prefill, made)
@@ -88,7 +99,7 @@ class _Views:
 
         return tuple(map(each, range(count)))
 
-    def singles(self, name: str, size: SinglesSize) -> AttentionBatch | None:
+    def singles(self, name: str, size: SinglesSize, table: int = 0) -> AttentionBatch | None:
         """Sequences with one query each, its last token."""
         if self.is_captured:
             return None
@@ -97,7 +108,7 @@ class _Views:
         return AttentionBatch(
             query_start=torch.arange(size.places + 1, dtype=torch.int32) if on_cpu else ends,
             context_len=ends,
-            block_table=self[f"{name}_tables"],
+            block_table=self.layout.view(self.buffer, f"{name}_tables", table),
             max_query_len=1,
             max_context_len=size.longest,
         )
@@ -107,18 +118,20 @@ class _Views:
             self.layout.view(self.buffer, f"{name}_items", copy), self.layout.view(self.buffer, f"{name}_parts", copy)
         )
 
-    def prompts(self, size: PromptsSize) -> AttentionBatch:
+    def prompts(self, size: PromptsSize, table: int) -> AttentionBatch:
         return AttentionBatch(
             query_start=self["query_start"],
             context_len=self["context_len"],
-            block_table=self["prompt_tables"],
+            block_table=self.layout.view(self.buffer, "prompt_tables", table),
             max_query_len=size.max_query_len,
             max_context_len=size.max_context_len,
         )
 
-    def prefill(self, size: PromptsSize, batch: AttentionBatch, shape: HeadsSize, copy: int) -> PrefillPlan:
-        blocks = self["context_blocks"] if size.blocks else None
-        tiles = self.layout.view(self.buffer, "tiles", copy)
+    def prefill(
+        self, size: PromptsSize, batch: AttentionBatch, shape: HeadsSize, number: int, table: int
+    ) -> PrefillPlan:
+        blocks = self.layout.view(self.buffer, "context_blocks", table) if size.blocks else None
+        tiles = self.layout.view(self.buffer, "tiles", number)
         return PrefillPlan(batch, tiles, shape.tile_rows, shape.tiles_at_once, blocks)
 
 

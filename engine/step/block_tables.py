@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from engine.arrays import Ints
+from engine.arrays import Ints, Longs
 from engine.passes import InvalidChunkError
 from engine.sequence import Chunk, Sequence
 from engine.step.states import DecodingStates
@@ -16,19 +16,29 @@ from engine.step.states import DecodingStates
 
 @dataclass(slots=True)
 class _Row:
-    """One sequence's block table; `source` is the list it was copied from."""
+    """One sequence's blocks and columns; `sources` are the lists that they were copied from."""
 
     index: int
-    source: list[int]
+    sources: tuple[list[int], list[tuple[int, ...]]]
     num_blocks: int = 0
+    num_columns: int = 0
+
+    def goes_on(self, blocks: list[int], columns: list[tuple[int, ...]]) -> bool:
+        """Whether all that was copied is still as it was."""
+        is_same = self.sources[0] is blocks and self.sources[1] is columns
+        return is_same and len(blocks) >= self.num_blocks and len(columns) >= self.num_columns
 
 
 @dataclass(slots=True)
 class BlockTables:
-    """[rows, max_blocks] int32: a row for each sequence that was in a pass. A pass adds its new blocks."""
+    """[1 + columns, rows, max_blocks] int32: a row for each sequence that was in a pass. A pass adds its new blocks.
+
+    The first table has blocks of tokens, each of the others one block of every column, or -1 where that was gone.
+    """
 
     max_blocks: int
     num_blocks: int  # the pool's; ids must be below
+    columns: int = 0  # blocks of a column
     num_rows: int = 8  # to begin with
     table: Ints = field(init=False)
     decoding_states: DecodingStates = field(init=False, default_factory=DecodingStates)
@@ -37,7 +47,7 @@ class BlockTables:
 
     def __post_init__(self) -> None:
         # Zeroed memory comes as it is touched, so room for long tables costs nothing.
-        self.table = np.zeros((self.num_rows, self.max_blocks), dtype=np.int32)
+        self.table = np.zeros((1 + self.columns, self.num_rows, self.max_blocks), dtype=np.int32)
         self._free = list(range(self.num_rows - 1, -1, -1))
 
     def rows_of(self, chunks: SequenceOf[Chunk]) -> list[int]:
@@ -45,26 +55,46 @@ class BlockTables:
         return [self._sync(chunk.sequence) for chunk in chunks]
 
     def _sync(self, sequence: Sequence) -> int:
-        blocks, row = sequence.block_table, self._rows.get(sequence)
+        blocks, columns, row = sequence.block_table, sequence.columns, self._rows.get(sequence)
         if row is None:
-            row = _Row(self._take(), blocks)
+            row = _Row(self._take(), (blocks, columns))
             self._rows[sequence] = row
             weakref.finalize(sequence, self._free.append, row.index).atexit = False
-        elif row.source is not blocks or len(blocks) < row.num_blocks:
-            row.source, row.num_blocks = blocks, 0
+        elif not row.goes_on(blocks, columns):
+            row.sources, row.num_blocks, row.num_columns = (blocks, columns), 0, 0
         if (count := len(blocks)) > row.num_blocks:
-            added = np.array(blocks[row.num_blocks : count], dtype=np.int64)
-            if wrong := added[(added < 0) | (added >= self.num_blocks)].tolist():
-                raise InvalidChunkError(
-                    f"request {sequence.request_id}: block {wrong[0]} is not in [0, {self.num_blocks})"
-                )
-            self.table[row.index, row.num_blocks : count] = added
+            self.table[0, row.index, row.num_blocks : count] = self._checked(blocks[row.num_blocks : count], sequence)
             row.num_blocks = count
+        if self.columns and (count := len(columns)) > row.num_columns:
+            self.table[1:, row.index, row.num_columns : count] = self._transposed(
+                columns[row.num_columns : count], sequence
+            )
+            row.num_columns = count
         return row.index
+
+    def _checked(self, blocks: SequenceOf[int], sequence: Sequence) -> Longs:
+        found = np.array(blocks, dtype=np.int64)
+        if wrong := found[(found < 0) | (found >= self.num_blocks)].tolist():
+            raise InvalidChunkError(f"request {sequence.request_id}: block {wrong[0]} is not in [0, {self.num_blocks})")
+        return found
+
+    def _transposed(self, columns: SequenceOf[tuple[int, ...]], sequence: Sequence) -> Longs:
+        """[blocks of a column, columns]."""
+        there = [column for column in columns if column]
+        if wrong := [column for column in there if len(column) != self.columns]:
+            raise InvalidChunkError(
+                f"request {sequence.request_id}: a column of {len(wrong[0])} blocks, not {self.columns}"
+            )
+        found = np.full((len(columns), self.columns), -1, dtype=np.int64)
+        if there:
+            ids = self._checked([block for column in there for block in column], sequence)
+            found[[bool(column) for column in columns]] = ids.reshape(-1, self.columns)
+        return found.T
 
     def _take(self) -> int:
         if not self._free:
-            count = len(self.table)
-            self.table = np.concatenate((self.table, np.zeros((max(8, count), self.max_blocks), dtype=np.int32)))
-            self._free.extend(range(len(self.table) - 1, count - 1, -1))
+            tables, count, width = self.table.shape
+            more = np.zeros((tables, max(8, count), width), dtype=np.int32)
+            self.table = np.concatenate((self.table, more), axis=1)
+            self._free.extend(range(self.table.shape[1] - 1, count - 1, -1))
         return self._free.pop()

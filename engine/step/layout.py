@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -112,6 +113,7 @@ class PassSize(msgspec.Struct, frozen=True, kw_only=True):
     prompts: PromptsSize | None = None
     states: StatesSize | None = None
     final: SinglesSize = SinglesSize()  # the sampled rows, where the pass has prompts
+    columns: Count = 0  # blocks of a column: each has its copy of slots and tables, behind that of blocks of tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +138,25 @@ def _state_blocks(size: PassSize) -> int:
     return 1 if size.states is None else size.states.blocks
 
 
-def _num_windows(size: PassSize) -> int:
-    return sum(len(shape.windows) for shape in size.attention)
+def _tables(size: PassSize) -> int:
+    return 1 + size.columns
+
+
+def item_copies(windows: SequenceOf[tuple[int, ...]], columns: int) -> list[tuple[int, int, int]]:
+    """For each copy of decoding sequences' items: the number of its heads, its window, and the copy of tables it reads.
+
+    `windows` are those of each shape of heads.
+    """
+    return [
+        (number, window, table)
+        for number, own in enumerate(windows)
+        for window in own
+        for table in (range(1, columns + 1) if window and columns else range(1))
+    ]
+
+
+def _items(size: PassSize) -> int:
+    return len(item_copies([shape.windows for shape in size.attention], size.columns))
 
 
 # The block tables of single queries come last: only their width is unknown to a captured graph.
@@ -145,23 +164,23 @@ FIELDS = (
     Field("token_ids", lambda size: (size.tokens,)),
     Field("sources", lambda size: (size.tokens,), empty=-1),
     Field("positions", lambda size: (size.tokens,)),
-    Field("slots", lambda size: (size.tokens,), empty=-1),
+    Field("slots", lambda size: (size.tokens,), empty=-1, copies=_tables),
     Field("sampled_rows", lambda size: (size.sampled_rows,)),
     Field("query_start", _prompts(lambda size: (size.sequences + 1 if size.sequences else 0,))),
-    Field("context_blocks", _prompts(lambda size: (size.blocks, 2)), empty=-1),
+    Field("context_blocks", _prompts(lambda size: (size.blocks, 2)), empty=-1, copies=_tables),
     Field("tiles", _prompts(lambda size: (size.tiles, 8)), copies=lambda size: len(size.attention)),
     Field("state_moves", _states(lambda size: (size.moves, 2)), empty=-1, copies=_state_blocks),
     Field("state_tiles", _states(lambda size: (size.tiles, 8)), copies=_state_blocks),
     Field("state_runs", _states(lambda size: (size.runs, 2))),
     Field("context_len", _prompts(lambda size: (size.sequences,))),
-    Field("prompt_tables", _prompts(lambda size: (size.sequences, size.width))),
-    Field("decode_items", lambda size: (size.decode.items, 8), empty=-1, copies=_num_windows),
-    Field("decode_parts", lambda size: (size.decode.places, 2), copies=_num_windows),
+    Field("prompt_tables", _prompts(lambda size: (size.sequences, size.width)), copies=_tables),
+    Field("decode_items", lambda size: (size.decode.items, 8), empty=-1, copies=_items),
+    Field("decode_parts", lambda size: (size.decode.places, 2), copies=_items),
     Field("decode_ends", lambda size: (size.decode.places,)),
     Field("final_items", lambda size: (size.final.items, 8), empty=-1),
     Field("final_parts", lambda size: (size.final.places, 2)),
     Field("final_ends", lambda size: (size.final.places,)),
-    Field("decode_tables", lambda size: (size.decode.sequences, size.decode.width)),
+    Field("decode_tables", lambda size: (size.decode.sequences, size.decode.width), copies=_tables),
     Field("final_tables", lambda size: (size.final.sequences, size.final.width)),
 )
 

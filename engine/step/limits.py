@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from engine.kernels.attention import HeadShape, Tiling
 from engine.kernels.latent import Forms
 from engine.passes import InvalidChunkError
-from engine.sequence import Chunk, State
+from engine.sequence import Chunk, State, first_column
 from engine.step.newest import NewestTokens
 
 
@@ -34,6 +34,9 @@ class Limits:
     last_heads: int  # index of the last layer's heads in `attention`
     last_window: int
     state_blocks: int = 0  # blocks of a sequence's state; 0: no layer keeps one
+    columns: int = 0  # blocks of a column; 0: there are none
+    window: int = 0  # positions that columns stay for
+    last_table: int = 0  # what the last layer reads: 0, blocks of tokens; else this one of a column's, from 1 on
     graph_context: int = 16384  # positions of prompts' contexts in a graph that also decodes
 
     @property
@@ -64,9 +67,20 @@ def check(chunk: Chunk, newest: NewestTokens, limits: Limits) -> None:
         problem = f"{end} tokens, the model takes {limits.max_model_len}"
     elif end > len(sequence.block_table) * limits.block_size:
         problem = f"{len(sequence.block_table)} blocks don't cover {end} positions"
-    else:
+    elif not (problem := wrong_columns(chunk, limits.columns, limits.window, limits.block_size)):
         return
     raise InvalidChunkError(f"request {sequence.request_id}: {problem}")
+
+
+def wrong_columns(chunk: Chunk, columns: int, window: int, block_size: int) -> str:
+    """Why a chunk's columns can't be all that its tokens see and write; "" if they can."""
+    if not columns:
+        return ""
+    own, first = chunk.sequence.columns, first_column(chunk.start, window, block_size)
+    if chunk.end > len(own) * block_size:
+        return f"{len(own)} columns don't cover {chunk.end} positions"
+    # Columns go one after another.
+    return "" if own[first] else f"column {first} is gone, which the token at {chunk.start} sees"
 
 
 def check_states(chunk: Chunk, limits: Limits) -> None:

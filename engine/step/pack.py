@@ -13,13 +13,23 @@ import msgspec
 import numpy as np
 
 from engine.arrays import Integers, Ints, Longs
-from engine.kernels.attention import deal_out, max_items, point
+from engine.kernels.attention import LONGEST_STEP, deal_out, max_items, point
 from engine.kernels.delta import max_tiles
 from engine.kernels.latent import MADE_TILING
 from engine.passes import InvalidChunkError
-from engine.sequence import Chunk
+from engine.sequence import Chunk, first_column
 from engine.step.block_tables import BlockTables
-from engine.step.layout import GraphSize, HeadsSize, MadeSize, Packed, PassSize, PromptsSize, SinglesSize, StatesSize
+from engine.step.layout import (
+    GraphSize,
+    HeadsSize,
+    MadeSize,
+    Packed,
+    PassSize,
+    PromptsSize,
+    SinglesSize,
+    StatesSize,
+    item_copies,
+)
 from engine.step.limits import HeadLimits, Limits, check
 from engine.step.newest import NewestTokens
 from engine.step.states import States
@@ -44,18 +54,22 @@ def pack(
     lengths = np.array([chunk.num_tokens for chunk in chunks], dtype=np.int64)
     ends = np.array([chunk.end for chunk in chunks], dtype=np.int64)
     sampled, sampled_ends = _sampled(chunks, ends)
-    token_ends = np.cumsum(lengths)
+    starts, token_ends = ends - lengths, np.cumsum(lengths)
     tokens = _tokens(chunks, newest, tables, rows, lengths, ends - token_ends, limits)
 
-    cuts = [(heads, window) for heads in limits.attention for window in heads.windows]
-    decode = _Singles.of(ends[:num_decode], rows[:num_decode], tables, limits, cuts)
+    windows = [heads.windows for heads in limits.attention]
+    wanted = item_copies(windows, limits.columns)
+    cuts = [(limits.attention[number], window, table) for number, window, table in wanted]
+    some = slice(num_decode)
+    decode = _Singles.of(ends[some], _block_tables(tables, rows[some], starts[some], ends[some], limits), cuts)
     prompts, final = None, _NO_SINGLES
     some = slice(num_decode, None)
     if num_decode < len(chunks):
-        matrix = _block_tables(tables, rows[some], ends[some], limits)
-        prompts = _Prompts.of(lengths[some], ends[some], matrix, limits, graph, num_decode)
-        its = (limits.attention[limits.last_heads], limits.last_window)
-        final = _Singles.of(sampled_ends, rows[sampled], tables, limits, [its])
+        found = _block_tables(tables, rows[some], starts[some], ends[some], limits)
+        prompts = _Prompts.of(lengths[some], ends[some], found, limits, graph, num_decode)
+        found = _block_tables(tables, rows[sampled], sampled_ends - 1, sampled_ends, limits)
+        its = (limits.attention[limits.last_heads], limits.last_window, 0)
+        final = _Singles.of(sampled_ends, found[limits.last_table :][:1], [its])
     states = None
     if limits.state_blocks:
         places = num_decode if graph is None else graph.decoding
@@ -67,10 +81,11 @@ def pack(
         size = _tight_size(int(token_ends[-1]), len(sampled), limits, decode, prompts, final, states)
 
     packed = Packed.empty(size)
-    for name, values in tokens.items():
-        packed.put(name, values[:num_decode])
-        if prompts is not None:
-            packed.put(name, values[num_decode:], at=size.decode.places)
+    for name, copies in tokens.items():
+        for copy, values in enumerate(copies):
+            packed.put(name, values[:num_decode], copy=copy)
+            if prompts is not None:
+                packed.put(name, values[num_decode:], at=size.decode.places, copy=copy)
     if size.sampled_rows:
         last = token_ends[sampled] - 1 - (ends[sampled] - sampled_ends)
         last[sampled >= num_decode] += size.decode.places - num_decode
@@ -103,40 +118,44 @@ class _Singles:
     """Sequences with one query each, and how their attention is dealt out for each shape of heads and window."""
 
     ends: Longs
-    tables: Ints
-    items: list[tuple[Integers, Integers]]
+    tables: Ints  # [copies, S, width]
+    items: list[tuple[Integers, Integers, int]]  # items, parts, the copy of tables that they read
 
     @classmethod
-    def of(
-        cls, ends: Longs, rows: Longs, tables: BlockTables, limits: Limits, cuts: SequenceOf[tuple[HeadLimits, int]]
-    ) -> _Singles:
+    def of(cls, ends: Longs, tables: Ints, cuts: SequenceOf[tuple[HeadLimits, int, int]]) -> _Singles:
         if not len(ends):
             return _NO_SINGLES
-        items = [deal_out(ends, window=window, at_once=heads.items_at_once) for heads, window in cuts]
-        return cls(ends, _block_tables(tables, rows, ends, limits), items)
+        dealt = dict[tuple[int, int], tuple[Integers, Integers]]()  # alike for all copies of tables
+        items = []
+        for heads, window, table in cuts:
+            kind = (heads.items_at_once, window)
+            if kind not in dealt:
+                dealt[kind] = deal_out(ends, window=window, at_once=heads.items_at_once)
+            items.append((*dealt[kind], table))
+        return cls(ends, tables, items)
 
     def size(self, places: int, heads: SequenceOf[HeadLimits]) -> SinglesSize:
         return SinglesSize(
             places=places,
             items=max((max_items(places, shape.items_at_once) for shape in heads), default=0) if places else 0,
             sequences=len(self.ends),
-            width=self.tables.shape[1],
+            width=self.tables.shape[2],
             longest=int(self.ends.max(initial=0)),
         )
 
     def put(self, packed: Packed, name: str) -> None:
         if not len(self.ends):
             return
-        first = packed.layout.places[f"{name}_tables"][0]
-        for copy, (items, parts) in enumerate(self.items):
-            point(items, first, self.tables.shape[1])
+        first, _, _, step = packed.layout.places[f"{name}_tables"]
+        for copy, (items, parts, table) in enumerate(self.items):
+            point(items, first + table * step, self.tables.shape[2])
             packed.put(f"{name}_items", items, copy=copy)
             packed.put(f"{name}_parts", parts, copy=copy)
         packed.put(f"{name}_ends", self.ends)
-        packed.put(f"{name}_tables", self.tables)
+        packed.put_copies(f"{name}_tables", self.tables)
 
 
-_NO_SINGLES = _Singles(np.zeros(0, dtype=np.int64), np.zeros((0, 0), dtype=np.int32), [])
+_NO_SINGLES = _Singles(np.zeros(0, dtype=np.int64), np.zeros((1, 0, 0), dtype=np.int32), [])
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,9 +164,9 @@ class _Prompts:
 
     lengths: Longs
     ends: Longs
-    tables: Ints
+    tables: Ints  # [copies, S, width]
     cuts: list[tuple[Integers, HeadsSize]]  # the tiles for each shape of heads
-    blocks: Longs | None  # the contexts' blocks; None: all tokens are new
+    blocks: Longs | None  # [copies, I, 2], the contexts' blocks; None: all tokens are new
     is_captured: bool
 
     @classmethod
@@ -185,8 +204,8 @@ class _Prompts:
     def size(self) -> PromptsSize:
         return PromptsSize(
             sequences=len(self.ends),
-            width=self.tables.shape[1],
-            blocks=0 if self.blocks is None else len(self.blocks),
+            width=self.tables.shape[2],
+            blocks=0 if self.blocks is None else self.blocks.shape[1],
             tiles=max(len(tiles) for tiles, _ in self.cuts),
             max_query_len=int(self.lengths.max()),
             max_context_len=int(self.ends.max()),
@@ -196,11 +215,11 @@ class _Prompts:
         for copy, (tiles, _) in enumerate(self.cuts):
             packed.put("tiles", tiles, copy=copy)
         if self.blocks is not None:
-            packed.put("context_blocks", self.blocks)
+            packed.put_copies("context_blocks", self.blocks)
         if not self.is_captured:
             packed.put("query_start", np.cumsum(self.lengths), at=1)
             packed.put("context_len", self.ends)
-            packed.put("prompt_tables", self.tables)
+            packed.put_copies("prompt_tables", self.tables)
 
 
 def _first_made(heads: HeadLimits, lengths: Longs, ends: Longs) -> int:
@@ -234,6 +253,7 @@ def _tight_size(
         prompts=None if prompts is None else prompts.size(),
         states=None if states is None else states.size(),
         final=final.size(len(final.ends), [limits.attention[limits.last_heads]]),
+        columns=limits.columns,
     )
 
 
@@ -269,6 +289,7 @@ def graph_size(
         prompts=prompts,
         states=_graph_states(graph, limits) if limits.state_blocks else None,
         final=final.size(sampled_rows, [limits.attention[limits.last_heads]]),
+        columns=limits.columns,
     )
 
 
@@ -301,14 +322,15 @@ def _tokens(
     shifts: Longs,
     limits: Limits,
 ) -> dict[str, Longs]:
-    """The fields [T] of each token; its position is its row of T plus its chunk's `shifts` [S]."""
+    """The fields [copies, T] of each token; its position is its row of T plus its chunk's `shifts` [S]."""
     owner = np.repeat(np.arange(len(chunks)), lengths)  # [T]: the chunk of each token
     token_ids, sources = _token_ids(chunks, newest)
     _check_ids(token_ids, chunks, owner, limits)
     positions = np.arange(len(owner)) + shifts[owner]
-    column, offset = np.divmod(positions, limits.block_size)
-    slots = tables.table[rows[owner], column] * limits.block_size + offset
-    return {"token_ids": token_ids, "sources": sources, "positions": positions, "slots": slots}
+    number, offset = np.divmod(positions, limits.block_size)
+    slots = tables.table[:, rows[owner], number] * limits.block_size + offset
+    one = {"token_ids": token_ids, "sources": sources, "positions": positions}
+    return {name: values[None] for name, values in one.items()} | {"slots": slots}
 
 
 def _token_ids(chunks: SequenceOf[Chunk], newest: NewestTokens) -> tuple[Longs, Longs]:
@@ -338,14 +360,27 @@ def _check_ids(token_ids: Longs, chunks: SequenceOf[Chunk], owner: Longs, limits
 
 
 def _context_blocks(ends: Longs, tables: Ints, limits: Limits) -> tuple[Longs, Longs]:
-    """The contexts' blocks [I, 2], ids and written positions; and the row of each context's first key [S]."""
+    """The contexts' blocks [copies, I, 2], ids and written positions; and the row of each context's first key [S]."""
     counts = -(-ends // limits.block_size)
-    column = np.arange(tables.shape[1])
-    written = np.minimum(ends[:, None] - column * limits.block_size, limits.block_size)
-    used = column < counts[:, None]
-    return np.stack((tables[used], written[used]), axis=1), (np.cumsum(counts) - counts) * limits.block_size
+    at = np.arange(tables.shape[2])
+    written = np.minimum(ends[:, None] - at * limits.block_size, limits.block_size)
+    used = at < counts[:, None]
+    ids = tables[:, used].astype(np.int64)
+    blocks = np.stack((ids, np.broadcast_to(written[used], ids.shape)), axis=2)
+    if limits.columns:
+        # The loop step in which a window begins may begin before it, and there it must find numbers: of a block with
+        # nothing written zeros are gathered, of a negative one nothing.
+        near, is_gone = -(-LONGEST_STEP // limits.block_size), tables < 0
+        is_near = is_gone & ~np.pad(is_gone, ((0, 0), (0, 0), (0, near)))[:, :, near:]
+        blocks[is_near[:, used]] = 0
+    return blocks, (np.cumsum(counts) - counts) * limits.block_size
 
 
-def _block_tables(tables: BlockTables, rows: Longs, ends: Longs, limits: Limits) -> Ints:
+def _block_tables(tables: BlockTables, rows: Longs, starts: Longs, ends: Longs, limits: Limits) -> Ints:
+    """[copies, S, width]: what tokens from `starts` on see, below `ends`. Columns that they don't see are -1."""
     width = -(-int(ends.max(initial=0)) // limits.block_size)
-    return tables.table[rows, :width]
+    found = tables.table[:, rows, :width]
+    if limits.columns:
+        first = [first_column(start, limits.window, limits.block_size) for start in starts.tolist()]
+        found[1:, np.arange(width) < np.array(first, dtype=np.int64)[:, None]] = -1
+    return found

@@ -11,18 +11,21 @@ from engine.kernels.attention.plan import (
     AttentionPlan,
     DecodeItems,
     HeadShape,
+    KeptColumn,
     MadePlan,
     PrefillPlan,
     Scores,
     first_seen,
 )
-from engine.kernels.attention.tiles import Tiling, deal_out_tiles
+from engine.kernels.attention.tiles import LONGEST_STEP, Tiling, deal_out_tiles
 
 __all__ = [
+    "LONGEST_STEP",
     "AttentionBatch",
     "AttentionPlan",
     "DecodeItems",
     "HeadShape",
+    "KeptColumn",
     "MadePlan",
     "PrefillPlan",
     "Scores",

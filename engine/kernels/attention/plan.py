@@ -50,6 +50,14 @@ class HeadShape:
 
 
 @dataclass(frozen=True, slots=True)
+class KeptColumn:
+    """What one layer with a window keeps, beside the blocks of tokens."""
+
+    number: int  # which block of a column has it
+    kept: torch.Tensor  # [num_blocks, planes, slots, heads, dim], a strided view of the pool
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionBatch:
     """Sequences whose new tokens follow one another."""
 

@@ -54,19 +54,24 @@ def attend_one(
 def _attend_singles(
     q: torch.Tensor, kv_layer: torch.Tensor, batch: AttentionBatch, how: Scores, codes: Codes | None
 ) -> torch.Tensor:
-    """One new token each: `q` [S, Hq, D], contexts padded to the longest."""
+    """One new token each: `q` [S, Hq, D], what they see padded to the longest."""
     block_size, num_kv_heads = kv_layer.shape[2], kv_layer.shape[3]
-    count = -(-batch.max_context_len // block_size)
-    keys, values = numbers_of(kv_layer, batch.block_table[:, :count].long(), codes).unbind(2)  # [S, blocks, B, Hkv, D]
+    lengths = batch.context_len.long()[:, None]
+    begins = first_seen(lengths - 1, how.window).clamp(min=0)
+    first = begins // block_size
+    count = int((-(-lengths // block_size) - first).max())
+    at = (first + torch.arange(count, device=q.device)).clamp(max=batch.block_table.shape[1] - 1)
+    # Behind a context's blocks the table holds anything.
+    blocks = batch.block_table.long().gather(1, at).clamp(min=0)
+    keys, values = numbers_of(kv_layer, blocks, codes).unbind(2)  # [S, blocks, B, Hkv, D]
     keys, values = (x.flatten(1, 2).float() for x in (keys, values))  # [S, C, Hkv, D]
     grouped = q.float().unflatten(1, (num_kv_heads, -1))  # [S, Hkv, G, D]
     scores = _capped(torch.einsum("shgd,schd->shgc", grouped, keys) * how.scale, how.softcap)
-    at = torch.arange(keys.shape[1], device=q.device)
-    lengths = batch.context_len.long()[:, None]
-    hidden = (at >= lengths) | (at < first_seen(lengths - 1, how.window))
+    positions = first * block_size + torch.arange(keys.shape[1], device=q.device)
+    hidden = (positions >= lengths) | (positions < begins)
     scores = scores.masked_fill(hidden[:, None, None], float("-inf"))
     weights = _softmax(scores[..., None, :], how.sinks)[..., 0, :]
-    values = values.masked_fill((at >= lengths)[:, :, None, None], 0.0)  # other rows may hold NaN: 0 * NaN is NaN
+    values = values.masked_fill(hidden[:, :, None, None], 0.0)  # other rows may hold NaN: 0 * NaN is NaN
     return torch.einsum("shgc,schd->shgd", weights, values).flatten(1, 2).to(q.dtype)
 
 

@@ -11,6 +11,7 @@ from engine.arrays import Integers
 SMALL_TILE, LARGE_TILE = 64, 128  # queries of a tile of the prefill kernels
 MAX_FEW_QUERIES = 512  # up to here small tiles keep more of the GPU busy
 HOPPER_STEP = 128  # positions of a loop step of `triton_prefill_hopper`
+LONGEST_STEP = 128  # positions of a loop step of any kernel for prompts
 MIN_STEPS_PER_PART = 4  # loop steps; shorter parts could hide all their keys from some queries
 
 

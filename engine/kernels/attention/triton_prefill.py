@@ -12,7 +12,7 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from engine.kernels.attention.plan import Scores
-from engine.kernels.attention.tiles import SMALL_TILE
+from engine.kernels.attention.tiles import LONGEST_STEP, SMALL_TILE
 from engine.kernels.attention.triton_decode import LOG2_E, first_seen, softcapped
 from engine.kernels.codes import Codes
 from engine.kernels.codes.triton_codes import FP8, INT8, NUMBERS, bytes_of, kind_of, scales_of, widened
@@ -70,7 +70,7 @@ def _shape(head_dim: int, rows: int, max_context_len: int) -> tuple[int, int, in
     """Positions of a loop step, warps and stages with this many queries in a tile."""
     if head_dim > 128:
         return (64, 8, 2)
-    return (64 if max_context_len <= LONG_CONTEXT else 128, 4 if rows == SMALL_TILE else 8, 3)
+    return (64 if max_context_len <= LONG_CONTEXT else LONGEST_STEP, 4 if rows == SMALL_TILE else 8, 3)
 
 
 def gather_context(

@@ -1,0 +1,25 @@
+"""Where a layer's content is among the parts of a pool."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from engine.kernels.attention import KeptColumn
+from engine.kernels.delta.plan import KeptState
+
+Part = torch.Tensor | Sequence[KeptState] | Sequence[KeptColumn]
+Content = torch.Tensor | KeptState  # of one layer
+
+
+def kept_at(parts: Sequence[Part], places: Sequence[tuple[int, int]]) -> tuple[int | None, list[Content]]:
+    """The block of a column that has a layer's places in the pool, None if they are elsewhere, and the views of them."""
+    column, views = None, list[Content]()
+    for number, layer in places:
+        part = parts[number]
+        kept = part[:, layer] if isinstance(part, torch.Tensor) else part[layer]
+        if isinstance(kept, KeptColumn):  # all of a layer's content is in one
+            column, kept = kept.number, kept.kept
+        views.append(kept)
+    return column, views
