@@ -20,6 +20,7 @@ from common.pages import KVLayout, PagePart
 from engine.cache.pages import (
     DEFAULT_CPU_BYTES,
     allocate_zeros,
+    column_views,
     layout_of,
     part_views,
     pool_dtype,
@@ -29,13 +30,13 @@ from engine.cache.pages import (
 from engine.config import KV_CACHE_DTYPES, EngineConfig
 from engine.engine import Allocate, Chunk, InvalidChunkError, Pass, Sampled
 from engine.fake.faults import FakeFaults
-from engine.fake.pattern import MASK, ROOT, FakePart, FakeState, mix, running_hashes
+from engine.fake.pattern import MASK, ROOT, FakeColumn, FakePart, FakeState, mix, running_hashes
 from engine.grammars.grammars import Grammars
 from engine.kernels.codes import KINDS
 from engine.passes import Finished
 from engine.sampling.scores import NO_TOKEN
 from engine.sequence import Sequence
-from engine.step.limits import wrong_state
+from engine.step.limits import wrong_columns, wrong_state
 
 DEFAULT_MAX_MODEL_LEN = 4096
 Allowed = np.ndarray[tuple[int, ...], np.dtype[np.bool_]]  # [V], by a grammar
@@ -98,6 +99,11 @@ class FakeEngine:
             FakePart(part, view, index=index, block_size=self.layout.block_size)
             for index, (part, view) in enumerate(zip(self.layout.pages, views, strict=True))
         ]
+        windowed = zip(self.layout.windowed, column_views(self.kv, self.layout), strict=True)
+        self._columns = [
+            FakeColumn(kept, part, index=len(views) + index, block_size=self.layout.block_size)
+            for index, (part, kept) in enumerate((part, kept) for part, layers in windowed for kept in layers)
+        ]
         kept_states = [kept for layers in state_views(self.kv, self.layout) for kept in layers]
         self._states = [FakeState(kept, index=len(views) + index) for index, kept in enumerate(kept_states)]
 
@@ -158,6 +164,7 @@ class FakeEngine:
         while len(answer) < min(n, sampling.max_tokens - num_generated):
             tokens += sum(part.expected(hashes, start=start) for part in self._parts)
             states = sum(state.expected(hashes) for state in self._states)
+            states += sum(column.expected(hashes) for column in self._columns)
             chunk = Chunk(followed, 0, len(followed.token_ids), sample=True)
             masks = self.grammars.masks([chunk], lambda _: 0)
             allowed = masks.allowed(self.vocab_size)[0] if masks.rows else None
@@ -191,9 +198,16 @@ class FakeEngine:
             problem = "a token outside the vocabulary"
         elif sampled_at == end - 1 and known[-1] != sampled:
             problem = f"token {end - 1} is {known[-1]}, but {sampled} was sampled"
-        elif not (problem := wrong_state(chunk, self.layout.state_blocks, self.layout.num_blocks)):
+        elif not (problem := self._wrong_blocks(chunk)):
             return known[chunk.start :]
         raise InvalidChunkError(f"request {sequence.request_id}: {problem}")
+
+    def _wrong_blocks(self, chunk: Chunk) -> str:
+        """Why its columns or states can't be the chunk's; "" if they can."""
+        layout = self.layout
+        if problem := wrong_columns(chunk, layout.column_blocks, layout.window, layout.block_size):
+            return problem
+        return wrong_state(chunk, layout.state_blocks, layout.num_blocks)
 
     def _write(self, chunk: Chunk, token_ids: list[int]) -> None:
         table = chunk.sequence.block_table
@@ -201,12 +215,15 @@ class FakeEngine:
         hashes = running_hashes(previous, token_ids)
         for part in self._parts:
             part.write(table, chunk.start, hashes)
+        for column in self._columns:
+            column.write(chunk.sequence.columns, chunk.start, hashes)
         for state in self._states:
             state.advance(chunk, token_ids)
 
     def _sample(self, chunk: Chunk, allowed: Allowed | None) -> Sampled:
         sampling, table = chunk.sequence.sampling, chunk.sequence.block_table
         checksum = sum(part.checksum(table, chunk.end) for part in self._parts)
+        checksum += sum(column.checksum(chunk.sequence.columns, chunk.end) for column in self._columns)
         checksum += sum(state.checksum(chunk) for state in self._states)
         token = self._choose(checksum & MASK, sampling, chunk.sampled_index, allowed)
         scores = self._prompt_logprobs(chunk)

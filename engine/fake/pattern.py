@@ -13,18 +13,21 @@ import numpy.typing as npt
 import torch
 
 from common.pages import PagePart
+from engine.kernels.attention import KeptColumn
 from engine.kernels.delta.plan import KeptState
 from engine.sequence import Chunk
 
 Lanes = npt.NDArray[np.unsignedinteger]
 Words = npt.NDArray[np.uint64]
 Positions = npt.NDArray[np.int64]
+Columns = Sequence[tuple[int, ...]]
 
 ROOT = 0x6261746F6E_0001  # running hash before the first token
 MASK = 2**64 - 1
 _FIRST_WEIGHTS = 4096  # positions; longer contexts make more
 _STEP = 6364136223846793005  # Knuth's multiplier for 64-bit linear congruential sequences
 _GOLDEN = 0x9E3779B97F4A7C15
+_GONE = 2**62  # no block: reading it fails
 _UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32}
 _SAME_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 
@@ -51,17 +54,42 @@ class FakePart:
         block = table[position // self._block_size]
         return self._pattern.hash_of(self._slots[block, :, position % self._num_slots].reshape(-1))
 
-    def checksum(self, table: Sequence[int], end: int) -> int:
-        """Sum over all that is kept of `end` tokens, read from the pool: any single changed lane changes it."""
-        num_blocks = -(-end // self._block_size)
-        rows = self._slots[table[:num_blocks]]  # [blocks, P, S, W]
-        by_slot = rows.transpose(0, 2, 1, 3).reshape(num_blocks * self._num_slots, -1)
-        return self._pattern.checksum(by_slot[:end], np.arange(end))
+    def checksum(self, table: Sequence[int], end: int, *, start: int = 0) -> int:
+        """Sum over all that is kept of these positions, read from the pool: any single changed lane changes it."""
+        first = start // self._block_size
+        blocks = table[first : -(-end // self._block_size)]
+        rows = self._slots[blocks]  # [blocks, P, S, W]
+        by_slot = rows.transpose(0, 2, 1, 3).reshape(len(blocks) * self._num_slots, -1)
+        offset = first * self._num_slots
+        return self._pattern.checksum(by_slot[start - offset : end - offset], np.arange(start, end))
 
     def expected(self, hashes: Words, *, start: int = 0) -> int:
         """What positions from `start` on add to the checksum of a context with these running hashes."""
         positions = np.arange(start, len(hashes))
         return self._pattern.checksum(self._pattern.lanes(hashes[positions]), positions)
+
+
+class FakeColumn:
+    """What one layer keeps within a window of so many positions."""
+
+    def __init__(self, kept: KeptColumn, part: PagePart, *, index: int, block_size: int) -> None:
+        self._number, self._window = kept.number, part.window
+        self._part = FakePart(part, kept.kept[:, None], index=index, block_size=block_size)
+
+    def write(self, columns: Columns, start: int, hashes: Words) -> None:
+        """As `FakePart.write`."""
+        self._part.write(self._table(columns), start, hashes)
+
+    def checksum(self, columns: Columns, end: int) -> int:
+        """Sum over what the last of `end` tokens sees."""
+        return self._part.checksum(self._table(columns), end, start=max(0, end - self._window))
+
+    def expected(self, hashes: Words) -> int:
+        """The same for a context with these running hashes."""
+        return self._part.expected(hashes, start=max(0, len(hashes) - self._window))
+
+    def _table(self, columns: Columns) -> list[int]:
+        return [column[self._number] if column else _GONE for column in columns]
 
 
 class FakeState:

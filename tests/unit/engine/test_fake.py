@@ -9,7 +9,7 @@ import torch
 
 from common.messages import SamplingParams
 from common.pages import PagePart
-from engine.cache.pages import state_views
+from engine.cache.pages import column_views, state_views
 from engine.config import EngineConfig
 from engine.engine import Chunk, InvalidChunkError
 from engine.fake.engine import FakeCosts, FakeEngine
@@ -135,6 +135,55 @@ def test_a_wrong_byte_of_any_part_changes_the_answer(kind: str, byte: int) -> No
     engine.kv[6].view(torch.uint8).reshape(-1)[byte] ^= 1
 
     assert generate(engine, sequence) != engine.expected(PROMPT[:32], 20, sequence.sampling)
+
+
+WINDOW = 20
+WINDOWED = [
+    PagePart(layers=1, planes=2, heads=2, dim=4, dtype="bfloat16"),
+    PagePart(layers=3, planes=2, heads=2, dim=2, dtype="bfloat16", window=WINDOW),
+    PagePart(layers=3, planes=2, heads=2, dim=1, dtype="float32", window=WINDOW),
+]
+
+
+def test_what_windows_see_is_in_columns_which_may_go() -> None:
+    engine = new_engine(parts=WINDOWED)
+    assert (engine.layout.column_blocks, engine.layout.window) == (3, WINDOW)
+    sequence = new_sequence(PROMPT, [5, 6, 7, 8, 9])
+    sequence.columns = [(20, 21, 22), (23, 24, 25), (26, 27, 28)]
+    advance(engine, sequence, 40)
+    expected = engine.expected(PROMPT, 20, sequence.sampling)
+    sequence.columns[0] = ()
+    sequence.columns += [(10, 11, 12), (20, 21, 22)]
+
+    assert generate(engine, sequence) == expected
+
+
+def test_a_chunk_with_too_few_columns_is_refused() -> None:
+    engine = new_engine(parts=WINDOWED)
+    sequence = new_sequence(PROMPT, [5, 6, 7, 8, 9])
+    sequence.columns = [(20, 21, 22), (23, 24, 25)]
+    with pytest.raises(InvalidChunkError, match="2 columns don't cover 45 positions"):
+        engine.launch([sequence.schedule(45)])
+    sequence.restart(34)
+    sequence.columns = [(), (23, 24, 25), (26, 27, 28)]
+    with pytest.raises(InvalidChunkError, match="column 0 is gone, which the token at 34 sees"):
+        engine.launch([sequence.schedule(11)])
+    sequence.restart(35)
+    engine.launch([sequence.schedule(10)])
+
+
+def test_each_layer_of_columns_changes_the_answer() -> None:
+    engine = new_engine(parts=WINDOWED)
+    answers = set()
+    for layers in column_views(engine.kv, engine.layout):
+        for kept in layers:
+            sequence = new_sequence(PROMPT, [5, 6, 7, 8, 9])
+            sequence.columns = [(20, 21, 22), (23, 24, 25), (26, 27, 28), (29, 30, 31), (10, 11, 12)]
+            advance(engine, sequence, len(PROMPT))
+            kept.kept[sequence.columns[2][kept.number]].view(torch.uint8).reshape(-1)[0] ^= 1
+            answers.add(tuple(generate(engine, sequence)))
+    assert len(answers) == 6
+    assert tuple(engine.expected(PROMPT, 20, sequence.sampling)) not in answers
 
 
 def test_each_layers_state_changes_the_answer() -> None:
