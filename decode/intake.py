@@ -10,6 +10,7 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from itertools import chain
 
 from msgspec import UnsetType
 
@@ -25,9 +26,10 @@ from engine.sequence import Sequence
 from kvtransfer.digest import block_digests
 from kvtransfer.plan import differences
 from worker.context import RoleContext
-from worker.serving.allocation import blocks_for, publish_computed, receive_state, sequence_of
+from worker.serving.allocation import blocks_for, publish_computed, sequence_of
 from worker.serving.building import built
 from worker.serving.checks import check_job
+from worker.serving.columns import cargo_of
 from worker.serving.tombstones import Tombstones
 
 log = logging.getLogger("baton.intake")
@@ -76,7 +78,7 @@ class Intake:
         try:
             return self.reservations.grant(message, sequence, room)
         except HandoffRefusedError as error:
-            self._context.pool.release(room.cached + room.fresh)
+            self._context.pool.release(room.found + room.fresh)
             return ReserveReply(granted=False, reason=error.refusal)
 
     def _refusal(self, message: Reserve) -> tuple[Refusal, str]:
@@ -102,18 +104,26 @@ class Intake:
         return Refusal.NONE, ""
 
     def _room_for(self, sequence: Sequence) -> Room:
-        """Take blocks for the prompt, its state and one token. Raises OutOfBlocksError and takes nothing."""
-        size, pool = self._context.pool.block_size, self._context.pool
-        digests = hash_blocks(sequence.hash_root, sequence.token_ids, size)
+        """Take blocks for the prompt, its state, the last window's columns and one token.
+
+        Raises OutOfBlocksError and takes nothing.
+        """
+        pool, num_tokens = self._context.pool, len(sequence.token_ids)
+        cargo = cargo_of(pool, num_tokens)
+        digests = hash_blocks(sequence.hash_root, sequence.token_ids, pool.block_size)
         cached = pool.match_prefix(digests)
-        num_pushed = blocks_for(len(sequence.token_ids), size) - len(cached) + pool.state_blocks
-        num_fresh = blocks_for(len(sequence.token_ids) + 1, size) - len(cached) + pool.state_blocks
+        columns = pool.match_beside(digests[cargo.first_column :]) if pool.column_blocks else []
+        lacking = cargo.lacking(len(cached), cargo.first_column + len(columns))
+        num_next = blocks_for(num_tokens + 1, pool.block_size) - cargo.num_blocks
+        room_to_grow = self._running() * pool.growth  # running sequences keep a block each
         try:
-            fresh = pool.allocate(num_fresh, spare=self._running())  # running sequences keep a block each
+            fresh = pool.allocate(len(lacking) + num_next * pool.growth, spare=room_to_grow)
         except OutOfBlocksError:
-            pool.release(cached)
+            pool.release([*cached, *chain(*columns)])
             raise
-        return Room(cached=cached, digests=digests[: len(cached)], fresh=fresh, num_pushed=num_pushed)
+        return Room(
+            cached=cached, digests=digests[: len(cached)], columns=columns, fresh=fresh, cargo=cargo, lacking=lacking
+        )
 
     # -- manifest ----------------------------------------------------------------------------------------------------
 
@@ -178,10 +188,11 @@ class Intake:
 
     def _accept(self, reservation: Reservation, message: Handoff) -> None:
         job, sequence, room = reservation.job, reservation.sequence, reservation.room
-        sequence.block_table, state = self.reservations.accept(reservation)
-        receive_state(sequence, state)
+        self.reservations.accept(reservation)
         self._accepted.add(message.request_id, message.attempt)
-        sequence.digests = list(room.digests)
+        # The last window's columns are published, too, where only the blocks of their tokens were here.
+        sequence.digests = room.digests[: room.cargo.first_column] if room.cargo.column_blocks else list(room.digests)
+        sequence.known_digests = room.digests
         sequence.num_cached = len(room.cached) * self._context.pool.block_size
         sequence.restart(len(sequence.token_ids))
         publish_computed(self._context.pool, sequence)

@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 
 from common.blocks import pack_tokens
 from common.errors import UnavailableError
@@ -27,8 +28,10 @@ from common.messages import (
     worker_reply_decoder,
 )
 from engine.sequence import Sequence
+from kvtransfer.cargo import Cargo
 from kvtransfer.lease import Lease, LeaseState, LeaseTable
 from worker.context import RoleContext
+from worker.serving.allocation import receive_state
 from worker.serving.tombstones import Tombstones
 from worker.unnamed import OLD_WRITERS
 
@@ -44,13 +47,25 @@ NO_TOKENS = 2**31  # above any stream's position: a `Resend` from here sends not
 class Room:
     """Where a prompt's blocks are in this worker's pool: `cached` ones first (verified before), then `fresh` ones.
 
-    The writer fills the first of the fresh ones: those of the prompt, then those of the state behind it.
+    The writer fills the first of the fresh ones, in the order of `lacking`. The others are for the next token, where it begins
+    a block.
     """
 
     cached: list[int]  # the reservation holds one reference on each
     digests: list[bytes]  # one for each of `cached`
+    columns: list[tuple[int, ...]]  # the first ones of the last window, cached as well
     fresh: list[int]
-    num_pushed: int
+    cargo: Cargo
+    lacking: list[int]  # the indices of what is pushed
+
+    @property
+    def num_pushed(self) -> int:
+        return len(self.lacking)
+
+    @property
+    def found(self) -> list[int]:
+        """All blocks that were cached."""
+        return [*self.cached, *chain(*self.columns)]
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -125,6 +140,7 @@ class Reservations:
             lease_id=lease.lease_id,
             generation=lease.generation,
             first_block=len(room.cached),
+            first_column=room.cargo.first_column + len(room.columns),
             destination_blocks=pack_tokens(pushed),
             lease_ms=int(lease_s * 1000),
             region=context.region,
@@ -155,13 +171,17 @@ class Reservations:
         )
         return self._by_lease[message.lease_id]
 
-    def accept(self, reservation: Reservation) -> tuple[list[int], list[int]]:
-        """End the lease with the blocks of the sequence's tokens and of its state, which become the caller's."""
-        blocks, room = self._table.accept(reservation.lease.lease_id), reservation.room
+    def accept(self, reservation: Reservation) -> None:
+        """End the lease: its blocks are the sequence's."""
+        blocks, room, sequence = self._table.accept(reservation.lease.lease_id), reservation.room, reservation.sequence
         del self._by_lease[reservation.lease.lease_id]
-        first_of_state = room.num_pushed - self._context.pool.state_blocks
-        tokens = room.cached + blocks[:first_of_state] + blocks[room.num_pushed :]
-        return tokens, blocks[first_of_state : room.num_pushed]
+        tokens, columns, state = room.cargo.place(room.lacking, blocks[: room.num_pushed])
+        next_ones = blocks[room.num_pushed :]
+        sequence.block_table = [*room.cached, *tokens, *next_ones[:1]]
+        if room.cargo.column_blocks:
+            last = [tuple(next_ones[1:])] if next_ones else []
+            sequence.columns = [*[()] * room.cargo.first_column, *room.columns, *columns, *last]
+        receive_state(sequence, state)
 
     def reject(self, reservation: Reservation) -> None:
         """End a refused lease and return its blocks: its writer writes no more."""
@@ -287,6 +307,6 @@ class Reservations:
     def _give_back(self, reservation: Reservation, blocks: list[int]) -> None:
         """Return fresh blocks and the references on cached ones after a lease without a sequence."""
         if self._by_lease.pop(reservation.lease.lease_id, None) is not None:
-            self._context.pool.release(reservation.room.cached + blocks)
+            self._context.pool.release(reservation.room.found + blocks)
             self._context.jobs.room_changed()
             self._context.wake()

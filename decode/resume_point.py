@@ -7,6 +7,8 @@ full block if none is near and there is room. That is one checkpoint in all. A s
 
 from __future__ import annotations
 
+from itertools import chain
+
 from engine.cache.block_pool import BlockPool
 from engine.sequence import Sequence, State
 from worker.serving.allocation import checkpoint_distance, leave_checkpoint
@@ -55,6 +57,6 @@ class ResumePoint:
 
     def _renew(self, sequence: Sequence) -> None:
         before, self._states = self.blocks, sequence.states
-        blocks, state = self._pool.match_checkpoint(sequence.digests, is_hit=False)
-        self.blocks, self._reached = [*blocks, *state], len(blocks) * self._pool.block_size
+        blocks, beside = self._pool.match_usable(sequence.digests, is_hit=False)
+        self.blocks, self._reached = [*blocks, *chain(*beside)], len(blocks) * self._pool.block_size
         self._pool.release(before)

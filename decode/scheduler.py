@@ -22,7 +22,8 @@ from engine.cache.block_pool import BlockPool, OutOfBlocksError
 from engine.engine import Chunk
 from engine.sequence import Sequence
 from worker.device.trials import Trials
-from worker.serving.allocation import HeldBlocks, admit, blocks_for, grow, schedule
+from worker.serving.allocation import HeldBlocks, admit, blocks_for, grow, lacks, schedule
+from worker.serving.columns import cover, num_columns
 
 
 class PromptTokens(Protocol):
@@ -111,7 +112,7 @@ class DecodeScheduler:
         for request in sorted(candidates, key=_is_prompt):  # stable
             if _is_prompt(request):
                 self._bound_prompts(draft, context=request.sequence.num_scheduled)
-            num_tokens = min(request.sequence.num_next, draft.token_budget)
+            num_tokens = self._coverable(request, min(request.sequence.num_next, draft.token_budget))
             if (
                 num_tokens > 0
                 and not draft.scores_another(request)
@@ -147,11 +148,24 @@ class DecodeScheduler:
         num_generated = sequence.num_generated + sequence.num_pending
         return num_generated < sequence.sampling.max_tokens and sequence.num_tokens < self._max_model_len
 
+    def _coverable(self, request: DecodeRequest, num_tokens: int) -> int:
+        """How many of a prompt's next tokens get their columns without anybody giving way; a part of a block if none do.
+
+        What its passes in flight leave behind will do for the next ones.
+        """
+        if not self._pool.column_blocks or num_tokens <= 0 or not _is_prompt(request):
+            return num_tokens
+        sequence, size = request.sequence, self._pool.block_size
+        covered = cover(self._pool, sequence, num_tokens, spare=self._spare)
+        if covered or self.blocks.in_use(sequence):
+            return covered
+        return min(num_tokens, size - sequence.num_scheduled % size)
+
     def _make_room(self, request: DecodeRequest, num_tokens: int, draft: _Draft) -> bool:
         """Cover the chunk with blocks, preempting others if need be; False if the request itself has to wait."""
         num_positions = request.sequence.num_scheduled + num_tokens
         while True:
-            if draft.waits_for_blocks and request.sequence.blocks_needed(num_positions, self._pool.block_size):
+            if draft.waits_for_blocks and lacks(self._pool, request.sequence, num_tokens=num_positions):
                 return False  # a request before it waits for these blocks
             try:
                 grow(self._pool, request.sequence, num_tokens=num_positions)
@@ -197,14 +211,21 @@ class DecodeScheduler:
             if request.sequence in held_back or draft.scores_another(request):
                 return
             num_positions = len(request.sequence.token_ids) + 1
-            room_to_grow = len(self.running)  # running sequences keep a block each
-            needed = blocks_for(num_positions, self._pool.block_size) + self._pool.state_blocks
+            room_to_grow = len(self.running) * self._pool.growth  # running sequences keep a block each
+            num_blocks, ahead = blocks_for(num_positions, self._pool.block_size), draft.token_budget
+            columns = num_columns(self._pool, num_blocks, ahead, cached=0, seen=0, spare=room_to_grow)
+            needed = num_blocks + columns * self._pool.column_blocks + self._pool.state_blocks
             if self._pool.num_free < needed + room_to_grow:
                 return
-            admit(self._pool, request.sequence, num_tokens=num_positions)
+            try:
+                admit(self._pool, request.sequence, num_tokens=num_positions, spare=room_to_grow, ahead=ahead)
+            except OutOfBlocksError:
+                return  # with the columns that it found it needs more
             self.waiting.popleft()
             self.running.append(request)
-            draft.add(request, min(request.sequence.num_next, draft.token_budget))
+            draft.add(
+                request, cover(self._pool, request.sequence, min(request.sequence.num_next, ahead), spare=self._spare)
+            )
 
     def _schedule(self, request: DecodeRequest, num_tokens: int) -> Chunk:
         self.blocks.launched(request.sequence)
@@ -213,8 +234,8 @@ class DecodeScheduler:
 
     @property
     def _spare(self) -> int:
-        """What a checkpoint leaves: a block for each running sequence, and a state's."""
-        return len(self.running) + self._pool.state_blocks
+        """What checkpoints and prompts' columns leave: a block for each running sequence, and a state's."""
+        return len(self.running) * self._pool.growth + self._pool.state_blocks
 
 
 def _is_prompt(request: DecodeRequest) -> bool:

@@ -153,10 +153,6 @@ class Sequence:
         self.num_computed = self.num_scheduled = num_computed
         self.num_pending = 0
 
-    def blocks_needed(self, num_tokens: int, block_size: int) -> int:
-        """Blocks that the table lacks to cover `num_tokens` positions."""
-        return max(0, -(-num_tokens // block_size) - len(self.block_table))
-
     def finish_reason(self) -> Finish:
         """Return STOP after a stop token, LENGTH at `max_tokens`, else NONE."""
         if self.num_generated > 0 and self.token_ids[-1] in self.sampling.stop_token_ids:

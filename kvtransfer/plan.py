@@ -157,8 +157,12 @@ def differences(source: KVLayout, destination: KVLayout) -> list[str]:
         found.append(f"block_size is {source.block_size} here, {destination.block_size} at the peer")
     if (source.states, source.state_blocks) != (destination.states, destination.state_blocks):
         found.append(f"a state is in {source.state_blocks} blocks here, {destination.state_blocks} at the peer")
-    elif source.states and (is_sharded(source) or is_sharded(destination)):
-        found.append("blocks with states can't be cut into heads")
+    ours_beside, theirs_beside = (source.column_blocks, source.window), (destination.column_blocks, destination.window)
+    if (source.windowed, *ours_beside) != (destination.windowed, *theirs_beside):
+        here, there = (f"{blocks} blocks and {window} positions" for blocks, window in (ours_beside, theirs_beside))
+        found.append(f"a window's column has {here} here, {there} at the peer")
+    if (source.states or source.windowed) and (is_sharded(source) or is_sharded(destination)):
+        found.append("blocks with states or columns can't be cut into heads")
     for index, (ours, theirs) in enumerate(zip(source.pages, destination.pages, strict=True)):
         of_part = f" of part {index}" if len(source.pages) > 1 else ""
         for name in ("layers", "planes", "dim", "dtype", "per_token", "all_heads"):

@@ -4,10 +4,12 @@
         └───────────────────────┴──────────── abort ────────────┴──▶ ABORTED
 
 Full blocks can be pushed as soon as they are computed, the last partial one and the state's after the last chunk.
+`kvtransfer.cargo` says which blocks go, and in which order.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 from enum import Enum
 
@@ -15,6 +17,7 @@ from common.blocks import unpack_tokens
 from common.errors import HandoffRefusedError
 from common.messages import ReserveReply
 from common.words import Refusal
+from kvtransfer.cargo import Cargo
 
 
 class SenderState(Enum):
@@ -36,10 +39,7 @@ _NEXT = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """Blocks to push in one go: `indices` into the prompt's blocks, and their places in the receiver's pool.
-
-    The blocks are those of its tokens, then those of the state behind them.
-    """
+    """Blocks to push in one go: their indices (see `Cargo`), and their places in the receiver's pool."""
 
     indices: list[int]
     destination_blocks: list[int]
@@ -48,14 +48,13 @@ class Run:
 class Sender:
     """State of one (request, attempt). At most one run is in flight."""
 
-    def __init__(self, *, num_tokens: int, block_size: int, state_blocks: int = 0) -> None:
-        self._num_tokens = num_tokens
-        self._block_size = block_size
-        self._num_blocks = -(-num_tokens // block_size) + state_blocks
-        self._num_computed_blocks = 0
-        self._first_block = 0
+    def __init__(self, cargo: Cargo) -> None:
+        self._cargo = cargo
+        self._num_computed = 0  # tokens
+        self._indices: list[int] = []  # of what the receiver lacks
+        self._final_at: list[int] = []  # for each, the tokens to be computed
         self._destinations: list[int] = []
-        self._num_pushed = 0  # blocks, counted from `first_block`
+        self._num_pushed = 0  # blocks
         self._digests = bytearray()
         self._in_flight: Run | None = None
         self.state = SenderState.COMPUTING
@@ -63,31 +62,28 @@ class Sender:
     def reserved(self, reply: ReserveReply) -> None:
         """A lease was granted. Raises HandoffRefusedError when it doesn't fit this prompt."""
         destinations = unpack_tokens(reply.destination_blocks)
-        if reply.first_block + len(destinations) != self._num_blocks:
-            what = f"the lease has {reply.first_block} + {len(destinations)} blocks, the prompt {self._num_blocks}"
+        wanted = self._cargo.lacking(reply.first_block, reply.first_column)
+        if len(destinations) != len(wanted) or not 0 <= reply.first_block <= self._cargo.num_blocks:
+            of_all = len(self._cargo.lacking(0, 0))
+            what = f"the lease has {reply.first_block} + {len(destinations)} blocks, the prompt {of_all}"
             raise HandoffRefusedError(Refusal.INVALID, what)
-        self._first_block = reply.first_block
-        self._destinations = destinations
+        self._indices, self._destinations = wanted, destinations
+        self._final_at = [self._cargo.final_at(index) for index in wanted]
         self._move(SenderState.STREAMING)
         self._complete_if_done()
 
     def computed(self, num_tokens: int) -> None:
         """The KV of the first `num_tokens` tokens is final."""
-        full = num_tokens // self._block_size
-        blocks = self._num_blocks if num_tokens >= self._num_tokens else full
-        self._num_computed_blocks = max(self._num_computed_blocks, blocks)
+        self._num_computed = max(self._num_computed, num_tokens)
 
     def next_run(self) -> Run | None:
         """Take all blocks that are computed, have a destination and were not pushed; None if there are none."""
         if self.state is not SenderState.STREAMING or self._in_flight is not None:
             return None
-        start, end = self._first_block + self._num_pushed, self._num_computed_blocks
+        start, end = self._num_pushed, bisect_right(self._final_at, self._num_computed)
         if start >= end:
             return None
-        self._in_flight = Run(
-            indices=list(range(start, end)),
-            destination_blocks=self._destinations[start - self._first_block : end - self._first_block],
-        )
+        self._in_flight = Run(indices=self._indices[start:end], destination_blocks=self._destinations[start:end])
         return self._in_flight
 
     def pushed(self, run: Run, digests: bytes) -> None:

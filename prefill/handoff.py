@@ -38,6 +38,7 @@ from prefill.spans import HandoffRecord, Push, record_prefill
 from prefill.stop import Stop
 from worker.context import RoleContext
 from worker.roles import Computed
+from worker.serving.columns import cargo_of
 from worker.serving.jobs import HandoffTimes
 
 log = logging.getLogger("baton.handoff")
@@ -72,11 +73,8 @@ class _HandoffTask:
     def __init__(self, request: PrefillRequest, context: RoleContext) -> None:
         self._request = request
         self._context = context
-        self._sender = Sender(
-            num_tokens=len(request.sequence.token_ids),
-            block_size=context.pool.block_size,
-            state_blocks=context.pool.state_blocks,
-        )
+        self._cargo = cargo_of(context.pool, len(request.sequence.token_ids))
+        self._sender = Sender(self._cargo)
         self._record = HandoffRecord()
         self._reserving = Reserving(request, context, self._record)
         self._reservation: asyncio.Task[None] | None = None
@@ -200,12 +198,12 @@ class _HandoffTask:
         if run is None:
             return False
         began = time.monotonic()
-        blocks = [*sequence.block_table, *(sequence.states[-1].blocks if sequence.states else ())]
+        state = sequence.states[-1].blocks if sequence.states else ()
         try:
             digests = await self._link.push(
                 lease_id=self._lease.lease_id,
                 generation=self._lease.generation,
-                source_blocks=[blocks[index] for index in run.indices],
+                source_blocks=self._cargo.pick(run.indices, sequence.block_table, sequence.columns, state),
                 destination_blocks=run.destination_blocks,
                 timeout_s=min(PUSH_TIMEOUT_S, self._request.claimed.remaining_ms() / 1000),
             )

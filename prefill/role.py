@@ -37,7 +37,7 @@ from engine.sequence import Sequence
 from kvtransfer.transport import TransferError
 from prefill.handoff import hand_over
 from prefill.request import PrefillRequest
-from prefill.scheduler import next_chunks
+from prefill.scheduler import FULL_PASS_TOKENS, next_chunks
 from prefill.stop import Stop
 from worker.context import RoleContext
 from worker.roles import CancelReason, Computed, RoleLoad
@@ -52,6 +52,7 @@ from worker.serving.allocation import (
 )
 from worker.serving.building import built
 from worker.serving.checks import check_job
+from worker.serving.columns import cover, num_held
 from worker.serving.jobs import ClaimedJob
 from worker.serving.tombstones import Tombstones
 
@@ -162,8 +163,14 @@ class PrefillRole:
         self._stop_expired()
         self._admit_waiting()
         pool = self._context.pool
-        taking = partial(schedule, pool, spare=self._spare_blocks() + pool.state_blocks)
-        chunks = next_chunks(self._requests.values(), token_budget, trials=self._context.trials, schedule=taking)
+        spare = self._spare_blocks()
+        chunks = next_chunks(
+            self._requests.values(),
+            token_budget,
+            trials=self._context.trials,
+            schedule=partial(schedule, pool, spare=spare + pool.state_blocks),
+            cover=partial(cover, pool, spare=spare),
+        )
         for chunk in chunks:
             request = self._requests[chunk.sequence.request_id]
             self.blocks.launched(chunk.sequence)
@@ -214,6 +221,7 @@ class PrefillRole:
                     request.sequence,
                     num_tokens=len(request.sequence.token_ids),
                     spare=self._spare_blocks(),
+                    ahead=self._context.budget.token_budget + FULL_PASS_TOKENS,
                 )
             except OutOfBlocksError:
                 return  # keep the order: short prompts must not starve a long one
@@ -227,12 +235,13 @@ class PrefillRole:
     def _spare_blocks(self) -> int:
         """Blocks that admission leaves free: one for each sequence decoded here, and one for the next, which may come from here.
 
-        Each can grow by one then, before any gives way.
+        Each can grow by one then, with its column, before any gives way.
         """
         others = [role.load() for role in self._context.roles.active if role is not self]
         if not others or self._context.pool.num_used == 0:
             return 0
-        return 1 + sum(load.running + load.waiting for load in others)
+        pool = self._context.pool
+        return pool.growth * (1 + sum(load.running + load.waiting for load in others))
 
     def _first_token(self, request: PrefillRequest, sampled: Sampled | None) -> None:
         """Send the token to the gateway from here: disaggregation must not cost time to first token."""
@@ -361,13 +370,14 @@ class PrefillRole:
             for request in requests
             if request.first_token is None
         ]
-        size, state = self._context.pool.block_size, self._context.pool.state_blocks
+        pool = self._context.pool
+        size, state = pool.block_size, pool.state_blocks
         return RoleLoad(
             running=sum(request.admitted for request in requests),
             waiting=sum(not request.admitted for request in requests),
             queued_tokens=sum(missing),
             held_blocks=sum(
-                blocks_for(len(r.sequence.token_ids), size) + state
+                blocks_for(len(r.sequence.token_ids), size) + state + num_held(pool, r.sequence)
                 for r in self._tasks
                 if r.admitted and not r.is_adopted
             ),

@@ -23,12 +23,13 @@ def next_chunks(
     *,
     trials: Trials | None = None,
     schedule: Callable[[Sequence, int], Chunk] = Sequence.schedule,
+    cover: Callable[[Sequence, int], int] = lambda _, num_tokens: num_tokens,
 ) -> list[Chunk]:
     """Choose a pass of admitted requests, oldest first: up to `token_budget` of the first prompt, then filled up.
 
     Later prompts only fill up to a full pass: a larger one would delay the first prompt's token and bring theirs no earlier.
     Nobody joins the tail of a long prompt. A prompt goes on while its chunk before is in flight. `trials` holds suspects back;
-    `schedule` makes a sequence's next tokens a chunk.
+    `schedule` makes a sequence's next tokens a chunk; `cover` takes what they need besides, and says for how many there was room.
     """
     chunks: list[Chunk] = []
     requests = [request for request in requests if _has_work(request)]
@@ -44,6 +45,9 @@ def next_chunks(
         missing = request.sequence.num_next
         is_tail = not chunks and missing <= TAIL_TOKENS and request.sequence.num_tokens > LONG_PROMPT_TOKENS
         num_tokens = missing - TAIL_TOKENS if LONG_PROMPT_TOKENS < missing <= room else min(missing, room)
+        num_tokens = cover(request.sequence, num_tokens)
+        if not num_tokens:
+            continue  # it waits for what passes in flight leave behind, or others
         chunks.append(schedule(request.sequence, num_tokens))
         token_budget -= num_tokens
         room = 0 if is_tail else min(token_budget, FULL_PASS_TOKENS - sum(chunk.num_tokens for chunk in chunks))

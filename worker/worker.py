@@ -56,6 +56,7 @@ from worker.heartbeat import ANNOUNCE_S, HEARTBEAT_S, REGISTER_S, Heartbeat
 from worker.identity import Identity
 from worker.probe_file import shown
 from worker.roles import CancelReason, Role, Roles
+from worker.serving.columns import longest_sequence
 from worker.serving.frames import FrameOutbox
 from worker.serving.jobs import JobIntake
 from worker.settings import WorkerSettings
@@ -112,7 +113,7 @@ class Worker:
     ) -> None:
         """`region`: what `transport.open` returned. `end_process()` is called when the device is broken."""
         layout = engine.layout
-        pool = BlockPool(num_blocks=layout.num_blocks, block_size=layout.block_size, state_blocks=layout.state_blocks)
+        pool = BlockPool.of(layout)
         trials = Trials()
         roles = Roles(hands_over=reaches_others(transport.name))
         jobs = JobIntake(bus=bus, identity=identity)
@@ -131,7 +132,7 @@ class Worker:
             layout=engine.layout,
             kv=engine.kv,
             vocab_size=engine.vocab_size,
-            max_model_len=min(engine.max_model_len, (pool.num_blocks - pool.state_blocks) * pool.block_size),
+            max_model_len=min(engine.max_model_len, longest_sequence(pool)),
             max_sequences=settings.max_sequences,
             pool=pool,
             grammars=engine.grammars,

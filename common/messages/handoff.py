@@ -67,10 +67,11 @@ class ReserveReply(msgspec.Struct, frozen=True, kw_only=True, tag="reserve_reply
     lease_id: int = 0
     generation: int = 0
     first_block: int = 0  # blocks [0, first_block) of the prompt are here already, verified
-    destination_blocks: bytes = b""  # packed u32: where blocks from there on go, and a state's
+    destination_blocks: bytes = b""  # packed u32: where blocks from there on go, and a state's, see `kvtransfer.cargo`
     lease_ms: int = 0
     region: Region | None = None
     detail: str = ""  # shown to people
+    first_column: int = 0  # the last window's columns before this one are here already
 
 
 class Handoff(WorkerMessage, frozen=True, kw_only=True, tag="handoff"):

@@ -6,14 +6,17 @@ A block is in exactly one of three states:
     used     referenced; published (its digest is known) or not
     cached   published, without references; can be matched again, or evicted when room is needed
 
-Every operation costs O(1) a block, but for a checkpoint O(1) for each block of its prefix.
+Every operation costs O(1) a block.
 """
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from itertools import chain, takewhile
+
+from common.pages import KVLayout
+from engine.cache.usable import UsablePrefixes
 
 MAX_SPARED_SHARE = 0.5  # the pool's largest share that eviction spares
 
@@ -29,20 +32,31 @@ class BlockPool:
     pool. Beyond that the spared block released longest ago counts as never found. `release` goes through a block table from its
     end, so a sequence's last blocks are evicted first, and what stays cached is always a prefix.
 
-    With `state_blocks`, a sequence's state has so many blocks, and a prefix can be used up to a checkpoint: a state that was
-    published behind one of its blocks. It is forgotten whole. Events and `cached_digests` name a prefix's blocks while a
-    checkpoint behind or after them is there.
+    Some models need more than a prefix's blocks to go on from it. Such blocks are published *beside* a block of tokens, and are
+    forgotten whole. With `state_blocks` a checkpoint is so many blocks: the state behind the block. With `column_blocks` a
+    column is: what layers with a window keep of the block's positions. A prefix is usable up to a block with a checkpoint, or
+    with the columns of the last `window` positions. Events and `cached_digests` name a prefix's blocks while one of them, or one
+    behind them, has something beside it.
     """
 
-    def __init__(self, *, num_blocks: int, block_size: int, state_blocks: int = 0) -> None:
+    def __init__(
+        self, *, num_blocks: int, block_size: int, state_blocks: int = 0, column_blocks: int = 0, window: int = 0
+    ) -> None:
         if num_blocks < 1 or block_size < 1:
             raise ValueError(f"a pool of {num_blocks} blocks of {block_size} tokens can hold nothing")
+        if state_blocks and column_blocks:
+            raise ValueError("a pool keeps states apart or windows, not both")
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.state_blocks = state_blocks
-        self._states: dict[bytes, _Checkpoint] = {}  # by the digest of the block that each is behind
-        self._state_of: dict[int, bytes] = {}  # the same digests by the states' blocks
-        self._usable: Counter[bytes] = Counter()  # checkpoints behind or after a prefix's last block, by its digest
+        self.column_blocks = column_blocks
+        self.window = window
+        self.window_columns = -(-(window - 1) // block_size) if column_blocks else 0  # that a block's first token sees
+        # A usable prefix ends with so many blocks that have something beside them.
+        self._reach = 1 if state_blocks else self.window_columns
+        self._beside: dict[bytes, tuple[int, ...]] = {}  # by the block of tokens' digest
+        self._beside_of: dict[int, bytes] = {}  # the same digests by these blocks
+        self._usable = UsablePrefixes(self._now_usable, self._no_longer_usable)
         self._references = [0] * num_blocks
         self._digests: list[bytes | None] = [None] * num_blocks  # None: not published
         self._by_digest: dict[bytes, int] = {}
@@ -52,6 +66,22 @@ class BlockPool:
         self._found = [False] * num_blocks  # published blocks that were matched
         self._added: dict[bytes, None] = {}
         self._removed: dict[bytes, None] = {}
+
+    @classmethod
+    def of(cls, layout: KVLayout) -> BlockPool:
+        """The pool of a layout's blocks."""
+        return cls(
+            num_blocks=layout.num_blocks,
+            block_size=layout.block_size,
+            state_blocks=layout.state_blocks,
+            column_blocks=layout.column_blocks,
+            window=layout.window,
+        )
+
+    @property
+    def growth(self) -> int:
+        """Blocks that a sequence takes to go on behind a full block of tokens."""
+        return 1 + self.column_blocks
 
     @property
     def num_free(self) -> int:
@@ -74,19 +104,35 @@ class BlockPool:
         self._take(blocks)
         return blocks
 
-    def match_checkpoint(self, digests: Sequence[bytes], *, is_hit: bool = True) -> tuple[list[int], tuple[int, ...]]:
-        """Return the longest cached prefix that ends at a checkpoint, and the checkpoint's blocks; references on all of them.
+    def match_usable(
+        self, digests: Sequence[bytes], *, is_hit: bool = True
+    ) -> tuple[list[int], list[tuple[int, ...]]]:
+        """Return the blocks of the longest prefix that can be gone on from, and what is needed beside its last blocks.
 
-        Not `is_hit`: for a sequence that holds what is its own. Eviction spares nothing for that.
+        That is a checkpoint, or the last columns. References are taken on all of them. Not `is_hit`: for a sequence that holds
+        what is its own. Eviction spares nothing for that.
         """
-        count = self.count_prefix(digests)
-        while count and digests[count - 1] not in self._states:
-            count -= 1
-        if not count:
-            return [], ()
-        blocks, state = [self._by_digest[digest] for digest in digests[:count]], self._states[digests[count - 1]].blocks
-        self._take([*state, *blocks], is_hit=is_hit)
-        return blocks, state
+        count = self._count_usable(digests)
+        blocks = [self._by_digest[digest] for digest in digests[:count]]
+        beside = [self._beside[digest] for digest in digests[max(0, count - self._reach) : count]]
+        self._take([*chain(*beside), *blocks], is_hit=is_hit)
+        return blocks, beside
+
+    def match_beside(self, digests: Sequence[bytes]) -> list[tuple[int, ...]]:
+        """Return what is beside the first of these blocks of tokens, up to the first with nothing; references on all of it."""
+        found = [self._beside[digest] for digest in takewhile(self._beside.__contains__, digests)]
+        self._take([*chain(*found)])
+        return found
+
+    def _count_usable(self, digests: Sequence[bytes]) -> int:
+        usable = run = 0  # run: the last blocks so far that have something beside them
+        for at, digest in enumerate(digests, start=1):
+            if digest not in self._by_digest:
+                break
+            run = run + 1 if digest in self._beside else 0
+            if run >= min(at, self._reach):
+                usable = at
+        return usable
 
     def _take(self, blocks: Sequence[int], *, is_hit: bool = True) -> None:
         for block in blocks:
@@ -160,37 +206,42 @@ class BlockPool:
         self._by_digest[digest] = block
         self._digests[block] = digest
 
-    def publish_state(self, blocks: Sequence[int], digests: Sequence[bytes]) -> None:
-        """Declare the contents of these held blocks the final state behind the prefix with these digests.
+    def publish_beside(self, blocks: Sequence[int], digests: Sequence[bytes]) -> None:
+        """Declare the contents of these held blocks final: the state behind the prefix with these digests, or its last column.
 
-        The first publisher wins. Raises ValueError for an unheld block, or one that is published already as something else.
+        The first publisher wins while its blocks are held, as for blocks of tokens. Raises ValueError for an unheld block, or one
+        that is published already as something else.
         """
+        digest, blocks = digests[-1], tuple(blocks)
         for block in blocks:
             self._check_used(block)
-        known = self._states.get(digests[-1])
-        if known is not None:
+        known = self._beside.get(digest)
+        if known is not None and (known == blocks or any(self._references[block] for block in known)):
             return
         if any(self._digests[block] is not None for block in blocks):
             raise ValueError(f"one of the blocks {list(blocks)} is published already")
-        self._states[digests[-1]] = _Checkpoint(tuple(blocks), tuple(digests))
+        if known is None:
+            self._usable.add(digests)
+        else:
+            for block, before in zip(blocks, known, strict=True):
+                self._found[block] = self._found[before]
+                del self._beside_of[before]
+                self._free_cached(before)
+        self._beside[digest] = blocks
         for block in blocks:
-            self._state_of[block] = self._digests[block] = digests[-1]
-        for digest in digests:
-            self._usable[digest] += 1
-            if self._usable[digest] == 1 and digest in self._by_digest:
-                _note(digest, happened=self._added, undone=self._removed)
+            self._beside_of[block] = self._digests[block] = digest
 
     def withdraw(self, blocks: Sequence[int], digests: Sequence[bytes] = ()) -> None:
         """Stop sharing the contents of these held blocks, which proved wrong. Unpublished blocks stay as they are.
 
-        The same for the states behind blocks with these digests, held or not. Raises ValueError for an unheld block.
+        The same for what is beside blocks with these digests, held or not. Raises ValueError for an unheld block.
         """
         for block in blocks:
             self._check_used(block)
             self._forget(block)
         for digest in digests:
-            if digest in self._states:
-                self._forget_state(digest)
+            if digest in self._beside:
+                self._forget_beside(digest)
 
     def make_private(self, blocks: Sequence[int]) -> bool:
         """Stop sharing these held blocks, unless others hold them, too; return whether nobody does."""
@@ -211,7 +262,15 @@ class BlockPool:
         return [digest for digest in self._by_digest if self._is_usable(digest)]
 
     def _is_usable(self, digest: bytes) -> bool:
-        return not self.state_blocks or digest in self._usable
+        return not self._reach or digest in self._usable
+
+    def _now_usable(self, digest: bytes) -> None:
+        if digest in self._by_digest:
+            _note(digest, happened=self._added, undone=self._removed)
+
+    def _no_longer_usable(self, digest: bytes) -> None:
+        if digest in self._by_digest:
+            _note(digest, happened=self._removed, undone=self._added)
 
     def _spare(self, block: int) -> None:
         self._spared[block] = None
@@ -226,12 +285,12 @@ class BlockPool:
         return block
 
     def _forget(self, block: int, *, but: int = -1) -> None:
-        """Make a block's contents nobody's. A checkpoint's other blocks become free, but the one that its caller takes."""
+        """Make a block's contents nobody's. With it goes what else is beside its block of tokens; the caller takes `but`."""
         digest = self._digests[block]
         if digest is None:
             return
-        if block in self._state_of:
-            self._forget_state(digest, but=but)
+        if block in self._beside_of:
+            self._forget_beside(digest, but=but)
             return
         self._digests[block] = None
         self._found[block] = False
@@ -239,20 +298,14 @@ class BlockPool:
         if self._is_usable(digest):
             _note(digest, happened=self._removed, undone=self._added)
 
-    def _forget_state(self, digest: bytes, *, but: int = -1) -> None:
-        state = self._states.pop(digest)
-        for block in state.blocks:
-            del self._state_of[block]
+    def _forget_beside(self, digest: bytes, *, but: int = -1) -> None:
+        for block in self._beside.pop(digest):
+            del self._beside_of[block]
             if self._references[block] == 0 and block != but:
                 self._free_cached(block)
             self._digests[block] = None
             self._found[block] = False
-        for passed in state.digests:
-            self._usable[passed] -= 1
-            if not self._usable[passed]:
-                del self._usable[passed]
-                if passed in self._by_digest:
-                    _note(passed, happened=self._removed, undone=self._added)
+        self._usable.remove(digest)
 
     def _free_cached(self, block: int) -> None:
         del (self._spared if block in self._spared else self._cached)[block]
@@ -265,12 +318,6 @@ class BlockPool:
             raise ValueError(f"block {block} is not in a pool of {self.num_blocks}")
         if self._references[block] == 0:
             raise ValueError(f"nobody holds block {block}")
-
-
-@dataclass(frozen=True, slots=True)
-class _Checkpoint:
-    blocks: tuple[int, ...]
-    digests: tuple[bytes, ...]  # the prefix that it is behind
 
 
 def _note(digest: bytes, *, happened: dict[bytes, None], undone: dict[bytes, None]) -> None:

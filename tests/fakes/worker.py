@@ -53,6 +53,7 @@ from worker.device.prompt_budget import PromptBudget
 from worker.device.trials import Trials
 from worker.identity import Identity
 from worker.roles import Roles
+from worker.serving.columns import longest_sequence
 from worker.serving.frames import FrameOutbox
 from worker.serving.jobs import ClaimedJob, JobIntake
 from worker.totals import Totals
@@ -173,7 +174,7 @@ class Bench:
         self.gateway = HearingGateway()
         self.launching, self.waiting = HandThread(), HandThread()
         layout = engine.layout
-        self.pool = BlockPool(num_blocks=layout.num_blocks, block_size=BLOCK, state_blocks=layout.state_blocks)
+        self.pool = BlockPool.of(layout)
         self.peers = Peers()
         self.roles = Roles(hands_over=True)
         self.roles.status = WorkerStatus.READY
@@ -189,7 +190,7 @@ class Bench:
             layout=engine.layout,
             kv=engine.kv,
             vocab_size=engine.vocab_size,
-            max_model_len=min(engine.max_model_len, (layout.num_blocks - layout.state_blocks) * BLOCK),
+            max_model_len=min(engine.max_model_len, longest_sequence(self.pool)),
             max_sequences=max_sequences,
             pool=self.pool,
             grammars=engine.grammars,

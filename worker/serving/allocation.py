@@ -1,18 +1,22 @@
 """Sequences and the block pool: take blocks, share finished ones, give all of them back.
 
 Where the model keeps states, a sequence has blocks for one more. It leaves a checkpoint behind by going on in other blocks, so
-nothing is copied; the checkpoint stays in the cache while there is room for it.
+nothing is copied; the checkpoint stays in the cache while there is room for it. What layers with a window keep is in columns
+(`worker.serving.columns`).
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
+from itertools import chain, islice
 
 from common.blocks import hash_block, hash_blocks, unpack_tokens
 from common.messages import Job
 from engine.cache.block_pool import BlockPool, OutOfBlocksError
 from engine.sequence import Chunk, Sequence, State
+from worker.serving.columns import extend, let_go, num_columns, tokens_and_columns
 
 # Tokens between checkpoints along a sequence, and at least between any two. The unit: tokens that a state's blocks would hold.
 CHECKPOINT_EVERY = 2.0
@@ -37,34 +41,40 @@ def blocks_for(num_tokens: int, block_size: int) -> int:
     return -(-num_tokens // block_size)
 
 
-def admit(pool: BlockPool, sequence: Sequence, *, num_tokens: int, spare: int = 0) -> None:
+def admit(pool: BlockPool, sequence: Sequence, *, num_tokens: int, spare: int = 0, ahead: int | None = None) -> None:
     """Give an empty sequence its cached prefix and fresh blocks for `num_tokens` positions in all.
 
-    At least the last known token is left to compute, for its logits; a scored prompt is computed whole. `spare` blocks stay free
-    or cached. Raises OutOfBlocksError and takes nothing.
+    At least the last known token is left to compute, for its logits; a scored prompt is computed whole. It gets columns for
+    `ahead` positions (None: all), see `num_columns`. `spare` blocks stay free or cached. Raises OutOfBlocksError and takes
+    nothing.
     """
     size = pool.block_size
     reusable = (len(sequence.token_ids) - 1) // size
     digests = hash_blocks(sequence.hash_root, sequence.token_ids[: reusable * size], size)
-    cached, state = _cached(pool, [] if sequence.scores_prompt else digests)
+    cached, beside = pool.match_usable([] if sequence.scores_prompt else digests)
+    state = beside[0] if pool.state_blocks and beside else ()
     num_blocks = blocks_for(num_tokens, size)
-    wanted = num_blocks + pool.state_blocks - len(cached)
+    num_fresh = num_columns(pool, num_blocks, ahead, cached=len(cached), seen=len(beside), spare=spare)
+    wanted = num_blocks - len(cached) + pool.state_blocks + num_fresh * pool.column_blocks
     own: tuple[int, ...] = ()
     if state and pool.num_free < wanted + spare <= pool.num_free + len(state) and pool.make_private(state):
-        own, state = state, ()  # without room for another state it goes on in the checkpoint itself
+        own, beside = state, []  # without room for another state it goes on in the checkpoint itself
     try:
-        fresh = pool.allocate(wanted - len(own), spare=spare)
+        fresh = iter(pool.allocate(wanted - len(own), spare=spare))
     except OutOfBlocksError:
         # From zero it would need as many: what it let go of, others hold, or it needs anew.
-        pool.release([*cached, *state])
+        pool.release([*cached, *chain(*beside)])
         raise
-    own = own or tuple(fresh[: pool.state_blocks])
-    sequence.block_table = cached + fresh[len(fresh) + len(cached) - num_blocks :]
+    own = own or _take(fresh, pool.state_blocks)
+    sequence.block_table = [*cached, *_take(fresh, num_blocks - len(cached))]
+    if pool.column_blocks:
+        known = [()] * (len(cached) - len(beside)) + beside
+        sequence.columns = known + [_take(fresh, pool.column_blocks) for _ in range(num_fresh)]
     sequence.digests, sequence.known_digests = digests[: len(cached)], digests
     sequence.num_cached = len(cached) * size
     sequence.restart(sequence.num_cached)
     if pool.state_blocks:
-        found = [State(sequence.num_cached - 1, sequence.num_cached, state, is_found=True)] if state else []
+        found = [State(sequence.num_cached - 1, sequence.num_cached, each, is_found=True) for each in beside]
         # Other blocks begin with the next token; a checkpoint that is gone on in has the last cached one already.
         begin = sequence.num_cached if found else max(0, sequence.num_cached - 1)
         sequence.states = (*found, State(begin, None, own))
@@ -72,9 +82,8 @@ def admit(pool: BlockPool, sequence: Sequence, *, num_tokens: int, spare: int = 
         sequence.checkpoints = (pool.count_prefix(digests) * size, len(digests) * size)
 
 
-def _cached(pool: BlockPool, digests: list[bytes]) -> tuple[list[int], tuple[int, ...]]:
-    """Take the longest prefix that can be gone on from, and the checkpoint behind it."""
-    return pool.match_checkpoint(digests) if pool.state_blocks else (pool.match_prefix(digests), ())
+def _take(blocks: Iterator[int], count: int) -> tuple[int, ...]:
+    return tuple(islice(blocks, count))
 
 
 def receive_state(sequence: Sequence, blocks: list[int]) -> None:
@@ -120,14 +129,25 @@ def leave_checkpoint(pool: BlockPool, sequence: Sequence, at: int, *, spare: int
 
 
 def grow(pool: BlockPool, sequence: Sequence, *, num_tokens: int) -> None:
-    """Extend the block table to cover `num_tokens` positions. Raises OutOfBlocksError and takes nothing."""
-    missing = blocks_for(num_tokens, pool.block_size) - len(sequence.block_table)
-    if missing > 0:
-        sequence.block_table.extend(pool.allocate(missing))
+    """Extend block table and columns to cover `num_tokens` positions. Raises OutOfBlocksError and takes nothing."""
+    missing = lacks(pool, sequence, num_tokens=num_tokens)
+    if not missing:
+        return
+    fresh, num_blocks = iter(pool.allocate(missing)), blocks_for(num_tokens, pool.block_size)
+    sequence.block_table.extend(_take(fresh, max(0, num_blocks - len(sequence.block_table))))
+    if pool.column_blocks:
+        extend(sequence, list(fresh), pool.column_blocks)
+
+
+def lacks(pool: BlockPool, sequence: Sequence, *, num_tokens: int) -> int:
+    """Blocks that a sequence must take to cover `num_tokens` positions."""
+    num_blocks = blocks_for(num_tokens, pool.block_size)
+    missing = max(0, num_blocks - len(sequence.block_table))
+    return missing + pool.column_blocks * max(0, num_blocks - len(sequence.columns)) if pool.column_blocks else missing
 
 
 def publish_computed(pool: BlockPool, sequence: Sequence) -> None:
-    """Share every block that finished passes filled and whose tokens are known."""
+    """Share every block that finished passes filled and whose tokens are known, and let go of columns that no window sees."""
     size = pool.block_size
     num_final = min(sequence.num_computed, len(sequence.token_ids))
     while (len(sequence.digests) + 1) * size <= num_final:
@@ -139,18 +159,22 @@ def publish_computed(pool: BlockPool, sequence: Sequence) -> None:
             digest = hash_block(parent, sequence.token_ids[index * size : (index + 1) * size])
         sequence.digests.append(digest)
         pool.publish(sequence.block_table[index], digest)
+        if pool.column_blocks and (column := sequence.columns[index]):
+            pool.publish_beside(column, sequence.digests)
+    if pool.column_blocks:
+        let_go(pool, sequence)
     while sequence.states and (end := sequence.states[0].end) is not None and end < sequence.num_computed:
         # A pass that went on from it is over, so it is final, and no other pass reads it.
         passed, *left = sequence.states
         sequence.states = tuple(left)
         if not passed.is_found:
-            pool.publish_state(passed.blocks, sequence.digests[: end // size])
+            pool.publish_beside(passed.blocks, sequence.digests[: end // size])
         pool.release(passed.blocks)
 
 
 def withdraw(pool: BlockPool, sequence: Sequence) -> None:
     """Stop sharing what a sequence computed, which proved wrong: else everybody with its prefix would fail."""
-    pool.withdraw([*sequence.block_table, *_state_blocks(sequence)], sequence.digests)
+    pool.withdraw([*tokens_and_columns(sequence), *_state_blocks(sequence)], sequence.digests)
 
 
 def _state_blocks(sequence: Sequence) -> list[int]:
@@ -202,8 +226,8 @@ class HeldBlocks:
             self._release(sequence)
 
     def _release(self, sequence: Sequence) -> None:
-        self._pool.release([*sequence.block_table, *_state_blocks(sequence)])
-        sequence.block_table = []
+        self._pool.release([*tokens_and_columns(sequence), *_state_blocks(sequence)])
+        sequence.block_table, sequence.columns = [], []
         sequence.states = ()
         sequence.digests = []
         sequence.restart(0)

@@ -218,7 +218,7 @@ def with_checkpoints(pool: BlockPool, *lengths: int) -> tuple[list[int], list[li
     states = []
     for length in lengths:
         states.append(pool.allocate(pool.state_blocks))
-        pool.publish_state(states[-1], digests[:length])
+        pool.publish_beside(states[-1], digests[:length])
     return blocks, states
 
 
@@ -228,8 +228,8 @@ def test_a_prefix_is_found_again_up_to_its_last_checkpoint() -> None:
     for held in (first, second, blocks):
         pool.release(held)
     digests = [digest(at) for at in range(1, 6)]
-    assert pool.match_checkpoint(digests) == (blocks[:3], tuple(second))
-    assert pool.match_checkpoint(digests[:2]) == (blocks[:1], tuple(first))
+    assert pool.match_usable(digests) == (blocks[:3], [tuple(second)])
+    assert pool.match_usable(digests[:2]) == (blocks[:1], [tuple(first)])
     assert pool.num_used == 7
 
 
@@ -242,7 +242,7 @@ def test_a_checkpoint_that_lost_a_block_is_forgotten_whole() -> None:
     pool.allocate(1)
     assert (pool.num_free, pool.num_cached) == (8, 6)  # the other two of `second` are free
     digests = [digest(at) for at in range(1, 4)]
-    assert pool.match_checkpoint(digests) == (blocks[:1], tuple(first))
+    assert pool.match_usable(digests) == (blocks[:1], [tuple(first)])
     assert pool.match_prefix(digests) == blocks
 
 
@@ -254,11 +254,11 @@ def test_only_what_can_be_gone_on_from_is_told() -> None:
     assert pool.cached_digests() == [digest(1), digest(2), digest(3)]
     pool.release(second)
     spare = pool.allocate(pool.num_free - 1)  # takes one of them
-    assert pool.drain_events() == ([], [digest(2), digest(3)])
+    assert pool.drain_events() == ([], [digest(3), digest(2)])
     pool.release(first)
     pool.release(spare)
     more = pool.allocate(2)
-    pool.publish_state(more, [digest(at) for at in range(1, 5)])
+    pool.publish_beside(more, [digest(at) for at in range(1, 5)])
     assert pool.drain_events() == ([digest(2), digest(3), digest(4)], [])
     pool.release([*blocks, last, *more])
 
@@ -267,14 +267,14 @@ def test_a_state_that_proved_wrong_is_not_found_again() -> None:
     pool = BlockPool(num_blocks=10, block_size=16, state_blocks=2)
     blocks, (first, second) = with_checkpoints(pool, 1, 3)
     digests = [digest(at) for at in range(1, 4)]
-    assert pool.match_checkpoint(digests) == (blocks, tuple(second))  # somebody computes with it
+    assert pool.match_usable(digests) == (blocks, [tuple(second)])  # somebody computes with it
     pool.release(first)
     pool.withdraw([*blocks, *second], digests)
     for _ in range(2):
         pool.release([*blocks, *second])
     assert (pool.num_free, pool.num_cached) == (10, 0)
     blocks = published(pool, 1, 2, 3)
-    assert pool.match_checkpoint(digests) == ([], ())
+    assert pool.match_usable(digests) == ([], [])
     assert pool.drain_events() == ([], [])
 
 
@@ -282,14 +282,14 @@ def test_the_first_publisher_of_a_state_wins() -> None:
     pool = BlockPool(num_blocks=8, block_size=16, state_blocks=2)
     _, (first,) = with_checkpoints(pool, 1)
     second = pool.allocate(2)
-    pool.publish_state(second, [digest(1)])
-    pool.publish_state(first, [digest(1)])
-    assert pool.match_checkpoint([digest(1)])[1] == tuple(first)
+    pool.publish_beside(second, [digest(1)])
+    pool.publish_beside(first, [digest(1)])
+    assert pool.match_usable([digest(1)])[1] == [tuple(first)]
     with pytest.raises(ValueError, match="published already"):
-        pool.publish_state(first, [digest(2)])
+        pool.publish_beside(first, [digest(2)])
     pool.release(second)
     with pytest.raises(ValueError, match="nobody holds"):
-        pool.publish_state(second, [digest(2)])
+        pool.publish_beside(second, [digest(2)])
 
 
 class Holders(RuleBasedStateMachine):
@@ -395,9 +395,9 @@ class StatesMachine(Holders):
     @rule(branch=st.integers(1, 2), length=st.integers(1, 4), places=st.sets(st.integers(1, 4)))
     def run(self, branch: int, length: int, places: set[int]) -> None:
         digests = self.chain(branch, length)
-        blocks, state = self.pool.match_checkpoint(digests)
-        assert len(state) == (2 if blocks else 0)
-        hold = [*blocks, *state]
+        blocks, states = self.pool.match_usable(digests)
+        assert [len(state) for state in states] == ([2] if blocks else [])
+        hold = [*blocks, *(block for state in states for block in state)]
         self.holds.append(hold)
         try:
             fresh = self.pool.allocate(length - len(blocks))
@@ -412,8 +412,8 @@ class StatesMachine(Holders):
             except OutOfBlocksError:
                 return
             hold += own
-            self.pool.publish_state(own, digests[:place])
-            found, state = self.pool.match_checkpoint(digests[:place])
+            self.pool.publish_beside(own, digests[:place])
+            found, [state] = self.pool.match_usable(digests[:place])
             assert (len(found), len(state)) == (place, 2)
             self.pool.release([*found, *state])
 
@@ -428,14 +428,14 @@ class StatesMachine(Holders):
     def withdraw(self, choice: object, branch: int) -> None:
         digests = self.chain(branch, 4)
         self.pool.withdraw(choice.choice(self.holds), digests)  # type: ignore[attr-defined]
-        assert self.pool.match_checkpoint(digests) == ([], ())
+        assert self.pool.match_usable(digests) == ([], [])
 
     @invariant()
     def only_what_can_be_gone_on_from_is_told(self) -> None:
         pool = self.pool
         assert len({*pool._free, *pool._cached, *pool._spared, *self.in_use}) == 12
         for branch in (1, 2):
-            usable = [length for length in range(1, 5) if self.chain(branch, length)[-1] in pool._states]
+            usable = [length for length in range(1, 5) if self.chain(branch, length)[-1] in pool._beside]
             for at, each in enumerate(self.chain(branch, 4)):
                 told = each in pool.cached_digests()
                 assert not told or any(length > at for length in usable) or at < 2

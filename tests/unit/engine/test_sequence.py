@@ -18,13 +18,6 @@ def test_generated_tokens_count_across_attempts() -> None:
     assert (sequence.num_tokens, sequence.num_generated) == (5, 3)
 
 
-@pytest.mark.parametrize(("num_tokens", "needed"), [(0, 0), (16, 0), (32, 0), (33, 1), (64, 2)])
-def test_blocks_needed_is_what_the_table_lacks(num_tokens: int, needed: int) -> None:
-    sequence = new_sequence("a", [1])
-    sequence.block_table = [0, 1]
-    assert sequence.blocks_needed(num_tokens, 16) == needed
-
-
 def test_a_stop_token_in_the_prompt_ends_nothing() -> None:
     sequence = new_sequence("a", [1, 2], stop_token_ids=[2], max_tokens=2)
     assert sequence.finish_reason() == ""

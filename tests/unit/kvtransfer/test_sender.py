@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from common.blocks import pack_tokens
 from common.errors import HandoffRefusedError
 from common.messages import ReserveReply
+from kvtransfer.cargo import Cargo
 from kvtransfer.sender import Run, Sender, SenderState
 
 
@@ -22,7 +23,7 @@ def push(sender: Sender, run: Run | None, mark: int = 1) -> None:
 
 
 def test_nothing_is_pushed_before_it_is_computed_and_reserved() -> None:
-    computed, reserved = Sender(num_tokens=40, block_size=16), Sender(num_tokens=40, block_size=16)
+    computed, reserved = Sender(Cargo(num_tokens=40, block_size=16)), Sender(Cargo(num_tokens=40, block_size=16))
     computed.computed(40)
     reserved.reserved(reply([7, 8, 9]))
 
@@ -31,7 +32,7 @@ def test_nothing_is_pushed_before_it_is_computed_and_reserved() -> None:
 
 
 def test_full_blocks_go_at_once_and_the_partial_one_after_the_last_chunk() -> None:
-    sender = Sender(num_tokens=40, block_size=16)
+    sender = Sender(Cargo(num_tokens=40, block_size=16))
     sender.reserved(reply([7, 8, 9]))
 
     sender.computed(39)
@@ -45,7 +46,7 @@ def test_full_blocks_go_at_once_and_the_partial_one_after_the_last_chunk() -> No
 
 
 def test_blocks_that_the_receiver_has_are_not_pushed() -> None:
-    sender = Sender(num_tokens=40, block_size=16)
+    sender = Sender(Cargo(num_tokens=40, block_size=16))
     sender.computed(40)
     sender.reserved(reply([9], first_block=2))
 
@@ -53,7 +54,7 @@ def test_blocks_that_the_receiver_has_are_not_pushed() -> None:
 
 
 def test_a_state_goes_last_whatever_the_receiver_has() -> None:
-    sender = Sender(num_tokens=32, block_size=16, state_blocks=2)
+    sender = Sender(Cargo(num_tokens=32, block_size=16, state_blocks=2))
     with pytest.raises(HandoffRefusedError, match="the lease has 2 \\+ 0 blocks, the prompt 4"):
         sender.reserved(reply([], first_block=2))
     sender.reserved(reply([7, 8, 9], first_block=1))
@@ -64,7 +65,7 @@ def test_a_state_goes_last_whatever_the_receiver_has() -> None:
 
 
 def test_a_receiver_that_has_everything_gets_an_empty_manifest() -> None:
-    sender = Sender(num_tokens=32, block_size=16)
+    sender = Sender(Cargo(num_tokens=32, block_size=16))
     sender.reserved(reply([], first_block=2))
 
     assert sender.state is SenderState.COMPLETE
@@ -72,7 +73,7 @@ def test_a_receiver_that_has_everything_gets_an_empty_manifest() -> None:
 
 
 def test_one_run_is_in_flight_at_most() -> None:
-    sender = Sender(num_tokens=40, block_size=16)
+    sender = Sender(Cargo(num_tokens=40, block_size=16))
     sender.reserved(reply([7, 8, 9]))
     sender.computed(16)
     run = sender.next_run()
@@ -84,7 +85,7 @@ def test_one_run_is_in_flight_at_most() -> None:
 
 
 def test_nothing_more_is_pushed_after_an_abort() -> None:
-    sender = Sender(num_tokens=40, block_size=16)
+    sender = Sender(Cargo(num_tokens=40, block_size=16))
     sender.reserved(reply([7, 8, 9]))
     sender.computed(32)
     run = sender.next_run()
@@ -100,11 +101,11 @@ def test_nothing_more_is_pushed_after_an_abort() -> None:
 @pytest.mark.parametrize("grant", [reply([1, 2]), reply([1, 2, 3], first_block=1), reply([1, 2, 3, 4])])
 def test_a_lease_of_another_size_is_refused(grant: ReserveReply) -> None:
     with pytest.raises(HandoffRefusedError):
-        Sender(num_tokens=40, block_size=16).reserved(grant)
+        Sender(Cargo(num_tokens=40, block_size=16)).reserved(grant)
 
 
 def test_a_wrong_number_of_digests_fails_the_hand_over() -> None:
-    sender = Sender(num_tokens=32, block_size=16)
+    sender = Sender(Cargo(num_tokens=32, block_size=16))
     sender.reserved(reply([7, 8]))
     sender.computed(32)
     run = sender.next_run()
@@ -118,7 +119,7 @@ def test_a_wrong_number_of_digests_fails_the_hand_over() -> None:
 
 
 def test_what_the_table_of_states_lacks_is_an_error() -> None:
-    sender = Sender(num_tokens=32, block_size=16)
+    sender = Sender(Cargo(num_tokens=32, block_size=16))
 
     with pytest.raises(RuntimeError):
         sender.handed_off()
@@ -139,7 +140,7 @@ def test_every_block_is_pushed_once_in_order_and_only_when_final(
 ) -> None:
     num_blocks = -(-num_tokens // 16)
     first = min(cached, num_blocks)
-    sender = Sender(num_tokens=num_tokens, block_size=16)
+    sender = Sender(Cargo(num_tokens=num_tokens, block_size=16))
     sender.reserved(reply(list(range(100 + first, 100 + num_blocks)), first_block=first))
     computed, run, taken = 0, None, []
 

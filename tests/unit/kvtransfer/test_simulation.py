@@ -22,6 +22,7 @@ from common.blocks import pack_tokens
 from common.errors import HandoffRefusedError
 from common.messages import ReserveReply
 from common.words import Refusal
+from kvtransfer.cargo import Cargo
 from kvtransfer.lease import Lease, LeaseState, LeaseTable
 from kvtransfer.sender import Run, Sender, SenderState
 
@@ -221,7 +222,7 @@ class Writer:
 
     def start(self, request: str, attempt: int, num_tokens: int) -> None:
         if self.alive:
-            sender = Sender(num_tokens=num_tokens, block_size=BLOCK_SIZE)
+            sender = Sender(Cargo(num_tokens=num_tokens, block_size=BLOCK_SIZE))
             handover = self.handovers[request, attempt] = Handover(request, attempt, num_tokens, sender)
             self.world.at(GIVE_UP_S, lambda: self.give_up(handover, "deadline"))
             self.compute(handover)

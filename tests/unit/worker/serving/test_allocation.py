@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from common.blocks import hash_blocks
 from engine.cache.block_pool import BlockPool, OutOfBlocksError
 from engine.sequence import Sequence
-from tests.unit.engine.generate import new_sequence
+from tests.unit.engine.generate import ROOT, new_sequence
 from worker.serving.allocation import HeldBlocks, admit, publish_computed, receive_state, schedule, withdraw
 
 BLOCK, NUM_BLOCKS = 4, 16
@@ -98,6 +99,12 @@ def whole(pool: BlockPool, prompt: list[int], *chunks: int) -> Sequence:
     return sequence
 
 
+def lengths(pool: BlockPool, prompt: list[int]) -> list[int]:
+    """How many of the prompt's blocks are in front of each checkpoint."""
+    digests = hash_blocks(ROOT, prompt, BLOCK)
+    return sorted(digests.index(digest) + 1 for digest in pool._beside)
+
+
 def test_a_prompt_leaves_checkpoints_on_the_way_and_behind_its_last_full_block() -> None:
     pool = BlockPool(num_blocks=64, block_size=BLOCK, state_blocks=STATE)
     prompt = list(range(40))
@@ -127,7 +134,7 @@ def test_a_prompt_leaves_checkpoints_on_the_way_and_behind_its_last_full_block()
 def test_however_a_prompt_is_cut_its_checkpoints_are_the_same(chunks: list[int]) -> None:
     pool = BlockPool(num_blocks=64, block_size=BLOCK, state_blocks=STATE)
     whole(pool, list(range(40)), *chunks)
-    assert sorted(len(state.digests) for state in pool._states.values()) == [4, 8, 9]
+    assert lengths(pool, list(range(40))) == [4, 8, 9]
 
 
 def test_who_branches_leaves_a_checkpoint_for_the_next() -> None:
@@ -160,7 +167,7 @@ def test_without_room_for_its_own_state_a_sequence_goes_on_in_the_checkpoint() -
         [(15, False)],
     )
     assert pool.num_used == 12 + STATE
-    assert pool._states == {}  # nobody finds what changes now
+    assert pool._beside == {}  # nobody finds what changes now
     HeldBlocks(pool).give_back(long)
     assert pool.num_used == 0
 
@@ -171,9 +178,9 @@ def test_a_checkpoint_that_others_hold_is_not_taken_over() -> None:
     admitted(pool, list(range(20)))
     with pytest.raises(OutOfBlocksError):
         admitted(pool, list(range(40)))
-    (checkpoint,) = pool._states.values()
+    (checkpoint,) = pool._beside.values()
     assert pool.num_used == 7 + 2 * STATE
-    assert all(pool._references[block] == 1 for block in checkpoint.blocks)
+    assert all(pool._references[block] == 1 for block in checkpoint)
 
 
 def test_a_state_from_elsewhere_changes_in_place_until_the_next_checkpoint() -> None:
@@ -186,8 +193,7 @@ def test_a_state_from_elsewhere_changes_in_place_until_the_next_checkpoint() -> 
     publish_computed(pool, sequence)
     compute(pool, sequence, *[1] * 17)
     assert [(state.begin, state.end) for state in sequence.states] == [(32, None)]
-    assert sorted(len(state.digests) for state in pool._states.values()) == [8]
-    assert pool._states[sequence.digests[7]].blocks == tuple(state)
+    assert pool._beside == {sequence.digests[7]: tuple(state)}
 
 
 def test_states_that_proved_wrong_are_never_found_again() -> None:
@@ -197,7 +203,7 @@ def test_states_that_proved_wrong_are_never_found_again() -> None:
     compute(pool, sequence, 20, 20)
     withdraw(pool, sequence)
     HeldBlocks(pool).give_back(sequence)
-    assert (pool.num_cached, pool.num_used, pool._states) == (0, 0, {})
+    assert (pool.num_cached, pool.num_used, pool._beside) == (0, 0, {})
 
 
 def test_a_state_that_proved_wrong_for_another_is_not_published_again() -> None:
@@ -207,4 +213,4 @@ def test_a_state_that_proved_wrong_for_another_is_not_published_again() -> None:
     assert first.num_cached == second.num_cached == 36
     withdraw(pool, first)
     compute(pool, second, 2)
-    assert pool._states == {}
+    assert pool._beside == {}

@@ -1,0 +1,51 @@
+"""Which prefixes lead somewhere: those that a sequence can go on from, or from something behind them.
+
+A tree of digests. A node stands for a prefix by its last block's digest, and is there while it is an end, where a sequence can
+go on, or has an end behind it. Adding and removing an end costs O(1), besides O(1) for each node that comes or goes with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class _Node:
+    parent: bytes | None
+    count: int = 1  # itself if it is an end, and nodes right behind it
+
+
+class UsablePrefixes:
+    """`came(digest)` and `went(digest)` are called as nodes come and go."""
+
+    def __init__(self, came: Callable[[bytes], None], went: Callable[[bytes], None]) -> None:
+        self._nodes: dict[bytes, _Node] = {}
+        self._came = came
+        self._went = went
+
+    def __contains__(self, digest: bytes) -> bool:
+        return digest in self._nodes
+
+    def add(self, digests: Sequence[bytes]) -> None:
+        """The prefix with these digests is an end from now on."""
+        first = len(digests)
+        while first and digests[first - 1] not in self._nodes:
+            first -= 1
+        if first:
+            self._nodes[digests[first - 1]].count += 1
+        for at in range(first, len(digests)):
+            self._nodes[digests[at]] = _Node(digests[at - 1] if at else None)
+            self._came(digests[at])
+
+    def remove(self, digest: bytes) -> None:
+        """The prefix that ends with this digest is no end any more."""
+        last: bytes | None = digest
+        while last is not None:
+            node = self._nodes[last]
+            node.count -= 1
+            if node.count:
+                return
+            del self._nodes[last]
+            self._went(last)
+            last = node.parent

@@ -1,0 +1,114 @@
+"""Columns: the blocks that layers with a window keep beside each block of tokens, of which a sequence needs the last ones.
+
+A prompt is admitted with columns of a window and of the chunks in flight. What passes leave behind makes room for the next
+chunk's: as many columns are taken as went, at the same moment. A column that others hold gives no room when it goes; who held it
+came later, and is over or gives way before. The prompt waits till then.
+
+Passes in flight begin where the last finished pass ended, or behind that. So a finished pass alone lets columns go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as ListOf
+from itertools import chain
+
+from engine.cache.block_pool import BlockPool
+from engine.sequence import Sequence, first_column
+from kvtransfer.cargo import Cargo
+
+LEAST_AHEAD = 512  # tokens; a prompt with fewer columns ahead would take too many passes
+MARGIN = 2  # columns: the one that a pass in flight still sees, and the one that is begun
+
+
+def oldest_needed(pool: BlockPool, num_tokens: int) -> int:
+    """The first column that must stay behind so many tokens.
+
+    The last full block's first token counts: from there a sequence that gave way is found again.
+    """
+    return first_column(num_tokens // pool.block_size * pool.block_size, pool.window, pool.block_size)
+
+
+def cargo_of(pool: BlockPool, num_tokens: int) -> Cargo:
+    """What a prompt of so many tokens has to hand over."""
+    return Cargo(
+        num_tokens=num_tokens,
+        block_size=pool.block_size,
+        state_blocks=pool.state_blocks,
+        column_blocks=pool.column_blocks,
+        first_column=oldest_needed(pool, num_tokens),
+    )
+
+
+def longest_sequence(pool: BlockPool) -> int:
+    """Tokens of the longest sequence that fits into the pool alone."""
+    num_blocks, columns = pool.num_blocks - pool.state_blocks, pool.column_blocks
+    if columns:
+        num_blocks = max(num_blocks // (1 + columns), num_blocks - columns * (pool.window_columns + MARGIN))
+    return num_blocks * pool.block_size
+
+
+def num_columns(pool: BlockPool, num_blocks: int, ahead: int | None, *, cached: int, seen: int, spare: int) -> int:
+    """How many columns a sequence of `num_blocks` blocks takes when it is admitted, of which `cached` were found.
+
+    `ahead`: tokens that passes may compute before columns go; None: all. `seen`: found columns. It waits for the columns of
+    `LEAST_AHEAD` tokens, or for all that fit beside its blocks. More are taken while there is room.
+    """
+    if not pool.column_blocks:
+        return 0
+    lacking, size = num_blocks - cached, pool.block_size
+    if ahead is None:
+        return lacking
+    fitting = (pool.num_blocks - num_blocks) // pool.column_blocks - seen
+    most = pool.window_columns + MARGIN - (-ahead // size)
+    least = pool.window_columns + MARGIN - (-min(ahead, LEAST_AHEAD) // size)
+    room = (pool.num_free - spare - lacking) // pool.column_blocks
+    return max(0, min(lacking, fitting, max(least, min(most, room))))
+
+
+def cover(pool: BlockPool, sequence: Sequence, num_tokens: int, *, spare: int = 0) -> int:
+    """Take columns for the next `num_tokens` positions, but `spare` blocks; return how many of these positions have theirs."""
+    size, columns = pool.block_size, pool.column_blocks
+    if not columns:
+        return num_tokens
+    missing = -(-(sequence.num_scheduled + num_tokens) // size) - len(sequence.columns)
+    if missing > 0:
+        count = min(missing, max(0, pool.num_free - spare) // columns)
+        extend(sequence, pool.allocate(count * columns), columns)
+    return max(0, min(num_tokens, len(sequence.columns) * size - sequence.num_scheduled))
+
+
+def let_go(pool: BlockPool, sequence: Sequence) -> None:
+    """Give back the columns that no token from the last full block on sees, and take as many for blocks that lack theirs."""
+    columns = sequence.columns
+    first = at = min(oldest_needed(pool, sequence.num_computed), len(columns))
+    while at and columns[at - 1]:
+        at -= 1
+    if at == first:
+        return
+    gone = columns[at:first]
+    columns[at:first] = [()] * (first - at)
+    before = pool.num_free
+    pool.release([*chain(*gone)])
+    lacking = len(sequence.block_table) - len(columns)
+    if lacking > 0:
+        count = min(lacking, (pool.num_free - before) // pool.column_blocks)
+        extend(sequence, pool.allocate(count * pool.column_blocks), pool.column_blocks)
+
+
+def extend(sequence: Sequence, blocks: ListOf[int], column_blocks: int) -> None:
+    """Give a sequence these blocks as its next columns."""
+    sequence.columns.extend(tuple(blocks[at : at + column_blocks]) for at in range(0, len(blocks), column_blocks))
+
+
+def num_held(pool: BlockPool, sequence: Sequence) -> int:
+    """Blocks of the columns that a sequence holds, but of those that it found."""
+    needed = len(sequence.columns) - oldest_needed(pool, sequence.num_computed)
+    return pool.column_blocks * max(0, needed) if sequence.columns else 0
+
+
+def tokens_and_columns(sequence: Sequence) -> list[int]:
+    """All blocks of a sequence's tokens, each with its column: released from the end, a beginning with its columns stays."""
+    if not sequence.columns:
+        return list(sequence.block_table)
+    columns = chain(sequence.columns, [()] * (len(sequence.block_table) - len(sequence.columns)))
+    return [each for block, column in zip(sequence.block_table, columns, strict=False) for each in (block, *column)]
