@@ -112,13 +112,10 @@ class DecodeScheduler:
         for request in sorted(candidates, key=_is_prompt):  # stable
             if _is_prompt(request):
                 self._bound_prompts(draft, context=request.sequence.num_scheduled)
+            if request in draft.left_out or draft.scores_another(request):
+                continue
             num_tokens = self._coverable(request, min(request.sequence.num_next, draft.token_budget))
-            if (
-                num_tokens > 0
-                and not draft.scores_another(request)
-                and request not in draft.left_out
-                and self._make_room(request, num_tokens, draft)
-            ):
+            if num_tokens > 0 and self._make_room(request, num_tokens, draft):
                 draft.add(request, num_tokens)
         if not draft.is_short:
             self._bound_prompts(draft, context=None)  # known when the next prompt is admitted

@@ -10,7 +10,7 @@ Passes in flight begin where the last finished pass ended, or behind that. So a 
 from __future__ import annotations
 
 from collections.abc import Sequence as ListOf
-from itertools import chain
+from itertools import chain, zip_longest
 
 from engine.cache.block_pool import BlockPool
 from engine.sequence import Sequence, first_column
@@ -110,5 +110,5 @@ def tokens_and_columns(sequence: Sequence) -> list[int]:
     """All blocks of a sequence's tokens, each with its column: released from the end, a beginning with its columns stays."""
     if not sequence.columns:
         return list(sequence.block_table)
-    columns = chain(sequence.columns, [()] * (len(sequence.block_table) - len(sequence.columns)))
-    return [each for block, column in zip(sequence.block_table, columns, strict=False) for each in (block, *column)]
+    blocks = [(block,) for block in sequence.block_table]
+    return [*chain(*chain(*zip_longest(blocks, sequence.columns, fillvalue=())))]

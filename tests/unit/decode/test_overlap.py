@@ -20,18 +20,20 @@ from engine.cache.block_pool import OutOfBlocksError
 from engine.engine import Chunk, Pass, Sampled
 from engine.fake.engine import FakeEngine
 from engine.passes import Finished
-from engine.sequence import Sequence, State
+from engine.sequence import Sequence, State, first_column
 from prefill.role import PrefillRole
 from prefill.stop import Stop
 from tests.fakes.worker import BLOCK, Bench, claim, new_fake_engine, new_job
 from worker.device.pipeline import MAX_IN_FLIGHT
-from worker.serving.allocation import receive_state
+from worker.serving.allocation import blocks_for, receive_state
+from worker.serving.columns import extend, let_go, tokens_and_columns
 
 STEPS = 600
 STATES = [
     PagePart(layers=2, planes=2, heads=1, dim=8, dtype="float32"),
     PagePart(layers=2, planes=1, heads=1, dim=100, dtype="float32", per_token=False),  # a block for each layer
 ]
+COLUMNS = [STATES[0], PagePart(layers=3, planes=2, heads=1, dim=8, dtype="float32", window=10)]  # two blocks
 
 
 class UnsteadyEngine:
@@ -75,7 +77,7 @@ class Worker:
 
     def __init__(self, seed: int) -> None:
         self.rng = rng = random.Random(seed)
-        num_blocks, parts = rng.randint(10, 40), STATES if seed % 3 == 2 else STATES[:1]
+        num_blocks, parts = rng.randint(10, 40), (STATES[:1], COLUMNS, STATES)[seed % 3]
         self.engine = new_fake_engine(num_blocks, parts=parts)
         # It writes what is handed over.
         self._remote = new_fake_engine(num_blocks, parts=parts, allocate=lambda *_: self.engine.kv)
@@ -94,7 +96,7 @@ class Worker:
         self.cancelled: set[str] = set()
         self.sequences: list[Sequence] = []
         self.seen: Counter[str] = Counter()
-        self._tables: dict[Chunk, list[int]] = {}  # of chunks in flight, as they were when first seen
+        self._tables: dict[Chunk, tuple[list[int], list[tuple[int, ...]]]] = {}  # of chunks in flight, when first seen
         self._prompts = [[rng.randrange(512) for _ in range(50)] for _ in range(3)]  # shared prefixes
 
     async def act(self) -> None:
@@ -149,16 +151,17 @@ class Worker:
         passes = self.pipeline.in_flight
         assert len(passes) <= MAX_IN_FLIGHT
         in_flight = [chunk for chunks in passes for chunk in chunks]
-        self._tables = {
-            chunk: self._tables.get(chunk) or chunk.sequence.block_table[: -(-chunk.end // BLOCK)]
-            for chunk in in_flight
-        }
+        self._tables = {chunk: self._tables.get(chunk) or self._table_of(chunk) for chunk in in_flight}
         for chunk in in_flight:
             its = [state for state in chunk.states if state.end is None or state.end >= chunk.start]
             assert {block for state in its for block in state.blocks} <= set(_held(chunk.sequence))
-        for chunk, blocks in self._tables.items():
+        for chunk, (blocks, columns) in self._tables.items():
             assert len(blocks) * BLOCK >= chunk.end
-            assert chunk.sequence.block_table[: len(blocks)] == blocks, "a pass in flight lost its blocks"
+            assert self._table_of(chunk) == (blocks, columns), "a pass in flight lost its blocks"
+            assert all(columns)
+            assert not columns or len(chunk.sequence.columns) * BLOCK >= chunk.end
+            self.seen["let columns go"] += bool(columns) and not chunk.sequence.columns[0]
+            self.seen["found columns"] += bool(columns) and chunk.start == chunk.sequence.num_cached > 0
         self.seen["two passes in flight"] += len(passes) == MAX_IN_FLIGHT
         self.seen["left while in flight"] += self.decode.scheduler.blocks.awaited
         self.seen["a pending token was scheduled"] += any(
@@ -172,6 +175,12 @@ class Worker:
         assert [held[block] for block in range(len(references))] == references
         for name, stream in self.gateway.streams.items():
             assert stream == self.expected[name][: len(stream)]
+
+    def _table_of(self, chunk: Chunk) -> tuple[list[int], list[tuple[int, ...]]]:
+        """What a pass reads and writes."""
+        sequence, last = chunk.sequence, -(-chunk.end // BLOCK)
+        seen = first_column(chunk.start, self.engine.layout.window, BLOCK)
+        return sequence.block_table[:last], sequence.columns[seen:last]
 
     def _note_sequences(self) -> None:
         decoding = [request.sequence for request in self.decode.scheduler] + self.decode.scheduler.blocks.leaving
@@ -191,10 +200,11 @@ class Worker:
         """What `decode.intake` does with a lease, in one go: blocks, foreign bytes, the sequence with its first token."""
         prompt, sampling = self._new_request(max_tokens=None)
         scheduler, pool = self.decode.scheduler, self.bench.pool
-        needed = -(-(len(prompt) + 1) // BLOCK) + pool.state_blocks
+        num_blocks = blocks_for(len(prompt) + 1, BLOCK)
+        needed = num_blocks * pool.growth + pool.state_blocks
         if sampling.max_tokens == 1 or len(scheduler) >= self.bench.context.max_sequences:
             return
-        if pool.num_free < needed + len(scheduler):
+        if pool.num_free < needed + len(scheduler) * pool.growth:
             return
         name = self._expect(prompt, sampling)
         job = new_job(name, prompt, sampling)
@@ -210,17 +220,21 @@ class Worker:
             blocks = pool.allocate(needed)
         except OutOfBlocksError:
             return
-        state, sequence.block_table = blocks[: pool.state_blocks], blocks[pool.state_blocks :]
+        state, rest = blocks[: pool.state_blocks], blocks[pool.state_blocks :]
+        sequence.block_table = rest[:num_blocks]
+        extend(sequence, rest[num_blocks:], pool.column_blocks or 1)
         chunk = Chunk(sequence, 0, len(prompt), True, states=(State(0, None, tuple(state)),))
         (sampled,) = self._remote.launch([chunk]).wait()
         assert sampled is not None
         receive_state(sequence, state)
         sequence.restart(len(prompt))
+        if pool.column_blocks:
+            let_go(pool, sequence)
         sequence.append(sampled.token_id)
         self.gateway.streams[name] = [sampled.token_id]  # sent by the prefill worker
         if sequence.finish_reason():
             self.gateway.ended[name] = sequence.finish_reason()
-            pool.release(blocks)
+            pool.release(_held(sequence))
             return
         request = DecodeRequest(job=job, sequence=sequence, deadline_at=float("inf"), first_position=1)
         self.decode.activate(request)
@@ -255,7 +269,7 @@ class Worker:
 
 
 def _held(sequence: Sequence) -> list[int]:
-    return [*sequence.block_table, *(block for state in sequence.states for block in state.blocks)]
+    return [*tokens_and_columns(sequence), *(block for state in sequence.states for block in state.blocks)]
 
 
 async def run(seed: int) -> Worker:
@@ -286,7 +300,16 @@ async def test_chance_finds_what_matters() -> None:
             **Counter(worker.gateway.ended.values()),
         }
     wanted = ["two passes in flight", "left while in flight", "a pending token was scheduled"]
-    wanted += ["held a resume point", "preempted", "cancelled", "failed", "stop", "length"]
+    wanted += [
+        "let columns go",
+        "found columns",
+        "held a resume point",
+        "preempted",
+        "cancelled",
+        "failed",
+        "stop",
+        "length",
+    ]
     assert [what for what in wanted if seen[what] < 5] == []
 
 

@@ -32,9 +32,7 @@ class Generator:
 
     def __init__(self, engine: Engine, *, chunk_size: int = 512) -> None:
         layout = engine.layout
-        self.pool = BlockPool(
-            num_blocks=layout.num_blocks, block_size=layout.block_size, state_blocks=layout.state_blocks
-        )
+        self.pool = BlockPool.of(layout)
         self.results: dict[str, list[Sampled | None]] = {}  # request id -> everything its sampling chunks got
         self.launch = engine.launch
         self._chunk_size = chunk_size
