@@ -17,15 +17,17 @@ BLOCK = 4
 VOCAB = 64
 KEYS = PagePart(layers=1, planes=2, heads=1, dim=4, dtype="float32")
 STATES = PagePart(layers=2, planes=1, heads=1, dim=24, dtype="float32", per_token=False)  # a block for each layer
+WINDOWED = PagePart(layers=2, planes=2, heads=1, dim=4, dtype="float32", window=7)  # the same
 CROWDED = 7  # one of so many free seeds has many clients: pools are full, and requests wait for each other's blocks
 LEAST_CONTEXT = 32  # tokens that fit into the smallest pool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Form:
-    """`states`: one of so many worlds has layers that keep states."""
+    """`states`: one of so many worlds has layers that keep states. `windows`: one of so many has windows, if not states."""
 
     states: int
+    windows: int
     is_crowded: bool | None = None  # None: as the seed says
     is_fair: bool | None = None  # likewise
     is_mixed: bool = False  # workers with both roles, and few others
@@ -39,7 +41,9 @@ class Form:
 
     def parts(self, seed: int) -> list[PagePart]:
         """What a block holds."""
-        return [KEYS, STATES] if seed % self.states == 1 % self.states else [KEYS]
+        if seed % self.states == 1 % self.states:
+            return [KEYS, STATES]
+        return [KEYS, WINDOWED] if -seed % self.windows == 1 % self.windows else [KEYS]
 
     def drawn_workers(self, dice: random.Random) -> list[tuple[str, list[str], int]]:
         """Names, roles and blocks."""
@@ -82,10 +86,11 @@ def _mixed(dice: random.Random, least: int, most: int) -> list[tuple[str, list[s
     return drawn
 
 
-FREE = Form(states=4)
+FREE = Form(states=4, windows=4)
 # Pools that one prompt fills, in workers whose roles share them. Nothing goes wrong, so nothing excuses who waits.
 CRAMPED = Form(
-    states=2,
+    states=3,
+    windows=3,
     is_crowded=True,
     is_fair=True,
     is_mixed=True,
@@ -96,6 +101,13 @@ CRAMPED = Form(
 )
 # Short prompts with long answers: who would give way holds a checkpoint. A quarter of the length between two is enough.
 RESUMING = Form(
-    states=1, is_crowded=True, is_mixed=True, pool=(9, 14), prompt=(2, 10), answer=(16, 30), checkpoint_every=0.5
+    states=2,
+    windows=1,
+    is_crowded=True,
+    is_mixed=True,
+    pool=(9, 14),
+    prompt=(2, 10),
+    answer=(16, 30),
+    checkpoint_every=0.5,
 )
 FORMS = {"free": FREE, "cramped": CRAMPED, "resuming": RESUMING}

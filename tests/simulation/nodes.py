@@ -19,11 +19,12 @@ from engine.config import EngineConfig
 from engine.engine import Chunk
 from engine.fake.engine import FakeEngine
 from engine.passes import Finished, Pass
+from engine.sequence import first_column
 from gateway.lifecycle.requests import Requests
 from prefill.role import PrefillRole
 from tests.simulation.bus import SimBus
 from tests.simulation.clock import Process
-from tests.simulation.forms import BLOCK, STATES, VOCAB
+from tests.simulation.forms import BLOCK, VOCAB, WINDOWED
 from tests.simulation.logs import FailedPassError
 from tests.simulation.store import SimStore
 from tests.simulation.transport import SimTransport
@@ -31,6 +32,7 @@ from worker.device.launcher import Threads
 from worker.device.step_policy import StepTargets
 from worker.identity import Identity
 from worker.roles import Computed
+from worker.serving.columns import MARGIN
 from worker.settings import WorkerSettings
 from worker.worker import Worker
 
@@ -297,12 +299,17 @@ class VirtualThread:
         """Nothing is waited for at the end of a world."""
 
 
+def _blocks_beside(part: PagePart) -> int:
+    """What a pool has more, so that the same sequences fit: a state, or the columns that one of them holds at most."""
+    return part.layers * (-(-(part.window - 1) // BLOCK) + MARGIN) if part.window else part.layers
+
+
 class WatchedEngine(FakeEngine):
     """Looks whether a pass touches only blocks that are its sequences'; fails when the weather says so."""
 
     def __init__(self, node: WorkerNode, transport: SimTransport) -> None:
         parts = node.world.parts
-        num_blocks = node.num_blocks + len(parts[1:]) * STATES.layers
+        num_blocks = node.num_blocks + sum(map(_blocks_beside, parts[1:]))
         config = EngineConfig(model=Path("sim"), num_blocks=num_blocks, block_size=BLOCK, max_model_len=64)
         super().__init__(config, vocab_size=VOCAB, parts=parts, sleep=None, allocate=transport.allocate)
         self.fingerprint = "sim"  # whatever the size of the pool
@@ -320,6 +327,14 @@ class WatchedEngine(FakeEngine):
             table = chunk.sequence.block_table[: -(-chunk.end // BLOCK)]
             written = [s for s in chunk.states if any(s.covers(at) for at in range(chunk.start, chunk.end))]
             table += [block for state in written for block in state.blocks]
+            columns = chunk.sequence.columns[: -(-chunk.end // BLOCK)]
+            begun = [block for column in columns[chunk.start // BLOCK :] for block in column]
+            table += [
+                block for column in columns[first_column(chunk.start, WINDOWED.window, BLOCK) :] for block in column
+            ]
+            if any(node.pool._references[block] > 1 or node.pool._digests[block] for block in begun):
+                node.world.violate(f"{node.name} writes a column that others read: {chunk.sequence.request_id}")
+            node.world.faults["let a column go"] += bool(columns) and not columns[0]
             read = chunk.state_behind(chunk.start - 1)
             table += read.blocks if read is not None else ()
             if any(

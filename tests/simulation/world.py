@@ -378,15 +378,16 @@ def play(seed: int, *, form: Form = FREE, log: Callable[[str], None] | None = No
     return world
 
 
-_oracles: dict[int, FakeEngine] = {}
+_oracles: dict[str, FakeEngine] = {}
 
 
 def oracle(parts: list[PagePart]) -> FakeEngine:
     """Says what the answers must be."""
-    if len(parts) not in _oracles:
+    kind = repr(parts)
+    if kind not in _oracles:
         config = EngineConfig(model=Path("sim"), num_blocks=9, block_size=BLOCK, max_model_len=64)
-        _oracles[len(parts)] = FakeEngine(config, vocab_size=VOCAB, parts=parts, sleep=None)
-    return _oracles[len(parts)]
+        _oracles[kind] = FakeEngine(config, vocab_size=VOCAB, parts=parts, sleep=None)
+    return _oracles[kind]
 
 
 @contextmanager
