@@ -21,7 +21,7 @@ class Cargo:
     state_blocks: int = 0
     column_blocks: int = 0
     first_column: int = 0
-    num_blocks: int = field(init=False)  # of tokens
+    num_blocks: int = field(init=False)  # those of its tokens
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "num_blocks", -(-self.num_tokens // self.block_size))

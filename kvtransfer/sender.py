@@ -51,8 +51,8 @@ class Sender:
     def __init__(self, cargo: Cargo) -> None:
         self._cargo = cargo
         self._num_computed = 0  # tokens
-        self._indices: list[int] = []  # of what the receiver lacks
-        self._final_at: list[int] = []  # for each, the tokens to be computed
+        self._indices: list[int] = []  # what the receiver lacks
+        self._final_at: list[int] = []  # tokens to be computed first, for each
         self._destinations: list[int] = []
         self._num_pushed = 0  # blocks
         self._digests = bytearray()

@@ -38,10 +38,10 @@ def next_chunks(
     for request in requests:
         if room <= 0:
             break
-        if request.sequence in held_back:
+        # The logits of one scored prompt are enough for a pass.
+        scores_another = request.sequence.scores_prompt and any(chunk.scored for chunk in chunks)
+        if request.sequence in held_back or scores_another:
             continue
-        if request.sequence.scores_prompt and any(chunk.scored for chunk in chunks):
-            continue  # the logits of one scored prompt are enough for a pass
         missing = request.sequence.num_next
         is_tail = not chunks and missing <= TAIL_TOKENS and request.sequence.num_tokens > LONG_PROMPT_TOKENS
         num_tokens = missing - TAIL_TOKENS if LONG_PROMPT_TOKENS < missing <= room else min(missing, room)

@@ -67,7 +67,7 @@ class ReserveReply(msgspec.Struct, frozen=True, kw_only=True, tag="reserve_reply
     lease_id: int = 0
     generation: int = 0
     first_block: int = 0  # blocks [0, first_block) of the prompt are here already, verified
-    destination_blocks: bytes = b""  # packed u32: where blocks from there on go, and a state's, see `kvtransfer.cargo`
+    destination_blocks: bytes = b""  # packed u32: where the others go, see `kvtransfer.cargo`
     lease_ms: int = 0
     region: Region | None = None
     detail: str = ""  # shown to people

@@ -16,8 +16,10 @@ from engine.cache.block_pool import BlockPool
 from engine.sequence import Sequence, first_column
 from kvtransfer.cargo import Cargo
 
-LEAST_AHEAD = 512  # tokens; a prompt with fewer columns ahead would take too many passes
-MARGIN = 2  # columns: the one that a pass in flight still sees, and the one that is begun
+# In tokens: a prompt with fewer columns ahead would take too many passes.
+LEAST_AHEAD = 512
+# Columns besides a window's: the one that a pass in flight still sees, and the one that is begun.
+MARGIN = 2
 
 
 def oldest_needed(pool: BlockPool, num_tokens: int) -> int:

@@ -26,8 +26,7 @@ from kvtransfer.cargo import Cargo
 from kvtransfer.lease import Lease, LeaseState, LeaseTable
 from kvtransfer.sender import Run, Sender, SenderState
 
-NUM_BLOCKS = 10
-BLOCK_SIZE = 4
+NUM_BLOCKS, BLOCK_SIZE = 10, 4
 LEASE_S = 1.5
 GIVE_UP_S = 3.0  # a request's deadline
 AGAIN_S = 0.1

@@ -1,0 +1,283 @@
+"""Sequences take columns ahead of their passes and let go of what no window sees: never too early, and none is lost."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.cache.block_pool import BlockPool, OutOfBlocksError
+from engine.sequence import Chunk, Sequence
+from engine.step.limits import wrong_columns
+from kvtransfer.cargo import Cargo
+from tests.unit.engine.generate import new_sequence
+from worker.serving.allocation import HeldBlocks, admit, grow, publish_computed, withdraw
+from worker.serving.columns import cargo_of, cover, longest_sequence, tokens_and_columns
+
+BLOCK, M, WINDOW = 4, 2, 10
+SEEN = 3  # columns that the first token of a block sees behind itself
+
+
+def new_pool(num_blocks: int, *, window: int = WINDOW, column_blocks: int = M) -> BlockPool:
+    return BlockPool(num_blocks=num_blocks, block_size=BLOCK, column_blocks=column_blocks, window=window)
+
+
+def scheduled(pool: BlockPool, sequence: Sequence, num_tokens: int) -> Chunk:
+    """A pass of these tokens, which has all the columns that it needs."""
+    chunk = sequence.schedule(num_tokens)
+    assert not wrong_columns(chunk, pool.column_blocks, pool.window, BLOCK)
+    return chunk
+
+
+def land(pool: BlockPool, chunk: Chunk) -> None:
+    chunk.sequence.finish(chunk)
+    publish_computed(pool, chunk.sequence)
+    if chunk.sample:
+        chunk.sequence.append(1)
+
+
+def admitted(pool: BlockPool, prompt: list[int], *, ahead: int | None = None, max_tokens: int = 12) -> Sequence:
+    sequence = new_sequence("a", prompt, max_tokens=max_tokens)
+    admit(pool, sequence, num_tokens=len(prompt), ahead=ahead)
+    return sequence
+
+
+def compute(pool: BlockPool, sequence: Sequence, *chunks: int) -> None:
+    for num_tokens in chunks:
+        assert cover(pool, sequence, num_tokens) == num_tokens
+        land(pool, scheduled(pool, sequence, num_tokens))
+
+
+def decode(pool: BlockPool, sequence: Sequence, num_tokens: int) -> None:
+    for _ in range(num_tokens):
+        grow(pool, sequence, num_tokens=sequence.num_scheduled + 1)
+        land(pool, scheduled(pool, sequence, 1))
+
+
+def held(sequence: Sequence) -> list[int]:
+    """The entries whose columns are there."""
+    return [at for at, column in enumerate(sequence.columns) if column]
+
+
+def test_a_prompt_lets_go_between_chunks_and_decoding_at_a_blocks_end() -> None:
+    pool = new_pool(100)
+    sequence = admitted(pool, list(range(42)))
+    assert held(sequence) == list(range(11))
+    compute(pool, sequence, 9)
+    assert held(sequence) == list(range(11))
+    compute(pool, sequence, 11)
+    assert held(sequence) == list(range(2, 11))  # the token at 20 sees 11 and what follows
+    compute(pool, sequence, 22)
+    assert held(sequence) == [7, 8, 9, 10]
+    decode(pool, sequence, 1)
+    assert held(sequence) == [7, 8, 9, 10]
+    decode(pool, sequence, 1)  # the token at 43 fills the block
+    assert held(sequence) == [8, 9, 10]
+    assert (len(sequence.block_table), pool.num_used) == (11, 11 + 3 * M)
+    HeldBlocks(pool).give_back(sequence)
+    assert (pool.num_used, sequence.columns) == (0, [])
+
+
+def test_a_prompt_has_the_columns_of_a_window_and_a_chunk_however_long_it_is() -> None:
+    pool = new_pool(500)
+    sequence = admitted(pool, list(range(4000, 4800)), ahead=16)
+    most = SEEN + 2 + 4
+    assert (len(sequence.block_table), len(sequence.columns)) == (200, most)
+    for _ in range(50):
+        compute(pool, sequence, 16)
+        assert len(held(sequence)) <= most
+        assert pool.num_used <= 200 + most * M
+    assert held(sequence) == [197, 198, 199]
+
+
+def test_without_room_for_a_whole_chunk_a_part_of_it_is_computed() -> None:
+    pool = new_pool(20 + 6 * M)
+    sequence = admitted(pool, list(range(80)), ahead=64)
+    assert len(sequence.columns) == 6
+    assert cover(pool, sequence, 64) == 24
+    compute(pool, sequence, 24)
+    assert cover(pool, sequence, 56) == 12
+    while sequence.num_computed < 80:
+        compute(pool, sequence, cover(pool, sequence, sequence.num_unscheduled))
+    HeldBlocks(pool).give_back(sequence)
+    assert pool.num_used == 0
+
+
+def test_columns_that_others_hold_make_no_room_until_those_let_go() -> None:
+    pool = new_pool(60)
+    first = admitted(pool, list(range(80)), ahead=4)
+    others = pool.allocate(60 - 20 - 6 * M)
+    compute(pool, first, 24)
+    pool.release(others[: 1 + M])
+    second = admitted(pool, [*range(24), 99])
+    assert [second.columns[at] for at in held(second)[:SEEN]] == [first.columns[at] for at in held(first)[:SEEN]]
+    compute(pool, first, 12)
+    assert (held(first), pool.num_free) == ([6, 7, 8], 0)
+    assert cover(pool, first, 16) == 0
+    HeldBlocks(pool).give_back(second)
+    assert cover(pool, first, 16) == 16
+    pool.release(others[1 + M :])
+
+
+def test_a_sequence_that_gave_way_is_found_again_up_to_its_last_full_block() -> None:
+    for more in range(9):
+        pool = new_pool(100)
+        sequence = admitted(pool, list(range(30)), max_tokens=30)
+        compute(pool, sequence, 30)
+        decode(pool, sequence, more)
+        HeldBlocks(pool).give_back(sequence)
+        admit(pool, sequence, num_tokens=len(sequence.token_ids) + 1)
+        assert sequence.num_cached == (30 + more) // BLOCK * BLOCK
+        decode(pool, sequence, 0)
+        compute(pool, sequence, sequence.num_unscheduled)
+
+
+def test_what_proved_wrong_is_found_by_nobody_also_columns_that_went() -> None:
+    pool = new_pool(100)
+    sequence = admitted(pool, list(range(40)))
+    compute(pool, sequence, 20, 20)
+    withdraw(pool, sequence)
+    HeldBlocks(pool).give_back(sequence)
+    assert (pool.num_used, pool.num_cached) == (0, 0)
+
+
+@given(
+    num_blocks=st.integers(8, 60),
+    column_blocks=st.integers(1, 4),
+    window=st.integers(2, 30),
+    max_chunk=st.integers(1, 40),
+    depth=st.integers(1, 2),
+)
+@settings(max_examples=150, deadline=None)
+def test_the_longest_sequence_can_be_computed_alone(
+    num_blocks: int, column_blocks: int, window: int, max_chunk: int, depth: int
+) -> None:
+    """Found or not: its prompt in chunks, then to the last token that fits, with passes in flight."""
+    pool = new_pool(num_blocks, window=window, column_blocks=column_blocks)
+    longest = longest_sequence(pool)
+    for _ in range(2):
+        sequence = new_sequence("a", list(range(max(1, longest // 2))), max_tokens=longest)
+        admit(pool, sequence, num_tokens=len(sequence.token_ids) + 1, ahead=max_chunk)
+        in_flight: deque[Chunk] = deque()
+        while len(sequence.token_ids) < longest or in_flight:
+            wanted = min(max_chunk, sequence.num_unscheduled) if sequence.num_tokens < longest else 0
+            covered = cover(pool, sequence, wanted) if wanted > 1 else wanted
+            try:
+                if covered == 1:
+                    grow(pool, sequence, num_tokens=sequence.num_scheduled + 1)
+            except OutOfBlocksError:
+                covered = 0
+            if covered and len(in_flight) < depth:
+                in_flight.append(scheduled(pool, sequence, covered))
+            else:
+                assert in_flight, "it waits for nobody"
+                land(pool, in_flight.popleft())
+        HeldBlocks(pool).give_back(sequence)
+        assert pool.num_used == 0
+    assert longest >= num_blocks // (1 + column_blocks) * BLOCK
+
+
+@settings(max_examples=100, deadline=None)
+@given(seed=st.integers(0, 2**32))
+def test_whatever_is_interleaved_no_column_is_lost_and_none_is_missed(seed: int) -> None:
+    rng = random.Random(seed)
+    pool = new_pool(rng.randint(20, 80), window=rng.randint(2, 20), column_blocks=rng.randint(1, 3))
+    blocks, running = HeldBlocks(pool), list[Sequence]()
+    in_flight, all_of_them = deque[Chunk](), list[Sequence]()
+    stems = [[rng.randrange(9) for _ in range(40)] for _ in range(2)]
+    for _ in range(150):
+        match rng.choice(["admit", "admit", "plan", "plan", "plan", "land", "land", "leave"]):
+            case "admit" if len(running) < 5:
+                prompt = [
+                    *rng.choice(stems)[: rng.randint(0, 40)],
+                    *[rng.randrange(9) for _ in range(rng.randint(1, 9))],
+                ]
+                sequence = new_sequence("a", prompt, max_tokens=99)
+                try:
+                    admit(pool, sequence, num_tokens=len(prompt), ahead=rng.randint(1, 30), spare=rng.randint(0, 3))
+                except OutOfBlocksError:
+                    continue
+                running.append(sequence)
+                all_of_them.append(sequence)
+            case "plan" if len(in_flight) < 2:
+                for sequence in rng.sample(running, len(running)):
+                    num_tokens = cover(pool, sequence, min(rng.randint(1, 30), sequence.num_unscheduled))
+                    try:
+                        grow(pool, sequence, num_tokens=sequence.num_scheduled + num_tokens)
+                    except OutOfBlocksError:
+                        continue
+                    if num_tokens and len(in_flight) < 4:
+                        in_flight.append(scheduled(pool, sequence, num_tokens))
+                        blocks.launched(sequence)
+            case "land" if in_flight:
+                chunk = in_flight.popleft()
+                first = chunk.start // BLOCK
+                assert all(pool._references[each] == 1 for each in chunk.sequence.columns[first]) or chunk.start % BLOCK
+                blocks.landed(chunk.sequence)
+                if chunk.sequence in running:
+                    land(pool, chunk)
+            case "leave" if running:
+                sequence = running.pop(rng.randrange(len(running)))
+                blocks.give_back(sequence)
+        references = [0] * pool.num_blocks
+        for sequence in all_of_them:
+            for block in tokens_and_columns(sequence):
+                references[block] += 1
+        assert references == pool._references
+    while in_flight:
+        blocks.landed(in_flight.popleft().sequence)
+    for sequence in running:
+        blocks.give_back(sequence)
+    assert pool.num_used == 0
+
+
+def test_what_is_handed_over_is_what_the_next_token_needs() -> None:
+    cargo = cargo_of(new_pool(50), 26)
+    assert (cargo.num_blocks, cargo.first_column) == (7, 3)
+    first, second = [7 + M * at for at in range(3, 5)]
+    assert cargo.lacking(2, 0) == [2, 3, first, first + 1, 4, second, second + 1, 5, 17, 18, 6, 19, 20]
+    assert cargo.lacking(6, 5) == [17, 18, 6, 19, 20]
+    assert cargo.lacking(7, 7) == []
+
+
+@given(
+    num_tokens=st.integers(1, 60),
+    state_blocks=st.integers(0, 2),
+    window=st.integers(2, 40),
+    first_block=st.integers(0, 15),
+    more_columns=st.integers(0, 15),
+)
+def test_both_ends_number_the_blocks_alike(
+    num_tokens: int, state_blocks: int, window: int, first_block: int, more_columns: int
+) -> None:
+    column_blocks = 0 if state_blocks else M
+    oldest = cargo_of(new_pool(50, window=window), num_tokens).first_column
+    cargo = Cargo(
+        num_tokens=num_tokens,
+        block_size=BLOCK,
+        state_blocks=state_blocks,
+        column_blocks=column_blocks,
+        first_column=oldest,
+    )
+    first_block, first_column = min(first_block, cargo.num_blocks), min(oldest + more_columns, cargo.num_blocks)
+    lacking = cargo.lacking(first_block, first_column)
+    finals = [cargo.final_at(index) for index in lacking]
+    assert finals == sorted(finals)
+    tokens = [("token", at) for at in range(cargo.num_blocks)]
+    columns = [tuple(("column", at, number) for number in range(column_blocks)) for at in range(cargo.num_blocks)]
+    state = [("state", number) for number in range(state_blocks)]
+    picked = cargo.pick(lacking, tokens, columns, state)  # type: ignore[arg-type]
+    assert len({*lacking}) == len(lacking)
+    placed = cargo.place(lacking, picked)
+    assert placed == (tokens[first_block:], columns[first_column:] if column_blocks else [], state)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 3, 4, 5, 31, 32, 33])
+def test_a_column_goes_once_its_tokens_are_computed(num_tokens: int) -> None:
+    cargo = cargo_of(new_pool(50), num_tokens)
+    for index in cargo.lacking(0, 0):
+        entry = index if index < cargo.num_blocks else (index - cargo.num_blocks) // M
+        assert cargo.final_at(index) == min((entry + 1) * BLOCK, num_tokens)
