@@ -34,7 +34,7 @@ def warm_up(
     launch: Callable[[list[Chunk]], Pass], layout: KVLayout, *, vocab_size: int, max_model_len: int, max_tokens: int
 ) -> None:
     """Compute a pass of each kind that fits into `max_tokens`, a sequence's limit and the pool; wait for each."""
-    room = min(max_model_len, layout.num_blocks * layout.block_size // 2)
+    room = min(max_model_len, _tokens_in(layout) // 2)
 
     def sequence(num_tokens: int, sampling: SamplingParams = SAMPLINGS[0], *, first_block: int = 0) -> Sequence:
         return _sequence(num_tokens, sampling, layout, vocab_size, first_block)
@@ -64,7 +64,7 @@ def time_prompts(
 ) -> dict[int, float]:
     """Milliseconds of a pass with one prompt alone, by its tokens: placement's first estimates."""
     times = {}
-    room = min(max_tokens, layout.num_blocks * layout.block_size)
+    room = min(max_tokens, _tokens_in(layout))
     for num_tokens in (tokens for tokens in TIMED_PROMPTS if tokens <= room):
         for _ in range(2):  # the first one may find something cold
             prompt = _sequence(num_tokens, SAMPLINGS[0], layout, vocab_size, 0, more=0)
@@ -72,6 +72,11 @@ def time_prompts(
             launch([prompt.schedule(num_tokens)]).wait()
             times[num_tokens] = 1000 * (time.perf_counter() - began)
     return times
+
+
+def _tokens_in(layout: KVLayout) -> int:
+    """Of one sequence whose columns all stay."""
+    return layout.num_blocks // (1 + layout.column_blocks) * layout.block_size
 
 
 def _sequence(
@@ -87,8 +92,15 @@ def _sequence(
         sampling=sampling,
         hash_root=b"",
         block_table=list(range(first_block, first_block + num_blocks)),
+        columns=columns_from(layout, first_block + num_blocks, num_blocks),
         states=states_at_the_end(layout),
     )
+
+
+def columns_from(layout: KVLayout, first: int, count: int) -> list[tuple[int, ...]]:
+    """So many columns, where no pool hands out blocks: in the pool's blocks from `first` on."""
+    size = layout.column_blocks
+    return [tuple(range(block, block + size)) for block in range(first, first + count * size, size)] if size else []
 
 
 def states_at_the_end(layout: KVLayout, number: int = 0) -> tuple[State, ...]:

@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from common.pages import KVLayout
 from engine.config import EngineConfig
 from engine.engine import Chunk, Engine
-from engine.step.warm import states_at_the_end
+from engine.step.warm import columns_from, states_at_the_end
 from tests.unit.engine.generate import Generator, new_sequence
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -174,11 +174,12 @@ def write_record(models: dict[str, Path]) -> None:
 
 
 def chunks(parts: list[tuple[int, int, bool]], layout: KVLayout) -> list[Chunk]:
-    """All have one state, if the model keeps any: what it is does not matter."""
+    """All have one state, if the model keeps any, and the same columns: what is there does not matter."""
     blocks, states, chunks = iter(range(NUM_BLOCKS)), states_at_the_end(layout), []
     for start, count, samples in parts:
         sequence = new_sequence("a", [(7 * index + start) % 500 for index in range(start + count + (not samples))])
         sequence.block_table = [next(blocks) for _ in range(-(-(start + count) // layout.block_size))]
+        sequence.columns = columns_from(layout, 0, len(sequence.block_table))
         chunks.append(Chunk(sequence, start, count, samples, states=tuple(states)))
     return chunks
 

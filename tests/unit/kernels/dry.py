@@ -34,7 +34,7 @@ from engine.model.families import read_model_spec
 from engine.model.formats.product import Format
 from engine.model.formats.quantization import EVERY, Quantization
 from engine.model.spec import ModelSpec
-from engine.step.warm import states_at_the_end
+from engine.step.warm import columns_from, states_at_the_end
 from tests.gguf_files import write_gguf
 from tests.models import build_tiny_model
 from tests.unit.engine.families import dense, experts, foreign, hybrids
@@ -126,6 +126,7 @@ def _sample(engine: Engine, card: Card) -> None:
     for row, sampling in enumerate(SAMPLINGS):
         sequences.append(new_sequence(f"s{row}", [5 + row, 9, 11], **{"max_tokens": 9, **sampling}))
         sequences[-1].block_table = [row]
+        sequences[-1].columns += columns_from(engine.layout, len(SAMPLINGS), 1)
         sequences[-1].states += states_at_the_end(engine.layout, row)
     for sequence in (sequences[0], sequences[-1]):
         sequence.grammar = ANY_TOKEN
@@ -139,6 +140,7 @@ def _sample(engine: Engine, card: Card) -> None:
         _deliver(*in_flight.pop(0))
         scored = new_sequence("scored", list(range(5, 45)), prompt_logprobs=3)
         scored.block_table, scored.states = [7, 8, 9], states_at_the_end(engine.layout)
+        scored.columns = columns_from(engine.layout, 10, 3)
         engine.launch([scored.schedule(20)]).wait()
         engine.launch([scored.schedule(20), sequences[1].schedule(1)]).wait()
 

@@ -5,6 +5,8 @@ In Triton's interpreter (`interpreter`), for a checkpoint; the graphs themselves
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,12 +14,12 @@ from unittest import mock
 
 import torch
 
-from engine.cache.pages import part_views, state_views
+from engine.cache.pages import column_views, part_views, state_views
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.kernels import device
 from engine.kernels.attention import copies_in_bulk
-from engine.sequence import Chunk, State
+from engine.sequence import Chunk, State, first_column
 from engine.step.batch import batch_of
 from engine.step.block_tables import BlockTables
 from engine.step.layout import FIELDS, GraphSize, Packed
@@ -54,13 +56,16 @@ def interpret(folder: str) -> None:
 
 
 def _check_pass(loaded: Engine, limits: Limits, shares: tuple[tuple[int, int], ...], room: GraphSize | None) -> None:
-    tables = BlockTables(max_blocks=BLOCKS, num_blocks=BLOCKS)
+    tables = BlockTables(max_blocks=BLOCKS, num_blocks=BLOCKS, columns=limits.columns)
     nobody, newest = NewestTokens.none(torch.device("cpu")), torch.zeros(8, dtype=torch.int64)
     places = torch.randperm(BLOCKS).tolist()
     chunks = []
     for start, count in shares:
         sequence = new_sequence("a", [(7 * index + start) % 100 for index in range(start + count)])
         sequence.block_table = [places.pop() for _ in range(-(-(start + count) // limits.block_size))]
+        for number in range(len(sequence.block_table) if limits.columns else 0):
+            is_gone = number < first_column(start, limits.window, limits.block_size)
+            sequence.columns.append(() if is_gone else tuple(places.pop() for _ in range(limits.columns)))
         states = tuple(_state(loaded, places) for _ in range(bool(loaded.layout.state_blocks)))
         chunks.append(Chunk(sequence, start, count, count != 3, states=states))  # one prompt goes on in the next pass
     for part in part_views(loaded.kv, loaded.layout):
@@ -71,6 +76,12 @@ def _check_pass(loaded: Engine, limits: Limits, shares: tuple[tuple[int, int], .
             part.copy_(scale * torch.randn(part.shape).abs() if scale < 1 else torch.randn(part.shape))
     for kept, blocks in _states(loaded, chunks):
         kept[blocks] = torch.randn(kept[blocks].shape).to(kept.dtype)
+    own = {block for chunk in chunks for block in chunk.sequence.block_table}
+    own |= {block for chunk in chunks for column in chunk.sequence.columns for block in column}
+    own |= {block for chunk in chunks for state in chunk.states for block in state.blocks}
+    rest = sorted(set(range(BLOCKS)) - own)
+    lanes = loaded.kv.flatten(1).view(torch.uint8)
+    lanes[rest] = 255  # NaN
     before = loaded.kv.clone()
     results = []
     for size, interpreted in ((None, True), (room, True), (None, False)):
@@ -82,7 +93,7 @@ def _check_pass(loaded: Engine, limits: Limits, shares: tuple[tuple[int, int], .
         assert all(places[f.name] == packed.layout.places[f.name] for f in FIELDS if f.name not in tables_apart)
         buffer = torch.from_numpy(packed.words)
         batch = batch_of(captured.size, captured.layout, buffer, newest)
-        with torch.inference_mode(), mock.patch.object(device, "_INTERPRET", interpreted):
+        with torch.inference_mode(), mock.patch.object(device, "_INTERPRET", interpreted), _nothing_but_nan():
             logits = loaded._decoder.forward(batch, _parts(loaded))
         assert logits is not None
         results.append((logits[: sum(chunk.sample for chunk in chunks)], _contents(loaded, chunks)))
@@ -93,11 +104,18 @@ def _check_pass(loaded: Engine, limits: Limits, shares: tuple[tuple[int, int], .
         torch.testing.assert_close(padded.float(), part.float(), rtol=1e-2, atol=1e-2)
     error = (plain_logits.float() - logits.float()).norm(dim=1) / plain_logits.float().norm(dim=1)
     assert float(error.max()) < MAX_RELATIVE_ERROR, f"plain torch computes other logits: {error.tolist()}"
-    own = {block for chunk in chunks for block in chunk.sequence.block_table}
-    own |= {block for chunk in chunks for state in chunk.states for block in state.blocks}
-    rest = sorted(set(range(BLOCKS)) - own)
-    assert torch.equal(loaded.kv[rest], before[rest])
-    assert not torch.equal(loaded.kv, before)
+    assert bool((lanes[rest] == 255).all())
+    assert not torch.equal(lanes, before.flatten(1).view(torch.uint8))
+
+
+@contextmanager
+def _nothing_but_nan() -> Iterator[None]:
+    """Within, new memory holds NaN: what nobody wrote must not matter."""
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 def _state(loaded: Engine, places: list[int]) -> State:
@@ -105,7 +123,8 @@ def _state(loaded: Engine, places: list[int]) -> State:
 
 
 def _parts(loaded: Engine) -> list[Any]:
-    return [*part_views(loaded.kv, loaded.layout), *state_views(loaded.kv, loaded.layout)]
+    layout = loaded.layout
+    return [*part_views(loaded.kv, layout), *column_views(loaded.kv, layout), *state_views(loaded.kv, layout)]
 
 
 def _states(loaded: Engine, chunks: list[Chunk]) -> list[tuple[torch.Tensor, list[int]]]:
@@ -118,6 +137,9 @@ def _states(loaded: Engine, chunks: list[Chunk]) -> list[tuple[torch.Tensor, lis
 def _contents(loaded: Engine, chunks: list[Chunk]) -> list[torch.Tensor]:
     """What blocks with tokens have, then what those with states have."""
     apart = {block for chunk in chunks for state in chunk.states for block in state.blocks}
-    blocks = sorted(set(range(BLOCKS)) - apart)
+    blocks = sorted({block for chunk in chunks for block in chunk.sequence.block_table} - apart)
     tokens = [part[blocks] for part in part_views(loaded.kv, loaded.layout)]
+    columns = [column for chunk in chunks for column in chunk.sequence.columns if column]
+    seen = [kept for layers in column_views(loaded.kv, loaded.layout) for kept in layers]
+    tokens += [kept.kept[[column[kept.number] for column in columns]] for kept in seen]
     return [*tokens, *(kept[its].clone() for kept, its in _states(loaded, chunks))]
