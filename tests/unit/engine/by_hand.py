@@ -41,14 +41,16 @@ class ByHand:
 
     def _cover(self, sequence: Sequence, end: int) -> None:
         layout = self.engine.layout
-        for _ in range(sequence.blocks_needed(end, layout.block_size)):
+        while len(sequence.block_table) * layout.block_size < end:
             sequence.block_table.append(self._free.pop())
             if layout.column_blocks:
                 sequence.columns.append(tuple(self._free.pop() for _ in range(layout.column_blocks)))
 
     def _let_go(self, sequence: Sequence) -> None:
         layout = self.engine.layout
+        if not layout.column_blocks:
+            return
         for number in range(first_column(sequence.num_computed, layout.window, layout.block_size)):
             gone, sequence.columns[number] = list(sequence.columns[number]), ()
             self._lanes[gone] = NAN
-            self._free = gone + self._free  # others take them last
+            self._free += gone  # the next to need some takes them

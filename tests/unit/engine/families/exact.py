@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from tests.unit.engine.families.case import Case, without_towers
 from tests.unit.engine.generate import Generator, new_sequence
 from worker.serving.allocation import CHECKPOINT_EVERY
 
-NUM_BLOCKS = 64
+NUM_BLOCKS = 96
 NUM_TOKENS = 8
 TOP_LOGPROBS = 20
 TOLERANCE = 2e-3  # of a logprob; float32 sums in another order make 1e-5, a forgotten switch 0.1
@@ -66,20 +67,24 @@ class Bench:
 
     def hand_over(self, sequence: Sequence, prefill: Generator, decode: Generator) -> None:
         """Copy a sequence's blocks to the other pool, and let it go on there."""
-        source = list(sequence.block_table)
-        state = list(sequence.states[-1].blocks) if sequence.states else []
-        target = decode.pool.allocate(len(source) + len(state))
-        self._engines[1].kv[target] = self._engines[0].kv[[*source, *state]]
+        tokens, state = list(sequence.block_table), list(sequence.states[-1].blocks) if sequence.states else []
+        columns = [list(column) for column in sequence.columns]
+        source = [*tokens, *state, *chain(*columns)]
+        target = decode.pool.allocate(len(source))
+        self._engines[1].kv[target] = self._engines[0].kv[source]
         num_computed = sequence.num_computed
         prefill.release(sequence)
         sequence.restart(num_computed)
-        sequence.block_table = target[: len(source)]
+        moved = iter(target)
+        sequence.block_table = list(islice(moved, len(tokens)))
         if state:
-            sequence.states = (State(num_computed - 1, None, tuple(target[len(source) :])),)
+            sequence.states = (State(num_computed - 1, None, tuple(islice(moved, len(state)))),)
+        sequence.columns = [tuple(islice(moved, len(column))) for column in columns]
 
     def lose(self, sequence: Sequence, generator: Generator) -> None:
         """Take all blocks of a sequence of the decode end away, as preemption does; what was in them is lost."""
         lost = [*sequence.block_table, *(block for state in sequence.states for block in state.blocks)]
+        lost += chain(*sequence.columns)
         self._engines[1].kv[lost] = self._engines[1].kv.new_tensor(_nothing(self._engines[1].kv))
         generator.pool.withdraw(lost, sequence.digests)
         generator.release(sequence)

@@ -1,0 +1,159 @@
+# mypy: allow-untyped-calls
+"""What windows see is kept in blocks of its own, and what they no longer see never matters: it is overwritten with NaN."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+import transformers
+
+from common.pages import PagePart
+from engine.cache.columns import with_columns
+from engine.cache.pages import column_places, layout_of, page_parts
+from engine.config import EngineConfig
+from engine.engine import Engine, InvalidChunkError
+from engine.model.families import model_spec
+from engine.sequence import first_column
+from tests.unit.engine.by_hand import ByHand
+from tests.unit.engine.families.case import Case
+from tests.unit.engine.families.catalogue import CASES
+from tests.unit.engine.families.exact import TOLERANCE, asked, prompt_of
+from tests.unit.engine.families.test_published import PUBLISHED
+
+LENGTHS = (1, 16, 70, 100)
+MAX_TOKENS = 40  # two windows further
+BLOCK = 16
+
+
+def case_of(name: str) -> Case:
+    return next(case for case in CASES if case.name == name)
+
+
+def started(folder: Path, **options: Any) -> Engine:
+    return Engine(EngineConfig(model=folder, num_blocks=96, **options))
+
+
+@pytest.fixture(scope="module", params=["gemma3", "gpt_oss", "llama4-chunks"])
+def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Case, Path]:
+    case = case_of(request.param)
+    return case, case.build(tmp_path_factory.mktemp("columns"))
+
+
+@pytest.mark.parametrize("chunk_size", [512, 23])
+def test_tokens_are_transformers_though_columns_went(checkpoint: tuple[Case, Path], chunk_size: int) -> None:
+    case, folder = checkpoint
+    judge = getattr(transformers, case.architecture()).from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager"
+    )
+    hand = ByHand(started(folder), chunk_size=chunk_size)
+    sequences = [asked(f"of {length}", prompt_of(length), max_tokens=MAX_TOKENS) for length in LENGTHS]
+    hand.run(sequences[:1])
+    hand.run(sequences[1:])
+    for sequence in sequences:
+        with torch.inference_mode():
+            expected = judge.eval()(torch.tensor([sequence.token_ids])).logits[0].float().log_softmax(dim=-1)
+        for at, sampled in enumerate(hand.results[sequence.request_id], start=sequence.num_prompt_tokens - 1):
+            assert sampled is not None
+            assert sampled.logprobs is not None
+            assert sampled.token_id == int(expected[at].argmax())
+            ours = torch.tensor(sampled.logprobs.top_logprobs)
+            assert float((ours - expected[at][sampled.logprobs.top_ids]).abs().max()) < TOLERANCE
+
+
+def test_a_sequence_holds_what_its_next_token_sees(checkpoint: tuple[Case, Path]) -> None:
+    engine = started(checkpoint[1])
+    columns, window = engine.layout.column_blocks, engine.layout.window
+    assert columns == engine.layout.windowed[0].layers // engine.layout.num_layers
+    hand = ByHand(engine, chunk_size=23)
+    sequence = asked("long", prompt_of(150), max_tokens=200)
+    hand.run([sequence])
+    num_blocks = -(-sequence.num_computed // BLOCK)
+    held = num_blocks - (sequence.num_computed - window + 1) // BLOCK
+    assert held <= window // BLOCK + 2
+    assert hand.num_held(sequence) == num_blocks + columns * held
+
+
+@pytest.mark.parametrize("kind", ["auto", "fp8", "int8"])
+@pytest.mark.parametrize("chunk_size", [512, 23])
+def test_answers_are_those_of_blocks_with_all_layers(tmp_path: Path, kind: str, chunk_size: int) -> None:
+    folder = case_of("gemma3").build(tmp_path)
+    answers = []
+    for changed in (with_columns, lambda model, *_: model):
+        with mock.patch("engine.engine.with_columns", changed):
+            engine = started(folder, kv_cache_dtype=kind)
+        sequences = [asked(f"of {length}", prompt_of(length), max_tokens=MAX_TOKENS) for length in LENGTHS]
+        hand = ByHand(engine, chunk_size=chunk_size)
+        hand.run(sequences)
+        answers.append((bool(engine.layout.column_blocks), hand.results))
+    (has_columns, ours), (has_not, theirs) = answers
+    assert (has_columns, has_not) == (True, False)
+    assert ours == theirs
+
+
+def test_a_column_that_went_too_early_is_missed(tmp_path: Path) -> None:
+    engine = started(case_of("gpt_oss").build(tmp_path))
+    early = mock.patch("tests.unit.engine.by_hand.first_column", lambda *given: first_column(*given) + 1)
+    with early, pytest.raises(InvalidChunkError, match="column 2 is gone, which the token at 70 sees"):
+        ByHand(engine).run([asked("early", prompt_of(70))])
+    # Nor can what is there be a mistake of the engine's.
+    blind = mock.patch("engine.step.limits.wrong_columns", return_value="")
+    with early, blind, pytest.raises(AssertionError, match="NaN among the logits"):
+        ByHand(engine).run([asked("early", prompt_of(70))])
+
+
+@pytest.mark.parametrize(
+    ("name", "column_blocks", "today", "ours"),
+    [
+        ("gemma-3-12b", 5, 12.58, 2.43),  # GB of a sequence of 32,000 tokens
+        ("gpt-oss-20b", 1, 1.57, 0.79),
+    ],
+)
+def test_a_long_sequence_of_published_models(name: str, column_blocks: int, today: float, ours: float) -> None:
+    """As docs/kv.md says."""
+    config, num_tokens = EngineConfig(model=Path(name)), 32_000
+    model = model_spec(PUBLISHED[name])
+    before, after = (
+        layout_of(page_parts(each, "bfloat16"), config, 64 << 30)
+        for each in (model, with_columns(model, config, "bfloat16", model.max_position_embeddings))
+    )
+    assert (before.column_blocks, after.column_blocks) == (0, column_blocks)
+    num_blocks = num_tokens // BLOCK
+    held = num_blocks + column_blocks * (num_blocks - first_column(num_tokens, after.window, BLOCK))
+    assert round(num_blocks * before.block_bytes / 1e9, 2) == today
+    assert round(held * after.block_bytes / 1e9, 2) == ours
+
+
+@pytest.mark.parametrize(
+    ("name", "longest"),
+    [
+        ("gpt_oss", 47),  # less than two windows
+        ("mistral", 512),  # no layer sees everything
+        ("bamba", 512),  # states
+        ("gemma4-small", 512),  # blocks of columns would be nearly empty
+    ],
+)
+def test_where_columns_would_not_pay_all_stays_as_it_was(name: str, longest: int) -> None:
+    config = case_of(name).config_object().to_dict()
+    model = model_spec(config | {"architectures": [case_of(name).architecture()]})
+    assert with_columns(model, EngineConfig(model=Path(name)), "float32", longest) is model
+
+
+def test_a_layer_with_its_parts_is_in_one_block() -> None:
+    parts = [
+        PagePart(layers=5, planes=2, heads=2, dim=24, dtype="uint8", window=20),
+        PagePart(layers=5, planes=2, heads=2, dim=1, dtype="float32", window=20),
+    ]
+    codes, scales = 2 * 2 * 24 * BLOCK, 2 * 2 * 4 * BLOCK
+    each = codes + scales
+    assert column_places(parts, 2 * each + 16, BLOCK) == [
+        (0, [0, codes]),
+        (0, [each, each + codes]),
+        (1, [0, codes]),
+        (1, [each, each + codes]),
+        (2, [0, codes]),
+    ]
+    assert column_places(parts, each - 1, BLOCK) == []
