@@ -335,6 +335,7 @@ class WatchedEngine(FakeEngine):
             if any(node.pool._references[block] > 1 or node.pool._digests[block] for block in begun):
                 node.world.violate(f"{node.name} writes a column that others read: {chunk.sequence.request_id}")
             node.world.faults["let a column go"] += bool(columns) and not columns[0]
+            node.world.faults["found a column"] += bool(columns) and chunk.start == chunk.sequence.num_cached > 0
             read = chunk.state_behind(chunk.start - 1)
             table += read.blocks if read is not None else ()
             if any(

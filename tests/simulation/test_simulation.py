@@ -20,6 +20,7 @@ from decode.request import DecodeRequest
 from decode.reservations import Reservation, Reservations
 from decode.resume_point import ResumePoint
 from decode.role import DecodeRole
+from engine.cache.block_pool import BlockPool
 from engine.sequence import Sequence
 from gateway.lifecycle.inbox import Inbox
 from gateway.placement.releases import Releases
@@ -28,15 +29,18 @@ from kvtransfer.digest import block_digests
 from tests.simulation.forms import FORMS, FREE, Form
 from tests.simulation.transport import SimTransport
 from tests.simulation.world import Violation, no_garbage_collection, play
+from worker.serving import allocation
 from worker.serving.allocation import HeldBlocks
+from worker.serving.columns import let_go
 
 BATCH = 1_000
 FORCED = 25
 ENOUGH = 2_000  # seeds, one of which at least finds a planted bug; the rarest are found by one in 300
-KINDS = """bad digest, came back, client left, cut off, dropped while cut off, ended complete, ended deadline_exceeded,
-ended left, ended request_quarantined, ended unavailable, failed pass, failed push, flipped bit, held, job given up,
-job in a dead pull, job redelivered, killed GatewayNode, killed WorkerNode, landed in quarantine, late, late run dropped, lost,
-muted gateway, no logits, preempted, push timed out, repeated, slow push, stale tokens, store down, store late, switched roles"""
+KINDS = """let a column go, found a column, bad digest, came back, client left, cut off, dropped while cut off, ended complete,
+ended deadline_exceeded, ended left, ended request_quarantined, ended unavailable, failed pass, failed push, flipped bit, held,
+job given up, job in a dead pull, job redelivered, killed GatewayNode, killed WorkerNode, landed in quarantine, late, late
+run dropped, lost, muted gateway, no logits, preempted, push timed out, repeated, slow push, stale tokens, store down,
+store late, switched roles"""
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -148,6 +152,48 @@ def stale_tokens_taken(patch: Patch) -> None:
     patch.setattr(Inbox, "_take", lax)
 
 
+def column_released_twice(patch: Patch) -> None:
+    """What no window sees goes back to the pool, and again with the sequence."""
+
+    def forgetful(pool: BlockPool, sequence: Sequence) -> None:
+        before = list(sequence.columns)
+        let_go(pool, sequence)
+        sequence.columns[: len(before)] = before
+
+    patch.setattr(allocation, "let_go", forgetful)
+
+
+def column_released_in_flight(patch: Patch) -> None:
+    """A column goes when no planned pass will see it, though one in flight does."""
+
+    def hasty(pool: BlockPool, sequence: Sequence) -> None:
+        published = (len(sequence.digests) + pool.window_columns) * pool.block_size
+        computed, sequence.num_computed = sequence.num_computed, min(sequence.num_scheduled, published)
+        let_go(pool, sequence)
+        sequence.num_computed = computed
+
+    patch.setattr(allocation, "let_go", hasty)
+
+
+def hit_without_its_last_window(patch: Patch) -> None:
+    """A prefix is gone on from where its blocks end. The columns that are missing there are blocks with anything in them."""
+
+    def matching(pool: BlockPool, digests: list[bytes]) -> tuple[list[int], list[tuple[int, ...]]]:
+        if not pool.column_blocks:
+            return match(pool, digests)
+        blocks = pool.match_prefix(digests)
+        seen = digests[max(0, len(blocks) - pool.window_columns) : len(blocks)]
+        found = [pool.match_beside([digest]) for digest in seen]
+        missing = sum(not each for each in found)
+        if missing * pool.column_blocks > pool.num_free:
+            pool.release([*blocks, *(block for each in found for column in each for block in column)])
+            return [], []
+        return blocks, [each[0] if each else tuple(pool.allocate(pool.column_blocks)) for each in found]
+
+    match = BlockPool.match_usable
+    patch.setattr(BlockPool, "match_usable", matching)
+
+
 def nobody_goes_on_in_place(patch: Patch) -> None:
     """A prompt's own worker takes it no more readily than others."""
     patch.setattr(DecodeRole, "adopt", lambda *_: False)
@@ -182,6 +228,9 @@ def test_a_planted_bug_is_found_in_worlds_of_a_narrow_form(
         blocks_kept,
         writers_not_asked,
         stale_tokens_taken,
+        column_released_twice,
+        column_released_in_flight,
+        hit_without_its_last_window,
     ],
 )
 def test_a_planted_bug_is_found(plant: Callable[[Patch], None], monkeypatch: Patch) -> None:
