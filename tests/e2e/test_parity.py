@@ -59,6 +59,31 @@ async def test_states_are_computed_again_where_blocks_run_out(tmp_path: Path) ->
     assert [tokens for tokens, _ in answers] == greedy_tokens(model, prompts, 60)
 
 
+@pytest.mark.parametrize(
+    ("transport", "number"),
+    [("shm", 3), pytest.param("shm", 12, marks=pytest.mark.long), pytest.param("ucx", 12, marks=pytest.mark.long)],
+)
+async def test_what_windows_left_behind_makes_room(transport: str, number: int, tmp_path: Path) -> None:
+    """Of 128 blocks three prompts would need 191, and twelve 681, if layers that see 20 positions kept all of them.
+
+    Let go of, they need 81 and 299: three fit, and of twelve some give way unless they come slowly. What is asked again is found.
+    """
+    model = next(case for case in CASES if case.name == "gemma3").build(tmp_path / "model")
+    prompts = [[(31 * index + 7 * at) % 400 + 10 for at in range(100 + 25 * index)] for index in range(12)][-number:]
+    expected = greedy_tokens(model, prompts, 60)
+    options = {"kv_memory_mb": 1, "max_batch_tokens": 64, "transport": transport}
+    async with Cluster(tmp_path / "run", model=model, **options) as cluster, watching(cluster) as (_, peers):
+        async with httpx.AsyncClient(base_url=cluster.url, timeout=120) as client:
+            answers = await asyncio.gather(*(complete(client, prompt, num_tokens=60) for prompt in prompts))
+            again = [await complete(client, prompt, num_tokens=60) for prompt in prompts[-2:]]
+        await until(peers, lambda states: all(s.free_blocks == s.region.layout.num_blocks == 128 for s in states))
+        preemptions = sum(state.totals.preemptions for state in peers.states.values())
+    assert [tokens for tokens, _ in answers] == expected
+    assert [tokens for tokens, _ in again] == expected[-2:]
+    assert [cached for _, cached in again] == [336, 368]
+    assert preemptions == 0 if number == 3 else preemptions > 0 or transport == "ucx"
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(("kind", "transport"), [("fp8", "shm"), ("int8", "shm"), ("fp8", "ucx"), ("int8", "ucx")])
 async def test_codes_of_keys_and_values_are_handed_over(kind: str, transport: str, tmp_path: Path) -> None:
