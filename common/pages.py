@@ -72,8 +72,7 @@ class KVLayout(msgspec.Struct, frozen=True, kw_only=True):
     parts: tuple[PagePart, ...] = ()
     states: tuple[PagePart, ...] = ()  # what a state consists of, see `engine.cache.pages.state_places`
     state_blocks: _Count = 0  # blocks that it fills
-    # What layers keep within a window is in blocks of its own, see `engine.cache.pages.column_places`.
-    windowed: tuple[PagePart, ...] = ()  # `parts` are then the others
+    windowed: tuple[PagePart, ...] = ()  # what a column consists of, see `engine.cache.pages.column_places`
     column_blocks: _Count = 0  # M: blocks beside each block of tokens; 0: the model has none
     window: _Count = 0  # positions of the longest such window, the own one included
 

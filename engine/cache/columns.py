@@ -8,8 +8,8 @@ from engine.cache.pages import DEFAULT_BLOCK_SIZE, column_places, page_parts
 from engine.config import EngineConfig
 from engine.model.spec import AttentionSpec, ModelSpec
 
-LEAST_LENGTHS = 2  # windows that the longest sequence has, at least
-MAX_COLUMN_WASTE = 0.25  # share of a sequence's bytes that its blocks have more, while all is in the window
+LEAST_LENGTHS = 2  # windows in the longest sequence
+MAX_COLUMN_WASTE = 0.25  # share of a short sequence's bytes that its blocks have more
 
 
 def with_columns(model: ModelSpec, config: EngineConfig, dtype: str, longest: int) -> ModelSpec:

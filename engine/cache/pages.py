@@ -62,12 +62,8 @@ def layout_of(parts: Sequence[PagePart], config: EngineConfig, memory: int) -> K
     size = config.block_size or block_size(parts)
     tokens, states = _kept_for_ever(parts), [part for part in parts if not part.per_token]
     windowed = [part for part in parts if part.window]
-    block_bytes = sum(part.block_bytes(size) for part in tokens)
-    num_state = _num_blocks(state_places(states, block_bytes))
-    if states and not num_state:
-        wanted = next((more for more in _sizes() if _num_blocks(state_places(states, _bytes(tokens, more)))), None)
-        remedy = f"give it block_size = {wanted} or more" if wanted else "this model's states are too large"
-        raise ValueError(f"a block of {size} tokens has {block_bytes} bytes, less than a layer's state: {remedy}")
+    block_bytes = _bytes(tokens, size)
+    num_state = _blocks_of_state(tokens, states, size)
     num_blocks = config.num_blocks or memory // block_bytes
     if num_blocks <= 0:
         raise ValueError(f"{memory} bytes of memory for KV are less than one block of {block_bytes} bytes")
@@ -96,7 +92,19 @@ def block_size(parts: Sequence[PagePart]) -> int:
     return min(wasted, key=lambda size: wasted[size], default=MAX_BLOCK_SIZE)
 
 
+def _blocks_of_state(tokens: Sequence[PagePart], states: Sequence[PagePart], size: int) -> int:
+    """Blocks of a state. Raises ValueError where a layer's is more than a block."""
+    block_bytes = _bytes(tokens, size)
+    num_state = _num_blocks(state_places(states, block_bytes))
+    if states and not num_state:
+        wanted = next((more for more in _sizes() if _num_blocks(state_places(states, _bytes(tokens, more)))), None)
+        remedy = f"give it block_size = {wanted} or more" if wanted else "this model's states are too large"
+        raise ValueError(f"a block of {size} tokens has {block_bytes} bytes, less than a layer's state: {remedy}")
+    return num_state
+
+
 def _kept_for_ever(parts: Sequence[PagePart]) -> list[PagePart]:
+    """Those that are in each block of tokens."""
     return [part for part in parts if part.per_token and not part.window]
 
 

@@ -10,7 +10,7 @@ from engine.kernels.attention import KeptColumn
 from engine.kernels.delta.plan import KeptState
 
 Part = torch.Tensor | Sequence[KeptState] | Sequence[KeptColumn]
-Content = torch.Tensor | KeptState  # of one layer
+Content = torch.Tensor | KeptState  # one layer's
 
 
 def kept_at(parts: Sequence[Part], places: Sequence[tuple[int, int]]) -> tuple[int | None, list[Content]]:

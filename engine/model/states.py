@@ -18,7 +18,7 @@ class Kept:
     dim: int
     dtype: str | None = None  # None: the one that the model computes in
     per_token: bool = True  # False: one state a sequence
-    window: int = 0  # positions for which it is kept, in blocks of its own; 0: all
+    window: int = 0  # positions; 0: all are kept
 
     @property
     def rank(self) -> tuple[bool, int, bool]:

@@ -113,7 +113,7 @@ class PassSize(msgspec.Struct, frozen=True, kw_only=True):
     prompts: PromptsSize | None = None
     states: StatesSize | None = None
     final: SinglesSize = SinglesSize()  # the sampled rows, where the pass has prompts
-    columns: Count = 0  # blocks of a column: each has its copy of slots and tables, behind that of blocks of tokens
+    columns: Count = 0  # blocks of a column, each with its copies of slots and tables
 
 
 @dataclass(frozen=True, slots=True)

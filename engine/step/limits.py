@@ -36,7 +36,7 @@ class Limits:
     state_blocks: int = 0  # blocks of a sequence's state; 0: no layer keeps one
     columns: int = 0  # blocks of a column; 0: there are none
     window: int = 0  # positions that columns stay for
-    last_table: int = 0  # what the last layer reads: 0, blocks of tokens; else this one of a column's, from 1 on
+    last_table: int = 0  # the copy of block tables that the last layer reads
     graph_context: int = 16384  # positions of prompts' contexts in a graph that also decodes
 
     @property

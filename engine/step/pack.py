@@ -81,11 +81,7 @@ def pack(
         size = _tight_size(int(token_ends[-1]), len(sampled), limits, decode, prompts, final, states)
 
     packed = Packed.empty(size)
-    for name, copies in tokens.items():
-        for copy, values in enumerate(copies):
-            packed.put(name, values[:num_decode], copy=copy)
-            if prompts is not None:
-                packed.put(name, values[num_decode:], at=size.decode.places, copy=copy)
+    _put_tokens(packed, tokens, num_decode)
     if size.sampled_rows:
         last = token_ends[sampled] - 1 - (ends[sampled] - sampled_ends)
         last[sampled >= num_decode] += size.decode.places - num_decode
@@ -331,6 +327,14 @@ def _tokens(
     slots = tables.table[:, rows[owner], number] * limits.block_size + offset
     one = {"token_ids": token_ids, "sources": sources, "positions": positions}
     return {name: values[None] for name, values in one.items()} | {"slots": slots}
+
+
+def _put_tokens(packed: Packed, tokens: dict[str, Longs], num_decode: int) -> None:
+    """Prompts' tokens come behind the room for decoding ones."""
+    for name, copies in tokens.items():
+        for copy, values in enumerate(copies):
+            packed.put(name, values[:num_decode], copy=copy)
+            packed.put(name, values[num_decode:], at=packed.size.decode.places, copy=copy)
 
 
 def _token_ids(chunks: SequenceOf[Chunk], newest: NewestTokens) -> tuple[Longs, Longs]:

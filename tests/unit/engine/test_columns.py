@@ -22,7 +22,7 @@ from tests.unit.engine.by_hand import ByHand
 from tests.unit.engine.families.case import Case
 from tests.unit.engine.families.catalogue import CASES
 from tests.unit.engine.families.exact import TOLERANCE, asked, prompt_of
-from tests.unit.engine.families.test_published import PUBLISHED
+from tests.unit.engine.families.published import PUBLISHED
 
 LENGTHS = (1, 16, 70, 100)
 MAX_TOKENS = 40  # two windows further

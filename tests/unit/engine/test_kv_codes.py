@@ -184,7 +184,9 @@ def test_layers_with_a_window_may_stay_as_they_are(tmp_path: Path) -> None:
     assert whole.fingerprint != some.fingerprint
     assert [part.dtype for part in whole.layout.pages] == ["float8_e4m3fn"]
     assert [part.dtype for part in some.layout.pages] == ["float8_e4m3fn", "float32"]
-    assert sum(part.layers for part in some.layout.pages) == whole.layout.num_layers
+    assert [part.dtype for part in whole.layout.windowed] == ["float8_e4m3fn"]
+    assert not some.layout.column_blocks, "numbers of a layer need more than a block of codes"
+    assert sum(part.layers for part in some.layout.pages) == whole.layout.num_layers + whole.layout.windowed[0].layers
     prompt = prompt_of(70)
     alone = Generator(some).run([new_sequence("a", prompt)])
     assert Generator(some, chunk_size=13).run([new_sequence("a", prompt)]) == alone

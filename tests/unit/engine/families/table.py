@@ -33,7 +33,8 @@ over, prompts are cut into chunks, begin with cached blocks, join a batch, and l
 (`tests/unit/engine/families/`). `make models` does it with separate processes. Kernels are checked for each switch in
 Triton's interpreter (`tests/unit/kernels/`).
 
-Layers with a window, or attention within chunks, keep all positions: all layers' blocks are one group. Values that are smaller
+Layers with a window, or attention within chunks, keep what the longest window sees, beside layers that see everything
+([kv.md](kv.md) says where); in models without such layers, or with states, they keep all positions. Values that are smaller
 than keys (MiMo-V2) are kept with zeros up to a key's size: its pool is a fifth larger than it could be. LongRoPE's long
 factors are used where `--max-model-len` is above `original_max_position_embeddings`, for short prompts too. Dynamic NTK
 changes nothing up to `max_position_embeddings`, and no worker goes beyond.

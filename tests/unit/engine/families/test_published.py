@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +14,7 @@ from engine.model.formats.dense import DENSE
 from engine.model.formats.packed import Awq, Gptq
 from engine.model.formats.product import Format
 from engine.model.spec import UnsupportedModelError
-
-# One object a line: {"name": …, "config": …}.
-LINES = (Path(__file__).parent / "published.jsonl").read_text().splitlines()
-PUBLISHED: dict[str, dict[str, Any]] = {each["name"]: each["config"] for each in map(json.loads, LINES)}
+from tests.unit.engine.families.published import PUBLISHED
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
