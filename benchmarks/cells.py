@@ -18,6 +18,7 @@ from engine.cache.block_pool import BlockPool
 from engine.engine import Engine
 from engine.sequence import State
 from worker.serving.allocation import blocks_for
+from worker.serving.columns import extend, oldest_needed
 
 UNREACHED_TOKENS = 1 << 30  # max_tokens of a sequence that only the measurement ends
 GREEDY: Mapping[str, float] = MappingProxyType({"temperature": 0.0})
@@ -227,6 +228,10 @@ def _pretend_computed(pool: BlockPool, request: DecodeRequest, num_tokens: int) 
     """Give the request blocks as if its first `num_tokens` tokens were computed; their KV is whatever the blocks hold."""
     sequence = request.sequence
     sequence.block_table = pool.allocate(blocks_for(num_tokens + 1, pool.block_size))
+    if pool.column_blocks:
+        sequence.columns = [()] * oldest_needed(pool, num_tokens)
+        missing = len(sequence.block_table) - len(sequence.columns)
+        extend(sequence, pool.allocate(missing * pool.column_blocks), pool.column_blocks)
     sequence.digests = hash_blocks(sequence.hash_root, sequence.token_ids[:num_tokens], pool.block_size)
     sequence.states = (State(0, None, tuple(pool.allocate(pool.state_blocks))),) if pool.state_blocks else ()
     sequence.restart(num_tokens)

@@ -36,7 +36,7 @@ from demo.data import dialogue
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.sequence import Sequence
-from engine.step.warm import states_at_the_end
+from engine.step.warm import columns_from, states_at_the_end
 from services.runtime.memory import give_back
 
 CONTEXT, STEPS, PROMPT = 250, 16, 512
@@ -175,6 +175,7 @@ def new_sequence(engine: Engine, length: int, index: int, token_ids: list[int] |
         token_ids = [(7 * position + index) % engine.vocab_size for position in range(length)]
     size, length = engine.layout.block_size, len(token_ids)
     blocks = -(-(length + STEPS + 8) // size)
+    first = index * blocks * (1 + engine.layout.column_blocks)
     return Sequence(
         request_id=f"r{index}",
         attempt=1,
@@ -182,7 +183,8 @@ def new_sequence(engine: Engine, length: int, index: int, token_ids: list[int] |
         num_prompt_tokens=length,
         sampling=GREEDY,
         hash_root=b"",
-        block_table=list(range(index * blocks, (index + 1) * blocks)),
+        block_table=list(range(first, first + blocks)),
+        columns=columns_from(engine.layout, first + blocks, blocks),
         states=states_at_the_end(engine.layout, index),
     )
 

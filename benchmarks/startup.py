@@ -49,11 +49,12 @@ def _main(config: dict[str, object], prompt: int) -> None:
     from engine.config import EngineConfig
     from engine.engine import Engine
     from engine.sequence import Sequence
-    from engine.step.warm import states_at_the_end
+    from engine.step.warm import columns_from, states_at_the_end
 
     instants = {"imported": time.monotonic()}
     engine = Engine(EngineConfig(**{**config, "model": Path(str(config["model"]))}))  # type: ignore[arg-type]
     instants["ready"] = time.monotonic()
+    num_blocks = -(-prompt // engine.layout.block_size)
     sequence = Sequence(
         request_id="first",
         attempt=1,
@@ -61,7 +62,8 @@ def _main(config: dict[str, object], prompt: int) -> None:
         num_prompt_tokens=prompt,
         sampling=SamplingParams(temperature=0.0, max_tokens=1),
         hash_root=b"",
-        block_table=list(range(-(-prompt // engine.layout.block_size))),
+        block_table=list(range(num_blocks)),
+        columns=columns_from(engine.layout, num_blocks, num_blocks),
         states=states_at_the_end(engine.layout),
     )
     engine.launch([sequence.schedule(prompt)]).wait()

@@ -31,10 +31,7 @@ class Workload:
     """The decode role's part in the pipeline: requests in, tokens out, and when each pass was over."""
 
     def __init__(self, engine: Engine) -> None:
-        layout = engine.layout
-        self.pool = BlockPool(
-            num_blocks=layout.num_blocks, block_size=layout.block_size, state_blocks=layout.state_blocks
-        )
+        self.pool = BlockPool.of(engine.layout)
         self.scheduler = DecodeScheduler(
             pool=self.pool, max_sequences=engine.config.max_sequences, max_model_len=engine.max_model_len
         )
