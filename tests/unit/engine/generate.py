@@ -31,8 +31,7 @@ class Generator:
     """Runs sequences to their end, all in one batch, each with at most `chunk_size` tokens a step."""
 
     def __init__(self, engine: Engine, *, chunk_size: int = 512) -> None:
-        layout = engine.layout
-        self.pool = BlockPool.of(layout)
+        self.pool = BlockPool.of(engine.layout)
         self.results: dict[str, list[Sampled | None]] = {}  # request id -> everything its sampling chunks got
         self.launch = engine.launch
         self._chunk_size = chunk_size
