@@ -38,9 +38,7 @@ def next_chunks(
     for request in requests:
         if room <= 0:
             break
-        # The logits of one scored prompt are enough for a pass.
-        scores_another = request.sequence.scores_prompt and any(chunk.scored for chunk in chunks)
-        if request.sequence in held_back or scores_another:
+        if request.sequence in held_back or _scores_another(request, chunks):
             continue
         missing = request.sequence.num_next
         is_tail = not chunks and missing <= TAIL_TOKENS and request.sequence.num_tokens > LONG_PROMPT_TOKENS
@@ -52,6 +50,11 @@ def next_chunks(
         token_budget -= num_tokens
         room = 0 if is_tail else min(token_budget, FULL_PASS_TOKENS - sum(chunk.num_tokens for chunk in chunks))
     return chunks
+
+
+def _scores_another(request: PrefillRequest, chunks: list[Chunk]) -> bool:
+    """Whether it is scored, and another prompt of the pass is: the logits of one are enough."""
+    return request.sequence.scores_prompt and any(chunk.scored for chunk in chunks)
 
 
 def _has_work(request: PrefillRequest) -> bool:
