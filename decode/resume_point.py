@@ -1,8 +1,11 @@
-"""Where the sequence that gives way next would go on from, in a model with states.
+"""Where the sequence that gives way next would go on from, in a model with states or windows.
 
 Keys and values of its full blocks stay cached, but a state only where it left a checkpoint. And a sequence gives way when no
 cached block is left, so no checkpoint either. Therefore the one that would be next holds its newest, and leaves one at its next
 full block if none is near and there is room. That is one checkpoint in all. A short sequence is computed anew instead.
+
+With windows all is cached that it needs to go on from its last full block. But the first block that others take is one of
+those. Therefore it holds the columns of a place some blocks back; what is behind that goes first. That is half a window at most.
 """
 
 from __future__ import annotations
@@ -14,6 +17,13 @@ from engine.sequence import Sequence, State
 from worker.serving.allocation import checkpoint_distance, leave_checkpoint
 
 
+def resume_distance(pool: BlockPool) -> int:
+    """Tokens that a sequence computes before the place that it would go on from is chosen anew."""
+    if pool.column_blocks:
+        return max(1, pool.window_columns // 2) * pool.block_size
+    return checkpoint_distance(pool)
+
+
 class ResumePoint:
     """Holds blocks of one sequence besides the sequence itself: those up to its newest checkpoint, and the checkpoint's."""
 
@@ -22,16 +32,24 @@ class ResumePoint:
         self._sequence: Sequence | None = None
         self._states: tuple[State, ...] | None = None  # the sequence's when it was looked at
         self.blocks: list[int] = []
-        self._reached = 0  # tokens before the checkpoint
+        self._reached = 0  # tokens before the place that is held
+        self._looked_at = 0  # computed tokens, when it was chosen
 
     def keep(self, sequence: Sequence, *, spare: int) -> None:
         """Hold what this sequence needs, which gives way next. A new checkpoint leaves `spare` blocks free or cached."""
-        distance = checkpoint_distance(self._pool)
-        if sequence is not self._sequence or sequence.num_scheduled <= distance:
+        distance = resume_distance(self._pool)
+        is_short = sequence.num_scheduled <= distance
+        # A prompt's own columns make room for its next ones as they go.
+        is_prompt = bool(self._pool.column_blocks) and sequence.num_unscheduled > 1
+        if sequence is not self._sequence or is_short or is_prompt:
             self.drop()
-        if sequence.num_scheduled <= distance:
+        if is_short or is_prompt:
             return
         self._sequence = sequence
+        if self._pool.column_blocks:
+            if not self._looked_at or sequence.num_computed - self._looked_at > distance:
+                self._renew(sequence)
+            return
         if sequence.states is not self._states:
             self._renew(sequence)
         is_due = sequence.num_scheduled - self._reached > distance and all(
@@ -51,12 +69,12 @@ class ResumePoint:
         if sequence is not None and sequence is not self._sequence:
             return False
         blocks, self.blocks = self.blocks, []
-        self._sequence, self._states, self._reached = None, None, 0
+        self._sequence, self._states, self._reached, self._looked_at = None, None, 0, 0
         self._pool.release(blocks)
         return bool(blocks)
 
     def _renew(self, sequence: Sequence) -> None:
-        before, self._states = self.blocks, sequence.states
+        before, self._states, self._looked_at = self.blocks, sequence.states, sequence.num_computed
         blocks, beside = self._pool.match_usable(sequence.digests, is_hit=False)
         self.blocks, self._reached = [*blocks, *chain(*beside)], len(blocks) * self._pool.block_size
         self._pool.release(before)

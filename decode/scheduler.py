@@ -97,7 +97,7 @@ class DecodeScheduler:
 
         Without a chunk, planning needs a finished pass, blocks or requests.
         """
-        if self._pool.state_blocks:
+        if self._pool.state_blocks or self._pool.column_blocks:
             self._keep_resume_point()
         draft = self._draft(token_budget)
         while not draft.shares and draft.has_preempted:  # the one in turn was itself preempted: the others go on

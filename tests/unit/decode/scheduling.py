@@ -40,9 +40,10 @@ def make_request(name: str, *, prompt: int, max_tokens: int, priority: int = 0, 
 
 
 def new_scheduler(
-    *, num_blocks: int, max_sequences: int = 8, trials: Trials | None = None, state_blocks: int = 0
+    *, num_blocks: int, max_sequences: int = 8, trials: Trials | None = None, **beside: int
 ) -> tuple[DecodeScheduler, BlockPool]:
-    pool = BlockPool(num_blocks=num_blocks, block_size=BLOCK, state_blocks=state_blocks)
+    """`beside`: how many blocks a state has, or a column, and its window."""
+    pool = BlockPool(num_blocks=num_blocks, block_size=BLOCK, **beside)
     limit = num_blocks * BLOCK
     return DecodeScheduler(pool=pool, max_sequences=max_sequences, max_model_len=limit, trials=trials), pool
 

@@ -1,4 +1,4 @@
-"""A long sequence with states that gives way loses little; the hold for that is one checkpoint, and never in anybody's way."""
+"""A long sequence with states or windows that gives way loses little; the hold for that is one checkpoint, and never in anybody's way."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ from collections.abc import Callable
 import pytest
 
 from decode.request import DecodeRequest
+from decode.resume_point import resume_distance
 from decode.scheduler import DecodeScheduler
 from engine.cache.block_pool import BlockPool
 from tests.unit.decode.scheduling import BLOCK, land, make_request, new_scheduler
-from worker.serving.allocation import blocks_for, checkpoint_distance, publish_computed, receive_state
+from worker.serving.allocation import blocks_for, publish_computed, receive_state
 
 STATE = 2  # blocks of a state: a regular checkpoint each 16 tokens
+STATES = {"state_blocks": STATE}
+COLUMNS = {"column_blocks": 2, "window": 30}  # a place each 16 tokens
 
 
 def hand_over(
@@ -22,7 +25,9 @@ def hand_over(
     request = make_request(name, prompt=prompt, max_tokens=max_tokens, salt=salt)
     sequence = request.sequence
     sequence.block_table = pool.allocate(blocks_for(prompt + 1, BLOCK))
-    receive_state(sequence, pool.allocate(STATE))
+    if pool.column_blocks:
+        sequence.columns = [tuple(pool.allocate(pool.column_blocks)) for _ in sequence.block_table]
+    receive_state(sequence, pool.allocate(pool.state_blocks))
     sequence.restart(prompt)
     publish_computed(pool, sequence)
     sequence.append(7)
@@ -43,11 +48,14 @@ def until(condition: Callable[[], object], scheduler: DecodeScheduler, pool: Blo
     pytest.fail("it never came")
 
 
+@pytest.mark.parametrize("beside", [STATES, COLUMNS])
 @pytest.mark.parametrize("prompt", [95, 96, 97, 200])
 @pytest.mark.parametrize("max_tokens", [9, 30, 61])
-def test_who_gives_way_computes_at_most_one_interval_and_a_block_again(prompt: int, max_tokens: int) -> None:
-    longest = blocks_for(prompt + 99, BLOCK) + STATE
-    scheduler, pool = new_scheduler(num_blocks=longest + 100, state_blocks=STATE)
+def test_who_gives_way_computes_at_most_one_interval_and_a_block_again(
+    prompt: int, max_tokens: int, beside: dict[str, int]
+) -> None:
+    longest = blocks_for(prompt + 99, BLOCK) * 3
+    scheduler, pool = new_scheduler(num_blocks=longest + 100, **beside)
     older = hand_over(scheduler, pool, "older", prompt=20, max_tokens=max_tokens + 8, salt=50)
     long = hand_over(scheduler, pool, "long", prompt=prompt, max_tokens=90, salt=0)
     until(lambda: long.sequence.num_generated >= max_tokens, scheduler, pool)
@@ -58,17 +66,20 @@ def test_who_gives_way_computes_at_most_one_interval_and_a_block_again(prompt: i
             reached = long.sequence.num_computed
             step(scheduler, pool)
     assert older in scheduler.running
+    pool.release(others[:40])  # who is admitted has columns for a chunk
     until(lambda: long in scheduler.running, scheduler, pool)
     again = reached - long.sequence.num_cached
-    assert 0 < again <= checkpoint_distance(pool) + BLOCK
-    pool.release(others)
+    assert again <= resume_distance(pool) + BLOCK
+    assert again > 0 or pool.column_blocks
+    pool.release(others[40:])
     until(lambda: not len(scheduler), scheduler, pool)
     assert long.sequence.num_generated == 90
     assert pool.num_used == 0
 
 
-def test_one_alone_holds_nothing() -> None:
-    scheduler, pool = new_scheduler(num_blocks=200, state_blocks=STATE)
+@pytest.mark.parametrize("beside", [STATES, COLUMNS])
+def test_one_alone_holds_nothing(beside: dict[str, int]) -> None:
+    scheduler, pool = new_scheduler(num_blocks=300, **beside)
     hand_over(scheduler, pool, "first", prompt=40, max_tokens=50, salt=50)
     second = hand_over(scheduler, pool, "second", prompt=40, max_tokens=9, salt=0)
     until(lambda: second not in scheduler.running, scheduler, pool)
@@ -76,8 +87,9 @@ def test_one_alone_holds_nothing() -> None:
     assert pool.num_used == 0
 
 
-def test_the_hold_goes_to_who_is_next_and_ends_with_it() -> None:
-    scheduler, pool = new_scheduler(num_blocks=200, state_blocks=STATE)
+@pytest.mark.parametrize("beside", [STATES, COLUMNS])
+def test_the_hold_goes_to_who_is_next_and_ends_with_it(beside: dict[str, int]) -> None:
+    scheduler, pool = new_scheduler(num_blocks=300, **beside)
     hand_over(scheduler, pool, "oldest", prompt=60, max_tokens=90, salt=70)
     first = hand_over(scheduler, pool, "first", prompt=60, max_tokens=50, salt=0)
     until(lambda: scheduler.resume_point.blocks, scheduler, pool)
