@@ -190,9 +190,7 @@ class Intake:
         job, sequence, room = reservation.job, reservation.sequence, reservation.room
         self.reservations.accept(reservation)
         self._accepted.add(message.request_id, message.attempt)
-        # The last window's columns are published, too, where only the blocks of their tokens were here.
-        sequence.digests = room.digests[: room.cargo.first_column] if room.cargo.column_blocks else list(room.digests)
-        sequence.known_digests = room.digests
+        sequence.digests = list(room.digests)
         sequence.num_cached = len(room.cached) * self._context.pool.block_size
         sequence.restart(len(sequence.token_ids))
         publish_computed(self._context.pool, sequence)

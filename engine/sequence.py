@@ -78,6 +78,7 @@ class Sequence:
     num_pending: int = 0  # tokens that passes in flight sample
     num_cached: int = 0  # leading tokens whose KV came from the prefix cache
     digests: list[bytes] = field(default_factory=list)  # leading full blocks published so far
+    num_shared_columns: int = 0  # leading columns that were published, found or never here
     known_digests: list[bytes] = field(default_factory=list)  # leading full blocks, hashed at admission
     states: tuple[State, ...] = ()  # by position, from what the oldest pass reads to an open one
     checkpoints: tuple[int, ...] = ()  # where a prompt wants some, in tokens

@@ -206,13 +206,14 @@ class BlockPool:
         self._by_digest[digest] = block
         self._digests[block] = digest
 
-    def publish_beside(self, blocks: Sequence[int], digests: Sequence[bytes]) -> None:
-        """Declare the contents of these held blocks final: the state behind the prefix with these digests, or its last column.
+    def publish_beside(self, blocks: Sequence[int], digests: Sequence[bytes], count: int) -> None:
+        """Declare the contents of these held blocks final: the state behind the prefix with the first `count` digests, or its
+        last column.
 
         The first publisher wins while its blocks are held, as for blocks of tokens. Raises ValueError for an unheld block, or one
         that is published already as something else.
         """
-        digest, blocks = digests[-1], tuple(blocks)
+        digest, blocks = digests[count - 1], tuple(blocks)
         for block in blocks:
             self._check_used(block)
         known = self._beside.get(digest)
@@ -221,7 +222,7 @@ class BlockPool:
         if any(self._digests[block] is not None for block in blocks):
             raise ValueError(f"one of the blocks {list(blocks)} is published already")
         if known is None:
-            self._usable.add(digests)
+            self._usable.add(digests, count)
         else:
             for block, before in zip(blocks, known, strict=True):
                 self._found[block] = self._found[before]

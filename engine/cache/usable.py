@@ -27,14 +27,14 @@ class UsablePrefixes:
     def __contains__(self, digest: bytes) -> bool:
         return digest in self._nodes
 
-    def add(self, digests: Sequence[bytes]) -> None:
-        """The prefix with these digests is an end from now on."""
-        first = len(digests)
+    def add(self, digests: Sequence[bytes], count: int) -> None:
+        """The prefix with the first `count` of these digests is an end from now on."""
+        first = count
         while first and digests[first - 1] not in self._nodes:
             first -= 1
         if first:
             self._nodes[digests[first - 1]].count += 1
-        for at in range(first, len(digests)):
+        for at in range(first, count):
             self._nodes[digests[at]] = _Node(digests[at - 1] if at else None)
             self._came(digests[at])
 

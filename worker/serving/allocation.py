@@ -16,7 +16,7 @@ from common.blocks import hash_block, hash_blocks, unpack_tokens
 from common.messages import Job
 from engine.cache.block_pool import BlockPool, OutOfBlocksError
 from engine.sequence import Chunk, Sequence, State
-from worker.serving.columns import extend, let_go, num_columns, tokens_and_columns
+from worker.serving.columns import extend, has_room_of_its_own, let_go, num_columns, tokens_and_columns
 
 # Tokens between checkpoints along a sequence, and at least between any two. The unit: tokens that a state's blocks would hold.
 CHECKPOINT_EVERY = 2.0
@@ -52,8 +52,11 @@ def admit(pool: BlockPool, sequence: Sequence, *, num_tokens: int, spare: int = 
     reusable = (len(sequence.token_ids) - 1) // size
     digests = hash_blocks(sequence.hash_root, sequence.token_ids[: reusable * size], size)
     cached, beside = pool.match_usable([] if sequence.scores_prompt else digests)
-    state = beside[0] if pool.state_blocks and beside else ()
     num_blocks = blocks_for(num_tokens, size)
+    if beside and not has_room_of_its_own(pool, num_blocks, cached=len(cached), seen=len(beside)):
+        pool.release([*cached, *chain(*beside)])
+        cached, beside = [], []
+    state = beside[0] if pool.state_blocks and beside else ()
     num_fresh = num_columns(pool, num_blocks, ahead, cached=len(cached), seen=len(beside), spare=spare)
     wanted = num_blocks - len(cached) + pool.state_blocks + num_fresh * pool.column_blocks
     own: tuple[int, ...] = ()
@@ -70,6 +73,7 @@ def admit(pool: BlockPool, sequence: Sequence, *, num_tokens: int, spare: int = 
     if pool.column_blocks:
         known = [()] * (len(cached) - len(beside)) + beside
         sequence.columns = known + [_take(fresh, pool.column_blocks) for _ in range(num_fresh)]
+        sequence.num_shared_columns = len(cached)
     sequence.digests, sequence.known_digests = digests[: len(cached)], digests
     sequence.num_cached = len(cached) * size
     sequence.restart(sequence.num_cached)
@@ -159,8 +163,6 @@ def publish_computed(pool: BlockPool, sequence: Sequence) -> None:
             digest = hash_block(parent, sequence.token_ids[index * size : (index + 1) * size])
         sequence.digests.append(digest)
         pool.publish(sequence.block_table[index], digest)
-        if pool.column_blocks and (column := sequence.columns[index]):
-            pool.publish_beside(column, sequence.digests)
     if pool.column_blocks:
         let_go(pool, sequence)
     while sequence.states and (end := sequence.states[0].end) is not None and end < sequence.num_computed:
@@ -168,7 +170,7 @@ def publish_computed(pool: BlockPool, sequence: Sequence) -> None:
         passed, *left = sequence.states
         sequence.states = tuple(left)
         if not passed.is_found:
-            pool.publish_beside(passed.blocks, sequence.digests[: end // size])
+            pool.publish_beside(passed.blocks, sequence.digests, end // size)
         pool.release(passed.blocks)
 
 

@@ -1,8 +1,8 @@
 """Columns: the blocks that layers with a window keep beside each block of tokens, of which a sequence needs the last ones.
 
 A prompt is admitted with columns of a window and of the chunks in flight. What passes leave behind makes room for the next
-chunk's: as many columns are taken as went, at the same moment. A column that others hold gives no room when it goes; who held it
-came later, and is over or gives way before. The prompt waits till then.
+chunk's: as many columns are taken as went, at the same moment. So a prompt that was admitted waits for nobody. For that, it must
+hold its columns alone: until it has all of them, it publishes one only as it goes. What it found doesn't count.
 
 Passes in flight begin where the last finished pass ended, or behind that. So a finished pass alone lets columns go.
 """
@@ -67,6 +67,12 @@ def num_columns(pool: BlockPool, num_blocks: int, ahead: int | None, *, cached: 
     return max(0, min(lacking, fitting, max(least, min(most, room))))
 
 
+def has_room_of_its_own(pool: BlockPool, num_blocks: int, *, cached: int, seen: int) -> bool:
+    """Whether a sequence of so many blocks fits into the pool beside found columns, which others may hold for longer."""
+    own = min(num_blocks - cached, pool.window_columns + MARGIN)
+    return num_blocks + pool.column_blocks * (seen + own) <= pool.num_blocks
+
+
 def cover(pool: BlockPool, sequence: Sequence, num_tokens: int, *, spare: int = 0) -> int:
     """Take columns for the next `num_tokens` positions, but `spare` blocks; return how many of these positions have theirs."""
     size, columns = pool.block_size, pool.column_blocks
@@ -80,21 +86,32 @@ def cover(pool: BlockPool, sequence: Sequence, num_tokens: int, *, spare: int = 
 
 
 def let_go(pool: BlockPool, sequence: Sequence) -> None:
-    """Give back the columns that no token from the last full block on sees, and take as many for blocks that lack theirs."""
+    """Give back the columns that no token from the last full block on sees, and take as many for blocks that lack theirs.
+
+    What goes is shared, and all that is final once there is nothing to take any more.
+    """
     columns = sequence.columns
     first = at = min(oldest_needed(pool, sequence.num_computed), len(columns))
     while at and columns[at - 1]:
         at -= 1
-    if at == first:
-        return
-    gone = columns[at:first]
-    columns[at:first] = [()] * (first - at)
-    before = pool.num_free
-    pool.release([*chain(*gone)])
-    lacking = len(sequence.block_table) - len(columns)
-    if lacking > 0:
+    if at < first:
+        _share(pool, sequence, first)
+        gone, before = columns[at:first], pool.num_free
+        columns[at:first] = [()] * (first - at)
+        pool.release([*chain(*gone)])
+        lacking = max(0, len(sequence.block_table) - len(columns))
         count = min(lacking, (pool.num_free - before) // pool.column_blocks)
         extend(sequence, pool.allocate(count * pool.column_blocks), pool.column_blocks)
+    if len(columns) >= len(sequence.block_table):
+        _share(pool, sequence, len(sequence.digests))
+
+
+def _share(pool: BlockPool, sequence: Sequence, end: int) -> None:
+    """Publish the columns before entry `end`."""
+    for at in range(sequence.num_shared_columns, end):
+        if column := sequence.columns[at]:
+            pool.publish_beside(column, sequence.digests, at + 1)
+    sequence.num_shared_columns = max(sequence.num_shared_columns, end)
 
 
 def extend(sequence: Sequence, blocks: ListOf[int], column_blocks: int) -> None:

@@ -1,4 +1,4 @@
-"""A long sequence with states or windows that gives way loses little; the hold for that is one checkpoint, and never in anybody's way."""
+"""A long sequence with states or windows that gives way loses little; the hold for that is small, and in nobody's way."""
 
 from __future__ import annotations
 

@@ -218,7 +218,7 @@ def with_checkpoints(pool: BlockPool, *lengths: int) -> tuple[list[int], list[li
     states = []
     for length in lengths:
         states.append(pool.allocate(pool.state_blocks))
-        pool.publish_beside(states[-1], digests[:length])
+        pool.publish_beside(states[-1], digests, length)
     return blocks, states
 
 
@@ -258,7 +258,7 @@ def test_only_what_can_be_gone_on_from_is_told() -> None:
     pool.release(first)
     pool.release(spare)
     more = pool.allocate(2)
-    pool.publish_beside(more, [digest(at) for at in range(1, 5)])
+    pool.publish_beside(more, [digest(at) for at in range(1, 5)], 4)
     assert pool.drain_events() == ([digest(2), digest(3), digest(4)], [])
     pool.release([*blocks, last, *more])
 
@@ -282,14 +282,14 @@ def test_the_first_publisher_of_a_state_wins() -> None:
     pool = BlockPool(num_blocks=8, block_size=16, state_blocks=2)
     _, (first,) = with_checkpoints(pool, 1)
     second = pool.allocate(2)
-    pool.publish_beside(second, [digest(1)])
-    pool.publish_beside(first, [digest(1)])
+    pool.publish_beside(second, [digest(1)], 1)
+    pool.publish_beside(first, [digest(1)], 1)
     assert pool.match_usable([digest(1)])[1] == [tuple(first)]
     with pytest.raises(ValueError, match="published already"):
-        pool.publish_beside(first, [digest(2)])
+        pool.publish_beside(first, [digest(2)], 1)
     pool.release(second)
     with pytest.raises(ValueError, match="nobody holds"):
-        pool.publish_beside(second, [digest(2)])
+        pool.publish_beside(second, [digest(2)], 1)
 
 
 class Holders(RuleBasedStateMachine):
@@ -412,7 +412,7 @@ class StatesMachine(Holders):
             except OutOfBlocksError:
                 return
             hold += own
-            self.pool.publish_beside(own, digests[:place])
+            self.pool.publish_beside(own, digests, place)
             found, [state] = self.pool.match_usable(digests[:place])
             assert (len(found), len(state)) == (place, 2)
             self.pool.release([*found, *state])

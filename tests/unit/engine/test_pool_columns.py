@@ -31,7 +31,7 @@ def computed(pool: BlockPool, digests: list[bytes]) -> tuple[list[int], list[tup
     columns = [tuple(pool.allocate(M)) for _ in digests]
     for at, (block, column) in enumerate(zip(blocks, columns, strict=True), start=1):
         pool.publish(block, digests[at - 1])
-        pool.publish_beside(column, digests[:at])
+        pool.publish_beside(column, digests, at)
     return blocks, columns
 
 
@@ -79,11 +79,11 @@ def test_a_cached_column_gives_way_to_a_held_one_and_a_held_one_does_not() -> No
     pool, digests = new_pool(12), chain(1, 1)
     blocks, [first] = computed(pool, digests)
     second = tuple(pool.allocate(M))
-    pool.publish_beside(second, digests)
+    pool.publish_beside(second, digests, 1)
     assert pool.match_beside(digests) == [first]
     for _ in range(2):
         pool.release(first)
-    pool.publish_beside(second, digests)
+    pool.publish_beside(second, digests, 1)
     assert pool.match_beside(digests) == [second]
     assert pool.num_cached == 0
     for held in (blocks, second, second):
@@ -145,7 +145,7 @@ def test_a_long_sequence_costs_the_same_for_each_block() -> None:
     usable, digests = UsablePrefixes(came.append, went.append), Counting([])
     for number in range(1000):
         digests.digests.append(number.to_bytes(16, "little"))
-        usable.add(digests)
+        usable.add(digests, number + 1)
     assert digests.looks < 8_000
     for digest in digests.digests[:900]:
         usable.remove(digest)
@@ -217,7 +217,7 @@ class ColumnsMachine(RuleBasedStateMachine):
         self.pool.publish(block, digests[-1])
         if self.tokens.get(digests[-1]) not in self.in_use:
             self.tokens[digests[-1]] = block
-        self.pool.publish_beside(column, digests)
+        self.pool.publish_beside(column, digests, len(digests))
         if not self.in_use & set(self.columns.get(digests[-1], ())):
             self.columns[digests[-1]] = column
 

@@ -106,20 +106,35 @@ def test_without_room_for_a_whole_chunk_a_part_of_it_is_computed() -> None:
     assert pool.num_used == 0
 
 
-def test_columns_that_others_hold_make_no_room_until_those_let_go() -> None:
+def test_a_prompt_in_progress_shares_columns_as_they_go_and_waits_for_nobody() -> None:
     pool = new_pool(60)
     first = admitted(pool, list(range(80)), ahead=4)
     others = pool.allocate(60 - 20 - 6 * M)
     compute(pool, first, 24)
-    pool.release(others[: 1 + M])
+    assert held(first) == [3, 4, 5, 6, 7, 8]
+    pool.release(others[: 14 * (1 + M)])
     second = admitted(pool, [*range(24), 99])
-    assert [second.columns[at] for at in held(second)[:SEEN]] == [first.columns[at] for at in held(first)[:SEEN]]
-    compute(pool, first, 12)
-    assert (held(first), pool.num_free) == ([6, 7, 8], 0)
-    assert cover(pool, first, 16) == 0
-    HeldBlocks(pool).give_back(second)
-    assert cover(pool, first, 16) == 16
-    pool.release(others[1 + M :])
+    assert second.num_cached == 0  # what went made room at once, and what is held is nobody else's yet
+    while first.num_computed < 80:
+        compute(pool, first, cover(pool, first, 80 - first.num_computed, spare=pool.num_free))
+    assert admitted(pool, list(range(80)), ahead=4).num_cached == 76
+
+
+def test_a_hit_that_would_leave_no_room_for_columns_of_its_own_is_not_taken() -> None:
+    pool = new_pool(20 + (SEEN + 2) * M)
+    assert longest_sequence(pool) == 80
+    first = admitted(pool, list(range(40)))
+    compute(pool, first, 40)
+    HeldBlocks(pool).give_back(first)
+    assert admitted(pool, list(range(30)), ahead=4).num_cached == 28
+    pool = new_pool(20 + (SEEN + 2) * M)
+    first = admitted(pool, list(range(40)))
+    compute(pool, first, 40)
+    HeldBlocks(pool).give_back(first)
+    again = admitted(pool, list(range(80)), ahead=4)
+    assert again.num_cached == 0
+    while again.num_computed < 80:
+        compute(pool, again, cover(pool, again, 80 - again.num_computed))
 
 
 def test_a_sequence_that_gave_way_is_found_again_up_to_its_last_full_block() -> None:
@@ -205,6 +220,8 @@ def test_whatever_is_interleaved_no_column_is_lost_and_none_is_missed(seed: int)
             case "plan" if len(in_flight) < 2:
                 for sequence in rng.sample(running, len(running)):
                     num_tokens = cover(pool, sequence, min(rng.randint(1, 30), sequence.num_unscheduled))
+                    is_prompt = sequence.num_scheduled < sequence.num_prompt_tokens
+                    assert num_tokens or not is_prompt or blocks.in_use(sequence), "a prompt waits for others"
                     try:
                         grow(pool, sequence, num_tokens=sequence.num_scheduled + num_tokens)
                     except OutOfBlocksError:
