@@ -62,7 +62,7 @@ def batch_of(size: PassSize, layout: Layout, buffer: torch.Tensor, newest: torch
         replace(batch, slots=layout.view(buffer, "slots", table), attention=dict(views.attention(size, table)))
         for table in range(1, 1 + size.columns)
     ]
-    return replace(batch, columns=tuple(columns))
+    return replace(batch, columns=tuple(columns)) if columns else batch
 
 
 @dataclass(frozen=True, slots=True)

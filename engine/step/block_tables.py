@@ -10,7 +10,7 @@ import numpy as np
 
 from engine.arrays import Ints, Longs
 from engine.passes import InvalidChunkError
-from engine.sequence import Chunk, Sequence
+from engine.sequence import Chunk, Sequence, first_column
 from engine.step.states import DecodingStates
 
 
@@ -22,23 +22,27 @@ class _Row:
     sources: tuple[list[int], list[tuple[int, ...]]]
     num_blocks: int = 0
     num_columns: int = 0
+    num_gone: int = 0  # leading columns that are -1
 
-    def goes_on(self, blocks: list[int], columns: list[tuple[int, ...]]) -> bool:
-        """Whether all that was copied is still as it was."""
+    def goes_on(self, blocks: list[int], columns: list[tuple[int, ...]], first: int) -> bool:
+        """Whether all that was copied is still as it was, and what went is not needed: columns from `first` on are."""
         is_same = self.sources[0] is blocks and self.sources[1] is columns
-        return is_same and len(blocks) >= self.num_blocks and len(columns) >= self.num_columns
+        is_longer = len(blocks) >= self.num_blocks and len(columns) >= self.num_columns
+        return is_same and is_longer and first >= self.num_gone
 
 
 @dataclass(slots=True)
 class BlockTables:
     """[1 + columns, rows, max_blocks] int32: a row for each sequence that was in a pass. A pass adds its new blocks.
 
-    The first table has blocks of tokens, each of the others one block of every column, or -1 where that was gone.
+    The first table has blocks of tokens, each of the others one block of every column, or -1 where no window sees it.
     """
 
     max_blocks: int
     num_blocks: int  # the pool's; ids must be below
     columns: int = 0  # blocks of a column
+    window: int = 0  # positions
+    block_size: int = 16
     num_rows: int = 8  # to begin with
     table: Ints = field(init=False)
     decoding_states: DecodingStates = field(init=False, default_factory=DecodingStates)
@@ -52,16 +56,19 @@ class BlockTables:
 
     def rows_of(self, chunks: SequenceOf[Chunk]) -> list[int]:
         """Return each chunk's row. Raises InvalidChunkError for a block that is not in the pool."""
-        return [self._sync(chunk.sequence) for chunk in chunks]
+        return [
+            self._sync(chunk.sequence, first_column(chunk.start, self.window, self.block_size) if self.columns else 0)
+            for chunk in chunks
+        ]
 
-    def _sync(self, sequence: Sequence) -> int:
+    def _sync(self, sequence: Sequence, first: int) -> int:
         blocks, columns, row = sequence.block_table, sequence.columns, self._rows.get(sequence)
         if row is None:
             row = _Row(self._take(), (blocks, columns))
             self._rows[sequence] = row
             weakref.finalize(sequence, self._free.append, row.index).atexit = False
-        elif not row.goes_on(blocks, columns):
-            row.sources, row.num_blocks, row.num_columns = (blocks, columns), 0, 0
+        elif not row.goes_on(blocks, columns, first):
+            row.sources, row.num_blocks, row.num_columns, row.num_gone = (blocks, columns), 0, 0, 0
         if (count := len(blocks)) > row.num_blocks:
             self.table[0, row.index, row.num_blocks : count] = self._checked(blocks[row.num_blocks : count], sequence)
             row.num_blocks = count
@@ -70,6 +77,9 @@ class BlockTables:
                 columns[row.num_columns : count], sequence
             )
             row.num_columns = count
+        if first > row.num_gone:
+            self.table[1:, row.index, row.num_gone : first] = -1
+            row.num_gone = first
         return row.index
 
     def _checked(self, blocks: SequenceOf[int], sequence: Sequence) -> Longs:

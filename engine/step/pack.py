@@ -54,20 +54,20 @@ def pack(
     lengths = np.array([chunk.num_tokens for chunk in chunks], dtype=np.int64)
     ends = np.array([chunk.end for chunk in chunks], dtype=np.int64)
     sampled, sampled_ends = _sampled(chunks, ends)
-    starts, token_ends = ends - lengths, np.cumsum(lengths)
+    token_ends = np.cumsum(lengths)
     tokens = _tokens(chunks, newest, tables, rows, lengths, ends - token_ends, limits)
 
     windows = [heads.windows for heads in limits.attention]
     wanted = item_copies(windows, limits.columns)
     cuts = [(limits.attention[number], window, table) for number, window, table in wanted]
     some = slice(num_decode)
-    decode = _Singles.of(ends[some], _block_tables(tables, rows[some], starts[some], ends[some], limits), cuts)
+    decode = _Singles.of(ends[some], _block_tables(tables, rows[some], ends[some], limits), cuts)
     prompts, final = None, _NO_SINGLES
     some = slice(num_decode, None)
     if num_decode < len(chunks):
-        found = _block_tables(tables, rows[some], starts[some], ends[some], limits)
+        found = _block_tables(tables, rows[some], ends[some], limits)
         prompts = _Prompts.of(lengths[some], ends[some], found, limits, graph, num_decode)
-        found = _block_tables(tables, rows[sampled], sampled_ends - 1, sampled_ends, limits)
+        found = _block_tables(tables, rows[sampled], sampled_ends, limits)
         its = (limits.attention[limits.last_heads], limits.last_window, 0)
         final = _Singles.of(sampled_ends, found[limits.last_table :][:1], [its])
     states = None
@@ -178,7 +178,7 @@ class _Prompts:
             has_context, longest = bool(np.any(lengths < ends)) or min(made_from) < len(ends), int(lengths.max())
         starts, blocks = np.cumsum(lengths) - lengths, None
         if has_context:
-            blocks, starts = _context_blocks(ends, tables, limits)
+            blocks, starts = _context_blocks(ends - lengths, ends, tables, limits)
         cuts = []
         for heads, first in zip(limits.attention, made_from, strict=True):
             size = _heads_size(heads, longest, behind=has_context)
@@ -363,7 +363,7 @@ def _check_ids(token_ids: Longs, chunks: SequenceOf[Chunk], owner: Longs, limits
         )
 
 
-def _context_blocks(ends: Longs, tables: Ints, limits: Limits) -> tuple[Longs, Longs]:
+def _context_blocks(starts: Longs, ends: Longs, tables: Ints, limits: Limits) -> tuple[Longs, Longs]:
     """The contexts' blocks [copies, I, 2], ids and written positions; and the row of each context's first key [S]."""
     counts = -(-ends // limits.block_size)
     at = np.arange(tables.shape[2])
@@ -374,17 +374,14 @@ def _context_blocks(ends: Longs, tables: Ints, limits: Limits) -> tuple[Longs, L
     if limits.columns:
         # The loop step in which a window begins may begin before it, and there it must find numbers: of a block with
         # nothing written zeros are gathered, of a negative one nothing.
-        near, is_gone = -(-LONGEST_STEP // limits.block_size), tables < 0
-        is_near = is_gone & ~np.pad(is_gone, ((0, 0), (0, 0), (0, near)))[:, :, near:]
-        blocks[is_near[:, used]] = 0
+        near = -(-LONGEST_STEP // limits.block_size)
+        seen = [first_column(start, limits.window, limits.block_size) for start in starts.tolist()]
+        before = np.array(seen)[:, None] - at
+        blocks[1:, ((before > 0) & (before <= near))[used]] = 0
     return blocks, (np.cumsum(counts) - counts) * limits.block_size
 
 
-def _block_tables(tables: BlockTables, rows: Longs, starts: Longs, ends: Longs, limits: Limits) -> Ints:
-    """[copies, S, width]: what tokens from `starts` on see, below `ends`. Columns that they don't see are -1."""
+def _block_tables(tables: BlockTables, rows: Longs, ends: Longs, limits: Limits) -> Ints:
+    """[copies, S, width]."""
     width = -(-int(ends.max(initial=0)) // limits.block_size)
-    found = tables.table[:, rows, :width]
-    if limits.columns:
-        first = [first_column(start, limits.window, limits.block_size) for start in starts.tolist()]
-        found[1:, np.arange(width) < np.array(first, dtype=np.int64)[:, None]] = -1
-    return found
+    return tables.table[:, rows, :width]

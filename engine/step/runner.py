@@ -54,6 +54,8 @@ class Runner:
             max_blocks=-(-limits.max_model_len // limits.block_size),
             num_blocks=limits.num_blocks,
             columns=limits.columns,
+            window=limits.window,
+            block_size=limits.block_size,
             num_rows=2 * max_sequences,
         )
         self._staging = Staging(device, torch.int32, capacity=INPUT_WORDS)

@@ -18,6 +18,7 @@ from engine.config import EngineConfig
 from engine.engine import Engine, InvalidChunkError
 from engine.model.families import model_spec
 from engine.sequence import first_column
+from engine.step.block_tables import BlockTables
 from tests.unit.engine.by_hand import ByHand
 from tests.unit.engine.families.case import Case
 from tests.unit.engine.families.catalogue import CASES
@@ -140,6 +141,28 @@ def test_where_columns_would_not_pay_all_stays_as_it_was(name: str, longest: int
     config = case_of(name).config_object().to_dict()
     model = model_spec(config | {"architectures": [case_of(name).architecture()]})
     assert with_columns(model, EngineConfig(model=Path(name)), "float32", longest) is model
+
+
+def test_a_pass_names_no_column_that_its_tokens_do_not_see() -> None:
+    tables = BlockTables(max_blocks=8, num_blocks=40, columns=2, window=20, block_size=BLOCK)
+    sequence = asked("a", prompt_of(100))
+    sequence.block_table, sequence.columns = [0, 1, 2], [(10, 11), (12, 13), (14, 15)]
+    (row,) = tables.rows_of([sequence.schedule(40)])
+    assert tables.table[:, row, :3].tolist() == [[0, 1, 2], [10, 12, 14], [11, 13, 15]]
+    sequence.block_table.append(3)
+    sequence.columns.append((16, 17))
+    tables.rows_of([sequence.schedule(20)])
+    assert tables.table[1, row, :4].tolist() == [-1, 12, 14, 16]
+    sequence.restart(0)  # with all that it has
+    tables.rows_of([sequence.schedule(64)])
+    assert tables.table[:, row, :4].tolist() == [[0, 1, 2, 3], [10, 12, 14, 16], [11, 13, 15, 17]]
+    sequence.columns[-1] = (16,)
+    sequence.columns = [*sequence.columns]
+    with pytest.raises(InvalidChunkError, match="a column of 1 blocks, not 2"):
+        tables.rows_of([sequence.schedule(1)])
+    sequence.columns[-1] = (16, 40)
+    with pytest.raises(InvalidChunkError, match="block 40 is not in"):
+        tables.rows_of([sequence.schedule(1)])
 
 
 def test_a_layer_with_its_parts_is_in_one_block() -> None:

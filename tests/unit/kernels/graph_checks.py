@@ -35,7 +35,7 @@ PASSES: tuple[tuple[tuple[tuple[int, int], ...], GraphSize], ...] = (
     (((0, 5),), GraphSize(0, 16)),
     (((0, 70),), GraphSize(0, 96)),
     (((40, 1), (0, 9), (16, 30), (35, 3)), GraphSize(4, 64)),
-    (((33, 20),), GraphSize(2, 64)),
+    (((61, 20),), GraphSize(2, 64)),
     (((9, 1), (30, 1), (1, 1)), GraphSize(4)),
 )
 
@@ -56,7 +56,13 @@ def interpret(folder: str) -> None:
 
 
 def _check_pass(loaded: Engine, limits: Limits, shares: tuple[tuple[int, int], ...], room: GraphSize | None) -> None:
-    tables = BlockTables(max_blocks=BLOCKS, num_blocks=BLOCKS, columns=limits.columns)
+    tables = BlockTables(
+        max_blocks=BLOCKS,
+        num_blocks=BLOCKS,
+        columns=limits.columns,
+        window=limits.window,
+        block_size=limits.block_size,
+    )
     nobody, newest = NewestTokens.none(torch.device("cpu")), torch.zeros(8, dtype=torch.int64)
     places = torch.randperm(BLOCKS).tolist()
     chunks = []
