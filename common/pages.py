@@ -94,12 +94,8 @@ class KVLayout(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def pages(self) -> tuple[PagePart, ...]:
         """The parts of a block, in the order of its bytes; equal for layouts whose blocks are equal."""
-        keys_and_values = PagePart(
-            layers=self.num_layers, planes=2, heads=self.num_kv_heads, dim=self.head_dim, dtype=self.dtype
-        )
-        return tuple(
-            msgspec.structs.replace(part, all_heads=part.num_all_heads) for part in self.parts or (keys_and_values,)
-        )
+        plain = PagePart(layers=self.num_layers, planes=2, heads=self.num_kv_heads, dim=self.head_dim, dtype=self.dtype)
+        return tuple(msgspec.structs.replace(part, all_heads=part.num_all_heads) for part in self.parts or (plain,))
 
     @property
     def block_bytes(self) -> int:

@@ -118,9 +118,8 @@ def _sentencepiece(metadata: Mapping[str, Any], vocabulary: dict[str, int], toke
         {"type": "Fuse"},
         *([{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if begins_with_space else []),
     ]
-    own = {
-        text for text, index in vocabulary.items() if index >= len(types) or types[index] not in (_UNKNOWN, _CONTROL)
-    }
+    others = (_UNKNOWN, _CONTROL)
+    own = {text for text, index in vocabulary.items() if index >= len(types) or types[index] not in others}
     is_listed = metadata["tokenizer.ggml.model"] == "gemma4"
     merges = _listed(metadata) if is_listed else map(list, _merges_of(vocabulary, scores, own))
     return {

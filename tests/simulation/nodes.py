@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from common import subjects
-from common.messages import Frame, GatewayState, SetRoles, Tokens
+from common.messages import Frame, GatewayState, PagePart, SetRoles, Tokens
 from common.peers import Peers
 from decode.role import DecodeRole
 from engine.config import EngineConfig
