@@ -104,9 +104,7 @@ class BlockPool:
         self._take(blocks)
         return blocks
 
-    def match_usable(
-        self, digests: Sequence[bytes], *, is_hit: bool = True
-    ) -> tuple[list[int], list[tuple[int, ...]]]:
+    def match_usable(self, digests: Sequence[bytes], *, is_hit: bool = True) -> tuple[list[int], list[tuple[int, ...]]]:
         """Return the blocks of the longest prefix that can be gone on from, and what is needed beside its last blocks.
 
         That is a checkpoint, or the last columns. References are taken on all of them. Not `is_hit`: for a sequence that holds
