@@ -239,6 +239,8 @@ def test_whatever_is_interleaved_no_column_is_lost_and_none_is_missed(seed: int)
             case "leave" if running:
                 sequence = running.pop(rng.randrange(len(running)))
                 blocks.give_back(sequence)
+        for chunk in in_flight:
+            assert not wrong_columns(chunk, pool.column_blocks, pool.window, BLOCK), "a pass in flight lost a column"
         references = [0] * pool.num_blocks
         for sequence in all_of_them:
             for block in tokens_and_columns(sequence):
