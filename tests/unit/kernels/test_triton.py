@@ -9,7 +9,8 @@ import pytest
 from _pytest.mark import ParameterSet
 
 from tests.models import build_tiny_model
-from tests.unit.engine.families import dense, experts, hybrids
+from tests.unit.engine.families import dense, hybrids
+from tests.unit.engine.families.catalogue import CASES
 from tests.unit.kernels import (
     chosen_checks,
     codes_checks,
@@ -119,8 +120,9 @@ def test_a_pass_over_codes_in_a_larger_graph(interpreter: Interpreter, kind: str
 
 
 @pytest.mark.long
-def test_a_pass_over_chosen_positions_in_a_larger_graph(interpreter: Interpreter, tmp_path: Path) -> None:
-    (case,) = (case for case in experts.CASES if case.name == "glm_moe_dsa")
+@pytest.mark.parametrize("name", ["deepseek_v3", "kimi_linear", "glm_moe_dsa"])
+def test_a_pass_over_latents_in_a_larger_graph(interpreter: Interpreter, name: str, tmp_path: Path) -> None:
+    (case,) = (case for case in CASES if case.name == name)
     interpreter.check("graph_checks", str(case.build(tmp_path)))
 
 
