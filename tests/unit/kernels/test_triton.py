@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from _pytest.mark import ParameterSet
@@ -23,6 +24,15 @@ from tests.unit.kernels import (
     triton_checks,
 )
 from tests.unit.kernels.interpreter import Interpreter
+
+# What families need for a layer with a window beside one that sees everything.
+COLUMNS: dict[str, dict[str, Any]] = {
+    "qwen3": {
+        "use_sliding_window": True,
+        "sliding_window": 24,
+        "layer_types": ["sliding_attention", "full_attention"],
+    }
+}
 
 
 @pytest.mark.parametrize("name", triton_checks.CHECKS)
@@ -102,13 +112,13 @@ def test_paged_prefill(interpreter: Interpreter, name: str) -> None:
 
 @pytest.mark.parametrize("family", cases(["mistral", "qwen3", "qwen3_moe"]))
 def test_a_pass_in_a_larger_graph(interpreter: Interpreter, family: str, tmp_path: Path) -> None:
-    interpreter.check("graph_checks", str(build_tiny_model(tmp_path / family, family)))
+    interpreter.check("graph_checks", str(build_tiny_model(tmp_path / family, family, **COLUMNS.get(family, {}))))
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["gemma3n", "gemma4-experts", "gemma4-small"])
-def test_a_pass_of_gemma_in_a_larger_graph(interpreter: Interpreter, name: str, tmp_path: Path) -> None:
-    (case,) = (case for case in dense.CASES if case.name == name)
+@pytest.mark.parametrize("name", ["gemma3", "gemma3n", "gemma4-experts", "gemma4-small", "gpt_oss", "llama4-chunks"])
+def test_a_pass_of_a_family_with_windows_in_a_larger_graph(interpreter: Interpreter, name: str, tmp_path: Path) -> None:
+    (case,) = (case for case in (*dense.CASES, *experts.CASES) if case.name == name)
     interpreter.check("graph_checks", str(case.build(tmp_path)))
 
 
@@ -124,6 +134,13 @@ def test_a_pass_over_codes_in_a_larger_graph(interpreter: Interpreter, kind: str
 def test_a_pass_over_latents_in_a_larger_graph(interpreter: Interpreter, name: str, tmp_path: Path) -> None:
     (case,) = (case for case in CASES if case.name == name)
     interpreter.check("graph_checks", str(case.build(tmp_path)))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", codes_checks.KINDS)
+def test_a_pass_over_codes_in_columns_in_a_larger_graph(interpreter: Interpreter, kind: str, tmp_path: Path) -> None:
+    folder = build_tiny_model(tmp_path / "qwen3", "qwen3", **COLUMNS["qwen3"])
+    interpreter.check("graph_checks", f"{folder}|{kind}")
 
 
 @pytest.mark.long
