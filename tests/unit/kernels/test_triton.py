@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from _pytest.mark import ParameterSet
 
+from tests.gpu.waves import WITH_STATES
 from tests.models import build_tiny_model
-from tests.unit.engine.families import dense, hybrids
+from tests.unit.engine.families import dense
 from tests.unit.engine.families.catalogue import CASES
 from tests.unit.kernels import (
     chosen_checks,
@@ -144,5 +145,6 @@ def test_a_pass_over_codes_in_columns_in_a_larger_graph(interpreter: Interpreter
 
 
 @pytest.mark.long
-def test_a_pass_with_states_in_a_larger_graph(interpreter: Interpreter, tmp_path: Path) -> None:
-    interpreter.check("graph_checks", str(hybrids.QWEN_3_5.build(tmp_path)))
+@pytest.mark.parametrize("family", WITH_STATES)
+def test_a_pass_with_states_in_a_larger_graph(interpreter: Interpreter, family: str, tmp_path: Path) -> None:
+    interpreter.check("graph_checks", str(WITH_STATES[family].build(tmp_path)))
