@@ -11,7 +11,7 @@ from _pytest.mark import ParameterSet
 
 from tests.gpu.waves import WITH_STATES
 from tests.models import build_tiny_model
-from tests.unit.engine.families import dense
+from tests.unit.engine.families import dense, experts
 from tests.unit.engine.families.catalogue import CASES
 from tests.unit.kernels import (
     chosen_checks,
