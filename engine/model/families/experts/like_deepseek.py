@@ -207,7 +207,10 @@ def read_laguna(fields: Fields) -> ModelSpec:
         LayerSpec(mixer=mixer, mlp=sparse if there else dense)
         for mixer, there in zip(_laguna_mixers(fields, kinds), _behind_named(fields), strict=True)
     ]
-    return model(fields, layers)
+    # Transformers has another name for the shared expert in memory.
+    at = [f"model.layers.{layer}.mlp." for layer in range(num_layers)]
+    names = StoredNames(renamed={f"{each}shared_experts.": f"{each}shared_expert." for each in at})
+    return model(fields, layers, stored=names)
 
 
 def _laguna_mixers(fields: Fields, kinds: list[str]) -> list[AttentionSpec]:
