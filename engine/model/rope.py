@@ -14,7 +14,7 @@ from engine.model.scaling import (
     RopeSpec,
     YarnScaling,
 )
-from engine.model.spec import QueryGrowth
+from engine.model.spec import QueryGrowth, UnsupportedModelError
 
 
 def cos_sin_table(rope: RopeSpec, *, head_dim: int, num_positions: int) -> torch.Tensor:
@@ -49,7 +49,13 @@ def inverse_frequencies(rope: RopeSpec, head_dim: int, *, num_positions: int = 0
             return _scale_like_yarn(frequencies, rope.scaling, rope.theta)
         case LongRopeScaling():
             is_long = num_positions > rope.scaling.original_max_position_embeddings
-            return frequencies / torch.tensor(rope.scaling.long_factor if is_long else rope.scaling.short_factor)
+            divisors = rope.scaling.long_factor if is_long else rope.scaling.short_factor
+            if len(divisors) != len(frequencies):
+                raise UnsupportedModelError(
+                    f"config.json: the rotation has {len(divisors)} factors (short_factor, long_factor, or a GGUF file's"
+                    f" rope_freqs), and a head {len(frequencies)} pairs to turn: each needs one"
+                )
+            return frequencies / torch.tensor(divisors)
         case ProportionalScaling(share=share, factor=factor):
             turning = torch.arange(len(frequencies)) < int(share * dim // 2)
             return torch.where(turning, frequencies / factor, 0.0)

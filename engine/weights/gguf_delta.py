@@ -85,7 +85,8 @@ def _heads(header: GgufHeader) -> _Heads:
     found = [header.metadata.get(f"{architecture}.ssm.{name}") for name in names]
     groups, heads, key_dim, inner = (value if type(value) is int and value > 0 else 1 for value in found)
     if None in found or heads % groups or inner % heads:
-        raise CheckpointError(f"{header.file}: {architecture}.ssm: {dict(zip(names, found, strict=True))} are no heads")
+        said = ", ".join(f"{name} = {value!r:.40}" for name, value in zip(names, found, strict=True))
+        raise CheckpointError(f"{header.file}: {architecture}.ssm: {said} are no heads")
     return _Heads(groups, heads // groups, key_dim, inner // heads, architecture in _VALUES_IN_TURN)
 
 

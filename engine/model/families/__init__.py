@@ -36,9 +36,7 @@ def read_model_spec(
     `quantization`: what plain weights become while they are loaded, one of `ONLINE`. `device` and `dtype` ("auto": not
     asked for) decide what the quantised weights of a GGUF file become otherwise.
     """
-    spec = model_spec(beside_config(folder, read_fields(folder)))
-    if is_gguf(folder):
-        spec = as_in_file(spec, read_header(folder).tensors)
+    spec = _in_gguf(folder) if is_gguf(folder) else model_spec(beside_config(folder, read_fields(folder)))
     if quantization != "auto":
         spec = online(spec, quantization)
         keeps_experts = quantization == "int8" and device == "cpu" and is_gguf(folder)
@@ -46,6 +44,15 @@ def read_model_spec(
     if is_gguf(folder):
         return replace(spec, quantization=kept_as(folder, device=device, dtype=dtype))
     return in_files(spec, folder)
+
+
+def _in_gguf(file: Path) -> ModelSpec:
+    try:
+        spec = model_spec(beside_config(file, read_fields(file)))
+    except UnsupportedModelError as error:
+        said = str(error)
+        raise UnsupportedModelError(f"{file}, read as a {said}" if said.startswith("config.json") else said) from error
+    return as_in_file(spec, read_header(file).tensors)
 
 
 def read_fields(folder: Path) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from engine.model.scaling import (
 from engine.model.spec import UnsupportedModelError
 
 _COMMON = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
+_MOST_POSITIONS = 1 << 31
 
 
 def rope(
@@ -51,9 +52,9 @@ def rope(
         scaling = read(values, fields)
     except KeyError as error:
         raise UnsupportedModelError(f"config.json: {name} of type {rope_type!r} lacks {error}") from error
-    if not (0 < float(share) <= 1 and theta > 0):
+    if not (0 < float(share) <= 1 and theta > 1):
         raise UnsupportedModelError(
-            f"config.json: {name} rotates {share!r:.40} of a head by {theta!r:.40}: at most all of it, by a positive number"
+            f"config.json: {name} rotates {share!r:.40} of a head by {theta!r:.40}: at most all of it, by a number above 1"
         )
     share = 1.0 if isinstance(scaling, ProportionalScaling) else float(share)
     return RopeSpec(theta=theta, scaling=scaling, share=share, interleaved=interleaved)
@@ -81,7 +82,12 @@ def rope_values(fields: Fields, kind: str = "") -> tuple[str, Mapping[str, Any]]
 def _original(values: Mapping[str, Any], fields: Fields) -> int:
     """Positions that the model was trained with at first."""
     asked = fields.get("original_max_position_embeddings") or values.get("original_max_position_embeddings")
-    return int(asked or fields["max_position_embeddings"])
+    found = int(asked or fields["max_position_embeddings"])
+    if not 1 <= found < _MOST_POSITIONS:
+        raise UnsupportedModelError(
+            f"config.json: original_max_position_embeddings = {asked!r:.40} is no context's length"
+        )
+    return found
 
 
 def _llama3(values: Mapping[str, Any], fields: Fields) -> Llama3Scaling:
@@ -121,11 +127,18 @@ def _longrope(values: Mapping[str, Any], fields: Fields) -> LongRopeScaling:
     if attention_factor is None:
         attention_factor = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
     return LongRopeScaling(
-        short_factor=tuple(map(float, values["short_factor"])),
-        long_factor=tuple(map(float, values["long_factor"])),
+        short_factor=_divisors(values, "short_factor"),
+        long_factor=_divisors(values, "long_factor"),
         original_max_position_embeddings=original,
         attention_factor=float(attention_factor),
     )
+
+
+def _divisors(values: Mapping[str, Any], name: str) -> tuple[float, ...]:
+    found = tuple(map(float, values[name]))
+    if not all(0 < each < math.inf for each in found):
+        raise UnsupportedModelError(f"config.json: {name} of type 'longrope' must hold positive numbers")
+    return found
 
 
 def _proportional(values: Mapping[str, Any], fields: Fields) -> ProportionalScaling:

@@ -88,6 +88,13 @@ def test_frequencies_are_those_of_transformers(scaling: dict[str, Any]) -> None:
     torch.testing.assert_close(first, torch.full_like(first, factor))
 
 
+def test_each_pair_has_a_factor_of_longrope() -> None:
+    scaling = {"rope_type": "longrope", "short_factor": [1.0] * 7, "long_factor": [1.0] * 8}
+    rope = model_spec(fields(rope_scaling=scaling)).layers[0].mixer.rope
+    with pytest.raises(UnsupportedModelError, match=r"has 7 factors .*, and a head 8 pairs to turn: each needs one"):
+        inverse_frequencies(rope, head_dim=16, num_positions=100)
+
+
 def test_the_table_holds_cosines_then_sines() -> None:
     table = cos_sin_table(RopeSpec(theta=10.0), head_dim=4, num_positions=3)
     angles = torch.tensor([2.0, 2.0 / 10.0**0.5])
@@ -143,6 +150,15 @@ def test_biases_and_head_norms_are_those_of_the_family(
         ({"rope_scaling": {"rope_type": "mrope"}}, "rope_scaling.rope_type = 'mrope'"),
         ({"rope_scaling": {"type": "linear", "factor": 4.0, "alpha": 2}}, "rope_scaling of type 'linear' has alpha"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 4.0}}, "lacks 'low_freq_factor'"),
+        (
+            {"rope_scaling": SCALINGS[6] | {"long_factor": [1.0, 0.0]}},
+            "long_factor of type 'longrope' must hold positive",
+        ),
+        (
+            {"rope_scaling": SCALINGS[5] | {"original_max_position_embeddings": 10**30}},
+            "embeddings = 10+ is no context's",
+        ),
+        ({"rope_theta": 1.0}, "rotates 1.0 of a head by 1.0: at most all of it, by a number above 1"),
         ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "rope_parameters differs between layers"),
         ({"sliding_window": 8}, "sliding_window = 8 is not supported by this family"),
         ({"attn_logit_softcapping": 50.0, "new_in_6": {"a": 1}}, "attn_logit_softcapping = 50.0, new_in_6 = {'a': 1}"),

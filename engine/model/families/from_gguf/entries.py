@@ -11,6 +11,8 @@ from engine.model.spec import UnsupportedModelError
 Config = dict[str, Any]
 _MAX_FACTORS = 1 << 12
 _MAX_LAYERS = 1 << 12  # families refuse more
+_MAX_NUMBER = 1 << 31
+_FEW = 8
 # They say what other fields say, or nothing about the arithmetic.
 _HARMLESS = {"vocab_size", "rope.scaling.finetuned", "tensor_data_layout", "attention.value_length", "pooling_type"}
 _HARMLESS |= {"rope.scaling.yarn_log_multiplier"}
@@ -61,16 +63,17 @@ class Entries:
         self.newest = name
         value = self._header.metadata.get(self._beginning + name)
         found = {each for each in value if each} if isinstance(value, list) else {value}
-        if len(found) != 1:
+        if len(found) != 1 or any(type(each) is not int for each in found - {None}):
             raise self.unsupported(name)
         return found.pop()
 
     @property
     def num_layers(self) -> int:
         """Without those that predict further tokens, which are not computed."""
-        count = self.number("block_count") - self.number_or("nextn_predict_layers", 0)
+        count, predicting = self.number("block_count"), self.number_or("nextn_predict_layers", 0)
         self.agree("block_count", 1 <= count <= _MAX_LAYERS)
-        return count
+        self.agree("nextn_predict_layers", predicting < count)
+        return count - predicting
 
     def number_or(self, name: str, default: int) -> int:
         return self.number(name) if self.get(name) is not None else default
@@ -86,8 +89,16 @@ class Entries:
         return value
 
     def number(self, name: str) -> int:
+        """0 or more."""
         value = self[name]
-        if type(value) is not int:
+        if type(value) is not int or not 0 <= value < _MAX_NUMBER:
+            raise self.unsupported(name)
+        return value
+
+    def size(self, name: str) -> int:
+        """1 or more."""
+        value = self.number(name)
+        if value == 0:
             raise self.unsupported(name)
         return value
 
@@ -125,16 +136,15 @@ class Entries:
     def agree(self, name: str, does: bool) -> None:
         """Raise UnsupportedModelError for a size that is not that of the tensors."""
         if not does:
-            value = self._header.metadata.get(self._beginning + name)
-            raise UnsupportedModelError(
-                f"{self._header.file}: {self._beginning}{name} = {value!r:.40}, but the file's tensors say otherwise"
-            )
+            raise UnsupportedModelError(f"{self._said(name)}, but the file's tensors say otherwise")
 
     def unsupported(self, name: str) -> UnsupportedModelError:
+        return UnsupportedModelError(f"{self._said(name)} is not supported")
+
+    def _said(self, name: str) -> str:
         value = self._header.metadata.get(self._beginning + name)
-        return UnsupportedModelError(
-            f"{self._header.file}: {self._beginning}{name} = {str(value)[:40]} is not supported"
-        )
+        few = value[:_FEW] if isinstance(value, list) else value
+        return f"{self._header.file}: {self._beginning}{name} = {str(few)[:40]}"
 
     def check_all_read(self) -> None:
         for key, value in self._header.metadata.items():

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from engine.model.families.from_gguf.entries import Config, Entries
 from engine.model.families.from_gguf.shared import (
     SIGMOID,
+    SOFTMAX,
     common,
     experts,
     full_attention,
@@ -160,7 +161,7 @@ def _deepseek_2(entries: Entries) -> Config:
     key, value = (entries.number(f"attention.{name}_length{'_mla' if is_split else ''}") for name in ("key", "value"))
     entries.get("attention.key_length")
     config = common(entries, "DeepseekV3ForCausalLM") | {
-        "num_key_value_heads": entries["attention.head_count"],
+        "num_key_value_heads": entries.size("attention.head_count"),
         "kv_lora_rank": entries["attention.kv_lora_rank"],
         "q_lora_rank": entries.get("attention.q_lora_rank"),
         "qk_nope_head_dim": key - rotated,
@@ -174,8 +175,11 @@ def _deepseek_2(entries: Entries) -> Config:
         return config | {"architectures": ["YoutuForCausalLM"]}
     own = grouped_experts(entries)
     is_corrected = entries.has(f"blk.{entries.num_layers - 1}.exp_probs_b.bias")
-    if entries.get("expert_gating_func", SIGMOID if is_corrected else None) == SIGMOID:
+    scores = entries.get("expert_gating_func") or (SIGMOID if is_corrected else SOFTMAX)
+    if scores == SIGMOID:
         return config | own
+    if scores != SOFTMAX:
+        raise entries.unsupported("expert_gating_func")
     method = "group_limited_greedy" if own["n_group"] > 1 else "greedy"
     return config | own | {"architectures": ["DeepseekV2ForCausalLM"], "topk_method": method}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from engine.model.families.from_gguf.entries import Config, Entries
-from engine.model.families.from_gguf.shared import biases, frame, head_dim, rope
+from engine.model.families.from_gguf.shared import biases, frame, head_dim, num_kv_heads, rope
 
 _LAYERS_TO_NO_WINDOW = 4
 
@@ -51,8 +51,8 @@ def _stablelm(entries: Entries) -> Config:
 def _common(entries: Entries, architecture: str, eps: str) -> Config:
     """`eps`: what the family calls it."""
     return frame(entries, architecture) | {
-        "intermediate_size": entries["feed_forward_length"],
-        "num_key_value_heads": entries.get("attention.head_count_kv") or entries["attention.head_count"],
+        "intermediate_size": entries.size("feed_forward_length"),
+        "num_key_value_heads": num_kv_heads(entries),
         eps: entries["attention.layer_norm_epsilon"],
     }
 

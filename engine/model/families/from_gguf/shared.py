@@ -25,10 +25,14 @@ def windows_by_layer(entries: Entries) -> Config:
 def common(entries: Entries, architecture: str, *, kv_heads: int | None = None, norm: str = "attn_norm") -> Config:
     """What nearly all have; `kv_heads`: where layers differ in it; `norm`: a tensor of each layer."""
     return frame(entries, architecture, norm=norm) | {
-        "intermediate_size": entries["feed_forward_length"],
-        "num_key_value_heads": kv_heads or entries.get("attention.head_count_kv") or entries["attention.head_count"],
+        "intermediate_size": entries.size("feed_forward_length"),
+        "num_key_value_heads": kv_heads or num_kv_heads(entries),
         "rms_norm_eps": entries["attention.layer_norm_rms_epsilon"],
     }
+
+
+def num_kv_heads(entries: Entries) -> int:
+    return entries.number_or("attention.head_count_kv", 0) or entries.size("attention.head_count")
 
 
 def frame(entries: Entries, architecture: str, *, norm: str = "attn_norm") -> Config:
@@ -36,30 +40,30 @@ def frame(entries: Entries, architecture: str, *, norm: str = "attn_norm") -> Co
 
     Sizes that nothing of is there would take memory before a tensor is looked at.
     """
-    entries.agree("embedding_length", entries.columns("token_embd.weight") == entries["embedding_length"])
+    entries.agree("embedding_length", entries.columns("token_embd.weight") == entries.size("embedding_length"))
     entries.agree("block_count", entries.has(f"blk.{entries.num_layers - 1}.{norm}.weight"))
     return {
         "architectures": [architecture],
         "dtype": entries.dtype(),
         "vocab_size": entries.rows("token_embd.weight"),
-        "hidden_size": entries["embedding_length"],
+        "hidden_size": entries.size("embedding_length"),
         "num_hidden_layers": entries.num_layers,
-        "num_attention_heads": entries["attention.head_count"],
-        "max_position_embeddings": entries["context_length"],
+        "num_attention_heads": entries.size("attention.head_count"),
+        "max_position_embeddings": entries.size("context_length"),
         "tie_word_embeddings": not entries.has("output.weight"),
     }
 
 
 def head_dim(entries: Entries) -> int:
-    return entries.get("attention.key_length") or entries.number("embedding_length") // entries.number(
-        "attention.head_count"
-    )
+    own = entries.number_or("attention.key_length", 0)
+    return own or entries.size("embedding_length") // entries.size("attention.head_count")
 
 
 def rope(entries: Entries, *, theta: float = 10_000.0) -> Config:
     """The rotation of a head, or of its first part."""
     values = rotation(entries, theta=theta)
-    share = entries.get("rope.dimension_count", head_dim(entries)) / head_dim(entries)
+    size = head_dim(entries)
+    share = entries.number_or("rope.dimension_count", size) / size
     return {"rope_parameters": values if share == 1 else values | {"partial_rotary_factor": share}}
 
 
@@ -79,15 +83,23 @@ def rotation(entries: Entries, *, theta: float = 10_000.0) -> Config:
         values |= {"original_max_position_embeddings": entries["context_length"], "attention_factor": 1.0}
     elif kind == "yarn":
         values |= {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
-        for name, key in (("beta_fast", "yarn_beta_fast"), ("beta_slow", "yarn_beta_slow")):
-            values |= {name: given} if (given := entries.get(f"rope.scaling.{key}")) else {}
+        values |= _betas(entries)
     elif kind == "linear" and factor:
         values |= {"rope_type": "linear", "factor": factor}
-    elif kind not in ("none", "linear", "longrope") or (kind == "none" and factor not in (None, 0, 1)):
+    elif kind not in ("none", "linear", "longrope"):
         raise entries.unsupported("rope.scaling.type")
-    if magnitude is not None:
+    elif kind == "none" and factor not in (None, 0, 1):
+        raise entries.unsupported("rope.scaling.factor" if entries.get("rope.scaling.factor") else "rope.scale_linear")
+    if magnitude is not None and "rope_type" in values:
         values["attention_factor"] = magnitude
+    elif magnitude not in (None, 1):
+        raise entries.unsupported("rope.scaling.attn_factor")
     return values
+
+
+def _betas(entries: Entries) -> Config:
+    given = {name: entries.get(f"rope.scaling.yarn_{name}") for name in ("beta_fast", "beta_slow")}
+    return {name: value for name, value in given.items() if value}
 
 
 def experts(entries: Entries, *, renormalised: bool) -> Config:
@@ -119,9 +131,10 @@ def sigmoid_experts(entries: Entries) -> Config:
 
 def grouped_experts(entries: Entries) -> Config:
     """What such mixtures say of their experts, whichever their scores are."""
-    num_dense = entries.get("leading_dense_block_count")
-    if num_dense is not None:
-        entries.agree("leading_dense_block_count", dense_layers(entries) == list(range(num_dense)))
+    num_dense = entries.number_or("leading_dense_block_count", 0)
+    if entries.get("leading_dense_block_count") is not None:
+        dense = dense_layers(entries)
+        entries.agree("leading_dense_block_count", len(dense) == num_dense and dense == list(range(num_dense)))
     return {
         "n_routed_experts": entries["expert_count"],
         "num_experts_per_tok": entries["expert_used_count"],
@@ -131,7 +144,7 @@ def grouped_experts(entries: Entries) -> Config:
         "routed_scaling_factor": entries.get("expert_weights_scale") or 1.0,
         "n_group": entries.get("expert_group_count") or 1,
         "topk_group": entries.get("expert_group_used_count") or 1,
-        "first_k_dense_replace": num_dense or 0,
+        "first_k_dense_replace": num_dense,
     }
 
 

@@ -43,11 +43,22 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ({"llama__rope.scaling.type": "spiral"}, r"llama.rope.scaling.type = spiral is not supported"),
         ({"llama__block_count": None}, r"llama.block_count is missing"),
         (
-            {"llama__embedding_length": 2**32 - 1},
-            "llama.embedding_length = 4294967295, but the file's tensors say otherwise",
+            {"llama__embedding_length": 2**30},
+            "llama.embedding_length = 1073741824, but the file's tensors say otherwise",
         ),
-        ({"llama__rope.dimension_count": 2**31}, "rotates .* of a head by .*: at most all of it"),
-        ({"llama__context_length": 2**32 - 1}, "max_position_embeddings must be a positive integer up to"),
+        (
+            {"llama__rope.dimension_count": 2**30},
+            "changed.gguf, read as a config.json: .* rotates .*: at most all of it",
+        ),
+        ({"llama__context_length": 2**32 - 1}, "llama.context_length = 4294967295 is not supported"),
+        ({"llama__attention.head_count": 0}, "llama.attention.head_count = 0 is not supported"),
+        ({"llama__rope.scaling.factor": 4.0}, "llama.rope.scaling.factor = 4.0 is not supported"),
+        ({"llama__rope.scaling.attn_factor": 2.0}, "llama.rope.scaling.attn_factor = 2.0 is not supported"),
+        ({"llama__nextn_predict_layers": 2}, "llama.nextn_predict_layers = 2, but the file's tensors say otherwise"),
+        (
+            {"llama__rope.freq_base": 1.0},
+            "changed.gguf, read as a config.json: .* at most all of it, by a number above 1",
+        ),
     ],
 )
 def test_a_wrong_entry_is_named(folder: Path, tmp_path: Path, entries: dict[str, Any], complaint: str) -> None:
@@ -135,10 +146,10 @@ def test_whatever_metadata_say_is_read_or_refused(read: GgufHeader, entries: dic
 
 def test_layers_beyond_all_bounds_are_refused_before_they_are_counted(read: GgufHeader) -> None:
     metadata = {name.replace("llama.", "qwen3moe."): value for name, value in read.metadata.items()}
-    experts = {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 32, "block_count": 2**32 - 1}
+    experts = {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 32, "block_count": 2**31 - 1}
     metadata |= {f"qwen3moe.{name}": value for name, value in experts.items()}
     header = replace(read, metadata=metadata | {"general.architecture": "qwen3moe"})
-    with pytest.raises(UnsupportedModelError, match=r"block_count = 4294967295, but the file's tensors say"):
+    with pytest.raises(UnsupportedModelError, match=r"block_count = 2147483647, but the file's tensors say"):
         model_spec(from_gguf.config_of_header(header))
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import struct
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -13,13 +16,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.model.files import GENERATION_CONFIG, TOKENIZER, TOKENIZER_CONFIG, read_file
-from common.model.gguf import read_header
+from common.model.gguf import GgufHeader, GgufTensor, read_header
 from engine.config import EngineConfig
 from engine.engine import Engine
+from engine.model.families import model_spec
+from engine.model.families.from_gguf import config_of_header
+from engine.model.spec import UnsupportedModelError
 from engine.weights.checkpoint import CheckpointError
 from engine.weights.gguf_names import stored_in_gguf
 from tests.gguf_files import changed, write_gguf
 from tests.models import build_tiny_model
+from tests.unit.engine.gguf.converted import recorded
 
 FILES = (TOKENIZER, TOKENIZER_CONFIG, GENERATION_CONFIG)
 SIZES = (0, 1, 3, 33, 255, 256, 4096, 2**16, 2**20, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**63, 2**64 - 1)
@@ -123,3 +130,50 @@ def test_no_tensor_is_of_millions_of_experts(tmp_path: Path, shape: tuple[int, .
     writer.close()
     with pytest.raises(CheckpointError, match=r"ffn_gate_exps.weight of the shape \[1048576.* up to 16384 experts"):
         list(stored_in_gguf(file))
+
+
+def header_of(case: str, file: Path, **metadata: Any) -> GgufHeader:
+    """Of a file as the converter writes it, with other entries; its tensors are one small piece of zeros."""
+    file.write_bytes(bytes(4096))
+    line = recorded()[case]
+    architecture = line["architecture"]
+    entries = {f"{architecture}.{name}": value for name, value in (line["metadata"] | metadata).items()}
+    tensors = {
+        name: GgufTensor(name, "F32", tuple(shape), file, 0, 4 * math.prod(shape))
+        for name, shape in line["tensors"].items()
+    }
+    return GgufHeader(file, {"general.architecture": architecture} | entries, tensors, (0,))
+
+
+@pytest.mark.parametrize(
+    ("case", "entry", "value"),
+    [
+        ("glm4_moe", "leading_dense_block_count", 2**31 - 1),
+        ("deepseek_v2", "leading_dense_block_count", -1),
+        ("deepseek_v2", "expert_gating_func", 3),
+        ("nemotron_h", "attention.head_count_kv", "two"),
+        ("gemma4", "attention.key_length", -1),
+        ("gemma3n", "feed_forward_length", [96] * 99),
+        ("arcee", "attention.head_count_kv", [2, 1]),
+        ("glm4", "feed_forward_length", -1),
+        ("starcoder2, no window", "rope.dimension_count", "all"),
+    ],
+)
+def test_what_a_converter_never_writes_is_named(case: str, entry: str, value: Any, tmp_path: Path) -> None:
+    header = header_of(case, tmp_path / "model.gguf", **{entry: value})
+    with pytest.raises(UnsupportedModelError, match=rf"\.{entry} = .{{0,40}}( is not supported|, but the file's)"):
+        model_spec(config_of_header(header))
+
+
+def test_a_gemma_4_without_its_rotations_is_refused(tmp_path: Path) -> None:
+    header = header_of("gemma4", tmp_path / "model.gguf")
+    tensors = {name: tensor for name, tensor in header.tensors.items() if name != "rope_freqs.weight"}
+    with pytest.raises(UnsupportedModelError, match=r"there is no tensor rope_freqs\.weight"):
+        config_of_header(replace(header, tensors=tensors))
+
+
+def test_long_lists_are_not_repeated_in_a_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    header = header_of("qwen3_5", tmp_path / "model.gguf", **{"ssm.inner_size": [True] * 1000})
+    monkeypatch.setattr("engine.weights.gguf_names.read_header", lambda file: header)
+    with pytest.raises(CheckpointError, match=r"ssm: .*inner_size = \[True, .{0,60} are no heads"):
+        list(stored_in_gguf(header.file))

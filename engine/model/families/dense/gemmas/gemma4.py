@@ -193,10 +193,10 @@ def _attention(fields: Fields, kind: str, index: int, **shared: str) -> Attentio
     )
 
 
-def _own_sizes(fields: Fields, kind: str, index: int) -> Mapping[str, Any]:
+def _own_sizes(fields: Fields, kind: str, index: int) -> Mapping[str, int]:
     """A layer's sizes where they differ from the model's, in transformers' form or the published one."""
     by_layer = fields.get("per_layer_config")
-    global_head_dim, global_heads = fields.get("global_head_dim"), fields.get("num_global_key_value_heads")
+    head_dim, heads = count(fields, "global_head_dim"), count(fields, "num_global_key_value_heads")
     if by_layer is not None:
         if not all(key.isdigit() for key in by_layer):
             raise UnsupportedModelError(
@@ -205,9 +205,7 @@ def _own_sizes(fields: Fields, kind: str, index: int) -> Mapping[str, Any]:
         own: Mapping[str, Any] = {int(key): value for key, value in by_layer.items()}.get(index, {})
         if unknown := own.keys() - {"head_dim", "num_key_value_heads"}:
             raise UnsupportedModelError(f"config.json: per_layer_config has {sorted(unknown)}, which is not supported")
-        return own
+        return {name: count(Fields(own), name) for name in own}
     if kind != FULL:
         return {}
-    return {"head_dim": global_head_dim} | (
-        {"num_key_value_heads": global_heads} if flag(fields, "attention_k_eq_v") else {}
-    )
+    return {"head_dim": head_dim} | ({"num_key_value_heads": heads} if flag(fields, "attention_k_eq_v") else {})
