@@ -63,8 +63,8 @@ def chosen_positions(
 
     `q` [T, H, D], rotated; `weights` [T, H] float32. A position's score is the sum over heads of the weight times
     max(0, query * key), in float32. A token that sees at most K positions attends to all; else to the K with the highest scores,
-    of equal ones to the earliest. Prompts whose keys and values are made see no more than K; no sequence more than
-    `longest`.
+    of equal ones to the earliest; what is no number is the lowest. Prompts whose keys and values are made see no more than K;
+    no sequence more than `longest`.
     """
     at = torch.arange(most, dtype=torch.int32)
     chosen = torch.where(at <= positions[:, None], at, -1)
@@ -102,7 +102,7 @@ def _sequences(first: int, batch: AttentionBatch) -> Iterator[tuple[slice, torch
 def _highest(scores: torch.Tensor, seen: torch.Tensor, most: int) -> torch.Tensor:
     """The positions [rows, K] of the highest `scores` [rows, C] among the first `seen` [rows, 1], more than K of them."""
     hidden = torch.arange(scores.shape[1], device=scores.device) >= seen
-    scores = scores.masked_fill(hidden, float("-inf"))
+    scores = scores.masked_fill(hidden | scores.isnan(), float("-inf"))
     last = scores.topk(most).values[:, -1:]
     higher, equal = scores > last, scores == last
     room = most - higher.sum(dim=1, keepdim=True)

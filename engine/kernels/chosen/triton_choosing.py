@@ -243,7 +243,8 @@ def _highest(scores_TS, positions_T, chosen_TK, first, width, K: tl.constexpr, B
 
 @triton.jit
 def _ordered(score):
-    """Whole numbers in the order of the scores; both zeros are one."""
+    """Whole numbers in the order of the scores; both zeros are one, and what is no number is the lowest."""
+    score = tl.where(score == score, score, float("-inf"))
     bits = tl.where(score == 0.0, 0.0, score).to(tl.int32, bitcast=True)
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
