@@ -264,11 +264,11 @@ class BlockPool:
         return not self._reach or digest in self._usable
 
     def _now_usable(self, digest: bytes) -> None:
-        if digest in self._by_digest:
+        if self._reach and digest in self._by_digest:
             _note(digest, happened=self._added, undone=self._removed)
 
     def _no_longer_usable(self, digest: bytes) -> None:
-        if digest in self._by_digest:
+        if self._reach and digest in self._by_digest:
             _note(digest, happened=self._removed, undone=self._added)
 
     def _spare(self, block: int) -> None:

@@ -116,6 +116,16 @@ def test_a_block_is_told_while_a_hit_may_end_at_it_or_behind_it() -> None:
     assert pool.cached_digests() == []
 
 
+def test_with_a_window_of_one_position_a_hit_needs_no_column() -> None:
+    pool, digests = BlockPool(num_blocks=20, block_size=4, column_blocks=M, window=1), chain(1, 3)
+    blocks, columns = computed(pool, digests)
+    assert pool.drain_events() == (digests, [])
+    for column in columns:
+        lose(pool, column)
+    assert pool.match_usable(digests) == (blocks, [])
+    assert (pool.drain_events(), pool.cached_digests()) == (([], []), digests)
+
+
 def test_states_and_columns_are_not_in_one_pool() -> None:
     with pytest.raises(ValueError, match="states apart or windows, not both"):
         BlockPool(num_blocks=4, block_size=4, state_blocks=1, column_blocks=1, window=8)
