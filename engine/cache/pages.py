@@ -109,14 +109,21 @@ def _kept_for_ever(parts: Sequence[PagePart]) -> list[PagePart]:
 
 
 def with_windowed(layout: KVLayout, windowed: Sequence[PagePart]) -> KVLayout:
-    """Return the layout with columns of these parts. Raises ValueError where a layer of them is more than a block."""
+    """Return the layout with columns of these parts.
+
+    Raises ValueError where a layer of them is more than a block, or no block of tokens fits in with its column.
+    """
     places = column_places(windowed, layout.block_bytes, layout.block_size)
     if not places:
         raise ValueError(f"a block of {layout.block_bytes} bytes is less than a layer with a window keeps in one")
+    if layout.num_blocks <= (num_columns := places[-1][0] + 1):
+        raise ValueError(
+            f"{layout.num_blocks} blocks for KV hold no sequence: a block of tokens has {num_columns} more for windows"
+        )
     return msgspec.structs.replace(
         layout,
         windowed=tuple(windowed),
-        column_blocks=places[-1][0] + 1,
+        column_blocks=num_columns,
         window=max(part.window for part in windowed),
     )
 

@@ -85,6 +85,13 @@ def test_a_block_that_no_layers_state_fits_into_is_refused() -> None:
         layout_of([KEYS, msgspec.structs.replace(large, heads=10_000)], CONFIG, 0)
 
 
+def test_a_pool_without_room_for_one_column_is_refused() -> None:
+    windowed = msgspec.structs.replace(KEYS, layers=2 * KEYS.layers, window=20)
+    assert layout_of([KEYS, windowed], replace(CONFIG, num_blocks=3), 0).column_blocks == 2
+    with pytest.raises(ValueError, match="2 blocks for KV hold no sequence: a block of tokens has 2 more"):
+        layout_of([KEYS, windowed], replace(CONFIG, num_blocks=2), 0)
+
+
 def test_several_parts_share_a_blocks_bytes_without_gaps_or_overlap() -> None:
     layout = layout_of([KEYS, LATENT], CONFIG, 0)
     pool = pool_of(layout)
