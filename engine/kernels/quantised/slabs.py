@@ -1,11 +1,18 @@
 """Experts in floats of 4 bits (e2m1) on a CPU: a few outputs at a time become plain, and are multiplied while a cache holds them.
 
+Each thread takes whole slabs. Operations that share one each would wait for one another some 150 times a product: where other
+programs want the cores too, a wait is as long as their turn.
+
 N outputs, K inputs, W outputs of a slab, S slabs, G groups of inputs.
 """
 
 from __future__ import annotations
 
 import functools
+import os
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 import torch
@@ -77,9 +84,44 @@ def put(weight: Slabs, begin: int, codes: torch.Tensor, scales: torch.Tensor) ->
 def product(x: torch.Tensor, weight: Slabs, bias: torch.Tensor | None) -> torch.Tensor:
     """Return x @ weight.T + bias [T, N]. `x` [T, K]; a weight is rounded to x's dtype, which bfloat16 and float32 need not."""
     dtype = torch.float32 if x.dtype == torch.float16 else x.dtype
-    parts = [torch.mm(x, _plain(*each, dtype).to(x.dtype)) for each in zip(weight.codes, weight.scales, strict=True)]
+    parts, threads = [x] * len(weight.codes), min(torch.get_num_threads(), len(weight.codes))
+    left = iter(range(len(parts)))
+
+    @torch.inference_mode()
+    def take(left: Iterator[int]) -> None:
+        for slab in left:
+            parts[slab] = torch.mm(x, _plain(weight.codes[slab], weight.scales[slab], dtype).to(x.dtype))
+
+    if threads == 1:
+        take(left)
+    else:
+        for done in [_threads(torch.get_num_threads()).submit(take, left) for _ in range(threads)]:
+            done.result()
     out = torch.cat(parts, dim=1)[:, : weight.outputs]
     return out if bias is None else out.add_(bias)
+
+
+@functools.cache
+def _threads(count: int) -> ThreadPoolExecutor:
+    """Threads whose operations share with no others."""
+    threads = ThreadPoolExecutor(count, thread_name_prefix="slabs", initializer=_alone)
+    all_there = threading.Barrier(count + 1)
+    for _ in range(count):
+        threads.submit(all_there.wait)
+    all_there.wait()
+    # Threads that torch has not met yet take the number that was set last.
+    torch.set_num_threads(count)
+    return threads
+
+
+def _alone() -> None:
+    # A thread's first call takes the number that was set last, whatever the thread itself has set.
+    torch.get_num_threads()
+    torch.set_num_threads(1)
+
+
+# A forked process has none of them.
+os.register_at_fork(after_in_child=_threads.cache_clear)
 
 
 def plain(weight: Slabs, dtype: torch.dtype) -> torch.Tensor:

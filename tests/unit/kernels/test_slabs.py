@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 
@@ -39,6 +41,29 @@ def test_a_product_is_that_of_the_numbers(
         found = product(x, weight, bias.to(dtype))
         assert (found.shape, found.dtype) == ((count, rows), dtype)
         assert (found.double() - expected).norm() < 8 * torch.finfo(dtype).eps * expected.norm()
+
+
+def test_threads_take_whole_slabs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slabs, "_ELEMENTS", 32 * 64)  # ten slabs
+    weight, _ = drawn(320, 64)
+    x, make, seen = torch.randn(3, 64), slabs._plain, set[int]()
+
+    def plain_slab(codes: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        seen.add(torch.get_num_threads())
+        return make(codes, scales, dtype)
+
+    monkeypatch.setattr(slabs, "_plain", plain_slab)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        expected = product(x, weight, None)
+        torch.set_num_threads(3)
+        assert torch.equal(product(x, weight, None), expected)
+        assert (seen, torch.get_num_threads()) == ({1}, 3)
+        with ThreadPoolExecutor(1) as another:
+            assert another.submit(torch.get_num_threads).result() == 3
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_nothing_is_rounded() -> None:
