@@ -23,3 +23,5 @@ async def events_of(generation: Generation) -> AsyncIterator[TokenEvent]:
             yield event
             if event.finish:
                 return
+            if generation.mailbox.has_more:  # what came before this reader listened
+                arrived.set()
