@@ -72,10 +72,17 @@ def _step(generator: Generator, everybody: list[Sequence]) -> None:
 
 
 def run_both_ways(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> tuple[Record, Record]:
-    """Without graphs, and with them on the same inputs. Those with prompts alone and with decoding beside must be replayed."""
+    """Without graphs, and with them on the same inputs.
+
+    Graphs of decoding must be replayed, and but over latents those with prompts alone and with decoding beside.
+    """
     plain = run_waves(engine, monkeypatch, with_graphs=False)
     replayed = run_waves(engine, monkeypatch, with_graphs=True, like=plain)
     assert not plain.graphs
+    assert any(decoding and not prompts for decoding, prompts in replayed.graphs), replayed.graphs
+    if any(heads.forms is not None for heads in engine._runner._limits.attention):
+        assert not any(prompts for _, prompts in replayed.graphs), replayed.graphs
+        return plain, replayed
     assert any(decoding and prompts for decoding, prompts in replayed.graphs), replayed.graphs
     assert any(prompts and not decoding for decoding, prompts in replayed.graphs), replayed.graphs
     assert len(plain.logits) == len(replayed.logits)
