@@ -8,10 +8,11 @@ from typing import overload
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import invariant, precondition, rule
 
 from engine.cache.block_pool import BlockPool, OutOfBlocksError
 from engine.cache.usable import UsablePrefixes
+from tests.unit.engine.pool_holders import Holders
 
 M, SEEN = 2, 3  # blocks of a column, and columns that a window of nine positions reaches into
 
@@ -165,20 +166,13 @@ def test_a_long_sequence_costs_the_same_for_each_block() -> None:
     assert went == digests.digests[::-1]
 
 
-class ColumnsMachine(RuleBasedStateMachine):
+class ColumnsMachine(Holders):
     """Random sequences against a model that remembers what was published in which block since it was taken, and who holds it."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.pool = new_pool(20)
-        self.holds: list[list[int]] = []  # one reference on each of its blocks
+        super().__init__(new_pool(20))
         self.tokens: dict[bytes, int] = {}
         self.columns: dict[bytes, tuple[int, ...]] = {}
-        self.index: set[bytes] = set()
-
-    @property
-    def in_use(self) -> set[int]:
-        return {block for hold in self.holds for block in hold}
 
     @rule(branch=st.integers(1, 2), length=st.integers(1, 5), released=st.booleans())
     def run(self, branch: int, length: int, released: bool) -> None:
@@ -192,7 +186,7 @@ class ColumnsMachine(RuleBasedStateMachine):
                 return
             self._publish(fresh[0], tuple(fresh[1:]), digests[: at + 1])
             if released and at >= SEEN:
-                self.release(0)
+                self.pool.release(self.holds.pop(0))
 
     def _match(self, digests: list[bytes]) -> list[int]:
         blocks, columns = self.pool.match_usable(digests)
@@ -231,12 +225,6 @@ class ColumnsMachine(RuleBasedStateMachine):
         if not self.in_use & set(self.columns.get(digests[-1], ())):
             self.columns[digests[-1]] = column
 
-    @precondition(lambda self: self.holds)
-    @rule(number=st.integers(0, 30))
-    def release(self, number: int) -> None:
-        hold = self.holds.pop(number % len(self.holds))
-        self.pool.release(hold)
-
     @rule(count=st.integers(1, 6))
     def squeeze(self, count: int) -> None:
         """Others need blocks for a moment."""
@@ -257,21 +245,10 @@ class ColumnsMachine(RuleBasedStateMachine):
             if not set(column) & set(hold) and digest not in digests
         }
 
-    @rule()
-    def listen(self) -> None:
-        added, removed = self.pool.drain_events()
-        assert not self.index & set(added)
-        assert set(removed) <= self.index
-        self.index = (self.index | set(added)) - set(removed)
-        assert self.index == set(self.pool.cached_digests())
-
     @invariant()
     def what_nobody_holds_is_cached_or_free(self) -> None:
-        pool, kept = (
-            self.pool,
-            {*self.tokens.values(), *(block for column in self.columns.values() for block in column)},
-        )
-        assert pool.num_used == len(self.in_use)
+        pool = self.pool
+        kept = {*self.tokens.values(), *(block for column in self.columns.values() for block in column)}
         assert pool.num_cached == len(kept - self.in_use)
         assert len({*pool._free, *pool._cached, *pool._spared, *self.in_use}) == 20
 
