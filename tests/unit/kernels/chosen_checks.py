@@ -17,7 +17,7 @@ from engine.kernels.codes import KINDS, Kind
 from tests.unit.kernels import references
 from tests.unit.kernels.latent_checks import as_halves, kept_of, meant
 from tests.unit.kernels.references import close
-from tests.unit.kernels.triton_checks import checking
+from tests.unit.kernels.triton_checks import Suite
 
 DECODING, PROMPTS = [(1, 1), (1, 150)], [(9, 9), (5, 20), (1, 30), (3, 70)]
 
@@ -179,13 +179,5 @@ CHECKS: dict[str, Callable[[str, bool], None]] = {
     "writing": check_writing,
 }
 
-
-def run(name: str, device: str, *, large: bool) -> None:
-    """Run one check; its assertions tell."""
-    with checking(device):
-        CHECKS[name](device, large)
-
-
-def interpret(name: str) -> None:
-    """For `interpreter`."""
-    run(name, "cpu", large=False)
+SUITE = Suite(CHECKS)
+run, interpret = SUITE.run, SUITE.interpret

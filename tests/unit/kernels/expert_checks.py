@@ -20,7 +20,7 @@ from engine.kernels.quantised.groups import Groups
 from tests.unit.kernels import fp8_checks
 from tests.unit.kernels.group_checks import KINDS, matrix
 from tests.unit.kernels.references import close
-from tests.unit.kernels.triton_checks import checking
+from tests.unit.kernels.triton_checks import Suite
 
 RULES: list[tuple[int, RoutingRule]] = [
     (8, RoutingRule(chosen=2, renormalised=True)),
@@ -281,13 +281,5 @@ CHECKS: dict[str, Callable[[str, bool], None]] = {
     "a_tokens_mixture_is_its_own": check_a_tokens_mixture_is_its_own,
 }
 
-
-def run(name: str, device: str, *, large: bool) -> None:
-    """Run one check; its assertions tell."""
-    with checking(device):
-        CHECKS[name](device, large)
-
-
-def interpret(name: str) -> None:
-    """For `interpreter`."""
-    run(name, "cpu", large=False)
+SUITE = Suite(CHECKS)
+run, interpret = SUITE.run, SUITE.interpret

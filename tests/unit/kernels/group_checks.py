@@ -14,7 +14,7 @@ from engine.kernels.quantised import groups
 from engine.kernels.quantised.groups import E2M1, Groups, pack
 from tests.unit.kernels import references
 from tests.unit.kernels.references import close
-from tests.unit.kernels.triton_checks import _dtypes, checking
+from tests.unit.kernels.triton_checks import Suite, _dtypes
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,11 +137,5 @@ CHECKS: dict[str, Callable[[str, bool], None]] = {
     "many_rows": check_many_rows,
 }
 
-
-def run(name: str, device: str, *, large: bool) -> None:
-    with checking(device):
-        CHECKS[name](device, large)
-
-
-def interpret(name: str) -> None:
-    run(name, "cpu", large=False)
+SUITE = Suite(CHECKS)
+run, interpret = SUITE.run, SUITE.interpret

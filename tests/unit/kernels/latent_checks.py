@@ -24,7 +24,7 @@ from engine.kernels.latent import (
 )
 from tests.unit.kernels import references
 from tests.unit.kernels.references import close
-from tests.unit.kernels.triton_checks import checking
+from tests.unit.kernels.triton_checks import Suite
 
 
 def kept_of(both: torch.Tensor, rank: int, kind: Kind | None) -> Latents:
@@ -241,13 +241,5 @@ CHECKS: dict[str, Callable[[str, bool], None]] = {
     "writing_codes": check_writing_codes,
 }
 
-
-def run(name: str, device: str, *, large: bool) -> None:
-    """Run one check; its assertions tell."""
-    with checking(device):
-        CHECKS[name](device, large)
-
-
-def interpret(name: str) -> None:
-    """For `interpreter`."""
-    run(name, "cpu", large=False)
+SUITE = Suite(CHECKS)
+run, interpret = SUITE.run, SUITE.interpret

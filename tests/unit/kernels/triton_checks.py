@@ -7,8 +7,9 @@ of NaN (or of -1) before its kernel runs.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
@@ -37,6 +38,22 @@ def checking(device: str) -> Iterator[None]:
     torch.manual_seed(0)
     with poisoned():
         yield
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """A module's checks by name, each of a device and whether its cases are large."""
+
+    checks: Mapping[str, Callable[[str, bool], None]]
+
+    def run(self, name: str, device: str, *, large: bool) -> None:
+        """Run one check; its assertions tell."""
+        with checking(device):
+            self.checks[name](device, large)
+
+    def interpret(self, name: str) -> None:
+        """For `interpreter`."""
+        self.run(name, "cpu", large=False)
 
 
 @contextmanager
@@ -325,13 +342,5 @@ CHECKS: dict[str, Callable[[str, bool], None]] = {
     "shards_of_blocks": check_shards_of_blocks,
 }
 
-
-def run(name: str, device: str, *, large: bool) -> None:
-    """Run one check; its assertions tell."""
-    with checking(device):
-        CHECKS[name](device, large)
-
-
-def interpret(name: str) -> None:
-    """For `interpreter`."""
-    run(name, "cpu", large=False)
+SUITE = Suite(CHECKS)
+run, interpret = SUITE.run, SUITE.interpret
