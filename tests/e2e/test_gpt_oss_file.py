@@ -15,21 +15,10 @@ from tests.e2e.cluster import Cluster
 from tests.gguf_files import write_gguf
 from tests.models import build_tokenizer
 from tests.reference import greedy_tokens
-from tests.unit.engine.families.case import Case
+from tests.unit.engine.gguf.cases import GPT_OSS
 
 pytestmark = pytest.mark.long
 
-GPT_OSS = Case(
-    name="gpt_oss",
-    config="GptOssConfig",
-    fields={
-        "num_local_experts": 6,
-        "num_experts_per_tok": 2,
-        "intermediate_size": 96,
-        "head_dim": 32,
-        "sliding_window": 24,
-    },
-)
 CONTROLS = ("<|start|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|end|>", "<|return|>", "<|call|>")
 TEMPLATE = (
     "{% if tools %}<|start|>developer<|message|>{% for tool in tools %}{{ tool | tojson }}{% endfor %}<|end|>{% endif %}"

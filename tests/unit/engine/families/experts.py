@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.unit.engine.families.case import Case
-from tests.unit.engine.families.dense import BY_KIND, LONGROPE
+from tests.unit.engine.families.dense import BY_KIND, LONGROPE, YARN
 
 EXPERTS: dict[str, Any] = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 40}
 GROUPED: dict[str, Any] = {
@@ -27,6 +27,8 @@ LATENT: dict[str, Any] = {
     "qk_rope_head_dim": 16,
     "v_head_dim": 20,
 }
+TWO_MAGNITUDES = YARN | {"mscale": 0.707, "mscale_all_dim": 1.0, "original_max_position_embeddings": 32}
+LLAMA_4 = {"num_local_experts": 4, "intermediate_size": 40, "intermediate_size_mlp": 72, "head_dim": 16}
 COHERE_2: dict[str, Any] = {
     "num_experts": 8,
     "num_experts_per_tok": 3,
@@ -181,38 +183,17 @@ CASES: tuple[Case, ...] = (
     Case(
         name="llama4",
         config="Llama4TextConfig",
-        fields={
-            "num_local_experts": 4,
-            "intermediate_size": 40,
-            "intermediate_size_mlp": 72,
-            "num_hidden_layers": 4,
-            "interleave_moe_layer_step": 2,
-            "head_dim": 16,
-            "floor_scale": 8,
-        },
+        fields={**LLAMA_4, "num_hidden_layers": 4, "interleave_moe_layer_step": 2, "floor_scale": 8},
     ),
     Case(
         name="llama4-chunks",
         config="Llama4TextConfig",
-        fields={
-            "num_local_experts": 4,
-            "intermediate_size": 40,
-            "intermediate_size_mlp": 72,
-            "num_hidden_layers": 4,
-            "head_dim": 16,
-            "attention_chunk_size": 20,
-            "no_rope_layers": [1, 0, 1, 1],
-        },
+        fields={**LLAMA_4, "num_hidden_layers": 4, "attention_chunk_size": 20, "no_rope_layers": [1, 0, 1, 1]},
     ),
     Case(
         name="llama4-vision",
         config="Llama4TextConfig",
-        fields={
-            "num_local_experts": 4,
-            "intermediate_size": 40,
-            "intermediate_size_mlp": 72,
-            "head_dim": 16,
-        },
+        fields=LLAMA_4,
         text_in="Llama4Config",
         outer={
             "vision_config": {
@@ -257,36 +238,12 @@ CASES: tuple[Case, ...] = (
     Case(
         name="deepseek_v3",
         config="DeepseekV3Config",
-        fields={
-            **LATENT,
-            **GROUPED,
-            "q_lora_rank": 24,
-            "rope_parameters": {
-                "rope_type": "yarn",
-                "rope_theta": 10_000.0,
-                "factor": 4.0,
-                "mscale": 0.707,
-                "mscale_all_dim": 1.0,
-                "original_max_position_embeddings": 32,
-            },
-        },
+        fields={**LATENT, **GROUPED, "q_lora_rank": 24, "rope_parameters": TWO_MAGNITUDES},
     ),
     Case(
         name="deepseek_v32",
         config="DeepseekV32Config",
-        fields={
-            **LATENT,
-            **GROUPED,
-            **INDEXER,
-            "rope_parameters": {
-                "rope_type": "yarn",
-                "rope_theta": 10_000.0,
-                "factor": 4.0,
-                "mscale": 0.707,
-                "mscale_all_dim": 1.0,
-                "original_max_position_embeddings": 32,
-            },
-        },
+        fields={**LATENT, **GROUPED, **INDEXER, "rope_parameters": TWO_MAGNITUDES},
     ),
     Case(
         name="deepseek_v32, most contexts attended to whole",

@@ -8,6 +8,18 @@ from tests.unit.engine.families.case import Case
 ONE_MAGNITUDE = dense.YARN | {"original_max_position_embeddings": 16, "mscale": 1.0, "mscale_all_dim": 1.0}
 NO_LIMITS = hybrids.ODD_MAMBA | {"time_step_limit": None}
 OF_V3 = next(case.fields for case in experts.CASES if case.name == "deepseek_v3")
+# Its sizes are whole blocks of MXFP4 and Q8_0.
+GPT_OSS = Case(
+    name="gpt_oss",
+    config="GptOssConfig",
+    fields={
+        "num_local_experts": 6,
+        "num_experts_per_tok": 2,
+        "intermediate_size": 96,
+        "head_dim": 32,
+        "sliding_window": 24,
+    },
+)
 # What files can't say is left out of these: limits of Mamba's steps, and a second magnitude of yarn.
 OWN: tuple[Case, ...] = (
     Case(
@@ -38,14 +50,7 @@ OWN: tuple[Case, ...] = (
     Case(
         name="llama4, as published",
         config="Llama4TextConfig",
-        fields={
-            "num_local_experts": 4,
-            "intermediate_size": 40,
-            "intermediate_size_mlp": 72,
-            "num_hidden_layers": 4,
-            "interleave_moe_layer_step": 2,
-            "head_dim": 16,
-        },
+        fields={**experts.LLAMA_4, "num_hidden_layers": 4, "interleave_moe_layer_step": 2},
     ),
     Case(
         name="afmoe, windows by default",

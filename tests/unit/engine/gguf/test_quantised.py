@@ -30,6 +30,7 @@ from tests.unit.engine.families.case import Case
 from tests.unit.engine.families.exact import Bench, asked, prompt_of
 from tests.unit.engine.families.experts import EXPERTS
 from tests.unit.engine.families.hybrids import QWEN_3_5
+from tests.unit.engine.gguf.cases import GPT_OSS
 from tests.unit.engine.gguf.converted import write_converted
 
 WIDE = {"hidden_size": 256, "intermediate_size": 512}
@@ -41,17 +42,6 @@ MOE = Case(
     name="moe",
     config="Qwen3MoeConfig",
     fields={**EXPERTS, **WIDE, "moe_intermediate_size": 256, "head_dim": 64, "norm_topk_prob": True},
-)
-GPT_OSS = Case(
-    name="gpt_oss",
-    config="GptOssConfig",
-    fields={
-        "num_local_experts": 6,
-        "num_experts_per_tok": 2,
-        "intermediate_size": 96,
-        "head_dim": 32,
-        "sliding_window": 24,
-    },
 )
 CASES = {
     **{kind: (LLAMA, {"": kind}) for kind in ("BF16", "F16", *KEPT, "IQ4_XS")},
