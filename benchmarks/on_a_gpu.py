@@ -58,7 +58,11 @@ def engine(name: str, estimate_s: float, *options: str, cells: str = COMPARED) -
 
 
 STEPS = (
-    Step("tests", ("pytest", "-q", "-n", "4", "--dist", "worksteal", "-p", "no:cacheprovider", "tests/gpu"), 180),
+    Step(
+        "tests",
+        ("pytest", "-q", "-p", "no:benchmark", "-n", "4", "--dist", "worksteal", "-p", "no:cacheprovider", "tests/gpu"),
+        180,
+    ),
     engine("llama-8b", 100, cells="^(?!kernels|accuracy)"),
     engine("llama-8b-fp8", 60, "--quantization", "fp8"),
     engine("qwen3.5-35b-a3b", 70, "--shape", "qwen3.5-35b-a3b"),
