@@ -10,7 +10,7 @@ import sys
 from common import VERSION
 from services.runtime.commands import COMMANDS, remedy, settings_of
 
-OURS = (
+PACKAGES = (
     "cli",
     "services",
     "gateway",
@@ -56,7 +56,7 @@ def _run(arguments: list[str] | None) -> int:
             _help_quickly(name, rest)
         runpy.run_module(COMMANDS[name].package, run_name="__main__", alter_sys=True)
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] in OURS:
+        if (error.name or "").partition(".")[0] in PACKAGES:
             raise
         return _wrong(f"`baton {name}` needs the package {error.name}: {remedy()}")
     return 0

@@ -13,20 +13,9 @@ from functools import cache
 from pathlib import Path
 from statistics import median
 
+from cli.entry import PACKAGES
+
 ROOT = Path(__file__).resolve().parents[3]
-PACKAGES = (
-    "services",
-    "cli",
-    "gateway",
-    "prefill",
-    "decode",
-    "worker",
-    "planner",
-    "telemetry",
-    "engine",
-    "kvtransfer",
-    "common",
-)
 LONG_COMMENT_WORDS = 12
 FIRST_WORDS_THAT_LEAN = ("of", "for", "in", "so")  # such a comment can't be read without the name on its left
 VALUE_BASES = {"Struct", "BaseModel", "Protocol", "StrEnum", "Enum", "IntEnum", "NamedTuple", "TypedDict", "Exception"}

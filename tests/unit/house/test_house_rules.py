@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from cli.entry import PACKAGES
 from cli.settings_table import render
 from common.messages import AttemptMessage, Job, Tokens, WorkerMessage
-from tests.unit.house.measures import PACKAGES, ROOT
+from tests.unit.house.measures import ROOT
 from worker.identity import Head
 
 COMMON = {"access", "blocks", "bus", "errors", "job_queue", "log", "messages", "peers", "store", "subjects"}
