@@ -82,32 +82,13 @@ class Codebook4:
 class OfCodebook:
     """What a checkpoint has of one module."""
 
+    bits = 4
+    scales = torch.float32
+    has_levels = True
+    has_zeros = has_minimums = is_e2m1 = False
+
     format: Codebook4
     module: Module4
-
-    @property
-    def bits(self) -> int:
-        return 4
-
-    @property
-    def has_zeros(self) -> bool:
-        return False
-
-    @property
-    def has_minimums(self) -> bool:
-        return False
-
-    @property
-    def is_e2m1(self) -> bool:
-        return False
-
-    @property
-    def has_levels(self) -> bool:
-        return True
-
-    @property
-    def scales(self) -> torch.dtype:
-        return torch.float32
 
     def group_of(self, inputs: int) -> int:
         return self.format.group

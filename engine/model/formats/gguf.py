@@ -25,6 +25,8 @@ class GgufBlocks:
     MXFP4's are exponents of 2, which nothing rounds.
     """
 
+    has_zeros = has_levels = False
+
     kind: str  # "Q4_K", a key of `KEPT`
     columns: tuple[int, int, int] | None = None  # the file's order of them, see `StoredTensor`
 
@@ -37,20 +39,12 @@ class GgufBlocks:
         return KEPT[self.kind].has_minimums
 
     @property
-    def has_zeros(self) -> bool:
-        return False
-
-    @property
     def is_e2m1(self) -> bool:
         return self.kind == "MXFP4"
 
     @property
     def scales(self) -> torch.dtype:
         return torch.bfloat16 if self.is_e2m1 else torch.float32
-
-    @property
-    def has_levels(self) -> bool:
-        return False
 
     def group_of(self, inputs: int) -> int:
         return KEPT[self.kind].group

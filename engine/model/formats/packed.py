@@ -33,18 +33,7 @@ class _Common:
     """How every format of groups makes products."""
 
     group: int  # inputs; -1 or 0: all of a row
-
-    @property
-    def is_e2m1(self) -> bool:
-        return False
-
-    @property
-    def has_levels(self) -> bool:
-        return False
-
-    @property
-    def has_minimums(self) -> bool:
-        return False
+    has_levels = has_minimums = is_e2m1 = False
 
     @property
     def scales(self) -> torch.dtype:
@@ -231,6 +220,8 @@ class RowsOfBytes(_Common):
 class Fp4(_Common):
     """Floats of 4 bits, two in a byte, with a scale for each group and perhaps one for the whole matrix."""
 
+    is_e2m1 = True
+
     group: int
     codes: str = "weight_packed"  # uint8 [N, K / 2]
     scale: str = "weight_scale"  # [N, G]
@@ -239,10 +230,6 @@ class Fp4(_Common):
     is_exponent: bool = False  # scales are exponents of 2
     bits: int = 4
     has_zeros: bool = False
-
-    @property
-    def is_e2m1(self) -> bool:
-        return True
 
     @property
     def scales(self) -> torch.dtype:
