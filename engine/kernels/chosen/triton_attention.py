@@ -9,11 +9,11 @@ import triton
 import triton.language as tl
 
 from engine.kernels.attention import AttentionPlan
-from engine.kernels.codes.triton_codes import FP8, bytes_of, kind_of, scales_of
+from engine.kernels.codes.triton_codes import FP8
 from engine.kernels.device import describe
 from engine.kernels.latent import Latents
 from engine.kernels.latent.forms import ROWS
-from engine.kernels.latent.triton_latent import LOG2_E, STAGES, STEP, WARPS, attend_to, combine
+from engine.kernels.latent.triton_latent import STEP, attend_to, combine, launch
 from engine.kernels.launch import Kernel
 
 FEWEST_STEPS = 4  # loop steps of a part
@@ -34,63 +34,32 @@ def chosen_attention(
         if parts > 1:
             sums = torch.empty((decoding * parts, num_heads, rank), dtype=torch.float32, device=q.device)
         items = plan.items[0]
-        _launch(
-            q, kept, chosen, items.items, items.parts, plan.tables, 0, sums, stats, rank, scale,
-            heads=heads, programs=decoding, parts=parts, rows=0,
+        launch(
+            _ATTEND, decoding * parts, q, kept, rank, scale,
+            chosen, items.items, items.parts, plan.tables, 0, sums, stats, parts, 0,
+            K=chosen.shape[1], HEADS=heads, DECODE=True, WHOLE=parts == 1,
         )  # fmt: skip
         if parts > 1:
             combine(sums, stats, items.parts, out, each=parts)
     if plan.prefill is not None:
         prompts, table, tiles = slice(decoding, None), plan.prefill.batch.block_table, plan.prefill.tiles
-        _launch(
-            q[prompts], kept, chosen[prompts], tiles, tiles, table, table.stride(0), out[prompts], out, rank, scale,
-            heads=heads, programs=len(tiles) * plan.prefill.rows, parts=1, rows=plan.prefill.rows,
+        launch(
+            _ATTEND, len(tiles) * plan.prefill.rows, q[prompts], kept, rank, scale,
+            chosen[prompts], tiles, tiles, table, table.stride(0), out[prompts], out, 1, plan.prefill.rows,
+            K=chosen.shape[1], HEADS=heads, DECODE=False, WHOLE=True,
         )  # fmt: skip
     return out
 
 
-def _launch(
-    q: torch.Tensor,
-    kept: Latents,
-    chosen: torch.Tensor,
-    items: torch.Tensor,
-    items_of: torch.Tensor,
-    tables: torch.Tensor,
-    table_row: int,
-    out: torch.Tensor,
-    stats: torch.Tensor,
-    rank: int,
-    scale: float,
-    *,
-    heads: int,
-    programs: int,
-    parts: int,
-    rows: int,
-) -> None:
-    """`programs`: for some heads and a part; `rows`: queries of a tile; 0: the items are those of sequences that decode."""
-    num_heads, size = q.shape[1], q.shape[2] - rank
-    latents, rotated = kept.latents, kept.rotated
-    factors, scales, scale_block, _ = scales_of(kept.codes)
-    _ATTEND.launch(
-        (triton.cdiv(num_heads, heads) * programs * parts,), None,
-        q, bytes_of(latents, kept.codes), rotated, factors, scales, chosen, items, items_of, tables, out, stats,
-        scale * LOG2_E, latents.stride(0), latents.stride(2), rotated.stride(0), rotated.stride(2), scale_block,
-        table_row, parts, rows,
-        HQ=num_heads, C=rank, C_PADDED=max(16, triton.next_power_of_2(rank)), R=size,
-        R_PADDED=max(16, triton.next_power_of_2(size)), B=rotated.shape[2], K=chosen.shape[1], HEADS=heads, N=STEP,
-        DECODE=rows == 0, WHOLE=parts == 1, STAGES=STAGES, CODES=kind_of(kept.codes, q.device),
-        num_warps=WARPS, num_stages=STAGES,
-    )  # fmt: skip
-
-
 @triton.jit(do_not_specialize=["table_row", "parts", "rows"])
 def _attend(
-    q_THD, kv, rotated_keys, factors_2, scales, chosen_TK, items_I8, items_of_S2, tables, out_THC, stats_TH2,
-    scale_log2, kv_block, kv_slot, rotated_block, rotated_slot, scale_block, table_row, parts, rows,
+    q_THD, kv, rotated_keys, factors_2, scales, scale_log2, kv_block, kv_slot, rotated_block, rotated_slot, scale_block,
+    chosen_TK, items_I8, items_of_S2, tables, table_row, out_THC, stats_TH2, parts, rows,
     HQ: tl.constexpr, C: tl.constexpr, C_PADDED: tl.constexpr, R: tl.constexpr, R_PADDED: tl.constexpr, B: tl.constexpr,
-    K: tl.constexpr, HEADS: tl.constexpr, N: tl.constexpr, DECODE: tl.constexpr, WHOLE: tl.constexpr,
-    STAGES: tl.constexpr, CODES: tl.constexpr,
+    N: tl.constexpr, STAGES: tl.constexpr, CODES: tl.constexpr, HEADS: tl.constexpr, K: tl.constexpr,
+    DECODE: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
+    """`rows`: queries of a tile, of prompts. DECODE: items are those of sequences, each in `parts` parts; WHOLE: in one."""
     SHARES: tl.constexpr = (HQ + HEADS - 1) // HEADS
     share, index = tl.program_id(0) % SHARES, tl.program_id(0) // SHARES
     part, index = index % parts, index // parts

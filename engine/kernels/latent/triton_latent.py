@@ -29,16 +29,45 @@ def latent_attention(q: torch.Tensor, kept: Latents, plan: AttentionPlan, *, ran
         rows = max(16, heads)
         partial = torch.empty((items.items.shape[0], num_heads, rank), dtype=torch.float32, device=q.device)
         stats = torch.empty((items.items.shape[0], num_heads, 2), dtype=torch.float32, device=q.device)
-        _launch(q, kept, items.items, plan.tables, 0, out, partial, stats, rank, scale, heads=rows, queries=1, pieces=0)
+        launch(
+            _LATENT, len(items.items), q, kept, rank, scale, items.items, plan.tables, 0, out, partial, stats,
+            HEADS=rows, QUERIES=1, PIECES=1, DECODE=True,
+        )  # fmt: skip
         combine(partial, stats, items.parts, out)
     if plan.prefill is not None:
         prompts, queries = slice(plan.num_decode, None), max(1, ROWS // heads)
-        table, none = plan.prefill.batch.block_table, out
-        _launch(
-            q[prompts], kept, plan.prefill.tiles, table, table.stride(0), out[prompts], none, none, rank, scale,
-            heads=heads, queries=queries, pieces=triton.cdiv(plan.prefill.rows, queries),
+        tiles, table, none = plan.prefill.tiles, plan.prefill.batch.block_table, out
+        pieces = triton.cdiv(plan.prefill.rows, queries)
+        launch(
+            _LATENT, len(tiles) * pieces, q[prompts], kept, rank, scale, tiles, table, table.stride(0), out[prompts], none, none,
+            HEADS=heads, QUERIES=queries, PIECES=pieces, DECODE=False,
         )  # fmt: skip
     return out
+
+
+def launch(
+    kernel: Kernel,
+    programs: int,
+    q: torch.Tensor,
+    kept: Latents,
+    rank: int,
+    scale: float,
+    *own: torch.Tensor | int,
+    HEADS: int,
+    **constants: int,
+) -> None:
+    """Launch a kernel that calls `attend_to`, `programs` for each HEADS heads. `own` come behind the arguments that all have."""
+    num_heads, size = q.shape[1], q.shape[2] - rank
+    latents, rotated = kept.latents, kept.rotated
+    factors, scales, scale_block, _ = scales_of(kept.codes)
+    kernel.launch(
+        (triton.cdiv(num_heads, HEADS) * programs,), None,
+        q, bytes_of(latents, kept.codes), rotated, factors, scales, scale * LOG2_E,
+        latents.stride(0), latents.stride(2), rotated.stride(0), rotated.stride(2), scale_block, *own,
+        HQ=num_heads, C=rank, C_PADDED=max(16, triton.next_power_of_2(rank)), R=size,
+        R_PADDED=max(16, triton.next_power_of_2(size)), B=rotated.shape[2], N=STEP, STAGES=STAGES,
+        CODES=kind_of(kept.codes, q.device), HEADS=HEADS, num_warps=WARPS, num_stages=STAGES, **constants,
+    )  # fmt: skip
 
 
 def combine(
@@ -52,44 +81,13 @@ def combine(
     )  # fmt: skip
 
 
-def _launch(
-    q: torch.Tensor,
-    kept: Latents,
-    items: torch.Tensor,
-    tables: torch.Tensor,
-    table_row: int,
-    out: torch.Tensor,
-    partial: torch.Tensor,
-    stats: torch.Tensor,
-    rank: int,
-    scale: float,
-    *,
-    heads: int,
-    queries: int,
-    pieces: int,
-) -> None:
-    """`pieces`: programs of a tile of queries; 0: the items are those of sequences that decode."""
-    num_heads, size = q.shape[1], q.shape[2] - rank
-    latents, rotated = kept.latents, kept.rotated
-    factors, scales, scale_block, _ = scales_of(kept.codes)
-    _LATENT.launch(
-        (triton.cdiv(num_heads, heads) * items.shape[0] * max(1, pieces),), None,
-        q, bytes_of(latents, kept.codes), rotated, factors, scales, items, tables, out, partial, stats, scale * LOG2_E,
-        latents.stride(0), latents.stride(2), rotated.stride(0), rotated.stride(2), scale_block, table_row,
-        HQ=num_heads, C=rank, C_PADDED=max(16, triton.next_power_of_2(rank)), R=size,
-        R_PADDED=max(16, triton.next_power_of_2(size)), B=rotated.shape[2], HEADS=heads, QUERIES=queries, N=STEP,
-        PIECES=max(1, pieces), DECODE=pieces == 0, STAGES=STAGES, CODES=kind_of(kept.codes, q.device),
-        num_warps=WARPS, num_stages=STAGES,
-    )  # fmt: skip
-
-
 @triton.jit(do_not_specialize=["table_row"])
 def _latent(
-    q_THD, kv, rotated_keys, factors_2, scales, items_I8, tables, out_THC, partial_IHC, stats_IH2, scale_log2,
-    kv_block, kv_slot, rotated_block, rotated_slot, scale_block, table_row,
+    q_THD, kv, rotated_keys, factors_2, scales, scale_log2, kv_block, kv_slot, rotated_block, rotated_slot, scale_block,
+    items_I8, tables, table_row, out_THC, partial_IHC, stats_IH2,
     HQ: tl.constexpr, C: tl.constexpr, C_PADDED: tl.constexpr, R: tl.constexpr, R_PADDED: tl.constexpr, B: tl.constexpr,
-    HEADS: tl.constexpr, QUERIES: tl.constexpr, N: tl.constexpr, PIECES: tl.constexpr, DECODE: tl.constexpr,
-    STAGES: tl.constexpr, CODES: tl.constexpr,
+    N: tl.constexpr, STAGES: tl.constexpr, CODES: tl.constexpr, HEADS: tl.constexpr, QUERIES: tl.constexpr,
+    PIECES: tl.constexpr, DECODE: tl.constexpr,
 ):  # fmt: skip
     """Rows are the heads of a query, then those of the next one. A grid's first axis alone has room for long prompts' pieces."""
     SHARES: tl.constexpr = (HQ + HEADS - 1) // HEADS
