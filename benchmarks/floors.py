@@ -25,6 +25,7 @@ from engine.model.spec import (
     MlpSpec,
     ModelSpec,
     PlainMlpSpec,
+    ShortcutSpec,
     SideBySideSpec,
 )
 from engine.model.states import ChannelDeltaSpec, DeltaSpec, MambaSpec, ShortConvolutionSpec
@@ -334,7 +335,9 @@ def _mlp_parameters(mlp: MlpSpec, hidden: int) -> int:
                 shared += hidden * own.is_gated
             if latent := mlp.latent:
                 shared += 2 * hidden * latent.size + (hidden + latent.size) * latent.bias
-            return mlp.num_experts * (hidden + mlp.router_bias + bool(mlp.tensors.correction)) + shared
+            return mlp.num_routed * (hidden + mlp.router_bias + bool(mlp.tensors.correction)) + shared
+        case ShortcutSpec():
+            return _mlp_parameters(mlp.dense, hidden) + _mlp_parameters(mlp.experts, hidden)
         case DenseBesideExpertsSpec():
             norms = 4 * hidden + mlp.experts.num_experts * bool(mlp.experts.weight_scale)
             return _mlp_parameters(mlp.dense, hidden) + _mlp_parameters(mlp.experts, hidden) + norms
@@ -356,6 +359,6 @@ def _expert_features(mlp: SparseMlpSpec, hidden: int) -> int:
 
 
 def _experts(mlp: MlpSpec | None) -> SparseMlpSpec | None:
-    if isinstance(mlp, DenseBesideExpertsSpec):
+    if isinstance(mlp, DenseBesideExpertsSpec | ShortcutSpec):
         return mlp.experts
     return mlp if isinstance(mlp, SparseMlpSpec) else None

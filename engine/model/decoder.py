@@ -12,6 +12,7 @@ from engine.model.formats.product import Format
 from engine.model.layers.beside.altup import AltUp, Streams
 from engine.model.layers.beside.laurel import Laurel
 from engine.model.layers.beside.layer_inputs import LayerInput, LayerInputs
+from engine.model.layers.beside.shortcut import end_shortcut
 from engine.model.layers.building import Rotations, Surroundings, declare_branch
 from engine.model.layers.embedding import Embedding, Head
 from engine.model.layers.kinds import MIXERS, MLPS, Mixer, Mlp
@@ -129,6 +130,8 @@ def _layer(
         mixer = MIXERS[type(spec.mixer)](spec.mixer, around(spec.around_mixer, is_read_again=spec.around_mlp.shares))
     if spec.mlp is not None:
         mlp = MLPS[type(spec.mlp)](spec.mlp, around(spec.around_mlp))
+    if spec.ends_shortcut:
+        behind.append(end_shortcut)
     if model.layer_inputs is not None and model.altup is not None:
         altup = AltUp(model.altup, model.layer_inputs, around(BranchSpec()), index=index)
         before.insert(0, altup.predict)

@@ -72,6 +72,13 @@ class SparseMlpSpec:
     weighs_inputs: bool = False
     activation: Literal["silu", "gelu_tanh", "relu2"] = "silu"  # "relu2": there are no gates
     weight_scale: str = ""  # tensor [E] that multiplies the experts' weights
+    identities: int = 0  # experts behind these, without matrices: they give what they read
+    wide_router: bool = False  # its matrix stays in float32, whatever the model's dtype is
+
+    @property
+    def num_routed(self) -> int:
+        """Experts that the router chooses among."""
+        return self.num_experts + self.identities
 
     @property
     def has_gates(self) -> bool:

@@ -36,6 +36,7 @@ class LatentAttentionSpec:
     value_dim: int
     rope: RopeSpec | None  # None: positions are not encoded
     scale: float
+    latent_scale: float = 1.0  # multiplies latents behind their norm
     bias: bool = False
     window: int = 0
     softcap: float = 0.0

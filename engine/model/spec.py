@@ -149,6 +149,14 @@ class DenseBesideExpertsSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ShortcutSpec:
+    """A gated MLP, and experts that read the same. What they give is added behind a later layer, see `ends_shortcut`."""
+
+    dense: GatedMlpSpec
+    experts: SparseMlpSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SideBySideSpec:
     """Mamba-2 and attention in one layer: the second reads what the first has read, and both add to the stream."""
 
@@ -172,7 +180,7 @@ MixerSpec = (
     | ShortConvolutionSpec
     | SideBySideSpec
 )
-MlpSpec = GatedMlpSpec | PlainMlpSpec | SparseMlpSpec | DenseBesideExpertsSpec
+MlpSpec = GatedMlpSpec | PlainMlpSpec | SparseMlpSpec | DenseBesideExpertsSpec | ShortcutSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,6 +209,7 @@ class LayerSpec:
     around_mlp: BranchSpec = BEFORE_MLP
     around_input: BranchSpec | None = None  # where the model has `layer_inputs`
     laurel: LaurelSpec | None = None  # before the mixer, which shares what it reads
+    ends_shortcut: bool = False  # what an earlier layer's experts gave is added behind it
 
     @property
     def attention(self) -> AttentionSpec | LatentAttentionSpec | None:
@@ -331,6 +340,6 @@ class ModelSpec:
 
 
 def _width(mlp: MlpSpec, hidden_size: int) -> int:
-    if isinstance(mlp, DenseBesideExpertsSpec):
+    if isinstance(mlp, DenseBesideExpertsSpec | ShortcutSpec):
         return max(_width(mlp.dense, hidden_size), _width(mlp.experts, hidden_size))
     return mlp.rule.chosen * (mlp.size + hidden_size) if isinstance(mlp, SparseMlpSpec) else mlp.size

@@ -28,7 +28,7 @@ class Stream:
     That is nothing, a tensor [T, E] or partial sums [P, T, E]. The next norm adds it up, because it reads the residual anyway.
     """
 
-    __slots__ = ("_added", "_read", "_residual", "chosen", "is_empty", "layer_inputs", "lent", "streams")
+    __slots__ = ("_added", "_read", "_residual", "chosen", "is_empty", "layer_inputs", "lent", "shortcut", "streams")
 
     def __init__(self, residual: torch.Tensor) -> None:
         self._residual = residual
@@ -38,6 +38,7 @@ class Stream:
         self.layer_inputs: torch.Tensor | None = None  # [T, layers, size]
         self.lent: dict[str, Lent] = {}
         self.chosen: torch.Tensor | None = None  # [T, K] int32: see `chosen_positions`; None: all that a token sees
+        self.shortcut: torch.Tensor | None = None  # [T, E], to be added behind a later layer
         self.streams: torch.Tensor | None = None  # all of them [S, T, E], where the model has several
 
     def go_on_with(self, streams: torch.Tensor, active: int) -> None:
@@ -120,6 +121,8 @@ class Stream:
             self.chosen = self.chosen.index_select(0, rows)
         if self.layer_inputs is not None:
             self.layer_inputs = self.layer_inputs.index_select(0, rows)
+        if self.shortcut is not None:
+            self.shortcut = self.shortcut.index_select(0, rows)
         if self.streams is not None:
             self.streams = self.streams.index_select(1, rows)
         self._residual = self._residual.index_select(0, rows)

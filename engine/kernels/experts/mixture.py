@@ -37,6 +37,7 @@ class Experts:
     clamp: Clamp | None = None  # None: silu(gate) * up
     weighs_inputs: bool = False  # a weight multiplies what an expert reads, not its result
     activation: str = "silu"  # or "gelu_tanh"; "relu2": without a gate
+    identities: int = 0  # experts behind these, without matrices: they give what they read
 
     @property
     def num_experts(self) -> int:
@@ -126,8 +127,8 @@ def mixture(x: torch.Tensor, choice: Choice, experts: Experts) -> torch.Tensor:
     num_chosen = choice.ids.shape[1]
     ids, pairs = choice.ids.flatten().long().sort(stable=True)
     weights = choice.weights.flatten()[pairs, None].to(x.dtype)
-    out = torch.zeros_like(x)
-    ends = torch.bincount(ids, minlength=experts.num_experts).cumsum(0).tolist()
+    out = given(x, choice, experts).sum(dim=0).to(x.dtype) if experts.identities else torch.zeros_like(x)
+    ends = torch.bincount(ids, minlength=experts.num_experts).cumsum(0)[: experts.num_experts].tolist()
     begin = 0
     for expert, end in enumerate(ends):
         if begin < end:
@@ -137,6 +138,12 @@ def mixture(x: torch.Tensor, choice: Choice, experts: Experts) -> torch.Tensor:
             out.index_add_(0, tokens, result if experts.weighs_inputs else result * weight)
         begin = end
     return out
+
+
+def given(x: torch.Tensor, choice: Choice, experts: Experts, out: torch.Tensor | None = None) -> torch.Tensor:
+    """Return the terms [K, T, H] of experts without matrices, and zeros for the others; in float32, or in `out`."""
+    own = choice.weights.masked_fill(choice.ids < experts.num_experts, 0.0)
+    return torch.mul(x, own.T[..., None], out=out)
 
 
 def _expert(x: torch.Tensor, experts: Experts, index: int) -> torch.Tensor:

@@ -17,7 +17,10 @@ BLOCK = 4096  # pairs that a loop step counts, at most
 
 
 def group(ids: torch.Tensor, num_experts: int, tile: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the pairs [P] int32, those of an expert in a row and in order, and tiles [S, 4] int32. `ids` [T, K] int32."""
+    """Return the pairs [P] int32, those of an expert in a row and in order, and tiles [S, 4] int32.
+
+    `ids` [T, K] int32; -1: no expert computes the pair, and it is in no tile.
+    """
     num_pairs = ids.numel()
     order = torch.empty((num_pairs,), dtype=torch.int32, device=ids.device)
     tiles = torch.empty((num_pairs // tile + num_experts, TILE_COLUMNS), dtype=torch.int32, device=ids.device)
@@ -40,11 +43,12 @@ def _group(ids_P, order_P, tiles_S4, num_pairs, M: tl.constexpr, BLOCK: tl.const
     before, own = tl.zeros((BLOCK,), tl.int32), tl.zeros((BLOCK,), tl.int32)
     for start in range(0, num_pairs, BLOCK):
         ids = tl.load(ids_P + start + at, mask=start + at < num_pairs, other=2147483647)
-        before += (ids < expert).to(tl.int32)
+        before += ((ids >= 0) & (ids < expert)).to(tl.int32)
         own += (ids == expert).to(tl.int32)
     first, count = tl.sum(before, axis=0), tl.sum(own, axis=0)
     tile = first // M + expert
-    last = (first + count) // M + expert
+    # Pairs of no expert leave tiles behind the last expert's own.
+    last = tl.where(expert == tl.num_programs(0) - 1, num_pairs, first + count) // M + expert
     for index in range(tile, last + 1):
         done = (index - tile) * M
         left = tl.minimum(M, count - done)

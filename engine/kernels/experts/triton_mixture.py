@@ -12,7 +12,7 @@ import torch
 
 from engine.kernels.device import describe
 from engine.kernels.experts import triton_few, triton_few_groups, triton_many, triton_many_codes
-from engine.kernels.experts.mixture import Experts, Matrices, Product
+from engine.kernels.experts.mixture import Experts, Matrices, Product, given
 from engine.kernels.experts.routing import Choice
 from engine.kernels.experts.triton_grouping import group
 from engine.kernels.quantised.groups import Groups
@@ -62,7 +62,11 @@ def mixture(x: torch.Tensor, choice: Choice, experts: Experts) -> torch.Tensor:
     out = torch.empty((num_chosen, num_tokens, hidden), dtype=dtype, device=x.device)
     if num_tokens == 0:
         return out
-    order, tiles = (choice.ids, choice.ids) if cut.tile == 0 else group(choice.ids, num_experts, cut.tile)
+    ids = choice.ids
+    if experts.identities:
+        given(x, choice, experts, out)
+        ids = ids.masked_fill(ids >= num_experts, -1)
+    order, tiles = (ids, ids) if cut.tile == 0 else group(ids, num_experts, cut.tile)
     for rows, result, first in ((x, inner, True), (inner, out, False)):
         product = Product(
             x=rows, experts=experts, weights=choice.weights, out=result,

@@ -56,13 +56,14 @@ def _logits(x: torch.Tensor, router: torch.Tensor) -> torch.Tensor:
     """The product [T, E], or its partial sums [P, T, E], in float32."""
     num_rows, (num_experts, num_inputs) = x.shape[0], router.shape
     steps = num_inputs // LOOP_STEP
-    if 0 < num_rows <= MAX_ROWS and x.element_size() == 2 and num_inputs == steps * LOOP_STEP >= PREFETCH_ELEMENTS:
+    is_short = x.element_size() == router.element_size() == 2
+    if 0 < num_rows <= MAX_ROWS and is_short and num_inputs == steps * LOOP_STEP >= PREFETCH_ELEMENTS:
         most = min(MAX_SPLITS, num_inputs // PREFETCH_ELEMENTS)
         splits = max(count for count in range(1, most + 1) if steps % count == 0)
         out = torch.empty((splits, num_rows, num_experts), dtype=torch.float32, device=x.device)
         launch_product(x, router, None, out, Tiles(16, LOOP_STEP, 4, 1, splits=splits))
         return out
-    if x.is_cuda and x.element_size() == 2:
+    if x.is_cuda and is_short:
         return torch.mm(x, router.T, out_dtype=torch.float32)
     return torch.mm(x.float(), router.float().T)
 

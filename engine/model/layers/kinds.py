@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from engine.model.experts import SparseMlpSpec
 from engine.model.latents import LatentAttentionSpec
 from engine.model.layers.attention import GroupedQueryAttention
+from engine.model.layers.beside.shortcut import Shortcut
 from engine.model.layers.building import Surroundings
 from engine.model.layers.channel_delta import ChannelDelta
 from engine.model.layers.delta import GatedDelta
@@ -18,7 +19,14 @@ from engine.model.layers.mlp import GatedMlp, PlainMlp
 from engine.model.layers.short_convolution import ShortConvolution
 from engine.model.layers.side_by_side import SideBySide
 from engine.model.layers.sparse_mlp import SparseMlp
-from engine.model.spec import AttentionSpec, DenseBesideExpertsSpec, GatedMlpSpec, PlainMlpSpec, SideBySideSpec
+from engine.model.spec import (
+    AttentionSpec,
+    DenseBesideExpertsSpec,
+    GatedMlpSpec,
+    PlainMlpSpec,
+    ShortcutSpec,
+    SideBySideSpec,
+)
 from engine.model.states import ChannelDeltaSpec, DeltaSpec, MambaSpec, ShortConvolutionSpec
 from engine.model.stream import Stream
 from engine.step.batch import ForwardBatch
@@ -57,4 +65,5 @@ MLPS: dict[type, Callable[[Any, Surroundings], Mlp]] = {
     PlainMlpSpec: PlainMlp,
     SparseMlpSpec: SparseMlp,
     DenseBesideExpertsSpec: DenseBesideExperts,
+    ShortcutSpec: Shortcut,
 }

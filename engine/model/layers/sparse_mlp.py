@@ -47,12 +47,13 @@ class Mixture:
     def __init__(self, spec: SparseMlpSpec, around: Surroundings) -> None:
         hidden = around.model.hidden_size
         self._rule = spec.rule
-        self._router = _one_of(spec.tensors.router, "weight", (spec.num_experts, hidden), around)
+        dtype = torch.float32 if spec.wide_router else None
+        self._router = _one_of(spec.tensors.router, "weight", (spec.num_routed, hidden), around, format=dtype)
         self._router_bias = self._correction = self._weight_scale = None
         if spec.router_bias:
-            self._router_bias = _one_of(spec.tensors.router, "bias", (spec.num_experts,), around)
+            self._router_bias = _one_of(spec.tensors.router, "bias", (spec.num_routed,), around)
         if spec.tensors.correction:
-            shape = spec.tensors.correction_shape or (spec.num_experts,)
+            shape = spec.tensors.correction_shape or (spec.num_routed,)
             correction = _one_of(spec.tensors.correction, "", shape, around, format=torch.float32)
             self._correction = correction.view(-1)
         if spec.weight_scale:
@@ -114,6 +115,9 @@ def _experts(spec: SparseMlpSpec, around: Surroundings) -> Experts:
     num, tensors = spec.num_experts, spec.tensors
     hidden = around.model.hidden_size if spec.latent is None else spec.latent.size
     rows = spec.size * (1 + spec.has_gates)
+    # transformers saves gates for experts that have no product, too.
+    empty = [name.format(expert) for name in tensors.each or () for expert in range(num, spec.num_routed)]
+    around.weights.unused |= {f"{around.under}{name}.weight" for name in empty}
     gate_up_bias = down_bias = None
     if spec.expert_bias:
         gate_up_bias = _biases(tensors, (num, rows), around, first=True)
@@ -126,6 +130,7 @@ def _experts(spec: SparseMlpSpec, around: Surroundings) -> Experts:
         clamp=None if spec.clamp is None else Clamp(alpha=spec.clamp[0], limit=spec.clamp[1]),
         weighs_inputs=spec.weighs_inputs,
         activation=spec.activation,
+        identities=spec.identities,
     )
 
 

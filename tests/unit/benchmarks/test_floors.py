@@ -172,7 +172,15 @@ def test_layers_of_each_window_are_counted_by_what_they_keep() -> None:
     assert cost.attention_work(10_000) == 4 * 8 * (10 * 256 * 512 + 2 * 512 * 10_000)
 
 
-COUNTED = ("mimo_v2_flash", "afmoe", "deepseek_v32", "glm_moe_dsa", "laguna", "laguna, gates of numbers")
+COUNTED = (
+    "longcat_flash",
+    "mimo_v2_flash",
+    "afmoe",
+    "deepseek_v32",
+    "glm_moe_dsa",
+    "laguna",
+    "laguna, gates of numbers",
+)
 WITH_OWN_VALUES = [case for case in experts.CASES if case.name in COUNTED]
 # Gemma 4 with vision has keys that are values, which this would count twice.
 GEMMAS = [case for case in dense.CASES if case.name.startswith(("gemma3n", "gemma4")) and case.name != "gemma4-vision"]

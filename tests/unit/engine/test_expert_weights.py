@@ -25,7 +25,7 @@ from tests.unit.engine.families.vision import CASES as WITH_VISION
 
 EXPERT = "model.layers.0.mlp.experts.5.up_proj.weight"
 FUSED = "model.layers.0.mlp.experts.gate_up_proj"
-QWEN3_MOE = CASES[0]
+(QWEN3_MOE,) = (case for case in CASES if case.name == "qwen3_moe")
 (GRANITE_MOE,) = (case for case in CASES if case.name == "granitemoe")
 (QWEN3_VL_MOE,) = (case for case in WITH_VISION if case.name == "qwen3_vl_moe")
 
@@ -45,7 +45,11 @@ def in_memory_format(folder: Path) -> Path:
     return target
 
 
-@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+# In memory transformers has rows for LongCat's experts that do nothing; nobody stores those.
+IN_EITHER = [case for case in CASES if not case.fields.get("zero_expert_num")]
+
+
+@pytest.mark.parametrize("case", IN_EITHER, ids=[case.name for case in IN_EITHER])
 def test_both_formats_give_the_same_weights(case: Case, tmp_path: Path) -> None:
     hub = case.build(tmp_path / "hub")
     ours, theirs = load(hub), load(in_memory_format(hub))

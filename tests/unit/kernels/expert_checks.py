@@ -9,6 +9,7 @@ import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import torch
 from torch.nn.functional import gelu, silu
@@ -72,6 +73,17 @@ def _check_choice(
     close(choice.weights[same], expected.weights[same].double(), torch.float32)
 
 
+def check_routing_by_a_wide_router(device: str, large: bool) -> None:
+    """A router in float32 is not rounded: halves of it would make other weights."""
+    for num_tokens in (3, 70):
+        x = torch.randn(num_tokens, 512, device=device).half()
+        router = torch.randn(24, 512, device=device) / 512**0.5
+        choice = route(x, router, None, None, RoutingRule(chosen=4))
+        scores = (x.double() @ router.double().T).softmax(dim=-1)
+        expected = scores.gather(1, choice.ids.long())
+        assert float((choice.weights - expected).abs().max()) < 1e-5
+
+
 def check_routing_of_nan(device: str, large: bool) -> None:
     """What was never written, or overflowed, still chooses experts that exist."""
     for (num_experts, rule), value in itertools.product(RULES, (float("nan"), float("inf"))):
@@ -91,6 +103,35 @@ def check_mixture(device: str, large: bool) -> None:
     ]
     for num_tokens, num_experts, chosen, hidden, size in shapes + large_shapes * large:
         _check_mixture(num_tokens, num_experts, chosen, hidden, size, device)
+
+
+def check_mixture_beside_identities(device: str, large: bool) -> None:
+    """Each way to cut the pairs, in each kernel; some tokens have no expert with a product, and so has a whole pass."""
+    for num_tokens, num_experts, identities in [(1, 16, 8), (9, 4, 5), (70, 3, 2), (150, 2, 2), (3, 1, 40)]:
+        for kind in (None, "fp8", "awq"):
+            _check_mixture(num_tokens, num_experts, 3, 128, 128, device, kind=kind, identities=identities)
+    _check_mixture(170, 2, 2, 128, 128, device, identities=200)
+    for num_tokens in (1, 16, 2048) * large:
+        _check_mixture(num_tokens, 512, 12, 6144, 2048, device, identities=256)
+
+
+def check_grouping(device: str, large: bool) -> None:
+    """Each pair of an expert is in one tile of it; those of none are in no tile, and all that is behind has nothing to do."""
+    from engine.kernels.experts.triton_grouping import group
+
+    for num_pairs, num_experts, tile in [(40, 3, 16), (40, 1, 16), (7, 5, 16), (300, 2, 64), (5000, 4, 128)]:
+        for none in (0.0, 0.3, 1.0):
+            ids = torch.randint(num_experts, (num_pairs, 1), dtype=torch.int32, device=device)
+            ids[torch.rand(num_pairs, 1, device=device) < none] = -1
+            # What is never written would be taken for a tile. Memory full of -1, which means none, would hide it.
+            with mock.patch.object(torch, "empty", lambda size, **options: torch.full(size, 1, **options)):
+                order, tiles = group(ids, num_experts, tile)
+            found = []
+            for expert, first, count, _ in tiles.tolist():
+                assert expert == -1 or 0 < count <= tile
+                found += [(pair, expert) for pair in order[first : first + count].tolist() if expert >= 0]
+            expected = [(pair, expert) for pair, expert in enumerate(ids.flatten().tolist()) if expert >= 0]
+            assert sorted(found) == expected
 
 
 def check_mixture_with_bias(device: str, large: bool) -> None:
@@ -168,7 +209,7 @@ def _check_mixture(
         biases["down_bias"] = torch.randn(num_experts, hidden, device=device).half()
     experts = Experts(gate_up=gate_up, down=down, **biases, **more)
     # All but the last expert, and the first one more often: no tile is like the other.
-    likely = torch.ones(num_tokens, num_experts, device=device)
+    likely = torch.ones(num_tokens, num_experts + experts.identities, device=device)
     likely[:, 0] = 3
     likely[:, chosen:][:, -1:] = 0
     ids = torch.multinomial(likely, chosen).to(torch.int32)
@@ -251,7 +292,8 @@ def _mixture_of(x: torch.Tensor, choice: Choice, experts: Experts) -> torch.Tens
         if experts.down_bias is not None:
             result += experts.down_bias[expert].double()
         out.index_add_(0, tokens, result if experts.weighs_inputs else result * weight)
-    return out
+    kept = choice.weights.double() * (choice.ids >= len(experts.down))
+    return out + x.double() * kept.sum(dim=1, keepdim=True)
 
 
 def check_a_tokens_mixture_is_its_own(device: str, large: bool) -> None:
@@ -271,8 +313,11 @@ def check_a_tokens_mixture_is_its_own(device: str, large: bool) -> None:
 
 CHECKS: dict[str, Callable[[str, bool], None]] = {
     "routing": check_routing,
+    "routing_by_a_wide_router": check_routing_by_a_wide_router,
     "routing_of_nan": check_routing_of_nan,
     "mixture": check_mixture,
+    "grouping": check_grouping,
+    "mixture_beside_identities": check_mixture_beside_identities,
     "mixture_with_bias": check_mixture_with_bias,
     "mixture_without_gates": check_mixture_without_gates,
     "mixture_in_groups": check_mixture_in_groups,

@@ -6,8 +6,6 @@ from collections.abc import Callable
 
 from engine.model.families.experts import (
     cohere,
-    deepseek,
-    deepseek_sparse,
     ernie4_5_moe,
     glm4_moe,
     granite_moe,
@@ -21,6 +19,7 @@ from engine.model.families.experts import (
     qwen2_moe,
     qwen3_moe,
 )
+from engine.model.families.experts.with_latents import deepseek, deepseek_sparse, longcat
 from engine.model.families.experts.with_sinks import gpt_oss, mimo
 from engine.model.families.fields import Fields
 from engine.model.spec import ModelSpec
@@ -44,6 +43,7 @@ FAMILIES: dict[str, Callable[[Fields], ModelSpec]] = {
     "GraniteMoeSWAForCausalLM": granite_moe.read_swa,
     "HunYuanMoEV1ForCausalLM": hunyuan.read,
     "LagunaForCausalLM": like_deepseek.read_laguna,
+    "LongcatFlashForCausalLM": longcat.read,
     "MellumForCausalLM": qwen3_moe.read_mellum,
     "SolarOpenForCausalLM": glm4_moe.read_solar,
     "YoutuForCausalLM": deepseek.read_youtu,

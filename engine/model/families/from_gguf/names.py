@@ -79,6 +79,7 @@ def _mlp(mlp: MlpSpec, under: str, tensors: Collection[str]) -> MlpSpec:
         return replace(mlp, up="mlp.up_proj", down="mlp.down_proj")
     if isinstance(mlp, DenseBesideExpertsSpec):
         return replace(mlp, dense=_gated(mlp.dense, under, tensors), experts=_experts(mlp.experts, under, tensors))
+    assert isinstance(mlp, SparseMlpSpec), "no GGUF file of a family has another kind"
     return _experts(mlp, under, tensors)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.model.families.experts import deepseek
+from engine.model.families.experts.with_latents import deepseek
 from engine.model.families.fields import Fields
 from engine.model.names import StoredNames
 from engine.model.spec import ModelSpec

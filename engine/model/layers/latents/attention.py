@@ -9,6 +9,7 @@ T tokens, E hidden size, Hq heads, C size of the latents, R rotated and N other 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
@@ -64,7 +65,7 @@ class LatentAttention:
         self._indexer = _indexer(spec, around, self._rope)
         self._query_norm = _norm("self_attn.q_a_layernorm", inner, around) if inner else None
         self._factors, self._dtype = declare_factors(spec, around), around.weights.dtype
-        self._latent_norm = _norm("self_attn.kv_a_layernorm", spec.rank, around)
+        self._latent_norm = _latent_norm(spec, around)
         # Of each head, [N + V, C]: what makes keys and values of latents.
         self._out_of_latents = _head_by_head(spec, around) if spec.by_head else around.matrix(_out_of_latents(spec))
         self._forms = forms_on(around.weights.device, spec.shape(around.weights.dtype.itemsize))
@@ -174,6 +175,19 @@ def _indexer(spec: LatentAttentionSpec, around: Surroundings, table: torch.Tenso
 
 def _norm(name: str, size: int, around: Surroundings) -> torch.Tensor:
     return around.weights.new(whole(f"{name}.weight", size), under=around.under)
+
+
+def _latent_norm(spec: LatentAttentionSpec, around: Surroundings) -> torch.Tensor:
+    """The norm's weight, times what multiplies latents: that is in float32, for the product is rounded, not the weight."""
+    if spec.latent_scale == 1.0:
+        return _norm("self_attn.kv_a_layernorm", spec.rank, around)
+    weight = around.in_float32("self_attn.kv_a_layernorm.weight", spec.rank)
+    around.weights.when_loaded.append(partial(_times, weight, spec.latent_scale))
+    return weight
+
+
+def _times(weight: torch.Tensor, scale: float) -> None:
+    weight.mul_(scale)
 
 
 def _out_of_latents(spec: LatentAttentionSpec) -> LinearSpec:

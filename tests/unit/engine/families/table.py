@@ -16,7 +16,15 @@ from engine.model.experts import SparseMlpSpec
 from engine.model.families import FAMILIES, dense, experts, model_spec, vision
 from engine.model.latents import LatentAttentionSpec
 from engine.model.scaling import RopeSpec
-from engine.model.spec import AttentionSpec, DenseBesideExpertsSpec, GatedMlpSpec, LayerSpec, ModelSpec, SideBySideSpec
+from engine.model.spec import (
+    AttentionSpec,
+    DenseBesideExpertsSpec,
+    GatedMlpSpec,
+    LayerSpec,
+    ModelSpec,
+    ShortcutSpec,
+    SideBySideSpec,
+)
 from engine.model.states import MambaSpec, ShortConvolutionSpec
 from tests.unit.engine.families.case import Case
 from tests.unit.engine.families.catalogue import CASES
@@ -48,6 +56,9 @@ DeepSeek-V3.2 and GLM-5 attend to the 2,048 positions that an indexer chooses; o
 are not turned by a Hadamard matrix (which changes no product) and not rounded to 8 bits, as in `transformers`. Its kernels have
 not run on a GPU yet: they were checked in the interpreter, and compiled.
 
+LongCat-Flash counts as twice its `num_layers`: each is two layers with latents. Experts that do nothing take no part in the
+experts' products. This has not run on a GPU either.
+
 Not served yet, by use:
 Jamba (Mamba of another kind):
 `--model-impl transformers` refuses it, too.
@@ -67,6 +78,8 @@ NAMES = {
     "gates_heads": "gates of heads",
     "clip": "queries, keys, values cut off",
     "embedding_norm": "norm of embeddings",
+    "latent_scale": "scale of latents",
+    "ends_shortcut": "experts across layers",
     "qkv_bias": "biases of queries, keys, values",
     "output_bias": "bias of attention's output",
     "scale": "scale of scores",
@@ -169,6 +182,8 @@ def _of_layer(layer: LayerSpec) -> set[str]:
         found.add(f"{getattr(layer.mlp, 'activation', '')} without a gate")
     if isinstance(layer.mlp, SparseMlpSpec):
         found |= set(_of_experts(layer.mlp))
+    if isinstance(layer.mlp, ShortcutSpec):
+        found |= set(_of_experts(layer.mlp.experts))
     if isinstance(layer.mlp, DenseBesideExpertsSpec):
         found |= {"experts beside the MLP", layer.mlp.dense.activation, *_of_experts(layer.mlp.experts)}
     if isinstance(layer.mixer, AttentionSpec):
@@ -201,6 +216,7 @@ def _of_experts(mlp: SparseMlpSpec) -> Iterable[str]:
         "clamped activation": mlp.clamp is not None,
         "weighted inputs of experts": mlp.weighs_inputs,
         "experts' weights scaled": bool(mlp.weight_scale),
+        "experts without a product": bool(mlp.identities),
     }
     yield from (name for name, is_on in told.items() if is_on)
 

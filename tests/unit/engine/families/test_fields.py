@@ -75,6 +75,8 @@ OF_FAMILIES = {
     "deepseek_v32": {*OF_LATENTS, "first_k_dense_replace"},  # mlp_layer_types say it
     "deepseek_v32, most contexts attended to whole": {*OF_LATENTS, "first_k_dense_replace"},
     "glm_moe_dsa": {*OF_LATENTS, "first_k_dense_replace"},
+    "longcat_flash": {*OF_LATENTS, "num_hidden_layers"},  # transformers sets it
+    "longcat_flash, no expert does nothing": {*OF_LATENTS, "num_hidden_layers"},
     "ernie4_5_moe": {"moe_layer_end_index"},  # beyond the last layer
     "llama4": OF_LLAMA_4,
     "llama4-chunks": {*OF_LLAMA_4, "intermediate_size_mlp", "attn_temperature_tuning", "floor_scale", "attn_scale"},

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from tests.unit.engine.families.case import Case
-from tests.unit.engine.families.experts import EXPERTS, GROUPED, LATENT
+from tests.unit.engine.families.experts import EXPERTS
+from tests.unit.engine.families.latents import GROUPED, LATENT
 
 SMALL_VISION = {
     "depth": 1,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from engine.model.families.experts.deepseek import V3, with_experts
 from engine.model.families.experts.fields import CORRECTED, sigmoid_rule
+from engine.model.families.experts.with_latents.deepseek import V3, with_experts
 from engine.model.families.fields import Fields, layer_types, number
 from engine.model.families.latents import latent_attention
 from engine.model.latents import IndexerSpec, LatentAttentionSpec

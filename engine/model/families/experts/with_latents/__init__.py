@@ -1,0 +1,1 @@
+"""Families with experts behind latent attention."""

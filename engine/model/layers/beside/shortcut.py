@@ -1,0 +1,28 @@
+"""Experts across layers: they read what a gated MLP reads, and what they give is added behind a later layer."""
+
+from __future__ import annotations
+
+from engine.model.layers.building import Surroundings
+from engine.model.layers.mlp import GatedMlp
+from engine.model.layers.sparse_mlp import Mixture
+from engine.model.spec import ShortcutSpec
+from engine.model.stream import Stream
+
+
+class Shortcut:
+    def __init__(self, spec: ShortcutSpec, around: Surroundings) -> None:
+        self._branch = around.branch
+        self._dense, self._experts = GatedMlp(spec.dense, around), Mixture(spec.experts, around)
+
+    def __call__(self, stream: Stream) -> None:
+        x = self._branch.read(stream)
+        terms = self._experts(x)
+        stream.shortcut = (terms.sum(dim=0) if terms.dim() == 3 else terms).to(x.dtype)
+        self._branch.add_value(stream, self._dense.of(x))
+
+
+def end_shortcut(stream: Stream) -> None:
+    """Add what an earlier layer's experts gave."""
+    assert stream.shortcut is not None, "no layer before has begun one"
+    stream.add(stream.shortcut)
+    stream.shortcut = None
