@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from common.model.gguf import GgufError
-from common.model.splits import NORMALIZED, PRE_TOKENIZERS, READ_WHOLE_WORDS
+from common.model.splits import splits
 
 _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 2, 3, 4, 5  # tokenizer.ggml.token_type
 _BESIDE = "put the model's tokenizer.json beside the file"
@@ -91,14 +91,15 @@ def num_tokens(metadata: Mapping[str, Any]) -> int:
 
 def _bpe(metadata: Mapping[str, Any], vocabulary: dict[str, int], tokens: list[str]) -> dict[str, Any]:
     """GPT-2's: bytes as characters, and merges in order."""
-    rules = metadata.get("tokenizer.ggml.pre", "default")
-    if not isinstance(rules, str) or rules not in PRE_TOKENIZERS:
-        raise GgufError(f"tokenizer.ggml.pre = {rules!r:.40} is not supported: {_BESIDE}")
+    named = metadata.get("tokenizer.ggml.pre", "default")
+    if not isinstance(named, str) or named not in splits():
+        raise GgufError(f"tokenizer.ggml.pre = {named!r:.40} is not supported: {_BESIDE}")
+    rules = splits()[named]
     return {
-        "normalizer": {"type": "NFC"} if rules in NORMALIZED else None,
-        "pre_tokenizer": PRE_TOKENIZERS[rules],
+        "normalizer": {"type": rules.normalizer} if rules.normalizer else None,
+        "pre_tokenizer": rules.pre_tokenizer,
         "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
-        "model": _model(vocabulary, _listed(metadata)) | {"ignore_merges": rules in READ_WHOLE_WORDS},
+        "model": _model(vocabulary, _listed(metadata)) | {"ignore_merges": rules.whole_words},
     }
 
 
@@ -177,7 +178,8 @@ def _added(index: int, text: str, kind: int) -> dict[str, Any]:
 def _around(metadata: Mapping[str, Any], tokens: list[str]) -> dict[str, Any] | None:
     """What every text gets at its ends."""
     is_llama = (kind := metadata.get("tokenizer.ggml.model")) == "llama"
-    adds_bos = kind in ("llama", "gemma4") or str(metadata.get("tokenizer.ggml.pre")) in READ_WHOLE_WORDS
+    rules = splits().get(str(metadata.get("tokenizer.ggml.pre")))
+    adds_bos = kind in ("llama", "gemma4") or (rules is not None and rules.begins_with_bos)
     parts: list[dict[str, Any]] = [{"Sequence": {"id": "A", "type_id": 0}}]
     used: dict[str, Any] = {}
     for key, default, at in (("bos", adds_bos, 0), ("eos", False, 1)):

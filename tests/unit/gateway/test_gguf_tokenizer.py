@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from common.model.files import read_file
 from common.model.gguf import GgufError
+from common.model.splits import splits
 from common.model.tokenizer import generation_config, tokenizer_json
 from gateway.answers.tokenizer import ChatTokenizer
 from tests.gguf_files import add_tokenizer
@@ -63,12 +64,11 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Chat
 
 def _take_the_rules(folder: Path, pre: str) -> None:
     """Cut words in the folder, too, as models of that name do."""
-    from common.model.splits import NORMALIZED, PRE_TOKENIZERS
-
+    rules = splits()[pre]
     path = folder / "tokenizer.json"
     described = json.loads(path.read_text())
-    described["pre_tokenizer"] = PRE_TOKENIZERS[pre]
-    described["normalizer"] = {"type": "NFC"} if pre in NORMALIZED else None
+    described["pre_tokenizer"] = rules.pre_tokenizer
+    described["normalizer"] = {"type": rules.normalizer} if rules.normalizer else None
     path.write_text(json.dumps(described))
 
 
