@@ -14,7 +14,7 @@ from types import MappingProxyType
 
 from common.blocks import BlockKind, hash_blocks
 from common.messages import WorkerState
-from common.pages import KV_NAMES
+from common.pages import KV_NAMES, KVLayout
 from common.peers import CONTESTED, Peers
 from common.store import kind_of
 from common.words import Role, WorkerStatus
@@ -33,10 +33,12 @@ class Blocks:
 
     kind: BlockKind
     name: str = field(repr=False)
+    layout: KVLayout = field(repr=False, compare=False)  # of one of them: pools differ in size
 
     @classmethod
     def of(cls, state: WorkerState) -> Blocks:
-        return cls(kind := kind_of(state), f"{kind} {state.region.layout.pages}")
+        layout = state.region.layout
+        return cls(kind := kind_of(state), f"{kind} {layout.pages}", layout)
 
 
 @dataclass(frozen=True, slots=True)

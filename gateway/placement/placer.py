@@ -21,6 +21,7 @@ from gateway.placement.islands import islands, least_busy
 from gateway.placement.ledger import PlacementRequest
 from gateway.placement.recent_prefixes import RecentPrefixes
 from gateway.placement.releases import Releases, ReleaseStore
+from gateway.placement.room import room_for
 from gateway.placement.without_redis import choose, loads_of
 from gateway.request.placement import Placement
 from gateway.request.spec import GenerationSpec
@@ -86,7 +87,7 @@ class Placer:
             digests=digests,
             num_tokens=len(token_ids),
             kind=kind,
-            reserve_tokens=len(state.spec.token_ids) + state.spec.sampling.max_tokens,
+            reserve_tokens=room_for(blocks.layout, len(state.spec.token_ids) + state.spec.sampling.max_tokens),
             deadline_ms=int((state.deadline_at - time.monotonic()) * 1000),
             cut_over_tokens=self._cut_over_tokens,
             exclude=[*state.excluded, *self._agreement.strangers(kind, (*prefill, *decode))],

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from common.messages import WorkerState
 from common.policy import placement_policy
 from common.words import Role
+from gateway.placement.room import room_for
 from gateway.request.placement import Placement, Reason
 from gateway.request.state import Phase, RequestState
 
@@ -54,7 +55,8 @@ def loads_of(workers: Iterable[WorkerState], requests: Iterable[RequestState]) -
         decode = loads.get(request.decoder.worker if request.decoder else (request.candidates or [request.assigned])[0])
         if decode is not None:
             decode.sequences += 1
-            decode.reserved_tokens += len(request.spec.token_ids) + request.spec.sampling.max_tokens
+            num_tokens = len(request.spec.token_ids) + request.spec.sampling.max_tokens
+            decode.reserved_tokens += room_for(decode.state.region.layout, num_tokens)
     return list(loads.values())
 
 

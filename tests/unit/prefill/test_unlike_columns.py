@@ -1,4 +1,4 @@
-"""Workers that keep windows otherwise hand nothing over to each other: who receives refuses before a block moves, and says why."""
+"""Workers that keep windows otherwise hand nothing over to each other: the receiver refuses at once, and says why."""
 
 from __future__ import annotations
 
