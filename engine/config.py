@@ -37,6 +37,7 @@ class EngineConfig:
     num_threads: int = 1  # torch's intra-op threads on the CPU
     kv_cache_dtype: str = "auto"  # a key of `KV_CACHE_DTYPES`
     kv_cache_dtype_skip_layers: str = ""  # "sliding_window": those with a window keep what they compute in
+    disable_hybrid_kv_cache_manager: bool = False  # vLLM's name; True: windows have no blocks of their own
     model_impl: str = "auto"  # whose code computes the model, see `engine.foreign`
     quantization: str = "auto"  # what plain weights become while loading, see `engine.model.families.quantised`
 

@@ -68,9 +68,18 @@ def _renamed(name: str, values: list[str]) -> list[str]:
         return ["--endpoint", BACKENDS[values[0]]]
     if name == "--endpoint" and values and values[0].startswith("/"):
         return ["--endpoint", "chat" if values[0].endswith("/chat/completions") else "completions"]
+    if name == "--arrivals":
+        return _arrivals(_one(name, values))
     if name in SEVERAL:
         return [name, SEPARATOR.join(values)]
     return [RENAMED.get(name, name), *values]
+
+
+def _arrivals(how: str) -> list[str]:
+    """What release 0.1.0 called two kinds of burstiness. Raises ConfigError."""
+    if how not in ("poisson", "constant"):
+        raise ConfigError(f"--arrivals {how}: it is --burstiness now, 1 for Poisson or inf for gaps that are all alike")
+    return ["--burstiness", "inf"] if how == "constant" else []
 
 
 def _objective(text: str) -> list[str]:

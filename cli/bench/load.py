@@ -28,7 +28,7 @@ def bodies(settings: BenchSettings, model: str, count: int, seed: int) -> list[b
 def arrivals(settings: BenchSettings, seed: int) -> list[float]:
     """Seconds after the start at which each request is due; all 0 without a rate."""
     count, rate = settings.num_prompts, settings.request_rate
-    if rate and settings.arrivals == "constant":
+    if rate and not settings.burstiness:  # inf
         return [index / rate for index in range(count)]
     return poisson(count, rate, random.Random(seed), settings.burstiness)
 

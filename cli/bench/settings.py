@@ -9,7 +9,8 @@ from pydantic import BeforeValidator, Field
 from cli.reach import ClientOptions
 from common.settings import Positive, Seconds, Share, Word
 
-ANY, ALL_AT_ONCE = BeforeValidator(Word("any", 0)), BeforeValidator(Word("inf", 0))
+ANY = BeforeValidator(Word("any", 0))
+ALL_AT_ONCE = ALL_ALIKE = BeforeValidator(Word("inf", 0))
 Milliseconds = Annotated[float, Field(ge=0), ANY]
 
 
@@ -60,9 +61,9 @@ class BenchSettings(ClientOptions):
     vocab_size: Positive = Field(1000, description="random token ids are below this")
     ignore_eos: bool = Field(True, description="answers have their full length")
     extra_body: str = Field("", description="JSON object with more fields for each request")
-    arrivals: Literal["poisson", "constant"] = Field("poisson", description="how requests are spread at that rate")
-    burstiness: Annotated[float, Field(gt=0, le=1000)] = Field(
-        1.0, description="shape of the gaps' gamma distribution; 1: Poisson, below: in bursts, above: more even"
+    burstiness: Annotated[float, Field(ge=0, le=1000), ALL_ALIKE] = Field(
+        1.0,
+        description="shape of the gaps' gamma distribution; 1: Poisson, below: in bursts, above: more even, inf: all alike",
     )
     duration_s: Annotated[float, Field(ge=0)] = Field(0.0, description="stop sending after this; 0: send all")
     num_warmups: Annotated[int, Field(ge=0)] = Field(1, description="requests before, one by one, that do not count")

@@ -16,10 +16,16 @@ def with_columns(model: ModelSpec, config: EngineConfig, dtype: str, longest: in
     """Return the model with layers that keep no more than the longest window, for sequences of at most `longest` tokens.
 
     It stays as it is where that would not pay, or where blocks are not enough: without layers that see everything, with
-    states, or where layers with a window keep different things.
+    states, or where layers with a window keep different things. Or where somebody wants it to.
     """
     window = max((abs(window) for window in model.windows), default=0)
-    if not window or LEAST_LENGTHS * window > longest or model.has_state or not _are_alike(model):
+    if (
+        config.disable_hybrid_kv_cache_manager
+        or not window
+        or LEAST_LENGTHS * window > longest
+        or model.has_state
+        or not _are_alike(model)
+    ):
         return model
     layers = [
         layer.with_attention(keeps=window) if layer.kept and layer.attention and layer.attention.window else layer

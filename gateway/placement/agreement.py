@@ -33,7 +33,8 @@ class Blocks:
 
     kind: BlockKind
     name: str = field(repr=False)
-    layout: KVLayout = field(repr=False, compare=False)  # of one of them: pools differ in size
+    # Of one of them: pools differ in size.
+    layout: KVLayout = field(repr=False, compare=False)
 
     @classmethod
     def of(cls, state: WorkerState) -> Blocks:

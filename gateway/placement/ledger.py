@@ -39,7 +39,7 @@ class PlacementRequest:
     digests: list[bytes]  # one hash a full block of the prompt
     num_tokens: int
     kind: BlockKind  # only workers with such blocks are candidates
-    reserve_tokens: int  # prompt and answer, at most, and what such a sequence has beside them: see `room_for`
+    reserve_tokens: int  # prompt and answer at most, see `room_for`
     deadline_ms: int  # charges expire after this
     cut_over_tokens: int = 0  # longest uncached rest prefilled where it decodes; -1: by costs
     exclude: list[str] = field(default_factory=list)

@@ -35,6 +35,11 @@ class WorkerOptions(ModelSettings):
     kv_cache_dtype_skip_layers: Literal["", "sliding_window"] = Field(
         "", description="layers whose keys and values stay as --dtype says: sliding_window, those with a window"
     )
+    disable_hybrid_kv_cache_manager: bool = Field(
+        False,
+        description="layers with a window keep all positions, in blocks with the others; else they have blocks of their own, "
+        "where sequences take less with them, and let go of what no window sees",
+    )
     model_impl: Literal["auto", "baton", "transformers"] = Field(
         "auto",
         description="whose code computes the model: baton's kernels, or the installed transformers over Baton's cache, slowly; "

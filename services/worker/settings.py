@@ -35,6 +35,7 @@ class WorkerServiceSettings(WorkerOptions):
             dtype=self.dtype,
             kv_cache_dtype=self.kv_cache_dtype,
             kv_cache_dtype_skip_layers=self.kv_cache_dtype_skip_layers,
+            disable_hybrid_kv_cache_manager=self.disable_hybrid_kv_cache_manager,
             kv_memory_bytes=self.kv_memory_mb << 20 or None,
             block_size=self.block_size or None,
             max_model_len=self.max_model_len or None,

@@ -39,7 +39,7 @@ def test_only_a_share_of_prompts_has_the_prefix() -> None:
 
 
 def test_arrivals() -> None:
-    assert arrivals(BenchSettings(request_rate=4, arrivals="constant", num_prompts=3), 0) == [0.0, 0.25, 0.5]
+    assert arrivals(BenchSettings(request_rate=4, burstiness="inf", num_prompts=3), 0) == [0.0, 0.25, 0.5]
     assert arrivals(BenchSettings(num_prompts=3), 0) == [0.0, 0.0, 0.0]
 
 

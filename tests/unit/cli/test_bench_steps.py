@@ -128,6 +128,19 @@ def test_a_script_for_vllm_means_the_same() -> None:
     assert settings_of("--random-input-len=12").input_len == 12
 
 
+@pytest.mark.parametrize(
+    ("words", "shape"),
+    [
+        ("--arrivals constant", 0),
+        ("--arrivals poisson", 1),
+        ("--arrivals=poisson --burstiness 3", 3),
+        ("--burstiness inf", 0),
+    ],
+)
+def test_release_0_1_0_s_two_kinds_of_arrivals_are_burstiness(words: str, shape: float) -> None:
+    assert settings_of(*words.split()).burstiness == shape
+
+
 def test_where_vllm_s_results_go() -> None:
     now = datetime(2026, 11, 22, 21, 5, 6)
     assert translated(["--save-result"], now=now)[0] == ["--json", "baton-bench-20261122-210506.json"]
@@ -136,7 +149,7 @@ def test_where_vllm_s_results_go() -> None:
     assert translated(["--result-dir", "d"], now=now)[0] == []
 
 
-@pytest.mark.parametrize("words", ["--goodput 500", "--goodput itl:5", "--backend tgi", "--host"])
+@pytest.mark.parametrize("words", ["--goodput 500", "--goodput itl:5", "--backend tgi", "--host", "--arrivals even"])
 def test_what_has_no_meaning_is_refused(words: str) -> None:
     with pytest.raises(ConfigError, match=words.split()[0]):
         translated(words.split())

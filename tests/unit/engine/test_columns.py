@@ -82,16 +82,17 @@ def test_a_sequence_holds_what_its_next_token_sees(checkpoint: tuple[Case, Path]
 @pytest.mark.parametrize("chunk_size", [512, 23])
 def test_answers_are_those_of_blocks_with_all_layers(tmp_path: Path, kind: str, chunk_size: int) -> None:
     folder = case_of("gemma3").build(tmp_path)
-    answers = []
-    for changed in (with_columns, lambda model, *_: model):
-        with mock.patch("engine.engine.with_columns", changed):
-            engine = started(folder, kv_cache_dtype=kind)
+    answers, fingerprints = [], set[str]()
+    for disabled in (False, True):
+        engine = started(folder, kv_cache_dtype=kind, disable_hybrid_kv_cache_manager=disabled)
+        fingerprints.add(engine.fingerprint)
         sequences = [asked(f"of {length}", prompt_of(length), max_tokens=MAX_TOKENS) for length in LENGTHS]
         hand = ByHand(engine, chunk_size=chunk_size)
         hand.run(sequences)
         answers.append((bool(engine.layout.column_blocks), hand.results))
     (has_columns, ours), (has_not, theirs) = answers
     assert (has_columns, has_not) == (True, False)
+    assert len(fingerprints) == 2, "such workers would take each other's blocks for theirs"
     assert ours == theirs
 
 
