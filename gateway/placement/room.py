@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from common.pages import KVLayout
 
-MARGIN = 2  # columns besides a window's: those of the block that is written and of the one that comes next
+# Columns besides those that a window reaches into: of the block that is written, and of the next one.
+MARGIN = 2
 
 
 def room_for(layout: KVLayout, num_tokens: int) -> int:
