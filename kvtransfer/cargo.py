@@ -26,6 +26,11 @@ class Cargo:
     def __post_init__(self) -> None:
         object.__setattr__(self, "num_blocks", -(-self.num_tokens // self.block_size))
 
+    @property
+    def _first_of_state(self) -> int:
+        """The index behind the columns'."""
+        return self.num_blocks * (1 + self.column_blocks)
+
     def lacking(self, first_block: int, first_column: int) -> list[int]:
         """The blocks that go to a receiver with the blocks before `first_block` and the columns before `first_column`."""
         columns = self.column_blocks
@@ -37,14 +42,14 @@ class Cargo:
             if entry >= oldest:
                 first = self.num_blocks + entry * columns
                 indices += range(first, first + columns)
-        first = self.num_blocks * (1 + columns)
+        first = self._first_of_state
         return [*indices, *range(first, first + self.state_blocks)]
 
     def final_at(self, index: int) -> int:
         """The number of computed tokens from which on a block is final."""
         if index < self.num_blocks:
             entry = index
-        elif index < self.num_blocks * (1 + self.column_blocks):
+        elif index < self._first_of_state:
             entry = (index - self.num_blocks) // self.column_blocks
         else:
             entry = self.num_blocks
@@ -58,11 +63,11 @@ class Cargo:
         for index in indices:
             if index < self.num_blocks:
                 picked.append(tokens[index])
-            elif index < self.num_blocks * (1 + self.column_blocks):
+            elif index < self._first_of_state:
                 entry, number = divmod(index - self.num_blocks, self.column_blocks)
                 picked.append(columns[entry][number])
             else:
-                picked.append(state[index - self.num_blocks * (1 + self.column_blocks)])
+                picked.append(state[index - self._first_of_state])
         return picked
 
     def place(
@@ -71,7 +76,7 @@ class Cargo:
         """Sort the blocks that were pushed for these indices: those of tokens, the columns, and the state's."""
         tokens, columns, state = list[int](), list[int](), list[int]()
         for index, block in zip(indices, blocks, strict=True):
-            is_of_column = self.num_blocks <= index < self.num_blocks * (1 + self.column_blocks)
+            is_of_column = self.num_blocks <= index < self._first_of_state
             (tokens if index < self.num_blocks else columns if is_of_column else state).append(block)
         rest = iter(columns)
         return tokens, list(iter(lambda: tuple(islice(rest, self.column_blocks)), ())), state
