@@ -41,10 +41,11 @@ class ResumePoint:
         is_short = sequence.num_scheduled <= distance
         # A prompt's own columns make room for its next ones as they go.
         is_prompt = bool(self._pool.column_blocks) and sequence.num_unscheduled > 1
-        if sequence is not self._sequence or is_short or is_prompt:
-            self.drop()
         if is_short or is_prompt:
+            self.drop()
             return
+        if sequence is not self._sequence:
+            self.drop()
         self._sequence = sequence
         if self._pool.column_blocks:
             if not self._looked_at or sequence.num_computed - self._looked_at > distance:
