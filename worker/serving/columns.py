@@ -120,7 +120,7 @@ def extend(sequence: Sequence, blocks: ListOf[int], column_blocks: int) -> None:
 
 
 def num_held(pool: BlockPool, sequence: Sequence) -> int:
-    """Blocks of the columns that a sequence holds, but of those that it found."""
+    """Blocks of the columns that a sequence holds from the oldest that it needs on, those that it found included."""
     needed = len(sequence.columns) - oldest_needed(pool, sequence.num_computed)
     return pool.column_blocks * max(0, needed) if sequence.columns else 0
 
