@@ -71,11 +71,12 @@ def plain_linear(stored: Stored | StoredOf, spec: LinearSpec, weights: Weights, 
 def plain_matrix(stored: Stored | StoredOf, spec: LinearSpec, weights: Weights, *, under: str) -> torch.Tensor:
     """Declare the plain matrix [N, K] of a product's modules."""
     matrix = weights.empty(weights.share(spec.parameter("")).shape)
-    places = places_by_module(spec, weights)
-    for module, own in places.items():
+    formats = set[str]()
+    for module, own in places_by_module(spec, weights).items():
         each, rows = of_module(stored, under + module), own[0].stored_shape[0]
         stage_module(each, module, (rows, spec.inputs), _Cut(each, matrix, own), weights, under=under)
-    weights.made_plain[type(each).__name__] += 1
+        formats.add(type(each).__name__)
+    weights.made_plain.update(formats)
     return matrix
 
 
@@ -115,11 +116,13 @@ def plain_experts(stored: Stored | StoredOf, spec: ExpertsSpec, weights: Weights
     own = own_experts(stored, spec, weights, under=under)
     matrices = weights.empty((len(own), spec.rows, spec.inputs))
     for index, expert in enumerate(own):
+        formats = set[str]()
         for module, rows in rows_of_each(spec, expert):
             place = Placement(module, (), (slice(None), slice(None)), (index, rows))
             size, one = (rows.stop - rows.start, spec.inputs), of_module(stored, under + module)
             stage_module(one, module, size, _Cut(one, matrices, [place]), weights, under=under)
-        weights.made_plain[type(one).__name__] += 1
+            formats.add(type(one).__name__)
+        weights.made_plain.update(formats)
     return matrices
 
 
