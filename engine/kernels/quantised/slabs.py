@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import os
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
@@ -88,14 +87,14 @@ def product(x: torch.Tensor, weight: Slabs, bias: torch.Tensor | None) -> torch.
     left = iter(range(len(parts)))
 
     @torch.inference_mode()
-    def take(left: Iterator[int]) -> None:
+    def take() -> None:
         for slab in left:
             parts[slab] = torch.mm(x, _plain(weight.codes[slab], weight.scales[slab], dtype).to(x.dtype))
 
     if threads == 1:
-        take(left)
+        take()
     else:
-        for done in [_threads(torch.get_num_threads()).submit(take, left) for _ in range(threads)]:
+        for done in [_threads(torch.get_num_threads()).submit(take) for _ in range(threads)]:
             done.result()
     out = torch.cat(parts, dim=1)[:, : weight.outputs]
     return out if bias is None else out.add_(bias)
