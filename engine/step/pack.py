@@ -184,16 +184,8 @@ class _Prompts:
             size = _heads_size(heads, longest, behind=has_context)
             tiles = heads.tiling.deal_out(lengths[:first], ends[:first], starts[:first], rows=size.tile_rows)
             if first < len(ends):
-                rows = MADE_TILING.rows(int(lengths[first:].max()), behind=False)
-                behind = MADE_TILING.deal_out(lengths[first:], ends[first:], starts[first:] - starts[first], rows=rows)
-                before = MadeSize(
-                    prompts=first,
-                    rows=first_row + int(lengths[:first].sum()),
-                    tiles=len(tiles),
-                    blocks=int(starts[first]) // limits.block_size,
-                    tile_rows=rows,
-                )
-                tiles, size = np.concatenate((tiles, behind)), msgspec.structs.replace(size, made=before)
+                made, before = _made(lengths, ends, starts, limits, first=first, first_row=first_row, tiles=len(tiles))
+                tiles, size = np.concatenate((tiles, made)), msgspec.structs.replace(size, made=before)
             cuts.append((tiles, size))
         return cls(lengths, ends, tables, cuts, blocks, graph is not None)
 
@@ -216,6 +208,16 @@ class _Prompts:
             packed.put("query_start", np.cumsum(self.lengths), at=1)
             packed.put("context_len", self.ends)
             packed.put_copies("prompt_tables", self.tables)
+
+
+def _made(
+    lengths: Longs, ends: Longs, starts: Longs, limits: Limits, *, first: int, first_row: int, tiles: int
+) -> tuple[Integers, MadeSize]:
+    """The tiles of the prompts from `first` on, whose keys and values are made of latents; and what comes before theirs."""
+    rows = MADE_TILING.rows(int(lengths[first:].max()), behind=False)
+    made = MADE_TILING.deal_out(lengths[first:], ends[first:], starts[first:] - starts[first], rows=rows)
+    tokens, blocks = first_row + int(lengths[:first].sum()), int(starts[first]) // limits.block_size
+    return made, MadeSize(prompts=first, rows=tokens, tiles=tiles, blocks=blocks, tile_rows=rows)
 
 
 def _first_made(heads: HeadLimits, lengths: Longs, ends: Longs) -> int:
