@@ -6,10 +6,8 @@ equal layouts a block is one run.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
 
 import msgspec
 import numpy as np
@@ -92,25 +90,17 @@ def plan_copies(source: KVLayout, destination: KVLayout) -> Plan:
 
     Raises LayoutMismatchError when the layouts differ in more than heads, or have none in common.
     """
-    plan = _plans((source,), destination)[0]
-    if not plan.copies:
+    if reasons := differences(source, destination):
+        raise LayoutMismatchError("the peer's KV layout differs: " + "; ".join(reasons))
+    copies = []
+    for index, (ours, theirs) in enumerate(zip(source.pages, destination.pages, strict=True)):
+        start = max(ours.first_head, theirs.first_head)
+        end = min(ours.first_head + ours.heads, theirs.first_head + theirs.heads)
+        if start < end:
+            copies.append(_copy(source, destination, index, start, end))
+    if not copies:
         raise LayoutMismatchError(f"no head in common: {_heads(source)} here, {_heads(destination)} at the peer")
-    return plan
-
-
-def plan_shares(sources: Sequence[KVLayout], destination: KVLayout) -> list[Plan]:
-    """Return one plan for each source, so that together they write each byte of a block once.
-
-    The first source with a head writes it. Raises LayoutMismatchError when a head is nowhere.
-    """
-    plans = _plans(tuple(sources), destination)
-    planned = sum(copy.runs.num_bytes * copy.runs.count for plan in plans for copy in plan.copies)
-    if planned != destination.block_bytes:
-        raise LayoutMismatchError(
-            f"{destination.block_bytes - planned} bytes of a block are at no source: "
-            f"{' and '.join(map(_heads, sources))} there, {_heads(destination)} wanted"
-        )
-    return plans
+    return Plan(copies=tuple(copies), source_bytes=source.block_bytes, destination_bytes=destination.block_bytes)
 
 
 def is_sharded(layout: KVLayout) -> bool:
@@ -125,27 +115,7 @@ def lane_indices(layout: KVLayout) -> Lanes:
         layout,
         parts=tuple(msgspec.structs.replace(part, heads=part.all_heads, first_head=0) for part in layout.pages),
     )
-    (plan,) = _plans((layout,), whole)
-    return plan.lanes()[1]
-
-
-def _plans(sources: tuple[KVLayout, ...], destination: KVLayout) -> list[Plan]:
-    for source in sources:
-        if reasons := differences(source, destination):
-            raise LayoutMismatchError("the peer's KV layout differs: " + "; ".join(reasons))
-    shares: list[list[Copy]] = [[] for _ in sources]
-    for index, part in enumerate(destination.pages):
-        missing = [(part.first_head, part.first_head + part.heads)]
-        for share, source in zip(shares, sources, strict=True):
-            kept = (source.pages[index].first_head, source.pages[index].first_head + source.pages[index].heads)
-            for start, end in missing:
-                if max(start, kept[0]) < min(end, kept[1]):
-                    share.append(_copy(source, destination, index, max(start, kept[0]), min(end, kept[1])))
-            missing = [rest for span in missing for rest in _without(span, kept)]
-    return [
-        Plan(copies=tuple(share), source_bytes=source.block_bytes, destination_bytes=destination.block_bytes)
-        for share, source in zip(shares, sources, strict=True)
-    ]
+    return plan_copies(layout, whole).lanes()[1]
 
 
 def differences(source: KVLayout, destination: KVLayout) -> list[str]:
@@ -205,13 +175,6 @@ def _copy(source: KVLayout, destination: KVLayout, index: int, start: int, end: 
         )
     heads = {"source_head": start - ours.first_head, "destination_head": start - theirs.first_head}
     return Copy(part=index, num_heads=end - start, runs=runs, **heads)
-
-
-def _without(span: tuple[int, int], kept: tuple[int, int]) -> list[tuple[int, int]]:
-    """What is left of `span` outside `kept`."""
-    cuts = [span[0], *(min(max(cut, span[0]), span[1]) for cut in kept), span[1]]
-    (before, _, after) = pairwise(cuts)
-    return [rest for rest in (before, after) if rest[0] < rest[1]]
 
 
 def _continues(before: Runs, after: Runs) -> bool:
