@@ -110,6 +110,16 @@ def _strengths(x, row, there, head, ROW: tl.constexpr, B: tl.constexpr, B_STEP: 
 
 
 @triton.jit
+def _product(x, y, PRECISION: tl.constexpr):
+    """x y^T, both [16, Dk], with some channels in each warp: with all of both in every warp, registers would not do."""
+    SIZE: tl.constexpr = x.shape[0]
+    PART: tl.constexpr = x.shape[1] // 4 if x.shape[1] >= 64 else 16
+    left = tl.permute(tl.reshape(x, (SIZE, x.shape[1] // PART, PART)), (1, 0, 2))
+    right = tl.permute(tl.reshape(y, (SIZE, x.shape[1] // PART, PART)), (1, 2, 0))
+    return tl.sum(tl.dot(left, right, input_precision=PRECISION), axis=0)
+
+
+@triton.jit
 def _pairs(
     mixed_TC, x, decays, decay_H, bias_HD, tiles_I8, inverse_IHMM, seen_IHMM,
     ROW: tl.constexpr, DECAYS: tl.constexpr, BLOCK: tl.constexpr, H: tl.constexpr, DK: tl.constexpr,
@@ -156,9 +166,9 @@ def _pairs(
                 g = _logarithms(decays, decay_H, bias_HD, before + 1, i + 1 < SIZE, head, d, DECAYS, DK)
                 left = unit_rows(keys, before, whole, d, C, DK, EPS)
                 left *= tl.exp(tl.cumsum(g, axis=0, reverse=True) + between[None, :])
-                seen = tl.dot(q, tl.trans(left), input_precision=PRECISION)
+                seen = _product(q, left, PRECISION)
                 tl.store(seen_IHMM + place + at[:, None] * M + earlier * SIZE + i[None, :], seen)
-                known = tl.dot(k, tl.trans(left), input_precision=PRECISE) * beta[:, None]
+                known = _product(k, left, PRECISE) * beta[:, None]
                 system = tl.where(is_row & (block == earlier)[None, None, :, None], known[None, :, None, :], system)
                 g = _logarithms(decays, decay_H, bias_HD, before, whole, head, d, DECAYS, DK)
                 between += tl.sum(g, axis=0)
@@ -180,7 +190,8 @@ def _tiles(
     inside = (d < DK)[:, None] & (n < DV)[None, :]
     at = head * (DK * DV) + d[:, None] * DV + n[None, :]
     state = tl.zeros((DK_PADDED, COLUMNS), tl.float32)
-    for step in range(num_tiles):
+    # Moved out of the loop, what is the same in all steps would fill the registers.
+    for step in tl.range(num_tiles, disable_licm=True):
         tile = tiles_I8 + (first_tile + step) * 8
         first, count = tl.load(tile).to(tl.int64), tl.load(tile + 1)
         source, target = tl.load(tile + 2).to(tl.int64), tl.load(tile + 3).to(tl.int64)
@@ -189,21 +200,23 @@ def _tiles(
         row, there = first + m, m < count
         pairs = ((first_tile + step) * H + head) * (M * M) + m[:, None] * M + m[None, :]
         g = _logarithms(decays, decay_H, bias_HD, row, there, head, d, DECAYS, DK)
-        since = tl.exp(tl.cumsum(g, axis=0))
+        since, behind = tl.exp(tl.cumsum(g, axis=0)), tl.exp(tl.sum(g, axis=0))
+        q = unit_rows(mixed_TC + head * DK, row, there, d, C, DK, EPS) * (1.0 / DK**0.5)
+        out = tl.dot(q * since, state, input_precision=PRECISION)
         k = unit_rows(mixed_TC + H * DK + head * DK, row, there, d, C, DK, EPS)
         written = there[:, None] & (n < DV)[None, :]
         v = tl.load(mixed_TC + row[:, None] * C + 2 * H * DK + head * DV + n[None, :], mask=written, other=0.0)
         wanted = v.to(tl.float32) - tl.dot(k * since, state, input_precision=PRECISION)
         wanted *= _strengths(x, row, there, head, ROW, B, B_STEP)[:, None]
         added = tl.dot(tl.load(inverse_IHMM + pairs), wanted, input_precision=PRECISION)
-        q = unit_rows(mixed_TC + head * DK, row, there, d, C, DK, EPS) * (1.0 / DK**0.5)
-        out = tl.dot(q * since, state, input_precision=PRECISION)
         seen = tl.load(seen_IHMM + pairs, mask=there[:, None] & (m[:, None] >= m[None, :]), other=0.0)
         out = tl.dot(seen, added, out, input_precision=PRECISION)
         tl.store(out_THD + (row[:, None] * H + head) * DV + n[None, :], out.to(out_THD.dtype.element_ty), mask=written)
+        # Keys are read again: kept until here, they had no room in registers.
+        k = unit_rows(mixed_TC + H * DK + head * DK, row, there, d, C, DK, EPS)
         later = _logarithms(decays, decay_H, bias_HD, row + 1, m + 1 < count, head, d, DECAYS, DK)
         left = k * tl.exp(tl.cumsum(later, axis=0, reverse=True))
-        state = tl.dot(tl.trans(left), added, state * tl.exp(tl.sum(g, axis=0))[:, None], input_precision=PRECISION)
+        state = tl.dot(tl.trans(left), added, state * behind[:, None], input_precision=PRECISION)
         if target >= 0:
             tl.store(states + target * BLOCK + at, state, mask=inside)
 

@@ -129,7 +129,8 @@ def inverted(system, m, M: tl.constexpr, PRECISION: tl.constexpr):
     """The inverse of I + L [M, M], for L below the diagonal; m are its rows.
 
     Four blocks on the diagonal are inverted row after row. With their inverses D, and P = D times the blocks below them, I + L is
-    D^-1 (I + P), and (I + P)^-1 = (I - P) (I + P P), because no product of four blocks below the diagonal is left.
+    D^-1 (I + P), and (I + P)^-1 = (I - P) (I + P P), because no product of four blocks below the diagonal is left. Products with
+    D are four small ones: compiled as one of whole matrices, a thread would hold all rows of D, and registers would not do.
     """
     SIZE: tl.constexpr = M // 4
     i, j, block = tl.arange(0, SIZE)[None, :, None], tl.arange(0, SIZE)[None, None, :], tl.arange(0, 4)
@@ -140,13 +141,15 @@ def inverted(system, m, M: tl.constexpr, PRECISION: tl.constexpr):
         its = tl.sum(tl.where(i == row_of_block, own, 0.0), axis=1)
         new = tl.sum(its[:, :, None] * inverses, axis=1)
         inverses = tl.where(i == row_of_block, inverses - new[:, None, :], inverses)
-    inverse = tl.reshape(tl.where(is_own, inverses[:, :, None, :], 0.0), (M, M))
     below = tl.where(m[:, None] // SIZE > m[None, :] // SIZE, system, 0.0)
     unit = tl.where(m[:, None] == m[None, :], 1.0, 0.0)
-    below = tl.dot(inverse, below, input_precision=PRECISION)
+    rows = tl.dot(inverses, tl.reshape(below, (4, SIZE, M)), input_precision=PRECISION)
+    below = tl.reshape(rows, (M, M))
     twice = tl.dot(below, below, input_precision=PRECISION)
     rest = tl.dot(unit - below, unit + twice, input_precision=PRECISION)
-    return tl.dot(rest, inverse, input_precision=PRECISION)
+    columns = tl.permute(tl.reshape(rest, (M, 4, SIZE)), (1, 0, 2))
+    columns = tl.dot(columns, inverses, input_precision=PRECISION)
+    return tl.reshape(tl.permute(columns, (1, 0, 2)), (M, M))
 
 
 @triton.jit

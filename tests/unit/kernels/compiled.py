@@ -17,7 +17,7 @@ import json
 import re
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from importlib import import_module
@@ -152,7 +152,8 @@ QUANTISED: dict[str, tuple[Case, Format]] = {
 class Compiler:
     """Compiles each variant once, and remembers what is wrong: also launches whose key has another program."""
 
-    def __init__(self) -> None:
+    def __init__(self, look: Callable[[Any], None]) -> None:
+        self._look = look
         self._seen: set[tuple[str, str]] = set()
         self._keys = Keys()
         self.count = 0
@@ -172,11 +173,12 @@ class Compiler:
             compiled = kernel.function.warmup(*arguments, grid=grid, **kernel._options, **options)
         except Exception as error:  # whatever a compiler raises
             self.wrong.append((*key, f"{type(error).__name__}: {error}"[-2000:]))
-        else:
-            if compiled is not None and compiled.metadata.shared > SHARED_BYTES:
-                self.wrong.append(
-                    (*key, f"{compiled.metadata.shared} bytes of shared memory, {SHARED_BYTES} are there")
-                )
+            return
+        if compiled is None:
+            return
+        self._look(compiled)
+        if compiled.metadata.shared > SHARED_BYTES:
+            self.wrong.append((*key, f"{compiled.metadata.shared} bytes of shared memory, {SHARED_BYTES} are there"))
 
 
 def passes(case: Case, kv_cache_dtype: str = "auto", format: Format | None = None) -> None:
@@ -257,9 +259,9 @@ def _start(move: Move, *blocks: torch.Tensor | None) -> None:
 
 
 @contextmanager
-def compiling() -> Iterator[Compiler]:
-    """Within, kernels are compiled for Hopper and not launched, and comparisons compare nothing."""
-    compiler = Compiler()
+def compiling(look: Callable[[Any], None] = lambda compiled: None) -> Iterator[Compiler]:
+    """Within, kernels are compiled for Hopper and not launched, and comparisons compare nothing. `look` gets each variant."""
+    compiler = Compiler(look)
     driver.set_active(HopperDriver())
     with ExitStack() as stack:
         for owner, name, value in (
@@ -277,10 +279,12 @@ def compiling() -> Iterator[Compiler]:
         yield compiler
 
 
-def run(programs: Programs) -> dict[str, tuple[int, list[tuple[str, str, str]]]]:
+def run(
+    programs: Programs, look: Callable[[Any], None] = lambda compiled: None
+) -> dict[str, tuple[int, list[tuple[str, str, str]]]]:
     """Compile these programs, each variant in the first one that launches it."""
     found = {}
-    with compiling() as compiler:
+    with compiling(look) as compiler:
         for name, program in programs.items():
             torch.manual_seed(0)
             compiler.count, compiler.wrong = 0, []
@@ -292,13 +296,18 @@ def run(programs: Programs) -> dict[str, tuple[int, list[tuple[str, str, str]]]]
     return found
 
 
+def some_of(kind: str, wanted: Sequence[str]) -> Programs:
+    """Those of these names; without any, all; of "2/14" every 14th from the third one on."""
+    programs = {"passes": all_passes, "checks": all_checks, "broken": broken}[kind]()
+    names = list(wanted) or list(programs)
+    if part := re.fullmatch(r"(\d+)/(\d+)", names[0]):
+        names = list(programs)[int(part[1]) :: int(part[2])]
+    return {name: program for name, program in programs.items() if name in names}
+
+
 if __name__ == "__main__":
     if __debug__:
         sys.exit("run it with -O: checks would compare what nobody computed")
     torch.set_num_threads(1)
     kind, *wanted = sys.argv[1:]
-    programs = {"passes": all_passes, "checks": all_checks, "broken": broken}[kind]()
-    names = wanted or list(programs)
-    if part := re.fullmatch(r"(\d+)/(\d+)", names[0]):  # every so manieth, from this one on
-        names = list(programs)[int(part[1]) :: int(part[2])]
-    print(json.dumps(run({name: program for name, program in programs.items() if name in names})))
+    print(json.dumps(run(some_of(kind, wanted))))
