@@ -1,15 +1,16 @@
-"""Text models in checkpoints that see, too, where the text model is another family's."""
+"""Text models in checkpoints that see or hear, too, where the text model is another family's."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from engine.model.families.fields import Fields
-from engine.model.families.vision import glm, kimi, qwen
+from engine.model.families.vision import glm, kimi, qwen, wrapped
 from engine.model.spec import ModelSpec
 
 _Family = Callable[[Fields], ModelSpec]
 DENSE: dict[str, _Family] = {
+    **wrapped.FAMILIES,
     "Qwen2VLForConditionalGeneration": qwen.read_2,
     "Qwen2_5_VLForConditionalGeneration": qwen.read_2,
     "Qwen3VLForConditionalGeneration": qwen.read_3,

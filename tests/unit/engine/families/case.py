@@ -59,12 +59,10 @@ class Case:
     def architecture(self) -> str:
         """What config.json calls the model."""
         names = transformers.models.auto.modeling_auto
-        kinds = (
-            names.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
-            if self.text_in
-            else names.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-        )
-        return str(kinds[getattr(transformers, self.text_in or self.config).model_type])
+        kinds = names.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES if self.text_in else names.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+        whole = self.text_in or self.config
+        named = kinds.get(getattr(transformers, whole).model_type)
+        return str(named or whole.replace("Config", "ForConditionalGeneration"))  # it is in no list
 
     def config_object(self) -> transformers.PreTrainedConfig:
         """Transformers' own object."""

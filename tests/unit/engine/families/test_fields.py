@@ -12,7 +12,7 @@ import transformers
 from engine.model.families import model_spec
 from engine.model.families.known import HARMLESS
 from engine.model.spec import ModelSpec, UnsupportedModelError
-from tests.unit.engine.families import dense, experts, hybrids, vision
+from tests.unit.engine.families import dense, experts, hybrids, vision, wrapped
 from tests.unit.engine.families.case import Case
 
 CASES = [*dense.CASES, *experts.CASES, *hybrids.CASES, *vision.CASES]
@@ -51,6 +51,9 @@ OF_NEMOTRON_H |= {"chunk_size", "moe_shared_expert_overlap", "num_nextn_predict_
 OF_NEMOTRON_H |= {"rescale_prenorm_residual"}
 OF_STARTS = {"linear_a_log_min", "linear_a_log_max", "linear_dt_min", "linear_dt_max", "linear_dt_init_floor"}
 OF_FAMILIES = {
+    **{case.name: OF_VISION for case in wrapped.CASES},
+    "internvl": {*OF_VISION, "intermediate_size"},  # all its layers have experts
+    "lfm2_vl": {*OF_VISION, "intermediate_size", "full_attn_idxs"},  # other fields say them
     "qwen2_vl": OF_VISION,
     "qwen2_5_vl": OF_VISION,
     "qwen3_vl": OF_VISION,

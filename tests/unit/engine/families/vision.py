@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tests.unit.engine.families import wrapped
 from tests.unit.engine.families.case import Case
 from tests.unit.engine.families.experts import EXPERTS
 from tests.unit.engine.families.latents import GROUPED, LATENT
@@ -20,6 +21,7 @@ OF_GLM = MROPE | {"mrope_section": [2, 1, 1], "partial_rotary_factor": 0.5}
 GLM_VISION = SMALL_VISION | {"attention_bias": False, "patch_size": 8, "image_size": 16}
 
 CASES: tuple[Case, ...] = (
+    *wrapped.CASES,
     Case(
         name="qwen2_5_vl",
         config="Qwen2_5_VLTextConfig",
