@@ -96,7 +96,7 @@ def _randomise(model: torch.nn.Module, seed: int) -> None:
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         noise = torch.randn(tensor.shape, generator=generator)
         if name not in learned:
-            if name in model.state_dict():
+            if name in model.state_dict() and tensor.is_floating_point():
                 tensor.add_(0.1 * noise)
         elif "embed_tokens" in name:
             tensor.copy_(0.2 * noise)  # small beside what the layers add: tied models would echo their input

@@ -29,13 +29,37 @@ HEARING: dict[str, Any] = {
 }
 
 
-def beside_images(name: str, text: str, whole: str, *, is_long: bool = False, **fields: Any) -> Case:
+# What a tower's answers pass through.
+THROUGH: dict[str, Any] = {
+    "resampler_n_latents": 2,
+    "resampler_depth": 1,
+    "resampler_n_heads": 2,
+    "resampler_head_dim": 8,
+    "num_key_value_heads": 1,
+    "hidden_size": 64,
+}
+CONFORMER = {"hidden_dim": 16, "input_dim": 8, "num_layers": 1, "num_heads": 2, "dim_head": 8, "output_dim": 8}
+QUERIES = {"model_type": "blip_2_qformer", "encoder_hidden_size": 16} | TOWER
+DELTA: dict[str, Any] = {
+    "layer_types": ["linear_attention", "full_attention"],
+    "head_dim": 32,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 2,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+}
+
+
+def beside_images(
+    name: str, text: str, whole: str, *, is_long: bool = False, outer: dict[str, Any] | None = None, **fields: Any
+) -> Case:
+    """`outer`: the whole's other fields."""
     return Case(
         name=name,
         config=text,
         fields=fields,
         text_in=whole,
-        outer={"vision_config": TOWER},
+        outer={"vision_config": TOWER} | (outer or {}),
         is_long=is_long,
     )
 
@@ -58,6 +82,27 @@ CASES: tuple[Case, ...] = (
     beside_images("smolvlm", "LlamaConfig", "SmolVLMConfig"),
     beside_images("idefics3", "LlamaConfig", "Idefics3Config", is_long=True),
     beside_images("video_llama_3", "Qwen2Config", "VideoLlama3Config", is_long=True),
+    beside_images(
+        "exaone4_5",
+        "Exaone4Config",
+        "Exaone4_5_Config",
+        is_long=True,
+        outer={"vision_config": TOWER | {"depth": 1, "num_heads": 2, "out_hidden_size": 64, "num_key_value_heads": 2}},
+        sliding_window=20,
+        layer_types=["sliding_attention", "full_attention"],
+    ),
+    beside_images("ovis2", "Qwen2Config", "Ovis2Config", is_long=True, outer={"hidden_size": 64, "vocab_size": 20}),
+    beside_images("idefics2", "MistralConfig", "Idefics2Config", is_long=True, outer={"perceiver_config": THROUGH}),
+    beside_images(
+        "minicpmv4_6", "Qwen3_5TextConfig", "MiniCPMV4_6Config", is_long=True, outer={"insert_layer_id": 0}, **DELTA
+    ),
+    Case(
+        name="granite_speech",
+        config="GraniteConfig",
+        text_in="GraniteSpeechConfig",
+        outer={"encoder_config": CONFORMER, "projector_config": QUERIES},
+        is_long=True,
+    ),
     beside_sound("voxtral", "LlamaConfig", "VoxtralConfig"),
     beside_sound("qwen2_audio", "Qwen2Config", "Qwen2AudioConfig", is_long=True),
     beside_sound("audioflamingo3", "Qwen2Config", "AudioFlamingo3Config", is_long=True),
