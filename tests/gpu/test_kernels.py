@@ -19,6 +19,7 @@ from tests.unit.kernels import (
     group_checks,
     latent_checks,
     mamba_checks,
+    selective_checks,
     switch_checks,
     triton_checks,
 )
@@ -33,7 +34,7 @@ MODULES = (
     triton_checks, expert_checks, switch_checks, latent_checks, chosen_checks, group_checks, codes_checks, fp8_checks,
     far_checks,
 )  # fmt: skip
-OF_STATES = (channel_checks, convolution_checks, delta_checks, mamba_checks)
+OF_STATES = (channel_checks, convolution_checks, delta_checks, mamba_checks, selective_checks)
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,15 @@ from engine.step.newest import NewestTokens
 from kvtransfer.cuda.mover import BlockMover
 from kvtransfer.digest import block_digests
 from tests.unit.engine.generate import new_sequence
-from tests.unit.kernels import chosen_checks, codes_checks, fp8_checks, group_checks, latent_checks, references
+from tests.unit.kernels import (
+    chosen_checks,
+    codes_checks,
+    fp8_checks,
+    group_checks,
+    latent_checks,
+    references,
+    selective_checks,
+)
 from tests.unit.kernels.state_passes import passes
 from tests.unit.kernels.triton_checks import checking
 
@@ -167,7 +175,7 @@ def _far_latents(kept: Latents, before: int) -> Latents:
 
 
 def check_states(device: str) -> None:
-    """The delta rule, Mamba-2's scan and the convolution in front of them, with prompts beside decoding."""
+    """The delta rule, Mamba's scans and the convolution in front of them, with prompts beside decoding."""
     rule = delta_heads(DeltaSpec(num_key_heads=2, num_value_heads=2, key_dim=16, value_dim=16, taps=4))
     scan = mamba_heads(MambaSpec(num_heads=2, head_dim=16, groups=1, state_size=16, taps=4))
     channels = Channels(spans=(Span(columns=Columns(first=3, step=40), groups=1, width=40),), taps=3)
@@ -184,8 +192,22 @@ def check_states(device: str) -> None:
     def mamba_scan(states: torch.Tensor, batch: StateBatch) -> torch.Tensor:
         return mamba.scan(mixed[:, :64], x, *rates, states, batch, scan)
 
+    given = selective_checks.Given.drawn(
+        selective_checks.Sizes(channels=32, state_size=16, rank=1, block_size=16), of.num_rows, torch.float32, device
+    )
+
+    def selective_scan(states: torch.Tensor, batch: StateBatch) -> torch.Tensor:
+        return mamba.selective_scan(*given.all, states, batch)
+
     own = [row for each in of.sequences for row in range(each.row, each.row + each.count)]
-    for act, shape in ((delta_rule, (1, 1, 2, 256)), (mamba_scan, (1, 1, 2, 256)), (convolution, (2, 1, 1, 40))):
+    of_heads, of_channels = (1, 1, 2, 256), (1, 1, 32, 16)
+    kinds = (
+        (delta_rule, of_heads),
+        (mamba_scan, of_heads),
+        (selective_scan, of_channels),
+        (convolution, (2, 1, 1, 40)),
+    )
+    for act, shape in kinds:
         near = torch.randn(40, *shape, device=device)
         before = rows_before(near)
         there = far(near, before)

@@ -1,20 +1,27 @@
-"""Mamba-2's scan and gate: their reference and their Triton kernels."""
+"""The scans of both kinds of Mamba, and what is around them: their reference and their Triton kernels."""
 
 from __future__ import annotations
 
+from types import ModuleType
+
 import pytest
 
-from tests.unit.kernels import mamba_checks
+from tests.unit.kernels import mamba_checks, selective_checks
 from tests.unit.kernels.interpreter import Interpreter
 
-SMALL = ("small", "bounded", "odd", "groups")
+SMALL = [
+    pytest.param(module, name, id=name)
+    for module in (mamba_checks, selective_checks)
+    for name in module.SPECS
+    if "large" not in name and name != "wide"
+]
 
 
-@pytest.mark.parametrize("name", SMALL)
-def test_the_reference(name: str) -> None:
-    mamba_checks.run(name, "cpu")
+@pytest.mark.parametrize(("module", "name"), SMALL)
+def test_the_reference(module: ModuleType, name: str) -> None:
+    module.run(name, "cpu")
 
 
-@pytest.mark.parametrize("name", SMALL)
-def test_the_kernels(interpreter: Interpreter, name: str) -> None:
-    interpreter.check("mamba_checks", name)
+@pytest.mark.parametrize(("module", "name"), SMALL)
+def test_the_kernels(interpreter: Interpreter, module: ModuleType, name: str) -> None:
+    interpreter.check(module.__name__.rpartition(".")[2], name)
