@@ -28,7 +28,7 @@ from engine.model.spec import (
     ShortcutSpec,
     SideBySideSpec,
 )
-from engine.model.states import ChannelDeltaSpec, DeltaSpec, MambaSpec, ShortConvolutionSpec
+from engine.model.states import ChannelDeltaSpec, DeltaSpec, MambaSpec, SelectiveSpec, ShortConvolutionSpec
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -286,6 +286,11 @@ def _mixer_parameters(mixer: MixerSpec, hidden: int) -> int:
             columns = size + channels + mixer.num_heads
             small = channels * (mixer.taps + mixer.taps_bias) + 3 * mixer.num_heads + size * (mixer.norm != "none")
             return hidden * (columns + size) + columns * mixer.in_bias + hidden * mixer.out_bias + small
+        case SelectiveSpec():
+            size, few = mixer.size, mixer.rank + 2 * mixer.state_size
+            small = size * (mixer.taps + mixer.taps_bias + mixer.state_size + 2) + few
+            biases = 2 * size * mixer.in_bias + hidden * mixer.out_bias
+            return 3 * hidden * size + size * (few + mixer.rank) + small + biases
         case ShortConvolutionSpec():
             return (4 * hidden + mixer.taps) * mixer.size + (4 * mixer.size + hidden) * mixer.has_bias
         case _:

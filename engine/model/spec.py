@@ -15,7 +15,7 @@ from engine.model.formats.quantization import UNQUANTISED, Quantization
 from engine.model.latents import LatentAttentionSpec
 from engine.model.names import AS_OURS, StoredNames
 from engine.model.scaling import RopeSpec
-from engine.model.states import ChannelDeltaSpec, DeltaSpec, Kept, MambaSpec, ShortConvolutionSpec
+from engine.model.states import ChannelDeltaSpec, DeltaSpec, Kept, MambaSpec, SelectiveSpec, ShortConvolutionSpec
 
 
 class UnsupportedModelError(ValueError):
@@ -177,6 +177,7 @@ MixerSpec = (
     | DeltaSpec
     | ChannelDeltaSpec
     | MambaSpec
+    | SelectiveSpec
     | ShortConvolutionSpec
     | SideBySideSpec
 )

@@ -107,6 +107,24 @@ class MambaSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SelectiveSpec:
+    """The first Mamba: each channel has a state of its own, with a decay for each number of it."""
+
+    size: int  # channels
+    state_size: int  # numbers of a channel's state
+    rank: int  # features that a token's steps are made of
+    taps: int  # tokens that the convolution reads, the own one included
+    taps_bias: bool = False
+    in_bias: bool = False
+    out_bias: bool = False
+
+    @property
+    def kept(self) -> tuple[Kept, ...]:
+        """The states, and the convolution's last inputs."""
+        return (_state(self.size, self.state_size), _last_inputs(self.taps, self.size))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ShortConvolutionSpec:
     """A convolution of each feature alone over a few tokens, between two gates. It keeps its last inputs."""
 

@@ -16,6 +16,7 @@ from engine.model.layers.dense_beside_experts import DenseBesideExperts
 from engine.model.layers.latents.attention import LatentAttention
 from engine.model.layers.mamba import Mamba
 from engine.model.layers.mlp import GatedMlp, PlainMlp
+from engine.model.layers.selective import Selective
 from engine.model.layers.short_convolution import ShortConvolution
 from engine.model.layers.side_by_side import SideBySide
 from engine.model.layers.sparse_mlp import SparseMlp
@@ -27,7 +28,7 @@ from engine.model.spec import (
     ShortcutSpec,
     SideBySideSpec,
 )
-from engine.model.states import ChannelDeltaSpec, DeltaSpec, MambaSpec, ShortConvolutionSpec
+from engine.model.states import ChannelDeltaSpec, DeltaSpec, MambaSpec, SelectiveSpec, ShortConvolutionSpec
 from engine.model.stream import Stream
 from engine.step.batch import ForwardBatch
 
@@ -57,6 +58,7 @@ MIXERS: dict[type, Callable[[Any, Surroundings], Mixer]] = {
     DeltaSpec: GatedDelta,
     LatentAttentionSpec: LatentAttention,
     MambaSpec: Mamba,
+    SelectiveSpec: Selective,
     ShortConvolutionSpec: ShortConvolution,
     SideBySideSpec: SideBySide,
 }

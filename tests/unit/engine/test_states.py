@@ -71,7 +71,7 @@ def test_a_checkpoint_never_changes_and_others_are_not_touched(folder: Path) -> 
     assert branched[0].token_ids[33:] != branched[1].token_ids[33:]
 
 
-@pytest.fixture(scope="module", params=["qwen3_5", "qwen3_next, a state in the last layer"])
+@pytest.fixture(scope="module", params=["qwen3_5", "qwen3_next, a state in the last layer", "jamba"])
 def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Bench:
     (case,) = (case for case in hybrids.CASES if case.name == request.param)
     return Bench(case, tmp_path_factory.mktemp("hybrid"))

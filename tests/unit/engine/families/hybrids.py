@@ -110,6 +110,14 @@ KIMI = {
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 48,
 }
+JAMBA = {
+    "num_hidden_layers": 5,
+    "attn_layer_period": 3,
+    "attn_layer_offset": 1,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "mamba_dt_rank": 20,
+}
 
 QWEN_3_5 = Case(name="qwen3_5", config="Qwen3_5TextConfig", fields=STATE)
 CASES: tuple[Case, ...] = (
@@ -175,6 +183,25 @@ CASES: tuple[Case, ...] = (
             "time_step_limit": [0.3, float("inf")],
         },
         can_be_cached=False,
+    ),
+    Case(name="jamba", config="JambaConfig", fields=JAMBA),
+    Case(
+        name="jamba, without experts",
+        config="JambaConfig",
+        fields=JAMBA
+        | {
+            "num_hidden_layers": 4,
+            "attn_layer_period": 2,
+            "attn_layer_offset": 0,
+            "num_experts": 1,
+            "mamba_dt_rank": "auto",
+            "mamba_d_state": 6,
+            "mamba_d_conv": 3,
+            "mamba_expand": 1,
+            "mamba_conv_bias": False,
+            "mamba_proj_bias": True,
+            "tie_word_embeddings": True,
+        },
     ),
     QWEN_3_5,
     Case(

@@ -25,7 +25,7 @@ from engine.model.spec import (
     ShortcutSpec,
     SideBySideSpec,
 )
-from engine.model.states import MambaSpec, ShortConvolutionSpec
+from engine.model.states import MambaSpec, SelectiveSpec, ShortConvolutionSpec
 from tests.unit.engine.families.case import Case
 from tests.unit.engine.families.catalogue import CASES
 
@@ -59,10 +59,7 @@ not run on a GPU yet: they were checked in the interpreter, and compiled.
 LongCat-Flash counts as twice its `num_layers`: each is two layers with latents. Experts that do nothing take no part in the
 experts' products. This has not run on a GPU either.
 
-Not served yet, by use:
-Jamba (Mamba of another kind):
-`--model-impl transformers` refuses it, too.
-It takes OPT, GPT-NeoX, GPT-BigCode and BitNet;
+`--model-impl transformers` takes OPT, GPT-NeoX, GPT-BigCode and BitNet;
 it refuses GPT-2, GPT-J, BLOOM, Falcon and MPT.
 
 [GGUF files](gguf.md) of some of them are read, too.
@@ -195,6 +192,8 @@ def _of_layer(layer: LayerSpec) -> set[str]:
         found |= {"choices of earlier layers"} if layer.mixer.most and layer.mixer.indexer is None else set()
     if isinstance(layer.mixer, ShortConvolutionSpec):
         found.add("short convolutions")
+    if isinstance(layer.mixer, SelectiveSpec):
+        found.add("a decay for each number of a state")
     if isinstance(layer.mixer, MambaSpec) and layer.mixer.norm != "after":
         found.add("no norm of the state's answer" if layer.mixer.norm == "none" else "norm before the gate")
     return found

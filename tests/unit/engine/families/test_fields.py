@@ -49,6 +49,7 @@ OF_NEMOTRON_H = {
 }
 OF_NEMOTRON_H |= {"chunk_size", "moe_shared_expert_overlap", "num_nextn_predict_layers", "mtp_layers_block_type"}
 OF_NEMOTRON_H |= {"rescale_prenorm_residual"}
+OF_JAMBA = {"use_mamba_kernels", "use_mambapy", "use_associative_scan"}  # how a scan is computed
 OF_STARTS = {"linear_a_log_min", "linear_a_log_max", "linear_dt_min", "linear_dt_max", "linear_dt_init_floor"}
 OF_FAMILIES = {
     **{case.name: OF_VISION for case in wrapped.CASES},
@@ -125,6 +126,8 @@ OF_FAMILIES = {
     "bamba": {*OF_MAMBA, "z_loss_coefficient", "num_logits_to_keep"},
     "nemotron_h": OF_NEMOTRON_H,
     "nemotron_h, a state in the last mixer": OF_NEMOTRON_H,
+    "jamba": OF_JAMBA,
+    "jamba, without experts": {*OF_JAMBA, "num_experts_per_tok", "expert_layer_period"},
     "phi3": {"original_max_position_embeddings"},
     "qwen2": {"sliding_window"},
     "qwen3": {"sliding_window"},
@@ -291,6 +294,24 @@ def test_lfm2_says_some_things_twice_and_they_agree() -> None:
     assert read(first) == read(common | exact)
     assert "conv_dim = 1024 is not supported; supported: 2048" in str(read(first | {"conv_dim": 1024}))
     assert "conv_L_cache = 1 is not supported" in str(read(first | {"conv_L_cache": 1}))
+
+
+def test_jamba_says_in_three_ways_which_layers_attend() -> None:
+    (case,) = (case for case in CASES if case.name == "jamba")
+    config, kinds = config_of(case), ["mamba", "attention", "mamba", "mamba", "attention"]
+    said = {"layers_block_type": kinds, "sliding_window": None, "num_logits_to_keep": 1}
+    assert isinstance(expected := read(config), ModelSpec)
+    assert read(config | said) == expected
+    for wrong, complaint in (
+        ({"layers_block_type": kinds[::-1]}, "layers_block_type = "),
+        ({"layer_types": ["linear_attention"] * 5}, "layer_types = "),
+        ({"attn_layer_offset": 3}, "attn_layer_offset = 3 is not below attn_layer_period = 3"),
+        ({"attn_layer_period": 9, "attn_layer_offset": 8}, "leaves no layer with attention"),
+        ({"sliding_window": 64}, "sliding_window = 64 is not supported"),
+        ({"mamba_d_conv": 1}, "mamba_d_conv = 1 is not supported"),
+        ({"hidden_act": "gelu"}, "hidden_act = 'gelu' is not supported"),
+    ):
+        assert complaint in str(read(config | wrong))
 
 
 def test_kimi_linear_is_read_as_it_is_published() -> None:

@@ -41,6 +41,7 @@ def test_a_field_more_is_refused(name: str) -> None:
         ("nemotron-3-nano-30b-a3b", 1024, 8),
         ("falcon-h1-7b", 256, 15),
         ("bamba-9b", 1024, 10),
+        ("jamba-1.5-mini", 32, 31),
     ],
 )
 def test_states_fill_their_blocks(name: str, block_size: int, state_blocks: int) -> None:
