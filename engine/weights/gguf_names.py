@@ -65,7 +65,7 @@ def _renamed(tensor: GgufTensor, header: GgufHeader) -> Iterator[StoredTensor]:
         kind = kind or ".weight"
     if module not in _IN_CONFIG and int(layer) not in _predicting(header):
         ours = (IN_LAYER | own).get(module, module)
-        name = f"model.layers.{layer}.{ours}{'' if module in ALONE else kind}"
+        name = f"model.layers.{layer}.{ours}{'' if module in ALONE and module not in own else kind}"
         yield from _of_layer(tensor, header, layer, module, name)
 
 

@@ -73,6 +73,10 @@ IN_LAYER = {
     "ssm_dt": "mamba.dt_bias",
     "ssm_d": "mamba.D",
     "ssm_norm": "mamba.norm",
+    "ssm_x": "mamba.x_proj",
+    "ssm_dt_norm": "mamba.dt_layernorm",
+    "ssm_b_norm": "mamba.b_layernorm",
+    "ssm_c_norm": "mamba.c_layernorm",
     "ssm_out": "mamba.out_proj",
     "shortconv.conv": "conv.conv",
     "shortconv.in_proj": "conv.in_proj",
@@ -82,6 +86,8 @@ _LFM_2 = {"attn_output": "self_attn.o_proj", "token_embd_norm": "model.norm"}
 OWN: Mapping[str, dict[str, str]] = {
     "lfm2": _LFM_2,
     "lfm2moe": _LFM_2,
+    # Its steps are a product with a bias; Mamba-2's are a bias alone.
+    "jamba": {"ssm_dt": "mamba.dt_proj"},
 }
 # Numbers that belong to no module: they have no `.weight` and no `.bias`.
 ALONE = ("exp_probs_b", "attn_sinks", "ssm_a", "ssm_dt", "ssm_d", "layer_output_scale", "altup_correct_scale")

@@ -93,6 +93,38 @@ def _falcon_h_1(entries: Entries) -> Config:
     return common(entries, "FalconH1ForCausalLM") | rope(entries) | mamba(entries) | own
 
 
+def _jamba(entries: Entries) -> Config:
+    """Layers without heads of keys and values have a state. Which have that, and which experts, is said by their distance."""
+    kv_heads = entries.of_layers("attention.head_count_kv")
+    hidden, inner = entries.size("embedding_length"), entries.size("ssm.inner_size")
+    entries.agree("ssm.inner_size", inner % hidden == 0)
+    config = common(entries, "JambaForCausalLM", kv_heads=entries.where_any("attention.head_count_kv"))
+    config |= _distance(entries, "attention.head_count_kv", "attn_layer", [bool(heads) for heads in kv_heads])
+    if (num_experts := entries.size("expert_count")) > 1:
+        routers = entries.layers_with("ffn_gate_inp.weight")
+        entries.agree("expert_count", any(routers))
+        config |= _distance(entries, "expert_count", "expert_layer", routers)
+    return config | {
+        "num_experts": num_experts,
+        "num_experts_per_tok": entries["expert_used_count"],
+        "mamba_expand": inner // hidden,
+        "mamba_d_state": entries["ssm.state_size"],
+        "mamba_d_conv": entries["ssm.conv_kernel"],
+        "mamba_dt_rank": entries["ssm.time_step_rank"],
+        "mamba_conv_bias": any(entries.layers_with("ssm_conv1d.bias")),
+        "mamba_proj_bias": any(entries.layers_with("ssm_in.bias")),
+    }
+
+
+def _distance(entries: Entries, name: str, field: str, there: list[bool]) -> Config:
+    """Which layers are such, by the first and the distance to the next. Raises UnsupportedModelError, naming the entry."""
+    found = [layer for layer, is_there in enumerate(there) if is_there]
+    first, period = (*found, 0)[0], found[1] - found[0] if len(found) > 1 else len(there)
+    if first >= period or found != list(range(first, len(there), period)):
+        raise entries.unsupported(name)
+    return {f"{field}_offset": first, f"{field}_period": period}
+
+
 def _qwen_3_next(entries: Entries) -> Config:
     config = _with_delta(entries, "Qwen3NextForCausalLM") | experts(entries, renormalised=True)
     return config | {"shared_expert_intermediate_size": entries["expert_shared_feed_forward_length"]}
@@ -136,6 +168,7 @@ HYBRIDS: dict[str, Callable[[Entries], Config]] = {
     "lfm2": _lfm_2,
     "lfm2moe": _lfm_2_moe,
     "falcon-h1": _falcon_h_1,
+    "jamba": _jamba,
     "qwen3next": _qwen_3_next,
     "qwen35": _qwen_3_5,
     "qwen35moe": _qwen_3_5_moe,

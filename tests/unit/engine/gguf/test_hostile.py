@@ -157,6 +157,9 @@ def header_of(case: str, file: Path, **metadata: Any) -> GgufHeader:
         ("arcee", "attention.head_count_kv", [2, 1]),
         ("glm4", "feed_forward_length", -1),
         ("starcoder2, no window", "rope.dimension_count", "all"),
+        ("jamba", "attention.head_count_kv", [0, 2, 2, 0, 0]),
+        ("jamba", "ssm.inner_size", 127),
+        ("jamba, without experts", "expert_count", 4),
     ],
 )
 def test_what_a_converter_never_writes_is_named(case: str, entry: str, value: Any, tmp_path: Path) -> None:
