@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from common.model.gguf import is_gguf
+
 INDEX_FILE = "model.safetensors.index.json"
 SAMPLE_BYTES = 64  # fine-tunes of one base differ in their values alone
 _MAX_HEADER_BYTES = 100_000_000  # the format's limit
@@ -22,7 +24,7 @@ _BITS |= {f"{sign}{bits}": bits for sign in "IU" for bits in (8, 16, 32, 64)}
 
 
 class CheckpointError(ValueError):
-    """The folder's weights don't fit its config.json, or can't be read."""
+    """A model's weights don't fit what its config.json or GGUF metadata says, or can't be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,13 @@ class StoredTensor:
     undo: Callable[[Any], Any] | None = None
     # Of each row in turn the file has a head's first part of every group, (groups, heads of a group, size of a head) are ours.
     columns: tuple[int, int, int] | None = None
+
+
+def described_by(model: Path, field: str = "") -> str:
+    """Where it is said what the tensors of a folder, or of a GGUF file, must be."""
+    if is_gguf(model):
+        return "the GGUF metadata"
+    return f"{field} in config.json" if field else "config.json"
 
 
 def weight_files(folder: Path) -> list[Path]:

@@ -10,7 +10,7 @@ from functools import partial
 import torch
 
 from engine.kernels.quantised.gguf_blocks import BLOCK_BYTES, BLOCK_ELEMENTS, DECODERS, decoded
-from engine.weights.checkpoint import CheckpointError, StoredTensor
+from engine.weights.checkpoint import CheckpointError, StoredTensor, described_by
 
 # By safetensors' names. Integers, and floats of 8 bits that a format asks for, are copied as they are.
 _DTYPES = {
@@ -82,12 +82,13 @@ def encoding_of(stored: StoredTensor, wanted: torch.dtype) -> Encoding:
         raise CheckpointError(f"{stored.name} holds {stored.dtype}, which is not supported")
     if wanted is dtype or (wanted in _COMPUTED and dtype.is_floating_point):
         return Encoding(1, dtype.itemsize, lambda data: data.view(dtype), dtype)
+    described = described_by(stored.file, "quantization_config")
     if wanted in _COMPUTED:
         raise CheckpointError(
-            f"{stored.name} holds {stored.dtype}: quantised weights that quantization_config in config.json doesn't describe"
+            f"{stored.name} holds {stored.dtype}: quantised weights that {described} doesn't describe"
         )
     raise CheckpointError(
-        f"{stored.name} holds {stored.dtype}, quantization_config in config.json asks for {str(wanted).removeprefix('torch.')}"
+        f"{stored.name} holds {stored.dtype}, {described} asks for {str(wanted).removeprefix('torch.')}"
     )
 
 

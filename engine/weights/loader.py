@@ -29,6 +29,7 @@ from engine.weights.checkpoint import (
     CheckpointError,
     StoredTensor,
     characteristic_bytes,
+    described_by,
     some,
     stored_tensors,
     weight_files,
@@ -111,7 +112,8 @@ def _match(folder: Path, weights: Weights) -> list[_Run]:
             placed += [(stored, destination) for destination in destinations]
     runs = [run for stored, destination in _by_shape(placed) for run in _runs(stored, destination)]
     if unexpected:
-        raise CheckpointError(f"{folder}: unexpected weights {some(unexpected)}: config.json describes another model")
+        described = described_by(folder)
+        raise CheckpointError(f"{folder}: unexpected weights {some(unexpected)}: {described} describes another model")
     if missing := _missing(weights, found):
         raise CheckpointError(f"{folder}: missing weights {some(missing)}: is the download complete?")
     for ways in weights.ways:
@@ -165,7 +167,10 @@ def _runs(stored: StoredTensor, destination: Destination) -> Iterator[_Run]:
     stored = as_wanted(stored, destination.tensor.dtype)
     shape, source = destination.stored_shape, destination.source
     if _without_ones(stored.shape) != _without_ones(shape):
-        raise CheckpointError(f"{stored.name} has shape {list(stored.shape)}, config.json asks for {list(shape)}")
+        described = described_by(stored.file)
+        raise CheckpointError(
+            f"{stored.file}: {stored.name} has shape {list(stored.shape)}, {described} asks for {list(shape)}"
+        )
     encoding = encoding_of(stored, destination.tensor.dtype)
     run = partial(_Run, stored.file, encoding=encoding, slot=destination.slot, undo=stored.undo)
     seen = destination.tensor if stored.order is None else stored.order(destination.tensor)

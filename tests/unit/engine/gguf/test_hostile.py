@@ -120,6 +120,28 @@ def test_a_size_that_the_file_can_not_hold_takes_no_memory(tmp_path: Path, entry
         Engine(EngineConfig(model=file, num_blocks=8))
 
 
+@pytest.mark.parametrize(
+    ("entry", "value", "refusal"),
+    [
+        (
+            "attention.head_count_kv",
+            1,
+            r"changed.gguf: .*k_proj.weight has shape .*, the GGUF metadata asks for \[16, 64\]",
+        ),
+        (
+            "block_count",
+            1,
+            r"changed.gguf: unexpected weights model.layers.1.* the GGUF metadata describes another model",
+        ),
+    ],
+)
+def test_metadata_of_another_model_is_named(tmp_path: Path, entry: str, value: int, refusal: str) -> None:
+    whole = write_gguf(build_tiny_model(tmp_path / "model", "llama"), tmp_path / "whole.gguf")
+    file = changed(whole, tmp_path / "changed.gguf", **{f"llama__{entry}": value})
+    with pytest.raises(CheckpointError, match=refusal):
+        Engine(EngineConfig(model=file, num_blocks=8))
+
+
 @pytest.mark.parametrize("shape", [(2**20,), (2**20, 1, 1)])
 def test_no_tensor_is_of_millions_of_experts(tmp_path: Path, shape: tuple[int, ...]) -> None:
     writer = gguf.GGUFWriter(file := tmp_path / "experts.gguf", "qwen3moe")
