@@ -29,7 +29,7 @@ _OWN: Any = object()
 _MOST_OF_ALL = 2**31 - 1
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 _FEW = (*_EXPERTS, "zero_expert_num", "num_nextn_predict_layers")
-_MOST = {"num_hidden_layers": 4096, "num_layers": 2048} | dict.fromkeys(_FEW, 4096)
+_MOST = {"num_hidden_layers": 4096, "num_layers": 2048, "index_topk": 1 << 16} | dict.fromkeys(_FEW, 4096)
 
 
 def model(fields: Fields, layers: Iterable[LayerSpec], *, eps: str = "rms_norm_eps", **options: Any) -> ModelSpec:

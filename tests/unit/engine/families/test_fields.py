@@ -347,7 +347,13 @@ def test_glm_5_says_in_three_ways_which_layers_choose() -> None:
     for wrong, complaint in (
         ({"indexer_types": ["shared", *kinds[1:]]}, "indexer_types begins with a shared layer"),
         ({"indexer_types": kinds[1:]}, "it must say full or shared for each of 6 layers"),
+        ({"indexer_types": 6}, "indexer_types = 6 is not supported: it must say full or shared"),
+        ({"indexer_types": [[kind] for kind in kinds]}, "it must say full or shared for each of 6 layers"),
         ({"indexer_types": None, "index_topk_pattern": "FFFSSX"}, "index_topk_pattern = "),
+        ({"indexer_types": None, "index_topk_pattern": 6}, "index_topk_pattern = 6 is not supported: it must say"),
+        ({"index_topk_freq": "third"}, "index_topk_freq must be a positive integer up to 2147483647, not 'third'"),
+        ({"index_skip_topk_offset": [2]}, "index_skip_topk_offset must be a positive integer"),
+        ({"index_topk": 2**16 + 1}, "index_topk must be a positive integer up to 65536, not 65537"),
         ({"indexer_rope_interleave": False}, "indexer_rope_interleave = False is not supported"),
         ({"index_head_dim": 8}, "index_head_dim = 8 is less than qk_rope_head_dim = 16"),
     ):

@@ -7,13 +7,14 @@ from dataclasses import replace
 
 from engine.model.families.experts.fields import CORRECTED, sigmoid_rule
 from engine.model.families.experts.with_latents.deepseek import V3, with_experts
-from engine.model.families.fields import Fields, layer_types, number
+from engine.model.families.fields import Fields, count, layer_types, number
 from engine.model.families.latents import latent_attention
 from engine.model.latents import IndexerSpec, LatentAttentionSpec
 from engine.model.spec import ModelSpec, UnsupportedModelError
 
 SPARSE_ATTENTION = "deepseek_sparse_attention"
 FULL, SHARED = "full", "shared"
+_LETTERS = {"F": FULL, "S": SHARED}
 
 COMMON = V3 | {
     "max_position_embeddings": 163840,
@@ -84,19 +85,21 @@ def _mixer(fields: Fields, *, interleaved: bool) -> LatentAttentionSpec:
 
 def _indexer_types(fields: Fields) -> list[str]:
     """Of each layer: `indexer_types`, or `index_topk_pattern`, or by `index_topk_freq` behind `index_skip_topk_offset` layers."""
-    num_layers, pattern = number(fields, "num_hidden_layers"), fields.get("index_topk_pattern")
-    every, offset = fields.get("index_topk_freq"), fields.get("index_skip_topk_offset")
-    every, offset = 1 if every is None else max(int(every), 1), 2 if offset is None else int(offset)
-    name, kinds = "indexer_types", fields.get("indexer_types")
-    if kinds is None and pattern is not None:
-        name, kinds = "index_topk_pattern", [{"F": FULL, "S": SHARED}.get(kind, kind) for kind in pattern]
-    if kinds is None:
-        kinds = [SHARED if max(layer - offset + 1, 0) % every else FULL for layer in range(num_layers)]
+    num_layers, every = number(fields, "num_hidden_layers"), count(fields, "index_topk_freq") or 1
+    offset = 2 if fields.get("index_skip_topk_offset") is None else count(fields, "index_skip_topk_offset")
+    name, pattern, said = "indexer_types", fields.get("index_topk_pattern"), fields.get("indexer_types")
+    if said is None and pattern is not None:
+        name, said = "index_topk_pattern", pattern
+    if said is None:
+        said = [SHARED if max(layer - offset + 1, 0) % every else FULL for layer in range(num_layers)]
+    kinds = [str(kind) for kind in said] if isinstance(said, str | list) else []
+    if said is pattern:
+        kinds = [_LETTERS.get(kind, kind) for kind in kinds]
     if set(kinds) - {FULL, SHARED} or len(kinds) != num_layers:
         raise UnsupportedModelError(
-            f"config.json: {name} = {kinds!r:.80} is not supported: it must say full or shared for each of"
+            f"config.json: {name} = {said!r:.80} is not supported: it must say full or shared for each of"
             f" {num_layers} layers"
         )
     if kinds[0] != FULL:
         raise UnsupportedModelError(f"config.json: {name} begins with a shared layer, before any that chooses")
-    return list(kinds)
+    return kinds
