@@ -17,9 +17,18 @@ _BESIDE = "put the model's tokenizer.json beside the file"
 _SPACE = "\u2581"
 _MAX_PIECE = 512  # letters; every way to cut a piece in two is looked at
 _ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")
-# Words for the end of a turn that files written before `eot_token_id` have as plain control tokens.
-_END_TEXTS = ["<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>"]
-_END_TEXTS += ["<|endoftext|>", "<|end_of_text|>", "<|return|>", "<turn|>"]
+# Ends that files name no id for are plain control tokens: of a turn, and of a message that a tool answers.
+_END_TEXTS = {
+    "eot_token_id": (
+        *("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<turn|>"),
+        *("<|return|>", "<|endoftext|>", "<|end_of_text|>", "<eos>"),
+    ),
+    "eom_token_id": ("<|eom_id|>", "<|eom|>", "<|tool_response>"),
+}
+# What generation_config.json calls the tokens' choice that the makers want, by what a file calls it.
+_SAMPLING = {"temp": "temperature", "penalty_repeat": "repetition_penalty"} | {
+    name: name for name in ("top_k", "top_p", "min_p")
+}
 
 # gpt-oss ends an answer with one of these, and a part of it, such as its reasoning, with a token that ends others' answers.
 _HARMONY, _END_OF_A_PART = {"<|return|>", "<|call|>"}, "<|end|>"
@@ -69,20 +78,26 @@ def tokenizer_config(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def generation_config(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Which tokens end an answer."""
+    """Which tokens end an answer, and how the makers want them chosen."""
     tokens, types = _list(metadata, "tokens", str), _list(metadata, "token_type", int)
     ends = [index for key in _ENDS if (index := _id(metadata, key, len(tokens))) is not None]
     controls = {text: index for index, (text, kind) in enumerate(zip(tokens, types, strict=False)) if kind == _CONTROL}
     if controls.keys() >= _HARMONY:
         others = controls.keys() & {*_HARMONY, "<|endoftext|>"}
         ends = [index for index in ends if tokens[index] != _END_OF_A_PART] + sorted(controls[text] for text in others)
-    elif _id(metadata, "eot_token_id", len(tokens)) is None:
-        ends += _ends_by_text(controls, {tokens[index] for index in ends})
-    return {"eos_token_id": list(dict.fromkeys(ends))} if ends else {}
+    else:
+        unnamed = {
+            text for key, texts in _END_TEXTS.items() if _id(metadata, key, len(tokens)) is None for text in texts
+        }
+        ends += [index for text, index in controls.items() if text in unnamed]
+    chosen = {name: metadata.get(f"general.sampling.{key}") for key, name in _SAMPLING.items()}
+    config = {name: _short(value) for name, value in chosen.items() if value is not None}
+    return config | ({"eos_token_id": list(dict.fromkeys(ends))} if ends else {})
 
 
-def _ends_by_text(controls: Mapping[str, int], known: set[str]) -> list[int]:
-    return [index for text, index in controls.items() if text in _END_TEXTS and text not in known]
+def _short(value: Any) -> Any:
+    """A number of 32 bits as it was written: 0.6, not 0.6000000238."""
+    return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
 def num_tokens(metadata: Mapping[str, Any]) -> int:

@@ -75,6 +75,10 @@ def _of_layer(tensor: GgufTensor, header: GgufHeader, layer: str, module: str, n
     is_delta = header.metadata.get("general.architecture") in DELTA and module in OF_DELTA
     if is_delta and f"blk.{layer}.ssm_out.weight" in header.tensors:
         yield from stored_of_delta(tensor, module, layer, header, _logarithm if module == "ssm_a" else None)
+    elif module == "attn_qkv" and header.metadata.get("general.architecture") in (*ROTATED_IN_PAIRS, *DELTA):
+        raise CheckpointError(
+            f"{tensor.file}: {tensor.name} holds queries, keys and values: convert without --fuse-qkv"
+        )
     elif "{}" in name:
         yield from _each(tensor, name, order=_turned if module == "attn_k_b" else None)
     else:

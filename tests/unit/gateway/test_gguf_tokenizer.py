@@ -11,11 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.model.files import read_file
+from common.model.files import read_file, read_json
 from common.model.gguf import GgufError
 from common.model.splits import splits
 from common.model.tokenizer import generation_config, tokenizer_json
 from gateway.answers.tokenizer import ChatTokenizer
+from gateway.request.defaults import sampling_defaults
 from tests.gguf_files import add_tokenizer
 from tests.unit.gateway.tokenizers_of_others import write_folder
 
@@ -120,3 +121,33 @@ def test_the_end_of_a_part_of_gpt_oss_does_not_end_its_answer(named: dict[str, i
     others = {"tokenizer.ggml.tokens": [text for text in tokens if text != "<|call|>"]}
     others |= {"tokenizer.ggml.token_type": [1, 3, 3, 3], "tokenizer.ggml.eos_token_id": 1}
     assert generation_config(others)["eos_token_id"] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "named", "ends"),
+    [
+        (["<|end_of_text|>", "<|eom_id|>", "<|eot_id|>", "<|python_tag|>"], {"eos": 2}, {0, 1, 2}),  # Llama 3.1
+        (["<|end_of_text|>", "<|eom_id|>", "<|eot_id|>"], {"eos": 0, "eot": 2}, {0, 1, 2}),
+        (["<|end_of_text|>", "<|eom|>", "<|eot|>"], {"eos": 2}, {0, 1, 2}),  # Llama 4
+        (["<eos>", "<|tool_response>", "<turn|>"], {"eos": 2}, {0, 1, 2}),  # Gemma 4
+        (["<|endoftext|>", "<|user|>", "<|observation|>"], {"eos": 0, "eot": 1, "eom": 2}, {0, 1, 2}),  # GLM 4.5
+        (["<|endoftext|>", "<|im_end|>", "<|eom_id|>"], {"eos": 0, "eot": 1, "eom": 1}, {0, 1}),
+    ],
+)
+def test_an_answer_ends_where_its_makers_end_it(tokens: list[str], named: dict[str, int], ends: set[int]) -> None:
+    file: dict[str, object] = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": [3] * len(tokens)}
+    file |= {f"tokenizer.ggml.{name}_token_id": index for name, index in named.items()}
+    assert set(generation_config(file)["eos_token_id"]) == ends
+
+
+def test_what_the_makers_want_is_the_default(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "model", "qwen3")
+    told = {"temp": 0.6, "top_k": 20, "top_p": 0.95, "min_p": 0.05, "penalty_repeat": 1.5, "mirostat": 2}
+    file = write(folder, tmp_path / "model.gguf", "qwen2", **{f"general.sampling.{name}": told[name] for name in told})
+    assert sampling_defaults(read_json(file, "generation_config.json")) == {
+        "temperature": 0.6,
+        "top_k": 20,
+        "top_p": 0.95,
+        "min_p": 0.05,
+        "repetition_penalty": 1.5,
+    }

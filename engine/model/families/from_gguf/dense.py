@@ -89,9 +89,7 @@ def _mistral_3(entries: Entries) -> Config:
     """Ministral 3, whose queries grow with the position, and the text part of models that see."""
     config = common(entries, "MistralForCausalLM") | rope(entries) | {"head_dim": head_dim(entries)}
     config |= {"sliding_window": None}
-    scale, growth = entries.get("rope.scaling.yarn_log_multiplier"), entries.get("attention.temperature_scale")
-    if scale:
-        config["rope_parameters"] |= {"mscale": scale, "mscale_all_dim": scale}
+    growth = entries.get("attention.temperature_scale")
     if growth is None:
         return config
     config["rope_parameters"]["llama_4_scaling_beta"] = growth

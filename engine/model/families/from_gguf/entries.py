@@ -15,7 +15,7 @@ _MAX_NUMBER = 1 << 31
 _FEW = 8
 # They say what other fields say, or nothing about the arithmetic.
 _HARMLESS = {"vocab_size", "rope.scaling.finetuned", "tensor_data_layout", "attention.value_length", "pooling_type"}
-_HARMLESS |= {"rope.scaling.yarn_log_multiplier"}
+_CAUSAL = "attention.causal"
 # Of images: the three positions of text are one, and it has no features of other layers.
 _HARMLESS |= {"rope.dimension_sections", "n_deepstack_layers"}
 
@@ -147,6 +147,8 @@ class Entries:
         return f"{self._header.file}: {self._beginning}{name} = {str(few)[:40]}"
 
     def check_all_read(self) -> None:
+        if self.get(_CAUSAL, True) is not True:  # an embedder, which looks ahead
+            raise self.unsupported(_CAUSAL)
         for key, value in self._header.metadata.items():
             name = key.removeprefix(self._beginning)
             if name != key and value and name not in self._read | _HARMLESS:

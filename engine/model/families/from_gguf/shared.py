@@ -83,7 +83,7 @@ def rotation(entries: Entries, *, theta: float = 10_000.0) -> Config:
         values |= {"original_max_position_embeddings": entries["context_length"], "attention_factor": 1.0}
     elif kind == "yarn":
         values |= {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
-        values |= _betas(entries)
+        values |= _betas(entries) | _magnitudes(entries)
     elif kind == "linear" and factor:
         values |= {"rope_type": "linear", "factor": factor}
     elif kind not in ("none", "linear", "longrope"):
@@ -95,6 +95,15 @@ def rotation(entries: Entries, *, theta: float = 10_000.0) -> Config:
     elif magnitude not in (None, 1):
         raise entries.unsupported("rope.scaling.attn_factor")
     return values
+
+
+def _magnitudes(entries: Entries) -> Config:
+    """What yarn multiplies cosines and sines by, where a file says it."""
+    if entries.get("rope.scaling.yarn_ext_factor", 1.0) != 1:
+        raise entries.unsupported("rope.scaling.yarn_ext_factor")
+    whole, scale = (entries.get(f"rope.scaling.yarn_{name}") for name in ("attn_factor", "log_multiplier"))
+    told = {"attention_factor": whole} if whole else {}
+    return told | (dict.fromkeys(("mscale", "mscale_all_dim"), scale) if scale else {})
 
 
 def _betas(entries: Entries) -> Config:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,8 @@ from engine.engine import Engine
 from engine.foreign import is_foreign
 from engine.kernels.quantised.gguf_blocks import BLOCK_ELEMENTS, DECODERS
 from engine.model.families import from_gguf, model_spec, read_model_spec
-from engine.model.spec import UnsupportedModelError
+from engine.model.scaling import YarnScaling
+from engine.model.spec import AttentionSpec, UnsupportedModelError
 from engine.weights.checkpoint import CheckpointError, StoredTensor
 from engine.weights.encodings import encoding_of
 from engine.weights.gguf_names import stored_in_gguf
@@ -54,6 +56,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ({"llama__attention.head_count": 0}, "llama.attention.head_count = 0 is not supported"),
         ({"llama__rope.scaling.factor": 4.0}, "llama.rope.scaling.factor = 4.0 is not supported"),
         ({"llama__rope.scaling.attn_factor": 2.0}, "llama.rope.scaling.attn_factor = 2.0 is not supported"),
+        ({"llama__attention.causal": False}, "llama.attention.causal = False is not supported"),
+        (
+            {"llama__rope.scaling.type": "yarn", "llama__rope.scaling.yarn_ext_factor": 0.5},
+            "llama.rope.scaling.yarn_ext_factor = 0.5 is not supported",
+        ),
+        ({"llama__rope.scaling.yarn_attn_factor": 2.0}, "llama.rope.scaling.yarn_attn_factor = 2.0 is not supported"),
         ({"llama__nextn_predict_layers": 2}, "llama.nextn_predict_layers = 2, but the file's tensors say otherwise"),
         (
             {"llama__rope.freq_base": 1.0},
@@ -65,6 +73,37 @@ def test_a_wrong_entry_is_named(folder: Path, tmp_path: Path, entries: dict[str,
     file = changed(write_gguf(folder, tmp_path / "whole.gguf"), tmp_path / "changed.gguf", **entries)
     with pytest.raises(UnsupportedModelError, match=complaint):
         read_model_spec(file)
+
+
+@pytest.mark.parametrize(
+    ("entries", "magnitude"), [({}, 1 + 0.1 * math.log(8)), ({"attn_factor": 1.5}, 1.5), ({"log_multiplier": 1.0}, 1.0)]
+)
+def test_yarns_magnitude_is_what_the_file_says(
+    folder: Path, tmp_path: Path, entries: dict[str, float], magnitude: float
+) -> None:
+    yarn = {"type": "yarn", "factor": 8.0, "original_context_length": 16, "yarn_ext_factor": 1.0}
+    yarn |= {f"yarn_{name}": value for name, value in entries.items()}
+    whole = write_gguf(folder, tmp_path / "whole.gguf")
+    file = changed(whole, tmp_path / "changed.gguf", **{f"llama__rope.scaling.{name}": yarn[name] for name in yarn})
+    mixer = read_model_spec(file).layers[0].mixer
+    assert isinstance(mixer, AttentionSpec)
+    assert mixer.rope is not None
+    assert isinstance(mixer.rope.scaling, YarnScaling)
+    assert mixer.rope.scaling.attention_factor == pytest.approx(magnitude)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen35"])
+def test_queries_keys_and_values_in_one_are_refused_where_their_rows_were_changed(
+    tmp_path: Path, architecture: str
+) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "model.gguf", architecture)
+    writer.add_tensor("blk.0.attn_qkv.weight", np.zeros((4, 32), dtype=np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(CheckpointError, match=r"blk\.0\.attn_qkv\.weight holds .* convert without --fuse-qkv"):
+        list(stored_in_gguf(tmp_path / "model.gguf"))
 
 
 @pytest.mark.parametrize(
