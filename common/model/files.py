@@ -35,14 +35,20 @@ def found(model: Path, kind: str = "") -> Path:
     """
     if is_gguf(model):
         return parts_of(model)[0]
-    if not model.is_dir() or ((model / CONFIG).is_file() and not kind):
+    if not model.is_dir() or ((model / CONFIG).is_file() and any(model.glob("*.safetensors")) and not kind):
         return model
-    models = sorted(file for file in model.glob("*.gguf") if parts_of(file)[0] == file and "mmproj" not in file.name)
+    models = [file for file in gguf_files(model) if parts_of(file)[0] == file]
     of_kind = [file for file in models if kind.lower() in file.name.lower()]
     if len(of_kind) > 1 or (kind and not of_kind):
         names = ", ".join(file.name for file in models[:8])
         raise GgufError(f"{model} holds {'several' if of_kind else f'no {kind}'} ({names}): name one of the files")
     return of_kind[0] if of_kind else model
+
+
+def gguf_files(folder: Path) -> list[Path]:
+    """Models in a folder and those below it, as split ones are published; without what goes with a model."""
+    files = sorted([*folder.glob("*.gguf"), *folder.glob("*/*.gguf")])
+    return [file for file in files if not any(part in file.name.lower() for part in ("mmproj", "imatrix"))]
 
 
 def name_of(model: Path) -> str:

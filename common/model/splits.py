@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 _WORDS_OF_GPT_2, _DIGITS = "gpt-2", "digits"
+_BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,16 +33,11 @@ def splits() -> Mapping[str, Splits]:
     found: dict[str, Splits] = {}
     for rule in described["rules"]:
         names, steps = rule.pop("names"), rule.pop("steps")
-        last = _bytes(words=steps[-1] == _WORDS_OF_GPT_2)
         cuts = [_step(step, described["expressions"]) for step in steps if step != _WORDS_OF_GPT_2]
-        sequence = {"type": "Sequence", "pretokenizers": [*cuts, last]}
+        cuts.append(_BYTES | {"use_regex": _WORDS_OF_GPT_2 in steps})
+        sequence = {"type": "Sequence", "pretokenizers": cuts}
         found |= dict.fromkeys(names, Splits(pre_tokenizer=sequence, **rule))
     return found
-
-
-def _bytes(*, words: bool) -> dict[str, Any]:
-    """`words`: cut as GPT-2 did."""
-    return {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": words}
 
 
 def _step(name: str, expressions: Mapping[str, str]) -> dict[str, Any]:

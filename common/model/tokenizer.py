@@ -16,19 +16,13 @@ _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 2, 3, 4, 5  # tokenizer.ggml.token_
 _BESIDE = "put the model's tokenizer.json beside the file"
 _SPACE = "\u2581"
 _MAX_PIECE = 512  # letters; every way to cut a piece in two is looked at
-_ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")
 # Ends that files name no id for are plain control tokens: of a turn, and of a message that a tool answers.
-_END_TEXTS = {
-    "eot_token_id": (
-        *("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<turn|>"),
-        *("<|return|>", "<|endoftext|>", "<|end_of_text|>", "<eos>"),
-    ),
-    "eom_token_id": ("<|eom_id|>", "<|eom|>", "<|tool_response>"),
-}
+_ENDS_OF_TURNS = {"<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<turn|>", "<|return|>", "<eos>"}
+_ENDS_OF_TURNS |= {"<|endoftext|>", "<|end_of_text|>"}
+_END_TEXTS = {"eot_token_id": _ENDS_OF_TURNS, "eom_token_id": {"<|eom_id|>", "<|eom|>", "<|tool_response>"}}
 # What generation_config.json calls the tokens' choice that the makers want, by what a file calls it.
-_SAMPLING = {"temp": "temperature", "penalty_repeat": "repetition_penalty"} | {
-    name: name for name in ("top_k", "top_p", "min_p")
-}
+_SAMPLING = {f"general.sampling.{name}": name for name in ("top_k", "top_p", "min_p")}
+_SAMPLING |= {"general.sampling.temp": "temperature", "general.sampling.penalty_repeat": "repetition_penalty"}
 
 # gpt-oss ends an answer with one of these, and a part of it, such as its reasoning, with a token that ends others' answers.
 _HARMONY, _END_OF_A_PART = {"<|return|>", "<|call|>"}, "<|end|>"
@@ -79,25 +73,21 @@ def tokenizer_config(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 def generation_config(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """Which tokens end an answer, and how the makers want them chosen."""
-    tokens, types = _list(metadata, "tokens", str), _list(metadata, "token_type", int)
-    ends = [index for key in _ENDS if (index := _id(metadata, key, len(tokens))) is not None]
-    controls = {text: index for index, (text, kind) in enumerate(zip(tokens, types, strict=False)) if kind == _CONTROL}
-    if controls.keys() >= _HARMONY:
-        others = controls.keys() & {*_HARMONY, "<|endoftext|>"}
-        ends = [index for index in ends if tokens[index] != _END_OF_A_PART] + sorted(controls[text] for text in others)
-    else:
-        unnamed = {
-            text for key, texts in _END_TEXTS.items() if _id(metadata, key, len(tokens)) is None for text in texts
-        }
-        ends += [index for text, index in controls.items() if text in unnamed]
-    chosen = {name: metadata.get(f"general.sampling.{key}") for key, name in _SAMPLING.items()}
-    config = {name: _short(value) for name, value in chosen.items() if value is not None}
+    config = {name: metadata[key] for key, name in _SAMPLING.items() if key in metadata}
+    ends = _ends(metadata, _list(metadata, "tokens", str))
     return config | ({"eos_token_id": list(dict.fromkeys(ends))} if ends else {})
 
 
-def _short(value: Any) -> Any:
-    """A number of 32 bits as it was written: 0.6, not 0.6000000238."""
-    return float(f"{value:.6g}") if isinstance(value, float) else value
+def _ends(metadata: Mapping[str, Any], tokens: list[str]) -> list[int]:
+    named = {key: _id(metadata, key, len(tokens)) for key in ("eos_token_id", *_END_TEXTS)}
+    ends = [index for index in named.values() if index is not None]
+    types = _list(metadata, "token_type", int)
+    controls = {text: index for index, (text, kind) in enumerate(zip(tokens, types, strict=False)) if kind == _CONTROL}
+    if controls.keys() >= _HARMONY:
+        others = controls.keys() & {*_HARMONY, "<|endoftext|>"}
+        return [index for index in ends if tokens[index] != _END_OF_A_PART] + sorted(controls[text] for text in others)
+    unnamed = {text for key, texts in _END_TEXTS.items() if named[key] is None for text in texts}
+    return ends + [index for text, index in controls.items() if text in unnamed]
 
 
 def num_tokens(metadata: Mapping[str, Any]) -> int:

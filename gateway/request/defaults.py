@@ -30,5 +30,6 @@ def sampling_defaults(generation: Mapping[str, Any]) -> dict[str, float]:
                 "model.default_ignored", extra={"field": f"generation_config.json: {name}", "value": str(value)[:40]}
             )
             continue
-        found[name] = int(value) if name == "top_k" else float(value)
+        # A GGUF file has 32 bits for it: 0.6, not 0.6000000238.
+        found[name] = int(value) if name == "top_k" else round(float(value), 6)
     return found

@@ -6,6 +6,8 @@ import os
 import re
 from pathlib import Path
 
+from common.model.files import gguf_files
+
 _ID = re.compile(r"([A-Za-z0-9_][A-Za-z0-9_.-]*)/([A-Za-z0-9_][A-Za-z0-9_.-]*)(?:@([A-Za-z0-9_][A-Za-z0-9_.-]*))?\Z")
 
 
@@ -24,7 +26,7 @@ def cached(name: str) -> Path | None:
     ref = folder / "refs" / revision
     commit = ref.read_text(encoding="utf-8").strip() if ref.is_file() else revision
     snapshot = folder / "snapshots" / commit
-    return snapshot if (snapshot / "config.json").is_file() or any(snapshot.glob("*.gguf")) else None
+    return snapshot if (snapshot / "config.json").is_file() or gguf_files(snapshot) else None
 
 
 def _cache() -> Path:

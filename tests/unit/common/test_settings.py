@@ -311,9 +311,13 @@ def test_a_gguf_file_is_found_by_its_folder_its_kind_and_its_parts(tmp_path: Pat
 
     folder = tmp_path / "models"
     folder.mkdir()
-    for name in ("q-Q4_K_M.gguf", "mmproj-q.gguf"):
+    for name in ("q-Q4_K_M.gguf", "mmproj-q.gguf", "q-Imatrix.gguf", "config.json"):
         (folder / name).touch()
     assert model(str(folder)) == (folder / "q-Q4_K_M.gguf", "q-Q4_K_M")
+    (folder / "model.safetensors").touch()
+    assert model(str(folder)) == (folder, "models")
+    assert model(f"{folder}:q4_k") == (folder / "q-Q4_K_M.gguf", "q-Q4_K_M")
+    (folder / "model.safetensors").unlink()
     for part in (1, 2):
         (folder / f"q-Q8_0-0000{part}-of-00002.gguf").touch()
     first = folder / "q-Q8_0-00001-of-00002.gguf"
@@ -341,6 +345,14 @@ def test_a_gguf_file_in_the_hubs_cache_is_found_by_id_and_kind(tmp_path: Path, m
     assert (found.model, found.served_name) == (snapshot / "q-Q8_0.gguf", "q-Q8_0")  # type: ignore[attr-defined]
     with pytest.raises(ConfigError, match="holds several"):
         load("--model", "org/q-GGUF")
+    below = snapshot / "UD-Q2_K_XL"  # large models' files have folders of their own
+    below.mkdir()
+    for part in (1, 2):
+        (below / f"q-UD-Q2_K_XL-0000{part}-of-00002.gguf").symlink_to(blob)
+    for name in ("q-Q4_K_M.gguf", "q-Q8_0.gguf"):
+        (snapshot / name).unlink()
+    found = load("--model", "org/q-GGUF")
+    assert found.model == below / "q-UD-Q2_K_XL-00001-of-00002.gguf"  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("variable", ["HF_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME"])
