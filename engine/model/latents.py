@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from engine.kernels.attention import HeadShape
 from engine.kernels.codes import KINDS, Kind
 from engine.kernels.latent import LatentShape
-from engine.model.scaling import RopeSpec
+from engine.model.scaling import QueryGrowth, RopeSpec
 from engine.model.states import Kept
 
 
@@ -37,6 +37,7 @@ class LatentAttentionSpec:
     rope: RopeSpec | None  # None: positions are not encoded
     scale: float
     latent_scale: float = 1.0  # multiplies latents behind their norm
+    query_growth: QueryGrowth | None = None
     bias: bool = False
     window: int = 0
     softcap: float = 0.0

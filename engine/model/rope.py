@@ -11,10 +11,11 @@ from engine.model.scaling import (
     Llama3Scaling,
     LongRopeScaling,
     ProportionalScaling,
+    QueryGrowth,
     RopeSpec,
     YarnScaling,
 )
-from engine.model.spec import QueryGrowth, UnsupportedModelError
+from engine.model.spec import UnsupportedModelError
 
 
 def cos_sin_table(rope: RopeSpec, *, head_dim: int, num_positions: int) -> torch.Tensor:

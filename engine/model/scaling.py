@@ -74,3 +74,12 @@ class RopeSpec:
 
     def rotary_dim(self, head_dim: int) -> int:
         return int(head_dim * self.share)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueryGrowth:
+    """Queries are multiplied by `1 + scale * log(1 + floor((position + shift) / every))`."""
+
+    scale: float
+    every: int
+    shift: int = 0

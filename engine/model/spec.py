@@ -14,7 +14,7 @@ from engine.model.formats.product import Format
 from engine.model.formats.quantization import UNQUANTISED, Quantization
 from engine.model.latents import LatentAttentionSpec
 from engine.model.names import AS_OURS, StoredNames
-from engine.model.scaling import RopeSpec
+from engine.model.scaling import QueryGrowth, RopeSpec
 from engine.model.states import ChannelDeltaSpec, DeltaSpec, Kept, MambaSpec, SelectiveSpec, ShortConvolutionSpec
 
 
@@ -31,15 +31,6 @@ class QkNorm:
     after_rope: bool = False
     q_name: str = "self_attn.q_norm"  # with `{}`: each head has a module
     k_name: str = "self_attn.k_norm"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QueryGrowth:
-    """Queries are multiplied by `1 + scale * log(1 + floor((position + shift) / every))`."""
-
-    scale: float
-    every: int
-    shift: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from engine.model.latents import LatentAttentionSpec
 def latent_attention(fields: Fields, *, interleaved: bool, value_dim: int) -> LatentAttentionSpec:
     """Read it, with rotated parts of heads."""
     plain = without_rope(fields, value_dim=value_dim)
-    return replace(plain, rope=rope(fields, interleaved=interleaved), scale=plain.scale * _magnitude(fields) ** 2)
+    return replace(plain, rope=rope(fields, interleaved=interleaved), scale=plain.scale * magnitude(fields) ** 2)
 
 
 def without_rope(fields: Fields, *, value_dim: int) -> LatentAttentionSpec:
@@ -33,7 +33,7 @@ def without_rope(fields: Fields, *, value_dim: int) -> LatentAttentionSpec:
     )
 
 
-def _magnitude(fields: Fields) -> float:
+def magnitude(fields: Fields) -> float:
     """What yarn makes of scores besides cosines and sines."""
     _, values = rope_values(fields)
     factor, scale = values.get("factor") or 1.0, values.get("mscale_all_dim") or 0.0

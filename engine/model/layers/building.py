@@ -14,8 +14,8 @@ from engine.model.layers.branch import Branch
 from engine.model.layers.norm import LayerNorm, Norm, RmsNorm
 from engine.model.parameters import Weights, whole
 from engine.model.rope import cos_sin_table, query_growth_table
-from engine.model.scaling import RopeSpec
-from engine.model.spec import BranchSpec, ModelSpec, QueryGrowth
+from engine.model.scaling import QueryGrowth, RopeSpec
+from engine.model.spec import BranchSpec, ModelSpec
 
 
 @dataclass(frozen=True, slots=True)

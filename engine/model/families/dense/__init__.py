@@ -48,7 +48,6 @@ FAMILIES: dict[str, Callable[[Fields], ModelSpec]] = {
     "MistralForCausalLM": mistral.read,
     "MinistralForCausalLM": mistral.read_by_layer,
     "Ministral3ForCausalLM": mistral.read_3,
-    "Mistral3ForConditionalGeneration": mistral.read_with_vision,
     "ApertusForCausalLM": no_gate.read_apertus,
     "NanoChatForCausalLM": no_gate.read_nanochat,
     "NemotronForCausalLM": layer_norms.read_nemotron,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from engine.model.families.fields import (
-    BESIDE_VISION,
     SLIDING,
     Fields,
     attention,
@@ -15,7 +14,8 @@ from engine.model.families.fields import (
     sliding_window,
 )
 from engine.model.families.ropes import rope_values
-from engine.model.spec import LayerSpec, ModelSpec, QueryGrowth
+from engine.model.scaling import QueryGrowth
+from engine.model.spec import LayerSpec, ModelSpec
 
 MISTRAL = {
     "vocab_size": 32000,
@@ -71,21 +71,16 @@ def read_by_layer(fields: Fields) -> ModelSpec:
 def read_3(fields: Fields) -> ModelSpec:
     """Ministral 3: queries grow with the position."""
     fields = fields.over(MINISTRAL_3)
-    _, values = rope_values(fields)
-    growth, beta = None, values.get("llama_4_scaling_beta")
-    if beta:
-        original = values.get("original_max_position_embeddings") or number(fields, "max_position_embeddings")
-        growth = QueryGrowth(scale=float(beta), every=int(original))
     rotation = rope(fields, others=("llama_4_scaling_beta",))
-    mixer = attention(fields, rope=rotation, window=sliding_window(fields), query_growth=growth)
+    mixer = attention(fields, rope=rotation, window=sliding_window(fields), query_growth=query_growth(fields))
     return model(fields, [LayerSpec(mixer=mixer, mlp=gated_mlp(fields))] * number(fields, "num_hidden_layers"))
 
 
-def read_with_vision(fields: Fields) -> ModelSpec:
-    """Mistral Small 3.1 and later, Ministral 3: the text part of a checkpoint with a vision tower."""
-    fields.ignore("vision_config", "image_token_index", "image_token_id", "spatial_merge_size", "vision_feature_layer")
-    fields.ignore("projector_hidden_act", "multimodal_projector_bias")
-    text = fields.text()
-    text.only("model_type", "mistral", "ministral3")
-    read_text = read_3 if text.get("model_type") == "ministral3" else read
-    return read_text(text).with_names(BESIDE_VISION)
+def query_growth(fields: Fields) -> QueryGrowth | None:
+    """What `llama_4_scaling_beta` of the rotation says."""
+    _, values = rope_values(fields)
+    beta = values.get("llama_4_scaling_beta")
+    if not beta:
+        return None
+    original = values.get("original_max_position_embeddings") or number(fields, "max_position_embeddings")
+    return QueryGrowth(scale=float(beta), every=int(original))

@@ -19,13 +19,14 @@ from engine.model.families.experts import (
     qwen2_moe,
     qwen3_moe,
 )
-from engine.model.families.experts.with_latents import deepseek, deepseek_sparse, longcat
+from engine.model.families.experts.with_latents import close_to_deepseek, deepseek, deepseek_sparse, longcat
 from engine.model.families.experts.with_sinks import gpt_oss, mimo
 from engine.model.families.fields import Fields
 from engine.model.spec import ModelSpec
 
 FAMILIES: dict[str, Callable[[Fields], ModelSpec]] = {
     "AfmoeForCausalLM": like_deepseek.read_trinity,
+    "AXK1ForCausalLM": close_to_deepseek.read_axk,
     "Cohere2MoeForCausalLM": cohere.read,
     "DeepseekV2ForCausalLM": deepseek.read_v2,
     "DeepseekV3ForCausalLM": deepseek.read_v3,
@@ -42,6 +43,7 @@ FAMILIES: dict[str, Callable[[Fields], ModelSpec]] = {
     "GraniteMoeSharedForCausalLM": granite_moe.read,
     "GraniteMoeSWAForCausalLM": granite_moe.read_swa,
     "HunYuanMoEV1ForCausalLM": hunyuan.read,
+    "HYV3ForCausalLM": hunyuan.read_3,
     "LagunaForCausalLM": like_deepseek.read_laguna,
     "LongcatFlashForCausalLM": longcat.read,
     "MellumForCausalLM": qwen3_moe.read_mellum,
@@ -51,6 +53,7 @@ FAMILIES: dict[str, Callable[[Fields], ModelSpec]] = {
     "Llama4ForConditionalGeneration": llama4.read_with_vision,
     "MiMoV2FlashForCausalLM": mimo.read,
     "MiniMaxM2ForCausalLM": minimax_m2.read,
+    "Mistral4ForCausalLM": close_to_deepseek.read_mistral,
     "MixtralForCausalLM": mixtral.read,
     "OlmoeForCausalLM": olmoe.read,
     "PhimoeForCausalLM": phimoe.read,

@@ -20,7 +20,8 @@ from engine.model.families.fields import (
     rope,
 )
 from engine.model.names import StoredNames
-from engine.model.spec import AttentionSpec, LayerSpec, ModelSpec, QkNorm, QueryGrowth
+from engine.model.scaling import QueryGrowth
+from engine.model.spec import AttentionSpec, LayerSpec, ModelSpec, QkNorm
 
 LLAMA_4 = {
     "vocab_size": 202048,

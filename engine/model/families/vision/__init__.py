@@ -13,12 +13,17 @@ DENSE: dict[str, _Family] = {
     **wrapped.FAMILIES,
     "Qwen2VLForConditionalGeneration": qwen.read_2,
     "Qwen2_5_VLForConditionalGeneration": qwen.read_2,
+    "Qwen2_5OmniForConditionalGeneration": qwen.read_omni_2,
+    "Qwen2_5OmniModel": qwen.read_omni_2,
+    "Qwen2_5OmniThinkerForConditionalGeneration": qwen.read_omni_2,
     "Qwen3VLForConditionalGeneration": qwen.read_3,
     "Glm4vForConditionalGeneration": glm.read,
     "Glm46VForConditionalGeneration": glm.read_46,
 }
 WITH_EXPERTS: dict[str, _Family] = {
     "Qwen3VLMoeForConditionalGeneration": qwen.read_3_moe,
+    "Qwen3OmniMoeForConditionalGeneration": qwen.read_omni_3,
+    "Qwen3OmniMoeThinkerForConditionalGeneration": qwen.read_omni_3,
     "Glm4vMoeForConditionalGeneration": glm.read_moe,
     "KimiVLForConditionalGeneration": kimi.read,
     "KimiK25ForConditionalGeneration": kimi.read,

@@ -20,7 +20,9 @@ TEXTS: dict[str, Callable[[Fields], ModelSpec]] = {
     "lfm2": hybrids.FAMILIES["Lfm2ForCausalLM"],
     "lfm2_moe": hybrids.FAMILIES["Lfm2MoeForCausalLM"],
     "llama": dense.FAMILIES["LlamaForCausalLM"],
+    "ministral3": dense.FAMILIES["Ministral3ForCausalLM"],
     "mistral": dense.FAMILIES["MistralForCausalLM"],
+    "mistral4": experts.FAMILIES["Mistral4ForCausalLM"],
     "phi3": dense.FAMILIES["Phi3ForCausalLM"],
     "qwen2": dense.FAMILIES["Qwen2ForCausalLM"],
     "qwen3": dense.FAMILIES["Qwen3ForCausalLM"],
@@ -120,6 +122,9 @@ FAMILIES: dict[str, Wrapper] = {
         "LLaVA-OneVision: the text part, Qwen2.", "qwen2", either_ties=True
     ),
     "MiniCPMV4_6ForConditionalGeneration": Wrapper("MiniCPM-V 4.6: the text part, Qwen3.5.", "qwen3_5_text"),
+    "Mistral3ForConditionalGeneration": Wrapper(
+        "Mistral Small 3.1 and later, Ministral 3, Mistral Small 4: the text part.", "mistral", ties=True
+    ),
     "Ovis2ForConditionalGeneration": Wrapper("Ovis 2: the text part, Qwen2.", "qwen2", ties=True),
     "PerceptionLMForConditionalGeneration": Wrapper("Perception LM: the text part, Llama.", "llama"),
     "Qwen2AudioForConditionalGeneration": Wrapper("Qwen2-Audio: the text part, Qwen2.", "qwen2"),

@@ -43,6 +43,8 @@ class LatentAttention:
         hidden, inner = around.model.hidden_size, spec.query_rank
         self._spec, self._branch = spec, around.branch
         self._rope = _rotations(spec, around)
+        growth = spec.query_growth
+        self._growth = None if growth is None else around.rotations.query_growth(growth)
         self._is_interleaved = spec.rope is not None and spec.rope.interleaved
         queries = {QUERIES: inner} if inner else {}
         self._inward = around.linear(
@@ -114,6 +116,8 @@ class LatentAttention:
         if self._indexer is not None:
             stream.chosen = self._indexer.choose(x, asking, positions, keys, plan)
         q = self._queries(asking).unflatten(-1, (-1, spec.query_dim))  # not rotated yet
+        if self._growth is not None:
+            q = q * self._growth[positions].to(q.dtype)[:, None, None]
         chosen = stream.chosen if spec.most else None
         self._branch.add(stream, self._output, self._attend(q, positions, latents, plan, chosen).flatten(1))
 

@@ -59,9 +59,10 @@ class Case:
     def architecture(self) -> str:
         """What config.json calls the model."""
         names = transformers.models.auto.modeling_auto
-        kinds = names.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES if self.text_in else names.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+        lists = [names.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, names.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES]
         whole = self.text_in or self.config
-        named = kinds.get(getattr(transformers, whole).model_type)
+        kind = getattr(transformers, whole).model_type
+        named = next((kinds[kind] for kinds in lists[bool(self.text_in) :] if kind in kinds), None)
         return str(named or whole.replace("Config", "ForConditionalGeneration"))  # it is in no list
 
     def config_object(self) -> transformers.PreTrainedConfig:

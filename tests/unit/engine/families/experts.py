@@ -224,6 +224,11 @@ CASES: tuple[Case, ...] = (
         fields={"num_experts": 6, "moe_topk": 3, "intermediate_size": 40, "head_dim": 16},
     ),
     Case(
+        name="hy_v3",
+        config="HYV3Config",
+        fields={**EXPERTS, "head_dim": 16, "attention_bias": True, "num_shared_experts": 2},
+    ),
+    Case(
         name="flex_olmo",
         config="FlexOlmoConfig",
         fields={"num_experts": 8, "num_experts_per_tok": 3, "intermediate_size": 40},

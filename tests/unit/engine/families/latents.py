@@ -93,6 +93,17 @@ CASES: tuple[Case, ...] = (
     ),
     # With a padding id transformers zeroes that row of the table as it loads it.
     Case(name="youtu", config="YoutuConfig", fields={**LATENT, "q_lora_rank": 24, "pad_token_id": None}),
+    Case(
+        name="mistral4",
+        config="Mistral4Config",
+        fields={
+            **LATENT,
+            **GROUPED,
+            "q_lora_rank": 24,
+            "rope_parameters": TWO_MAGNITUDES | {"llama_4_scaling_beta": 0.3, "partial_rotary_factor": 0.4},
+        },
+    ),
+    Case(name="axk1", config="AXK1Config", fields={**LATENT, **GROUPED, "q_lora_rank": 24}),
     Case(name="longcat_flash", config="LongcatFlashConfig", fields=LONGCAT),
     Case(
         name="longcat_flash, no expert does nothing",

@@ -58,6 +58,12 @@ OF_FAMILIES = {
     "qwen2_vl": OF_VISION,
     "qwen2_5_vl": OF_VISION,
     "qwen3_vl": OF_VISION,
+    "qwen2_5_omni": OF_VISION,
+    "qwen3_omni": {*OF_VISION, "intermediate_size"},  # all its layers have experts
+    "hy_v3": {"enable_moe_fp32_combine"},  # when a sum is rounded
+    "mistral4": OF_LATENTS,
+    "mistral4-vision": {*OF_LATENTS, *OF_VISION},
+    "axk1": OF_LATENTS,
     # Another field has the rotation; a softmax of the chosen adds up to 1.
     "cohere2_moe": {"rope_theta", "rope_scaling", "norm_topk_prob"},
     "cohere2_moe-sigmoid": {"rope_theta", "rope_scaling", "layer_norm_eps"},

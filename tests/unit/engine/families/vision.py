@@ -5,7 +5,8 @@ from __future__ import annotations
 from tests.unit.engine.families import wrapped
 from tests.unit.engine.families.case import Case
 from tests.unit.engine.families.experts import EXPERTS
-from tests.unit.engine.families.latents import GROUPED, LATENT
+from tests.unit.engine.families.latents import GROUPED, LATENT, TWO_MAGNITUDES
+from tests.unit.engine.families.wrapped import HEARING, TOWER
 
 SMALL_VISION = {
     "depth": 1,
@@ -66,6 +67,33 @@ CASES: tuple[Case, ...] = (
         },
         text_in="Qwen3VLMoeConfig",
         outer={"vision_config": SMALL_VISION},
+    ),
+    Case(
+        name="mistral4-vision",
+        config="Mistral4Config",
+        fields={
+            **LATENT,
+            **GROUPED,
+            "q_lora_rank": 24,
+            "rope_parameters": TWO_MAGNITUDES | {"llama_4_scaling_beta": 0.3},
+        },
+        text_in="Mistral3Config",
+        outer={"vision_config": TOWER},
+        is_long=True,
+    ),
+    Case(
+        name="qwen2_5_omni",
+        config="Qwen2_5OmniTextConfig",
+        fields={"rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [2, 3, 3]}},
+        text_in="Qwen2_5OmniThinkerConfig",
+        outer={"vision_config": SMALL_VISION, "audio_config": HEARING},
+    ),
+    Case(
+        name="qwen3_omni",
+        config="Qwen3OmniMoeTextConfig",
+        fields={**EXPERTS, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [2, 3, 3]}},
+        text_in="Qwen3OmniMoeThinkerConfig",
+        outer={"vision_config": SMALL_VISION, "audio_config": HEARING},
     ),
     Case(
         name="glm4v",

@@ -20,7 +20,7 @@ from engine.model.families.experts.fields import (
 from engine.model.families.fields import Fields, count, flag, gated_mlp, model, number, real
 from engine.model.families.latents import latent_attention
 from engine.model.latents import LatentAttentionSpec
-from engine.model.spec import LayerSpec, ModelSpec
+from engine.model.spec import BEFORE_MLP, BranchSpec, LayerSpec, ModelSpec
 
 COMMON = {
     "qk_nope_head_dim": 128,
@@ -141,7 +141,12 @@ def _model(fields: Fields, rule: RoutingRule, tensors: ExpertTensors, *, interle
 
 
 def with_experts(
-    fields: Fields, mixers: Sequence[LatentAttentionSpec], rule: RoutingRule, tensors: ExpertTensors
+    fields: Fields,
+    mixers: Sequence[LatentAttentionSpec],
+    rule: RoutingRule,
+    tensors: ExpertTensors,
+    *,
+    around_experts: BranchSpec = BEFORE_MLP,
 ) -> ModelSpec:
     """Read a model of these mixers, one a layer, with experts behind dense layers."""
     fields.only("moe_layer_freq", 1)
@@ -151,6 +156,7 @@ def with_experts(
     sparse = sparse_mlp(fields, rule, tensors=tensors, shared=shared_experts(fields))
     has_experts = layers_by_kind(fields, behind_dense(fields))
     layers = [
-        LayerSpec(mixer=mixer, mlp=sparse if there else dense) for mixer, there in zip(mixers, has_experts, strict=True)
+        LayerSpec(mixer=mixer, mlp=sparse, around_mlp=around_experts) if there else LayerSpec(mixer=mixer, mlp=dense)
+        for mixer, there in zip(mixers, has_experts, strict=True)
     ]
     return model(fields, layers, stored=stored)
