@@ -168,12 +168,14 @@ class Agreement:
                 f"it serves {state.model!r}, and others something else, but nobody {model!r}: "
                 f"give the workers --served-model-name {model}, or the gateway --served-models"
             )
+        blocks = self.blocks(weights)
         if weights and state.model_fingerprint != weights:
+            apart = {bool(each.layout.column_blocks) for each in (facts.blocks, blocks or facts.blocks)}
+            options = ", --max-model-len and --disable-hybrid-kv-cache-manager" if len(apart) > 1 else ""
             return Unlike.WEIGHTS, (
                 f"its weights of {model!r} ({state.model_fingerprint[:8]}) are not those of most decode workers "
-                f"({weights[:8]}): start it with their model folder"
+                f"({weights[:8]}): start it with their model folder{options}"
             )
-        blocks = self.blocks(weights)
         if blocks is not None and blocks != facts.blocks:
             return Unlike.BLOCKS, f"{_other_blocks(facts.blocks, blocks)}: give all workers of a model the same options"
         if Role.DECODE not in state.roles and not self._reaches_one(facts.reach, weights):

@@ -113,7 +113,16 @@ LATER_DTYPE = KVLayout.of(
 @pytest.mark.parametrize(
     ("changes", "what", "says"),
     [
-        ({"model_fingerprint": "older"}, Unlike.WEIGHTS, "its weights of 'model' (older) are not those of most"),
+        (
+            {"model_fingerprint": "older"},
+            Unlike.WEIGHTS,
+            "(older) are not those of most decode workers (model): start it with their model folder.",
+        ),
+        (
+            {"model_fingerprint": "apart"} | other_layout(column_blocks=2, window=64),
+            Unlike.WEIGHTS,
+            "with their model folder, --max-model-len and --disable-hybrid-kv-cache-manager.",
+        ),
         (other_layout(block_size=32), Unlike.BLOCKS, "its blocks have 32 positions, those of most decode workers 16"),
         (other_layout(dtype="bfloat16"), Unlike.BLOCKS, "its KV is bfloat16, that of most decode workers float32"),
         (other_layout(dtype="float8_e4m3fn"), Unlike.BLOCKS, "its KV is fp8, that of most decode workers float32"),
@@ -131,7 +140,7 @@ def test_a_prefill_worker_that_can_t_serve_the_decode_workers_says_why(
     here = Here(*decode, a_worker("p0", "prefill", **changes), a_worker("p1", "prefill", **region(reach="host-1")))
     [one] = here.differences
     assert (one.worker, one.what, one.decodes) == ("p0", what, False)
-    assert says in one.text
+    assert says in f"{one.text}."
     assert ":" in one.text  # then the remedy
 
 
