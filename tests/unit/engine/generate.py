@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable
+
+import torch
 
 from common.blocks import hash_root
 from common.messages import SamplingParams
 from engine.cache.block_pool import BlockPool
 from engine.engine import Chunk, Engine, Pass, Sampled
 from engine.sequence import Sequence
+from kvtransfer.digest import block_digests
 from worker.serving.allocation import HeldBlocks, admit, publish_computed, schedule
 
 ROOT = hash_root(model="tiny", kv_dtype="float32", block_size=16)
@@ -101,3 +105,25 @@ def scored(engine: Engine, sequences: list[Sequence], *, chunk_size: int = 512) 
                 chunk.sequence.scored(chunk, result.prompt_logprobs)
         generator.deliver(chunks, pass_)
     return [sequence.token_ids[sequence.num_prompt_tokens :] for sequence in sequences]
+
+
+def handed_over(prefill: Engine, decode: Engine, prompt: list[int]) -> list[int]:
+    """What the second engine generates behind a prompt whose blocks the first computed. They have the same digests in both."""
+    writer, reader = Generator(prefill), Generator(decode)
+    sent, received = (new_sequence("a", prompt) for _ in range(2))
+    writer.admit(sent)
+    chunk = sent.schedule(len(prompt))
+    writer.deliver([chunk], writer.launch([chunk]))
+    sources = sent.block_table[: -(-len(prompt) // reader.pool.block_size)]
+    *places, last = random.sample(reader.pool.allocate(40), len(sources) + 1)
+    source, target = (engine.kv.view(len(engine.kv), -1).view(torch.uint8) for engine in (prefill, decode))
+    target[places] = source[sources]
+    digests = block_digests(prefill.kv, sources, prefill.layout)
+    assert block_digests(decode.kv, places, decode.layout) == digests
+    received.block_table = [*places, last]
+    received.restart(len(prompt))
+    received.append(sent.token_ids[-1])
+    while not received.finish_reason():
+        chunk = received.schedule(1)
+        reader.deliver([chunk], reader.launch([chunk]))
+    return received.token_ids[len(prompt) :]

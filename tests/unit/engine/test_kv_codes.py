@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -19,13 +18,12 @@ from engine.engine import Engine
 from engine.kernels.codes import KINDS as DTYPES
 from engine.model.spec import UnsupportedModelError
 from engine.weights.loader import CheckpointError
-from kvtransfer.digest import block_digests
 from kvtransfer.plan import LayoutMismatchError, plan_copies
 from tests.models import VOCAB_SIZE
 from tests.unit.engine.families import hybrids
 from tests.unit.engine.families.catalogue import CASES
 from tests.unit.engine.formats.checkpoints import compressed, fp8_tensor, written
-from tests.unit.engine.generate import Generator, new_sequence
+from tests.unit.engine.generate import Generator, handed_over, new_sequence
 
 KINDS = ("fp8", "int8")
 LATENT = ("glm4_moe_lite", "deepseek_v2")  # families whose heads share latents
@@ -107,26 +105,7 @@ def test_blocks_are_handed_over_with_their_digests(
 ) -> None:
     prefill, decode, prompt = start(family, kind), engine_of(tiny(family), kind), prompt_of(37)
     expected = Generator(prefill).run([new_sequence("a", prompt)])[0]
-    writer, reader = Generator(prefill), Generator(decode)
-    sent, received = (new_sequence("a", prompt) for _ in range(2))
-    writer.admit(sent)
-    chunk = sent.schedule(37)
-    writer.deliver([chunk], writer.launch([chunk]))
-    *places, last = random.sample(reader.pool.allocate(40), 4)
-    bytes_of = [engine.kv.view(80, -1).view(torch.uint8) for engine in (prefill, decode)]
-    bytes_of[1][places] = bytes_of[0][sent.block_table[:3]]
-    digests = [
-        block_digests(engine.kv, blocks, engine.layout)
-        for engine, blocks in ((prefill, sent.block_table[:3]), (decode, places))
-    ]
-    assert digests[0] == digests[1]
-    received.block_table = [*places, last]
-    received.restart(37)
-    received.append(sent.token_ids[-1])
-    while not received.finish_reason():
-        chunk = received.schedule(1)
-        reader.deliver([chunk], reader.launch([chunk]))
-    assert received.token_ids[37:] == expected
+    assert handed_over(prefill, decode, prompt) == expected
 
 
 def test_blocks_of_two_kinds_never_meet(start: Start) -> None:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import random
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -24,9 +23,8 @@ from engine.model import families
 from engine.model.families.dense import llama
 from engine.model.families.fields import Fields
 from engine.model.spec import ModelSpec
-from kvtransfer.digest import block_digests
 from tests.models import build_tiny_model
-from tests.unit.engine.generate import Generator, new_sequence
+from tests.unit.engine.generate import Generator, handed_over, new_sequence
 
 WIDE = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 48}
 WIDE_LAYERS = (1, 3)
@@ -123,21 +121,5 @@ def test_alone_in_chunks_and_in_a_mixed_batch(
 
 
 def test_blocks_of_two_parts_are_handed_over(folder: Path, model: transformers.PreTrainedModel) -> None:
-    prefill, decode, prompt = engine_of(folder), engine_of(folder), prompt_of(37)
-    writer, reader = Generator(prefill), Generator(decode)
-    sent, received = (new_sequence("a", prompt) for _ in range(2))
-    writer.admit(sent)
-    chunk = sent.schedule(37)
-    writer.deliver([chunk], writer.launch([chunk]))
-    *places, last = random.sample(reader.pool.allocate(40), 4)
-    decode.kv[places] = prefill.kv[sent.block_table[:3]]
-    assert block_digests(decode.kv, places, decode.layout) == block_digests(
-        prefill.kv, sent.block_table[:3], prefill.layout
-    )
-    received.block_table = [*places, last]
-    received.restart(37)
-    received.append(sent.token_ids[-1])
-    while not received.finish_reason():
-        chunk = received.schedule(1)
-        reader.deliver([chunk], reader.launch([chunk]))
-    assert received.token_ids[37:] == expected(model, prompt)
+    prompt = prompt_of(37)
+    assert handed_over(engine_of(folder), engine_of(folder), prompt) == expected(model, prompt)
