@@ -11,7 +11,7 @@ from torch.nn.functional import softplus
 from engine.kernels.delta import DeltaHeads, channel_delta_rule, gated_norm
 from engine.model.layers.channel_delta import channel_heads
 from engine.model.states import ChannelDeltaSpec
-from tests.unit.kernels.state_passes import NUM_BLOCKS, TOLERANCES, Sequence, StatePass, close, passes
+from tests.unit.kernels.state_passes import NUM_BLOCKS, TOLERANCES, Sequence, StatePass, check_states, close, passes
 from tests.unit.kernels.triton_checks import poisoned
 
 SPECS = {
@@ -46,20 +46,12 @@ def _check(heads: DeltaHeads, of: StatePass, dtype: torch.dtype, device: str) ->
     decays = (RANGE_OF_DECAYS * torch.randn(of.num_rows, size, device=device)).to(dtype)
     decay, bias = torch.randn(num, device=device), torch.randn(size, device=device)
     pool = torch.randn(NUM_BLOCKS, 3, num * heads.key_dim * heads.value_dim, device=device)
-    states, before = pool[:, 1:2].view(NUM_BLOCKS, 1, 1, num, -1), pool.double().clone()
+    states, before = pool[:, 1:2].view(NUM_BLOCKS, 1, 1, num, -1), pool.clone()
     with poisoned():
         out = channel_delta_rule(mixed, x, decays, decay, bias, states, of.batch, heads)
     g = -decay.double().exp()[:, None] * softplus(decays.double() + bias.double()).unflatten(1, (num, -1))
-    untouched = set(range(NUM_BLOCKS))
-    for each in of.sequences:
-        wanted, behind = _expected(each, of, mixed, x, g, before, heads)
-        close(out[each.row : each.row + each.count], wanted, dtype)
-        for place, state in behind.items():
-            untouched.discard(place)
-            close(pool[place, 1].view_as(state), state, dtype)
-    rest = sorted(untouched)
-    assert torch.equal(pool[rest].double(), before[rest])
-    assert torch.equal(pool[:, [0, 2]].double(), before[:, [0, 2]])
+    kept = before.double()
+    check_states(of, out, pool, before, dtype, lambda sequence: _expected(sequence, of, mixed, x, g, kept, heads))
 
 
 def _expected(

@@ -12,7 +12,7 @@ from engine.kernels import mamba
 from engine.kernels.mamba import MambaHeads
 from engine.model.layers.mamba import mamba_heads
 from engine.model.states import MambaSpec
-from tests.unit.kernels.state_passes import NUM_BLOCKS, Sequence, StatePass, close, passes
+from tests.unit.kernels.state_passes import NUM_BLOCKS, Sequence, StatePass, check_states, close, passes
 from tests.unit.kernels.triton_checks import poisoned
 
 SPECS = {
@@ -52,13 +52,7 @@ def _check_scan(heads: MambaHeads, of: StatePass, dtype: torch.dtype, device: st
     before = pool.clone()
     with poisoned():
         out = mamba.scan(mixed, x, *rates, states, of.batch, heads)
-    for sequence in of.sequences:
-        wanted, behind = _expected(heads, of, sequence, mixed, x, rates, before)
-        close(out[sequence.row : sequence.row + sequence.count], wanted, dtype)
-        for place, state in behind.items():
-            close(pool[place, 1].view_as(state), state, dtype)
-            before[place, 1] = pool[place, 1]
-    assert torch.equal(before, pool), "nothing else is changed"
+    check_states(of, out, pool, before, dtype, lambda sequence: _expected(heads, of, sequence, mixed, x, rates, before))
 
 
 def _expected(

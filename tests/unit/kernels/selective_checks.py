@@ -11,7 +11,7 @@ import torch
 from torch.nn.functional import softplus
 
 from engine.kernels.mamba import selective_scan, three_norms
-from tests.unit.kernels.state_passes import NUM_BLOCKS, Sequence, StatePass, close, passes
+from tests.unit.kernels.state_passes import NUM_BLOCKS, Sequence, StatePass, check_states, close, passes
 from tests.unit.kernels.triton_checks import poisoned
 
 
@@ -79,13 +79,8 @@ def _check_scan(sizes: Sizes, of: StatePass, dtype: torch.dtype, device: str) ->
     before = pool.clone()
     with poisoned():
         out = selective_scan(*given.all, states, of.batch)
-    for sequence in of.sequences:
-        wanted, behind = _expected(given, of, sequence, before[:, 1].view(NUM_BLOCKS, sizes.channels, -1))
-        close(out[sequence.row : sequence.row + sequence.count], wanted, dtype)
-        for place, state in behind.items():
-            close(pool[place, 1].view_as(state), state, dtype)
-            before[place, 1] = pool[place, 1]
-    assert torch.equal(before, pool), "nothing else is changed"
+    kept = before[:, 1].view(NUM_BLOCKS, sizes.channels, -1)
+    check_states(of, out, pool, before, dtype, lambda sequence: _expected(given, of, sequence, kept))
 
 
 def _expected(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -49,6 +49,28 @@ def passes(block_size: int, device: str) -> Iterator[StatePass]:
 
 def close(actual: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> None:
     torch.testing.assert_close(actual.double(), expected.double(), rtol=TOLERANCES[dtype], atol=TOLERANCES[dtype])
+
+
+def check_states(
+    of: StatePass,
+    out: torch.Tensor,
+    pool: torch.Tensor,
+    before: torch.Tensor,
+    dtype: torch.dtype,
+    expected: Callable[[Sequence], tuple[torch.Tensor, dict[int, torch.Tensor]]],
+) -> None:
+    """Compare each sequence's outputs and the states that it left in a pool [blocks, 3, ...]: the middle ones of places.
+
+    `expected`: its outputs, and each written place's state.
+    """
+    untouched = before.clone()
+    for sequence in of.sequences:
+        wanted, behind = expected(sequence)
+        close(out[sequence.row : sequence.row + sequence.count], wanted, dtype)
+        for place, state in behind.items():
+            close(pool[place, 1].view_as(state), state, dtype)
+            untouched[place, 1] = pool[place, 1]
+    assert torch.equal(untouched, pool), "nothing else is changed"
 
 
 def _pass(parts: tuple[tuple[int, int], ...], size: int, device: str, *, in_place: int) -> StatePass:
