@@ -12,9 +12,8 @@ import torch
 
 from engine.kernels.quantised import groups
 from engine.kernels.quantised.groups import E2M1, Groups, pack
-from tests.unit.kernels import references
 from tests.unit.kernels.references import close
-from tests.unit.kernels.triton_checks import Suite, _dtypes
+from tests.unit.kernels.triton_checks import Suite, _dtypes, check_forms
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,13 +99,7 @@ def _check_products(kind: Kind, dtype: torch.dtype, rows: int, half: int, num_in
     x = torch.randn(rows, num_inputs, device=device).to(dtype)
     for bias in (None, torch.randn(2 * half, device=device).to(dtype)):
         expected = torch.nn.functional.linear(x.double(), values, None if bias is None else bias.double())
-        close(groups.linear(x, weight, bias), expected)
-        into = torch.empty(rows, 2 * half, device=device, dtype=dtype)
-        assert groups.linear(x, weight, bias, out=into) is into
-        close(into, expected)
-        parts = groups.linear_parts(x, weight, bias)
-        close(parts.sum(dim=0).to(dtype) if parts.dim() == 3 else parts, expected)
-        close(groups.gated_linear(x, weight, bias), references.silu_and_mul(expected), dtype)
+        check_forms(groups, x, weight, bias, expected)
         residual = torch.randn(rows, 2 * half, device=device).to(dtype)
         before = residual.clone()
         rest = groups.linear_onto(residual, x, weight, bias)

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 from unittest import mock
 
@@ -231,13 +232,20 @@ def check_linear(device: str, large: bool) -> None:
                 expected = torch.nn.functional.linear(
                     x.double(), weight.double(), None if bias is None else bias.double()
                 )
-                close(linear.linear(x, weight, bias), expected)
-                into = torch.empty(rows, 2 * num_outputs, device=device, dtype=dtype)
-                assert linear.linear(x, weight, bias, out=into) is into
-                close(into, expected)
-                parts = linear.linear_parts(x, weight, bias)
-                close(parts.sum(dim=0).to(dtype) if parts.dim() == 3 else parts, expected)
-                close(linear.gated_linear(x, weight, bias), references.silu_and_mul(expected), dtype)
+                check_forms(linear, x, weight, bias, expected)
+
+
+def check_forms(
+    of: ModuleType, x: torch.Tensor, weight: object, bias: torch.Tensor | None, expected: torch.Tensor
+) -> None:
+    """A product by itself, into a given tensor, in parts, and gated: functions of the module `of`."""
+    close(of.linear(x, weight, bias), expected)
+    into = x.new_empty(expected.shape)
+    assert of.linear(x, weight, bias, out=into) is into
+    close(into, expected)
+    parts = of.linear_parts(x, weight, bias)
+    close(parts.sum(dim=0).to(x.dtype) if parts.dim() == 3 else parts, expected)
+    close(of.gated_linear(x, weight, bias), references.silu_and_mul(expected), x.dtype)
 
 
 def check_embedding(device: str, large: bool) -> None:
