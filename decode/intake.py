@@ -9,14 +9,14 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from itertools import chain
 
 from msgspec import UnsetType
 
 from common.blocks import hash_blocks
 from common.errors import HandoffRefusedError, InvalidRequestError, UnavailableError
-from common.messages import Handoff, HandoffReply, Imported, KVLayout, Reserve, ReserveReply
+from common.messages import Cancel, Handoff, HandoffReply, Imported, Job, KVLayout, Reserve, ReserveReply
 from common.words import Refusal, Role
 from decode.request import DecodeRequest
 from decode.reservations import Reservation, Reservations, Room
@@ -34,6 +34,7 @@ from worker.serving.tombstones import Tombstones
 
 log = logging.getLogger("baton.intake")
 
+ASKED_AGAIN_S = 5.0  # who waits for room and doesn't ask for so long waits no more
 ARRIVAL_WAIT_S = 5.0  # the manifest may overtake the last blocks
 MAX_VERDICTS = 1_000  # answers kept for repeated manifests
 _MOST_DETAIL = 500  # characters
@@ -46,11 +47,14 @@ class Intake:
         self,
         context: RoleContext,
         *,
+        placed: Callable[[], int],
         running: Callable[[], int],
         cancelled: Tombstones,
         activate: Callable[[DecodeRequest], None],
     ) -> None:
+        """`placed()`: requests that have a place of the batch, or wait for blocks with one; `running()`: those with blocks."""
         self._context = context
+        self._placed = placed
         self._running = running
         self._cancelled = cancelled
         self._activate = activate
@@ -63,8 +67,12 @@ class Intake:
 
     async def reserve(self, message: Reserve) -> ReserveReply:
         """Grant a lease for the whole prompt and the first generated token, or refuse. Idempotent."""
+        turns, question = self._context.turns, _question(message, message.job)
+        turns.still_waits(question, until=time.monotonic() + ASKED_AGAIN_S)
         refusal, detail = self._refusal(message)
         if refusal:
+            if refusal is not Refusal.FULL:
+                turns.leaves(question)
             return ReserveReply(granted=False, reason=refusal, detail=detail)
         known = self.reservations.granted(message)
         if known is not None:
@@ -72,14 +80,21 @@ class Intake:
         sequence = sequence_of(message.job)
         self._context.grammars.prepare(sequence)  # while the prompt is computed elsewhere
         try:
-            room = self._room_for(sequence)
+            room = self._room_for(sequence, question)
         except OutOfBlocksError:
             return ReserveReply(granted=False, reason=Refusal.FULL)
         try:
-            return self.reservations.grant(message, sequence, room)
+            reply = self.reservations.grant(message, sequence, room)
         except HandoffRefusedError as error:
             self._context.pool.release(room.found + room.fresh)
             return ReserveReply(granted=False, reason=error.refusal)
+        turns.admitted(question)
+        return reply
+
+    async def give_up(self, message: Cancel) -> bool:
+        """A writer takes its questions for a request back. Returns whether it had a lease."""
+        self._context.turns.leaves(_question(message, message))
+        return await self.reservations.give_up(message)
 
     def _refusal(self, message: Reserve) -> tuple[Refusal, str]:
         """Why the request gets no lease, with details for people."""
@@ -99,14 +114,19 @@ class Intake:
         except InvalidRequestError as error:
             return Refusal.INVALID, error.message
         is_new = self.reservations.granted(message) is None
-        if is_new and self._running() + self.reservations.num_open >= self._context.max_sequences:
+        num_before = self._num_before(_question(message, job))
+        if is_new and num_before + self.reservations.num_open >= self._context.max_sequences:
             return Refusal.FULL, ""
         return Refusal.NONE, ""
 
-    def _room_for(self, sequence: Sequence) -> Room:
+    def _num_before(self, question: Hashable) -> int:
+        """Sequences that it leaves a place and a block for. Whose turn it is doesn't wait for those who wait for it."""
+        return self._running() if question in self._context.turns.due else self._placed()
+
+    def _room_for(self, sequence: Sequence, question: Hashable) -> Room:
         """Take blocks for the prompt, its state, the last window's columns and one token.
 
-        Raises OutOfBlocksError and takes nothing.
+        Raises OutOfBlocksError and takes nothing; the question waits then.
         """
         pool, num_tokens = self._context.pool, len(sequence.token_ids)
         cargo = cargo_of(pool, num_tokens)
@@ -114,12 +134,15 @@ class Intake:
         cached = pool.match_prefix(digests)
         columns = pool.match_beside(digests[cargo.first_column :]) if pool.column_blocks else []
         lacking = cargo.lacking(len(cached), cargo.first_column + len(columns))
-        num_next = blocks_for(num_tokens + 1, pool.block_size) - cargo.num_blocks
-        room_to_grow = self._running() * pool.growth  # running sequences keep a block each
+        num_next = (blocks_for(num_tokens + 1, pool.block_size) - cargo.num_blocks) * pool.growth
+        room_to_grow = self._num_before(question) * pool.growth  # running sequences keep a block each
+        kept = self._context.turns.kept_from(question)
         try:
-            fresh = pool.allocate(len(lacking) + num_next * pool.growth, spare=room_to_grow)
+            fresh = pool.allocate(len(lacking) + num_next, spare=room_to_grow + kept)
         except OutOfBlocksError:
             pool.release([*cached, *chain(*columns)])
+            blocks = len(cargo.lacking(0, cargo.first_column)) + num_next + room_to_grow
+            self._context.turns.waits(question, blocks=blocks, until=time.monotonic() + ASKED_AGAIN_S)
             raise
         return Room(
             cached=cached, digests=digests[: len(cached)], columns=columns, fresh=fresh, cargo=cargo, lacking=lacking
@@ -220,6 +243,11 @@ class Intake:
             await self._context.bus.publish(self._context.identity.to_gateway(reservation.job.gateway), imported)
         except UnavailableError:
             log.warning("intake.import_not_told", extra={"request_id": reservation.job.request_id})
+
+
+def _question(asked: Reserve | Cancel, attempt: Job | Cancel) -> Hashable:
+    """One writer's question for room for one attempt of a request."""
+    return asked.worker, attempt.request_id, attempt.attempt
 
 
 def _unlike(theirs: KVLayout, ours: KVLayout) -> str:

@@ -29,6 +29,7 @@ class DecodeRequest:
     ended_at: float | None = None
     stopped: str = ""
     preemptions: int = 0
+    passed: int = 0  # admitted before it while it waited for blocks
     num_before: int = field(init=False)  # generated tokens that this role did not make
 
     def __post_init__(self) -> None:

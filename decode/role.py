@@ -65,13 +65,18 @@ class DecodeRole:
             prompt_budget=context.budget.tokens,
             expected=lambda: self._reservations.num_open,
             trials=context.trials,
+            turns=context.turns,
         )
         self._requests: dict[str, DecodeRequest] = {}  # includes ended ones until received
         self._local: dict[DecodeRequest, ClaimedJob] = {}  # local jobs without a first token yet
         self._building: set[DecodeRequest] = set()  # wait for their grammar, and have a place nevertheless
         self._cancelled = Tombstones()
         self._intake = Intake(
-            context, running=lambda: len(self._placed), cancelled=self._cancelled, activate=self.activate
+            context,
+            placed=lambda: len(self._placed),
+            running=lambda: len(self.scheduler.running),
+            cancelled=self._cancelled,
+            activate=self.activate,
         )
         self._reservations = self._intake.reservations
         self._housekeeping = context.background.spawn(self._keep_house())
@@ -289,6 +294,7 @@ class DecodeRole:
         while True:
             await asyncio.sleep(0.5)
             now = time.monotonic()
+            self._context.turns.look_after(now)
             for request in list(self._requests.values()):
                 if request.ended_at is not None and now - request.ended_at > KEEP_ENDED_S:
                     del self._requests[request.id]
@@ -320,7 +326,7 @@ class DecodeRole:
 
     async def _cancel(self, message: Cancel) -> bool:
         if message.worker:
-            return await self._reservations.give_up(message)
+            return await self._intake.give_up(message)
         if self._is_anothers(message):
             return False
         self._cancelled.add(message.request_id, message.attempt)

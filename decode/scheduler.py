@@ -2,8 +2,9 @@
 
 Order of a pass: each running sequence that decodes gets its token; the rest of the budget goes to prompts computed here
 (local prefill, or preempted sequences), oldest first; then waiting sequences are admitted. If a sequence can't grow, the
-youngest of the lowest priority is preempted: its blocks go back (full ones stay cached, and of states its `ResumePoint`) and it
-waits at the front of the queue. Sampling depends on (seed, position) alone, so its text does not change.
+youngest of the lowest priority is preempted, one that was passed often last: its blocks go back (full ones stay cached, and of
+states its `ResumePoint`) and it waits at the front of the queue, behind whose turn it is (`worker.serving.turns`). Sampling
+depends on (seed, position) alone, so its text does not change.
 
 A pass in flight keeps its sequences' blocks (`HeldBlocks`). A victim in such a pass is therefore left out of the plan, so
 that the next plan finds it free.
@@ -11,6 +12,7 @@ that the next plan finds it free.
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -22,8 +24,9 @@ from engine.cache.block_pool import BlockPool, OutOfBlocksError
 from engine.engine import Chunk
 from engine.sequence import Sequence
 from worker.device.trials import Trials
-from worker.serving.allocation import HeldBlocks, admit, blocks_for, grow, lacks, schedule
-from worker.serving.columns import cover, num_columns
+from worker.serving.allocation import HeldBlocks, admit, grow, lacks, needs, schedule
+from worker.serving.columns import LEAST_AHEAD, cover
+from worker.serving.turns import MOST_PASSED, Turns
 
 
 class PromptTokens(Protocol):
@@ -42,12 +45,14 @@ class DecodeScheduler:
         prompt_budget: PromptTokens | None = None,
         expected: Callable[[], int] = lambda: 0,
         trials: Trials | None = None,
+        turns: Turns | None = None,
     ) -> None:
         """`prompt_budget(waiting, decoding=…, context=…)`: prompt tokens that may join a pass; None = any number.
 
         `expected()`: sequences that are about to join. They have their places, and passes without decoding are bounded, too.
         """
         self._trials = trials or Trials()
+        self._turns = turns or Turns()
         self._prompt_budget = prompt_budget
         self._expected = expected
         self._pool = pool
@@ -81,6 +86,7 @@ class DecodeScheduler:
             self.running.remove(request)
         elif request in self.waiting:
             self.waiting.remove(request)
+            self._turns.leaves(request.sequence)
         self.blocks.give_back(request.sequence)
         self.resume_point.drop(request.sequence)
 
@@ -106,6 +112,7 @@ class DecodeScheduler:
 
     def _draft(self, token_budget: int) -> _Draft:
         draft = _Draft(token_budget)
+        self._put_its_turn_first()
         candidates = [request for request in self.running if self._goes_on(request)]
         held_back = self._held_back(candidates)
         candidates = [request for request in candidates if request.sequence not in held_back]
@@ -184,7 +191,7 @@ class DecodeScheduler:
 
     def _victim(self) -> DecodeRequest:
         youngest_first = reversed(self.running)
-        return min(youngest_first, key=lambda request: request.job.priority)
+        return min(youngest_first, key=lambda request: (request.passed >= MOST_PASSED, request.job.priority))
 
     def _preempt(self, request: DecodeRequest) -> None:
         self.running.remove(request)
@@ -193,6 +200,7 @@ class DecodeScheduler:
         request.preemptions += 1
         self.preemptions += 1
         self.waiting.appendleft(request)
+        self._wait(request)  # what it gave back is for it, if it was passed often
 
     def _keep_resume_point(self) -> None:
         """One alone gives way to nobody, and what it held would be others' room."""
@@ -201,28 +209,50 @@ class DecodeScheduler:
         else:
             self.resume_point.drop()
 
+    def _put_its_turn_first(self) -> None:
+        """One that gave way later may be in front of whose turn it is, and would wait for it."""
+        for sequence in self._turns.due:
+            for request in self.waiting:
+                if request.sequence is sequence:
+                    self.waiting.remove(request)
+                    self.waiting.appendleft(request)
+                    return
+
     def _admit_waiting(self, draft: _Draft, held_back: set[Sequence]) -> None:
         most = self._max_sequences - self._expected()
         while self.waiting and draft.token_budget > 0 and len(self.running) < most:
             request = self.waiting[0]
             if request.sequence in held_back or draft.scores_another(request):
                 return
-            num_positions = len(request.sequence.token_ids) + 1
-            room_to_grow = len(self.running) * self._pool.growth  # running sequences keep a block each
-            num_blocks, ahead = blocks_for(num_positions, self._pool.block_size), draft.token_budget
-            columns = num_columns(self._pool, num_blocks, ahead, cached=0, seen=0, spare=room_to_grow)
-            needed = num_blocks + columns * self._pool.column_blocks + self._pool.state_blocks
-            if self._pool.num_free < needed + room_to_grow:
+            if not self._admit(request, ahead=draft.token_budget):
                 return
-            try:
-                admit(self._pool, request.sequence, num_tokens=num_positions, spare=room_to_grow, ahead=ahead)
-            except OutOfBlocksError:
-                return  # with the columns that it found it needs more
             self.waiting.popleft()
             self.running.append(request)
-            draft.add(
-                request, cover(self._pool, request.sequence, min(request.sequence.num_next, ahead), spare=self._spare)
-            )
+            request.passed = max(request.passed, self._turns.admitted(request.sequence))
+            num_tokens = min(request.sequence.num_next, draft.token_budget)
+            draft.add(request, cover(self._pool, request.sequence, num_tokens, spare=self._spare))
+
+    def _admit(self, request: DecodeRequest, *, ahead: int) -> bool:
+        """Give it blocks, and columns for `ahead` tokens. Else it waits, and all behind it."""
+        pool, spare = self._pool, self._room_to_grow + self._turns.kept_from(request.sequence)
+        num_tokens = len(request.sequence.token_ids) + 1
+        if pool.num_free >= needs(pool, num_tokens=num_tokens, ahead=ahead, spare=spare) + spare:
+            with contextlib.suppress(OutOfBlocksError):  # with the columns that it found it needs more
+                admit(pool, request.sequence, num_tokens=num_tokens, spare=spare, ahead=ahead)
+                return True
+        for one in self.waiting:
+            self._wait(one)
+        return False
+
+    def _wait(self, request: DecodeRequest) -> None:
+        pool, spare, num_tokens = self._pool, self._room_to_grow, len(request.sequence.token_ids) + 1
+        needed = spare + needs(pool, num_tokens=num_tokens, ahead=LEAST_AHEAD, spare=spare)
+        self._turns.waits(request.sequence, blocks=max(needed, pool.num_free + 1), passed=request.passed)
+
+    @property
+    def _room_to_grow(self) -> int:
+        """A block for each running sequence."""
+        return len(self.running) * self._pool.growth
 
     def _schedule(self, request: DecodeRequest, num_tokens: int) -> Chunk:
         self.blocks.launched(request.sequence)
@@ -232,7 +262,7 @@ class DecodeScheduler:
     @property
     def _spare(self) -> int:
         """What checkpoints and prompts' columns leave: a block for each running sequence, and a state's."""
-        return len(self.running) * self._pool.growth + self._pool.state_blocks
+        return self._room_to_grow + self._pool.state_blocks
 
 
 def _is_prompt(request: DecodeRequest) -> bool:

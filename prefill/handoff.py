@@ -127,7 +127,7 @@ class _HandoffTask:
             await self._release_lease()
         block_bytes = context.layout.block_bytes
         record_prefill(context.tracer, request, self._record, worker=context.identity.worker, block_bytes=block_bytes)
-        self._reserving.forget_silent(but=self._decode_worker)
+        self._reserving.take_back(but=self._decode_worker)
 
     # -- reservation -----------------------------------------------------------------------------------------------
 

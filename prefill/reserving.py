@@ -30,6 +30,7 @@ class Reserving:
         self._record = record
         self._candidates = Candidates(request.job.decode_workers)
         self._silent: set[str] = set()  # asked, with no answer in time
+        self._full: set[str] = set()  # they may keep blocks for it
 
     async def lease(self) -> tuple[str, ReserveReply] | None:
         """Return the worker that grants a lease, and the lease; None when the request was stopped.
@@ -67,8 +68,8 @@ class Reserving:
             await asyncio.sleep(ASK_AGAIN_S)
         return None
 
-    def forget_silent(self, *, but: str) -> None:
-        """Tell silent candidates that the question is over: one that stood still would grant a lease later."""
+    def take_back(self, *, but: str) -> None:
+        """Tell silent and full candidates that the question is over: one that stood still would grant a lease later."""
         cancel = Cancel(
             request_id=self._request.id,
             attempt=self._request.job.attempt,
@@ -76,7 +77,7 @@ class Reserving:
             reason="reserved elsewhere",
             worker=self._context.identity.worker,
         )
-        for worker in self._silent - {but}:
+        for worker in (self._silent | self._full) - {but}:
             self._context.background.spawn(self._tell(worker, cancel))
 
     async def _ask(self, worker: str) -> ReserveReply | None:
@@ -104,6 +105,8 @@ class Reserving:
             )
         except UnavailableError:
             return None
+        if isinstance(reply, ReserveReply) and reply.reason is Refusal.FULL:
+            self._full.add(worker)
         if not was_silent:  # a question still under way may reach it after this cancel
             self._silent.discard(worker)
         return reply if isinstance(reply, ReserveReply) else None

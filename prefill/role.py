@@ -31,7 +31,6 @@ from common.messages import (
     worker_reply_decoder,
 )
 from common.words import Role
-from engine.cache.block_pool import OutOfBlocksError
 from engine.engine import Chunk, Sampled
 from engine.sequence import Sequence
 from kvtransfer.transport import TransferError
@@ -43,7 +42,7 @@ from worker.context import RoleContext
 from worker.roles import CancelReason, Computed, RoleLoad
 from worker.serving.allocation import (
     HeldBlocks,
-    admit,
+    admit_in_turn,
     blocks_for,
     publish_computed,
     schedule,
@@ -149,6 +148,7 @@ class PrefillRole:
             while self.blocks.in_use(request.sequence):
                 request.changed.clear()
                 await request.changed.wait()
+            self._context.turns.leaves(request.sequence)
             if not request.is_adopted:
                 self.blocks.give_back(request.sequence)
             del self._tasks[request]
@@ -215,15 +215,14 @@ class PrefillRole:
         for request in self._requests.values():
             if request.admitted or request.stopped or not self._context.grammars.is_ready(request.sequence):
                 continue
-            try:
-                admit(
-                    self._context.pool,
-                    request.sequence,
-                    num_tokens=len(request.sequence.token_ids),
-                    spare=self._spare_blocks(),
-                    ahead=self._context.budget.token_budget + FULL_PASS_TOKENS,
-                )
-            except OutOfBlocksError:
+            if not admit_in_turn(
+                self._context.pool,
+                self._context.turns,
+                request.sequence,
+                num_tokens=len(request.sequence.token_ids),
+                spare=self._spare_blocks(request.sequence),
+                ahead=self._context.budget.token_budget + FULL_PASS_TOKENS,
+            ):
                 return  # keep the order: short prompts must not starve a long one
             request.admitted = True
             self._context.totals.admitted(
@@ -232,16 +231,16 @@ class PrefillRole:
             request.changed.set()
             self._context.jobs.room_changed()
 
-    def _spare_blocks(self) -> int:
+    def _spare_blocks(self, sequence: Sequence | None = None) -> int:
         """Blocks that admission leaves free: one for each sequence decoded here, and one for the next, which may come from here.
 
-        Each can grow by one then, with its column, before any gives way.
+        Each can grow by one then, with its column, before any gives way. Whose turn it is leaves none for those who wait for it.
         """
         others = [role.load() for role in self._context.roles.active if role is not self]
         if not others or self._context.pool.num_used == 0:
             return 0
-        pool = self._context.pool
-        return pool.growth * (1 + sum(load.running + load.waiting for load in others))
+        waiting = 0 if sequence in self._context.turns.due else sum(load.waiting for load in others)
+        return self._context.pool.growth * (1 + waiting + sum(load.running for load in others))
 
     def _first_token(self, request: PrefillRequest, sampled: Sampled | None) -> None:
         """Send the token to the gateway from here: disaggregation must not cost time to first token."""

@@ -22,6 +22,7 @@ from worker.identity import Identity
 from worker.roles import Roles
 from worker.serving.frames import FrameOutbox
 from worker.serving.jobs import JobIntake
+from worker.serving.turns import Turns
 from worker.totals import Totals
 
 
@@ -37,6 +38,7 @@ class RoleContext:
     max_model_len: int  # the longest sequence that fits this worker
     max_sequences: int
     pool: BlockPool
+    turns: Turns
     grammars: Grammars
     # The device.
     wake: Callable[[], None]  # a role may have work now

@@ -59,6 +59,7 @@ from worker.roles import CancelReason, Role, Roles
 from worker.serving.columns import longest_sequence
 from worker.serving.frames import FrameOutbox
 from worker.serving.jobs import JobIntake
+from worker.serving.turns import Turns
 from worker.settings import WorkerSettings
 from worker.totals import Totals
 from worker.unnamed import Unnamed
@@ -135,6 +136,7 @@ class Worker:
             max_model_len=min(engine.max_model_len, longest_sequence(pool)),
             max_sequences=settings.max_sequences,
             pool=pool,
+            turns=Turns(changed=self._pipeline.wake),
             grammars=engine.grammars,
             wake=self._pipeline.wake,
             budget=self._pipeline.budget,

@@ -56,6 +56,7 @@ from worker.roles import Roles
 from worker.serving.columns import longest_sequence
 from worker.serving.frames import FrameOutbox
 from worker.serving.jobs import ClaimedJob, JobIntake
+from worker.serving.turns import Turns
 from worker.totals import Totals
 
 BLOCK = 4
@@ -193,6 +194,7 @@ class Bench:
             max_model_len=min(engine.max_model_len, longest_sequence(self.pool)),
             max_sequences=max_sequences,
             pool=self.pool,
+            turns=Turns(changed=self.pipeline.wake),
             grammars=engine.grammars,
             wake=self.pipeline.wake,
             budget=self.pipeline.budget,

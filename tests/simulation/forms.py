@@ -35,6 +35,11 @@ class Form:
     prompt: tuple[int, int] = (0, 0)  # tokens; (0, 0): as drawn
     answer: tuple[int, int] = (0, 0)  # likewise, of what the prompt leaves of `LEAST_CONTEXT`
     checkpoint_every: float = allocation.CHECKPOINT_EVERY
+    stream: int = (
+        0  # so many small requests at most follow each other until the first one, which is large, has its answer
+    )
+    abreast: int = 0  # so many of them at once
+    places: int = 0  # of a batch; 0: as drawn elsewhere
 
     def crowds(self, seed: int) -> bool:
         return seed % CROWDED == 0 if self.is_crowded is None else self.is_crowded
@@ -49,10 +54,12 @@ class Form:
         """Names, roles and blocks."""
         return _mixed(dice, *self.pool) if self.is_mixed else _apart(dice)
 
-    def lengths(self, dice: random.Random) -> tuple[int, int]:
+    def lengths(self, dice: random.Random, number: int) -> tuple[int, int]:
         """Tokens of a prompt and of its answer; 0: as drawn elsewhere."""
         if not self.prompt[1]:
             return 0, 0
+        if self.stream and number:
+            return dice.randint(1, 4), dice.randint(8, 16)
         prompt = dice.randint(*self.prompt)
         return prompt, min(dice.randint(*self.answer), LEAST_CONTEXT - prompt)
 
@@ -110,4 +117,16 @@ RESUMING = Form(
     answer=(16, 30),
     checkpoint_every=0.5,
 )
-FORMS = {"free": FREE, "cramped": CRAMPED, "resuming": RESUMING}
+# One request that needs most of a pool, and a stream of small ones that always find room beside each other.
+STREAMING = Form(
+    states=3,
+    windows=3,
+    is_crowded=True,
+    is_fair=True,
+    prompt=(22, 28),
+    answer=(2, 4),
+    stream=120,
+    abreast=12,
+    places=8,
+)
+FORMS = {"free": FREE, "cramped": CRAMPED, "resuming": RESUMING, "streaming": STREAMING}

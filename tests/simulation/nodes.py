@@ -139,7 +139,7 @@ class WorkerNode(Node):
             served_model="sim",
             tokenizer_fingerprint="",
             max_batch_tokens=8,
-            max_sequences=dice.choice([2, 4]),
+            max_sequences=world.form.places or dice.choice([2, 4]),
             step_targets=StepTargets(5.0 if engine.as_on_gpus else 0.0),  # many steps take longer: prompts pause
         )
         identity = Identity(self.name, dice.getrandbits(62))
@@ -320,6 +320,8 @@ class WatchedEngine(FakeEngine):
         node, weather = self._node, self._node.world.weather
         if node.decode.scheduler.resume_point.blocks:
             node.world.faults["held checkpoint"] += 1
+        if node.worker is not None and node.worker.context.turns.due:
+            node.world.faults["kept blocks for one"] += 1
         leased = set[int]()
         if node.intake is not None:
             leased = {block for lease in node.intake.reservations._table._leases.values() for block in lease.blocks}

@@ -32,6 +32,7 @@ from tests.simulation.world import Violation, no_garbage_collection, play
 from worker.serving import allocation
 from worker.serving.allocation import HeldBlocks
 from worker.serving.columns import let_go
+from worker.serving.turns import Turns
 
 BATCH = 1_000
 FORCED = 25
@@ -64,9 +65,15 @@ def test_the_invariants_hold_in_every_seed(first: int) -> None:
     assert not never, f"these faults never happened: {never}"
 
 
-@pytest.mark.parametrize(("form", "kind"), [("cramped", "went on in place"), ("resuming", "held checkpoint")])
+@pytest.mark.parametrize(
+    ("form", "kind"),
+    [("cramped", "went on in place"), ("resuming", "held checkpoint"), ("streaming", "kept blocks for one")],
+)
 def test_the_invariants_hold_in_worlds_of_a_narrow_form(form: str, kind: str) -> None:
-    """In cramped ones, requests waited for each other until their deadlines, in one worker or in two (seeds 7 and 13)."""
+    """In cramped ones, requests waited for each other until their deadlines, in one worker or in two (seeds 7 and 13).
+
+    In those with a stream of small requests, the large one waited until the stream ended (seeds 0, 4 and 7).
+    """
     faults: Counter[str] = Counter()
     with no_garbage_collection():
         for seed in range(FORCED):
@@ -199,6 +206,11 @@ def nobody_goes_on_in_place(patch: Patch) -> None:
     patch.setattr(DecodeRole, "adopt", lambda *_: False)
 
 
+def nothing_is_kept(patch: Patch) -> None:
+    """Whoever fits is admitted, however many were before."""
+    patch.setattr(Turns, "kept_from", lambda *_: 0)
+
+
 def older_checkpoint_kept(patch: Patch) -> None:
     """Who holds a newer checkpoint of a sequence keeps the one before as well."""
     renew = ResumePoint._renew
@@ -210,7 +222,10 @@ def older_checkpoint_kept(patch: Patch) -> None:
     patch.setattr(ResumePoint, "_renew", keep_both)
 
 
-@pytest.mark.parametrize(("plant", "form"), [(nobody_goes_on_in_place, "cramped"), (older_checkpoint_kept, "resuming")])
+@pytest.mark.parametrize(
+    ("plant", "form"),
+    [(nobody_goes_on_in_place, "cramped"), (older_checkpoint_kept, "resuming"), (nothing_is_kept, "streaming")],
+)
 def test_a_planted_bug_is_found_in_worlds_of_a_narrow_form(
     plant: Callable[[Patch], None], form: str, monkeypatch: Patch
 ) -> None:

@@ -92,10 +92,13 @@ class World:
         self.gateways = [GatewayNode(self, f"g{n}") for n in range(dice.choice([1, 1, 2]))]
         self.clients: list[Client] = self._draw_clients()
         self._lengthen(random.Random(seed))
-        self.is_rivalry = self.is_crowded and seed % RIVALS == 0
+        self.following: list[Client] = []
+        if form.stream:
+            self._make_stream(random.Random(seed))
+        self.is_rivalry = self.is_crowded and not form.stream and seed % RIVALS == 0
         if self.is_rivalry:
             self._make_rivals(random.Random(seed))  # dice of its own: the rest of the seed stays as it was
-        self.by_name = {client.name: client for client in self.clients}
+        self.by_name = {client.name: client for client in [*self.clients, *self.following]}
         self.calm_at = dice.uniform(0.8, 4.0)
         self.hurt_at = 0.0  # the last kill, or end of a cut: both happen in calm, too
         self._schedule_faults()
@@ -109,7 +112,7 @@ class World:
         dice = self.random
         stems = [[dice.randrange(VOCAB) for _ in range(12)] for _ in range(2)]
         clients = []
-        for number in range(dice.choice([8, 10, 12] if self.is_crowded else [2, 3, 4])):
+        for number in range(self.form.stream or dice.choice([8, 10, 12] if self.is_crowded else [2, 3, 4])):
             stem = dice.choice(stems)[: dice.choice([0, 8, 12])]
             tail = [dice.randrange(VOCAB) for _ in range(dice.randint(1, 8))]
             name = f"r{number}"
@@ -135,12 +138,22 @@ class World:
         return clients
 
     def _lengthen(self, dice: random.Random) -> None:
-        for client in self.clients:
-            num_tokens, most = self.form.lengths(dice)
+        for number, client in enumerate(self.clients):
+            num_tokens, most = self.form.lengths(dice, number)
             if num_tokens:
                 known, sampling = client.spec.token_ids, msgspec.structs.replace(client.spec.sampling, max_tokens=most)
                 token_ids = [*known, *(dice.randrange(VOCAB) for _ in range(num_tokens))][:num_tokens]
                 client.spec = replace(client.spec, token_ids=token_ids, sampling=sampling)
+
+    def _make_stream(self, dice: random.Random) -> None:
+        """Small ones fill the pools, then the large one comes; from then on a small one follows each that ends."""
+        for client in self.clients:
+            client.starts_at = dice.uniform(0.3, 0.5)
+            client.leaves_at_step = None
+            client.spec = replace(client.spec, priority=0, deadline_s=CROWDED_DEADLINE_S)
+        self.clients[0].starts_at = 0.7
+        at_once = 1 + self.form.abreast
+        self.clients, self.following = self.clients[:at_once], self.clients[at_once:]
 
     def _make_rivals(self, dice: random.Random) -> None:
         for client in self.clients:
@@ -259,8 +272,7 @@ class World:
         for client in self.clients:
             client.gateway.process.at(client.starts_at, self._submit, client)
         await asyncio.sleep(max(client.starts_at for client in self.clients))
-        last = max(client.deadline_at for client in self.clients) + SLACK_S
-        while not self._all_ended() and self.loop.now < last:
+        while not self._all_ended() and self.loop.now < max(client.deadline_at for client in self.clients) + SLACK_S:
             await asyncio.sleep(0.05)
         rest_s = FAIR_REST_S if self.weather.is_fair else CROWDED_REST_S if self.is_crowded else REST_S
         for gateway in self.gateways:
@@ -284,6 +296,13 @@ class World:
             client.end = error.code
             self.tell(f"{client.name} ends: {error.code}: {error.message}")
         client.ended_at = self.loop.now
+        if self.following and not self.clients[0].end:
+            self._follow(self.following.pop())
+
+    def _follow(self, client: Client) -> None:
+        client.starts_at = self.loop.now
+        self.clients.append(client)
+        self._submit(client)
 
     def _all_ended(self) -> bool:
         return all(client.end or not client.gateway.process.alive for client in self.clients)
@@ -324,6 +343,8 @@ class World:
         return found
 
     def _check_clients(self) -> None:
+        if self.form.stream and not self.following:
+            self.violate(f"{self.form.stream} small requests went before {self.clients[0].name}, which is large")
         for client in self.clients:
             if not client.gateway.process.alive:
                 continue

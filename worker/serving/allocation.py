@@ -17,6 +17,7 @@ from common.messages import Job
 from engine.cache.block_pool import BlockPool, OutOfBlocksError
 from engine.sequence import Chunk, Sequence, State
 from worker.serving.columns import extend, has_room_of_its_own, let_go, num_columns, tokens_and_columns
+from worker.serving.turns import Turns
 
 # Tokens between checkpoints along a sequence, and at least between any two. The unit: tokens that a state's blocks would hold.
 CHECKPOINT_EVERY = 2.0
@@ -84,6 +85,27 @@ def admit(pool: BlockPool, sequence: Sequence, *, num_tokens: int, spare: int = 
         sequence.states = (*found, State(begin, None, own))
         # Others may branch from where this one left what is cached, and go on where it ends.
         sequence.checkpoints = (pool.count_prefix(digests) * size, len(digests) * size)
+
+
+def admit_in_turn(
+    pool: BlockPool, turns: Turns, sequence: Sequence, *, num_tokens: int, spare: int, ahead: int
+) -> bool:
+    """`admit` it beside what is kept for whose turn it is; False if there is no room, and it waits for its own turn."""
+    try:
+        admit(pool, sequence, num_tokens=num_tokens, spare=spare + turns.kept_from(sequence), ahead=ahead)
+    except OutOfBlocksError:
+        needed = needs(pool, num_tokens=num_tokens, ahead=ahead, spare=spare)
+        turns.waits(sequence, blocks=max(needed + spare, pool.num_free + 1))
+        return False
+    turns.admitted(sequence)
+    return True
+
+
+def needs(pool: BlockPool, *, num_tokens: int, ahead: int, spare: int) -> int:
+    """Free blocks, besides `spare` ones, with which `admit` takes a sequence that finds nothing cached."""
+    num_blocks = blocks_for(num_tokens, pool.block_size)
+    columns = num_columns(pool, num_blocks, ahead, cached=0, seen=0, spare=spare)
+    return num_blocks + columns * pool.column_blocks + pool.state_blocks
 
 
 def _take(blocks: Iterator[int], count: int) -> tuple[int, ...]:

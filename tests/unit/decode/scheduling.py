@@ -10,6 +10,7 @@ from engine.engine import Chunk
 from engine.sequence import Sequence
 from worker.device.trials import Trials
 from worker.serving.allocation import publish_computed
+from worker.serving.turns import Turns
 
 BLOCK = 4
 
@@ -40,12 +41,13 @@ def make_request(name: str, *, prompt: int, max_tokens: int, priority: int = 0, 
 
 
 def new_scheduler(
-    *, num_blocks: int, max_sequences: int = 8, trials: Trials | None = None, **beside: int
+    *, num_blocks: int, max_sequences: int = 8, trials: Trials | None = None, turns: Turns | None = None, **beside: int
 ) -> tuple[DecodeScheduler, BlockPool]:
     """`beside`: how many blocks a state has, or a column, and its window."""
     pool = BlockPool(num_blocks=num_blocks, block_size=BLOCK, **beside)
     limit = num_blocks * BLOCK
-    return DecodeScheduler(pool=pool, max_sequences=max_sequences, max_model_len=limit, trials=trials), pool
+    scheduler = DecodeScheduler(pool=pool, max_sequences=max_sequences, max_model_len=limit, trials=trials, turns=turns)
+    return scheduler, pool
 
 
 def land(scheduler: DecodeScheduler, pool: BlockPool, chunks: list[Chunk], *, token: int = 7) -> list[DecodeRequest]:

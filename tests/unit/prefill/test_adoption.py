@@ -138,6 +138,17 @@ async def test_who_has_not_answered_yet_is_told_that_the_question_is_over(worker
     assert (cancel.request_id, cancel.worker) == ("r", "w")
 
 
+async def test_who_had_no_room_is_told_too(worker: BothRoles) -> None:
+    """It may keep blocks for the question by now."""
+    await worker.claim(handed_over(PROMPT, "elsewhere", "w"))
+
+    await worker.step()
+    await worker.step()
+
+    [cancel] = [message for message in worker.told if isinstance(message, Cancel)]
+    assert (cancel.request_id, cancel.worker) == ("r", "w")
+
+
 async def test_a_lease_that_is_granted_too_late_is_given_back(worker: BothRoles) -> None:
     region = worker.bench.context.region
     granted = ReserveReply(

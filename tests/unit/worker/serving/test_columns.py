@@ -9,13 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from decode.scheduler import DecodeScheduler
 from engine.cache.block_pool import BlockPool, OutOfBlocksError
 from engine.sequence import Chunk, Sequence
 from engine.step.limits import wrong_columns
 from kvtransfer.cargo import Cargo
+from tests.unit.decode.scheduling import make_request
 from tests.unit.engine.generate import new_sequence
-from worker.serving.allocation import HeldBlocks, admit, grow, publish_computed, withdraw
-from worker.serving.columns import cargo_of, cover, longest_sequence, tokens_and_columns
+from worker.serving.allocation import HeldBlocks, admit, admit_in_turn, grow, needs, publish_computed, withdraw
+from worker.serving.columns import LEAST_AHEAD, cargo_of, cover, longest_sequence, tokens_and_columns
+from worker.serving.turns import MOST_PASSED, Turns
 
 BLOCK, M, WINDOW = 4, 2, 10
 SEEN = 3  # columns that the first token of a block sees behind itself
@@ -135,6 +138,28 @@ def test_a_hit_that_would_leave_no_room_for_columns_of_its_own_is_not_taken() ->
     assert again.num_cached == 0
     while again.num_computed < 80:
         compute(pool, again, cover(pool, again, 80 - again.num_computed))
+
+
+@pytest.mark.parametrize("in_batch", [False, True])
+def test_who_found_columns_waits_for_more_than_is_free(in_batch: bool) -> None:
+    """It needs those besides its own. Were less kept for it than it needs, others would go on passing it."""
+    pool, turns = new_pool(480), Turns()
+    scheduler = DecodeScheduler(pool=pool, max_sequences=2, max_model_len=1000, turns=turns)
+    first = admitted(pool, [at % 97 for at in range(40)])
+    compute(pool, first, 40)
+    HeldBlocks(pool).give_back(first)
+    pool.allocate(10)
+    second = make_request("b", prompt=799, max_tokens=12)
+    second.sequence.hash_root = first.hash_root
+    assert pool.num_free > needs(pool, num_tokens=800, ahead=LEAST_AHEAD, spare=0)
+    if in_batch:
+        scheduler.enqueue(second)
+        assert scheduler.plan(LEAST_AHEAD) == []
+    else:
+        assert not admit_in_turn(pool, turns, second.sequence, num_tokens=800, spare=0, ahead=LEAST_AHEAD)
+    for small in range(MOST_PASSED):
+        turns.admitted(small)
+    assert turns.kept_from("later") > pool.num_free
 
 
 def test_a_sequence_that_gave_way_is_found_again_up_to_its_last_full_block() -> None:

@@ -1,0 +1,89 @@
+"""Whose turn it is for the pool's blocks, when somebody who came found no room.
+
+Whoever fits is admitted past those who don't: their blocks would be idle. But small ones that keep coming would never let a large
+one in. So each that waits counts who came later and was admitted first. After `MOST_PASSED` of them it is its turn: what
+becomes free is kept for it, and who came later is admitted only beside that. Who runs may grow, and gives its blocks back as
+it ends. If it is the turn of several, what is kept is for all, and they go in the order in which they began to wait.
+
+Nobody who waits holds blocks of this pool, and nobody who holds some waits for one who waits: see ADR 0242.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+
+MOST_PASSED = 16
+
+
+@dataclass(slots=True)
+class _Waiting:
+    blocks: int  # free ones that it needs
+    passed: int  # came later, and were admitted first
+    until: float  # unless it says again that it waits
+
+
+class Turns:
+    """Those who wait for blocks of one pool, in the order in which they began to."""
+
+    def __init__(self, *, changed: Callable[[], object] = lambda: None) -> None:
+        """`changed()`: blocks that were kept for somebody may be others' now."""
+        self._changed = changed
+        self._waiting: dict[Hashable, _Waiting] = {}
+        self._due: list[Hashable] = []
+
+    @property
+    def due(self) -> list[Hashable]:
+        """Those whose turn it is, the first one first."""
+        return list(self._due)
+
+    def kept_from(self, who: Hashable) -> int:
+        """Blocks that must be free behind the admission of `who`: for those before it whose turn it is."""
+        kept = 0
+        for other in self._due:
+            if other == who:
+                break
+            kept += self._waiting[other].blocks
+        return kept
+
+    def waits(self, who: Hashable, *, blocks: int, passed: int = 0, until: float = math.inf) -> None:
+        """It found no room and needs `blocks` free ones. `passed`: those of earlier waits."""
+        known = self._waiting.get(who)
+        if known is not None:
+            known.blocks, known.until = blocks, until
+            return
+        self._waiting[who] = _Waiting(blocks, passed, until)
+        self._see_whose_turn_it_is()
+
+    def still_waits(self, who: Hashable, *, until: float) -> None:
+        """It said so, whatever it finds now. Whoever doesn't wait is ignored."""
+        known = self._waiting.get(who)
+        if known is not None:
+            known.until = until
+
+    def admitted(self, who: Hashable) -> int:
+        """It has its blocks: all who waited before it were passed. Returns how often it was itself."""
+        for other, waiting in self._waiting.items():
+            if other == who:
+                break
+            waiting.passed += 1
+        known = self._waiting.pop(who, None)
+        self._see_whose_turn_it_is()
+        return known.passed if known is not None else 0
+
+    def leaves(self, who: Hashable) -> None:
+        """It waits no longer. Whoever doesn't wait is ignored."""
+        if self._waiting.pop(who, None) is not None:
+            self._see_whose_turn_it_is()
+
+    def look_after(self, now: float) -> None:
+        """Forget those who did not say again that they wait."""
+        for who in [who for who, waiting in self._waiting.items() if waiting.until < now]:
+            self.leaves(who)
+
+    def _see_whose_turn_it_is(self) -> None:
+        before = self._due
+        self._due = [who for who, waiting in self._waiting.items() if waiting.passed >= MOST_PASSED]
+        if any(who not in self._waiting for who in before):
+            self._changed()
