@@ -34,7 +34,8 @@ from worker.serving.tombstones import Tombstones
 
 log = logging.getLogger("baton.intake")
 
-ASKED_AGAIN_S = 5.0  # who waits for room and doesn't ask for so long waits no more
+# A writer that doesn't ask for so long waits no more.
+ASKED_AGAIN_S = 5.0
 ARRIVAL_WAIT_S = 5.0  # the manifest may overtake the last blocks
 MAX_VERDICTS = 1_000  # answers kept for repeated manifests
 _MOST_DETAIL = 500  # characters

@@ -18,6 +18,7 @@ from engine.cache.block_pool import BlockPool, OutOfBlocksError
 from engine.step.warm import TIMED_PROMPTS
 from worker.device.prompt_cost import PromptCost, pairs_of
 from worker.device.step_policy import StepPolicy
+from worker.serving.turns import Turns
 
 POOL_BLOCKS = 58_000 * 16 // TRACE_BLOCK
 MAX_SEQUENCES = 256
@@ -67,6 +68,7 @@ class Worker:
     def __init__(self, name: str, *roles: Role) -> None:
         self.name, self.roles = name, list(roles)
         self.pool = BlockPool(num_blocks=POOL_BLOCKS, block_size=TRACE_BLOCK)
+        self.turns = Turns()
         self.prompts: deque[Run] = deque()  # the first may be computing, see `_has_begun`
         self.waiting: deque[Run] = deque()  # handed over, but there is no room yet
         self.batch: list[tuple[float, int, Run]] = []  # a heap by the step with the last token
@@ -125,7 +127,7 @@ class Worker:
         return min(TOKEN_BUDGET, max(fewest, tokens, pressing))
 
     def has_room(self, run: Run) -> bool:
-        return len(self.batch) < MAX_SEQUENCES and self.pool.num_free >= _blocks(run)
+        return len(self.batch) < MAX_SEQUENCES and self.pool.num_free >= _blocks(run) + self.turns.kept_from(run)
 
     def cached_blocks(self, run: Run) -> int:
         """Leading blocks in the cache. Asking does not keep them from being evicted."""
@@ -195,13 +197,8 @@ class Worker:
             return True
         if len(self.batch) >= MAX_SEQUENCES:
             return False
-        matched = self.pool.match_prefix(run.request.blocks)
-        try:
-            rest = self.pool.allocate(_blocks(run) - len(matched))
-        except OutOfBlocksError:
-            self.pool.release(matched)
+        if self._allocate(run, _blocks(run)) is None:
             return False
-        run.held[self] = matched + rest
         self._publish(run)
         return True
 
@@ -215,18 +212,27 @@ class Worker:
         self._context += run.request.prompt_tokens + 1
 
     def _begin(self, run: Run) -> None:
-        matched = self.pool.match_prefix(run.request.blocks)
         needed = _blocks(run) if not run.decode else -(-run.request.prompt_tokens // TRACE_BLOCK)
-        try:
-            rest = self.pool.allocate(needed - len(matched))
-        except OutOfBlocksError:
-            self.pool.release(matched)
+        matched = self._allocate(run, needed)
+        if matched is None:
             return
-        run.held[self] = matched + rest
-        run.cached_tokens = min(len(matched) * TRACE_BLOCK, run.request.prompt_tokens - 1)
+        run.cached_tokens = min(matched * TRACE_BLOCK, run.request.prompt_tokens - 1)
         run.work_ms = PREFILL_FIXED_MS + Chunk(run.cached_tokens, run.uncached).work_ms
         self.queued_tokens -= run.cached_tokens
         self._has_begun = True
+
+    def _allocate(self, run: Run, needed: int) -> int | None:
+        """Give the run its blocks and return how many were cached; None if there is no room beside what is kept for others."""
+        matched = self.pool.match_prefix(run.request.blocks)
+        try:
+            rest = self.pool.allocate(needed - len(matched), spare=self.turns.kept_from(run))
+        except OutOfBlocksError:
+            self.pool.release(matched)
+            self.turns.waits(run, blocks=needed)
+            return None
+        self.turns.admitted(run)
+        run.held[self] = matched + rest
+        return len(matched)
 
     def _computed(self) -> Run:
         run = self.prompts.popleft()
