@@ -5,8 +5,6 @@ split over K: each split writes a float32 partial sum, which the next RMSNorm ad
 
 With programmatic dependent launch a kernel starts while the one before still runs: it asks for its first weights, and only then
 waits (CUDA programming guide, "Programmatic Dependent Launch").
-
-Weights of 8 bits become the activations' type in registers: half the bytes, and exact. Their scales multiply the sums.
 """
 
 from dataclasses import dataclass
@@ -37,15 +35,6 @@ class Tiles:
     stages: int  # loop steps in flight
     warps: int
     splits: int = 1  # over K
-
-
-@dataclass(frozen=True, slots=True)
-class Scales:
-    """Factors of weights of 8 bits, float32."""
-
-    values: torch.Tensor  # [N], or [blocks of N, blocks of K]
-    rows: int = 0  # a block's; 0: one factor for each row
-    inputs: int = 0  # a block's; loop steps lie within
 
 
 def linear(
@@ -128,19 +117,15 @@ def launch_product(
     *,
     gated: bool = False,
     gelu: bool = False,
-    scales: Scales | None = None,
 ) -> None:
     """Write the product of few rows to `out` [T, N], or its partial sums [P, T, N]."""
     num_rows, num_outputs = x.shape[0], out.shape[-1]
     pdl = describe(x.device).has_tma
-    kind = 0 if scales is None else 2 if scales.rows else 1
     _FEW_ROWS.launch(
         (triton.cdiv(num_outputs, tiles.rows), tiles.splits), None,
-        x, weight, out, weight if bias is None else bias, None if scales is None else scales.values,
-        num_rows, num_outputs, x.stride(0), num_outputs, num_rows * num_outputs,
+        x, weight, out, weight if bias is None else bias, num_rows, num_outputs, x.stride(0), num_outputs, num_rows * num_outputs,
         K=weight.shape[1], BM=max(16, triton.next_power_of_2(num_rows)), BN=tiles.rows, BK=tiles.inputs,
-        SPLITS=tiles.splits, GATED=gated, GELU=gelu, HAS_BIAS=bias is not None, SCALES=kind,
-        BLOCK_N=scales.rows if kind == 2 else 1, BLOCK_K=scales.inputs if kind == 2 else 1,
+        SPLITS=tiles.splits, GATED=gated, GELU=gelu, HAS_BIAS=bias is not None,
         LINE=LINE_BYTES // weight.element_size(), LINES=PREFETCH_ELEMENTS * 2 // LINE_BYTES, PDL=pdl,
         STAGES=tiles.stages, num_warps=tiles.warps, num_stages=tiles.stages, launch_pdl=pdl,
     )  # fmt: skip
@@ -174,12 +159,11 @@ def write_product(
 
 @triton.jit(do_not_specialize=["M", "out_split"])
 def _few_rows(
-    x_MK, w_NK, out, bias_N, scales, M, N, x_row, out_row, out_split,
+    x_MK, w_NK, out, bias_N, M, N, x_row, out_row, out_split,
     K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SPLITS: tl.constexpr,
-    GATED: tl.constexpr, GELU: tl.constexpr, HAS_BIAS: tl.constexpr, SCALES: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr, LINE: tl.constexpr, LINES: tl.constexpr, PDL: tl.constexpr, STAGES: tl.constexpr,
+    GATED: tl.constexpr, GELU: tl.constexpr, HAS_BIAS: tl.constexpr, LINE: tl.constexpr,
+    LINES: tl.constexpr, PDL: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """SCALES: 0 none, 1 one for each row of the weights, 2 one for each block of them."""
     tile, split = tl.program_id(0), tl.program_id(1)
     K_SPLIT: tl.constexpr = K // SPLITS
     n = tile * BN + tl.arange(0, BN)
@@ -197,7 +181,6 @@ def _few_rows(
     w_at = w_NK + row[:, None] + k[None, :]
     x_at = x_MK + m[:, None] * x_row + k[None, :]
     inside = (m < M)[:, None]
-    last = tl.minimum(n, N - 1)
     acc = tl.zeros((BN, BM), tl.float32)
     if GATED:
         up_at = w_at + N.to(tl.int64) * K
@@ -205,24 +188,10 @@ def _few_rows(
     for at in tl.range(0, K_SPLIT, BK, num_stages=STAGES):
         w = tl.load(w_at + at, eviction_policy="evict_first")
         x = tl.load(x_at + at, mask=inside, other=0.0)
-        if SCALES == 2:
-            COLUMNS: tl.constexpr = K // BLOCK_K
-            column = (split * K_SPLIT + at) // BLOCK_K
-            scale = tl.load(scales + (last // BLOCK_N) * COLUMNS + column)
-            acc += tl.dot(w.to(x.dtype), tl.trans(x)) * scale[:, None]
-        else:
-            acc = tl.dot(w.to(x.dtype), tl.trans(x), acc)
+        acc = tl.dot(w.to(x.dtype), tl.trans(x), acc)
         if GATED:
             up = tl.load(up_at + at, eviction_policy="evict_first")
-            if SCALES == 2:
-                scale = tl.load(scales + ((last + N) // BLOCK_N) * COLUMNS + column)
-                acc_up += tl.dot(up.to(x.dtype), tl.trans(x)) * scale[:, None]
-            else:
-                acc_up = tl.dot(up.to(x.dtype), tl.trans(x), acc_up)
-    if SCALES == 1:
-        acc = acc * tl.load(scales + last)[:, None]
-        if GATED:
-            acc_up = acc_up * tl.load(scales + last + N)[:, None]
+            acc_up = tl.dot(up.to(x.dtype), tl.trans(x), acc_up)
     write_product(
         acc, acc_up if GATED else acc, out, bias_N, m, n, M, N, split, out_row, out_split, GATED, GELU, HAS_BIAS
     )  # fmt: skip

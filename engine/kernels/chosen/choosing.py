@@ -66,7 +66,7 @@ def chosen_positions(
     of equal ones to the earliest; what is no number is the lowest. Prompts whose keys and values are made see no more than K;
     no sequence more than `longest`.
     """
-    at = torch.arange(most, dtype=torch.int32)
+    at = torch.arange(most, dtype=torch.int32, device=positions.device)
     chosen = torch.where(at <= positions[:, None], at, -1)
     for rows, table, context in sequences_of(plan):
         if context <= most:

@@ -15,6 +15,7 @@ from engine.kernels.device import describe
 from engine.kernels.experts.mixture import Product
 from engine.kernels.launch import Kernel
 from engine.kernels.quantised.fp8 import Fp8Matrix
+from engine.kernels.quantised.triton_bytes import weights_as
 from engine.kernels.triton_activation import gelu_tanh
 from engine.kernels.triton_linear import prefetch
 
@@ -60,6 +61,7 @@ def write(product: Product) -> None:
         num_outputs, num_inputs, product.chosen, max(16, tile), shape.outputs, step, tile == 0,
         *product.flags, num_inputs % step != 0,
         0 if first or num_inputs < PREFETCH_ELEMENTS or is_interpreted else PREFETCH_ELEMENTS, pdl, shape.stages, kind, *block,
+        kind > 0 and x.element_size() == 2 and not is_interpreted,
     )  # fmt: skip
     _FEW.launch(
         (triton.cdiv(num_outputs, shape.outputs), product.num_tiles), (*product.dtypes, *fixed),
@@ -123,7 +125,7 @@ def _few(
     ALONE: tl.constexpr, FIRST: tl.constexpr, SIDES: tl.constexpr, HAS_BIAS: tl.constexpr, WEIGHTED: tl.constexpr,
     CLAMPED: tl.constexpr,
     GELU: tl.constexpr, RAGGED: tl.constexpr, PREFETCH: tl.constexpr, PDL: tl.constexpr, STAGES: tl.constexpr,
-    SCALES: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    SCALES: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BY_BITS: tl.constexpr,
 ):  # fmt: skip
     """`x` is [T, K] for the first product, else [P, K]. With two SIDES the matrices [E, 2 N, K] have a gate's rows first.
 
@@ -173,9 +175,11 @@ def _few(
             if SCALES == 2:
                 scale_at = scales + own_scales + at // BLOCK_K
                 scale = tl.load(scale_at + (last // BLOCK_N) * COLUMNS)
-                acc += tl.dot(w.to(rows.dtype), tl.trans(rows), input_precision="ieee") * scale[:, None]
+                acc += (
+                    tl.dot(weights_as(w, rows.dtype, BY_BITS), tl.trans(rows), input_precision="ieee") * scale[:, None]
+                )
             else:
-                acc = tl.dot(w.to(rows.dtype), tl.trans(rows), acc, input_precision="ieee")
+                acc = tl.dot(weights_as(w, rows.dtype, BY_BITS), tl.trans(rows), acc, input_precision="ieee")
             if SIDES == 2:
                 if RAGGED:
                     up = tl.load(up_at + at, mask=known, other=0.0, eviction_policy="evict_first")
@@ -183,9 +187,12 @@ def _few(
                     up = tl.load(up_at + at, eviction_policy="evict_first")
                 if SCALES == 2:
                     scale = tl.load(scale_at + ((last + N) // BLOCK_N) * COLUMNS)
-                    acc_up += tl.dot(up.to(rows.dtype), tl.trans(rows), input_precision="ieee") * scale[:, None]
+                    acc_up += (
+                        tl.dot(weights_as(up, rows.dtype, BY_BITS), tl.trans(rows), input_precision="ieee")
+                        * scale[:, None]
+                    )
                 else:
-                    acc_up = tl.dot(up.to(rows.dtype), tl.trans(rows), acc_up, input_precision="ieee")
+                    acc_up = tl.dot(weights_as(up, rows.dtype, BY_BITS), tl.trans(rows), acc_up, input_precision="ieee")
         if SCALES == 1:
             acc = acc * tl.load(scales + own_scales + last)[:, None]
             if SIDES == 2:

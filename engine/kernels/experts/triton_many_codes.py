@@ -14,6 +14,7 @@ from engine.kernels.experts.triton_few import write_result
 from engine.kernels.launch import Kernel
 from engine.kernels.quantised.fp8 import Fp8Matrix
 from engine.kernels.quantised.groups import Groups
+from engine.kernels.quantised.triton_bytes import weights_as
 from engine.kernels.quantised.triton_codes import accumulate
 from engine.kernels.quantised.triton_groups import constants, dtypes, operands
 
@@ -38,7 +39,8 @@ def write(product: Product) -> None:
         )  # fmt: skip
     else:
         assert isinstance(matrices, Fp8Matrix)
-        fixed = (*cut, FP8_INPUTS, FP8_STAGES, matrices.block is not None, *(matrices.block or (1, 1)))
+        by_bits = x.element_size() == 2 and not triton.knobs.runtime.interpret
+        fixed = (*cut, FP8_INPUTS, FP8_STAGES, matrices.block is not None, *(matrices.block or (1, 1)), by_bits)
         _MANY_FP8.launch(
             grid, (*product.dtypes, *fixed), x, matrices.weight, matrices.scale, *product.behind, *fixed,
             num_warps=WARPS, num_stages=FP8_STAGES,
@@ -128,6 +130,7 @@ def _many_fp8(
     SIDES: tl.constexpr,
     HAS_BIAS: tl.constexpr, WEIGHTED: tl.constexpr, CLAMPED: tl.constexpr, GELU: tl.constexpr, BK: tl.constexpr,
     STAGES: tl.constexpr, IN_BLOCKS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    BY_BITS: tl.constexpr,
 ):  # fmt: skip
     """As `_many_groups`; a scale for each row, or for each block."""
     COLUMNS: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K if IN_BLOCKS else 1
@@ -145,9 +148,11 @@ def _many_fp8(
             w, rows = tl.load(w_at + start), tl.load(x_at + start)
             if IN_BLOCKS:
                 scale = tl.load(scale_at + start // BLOCK_K)
-                acc += tl.dot(w.to(rows.dtype), tl.trans(rows), input_precision="ieee") * scale[:, None]
+                acc += (
+                    tl.dot(weights_as(w, rows.dtype, BY_BITS), tl.trans(rows), input_precision="ieee") * scale[:, None]
+                )
             else:
-                acc = tl.dot(w.to(rows.dtype), tl.trans(rows), acc, input_precision="ieee")
+                acc = tl.dot(weights_as(w, rows.dtype, BY_BITS), tl.trans(rows), acc, input_precision="ieee")
         if not IN_BLOCKS:
             acc = acc * tl.load(scale_at)[:, None]
         _write(

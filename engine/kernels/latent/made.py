@@ -62,7 +62,7 @@ def _attend_one(
     at_once = max(1, forms.room // (context * q.element_size() * (shape.made + 2 * size)))
     out = q.new_empty((*q.shape[:2], shape.value))
     is_whole = context == len(q)
-    mask = None if is_whole else torch.ones(len(q), context, dtype=torch.bool).tril_(context - len(q))
+    mask = None if is_whole else torch.ones(len(q), context, dtype=torch.bool, device=q.device).tril_(context - len(q))
     for first in range(0, q.shape[1], at_once):
         heads = slice(first, min(first + at_once, q.shape[1]))
         made = linear(latents, out_of_latents[heads.start * shape.made : heads.stop * shape.made])

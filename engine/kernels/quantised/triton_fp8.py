@@ -9,10 +9,9 @@ import triton
 import triton.language as tl
 
 from engine.kernels.activation import act_and_mul
-from engine.kernels.device import describe
 from engine.kernels.launch import Kernel
 from engine.kernels.quantised.fp8 import FEW_ROWS, Fp8Matrix, Fp8Rows, quantise_rows
-from engine.kernels.triton_linear import Scales, Tiles, launch_product
+from engine.kernels.quantised.triton_fp8_few import choose, launch
 
 LIBRARY_MULTIPLE = 16  # inputs and outputs
 
@@ -20,36 +19,35 @@ LIBRARY_MULTIPLE = 16  # inputs and outputs
 def product(
     x: torch.Tensor, matrix: Fp8Matrix, bias: torch.Tensor | None, *, out: torch.Tensor | None = None
 ) -> torch.Tensor:
-    tiles = _choose(x, matrix, parts=False)
+    tiles = choose(x, matrix)
     if tiles is None:
         return many_rows(_rounded(x, matrix), matrix, bias, out=out)
     if out is None:
         out = x.new_empty((x.shape[0], matrix.weight.shape[0]))
-    launch_product(x, matrix.weight, bias, out, tiles, scales=_scales(matrix))
+    launch(x, matrix, bias, out, tiles)
     return out
 
 
 def product_parts(x: torch.Tensor, matrix: Fp8Matrix, bias: torch.Tensor | None) -> torch.Tensor:
-    tiles = _choose(x, matrix, parts=True)
+    tiles = choose(x, matrix, parts=True)
     if tiles is None:
         return many_rows(_rounded(x, matrix), matrix, bias)
     shape, dtype = (x.shape[0], matrix.weight.shape[0]), x.dtype
     if tiles.splits > 1:
         shape, dtype = (tiles.splits, *shape), torch.float32
     out = torch.empty(shape, dtype=dtype, device=x.device)
-    launch_product(x, matrix.weight, bias, out, tiles, scales=_scales(matrix))
+    launch(x, matrix, bias, out, tiles)
     return out
 
 
 def gated_product(
     x: torch.Tensor, gate_up: Fp8Matrix, bias: torch.Tensor | None, activation: str = "silu"
 ) -> torch.Tensor:
-    tiles = _choose(x, gate_up, parts=False, gated=True)
+    tiles = choose(x, gate_up, gated=True)
     if tiles is None:
         return act_and_mul(many_rows(_rounded(x, gate_up), gate_up, bias), activation)
     out = x.new_empty((x.shape[0], gate_up.weight.shape[0] // 2))
-    gelu = activation == "gelu_tanh"
-    launch_product(x, gate_up.weight, bias, out, tiles, gated=True, gelu=gelu, scales=_scales(gate_up))
+    launch(x, gate_up, bias, out, tiles, gated=True, gelu=activation == "gelu_tanh")
     return out
 
 
@@ -61,27 +59,6 @@ def product_of_rows(
 
 def _rounded(x: torch.Tensor, matrix: Fp8Matrix) -> Fp8Rows:
     return quantise_rows(x, None if matrix.block is None else matrix.block[1])
-
-
-def _scales(matrix: Fp8Matrix) -> Scales:
-    return Scales(matrix.scale) if matrix.block is None else Scales(matrix.scale, *matrix.block)
-
-
-def _choose(x: torch.Tensor, matrix: Fp8Matrix, *, parts: bool, gated: bool = False) -> Tiles | None:
-    """The tiles of few rows; None where there are more, or the shape does not suit."""
-    num_rows, (num_outputs, num_inputs) = x.shape[0], matrix.weight.shape
-    if num_rows == 0 or num_rows > FEW_ROWS or x.element_size() != 2:
-        return None
-    is_narrow = not gated and triton.cdiv(num_outputs, 64) <= describe(x.device).processors // 2
-    # A step has as many bytes as one of 16-bit weights where the rows leave room for it.
-    longest = 256 if matrix.block is None and num_rows <= 32 and not gated else 128
-    for step in (longest, 128, 64):
-        if num_inputs % step or (matrix.block is not None and matrix.block[1] % step):
-            continue
-        splits = 2 if parts and is_narrow and num_inputs % (2 * step) == 0 else 1
-        rows = 32 if is_narrow and num_rows <= 32 else 64
-        return Tiles(rows, step, 4 if step == 256 or gated else 6, 4, splits=splits)
-    return None
 
 
 def many_rows(

@@ -14,15 +14,15 @@ from tests.needs import needs
 
 needs("triton")
 
-from engine.kernels.quantised import triton_codes
+from engine.kernels.quantised import triton_bytes, triton_codes
 from engine.kernels.quantised.groups import E2M1
 
 WORDS = (0x76543210, 0xFEDCBA98, 0x00000000, 0xFFFFFFFF, 0x8F1E2D3C, 0x4B5A6978)
 DTYPES = {"bf16x2": torch.bfloat16, "f16x2": torch.float16}
 
 
-def carried_out(text: str, operands: dict[str, int], memory: dict[str, int] | None = None) -> int:
-    """The register `$0` after these instructions of PTX, from other registers' 32 bits. `memory`: words by `[address]`."""
+def carried_out(text: str, operands: dict[str, int], memory: dict[str, int] | None = None, result: str = "$0") -> int:
+    """A register after these instructions of PTX, from other registers' 32 bits. `memory`: words by `[address]`."""
     registers = dict(operands)
     for line in text.strip().strip("{}").split(";"):
         name, _, arguments = line.strip().partition(" ")
@@ -34,7 +34,7 @@ def carried_out(text: str, operands: dict[str, int], memory: dict[str, int] | No
             continue
         values = [registers[each] if each in registers else int(each, 0) for each in given]
         registers[target] = _result(name, values) & 0xFFFFFFFF
-    return registers["$0"]
+    return registers[result]
 
 
 def _result(name: str, values: list[int]) -> int:
@@ -42,6 +42,7 @@ def _result(name: str, values: list[int]) -> int:
         "mov.b32": lambda a: a,
         "and.b32": lambda a, b: a & b,
         "or.b32": lambda a, b: a | b,
+        "add.u32": lambda a, b: a + b,
         "shl.b32": lambda a, by: a << by,
         "shr.u32": lambda a, by: a >> by,
         "bfe.u32": lambda a, at, bits: a >> at & (1 << bits) - 1,
@@ -64,7 +65,8 @@ def _result(name: str, values: list[int]) -> int:
 
 def _permuted(a: int, b: int, selector: int) -> int:
     every = (b << 32 | a).to_bytes(8, "little")
-    return int.from_bytes(bytes(every[selector >> 4 * at & 7] for at in range(4)), "little")
+    chosen = [(every[selector >> 4 * at & 7], selector >> 4 * at & 8) for at in range(4)]
+    return int.from_bytes(bytes(0xFF * (byte >> 7) if of_sign else byte for byte, of_sign in chosen), "little")
 
 
 def _looked_up(a: int, b: int, c: int, table: int) -> int:
@@ -123,6 +125,32 @@ def test_floats_of_4_bits(plane: int, dtype: torch.dtype) -> None:
     for first, second in _pairs():
         found = _floats(carried_out(text, {"$1": first, "$2": second}), dtype).double() * 2.0 ** (126 if wide else 14)
         assert found.tolist() == [_e2m1(word, plane) for word in (first, second)]
+
+
+def _e4m3(codes: bytes) -> list[float]:
+    return torch.tensor(list(codes), dtype=torch.uint8).view(torch.float8_e4m3fn).double().tolist()
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)
+@pytest.mark.parametrize("plane", range(4))
+def test_planes_of_floats_of_8_bits(plane: int, dtype: torch.dtype) -> None:
+    text = triton_bytes.e4m3_of_words(plane, dtype is torch.bfloat16)
+    for low in (code for code in range(256) if code & 0x7F != 0x7F):
+        high = low ^ 0xA5 if (low ^ 0xA5) & 0x7F != 0x7F else 0
+        pair = (high << 8 | low) << 16 * (plane % 2)
+        words = {"$1": 0x7F7F7F7F, "$2": 0x7F7F7F7F} | {"$1" if plane < 2 else "$2": pair}
+        assert _floats(carried_out(text, words), dtype).double().tolist() == _e4m3(bytes((low, high)))
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)
+def test_bytes_that_are_floats_of_8_bits_and_no_numbers(dtype: torch.dtype) -> None:
+    text = triton_bytes.e4m3_of_bytes(dtype is torch.bfloat16, True)
+    for code in range(256):
+        codes = bytes((code, 0x7F, code ^ 0x80, 0xFF))
+        operands = {"$2": int.from_bytes(codes, "little")}
+        found = [_floats(carried_out(text, operands, result=each), dtype) for each in ("$0", "$1")]
+        expected = torch.tensor(_e4m3(codes), dtype=torch.float64)
+        torch.testing.assert_close(torch.cat(found).double(), expected, rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("plane", range(8))

@@ -1,0 +1,66 @@
+# ruff: noqa: SIM300 - Triton compares a compile-time value with what stands on its right
+"""Codes of 8 bits -> numbers of 16 bits, two at a time, by moving bits: a GPU's conversions are several times slower.
+
+An e4m3's exponent and mantissa are put at the end of those of bfloat16 or float16, which makes it 2^120 or 2^8 times too small;
+one product gives the number, exactly. A weight of e4m3's NaN becomes 480.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.constexpr_function
+def _e4m3(bytes_at, source, target, wide, nan=False):
+    """Instructions that put two bytes of `source`, picked by prmt's `bytes_at`, into `target`. `wide`: bfloat16."""
+    shift, mask, times = (4, "0x07f007f0", "0x7b807b80") if wide else (1, "0x3f803f80", "0x5c005c00")
+    beyond = "0x78107810" if wide else "0x40804080"  # added to a NaN's bits alone, it reaches the sign
+    told = f"add.u32 n, m, {beyond}; prmt.b32 n, n, 0, 0xbb99; or.b32 m, m, n;" if nan else ""
+    return f"""
+        prmt.b32 t, {source}, 0, {bytes_at:#x};
+        shr.u32 m, t, {shift};
+        and.b32 m, m, {mask};
+        {told}
+        lop3.b32 t, t, 0x80008000, m, 0xea;
+        mov.b32 m, {times};
+        mov.b32 s, 0x80008000;
+        fma.rn.{"bf16x2" if wide else "f16x2"} {target}, t, m, s;"""
+
+
+@triton.constexpr_function
+def e4m3_of_words(plane, wide):
+    """Instructions for a plane of two words: bytes 0 and 1 (even planes) or 2 and 3, of `$1` (planes 0, 1) or `$2`."""
+    at = 0x1404 if plane % 2 == 0 else 0x3424
+    return f"{{ .reg .b32 t, m, s; {_e4m3(at, '$1' if plane < 2 else '$2', '$0', wide)} }}"
+
+
+@triton.constexpr_function
+def e4m3_of_bytes(wide, nan):
+    """Instructions for the four bytes of `$2`."""
+    low, high = _e4m3(0x1404, "$2", "$0", wide, nan), _e4m3(0x3424, "$2", "$1", wide, nan)
+    return f"{{ .reg .b32 t, m, n, s; {low} {high} }}"
+
+
+@triton.jit
+def e4m3_plane(words, plane: tl.constexpr, DTYPE: tl.constexpr):
+    """Of each two neighbouring words [..., 2 W] of four e4m3 codes the two codes of a plane, 0 to 3."""
+    bits = tl.inline_asm_elementwise(
+        e4m3_of_words(plane, DTYPE == tl.bfloat16), "=r,r,r", [words], dtype=tl.int16, is_pure=True, pack=2
+    )
+    return bits.to(DTYPE, bitcast=True)
+
+
+@triton.jit
+def e4m3_numbers(codes, NAN: tl.constexpr, DTYPE: tl.constexpr):
+    """e4m3 codes, loaded as integers of 8 bits. NAN: theirs stay so."""
+    bits = tl.inline_asm_elementwise(
+        e4m3_of_bytes(DTYPE == tl.bfloat16, NAN), "=r,=r,r", [codes], dtype=tl.int16, is_pure=True, pack=4
+    )
+    return bits.to(DTYPE, bitcast=True)
+
+
+@triton.jit
+def weights_as(weights, DTYPE: tl.constexpr, BY_BITS: tl.constexpr):
+    """Weights as numbers of `DTYPE`. BY_BITS: they are e4m3, and there are instructions of a GPU."""
+    if BY_BITS:
+        return e4m3_numbers(weights.to(tl.int8, bitcast=True), False, DTYPE)
+    return weights.to(DTYPE)
