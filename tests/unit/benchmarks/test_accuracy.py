@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.accuracy import compare, judge
+from benchmarks.accuracy import _round_at_random, compare, judge
 from benchmarks.environment import ROOT
 from tests.models import build_tiny_model
 
@@ -40,3 +40,22 @@ def test_only_what_rounding_can_do_is_explained() -> None:
     assert "WRONG: 2" in str(agreement)
     share, wrong = agreement.results()
     assert (share.value, wrong.value) == (0.0, 2)
+
+
+def test_other_roundings_explain_more() -> None:
+    exact, rounded = torch.tensor([[3.0, 2.0], [3.0, 2.0]]), torch.tensor([[2.9, 2.1], [2.9, 2.1]])
+    ours = torch.tensor([1, 1])
+    alone = judge("made up", ours=ours, exact=exact, rounded=rounded)
+    more = judge("made up", ours=ours, exact=exact, rounded=rounded, errors=[torch.tensor([0.6, 0.4])])
+    assert (alone.explained, alone.gaps) == ((), (1.0, 1.0))
+    assert (more.explained, more.gaps) == ((1.0,), (1.0,))
+
+
+def test_results_are_rounded_up_or_down_and_right_on_average() -> None:
+    torch.manual_seed(0)
+    exact = torch.tensor([1.0 + 2.0**-9, -3.0, 0.1]).repeat(4096, 1)
+    found = _round_at_random(torch.nn.Identity(), None, exact)
+    assert torch.equal(found, found.bfloat16().float())
+    assert found[:, 0].unique().tolist() == [1.0, 1.0 + 2.0**-7]
+    assert found[:, 1].unique().tolist() == [-3.0]
+    torch.testing.assert_close(found.mean(dim=0), exact[0], rtol=2e-4, atol=0)

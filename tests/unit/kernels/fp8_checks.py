@@ -19,7 +19,7 @@ from tests.unit.kernels.triton_checks import checking
 
 BLOCKS: dict[str, tuple[int, int] | None] = {"rows": None, "blocks": (128, 128), "blocks_of_a_row": (1, 128)}
 # Rounding a row to 3 bits of mantissa changes each of its elements by up to 1 / 16.
-ROUNDED = 0.04
+ROUNDED = 0.05
 
 
 def matrix(num_outputs: int, num_inputs: int, block: tuple[int, int] | None, device: str) -> Fp8Matrix:
@@ -105,7 +105,9 @@ def same(found: Fp8Rows, x: torch.Tensor, group: int | None) -> None:
 
 def alike(found: Fp8Rows, expected: Fp8Rows) -> None:
     """But for values on the edge between two others."""
-    torch.testing.assert_close(found.scale, expected.scale, rtol=2e-3, atol=0)
+    # What is rounded has been rounded to the activations' type before, sometimes to the number beside.
+    step = 1e-2 if found.dtype == torch.bfloat16 else 2e-3
+    torch.testing.assert_close(found.scale, expected.scale, rtol=step, atol=0)
     torch.testing.assert_close(found.values.float(), expected.values.float(), rtol=0.13, atol=2**-9)
     exact = (found.values.float() == expected.values.float()).float().mean()
     assert exact > 0.97, f"{1 - exact:.3f} of the values are rounded in another way"
