@@ -12,7 +12,8 @@ from engine.kernels.device import describe
 from engine.kernels.quantised.triton_bytes import e4m3_numbers
 
 NUMBERS, INT8, FP8, FP8_BY_BITS = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
-_ROUND = tl.constexpr(12582912.0)  # 1.5 * 2^23, whose bits are 0x4B400000: adding it leaves no places behind the point
+# 1.5 * 2^23, whose bits are 0x4B400000: adding it leaves no places behind the point.
+_ROUND = tl.constexpr(12582912.0)
 
 
 def kind_of(codes: Codes | None, device: torch.device) -> int:
@@ -56,7 +57,8 @@ def widened(kept, dtype: tl.constexpr, CODES: tl.constexpr):
         bits = ((wide & 0x80) << 24) | ((wide & 0x7F) << 20)
         number = bits.to(tl.float32, bitcast=True) * 1.329227995784916e36  # 2^120: from e4m3's exponents to float32's
         return tl.where((wide & 0x7F) == 0x7F, float("nan"), number).to(dtype)
-    else:  # in the mantissa of 1.5 * 2^23: a GPU's conversion of integers is several times slower
+    else:
+        # In the mantissa of 1.5 * 2^23: a GPU's conversion of integers is several times slower.
         return ((kept.to(tl.int32) + 0x4B400000).to(tl.float32, bitcast=True) - _ROUND).to(dtype)
 
 
