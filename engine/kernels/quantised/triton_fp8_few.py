@@ -17,7 +17,8 @@ from engine.kernels.quantised.fp8 import FEW_ROWS, Fp8Matrix
 from engine.kernels.quantised.triton_bytes import e4m3_plane
 from engine.kernels.triton_linear import LINE_BYTES, Tiles, prefetch, write_product
 
-PREFETCH_LINES = 4  # leading ones of each weight row
+# Leading ones of each weight row.
+PREFETCH_LINES = 4
 SMALLEST_STEP = 64  # inputs
 SPLITS = 4  # over K
 PROGRAMS = 4  # of a processor, at most, where K is split
@@ -120,7 +121,8 @@ def _few_rows(
         if GATED:
             prefetch(at + up + ahead)
         gdc_wait()
-    column = (word // 2) * 8 + word % 2  # of a plane's first code of each word
+    # Of each word the place of the code that the first plane has.
+    column = (word // 2) * 8 + word % 2
     codes_at = at + column[None, :]
     words_at = at
     if not PLAIN:
