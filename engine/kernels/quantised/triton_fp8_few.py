@@ -21,7 +21,8 @@ from engine.kernels.triton_linear import LINE_BYTES, Tiles, prefetch, write_prod
 PREFETCH_LINES = 4
 SMALLEST_STEP = 64  # inputs
 SPLITS = 4  # over K
-PROGRAMS = 4  # of a processor, at most, where K is split
+# A split product's programs, at most, of each processor.
+PROGRAMS = 4
 
 
 @dataclass(frozen=True, slots=True)
