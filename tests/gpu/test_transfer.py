@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-
 import pytest
 import torch
 
@@ -15,10 +13,7 @@ pytestmark = [
 ]
 
 
-HAS_UCX = pytest.mark.skipif(find_spec("ucxx") is None, reason="needs ucxx: a lent machine may be without")
-
-
-@pytest.mark.parametrize("transport", ["cuda_ipc", pytest.param("ucx", marks=HAS_UCX)])
+@pytest.mark.parametrize("transport", ["cuda_ipc", "ucx"])
 async def test_what_was_pushed_is_there(transport: str) -> None:
     rows = await measure(transport, ["cuda:0", "cuda:0"], (2, 32))
     assert [size for size, *_ in rows] == [2, 32]
