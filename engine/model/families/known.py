@@ -34,6 +34,7 @@ class Fields(Mapping[str, Any]):
     def __init__(self, values: Mapping[str, Any]) -> None:
         self._values = values
         self._read: set[str] = set()
+        self._ignored: set[str] = set()  # they don't matter in copies either
         self._inner: list[Fields] = []
         self._newest = [""]  # the field that was read last, of this and its copies
 
@@ -76,8 +77,9 @@ class Fields(Mapping[str, Any]):
         return self._with(Fields({**self._values, **values}), {})
 
     def ignore(self, *names: str) -> None:
-        """These fields don't matter here."""
+        """These fields don't matter here, nor in copies that are made of this."""
         self._read.update(names)
+        self._ignored.update(names)
 
     def only(self, name: str, *values: object) -> None:
         """Refuse any value of a field but these and none. Raises UnsupportedModelError."""
@@ -111,6 +113,7 @@ class Fields(Mapping[str, Any]):
         inner._newest = self._newest
         if defaults is not None:
             self._read.update(self._values)  # the copy looks after them
+            inner.ignore(*self._ignored)
             inner._read.update(name for name in defaults if name not in self._values)
         return inner
 

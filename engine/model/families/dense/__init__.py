@@ -27,6 +27,10 @@ from engine.model.families.known import Fields
 from engine.model.spec import ModelSpec
 
 FAMILIES: dict[str, Callable[[Fields], ModelSpec]] = {
+    "ExaoneForCausalLM": close_to_llama.read_exaone,
+    "InternLM3ForCausalLM": close_to_llama.read_internlm3,
+    "MiMoForCausalLM": qwen2.read_mimo,
+    "MiniCPMForCausalLM": minicpm3.read_like_llama,
     "LlamaForCausalLM": llama.read,
     "ArceeForCausalLM": close_to_llama.read_arcee,
     "CwmForCausalLM": close_to_llama.read_cwm,

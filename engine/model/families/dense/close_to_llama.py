@@ -15,7 +15,8 @@ from engine.model.families.fields import (
     rope,
     sliding_window,
 )
-from engine.model.spec import LayerSpec, ModelSpec, PlainMlpSpec, UnsupportedModelError
+from engine.model.names import StoredNames
+from engine.model.spec import BranchSpec, LayerSpec, ModelSpec, PlainMlpSpec, UnsupportedModelError
 
 ARCEE = {
     "vocab_size": 32000,
@@ -136,6 +137,49 @@ def read_cwm(fields: Fields) -> ModelSpec:
     )
     layers = [LayerSpec(mixer=attention(fields, window=window if kind == SLIDING else 0), mlp=mlp) for kind in kinds]
     return model(fields, layers)
+
+
+def read_internlm3(fields: Fields) -> ModelSpec:
+    """InternLM 3: Llama with a size of heads of its own."""
+    fields = fields.over({"rms_norm_eps": 1e-6})
+    bias = flag(fields, "bias")
+    mixer = attention(fields, qkv_bias=flag(fields, "qkv_bias"), output_bias=bias)
+    return model(
+        fields, [LayerSpec(mixer=mixer, mlp=gated_mlp(fields, bias=bias))] * number(fields, "num_hidden_layers")
+    )
+
+
+def read_exaone(fields: Fields) -> ModelSpec:
+    """EXAONE 3 and 3.5: Llama by other names."""
+    fields = _renamed(fields, num_layers="num_hidden_layers", layer_norm_epsilon="rms_norm_eps")
+    fields = _renamed(fields, activation_function="hidden_act")
+    fields.ignore("embed_dropout")
+    num_layers, mlp = (
+        number(fields, "num_hidden_layers"),
+        gated_mlp(fields, gate="c_fc_0", up="c_fc_1", down="mlp.c_proj"),
+    )
+    layer = LayerSpec(
+        mixer=attention(fields, output="self_attn.out_proj"),
+        mlp=mlp,
+        around_mixer=BranchSpec(before="ln_1"),
+        around_mlp=BranchSpec(before="ln_2"),
+    )
+    attentions = {
+        f"transformer.h.{each}.attn.attention.": f"model.layers.{each}.self_attn." for each in range(num_layers)
+    }
+    others = {
+        "transformer.h.": "model.layers.",
+        "transformer.wte.": "model.embed_tokens.",
+        "transformer.ln_f.": "model.norm.",
+    }
+    names = StoredNames(renamed=attentions | others, ignored=tuple(f"{name}rotary." for name in attentions))
+    return model(fields, [layer] * num_layers, stored=names)
+
+
+def _renamed(fields: Fields, **names: str) -> Fields:
+    """The same with fields under the names that others have for them."""
+    fields.ignore(*names)
+    return fields.with_values(**{ours: fields[theirs] for theirs, ours in names.items() if theirs in fields})
 
 
 def read_seed_oss(fields: Fields) -> ModelSpec:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from engine.model.families.fields import Fields, attention, gated_mlp, model, number, windows_by_layer
+from engine.model.names import StoredNames
 from engine.model.spec import LayerSpec, ModelSpec
 
 QWEN_2 = {
@@ -31,6 +32,12 @@ def read(fields: Fields) -> ModelSpec:
             for window in windows_by_layer(fields)
         ],
     )
+
+
+def read_mimo(fields: Fields) -> ModelSpec:
+    """MiMo 7B (Xiaomi): Qwen2, and layers for further tokens that are not computed."""
+    fields.ignore("num_nextn_predict_layers")
+    return read(fields).with_names(StoredNames(ignored=("model.mtp_layers.",)))
 
 
 def _within_chunks(fields: Fields) -> Fields:

@@ -11,6 +11,7 @@ from engine.model.families.experts import (
     granite_moe,
     hunyuan,
     like_deepseek,
+    ling,
     llama4,
     minimax_m2,
     mixtral,
@@ -27,6 +28,7 @@ from engine.model.spec import ModelSpec
 FAMILIES: dict[str, Callable[[Fields], ModelSpec]] = {
     "AfmoeForCausalLM": like_deepseek.read_trinity,
     "AXK1ForCausalLM": close_to_deepseek.read_axk,
+    "BailingMoeV2ForCausalLM": ling.read,
     "Cohere2MoeForCausalLM": cohere.read,
     "DeepseekV2ForCausalLM": deepseek.read_v2,
     "DeepseekV3ForCausalLM": deepseek.read_v3,

@@ -28,6 +28,7 @@ from engine.model.spec import (
 from engine.model.states import MambaSpec, SelectiveSpec, ShortConvolutionSpec
 from tests.unit.engine.families.case import Case
 from tests.unit.engine.families.catalogue import CASES
+from tests.unit.engine.families.rewritten import REWRITTEN
 
 HEAD = """\
 # Models
@@ -128,6 +129,9 @@ def _row(architecture: str) -> str:
     module = getmodule(FAMILIES[architecture])
     assert module is not None
     what = (FAMILIES[architecture].__doc__ or module.__doc__ or "").split("\n", 1)[0]
+    if architecture in REWRITTEN:
+        other, _ = REWRITTEN[architecture]
+        return f"| {_tier(architecture)} | `{architecture}` | {what} | those of `{other.architecture()}`, by other names |\n"
     checked = (", ".join(found) or "none beside the plain ones") if cases else "not checked by itself"
     return f"| {_tier(architecture)} | `{architecture}` | {what} | {checked} |\n"
 

@@ -134,6 +134,7 @@ OF_FAMILIES = {
     "nemotron_h, a state in the last mixer": OF_NEMOTRON_H,
     "jamba": OF_JAMBA,
     "jamba, without experts": {*OF_JAMBA, "num_experts_per_tok", "expert_layer_period"},
+    "phi4_multimodal": {"original_max_position_embeddings", "vision_config", "audio_config"},
     "phi3": {"original_max_position_embeddings"},
     "qwen2": {"sliding_window"},
     "qwen3": {"sliding_window"},

@@ -82,6 +82,16 @@ CASES: tuple[Case, ...] = (
         is_long=True,
     ),
     Case(
+        name="phi4_multimodal",
+        config="Phi4MultimodalConfig",
+        fields={
+            "vision_config": TOWER | {"crop_size": 28, "feature_layer": -1},
+            "audio_config": {"hidden_size": 16, "intermediate_size": 16, "num_blocks": 1, "num_attention_heads": 2}
+            | {"ext_pw_out_channel": 16, "nemo_conv_channels": 16},
+        },
+        is_long=True,
+    ),
+    Case(
         name="qwen2_5_omni",
         config="Qwen2_5OmniTextConfig",
         fields={"rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [2, 3, 3]}},
