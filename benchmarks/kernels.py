@@ -78,8 +78,10 @@ def _cases(device: torch.device) -> Iterator[Case]:
     for kept in (None, *KINDS):
         yield _latent_case(device, 64, 1088, kept)
         yield _latent_case(device, 32, 8256, kept)
-    yield from _chosen_cases(device, 1, 32768)
-    yield from _chosen_cases(device, 32, 8256)
+    for count, context in ((1, 32768), (1, 131072), (32, 8256)):
+        yield from _chosen_cases(device, count, context)
+    yield _choosing_case(device, 8192, 8192)
+    yield _choosing_case(device, 2048, 131072)
     yield _prefill_case(device, 2048, 2048)
     yield _prefill_case(device, 8192, 8192)
     yield _prefill_case(device, 2048, 4096)
@@ -268,6 +270,39 @@ def _chosen_cases(device: torch.device, count: int, context: int) -> Iterator[Ca
     )
 
 
+def _choosing_case(device: torch.device, new: int, context: int) -> Case:
+    """Make a case of DeepSeek-V3.2's choice of positions for `new` tokens at the end of a prompt."""
+    table = torch.randperm(context // BLOCK, device=device).int()[None]
+    positions = torch.arange(context - new, context, dtype=torch.int32, device=device)
+    keys = _random(context // BLOCK, 1, BLOCK, 1, INDEX_DIM, device=device)
+    q, weights = _random(new, INDEX_HEADS, INDEX_DIM, device=device), torch.rand(new, INDEX_HEADS, device=device)
+    tiles = attention.deal_out_tiles(np.array([new]), np.array([context]), np.zeros(1, dtype=np.int64), rows=128)
+    prompts = attention.PrefillPlan(_batch_of(table, new, context), torch.from_numpy(tiles).to(device), 128, 0, None)
+    plan = attention.AttentionPlan(0, None, {}, table, prompts)
+    first = max(0, CHOSEN - context + new)
+    compared = torch.linspace(first, new - 1, COMPARED_ROWS // 3).long().to(device)
+
+    def scores() -> torch.Tensor:
+        known = keys[table[0].long()].flatten(0, -2).double()
+        rows = [weights[row].double() @ (q[row].double() @ known.T).clamp(min=0) for row in compared]
+        return torch.stack(rows).masked_fill(torch.arange(context, device=device) > positions[compared, None], -1.0)
+
+    return Case(
+        f"chosen_positions_{new}_of_{context}",
+        lambda: chosen_positions(q, weights, positions, keys, plan, CHOSEN, context),
+        lambda: scores().topk(CHOSEN).values.sort().values,
+        lambda out: scores().gather(1, out[compared].long()).sort().values,
+        2.0 * context * INDEX_DIM,
+        2.0 * (new - first) * (context - (new - first - 1) / 2) * INDEX_HEADS * INDEX_DIM,
+    )
+
+
+def _batch_of(table: torch.Tensor, new: int, context: int) -> attention.AttentionBatch:
+    """Of one prompt with `new` tokens at the end of its context."""
+    starts, contexts = (torch.tensor(each, dtype=torch.int32, device=table.device) for each in ([0, new], [context]))
+    return attention.AttentionBatch(starts, contexts, table, new, context)
+
+
 def _prefill_case(device: torch.device, new: int, context: int) -> Case:
     """Make a case of `new` tokens at the end of a context.
 
@@ -279,13 +314,7 @@ def _prefill_case(device: torch.device, new: int, context: int) -> Case:
     q = _random(new, HEADS, HEAD_DIM, device=device)
     kv = pool[table[0].long()].transpose(0, 1).reshape(2, context, KV_HEADS * HEAD_DIM)
     qkv = torch.cat((q.flatten(1), *kv[:, context - new :]), dim=-1)
-    batch = attention.AttentionBatch(
-        query_start=torch.tensor([0, new], dtype=torch.int32, device=device),
-        context_len=torch.tensor([context], dtype=torch.int32, device=device),
-        block_table=table,
-        max_query_len=new,
-        max_context_len=context,
-    )
+    batch = _batch_of(table, new, context)
     cut = attention.tiling(device, q.dtype, attention.HeadShape(HEADS, KV_HEADS, HEAD_DIM), is_plain=True)
     rows, start = cut.rows(new, behind=new < context), np.zeros(1, dtype=np.int64)
     tiles = cut.deal_out(np.array([new]), np.array([context]), start, rows=rows)

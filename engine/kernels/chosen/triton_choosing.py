@@ -11,12 +11,15 @@ import triton
 import triton.language as tl
 
 from engine.kernels.attention import AttentionPlan
+from engine.kernels.device import describe
 from engine.kernels.latent import ROOM_ON_GPUS
 from engine.kernels.latent.triton_write import pair, turn
 from engine.kernels.launch import Kernel
 
-STEP = 64  # positions that are scored at once
+STEP, PROMPT_STEP = 64, 128  # positions that are scored at once
 BLOCK = 1024  # scores that are looked at at once
+# Programs that score a prompt: more than are computed at once, so that the last ones to end are few.
+PROGRAMS_A_PROCESSOR = 32
 
 
 def write_keys(
@@ -57,15 +60,26 @@ def chosen_positions(
         _choose(q[rows], weights[rows], positions[rows], keys, plan.items[0].items, plan.tables, 0, chosen[rows], width)
     if decoding < len(q):
         rows, nothing = slice(decoding, None), plan.tables.new_empty((0, 8))
-        tiles, tables, width = nothing, plan.tables, 0
+        tiles, tables, width, tile_rows = nothing, plan.tables, 0, 1
         if plan.prefill is not None:
             tiles, tables = plan.prefill.tiles, plan.prefill.batch.block_table
-            width = plan.prefill.batch.max_context_len
+            width, tile_rows = plan.prefill.batch.max_context_len, plan.prefill.rows
         _choose(
             q[rows], weights[rows], positions[rows], keys, tiles, tables, tables.stride(0), chosen[rows], width,
-            is_decoding=False,
+            tile_rows=tile_rows,
         )  # fmt: skip
     return chosen
+
+
+def programs_of(rows: int, sequences: int, tile_rows: int, width: int, most: int, processors: int) -> int:
+    """How many programs score the last `rows` of prompts whose longest context has `width` positions. Any number would do.
+
+    Of a sequence only the rows behind `most` positions have scores. No more tiles than these fill do, and of each sequence one
+    sees the longest context, one that without its rows, and so on.
+    """
+    tiles = triton.cdiv(min(rows, sequences * (width - most)), tile_rows) + sequences - 1
+    pieces = (triton.cdiv(width - index // sequences * tile_rows, PROMPT_STEP) for index in range(tiles))
+    return max(1, min(sum(pieces), PROGRAMS_A_PROCESSOR * processors))
 
 
 def _choose(
@@ -79,23 +93,33 @@ def _choose(
     chosen: torch.Tensor,
     width: int,
     *,
-    is_decoding: bool = True,
+    tile_rows: int = 0,
 ) -> None:
-    """Fill `chosen`; `width`: positions of the longest context. Rows that no item has see no more than K positions."""
+    """Fill `chosen`; `width`: positions of the longest context. Rows that no item has see no more than K positions.
+
+    `tile_rows`: queries of a tile; 0: the items are those of sequences that decode.
+    """
     (num_rows, num_heads, dim), most = q.shape, chosen.shape[1]
     has_scores = width > most and len(items) > 0
     step = max(1, min(num_rows, ROOM_ON_GPUS // (4 * width))) if has_scores else num_rows
+    if 0 < tile_rows < step:  # whole tiles, whose keys are read once
+        step -= step % tile_rows
     scores = torch.empty((step if has_scores else 0, width), dtype=torch.float32, device=q.device)
-    pieces = 1 if is_decoding else triton.cdiv(width, STEP)
+    processors, sequences = describe(q.device).processors, len(tables)
     for first in range(0, num_rows, step):
         count = min(step, num_rows - first)
         if has_scores:
+            programs = len(items)
+            if tile_rows:
+                behind = num_rows - first - count if sequences == 1 else 0
+                programs = programs_of(count, sequences, tile_rows, width - behind, most, processors)
             _SCORE.launch(
-                (len(items) * pieces,), None,
-                q, weights, positions, keys, items, tables, scores, first, count, most, pieces, table_row, width,
+                (programs,), None,
+                q, weights, positions, keys, items, tables, scores, len(items), first, count, most, table_row, width,
                 q.stride(0), keys.stride(0), keys.stride(2),
                 H=num_heads, H_PADDED=max(16, triton.next_power_of_2(num_heads)), D=dim,
-                D_PADDED=max(16, triton.next_power_of_2(dim)), B=keys.shape[2], STEP=STEP, DECODE=is_decoding,
+                D_PADDED=max(16, triton.next_power_of_2(dim)), B=keys.shape[2],
+                STEP=PROMPT_STEP if tile_rows else STEP, DECODE=not tile_rows,
                 num_warps=4, num_stages=2,
             )  # fmt: skip
         _HIGHEST.launch(
@@ -139,20 +163,19 @@ def _normed(source, norm_D, bias_D, d, inside, mean, scale):
     return ((x.to(tl.float32) - mean) * scale * weight + bias).to(x.dtype).to(tl.float32)
 
 
-@triton.jit(do_not_specialize=["first", "count", "most", "pieces", "table_row", "width"])
+@triton.jit(do_not_specialize=["num_items", "first", "count", "most", "table_row", "width"])
 def _score(
-    q_THD, weights_TH, positions_T, keys, items_I8, tables, scores_TS, first, count, most, pieces, table_row, width,
+    q_THD, weights_TH, positions_T, keys, items_I8, tables, scores_TS, num_items, first, count, most, table_row, width,
     q_token, keys_block, keys_slot,
     H: tl.constexpr, H_PADDED: tl.constexpr, D: tl.constexpr, D_PADDED: tl.constexpr, B: tl.constexpr,
     STEP: tl.constexpr, DECODE: tl.constexpr,
 ):  # fmt: skip
-    """Write the scores of rows [first, first + count): of a decoding one's item, or of a tile's with STEP positions."""
-    index = tl.program_id(0)
-    item = items_I8 + index // pieces * 8
+    """Write the scores of rows [first, first + count): of a decoding one's item, or in turn of pieces of the tiles' contexts."""
     head, d = tl.arange(0, H_PADDED), tl.arange(0, D_PADDED)
     q_at = head[:, None] * D + d[None, :]
     there = (head < H)[:, None] & (d < D)[None, :]
     if DECODE:
+        item = items_I8 + tl.program_id(0) * 8
         row = tl.load(item)
         if (row < first) | (row >= first + count):
             return
@@ -165,22 +188,26 @@ def _score(
             known = _keys_of(keys, tables + tl.load(item + 4), at, end, d, keys_block, keys_slot, D, B, STEP)
             _store_scores(q, weights, known, scores_TS + (row - first).to(tl.int64) * width, at, end, STEP)
     else:
-        at, first_row, first_position = index % pieces * STEP, tl.load(item), tl.load(item + 2)
-        num_rows = tl.load(item + 1)
-        # Of the tile's queries: those in the range, that see more than they attend to, and something of these positions.
-        begin = tl.maximum(tl.maximum(most, at) - first_position, tl.maximum(first - first_row, 0))
-        stop = tl.minimum(num_rows, first + count - first_row)
-        end = first_position + num_rows
-        if begin >= stop:
-            return
-        table = tables + tl.load(item + 4).to(tl.int64) * table_row
-        known = _keys_of(keys, table, at, end, d, keys_block, keys_slot, D, B, STEP)
-        for query in tl.range(begin, stop, num_stages=2):
-            row = first_row + query
-            q = tl.load(q_THD + row.to(tl.int64) * q_token + q_at, mask=there, other=0.0)
-            weights = tl.load(weights_TH + row * H + head, mask=head < H, other=0.0)
-            seen = first_position + query + 1
-            _store_scores(q, weights, known, scores_TS + (row - first).to(tl.int64) * width, at, seen, STEP)
+        programs, turn = tl.num_programs(0), tl.program_id(0)  # the first of this tile's pieces that is this program's
+        for index in range(num_items):
+            item = items_I8 + index * 8
+            first_row, num_rows, first_position = tl.load(item), tl.load(item + 1), tl.load(item + 2)
+            # Of the tile's queries: those in the range that see more than they attend to.
+            begin = tl.maximum(most - first_position, tl.maximum(first - first_row, 0))
+            stop = tl.minimum(num_rows, first + count - first_row)
+            end = first_position + stop
+            pieces = tl.where(begin < stop, tl.cdiv(end, STEP), 0)
+            table = tables + tl.load(item + 4).to(tl.int64) * table_row
+            for piece in range(turn, pieces, programs):
+                at = piece * STEP
+                known = _keys_of(keys, table, at, end, d, keys_block, keys_slot, D, B, STEP)
+                for query in tl.range(tl.maximum(begin, at - first_position), stop, num_stages=2):
+                    row = first_row + query
+                    q = tl.load(q_THD + row.to(tl.int64) * q_token + q_at, mask=there, other=0.0)
+                    weights = tl.load(weights_TH + row * H + head, mask=head < H, other=0.0)
+                    seen = first_position + query + 1
+                    _store_scores(q, weights, known, scores_TS + (row - first).to(tl.int64) * width, at, seen, STEP)
+            turn += tl.cdiv(tl.maximum(pieces - turn, 0), programs) * programs - pieces
 
 
 @triton.jit
@@ -196,9 +223,10 @@ def _keys_of(
 
 @triton.jit
 def _store_scores(q, weights, known, scores, at, end, STEP: tl.constexpr):
-    products = tl.maximum(tl.dot(q, tl.trans(known), input_precision="ieee"), 0.0)
+    """Positions are the product's rows: a few threads then add up a row's heads."""
+    products = tl.maximum(tl.dot(known, tl.trans(q), input_precision="ieee"), 0.0)
     n = at + tl.arange(0, STEP)
-    tl.store(scores + n, tl.sum(products * weights[:, None], axis=0), mask=n < end)
+    tl.store(scores + n, tl.sum(products * weights[None, :], axis=1), mask=n < end)
 
 
 @triton.jit(do_not_specialize=["first", "width"])

@@ -32,6 +32,7 @@ SHAPES = {  # of each function that makes cases: its own arguments here
     "_decode_case": (2, 48),
     "_latent_case": (2, 48),
     "_chosen_cases": (2, 48),
+    "_choosing_case": (128, 128),
     "_prefill_case": (128, 128),
 }
 

@@ -34,10 +34,11 @@ def positions_of(batch: AttentionBatch) -> torch.Tensor:
 
 
 def with_room(plan: AttentionPlan) -> AttentionPlan:
-    """The same in a captured graph with a place more, where nothing is."""
+    """The same in a captured graph with a place more, where nothing is; before the items another one is."""
     assert plan.num_decode
     nothing = torch.zeros((1, 2), dtype=torch.int32, device=plan.tables.device)
     items = plan.items[0]
+    items = replace(items, items=torch.cat((items.items[:1], items.items))[1:])
     return replace(
         plan,
         num_decode=plan.num_decode + 1,
@@ -54,6 +55,12 @@ def check_choosing(device: str, large: bool) -> None:
     _check_choosing([(1, 1), (1, 1500)], 2, 16, 1100, torch.float16, device)
     with mock.patch("engine.kernels.chosen.triton_choosing.ROOM_ON_GPUS", 3_000):  # some rows at a time
         _check_choosing(PROMPTS, 4, 16, 8, torch.float16, device)
+    for programs in (1, 3):  # each scores several pieces
+        with (
+            mock.patch("engine.kernels.chosen.triton_choosing.programs_of", lambda *given, count=programs: count),
+            mock.patch("engine.kernels.chosen.triton_choosing.PROMPT_STEP", 16),
+        ):
+            _check_choosing(PROMPTS, 4, 16, 8, torch.float16, device)
     if large:
         for heads in (32, 64):
             for lengths in ([(1, 1 + 997 * index) for index in range(40)], [(200, 9000), (1, 1), (700, 3000)]):
@@ -143,6 +150,7 @@ def _check_attending(
         more = [torch.cat((each, torch.zeros_like(each[:1]))) for each in (q, lists)]
         found = chosen.chosen_attention(more[0], kept, with_room(plan), more[1], rank=rank, scale=scale)
         close(found[:-1], expected, dtype)
+        assert bool(found[-1].isnan().all()), "a place without a sequence was computed"
 
 
 def check_writing(device: str, large: bool) -> None:
