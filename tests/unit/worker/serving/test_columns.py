@@ -235,9 +235,10 @@ def test_whatever_is_interleaved_no_column_is_lost_and_none_is_missed(seed: int)
                     *rng.choice(stems)[: rng.randint(0, 40)],
                     *[rng.randrange(9) for _ in range(rng.randint(1, 9))],
                 ]
-                sequence = new_sequence("a", prompt, max_tokens=99)
+                sequence = new_sequence("a", prompt[: longest_sequence(pool)], max_tokens=99)
+                num_tokens, ahead = len(sequence.token_ids), rng.randint(1, 30)
                 try:
-                    admit(pool, sequence, num_tokens=len(prompt), ahead=rng.randint(1, 30), spare=rng.randint(0, 3))
+                    admit(pool, sequence, num_tokens=num_tokens, ahead=ahead, spare=rng.randint(0, 3))
                 except OutOfBlocksError:
                     continue
                 running.append(sequence)
