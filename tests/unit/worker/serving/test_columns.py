@@ -175,6 +175,35 @@ def test_a_sequence_that_gave_way_is_found_again_up_to_its_last_full_block() -> 
         compute(pool, sequence, sequence.num_unscheduled)
 
 
+def test_who_computes_again_what_was_evicted_shares_it_again() -> None:
+    pool = new_pool(100)
+    sequence = admitted(pool, list(range(30)))
+    compute(pool, sequence, 30)
+    HeldBlocks(pool).give_back(sequence)
+    pool.release(pool.allocate(pool.num_free))
+    admit(pool, sequence, num_tokens=len(sequence.token_ids))
+    assert sequence.num_cached == 0
+    compute(pool, sequence, 30)
+    HeldBlocks(pool).give_back(sequence)
+    assert admitted(pool, list(range(30))).num_cached == 28
+
+
+@pytest.mark.parametrize("num_blocks", range(14, 46))
+def test_whatever_is_found_a_prompt_that_fits_alone_is_admitted_alone(num_blocks: int) -> None:
+    """Else it would wait for blocks that nobody holds."""
+    pool = new_pool(num_blocks)
+    longest = longest_sequence(pool)
+    for known in range(BLOCK, longest, BLOCK):
+        first = admitted(pool, list(range(known + 1)), ahead=9)
+        while first.num_computed <= known:
+            compute(pool, first, cover(pool, first, first.num_unscheduled))
+        HeldBlocks(pool).give_back(first)
+        for num_tokens in range(known + 1, longest + 1, 3):
+            second = admitted(pool, list(range(num_tokens)), ahead=9)
+            HeldBlocks(pool).give_back(second)
+        pool.release(pool.allocate(pool.num_free))
+
+
 def test_what_proved_wrong_is_found_by_nobody_also_columns_that_went() -> None:
     pool = new_pool(100)
     sequence = admitted(pool, list(range(40)))
