@@ -17,6 +17,8 @@ from engine.model.names import AS_OURS, StoredNames
 from engine.model.scaling import QueryGrowth, RopeSpec
 from engine.model.states import ChannelDeltaSpec, DeltaSpec, Kept, MambaSpec, SelectiveSpec, ShortConvolutionSpec
 
+NormKind = Literal["rms", "rms_plus_one", "layer", "layer_plus_one"]  # x * weight, x * (1 + weight), LayerNorm
+
 
 class UnsupportedModelError(ValueError):
     """The checkpoint's config.json asks for something that the engine doesn't compute."""
@@ -181,6 +183,7 @@ class BranchSpec:
 
     before: str = ""  # "": it reads the stream itself
     after: str = ""  # norm of what it adds
+    after_eps: float = 0.0  # its epsilon; 0: the model's
     multiplier: float = 1.0  # multiplies what it adds
     shares: bool = False  # it reads what the half before has read
     scalar: str = ""  # tensor [1] that the whole stream is multiplied by, after it
@@ -230,10 +233,12 @@ class ModelSpec:
     max_position_embeddings: int
     norm_eps: float
     has_tied_head: bool  # the head uses the embedding's table
-    norm: Literal["rms", "rms_plus_one", "layer", "layer_plus_one"] = "rms"  # x * weight, x * (1 + weight), LayerNorm
+    norm: NormKind = "rms"
+    end_norm: NormKind | None = None  # the last one's; None: as the others
     norm_weight: bool = True  # else it is 1 everywhere, and the checkpoint has none
     norm_bias: bool = False
     embedding_norm: str = ""  # norm of the embeddings, by its tensor
+    norms_embedding: bool = False  # by a norm without a weight
     final_norm: str = "model.norm"
     embedding_multiplier: float = 1.0
     logits_multiplier: float = 1.0

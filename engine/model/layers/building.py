@@ -106,10 +106,17 @@ def declare_branch(
 ) -> Branch:
     """Declare the norms around one half of a layer; `is_read_again`: the other half shares what it reads."""
 
-    def norm(name: str) -> Norm | None:
-        return declare_norm(model, weights, under + name, model.hidden_size) if name else None
+    def norm(name: str, eps: float = 0.0) -> Norm | None:
+        own = replace(model, norm_eps=eps) if eps else model
+        return declare_norm(own, weights, under + name, model.hidden_size) if name else None
 
     scalar: torch.Tensor | float | None = None if spec.scale == 1.0 else spec.scale
     if spec.scalar:
         scalar = weights.new(whole(spec.scalar, 1), under=under)
-    return Branch(spec, before=norm(spec.before), after=norm(spec.after), scalar=scalar, is_read_again=is_read_again)
+    return Branch(
+        spec,
+        before=norm(spec.before),
+        after=norm(spec.after, spec.after_eps),
+        scalar=scalar,
+        is_read_again=is_read_again,
+    )

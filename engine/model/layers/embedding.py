@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from engine.model.formats.product import Linear, LinearSpec
@@ -25,6 +27,8 @@ class Embedding:
         if spec.placeholders:
             self._placeholders = Placeholders(spec.placeholders, spec.hidden_size, weights)
         self._norm = declare_norm(spec, weights, spec.embedding_norm, spec.hidden_size) if spec.embedding_norm else None
+        if spec.norms_embedding:
+            self._norm = declare_norm(replace(spec, norm="rms", norm_weight=False), weights, "", spec.hidden_size)
         self._multiplier: torch.Tensor | None = None
         if spec.embedding_multiplier != 1.0:  # rounded, as in the checkpoint's own code
             self._multiplier = torch.tensor(spec.embedding_multiplier, dtype=weights.dtype, device=weights.device)
@@ -40,7 +44,8 @@ class Head:
     """The last norm, and the product with one output a token."""
 
     def __init__(self, spec: ModelSpec, weights: Weights, embedding: Embedding) -> None:
-        self._norm = declare_norm(spec, weights, spec.final_norm, spec.hidden_size)
+        kind = spec.end_norm or spec.norm
+        self._norm = declare_norm(replace(spec, norm=kind), weights, spec.final_norm, spec.hidden_size)
         self._multiplier, self._softcap = spec.logits_multiplier, spec.logits_softcap
         if spec.has_tied_head:
             weights.unused.add(f"{HEAD}.weight")  # some checkpoints have the table twice

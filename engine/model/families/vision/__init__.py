@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from engine.model.families.fields import Fields
-from engine.model.families.vision import glm, kimi, phi, qwen, wrapped
+from engine.model.families.vision import glm, kimi, muse, phi, qwen, wrapped
 from engine.model.spec import ModelSpec
 
 _Family = Callable[[Fields], ModelSpec]
@@ -17,6 +17,8 @@ DENSE: dict[str, _Family] = {
     "Qwen2_5OmniModel": qwen.read_omni_2,
     "Qwen2_5OmniThinkerForConditionalGeneration": qwen.read_omni_2,
     "Qwen3VLForConditionalGeneration": qwen.read_3,
+    "MuseGlimmerForCausalLM": muse.read,
+    "MuseGlimmerForConditionalGeneration": muse.read,
     "Phi3VForCausalLM": phi.read_3_vision,
     "Phi4MMForCausalLM": phi.read_4,
     "Phi4MultimodalForCausalLM": phi.read_4,

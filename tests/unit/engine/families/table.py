@@ -60,6 +60,9 @@ not run on a GPU yet: they were checked in the interpreter, and compiled.
 LongCat-Flash counts as twice its `num_layers`: each is two layers with latents. Experts that do nothing take no part in the
 experts' products. This has not run on a GPU either.
 
+Not served yet, by use: DeepSeek-V4, MiniMax-M3 and Step 3.5 and 3.7; ERNIE 4.5 VL; Llama 3.2 Vision; MiniMax-01; Zamba2 and
+FalconMamba; DBRX. Not planned: models whose prompts are images (OCR), see both ways (PaliGemma), or make no text; diffusion.
+Of others whose code is not in transformers (InternLM 2, ChatGLM, Baichuan, Molmo, DeciLM) none.
 `--model-impl transformers` takes OPT, GPT-NeoX, GPT-BigCode and BitNet;
 it refuses GPT-2, GPT-J, BLOOM, Falcon and MPT.
 
@@ -76,6 +79,9 @@ NAMES = {
     "gates_heads": "gates of heads",
     "clip": "queries, keys, values cut off",
     "embedding_norm": "norm of embeddings",
+    "norms_embedding": "norm of embeddings",
+    "end_norm": "another kind of last norm",
+    "after_eps": "another epsilon behind halves",
     "latent_scale": "scale of latents",
     "ends_shortcut": "experts across layers",
     "qkv_bias": "biases of queries, keys, values",

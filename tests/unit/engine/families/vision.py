@@ -82,6 +82,23 @@ CASES: tuple[Case, ...] = (
         is_long=True,
     ),
     Case(
+        name="muse_glimmer",
+        config="MuseGlimmerTextConfig",
+        fields={
+            "num_hidden_layers": 3,
+            "head_dim": 16,
+            "sliding_window": 20,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "layer_rope_theta": [10_000.0, 0, 10_000.0],
+            "final_logit_softcapping": 3.0,
+            "output_multiplier": 0.4,
+            "qk_scale_factor": 1.5,
+            "post_norm_eps": 0.1,
+        },
+        text_in="MuseGlimmerConfig",
+        outer={"vision_config": TOWER | {"layer_types": ["full_attention"]}, "out_hidden_size": 64},
+    ),
+    Case(
         name="phi4_multimodal",
         config="Phi4MultimodalConfig",
         fields={
