@@ -48,9 +48,9 @@ def widened(kept, dtype: tl.constexpr, CODES: tl.constexpr):
     """What was loaded, as numbers of `dtype` without their factor: exact, as codes have at most 8 significant bits."""
     if CODES == NUMBERS:
         return kept
+    elif CODES == FP8 and dtype == tl.float32:
+        return kept.to(tl.float8e4nv, bitcast=True).to(dtype)
     elif CODES == FP8:
-        if dtype == tl.float32:
-            return kept.to(tl.float8e4nv, bitcast=True).to(dtype)
         return e4m3_numbers(kept, True, dtype)
     elif CODES == FP8_BY_BITS:
         wide = kept.to(tl.int32)
