@@ -72,7 +72,7 @@ def write_gguf(
             else "F32"
         )
         stored = gguf.GGMLQuantizationType[wanted if tensor.shape[-1] % 32 == 0 else "F32"]
-        data = _blocks(tensor.float().numpy(), stored)
+        data = blocks_of(tensor.float().numpy(), stored)
         writer.add_tensor(name, data, raw_dtype=stored)
         if rounded and theirs:
             plain = torch.from_numpy(gguf.dequantize(data, stored)).view(tensor.shape)
@@ -109,6 +109,23 @@ def changed(file: Path, target: Path, **entries: Any) -> Path:
             writer.add_key_value(name, value, kind, _inner(reader, name))
     for tensor in reader.tensors:
         writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return target
+
+
+def as_floats(file: Path, target: Path) -> Path:
+    """The same file with the numbers that its blocks stand for."""
+    reader = gguf.GGUFReader(file)
+    writer = gguf.GGUFWriter(target, "")
+    writer.kv_data[0].clear()
+    for name, field in reader.fields.items():
+        if not name.startswith("GGUF."):
+            writer.add_key_value(name, field.contents(), field.types[0], _inner(reader, name))
+    for tensor in reader.tensors:
+        writer.add_tensor(tensor.name, gguf.dequantize(tensor.data, tensor.tensor_type).astype(np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -296,7 +313,7 @@ def _as_ours(name: str, tensor: torch.Tensor, config: Mapping[str, Any], archite
     return {name: tensor}
 
 
-def _blocks(array: np.ndarray[Any, Any], kind: gguf.GGMLQuantizationType) -> np.ndarray[Any, Any]:
+def blocks_of(array: np.ndarray[Any, Any], kind: gguf.GGMLQuantizationType) -> np.ndarray[Any, Any]:
     try:
         return gguf.quantize(array, kind)
     except NotImplementedError:
@@ -311,6 +328,7 @@ _FACTORS = {
     "Q5_K": ((0, 1 / 290), (2, 1 / 18.7)),
     "Q6_K": ((208, 1 / 1330),),
     "IQ4_XS": ((0, 1 / 1200),),
+    "IQ4_NL": ((0, 1 / 72),),
 }
 
 

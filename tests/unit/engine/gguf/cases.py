@@ -80,4 +80,35 @@ OWN: tuple[Case, ...] = (
         | {"layers_block_type": ["mamba", "moe", "attention", "mlp", "mamba"], "moe_latent_size": 24},
     ),
 )
-CASES = {case.name: case for case in (*dense.CASES, *experts.CASES, *hybrids.CASES, *vision.CASES, *OWN)}
+# Rows of whole K blocks.
+_WIDE = {"hidden_size": 256, "intermediate_size": 256, "moe_intermediate_size": 256}
+_STATE = next(case.fields for case in hybrids.CASES if case.name == "qwen3_5_moe")
+WIDE: tuple[Case, ...] = (
+    Case(
+        name="qwen3_5_moe, wide",
+        config="Qwen3_5MoeTextConfig",
+        fields={
+            **_STATE,
+            **_WIDE,
+            "head_dim": 64,
+            "shared_expert_intermediate_size": 256,
+            "linear_num_value_heads": 8,
+            "linear_value_head_dim": 32,
+        },
+    ),
+    Case(
+        name="deepseek_v3, wide",
+        config="DeepseekV3Config",
+        fields={
+            **OF_V3,
+            **_WIDE,
+            "kv_lora_rank": 256,
+            "q_lora_rank": 256,
+            "qk_nope_head_dim": 64,
+            "qk_rope_head_dim": 32,
+            "v_head_dim": 64,
+            "rope_parameters": {**OF_V3["rope_parameters"], "mscale": 0.7, "mscale_all_dim": 0.7},
+        },
+    ),
+)
+CASES = {case.name: case for case in (*dense.CASES, *experts.CASES, *hybrids.CASES, *vision.CASES, *OWN, *WIDE)}

@@ -18,6 +18,12 @@ import gguf
 import torch
 from safetensors.torch import load_file
 
+from engine.config import EngineConfig
+from engine.engine import Engine
+from tests.gguf_files import blocks_of
+from tests.unit.engine.families.exact import prompt_of
+from tests.unit.engine.generate import Generator, new_sequence
+
 _LINES = Path(__file__).with_name("converted.jsonl")
 _PAIRED = ("llama", "granite", "granitemoe", "granitehybrid", "nemotron_h", "nemotron_h_moe", "arcee", "mistral3")
 _DELTA = ("qwen3next", "qwen35", "qwen35moe")
@@ -32,7 +38,17 @@ _NAMES = {
     "mixer.fc1_latent_proj": "ffn_latent_down",
     "mixer.fc2_latent_proj": "ffn_latent_up",
 }
+_BLOCK = {kind.name: elements for kind, (elements, _) in gguf.GGML_QUANT_SIZES.items()}
 Tensors = dict[str, torch.Tensor]
+
+
+def answer(model: Path) -> tuple[list[int], list[float]]:
+    """Eight tokens, and the logprobs of the likeliest twenty of each."""
+    engine = Engine(EngineConfig(model=model, num_blocks=64, dtype="float32"))
+    generator = Generator(engine, chunk_size=23)
+    (tokens,) = generator.run([new_sequence("one", prompt_of(40), max_tokens=8, logprobs=20)])
+    found = [sampled.logprobs for sampled in generator.results["one"] if sampled is not None]
+    return tokens, [value for each in found if each is not None for value in each.top_logprobs]
 
 
 @cache
@@ -42,11 +58,15 @@ def recorded() -> dict[str, dict[str, Any]]:
     return {line["case"]: line for line in lines}
 
 
-def write_converted(folder: Path, file: Path, case: str, *, kind: str = "F32") -> Path:
-    """Write the folder's weights as the converter did, matrices as `kind`.
+def write_converted(
+    folder: Path, file: Path, case: str, *, kind: str | Mapping[str, str] = "F32", narrow: str = "F32"
+) -> Path:
+    """Write the folder's weights as the converter did, matrices as `kind`, or `narrow` where a row is no whole blocks of it.
 
+    `kind` may be one for each part of a tensor's name, the last that fits.
     Raises AssertionError where names differ from the recorded ones.
     """
+    kinds = {"": kind} if isinstance(kind, str) else kind
     line = recorded()[case]
     writer = gguf.GGUFWriter(file, line["architecture"])
     for name, value in line["metadata"].items():
@@ -55,9 +75,11 @@ def write_converted(folder: Path, file: Path, case: str, *, kind: str = "F32") -
     shapes: Mapping[str, list[int]] = line["tensors"]
     assert tensors.keys() == shapes.keys(), sorted(tensors.keys() ^ shapes.keys())
     for name, shape in shapes.items():
-        stored = gguf.GGMLQuantizationType[kind if len(shape) > 1 and shape[-1] % 32 == 0 else "F32"]
+        wanted = [kinds[part] for part in kinds if part in name][-1] if len(shape) > 1 else "F32"
+        fitting = (each for each in (wanted, narrow) if shape[-1] % _BLOCK.get(each, 1) == 0)
+        stored = gguf.GGMLQuantizationType[next(fitting, "F32")]
         array = tensors[name].float().contiguous().view(shape).numpy()
-        writer.add_tensor(name, gguf.quantize(array, stored), raw_dtype=stored)
+        writer.add_tensor(name, blocks_of(array, stored), raw_dtype=stored)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -6,24 +6,22 @@ from pathlib import Path
 
 import pytest
 
-from engine.config import EngineConfig
-from engine.engine import Engine
-from tests.unit.engine.families.exact import prompt_of
-from tests.unit.engine.generate import Generator, new_sequence
-from tests.unit.engine.gguf.cases import CASES
-from tests.unit.engine.gguf.converted import recorded, write_converted
+from common.model.gguf import read_header
+from engine.model.families.quantised.gguf import kept_as
+from tests.gguf_files import as_floats
+from tests.unit.engine.families.case import Case
+from tests.unit.engine.gguf.cases import CASES, WIDE
+from tests.unit.engine.gguf.converted import answer, recorded, write_converted
 
-PROMPT = prompt_of(40)
 TOLERANCE = 1e-4  # of a logprob
-
-
-def answer(model: Path) -> tuple[list[int], list[float]]:
-    """Eight tokens, and the logprobs of the likeliest twenty of each."""
-    engine = Engine(EngineConfig(model=model, num_blocks=64, dtype="float32"))
-    generator = Generator(engine, chunk_size=23)
-    (tokens,) = generator.run([new_sequence("one", PROMPT, max_tokens=8, logprobs=20)])
-    found = [sampled.logprobs for sampled in generator.results["one"] if sampled is not None]
-    return tokens, [value for each in found if each is not None for value in each.top_logprobs]
+ROUNDED = 0.1  # the same, with the scales of K-quants in 16 bits
+EACH = 20  # logprobs of a token
+# As llama-quantize mixes them: what is finer, and what rows of 64 get.
+MIXES = {
+    "Q4_K_M": ({"": "Q4_K", "ffn_down": "Q6_K", "attn_v": "Q5_K", "output.weight": "Q6_K"}, "Q5_0"),
+    "IQ4_XS": ({"": "IQ4_XS", "ffn_down": "Q5_K", "output.weight": "Q6_K"}, "IQ4_NL"),
+}
+PLAIN = {"ffn_gate_inp": "F32", "conv1d": "F32"}
 
 
 @pytest.mark.parametrize("name", recorded())
@@ -33,5 +31,26 @@ def test_it_answers_as_its_folder(name: str, tmp_path: Path) -> None:
     tokens, logprobs = answer(file)
     expected, theirs = answer(folder)
     assert tokens == expected
-    assert len(logprobs) == len(theirs) == 8 * 20
+    assert len(logprobs) == len(theirs) == 8 * EACH
     assert max(abs(one - other) for one, other in zip(logprobs, theirs, strict=True)) < TOLERANCE
+
+
+@pytest.mark.parametrize("mix", MIXES)
+@pytest.mark.parametrize("case", WIDE, ids=lambda case: case.name)
+def test_a_mix_of_kinds_answers_as_its_numbers(
+    case: Case, mix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kinds, narrow = MIXES[mix]
+    folder = case.build(tmp_path / "model")
+    file = write_converted(folder, tmp_path / "model.gguf", case.name, kind=kinds | PLAIN, narrow=narrow)
+    found = {tensor.kind for tensor in read_header(file).tensors.values()}
+    assert found >= {kinds[""], "Q6_K", "F32"}
+    assert (narrow in found) is ("kv_lora_rank" in case.fields)  # a head's part of a latent
+    expected = answer(as_floats(file, tmp_path / "floats.gguf"))
+    assert answer(file) == expected
+    monkeypatch.setattr(
+        "engine.model.families.kept_as", lambda file, device, dtype: kept_as(file, device="cuda", dtype=dtype)
+    )
+    (first, *_), logprobs = answer(file)
+    assert first == expected[0][0]
+    assert max(abs(one - other) for one, other in zip(logprobs[:EACH], expected[1][:EACH], strict=True)) < ROUNDED
