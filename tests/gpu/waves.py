@@ -15,7 +15,8 @@ from tests.unit.engine.families import hybrids
 from tests.unit.engine.generate import Generator, new_sequence
 
 # One checkpoint for each kind of state, by the family.
-WITH_STATES = {case.name: case for case in hybrids.CASES if case.name in ("qwen3_5", "granite4", "lfm2", "kimi_linear")}
+KINDS = ("qwen3_5", "granite4", "jamba, without experts", "lfm2", "kimi_linear")
+WITH_STATES = {case.name: case for case in hybrids.CASES if case.name in KINDS}
 # To all of its experts: where two are about as good, other rounding would choose another one.
 _OF_ALL = {"num_experts_per_tok": WITH_STATES["granite4"].fields["num_local_experts"]}
 WITH_STATES["granite4"] = replace(WITH_STATES["granite4"], fields=WITH_STATES["granite4"].fields | _OF_ALL)
