@@ -14,23 +14,26 @@ from engine.kernels.experts.triton_few import write_result
 from engine.kernels.launch import Kernel
 from engine.kernels.quantised.groups import Groups
 from engine.kernels.quantised.triton_codes import accumulate
-from engine.kernels.quantised.triton_groups import constants, dtypes, operands
+from engine.kernels.quantised.triton_groups import constants, dtypes, operands, stages_of
 
-OUTPUTS, STAGES, WARPS = 64, 4, 4
+OUTPUTS, WARPS = 64, 4
+# Bytes for the blocks in flight.
+ROOM = 72 << 10
 
 
 def write(product: Product) -> None:
     """Write each pair's activation, or its weighted result to its place."""
     matrices, x = product.matrices, product.x
     assert isinstance(matrices, Groups)
-    pdl = describe(x.device).has_tma
+    pdl, rows = describe(x.device).has_tma, max(16, product.tile)
+    stages = stages_of(matrices, ROOM, rows=rows, outputs=OUTPUTS * product.sides)
     fixed = (
-        product.outputs, matrices.inputs, product.chosen, max(16, product.tile), OUTPUTS, product.tile == 0,
-        *product.flags, pdl, STAGES, *constants(matrices).values(),
+        product.outputs, matrices.inputs, product.chosen, rows, OUTPUTS, product.tile == 0, *product.flags, pdl, stages,
+         *constants(matrices).values(),
     )  # fmt: skip
     _FEW_GROUPS.launch(
         (triton.cdiv(product.outputs, OUTPUTS), product.num_tiles), (*product.dtypes, *dtypes(matrices), *fixed),
-        x, *operands(matrices), *product.behind, *fixed, num_warps=WARPS, num_stages=STAGES, launch_pdl=pdl,
+        x, *operands(matrices), *product.behind, *fixed, num_warps=WARPS, num_stages=stages, launch_pdl=pdl,
     )  # fmt: skip
 
 
@@ -40,15 +43,15 @@ def _few_groups(
     N: tl.constexpr, K: tl.constexpr, CHOSEN: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, ALONE: tl.constexpr,
     FIRST: tl.constexpr, SIDES: tl.constexpr, HAS_BIAS: tl.constexpr, WEIGHTED: tl.constexpr, CLAMPED: tl.constexpr,
     GELU: tl.constexpr, PDL: tl.constexpr, STAGES: tl.constexpr,
-    G: tl.constexpr, GROUP: tl.constexpr, BITS: tl.constexpr, MIDDLE: tl.constexpr, HAS_ZEROS: tl.constexpr,
+    W: tl.constexpr, G: tl.constexpr, GROUP: tl.constexpr, BITS: tl.constexpr, MIDDLE: tl.constexpr, HAS_ZEROS: tl.constexpr,
     HAS_MINIMUMS: tl.constexpr, E2M1: tl.constexpr, LEVELS: tl.constexpr, PLAIN: tl.constexpr,
 ):  # fmt: skip
     """`x` is [T, K] for the first product, else [P, K]. The rows of a gate come before the N of up."""
-    COLUMNS: tl.constexpr = 512 // BITS
+    COLUMNS: tl.constexpr = W * 32 // BITS
     BLOCKS: tl.constexpr = (K + COLUMNS - 1) // COLUMNS
     tile = tl.program_id(1)
     n = tl.program_id(0) * BN + tl.arange(0, BN)
-    m, c = tl.arange(0, BM), tl.arange(0, 16)
+    m, c = tl.arange(0, BM), tl.arange(0, W)
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
@@ -61,12 +64,12 @@ def _few_groups(
         there = m < count
         pair = first + m if ALONE else tl.load(order_P + first + m, mask=there, other=0)
         known, before = tl.minimum(n, N - 1), expert.to(tl.int64) * (SIDES * N)
-        words_at = codes + (before + known)[:, None] * (BLOCKS * 16) + c[None, :]
+        words_at = codes + (before + known)[:, None] * (BLOCKS * W) + c[None, :]
         x_row = (pair // CHOSEN if FIRST else pair).to(tl.int64) * K
         acc, acc_up = accumulate(
-            words_at, tl.cast(N, tl.int64) * (BLOCKS * 16), scales + before * G + known,
+            words_at, tl.cast(N, tl.int64) * (BLOCKS * W), scales + before * G + known,
             lower + (0 if LEVELS else before * G + known), N, SIDES * N, x + x_row[:, None] + c[None, :], there, 0, BLOCKS,
-            K, BM, BN, G, GROUP, BITS, MIDDLE, HAS_ZEROS, HAS_MINIMUMS, E2M1, LEVELS, PLAIN, x.dtype.element_ty,
+            K, BM, BN, W, G, GROUP, BITS, MIDDLE, HAS_ZEROS, HAS_MINIMUMS, E2M1, LEVELS, PLAIN, x.dtype.element_ty,
             SIDES == 2, STAGES,
         )  # fmt: skip
         write_result(

@@ -16,12 +16,13 @@ from engine.kernels.quantised.fp8 import Fp8Matrix
 from engine.kernels.quantised.groups import Groups
 from engine.kernels.quantised.triton_bytes import weights_as
 from engine.kernels.quantised.triton_codes import accumulate
-from engine.kernels.quantised.triton_groups import constants, dtypes, operands
+from engine.kernels.quantised.triton_groups import constants, dtypes, operands, stages_of
 
 TILE = 128  # pairs
 # A program's weight rows; half of them are a gate's, half of up.
 ROWS, WARPS = 128, 8
-GROUP_STAGES = 3
+# Bytes for the groups' blocks in flight.
+ROOM = 200 << 10
 # A loop step's inputs: K is a multiple of them, see `formats.fp8`.
 FP8_STAGES, FP8_INPUTS = 4, 64
 
@@ -32,10 +33,11 @@ def write(product: Product) -> None:
     grid = (triton.cdiv(product.outputs, ROWS // product.sides), product.num_tiles)
     cut = (product.outputs, x.shape[1], product.chosen, product.tile, ROWS, *product.flags)
     if isinstance(matrices, Groups):
-        fixed = (*cut, GROUP_STAGES, *constants(matrices).values())
+        stages = stages_of(matrices, ROOM, rows=product.tile, outputs=ROWS)
+        fixed = (*cut, stages, *constants(matrices).values())
         _MANY_GROUPS.launch(
             grid, (*product.dtypes, *dtypes(matrices), *fixed), x, *operands(matrices), *product.behind, *fixed,
-            num_warps=WARPS, num_stages=GROUP_STAGES,
+            num_warps=WARPS, num_stages=stages,
         )  # fmt: skip
     else:
         assert isinstance(matrices, Fp8Matrix)
@@ -99,22 +101,22 @@ def _many_groups(
     N: tl.constexpr, K: tl.constexpr, CHOSEN: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, FIRST: tl.constexpr,
     SIDES: tl.constexpr,
     HAS_BIAS: tl.constexpr, WEIGHTED: tl.constexpr, CLAMPED: tl.constexpr, GELU: tl.constexpr, STAGES: tl.constexpr,
-    G: tl.constexpr, GROUP: tl.constexpr, BITS: tl.constexpr, MIDDLE: tl.constexpr, HAS_ZEROS: tl.constexpr,
+    W: tl.constexpr, G: tl.constexpr, GROUP: tl.constexpr, BITS: tl.constexpr, MIDDLE: tl.constexpr, HAS_ZEROS: tl.constexpr,
     HAS_MINIMUMS: tl.constexpr, E2M1: tl.constexpr, LEVELS: tl.constexpr, PLAIN: tl.constexpr,
 ):  # fmt: skip
     """`x` is [T, K] for the first product, else [P, K]. The rows of a gate come before the N of up."""
-    COLUMNS: tl.constexpr = 512 // BITS
+    COLUMNS: tl.constexpr = W * 32 // BITS
     BLOCKS: tl.constexpr = (K + COLUMNS - 1) // COLUMNS
     at = tiles_S4 + tl.program_id(1) * 4
     expert = tl.load(at)
     if expert >= 0:
         pair, there, x_row = _pairs(order_P, tl.load(at + 1), tl.load(at + 2), CHOSEN, BM, FIRST)
         row, before = _rows(expert, N, BN, SIDES), expert.to(tl.int64) * (SIDES * N)
-        c = tl.arange(0, 16)
+        c = tl.arange(0, W)
         acc, _ = accumulate(
-            codes + (before + row)[:, None] * (BLOCKS * 16) + c[None, :], 0,
+            codes + (before + row)[:, None] * (BLOCKS * W) + c[None, :], 0,
             scales + before * G + row, lower + (0 if LEVELS else before * G + row), N, SIDES * N,
-            x + x_row[:, None] * K + c[None, :], there, 0, BLOCKS, K, BM, BN, G, GROUP, BITS, MIDDLE,
+            x + x_row[:, None] * K + c[None, :], there, 0, BLOCKS, K, BM, BN, W, G, GROUP, BITS, MIDDLE,
             HAS_ZEROS, HAS_MINIMUMS, E2M1, LEVELS, PLAIN, x.dtype.element_ty, False, STAGES,
         )  # fmt: skip
         _write(

@@ -1,8 +1,8 @@
 """Products with weights of 4 or 8 bits in groups of inputs. T tokens, K inputs, N outputs, G groups of a row, P partial sums.
 
 One layout for every format that has a scale for each group. An int32 word holds one code of each of several planes, and a block
-is sixteen words of a row: 128 codes of 4 bits or 64 of 8. Column `16 * plane + word` of a block is in bits `plane * bits` of the
-word: a kernel takes a plane out of all words alike and multiplies it with sixteen neighbouring inputs.
+is W words of a row: 8 W codes of 4 bits or 4 W of 8. Column `W * plane + word` of a block is in bits `plane * bits` of the word:
+a kernel takes a plane out of all words alike and multiplies it with W neighbouring inputs. A group is whole planes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ from torch.nn.functional import pad
 from engine.kernels.activation import act_and_mul
 from engine.kernels.twin import twin
 
-WORDS = 16  # a block's
+# Of a block, W. Wider planes are fewer products of more inputs; with 64 words loops run out of registers.
+WORDS = (32, 16)
+# A matrix has so many times the inputs that a wide block may pad.
+MOST_PADDING = 8
 GROUPS = (16, 32, 64, 128)  # inputs
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # codes 0 to 7; those from 8 on are negative
 _ROWS_AT_ONCE = 1 << 24  # elements that the plain version makes floats of at once
@@ -32,12 +35,13 @@ class Groups:
     Scales keep the dtype of the checkpoint: none is rounded.
     """
 
-    codes: torch.Tensor  # int32 [..., N, 16 words of each block]
+    codes: torch.Tensor  # int32 [..., N, W words of each block]
     scales: torch.Tensor  # [..., G, N]
     zeros: torch.Tensor | None = None  # [..., G, N] whole numbers
     minimums: torch.Tensor | None = None  # [..., G, N]
     inputs: int  # K
     bits: int  # 4 or 8
+    words: int  # W
     group: int  # inputs of a group; K: one for each row
     is_e2m1: bool = False  # codes are floats of 4 bits
     levels: torch.Tensor | None = None  # [16] float32
@@ -49,7 +53,12 @@ class Groups:
     @property
     def columns(self) -> int:
         """Of a block."""
-        return WORDS * 32 // self.bits
+        return self.words * 32 // self.bits
+
+    @property
+    def blocks(self) -> int:
+        """Of a row."""
+        return self.codes.shape[-1] // self.words
 
     @property
     def middle(self) -> int:
@@ -107,19 +116,34 @@ def pack(
     for each in (scales, *lower):
         if each.shape != (*codes.shape[:-1], num_groups):
             raise ValueError(f"codes {list(codes.shape)} in groups of {group} don't go with scales {list(each.shape)}")
-    if group == inputs:
-        group = -(-inputs // (WORDS * 32 // bits)) * (WORDS * 32 // bits)
+    words = words_of(inputs, bits, group)
     return Groups(
-        codes=_words(codes, bits),
+        codes=_words(codes, bits, words),
         scales=_by_group(scales),
         zeros=None if zeros is None else _by_group(zeros.to(scales.dtype)),
         minimums=None if minimums is None else _by_group(minimums),
         inputs=inputs,
         bits=bits,
-        group=group,
+        words=words,
+        group=_padded(inputs, bits, words) if group == inputs else group,
         is_e2m1=is_e2m1,
         levels=levels,
     )
+
+
+def words_of(inputs: int, bits: int, group: int) -> int:
+    """Return W: the most of which a group is whole planes, and whole blocks hardly more than the inputs."""
+    for words in WORDS:
+        padding = _padded(inputs, bits, words) - inputs
+        if (group == inputs or group % words == 0) and padding * MOST_PADDING <= inputs:
+            return words
+    return WORDS[-1]
+
+
+def _padded(inputs: int, bits: int, words: int) -> int:
+    """Inputs of whole blocks."""
+    columns = words * 32 // bits
+    return -(-inputs // columns) * columns
 
 
 def _lower(
@@ -154,17 +178,19 @@ def allocate(
 
     Scales are float32 until `narrow`, or of another dtype.
     """
-    (*_, rows, inputs), columns = shape, WORDS * 32 // bits
-    blocks, num_groups = -(-inputs // columns), -(-inputs // group)
+    *_, rows, inputs = shape
+    words, num_groups = words_of(inputs, bits, group), -(-inputs // group)
+    padded = _padded(inputs, bits, words)
     of_groups = torch.empty((*shape[:-2], num_groups, rows), dtype=scales, device=device)
     return Groups(
-        codes=torch.empty((*shape[:-1], blocks * WORDS), dtype=torch.int32, device=device),
+        codes=torch.empty((*shape[:-1], padded * bits // 32), dtype=torch.int32, device=device),
         scales=of_groups,
         zeros=torch.empty_like(of_groups) if has_zeros else None,
         minimums=torch.empty_like(of_groups) if has_minimums else None,
         inputs=inputs,
         bits=bits,
-        group=blocks * columns if group == inputs else group,
+        words=words,
+        group=padded if group == inputs else group,
         is_e2m1=is_e2m1,
         levels=torch.empty(16, dtype=torch.float32, device=device) if has_levels else None,
     )
@@ -196,17 +222,17 @@ def _narrow(values: torch.Tensor) -> torch.Tensor:
 
 def codes_of(weight: Groups) -> torch.Tensor:
     """Return the codes [..., N, K] uint8."""
-    words, planes = weight.codes.unflatten(-1, (-1, WORDS)), 32 // weight.bits
-    codes = torch.empty((*words.shape[:-1], planes, WORDS), dtype=torch.uint8, device=words.device)
+    words, planes = weight.codes.unflatten(-1, (-1, weight.words)), 32 // weight.bits
+    codes = torch.empty((*words.shape[:-1], planes, weight.words), dtype=torch.uint8, device=words.device)
     for plane in range(planes):
         codes[..., plane, :] = (words >> plane * weight.bits).bitwise_and_((1 << weight.bits) - 1)
     return codes.flatten(-3)[..., : weight.inputs]
 
 
-def _words(codes: torch.Tensor, bits: int) -> torch.Tensor:
-    planes, columns = 32 // bits, WORDS * 32 // bits
-    blocks = pad(codes, (0, -codes.shape[-1] % columns)).unflatten(-1, (-1, planes, WORDS))
-    words = torch.zeros((*blocks.shape[:-2], WORDS), dtype=torch.int32, device=codes.device)
+def _words(codes: torch.Tensor, bits: int, width: int) -> torch.Tensor:
+    planes, missing = 32 // bits, _padded(codes.shape[-1], bits, width) - codes.shape[-1]
+    blocks = pad(codes, (0, missing)).unflatten(-1, (-1, planes, width))
+    words = torch.zeros((*blocks.shape[:-2], width), dtype=torch.int32, device=codes.device)
     for plane in range(planes):
         words |= blocks[..., plane, :].to(torch.int32) << (bits * plane)
     return words.flatten(-2)

@@ -1,13 +1,13 @@
-# ruff: noqa: SIM300 - Triton compares a compile-time value with what stands on its right
+# ruff: noqa: SIM300, RUF005 - Triton compares a compile-time value with what stands on its right, and knows no stars
 """Codes of 4 and 8 bits -> numbers for the tensor core, and products with them. M rows, N outputs, K inputs, see `groups`.
 
 An integer of 4 bits is put into the mantissa of 128 (bfloat16) or of 1024 (float16), two at a time, and 128 + zero is subtracted:
 both are exact, and much faster than a conversion. One of 8 bits goes into the mantissa of 2^23. A float of 4 bits keeps its bits,
 at the end of the exponents.
 
-Where a block lies within a group the sum is multiplied by the scale, so that no element is rounded. Elements of smaller groups,
-and of those with minimums, are computed in float32 and rounded before the product; floats of 4 bits whose scales are bfloat16, as
-the activations, without the way through float32.
+A sum of a group's planes is multiplied by its scale, so that no element is rounded; a minimum multiplies the sum of the group's
+inputs, a product with ones. Where rows are many beside a group's inputs, elements are computed in float32 and rounded before the
+product. Floats of 4 bits whose scales are bfloat16, as the activations, are multiplied as they are: exactly by powers of 2.
 
 Each of 16 levels is read where it lies, all in one cache line, in float32: rounded before its scale it would be another.
 """
@@ -17,8 +17,11 @@ import triton.language as tl
 
 
 @triton.constexpr_function
-def _integers(plane, bits, wide):
-    """Instructions for a plane of two words: two integers less `$3`, as numbers of 16 bits. `wide`: bfloat16."""
+def _integers(plane, bits, wide, raw=False):
+    """Instructions for a plane of two words: two integers less `$3`, as numbers of 16 bits. `wide`: bfloat16.
+
+    `raw` ones, of 4 bits, are as many too large as `_offset` says.
+    """
     kind = "bf16x2" if wide else "f16x2"
     if bits == 8:
         return f"""{{
@@ -34,20 +37,21 @@ def _integers(plane, bits, wide):
         .reg .b32 t, one;
         prmt.b32 t, $1, $2, {0x5410 if plane < 4 else 0x7632:#x};
         shr.u32 t, t, {4 * (plane % 4)};
-        lop3.b32 t, t, 0x000f000f, {magic}, 0xea;
-        mov.b32 one, {one};
-        fma.rn.{kind} $0, t, one, $3;
+        lop3.b32 {"$0" if raw else "t"}, t, 0x000f000f, {magic}, 0xea;
+        {"" if raw else f"mov.b32 one, {one}; fma.rn.{kind} $0, t, one, $3;"}
     }}"""
 
 
-_TIMES = "mov.b32 s, 0x80008000; mov.b32 t, 0x7b807b80; fma.rn.bf16x2 m, m, t, s; fma.rn.bf16x2 $0, m, $3, s;"
+_RAISE = "mov.b32 s, 0x80008000; mov.b32 t, 0x7b807b80; fma.rn.bf16x2 $0, m, t, s;"
+_TIMES = _RAISE.replace("$0", "m") + " fma.rn.bf16x2 $0, m, $3, s;"
 
 
 @triton.constexpr_function
 def _floats(plane, wide, scaled=False):
-    """Instructions for a plane of two words: two floats of 4 bits at the end of their exponents.
+    """Instructions for a plane of two words: two floats of 4 bits, 2^-6 of each in bfloat16, 2^-14 in float16.
 
-    `scaled`, in bfloat16 alone: times `$3`, two numbers of 64 times the scale. The first factor, 2^120, is exact for every code.
+    These have the code's bits at the end of their exponents; bfloat16's, too small for sums, are raised by 2^120: exactly.
+    `scaled`, in bfloat16 alone: times `$3`, two numbers of 64 times the scale.
     """
     at = 4 * (plane % 4)
     to, mask = (6, "0x01c001c0") if wide else (9, "0x0e000e00")
@@ -59,9 +63,21 @@ def _floats(plane, wide, scaled=False):
         and.b32 m, m, {mask};
         shl.b32 s, t, {12 - at};
         and.b32 s, s, 0x80008000;
-        or.b32 {"m, m, s" if scaled else "$0, m, s"};
-        {_TIMES if scaled else ""}
+        or.b32 {"m" if wide else "$0"}, m, s;
+        {_TIMES if scaled else _RAISE if wide else ""}
     }}"""
+
+
+@triton.constexpr_function
+def _offset(bits, plain, dtype):
+    """What integers of 4 bits are put into; others don't keep it."""
+    return 0.0 if plain or bits != 4 else 128.0 if dtype == tl.bfloat16 else 1024.0
+
+
+@triton.constexpr_function
+def _missing(e2m1, plain, dtype):
+    """The factor that `_plane` leaves out."""
+    return (64.0 if dtype == tl.bfloat16 else 16384.0) if e2m1 and not plain else 1.0
 
 
 @triton.constexpr_function
@@ -77,10 +93,15 @@ def _levels(plane):
 
 @triton.jit
 def _plane(
-    words, less, i: tl.constexpr, BITS: tl.constexpr, E2M1: tl.constexpr, PLAIN: tl.constexpr, DTYPE: tl.constexpr
-):
-    """Plane `i` of the words [BN, 16]: integers less the zero `less` [BN, 16], or floats."""
+    words, less, i: tl.constexpr, BITS: tl.constexpr, E2M1: tl.constexpr, RAW: tl.constexpr, PLAIN: tl.constexpr,
+    DTYPE: tl.constexpr,
+):  # fmt: skip
+    """Plane `i` of the words [BN, W]: integers less the zero `less` [BN], or floats, which lack the factor `_missing`.
+
+    RAW integers are `_offset` too large instead.
+    """
     WIDE: tl.constexpr = DTYPE == tl.bfloat16
+    less = tl.broadcast_to(less[:, None], words.shape)
     if PLAIN:
         codes = (words >> (BITS * i)) & ((1 << BITS) - 1)
         if E2M1:
@@ -95,16 +116,17 @@ def _plane(
             _integers(i, 8, WIDE), "=r,r,r,f,f", [words, less + 8388608.0], dtype=tl.int16, is_pure=True, pack=2
         )
     else:
-        OFFSET: tl.constexpr = 128.0 if WIDE else 1024.0
+        OFFSET: tl.constexpr = _offset(BITS, PLAIN, DTYPE)
         bits = tl.inline_asm_elementwise(
-            _integers(i, 4, WIDE), "=r,r,r,r", [words, (-OFFSET - less).to(DTYPE)], dtype=tl.int16, is_pure=True, pack=2
-        )
+            _integers(i, 4, WIDE, RAW), "=r,r,r,r", [words, (-OFFSET - less).to(DTYPE)], dtype=tl.int16, is_pure=True,
+            pack=2,
+        )  # fmt: skip
     return bits.to(DTYPE, bitcast=True)
 
 
 @triton.jit
 def _named(words, levels, i: tl.constexpr, PLAIN: tl.constexpr):
-    """The levels, in float32, that plane `i` of the words [BN, 16] names."""
+    """The levels, in float32, that plane `i` of the words [BN, W] names."""
     if PLAIN:
         return tl.load(levels + ((words >> (4 * i)) & 15))
     # Not `tl.load`: in a loop the compiler would copy the levels to shared memory, code by code.
@@ -114,110 +136,186 @@ def _named(words, levels, i: tl.constexpr, PLAIN: tl.constexpr):
 
 @triton.jit
 def weights(
-    words, scale_at, lower_at, group, N, i: tl.constexpr, BN: tl.constexpr, BITS: tl.constexpr, MIDDLE: tl.constexpr,
-    HAS_ZEROS: tl.constexpr, HAS_MINIMUMS: tl.constexpr, E2M1: tl.constexpr, LEVELS: tl.constexpr, SCALED: tl.constexpr,
-    PLAIN: tl.constexpr, DTYPE: tl.constexpr,
+    words, scale, lower, levels, i: tl.constexpr, BN: tl.constexpr, BITS: tl.constexpr, MIDDLE: tl.constexpr,
+    HAS_ZEROS: tl.constexpr, HAS_MINIMUMS: tl.constexpr, E2M1: tl.constexpr, LEVELS: tl.constexpr, PLAIN: tl.constexpr,
+    DTYPE: tl.constexpr,
 ):  # fmt: skip
-    """Elements [BN, 16] of plane `i`; unless `SCALED`, they lack the factor of their scale.
-
-    `lower_at` points at the LEVELS, if there are any.
-    """
-    at = group.to(tl.int64) * N
-    # Factors of 16 bits, as the numbers: one rounding of each product, as in float32.
-    NARROW: tl.constexpr = (
-        E2M1 and SCALED and not PLAIN and DTYPE == tl.bfloat16 and scale_at.dtype.element_ty == tl.bfloat16
-    )
-    less = tl.full((BN, 1), MIDDLE, tl.float32)
-    if HAS_ZEROS:
-        less = tl.load(lower_at + at).to(tl.float32)[:, None]
-    less = tl.broadcast_to(less, words.shape)
-    if NARROW:
-        factor = tl.broadcast_to((tl.load(scale_at + at) * 64.0).to(DTYPE)[:, None], words.shape)
+    """Elements [BN, W] of plane `i`. `scale`, `lower` [BN]: its group's; `levels` points at the LEVELS, if there are any."""
+    if _is_narrow(E2M1, PLAIN, DTYPE, scale.dtype):
+        factor = tl.broadcast_to((scale * 64.0).to(DTYPE)[:, None], words.shape)
         bits = tl.inline_asm_elementwise(
             _floats(i, True, True), "=r,r,r,r", [words, factor], dtype=tl.int16, is_pure=True, pack=2
         )
-        w = bits.to(DTYPE, bitcast=True)
-    elif LEVELS:
-        w = _named(words, lower_at, i, PLAIN)
+        return bits.to(DTYPE, bitcast=True)
+    scale = scale.to(tl.float32) * _missing(E2M1, PLAIN, DTYPE)
+    if LEVELS:
+        w = _named(words, levels, i, PLAIN)
     else:
-        w = _plane(words, less, i, BITS, E2M1, PLAIN, DTYPE)
-    if SCALED and not NARROW:
-        w = w.to(tl.float32)
-        if E2M1 and not PLAIN:
-            w *= 8.507059173023462e37 if DTYPE == tl.bfloat16 else 16384.0  # 2^126, 2^14
-        w *= tl.load(scale_at + at).to(tl.float32)[:, None]
-        if HAS_MINIMUMS:
-            w += tl.load(lower_at + at).to(tl.float32)[:, None]
-        w = w.to(DTYPE)
-    return w
+        less = lower.to(tl.float32) if HAS_ZEROS else tl.full((BN,), MIDDLE, tl.float32)
+        w = _plane(words, less, i, BITS, E2M1, False, PLAIN, DTYPE).to(tl.float32)
+    w *= scale[:, None]
+    if HAS_MINIMUMS:
+        w += lower.to(tl.float32)[:, None]
+    return w.to(DTYPE)
+
+
+@triton.constexpr_function
+def _is_narrow(e2m1, plain, dtype, scales):
+    """Whether factors have 16 bits, as the numbers: then each product is rounded once, as in float32."""
+    return e2m1 and not plain and dtype == tl.bfloat16 and scales == tl.bfloat16
+
+
+@triton.constexpr_function
+def groups_of(group, columns):
+    """Of a block; one that is longer counts as one."""
+    return max(1, columns // group)
+
+
+@triton.jit
+def first_group(block, G: tl.constexpr, GROUP: tl.constexpr, COLUMNS: tl.constexpr):
+    """Of a block, or of the last one if there are no more."""
+    GROUPS: tl.constexpr = groups_of(GROUP, COLUMNS)
+    return tl.minimum(block * COLUMNS // GROUP, (G - 1) // GROUPS * GROUPS)
+
+
+@triton.jit
+def of_group(at, first, j: tl.constexpr, width, G: tl.constexpr, GROUP: tl.constexpr, COLUMNS: tl.constexpr):
+    """What is at `at` [BN] for group `j` of the block whose first one is `first`."""
+    at += first.to(tl.int64) * width
+    if G % groups_of(GROUP, COLUMNS) == 0:  # a step that is known when this is compiled costs no instruction
+        return tl.load(at + j * width)
+    return tl.load(at + tl.minimum(j, G - 1 - first) * width)
+
+
+@triton.jit
+def _of_block(at, block, width, G: tl.constexpr, GROUP: tl.constexpr, COLUMNS: tl.constexpr):
+    found = ()
+    for j in tl.static_range(groups_of(GROUP, COLUMNS)):
+        found = found + (of_group(at, first_group(block, G, GROUP, COLUMNS), j, width, G, GROUP, COLUMNS),)
+    return found
+
+
+@triton.jit
+def _inputs(x_at, there, k, K: tl.constexpr, W: tl.constexpr, COLUMNS: tl.constexpr):
+    if K % COLUMNS == 0:
+        return tl.load(x_at + k, mask=there[:, None], other=0.0)
+    return tl.load(x_at + k, mask=there[:, None] & (k + tl.arange(0, W) < K)[None, :], other=0.0)
+
+
+@triton.jit
+def _plus(
+    total, words, scale, lower, levels, x, i: tl.constexpr, BN: tl.constexpr, BITS: tl.constexpr, MIDDLE: tl.constexpr,
+    HAS_ZEROS: tl.constexpr, HAS_MINIMUMS: tl.constexpr, E2M1: tl.constexpr, LEVELS: tl.constexpr, PLAIN: tl.constexpr,
+    AFTER: tl.constexpr,
+):  # fmt: skip
+    """Add the product of plane `i` to the sums, without its scale if that comes AFTER."""
+    if AFTER:
+        less = lower.to(tl.float32) if HAS_ZEROS else tl.full((BN,), MIDDLE, tl.float32)
+        w = _plane(words, less, i, BITS, E2M1, HAS_MINIMUMS, PLAIN, x.dtype)
+    else:
+        w = weights(
+            words, scale, lower, levels, i, BN, BITS, MIDDLE, HAS_ZEROS, HAS_MINIMUMS, E2M1, LEVELS, PLAIN, x.dtype
+        )
+    return tl.dot(w, tl.trans(x), total)
+
+
+@triton.jit
+def _scaled(acc, part, scale, minimum, of_inputs, HAS_MINIMUMS: tl.constexpr, OFFSET: tl.constexpr):
+    """Add a group's sum and, where it has a minimum, what that adds; then codes are OFFSET too large."""
+    scale = scale.to(tl.float32)
+    acc += part * scale[:, None]
+    if HAS_MINIMUMS:
+        acc += of_inputs * (minimum.to(tl.float32) - scale * OFFSET)[:, None]
+    return acc
+
+
+@triton.constexpr_function
+def _comes_after(rows, group, has_minimums, levels, narrow):
+    """Whether sums are multiplied by the scale, not elements, which are fewer where rows are many beside a group's inputs.
+
+    Narrow factors take as many instructions either way, and fewer registers with elements.
+    """
+    return not levels and not narrow and rows <= (group if has_minimums else 2 * group)
 
 
 @triton.jit
 def accumulate(
     words_at, up, scale_at, lower_at, N, width, x_at, there, begin, end,
-    K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, G: tl.constexpr, GROUP: tl.constexpr, BITS: tl.constexpr,
-    MIDDLE: tl.constexpr, HAS_ZEROS: tl.constexpr, HAS_MINIMUMS: tl.constexpr, E2M1: tl.constexpr, LEVELS: tl.constexpr,
-    PLAIN: tl.constexpr, DTYPE: tl.constexpr, GATED: tl.constexpr, STAGES: tl.constexpr,
+    K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, W: tl.constexpr, G: tl.constexpr, GROUP: tl.constexpr,
+    BITS: tl.constexpr, MIDDLE: tl.constexpr, HAS_ZEROS: tl.constexpr, HAS_MINIMUMS: tl.constexpr, E2M1: tl.constexpr,
+    LEVELS: tl.constexpr, PLAIN: tl.constexpr, DTYPE: tl.constexpr, GATED: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """The products [BN, BM] of the blocks from `begin` to `end`, of the gate and of up; the second only if GATED.
 
-    `words_at` [BN, 16] points at the rows' first words, and those of up are `up` words behind; `scale_at` and `lower_at` [BN] at
-    the first group of `width` each, and those of up are N behind; of LEVELS `lower_at` points at the first. `x_at` [BM, 16]:
+    `words_at` [BN, W] points at the rows' first words, and those of up are `up` words behind; `scale_at` and `lower_at` [BN] at
+    the first group of `width` each, and those of up are N behind; of LEVELS `lower_at` points at the first. `x_at` [BM, W]:
     the first inputs of the rows that are `there`.
     """
     PLANES: tl.constexpr = 32 // BITS
-    COLUMNS: tl.constexpr = 16 * PLANES
-    AFTER: tl.constexpr = GROUP % COLUMNS == 0 and not HAS_MINIMUMS and not E2M1 and not LEVELS
-    c = tl.arange(0, 16)
-    acc = tl.zeros((BN, BM), tl.float32)
-    acc_up = acc
-    if AFTER:  # a scale is asked for one block ahead
-        first = tl.minimum(begin * COLUMNS // GROUP, G - 1).to(tl.int64) * width
-        scale = tl.load(scale_at + first)
+    COLUMNS: tl.constexpr = W * PLANES
+    GROUPS: tl.constexpr = groups_of(GROUP, COLUMNS)
+    NARROW: tl.constexpr = _is_narrow(E2M1, PLAIN, DTYPE, scale_at.dtype.element_ty)
+    AFTER: tl.constexpr = _comes_after(BM, GROUP, HAS_MINIMUMS, LEVELS, NARROW)
+    OFFSET: tl.constexpr = _offset(BITS, PLAIN, DTYPE)
+    nothing = tl.zeros((BN, BM), tl.float32)
+    acc, acc_up, part, part_up, of_inputs = nothing, nothing, nothing, nothing, nothing
+    ones = tl.full((BN, W), 1.0, DTYPE)
+    if AFTER:  # what multiplies sums is asked for one block ahead
+        scales = _of_block(scale_at, begin, width, G, GROUP, COLUMNS)
+        minimums = _of_block(lower_at, begin, width, G, GROUP, COLUMNS) if HAS_MINIMUMS else scales
         if GATED:
-            scale_up = tl.load(scale_at + N + first)
+            scales_up = _of_block(scale_at + N, begin, width, G, GROUP, COLUMNS)
+            minimums_up = _of_block(lower_at + N, begin, width, G, GROUP, COLUMNS) if HAS_MINIMUMS else scales_up
     for block in tl.range(begin, end, num_stages=STAGES):
-        words = tl.load(words_at + block * 16, eviction_policy="evict_first")
+        words = tl.load(words_at + block * W, eviction_policy="evict_first")
         if GATED:
-            words_up = tl.load(words_at + up + block * 16, eviction_policy="evict_first")
+            words_up = tl.load(words_at + up + block * W, eviction_policy="evict_first")
         if AFTER:
-            following = tl.minimum((block + 1) * COLUMNS // GROUP, G - 1).to(tl.int64) * width
-            next_scale = tl.load(scale_at + following)
-            part = tl.zeros((BN, BM), tl.float32)
-            if GATED:
-                next_up = tl.load(scale_at + N + following)
-                part_up = tl.zeros((BN, BM), tl.float32)
-        for i in tl.static_range(PLANES):
-            k = block * COLUMNS + i * 16
-            if GROUP <= COLUMNS:  # planes of one group load its scale once
-                group = tl.minimum(block * (COLUMNS // GROUP) + i * 16 // GROUP, G - 1)
-            else:
-                group = tl.minimum(k // GROUP, G - 1)
-            if K % COLUMNS == 0:
-                x = tl.load(x_at + k, mask=there[:, None], other=0.0)
-            else:
-                x = tl.load(x_at + k, mask=there[:, None] & (k + c < K)[None, :], other=0.0)
-            w = weights(
-                words, scale_at, lower_at, group, width, i, BN, BITS, MIDDLE, HAS_ZEROS, HAS_MINIMUMS, E2M1, LEVELS,
-                not AFTER, PLAIN, DTYPE,
-            )  # fmt: skip
+            next_scales = _of_block(scale_at, block + 1, width, G, GROUP, COLUMNS)
+            next_minimums = _of_block(lower_at, block + 1, width, G, GROUP, COLUMNS) if HAS_MINIMUMS else next_scales
+        else:
+            # Kept from one block to the next, they would make the compiler send elements through shared memory.
+            scales = _of_block(scale_at, block, width, G, GROUP, COLUMNS)
+        lower = scales
+        if HAS_ZEROS or (HAS_MINIMUMS and not AFTER):
+            lower = _of_block(lower_at, block, width, G, GROUP, COLUMNS)
+        if GATED:
             if AFTER:
-                part = tl.dot(w, tl.trans(x), part)
+                next_scales_up = _of_block(scale_at + N, block + 1, width, G, GROUP, COLUMNS)
+                next_minimums_up = next_scales_up
+                if HAS_MINIMUMS:
+                    next_minimums_up = _of_block(lower_at + N, block + 1, width, G, GROUP, COLUMNS)
             else:
-                acc = tl.dot(w, tl.trans(x), acc)
-            if GATED:
-                w = weights(
-                    words_up, scale_at + N, lower_at + (0 if LEVELS else N), group, width, i, BN, BITS, MIDDLE,
-                    HAS_ZEROS, HAS_MINIMUMS, E2M1, LEVELS, not AFTER, PLAIN, DTYPE,
+                scales_up = _of_block(scale_at + N, block, width, G, GROUP, COLUMNS)
+            lower_up = scales_up
+            if HAS_ZEROS or (HAS_MINIMUMS and not AFTER):
+                lower_up = _of_block(lower_at + N, block, width, G, GROUP, COLUMNS)
+        for j in tl.static_range(GROUPS):
+            for i in tl.static_range(j * PLANES // GROUPS, (j + 1) * PLANES // GROUPS):
+                x = _inputs(x_at, there, block * COLUMNS + i * W, K, W, COLUMNS)
+                part = _plus(
+                    part, words, scales[j], lower[j], lower_at, x, i, BN, BITS, MIDDLE, HAS_ZEROS, HAS_MINIMUMS, E2M1,
+                    LEVELS, PLAIN, AFTER,
                 )  # fmt: skip
-                if AFTER:
-                    part_up = tl.dot(w, tl.trans(x), part_up)
-                else:
-                    acc_up = tl.dot(w, tl.trans(x), acc_up)
+                if GATED:
+                    part_up = _plus(
+                        part_up, words_up, scales_up[j], lower_up[j], lower_at, x, i, BN, BITS, MIDDLE, HAS_ZEROS,
+                        HAS_MINIMUMS, E2M1, LEVELS, PLAIN, AFTER,
+                    )  # fmt: skip
+                if AFTER and HAS_MINIMUMS:
+                    of_inputs = tl.dot(ones, tl.trans(x), of_inputs)
+            if AFTER:
+                acc = _scaled(acc, part, scales[j], minimums[j], of_inputs, HAS_MINIMUMS, OFFSET)
+                part = nothing
+                if GATED:
+                    acc_up = _scaled(acc_up, part_up, scales_up[j], minimums_up[j], of_inputs, HAS_MINIMUMS, OFFSET)
+                    part_up = nothing
+                of_inputs = nothing
         if AFTER:
-            acc += part * scale.to(tl.float32)[:, None]
-            scale = next_scale
+            scales, minimums = next_scales, next_minimums
             if GATED:
-                acc_up += part_up * scale_up.to(tl.float32)[:, None]
-                scale_up = next_up
-    return acc, acc_up
+                scales_up, minimums_up = next_scales_up, next_minimums_up
+    if not AFTER:
+        return part, part_up
+    MISSING: tl.constexpr = _missing(E2M1, PLAIN, DTYPE)
+    return acc * MISSING, acc_up * MISSING

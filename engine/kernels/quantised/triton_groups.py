@@ -4,7 +4,7 @@ Few rows: the codes are streamed once, made numbers of the activations' type in 
 N is its wide dimension.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
@@ -15,8 +15,8 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from engine.kernels.activation import act_and_mul
 from engine.kernels.device import describe
 from engine.kernels.launch import Kernel
-from engine.kernels.quantised.groups import WORDS, Groups
-from engine.kernels.quantised.triton_codes import accumulate, weights
+from engine.kernels.quantised.groups import Groups
+from engine.kernels.quantised.triton_codes import accumulate, first_group, groups_of, of_group, weights
 from engine.kernels.triton_linear import prefetch, write_product
 
 MAX_ROWS = 64  # with more, the vendor's library multiplies what one kernel has dequantised
@@ -28,14 +28,27 @@ class Tiles:
     """How a product is cut."""
 
     rows: int  # weight rows of a program
-    stages: int  # blocks in flight
     warps: int
+    room: int  # bytes for the blocks in flight
+    programs: float  # a processor's, made by splits
     splits: int = 1  # over K
+
+
+# By the most rows of the activations, which fill shared memory and registers.
+TILES = {
+    32: Tiles(rows=64, warps=4, room=72 << 10, programs=3),
+    MAX_ROWS: Tiles(rows=128, warps=8, room=200 << 10, programs=1.25),
+}
+# Of devices before Hopper.
+SMALL_ROOM = 72 << 10
+MOST_SPLITS, MOST_STAGES = 4, 6
+# Of a split.
+FEWEST_BLOCKS = 4
 
 
 def dequantised(codes: torch.Tensor, weight: Groups, dtype: torch.dtype) -> torch.Tensor:
     out = torch.empty((weight.outputs, weight.inputs), dtype=dtype, device=codes.device)
-    blocks, rows = weight.codes.shape[-1] // WORDS, 32
+    blocks, rows = weight.blocks, 32
     _DEQUANTISE.launch(
         (triton.cdiv(weight.outputs, rows), blocks), None,
         *operands(weight), out, weight.outputs, K=weight.inputs, BN=rows, **constants(weight), num_warps=4,
@@ -53,14 +66,14 @@ def linear(
         return torch.mm(x, plain.T, out=out) if bias is None else torch.addmm(bias, x, plain.T, out=out)
     if out is None:
         out = x.new_empty((x.shape[0], weight.outputs))
-    _launch(x, weight, bias, out, _choose(x, weight, parts=False))
+    _launch(x, weight, bias, out, _choose(x, weight, weight.outputs, parts=False))
     return out
 
 
 def linear_parts(x: torch.Tensor, weight: Groups, bias: torch.Tensor | None) -> torch.Tensor:
     if not _suits(x):
         return torch_linear(x, dequantised(weight.codes, weight, x.dtype), bias)
-    tiles = _choose(x, weight, parts=True)
+    tiles = _choose(x, weight, weight.outputs, parts=True)
     shape, dtype = (x.shape[0], weight.outputs), x.dtype
     if tiles.splits > 1:
         shape, dtype = (tiles.splits, *shape), torch.float32
@@ -81,8 +94,10 @@ def linear_onto(
 def gated_linear(x: torch.Tensor, gate_up: Groups, bias: torch.Tensor | None, activation: str = "silu") -> torch.Tensor:
     if not _suits(x):
         return act_and_mul(torch_linear(x, dequantised(gate_up.codes, gate_up, x.dtype), bias), activation)
-    out = x.new_empty((x.shape[0], gate_up.outputs // 2))
-    _launch(x, gate_up, bias, out, Tiles(64, 4, 4), gated=True, gelu=activation == "gelu_tanh")
+    outputs = gate_up.outputs // 2
+    out = x.new_empty((x.shape[0], outputs))
+    tiles = _choose(x, gate_up, outputs, parts=False)
+    _launch(x, gate_up, bias, out, tiles, gated=True, gelu=activation == "gelu_tanh")
     return out
 
 
@@ -91,15 +106,28 @@ def _suits(x: torch.Tensor) -> bool:
     return 0 < x.shape[0] <= MAX_ROWS and x.element_size() == 2
 
 
-def _choose(x: torch.Tensor, weight: Groups, *, parts: bool) -> Tiles:
-    """Enough programs for every processor; a split has four blocks or more."""
-    processors, blocks = describe(x.device).processors, weight.codes.shape[-1] // WORDS
-    tiles = triton.cdiv(weight.outputs, 64)
-    rows = 64 if tiles >= processors or parts else 32
+def _choose(x: torch.Tensor, weight: Groups, outputs: int, *, parts: bool) -> Tiles:
+    """Enough programs for every processor."""
+    device, sides = describe(x.device), weight.outputs // outputs
+    tiles = next(tiles for most, tiles in TILES.items() if x.shape[0] <= most)
+    if not device.has_tma:
+        tiles = replace(tiles, room=SMALL_ROOM)
+    programs = triton.cdiv(outputs, tiles.rows)
+    if not parts:
+        return tiles if programs >= device.processors or sides > 1 else replace(tiles, rows=tiles.rows // 2)
     splits = 1
-    while parts and tiles * splits < processors and blocks // (2 * splits) >= 4 and splits < 4:
+    while (
+        2 * splits <= min(MOST_SPLITS, weight.blocks // FEWEST_BLOCKS)
+        and 2 * splits * programs <= tiles.programs * device.processors
+    ):
         splits *= 2
-    return Tiles(rows, 6, 4, splits)
+    return replace(tiles, splits=splits)
+
+
+def stages_of(weight: Groups, room: int, *, rows: int, outputs: int) -> int:
+    """Blocks in flight, whose words and inputs have room; `outputs`: rows of the weight that a program reads."""
+    bytes_of_block = outputs * weight.words * 4 + rows * weight.columns * 2
+    return max(2, min(MOST_STAGES, room // bytes_of_block))
 
 
 def _launch(
@@ -114,15 +142,16 @@ def _launch(
 ) -> None:
     """Write the product of few rows to `out` [T, N], or its partial sums [P, T, N]."""
     num_rows, num_outputs = x.shape[0], out.shape[-1]
-    pdl = describe(x.device).has_tma
+    pdl, padded_rows = describe(x.device).has_tma, max(16, triton.next_power_of_2(num_rows))
+    stages = stages_of(weight, tiles.room, rows=padded_rows, outputs=tiles.rows * (2 if gated else 1))
     _FEW_ROWS.launch(
         (triton.cdiv(num_outputs, tiles.rows), tiles.splits), None,
-        x, *operands(weight), out, weight.scales if bias is None else bias, num_rows, num_outputs,
-        x.stride(0), num_outputs, num_rows * num_outputs,
-        K=weight.inputs, BM=max(16, triton.next_power_of_2(num_rows)), BN=tiles.rows, SPLITS=tiles.splits,
+        x, *operands(weight), out, weight.scales if bias is None else bias, num_rows,
+        x.stride(0), num_outputs, num_rows * num_outputs, N=num_outputs, K=weight.inputs,
+        BM=padded_rows, BN=tiles.rows, SPLITS=tiles.splits,
         **constants(weight), GATED=gated, GELU=gelu, HAS_BIAS=bias is not None,
         PREFETCH=min(PREFETCH_WORDS, triton.next_power_of_2(weight.codes.shape[-1] // tiles.splits)), PDL=pdl,
-        STAGES=tiles.stages, num_warps=tiles.warps, num_stages=tiles.stages, launch_pdl=pdl,
+        STAGES=stages, num_warps=tiles.warps, num_stages=stages, launch_pdl=pdl,
     )  # fmt: skip
 
 
@@ -140,6 +169,7 @@ def dtypes(weight: Groups) -> tuple[torch.dtype, torch.dtype]:
 
 def constants(weight: Groups) -> dict[str, int | bool]:
     return {
+        "W": weight.words,
         "G": weight.scales.shape[-2],
         "GROUP": weight.group,
         "BITS": weight.bits,
@@ -155,22 +185,26 @@ def constants(weight: Groups) -> dict[str, int | bool]:
 @triton.jit
 def _dequantise(
     codes, scales, lower, out_NK, N,
-    K: tl.constexpr, BN: tl.constexpr, G: tl.constexpr, GROUP: tl.constexpr, BITS: tl.constexpr, MIDDLE: tl.constexpr,
-    HAS_ZEROS: tl.constexpr, HAS_MINIMUMS: tl.constexpr, E2M1: tl.constexpr, LEVELS: tl.constexpr, PLAIN: tl.constexpr,
+    K: tl.constexpr, BN: tl.constexpr, W: tl.constexpr, G: tl.constexpr, GROUP: tl.constexpr, BITS: tl.constexpr,
+    MIDDLE: tl.constexpr, HAS_ZEROS: tl.constexpr, HAS_MINIMUMS: tl.constexpr, E2M1: tl.constexpr, LEVELS: tl.constexpr,
+    PLAIN: tl.constexpr,
 ):  # fmt: skip
     PLANES: tl.constexpr = 32 // BITS
-    COLUMNS: tl.constexpr = 16 * PLANES
+    COLUMNS: tl.constexpr = W * PLANES
     BLOCKS: tl.constexpr = (K + COLUMNS - 1) // COLUMNS
-    n, c = tl.program_id(0) * BN + tl.arange(0, BN), tl.arange(0, 16)
+    n, c = tl.program_id(0) * BN + tl.arange(0, BN), tl.arange(0, W)
     block = tl.program_id(1)
     row = tl.minimum(n, N - 1)
-    words = tl.load(codes + row.to(tl.int64)[:, None] * (BLOCKS * 16) + block * 16 + c[None, :])
+    words = tl.load(codes + row.to(tl.int64)[:, None] * (BLOCKS * W) + block * W + c[None, :])
+    first = first_group(block, G, GROUP, COLUMNS)
     for i in tl.static_range(PLANES):
-        k = block * COLUMNS + i * 16
-        group = tl.minimum(k // GROUP, G - 1)
+        k = block * COLUMNS + i * W
+        j = i * groups_of(GROUP, COLUMNS) // PLANES
+        scale = of_group(scales + row, first, j, N, G, GROUP, COLUMNS)
+        less = of_group(lower + row, first, j, N, G, GROUP, COLUMNS) if HAS_ZEROS or HAS_MINIMUMS else scale
         w = weights(
-            words, scales + row, lower + (0 if LEVELS else row), group, N, i, BN, BITS, MIDDLE, HAS_ZEROS, HAS_MINIMUMS,
-            E2M1, LEVELS, True, PLAIN, out_NK.dtype.element_ty,
+            words, scale, less, lower, i, BN, BITS, MIDDLE, HAS_ZEROS, HAS_MINIMUMS, E2M1, LEVELS, PLAIN,
+            out_NK.dtype.element_ty,
         )  # fmt: skip
         at = out_NK + n.to(tl.int64)[:, None] * K + (k + c)[None, :]
         tl.store(at, w, mask=(n < N)[:, None] & (k + c < K)[None, :])
@@ -181,15 +215,15 @@ _DEQUANTISE = Kernel(_dequantise)
 
 @triton.jit(do_not_specialize=["M", "out_split"])
 def _few_rows(
-    x_MK, codes, scales, lower, out, bias_N, M, N, x_row, out_row, out_split,
-    K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, SPLITS: tl.constexpr,
-    G: tl.constexpr, GROUP: tl.constexpr, BITS: tl.constexpr, MIDDLE: tl.constexpr, HAS_ZEROS: tl.constexpr,
+    x_MK, codes, scales, lower, out, bias_N, M, x_row, out_row, out_split,
+    N: tl.constexpr, K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, SPLITS: tl.constexpr,
+    W: tl.constexpr, G: tl.constexpr, GROUP: tl.constexpr, BITS: tl.constexpr, MIDDLE: tl.constexpr, HAS_ZEROS: tl.constexpr,
     HAS_MINIMUMS: tl.constexpr, E2M1: tl.constexpr, LEVELS: tl.constexpr, PLAIN: tl.constexpr,
     GATED: tl.constexpr, GELU: tl.constexpr, HAS_BIAS: tl.constexpr, PREFETCH: tl.constexpr, PDL: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
     PLANES: tl.constexpr = 32 // BITS
-    COLUMNS: tl.constexpr = 16 * PLANES
+    COLUMNS: tl.constexpr = W * PLANES
     BLOCKS: tl.constexpr = (K + COLUMNS - 1) // COLUMNS
     BLOCKS_SPLIT: tl.constexpr = (BLOCKS + SPLITS - 1) // SPLITS
     DTYPE: tl.constexpr = x_MK.dtype.element_ty
@@ -198,21 +232,21 @@ def _few_rows(
     begin = split * BLOCKS_SPLIT
     end = tl.minimum(begin + BLOCKS_SPLIT, BLOCKS)
     n = tile * BN + tl.arange(0, BN)
-    m, c = tl.arange(0, BM), tl.arange(0, 16)
+    m, c = tl.arange(0, BM), tl.arange(0, W)
     known = tl.minimum(n, N - 1)
-    at = codes + known.to(tl.int64)[:, None] * (BLOCKS * 16)
-    up = N.to(tl.int64) * (BLOCKS * 16)
+    at = codes + known.to(tl.int64)[:, None] * (BLOCKS * W)
+    up = tl.cast(N, tl.int64) * (BLOCKS * W)
     if PDL:
         gdc_launch_dependents()
         LINES: tl.constexpr = (PREFETCH + 31) // 32  # cache lines of 128 bytes = 32 words
-        ahead = begin * 16 + tl.arange(0, LINES)[None, :] * 32
+        ahead = begin * W + tl.arange(0, LINES)[None, :] * 32
         prefetch(at + ahead)
         if GATED:
             prefetch(at + up + ahead)
         gdc_wait()
     acc, acc_up = accumulate(
         at + c[None, :], up, scales + known, lower + (0 if LEVELS else known), N, N * SIDES,
-        x_MK + m[:, None] * x_row + c[None, :], m < M, begin, end, K, BM, BN, G, GROUP, BITS, MIDDLE, HAS_ZEROS,
+        x_MK + m[:, None] * x_row + c[None, :], m < M, begin, end, K, BM, BN, W, G, GROUP, BITS, MIDDLE, HAS_ZEROS,
         HAS_MINIMUMS, E2M1, LEVELS, PLAIN, DTYPE, GATED, STAGES,
     )  # fmt: skip
     write_product(

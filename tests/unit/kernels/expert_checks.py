@@ -233,6 +233,7 @@ def _in_groups(kind: str, num_experts: int, rows: int, inputs: int, device: str)
         minimums=None if weight.minimums is None else of_each(weight.minimums),
         inputs=inputs,
         bits=weight.bits,
+        words=weight.words,
         group=weight.group,
         is_e2m1=weight.is_e2m1,
         levels=weight.levels,

@@ -111,11 +111,23 @@ def _check_products(kind: Kind, dtype: torch.dtype, rows: int, half: int, num_in
 
 def check_splits(device: str, large: bool) -> None:
     """A product that is cut over K, its last part the shorter."""
-    weight, values = matrix(KINDS["awq"], 48, 1152, device)
-    x = torch.randn(5, 1152, device=device).half()
+    weight, values = matrix(KINDS["awq"], 48, 2304, device)
+    x = torch.randn(5, 2304, device=device).half()
     parts = groups.linear_parts(x, weight, None)
     assert parts.dim() == 3
     close(parts.sum(dim=0).half(), x.double() @ values.T)
+
+
+def check_exactness(device: str, large: bool) -> None:
+    """Few rows round no element: that alone would be ten times the error."""
+    tolerance = 1e-4 if device != "cpu" else 1e-5  # tensor cores cut sums
+    for name in ("awq", "w4_32", "q4_k", "q5_k", "q6_k", "nvfp4"):
+        weight, values = matrix(KINDS[name], 8, 2304, device)
+        x = torch.randn(5, 2304, device=device).to(_dtypes(device)[-1])
+        parts = groups.linear_parts(x, weight, None)
+        assert parts.dtype == torch.float32, name
+        expected = x.double() @ values.T
+        assert (parts.double().sum(dim=0) - expected).abs().max() < tolerance * expected.abs().max(), name
 
 
 def check_many_rows(device: str, large: bool) -> None:
@@ -127,6 +139,7 @@ def check_many_rows(device: str, large: bool) -> None:
 CHECKS: dict[str, Callable[[str, bool], None]] = {
     **{name: lambda device, large, name=name: check_kind(name, device, large) for name in KINDS},  # type: ignore[misc]
     "splits": check_splits,
+    "exactness": check_exactness,
     "many_rows": check_many_rows,
 }
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from engine.kernels.quantised import repack
-from engine.kernels.quantised.groups import Groups, codes_of, dequantised, pack, values
+from engine.kernels.quantised.groups import Groups, allocate, codes_of, dequantised, pack, values
 from engine.kernels.quantised.repack import Unpacked
 from tests.unit.kernels.group_checks import KINDS, matrix
 
@@ -24,6 +24,35 @@ def test_codes_come_back(bits: int, shape: tuple[int, ...]) -> None:
     packed = pack(codes, torch.ones(*shape[:-1], 1), bits=bits, group=shape[-1])
     assert torch.equal(codes_of(packed), codes)
     assert packed.codes.shape[-1] % 16 == 0
+
+
+@pytest.mark.parametrize(
+    ("inputs", "bits", "group", "words"),
+    [
+        (4096, 4, 128, 32),
+        (4096, 4, 4096, 32),
+        (4096, 4, 32, 32),
+        (4096, 8, 16, 16),  # a plane of 32 would be two groups
+        (2880, 4, 32, 32),  # 192 inputs more
+        (384, 4, 128, 16),  # not 128 more
+        (384, 8, 128, 32),
+        (100, 4, 100, 16),
+    ],
+)
+def test_blocks_are_wide_where_groups_and_inputs_let_them(inputs: int, bits: int, group: int, words: int) -> None:
+    packed = pack(torch.zeros(2, inputs), torch.ones(2, -(-inputs // group)), bits=bits, group=group)
+    assert packed.words == words
+    empty = allocate((2, inputs), bits=bits, group=group, device=torch.device("cpu"))
+    assert (empty.words, empty.codes.shape, empty.group) == (words, packed.codes.shape, packed.group)
+
+
+def test_where_a_code_is() -> None:
+    """Column `W * plane + word` of a block: a file of another order would be read as other numbers."""
+    codes = torch.arange(512, dtype=torch.uint8).view(1, -1) % 13
+    words = pack(codes, torch.ones(1, 4), bits=4, group=128).codes[0].tolist()
+    for column, code in enumerate(codes[0].tolist()):
+        block, plane, word = column // 256, column % 256 // 32, column % 32
+        assert words[32 * block + word] >> 4 * plane & 15 == code
 
 
 @pytest.mark.parametrize("name", KINDS)

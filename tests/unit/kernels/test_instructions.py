@@ -102,6 +102,16 @@ def test_integers_of_4_bits(plane: int, less: int, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)
+@pytest.mark.parametrize("plane", range(8))
+def test_integers_of_4_bits_as_they_are_put_in(plane: int, dtype: torch.dtype) -> None:
+    wide = dtype is torch.bfloat16
+    text = triton_codes._integers(plane, 4, wide, True)
+    for first, second in _pairs():
+        found = _floats(carried_out(text, {"$1": first, "$2": second}), dtype)
+        assert found.tolist() == [(word >> 4 * plane & 15) + (128 if wide else 1024) for word in (first, second)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)
 @pytest.mark.parametrize("plane", range(4))
 @pytest.mark.parametrize("less", [0, 128])
 def test_integers_of_8_bits(plane: int, less: int, dtype: torch.dtype) -> None:
@@ -123,7 +133,7 @@ def test_floats_of_4_bits(plane: int, dtype: torch.dtype) -> None:
     wide = dtype is torch.bfloat16
     text = triton_codes._floats(plane, wide)
     for first, second in _pairs():
-        found = _floats(carried_out(text, {"$1": first, "$2": second}), dtype).double() * 2.0 ** (126 if wide else 14)
+        found = _floats(carried_out(text, {"$1": first, "$2": second}), dtype).double() * 2.0 ** (6 if wide else 14)
         assert found.tolist() == [_e2m1(word, plane) for word in (first, second)]
 
 
