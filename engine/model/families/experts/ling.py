@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from engine.kernels.experts.rule import GroupScore, RoutingRule, Score
+from dataclasses import replace
+
 from engine.model.experts import ExpertTensors, SharedExpertSpec
 from engine.model.families.experts.fields import (
     GATE_UP_DOWN,
     behind_dense,
-    checked,
     layers_by_kind,
+    sigmoid_rule,
     sparse_mlp,
     without_predictions,
 )
-from engine.model.families.fields import Fields, attention, count, flag, gated_mlp, model, number, real
+from engine.model.families.fields import Fields, attention, count, flag, gated_mlp, model, number
 from engine.model.names import StoredNames
 from engine.model.spec import LayerSpec, ModelSpec, QkNorm
 
@@ -34,17 +35,9 @@ def read(fields: Fields) -> ModelSpec:
     fields.ignore("output_dropout", "max_window_layers", "sliding_window", "mtp_loss_scaling_factor")
     num_shared, size = count(fields, "num_shared_experts"), number(fields, "moe_intermediate_size")
     shared_size = count(fields, "moe_shared_expert_intermediate_size") or size
-    rule = RoutingRule(
-        chosen=number(fields, "num_experts_per_tok"),
-        score=Score.SIGMOID,
-        num_groups=count(fields, "n_group") or 1,
-        groups_kept=count(fields, "topk_group") or 1,
-        group_score=GroupScore.TWO_BEST,
-        renormalised=True,
-        scale=real(fields, "routed_scaling_factor", 1.0),
-    )
+    rule = replace(sigmoid_rule(fields), renormalised=True)
     shared = SharedExpertSpec(size=num_shared * shared_size, under="mlp.shared_experts") if num_shared else None
-    dense, sparse = gated_mlp(fields), sparse_mlp(fields, checked(fields, rule), tensors=TENSORS, shared=shared)
+    dense, sparse = gated_mlp(fields), sparse_mlp(fields, rule, tensors=TENSORS, shared=shared)
     qk_norm = NORMS if flag(fields, "use_qk_norm") else None
     mixer = attention(fields, fused="attention.query_key_value", output="attention.dense", qk_norm=qk_norm)
     has_experts = layers_by_kind(fields, behind_dense(fields))
