@@ -81,6 +81,15 @@ class Bench:
             sequence.states = (State(num_computed - 1, None, tuple(islice(moved, len(state)))),)
         sequence.columns = [tuple(islice(moved, len(column))) for column in columns]
 
+    def check_handed_over(self, *, chunk_size: int) -> None:
+        """A prompt is computed at one end, and answered at the other."""
+        prefill, decode = self.generators(chunk_size=chunk_size)
+        sequence = asked("alone", prompt_of(70))
+        prefill.start(sequence)
+        self.hand_over(sequence, prefill, decode)
+        decode.go_on([sequence])
+        self.check([sequence], prefill, decode)
+
     def lose(self, sequence: Sequence, generator: Generator) -> None:
         """Take all blocks of a sequence of the decode end away, as preemption does; what was in them is lost."""
         lost = [*sequence.block_table, *(block for state in sequence.states for block in state.blocks)]

@@ -22,12 +22,7 @@ def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.mark.parametrize("chunk_size", [512, 23])
 def test_a_prompt_is_handed_over_and_goes_on(bench: Bench, chunk_size: int) -> None:
-    prefill, decode = bench.generators(chunk_size=chunk_size)
-    sequence = asked("alone", prompt_of(70))
-    prefill.start(sequence)
-    bench.hand_over(sequence, prefill, decode)
-    decode.go_on([sequence])
-    bench.check([sequence], prefill, decode)
+    bench.check_handed_over(chunk_size=chunk_size)
 
 
 def test_a_prompt_begins_with_another_ones_blocks(bench: Bench) -> None:

@@ -8,7 +8,7 @@ import torch
 from engine.model.families import model_spec
 from engine.model.spec import UnsupportedModelError
 from tests.unit.engine.families.case import SHAPE
-from tests.unit.engine.families.exact import Bench, asked, prompt_of
+from tests.unit.engine.families.exact import Bench
 from tests.unit.engine.families.rewritten import REWRITTEN, Config, rewrite
 
 
@@ -21,12 +21,7 @@ def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def test_it_answers_as_the_other_family(bench: Bench) -> None:
-    prefill, decode = bench.generators(chunk_size=23)
-    moved = asked("moved", prompt_of(70))
-    prefill.start(moved)
-    bench.hand_over(moved, prefill, decode)
-    decode.go_on([moved])
-    bench.check([moved], prefill, decode)
+    bench.check_handed_over(chunk_size=23)
 
 
 @pytest.mark.parametrize(

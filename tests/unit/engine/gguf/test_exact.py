@@ -9,7 +9,7 @@ import pytest
 from tests.gguf_files import write_gguf
 from tests.unit.engine.families.case import Case
 from tests.unit.engine.families.dense import BY_KIND, GEMMA, LLAMA3, LONGROPE, MULTIPLIED, TWO_KINDS, YARN
-from tests.unit.engine.families.exact import Bench, asked, prompt_of
+from tests.unit.engine.families.exact import Bench
 from tests.unit.engine.families.experts import EXPERTS
 from tests.unit.engine.families.hybrids import CONVOLUTIONS, OF_LFM_2_MOE
 
@@ -82,10 +82,4 @@ def test_it_answers_as_transformers(case: Case, tmp_path: Path) -> None:
     def stored(folder: Path) -> Path:
         return write_gguf(folder, tmp_path / "model.gguf", architecture=other)
 
-    bench = Bench(case, tmp_path / "model", stored=stored)
-    prefill, decode = bench.generators(chunk_size=23)
-    sequence = asked("alone", prompt_of(70))
-    prefill.start(sequence)
-    bench.hand_over(sequence, prefill, decode)
-    decode.go_on([sequence])
-    bench.check([sequence], prefill, decode)
+    Bench(case, tmp_path / "model", stored=stored).check_handed_over(chunk_size=23)
