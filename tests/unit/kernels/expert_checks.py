@@ -80,7 +80,7 @@ def check_routing_by_a_wide_router(device: str, large: bool) -> None:
         router = torch.randn(24, 512, device=device) / 512**0.5
         choice = route(x, router, None, None, RoutingRule(chosen=4))
         scores = (x.double() @ router.double().T).softmax(dim=-1)
-        expected = scores.gather(1, choice.ids.long())
+        expected = scores.gather(1, choice.ids.long().clamp(min=0))  # nothing is chosen where it is only compiled
         assert float((choice.weights - expected).abs().max()) < 1e-5
 
 
