@@ -10,16 +10,19 @@ import triton.language as tl
 
 
 @triton.constexpr_function
-def _e4m3(bytes_at, source, target, wide, nan=False):
-    """Instructions that put two bytes of `source`, picked by prmt's `bytes_at`, into `target`. `wide`: bfloat16."""
+def _e4m3(bytes_at, source, target, wide, nan_at=None):
+    """Instructions that put two bytes of `source`, picked by prmt's `bytes_at`, into `target`. `wide`: bfloat16.
+
+    `nan_at`: those of `n` whose signs say that a byte is no number.
+    """
     shift, mask, times = (4, "0x07f007f0", "0x7b807b80") if wide else (1, "0x3f803f80", "0x5c005c00")
-    beyond = "0x78107810" if wide else "0x40804080"  # added to a NaN's bits alone, it reaches the sign
-    told = f"add.u32 n, m, {beyond}; prmt.b32 n, n, 0, 0xbb99; or.b32 m, m, n;" if nan else ""
+    magnitude = f"and.b32 m, m, {mask};"
+    if nan_at is not None:
+        magnitude = f"prmt.b32 s, n, 0, {nan_at:#x}; lop3.b32 m, m, {mask}, s, 0xea;"
     return f"""
         prmt.b32 t, {source}, 0, {bytes_at:#x};
         shr.u32 m, t, {shift};
-        and.b32 m, m, {mask};
-        {told}
+        {magnitude}
         lop3.b32 t, t, 0x80008000, m, 0xea;
         mov.b32 m, {times};
         mov.b32 s, 0x80008000;
@@ -36,8 +39,10 @@ def e4m3_of_words(plane, wide):
 @triton.constexpr_function
 def e4m3_of_bytes(wide, nan):
     """Instructions for the four bytes of `$2`."""
-    low, high = _e4m3(0x1404, "$2", "$0", wide, nan), _e4m3(0x3424, "$2", "$1", wide, nan)
-    return f"{{ .reg .b32 t, m, n, s; {low} {high} }}"
+    told = "and.b32 n, $2, 0x7f7f7f7f; add.u32 n, n, 0x01010101;" if nan else ""
+    low, high = (0x9988, 0xBBAA) if nan else (None, None)
+    parts = _e4m3(0x1404, "$2", "$0", wide, low) + _e4m3(0x3424, "$2", "$1", wide, high)
+    return f"{{ .reg .b32 t, m, n, s; {told} {parts} }}"
 
 
 @triton.jit
@@ -51,9 +56,12 @@ def e4m3_plane(words, plane: tl.constexpr, DTYPE: tl.constexpr):
 
 @triton.jit
 def e4m3_numbers(codes, NAN: tl.constexpr, DTYPE: tl.constexpr):
-    """e4m3 codes, loaded as integers of 8 bits. NAN: theirs stay so."""
+    """e4m3 codes, loaded as integers of 8 bits. NAN: theirs stay so.
+
+    Not pure, it is said: pure instructions are carried out where a product wants its operand, which is then read byte by byte.
+    """
     bits = tl.inline_asm_elementwise(
-        e4m3_of_bytes(DTYPE == tl.bfloat16, NAN), "=r,=r,r", [codes], dtype=tl.int16, is_pure=True, pack=4
+        e4m3_of_bytes(DTYPE == tl.bfloat16, NAN), "=r,=r,r", [codes], dtype=tl.int16, is_pure=False, pack=4
     )
     return bits.to(DTYPE, bitcast=True)
 
