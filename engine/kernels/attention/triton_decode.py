@@ -21,6 +21,8 @@ from engine.kernels.launch import Kernel
 
 # Warps, loop step and stages: measured on an H200 with head size 128 in bfloat16.
 WARPS = 2
+# Padded head sizes of numbers and of codes: with larger ones a program of two warps spills.
+MOST_WITH_FEW_WARPS = 256, 128
 LOG2_E = 1.4426950408889634
 MAX_KEY_BYTES = 256  # longer keys halve the positions of a loop step
 
@@ -47,6 +49,7 @@ def paged_decode(
     step = STEP_POSITIONS if padded * q.element_size() <= MAX_KEY_BYTES else STEP_POSITIONS // 2
     kv_block, kv_plane = kv_layer.stride()[:2]
     factors, scales, scale_block, scale_plane = scales_of(codes)
+    warps = WARPS if padded <= MOST_WITH_FEW_WARPS[codes is not None] else 2 * WARPS
     fixed = (
         num_heads, num_kv_heads, group, max(16, triton.next_power_of_2(group)), head_dim, padded,
         block_size, step, stages, how.softcap, how.sinks is not None, kind_of(codes, q.device), pdl,
@@ -55,7 +58,7 @@ def paged_decode(
         (num_kv_heads, items.shape[0]), (q.dtype, kv_block, kv_plane, scale_block, scale_plane, *fixed),
         q, bytes_of(kv_layer, codes), factors, scales, items, tables, out, partial, stats, how.sinks, how.scale * LOG2_E,
         kv_block, kv_plane, scale_block, scale_plane, *fixed,
-        num_warps=WARPS, num_stages=stages, launch_pdl=pdl,
+        num_warps=warps, num_stages=stages, launch_pdl=pdl,
     )  # fmt: skip
     # One head a program while that fills the GPU: programs without anything to add up cost time.
     heads = 1 if parts.shape[0] <= 32 else min(8, num_heads & -num_heads)

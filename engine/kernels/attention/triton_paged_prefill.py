@@ -27,6 +27,7 @@ SHAPES = {
     (512, 2): (64, 32, 8, 2),
     (512, 4): (16, 16, 8, 1),
 }
+OF_CODES = SHAPES | {(512, 2): (32, 32, 8, 2)}  # with 64 queries codes of such heads spill
 Shape = tuple[int, int, int, int]
 
 
@@ -46,12 +47,13 @@ def paged_prefill(
 
     `kv_layer` [num_blocks, 2, B, Hkv, D] holds the new tokens already. `block_table` [S, most blocks] int32. `tiles` [I, 8]
     int32 of `rows` queries each, a power of two, from `tiles.deal_out_tiles`. `codes`: as in `paged_attention`. `shape` replaces
-    the one in `SHAPES`.
+    the one in `SHAPES` or `OF_CODES`.
     """
     num_heads, head_dim = q.shape[1:]
     size = q.element_size()
     if shape is None:
-        shape = next(shape for (most, of), shape in SHAPES.items() if head_dim <= most and of == size)
+        shapes = SHAPES if codes is None else OF_CODES
+        shape = next(shape for (most, of), shape in shapes.items() if head_dim <= most and of == size)
     m, step, warps, stages = min(shape[0], rows), *shape[1:]
     factors, scales, scale_block, scale_plane = scales_of(codes)
     _PREFILL.launch(

@@ -93,7 +93,7 @@ def _attend(
         plan.tiles, out, sums, stats, first, len(made), len(q), scale * LOG2_E,
         H=q.shape[1], N=its.plain, WIDE=wide, REST=rest, R=its.rotated, R_PADDED=rotated_padded, V=its.value, V_PADDED=padded,
         M=m, PIECES=plan.rows // m, STEP=step, STAGES=stages,
-        num_warps=4 if m == 64 else warps, num_stages=stages,
+        num_warps=4 if m == 64 and padded <= 128 else warps, num_stages=stages,
     )  # fmt: skip
 
 

@@ -49,11 +49,13 @@ from tests.unit.engine.launches import NUM_BLOCKS, PASSES, chunks
 from tests.unit.kernels import references, triton_checks
 from tests.unit.kernels.compiling import HopperDriver
 from tests.unit.kernels.keys import Keys
+from tests.unit.kernels.resources import resources_of
 
 Programs = dict[str, Callable[[], None]]
 
 HOPPER = device.Device(processors=132, has_tma=True, is_hopper=True)
 SHARED_BYTES = 227 << 10  # of a program, on Hopper
+SPILLED_BYTES = 96  # of a thread, at most: some numbers are kept across a loop, more would be read in it
 NO_KERNELS = {"graph_checks"}  # it checks whole passes
 # Real heads over few features: what a program keeps depends on them.
 REAL_HEADS = {"hidden_size": 512, "intermediate_size": 512, "num_attention_heads": 32, "num_key_value_heads": 8}
@@ -179,6 +181,12 @@ class Compiler:
         self._look(compiled)
         if compiled.metadata.shared > SHARED_BYTES:
             self.wrong.append((*key, f"{compiled.metadata.shared} bytes of shared memory, {SHARED_BYTES} are there"))
+            return
+        spilled = resources_of(compiled).spilled
+        if spilled > SPILLED_BYTES and re.search(
+            "fp16|bf16", str(compiled.src.signature)
+        ):  # products of float32 have no tensor cores
+            self.wrong.append((*key, f"{spilled} bytes spilled, at most {SPILLED_BYTES} may be"))
 
 
 def passes(case: Case, kv_cache_dtype: str = "auto", format: Format | None = None) -> None:
@@ -250,7 +258,11 @@ def broken() -> Programs:
     def python() -> None:
         check("triton_checks", "no such kernel")
 
-    return {f"broken {function.__name__}": function for function in (norm, memory, python)}
+    def registers() -> None:
+        with mock.patch.object(sys.modules[__name__], "SPILLED_BYTES", -1):
+            triton_norm.rms_norm(torch.empty(4, 64).half(), torch.empty(64).half(), 1e-6)
+
+    return {f"broken {function.__name__}": function for function in (norm, memory, python, registers)}
 
 
 def _start(move: Move, *blocks: torch.Tensor | None) -> None:

@@ -42,9 +42,12 @@ def test_every_kernel_compiles_for_hopper(kind: str, part: str, tmp_path: Path) 
 @pytest.mark.long
 def test_a_kernel_that_can_not_be_compiled_is_told(tmp_path: Path) -> None:
     told = told_by(MODULE, "broken", cache=tmp_path, timeout_s=TIMEOUT_S, options=["-O"])
-    assert list(told) == ["broken norm", "broken memory", "broken python"]
-    (_, [(norm, _, of_norm)]), (_, [(memory, _, of_memory)]), (_, [(nothing, _, of_python)]) = told.values()
+    assert list(told) == ["broken norm", "broken memory", "broken python", "broken registers"]
+    (norm, _, of_norm), (memory, _, of_memory), (nothing, _, of_python), (_, _, of_registers) = (
+        one for _, [one] in told.values()
+    )
     assert (norm, memory, nothing) == ("_norm", "_few_rows", "")
     assert "arange's range must be a power of 2" in of_norm
     assert "bytes of shared memory" in of_memory
+    assert of_registers == "0 bytes spilled, at most -1 may be"
     assert of_python == "KeyError: 'no such kernel'"
