@@ -27,7 +27,7 @@ SHAPES = {
     (512, 2): (64, 32, 8, 2),
     (512, 4): (16, 16, 8, 1),
 }
-OF_CODES = SHAPES | {(512, 2): (32, 32, 8, 2)}  # with 64 queries codes of such heads spill
+OF_CODES = SHAPES | {(512, 2): (32, 32, 8, 1)}  # with more, codes of such heads spill
 Shape = tuple[int, int, int, int]
 
 
