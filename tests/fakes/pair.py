@@ -1,0 +1,61 @@
+"""Two workers in one process: one computes prompts, and hands them over to the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from common.messages import Reserve, ReserveReply, SamplingParams, ToWorker, WorkerReply
+from decode.role import DecodeRole
+from prefill.role import PrefillRole
+from tests.fakes.device import settled
+from tests.fakes.worker import Bench, claim, new_job
+
+
+class Pair:
+    """The prefill role of one worker, and the decode role of another as its only candidate; both pools and roles are real."""
+
+    def __init__(
+        self, writer: Bench, receiver: Bench, *, heard: Callable[[Reserve], Reserve] = lambda message: message
+    ) -> None:
+        """`heard`: what the receiver understands of a question for room."""
+        self.writer, self.receiver = writer, receiver
+        self._heard = heard
+        self.prefill = PrefillRole(writer.context, max_requests=4)
+        self.decode = DecodeRole(receiver.context)
+        writer.roles.attach(self.prefill, active=True)
+        receiver.roles.attach(self.decode, active=True)
+        receiver.peers.saw(writer.state("w"))
+        self.replies: list[ReserveReply] = []
+
+    async def _handle(self, message: ToWorker) -> WorkerReply | None:
+        if not isinstance(message, Reserve):
+            return await self.decode.handle(message)
+        reply = await self.decode.handle(self._heard(message))
+        assert isinstance(reply, ReserveReply)
+        self.replies.append(reply)
+        return reply
+
+    async def hand_over(self, name: str, prompt: list[int], sampling: SamplingParams) -> None:
+        """Compute a prompt and hand it over, until the writer has nothing more to do with it."""
+        await self.writer.serve("d0", self._handle)
+        job = new_job(name, prompt, sampling, prefill=True)
+        await self.prefill.start(claim(msgspec.structs.replace(job, decode_workers=["d0"]), self.writer.gateway))
+        [serving] = self.prefill.serving.values()
+        while chunks := self.prefill.plan(9):
+            results = self.writer.engine.launch(chunks).wait()
+            await settled()  # no pass ends before the loop did what was due: room is asked for before the first token
+            self.prefill.apply(list(zip(chunks, results, strict=True)))
+        await serving
+
+    async def answer(self, name: str, prompt: list[int], sampling: SamplingParams) -> list[int]:
+        """Hand a prompt over, and return all tokens that follow it."""
+        await self.hand_over(name, prompt, sampling)
+        await settled()
+        streams = self.receiver.gateway.streams
+        streams[name] = list(self.writer.gateway.streams[name])
+        while chunks := self.decode.plan(9):
+            self.decode.apply(list(zip(chunks, self.receiver.engine.launch(chunks).wait(), strict=True)))
+        await settled()
+        return streams[name]

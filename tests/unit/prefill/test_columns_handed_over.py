@@ -1,0 +1,71 @@
+"""A prompt with columns goes from one worker's memory to another's, and what the receiver has of it stays where it is."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+
+from common.blocks import unpack_tokens
+from common.messages import PagePart, SamplingParams
+from engine.cache.block_pool import BlockPool
+from kvtransfer.shm import ShmTransport
+from tests.fakes.pair import Pair
+from tests.fakes.worker import BLOCK, Bench, new_fake_engine, running_bench
+
+PARTS = [
+    PagePart(layers=1, planes=2, heads=1, dim=4, dtype="float32"),
+    PagePart(layers=2, planes=2, heads=1, dim=4, dtype="float32", window=10),
+]
+M, SEEN = 2, 3  # blocks of a column, and columns that the first token of a block sees behind itself
+SHORT = SamplingParams(max_tokens=3, temperature=0.0)  # the prompt's last columns stay
+LONG = SamplingParams(max_tokens=14, temperature=0.0)  # all of them go
+
+
+@asynccontextmanager
+async def running_worker() -> AsyncIterator[Bench]:
+    """A worker whose pool others write to."""
+    transport = ShmTransport()
+    engine = new_fake_engine(60, parts=PARTS, allocate=transport.allocate)
+    try:
+        async with running_bench(engine, transport=transport) as bench:
+            region = await transport.open(engine.kv, engine.layout, 1)
+            bench.context = replace(bench.context, region=region)
+            yield bench
+    finally:
+        await transport.close()
+
+
+def evict(pool: BlockPool, num_cached: int) -> None:
+    """Leave all cached blocks but so many."""
+    pool.release(pool.allocate(pool.num_free - pool.num_cached + num_cached))
+
+
+@pytest.mark.parametrize("num_tokens", [32, 33, 45])
+async def test_what_the_receiver_has_is_not_pushed_again(num_tokens: int) -> None:
+    """From all that it had of the prompt to nothing, a block less each time: its last columns go first."""
+    prompt = list(range(100, 100 + num_tokens))
+    num_blocks, oldest = -(-num_tokens // BLOCK), num_tokens // BLOCK - SEEN
+    most, had = num_tokens // BLOCK + SEEN * M, set()
+    async with running_worker() as writer, running_worker() as receiver:
+        pair = Pair(writer, receiver)
+        expected = receiver.engine.expected(prompt, LONG.max_tokens, LONG)
+        for evicted in range(most + 1):
+            evict(receiver.pool, receiver.pool.num_cached)
+            assert await pair.answer(f"first {evicted}", prompt, SHORT) == expected[: SHORT.max_tokens]
+            assert (pair.replies[-1].first_block, pair.replies[-1].first_column) == (0, oldest)
+            assert receiver.pool.num_cached == most
+            evict(receiver.pool, evicted)
+            assert await pair.answer(f"again {evicted}", prompt, LONG) == expected
+            assert writer.gateway.ended[f"again {evicted}"] == "settled"
+            reply = pair.replies[-1]
+            pushed = num_blocks - reply.first_block + M * (num_blocks - reply.first_column)
+            assert len(unpack_tokens(reply.destination_blocks)) == pushed
+            had.add((reply.first_block, reply.first_column - oldest))
+            assert (writer.pool.num_used, receiver.pool.num_used) == (0, 0)
+        await pair.decode.close()
+    assert {columns for _, columns in had} == {0, 1, 2, SEEN}
+    assert (num_tokens // BLOCK, SEEN) in had
+    assert (0, 0) in had
