@@ -36,6 +36,7 @@ from benchmarks.startup import start_process
 from benchmarks.step_profile import profile_cell
 from benchmarks.targets import REFERENCE, TARGETS
 from benchmarks.workload import Prompts
+from common.pages import KVLayout
 from engine.cache.pages import part_views
 from engine.config import KV_CACHE_DTYPES, EngineConfig
 from engine.engine import Engine
@@ -155,7 +156,7 @@ class Run:
             cost=ModelCost.of(
                 read_model_spec(model),
                 _dtype(self._device, read_model_spec(model).dtype),
-                kv_bytes=engine.layout.block_bytes // engine.layout.block_size,
+                kv_bytes=position_bytes(engine.layout),
                 layer_bytes=LAYER_BYTES.get(self._options.quantization),
                 rate=2.0 if self._options.quantization == "fp8" else 1.0,
             ),
@@ -338,6 +339,12 @@ def fill(engine: Engine) -> None:
                 blocks.fill_(0.01)
             else:
                 blocks.normal_()
+
+
+def position_bytes(layout: KVLayout) -> int:
+    """Of keys and values of one position, those in columns included."""
+    columns = sum(part.block_bytes(layout.block_size) for part in layout.windowed)
+    return (layout.block_bytes + columns) // layout.block_size
 
 
 def _settings(engine: Engine) -> str:

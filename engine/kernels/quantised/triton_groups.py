@@ -21,6 +21,9 @@ from engine.kernels.triton_linear import prefetch, write_product
 
 MAX_ROWS = 64  # with more, the vendor's library multiplies what one kernel has dequantised
 PREFETCH_WORDS = 64  # leading ones of each row
+MOST_STAGES = 6
+# A program with fewer rows would not have one for each part of the tensor core's operand.
+FEWEST_ROWS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,16 +35,18 @@ class Tiles:
     room: int  # bytes for the blocks in flight
     programs: float  # a processor's, made by splits
     splits: int = 1  # over K
+    stages: int = MOST_STAGES  # blocks in flight, at most
 
 
-# By the most rows of the activations, which fill shared memory and registers.
+# By the most rows of the activations, which fill shared memory and registers. Measured on an H200 (ADR 0248).
 TILES = {
+    4: Tiles(rows=32, warps=2, room=64 << 10, programs=6, stages=4),
     32: Tiles(rows=64, warps=4, room=72 << 10, programs=3),
     MAX_ROWS: Tiles(rows=128, warps=8, room=200 << 10, programs=1.25),
 }
 # Of devices before Hopper.
 SMALL_ROOM = 72 << 10
-MOST_SPLITS, MOST_STAGES = 4, 6
+MOST_SPLITS = 4
 # Of a split.
 FEWEST_BLOCKS = 4
 
@@ -114,7 +119,8 @@ def _choose(x: torch.Tensor, weight: Groups, outputs: int, *, parts: bool) -> Ti
         tiles = replace(tiles, room=SMALL_ROOM)
     programs = triton.cdiv(outputs, tiles.rows)
     if not parts:
-        return tiles if programs >= device.processors or sides > 1 else replace(tiles, rows=tiles.rows // 2)
+        is_enough = programs >= device.processors or sides > 1 or tiles.rows == FEWEST_ROWS
+        return tiles if is_enough else replace(tiles, rows=tiles.rows // 2)
     splits = 1
     while (
         2 * splits <= min(MOST_SPLITS, weight.blocks // FEWEST_BLOCKS)
@@ -124,10 +130,10 @@ def _choose(x: torch.Tensor, weight: Groups, outputs: int, *, parts: bool) -> Ti
     return replace(tiles, splits=splits)
 
 
-def stages_of(weight: Groups, room: int, *, rows: int, outputs: int) -> int:
+def stages_of(weight: Groups, room: int, *, rows: int, outputs: int, most: int = MOST_STAGES) -> int:
     """Blocks in flight, whose words and inputs have room; `outputs`: rows of the weight that a program reads."""
     bytes_of_block = outputs * weight.words * 4 + rows * weight.columns * 2
-    return max(2, min(MOST_STAGES, room // bytes_of_block))
+    return max(2, min(most, room // bytes_of_block))
 
 
 def _launch(
@@ -143,7 +149,9 @@ def _launch(
     """Write the product of few rows to `out` [T, N], or its partial sums [P, T, N]."""
     num_rows, num_outputs = x.shape[0], out.shape[-1]
     pdl, padded_rows = describe(x.device).has_tma, max(16, triton.next_power_of_2(num_rows))
-    stages = stages_of(weight, tiles.room, rows=padded_rows, outputs=tiles.rows * (2 if gated else 1))
+    stages = stages_of(
+        weight, tiles.room, most=tiles.stages, rows=padded_rows, outputs=tiles.rows * (2 if gated else 1)
+    )
     _FEW_ROWS.launch(
         (triton.cdiv(num_outputs, tiles.rows), tiles.splits), None,
         x, *operands(weight), out, weight.scales if bias is None else bias, num_rows,

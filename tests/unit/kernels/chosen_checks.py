@@ -79,11 +79,12 @@ def _check_choosing(
     weights[-1, 0] = float("inf")
     positions, plan = positions_of(batch), references.plan_of(q, batch, num_kv_heads=1, block_size=16, window=0)
     expected = _expected(q, weights, keys, batch, most)
+    longest = max(9000, *(context for _, context in lengths))
     for compute in (chosen.chosen_positions, chosen.chosen_positions.reference):
-        assert torch.equal(compute(q, weights, positions, keys, plan, most, 9000), expected), compute
+        assert torch.equal(compute(q, weights, positions, keys, plan, most, longest), expected), compute
     if plan.num_decode:
         more = [torch.cat((each, torch.zeros_like(each[:1]))) for each in (q, weights, positions)]
-        found = chosen.chosen_positions(*more, keys, with_room(plan), most, 9000)
+        found = chosen.chosen_positions(*more, keys, with_room(plan), most, longest)
         assert torch.equal(found[:-1], expected)
 
 

@@ -110,7 +110,9 @@ def alike(found: Fp8Rows, expected: Fp8Rows) -> None:
     torch.testing.assert_close(found.scale, expected.scale, rtol=step, atol=0)
     torch.testing.assert_close(found.values.float(), expected.values.float(), rtol=0.13, atol=2**-9)
     exact = (found.values.float() == expected.values.float()).float().mean()
-    assert exact > 0.97, f"{1 - exact:.3f} of the values are rounded in another way"
+    assert exact > (0.9 if found.dtype == torch.bfloat16 else 0.97), (
+        f"{1 - exact:.3f} of the values are rounded in another way"
+    )
 
 
 CHECKS: dict[str, Callable[[str, bool], None]] = {
