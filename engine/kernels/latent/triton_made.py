@@ -80,7 +80,8 @@ def _attend(
     its, padded = forms.shape, max(16, triton.next_power_of_2(forms.shape.value))
     shape = next(shape for (most, of), shape in SHAPES.items() if padded <= most and of == q.element_size())
     m, step, warps, stages = min(shape[0], plan.rows), *shape[1:]
-    warps = min(warps, padded // 8)  # of each one eight values at least: with fewer an H200 answered NaN
+    # Each has eight values at least: with fewer an H200 answered NaN.
+    warps = min(warps, padded // 8)
     wide = max(16, triton.next_power_of_2(its.plain + 1) // 2)
     rest = 0 if its.plain <= wide else max(16, triton.next_power_of_2(its.plain - wide))
 
