@@ -18,7 +18,7 @@ from tests.unit.engine.formats.loading import Form, Tiny, single
 from tests.unit.engine.formats.packing import awq, gptq, mxfp4, mxfp4_rows, nvfp4, packed_rows, signed_bytes
 
 HEAD = ("lm_head",)
-MOE, GPT_OSS = CASES[0], next(case for case in CASES if case.name == "gpt_oss")
+MOE, GPT_OSS = (next(case for case in CASES if case.name == name) for name in ("qwen3_moe", "gpt_oss"))
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": "gemm"}
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": True, "desc_act": False, "damp_percent": 0.1}
 

@@ -19,7 +19,7 @@ from tests.unit.engine.families.experts import CASES
 from tests.unit.engine.formats.checkpoints import Store
 from tests.unit.engine.generate import Generator, new_sequence
 
-MOE = CASES[0]
+MOE = next(case for case in CASES if case.name == "qwen3_moe")
 PROMPT = list(range(40, 75))
 Tiny = Callable[[str], Path]
 
