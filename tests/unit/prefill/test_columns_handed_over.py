@@ -9,11 +9,12 @@ from dataclasses import replace
 import pytest
 
 from common.blocks import unpack_tokens
-from common.messages import PagePart, SamplingParams
+from common.messages import PagePart, Reserve, ReserveReply, SamplingParams, WriterDone
+from common.words import Refusal
 from engine.cache.block_pool import BlockPool
 from kvtransfer.shm import ShmTransport
 from tests.fakes.pair import Pair
-from tests.fakes.worker import BLOCK, Bench, new_fake_engine, running_bench
+from tests.fakes.worker import BLOCK, Bench, new_fake_engine, new_job, running_bench
 
 PARTS = [
     PagePart(layers=1, planes=2, heads=1, dim=4, dtype="float32"),
@@ -69,3 +70,26 @@ async def test_what_the_receiver_has_is_not_pushed_again(num_tokens: int) -> Non
     assert {columns for _, columns in had} == {0, 1, 2, SEEN}
     assert (num_tokens // BLOCK, SEEN) in had
     assert (0, 0) in had
+
+
+async def test_what_was_found_goes_back_when_there_is_no_room_and_when_the_writer_gives_up() -> None:
+    prompt = list(range(100, 133))
+    async with running_worker() as writer, running_worker() as receiver:
+        pair, pool = Pair(writer, receiver), receiver.pool
+        await pair.answer("first", prompt, SHORT)
+        job = new_job("again", prompt, LONG, prefill=True)
+        identity, layout = writer.context.identity, writer.context.layout
+        question = Reserve(
+            job=job, worker=identity.worker, incarnation=identity.incarnation, remaining_ms=60_000, layout=layout
+        )
+        others = pool.allocate(pool.num_free - pool.num_cached)
+        full = await pair.decode.handle(question)
+        assert isinstance(full, ReserveReply)
+        assert (full.reason, pool.num_used) == (Refusal.FULL, len(others))
+        pool.release(others)
+        lease = await pair.decode.handle(question)
+        assert isinstance(lease, ReserveReply)
+        assert (lease.first_block, lease.first_column) == (8, 8)
+        await pair.decode.handle(WriterDone(**identity.head(job), lease_id=lease.lease_id, generation=lease.generation))
+        assert pool.num_used == 0
+        await pair.decode.close()
