@@ -153,17 +153,13 @@ class DecodeScheduler:
         return num_generated < sequence.sampling.max_tokens and sequence.num_tokens < self._max_model_len
 
     def _coverable(self, request: DecodeRequest, num_tokens: int) -> int:
-        """How many of a prompt's next tokens get their columns without anybody giving way; a part of a block if none do.
+        """How many of a prompt's next tokens have columns, or get them without anybody giving way.
 
-        What its passes in flight leave behind will do for the next ones.
+        None only while a pass is in flight: what it leaves behind will do.
         """
-        if not self._pool.column_blocks or num_tokens <= 0 or not _is_prompt(request):
+        if not _is_prompt(request):
             return num_tokens
-        sequence, size = request.sequence, self._pool.block_size
-        covered = cover(self._pool, sequence, num_tokens, spare=self._spare)
-        if covered or self.blocks.in_use(sequence):
-            return covered
-        return min(num_tokens, size - sequence.num_scheduled % size)
+        return cover(self._pool, request.sequence, num_tokens, spare=self._spare)
 
     def _make_room(self, request: DecodeRequest, num_tokens: int, draft: _Draft) -> bool:
         """Cover the chunk with blocks, preempting others if need be; False if the request itself has to wait."""
