@@ -114,8 +114,7 @@ class Fp8:
 
     def linear(self, spec: LinearSpec, weights: Weights, *, under: str) -> Linear:
         inputs = weights.share(spec.parameter()).shape[1]
-        ranks_share_a_block = self._in_blocks and inputs != spec.inputs and inputs % self.block[1] != 0
-        if ranks_share_a_block or not self._suits(inputs, weights.device):
+        if not self._suits(inputs, weights.device):
             return plain_linear(self, spec, weights, under=under)
         weight, places = weights.new(spec.parameter(dtype=FP8), under=under), places_by_module(spec, weights)
         for module in places:
@@ -156,9 +155,9 @@ class Fp8:
         return self.scales is Scales.BLOCK
 
     def _suits(self, inputs: int, device: torch.device) -> bool:
-        """Whether a kernel multiplies with a matrix of so many inputs there."""
-        has_steps = inputs % INPUTS_MULTIPLE == 0 and (not self._in_blocks or self.block[1] % INPUTS_MULTIPLE == 0)
-        return has_steps and multiplies_fp8(device)
+        """Whether a kernel multiplies with a matrix of so many inputs there: whole loop steps, and whole blocks."""
+        size = self.block[1] if self._in_blocks else INPUTS_MULTIPLE
+        return size % INPUTS_MULTIPLE == 0 and inputs % size == 0 and multiplies_fp8(device)
 
     def _scale(self, rows: int, inputs: int) -> StoredPart:
         blocks = (-(-rows // self.block[0]), -(-inputs // self.block[1]))

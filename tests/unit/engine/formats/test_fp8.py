@@ -204,6 +204,17 @@ def test_ranks_share_blocks(
         torch.testing.assert_close(found.float(), share)
 
 
+@pytest.mark.parametrize(("inputs", "has_kernel"), [(256, True), (192, False)])
+def test_inputs_that_end_within_a_block_become_plain(
+    inputs: int, has_kernel: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kernels look for a row's scales where whole blocks would have put them. The 10,944 of DeepSeek-V2-Lite are none."""
+    monkeypatch.setattr("engine.model.formats.fp8.multiplies_fp8", lambda device: True)
+    spec = LinearSpec(inputs=inputs, outputs={"m": 96}, bias=False, shard=Shard.NONE)
+    product = Fp8(scales=Scales.BLOCK).linear(spec, Weights(torch.bfloat16, torch.device("cpu")), under="")
+    assert isinstance(product, Fp8Linear) == has_kernel
+
+
 def test_what_modelopt_writes_beside_config_json_counts(tiny_model: Tiny, tmp_path: Path) -> None:
     folder = written(tiny_model("llama"), tmp_path / "quantised", fp8_tensor, {}, keeps=("lm_head",))
     beside = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8", "exclude_modules": ["lm_head"]}}
