@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import mmap
 from collections.abc import Sequence
 
 import msgspec
-import numpy as np
 import torch
 
 from common.pages import LANE_BYTES, KVLayout, PagePart
@@ -262,11 +263,19 @@ def torch_dtype(name: str) -> torch.dtype:
 
 
 def allocate_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> torch.Tensor:
-    """Return memory that no peer can reach: for a process of its own."""
+    """Return memory that no peer can reach: for a process of its own. Raises MemoryError."""
     if device != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
-    # Such zeros take memory only once they are written: blocks that nobody needs cost nothing.
-    return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)).view(dtype).view(shape)
+    # Such zeros take memory only once they are written: blocks that nobody needs cost nothing. An allocator would give away again
+    # what others wrote to, filled with zeros.
+    size = math.prod(shape) * dtype.itemsize
+    try:
+        memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise MemoryError(f"no room for {size >> 20} MiB of keys and values: lower --kv-memory-mb ({error})") from error
+    with contextlib.suppress(AttributeError, OSError):  # not everywhere
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=torch.uint8).view(dtype).view(shape)
 
 
 def _part_shape(part: PagePart, block_size: int) -> tuple[int, ...]:

@@ -46,7 +46,9 @@ def in_memory_format(folder: Path) -> Path:
 
 
 # In memory transformers has rows for LongCat's experts that do nothing; nobody stores those.
-IN_EITHER = [case for case in CASES if not case.fields.get("zero_expert_num")]
+# Of these it renames more than experts, or has no class for the text alone: nobody stores those names either.
+RENAMED = ("mistral4", "axk1", "hy_v3")
+IN_EITHER = [case for case in CASES if not case.fields.get("zero_expert_num") and case.name not in RENAMED]
 
 
 @pytest.mark.parametrize("case", IN_EITHER, ids=[case.name for case in IN_EITHER])

@@ -158,6 +158,11 @@ def test_blocks_take_memory_once_they_are_written() -> None:
     assert _resident_mb(pool.fill_(1).data_ptr(), pool.nbytes) > 48
 
 
+def test_a_pool_that_no_address_is_left_for_is_refused() -> None:
+    with pytest.raises(MemoryError, match="lower --kv-memory-mb"):
+        allocate_zeros((1 << 50,), torch.bfloat16, "cpu")
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="asks Linux for its memory")
 def test_what_weights_are_made_of_is_given_back() -> None:
     seen = list[int]()
