@@ -48,7 +48,8 @@ class ChatTokenizer:
         self.is_byte_level = _is_byte_level(described.get("decoder"))
         config = read_json(model, TOKENIZER_CONFIG)
         whole = read_json(model, CONFIG)
-        model_config = {**(whole.get("text_config") or {}), **whole}
+        of_text = whole.get("text_config") or {}
+        model_config = {**of_text, **whole}
         self._special = {
             name: _content(config[name])
             for name in ("bos_token", "eos_token", "pad_token", "unk_token")
@@ -60,7 +61,9 @@ class ChatTokenizer:
         generation = read_json(model, GENERATION_CONFIG)
         self.defaults = sampling_defaults(generation)
         self.eos_ids = self._eos_ids(generation, model_config)
-        self.vocab_size = int(model_config.get("vocab_size") or num_tokens(model) or self.tokenizer.get_vocab_size())
+        # A field of its own name beside `text_config` counts otherwise: Ovis 2's ends before the tokens of chat.
+        said = of_text.get("vocab_size") or whole.get("vocab_size")
+        self.vocab_size = int(said or num_tokens(model) or self.tokenizer.get_vocab_size())
         self.added = {index: token.content for index, token in self.tokenizer.get_added_tokens_decoder().items()}
         self.controls = ControlTokens(self.tokenizer, described["model"])
         self.lengths = Lengths(described, self.tokenizer.get_vocab(), self._plain_ids)

@@ -140,6 +140,11 @@ def test_a_checkpoint_with_other_parts_says_so_of_its_text_part(build: Build) ->
     assert (tokenizer.eos_ids, tokenizer.vocab_size) == ([2, 9], 600)
 
 
+def test_what_the_text_part_says_of_its_vocabulary_counts(build: Build) -> None:
+    """Ovis 2's config.json says a smaller one beside it, without the tokens of chat."""
+    assert build(config={"vocab_size": 20, "text_config": {"vocab_size": 600}}).vocab_size == 600
+
+
 def test_a_folder_without_tokenizer_says_so(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"tokenizer\.json"):
         ChatTokenizer(tmp_path)

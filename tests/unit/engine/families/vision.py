@@ -113,14 +113,14 @@ CASES: tuple[Case, ...] = (
         config="Qwen2_5OmniTextConfig",
         fields={"rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [2, 3, 3]}},
         text_in="Qwen2_5OmniThinkerConfig",
-        outer={"vision_config": SMALL_VISION, "audio_config": HEARING},
+        outer={"vision_config": SMALL_VISION, "audio_config": HEARING, "vision_start_token_id": 7},
     ),
     Case(
         name="qwen3_omni",
         config="Qwen3OmniMoeTextConfig",
         fields={**EXPERTS, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [2, 3, 3]}},
         text_in="Qwen3OmniMoeThinkerConfig",
-        outer={"vision_config": SMALL_VISION, "audio_config": HEARING},
+        outer={"vision_config": SMALL_VISION, "audio_config": HEARING, "vision_start_token_id": 7},
     ),
     Case(
         name="glm4v",
