@@ -20,7 +20,7 @@ import asyncio
 import gc
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -130,18 +130,18 @@ def compare(model: Path, name: str, *, device: str, seed: int) -> Agreement:
     dtype: torch.dtype = getattr(torch, engine.layout.dtype)
     del engine
     release_memory()
-    exact = _logits(model, sequences, lengths, device=device, dtype=torch.float32)
-    rounded = exact if dtype is torch.float32 else _logits(model, sequences, lengths, device=device, dtype=dtype)
+    (exact,) = _logits(model, sequences, lengths, device=device, dtype=torch.float32)
+    rounded = exact
+    if dtype is not torch.float32:
+        (rounded,) = _logits(model, sequences, lengths, device=device, dtype=dtype)
     ours = [torch.tensor(tokens[length:]) for tokens, length in zip(sequences, lengths, strict=True)]
-    tokens, logits = torch.cat(ours), torch.cat(exact)
-    found = judge(name, ours=tokens, exact=logits, rounded=torch.cat(rounded))
+    tokens = torch.cat(ours)
+    found = judge(name, ours=tokens, exact=exact, rounded=rounded)
     if not found.gaps or dtype is not torch.bfloat16:
         return found
-    errors = [
-        (logits - torch.cat(_logits(model, sequences, lengths, device=device, dtype=torch.float32, seed=number))).abs()
-        for number in range(ROUNDINGS)
-    ]
-    return judge(name, ours=tokens, exact=logits, rounded=torch.cat(rounded), errors=[each.amax(-1) for each in errors])
+    others = _logits(model, sequences, lengths, device=device, dtype=torch.float32, seeds=range(ROUNDINGS))
+    errors = [(exact - each).abs().amax(dim=-1) for each in others]
+    return judge(name, ours=tokens, exact=exact, rounded=rounded, errors=errors)
 
 
 def judge(
@@ -193,26 +193,31 @@ def _logits(
     *,
     device: str,
     dtype: torch.dtype,
-    seed: int | None = None,
+    seeds: Iterable[int | None] = (None,),
 ) -> list[torch.Tensor]:
-    """The reference's logits [tokens, V] float32, on the host, before each generated token of each sequence.
+    """The reference's logits [tokens, V] float32, on the host, before each generated token, for each seed.
 
     With a seed the results of its modules are rounded to bfloat16, up or down at random.
     """
     reference = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=dtype, attn_implementation="eager")
     reference = reference.to(device).eval()
-    if seed is not None:
-        torch.manual_seed(seed)
-        for module in reference.modules():
-            if not any(module.children()):
-                module.register_forward_hook(_round_at_random)
-    logits = []
-    for tokens, length in zip(sequences, lengths, strict=True):
-        output = reference(torch.tensor([tokens[:-1]], device=device)).logits[0, length - 1 :]
-        logits.append(output.float().cpu())
-    del reference
+    parts = [module for module in reference.modules() if not any(module.children())]
+    found = []
+    for seed in seeds:
+        hooks = []
+        if seed is not None:
+            torch.manual_seed(seed)
+            hooks = [part.register_forward_hook(_round_at_random) for part in parts]
+        logits = []
+        for tokens, length in zip(sequences, lengths, strict=True):
+            output = reference(torch.tensor([tokens[:-1]], device=device)).logits[0, length - 1 :]
+            logits.append(output.float().cpu())
+        found.append(torch.cat(logits))
+        for hook in hooks:
+            hook.remove()
+    del reference, parts
     release_memory()
-    return logits
+    return found
 
 
 def _round_at_random(module: torch.nn.Module, given: Any, result: Any) -> Any:
