@@ -108,6 +108,19 @@ def _choose_gated(x: torch.Tensor, gate_up: torch.Tensor) -> Tiles | None:
     return Tiles(64, 128, 4, 4) if num_rows <= 64 else Tiles(128, 64, 4, 8)
 
 
+def padded_rows(num_rows: int) -> int:
+    """Rows of the tensor core's narrow operand."""
+    return max(16, triton.next_power_of_2(num_rows))
+
+
+def splits_of(programs: int, *, most: int, at_once: float) -> int:
+    """Over K: a power of 2, at most `most`, with at most `at_once` programs in all."""
+    splits = 1
+    while 2 * splits <= most and 2 * splits * programs <= at_once:
+        splits *= 2
+    return splits
+
+
 def launch_product(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -124,7 +137,7 @@ def launch_product(
     _FEW_ROWS.launch(
         (triton.cdiv(num_outputs, tiles.rows), tiles.splits), None,
         x, weight, out, weight if bias is None else bias, num_rows, num_outputs, x.stride(0), num_outputs, num_rows * num_outputs,
-        K=weight.shape[1], BM=max(16, triton.next_power_of_2(num_rows)), BN=tiles.rows, BK=tiles.inputs,
+        K=weight.shape[1], BM=padded_rows(num_rows), BN=tiles.rows, BK=tiles.inputs,
         SPLITS=tiles.splits, GATED=gated, GELU=gelu, HAS_BIAS=bias is not None,
         LINE=LINE_BYTES // weight.element_size(), LINES=PREFETCH_ELEMENTS * 2 // LINE_BYTES, PDL=pdl,
         STAGES=tiles.stages, num_warps=tiles.warps, num_stages=tiles.stages, launch_pdl=pdl,
@@ -188,10 +201,10 @@ def _few_rows(
     for at in tl.range(0, K_SPLIT, BK, num_stages=STAGES):
         w = tl.load(w_at + at, eviction_policy="evict_first")
         x = tl.load(x_at + at, mask=inside, other=0.0)
-        acc = tl.dot(w.to(x.dtype), tl.trans(x), acc)
+        acc = tl.dot(w, tl.trans(x), acc)
         if GATED:
             up = tl.load(up_at + at, eviction_policy="evict_first")
-            acc_up = tl.dot(up.to(x.dtype), tl.trans(x), acc_up)
+            acc_up = tl.dot(up, tl.trans(x), acc_up)
     write_product(
         acc, acc_up if GATED else acc, out, bias_N, m, n, M, N, split, out_row, out_split, GATED, GELU, HAS_BIAS
     )  # fmt: skip

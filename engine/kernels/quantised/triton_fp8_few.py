@@ -4,7 +4,7 @@ Four codes are loaded as a word, so that each thread has its part of the tensor 
 words the tensor core gets two codes at a time: four planes, each times the inputs at the same places.
 """
 
-from dataclasses import dataclass
+from dataclasses import replace
 
 import torch
 import triton
@@ -15,7 +15,7 @@ from engine.kernels.device import describe
 from engine.kernels.launch import Kernel
 from engine.kernels.quantised.fp8 import FEW_ROWS, Fp8Matrix
 from engine.kernels.quantised.triton_bytes import e4m3_plane
-from engine.kernels.triton_linear import LINE_BYTES, Tiles, prefetch, write_product
+from engine.kernels.triton_linear import LINE_BYTES, Tiles, padded_rows, prefetch, splits_of, write_product
 
 # Leading ones of each weight row.
 PREFETCH_LINES = 4
@@ -25,21 +25,11 @@ SPLITS = 4  # over K
 PROGRAMS = 4
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """A program's part of a product."""
-
-    outputs: int
-    inputs: int  # a loop step takes
-    stages: int
-    warps: int
-
-
 # By rows: the product, and gate and up. Measured on an H200 with the shapes of Llama-3.1-8B.
 SHAPES = {
-    16: (Shape(64, 256, 4, 4), Shape(64, 256, 3, 4)),
-    32: (Shape(64, 128, 4, 4), Shape(64, 128, 4, 4)),
-    64: (Shape(128, 128, 4, 8), Shape(128, 128, 4, 8)),
+    16: (Tiles(64, 256, 4, 4), Tiles(64, 256, 3, 4)),
+    32: (Tiles(64, 128, 4, 4), Tiles(64, 128, 4, 4)),
+    64: (Tiles(128, 128, 4, 8), Tiles(128, 128, 4, 8)),
 }
 
 
@@ -49,19 +39,15 @@ def choose(x: torch.Tensor, matrix: Fp8Matrix, *, parts: bool = False, gated: bo
     longest = num_inputs if matrix.block is None else matrix.block[1]
     if not 0 < num_rows <= FEW_ROWS or x.element_size() != 2 or num_inputs % SMALLEST_STEP or longest % SMALLEST_STEP:
         return None
-    shape = SHAPES[_padded(num_rows)][gated]
-    step = shape.inputs
+    tiles = SHAPES[padded_rows(num_rows)][gated]
+    step = tiles.inputs
     while num_inputs % step or longest % step:
         step //= 2
-    splits, tiles = 1, triton.cdiv(num_outputs, shape.outputs)
-    most = PROGRAMS * describe(x.device).processors
-    while parts and splits < SPLITS and 2 * splits * tiles <= most and num_inputs % (2 * splits * step) == 0:
-        splits *= 2
-    return Tiles(shape.outputs, step, shape.stages, shape.warps, splits=splits)
-
-
-def _padded(num_rows: int) -> int:
-    return max(16, triton.next_power_of_2(num_rows))
+    steps, programs = num_inputs // step, triton.cdiv(num_outputs, tiles.rows)
+    # The largest power of 2 that divides the steps.
+    most = min(SPLITS, steps & -steps) if parts else 1
+    splits = splits_of(programs, most=most, at_once=PROGRAMS * describe(x.device).processors)
+    return replace(tiles, inputs=step, splits=splits)
 
 
 def launch(
@@ -80,7 +66,7 @@ def launch(
         (triton.cdiv(num_outputs, tiles.rows), tiles.splits), None,
         x, matrix.weight, out, matrix.scale if bias is None else bias, matrix.scale,
         num_rows, num_outputs, x.stride(0), num_outputs, num_rows * num_outputs,
-        K=matrix.weight.shape[1], BM=_padded(num_rows), BN=tiles.rows, BK=tiles.inputs, SPLITS=tiles.splits,
+        K=matrix.weight.shape[1], BM=padded_rows(num_rows), BN=tiles.rows, BK=tiles.inputs, SPLITS=tiles.splits,
         GATED=gated, GELU=gelu, HAS_BIAS=bias is not None, IN_BLOCKS=matrix.block is not None,
         BLOCK_N=matrix.block[0] if matrix.block else 1, BLOCK_K=matrix.block[1] if matrix.block else 1,
         LINE=LINE_BYTES, LINES=PREFETCH_LINES, PDL=pdl, PLAIN=triton.knobs.runtime.interpret, STAGES=tiles.stages,

@@ -17,7 +17,7 @@ from engine.kernels.device import describe
 from engine.kernels.launch import Kernel
 from engine.kernels.quantised.groups import Groups
 from engine.kernels.quantised.triton_codes import accumulate, first_group, groups_of, of_group, weights
-from engine.kernels.triton_linear import prefetch, write_product
+from engine.kernels.triton_linear import padded_rows, prefetch, splits_of, write_product
 
 MAX_ROWS = 64  # with more, the vendor's library multiplies what one kernel has dequantised
 PREFETCH_WORDS = 64  # leading ones of each row
@@ -121,13 +121,8 @@ def _choose(x: torch.Tensor, weight: Groups, outputs: int, *, parts: bool) -> Ti
     if not parts:
         is_enough = programs >= device.processors or sides > 1 or tiles.rows == FEWEST_ROWS
         return tiles if is_enough else replace(tiles, rows=tiles.rows // 2)
-    splits = 1
-    while (
-        2 * splits <= min(MOST_SPLITS, weight.blocks // FEWEST_BLOCKS)
-        and 2 * splits * programs <= tiles.programs * device.processors
-    ):
-        splits *= 2
-    return replace(tiles, splits=splits)
+    most = min(MOST_SPLITS, weight.blocks // FEWEST_BLOCKS)
+    return replace(tiles, splits=splits_of(programs, most=most, at_once=tiles.programs * device.processors))
 
 
 def stages_of(weight: Groups, room: int, *, rows: int, outputs: int, most: int = MOST_STAGES) -> int:
@@ -148,15 +143,13 @@ def _launch(
 ) -> None:
     """Write the product of few rows to `out` [T, N], or its partial sums [P, T, N]."""
     num_rows, num_outputs = x.shape[0], out.shape[-1]
-    pdl, padded_rows = describe(x.device).has_tma, max(16, triton.next_power_of_2(num_rows))
-    stages = stages_of(
-        weight, tiles.room, most=tiles.stages, rows=padded_rows, outputs=tiles.rows * (2 if gated else 1)
-    )
+    pdl, rows = describe(x.device).has_tma, padded_rows(num_rows)
+    stages = stages_of(weight, tiles.room, most=tiles.stages, rows=rows, outputs=tiles.rows * (2 if gated else 1))
     _FEW_ROWS.launch(
         (triton.cdiv(num_outputs, tiles.rows), tiles.splits), None,
         x, *operands(weight), out, weight.scales if bias is None else bias, num_rows,
         x.stride(0), num_outputs, num_rows * num_outputs, N=num_outputs, K=weight.inputs,
-        BM=padded_rows, BN=tiles.rows, SPLITS=tiles.splits,
+        BM=rows, BN=tiles.rows, SPLITS=tiles.splits,
         **constants(weight), GATED=gated, GELU=gelu, HAS_BIAS=bias is not None,
         PREFETCH=min(PREFETCH_WORDS, triton.next_power_of_2(weight.codes.shape[-1] // tiles.splits)), PDL=pdl,
         STAGES=stages, num_warps=tiles.warps, num_stages=stages, launch_pdl=pdl,
