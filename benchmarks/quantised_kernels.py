@@ -144,7 +144,7 @@ def _product_cases(name: str, weight: Quantised, x: torch.Tensor) -> Iterator[Ca
         linear = lambda: fp8.product(x, weight, None)  # noqa: E731
         gated_linear = lambda: fp8.gated_product(x, weight, None)  # noqa: E731
     else:  # a norm or an activation has rounded the rows
-        rounded = fp8.quantise_rows.reference(x, None if weight.block is None else weight.block[1])
+        rounded = fp8.quantise_rows.reference(x, fp8.rounding_of(weight, len(x), x.dtype))
         yield Case(
             f"{name}_linear_b{len(x)}",
             lambda: fp8.product_of_rows(rounded.values, rounded.scale, weight, None, x.dtype),

@@ -158,16 +158,28 @@ def write_product(
     GATED: tl.constexpr, GELU: tl.constexpr, HAS_BIAS: tl.constexpr,
 ):  # fmt: skip
     """Write sums [BN, BM] with their bias, which the first split adds, or their gated activation."""
-    if HAS_BIAS and split == 0:
-        acc += tl.load(bias_N + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
-        if GATED:
-            acc_up += tl.load(bias_N + N + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
     if GATED:
-        dtype = out.dtype.element_ty
-        gate, up_value = acc.to(dtype).to(tl.float32), acc_up.to(dtype).to(tl.float32)
-        acc = activated(gate, GELU).to(dtype).to(tl.float32) * up_value
-    target = out + split.to(tl.int64) * out_split + m[None, :].to(tl.int64) * out_row + n[:, None]
-    tl.store(target, acc.to(out.dtype.element_ty), mask=(m < M)[None, :] & (n < N)[:, None])
+        acc = gated_values(acc, acc_up, bias_N, n, N, out.dtype.element_ty, GELU, HAS_BIAS)
+    elif HAS_BIAS and split == 0:
+        acc += tl.load(bias_N + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
+    write_values(acc, out + split.to(tl.int64) * out_split, m, n, M, N, out_row)
+
+
+@triton.jit
+def gated_values(acc, acc_up, bias_N, n, N, DTYPE: tl.constexpr, GELU: tl.constexpr, HAS_BIAS: tl.constexpr):
+    """The gated activation of two sums and their bias, in `DTYPE`."""
+    if HAS_BIAS:
+        acc += tl.load(bias_N + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
+        acc_up += tl.load(bias_N + N + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
+    gate, up = acc.to(DTYPE).to(tl.float32), acc_up.to(DTYPE).to(tl.float32)
+    return (activated(gate, GELU).to(DTYPE).to(tl.float32) * up).to(DTYPE)
+
+
+@triton.jit
+def write_values(values, out, m, n, M, N, out_row):
+    """Write values [BN, BM] to rows `m` and columns `n`."""
+    target = out + m[None, :].to(tl.int64) * out_row + n[:, None]
+    tl.store(target, values.to(out.dtype.element_ty), mask=(m < M)[None, :] & (n < N)[:, None])
 
 
 @triton.jit(do_not_specialize=["M", "out_split"])

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.kernels.quantised.fp8 import Fp8Rows
+from engine.kernels.quantised.fp8 import Fp8Rows, Rounding
 from engine.kernels.quantised.int8 import Int8Rows
 from engine.kernels.quantised.int8 import normed_rows as normed_codes
 from engine.model.formats.int8 import Int8Linear
@@ -58,9 +58,9 @@ class Stream:
             self._read = x
         return x
 
-    def normed_rows(self, norm: RmsNorm, group: int | None) -> Fp8Rows:
+    def normed_rows(self, norm: RmsNorm, rounding: Rounding) -> Fp8Rows:
         """Add up, and return the sum's norm in 8-bit floats: one kernel."""
-        rows, self._residual = norm.rows_of_sum(self._added, self._residual, group)
+        rows, self._residual = norm.rows_of_sum(self._added, self._residual, rounding)
         self._added = None
         return rows
 

@@ -1,8 +1,8 @@
 """Products with weights of 8-bit floats. T tokens, K inputs, N outputs, I intermediate size, P partial sums.
 
-On a GPU few rows are multiplied as they are: the weights become 16 bits in registers. Many rows become 8-bit floats themselves,
-each with scales of its own, so that the tensor cores multiply 8 bits by 8 bits. The plain versions here multiply the weights
-that the bits stand for.
+On a GPU the tensor cores multiply 8 bits by 8 bits. Each of many rows is rounded. Each of few becomes several 8-bit floats that
+add up to it: a number of 16 bits has 8 or 11 significant ones, an e4m3 has 4 (ADR 0250). The plain versions here multiply the
+weights that the bits stand for.
 """
 
 from __future__ import annotations
@@ -20,7 +20,12 @@ from engine.kernels.twin import twin
 FP8 = torch.float8_e4m3fn
 LARGEST = 448.0
 SMALLEST_SCALE = 1e-12  # rows of nothing
-FEW_ROWS = 64  # are multiplied with 16 bits
+FEW_ROWS = 64  # are multiplied exactly
+GROUPS = (128, 64)  # inputs of few rows that have one scale
+PARTS = {torch.bfloat16: 2, torch.float16: 3}  # that add up to a number
+# Exponents of a group's largest number: by its scale, and in itself.
+PART_EXPONENT = 7
+EXPONENTS = (-111, 113)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,15 +49,40 @@ class Fp8Matrix:
 
 
 @dataclass(frozen=True, slots=True)
+class Rounding:
+    """How activations become 8-bit floats: how many add up to a number. With several, scales are powers of 2."""
+
+    group: int | None = None  # inputs that have one scale; None: all of a row
+    parts: int = 1
+
+    def shape(self, num_rows: int, num_inputs: int) -> tuple[int, ...]:
+        return (num_rows, num_inputs) if self.parts == 1 else (num_rows, self.parts, num_inputs)
+
+
+TO_ROWS = Rounding()
+
+
+@dataclass(frozen=True, slots=True)
 class Fp8Rows:
     """Activations [T, K]: e4m3 times a scale for each row, or for each group of inputs in it."""
 
-    values: torch.Tensor  # [T, K] e4m3
+    values: torch.Tensor  # [T, K] e4m3, or [T, parts, K]
     scale: torch.Tensor  # float32 [T, 1] or [T, K / group]
     dtype: torch.dtype  # the results have
 
     def __len__(self) -> int:
         return len(self.values)
+
+
+def rounding_of(matrix: Fp8Matrix, num_rows: int, dtype: torch.dtype) -> Rounding:
+    """How so many rows become 8-bit floats for their product with a matrix [N, K]."""
+    num_inputs = matrix.weight.shape[-1]
+    block = num_inputs if matrix.block is None else matrix.block[1]
+    if num_rows <= FEW_ROWS and dtype in PARTS:
+        for group in GROUPS:
+            if num_inputs % group == 0 and block % group == 0:
+                return Rounding(group, PARTS[dtype])
+    return Rounding(None if matrix.block is None else block)
 
 
 def multiplies_fp8(device: torch.device) -> bool:
@@ -86,21 +116,72 @@ def gated_product(
 
 
 @twin("engine.kernels.quantised.triton_fp8_rows")
-def quantise_rows(x: torch.Tensor, group: int | None = None) -> Fp8Rows:
-    """Round rows [T, K] to e4m3, with a scale for each row or for each `group` of its inputs (K is a multiple)."""
-    wide = x.float().unflatten(-1, (-1, group or x.shape[-1]))
-    scale = (wide.abs().amax(dim=-1, keepdim=True) / LARGEST).clamp(min=SMALLEST_SCALE)
-    values = (wide / scale).clamp(-LARGEST, LARGEST).to(FP8)
-    return Fp8Rows(values.flatten(-2), scale.squeeze(-1), x.dtype)
+def quantise_rows(x: torch.Tensor, rounding: Rounding = TO_ROWS) -> Fp8Rows:
+    """Round rows [T, K], where K is a multiple of the group."""
+    wide = x.float().unflatten(-1, (-1, rounding.group or x.shape[-1]))
+    largest = wide.abs().amax(dim=-1, keepdim=True)
+    if rounding.parts == 1:
+        scale = (largest / LARGEST).clamp(min=SMALLEST_SCALE)
+        values = (wide / scale).clamp(-LARGEST, LARGEST).to(FP8)
+        return Fp8Rows(values.flatten(-2), scale.squeeze(-1), x.dtype)
+    exponent = torch.frexp(largest).exponent.sub(1).clamp(*EXPONENTS).masked_fill(largest == 0, EXPONENTS[0])
+    scale = torch.ldexp(torch.ones_like(largest), exponent - PART_EXPONENT)
+    rest, parts = wide / scale, []
+    for _ in range(rounding.parts):
+        parts.append(rest.to(FP8))
+        rest = rest - parts[-1].float()
+    return Fp8Rows(torch.stack([part.flatten(-2) for part in parts], dim=1), scale.squeeze(-1), x.dtype)
 
 
 @twin("engine.kernels.quantised.triton_fp8")
 def product_of_rows(
-    values: torch.Tensor, scale: torch.Tensor, matrix: Fp8Matrix, bias: torch.Tensor | None, dtype: torch.dtype
+    values: torch.Tensor,
+    scale: torch.Tensor,
+    matrix: Fp8Matrix,
+    bias: torch.Tensor | None,
+    dtype: torch.dtype,
+    *,
+    partial: bool = False,
 ) -> torch.Tensor:
-    """Return the product [T, N] of rows that are 8-bit floats already, the fields of `Fp8Rows`."""
-    wide = values.float().unflatten(-1, (scale.shape[-1], -1)) * scale[..., None]
-    return torch_linear(wide.flatten(-2).to(dtype), matrix.plain(dtype), bias)
+    """Return the product [T, N] of rows that are 8-bit floats already, the fields of `Fp8Rows`.
+
+    `partial`: it may be partial sums as `product_parts` returns them.
+    """
+    return torch_linear(_plain(values, scale, dtype), matrix.plain(dtype), bias)
+
+
+@twin("engine.kernels.quantised.triton_fp8")
+def gated_product_of_rows(
+    values: torch.Tensor,
+    scale: torch.Tensor,
+    gate_up: Fp8Matrix,
+    bias: torch.Tensor | None,
+    dtype: torch.dtype,
+    activation: str = "silu",
+) -> torch.Tensor:
+    """Return `gated_product` of rows that are 8-bit floats already."""
+    return gated_product.reference(_plain(values, scale, dtype), gate_up, bias, activation)
+
+
+@twin("engine.kernels.quantised.triton_fp8")
+def rounded_gated_product(
+    values: torch.Tensor,
+    scale: torch.Tensor,
+    gate_up: Fp8Matrix,
+    bias: torch.Tensor | None,
+    dtype: torch.dtype,
+    rounding: Rounding,
+    activation: str = "silu",
+) -> Fp8Rows:
+    """Return `quantise_rows` of `gated_product_of_rows`."""
+    product = gated_product.reference(_plain(values, scale, dtype), gate_up, bias, activation)
+    return quantise_rows.reference(product, rounding)
+
+
+def _plain(values: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The rows [T, K] in floats of another type."""
+    wide = values.float() if values.dim() == 2 else values.float().sum(dim=1)
+    return (wide.unflatten(-1, (scale.shape[-1], -1)) * scale[..., None]).flatten(-2).to(dtype)
 
 
 @twin("engine.kernels.quantised.triton_fp8_rows")
@@ -109,18 +190,19 @@ def normed_rows(
     x: torch.Tensor | None,
     weight: torch.Tensor,
     eps: float,
+    rounding: Rounding,
     *,
     plus_one: bool = False,
-    group: int | None = None,
 ) -> tuple[Fp8Rows, torch.Tensor]:
     """Return `quantise_rows` of rms_norm(x + residual), and x + residual; see `norm.add_rms_norm`."""
     if x is None:
-        return quantise_rows.reference(rms_norm.reference(residual, weight, eps, plus_one=plus_one), group), residual
+        normed = rms_norm.reference(residual, weight, eps, plus_one=plus_one)
+        return quantise_rows.reference(normed, rounding), residual
     normed, total = add_and_norm.reference(x, residual, weight, eps, plus_one=plus_one)
-    return quantise_rows.reference(normed, group), total
+    return quantise_rows.reference(normed, rounding), total
 
 
 @twin("engine.kernels.quantised.triton_fp8_rows")
-def gated_rows(gate_up: torch.Tensor, activation: str = "silu", group: int | None = None) -> Fp8Rows:
+def gated_rows(gate_up: torch.Tensor, rounding: Rounding, activation: str = "silu") -> Fp8Rows:
     """Return `quantise_rows` of act(gate) * up for `gate_up` [T, 2 I], the two halves side by side."""
-    return quantise_rows.reference(act_and_mul.reference(gate_up, activation), group)
+    return quantise_rows.reference(act_and_mul.reference(gate_up, activation), rounding)

@@ -30,28 +30,12 @@ def _e4m3(bytes_at, source, target, wide, nan_at=None):
 
 
 @triton.constexpr_function
-def e4m3_of_words(plane, wide):
-    """Instructions for a plane of two words: bytes 0 and 1 (even planes) or 2 and 3, of `$1` (planes 0, 1) or `$2`."""
-    at = 0x1404 if plane % 2 == 0 else 0x3424
-    return f"{{ .reg .b32 t, m, s; {_e4m3(at, '$1' if plane < 2 else '$2', '$0', wide)} }}"
-
-
-@triton.constexpr_function
 def e4m3_of_bytes(wide, nan):
     """Instructions for the four bytes of `$2`."""
     told = "and.b32 n, $2, 0x7f7f7f7f; add.u32 n, n, 0x01010101;" if nan else ""
     low, high = (0x9988, 0xBBAA) if nan else (None, None)
     parts = _e4m3(0x1404, "$2", "$0", wide, low) + _e4m3(0x3424, "$2", "$1", wide, high)
     return f"{{ .reg .b32 t, m, n, s; {told} {parts} }}"
-
-
-@triton.jit
-def e4m3_plane(words, plane: tl.constexpr, DTYPE: tl.constexpr):
-    """Of each two neighbouring words [..., 2 W] of four e4m3 codes the two codes of a plane, 0 to 3."""
-    bits = tl.inline_asm_elementwise(
-        e4m3_of_words(plane, DTYPE == tl.bfloat16), "=r,r,r", [words], dtype=tl.int16, is_pure=True, pack=2
-    )
-    return bits.to(DTYPE, bitcast=True)
 
 
 @triton.jit

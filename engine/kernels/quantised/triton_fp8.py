@@ -1,6 +1,6 @@
 """Triton versions of `fp8`, and which kernel multiplies how many rows. M rows, N outputs, K inputs.
 
-Up to 64 rows go through the product of few rows with their 16 bits. More become 8-bit floats: with a scale for each row of the
+Up to 64 rows go through the product of few rows in parts that add up to them. More are rounded: with a scale for each row of the
 weights the vendor's library multiplies them; blocks have a kernel of their own, which multiplies each step's sum by its scales.
 """
 
@@ -10,8 +10,9 @@ import triton.language as tl
 
 from engine.kernels.activation import act_and_mul
 from engine.kernels.launch import Kernel
-from engine.kernels.quantised.fp8 import FEW_ROWS, Fp8Matrix, Fp8Rows, quantise_rows
-from engine.kernels.quantised.triton_fp8_few import choose, launch
+from engine.kernels.quantised import fp8
+from engine.kernels.quantised.fp8 import FEW_ROWS, Fp8Matrix, Fp8Rows, Rounding, quantise_rows, rounding_of
+from engine.kernels.quantised.triton_fp8_few import few_rows, rounded_few_rows
 
 LIBRARY_MULTIPLE = 16  # inputs and outputs
 
@@ -19,46 +20,79 @@ LIBRARY_MULTIPLE = 16  # inputs and outputs
 def product(
     x: torch.Tensor, matrix: Fp8Matrix, bias: torch.Tensor | None, *, out: torch.Tensor | None = None
 ) -> torch.Tensor:
-    tiles = choose(x, matrix)
-    if tiles is None:
-        return many_rows(_rounded(x, matrix), matrix, bias, out=out)
-    if out is None:
-        out = x.new_empty((x.shape[0], matrix.weight.shape[0]))
-    launch(x, matrix, bias, out, tiles)
-    return out
+    return _product(_rounded(x, matrix), matrix, bias, out=out)
 
 
 def product_parts(x: torch.Tensor, matrix: Fp8Matrix, bias: torch.Tensor | None) -> torch.Tensor:
-    tiles = choose(x, matrix, parts=True)
-    if tiles is None:
-        return many_rows(_rounded(x, matrix), matrix, bias)
-    shape, dtype = (x.shape[0], matrix.weight.shape[0]), x.dtype
-    if tiles.splits > 1:
-        shape, dtype = (tiles.splits, *shape), torch.float32
-    out = torch.empty(shape, dtype=dtype, device=x.device)
-    launch(x, matrix, bias, out, tiles)
-    return out
+    return _product(_rounded(x, matrix), matrix, bias, partial=True)
 
 
 def gated_product(
     x: torch.Tensor, gate_up: Fp8Matrix, bias: torch.Tensor | None, activation: str = "silu"
 ) -> torch.Tensor:
-    tiles = choose(x, gate_up, gated=True)
-    if tiles is None:
-        return act_and_mul(many_rows(_rounded(x, gate_up), gate_up, bias), activation)
-    out = x.new_empty((x.shape[0], gate_up.weight.shape[0] // 2))
-    launch(x, gate_up, bias, out, tiles, gated=True, gelu=activation == "gelu_tanh")
-    return out
+    return _gated(_rounded(x, gate_up), gate_up, bias, activation)
 
 
 def product_of_rows(
-    values: torch.Tensor, scale: torch.Tensor, matrix: Fp8Matrix, bias: torch.Tensor | None, dtype: torch.dtype
+    values: torch.Tensor,
+    scale: torch.Tensor,
+    matrix: Fp8Matrix,
+    bias: torch.Tensor | None,
+    dtype: torch.dtype,
+    *,
+    partial: bool = False,
 ) -> torch.Tensor:
-    return many_rows(Fp8Rows(values, scale, dtype), matrix, bias)
+    return _product(Fp8Rows(values, scale, dtype), matrix, bias, partial=partial)
+
+
+def gated_product_of_rows(
+    values: torch.Tensor,
+    scale: torch.Tensor,
+    gate_up: Fp8Matrix,
+    bias: torch.Tensor | None,
+    dtype: torch.dtype,
+    activation: str = "silu",
+) -> torch.Tensor:
+    return _gated(Fp8Rows(values, scale, dtype), gate_up, bias, activation)
+
+
+def rounded_gated_product(
+    values: torch.Tensor,
+    scale: torch.Tensor,
+    gate_up: Fp8Matrix,
+    bias: torch.Tensor | None,
+    dtype: torch.dtype,
+    rounding: Rounding,
+    activation: str = "silu",
+) -> Fp8Rows:
+    rows = Fp8Rows(values, scale, dtype)
+    if values.dim() == 2:
+        return fp8.gated_rows(many_rows(rows, gate_up, bias), rounding, activation)
+    found = rounded_few_rows(rows, gate_up, bias, rounding, activation)
+    return found or quantise_rows(_gated(rows, gate_up, bias, activation), rounding)
 
 
 def _rounded(x: torch.Tensor, matrix: Fp8Matrix) -> Fp8Rows:
-    return quantise_rows(x, None if matrix.block is None else matrix.block[1])
+    return quantise_rows(x, rounding_of(matrix, len(x), x.dtype))
+
+
+def _product(
+    rows: Fp8Rows,
+    matrix: Fp8Matrix,
+    bias: torch.Tensor | None,
+    *,
+    out: torch.Tensor | None = None,
+    partial: bool = False,
+) -> torch.Tensor:
+    if rows.values.dim() == 2:
+        return many_rows(rows, matrix, bias, out=out)
+    return few_rows(rows, matrix, bias, out=out, partial=partial)
+
+
+def _gated(rows: Fp8Rows, gate_up: Fp8Matrix, bias: torch.Tensor | None, activation: str) -> torch.Tensor:
+    if rows.values.dim() == 2:
+        return act_and_mul(many_rows(rows, gate_up, bias), activation)
+    return few_rows(rows, gate_up, bias, activation=activation)
 
 
 def many_rows(

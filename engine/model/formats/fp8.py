@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum, auto
-from typing import TypeGuard
 
 import torch
 
@@ -16,14 +15,19 @@ from engine.kernels.experts.mixture import Matrices
 from engine.kernels.quantised.fp8 import (
     FEW_ROWS,
     FP8,
+    PARTS,
     Fp8Matrix,
     Fp8Rows,
+    Rounding,
     gated_product,
+    gated_product_of_rows,
     multiplies_fp8,
     product,
     product_of_rows,
     product_parts,
     quantise_rows,
+    rounded_gated_product,
+    rounding_of,
 )
 from engine.model.formats.dense import DENSE, Dense, rows_of_each, ways_of
 from engine.model.formats.product import ExpertsSpec, Linear, LinearSpec, declare_bias
@@ -75,19 +79,22 @@ class Fp8Linear:
     def gated(self, x: torch.Tensor, activation: str = "silu") -> torch.Tensor:
         return gated_product(x, self.matrix, self.bias, activation)
 
-    @property
-    def group(self) -> int | None:
-        """Inputs of a row that have one scale; None: all."""
-        return None if self.matrix.block is None else self.matrix.block[1]
+    def rounding(self, num_rows: int, dtype: torch.dtype) -> Rounding | None:
+        """How a product's rows become 8-bit floats: whoever writes them should do it. None: few of 32 bits stay as they are."""
+        is_kept = num_rows <= FEW_ROWS and dtype not in PARTS
+        return None if is_kept else rounding_of(self.matrix, num_rows, dtype)
 
-    def of_rows(self, rows: Fp8Rows) -> torch.Tensor:
-        """Return the product [T, N] of rows that have this weight's groups."""
-        return product_of_rows(rows.values, rows.scale, self.matrix, self.bias, rows.dtype)
+    def of_rows(self, rows: Fp8Rows, *, parts: bool = False) -> torch.Tensor:
+        """Return the product [T, N] of rounded rows; `parts`: or its partial sums, as `parts` does."""
+        return product_of_rows(rows.values, rows.scale, self.matrix, self.bias, rows.dtype, partial=parts)
 
+    def gated_of_rows(self, rows: Fp8Rows, activation: str = "silu") -> torch.Tensor:
+        """Return the gated product of rounded rows."""
+        return gated_product_of_rows(rows.values, rows.scale, self.matrix, self.bias, rows.dtype, activation)
 
-def rounds(linear: Linear, num_rows: int) -> TypeGuard[Fp8Linear]:
-    """Whether a product makes 8-bit floats of so many rows: then whoever writes them should."""
-    return isinstance(linear, Fp8Linear) and num_rows > FEW_ROWS
+    def gated_rows(self, rows: Fp8Rows, rounding: Rounding, activation: str = "silu") -> Fp8Rows:
+        """Return the same, rounded for the next product."""
+        return rounded_gated_product(rows.values, rows.scale, self.matrix, self.bias, rows.dtype, rounding, activation)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

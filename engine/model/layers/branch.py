@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from engine.kernels.activation import act_and_mul
-from engine.kernels.quantised.fp8 import gated_rows
+from engine.kernels.quantised.fp8 import Fp8Rows, quantise_rows
 from engine.kernels.quantised.int8 import Int8Rows, quantised
-from engine.model.formats.fp8 import rounds
+from engine.model.formats.fp8 import Fp8Linear
 from engine.model.formats.int8 import Int8Linear
 from engine.model.formats.product import Linear
 from engine.model.layers.norm import Norm, RmsNorm
@@ -44,9 +43,8 @@ class Branch:
 
     def product(self, stream: Stream, linear: Linear, *, parts: bool = False) -> torch.Tensor:
         """Return the product of what the half computes on, [T, N], or its partial sums (`Linear.parts`)."""
-        norm = self._before
-        if isinstance(norm, RmsNorm) and not self._is_shared and rounds(linear, stream.num_rows):
-            return linear.of_rows(stream.normed_rows(norm, linear.group))
+        if isinstance(linear, Fp8Linear) and (rows := self._rounded(stream, linear)) is not None:
+            return linear.of_rows(rows, parts=parts)
         if isinstance(linear, Int8Linear):
             return linear.of_rows(self._codes(stream))
         x = self.read(stream)
@@ -54,21 +52,40 @@ class Branch:
 
     def gated(self, stream: Stream, linear: Linear, activation: str) -> torch.Tensor:
         """Return act(first half) * second half of that product."""
-        if rounds(linear, stream.num_rows):
-            return act_and_mul(self.product(stream, linear), activation)
+        if isinstance(linear, Fp8Linear) and (rows := self._rounded(stream, linear)) is not None:
+            return linear.gated_of_rows(rows, activation)
         return linear.gated(self.read(stream), activation)
 
     def add_gated(self, stream: Stream, up: Linear, down: Linear, activation: str) -> None:
         """Add a whole gated MLP of what the half computes on."""
-        if self._adds_plainly and rounds(up, stream.num_rows) and rounds(down, stream.num_rows):
-            stream.add(down.of_rows(gated_rows(self.product(stream, up), activation, down.group)))
-        elif self._adds_plainly and isinstance(up, Int8Linear) and isinstance(down, Int8Linear):
-            stream.plus_codes(down, up.gated_rows(self._codes(stream), activation))
-        else:
+        if not self._adds_plainly:
             self.add(stream, down, self.gated(stream, up, activation))
             return
+        if isinstance(up, Fp8Linear) and isinstance(down, Fp8Linear):
+            self._add_rounded(stream, up, down, activation)
+        elif isinstance(up, Int8Linear) and isinstance(down, Int8Linear):
+            stream.plus_codes(down, up.gated_rows(self._codes(stream), activation))
+        else:
+            stream.plus(down, self.gated(stream, up, activation))
         if self._scalar is not None:
             stream.times(self._scalar)
+
+    def _add_rounded(self, stream: Stream, up: Fp8Linear, down: Fp8Linear, activation: str) -> None:
+        """Add a gated MLP whose products round what they read."""
+        rounding, rows = down.rounding(stream.num_rows, stream.dtype), self._rounded(stream, up)
+        if rounding is None or rows is None:
+            stream.plus(down, self.gated(stream, up, activation))
+        else:
+            stream.add(down.of_rows(up.gated_rows(rows, rounding, activation), parts=True))
+
+    def _rounded(self, stream: Stream, linear: Fp8Linear) -> Fp8Rows | None:
+        """Return what the half computes on as a product rounds it; None: it doesn't."""
+        norm, rounding = self._before, linear.rounding(stream.num_rows, stream.dtype)
+        if rounding is None:
+            return None
+        if isinstance(norm, RmsNorm) and not self._is_shared:
+            return stream.normed_rows(norm, rounding)
+        return quantise_rows(self.read(stream), rounding)
 
     def _codes(self, stream: Stream) -> Int8Rows:
         """Return what the half computes on, in 8-bit whole numbers."""

@@ -8,7 +8,7 @@ import torch
 from torch.nn.functional import layer_norm
 
 from engine.kernels.norm import add_rms_norm, rms_norm
-from engine.kernels.quantised.fp8 import Fp8Rows, normed_rows
+from engine.kernels.quantised.fp8 import Fp8Rows, Rounding, normed_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +27,10 @@ class RmsNorm:
         return add_rms_norm(x, residual, self.weight, self.eps, plus_one=self.plus_one)
 
     def rows_of_sum(
-        self, x: torch.Tensor | None, residual: torch.Tensor, group: int | None
+        self, x: torch.Tensor | None, residual: torch.Tensor, rounding: Rounding
     ) -> tuple[Fp8Rows, torch.Tensor]:
         """The same with the norm in 8-bit floats."""
-        return normed_rows(residual, x, self.weight, self.eps, plus_one=self.plus_one, group=group)
+        return normed_rows(residual, x, self.weight, self.eps, rounding, plus_one=self.plus_one)
 
 
 @dataclass(frozen=True, slots=True)

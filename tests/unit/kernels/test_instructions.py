@@ -142,17 +142,6 @@ def _e4m3(codes: bytes) -> list[float]:
 
 
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)
-@pytest.mark.parametrize("plane", range(4))
-def test_planes_of_floats_of_8_bits(plane: int, dtype: torch.dtype) -> None:
-    text = triton_bytes.e4m3_of_words(plane, dtype is torch.bfloat16)
-    for low in (code for code in range(256) if code & 0x7F != 0x7F):
-        high = low ^ 0xA5 if (low ^ 0xA5) & 0x7F != 0x7F else 0
-        pair = (high << 8 | low) << 16 * (plane % 2)
-        words = {"$1": 0x7F7F7F7F, "$2": 0x7F7F7F7F} | {"$1" if plane < 2 else "$2": pair}
-        assert _floats(carried_out(text, words), dtype).double().tolist() == _e4m3(bytes((low, high)))
-
-
-@pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)
 def test_bytes_that_are_floats_of_8_bits_and_no_numbers(dtype: torch.dtype) -> None:
     text = triton_bytes.e4m3_of_bytes(dtype is torch.bfloat16, True)
     for code in range(256):

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.kernels.quantised.fp8 import Fp8Rows, quantise_rows
+from engine.kernels.quantised.fp8 import Fp8Rows, Rounding, quantise_rows
 from engine.model.families import read_model_spec
 from engine.model.families.quantised import METHODS, ONLINE, compressed_tensors, modelopt
 from engine.model.formats.fp8 import Fp8, Fp8Linear, Scales
@@ -169,11 +169,12 @@ def test_rows_that_norms_and_activations_round_reach_their_products(
     )
     calls = []
 
-    def unrounded(x: torch.Tensor, group: int | None = None) -> Fp8Rows:
+    def unrounded(x: torch.Tensor, rounding: Rounding) -> Fp8Rows:
         calls.append(x.shape)
         return Fp8Rows(x, torch.ones(len(x), 1), x.dtype)
 
     monkeypatch.setattr("engine.model.formats.fp8.multiplies_fp8", lambda device: True)
+    monkeypatch.setattr("engine.kernels.quantised.fp8.FEW_ROWS", 20)
     monkeypatch.setattr("engine.model.formats.fp8.FEW_ROWS", 20)
     monkeypatch.setattr(quantise_rows, "reference", unrounded)
     assert answer(folder) == answer(plain_of(folder))
