@@ -15,40 +15,56 @@ from tests.chaos.load import Load
 from tests.chaos.upgrade import KNOWN_KINDS, LAST, HistoryIsMissingError, UpgradeCluster, check_out
 
 STREAMS = 12
-CONTESTED_WITHIN_S = 150.0  # the other one loads torch first
+RANDOM_NUMBER = "secrets.randbits(63)"
+OLDEST, YOUNGEST = 1, 2**63 - 1  # ours are seconds since 1970, and some bits
+TAKEN = 2  # the exit code of who gives a name up
 
 
 @pytest.mark.parametrize("name", ["decode-0", "prefill-0"])
+@pytest.mark.parametrize("ends", [True, False], ids=["which ends by its number", "which stays"])
 async def test_a_worker_under_another_ones_name_costs_no_request(
-    name: str, model: Path, oracle: Oracle, tmp_path: Path
+    name: str, ends: bool, model: Path, oracle: Oracle, tmp_path: Path
 ) -> None:
     try:
         code = check_out(LAST, tmp_path / "code")
     except HistoryIsMissingError as error:
         pytest.skip(str(error))
+    give_number(code, OLDEST if ends else YOUNGEST)
     options = {"prefill": 2, "decode": 2, **FAKE, "fake_step_ms": 20}
     cluster = UpgradeCluster(tmp_path / "cluster", model=model, code=code, old=(), **options)
     async with cluster:
-        verdict = await beside_another(cluster, oracle, name)
+        verdict = await beside_another(cluster, oracle, name, ends=ends)
     assert (verdict.violations, verdict.broken, dict(verdict.errors)) == ([], [], {})
 
 
-async def beside_another(cluster: UpgradeCluster, oracle: Oracle, name: str) -> Verdict:
-    """Let a process of the last release take the name of a running worker for a while, under load."""
-    ours = cluster.processes[name]
+def give_number(code: Path, number: int) -> None:
+    """Let processes of the last release begin with this incarnation: it says which of two is the older."""
+    file = code / "services" / "runtime" / "worker_process.py"
+    before = file.read_text()
+    assert RANDOM_NUMBER in before
+    file.write_text(before.replace(RANDOM_NUMBER, str(number)))
+
+
+async def beside_another(cluster: UpgradeCluster, oracle: Oracle, name: str, *, ends: bool) -> Verdict:
+    """Let a process of the last release take the name of a running worker for a while, under load.
+
+    `ends`: by the numbers ours is the younger one, which gives the name up.
+    """
+    ours, both = cluster.processes[name], asyncio.Event()
+    cluster.peers.on_heard(lambda _: both.set() if name in cluster.peers.contested else None)
     async with Load(cluster.balance, oracle, streams=STREAMS, first=60_000, kinds=KNOWN_KINDS) as load:
         await load.until_answered(STREAMS // 2)
         began = time.monotonic()
         cluster.old.add(name)
         await cluster.start(name)
-        async with asyncio.timeout(CONTESTED_WITHIN_S):
-            while name not in cluster.peers.contested:
-                await asyncio.sleep(0.05)
+        await both.wait()
         await load.until_answered(2 * STREAMS)
+        if ends:  # before the other one is gone: else it may still be leaving when it is counted
+            assert await ours.wait() == TAKEN
         await cluster.crash(name)
         cluster.old.discard(name)
         cluster.processes[name] = ours
-        if ours.returncode is not None:  # by its number the other one was the older
+        if ends:
             await cluster.again(name)
         await cluster.until_ready()
         await load.until_answered(STREAMS)
