@@ -5,6 +5,8 @@ RUN := $(VENV)/bin/python -m
 PIP := $(RUN) pip --disable-pip-version-check -q
 # a test that waits for ever ends the run, which names it (tests/conftest.py has the bound of an async one)
 PYTEST := $(RUN) pytest -q -o faulthandler_timeout=300 -o faulthandler_exit_on_timeout=true --max-worker-restart=0
+# Python keeps what it compiled, whatever the shell says: the tests start it hundreds of times.
+unexport PYTHONDONTWRITEBYTECODE
 .PHONY: up setup test long check tiers unit-long compiled models properties unit integration e2e fuzz-short fuzz audit simulation simulation-short chaos-short chaos redis-7 chart clients hardened clean
 
 up: setup

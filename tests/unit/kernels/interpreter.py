@@ -72,6 +72,9 @@ def _serve() -> None:
     assert use_triton(torch.zeros(1)), "this would check the twins"
     from triton.runtime.interpreter import GridExecutor
 
+    from tests.unit.kernels.quicker import make_quicker
+
+    make_quicker()
     for line in sys.stdin:
         module, argument = json.loads(line)
         torch.manual_seed(0)
