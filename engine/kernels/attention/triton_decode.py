@@ -14,16 +14,20 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from engine.kernels.attention.decode_items import STEP_POSITIONS
 from engine.kernels.attention.plan import Scores
+from engine.kernels.attention.triton_decode_codes import DECODE_CODES
+from engine.kernels.attention.triton_scores import LOG2_E, softcapped
 from engine.kernels.codes import Codes
 from engine.kernels.codes.triton_codes import FP8, INT8, bytes_of, kind_of, scales_of, widened
 from engine.kernels.device import describe
 from engine.kernels.launch import Kernel
 
-# Warps, loop step and stages: measured on an H200 with head size 128 in bfloat16.
+# Measured on an H200 with head size 128 in bfloat16, with a loop step of STEP_POSITIONS.
 WARPS = 2
 # Padded head sizes of numbers and of codes: with larger ones a program of two warps spills.
 MOST_WITH_FEW_WARPS = 256, 128
-LOG2_E = 1.4426950408889634
+# Positions of a loop step, stages and warps for codes, measured likewise. A processor gets as many programs as fit, even if
+# others have none. So few programs of each processor are large ones.
+SPREAD, SPREAD_PROGRAMS, PACKED = (128, 7, 4), 2, (64, 5, 2)
 MAX_KEY_BYTES = 256  # longer keys halve the positions of a loop step
 
 
@@ -45,18 +49,25 @@ def paged_decode(
     stats = torch.empty((items.shape[0], num_heads, 2), dtype=torch.float32, device=q.device)
     group = num_heads // num_kv_heads
     device = describe(q.device)
-    stages, pdl = _stages(parts.shape[0] * num_kv_heads, device.processors), device.has_tma
+    num_programs, pdl = parts.shape[0] * num_kv_heads, device.has_tma
     step = STEP_POSITIONS if padded * q.element_size() <= MAX_KEY_BYTES else STEP_POSITIONS // 2
-    kv_block, kv_plane = kv_layer.stride()[:2]
-    factors, scales, scale_block, scale_plane = scales_of(codes)
+    stages = _stages(num_programs, device.processors)
     warps = WARPS if padded <= MOST_WITH_FEW_WARPS[codes is not None] else 2 * WARPS
+    kernel, pool, own = _DECODE, bytes_of(kv_layer, codes), ()
+    if codes is not None and q.element_size() == 2:
+        kernel, pool, own = DECODE_CODES, kv_layer.view(torch.int16), (triton.knobs.runtime.interpret,)
+        padded = max(2 * 16, padded)
+        if padded <= MOST_WITH_FEW_WARPS[1]:
+            step, stages, warps = SPREAD if num_programs <= SPREAD_PROGRAMS * device.processors else PACKED
+    kv_block, kv_plane = pool.stride()[:2]
+    factors, scales, scale_block, scale_plane = scales_of(codes)
     fixed = (
         num_heads, num_kv_heads, group, max(16, triton.next_power_of_2(group)), head_dim, padded,
-        block_size, step, stages, how.softcap, how.sinks is not None, kind_of(codes, q.device), pdl,
+        block_size, step, stages, how.softcap, how.sinks is not None, kind_of(codes, q.device), pdl, *own,
     )  # fmt: skip
-    _DECODE.launch(
+    kernel.launch(
         (num_kv_heads, items.shape[0]), (q.dtype, kv_block, kv_plane, scale_block, scale_plane, *fixed),
-        q, bytes_of(kv_layer, codes), factors, scales, items, tables, out, partial, stats, how.sinks, how.scale * LOG2_E,
+        q, pool, factors, scales, items, tables, out, partial, stats, how.sinks, how.scale * LOG2_E,
         kv_block, kv_plane, scale_block, scale_plane, *fixed,
         num_warps=warps, num_stages=stages, launch_pdl=pdl,
     )  # fmt: skip
@@ -79,23 +90,6 @@ def _stages(num_programs: int, processors: int) -> int:
         return num_programs / (-(-num_programs // at_once) * at_once)
 
     return 7 if num_programs <= 4 * processors and filled(2 * processors) > filled(3 * processors) else 5
-
-
-@triton.jit
-def first_seen(position, window, CHUNKED: tl.constexpr):
-    """As `plan.first_seen`; of chunks, `window` is their positions."""
-    if CHUNKED:
-        return position // window * window
-    else:
-        return position - window + 1
-
-
-@triton.jit
-def softcapped(scores_log2, CAP: tl.constexpr):
-    """cap * tanh(score / cap) of scores in units of log2(e)."""
-    CAP_LOG2: tl.constexpr = CAP * 1.4426950408889634
-    x = tl.exp2(tl.abs(scores_log2) * (-2.0 / CAP))  # e^(-2 |score| / cap)
-    return tl.where(scores_log2 < 0, -CAP_LOG2, CAP_LOG2) * ((1.0 - x) / (1.0 + x))
 
 
 @triton.jit(do_not_specialize_on_alignment=["scales"])

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from engine.kernels.attention.plan import Scores
-from engine.kernels.attention.triton_decode import LOG2_E, first_seen, softcapped
+from engine.kernels.attention.triton_scores import LOG2_E, first_seen, softcapped
 from engine.kernels.codes import Codes
 from engine.kernels.codes.triton_codes import FP8, INT8, bytes_of, kind_of, scales_of, widened
 from engine.kernels.launch import Kernel

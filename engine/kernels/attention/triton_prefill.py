@@ -13,7 +13,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from engine.kernels.attention.plan import Scores
 from engine.kernels.attention.tiles import LONGEST_STEP, SMALL_TILE
-from engine.kernels.attention.triton_decode import LOG2_E, first_seen, softcapped
+from engine.kernels.attention.triton_scores import LOG2_E, first_seen, softcapped
 from engine.kernels.codes import Codes
 from engine.kernels.codes.triton_codes import FP8, INT8, NUMBERS, bytes_of, kind_of, scales_of, widened
 from engine.kernels.device import describe

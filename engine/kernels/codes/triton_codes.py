@@ -1,3 +1,4 @@
+# ruff: noqa: SIM300 - Triton compares a compile-time value with what stands on its right
 """Codes of keys and values inside Triton kernels: the only place that knows how bytes become numbers, and numbers bytes.
 
 `CODES` says what a pool holds. Bytes are loaded as such: before Ada, Triton has no e4m3, and bits are moved instead.
@@ -9,11 +10,13 @@ import triton.language as tl
 
 from engine.kernels.codes.codes import Codes
 from engine.kernels.device import describe
-from engine.kernels.quantised.triton_bytes import e4m3_numbers
+from engine.kernels.quantised.triton_bytes import e4m3_numbers, e4m3_of_pairs, int8_of_pairs
 
 NUMBERS, INT8, FP8, FP8_BY_BITS = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
 # 1.5 * 2^23, whose bits are 0x4B400000: adding it leaves no places behind the point.
 _ROUND = tl.constexpr(12582912.0)
+# What `of_pairs` multiplies e4m3 with, and where what is no number becomes infinite.
+PAIR_TIMES, PAIR_TIMES_TOLD = tl.constexpr(1 / 256), tl.constexpr(144.0)
 
 
 def kind_of(codes: Codes | None, device: torch.device) -> int:
@@ -60,6 +63,28 @@ def widened(kept, dtype: tl.constexpr, CODES: tl.constexpr):
     else:
         # In the mantissa of 1.5 * 2^23: a GPU's conversion of integers is several times slower.
         return ((kept.to(tl.int32) + 0x4B400000).to(tl.float32, bitcast=True) - _ROUND).to(dtype)
+
+
+@triton.jit
+def of_pairs(
+    pairs, ODD: tl.constexpr, NAN: tl.constexpr, DTYPE: tl.constexpr, CODES: tl.constexpr, PLAIN: tl.constexpr
+):
+    """The first code of each pair, or the second one, as a number of `DTYPE`.
+
+    e4m3's are float16, multiplied with PAIR_TIMES; with NAN with PAIR_TIMES_TOLD. PLAIN: for the interpreter.
+    """
+    if PLAIN:
+        code = (pairs.to(tl.int32) >> (8 if ODD else 0)) & 0xFF
+        if CODES == INT8:
+            return ((code ^ 0x80) - 128).to(DTYPE)
+        half = (((code & 0x80) << 8) | ((code & 0x7F) << 7)).to(tl.int16).to(tl.float16, bitcast=True)
+        if NAN:
+            number = half.to(tl.float32) * (256 * PAIR_TIMES_TOLD)
+            return tl.where((code & 0x7F) == 0x7F, float("inf"), number).to(tl.float16)
+        return half
+    text: tl.constexpr = int8_of_pairs(ODD, DTYPE == tl.bfloat16) if CODES == INT8 else e4m3_of_pairs(ODD, NAN)
+    bits = tl.inline_asm_elementwise(text, "=r,r", [pairs], dtype=tl.int16, is_pure=True, pack=2)
+    return bits.to(DTYPE, bitcast=True)
 
 
 @triton.jit

@@ -38,6 +38,41 @@ def e4m3_of_bytes(wide, nan):
     return f"{{ .reg .b32 t, m, n, s; {told} {parts} }}"
 
 
+@triton.constexpr_function
+def e4m3_of_pairs(odd, nan):
+    """Instructions for the first codes of two pairs, or the second ones, as float16: 2^8 times too small, or 144 times too large.
+
+    `nan`: what is no number becomes infinite, as 480 * 144 is beyond float16.
+    """
+    told = "mov.b32 m, 0x78807880; mov.b32 s, 0x80008000; fma.rn.f16x2 $0, $0, m, s;" if nan else ""
+    return f"""{{ .reg .b32 t, m, s;
+        {"mov.b32 t, $1;" if odd else "shl.b32 t, $1, 8;"}
+        shr.u32 m, t, 1;
+        and.b32 m, m, 0x3f803f80;
+        lop3.b32 $0, t, 0x80008000, m, 0xea;
+        {told} }}"""
+
+
+@triton.constexpr_function
+def int8_of_pairs(odd, wide):
+    """Instructions for the first codes of two pairs, or the second ones.
+
+    In bfloat16 seven bits are added to 128, and the sign makes of the 128 that is taken away again 256.
+    """
+    moved = "shr.u32 t, $1, 8;" if odd else "mov.b32 t, $1;"
+    if wide:
+        return f"""{{ .reg .b32 t, m, s; {moved}
+            lop3.b32 m, t, 0x007f007f, 0x43004300, 0xea;
+            lop3.b32 s, t, 0x00800080, 0xc300c300, 0xea;
+            mov.b32 t, 0x3f803f80;
+            fma.rn.bf16x2 $0, m, t, s; }}"""
+    return f"""{{ .reg .b32 t, m, s; {moved}
+        lop3.b32 t, t, 0x00ff00ff, 0x64806480, 0x6a;
+        mov.b32 m, 0x3c003c00;
+        mov.b32 s, 0xe480e480;
+        fma.rn.f16x2 $0, t, m, s; }}"""
+
+
 @triton.jit
 def e4m3_numbers(codes, NAN: tl.constexpr, DTYPE: tl.constexpr):
     """e4m3 codes, loaded as integers of 8 bits. NAN: theirs stay so.

@@ -6,10 +6,14 @@ import itertools
 from collections.abc import Iterator
 
 import torch
+import triton
+import triton.language as tl
 
 from engine.kernels import attention, rope
 from engine.kernels.attention import triton_prefill
+from engine.kernels.attention.triton_decode_codes import for_float16
 from engine.kernels.codes import Codes, Kind, decoded, encoded
+from engine.kernels.launch import Kernel
 from tests.unit.kernels import references
 from tests.unit.kernels.references import close
 from tests.unit.kernels.triton_checks import checking
@@ -124,6 +128,55 @@ def check_decode(device: str) -> None:
         _check_attention(kind, [(1, 1100), (1, 4)], (2, 1), 16, torch.float32, device, window=64)
 
 
+@triton.jit
+def _queries(q, halves, undone, rows: tl.constexpr, pairs: tl.constexpr):
+    at = tl.arange(0, rows)[:, None] * (2 * pairs) + 2 * tl.arange(0, pairs)[None, :]
+    even, odd, times = for_float16(tl.load(q + at), tl.load(q + at + 1))
+    tl.store(halves + at, even)
+    tl.store(halves + at + 1, odd)
+    tl.store(undone + tl.arange(0, rows), times)
+
+
+def check_queries(device: str) -> None:
+    """A query in bfloat16 keeps its bits, however large its row is, and loses next to nothing of what is much smaller."""
+    q = torch.randn(16, 32, device=device) * torch.exp2(-torch.randint(0, 45, (16, 32), device=device).float())
+    q = (q * torch.exp2(torch.linspace(-80, 120, 16, device=device))[:, None]).bfloat16()
+    q[3] = 0
+    halves, undone = torch.empty_like(q, dtype=torch.float16), torch.empty(16, device=device)
+    Kernel(_queries).launch((1,), None, q, halves, undone, rows=16, pairs=16)
+    wide, largest = q.double(), q.double().abs().amax(dim=1, keepdim=True)
+    assert not (undone.log2() % 1).any()
+    lost = (halves.double() * undone.double()[:, None] - wide).abs()
+    assert not lost[wide.abs() >= largest * 2.0**-31].any()
+    assert (lost <= largest * 2.0**-39).all()
+
+
+def check_bfloat16(device: str) -> None:
+    """Queries whose heads are of very different sizes, in fp8. The interpreter has no products of bfloat16, as int8 needs."""
+    lengths = [(1, 1), (1, 70), (1, 530)]
+    q, kv_layer, batch = references.attention_case(
+        lengths, heads=(4, 2), head_dim=64, block_size=16, dtype=torch.bfloat16, device=device
+    )
+    pages, codes = pool_of(kv_layer, "fp8")
+    plan = references.plan_of(q, batch, num_kv_heads=2, block_size=16, window=0, is_plain=True)
+    q = (q * torch.tensor([[1e-30], [1e-3], [1.0], [5.0]], device=device)).bfloat16()
+    out = attention.paged_attention(q, pages, plan, attention.Scores(scale=0.2), codes=codes)
+    close(out, references.attention(q, meant(pages, codes), batch, 0.2, 0))
+
+
+def check_no_numbers(device: str) -> None:
+    """A value that is no number leaves no number of its head's outputs, and another head its own."""
+    q, kv_layer, batch = references.attention_case(
+        [(1, 70)], heads=(4, 2), head_dim=64, block_size=16, dtype=torch.float16, device=device
+    )
+    kv_layer[batch.block_table[0, 1], 1, 3, 0] = float("nan")
+    pages, codes = pool_of(kv_layer, "fp8")
+    plan = references.plan_of(q, batch, num_kv_heads=2, block_size=16, window=0, is_plain=True)
+    out = attention.paged_attention(q.contiguous(), pages, plan, attention.Scores(scale=0.2), codes=codes)
+    assert not out[:, :2].isfinite().any()
+    assert out[:, 2:].isfinite().all()
+
+
 def check_prompts(device: str) -> None:
     """Straight from the pool, and gathered for kernels that copy in bulk (16 bits)."""
     for kind, dtype in itertools.product(KINDS, (torch.float32, torch.float16)):
@@ -176,6 +229,9 @@ CHECKS = {
     "writing": check_writing,
     "broken": check_broken,
     "decode": check_decode,
+    "queries": check_queries,
+    "bfloat16": check_bfloat16,
+    "no_numbers": check_no_numbers,
     "prompts": check_prompts,
     "scores": check_scores,
 }

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 
@@ -150,6 +151,31 @@ def test_bytes_that_are_floats_of_8_bits_and_no_numbers(dtype: torch.dtype) -> N
         found = [_floats(carried_out(text, operands, result=each), dtype) for each in ("$0", "$1")]
         expected = torch.tensor(_e4m3(codes), dtype=torch.float64)
         torch.testing.assert_close(torch.cat(found).double(), expected, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("odd", [False, True])
+@pytest.mark.parametrize("nan", [False, True])
+def test_pairs_of_floats_of_8_bits(odd: bool, nan: bool) -> None:
+    """Whatever lies beside them; what is no number is infinite, if that is asked."""
+    times = 144.0 if nan else 2.0**-8
+    text = triton_bytes.e4m3_of_pairs(odd, nan)
+    for code in range(256):
+        codes = bytes((code, code ^ 0x99, code ^ 0x81, 0xFF - code))
+        found = _floats(carried_out(text, {"$1": int.from_bytes(codes, "little")}), torch.float16).tolist()
+        for number, one in zip(found, codes[odd::2], strict=True):
+            sign = -1 if one >= 128 else 1
+            broken = sign * (math.inf if nan else 480 * times)
+            assert number == (broken if one & 0x7F == 0x7F else _e4m3(bytes((one,)))[0] * times)
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)
+@pytest.mark.parametrize("odd", [False, True])
+def test_pairs_of_integers_of_8_bits(odd: bool, dtype: torch.dtype) -> None:
+    text = triton_bytes.int8_of_pairs(odd, dtype is torch.bfloat16)
+    for code in range(256):
+        codes = bytes((code, code ^ 0x99, code ^ 0x81, 0xFF - code))
+        found = _floats(carried_out(text, {"$1": int.from_bytes(codes, "little")}), dtype)
+        assert found.tolist() == torch.tensor(list(codes[odd::2]), dtype=torch.uint8).view(torch.int8).tolist()
 
 
 @pytest.mark.parametrize("plane", range(8))
