@@ -15,7 +15,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from engine.kernels.device import describe
 from engine.kernels.launch import Kernel
 from engine.kernels.quantised.fp8 import FP8, Fp8Matrix, Fp8Rows, Rounding
-from engine.kernels.quantised.triton_fp8_parts import nearest, scale_and_inverse
+from engine.kernels.quantised.triton_fp8_parts import first_part, scale_and_inverse
 from engine.kernels.triton_linear import (
     LINE_BYTES,
     gated_values,
@@ -228,7 +228,7 @@ def _few_rows(
         tl.store(out_scale + m * (N // BN) + tile, scale, mask=m < M)
         rest = value * inverse[None, :]
         for part in tl.static_range(P):
-            rounded = nearest(rest)
+            rounded = first_part(rest) if part < P - 1 else rest
             rest -= rounded
             write_values(rounded, out + part * N, m, n, M, N, P * N)
     else:

@@ -8,7 +8,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from engine.kernels.device import describe
 from engine.kernels.launch import Kernel
 from engine.kernels.quantised.fp8 import FP8, TO_ROWS, Fp8Rows, Rounding
-from engine.kernels.quantised.triton_fp8_parts import nearest, scale_and_inverse
+from engine.kernels.quantised.triton_fp8_parts import first_part, scale_and_inverse
 from engine.kernels.triton_activation import activated
 from engine.kernels.triton_norm import PLAIN, PLUS_ONE, norm_row
 
@@ -72,7 +72,7 @@ def write_rounded(
         scale, inverse = scale_and_inverse(largest)
         rest = tl.reshape(groups * inverse[:, None], (WIDTH,))
         for part in tl.static_range(P):
-            rounded = nearest(rest)
+            rounded = first_part(rest) if part < P - 1 else rest
             rest -= rounded
             tl.store(values_PK + part * K + at, rounded.to(values_PK.dtype.element_ty), mask=at < K)
     else:
@@ -106,9 +106,16 @@ def normed_rows(
         _NORMED.launch(
             (num_rows,), (added.dtype, residual.dtype, fixed),
             added, residual, weight, total, rows.values, rows.scale, num_rows, eps, *fixed,
-            num_warps=8 if width < 16384 else 16, launch_pdl=pdl,
+            num_warps=_warps_of_norm(width, rounding), launch_pdl=pdl,
         )  # fmt: skip
     return rows, total
+
+
+def _warps_of_norm(width: int, rounding: Rounding) -> int:
+    """For parts 8 numbers a thread: with 16 they'd go through shared memory, to be side by side in groups."""
+    if rounding.parts > 1:
+        return min(max(width // 256, 4), 32)
+    return 8 if width < 16384 else 16
 
 
 @triton.jit(do_not_specialize=["num_rows"])

@@ -102,7 +102,7 @@ def check_products_of_rows(block: tuple[int, int] | None, device: str, large: bo
 
 
 def check_parts(device: str) -> None:
-    """Numbers of 16 bits are the sum of their parts, within 2^-17 of their group's largest."""
+    """Numbers of 16 bits are the sum of their parts, within 2^-16 of their group's largest."""
     for dtype, parts in ((torch.bfloat16, 2), (torch.float16, 3)):
         if device == "cpu" and dtype == torch.bfloat16:
             # The interpreter doesn't know bfloat16: its numbers in float32.
@@ -116,7 +116,7 @@ def check_parts(device: str) -> None:
         sums = rows.values.double().sum(dim=1).unflatten(-1, (-1, 128)) * rows.scale.double()[..., None]
         wide = x.double().unflatten(-1, (-1, 128))
         assert (torch.frexp(rows.scale).mantissa == 0.5).all(), "scales are powers of 2"
-        assert ((sums - wide).abs() <= 2.0**-17 * wide.abs().amax(-1, keepdim=True)).all()
+        assert ((sums - wide).abs() <= 2.0**-16 * wide.abs().amax(-1, keepdim=True)).all()
 
 
 def check_rows(rounding: Rounding, device: str, large: bool) -> None:
