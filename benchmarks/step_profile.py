@@ -7,7 +7,7 @@ import re
 import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -22,10 +22,10 @@ from engine.model.spec import ModelSpec
 LISTED_KERNELS = 25
 # What a kernel is for: the first pattern that its name matches says it. Ours match by their whole names, libraries' by a part.
 GROUPS = (
-    ("attention", r"^_(attend|combine|decode|prefill|gather)$"),
+    ("attention", r"^_(attend|combine|decode|decode_codes|prefill|gather)$"),
     ("gemm", r"^_(few_rows|linear)$"),
     ("experts", r"^_(few|many|route|group)$"),
-    ("norm, rope, activation", r"^_(norm|rope|silu_and_mul|embed)$"),
+    ("norm, rope, activation", r"^_(norm|normed|rows|gated|rope|silu_and_mul|embed)$"),
     ("sampling", r"^_(survey|pick|fill_bins|plan|collect|cut|bisect|members|draw_kept|count)$"),
     ("attention", r"attention|attn|flash|fmha"),
     ("gemm helper", r"splitk.*reduce"),
@@ -99,33 +99,36 @@ async def _host_part(cell: Cell, bench: Bench) -> str:
 def report(kernels: list[Kernel], *, passes: int, cost: ModelCost, model: ModelSpec, cell: Cell) -> str:
     """Return the device's part of a profile: groups, then the kernels that take longest.
 
-    Shares are relative to the time from the first kernel to the last.
+    Shares are of the time from the first kernel to the last. A kernel that begins while another runs has as its own what it
+    takes beyond that one's end: with programmatic dependent launch most of its duration is waiting.
     """
     if not kernels:
         return "no kernels seen on the device\n"
     span = max(kernel.start + kernel.duration for kernel in kernels) - min(kernel.start for kernel in kernels)
-    idle = span - busy_us(kernels)
+    own = own_us(kernels)
+    idle = span - sum(own)
     groups: dict[str, float] = defaultdict(float)
-    for kernel in kernels:
-        groups[group_of(kernel.name)] += kernel.duration
+    for kernel, its_own in zip(kernels, own, strict=True):
+        groups[group_of(kernel.name)] += its_own
     num_bytes = _group_bytes(cost, cell)
     lines = [f"device: {span / 1e3:.3f} ms from first to last kernel, {span / 1e3 / passes:.3f} ms a pass", ""]
     lines += [f"{'group':<28}{'ms a pass':>12}{'share':>9}{'GB/s':>9}"]
     for name, duration in sorted(groups.items(), key=lambda item: -item[1]):
-        rate = f"{num_bytes[name] * passes / duration / 1e3:9.0f}" if name in num_bytes else " " * 9
+        rate = f"{num_bytes[name] * passes / duration / 1e3:9.0f}" if name in num_bytes and duration else " " * 9
         lines.append(f"{name:<28}{duration / 1e3 / passes:>12.4f}{duration / span:>9.1%}{rate}")
     lines.append(f"{'gaps (device idle)':<28}{idle / 1e3 / passes:>12.4f}{idle / span:>9.1%}")
-    lines += ["", f"{'count':>8}{'a pass':>9}{'mean us':>10}{'share':>8}{'GB/s':>8}  kernel"]
+    lines += ["", f"{'count':>8}{'a pass':>9}{'mean us':>10}{'own us':>9}{'share':>8}{'GB/s':>8}  kernel"]
     labelled = label_products(kernels, model, passes)
-    sums: dict[tuple[str, str], list[float]] = defaultdict(list)
-    for kernel, label in zip(kernels, labelled, strict=True):
-        sums[label, kernel.name].append(kernel.duration)
+    sums: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
+    for kernel, its_own, label in zip(kernels, own, labelled, strict=True):
+        sums[label, kernel.name].append((its_own, kernel.duration))
     product_bytes = _product_bytes(model, cost.item_bytes) if isinstance(cell, Decode) else {}
-    for (label, name), durations in sorted(sums.items(), key=lambda item: -sum(item[1]))[:LISTED_KERNELS]:
-        total, count = sum(durations), len(durations)
-        rate = f"{product_bytes[label] * count / total / 1e3:8.0f}" if label in product_bytes else " " * 8
+    for (label, name), times in sorted(sums.items(), key=lambda item: -sum(own for own, _ in item[1]))[:LISTED_KERNELS]:
+        total, duration, count = sum(own for own, _ in times), sum(all for _, all in times), len(times)
+        rate = f"{product_bytes[label] * count / total / 1e3:8.0f}" if label in product_bytes and total else " " * 8
         lines.append(
-            f"{count:>8}{count / passes:>9.1f}{total / count:>10.2f}{total / span:>8.1%}{rate}  {label:<8}{name[:110]}"
+            f"{count:>8}{count / passes:>9.1f}{duration / count:>10.2f}{total / count:>9.2f}{total / span:>8.1%}{rate}"
+            f"  {label:<8}{name[:110]}"
         )
     return "\n".join(lines) + "\n"
 
@@ -138,14 +141,14 @@ def group_of(name: str) -> str:
     return "other"
 
 
-def busy_us(kernels: Iterable[Kernel]) -> float:
-    """Microseconds in which at least one kernel ran."""
-    busy, end = 0.0, float("-inf")
-    for kernel in sorted(kernels, key=lambda kernel: kernel.start):
-        stop = kernel.start + kernel.duration
-        busy += max(0.0, stop - max(end, kernel.start))
+def own_us(kernels: Sequence[Kernel]) -> list[float]:
+    """Microseconds of each kernel in which none ran that had begun before it."""
+    own, end = [0.0] * len(kernels), float("-inf")
+    for index in sorted(range(len(kernels)), key=lambda index: kernels[index].start):
+        stop = kernels[index].start + kernels[index].duration
+        own[index] = max(0.0, stop - max(end, kernels[index].start))
         end = max(end, stop)
-    return busy
+    return own
 
 
 def label_products(kernels: list[Kernel], model: ModelSpec, passes: int) -> list[str]:

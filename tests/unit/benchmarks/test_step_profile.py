@@ -11,7 +11,7 @@ import pytest
 from benchmarks.cells import Decode
 from benchmarks.environment import ROOT
 from benchmarks.floors import ModelCost
-from benchmarks.step_profile import Kernel, busy_us, group_of, label_products, read_trace, report
+from benchmarks.step_profile import Kernel, group_of, label_products, own_us, read_trace, report
 from engine.model.families import read_model_spec
 from engine.model.spec import ModelSpec
 
@@ -28,7 +28,8 @@ def one_pass(start: float) -> list[Kernel]:
 
 
 def test_overlapping_kernels_keep_the_device_busy_once() -> None:
-    assert busy_us([Kernel("a", 0, 10), Kernel("b", 5, 10), Kernel("c", 6, 2), Kernel("d", 20, 1)]) == 16
+    kernels = [Kernel("a", 0, 10), Kernel("b", 5, 10), Kernel("c", 6, 2), Kernel("d", 20, 1)]
+    assert own_us(kernels) == [10, 5, 0, 1]
 
 
 def test_products_are_told_apart_by_their_place() -> None:
