@@ -71,7 +71,7 @@ async def profile_cell(cell: Cell, bench: Bench, model: ModelSpec) -> str:
     on_gpu = bench.engine.kv.is_cuda
     counted = TimedEngine(bench.engine)
     activity = torch.profiler.ProfilerActivity.CUDA if on_gpu else torch.profiler.ProfilerActivity.CPU
-    with torch.profiler.profile(activities=[activity]) as profiler:
+    with torch.profiler.profile(activities=[activity], acc_events=True) as profiler:
         await cell.run(replace(bench, engine=_Proxy(counted)))  # type: ignore[arg-type]
         if on_gpu:
             torch.cuda.synchronize()

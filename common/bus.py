@@ -219,6 +219,9 @@ class NatsBus:
         if self.connected:
             with contextlib.suppress(*_ERRORS):
                 await self._client.flush(1)
+        if not self.connected:
+            # Nobody hears it, and asyncio of Python 3.12.1 and 3.13.0 fails where it writes to a lost connection.
+            self._client._pending_data_size = 0
         with contextlib.suppress(*_ERRORS):
             await self._client.close()
 
