@@ -50,13 +50,21 @@ class Fp8Matrix:
 
 @dataclass(frozen=True, slots=True)
 class Rounding:
-    """How activations become 8-bit floats: how many add up to a number. With several, scales are powers of 2."""
+    """How activations become 8-bit floats: how many add up to a number. With several, scales are powers of 2.
+
+    `for_codes`, of 4 bits: a group's inputs are in the order of their bytes (`in_bytes`), and its sum is kept.
+    """
 
     group: int | None = None  # inputs that have one scale; None: all of a row
     parts: int = 1
+    for_codes: bool = False
 
     def shape(self, num_rows: int, num_inputs: int) -> tuple[int, ...]:
         return (num_rows, num_inputs) if self.parts == 1 else (num_rows, self.parts, num_inputs)
+
+    def shape_of_scales(self, num_rows: int, num_inputs: int) -> tuple[int, ...]:
+        groups = num_inputs // (self.group or num_inputs)
+        return (2, groups, num_rows) if self.for_codes else (num_rows, groups)
 
 
 TO_ROWS = Rounding()
@@ -64,7 +72,10 @@ TO_ROWS = Rounding()
 
 @dataclass(frozen=True, slots=True)
 class Fp8Rows:
-    """Activations [T, K]: e4m3 times a scale for each row, or for each group of inputs in it."""
+    """Activations [T, K]: e4m3 times a scale for each row, or for each group of inputs in it.
+
+    For codes scales are [2, K / group, T], sums behind scales.
+    """
 
     values: torch.Tensor  # [T, K] e4m3, or [T, parts, K]
     scale: torch.Tensor  # float32 [T, 1] or [T, K / group]
@@ -118,7 +129,7 @@ def gated_product(
 @twin("engine.kernels.quantised.triton_fp8_rows")
 def quantise_rows(x: torch.Tensor, rounding: Rounding = TO_ROWS) -> Fp8Rows:
     """Round rows [T, K], where K is a multiple of the group."""
-    wide = x.float().unflatten(-1, (-1, rounding.group or x.shape[-1]))
+    wide = (in_bytes(x) if rounding.for_codes else x).float().unflatten(-1, (-1, rounding.group or x.shape[-1]))
     largest = wide.abs().amax(dim=-1, keepdim=True)
     if rounding.parts == 1:
         scale = (largest / LARGEST).clamp(min=SMALLEST_SCALE)
@@ -130,7 +141,15 @@ def quantise_rows(x: torch.Tensor, rounding: Rounding = TO_ROWS) -> Fp8Rows:
     for _ in range(rounding.parts):
         parts.append(rest.to(FP8))
         rest = rest - parts[-1].float()
-    return Fp8Rows(torch.stack([part.flatten(-2) for part in parts], dim=1), scale.squeeze(-1), x.dtype)
+    scale = scale.squeeze(-1)
+    if rounding.for_codes:
+        scale = torch.stack((scale.T, wide.sum(dim=-1).T))
+    return Fp8Rows(torch.stack([part.flatten(-2) for part in parts], dim=1), scale, x.dtype)
+
+
+def in_bytes(x: torch.Tensor) -> torch.Tensor:
+    """Columns [..., K] as the halves of `Groups`' bytes have them: four planes of 32 words, and a word has one of each."""
+    return x.unflatten(-1, (-1, 4, 32)).transpose(-1, -2).flatten(-3)
 
 
 @twin("engine.kernels.quantised.triton_fp8")

@@ -1,8 +1,9 @@
 """Products with weights of 4 or 8 bits in groups of inputs. T tokens, K inputs, N outputs, G groups of a row, P partial sums.
 
 One layout for every format that has a scale for each group. An int32 word holds one code of each of several planes, and a block
-is W words of a row: 8 W codes of 4 bits or 4 W of 8. Column `W * plane + word` of a block is in bits `plane * bits` of the word:
-a kernel takes a plane out of all words alike and multiplies it with W neighbouring inputs. A group is whole planes.
+is W words of a row: 8 W codes of 4 bits or 4 W of 8. Column `W * plane + word` of a block is in bits `place * bits` of the word:
+a kernel takes a plane out of all words alike and multiplies it with W neighbouring inputs. A group is whole planes. Of 4 bits the
+low halves of a word's bytes are planes 0 to 3, the high ones 4 to 7, so that either are a word of codes in bytes (`place_of`).
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from torch.nn.functional import linear as torch_linear
 from torch.nn.functional import pad
 
 from engine.kernels.activation import act_and_mul
+from engine.kernels.device import describe, use_triton
+from engine.kernels.quantised.fp8 import Rounding
 from engine.kernels.twin import twin
 
 # Of a block, W. Wider planes are fewer products of more inputs; with 64 words loops run out of registers.
@@ -23,6 +26,8 @@ WORDS = (32, 16)
 MOST_PADDING = 8
 GROUPS = (16, 32, 64, 128)  # inputs
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # codes 0 to 7; those from 8 on are negative
+FEW_ROWS = 32  # rows of bfloat16 become two floats of 8 bits each
+IN_PARTS = Rounding(128, 2, for_codes=True)
 _ROWS_AT_ONCE = 1 << 24  # elements that the plain version makes floats of at once
 
 
@@ -220,12 +225,19 @@ def _narrow(values: torch.Tensor) -> torch.Tensor:
     return values
 
 
+def place_of(plane: int, bits: int) -> int:
+    """Where a plane is in a word."""
+    return plane if bits == 8 else 2 * plane % 8 + plane // 4
+
+
 def codes_of(weight: Groups) -> torch.Tensor:
     """Return the codes [..., N, K] uint8."""
     words, planes = weight.codes.unflatten(-1, (-1, weight.words)), 32 // weight.bits
     codes = torch.empty((*words.shape[:-1], planes, weight.words), dtype=torch.uint8, device=words.device)
     for plane in range(planes):
-        codes[..., plane, :] = (words >> plane * weight.bits).bitwise_and_((1 << weight.bits) - 1)
+        codes[..., plane, :] = (words >> place_of(plane, weight.bits) * weight.bits).bitwise_and_(
+            (1 << weight.bits) - 1
+        )
     return codes.flatten(-3)[..., : weight.inputs]
 
 
@@ -234,7 +246,7 @@ def _words(codes: torch.Tensor, bits: int, width: int) -> torch.Tensor:
     blocks = pad(codes, (0, missing)).unflatten(-1, (-1, planes, width))
     words = torch.zeros((*blocks.shape[:-2], width), dtype=torch.int32, device=codes.device)
     for plane in range(planes):
-        words |= blocks[..., plane, :].to(torch.int32) << (bits * plane)
+        words |= blocks[..., plane, :].to(torch.int32) << (bits * place_of(plane, bits))
     return words.flatten(-2)
 
 
@@ -318,6 +330,50 @@ def linear_onto(
 def gated_linear(x: torch.Tensor, gate_up: Groups, bias: torch.Tensor | None, activation: str = "silu") -> torch.Tensor:
     """Return act(x @ gate.T) * (x @ up.T) [T, N / 2]. `gate_up` [N, K] holds the gate's rows first."""
     return act_and_mul.reference(_product(x, gate_up, bias), activation)
+
+
+def rounding_of(weight: Groups, num_rows: int, dtype: torch.dtype) -> Rounding | None:
+    """How so many rows become 8-bit floats for their product; None: they stay as they are."""
+    device = weight.codes.device
+    is_held = (weight.bits, weight.words, weight.group) == (
+        4,
+        32,
+        IN_PARTS.group,
+    ) and weight.inputs % weight.columns == 0
+    is_plain = not weight.is_e2m1 and weight.levels is None and weight.minimums is None
+    has_kernel = describe(device).is_hopper if device.type == "cuda" else use_triton(weight.codes)
+    suits = is_held and is_plain and has_kernel and 0 < num_rows <= FEW_ROWS and dtype == torch.bfloat16
+    return IN_PARTS if suits else None
+
+
+@twin("engine.kernels.quantised.triton_groups_few")
+def product_of_rows(
+    values: torch.Tensor,
+    scale: torch.Tensor,
+    weight: Groups,
+    bias: torch.Tensor | None,
+    *,
+    partial: bool = False,
+) -> torch.Tensor:
+    """Return the product [T, N] bfloat16 of rows that `rounding_of` rounds, the fields of `Fp8Rows`.
+
+    `partial`: it may be partial sums as `linear_parts` returns them.
+    """
+    return _product(_plain(values, scale), weight, bias)
+
+
+@twin("engine.kernels.quantised.triton_groups_few")
+def gated_product_of_rows(
+    values: torch.Tensor, scale: torch.Tensor, gate_up: Groups, bias: torch.Tensor | None, activation: str = "silu"
+) -> torch.Tensor:
+    """Return `gated_linear` of such rows."""
+    return act_and_mul.reference(_product(_plain(values, scale), gate_up, bias), activation)
+
+
+def _plain(values: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """The rows [T, K] as they were."""
+    whole = values.float().sum(dim=1).unflatten(-1, (-1, 32, 4)) * scale[0].T[:, :, None, None]
+    return whole.transpose(-1, -2).flatten(-3).bfloat16()
 
 
 def _product(x: torch.Tensor, weight: Groups, bias: torch.Tensor | None) -> torch.Tensor:

@@ -17,6 +17,12 @@ import triton.language as tl
 
 
 @triton.constexpr_function
+def _place_of(plane, bits):
+    """As `groups.place_of`, which the compiler would not follow."""
+    return plane if bits == 8 else 2 * plane % 8 + plane // 4
+
+
+@triton.constexpr_function
 def _integers(plane, bits, wide, raw=False):
     """Instructions for a plane of two words: two integers less `$3`, as numbers of 16 bits. `wide`: bfloat16.
 
@@ -32,11 +38,12 @@ def _integers(plane, bits, wide, raw=False):
             sub.f32 c, c, $3; sub.f32 d, d, $4;
             cvt.rn.{kind}.f32 $0, d, c;
         }}"""
+    at = _place_of(plane, 4)
     magic, one = ("0x43004300", "0x3f803f80") if wide else ("0x64006400", "0x3c003c00")
     return f"""{{
         .reg .b32 t, one;
-        prmt.b32 t, $1, $2, {0x5410 if plane < 4 else 0x7632:#x};
-        shr.u32 t, t, {4 * (plane % 4)};
+        prmt.b32 t, $1, $2, {0x5410 if at < 4 else 0x7632:#x};
+        shr.u32 t, t, {4 * (at % 4)};
         lop3.b32 {"$0" if raw else "t"}, t, 0x000f000f, {magic}, 0xea;
         {"" if raw else f"mov.b32 one, {one}; fma.rn.{kind} $0, t, one, $3;"}
     }}"""
@@ -53,12 +60,13 @@ def _floats(plane, wide, scaled=False):
     These have the code's bits at the end of their exponents; bfloat16's, too small for sums, are raised by 2^120: exactly.
     `scaled`, in bfloat16 alone: times `$3`, two numbers of 64 times the scale.
     """
-    at = 4 * (plane % 4)
+    place = _place_of(plane, 4)
+    at = 4 * (place % 4)
     to, mask = (6, "0x01c001c0") if wide else (9, "0x0e000e00")
     shift = f"shl.b32 m, t, {to - at};" if to >= at else f"shr.u32 m, t, {at - to};"
     return f"""{{
         .reg .b32 t, m, s;
-        prmt.b32 t, $1, $2, {0x5410 if plane < 4 else 0x7632:#x};
+        prmt.b32 t, $1, $2, {0x5410 if place < 4 else 0x7632:#x};
         {shift}
         and.b32 m, m, {mask};
         shl.b32 s, t, {12 - at};
@@ -85,7 +93,7 @@ def _levels(plane):
     """Instructions for a plane of a word: the float32 of its code's place behind the address `$2`."""
     return f"""{{
         .reg .b32 c; .reg .b64 a;
-        bfe.u32 c, $1, {4 * plane}, 4;
+        bfe.u32 c, $1, {4 * _place_of(plane, 4)}, 4;
         mad.wide.u32 a, c, 4, $2;
         ld.global.nc.f32 $0, [a];
     }}"""
@@ -103,7 +111,7 @@ def _plane(
     WIDE: tl.constexpr = DTYPE == tl.bfloat16
     less = tl.broadcast_to(less[:, None], words.shape)
     if PLAIN:
-        codes = (words >> (BITS * i)) & ((1 << BITS) - 1)
+        codes = (words >> (BITS * _place_of(i, BITS))) & ((1 << BITS) - 1)
         if E2M1:
             exponent, odd = (codes >> 1) & 3, codes & 1
             twice = tl.where(exponent == 0, odd, (2 + odd) << tl.maximum(exponent - 1, 0))
@@ -128,7 +136,7 @@ def _plane(
 def _named(words, levels, i: tl.constexpr, PLAIN: tl.constexpr):
     """The levels, in float32, that plane `i` of the words [BN, W] names."""
     if PLAIN:
-        return tl.load(levels + ((words >> (4 * i)) & 15))
+        return tl.load(levels + ((words >> (4 * _place_of(i, 4))) & 15))
     # Not `tl.load`: in a loop the compiler would copy the levels to shared memory, code by code.
     address = tl.full(words.shape, 0, tl.int64) + levels.to(tl.int64)
     return tl.inline_asm_elementwise(_levels(i), "=f,r,l", [words, address], dtype=tl.float32, is_pure=True, pack=1)

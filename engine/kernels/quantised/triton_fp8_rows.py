@@ -26,7 +26,9 @@ def quantise_rows(x: torch.Tensor, rounding: Rounding = TO_ROWS) -> Fp8Rows:
     if rounding.parts > 1 and group is not None:
         width = min(width, GROUPS_OF_A_PROGRAM * group)
         programs = triton.cdiv(num_inputs, width)
-    fixed = (x.stride(0), num_inputs, width, _group(width, num_inputs, group), rounding.parts, pdl)
+    fixed = (
+        x.stride(0), num_inputs, width, _group(width, num_inputs, group), rounding.parts, rounding.for_codes, pdl,
+    )  # fmt: skip
     _ROWS.launch(
         (num_rows, programs), (x.dtype, fixed), x, rows.values, rows.scale, *fixed,
         num_warps=warps_of(width), launch_pdl=pdl,
@@ -42,7 +44,8 @@ def warps_of(width: int) -> int:
 @triton.jit
 def _rows(
     x_TK, values_TPK, scale_TG,
-    ROW: tl.constexpr, K: tl.constexpr, WIDTH: tl.constexpr, GROUP: tl.constexpr, P: tl.constexpr, PDL: tl.constexpr,
+    ROW: tl.constexpr, K: tl.constexpr, WIDTH: tl.constexpr, GROUP: tl.constexpr, P: tl.constexpr, CODES: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     begin = tl.program_id(1) * WIDTH
@@ -51,23 +54,30 @@ def _rows(
         gdc_launch_dependents()
         gdc_wait()
     x = tl.load(x_TK + row * ROW + at, mask=at < K, other=0.0).to(tl.float32)
-    write_rounded(x, values_TPK + row * P * K, scale_TG, row, begin, K, WIDTH, GROUP, P)
+    write_rounded(x, values_TPK + row * P * K, scale_TG, row, begin, K, WIDTH, GROUP, P, CODES)
 
 
 @triton.jit
 def write_rounded(
-    x, values_PK, scale_TG, row, begin, K: tl.constexpr, WIDTH: tl.constexpr, GROUP: tl.constexpr, P: tl.constexpr
-):
+    x, values_PK, scale_TG, row, begin,
+    K: tl.constexpr, WIDTH: tl.constexpr, GROUP: tl.constexpr, P: tl.constexpr, CODES: tl.constexpr,
+):  # fmt: skip
     """Write `x` [WIDTH] float32, the inputs from `begin` on, 0 beyond K, with scales of groups.
 
-    GROUP = WIDTH: one for the row.
+    GROUP = WIDTH: one for the row. CODES: `Rounding.for_codes`.
     """
     at = begin + tl.arange(0, WIDTH)
     COUNT: tl.constexpr = WIDTH // GROUP
+    if CODES:
+        x = tl.permute(tl.reshape(x, (WIDTH // 128, 4, 32)), (0, 2, 1))
     groups = tl.reshape(x, (COUNT, GROUP))
     largest = tl.max(tl.abs(groups), axis=1)
     g = begin // GROUP + tl.arange(0, COUNT)
-    scale_at = scale_TG + row * ((K + GROUP - 1) // GROUP) + g
+    GROUPS: tl.constexpr = (K + GROUP - 1) // GROUP
+    scale_at = scale_TG + row * GROUPS + g
+    if CODES:
+        num_rows = tl.num_programs(0)
+        scale_at = scale_TG + g * num_rows + row
     if P > 1:
         scale, inverse = scale_and_inverse(largest)
         rest = tl.reshape(groups * inverse[:, None], (WIDTH,))
@@ -81,6 +91,8 @@ def write_rounded(
         rounded = tl.minimum(tl.maximum(rounded, -448.0), 448.0)
         tl.store(values_PK + at, rounded.to(values_PK.dtype.element_ty), mask=at < K)
     tl.store(scale_at, scale, mask=g * GROUP < K)
+    if CODES:
+        tl.store(scale_at + GROUPS * num_rows, tl.sum(groups, axis=1), mask=g * GROUP < K)
 
 
 def normed_rows(
@@ -102,7 +114,8 @@ def normed_rows(
         width = triton.next_power_of_2(num_features)
         kind = PLUS_ONE if plus_one else PLAIN
         pdl = describe(residual.device).has_tma
-        fixed = (num_features, width, parts, kind, _group(width, num_features, rounding.group), rounding.parts, pdl)
+        group = _group(width, num_features, rounding.group)
+        fixed = (num_features, width, parts, kind, group, rounding.parts, rounding.for_codes, pdl)
         _NORMED.launch(
             (num_rows,), (added.dtype, residual.dtype, fixed),
             added, residual, weight, total, rows.values, rows.scale, num_rows, eps, *fixed,
@@ -122,7 +135,7 @@ def _warps_of_norm(width: int, rounding: Rounding) -> int:
 def _normed(
     x_PTE, residual_TE, weight_E, total_TE, values, scale_TG, num_rows, eps,
     NUM_FEATURES: tl.constexpr, E: tl.constexpr, PARTS: tl.constexpr, KIND: tl.constexpr, GROUP: tl.constexpr,
-    P: tl.constexpr, PDL: tl.constexpr,
+    P: tl.constexpr, CODES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """As `triton_norm._norm`, rounded. PARTS: partial sums of x."""
     index = tl.program_id(0).to(tl.int64)
@@ -135,7 +148,7 @@ def _normed(
     normed = norm_row(
         x_PTE + row, residual_TE + row, total_TE + row, weight, num_rows, eps, NUM_FEATURES, E, PARTS, KIND
     )  # fmt: skip
-    write_rounded(normed.to(tl.float32), values + row * P, scale_TG, index, 0, NUM_FEATURES, E, GROUP, P)
+    write_rounded(normed.to(tl.float32), values + row * P, scale_TG, index, 0, NUM_FEATURES, E, GROUP, P, CODES)
 
 
 def gated_rows(gate_up: torch.Tensor, rounding: Rounding, activation: str = "silu") -> Fp8Rows:
@@ -144,7 +157,8 @@ def gated_rows(gate_up: torch.Tensor, rounding: Rounding, activation: str = "sil
     rows = _empty_rows(gate_up, size, rounding)
     if num_rows:
         width, pdl = triton.next_power_of_2(size), describe(gate_up.device).has_tma
-        fixed = (size, width, activation == "gelu_tanh", _group(width, size, rounding.group), rounding.parts, pdl)
+        group = _group(width, size, rounding.group)
+        fixed = (size, width, activation == "gelu_tanh", group, rounding.parts, rounding.for_codes, pdl)
         _GATED.launch(
             (num_rows,), (gate_up.dtype, fixed), gate_up, rows.values, rows.scale, *fixed,
             num_warps=warps_of(width), launch_pdl=pdl,
@@ -155,7 +169,8 @@ def gated_rows(gate_up: torch.Tensor, rounding: Rounding, activation: str = "sil
 @triton.jit
 def _gated(
     gate_up, values, scale_TG,
-    SIZE: tl.constexpr, WIDTH: tl.constexpr, GELU: tl.constexpr, GROUP: tl.constexpr, P: tl.constexpr, PDL: tl.constexpr,
+    SIZE: tl.constexpr, WIDTH: tl.constexpr, GELU: tl.constexpr, GROUP: tl.constexpr, P: tl.constexpr, CODES: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         gdc_launch_dependents()
@@ -166,13 +181,12 @@ def _gated(
     gate = tl.load(gate_up + row * 2 * SIZE + at, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(gate_up + row * 2 * SIZE + SIZE + at, mask=inside, other=0.0).to(tl.float32)
     result = (activated(gate, GELU) * up).to(gate_up.dtype.element_ty).to(tl.float32)
-    write_rounded(result, values + row * P * SIZE, scale_TG, row, 0, SIZE, WIDTH, GROUP, P)
+    write_rounded(result, values + row * P * SIZE, scale_TG, row, 0, SIZE, WIDTH, GROUP, P, CODES)
 
 
 def _empty_rows(x: torch.Tensor, num_inputs: int, rounding: Rounding) -> Fp8Rows:
-    num_rows, groups = len(x), num_inputs // (rounding.group or num_inputs)
-    values = torch.empty(rounding.shape(num_rows, num_inputs), dtype=FP8, device=x.device)
-    scale = torch.empty((num_rows, groups), dtype=torch.float32, device=x.device)
+    values = torch.empty(rounding.shape(len(x), num_inputs), dtype=FP8, device=x.device)
+    scale = torch.empty(rounding.shape_of_scales(len(x), num_inputs), dtype=torch.float32, device=x.device)
     return Fp8Rows(values, scale, x.dtype)
 
 

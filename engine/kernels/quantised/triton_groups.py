@@ -15,8 +15,10 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from engine.kernels.activation import act_and_mul
 from engine.kernels.device import describe
 from engine.kernels.launch import Kernel
-from engine.kernels.quantised.groups import Groups
+from engine.kernels.quantised.fp8 import Fp8Rows, quantise_rows
+from engine.kernels.quantised.groups import Groups, rounding_of
 from engine.kernels.quantised.triton_codes import accumulate, first_group, groups_of, of_group, weights
+from engine.kernels.quantised.triton_groups_few import few_rows
 from engine.kernels.triton_linear import padded_rows, prefetch, splits_of, write_product
 
 MAX_ROWS = 64  # with more, the vendor's library multiplies what one kernel has dequantised
@@ -69,6 +71,8 @@ def linear(
         if out is None:
             return torch_linear(x, plain, bias)
         return torch.mm(x, plain.T, out=out) if bias is None else torch.addmm(bias, x, plain.T, out=out)
+    if (rows := _rounded(x, weight)) is not None:
+        return few_rows(rows.values, rows.scale, weight, bias, out=out)
     if out is None:
         out = x.new_empty((x.shape[0], weight.outputs))
     _launch(x, weight, bias, out, _choose(x, weight, weight.outputs, parts=False))
@@ -78,6 +82,8 @@ def linear(
 def linear_parts(x: torch.Tensor, weight: Groups, bias: torch.Tensor | None) -> torch.Tensor:
     if not _suits(x):
         return torch_linear(x, dequantised(weight.codes, weight, x.dtype), bias)
+    if (rows := _rounded(x, weight)) is not None:
+        return few_rows(rows.values, rows.scale, weight, bias, partial=True)
     tiles = _choose(x, weight, weight.outputs, parts=True)
     shape, dtype = (x.shape[0], weight.outputs), x.dtype
     if tiles.splits > 1:
@@ -99,11 +105,18 @@ def linear_onto(
 def gated_linear(x: torch.Tensor, gate_up: Groups, bias: torch.Tensor | None, activation: str = "silu") -> torch.Tensor:
     if not _suits(x):
         return act_and_mul(torch_linear(x, dequantised(gate_up.codes, gate_up, x.dtype), bias), activation)
+    if (rows := _rounded(x, gate_up)) is not None:
+        return few_rows(rows.values, rows.scale, gate_up, bias, activation=activation)
     outputs = gate_up.outputs // 2
     out = x.new_empty((x.shape[0], outputs))
     tiles = _choose(x, gate_up, outputs, parts=False)
     _launch(x, gate_up, bias, out, tiles, gated=True, gelu=activation == "gelu_tanh")
     return out
+
+
+def _rounded(x: torch.Tensor, weight: Groups) -> Fp8Rows | None:
+    rounding = rounding_of(weight, len(x), x.dtype)
+    return None if rounding is None else quantise_rows(x, rounding)
 
 
 def _suits(x: torch.Tensor) -> bool:

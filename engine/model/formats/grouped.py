@@ -9,6 +9,7 @@ import torch
 from engine.kernels.device import use_triton
 from engine.kernels.linear import packed
 from engine.kernels.quantised import groups
+from engine.kernels.quantised.fp8 import Fp8Rows, Rounding, quantise_rows
 from engine.kernels.quantised.groups import Groups, narrow
 from engine.kernels.quantised.int8 import MOST_INPUTS, multiplies_bytes, quantise
 from engine.model.formats.dense import Dense
@@ -36,6 +37,22 @@ class Grouped:
 
     def gated(self, x: torch.Tensor, activation: str = "silu") -> torch.Tensor:
         return groups.gated_linear(self._ordered(x), self.weight, self.bias, activation)
+
+    def rounding(self, num_rows: int, dtype: torch.dtype) -> Rounding | None:
+        """How a product's rows become 8-bit floats: whoever writes them should do it. None: they stay as they are."""
+        return None if self.order is not None else groups.rounding_of(self.weight, num_rows, dtype)
+
+    def of_rows(self, rows: Fp8Rows, *, parts: bool = False) -> torch.Tensor:
+        """Return the product [T, N] of rounded rows; `parts`: or its partial sums, as `parts` does."""
+        return groups.product_of_rows(rows.values, rows.scale, self.weight, self.bias, partial=parts)
+
+    def gated_of_rows(self, rows: Fp8Rows, activation: str = "silu") -> torch.Tensor:
+        """Return the gated product of rounded rows."""
+        return groups.gated_product_of_rows(rows.values, rows.scale, self.weight, self.bias, activation)
+
+    def gated_rows(self, rows: Fp8Rows, rounding: Rounding, activation: str = "silu") -> Fp8Rows:
+        """Return the same, rounded for the next product."""
+        return quantise_rows(self.gated_of_rows(rows, activation), rounding)
 
     def narrow(self) -> None:
         """Keep the scales in 16 bits where that is exact."""

@@ -7,12 +7,15 @@ import torch
 from engine.kernels.quantised.fp8 import Fp8Rows, quantise_rows
 from engine.kernels.quantised.int8 import Int8Rows, quantised
 from engine.model.formats.fp8 import Fp8Linear
+from engine.model.formats.grouped import Grouped
 from engine.model.formats.int8 import Int8Linear
 from engine.model.formats.product import Linear
 from engine.model.layers.norm import Norm, RmsNorm
 from engine.model.spec import BranchSpec
 from engine.model.stream import Stream
 from engine.step.batch import ForwardBatch
+
+Rounds = Fp8Linear | Grouped  # products whose rows may be 8-bit floats
 
 
 class Branch:
@@ -43,7 +46,7 @@ class Branch:
 
     def product(self, stream: Stream, linear: Linear, *, parts: bool = False) -> torch.Tensor:
         """Return the product of what the half computes on, [T, N], or its partial sums (`Linear.parts`)."""
-        if isinstance(linear, Fp8Linear) and (rows := self._rounded(stream, linear)) is not None:
+        if isinstance(linear, Rounds) and (rows := self._rounded(stream, linear)) is not None:
             return linear.of_rows(rows, parts=parts)
         if isinstance(linear, Int8Linear):
             return linear.of_rows(self._codes(stream))
@@ -52,7 +55,7 @@ class Branch:
 
     def gated(self, stream: Stream, linear: Linear, activation: str) -> torch.Tensor:
         """Return act(first half) * second half of that product."""
-        if isinstance(linear, Fp8Linear) and (rows := self._rounded(stream, linear)) is not None:
+        if isinstance(linear, Rounds) and (rows := self._rounded(stream, linear)) is not None:
             return linear.gated_of_rows(rows, activation)
         return linear.gated(self.read(stream), activation)
 
@@ -61,7 +64,7 @@ class Branch:
         if not self._adds_plainly:
             self.add(stream, down, self.gated(stream, up, activation))
             return
-        if isinstance(up, Fp8Linear) and isinstance(down, Fp8Linear):
+        if isinstance(up, Rounds) and isinstance(down, Rounds):
             self._add_rounded(stream, up, down, activation)
         elif isinstance(up, Int8Linear) and isinstance(down, Int8Linear):
             stream.plus_codes(down, up.gated_rows(self._codes(stream), activation))
@@ -70,7 +73,7 @@ class Branch:
         if self._scalar is not None:
             stream.times(self._scalar)
 
-    def _add_rounded(self, stream: Stream, up: Fp8Linear, down: Fp8Linear, activation: str) -> None:
+    def _add_rounded(self, stream: Stream, up: Rounds, down: Rounds, activation: str) -> None:
         """Add a gated MLP whose products round what they read."""
         rounding, rows = down.rounding(stream.num_rows, stream.dtype), self._rounded(stream, up)
         if rounding is None or rows is None:
@@ -78,7 +81,7 @@ class Branch:
         else:
             stream.add(down.of_rows(up.gated_rows(rows, rounding, activation), parts=True))
 
-    def _rounded(self, stream: Stream, linear: Fp8Linear) -> Fp8Rows | None:
+    def _rounded(self, stream: Stream, linear: Rounds) -> Fp8Rows | None:
         """Return what the half computes on as a product rounds it; None: it doesn't."""
         norm, rounding = self._before, linear.rounding(stream.num_rows, stream.dtype)
         if rounding is None:

@@ -12,6 +12,7 @@ import torch
 
 from engine.kernels.quantised import fp8
 from engine.kernels.quantised.fp8 import FP8, Fp8Matrix, Fp8Rows, Rounding, rounding_of
+from engine.kernels.quantised.groups import IN_PARTS
 from tests.unit.kernels import references
 from tests.unit.kernels.references import close
 from tests.unit.kernels.rounding import rounds_as_a_gpu
@@ -25,6 +26,7 @@ ROUNDINGS = {
     "groups": Rounding(128),
     "parts": Rounding(128, 2),
     "parts_of_small_groups": Rounding(64, 3),
+    "parts_for_codes": IN_PARTS,
 }
 # Tensor cores of Hopper keep about 14 bits of a sum of 8-bit floats.
 OF_A_GROUP = 1e-3
@@ -171,8 +173,12 @@ def alike_in_sum(found: Fp8Rows, expected: Fp8Rows) -> None:
     """A number may be the one beside, and a group that begins with it have another scale."""
     sums = []
     for rows in (found, expected):
-        wide = rows.values.double().sum(dim=1).unflatten(-1, (rows.scale.shape[-1], -1))
-        sums.append((wide * rows.scale.double()[..., None]).flatten(-2))
+        scale = rows.scale if rows.scale.dim() == 2 else rows.scale[0].T
+        wide = rows.values.double().sum(dim=1).unflatten(-1, (scale.shape[-1], -1))
+        sums.append((wide * scale.double()[..., None]).flatten(-2))
+        if rows.scale.dim() == 3:  # for codes
+            of_groups = sums[-1].unflatten(-1, (scale.shape[-1], -1)).sum(dim=-1)
+            assert ((rows.scale[1].T - of_groups).abs() <= 8 * scale).all()
     step = 1e-2 if found.dtype == torch.bfloat16 else 2e-3
     largest = sums[1].abs().amax(-1, keepdim=True)
     assert ((sums[0] - sums[1]).abs() <= step * sums[1].abs() + 2.0**-10 * largest).all()

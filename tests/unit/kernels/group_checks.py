@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.kernels.quantised import groups
+from engine.kernels.quantised import fp8, groups
 from engine.kernels.quantised.groups import E2M1, Groups, pack
 from tests.unit.kernels.references import close
 from tests.unit.kernels.triton_checks import Suite, _dtypes, check_forms
@@ -123,11 +123,32 @@ def check_exactness(device: str, large: bool) -> None:
     tolerance = 1e-4 if device != "cpu" else 1e-5  # tensor cores cut sums
     for name in ("awq", "w4_32", "q4_k", "q5_k", "q6_k", "nvfp4"):
         weight, values = matrix(KINDS[name], 8, 2304, device)
-        x = torch.randn(5, 2304, device=device).to(_dtypes(device)[-1])
+        x = torch.randn(5, 2304, device=device).half()
         parts = groups.linear_parts(x, weight, None)
         assert parts.dtype == torch.float32, name
         expected = x.double() @ values.T
         assert (parts.double().sum(dim=0) - expected).abs().max() < tolerance * expected.abs().max(), name
+
+
+def check_two_floats_of_8(device: str, large: bool) -> None:
+    """Few rows of bfloat16 round neither codes nor activations, and have more than 2^-7 of a row's largest one."""
+    tolerance = 4e-3 if device != "cpu" else 1e-4
+    shapes = [("awq", 3, 4096), ("gptq", 4, 4608), ("gptq", 12, 2304), ("awq", 20, 2304)]
+    for name, rows, num_inputs in shapes + [("gptq", rows, 14336) for rows in (1, 8, 16, 32)] * large:
+        weight, values = matrix(KINDS[name], 88, num_inputs, device)
+        x = torch.randn(rows, num_inputs, device=device)
+        x[0, 5], x[-1, 300:400] = 500, 0
+        x = x.bfloat16()
+        parts = groups.linear_parts(x, weight, None)
+        assert parts.dtype == torch.float32, name
+        expected = x.double() @ values.T
+        assert (parts.double().sum(dim=0) - expected).abs().max() < tolerance * expected.abs().max(), name
+        of_rows = fp8.quantise_rows.reference(x, groups.IN_PARTS)
+        plain = groups.product_of_rows.reference(of_rows.values, of_rows.scale, weight, None)
+        close(plain, expected)
+        close(groups.product_of_rows(of_rows.values, of_rows.scale, weight, None), expected)
+        gated = groups.gated_product_of_rows(of_rows.values, of_rows.scale, weight, None)
+        close(gated, torch.nn.functional.silu(expected[:, :44]) * expected[:, 44:])
 
 
 def check_many_rows(device: str, large: bool) -> None:
@@ -140,6 +161,7 @@ CHECKS: dict[str, Callable[[str, bool], None]] = {
     **{name: lambda device, large, name=name: check_kind(name, device, large) for name in KINDS},  # type: ignore[misc]
     "splits": check_splits,
     "exactness": check_exactness,
+    "two_floats_of_8": check_two_floats_of_8,
     "many_rows": check_many_rows,
 }
 

@@ -47,12 +47,12 @@ def test_blocks_are_wide_where_groups_and_inputs_let_them(inputs: int, bits: int
 
 
 def test_where_a_code_is() -> None:
-    """Column `W * plane + word` of a block: a file of another order would be read as other numbers."""
+    """Column `W * plane + word` of a block, planes 0 to 3 in the bytes' low halves: another order would be other numbers."""
     codes = torch.arange(512, dtype=torch.uint8).view(1, -1) % 13
     words = pack(codes, torch.ones(1, 4), bits=4, group=128).codes[0].tolist()
     for column, code in enumerate(codes[0].tolist()):
         block, plane, word = column // 256, column % 256 // 32, column % 32
-        assert words[32 * block + word] >> 4 * plane & 15 == code
+        assert words[32 * block + word] >> 8 * (plane % 4) + plane // 4 * 4 & 15 == code
 
 
 @pytest.mark.parametrize("name", KINDS)

@@ -19,6 +19,7 @@ from engine.kernels.quantised import triton_bytes, triton_codes
 from engine.kernels.quantised.groups import E2M1
 
 WORDS = (0x76543210, 0xFEDCBA98, 0x00000000, 0xFFFFFFFF, 0x8F1E2D3C, 0x4B5A6978)
+PLACES = (0, 2, 4, 6, 1, 3, 5, 7)  # of planes of 4 bits in a word
 DTYPES = {"bf16x2": torch.bfloat16, "f16x2": torch.float16}
 
 
@@ -99,7 +100,7 @@ def test_integers_of_4_bits(plane: int, less: int, dtype: torch.dtype) -> None:
     offset = _twice(-(128.0 if wide else 1024.0) - less, dtype)
     for first, second in _pairs():
         found = _floats(carried_out(text, {"$1": first, "$2": second, "$3": offset}), dtype)
-        assert found.tolist() == [(word >> 4 * plane & 15) - less for word in (first, second)]
+        assert found.tolist() == [(word >> 4 * PLACES[plane] & 15) - less for word in (first, second)]
 
 
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)
@@ -109,7 +110,9 @@ def test_integers_of_4_bits_as_they_are_put_in(plane: int, dtype: torch.dtype) -
     text = triton_codes._integers(plane, 4, wide, True)
     for first, second in _pairs():
         found = _floats(carried_out(text, {"$1": first, "$2": second}), dtype)
-        assert found.tolist() == [(word >> 4 * plane & 15) + (128 if wide else 1024) for word in (first, second)]
+        assert found.tolist() == [
+            (word >> 4 * PLACES[plane] & 15) + (128 if wide else 1024) for word in (first, second)
+        ]
 
 
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)
@@ -124,7 +127,7 @@ def test_integers_of_8_bits(plane: int, less: int, dtype: torch.dtype) -> None:
 
 
 def _e2m1(word: int, plane: int) -> float:
-    code = word >> 4 * plane & 15
+    code = word >> 4 * PLACES[plane] & 15
     return E2M1[code & 7] * (-1 if code >= 8 else 1)
 
 
@@ -184,7 +187,7 @@ def test_levels(plane: int) -> None:
     memory = {f"[{address + 4 * code}]": _bits(levels[code : code + 1]) for code in range(16)}
     for word in WORDS:
         found = carried_out(triton_codes._levels(plane), {"$1": word, "$2": address}, memory)
-        assert _floats(found, torch.float32).item() == levels[word >> 4 * plane & 15].item()
+        assert _floats(found, torch.float32).item() == levels[word >> 4 * PLACES[plane] & 15].item()
 
 
 @pytest.mark.parametrize("scale", [2.0**-127, 2.0**-9, 1.0, 2.0**100, 2.0**121, 0.3])
