@@ -179,7 +179,8 @@ def alike_in_sum(found: Fp8Rows, expected: Fp8Rows) -> None:
         if rows.scale.dim() == 3:  # for codes
             of_groups = sums[-1].unflatten(-1, (scale.shape[-1], -1)).sum(dim=-1)
             assert ((rows.scale[1].T - of_groups).abs() <= 8 * scale).all()
-    step = 1e-2 if found.dtype == torch.bfloat16 else 2e-3
+    # Two parts have eight bits: of more, one number may be rounded up and its neighbour down.
+    step = 1e-2 if found.dtype == torch.bfloat16 or found.values.shape[1] == 2 else 2e-3
     largest = sums[1].abs().amax(-1, keepdim=True)
     assert ((sums[0] - sums[1]).abs() <= step * sums[1].abs() + 2.0**-10 * largest).all()
     # A product keeps fewer bits of its sum than of a number.
