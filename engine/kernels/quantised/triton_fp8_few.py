@@ -82,10 +82,10 @@ def few_rows(
 def rounded_few_rows(
     rows: Fp8Rows, gate_up: Fp8Matrix, bias: torch.Tensor | None, rounding: Rounding, activation: str
 ) -> Fp8Rows | None:
-    """Return the gated product rounded; None where no program has the outputs of a whole group."""
-    num_outputs = gate_up.weight.shape[0] // 2
+    """Return the gated product rounded; None where no program has the outputs of a whole group, or these go to codes."""
+    num_outputs, parts = gate_up.weight.shape[0] // 2, rows.values.shape[1]
     tiles = _choose(rows, gate_up, num_outputs, is_gated=True)
-    if rounding.group != tiles.rows or rounding.parts == 1 or num_outputs % tiles.rows:
+    if rounding != Rounding(tiles.rows, parts) or num_outputs % tiles.rows:
         return None
     device = rows.values.device
     found = Fp8Rows(

@@ -75,7 +75,8 @@ class Branch:
 
     def _add_rounded(self, stream: Stream, up: Rounds, down: Rounds, activation: str) -> None:
         """Add a gated MLP whose products round what they read."""
-        rounding, rows = down.rounding(stream.num_rows, stream.dtype), self._rounded(stream, up)
+        rounding = down.rounding(stream.num_rows, stream.dtype)
+        rows = None if rounding is None else self._rounded(stream, up)
         if rounding is None or rows is None:
             stream.plus(down, self.gated(stream, up, activation))
         else:
