@@ -74,7 +74,7 @@ def paged_decode(
     # One head a program while that fills the GPU: programs without anything to add up cost time.
     heads = 1 if parts.shape[0] <= 32 else min(8, num_heads & -num_heads)
     _COMBINE.launch(
-        (parts.shape[0], num_heads // heads), (out.dtype, num_heads, heads, head_dim, how.sinks is not None, pdl),
+        (parts.shape[0], num_heads // heads), (out.dtype, num_heads, heads, head_dim, padded, how.sinks is not None, pdl),
         partial, stats, parts, out, how.sinks, num_heads, heads, head_dim, padded, how.sinks is not None, pdl,
         num_warps=1 if heads == 1 else 4, launch_pdl=pdl,
     )  # fmt: skip
