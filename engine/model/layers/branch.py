@@ -61,26 +61,23 @@ class Branch:
 
     def add_gated(self, stream: Stream, up: Linear, down: Linear, activation: str) -> None:
         """Add a whole gated MLP of what the half computes on."""
-        if not self._adds_plainly:
-            self.add(stream, down, self.gated(stream, up, activation))
-            return
-        if isinstance(up, Rounds) and isinstance(down, Rounds):
+        if self._adds_plainly and isinstance(up, Rounds) and isinstance(down, Rounds):
             self._add_rounded(stream, up, down, activation)
-        elif isinstance(up, Int8Linear) and isinstance(down, Int8Linear):
+        elif self._adds_plainly and isinstance(up, Int8Linear) and isinstance(down, Int8Linear):
             stream.plus_codes(down, up.gated_rows(self._codes(stream), activation))
         else:
-            stream.plus(down, self.gated(stream, up, activation))
+            self.add(stream, down, self.gated(stream, up, activation))
+            return
         if self._scalar is not None:
             stream.times(self._scalar)
 
     def _add_rounded(self, stream: Stream, up: Rounds, down: Rounds, activation: str) -> None:
         """Add a gated MLP whose products round what they read."""
         rounding = down.rounding(stream.num_rows, stream.dtype)
-        rows = None if rounding is None else self._rounded(stream, up)
-        if rounding is None or rows is None:
-            stream.plus(down, self.gated(stream, up, activation))
-        else:
+        if rounding is not None and (rows := self._rounded(stream, up)) is not None:
             stream.add(down.of_rows(up.gated_rows(rows, rounding, activation), parts=True))
+        else:
+            stream.plus(down, self.gated(stream, up, activation))
 
     def _rounded(self, stream: Stream, linear: Rounds) -> Fp8Rows | None:
         """Return what the half computes on as a product rounds it; None: it doesn't."""
