@@ -55,10 +55,7 @@ def linear_parts(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | Non
     tiles = _choose(x, weight, parts=True)
     if tiles is None:
         return torch_linear(x, weight, bias)
-    shape, dtype = (x.shape[0], weight.shape[0]), x.dtype
-    if tiles.splits > 1:
-        shape, dtype = (tiles.splits, *shape), torch.float32
-    out = torch.empty(shape, dtype=dtype, device=x.device)
+    out = room_for(tiles.splits, x.shape[0], weight.shape[0], x.dtype, x.device)
     launch_product(x, weight, bias, out, tiles)
     return out
 
@@ -119,6 +116,14 @@ def splits_of(programs: int, *, most: int, at_once: float) -> int:
     while 2 * splits <= most and 2 * splits * programs <= at_once:
         splits *= 2
     return splits
+
+
+def room_for(splits: int, num_rows: int, num_outputs: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Return memory for a product [T, N], or for its partial sums [P, T, N] float32."""
+    shape = (num_rows, num_outputs)
+    if splits == 1:
+        return torch.empty(shape, dtype=dtype, device=device)
+    return torch.empty((splits, *shape), dtype=torch.float32, device=device)
 
 
 def launch_product(

@@ -15,7 +15,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from engine.kernels.attention.decode_items import STEP_POSITIONS
 from engine.kernels.attention.plan import Scores
 from engine.kernels.attention.triton_decode_codes import DECODE_CODES
-from engine.kernels.attention.triton_scores import LOG2_E, softcapped
+from engine.kernels.attention.triton_scores import LOG2_E, softcapped, write_sums
 from engine.kernels.codes import Codes
 from engine.kernels.codes.triton_codes import FP8, INT8, bytes_of, kind_of, scales_of, widened
 from engine.kernels.device import describe
@@ -147,16 +147,9 @@ def _decode(
         if CODES >= FP8:
             sums *= tl.load(factors_2 + 1)
 
-        if alone != 0:
-            if HAS_SINKS:
-                total += tl.exp2(tl.load(sinks_H + head, mask=row < G, other=0.0) * 1.4426950408889634 - top)
-            target = out_SHD + sequence.to(tl.int64) * (HQ * D) + head[:, None] * D + d[None, :]
-            tl.store(target, (sums / total[:, None]).to(out_SHD.dtype.element_ty), mask=mask)
-        else:
-            base = item * HQ + head
-            tl.store(partial_IHD + base[:, None] * D + d[None, :], sums, mask=mask)
-            tl.store(stats_IH2 + base * 2, top, mask=row < G)
-            tl.store(stats_IH2 + base * 2 + 1, total, mask=row < G)
+        write_sums(
+            sums, total, top, row, d, alone, sequence, item, kv_at, out_SHD, partial_IHD, stats_IH2, sinks_H, HQ, G, D, HAS_SINKS
+        )  # fmt: skip
 
 
 @triton.jit

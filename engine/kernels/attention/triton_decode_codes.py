@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from engine.kernels.attention.triton_scores import softcapped
+from engine.kernels.attention.triton_scores import softcapped, write_sums
 from engine.kernels.codes.triton_codes import INT8, PAIR_TIMES, PAIR_TIMES_TOLD, of_pairs
 from engine.kernels.launch import Kernel
 
@@ -113,17 +113,9 @@ def _decode_codes(
             sums *= tl.load(factors_2 + 1) / PAIR_TIMES_TOLD
 
         d = tl.arange(0, D_PADDED)
-        mask = (row < G)[:, None] & (d < D)[None, :]
-        if alone != 0:
-            if HAS_SINKS:
-                total += tl.exp2(tl.load(sinks_H + head, mask=row < G, other=0.0) * 1.4426950408889634 - top)
-            target = out_SHD + sequence.to(tl.int64) * (HQ * D) + head[:, None] * D + d[None, :]
-            tl.store(target, (sums / total[:, None]).to(out_SHD.dtype.element_ty), mask=mask)
-        else:
-            base = item * HQ + head
-            tl.store(partial_IHD + base[:, None] * D + d[None, :], sums, mask=mask)
-            tl.store(stats_IH2 + base * 2, top, mask=row < G)
-            tl.store(stats_IH2 + base * 2 + 1, total, mask=row < G)
+        write_sums(
+            sums, total, top, row, d, alone, sequence, item, kv_at, out_SHD, partial_IHD, stats_IH2, sinks_H, HQ, G, D, HAS_SINKS
+        )  # fmt: skip
 
 
 DECODE_CODES = Kernel(_decode_codes)

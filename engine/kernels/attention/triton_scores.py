@@ -1,4 +1,4 @@
-"""What kernels of attention share about scores."""
+"""What kernels of attention share about scores and their sums."""
 
 import triton
 import triton.language as tl
@@ -21,3 +21,23 @@ def softcapped(scores_log2, CAP: tl.constexpr):
     CAP_LOG2: tl.constexpr = CAP * 1.4426950408889634
     x = tl.exp2(tl.abs(scores_log2) * (-2.0 / CAP))  # e^(-2 |score| / cap)
     return tl.where(scores_log2 < 0, -CAP_LOG2, CAP_LOG2) * ((1.0 - x) / (1.0 + x))
+
+
+@triton.jit
+def write_sums(
+    sums, total, top, row, d, alone, sequence, item, kv_at, out_SHD, partial_IHD, stats_IH2, sinks_H,
+    HQ: tl.constexpr, G: tl.constexpr, D: tl.constexpr, HAS_SINKS: tl.constexpr,
+):  # fmt: skip
+    """Write what a program of decoding added up: the sequence's output where it was `alone`, or else its item's part."""
+    head = kv_at * G + row
+    mask = (row < G)[:, None] & (d < D)[None, :]
+    if alone != 0:
+        if HAS_SINKS:
+            total += tl.exp2(tl.load(sinks_H + head, mask=row < G, other=0.0) * 1.4426950408889634 - top)
+        target = out_SHD + sequence.to(tl.int64) * (HQ * D) + head[:, None] * D + d[None, :]
+        tl.store(target, (sums / total[:, None]).to(out_SHD.dtype.element_ty), mask=mask)
+    else:
+        base = item * HQ + head
+        tl.store(partial_IHD + base[:, None] * D + d[None, :], sums, mask=mask)
+        tl.store(stats_IH2 + base * 2, top, mask=row < G)
+        tl.store(stats_IH2 + base * 2 + 1, total, mask=row < G)

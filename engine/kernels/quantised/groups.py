@@ -335,14 +335,11 @@ def gated_linear(x: torch.Tensor, gate_up: Groups, bias: torch.Tensor | None, ac
 def rounding_of(weight: Groups, num_rows: int, dtype: torch.dtype) -> Rounding | None:
     """How so many rows become 8-bit floats for their product; None: they stay as they are."""
     device = weight.codes.device
-    is_held = (weight.bits, weight.words, weight.group) == (
-        4,
-        32,
-        IN_PARTS.group,
-    ) and weight.inputs % weight.columns == 0
+    is_held = weight.bits == 4 and weight.words == 32 and weight.group == IN_PARTS.group
+    is_whole = weight.inputs % weight.columns == 0
     is_plain = not weight.is_e2m1 and weight.levels is None and weight.minimums is None
     has_kernel = describe(device).is_hopper if device.type == "cuda" else use_triton(weight.codes)
-    suits = is_held and is_plain and has_kernel and 0 < num_rows <= FEW_ROWS and dtype == torch.bfloat16
+    suits = is_held and is_whole and is_plain and has_kernel and 0 < num_rows <= FEW_ROWS and dtype == torch.bfloat16
     return IN_PARTS if suits else None
 
 

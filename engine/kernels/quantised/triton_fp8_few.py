@@ -5,7 +5,7 @@ them. A step multiplies one group of inputs. Its sum is multiplied by the group'
 core sums of 8-bit floats have fewer bits.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
@@ -15,12 +15,13 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from engine.kernels.device import describe
 from engine.kernels.launch import Kernel
 from engine.kernels.quantised.fp8 import FP8, Fp8Matrix, Fp8Rows, Rounding
-from engine.kernels.quantised.triton_fp8_parts import first_part, scale_and_inverse
+from engine.kernels.quantised.triton_fp8_parts import first_part, neighbours_added, scale_and_inverse
 from engine.kernels.triton_linear import (
     LINE_BYTES,
     gated_values,
     padded_rows,
     prefetch,
+    room_for,
     splits_of,
     write_product,
     write_values,
@@ -71,10 +72,7 @@ def few_rows(
     num_outputs = matrix.weight.shape[0] // (2 if is_gated else 1)
     tiles = _choose(rows, matrix, num_outputs, partial=partial, is_gated=is_gated)
     if out is None:
-        shape, dtype = (len(rows), num_outputs), rows.dtype
-        if tiles.splits > 1:
-            shape, dtype = (tiles.splits, *shape), torch.float32
-        out = torch.empty(shape, dtype=dtype, device=rows.values.device)
+        out = room_for(tiles.splits, len(rows), num_outputs, rows.dtype, rows.values.device)
     _launch(rows, matrix, bias, out, None, tiles, activation)
     return out
 
@@ -110,7 +108,7 @@ def _choose(
     most, processors = min(SPLITS, steps & -steps), describe(rows.values.device).processors
     tiles = few if most * programs <= few.programs * processors else many
     splits = splits_of(programs, most=most, at_once=tiles.programs * processors)
-    return Tiles(tiles.rows, tiles.warps, tiles.stages, tiles.programs, splits)
+    return replace(tiles, splits=splits)
 
 
 def _launch(
@@ -151,13 +149,6 @@ def _sum(w, x_at, step, inside, K: tl.constexpr, P: tl.constexpr, BN: tl.constex
     for part in tl.static_range(P):
         total = tl.dot(w, tl.trans(tl.load(x_at + part * K + step, mask=inside, other=0.0)), total)
     return total
-
-
-@triton.jit
-def _added(acc, BN: tl.constexpr, BM: tl.constexpr):
-    """Neighbours' sums, [BN, BM]."""
-    first, second = tl.split(tl.reshape(acc, (BN, BM, 2)))
-    return first + second
 
 
 @triton.jit(do_not_specialize=["M", "out_split"])
@@ -214,8 +205,8 @@ def _few_rows(
                 total *= tl.load(scales + ((last + N) // BLOCK_N) * COLUMNS + block)[:, None]
             acc_up += total * scale
     if PACKED:
-        acc = _added(acc, BN, BM)
-        acc_up = _added(acc_up, BN, BM)
+        acc = neighbours_added(acc, BN, BM)
+        acc_up = neighbours_added(acc_up, BN, BM)
     if not IN_BLOCKS:
         acc = acc * tl.load(scales + last)[:, None]
         if GATED:

@@ -20,3 +20,10 @@ def first_part(x):
     """
     bits = x.to(tl.int32, bitcast=True)
     return ((bits + 0x7FFFF + ((bits >> 20) & 1)) & -0x100000).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def neighbours_added(sums, BN: tl.constexpr, BM: tl.constexpr):
+    """[BN, 2 BM] -> [BN, BM]: of rows whose two parts are side by side."""
+    first, second = tl.split(tl.reshape(sums, (BN, BM, 2)))
+    return first + second

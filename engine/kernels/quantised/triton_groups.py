@@ -19,7 +19,7 @@ from engine.kernels.quantised.fp8 import Fp8Rows, quantise_rows
 from engine.kernels.quantised.groups import Groups, rounding_of
 from engine.kernels.quantised.triton_codes import accumulate, first_group, groups_of, of_group, weights
 from engine.kernels.quantised.triton_groups_few import few_rows
-from engine.kernels.triton_linear import padded_rows, prefetch, splits_of, write_product
+from engine.kernels.triton_linear import padded_rows, prefetch, room_for, splits_of, write_product
 
 MAX_ROWS = 64  # with more, the vendor's library multiplies what one kernel has dequantised
 PREFETCH_WORDS = 64  # leading ones of each row
@@ -85,10 +85,7 @@ def linear_parts(x: torch.Tensor, weight: Groups, bias: torch.Tensor | None) -> 
     if (rows := _rounded(x, weight)) is not None:
         return few_rows(rows.values, rows.scale, weight, bias, partial=True)
     tiles = _choose(x, weight, weight.outputs, parts=True)
-    shape, dtype = (x.shape[0], weight.outputs), x.dtype
-    if tiles.splits > 1:
-        shape, dtype = (tiles.splits, *shape), torch.float32
-    out = torch.empty(shape, dtype=dtype, device=x.device)
+    out = room_for(tiles.splits, x.shape[0], weight.outputs, x.dtype, x.device)
     _launch(x, weight, bias, out, tiles)
     return out
 

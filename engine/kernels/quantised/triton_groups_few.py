@@ -15,7 +15,8 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from engine.kernels.device import describe
 from engine.kernels.launch import Kernel
 from engine.kernels.quantised.groups import FEW_ROWS, Groups
-from engine.kernels.triton_linear import prefetch, splits_of, write_product
+from engine.kernels.quantised.triton_fp8_parts import neighbours_added
+from engine.kernels.triton_linear import prefetch, room_for, splits_of, write_product
 
 # Inputs that the tensor core adds up, and a block's columns.
 GROUP, COLUMNS = tl.constexpr(128), tl.constexpr(256)
@@ -80,10 +81,8 @@ def few_rows(
     num_rows, device, is_gated = len(values), values.device, activation is not None
     tiles = _choose(num_rows, weight, partial=partial)
     num_outputs, pdl = weight.outputs // (2 if is_gated else 1), describe(device).has_tma
-    if out is None and tiles.splits > 1:
-        out = torch.empty((tiles.splits, num_rows, num_outputs), dtype=torch.float32, device=device)
-    elif out is None:
-        out = torch.empty((num_rows, num_outputs), dtype=torch.bfloat16, device=device)
+    if out is None:
+        out = room_for(tiles.splits, num_rows, num_outputs, torch.bfloat16, device)
     blocks = triton.cdiv(weight.blocks, tiles.splits)
     _FEW_ROWS.launch(
         (triton.cdiv(weight.outputs, ROWS), tiles.splits), None,
@@ -143,8 +142,7 @@ def _sum(codes, x_at, there, K: tl.constexpr, JOINED: tl.constexpr):
 def _added(acc, total, scale, zero, x_scale, x_sum, BN: tl.constexpr, BM: tl.constexpr, JOINED: tl.constexpr):
     """`acc` [BN, BM] with a group's sum."""
     if not JOINED:
-        first, second = tl.split(tl.reshape(total, (BN, BM, 2)))
-        total = first + second
+        total = neighbours_added(total, BN, BM)
     return acc + (total * x_scale[None, :] - zero * x_sum[None, :]) * scale.to(tl.float32)[:, None]
 
 
