@@ -219,14 +219,15 @@ class Intake:
         sequence.restart(len(sequence.token_ids))
         publish_computed(self._context.pool, sequence)
         sequence.append(message.first_token)
-        knows_first = job.sampling.logprobs is None or message.first_logprobs is not None
-        knows_first = knows_first and job.sampling.prompt_logprobs is None
+        # The prompt's logprobs are the prefill worker's alone, and go with the first token: that one is never sent from here.
+        knows_first = job.sampling.prompt_logprobs is None
+        knows_first = knows_first and (job.sampling.logprobs is None or message.first_logprobs is not None)
         request = DecodeRequest(
             job=job,
             sequence=sequence,
             deadline_at=reservation.deadline_at,
             first_position=sequence.num_generated - knows_first,
-            logprobs=[message.first_logprobs] if message.first_logprobs is not None else [],
+            logprobs=[message.first_logprobs] if knows_first and message.first_logprobs is not None else [],
             cached_tokens=min(message.num_cached_tokens, job.num_prompt_tokens),
         )
         self._activate(request)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import AsyncIterator
 
 import jsonschema
@@ -105,6 +106,33 @@ async def test_a_text_is_as_likely_as_it_was_when_it_was_written(client: openai.
         assert len(again.tokens) == len(whole) + max_tokens
         expected = said.logprobs.token_logprobs
         assert again.token_logprobs[len(prompt) : len(whole)] == pytest.approx(expected, abs=1e-3)
+
+
+@pytest.mark.parametrize("n", [1, 2])
+async def test_what_is_said_of_a_prompt_changes_nothing_of_the_answer(
+    client: openai.AsyncOpenAI, model: str, n: int
+) -> None:
+    prompt = [token % 300 + 20 for token in range(70)]
+    options = {"model": model, "prompt": prompt, "max_tokens": 12, "temperature": 0, "logprobs": 4, "n": n}
+    plain = await client.completions.create(**options)
+    scored = await client.completions.create(**options, extra_body={"prompt_logprobs": 1})
+    for one, other in zip(plain.choices, scored.choices, strict=True):
+        assert len(other.model_extra["prompt_logprobs"]) == len(prompt)
+        assert other.logprobs.tokens == one.logprobs.tokens
+        assert other.logprobs.token_logprobs == pytest.approx(one.logprobs.token_logprobs, abs=1e-3)
+        check_distributions(other.logprobs.top_logprobs)
+    pieces = await client.completions.create(**options, echo=True, stream=True)
+    streamed: dict[int, list[float]] = {index: [] for index in range(n)}
+    async for piece in pieces:
+        for choice in piece.choices:
+            streamed[choice.index] += choice.logprobs.token_logprobs if choice.logprobs else []
+    for choice in plain.choices:
+        assert streamed[choice.index][len(prompt) :] == pytest.approx(choice.logprobs.token_logprobs, abs=1e-3)
+
+
+def check_distributions(rows: list[dict[str, float]]) -> None:
+    """Each row's tokens are of one distribution: together they are never likelier than 1."""
+    assert all(sum(math.exp(logprob) for logprob in row.values()) < 1 + 1e-6 for row in rows)
 
 
 async def test_a_stop_string_across_tokens_ends_the_answer(client: openai.AsyncOpenAI, model: str) -> None:

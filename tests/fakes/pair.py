@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
 
 import msgspec
 
 from common.messages import Reserve, ReserveReply, SamplingParams, ToWorker, WorkerReply
 from decode.role import DecodeRole
+from kvtransfer.shm import ShmTransport
 from prefill.role import PrefillRole
 from tests.fakes.device import settled
-from tests.fakes.worker import Bench, claim, new_job
+from tests.fakes.worker import Bench, claim, new_fake_engine, new_job, running_bench
 
 
 class Pair:
@@ -59,3 +63,17 @@ class Pair:
             self.decode.apply(list(zip(chunks, self.receiver.engine.launch(chunks).wait(), strict=True)))
         await settled()
         return streams[name]
+
+
+@asynccontextmanager
+async def running_worker(num_blocks: int = 60, **options: Any) -> AsyncIterator[Bench]:
+    """A worker whose pool others write to. `options`: as of `new_fake_engine`."""
+    transport = ShmTransport()
+    engine = new_fake_engine(num_blocks, allocate=transport.allocate, **options)
+    try:
+        async with running_bench(engine, transport=transport) as bench:
+            region = await transport.open(engine.kv, engine.layout, 1)
+            bench.context = replace(bench.context, region=region)
+            yield bench
+    finally:
+        await transport.close()

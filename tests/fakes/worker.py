@@ -26,6 +26,7 @@ from common.messages import (
     Settle,
     SettleReply,
     ToGateway,
+    TokenLogprobs,
     Tokens,
     ToWorker,
     WorkerReply,
@@ -120,6 +121,7 @@ class HearingGateway:
 
     def __init__(self) -> None:
         self.streams: dict[str, list[int]] = {}
+        self.logprobs: dict[str, list[TokenLogprobs]] = {}
         self.ended: dict[str, str] = {}
         self.failures: dict[str, Failed] = {}
         self.unwanted: set[str] = set()  # requests that nobody waits for any more
@@ -153,6 +155,7 @@ class HearingGateway:
         assert tokens.position == len(stream), "a token was lost or sent twice"
         assert self.ended.get(tokens.request_id, "settled") in ("settled", "dropped"), "tokens after the end"
         stream += unpack_tokens(tokens.token_ids)
+        self.logprobs.setdefault(tokens.request_id, []).extend(tokens.logprobs)
         if tokens.finish:
             self.ended[tokens.request_id] = tokens.finish
 

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import replace
-
 import pytest
 
 from common.blocks import unpack_tokens
 from common.messages import PagePart, Reserve, ReserveReply, SamplingParams, WriterDone
 from common.words import Refusal
 from engine.cache.block_pool import BlockPool
-from kvtransfer.shm import ShmTransport
-from tests.fakes.pair import Pair
-from tests.fakes.worker import BLOCK, Bench, new_fake_engine, new_job, running_bench
+from tests.fakes.pair import Pair, running_worker
+from tests.fakes.worker import BLOCK, new_job
 
 PARTS = [
     PagePart(layers=1, planes=2, heads=1, dim=4, dtype="float32"),
@@ -23,20 +18,6 @@ PARTS = [
 M, SEEN = 2, 3  # blocks of a column, and columns that the first token of a block sees behind itself
 SHORT = SamplingParams(max_tokens=3, temperature=0.0)  # the prompt's last columns stay
 LONG = SamplingParams(max_tokens=14, temperature=0.0)  # all of them go
-
-
-@asynccontextmanager
-async def running_worker() -> AsyncIterator[Bench]:
-    """A worker whose pool others write to."""
-    transport = ShmTransport()
-    engine = new_fake_engine(60, parts=PARTS, allocate=transport.allocate)
-    try:
-        async with running_bench(engine, transport=transport) as bench:
-            region = await transport.open(engine.kv, engine.layout, 1)
-            bench.context = replace(bench.context, region=region)
-            yield bench
-    finally:
-        await transport.close()
 
 
 def evict(pool: BlockPool, num_cached: int) -> None:
@@ -50,7 +31,7 @@ async def test_what_the_receiver_has_is_not_pushed_again(num_tokens: int) -> Non
     prompt = list(range(100, 100 + num_tokens))
     num_blocks, oldest = -(-num_tokens // BLOCK), num_tokens // BLOCK - SEEN
     most, had = num_tokens // BLOCK + SEEN * M, set()
-    async with running_worker() as writer, running_worker() as receiver:
+    async with running_worker(parts=PARTS) as writer, running_worker(parts=PARTS) as receiver:
         pair = Pair(writer, receiver)
         expected = receiver.engine.expected(prompt, LONG.max_tokens, LONG)
         for evicted in range(most + 1):
@@ -74,7 +55,7 @@ async def test_what_the_receiver_has_is_not_pushed_again(num_tokens: int) -> Non
 
 async def test_what_was_found_goes_back_when_there_is_no_room_and_when_the_writer_gives_up() -> None:
     prompt = list(range(100, 133))
-    async with running_worker() as writer, running_worker() as receiver:
+    async with running_worker(parts=PARTS) as writer, running_worker(parts=PARTS) as receiver:
         pair, pool = Pair(writer, receiver), receiver.pool
         await pair.answer("first", prompt, SHORT)
         job = new_job("again", prompt, LONG, prefill=True)
