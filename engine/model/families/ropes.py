@@ -19,6 +19,7 @@ from engine.model.scaling import (
 from engine.model.spec import UnsupportedModelError
 
 _COMMON = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
+_BESIDE_SCALING = ("rope_theta", "partial_rotary_factor")
 _MOST_POSITIONS = 1 << 31
 
 
@@ -68,15 +69,39 @@ def _rope_type(values: Mapping[str, Any], others: tuple[str, ...], legacy_type: 
 
 
 def rope_values(fields: Fields, kind: str = "") -> tuple[str, Mapping[str, Any]]:
-    """The name of the field with the rotation of such layers, and what is in it."""
-    fields.ignore("rope_scaling", "rope_parameters", "rope_theta", "partial_rotary_factor")
-    name = "rope_parameters" if fields.get("rope_parameters") else "rope_scaling"
-    values: Mapping[str, Any] = fields.get(name) or {}
+    """The name of the field with the rotation of such layers, and what is in it: as in transformers, `rope_scaling` first."""
+    fields.ignore(*_BESIDE_SCALING)
+    replacing, values = _object(fields, "rope_scaling"), _object(fields, "rope_parameters")
+    name = "rope_parameters"
+    if replacing:
+        _check_replaced(fields, replacing, values)
+        name, values = "rope_scaling", replacing
     if kind and isinstance(values.get(kind), Mapping):
         return f"{name}.{kind}", values[kind]
     if any(isinstance(value, Mapping) for value in values.values()):
         raise UnsupportedModelError(f"config.json: {name} differs between layers, which is not supported")
     return name, values
+
+
+def _object(fields: Fields, name: str) -> Mapping[str, Any]:
+    value = fields.get(name) or {}
+    if not isinstance(value, Mapping):
+        raise UnsupportedModelError(f"config.json: {name} must be an object, not {value!r:.40}")
+    return value
+
+
+def _check_replaced(fields: Fields, replacing: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+    """Raise UnsupportedModelError where `rope_scaling` drops what `rope_parameters` alone says: nobody means that."""
+    if any(isinstance(value, Mapping) for value in values.values()):
+        raise UnsupportedModelError(
+            "config.json: rope_scaling beside rope_parameters that differ between layers is not supported: write it into those"
+        )
+    for key in _BESIDE_SCALING:
+        if not replacing.get(key) and values.get(key) not in (None, fields.get(key)):
+            raise UnsupportedModelError(
+                f"config.json: rope_scaling takes the place of rope_parameters and lacks its {key} = {values[key]!r:.40}:"
+                " write all of them into rope_parameters"
+            )
 
 
 def _original(values: Mapping[str, Any], fields: Fields) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,9 @@ SCALINGS = [
     | {"short_factor": [1.0 + index / 9 for index in range(32)], "long_factor": [1.0 + index for index in range(32)]},
     {"rope_type": "proportional", "partial_rotary_factor": 0.25, "factor": 2.0},
 ]
+BASE = {"rope_theta": 500000.0, "rope_type": "default"}
+BY_KIND = {"full_attention": {"rope_type": "default"}}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
 
 
 def fields(architecture: str = "LlamaForCausalLM", **changes: Any) -> dict[str, Any]:
@@ -72,6 +76,16 @@ def test_absent_fields_have_the_formats_defaults() -> None:
 def test_rope_is_read_in_the_old_and_the_new_form(changes: dict[str, Any]) -> None:
     rope = model_spec(fields(**changes)).layers[0].mixer.rope
     assert rope == RopeSpec(theta=500000.0, scaling=LinearScaling(factor=4.0))
+
+
+@pytest.mark.parametrize(
+    "scaling", [YARN | {"rope_theta": 1e6}, {"type": "linear", "factor": 4.0, "rope_theta": 1e6}, {}]
+)
+def test_of_both_forms_the_one_that_transformers_takes_is_read(scaling: dict[str, Any]) -> None:
+    both = {"rope_parameters": {"rope_theta": 1e5, "rope_type": "default"}, "rope_scaling": scaling}
+    theirs = transformers.LlamaConfig(max_position_embeddings=2048, **copy.deepcopy(both)).rope_parameters
+    written = model_spec(fields(max_position_embeddings=2048, rope_theta=None, **both))
+    assert written == model_spec(fields(max_position_embeddings=2048, rope_theta=None, rope_parameters=theirs))
 
 
 @pytest.mark.parametrize("scaling", SCALINGS, ids=lambda scaling: scaling["rope_type"])
@@ -148,6 +162,10 @@ def test_biases_and_head_norms_are_those_of_the_family(
         ({"architectures": ["GPT2LMHeadModel"]}, "architectures = GPT2LMHeadModel"),
         ({"architectures": None}, "architectures"),
         ({"rope_scaling": {"rope_type": "mrope"}}, "rope_scaling.rope_type = 'mrope'"),
+        ({"rope_parameters": BASE, "rope_scaling": {"type": "weird", "factor": 2}}, "rope_scaling.rope_type = 'weird'"),
+        ({"rope_parameters": {"rope_theta": 1e6}, "rope_scaling": YARN}, "lacks its rope_theta = 1000000.0: write all"),
+        ({"rope_parameters": BY_KIND, "rope_scaling": YARN}, "rope_scaling beside rope_parameters that differ between"),
+        ({"rope_scaling": "yarn"}, "rope_scaling must be an object, not 'yarn'"),
         ({"rope_scaling": {"type": "linear", "factor": 4.0, "alpha": 2}}, "rope_scaling of type 'linear' has alpha"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 4.0}}, "lacks 'low_freq_factor'"),
         (
@@ -159,7 +177,7 @@ def test_biases_and_head_norms_are_those_of_the_family(
             "embeddings = 10+ is no context's",
         ),
         ({"rope_theta": 1.0}, "rotates 1.0 of a head by 1.0: at most all of it, by a number above 1"),
-        ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "rope_parameters differs between layers"),
+        ({"rope_parameters": BY_KIND}, "rope_parameters differs between layers"),
         ({"sliding_window": 8}, "sliding_window = 8 is not supported by this family"),
         ({"attn_logit_softcapping": 50.0, "new_in_6": {"a": 1}}, "attn_logit_softcapping = 50.0, new_in_6 = {'a': 1}"),
         ({"hidden_act": "gelu"}, "hidden_act = 'gelu'"),

@@ -50,7 +50,9 @@ def read_2(fields: Fields) -> ModelSpec:
     """Command R7B, Command A: windows on three layers of four, no rope on the fourth."""
     fields = fields.over(COHERE_2)
     fields.only("use_qk_norm", False)
-    fields.ignore("head_dim", "order_of_interleaved_layers", "position_embedding_type", "rotary_pct")
+    fields.only("order_of_interleaved_layers", "local_attn_first")
+    fields.only("position_embedding_type", "rope_gptj")
+    fields.only("rotary_pct", 1.0)
     fields.only("use_parallel_block", True)
     fields.only("use_parallel_embedding", False, True)
     fields.only("use_gated_activation", True)

@@ -60,7 +60,8 @@ def read_starcoder2(fields: Fields) -> ModelSpec:
     fields.only("hidden_act", "gelu_pytorch_tanh")
     fields.only("norm_type", "layer_norm")
     fields.only("mlp_type", "default")
-    fields.ignore("attention_softmax_in_fp32", "scale_attention_softmax_in_fp32", "scale_attn_weights")
+    fields.ignore("attention_softmax_in_fp32", "scale_attention_softmax_in_fp32")
+    fields.only("scale_attn_weights", True)
     fields.ignore("layer_norm_epsilon")  # `norm_epsilon` is read instead
     bias = flag(fields, "use_bias")
     mixer = attention(fields, window=sliding_window(fields), qkv_bias=bias, output_bias=bias)

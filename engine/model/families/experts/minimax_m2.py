@@ -42,7 +42,8 @@ def read(fields: Fields) -> ModelSpec:
     fields.ignore(
         "mlp_intermediate_size", "num_mtp_modules", "mtp_transformer_layers", "use_mtp", "shared_moe_mode", "rotary_dim"
     )
-    fields.ignore(*(name for name in fields if name.startswith("layernorm_")))
+    for name in [name for name in fields if name.startswith("layernorm_")]:
+        fields.only(name, 1.0)
     rule = RoutingRule(chosen=number(fields, "num_experts_per_tok"), score=Score.SIGMOID, renormalised=True)
     rotation = rope(fields, theta=5_000_000.0)
     mixer = attention(fields, rope=rotation, qk_norm=QkNorm(over="all"))

@@ -69,6 +69,11 @@ def test_the_first_gemma_means_the_approximation() -> None:
     [
         ("gemma-2-9b", {"sliding_window_size": 2048}, "sliding_window_size = 2048"),
         ("command-r7b", {"layer_switch": 3}, "layer_switch = 3"),
+        ("command-r7b", {"rotary_pct": 0.5}, "rotary_pct = 0.5"),
+        ("command-r7b", {"position_embedding_type": "alibi"}, "position_embedding_type = 'alibi'"),
+        ("gpt-oss-20b", {"experts_per_token": 2}, "experts_per_token = 2"),
+        ("minimax-m2", {"layernorm_mlp_beta": 0.5}, "layernorm_mlp_beta = 0.5"),
+        ("starcoder2", {"scale_attn_weights": False}, "scale_attn_weights = False"),
         ("hunyuan", {"attention_head_dim": 64}, "attention_head_dim = 64"),
         ("qwen3-coder-480", {"use_qk_norm": False}, "use_qk_norm = False"),
     ],

@@ -54,7 +54,8 @@ def read(fields: Fields) -> ModelSpec:
     if not fields.get("rope_parameters") and not fields.get("rope_scaling"):
         fields = fields.over({"rope_parameters": YARN})
     fields = fields.over(GPT_OSS)
-    fields.ignore("experts_per_token", "initial_context_length", "swiglu_limit")
+    fields.only("experts_per_token", number(fields, "num_experts_per_tok"))
+    fields.ignore("initial_context_length")
     kinds = layer_types(fields, every(fields, 2))
     rule = RoutingRule(chosen=number(fields, "num_experts_per_tok"), score=Score.SOFTMAX_OF_CHOSEN)
     mlp = replace(
