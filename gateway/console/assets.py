@@ -11,7 +11,7 @@ from fastapi import Request, Response
 
 FOLDER = Path(__file__).parent / "static"
 PAGE = "index.html"
-MAX_DEPTH = 4  # folders in the address of a page: /console/requests/ID/
+MAX_DEPTH = 8  # folders in the address of a page: /console/requests/ID/, and wrong ones
 _LINK = b'"console/static/'
 _TYPES = {
     ".html": "text/html; charset=utf-8",
@@ -53,15 +53,17 @@ class Asset:
     media_type: str
     etag: str
 
-    def response(self, request: Request) -> Response:
+    def response(self, request: Request, *, status_code: int = 200) -> Response:
         """The file, or 304 if the client has it."""
         headers = _HEADERS | {"etag": self.etag}
         known = [tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(",")]
-        if self.etag in known:
+        if self.etag in known and status_code == 200:
             return Response(status_code=304, headers=headers)
         if "gzip" in request.headers.get("accept-encoding", ""):
-            return Response(self.zipped, headers=headers | {"content-encoding": "gzip"}, media_type=self.media_type)
-        return Response(self.body, headers=headers, media_type=self.media_type)
+            headers, body = headers | {"content-encoding": "gzip"}, self.zipped
+        else:
+            body = self.body
+        return Response(body, status_code=status_code, headers=headers, media_type=self.media_type)
 
 
 def load_assets() -> dict[str, Asset]:

@@ -50,6 +50,7 @@ _GETS = {
     "/console/events": ("The same as server-sent events, as it changes.", EVENTS),
     "/console/history": ("What all gateways measured lately: span=10m, 1h or 6h.", JSON),
     "/console/search": ("Requests of all gateways that suit, refused ones too.", JSON),
+    "/console": ("The same page.", "text/html"),
     "/console/{page}": ("The same page: chat, overview, requests, fleet, …", "text/html"),
     "/console/{page}/{name}": ("The same page, about one request, one chat, …", "text/html"),
 }
@@ -112,19 +113,22 @@ class ConsoleRoutes:
                 "/console/events": self.events,
                 "/console/history": self.history,
                 "/console/search": self.search,
+                "/console": self.page,
                 "/console/{page}": self.page,
                 "/console/{page}/{name}": self.page,
+                "/console/{page}/{name}/{rest:path}": self.page,
             },
             posts={_ROLES: self.set_roles, _DRAIN: self.drain},
             api=_api(),
         )
 
     async def page(self, request: Request) -> Response:
-        """The page, at the root and at the address of each of its pages."""
-        depth = request.scope["raw_path"].count(b"/") - 1
-        if request.path_params.get("page", CONSOLE_PAGES[0]) not in CONSOLE_PAGES or depth > MAX_DEPTH:
+        """The page, at the root and at the address of each of its pages; a browser gets it at a wrong address, too."""
+        depth, given = request.scope["raw_path"].count(b"/") - 1, request.path_params
+        is_known = given.get("page", CONSOLE_PAGES[0]) in CONSOLE_PAGES and "rest" not in given
+        if depth > MAX_DEPTH or not (is_known or "text/html" in request.headers.get("accept", "")):
             raise HTTPException(404)
-        return self._pages[depth].response(request)
+        return self._pages[depth].response(request, status_code=200 if is_known else 404)
 
     async def asset(self, request: Request) -> Response:
         """A file of the page."""

@@ -23,11 +23,12 @@ from gateway.tenants.budgets import UNLIMITED, Limits
 from gateway.tenants.register import NOTHING, MadeKey, MadeTenant, Register
 
 DEFAULT = "default"
-# Routes without a key ("/" shows no data), with the admin key, and with it if there is one.
 CONSOLE_PAGES = ("chat", "overview", "requests", "fleet", "planner", "batches", "tenants")  # addresses of one page
-OPEN_PATHS = ("/health", "/ready", "/console/static", *(f"/console/{page}" for page in CONSOLE_PAGES))
+CONSOLE_DATA = ("/console/state", "/console/events", "/console/history", "/console/search")
+# Routes without a key, with the admin key, and with it if there is one. Any other address of the console is a page without data.
+OPEN_PATHS = ("/health", "/ready")
 ADMIN_PATHS = ("/admin",)
-OPERATOR_PATHS = ("/metrics", "/debug", "/console")
+OPERATOR_PATHS = ("/metrics", "/debug", *CONSOLE_DATA)
 TENANT_NAME = r"^[A-Za-z0-9_.-]{1,64}$"
 _HASH = r"^[0-9a-fA-F]{64}$"
 _FEWEST_KEY_CHARS = 16
@@ -191,7 +192,8 @@ def is_under(path: str, roots: tuple[str, ...]) -> bool:
 
 
 def is_open(path: str) -> bool:
-    return path == "/" or is_under(path, OPEN_PATHS)
+    is_page = is_under(path, ("/console",)) and not is_under(path, CONSOLE_DATA)
+    return path == "/" or is_page or is_under(path, OPEN_PATHS)
 
 
 def hash_key(key: str) -> bytes:

@@ -16,7 +16,7 @@ import pytest
 import pytest_asyncio
 
 from gateway.console.assets import FOLDER, load_assets
-from gateway.tenants.tenants import CONSOLE_PAGES
+from gateway.tenants.tenants import CONSOLE_DATA, CONSOLE_PAGES
 from tests.console.fleet import (
     ADMIN,
     ADMIN_KEY,
@@ -98,8 +98,16 @@ async def test_a_page_has_an_address_below_which_its_files_are_found(http: httpx
         assert (answer.status_code, answer.text) == (200, whole.replace('"console/static', f'"{up}console/static')), (
             path
         )
-    for path in ("/console/nothing", "/console/nothing/x", "/console/requests/a/b"):
-        assert (await http.get(path)).status_code == 404, path
+
+
+async def test_a_wrong_address_is_a_page_for_browsers_and_an_error_object_for_clients(http: httpx.AsyncClient) -> None:
+    for path in ("/console/nothing", "/console/nothing/x", "/console/requests/a/b", "/console/a/b/c/d"):
+        asked = await http.get(path, headers=NOBODY)
+        assert (asked.status_code, "error" in asked.json()) == (404, True), path
+        shown = await http.get(path, headers=NOBODY | {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"})
+        assert (shown.status_code, shown.headers["content-type"]) == (404, "text/html; charset=utf-8"), path
+        assert f'src="{"../" * (path.count("/") - 1)}console/static/main.js"' in shown.text
+        assert "content-security-policy" in shown.headers
 
 
 async def test_types_and_unknown_files(http: httpx.AsyncClient) -> None:
@@ -192,7 +200,9 @@ async def test_what_was_measured_is_told_as_columns_and_refused_requests_are_fou
 
 
 async def test_what_tells_of_everybody_needs_the_key(http: httpx.AsyncClient) -> None:
-    for path in ("/console/state", "/console/events", "/console/history", "/console/search", "/debug/requests"):
+    paths = (await http.get("/openapi.json")).json()["paths"]
+    assert {path for path in paths if path.startswith("/console/") and "{" not in path} == set(CONSOLE_DATA)
+    for path in (*CONSOLE_DATA, "/debug/requests"):
         answer = await http.get(path, headers=NOBODY)
         assert answer.status_code == 401
         assert "admin key" in answer.json()["error"]["message"]

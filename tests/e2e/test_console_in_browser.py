@@ -137,6 +137,20 @@ async def test_pages_have_addresses_that_survive_back_forward_and_reload(cluster
         assert (page.url, await page.title()) == (at(cluster, "overview"), "Overview · Baton")
 
 
+async def test_a_wrong_address_says_so_and_the_icon_is_found_from_any(cluster: Cluster, browser: Any) -> None:
+    async with open_page(browser, at(cluster, "nothing/here"), admin_key=ADMIN_KEY) as watched:
+        page = watched.page
+        await page.get_by_role("heading", name="No such page").last.wait_for()
+        await page.get_by_role("link", name="Go to the chat").click()
+        await page.wait_for_url("**/console/chat")
+        for address in (cluster.url, at(cluster, "fleet/worker-0")):
+            await page.goto(address)
+            await page.wait_for_selector("body.loaded")
+            assert (
+                await page.evaluate("document.getElementById('icon').href") == f"{cluster.url}/console/static/icon.svg"
+            )
+
+
 async def test_words_of_the_model_are_never_markup(cluster: Cluster, browser: Any) -> None:
     evil = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script> & <b>bold</b>"
     async with open_page(browser, cluster.url, admin_key=ADMIN_KEY) as watched:
@@ -157,8 +171,8 @@ async def test_words_of_the_model_are_never_markup(cluster: Cluster, browser: An
 async def test_everything_by_keyboard_and_only_with_the_key(cluster: Cluster, browser: Any) -> None:
     async with open_page(browser, at(cluster, "fleet")) as watched:
         page = watched.page
-        await page.get_by_text("admin key is needed").wait_for()
-        assert await page.locator("[data-node]").count() == 0
+        await page.locator("#locked").get_by_text("admin key is needed").wait_for()
+        assert await page.locator("#view").is_hidden()
         await page.keyboard.press("Tab")
         assert await page.evaluate("document.activeElement.textContent") == "Skip to content"
         await page.get_by_role("button", name="Enter a key").focus()

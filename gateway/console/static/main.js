@@ -45,25 +45,33 @@ function status() {
   document.body.classList.add("loaded");
   const stale = feed.answered ? ` What you see is of ${clock(feed.answered)}.` : "";
   if (live === "lost") banner("warn", `${problem[0].toUpperCase()}${problem.slice(1)}.${stale}`);
-  else if (live === "key" && page?.operator) banner("info", `To show this page ${problem.replace(/: send.*/, "")}.`, true);
   else if (live === "live" && state.not_ready) banner("bad", `No request is served${since(state.not_ready_since)}: ${state.not_ready}.`);
   else banner("", "");
+  lock(live === "key" && page?.operator ? problem.replace(/: send.*/, "") : "");
   byId("main").classList.toggle("stale", live === "lost" && Boolean(feed.answered) && Boolean(page?.operator));
 }
 
 const since = (unix) => (unix ? ` since ${clock(unix)}` : " now");
 
-function banner(kind, text, wantsKey = false) {
-  if (byId("banner-text").textContent !== text) byId("banner-text").textContent = text;
+function banner(kind, text) {
+  if (byId("banner").textContent !== text) byId("banner").textContent = text;
   byId("banner").className = `banner ${kind}`;
   byId("banner").hidden = !text;
-  byId("banner-keys").hidden = !wantsKey;
+}
+
+// A card in the page's place, while what it would show is not told without a key.
+function lock(why) {
+  const text = why ? `It tells of everybody's requests, so ${why}.` : "";
+  if (byId("locked-text").textContent !== text) byId("locked-text").textContent = text;
+  byId("locked").hidden = !why;
+  byId("view").hidden = Boolean(why);
 }
 
 startTheme();
 startKeys();
 startRail();
-byId("banner-keys").addEventListener("click", () => openKeys("admin"));
+byId("icon").href = new URL("./icon.svg", import.meta.url).href; // browsers may ask for it when the address is another one
+byId("locked-keys").addEventListener("click", () => openKeys(feed.problem.includes("admin") ? "admin" : "api"));
 on("*", status);
 startRouter(enter);
 startFeed();

@@ -23,10 +23,11 @@ export function go(address, { replace = false } = {}) {
   return show(replace ? null : 0);
 }
 
-// {page, path, query}: `path` has what follows the page's name, decoded.
+// {name, page, path, query}: `path` has what follows the page's name, decoded; `page` is null when there is no such page.
 export function here() {
   const [name, ...path] = decode(location.pathname.slice(ROOT.pathname.length)).slice(1);
-  return { page: PAGES.find((one) => one.name === name) ?? null, path, query: new URLSearchParams(location.search) };
+  const page = path.length > 1 ? null : PAGES.find((one) => one.name === name);
+  return { name, page: page ?? null, path, query: new URLSearchParams(location.search) };
 }
 
 function decode(path) {
@@ -43,7 +44,7 @@ const keepScroll = () => history.replaceState({ ...history.state, y: scrollY }, 
 
 export function startRouter(onPage) {
   history.scrollRestoration = "manual";
-  if (!here().page) history.replaceState({}, "", href(HOME));
+  if (!here().name) history.replaceState({}, "", href(HOME));
   addEventListener("popstate", () => show(history.state?.y ?? 0));
   addEventListener("pagehide", keepScroll);
   document.addEventListener("click", (event) => {
@@ -63,9 +64,10 @@ const router = { onPage: () => {} };
 
 // Show what the address says. `y`: where to scroll to; null: nowhere.
 async function show(y) {
-  const { page, path, query } = here();
-  if (!page) return go(href(HOME), { replace: true });
+  const { name, page, path, query } = here();
+  if (!name) return go(href(HOME), { replace: true });
   const mine = ++shown;
+  if (!page) return showNothing();
   if (current?.page === page && current.update) {
     current.update({ path, query });
     if (y !== null) scrollTo(0, y);
@@ -92,8 +94,15 @@ async function show(y) {
   view().replaceChildren(parts);
   const made = module.mount(parts, { path, query, signal: leaving.signal });
   current.update = made?.update ?? null;
-  if (moved && y === 0) view().focus({ preventScroll: true });
+  if (moved && y === 0) byId("main").focus({ preventScroll: true });
   if (y !== null) scrollTo(0, y);
+}
+
+function showNothing() {
+  leave();
+  router.onPage({ name: "", title: "No such page" });
+  view().replaceChildren(h("section", { class: "card-alone" }, h("h2", {}, "No such page"),
+    h("p", {}, "There is nothing at ", h("code", {}, location.pathname), "."), h("p", {}, h("a", { class: "button", href: href(HOME) }, "Go to the chat"))));
 }
 
 function leave() {
@@ -101,7 +110,7 @@ function leave() {
   current = null;
 }
 
-const view = () => byId("main");
+const view = () => byId("view");
 
 // Load a page's style sheet once, and wait for it.
 function style(name) {
