@@ -25,7 +25,23 @@ def nonsense(message: msgspec.Struct) -> str:
     if not isinstance(message, WorkerState | GatewayState | PlannerState):
         return ""
     wrong = next(_found(message, ""), "")
-    return wrong or (_pool(message.region.layout) if isinstance(message, WorkerState) else "")
+    return wrong or (_worker(message) if isinstance(message, WorkerState) else "")
+
+
+def _worker(state: WorkerState) -> str:
+    """What can't be so in a worker's facts, each for itself a figure or a text."""
+    layout = state.region.layout
+    if wrong := _pool(layout):
+        return wrong
+    if not state.model_fingerprint:
+        return "model_fingerprint is empty"
+    if state.vocab_size < 1:
+        return f"vocab_size is {state.vocab_size}"
+    if state.max_model_len < layout.block_size:
+        return f"max_model_len is {state.max_model_len}, less than a block of {layout.block_size}"
+    if state.free_blocks > layout.num_blocks:
+        return f"free_blocks is {state.free_blocks}, the pool has {layout.num_blocks}"
+    return ""
 
 
 def _pool(layout: KVLayout) -> str:

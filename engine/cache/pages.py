@@ -58,9 +58,14 @@ def plan_layout(model: ModelSpec, config: EngineConfig, dtype: str, *, while_loa
 def layout_of(parts: Sequence[PagePart], config: EngineConfig, memory: int) -> KVLayout:
     """Return a layout of `config.num_blocks` blocks with these parts, or of as many as fit into `memory` bytes.
 
-    Raises ValueError when no block fits, or not a state with a block of tokens.
+    Raises ValueError when no block fits, not a state with a block of tokens, or the wanted context is less than a block.
     """
     size = config.block_size or block_size(parts)
+    if config.max_model_len is not None and config.max_model_len < size:
+        raise ValueError(
+            f"max_model_len = {config.max_model_len} is less than a block of {size} positions: give a longer --max-model-len"
+            " or a smaller --block-size"
+        )
     tokens, states = _kept_for_ever(parts), [part for part in parts if not part.per_token]
     windowed = [part for part in parts if part.window]
     block_bytes = _bytes(tokens, size)

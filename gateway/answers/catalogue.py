@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from common.messages import WorkerState
 from common.words import Role
 from gateway.answers.tokenizer import ChatTokenizer
+from gateway.request.contexts import longest, usual
 
 ReadyWorkers = Callable[[Role], Iterable[WorkerState]]
 
@@ -25,7 +26,8 @@ class Served:
     tokenizer: ChatTokenizer
     fingerprint: str = ""  # the weights' fingerprint; empty without a decode worker
     adapter: str = ""  # joins the hash root; "": the weights alone
-    max_model_len: int | None = None  # longest prompt and answer in tokens; None: no worker ready
+    max_model_len: int | None = None  # longest prompt and answer in tokens; None: no decode worker is ready
+    usual_len: int | None = None  # the same where the answer's length is left open
     follows_grammars: bool = True  # all workers do; those of the release before would ignore one
 
     @property
@@ -55,13 +57,14 @@ class Catalogue:
         if tokenizer is None:
             return None
         fingerprint = self.fingerprint(name)
-        workers = self._workers(fingerprint)
+        decode, prefill = (self._workers(role, fingerprint) for role in (Role.DECODE, Role.PREFILL))
         return Served(
             name=name,
             tokenizer=tokenizer,
             fingerprint=fingerprint,
-            max_model_len=min((state.max_model_len for state in workers), default=None),
-            follows_grammars=all(state.grammars for state in workers),
+            max_model_len=longest(decode),
+            usual_len=usual(decode),
+            follows_grammars=all(state.grammars for state in (*decode, *prefill)),
         )
 
     def all(self) -> list[Served]:
@@ -79,10 +82,9 @@ class Catalogue:
             self._weights[name] = weights_of(name, self._tokenizers.keys(), list(decode))
         return self._weights.get(name, "")
 
-    def _workers(self, fingerprint: str) -> list[WorkerState]:
-        """Every ready worker with these weights."""
-        workers = [*self._ready(Role.DECODE), *self._ready(Role.PREFILL)]
-        return [state for state in workers if state.model_fingerprint == fingerprint]
+    def _workers(self, role: Role, fingerprint: str) -> list[WorkerState]:
+        """The ready workers with these weights."""
+        return [state for state in self._ready(role) if state.model_fingerprint == fingerprint]
 
 
 def weights_of(name: str, served: Collection[str], decode: Sequence[WorkerState]) -> str:

@@ -295,16 +295,19 @@ def _check_scores(ask: Ask, prompt: list[int]) -> None:
 
 
 def _max_tokens(ask: Ask, prompt: list[int], served: Served) -> int:
-    """The wanted number, else the rest of the context."""
+    """The wanted number, else the rest of the context that workers usually have, or of the longest one."""
     limit, wanted = served.max_model_len, ask.sampling.max_tokens
     room = limit - len(prompt) if limit is not None else 2**31
+    rest = (served.usual_len or 0) - len(prompt)
     if wanted > room:
         name, asked = ask.name_of("prompt"), ask.name_of("max_tokens")
         parts = f"{len(prompt)} in the {name}, {wanted} in the completion"
         error = context_error(limit, f"you requested {len(prompt) + wanted} tokens ({parts})", f"{name} or completion")
         error.param = asked
         raise error
-    return (wanted or room) if ask.text.is_wanted else 1  # the prompt's pass chooses one in any case
+    return (
+        (wanted or (rest if rest > 0 else room)) if ask.text.is_wanted else 1
+    )  # the prompt's pass chooses one in any case
 
 
 def choice_seed(seed: int, index: int) -> int:

@@ -28,6 +28,7 @@ from gateway.observe.attainment import ServiceLevels
 from gateway.placement.agreement import Agreement
 from gateway.placement.placer import PlacementStore
 from gateway.request.active import ActiveRequest, timeline_of
+from gateway.request.contexts import longest
 from gateway.request.placement import Difference
 from gateway.request.spec import GenerationSpec, Load
 from gateway.request.timeline import Timelines
@@ -160,10 +161,6 @@ class Requests:
     def differences(self) -> list[Difference]:
         return self._agreement.differences(self.catalogue.fingerprint)
 
-    def _longest(self, weights: str) -> int | None:
-        workers = [state for role in (Role.DECODE, Role.PREFILL) for state in self.parts.placer.workers(role, weights)]
-        return min((state.max_model_len for state in workers), default=None)
-
     @property
     def ready(self) -> bool:
         return not self.not_ready_reason
@@ -225,7 +222,7 @@ class Requests:
         if spec.deadline_s <= 0:
             raise DeadlineExceededError("the deadline has passed")
         self._check_model(spec.model, spec.model_fingerprint)
-        limit = self._longest(spec.model_fingerprint)
+        limit = longest(self.parts.placer.workers(Role.DECODE, spec.model_fingerprint))
         if limit is not None and len(spec.token_ids) >= limit:
             raise InvalidRequestError(
                 f"the prompt has {len(spec.token_ids)} tokens, the context {limit}", param="prompt"

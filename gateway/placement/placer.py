@@ -23,6 +23,7 @@ from gateway.placement.recent_prefixes import RecentPrefixes
 from gateway.placement.releases import Releases, ReleaseStore
 from gateway.placement.room import room_for
 from gateway.placement.without_redis import choose, loads_of
+from gateway.request.contexts import long_enough
 from gateway.request.placement import Placement
 from gateway.request.spec import GenerationSpec
 from gateway.request.state import RequestState
@@ -80,14 +81,14 @@ class Placer:
         kind = blocks.kind
         digests = await _digests(iter_hashes(_root(kind, state.spec), token_ids, kind.block_size))
         island = self._island(blocks, state, others)
-        prefill, decode = self._members(blocks, state.spec, island)
+        prefill, decode = self._members(blocks, state, island)
         request = PlacementRequest(
             request_id=state.spec.request_id,
             attempt=state.attempt,
             digests=digests,
             num_tokens=len(token_ids),
             kind=kind,
-            reserve_tokens=room_for(blocks.layout, len(state.spec.token_ids) + state.spec.sampling.max_tokens),
+            reserve_tokens=room_for(blocks.layout, state.spec.num_tokens),
             deadline_ms=int((state.deadline_at - time.monotonic()) * 1000),
             cut_over_tokens=self._cut_over_tokens,
             exclude=[*state.excluded, *self._agreement.strangers(kind, (*prefill, *decode))],
@@ -97,7 +98,7 @@ class Placer:
         placement = None
         with contextlib.suppress(UnavailableError):
             placement = await self._store.place(request)
-        prefill, decode = self._members(blocks, state.spec, island)  # after the call
+        prefill, decode = self._members(blocks, state, island)  # after the call
         if placement is not None:
             known = _is_possible(placement, prefill, decode)
             log.debug("placement.chosen", extra={"request_id": request.request_id, "is_known": known} | placement.costs)
@@ -125,20 +126,25 @@ class Placer:
         return blocks
 
     def _members(
-        self, blocks: Blocks, spec: GenerationSpec, island: set[str] | None = None
+        self, blocks: Blocks, state: RequestState, island: set[str] | None = None
     ) -> tuple[list[WorkerState], list[WorkerState]]:
-        """Prefill and decode workers with these blocks that suit the request, on one island or all."""
-        found = [self._agreement.with_blocks(role, blocks) for role in (Role.PREFILL, Role.DECODE)]
-        if spec.suits_all and island is None:
-            return found[0], found[1]
+        """Prefill and decode workers with these blocks that suit the request and take its length, on one island or all.
+
+        Without a decode worker for all of the answer, those that go on with it: it ends where their context does.
+        """
+        spec, begun = state.spec, len(state.token_ids) + 1
         prefill, decode = (
-            [one for one in states if spec.suits(one) and (island is None or one.worker in island)] for states in found
+            [one for one in states if spec.suits(one) and (island is None or one.worker in island)]
+            for states in (self._agreement.with_blocks(role, blocks) for role in (Role.PREFILL, Role.DECODE))
         )
+        decode = long_enough(decode, spec.num_tokens) or long_enough(decode, begun)
+        decoders = {one.worker for one in decode}  # whoever has both roles may be chosen for both
+        prefill = [one for one in long_enough(prefill, begun) if Role.DECODE not in one.roles or one.worker in decoders]
         return prefill, decode
 
     def _island(self, blocks: Blocks, state: RequestState, others: Sequence[RequestState]) -> set[str] | None:
         """The workers among which a request stays; None: all of them reach each other."""
-        prefill, decode = self._members(blocks, state.spec)
+        prefill, decode = self._members(blocks, state)
         reach = {one.worker: self._agreement.reach(one) for one in (*prefill, *decode)}
         if len(set(reach.values())) < 2 or not decode:
             return None

@@ -55,8 +55,7 @@ def loads_of(workers: Iterable[WorkerState], requests: Iterable[RequestState]) -
         decode = loads.get(request.decoder.worker if request.decoder else (request.candidates or [request.assigned])[0])
         if decode is not None:
             decode.sequences += 1
-            num_tokens = len(request.spec.token_ids) + request.spec.sampling.max_tokens
-            decode.reserved_tokens += room_for(decode.state.region.layout, num_tokens)
+            decode.reserved_tokens += room_for(decode.state.region.layout, request.spec.num_tokens)
     return list(loads.values())
 
 

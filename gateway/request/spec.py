@@ -34,9 +34,9 @@ class GenerationSpec:
     grammar: Grammar | None = None
 
     @property
-    def suits_all(self) -> bool:
-        """Whether every worker does all that is asked for."""
-        return self.grammar is None and self.sampling.typical_p >= 1.0
+    def num_tokens(self) -> int:
+        """Prompt and answer at most."""
+        return len(self.token_ids) + self.sampling.max_tokens
 
     def suits(self, worker: WorkerState) -> bool:
         """Whether the worker would do all that is asked for: one of release 0.1.0 ignores a grammar and typical_p."""

@@ -67,7 +67,7 @@ class ScriptedGenerations:
         return Catalogue({name or self.model: tokenizer}, self._ready)
 
     def _ready(self, role: str) -> list[WorkerState]:
-        layout = KVLayout(num_blocks=1, num_layers=1, block_size=16, num_kv_heads=1, head_dim=8, dtype="float32")
+        layout = KVLayout(num_blocks=1 << 26, num_layers=1, block_size=16, num_kv_heads=1, head_dim=8, dtype="float32")
         worker = WorkerState(
             worker=f"scripted-{role}", incarnation=1, roles=[role], status="ready", model=self.model,
             model_fingerprint="scripted", tokenizer_fingerprint="", vocab_size=1 << 20,

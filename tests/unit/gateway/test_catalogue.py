@@ -45,8 +45,12 @@ def test_each_model_has_its_own_weights_tokenizer_and_context(
     small, large = catalogue.find("small"), catalogue.find("large")
     assert small is not None
     assert large is not None
-    assert (small.fingerprint, small.max_model_len, small.tokenizer) == ("small's", 800, tokenizer)
-    assert (large.fingerprint, large.max_model_len, large.tokenizer) == ("large's", 4000, prefix_space_tokenizer)
+    assert (small.fingerprint, small.max_model_len, small.tokenizer) == ("small's", 900, tokenizer)
+    assert (large.fingerprint, large.max_model_len, large.tokenizer) == (
+        "large's",
+        1600,
+        prefix_space_tokenizer,
+    )  # what the pool holds
     assert catalogue.all() == [small, large]
     assert catalogue.names == ("small", "large")
 

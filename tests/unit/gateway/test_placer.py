@@ -115,6 +115,27 @@ async def test_while_a_model_s_blocks_change_its_requests_stay_with_most_decode_
     assert set(placement.decode) == {"new-decode", "new-decode-2"}
 
 
+async def test_a_request_goes_to_workers_that_are_long_enough_for_it() -> None:
+    """Its prompt has 64 tokens, its answer 8."""
+    short = [a_worker("short", "decode", max_model_len=71), a_worker("p-short", "prefill", max_model_len=64)]
+    long = [a_worker("long", "decode", max_model_len=72), a_worker("p-long", "prefill", max_model_len=65)]
+    both = a_worker("both", *ROLES, max_model_len=71)
+    placement = await a_placer(*short, *long, both).place(a_request_for("model"), [])
+    assert (placement.prefill, placement.decode) == ("p-long", ["long"])
+    placement = await a_placer(*short, long[0]).place(a_request_for("model"), [])
+    assert (placement.prefill, placement.decode) == ("long", [])
+
+
+async def test_an_answer_that_no_worker_is_long_enough_for_goes_on_as_far_as_it_can() -> None:
+    """The one that was long enough died."""
+    placement = await a_placer(*(a_worker(role, role, max_model_len=70) for role in ROLES)).place(
+        a_request_for("model"), []
+    )
+    assert (placement.prefill, placement.decode) == ("prefill", ["decode"])
+    with pytest.raises(UnavailableError, match="no decode worker"):
+        await a_placer(a_worker("d", "decode", max_model_len=64)).place(a_request_for("model"), [])
+
+
 async def test_a_choice_among_present_roles_is_taken() -> None:
     assert await place("p0", ["d0"]) == ("p0", ["d0"], Reason.LOAD)
     assert await place("d0", []) == ("d0", [], Reason.LOAD)

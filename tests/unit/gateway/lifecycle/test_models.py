@@ -25,7 +25,7 @@ async def gateway(tokenizer: ChatTokenizer) -> AsyncIterator[Gateway]:
         for model in ("a", "b"):
             facts = {"model": model, "model_fingerprint": f"{model}'s"}
             await world.worker(f"p-{model}", "prefill", max_model_len=100 if model == "a" else 50, **facts)
-            await world.worker(f"d-{model}", "decode", max_model_len=200, **facts)
+            await world.worker(f"d-{model}", "decode", max_model_len=200 if model == "a" else 50, **facts)
         yield world
 
 
@@ -44,9 +44,14 @@ async def test_a_request_is_placed_on_workers_of_its_model(gateway: Gateway) -> 
 
 
 async def test_the_longest_prompt_is_the_models_own(gateway: Gateway) -> None:
-    await submit(gateway, "a", tokens=60)
+    await submit(gateway, "a", "long", tokens=60)
     with pytest.raises(InvalidRequestError, match="60 tokens, the context 50"):
         await submit(gateway, "b", tokens=60)
+
+
+async def test_a_prompt_that_no_prefill_worker_takes_is_computed_where_it_is_decoded(gateway: Gateway) -> None:
+    assert (await submit(gateway, "a", "short", tokens=99)).state.assigned == "p-a"
+    assert (await submit(gateway, "a", "long", tokens=100)).state.assigned == "d-a"
 
 
 async def test_a_model_without_decode_workers_is_refused_by_name_and_the_other_served(gateway: Gateway) -> None:

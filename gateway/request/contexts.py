@@ -1,0 +1,39 @@
+"""How many tokens a sequence may have: as many as the workers that are there take, each by its own word.
+
+One with a short context costs nobody else's requests: it gets those that fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from common.messages import WorkerState
+
+
+def context_of(worker: WorkerState) -> int:
+    """The longest sequence of a worker in tokens, which its pool holds."""
+    layout = worker.region.layout
+    return min(worker.max_model_len, layout.num_blocks * layout.block_size)
+
+
+def longest(decode: Iterable[WorkerState]) -> int | None:
+    """Tokens of the longest prompt and answer that one of the decode workers takes; None without any."""
+    return max(map(context_of, decode), default=None)
+
+
+def usual(decode: Iterable[WorkerState]) -> int | None:
+    """Context in tokens of answers whose length nobody asked for; None without a decode worker.
+
+    The shortest one of at least half of what half of the workers have: one long context doesn't draw all such answers to its
+    worker, one short context cuts none of them.
+    """
+    lengths = sorted(map(context_of, decode), reverse=True)
+    if not lengths:
+        return None
+    half_have = lengths[(len(lengths) - 1) // 2]
+    return min(length for length in lengths if 2 * length >= half_have)
+
+
+def long_enough(workers: Iterable[WorkerState], num_tokens: int) -> list[WorkerState]:
+    """Those that take a sequence of so many tokens."""
+    return [worker for worker in workers if context_of(worker) >= num_tokens]
