@@ -103,8 +103,13 @@ class Answers:
             raise InvalidRequestError(
                 f"at most {MAX_SEQUENCES} prompts times n are allowed", param=ask.name_of("prompt")
             )
-        prompts = [_cut(ask, prompt, served) for prompt in await self._tokenised(ask, served)]
-        grammar = await _grammar(ask, served, prompts[0])
+        give_up_at = asyncio.get_running_loop().time() + (ask.deadline_s or self._default_deadline_s)
+        prompts = [_cut(ask, prompt, served) for prompt in await self._tokenised(ask, served, give_up_at)]
+        try:
+            async with asyncio.timeout_at(give_up_at):
+                grammar = await _grammar(ask, served, prompts[0], origin.tenant.name)
+        except TimeoutError:
+            raise DeadlineExceededError("the deadline passed before the grammar was checked") from None
         answer = Answer(
             id=f"{ask.answer_prefix}-{uuid.uuid4().hex}",
             model=served.name,
@@ -142,9 +147,8 @@ class Answers:
         ]
         return answer
 
-    async def _tokenised(self, ask: Ask, served: Served) -> list[list[int]]:
+    async def _tokenised(self, ask: Ask, served: Served, give_up_at: float) -> list[list[int]]:
         """Raises ServingError."""
-        give_up_at = asyncio.get_running_loop().time() + (ask.deadline_s or self._default_deadline_s)
         name, found = ask.name_of("prompt"), list[list[int]]()
         for prompt in ask.prompts:
             making = self.tokenising.tokens(prompt, served, name=name)
@@ -192,23 +196,27 @@ class Answers:
         return specs
 
 
-async def _grammar(ask: Ask, served: Served, prompt: list[int]) -> Grammar | None:
-    """Raises InvalidRequestError, or UnavailableError while a worker of the release before would ignore it."""
-    wanted = ask.grammar if ask.reply is None else await _message_grammar(ask, ask.reply, served.tokenizer, prompt)
+async def _grammar(ask: Ask, served: Served, prompt: list[int], tenant: str) -> Grammar | None:
+    """Raises what `GrammarMaker.make` raises, and UnavailableError while a worker of the release before would ignore it."""
+    wanted = ask.grammar
+    if ask.reply is not None:
+        wanted = await _message_grammar(ask, ask.reply, served.tokenizer, prompt, tenant)
     if wanted is None and not ask.limits:
         return None
     if not served.follows_grammars:
         field = wanted.field if wanted is not None else "allowed_token_ids, bad_words"
         raise UnavailableError(f"{field}: not every worker of this model can follow a grammar now")
-    grammar = None if wanted is None else await _followed(ask, wanted, served)
+    grammar = None if wanted is None else await _followed(ask, wanted, served, tenant)
     if not ask.limits:
         return grammar
     encode = partial(served.tokenizer.encode, add_special_tokens=False, parse_special=False)
     return ask.limits.added_to(grammar, encode, served.tokenizer.vocab_size)
 
 
-async def _message_grammar(ask: Ask, reply: Reply, tokenizer: ChatTokenizer, prompt: list[int]) -> Wanted | None:
-    """Raises InvalidRequestError."""
+async def _message_grammar(
+    ask: Ask, reply: Reply, tokenizer: ChatTokenizer, prompt: list[int], tenant: str
+) -> Wanted | None:
+    """Raises as `grammar_of_message`."""
     tools = reply.tools
     body = None if tools.must_call else ask.grammar
     is_bound = tools.must_call or tools.restricts or body is not None
@@ -229,18 +237,19 @@ async def _message_grammar(ask: Ask, reply: Reply, tokenizer: ChatTokenizer, pro
         wish,
         tokenizer.format,
         tokenizer.grammars,
+        tenant=tenant,
         eos_ids=tokenizer.eos_ids,
         encode=partial(tokenizer.encode, add_special_tokens=False),
     )
 
 
-async def _followed(ask: Ask, wanted: Wanted, served: Served) -> Grammar:
-    """Raises InvalidRequestError."""
+async def _followed(ask: Ask, wanted: Wanted, served: Served, tenant: str) -> Grammar:
+    """Raises as `GrammarMaker.make`, and InvalidRequestError."""
     if ask.ignore_eos:
         raise InvalidRequestError(
             f"ignore_eos: an answer that follows {wanted.field} ends where that ends", param="ignore_eos"
         )
-    return await served.tokenizer.grammars.make(wanted)
+    return await served.tokenizer.grammars.make(wanted, tenant)
 
 
 def _cut(ask: Ask, prompt: list[int], served: Served) -> list[int]:

@@ -1,11 +1,13 @@
 """The process that builds grammars to see whether they can be built: `python -m gateway.grammars.child`.
 
-It reads frames from stdin and writes one to stdout for each: four bytes of length, then msgpack. It ends with its gateway.
+It reads frames from stdin and writes one to stdout for each: four bytes of length, then msgpack. It ends with its gateway, or of
+a grammar that takes too much memory (SIGABRT) or processor time (SIGPROF).
 """
 
 from __future__ import annotations
 
 import resource
+import signal
 import struct
 import sys
 from pathlib import Path
@@ -18,6 +20,7 @@ from gateway.grammars.forms import check, text_of
 from gateway.grammars.wanted import Form
 
 MEMORY_BYTES = 256 << 20  # a grammar may take
+LONGEST_CPU_S = 5.0  # a pause is no doing of a grammar
 LENGTH = struct.Struct("<I")
 
 
@@ -28,6 +31,7 @@ class Opening(msgspec.Struct, frozen=True):
     vocab_size: int
     eos_ids: list[int]
     specials: list[str]
+    cpu_s: float = LONGEST_CPU_S  # a grammar may use
 
 
 class Question(msgspec.Struct, frozen=True):
@@ -39,6 +43,7 @@ class Verdict(msgspec.Struct, frozen=True):
 
     text: str = ""
     problem: str = ""
+    is_lasting: bool = True  # the library would say so again
 
 
 def read_frame(stream: BinaryIO) -> bytes:
@@ -69,7 +74,11 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     while raw := read_frame(asked):
-        write_frame(told, _verdict(msgspec.msgpack.decode(raw, type=Question).form, tokenizer, specials))
+        form = msgspec.msgpack.decode(raw, type=Question).form
+        signal.setitimer(signal.ITIMER_PROF, opening.cpu_s)
+        verdict = _verdict(form, tokenizer, specials)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        write_frame(told, verdict)
 
 
 def _verdict(form: Form, tokenizer: LLTokenizer, specials: frozenset[str]) -> Verdict:

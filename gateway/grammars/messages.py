@@ -26,9 +26,15 @@ class MessageWish:
 
 
 async def grammar_of_message(
-    wish: MessageWish, bound: Bound, maker: GrammarMaker, *, eos_ids: Sequence[int], encode: Callable[[str], list[int]]
+    wish: MessageWish,
+    bound: Bound,
+    maker: GrammarMaker,
+    *,
+    tenant: str,
+    eos_ids: Sequence[int],
+    encode: Callable[[str], list[int]],
 ) -> Wanted | None:
-    """None: anything. Raises InvalidRequestError."""
+    """None: anything. Raises InvalidRequestError, and what `GrammarMaker.make` raises."""
     format_ = bound.format
     shape = Shape(
         calls=wish.calls,
@@ -49,7 +55,7 @@ async def grammar_of_message(
         why = "is too deep" if isinstance(error, RecursionError) else error
         raise InvalidRequestError(f"{_field(wish)}: {why}", param=_field(wish)) from None
     if wish.body is not None:
-        made = await maker.make(wish.body)
+        made = await maker.make(wish.body, tenant)
         return of_text(wish.body.field, with_body(text, made.text), after=after, budget=budget)
     if wish.must_call and not text:
         raise InvalidRequestError(
