@@ -14,9 +14,20 @@ Port = Annotated[int, Field(ge=0, le=65_535)]
 Positive = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 Share = Annotated[float, Field(gt=0, le=1)]
-Device = Annotated[str, Field(pattern=r"^(cpu|cuda(:\d+)?)$")]
-Devices = Annotated[str, Field(pattern=r"^(cpu|cuda|cuda:\d+(,cuda:\d+)*)$")]
-Id = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{0,64}$")]
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What a pattern asks for, as a person would say it."""
+
+    words: str
+
+
+Device = Annotated[str, Field(pattern=r"^(cpu|cuda(:\d+)?)$"), Form("cpu, cuda or cuda:N (a GPU's number)")]
+Devices = Annotated[
+    str, Field(pattern=r"^(cpu|cuda|cuda:\d+(,cuda:\d+)*)$"), Form("cpu, cuda, or GPUs by number, as cuda:0,cuda:1")
+]
+Id = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{0,64}$"), Form("up to 64 letters, digits, _ and -")]
 
 
 @dataclass(frozen=True, slots=True)

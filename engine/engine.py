@@ -360,5 +360,5 @@ def _resolve_dtype(asked: str, device: torch.device, checkpoint: str) -> str:
 
 def _resolve_max_model_len(asked: int | None, model: int) -> int:
     if asked is not None and asked > model:
-        raise ValueError(f"max_model_len = {asked} is more than the model's max_position_embeddings = {model}")
+        raise ValueError(f"max_model_len = {asked}: the model has max_position_embeddings = {model}: ask for no more")
     return asked or min(model, MAX_LEN_UNASKED)

@@ -6,16 +6,20 @@ import asyncio
 import json
 import logging
 import sys
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import asdict
 
 from cli.doctor import machine
-from cli.doctor.finding import Finding
 from cli.doctor.fleet import check_fleet
-from cli.doctor.running import running
+from cli.doctor.running import SERVERS, running
 from cli.doctor.servers import check_nats, check_redis
 from cli.doctor.settings import DoctorSettings
 from common import bus, store
 from common.settings import ROOT, ConfigError
+from services.runtime.checks.finding import Finding
+from services.runtime.checks.gpus import Gpu, check_gpus, torch_build, visible_gpus
+from services.runtime.checks.memory import check_fit
+from services.runtime.checks.model import check_model
 from services.runtime.loading import fail, load_settings
 
 DEVICES_S = 120.0  # torch and CUDA start slowly
@@ -26,26 +30,65 @@ def main() -> int:
     logging.basicConfig(level=logging.CRITICAL)  # the findings report what the clients log
     try:
         settings = load_settings(DoctorSettings, command="doctor", arguments=sys.argv[1:])
-        findings = asyncio.run(examine(settings))
+        findings = asyncio.run(_told(settings))
     except ConfigError as error:
         return fail(error)
     if settings.print_json:
         print(json.dumps([asdict(finding) for finding in findings], indent=2))
-    else:
-        print(*(finding.line() for finding in findings), sep="\n")
     return int(any(finding.level == "fail" for finding in findings))
 
 
-async def examine(settings: DoctorSettings) -> list[Finding]:
-    findings, settings = await running(settings)
-    findings += [*machine.python_and_packages(), *machine.limits(), *machine.port(settings.host, settings.port)]
-    findings += machine.model(settings.model)
+async def _told(settings: DoctorSettings) -> list[Finding]:
+    """All findings; people see each as soon as it is known."""
+    found = []
+    async for finding in examine(settings):
+        found.append(finding)
+        if not settings.print_json:
+            print(finding.line(), flush=True)
+    return found
+
+
+async def examine(settings: DoctorSettings) -> AsyncIterator[Finding]:
+    """What is quick comes first."""
+    known, settings = await running(settings)
+    for finding in known:
+        yield finding
+    for finding in (*machine.python_and_packages(), *machine.limits(), *machine.port(settings.host, settings.port)):
+        yield finding
+    gpus = visible_gpus() if settings.device != "cpu" else None
+    for finding in _model(settings, gpus):
+        yield finding
+    async for finding in _servers(settings):
+        yield finding
+    if settings.device == "cpu":
+        return
+    there = check_gpus(settings.device, [settings.device], torch_build(), gpus)
+    yield there
+    if there.level != "fail":
+        for finding in await devices():
+            yield finding
+
+
+def _model(settings: DoctorSettings, gpus: list[Gpu] | None) -> Iterator[Finding]:
+    """Whether it is served, how large it is, whether it fits."""
+    found = list(check_model(settings.model))
+    yield from found
+    if any(finding.level == "fail" for finding in found):
+        return
+    yield check_fit(settings.model, gpus=gpus)
+
+
+async def _servers(settings: DoctorSettings) -> AsyncIterator[Finding]:
+    """NATS, Redis, and who is on the bus."""
+    named = [server for server in SERVERS if any(name.startswith(f"{server}_") for name in settings.model_fields_set)]
     nats, redis = settings.nats(), settings.redis()
-    findings += [finding async for finding in check_nats(nats.url, bus.identity_of(nats))]
-    findings += [finding async for finding in check_redis(redis.url, store.identity_of(redis))]
-    if not any(finding.check == "nats" and finding.level == "fail" for finding in findings):
-        findings += [finding async for finding in check_fleet(settings)]
-    return findings + (await devices() if settings.device != "cpu" else [])
+    on_bus = [one async for one in check_nats(nats.url, bus.identity_of(nats), is_named="nats" in named)]
+    in_store = [one async for one in check_redis(redis.url, store.identity_of(redis), is_named="redis" in named)]
+    for finding in on_bus + in_store:
+        yield finding
+    if len(on_bus) > 1 and all(finding.level != "fail" for finding in on_bus):  # one alone says that there is none
+        async for finding in check_fleet(settings):
+            yield finding
 
 
 async def devices() -> list[Finding]:

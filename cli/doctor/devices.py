@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 
-from cli.doctor.finding import Finding
+from services.runtime.checks.finding import Finding
 
 SMI_TIMEOUT_S = 20
 

@@ -7,7 +7,6 @@ import dataclasses
 from collections import defaultdict
 from collections.abc import AsyncIterator
 
-from cli.doctor.finding import Finding
 from cli.doctor.settings import DoctorSettings
 from common import subjects
 from common.blocks import tokenizer_fingerprint
@@ -20,6 +19,7 @@ from common.words import Role
 from gateway.answers.catalogue import weights_of
 from gateway.placement.agreement import Agreement
 from gateway.request.placement import Unlike
+from services.runtime.checks.finding import Finding
 
 LISTEN_S = 2.5  # gateways beat each second: each of two is heard twice
 CONNECT_S = 3.0

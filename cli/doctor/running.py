@@ -10,10 +10,10 @@ from typing import Any
 
 import httpx
 
-from cli.doctor.finding import Finding
 from cli.doctor.settings import DoctorSettings
 from cli.reach import Gateway
 from common.settings import ConfigError
+from services.runtime.checks.finding import Finding
 from services.runtime.running import Running
 
 SERVERS = ("nats", "redis")

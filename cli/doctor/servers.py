@@ -7,6 +7,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator
 from typing import Any
+from urllib.parse import urlsplit
 
 import nats
 import nats.errors
@@ -14,25 +15,34 @@ import nats.js.errors
 import redis.asyncio
 import redis.exceptions
 
-from cli.doctor.finding import Finding, shown
+from services.runtime.checks.finding import Finding
 
 TIMEOUT_S = 3.0
+RETRY_S = 0.1  # nats-py waits so long before each attempt, the first connection's included
 MAX_PAYLOAD = 8 << 20  # bytes; deploy/nats/nats.conf says why
 SLOW_MS = 2.0
 REDIS_MAJOR = 7
 PROBE = "#!lua name=baton_doctor\nredis.register_function('baton_doctor_probe', function() return 1 end)"
 
 
-async def check_nats(url: str, identity: dict[str, Any] | None = None) -> AsyncIterator[Finding]:
-    """Reach NATS with `common.bus.identity_of`'s identity, and check its limits."""
+async def check_nats(
+    url: str, identity: dict[str, Any] | None = None, *, is_named: bool = True
+) -> AsyncIterator[Finding]:
+    """Reach NATS with `common.bus.identity_of`'s identity, and check its limits. One that nobody named may be absent."""
     try:
         async with asyncio.timeout(TIMEOUT_S):
             client = await nats.connect(
-                url, allow_reconnect=False, connect_timeout=TIMEOUT_S, error_cb=_ignore, **identity or {}
+                url,
+                allow_reconnect=False,
+                max_reconnect_attempts=1,
+                reconnect_time_wait=RETRY_S,
+                connect_timeout=TIMEOUT_S,
+                error_cb=_ignore,
+                **identity or {},
             )
     except (nats.errors.Error, OSError, TimeoutError, ValueError) as error:
-        remedy = "start one (`nats-server -c deploy/nats/nats.conf -sd /data`) or correct --nats-url; `baton up` brings its own"
-        yield Finding("nats", "fail", f"no NATS at {shown(url)} ({type(error).__name__})", remedy)
+        remedy = "start one (`nats-server -c deploy/nats/nats.conf -sd /data`) or correct --nats-url"
+        yield _absent("nats", f"no NATS at {shown(url)} ({type(error).__name__})", remedy, is_named=is_named)
         return
     try:
         yield _round_trip("nats", shown(url), await _timed(client.flush(TIMEOUT_S)))
@@ -57,10 +67,12 @@ async def _jetstream(client: Any) -> Finding:
     return Finding("nats", "ok", "JetStream is on")
 
 
-async def check_redis(url: str, identity: dict[str, Any] | None = None) -> AsyncIterator[Finding]:
+async def check_redis(
+    url: str, identity: dict[str, Any] | None = None, *, is_named: bool = True
+) -> AsyncIterator[Finding]:
     """Reach Redis with `common.store.identity_of`'s identity, and check its version, eviction and functions.
 
-    Loads and drops a library of its own, if it may.
+    Loads and drops a library of its own, if it may. One that nobody named may be absent.
     """
     try:
         client = redis.asyncio.Redis.from_url(
@@ -79,10 +91,16 @@ async def check_redis(url: str, identity: dict[str, Any] | None = None) -> Async
         remedy = (
             "start one (`redis-server deploy/redis/index.conf`) or correct --redis-url; without it placement is local"
         )
-        yield Finding("redis", "fail", f"no Redis at {shown(url)} ({type(error).__name__})", remedy)
+        yield _absent("redis", f"no Redis at {shown(url)} ({type(error).__name__})", remedy, is_named=is_named)
     finally:
         with contextlib.suppress(redis.exceptions.RedisError, OSError):
             await client.aclose()
+
+
+def _absent(check: str, text: str, remedy: str, *, is_named: bool) -> Finding:
+    if is_named:
+        return Finding(check, "fail", text, remedy)
+    return Finding(check, "ok", f"{text}: `baton up` starts its own")
 
 
 def _version(info: dict[str, Any]) -> Finding:
@@ -96,11 +114,9 @@ def _version(info: dict[str, Any]) -> Finding:
 
 async def _eviction(client: Any) -> Finding:
     try:
-        policy = str((await client.config_get("maxmemory-policy"))["maxmemory-policy"])
+        policy = str((await client.info("memory"))["maxmemory_policy"])
     except (redis.exceptions.ResponseError, KeyError):
-        return Finding(
-            "redis", "warn", "may not read its configuration", "check maxmemory-policy volatile-lfu yourself"
-        )
+        return Finding("redis", "warn", "does not tell its maxmemory-policy", "check that it is volatile-lfu")
     if policy in ("volatile-lfu", "noeviction"):
         return Finding("redis", "ok", f"maxmemory-policy {policy}")
     text = f"maxmemory-policy {policy} may evict the worker registry"
@@ -142,3 +158,9 @@ async def _timed(call: Any) -> float:
 
 async def _ignore(error: Exception) -> None:
     """Ignore it: the failed call reports it."""
+
+
+def shown(url: str) -> str:
+    """The URL without user and password."""
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"

@@ -6,6 +6,7 @@ import importlib.util
 import logging
 
 from common.model.gguf import is_gguf
+from common.model.served import of_transformers
 from engine.config import EngineConfig
 from engine.model.families import FAMILIES, architectures, read_fields
 
@@ -28,8 +29,10 @@ def is_foreign(config: EngineConfig) -> bool:
         if config.quantization != "auto":
             raise ValueError("model_impl = transformers knows no quantization but auto")
         return True
-    named = architectures(read_fields(config.model))
-    if not installed or not named or any(name in FAMILIES for name in named):
+    fields = read_fields(config.model)
+    named = architectures(fields)
+    known = of_transformers() & {*named, str(fields.get("model_type"))}
+    if not installed or not named or any(name in FAMILIES for name in named) or not known:
         return False
     if config.quantization != "auto":
         raise ValueError(f"quantization = {config.quantization!r} is for models of Baton's families, not {named}")

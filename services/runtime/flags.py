@@ -78,7 +78,7 @@ class Choices(NamedTuple):
 
 def choices_of(field: FieldInfo) -> Choices:
     values = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
-    words = _words_of(field)
+    words = words_of(field)
     return Choices(values, tuple(str(words.get(value, value)) for value in values))
 
 
@@ -93,10 +93,10 @@ def flag_of(name: str) -> str:
 
 def default_of(field: FieldInfo) -> str:
     """The default as a person would write it; "" where there is none to speak of."""
-    return "" if field.annotation is bool else str(_words_of(field).get(field.default, field.default))
+    return "" if field.annotation is bool else str(words_of(field).get(field.default, field.default))
 
 
-def _words_of(field: FieldInfo) -> dict[Any, str]:
+def words_of(field: FieldInfo) -> dict[Any, str]:
     """Numbers that have words, like auto."""
     found = (getattr(item, "func", None) for item in field.metadata)
     return {word.number: word.word for word in found if isinstance(word, Word)}

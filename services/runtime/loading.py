@@ -16,9 +16,9 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from common.settings import PREFIX, ConfigError
+from common.settings import PREFIX, ConfigError, Form
 from services.runtime.commands import known_names
-from services.runtime.flags import choices_of, flag_of, number, parser_of
+from services.runtime.flags import choices_of, flag_of, number, parser_of, words_of
 
 MAX_KEY_FILE = 64 << 10
 SECRETS = ("api_key", "api_keys", "admin_key")  # `@FILE` means what the file says
@@ -35,7 +35,7 @@ WORDS = {  # pydantic's kinds of errors, in ours
     "less_than": "less than {lt} is needed",
     "less_than_equal": "{le} or less is needed",
     "literal_error": "one of {expected} is needed",
-    "string_pattern_mismatch": "it has to look like {pattern}",
+    "string_pattern_mismatch": "{form} is needed",
 }
 
 S = TypeVar("S", bound=BaseModel)
@@ -50,7 +50,11 @@ def load_settings(
     config_file = flags.pop("config") or environment.get(f"{PREFIX}CONFIG")
     values = _from_file(kind, Path(config_file)) if config_file else {}
     values |= _from_environment(kind, environment)
-    values |= {name: value for name, value in flags.items() if value is not None}
+    given = {name: value for name, value in flags.items() if value is not None}
+    for name, value in given.items():
+        if str(value) == "0" and words_of(kind.model_fields[name]).get(0) == "auto":  # processes hand it on as 0
+            raise ConfigError(f"{flag_of(name)} 0: more than 0 is needed, or auto")
+    values |= given
     for name in SECRETS:
         if str(values.get(name, "")).startswith("@"):
             values[name] = _read(flag_of(name), Path(values[name][1:]))
@@ -121,7 +125,8 @@ def _explain(kind: type[BaseModel], error: ValidationError) -> str:
     text = first["msg"][0].lower() + first["msg"][1:]
     if first["type"] in WORDS:
         written = ", ".join(choices_of(kind.model_fields[name]).written)
-        text = WORDS[first["type"]].format(**first.get("ctx", {}) | {"expected": written})
+        form = next((each.words for each in kind.model_fields[name].metadata if isinstance(each, Form)), "another form")
+        text = WORDS[first["type"]].format(**first.get("ctx", {}) | {"expected": written, "form": form})
     given = "" if name in SECRETS else f", not {first['input']!r}"
     return f"{flag_of(name)} ({PREFIX}{name.upper()}): {text}{given}"
 

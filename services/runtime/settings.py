@@ -9,7 +9,7 @@ from pydantic import Field, field_validator, model_validator
 
 from common.model.files import found, name_of
 from common.model.gguf import GgufError, is_gguf
-from common.settings import ROOT, ConfigError, Options, Seconds
+from common.settings import ROOT, ConfigError, Form, Options, Seconds
 from common.tls import Tls
 from services.runtime.hub import cached, is_id
 
@@ -66,9 +66,9 @@ class Settings(NatsOptions, LogOptions):
     redis_cert: str = Field("", description="certificate of this process for Redis (PEM)")
     redis_key: str = Field("", description="its key (PEM)")
     drain_s: Seconds = Field(30.0, description="longest wait for running requests when told to stop")
-    otlp_endpoint: Annotated[str, Field(pattern=r"^(https?://[^\s/]+(/\S*)?)?$")] = Field(
-        "", description="OpenTelemetry collector for traces, e.g. http://127.0.0.1:4318; empty: no traces"
-    )
+    otlp_endpoint: Annotated[
+        str, Field(pattern=r"^(https?://[^\s/]+(/\S*)?)?$"), Form("an address like http://127.0.0.1:4318")
+    ] = Field("", description="OpenTelemetry collector for traces, e.g. http://127.0.0.1:4318; empty: no traces")
     trace_rest_share: Annotated[float, Field(ge=0, le=1)] = Field(
         1.0, description="share of the traces that is sent of requests that were neither slow nor failed nor moved"
     )

@@ -8,7 +8,9 @@ import sys
 from common.errors import ServingError
 from common.log import start_logging
 from common.settings import ConfigError
+from services.runtime.checks.finding import refuse
 from services.runtime.loading import fail, load_settings
+from services.up.checks import examine
 from services.up.nursery import Nursery, open_nursery
 from services.up.settings import UpSettings
 
@@ -29,6 +31,11 @@ def main() -> int:
     try:
         settings = load_settings(UpSettings, command="up", arguments=sys.argv[1:]).shared_out()
         start_logging(service="up", level=settings.log_level, form=settings.log_format)
+        findings = list(examine(settings))
+        refuse(findings)
+        for finding in findings:
+            if finding.level == "warn":
+                _say(f"warning: {finding.said}")
         workers = settings.prefill + settings.decode
         nursery = open_nursery(workers) if settings.device == "cpu" else None  # first: importing takes longest
         asyncio.run(run(settings, nursery))

@@ -14,6 +14,9 @@ from common.settings import PREFIX, ROOT
 from services.runtime.linux import die_with_parent
 from services.runtime.servers import Process, stop
 
+SAID = "baton: "  # how `services.runtime.loading.fail` begins
+MAX_ERROR_LINES = 40
+MAX_ERROR_CHARS = 1000
 Bear = Callable[[str, Mapping[str, str], Path], Awaitable[Process | None]]
 
 
@@ -104,3 +107,11 @@ def last_lines(log_file: Path, count: int) -> list[str]:
     with contextlib.suppress(OSError):
         return log_file.read_text(errors="replace").splitlines()[-count:]
     return []
+
+
+def why_ended(log_file: Path) -> str:
+    """What an ended process said last for people, in one line: all of its error, or the last line of its log; "" for nothing."""
+    lines = last_lines(log_file, MAX_ERROR_LINES)
+    said = [at for at, line in enumerate(lines) if line.startswith(SAID) and not line.startswith(f"{SAID}warning")]
+    error = lines[said[-1] :] if said else lines[-1:]
+    return " ".join(" ".join(error).removeprefix(SAID).split())[:MAX_ERROR_CHARS]

@@ -42,23 +42,32 @@ class UpSettings(GatewaySettings, WorkerOptions, PlannerOptions):
     data_dir: Path = Field(Path(".baton"), description="where logs and server data go")
 
     def shared_out(self) -> UpSettings:
-        """Decide what was left open: prefill workers, each worker's threads, the gateways' own ports. Raises ConfigError."""
+        """Decide what was left open: prefill workers, each worker's threads, ports (0: a free one). Raises ConfigError."""
+        from services.runtime.servers import free_port  # help waits for no servers
+
         on_cpu = self.device == "cpu"
-        own_port = self.own_port or (self.port + 1 if self.gateways > 1 else 0)
+        port = self.port or free_port()
+        own_port = self.own_port or (port + 1 if self.gateways > 1 else 0)
         if own_port + self.gateways - 1 > LAST_PORT:
             raise ConfigError(
                 f"--own-port {own_port}: --gateways {self.gateways} need that many ports up to {LAST_PORT}"
             )
-        if own_port and own_port <= self.port < own_port + self.gateways:
-            raise ConfigError(
-                f"--own-port {own_port}: --port {self.port} is among the gateways' own: choose another one"
-            )
+        if own_port and own_port <= port < own_port + self.gateways:
+            raise ConfigError(f"--own-port {own_port}: --port {port} is among the gateways' own: choose another one")
         prefill = self.prefill if self.prefill >= 0 else int(not on_cpu or self.model.resolve() == DEMO)
         shared = max(1, physical_cores() // (prefill + self.decode)) if on_cpu else 0
         threads = self.threads or shared
-        return self.model_copy(update={"prefill": prefill, "threads": threads, "own_port": own_port})
+        return self.model_copy(update={"prefill": prefill, "threads": threads, "port": port, "own_port": own_port})
 
     @property
     def own_ports(self) -> tuple[int, ...]:
         """The gateways' own ports; none where there is a single gateway without one."""
         return tuple(range(self.own_port, self.own_port + self.gateways)) if self.own_port else ()
+
+
+def devices_of(devices: str, count: int) -> list[str]:
+    """Each worker's device: `cuda` is a GPU for each, a list is dealt out in turn."""
+    if devices == "cuda":
+        return [f"cuda:{index}" for index in range(count)]
+    named = devices.split(",")
+    return [named[index % len(named)] for index in range(count)]

@@ -8,31 +8,26 @@ import fcntl
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
 
 from common.errors import UnavailableError
-from common.model.files import is_model
 from common.settings import PREFIX, ConfigError
-from kvtransfer.transports import reaches_others
 from services.gateway.settings import GatewaySettings
 from services.planner.settings import PlannerSettings
-from services.runtime.commands import remedy
 from services.runtime.loading import as_environment
 from services.runtime.names import TAG, made_up, made_up_tag
 from services.runtime.permissions import WORKERS, Member, Role
-from services.runtime.servers import Server, held_port, port_is_free
-from services.runtime.settings import no_model
+from services.runtime.servers import Server, held_port
 from services.up.announcement import announce, forget, welcome
-from services.up.child import Child, describe_exit, last_lines
+from services.up.checks import in_use
+from services.up.child import Child, describe_exit, last_lines, why_ended
 from services.up.nursery import Nursery
 from services.up.readiness import reason_not_ready
 from services.up.servers import Reach, start_servers
-from services.up.settings import UpSettings
+from services.up.settings import UpSettings, devices_of
 from services.worker.options import WorkerOptions
 
-NEEDED = ("fastapi", "uvicorn", "tokenizers", "torch", "safetensors")
 START_TIMEOUT_S = 180.0
 MAX_RESTARTS = 5  # per service and window; then everything stops
 RESTART_WINDOW_S = 60.0
@@ -97,7 +92,6 @@ class Stack:
     async def start(self, stopping: asyncio.Event) -> None:
         """Bring everything up and say so. Raises ConfigError or UnavailableError with one line that says what to do."""
         began = time.monotonic()
-        _check(self._settings)
         self._held.enter_context(_locked(self._data / "lock"))
         if self._settings.own_ports:
             self._hold_port()
@@ -146,7 +140,7 @@ class Stack:
         try:
             self._held.enter_context(held_port(self._settings.port, self._settings.host))
         except OSError:
-            raise _in_use("--port", self._settings.port) from None
+            raise ConfigError(in_use("--port", self._settings.port).said) from None
 
     async def watch(self, stopping: asyncio.Event) -> None:
         """Restart services that die, with growing pauses, until `stopping`.
@@ -197,7 +191,7 @@ class Stack:
         while not stopping.is_set():
             for child in self._children:
                 if child.exit_code is not None:
-                    end = "".join(last_lines(child.log_file, 1)).removeprefix("baton: ") or f"see {child.log_file}"
+                    end = why_ended(child.log_file) or f"see {child.log_file}"
                     raise UnavailableError(f"{child.name} ended with {describe_exit(child.exit_code)}: {end}")
             reason = await reason_not_ready(url, prefill=self._settings.prefill, decode=self._settings.decode)
             if reason is None:
@@ -255,14 +249,6 @@ def tag_of(folder: Path) -> str:
     return known
 
 
-def devices_of(devices: str, count: int) -> list[str]:
-    """Each worker's device: `cuda` is a GPU for each, a list is dealt out in turn."""
-    if devices == "cuda":
-        return [f"cuda:{index}" for index in range(count)]
-    named = devices.split(",")
-    return [named[index % len(named)] for index in range(count)]
-
-
 def restart_pause_s(deaths: int) -> float:
     """Seconds to wait before the restart after the n-th death in the window, n from 1."""
     return min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** (deaths - 1))
@@ -284,32 +270,6 @@ def _locked(path: Path) -> Iterator[None]:
                 f"--data-dir {path.parent}: another `baton up` uses it; stop that one, or choose another folder"
             ) from None
         yield
-
-
-def _check(settings: UpSettings) -> None:
-    missing = [name for name in NEEDED if find_spec(name) is None]
-    if missing:
-        what = "package" if len(missing) == 1 else "packages"
-        raise ConfigError(f"`baton up` needs the {what} {', '.join(missing)}: {remedy()}")
-    if not is_model(settings.model):
-        raise ConfigError(no_model(settings.model))
-    if not reaches_others(settings.kv_transport) and settings.prefill:
-        raise ConfigError(
-            f"--transport {settings.kv_transport}: {settings.prefill} prefill workers have to hand their KV over; "
-            "use --prefill 0, or another one"
-        )
-    devices = devices_of(settings.device, settings.prefill + settings.decode)
-    if settings.device != "cpu" and len(set(devices)) < len(devices) and not settings.kv_memory_mb:
-        raise ConfigError(
-            f"--device {settings.device}: workers share a GPU; say what each may take with --kv-memory-mb"
-        )
-    for flag, port in (("--port", settings.port), *(("--own-port", own) for own in settings.own_ports)):
-        if not port_is_free(port, settings.host):
-            raise _in_use(flag, port)
-
-
-def _in_use(flag: str, port: int) -> ConfigError:
-    return ConfigError(f"{flag} {port}: in use; stop what uses it, or choose another port")
 
 
 def _indented(log_file: Path) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from common.model.gguf import is_gguf, read_header
+from common.model.served import named_in, refusal
 from engine.model.families import dense, experts, hybrids, vision
 from engine.model.families.fields import Fields
 from engine.model.families.from_gguf import config_of
@@ -88,17 +89,15 @@ def model_spec(config: Mapping[str, Any]) -> ModelSpec:
 
 def architectures(fields: Mapping[str, Any]) -> list[str]:
     """The names of the classes that compute a checkpoint; none if it has none."""
-    named = fields.get("architectures") or []
-    if not isinstance(named, list) or not all(isinstance(name, str) for name in named):
-        raise UnsupportedModelError(f"config.json: architectures must be a list of names, not {named!r:.40}")
-    return named
+    try:
+        return named_in(fields)
+    except ValueError as error:
+        raise UnsupportedModelError(str(error)) from None
 
 
 def _architecture(fields: Fields) -> str:
-    named = architectures(fields) or ["none"]
+    named = architectures(fields)
     for name in named:
         if name in FAMILIES:
             return str(name)
-    raise UnsupportedModelError(
-        f"config.json: architectures = {', '.join(map(str, named))} is not supported; supported: {', '.join(FAMILIES)}"
-    )
+    raise UnsupportedModelError(f"config.json: {refusal(named)}")

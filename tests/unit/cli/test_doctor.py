@@ -15,9 +15,8 @@ import redis.asyncio
 
 from cli.doctor import machine
 from cli.doctor.devices import links
-from cli.doctor.finding import Finding, shown
 from cli.doctor.fleet import Gateways, findings
-from cli.doctor.servers import check_nats, check_redis
+from cli.doctor.servers import check_nats, check_redis, shown
 from cli.doctor.settings import DoctorSettings
 from common import bus, store
 from common.bus import NatsSettings
@@ -25,6 +24,8 @@ from common.messages import GatewayState, WorkerState
 from common.peers import Peers
 from common.settings import ROOT
 from common.store import RedisSettings
+from services.runtime.checks.finding import Finding
+from services.runtime.checks.model import check_model
 from services.runtime.permissions import Member, make_users
 from services.runtime.servers import find_nats_server, run_nats, run_redis, stop
 from tests.fakes.workers import a_worker
@@ -120,6 +121,15 @@ async def test_absent_servers_fail_without_telling_secrets() -> None:
         assert NOWHERE in str(found)
 
 
+async def test_servers_that_nobody_named_may_be_absent() -> None:
+    for found in (
+        await all_of(check_nats(f"nats://{NOWHERE}", is_named=False)),
+        await all_of(check_redis(f"redis://{NOWHERE}", is_named=False)),
+    ):
+        assert list(found.values()) == ["ok"]
+        assert "`baton up` starts its own" in str(found)
+
+
 async def test_a_nats_server_without_jetstream_fails() -> None:
     port = own_port()
     server = await asyncio.create_subprocess_exec(
@@ -148,7 +158,7 @@ async def test_nats_is_not_redis(nats_url: str, redis_url: str) -> None:
 
 
 def problems(folder: Path) -> list[str]:
-    return [finding.text for finding in machine.model(folder) if finding.level == "fail"]
+    return [finding.text for finding in check_model(folder) if finding.level == "fail"]
 
 
 def test_models(tmp_path: Path) -> None:
@@ -167,7 +177,23 @@ def test_models(tmp_path: Path) -> None:
     (folder / "config.json").write_text("{")
     (folder / "tokenizer.json").unlink()
     assert len(problems(folder)) == 3
-    assert "no folder" in problems(tmp_path / "none")[0]
+    assert "no config.json there" in problems(tmp_path / "none")[0]
+
+
+def test_a_folder_that_is_asked_about_alone_needs_no_servers(tmp_path: Path) -> None:
+    folder, somewhere = build_tiny_model(tmp_path / "tiny", "llama"), str(tmp_path / "nothing-runs-here")
+    good, findings = run_doctor(str(folder), "--data-dir", somewhere)
+    assert good == 0, findings
+    said = {finding["text"] for finding in findings}
+    assert any(text.startswith("LlamaForCausalLM is served") for text in said)
+    assert any("parameters, mostly F32" in text for text in said)
+    assert any("they fit" in text for text in said)
+    config = folder / "config.json"
+    config.write_text(config.read_text().replace("LlamaForCausalLM", "FooForCausalLM").replace('"llama"', '"foo"'))
+    bad, findings = run_doctor(str(folder), "--data-dir", somewhere)
+    assert bad == 1
+    [failed] = [finding["text"] for finding in findings if finding["level"] == "fail"]
+    assert failed == f"{config}: FooForCausalLM is not served (docs/models.md)"
 
 
 def test_gguf_files(tmp_path: Path) -> None:
@@ -225,6 +251,6 @@ async def test_an_observer_may_examine_servers_with_users(tmp_path: Path) -> Non
         seen = NatsSettings(url=nats.address, credentials=users.nats_file("observer"))
         kept = RedisSettings(url=redis.address, credentials=users.redis_file("observer"))
         assert "fail" not in (await all_of(check_nats(nats.address, bus.identity_of(seen)))).values()
-        assert "fail" not in (await all_of(check_redis(redis.address, store.identity_of(kept)))).values()
+        assert {*(await all_of(check_redis(redis.address, store.identity_of(kept)))).values()} == {"ok"}
         assert "fail" in (await all_of(check_nats(nats.address))).values()
         assert "fail" in (await all_of(check_redis(redis.address))).values()

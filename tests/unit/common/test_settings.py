@@ -124,7 +124,6 @@ def test_keys_may_lie_in_a_file_and_are_warned_of_on_a_command_line(
     ("arguments", "name", "value"),
     [
         (["--kv-memory-mb", "auto"], "kv_memory_mb", 0),
-        (["--kv-memory-mb", "0"], "kv_memory_mb", 0),
         (["--local-prefill-tokens", "auto"], "local_prefill_tokens", -1),
         (["--batch-store-mb", "off"], "batch_store_mb", 0),
         (["--max-num-seqs", "7"], "max_sequences", 7),
@@ -136,6 +135,15 @@ def test_keys_may_lie_in_a_file_and_are_warned_of_on_a_command_line(
 )
 def test_words_for_numbers_and_the_options_of_vllm(arguments: list[str], name: str, value: object) -> None:
     assert getattr(load_settings(UpSettings, command="up", arguments=arguments, environment={}), name) == value
+
+
+def test_nothing_is_not_auto_where_a_person_writes_it() -> None:
+    for flag in ("--kv-memory-mb", "--max-model-len", "--block-size"):
+        with pytest.raises(ConfigError, match=f"{flag} 0: more than 0 is needed, or auto"):
+            load_settings(UpSettings, command="up", arguments=[flag, "0"], environment={})
+    assert (
+        load_settings(UpSettings, command="up", arguments=[], environment={"BATON_KV_MEMORY_MB": "0"}).kv_memory_mb == 0
+    )
 
 
 @pytest.mark.parametrize(

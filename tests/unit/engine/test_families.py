@@ -159,7 +159,7 @@ def test_biases_and_head_norms_are_those_of_the_family(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"architectures": ["GPT2LMHeadModel"]}, "architectures = GPT2LMHeadModel"),
+        ({"architectures": ["GPT2LMHeadModel"]}, "config.json: GPT2LMHeadModel is not served"),
         ({"architectures": None}, "architectures"),
         ({"rope_scaling": {"rope_type": "mrope"}}, "rope_scaling.rope_type = 'mrope'"),
         ({"rope_parameters": BASE, "rope_scaling": {"type": "weird", "factor": 2}}, "rope_scaling.rope_type = 'weird'"),

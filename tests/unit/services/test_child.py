@@ -10,7 +10,7 @@ import pytest
 
 from cli.requirements import requirements
 from common.settings import ROOT
-from services.up.child import describe_exit, last_lines, python_path
+from services.up.child import describe_exit, last_lines, python_path, why_ended
 from services.up.stack import LONGEST_PAUSE_S, devices_of, restart_pause_s
 
 
@@ -43,6 +43,23 @@ def test_last_lines_of_a_log(tmp_path: Path) -> None:
     assert last_lines(log, 2) == []
     log.write_bytes(b"one\ntwo\n\xffthree\n")
     assert last_lines(log, 2) == ["two", "\ufffdthree"]
+
+
+@pytest.mark.parametrize(
+    ("log", "why"),
+    [
+        ("", ""),
+        ("12:00 started\nbaton: --model x: no such\n", "--model x: no such"),
+        (
+            "baton: the type `foo` is not known.\n\nYou can update with `pip install`",
+            "the type `foo` is not known. You can update with `pip install`",
+        ),
+        ("baton: warning: a variable\nTraceback (most recent call last):\n  File x\nKeyError: 'y'\n", "KeyError: 'y'"),
+    ],
+)
+def test_an_error_of_several_lines_is_told_whole(tmp_path: Path, log: str, why: str) -> None:
+    (tmp_path / "log").write_text(log)
+    assert why_ended(tmp_path / "log") == why
 
 
 def test_requirements_are_those_of_the_project_and_of_the_extras_asked_for() -> None:

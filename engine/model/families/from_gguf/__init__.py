@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from common.model.gguf import GgufHeader, read_header
+from common.model.served import refusal
 from engine.model.families.from_gguf.dense import DENSE
 from engine.model.families.from_gguf.entries import Config, Entries
 from engine.model.families.from_gguf.experts import EXPERTS
@@ -38,9 +39,7 @@ def config_of_header(header: GgufHeader) -> Config:
     """Raises as `config_of`."""
     architecture = header.metadata.get("general.architecture")
     if not isinstance(architecture, str) or architecture not in _ARCHITECTURES:
-        raise UnsupportedModelError(
-            f"{header.file}: general.architecture = {architecture!r:.40} is not supported; supported: {', '.join(_ARCHITECTURES)}"
-        )
+        raise UnsupportedModelError(f"{header.file}: general.architecture: {refusal([str(architecture)], 'gguf')}")
     entries = Entries(header, architecture)
     try:
         config = _ARCHITECTURES[architecture](entries)

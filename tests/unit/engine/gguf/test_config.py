@@ -40,7 +40,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("entries", "complaint"),
     [
-        ({"general__architecture": "mamba"}, "general.architecture = 'mamba' is not supported; supported: llama, "),
+        (
+            {"general__architecture": "mamba"},
+            r"general.architecture: mamba is not served \(docs/models.md\); nearest: jamba",
+        ),
         ({"llama__attention.clamp_kqv": 3.0}, r"llama.attention.clamp_kqv = 3.0 is not supported"),
         ({"llama__rope.scaling.type": "spiral"}, r"llama.rope.scaling.type = spiral is not supported"),
         ({"llama__block_count": None}, r"llama.block_count is missing"),

@@ -1,0 +1,52 @@
+"""Which models are served, by the names of their classes in a config.json or GGUF file: no engine is loaded to tell."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+NEAREST = 3
+_TASK = re.compile(r"For(CausalLM|ConditionalGeneration)\Z")
+
+
+@lru_cache(maxsize=1)
+def names() -> Mapping[str, frozenset[str]]:
+    """`architectures` of config.json under "classes", `general.architecture` of GGUF files under "gguf"."""
+    data = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+    return {kind: frozenset(found) for kind, found in data.items()}
+
+
+def named_in(fields: Mapping[str, Any]) -> list[str]:
+    """The classes that a config.json names; none if it has none. Raises ValueError."""
+    named = fields.get("architectures") or []
+    if not isinstance(named, list) or not all(isinstance(name, str) for name in named):
+        raise ValueError(f"config.json: architectures must be a list of names, not {named!r:.40}")
+    return named
+
+
+def refusal(named: Sequence[str], kind: str = "classes") -> str:
+    """Why a model with these names is not served, with the nearest that are; "" for one that is."""
+    served = names()[kind]
+    if served & {*named}:
+        return ""
+    stems = {name: _TASK.sub("", name) for name in sorted(served)}  # all end alike, which makes none nearer
+    near = [
+        stem for name in named for stem in difflib.get_close_matches(_TASK.sub("", name), stems.values(), n=NEAREST)
+    ]
+    nearest = f"; nearest: {', '.join(name for name in stems if stems[name] in near)}" if near else ""
+    return f"{', '.join(named)[:200] or 'a model without architectures'} is not served (docs/models.md){nearest}"
+
+
+@lru_cache(maxsize=1)
+def of_transformers() -> frozenset[str]:
+    """The causal models of the installed `transformers`, read from its table without importing it; none without it."""
+    package = find_spec("transformers")
+    folders = package.submodule_search_locations if package is not None else None
+    table = Path(next(iter(folders or [""]))) / "models" / "auto" / "modeling_auto.py"
+    return frozenset(re.findall(r'"(\w+)"', table.read_text(encoding="utf-8"))) if table.is_file() else frozenset()

@@ -1,0 +1,103 @@
+"""Everything that `baton up` looks at before it starts anything: what would fail later is refused here, in a line each."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+from common.model.files import is_model
+from common.settings import ROOT
+from kvtransfer.transports import reaches_others
+from services.runtime.checks.finding import Finding
+from services.runtime.checks.gpus import Gpu, check_gpus, torch_build, visible_gpus
+from services.runtime.checks.memory import check_fit
+from services.runtime.checks.model import check_context, check_model, check_tokenizer
+from services.runtime.commands import remedy
+from services.runtime.running import Running, read_running
+from services.runtime.servers import port_is_free
+from services.runtime.settings import no_model
+from services.up.settings import UpSettings, devices_of
+
+NEEDED = ("fastapi", "uvicorn", "tokenizers", "torch", "safetensors")
+DAY_S = 86_400
+
+
+def examine(settings: UpSettings) -> Iterator[Finding]:
+    """What stands in the way of these settings here, cheapest first."""
+    running = read_running(settings.data_dir)
+    if running is not None:
+        yield already_runs(running, settings.data_dir, now=time.time())
+        return
+    yield from _packages()
+    yield from _transport(settings)
+    gpus = visible_gpus() if settings.device != "cpu" else None
+    yield from _devices(settings, gpus)
+    yield from _model(settings, gpus)
+    yield from ports(settings)
+
+
+def already_runs(running: Running, folder: Path, *, now: float) -> Finding:
+    """What a person is told who starts a second one in the same folder."""
+    form = "%H:%M" if now - running.started_unix < DAY_S else "%d %B, %H:%M"
+    since = time.strftime(form, time.localtime(running.started_unix))
+    text = f"Baton runs here since {since}: {running.url} (--data-dir {folder})"
+    return Finding(
+        "running", "fail", text, f"`{command()} chat` talks to it; another one takes its own --data-dir and --port"
+    )
+
+
+def command() -> str:
+    """How a person calls Baton here."""
+    return "./baton" if (ROOT / "Makefile").is_file() else "baton"
+
+
+def ports(settings: UpSettings) -> Iterator[Finding]:
+    """Each port that is in use."""
+    for flag, port in (("--port", settings.port), *(("--own-port", own) for own in settings.own_ports)):
+        if not port_is_free(port, settings.host):
+            yield in_use(flag, port)
+
+
+def in_use(flag: str, port: int) -> Finding:
+    return Finding("port", "fail", f"{flag} {port}: in use", "stop what uses it, or choose another port")
+
+
+def _packages() -> Iterator[Finding]:
+    if missing := [name for name in NEEDED if find_spec(name) is None]:
+        what = "package" if len(missing) == 1 else "packages"
+        yield Finding("packages", "fail", f"`baton up` needs the {what} {', '.join(missing)}: {remedy()}")
+
+
+def _transport(settings: UpSettings) -> Iterator[Finding]:
+    if not reaches_others(settings.kv_transport) and settings.prefill:
+        text = f"--transport {settings.kv_transport}: {settings.prefill} prefill workers have to hand their KV over"
+        yield Finding("transport", "fail", text, "use --prefill 0, or another one")
+
+
+def _devices(settings: UpSettings, gpus: list[Gpu] | None) -> Iterator[Finding]:
+    if settings.device == "cpu":
+        return
+    devices = devices_of(settings.device, settings.prefill + settings.decode)
+    yield check_gpus(settings.device, devices, torch_build(), gpus)
+    if len(set(devices)) < len(devices) and not settings.kv_memory_mb:
+        text = f"--device {settings.device}: workers share a GPU; say what each may take with --kv-memory-mb"
+        yield Finding("device", "fail", text)
+
+
+def _model(settings: UpSettings, gpus: list[Gpu] | None) -> Iterator[Finding]:
+    model = settings.model
+    if settings.fake:  # nothing is computed: any folder with a tokenizer will do
+        if not is_model(model):
+            yield Finding("model", "fail", no_model(model))
+        return
+    found = list(check_model(model, impl=settings.model_impl))
+    yield from found
+    for folder in settings.folders.values():
+        if folder != model and folder.is_dir():
+            yield from check_tokenizer(folder)
+    if any(finding.level == "fail" for finding in found):
+        return
+    yield from check_context(model, settings.max_model_len)
+    yield check_fit(model, gpus=gpus, dtype=settings.dtype, quantization=settings.quantization)
