@@ -17,7 +17,7 @@ from gateway.answers.stop import StopMatcher
 from gateway.answers.tokenizer import ChatTokenizer
 from gateway.parsing.parsed import CallDelta, Parsed, join_calls
 from gateway.parsing.parser import Parser
-from gateway.parsing.plain import PlainTokens
+from gateway.parsing.terminals import PlainTokens
 from gateway.request.mailbox import TokenEvent
 from gateway.request.spec import Generation
 

@@ -19,8 +19,7 @@ from gateway.answers.lengths import Lengths, TooLongError
 from gateway.answers.template import ChatTemplate, RenderOptions, read_template
 from gateway.grammars.maker import GrammarMaker
 from gateway.parsing.choose import DEFAULT_PARSERS, Parsers, choose
-from gateway.parsing.plain import PlainTokens
-from gateway.parsing.terminals import Terminals
+from gateway.parsing.terminals import PlainTokens, Terminals
 from gateway.request.defaults import sampling_defaults
 
 # A prompt is one text: a pool of threads for several costs a seventh more, and is another one beside ours.

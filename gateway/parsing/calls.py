@@ -9,9 +9,8 @@ from typing import Protocol
 from gateway.parsing.json_text import JsonText
 from gateway.parsing.values import ObjectText, python_json
 
-NAME_KEYS = ("name",)
 ARGUMENT_KEYS = ("arguments", "parameters")
-_KNOWN_KEYS = (*NAME_KEYS, *ARGUMENT_KEYS, "id", "type", "function")
+_KNOWN_KEYS = (*ARGUMENT_KEYS, "id", "type", "function")
 _SPACE = frozenset(" \t\r\n")
 MAX_NAME_CHARS = 256
 
@@ -28,15 +27,20 @@ class JsonCalls:
     """`{"name": …, "arguments": {…}}`, once, in a list, or several with `;` between them.
 
     `failed` says that it is no call; that can't be once one has begun. With `names` other functions are no calls either.
+    `name_key` is the key that the name stands under; "": `{"f": {…}}` calls f as well.
     """
 
-    def __init__(self, sink: CallSink, names: Container[str] | None, quote: str = "") -> None:
+    def __init__(
+        self, sink: CallSink, names: Container[str] | None, quote: str = "", *, name_key: str = "name"
+    ) -> None:
         self.failed = False
         self.began = False
         self.done = False
         self._sink = sink
         self._names = names
         self._quote = quote
+        self._name_key = name_key or "name"
+        self._key_is_name = not name_key
         self._mode: Callable[[str], bool] = self._start
         self._depth = 0
         self._value: JsonText | None = None
@@ -102,13 +106,23 @@ class JsonCalls:
     def _colon(self, char: str) -> bool:
         if char == ":":
             self._key = _text_of(self._collected)
-            if self._names is not None and not self.began and self._key not in _KNOWN_KEYS:
-                self.failed = True
             self._collected = ""
             self._mode = self._opening
+            if self._key != self._name_key and self._key not in _KNOWN_KEYS:
+                self._other_key()
         elif char not in _SPACE:
             self._fail()
         return True
+
+    def _other_key(self) -> None:
+        """A key that says nothing of a call, unless it is the name itself."""
+        if self._key_is_name:
+            if self._name:
+                self._end_call()
+            self._called(self._key)
+            self._key = ARGUMENT_KEYS[0]
+        elif self._names is not None and not self.began:
+            self.failed = True
 
     def _opening(self, char: str) -> bool:
         if char in _SPACE:
@@ -150,7 +164,7 @@ class JsonCalls:
 
     def _took_all(self) -> None:
         text, self._collected = self._collected, ""
-        if self._key in NAME_KEYS or (self._key == "function" and text.startswith('"')):
+        if self._key == self._name_key or (self._key == "function" and text.startswith('"')):
             self._called(_text_of(text))
         elif self._key == "id":
             self._id = _text_of(text)

@@ -17,6 +17,7 @@ from gateway.parsing.values import Schema, is_text, types_of
 _JSON_OPTIONS = {"whitespace_flexible": True, "whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,64}"}
 _ANY = "/(?s:.*)/"
 _BODY = "body"
+_FREE_PARTS = {"{index}": "/[0-9]{1,3}/", "{id}": "/[a-z0-9]{1,16}/"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,13 +111,14 @@ class _Writer:
     def _lazily(self, wire: Wire, calls: Sequence[CallShape]) -> str:
         """Any text, and calls where the first terminal of one is."""
         head = wire.opens or re.split(r"\{(?:name|arguments)\}", wire.call)[0]
-        first = next((part for part in self._marked(head) if part.strip()), "")
+        parts = self._marked(head)
+        first = next((part for part in parts if part in self._bound.marks or part.strip(" \n<")), "")
         repeats = "?" if self._shape.is_single else "*"
         if not wire.is_telling:
             return self._in_parts(wire, calls) if wire.plain else self._beside_text(wire, calls)
         if not first:
             return ""
-        rest = self._calls(wire, calls, wire.opens, without=first)
+        rest = self._calls(wire, calls, wire.opens, without=head[: head.index(first) + len(first)])
         if first in self._bound.marks:
             token = self._bound.marks[first]
             other = self._other_than([token])
@@ -193,8 +195,8 @@ class _Writer:
         return " ".join(filter(None, [written[0], f"arguments_{index}", written[1]]))
 
     def _named(self, text: str, name: str) -> str:
-        parts = text.replace("{name}", name).split("{index}")
-        return " /[0-9]{1,3}/ ".join(map(self._literal, parts))
+        parts = re.split(r"(\{index\}|\{id\})", text.replace("{name}", name))
+        return " ".join(_FREE_PARTS.get(part) or self._literal(part) for part in parts)
 
     def _arguments(self, wire: Wire, index: int, call: CallShape) -> str:
         if wire.arguments == "json" and not wire.argument:
@@ -229,15 +231,17 @@ class _Writer:
         return following[False]
 
     def _argument(self, wire: Wire, call: CallShape, template: str, key: str, schema: Any) -> str:
-        before, _, after = template.replace("{key}", key).partition("{value}")
         schema = schema if isinstance(schema, Mapping) else {}
         types = types_of(schema, call.parameters)
+        may_be_text = is_text(types) or "string" in types
+        template = template.replace("{is_text}", str(may_be_text).lower())
+        before, _, after = template.replace("{key}", key).partition("{value}")
         options = schema.get("enum")
         begins = self._literal(before)
         if wire.arguments == "gemma" and is_text(types):
             quote = self._literal('<|"|>')
             return f"{begins} {quote} {_ANY} {quote}"
-        if not wire.ends_value or not (is_text(types) or "string" in types):
+        if not wire.ends_value or not may_be_text:
             return f"{begins} {self._json(call, {**_definitions(call.parameters), **schema})} {self._literal(after)}"
         if isinstance(options, list) and options and all(isinstance(one, str) for one in options):
             return f"{begins} ({' | '.join(map(json.dumps, options))}) {self._literal(after)}"

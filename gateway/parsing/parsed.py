@@ -13,6 +13,7 @@ from gateway.parsing.format import CallIds
 # A model may write the escape of one alone, which no encoder takes.
 _SURROGATES = re.compile("[\ud800-\udfff]")
 _LETTERS = string.ascii_letters + string.digits
+_SMALL_LETTERS = string.ascii_lowercase + string.digits
 
 
 @dataclass(slots=True, kw_only=True)
@@ -57,6 +58,8 @@ def new_call_id(kind: CallIds, name: str, index: int) -> str:
         return f"functions.{name}:{index}"
     if kind == CallIds.MISTRAL:
         return "".join(secrets.choice(_LETTERS) for _ in range(9))
+    if kind == CallIds.SOLAR:
+        return "".join(secrets.choice(_SMALL_LETTERS) for _ in range(10))
     return f"call_{secrets.token_hex(12)}"
 
 

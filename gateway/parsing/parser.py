@@ -218,6 +218,6 @@ class Parser:
         """A guess is over: what was no call is content, and so is what follows."""
         rest = self._reader.finish(is_whole=True)
         if rest:
-            self._content(rest)
+            self._content(self._opener + rest)
         self._message.trims = not rest
         self._enter(self._bound.format.start, {})

@@ -43,7 +43,7 @@ class Message:
         self.calls.end()
 
     def open_argument(self) -> frozenset[str]:
-        """Write the key of the next argument; its types."""
+        """Write the key of the next argument; its types, as far as the tool's schema says them."""
         self.calls.arguments(self._written.key(self.key))
         parameters = self.schemas.get(self.calls.name, {})
         return types_of(schema_of(parameters, self.key), parameters)
@@ -146,9 +146,9 @@ class HeaderReader:
 class ValueReader:
     in_string = over = False
 
-    def __init__(self, message: Message) -> None:
+    def __init__(self, message: Message, types: frozenset[str]) -> None:
         self._calls = message.calls
-        self._value = PlainValue(message.open_argument())
+        self._value = PlainValue(message.open_argument() or types)
 
     def push(self, text: str) -> int:
         for piece in self._value.push(text):
@@ -186,13 +186,17 @@ class CallsReader:
     """Whole calls. What turns out to be none is given back as it was."""
 
     def __init__(self, message: Message, state: State) -> None:
-        names = message.names if state.is_guess else None
-        python = state.means == Means.PYTHON_CALLS
+        self._message, self._state = message, state
+        self._names = message.names if state.is_guess else None
         self._calls: JsonCalls | PythonCalls = (
-            PythonCalls(message.calls, names) if python else JsonCalls(message.calls, names, state.quote)
+            self._json() if state.means == Means.JSON_CALLS else PythonCalls(message.calls, self._names)
         )
         self._is_guess = state.is_guess
         self._raw = ""
+        self._may_be_json = state.means == Means.CALLS
+
+    def _json(self) -> JsonCalls:
+        return JsonCalls(self._message.calls, self._names, self._state.quote, name_key=self._state.name_key)
 
     @property
     def in_string(self) -> bool:
@@ -204,9 +208,21 @@ class CallsReader:
 
     def push(self, text: str) -> int:
         used = self._calls.push(text)
+        if self._calls.failed and self._may_be_json:
+            self._may_be_json = False
+            return self._again(text)
         if not self._calls.began:
             self._raw += text[: used if self._is_guess else None]
         return used if self._is_guess else len(text)
+
+    def _again(self, text: str) -> int:
+        """What is no Python may be JSON."""
+        known, self._raw = self._raw, ""
+        self._calls = self._json()
+        self._calls.push(known)
+        if not self._calls.began:
+            self._raw = known
+        return self.push(text)
 
     def resume(self) -> None:
         """What was read so far is the prompt's, and not to be said again."""
@@ -250,10 +266,10 @@ def reader_of(state: State, message: Message, captures: Mapping[str, str]) -> Re
         case Means.CONTENT | Means.REASONING:
             return TextReader(message, state.means)
         case Means.VALUE:
-            return ValueReader(message)
+            return ValueReader(message, state.types)
         case Means.JSON:
             return JsonReader(message, state.quote)
-        case Means.JSON_CALLS | Means.PYTHON_CALLS:
+        case Means.JSON_CALLS | Means.PYTHON_CALLS | Means.CALLS:
             return CallsReader(message, state)
         case Means.BODY:
             return BodyReader(message, state.read, captures)

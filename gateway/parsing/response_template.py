@@ -32,7 +32,15 @@ def read_response_template(spec: Any) -> Format:
     states = {HOME: State(means=means, exits=(*openings, *_closings(home)))}
     states |= {f"field {name}": _state(name, entry) for name, entry in fields.items() if name not in implicit}
     opens, closes = _block_of_reasoning(fields)
-    return Format(name="response_template", states=states, start=HOME, opens_reasoning=opens, closes_reasoning=closes)
+    has_thoughts = any(_means(name) == Means.REASONING for name in fields)
+    return Format(
+        name="response_template" if "tool_calls" in fields else "",
+        reasoning="response_template" if has_thoughts else "",
+        states=states,
+        start=HOME,
+        opens_reasoning=opens,
+        closes_reasoning=closes,
+    )
 
 
 def _block_of_reasoning(fields: Mapping[str, Mapping[str, Any]]) -> tuple[str, str]:

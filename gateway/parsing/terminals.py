@@ -1,8 +1,8 @@
-"""A format's terminals in one tokenizer's vocabulary, and finding them in text."""
+"""A format's terminals in one tokenizer's vocabulary, finding them in text, and the tokens that are far from any."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,6 +74,31 @@ class Terminals:
         return best, hold
 
 
+class PlainTokens(dict[int, str]):
+    """Token -> its text; "": what it says depends on what came before, or may decide about what comes. Filled as tokens are met.
+
+    A plain token has whole characters, the last of which is no space, and no markup begins in it.
+    """
+
+    def __init__(self, read: Callable[[int], bytes | None], terminals: Terminals | None) -> None:
+        """`read` gives a token's text, or None if it isn't said. `terminals`: what ends the state that a parser is in, if any."""
+        self._read = read
+        self._terminals = terminals
+
+    def __missing__(self, token_id: int) -> str:
+        text = self[token_id] = self._text(token_id)
+        return text
+
+    def _text(self, token_id: int) -> str:
+        try:
+            text = (self._read(token_id) or b"").decode()
+        except UnicodeDecodeError:
+            return ""
+        if self._terminals is None:
+            return text
+        return "" if text[-1:].isspace() or not self._terminals.are_far_from(text) else text
+
+
 def _search(exit_: Exit, pattern: Any, text: str, *, is_final: bool) -> Found | int:
     """A match that can't grow any more, or from where on the text may match."""
     match = pattern.search(text, partial=not is_final, timeout=PATTERN_TIMEOUT_S)
@@ -129,7 +154,7 @@ def bound(format_: Format, vocabulary: Mapping[str, int]) -> Bound:
         terminals=without,
         with_calls=with_calls,
         ids=ids,
-        marks={text: token for text, token in vocabulary.items() if token in ids and text[0] in "<["},
+        marks={text: token for text, token in vocabulary.items() if token in ids and text[0] in "<[｜"},
         turn=vocabulary.get(format_.turn),
         stops=tuple(vocabulary[stop] for stop in format_.stops if stop in vocabulary),
     )

@@ -29,6 +29,7 @@ from engine.model.states import MambaSpec, SelectiveSpec, ShortConvolutionSpec
 from tests.unit.engine.families.case import Case
 from tests.unit.engine.families.catalogue import CASES
 from tests.unit.engine.families.rewritten import REWRITTEN
+from tests.unit.gateway.parsing.families import formats_of
 
 HEAD = """\
 # Models
@@ -68,10 +69,15 @@ it refuses GPT-2, GPT-J, BLOOM, Falcon and MPT.
 
 [GGUF files](gguf.md) of some of them are read, too.
 
+Tool calls and reasoning are told from content where the last two columns name a format
+([HTTP API](http-api.md#tool-calls-and-reasoning)): of published models, by what their folders show
+(`tests/unit/gateway/parsing/families.py`). Elsewhere, and where a folder shows no format, calls come as text. Templates of
+Phi-4-mini, InternLM 3 and DeepSeek-V3.2 show the model no tools.
+
 This page is written by `python -m tests.unit.engine.families.table > docs/models.md`.
 
-| tier | architecture | what | switches that were checked |
-|---|---|---|---|
+| tier | architecture | what | switches that were checked | calls | reasoning |
+|---|---|---|---|---|---|
 """
 NAMES = {
     "backwards": "rotation backwards",
@@ -135,11 +141,12 @@ def _row(architecture: str) -> str:
     module = getmodule(FAMILIES[architecture])
     assert module is not None
     what = (FAMILIES[architecture].__doc__ or module.__doc__ or "").split("\n", 1)[0]
+    checked = (", ".join(found) or "none beside the plain ones") if cases else "not checked by itself"
     if architecture in REWRITTEN:
         other, _ = REWRITTEN[architecture]
-        return f"| {_tier(architecture)} | `{architecture}` | {what} | those of `{other.architecture()}`, by other names |\n"
-    checked = (", ".join(found) or "none beside the plain ones") if cases else "not checked by itself"
-    return f"| {_tier(architecture)} | `{architecture}` | {what} | {checked} |\n"
+        checked = f"those of `{other.architecture()}`, by other names"
+    calls, reasoning = formats_of(architecture)
+    return f"| {_tier(architecture)} | `{architecture}` | {what} | {checked} | {calls} | {reasoning} |\n"
 
 
 def _tier(architecture: str) -> int:

@@ -10,8 +10,7 @@ from typing import Any
 
 from gateway.parsing.parsed import Parsed
 from gateway.parsing.parser import Parser
-from gateway.parsing.plain import PlainTokens
-from gateway.parsing.terminals import Bound
+from gateway.parsing.terminals import Bound, PlainTokens
 
 SCHEMAS: dict[str, Any] = {
     "weather": {

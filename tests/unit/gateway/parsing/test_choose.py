@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from gateway.parsing.choose import Parsers, choose
+from gateway.parsing.choose import CALLS, REASONINGS, Parsers, choose
+from tests.unit.gateway.parsing.families import SHOWN, Shown, format_of
 from tests.unit.gateway.parsing.formats import Said, parse, said_of
 
 TEMPLATES = {
@@ -14,7 +15,7 @@ TEMPLATES = {
     "<tool_call><function={{ name }}><parameter={{ key }}></tool_call><think>": "qwen3_coder+think",
     "[TOOL_CALLS]{{ name }}[ARGS]": "mistral",
     "[TOOL_CALLS][": "mistral_list",
-    "<|start|><|channel|>final<|message|>": "harmony",
+    "<|start|><|channel|>final<|message|>": "harmony+harmony",
     "<tool_call>{{ name }}<arg_key></think>": "glm+think",
     "{{ '<｜tool▁call▁begin｜>' }}```json": "deepseek_v3",
     "{{ '<｜tool▁call▁begin｜>' }}<think>": "deepseek_v31+think",
@@ -26,15 +27,29 @@ TEMPLATES = {
 
 @pytest.mark.parametrize(("template", "name"), TEMPLATES.items())
 def test_a_template_shows_its_format(template: str, name: str) -> None:
-    assert choose(template, {}).format.name == name
+    found = choose(template, {}).format
+    assert "+".join(filter(None, (found.name, found.reasoning))) == name
+
+
+@pytest.mark.parametrize("shown", SHOWN, ids=lambda shown: shown.models)
+def test_a_published_model_s_format_is_told(shown: Shown) -> None:
+    assert format_of(shown) == (shown.calls, shown.reasoning)
+
+
+def test_every_format_is_some_model_s() -> None:
+    assert {shown.calls for shown in SHOWN} == {*CALLS}
+    assert {shown.reasoning for shown in SHOWN} >= {*REASONINGS} - {"deepseek_r1"}
 
 
 def test_a_name_is_taken_before_what_the_files_say() -> None:
     found = choose("<tool_call>", {}, response_template=GEMMA, parsers=Parsers("pythonic", "deepseek_r1"))
-    assert found.format.name == "pythonic+deepseek_r1"
+    assert (found.format.name, found.format.reasoning) == ("pythonic", "deepseek_r1")
     assert choose("<tool_call><think>", {}, parsers=Parsers("none", "none")).format.name == ""
-    assert choose("", {}, parsers=Parsers("glm45", "qwen3")).format.name == "glm+think"
-    with pytest.raises(ValueError, match="'hermse' is no parser: choose auto, none or one of hermes"):
+    named = choose("", {}, parsers=Parsers("glm45", "qwen3")).format
+    assert (named.name, named.reasoning) == ("glm", "think")
+    with pytest.raises(
+        ValueError, match="'hermse' is no parser, did you mean 'hermes'\\? choose auto, none or one of hermes"
+    ):
         Parsers("hermse")
 
 

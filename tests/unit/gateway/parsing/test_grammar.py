@@ -11,8 +11,7 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 from tokenizers import Tokenizer
 
-from gateway.parsing.builtin import CALLS
-from gateway.parsing.choose import Parsers, choose
+from gateway.parsing.choose import CALLS, Parsers, choose
 from gateway.parsing.format import Wire
 from gateway.parsing.grammar import CallShape, Shape, message_grammar, with_body
 from gateway.parsing.terminals import Bound
@@ -70,9 +69,9 @@ def written(wire: Wire, *calls: tuple[str, dict[str, Any]]) -> str:
     for index, (name, arguments) in enumerate(calls):
         if wire.argument:
             parts = (
-                wire.argument.replace("{key}", key).replace(
-                    "{value}", value if isinstance(value, str) else json.dumps(value)
-                )
+                wire.argument.replace("{key}", key)
+                .replace("{is_text}", json.dumps(isinstance(value, str)))
+                .replace("{value}", value if isinstance(value, str) else json.dumps(value))
                 for key, value in arguments.items()
             )
             text = "".join(parts)
@@ -85,7 +84,12 @@ def written(wire: Wire, *calls: tuple[str, dict[str, Any]]) -> str:
             text = "{" + ",".join(f"{key}:{value}" for key, value in quoted.items()) + "}"
         else:
             text = json.dumps(arguments, ensure_ascii=False)
-        texts.append(wire.call.replace("{name}", name).replace("{index}", str(index)).replace("{arguments}", text))
+        texts.append(
+            wire.call.replace("{name}", name)
+            .replace("{index}", str(index))
+            .replace("{id}", "a1")
+            .replace("{arguments}", text)
+        )
     return wire.opens + wire.between.join(texts) + wire.closes
 
 
