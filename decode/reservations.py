@@ -37,8 +37,8 @@ from worker.unnamed import OLD_WRITERS
 
 log = logging.getLogger("baton.intake")
 
-LEASE_S = 30.0  # longest time from a reservation to its manifest
-ASK_WRITER_S = 2.0  # how often a writer must confirm that it knows its lease
+LEASE_S = 30.0  # how long a lease lasts that its writer does not confirm
+ASK_WRITER_S = 2.0  # how often a writer is asked whether it knows its lease
 ANSWER_TIMEOUT_S = 1.0
 NO_TOKENS = 2**31  # above any stream's position: a `Resend` from here sends nothing
 
@@ -236,7 +236,8 @@ class Reservations:
     async def look_after(self, now: float) -> None:
         """Expire leases, and ask writers of quarantined ones to stop until they answer or are gone.
 
-        Writers of open leases are asked too: one may have given up before its question was taken, or its `WriterDone` was lost.
+        Writers of open leases are asked too. One may have given up before its question was taken, or its `WriterDone` was lost.
+        One that still computes the prompt keeps its lease, up to the request's deadline.
         """
         self._table.expire(now)
         for reservation in self:
@@ -266,6 +267,7 @@ class Reservations:
             attempt=lease.attempt,
             traceparent=reservation.job.context,
             position=NO_TOKENS,
+            worker=self._context.identity.worker,
         )
         try:
             reply = await self._context.bus.request(
@@ -273,7 +275,11 @@ class Reservations:
             )
         except UnavailableError:
             return  # `worker_lost` handles a writer that is gone
-        if isinstance(reply, Ack) and not reply.known and self._table.give_up(lease.lease_id):
+        if not isinstance(reply, Ack):
+            return
+        if reply.known:
+            self._table.renew(lease.lease_id, min(time.monotonic() + LEASE_S, reservation.deadline_at))
+        elif self._table.give_up(lease.lease_id):
             await self._abort(lease, "its writer does not know of it")
 
     async def _abort(self, lease: Lease, reason: str) -> None:

@@ -340,7 +340,7 @@ class DecodeRole:
     def _resend(self, message: Resend) -> bool:
         """Send a known request's tokens, if any; moving an unknown one is the gateway's decision."""
         request = self._requests.get(message.request_id)
-        if request is None or request.attempt != message.attempt:
+        if request is None or request.attempt != message.attempt or message.worker:  # nothing is written from here
             return False
         tokens = request.tokens_from(message.position)
         if tokens is not None and tokens.position >= message.position:

@@ -178,6 +178,12 @@ class LeaseTable:
             lease.move(LeaseState.QUARANTINED)
         return late
 
+    def renew(self, lease_id: int, expires_at: float) -> None:
+        """Let an open lease last until `expires_at`; one that ended meanwhile stays ended."""
+        lease = self._leases.get(lease_id)
+        if lease is not None and lease.state is LeaseState.RESERVED:
+            lease.expires_at = max(lease.expires_at, expires_at)
+
     def give_up(self, lease_id: int) -> bool:
         """Quarantine a lease that its writer does not know; return whether it was open."""
         lease = self._leases.get(lease_id)

@@ -6,7 +6,7 @@ import asyncio
 import time
 from dataclasses import dataclass, field
 
-from common.messages import Job, Tokens
+from common.messages import AttemptMessage, Job, Tokens
 from common.words import Finish
 from engine.sequence import Sequence
 from prefill.stop import Stop
@@ -45,6 +45,14 @@ class PrefillRequest:
     @property
     def id(self) -> str:
         return self.claimed.job.request_id
+
+    def is_of(self, message: AttemptMessage) -> bool:
+        """Whether the message is about this attempt."""
+        return (self.id, self.job.attempt) == (message.request_id, message.attempt)
+
+    def may_write_into(self, worker: str) -> bool:
+        """Whether that worker granted its lease, or may have: no answer is known yet."""
+        return self.decode_worker in ("", worker)
 
     @property
     def expired(self) -> bool:

@@ -294,8 +294,7 @@ class PrefillRole:
     async def _lease_aborted(self, message: LeaseAborted) -> None:
         """Stop the request that writes under the lease (it answers after its write), or say that nobody does."""
         for request in self._tasks:  # an older attempt may still write
-            is_its = request.decode_worker in ("", message.worker)  # "": an answer may be on its way
-            if is_its and (request.id, request.job.attempt) == (message.request_id, message.attempt):
+            if request.is_of(message) and request.may_write_into(message.worker):
                 request.stop(Stop.LEASE_ABORTED, message.reason)
                 return
         done = WriterDone(
@@ -316,10 +315,12 @@ class PrefillRole:
         return True
 
     def _resend(self, message: Resend) -> bool:
-        """Send the first token again; moving an unknown request is the gateway's decision."""
+        """Send a gateway the first token again; it decides to move unknown requests. A decode worker asks about its lease."""
         request = self._requests.get(message.request_id)
-        if request is None or request.stopped or request.job.attempt != message.attempt:
+        if request is None or request.stopped or not request.is_of(message):
             return False
+        if message.worker:
+            return request.may_write_into(message.worker)
         if request.told is not None and request.told.position >= message.position:
             self._context.outbox.add(request.job.gateway, request.told)
         return True

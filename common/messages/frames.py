@@ -78,9 +78,12 @@ class Resend(AttemptMessage, frozen=True, kw_only=True, tag="resend"):
     """Gateway -> worker, request (`Ack`): send the tokens from `position` on again.
 
     `Ack.known` says whether the worker still works on the attempt.
+
+    Also decode -> prefill worker: no token is asked for, and `Ack.known` says whether the attempt may still write into `worker`.
     """
 
     position: int
+    worker: str = ""  # the decode worker that asks, about its lease
 
 
 class Received(AttemptMessage, frozen=True, kw_only=True, tag="received"):

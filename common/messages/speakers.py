@@ -16,6 +16,7 @@ from common.messages import (
     GatewayState,
     PlannerState,
     Received,
+    Resend,
     Reserve,
     WorkerMessage,
     WorkerState,
@@ -43,6 +44,8 @@ def claimed_by(message: msgspec.Struct) -> str | None:
             return message.gateway
         case PlannerState():
             return message.planner
+        case Resend():
+            return message.worker or None
         case Cancel() | Received():
             return getattr(message, "worker", "") or message.gateway or None
     return None

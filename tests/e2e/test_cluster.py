@@ -204,6 +204,19 @@ async def test_who_can_t_be_served_in_time_is_told_at_once_when_to_come_back(mod
         assert [(await answer)["tokens"] for answer in answers] == [expected(model, prompt) for prompt in prompts]
 
 
+@pytest.mark.long
+async def test_a_prompt_of_more_than_half_a_minute_is_computed_once(model: Path, tmp_path: Path) -> None:
+    """With two workers that could compute it, and short prompts beside it."""
+    slow = FAKE | {"fake_token_us": 90_000.0, "max_batch_tokens": 32}
+    prompts = [[7] * 400, *([index + 20] * 5 for index in range(4))]
+    async with Cluster(tmp_path, model=model, prefill=2, decode=1, **slow) as cluster, client_of(cluster) as client:
+        answers = await asyncio.gather(*(complete(client, prompt, timeout=300) for prompt in prompts))
+        metrics = (await client.get("/metrics")).text
+    assert [answer["tokens"] for answer in answers] == [expected(model, prompt) for prompt in prompts]
+    [retries] = re.findall(r'^baton_gateway_events_total\{event="retries"[^}]*\} (.*)$', metrics, re.MULTILINE) or ["0"]
+    assert float(retries) == 0
+
+
 async def test_a_worker_with_both_roles_serves_alone(model: Path, tmp_path: Path) -> None:
     async with (
         Cluster(tmp_path, model=model, prefill=0, decode=0, both=1, **FAKE) as cluster,

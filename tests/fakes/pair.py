@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -30,8 +31,9 @@ class Pair:
         self.decode = DecodeRole(receiver.context)
         writer.roles.attach(self.prefill, active=True)
         receiver.roles.attach(self.decode, active=True)
-        receiver.peers.saw(writer.state("w"))
+        receiver.peers.saw(msgspec.structs.replace(writer.state("w"), named=True))
         self.replies: list[ReserveReply] = []
+        self.pass_s = 0.0  # how long the writer computes a chunk
 
     async def _handle(self, message: ToWorker) -> WorkerReply | None:
         if not isinstance(message, Reserve):
@@ -44,11 +46,13 @@ class Pair:
     async def hand_over(self, name: str, prompt: list[int], sampling: SamplingParams) -> None:
         """Compute a prompt and hand it over, until the writer has nothing more to do with it."""
         await self.writer.serve("d0", self._handle)
+        await self.receiver.serve("w", self.prefill.handle)
         job = new_job(name, prompt, sampling, prefill=True)
         await self.prefill.start(claim(msgspec.structs.replace(job, decode_workers=["d0"]), self.writer.gateway))
         [serving] = self.prefill.serving.values()
         while chunks := self.prefill.plan(9):
             results = self.writer.engine.launch(chunks).wait()
+            await asyncio.sleep(self.pass_s)
             await settled()  # no pass ends before the loop did what was due: room is asked for before the first token
             self.prefill.apply(list(zip(chunks, results, strict=True)))
         await serving
@@ -67,11 +71,12 @@ class Pair:
 
 @asynccontextmanager
 async def running_worker(num_blocks: int = 60, **options: Any) -> AsyncIterator[Bench]:
-    """A worker whose pool others write to. `options`: as of `new_fake_engine`."""
+    """A worker whose pool others write to. `options`: its `name`, and those of `new_fake_engine`."""
+    name = options.pop("name", "w")
     transport = ShmTransport()
     engine = new_fake_engine(num_blocks, allocate=transport.allocate, **options)
     try:
-        async with running_bench(engine, transport=transport) as bench:
+        async with running_bench(engine, transport=transport, name=name) as bench:
             region = await transport.open(engine.kv, engine.layout, 1)
             bench.context = replace(bench.context, region=region)
             yield bench

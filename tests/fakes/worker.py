@@ -171,6 +171,7 @@ class Bench:
         max_sequences: int = 8,
         launcher: SteppingEngine | None = None,
         transport: Transport | None = None,
+        name: str = "w",
     ) -> None:
         """`launcher` computes the passes in place of `engine`."""
         self.engine = engine
@@ -182,7 +183,7 @@ class Bench:
         self.peers = Peers()
         self.roles = Roles(hands_over=True)
         self.roles.status = WorkerStatus.READY
-        identity, trials = Identity("w", 1), Trials()
+        identity, trials = Identity(name, 1), Trials()
         self.pipeline = Pipeline(
             engine=launcher or engine,
             budget=PromptBudget(token_budget=token_budget),

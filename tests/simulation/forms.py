@@ -40,6 +40,8 @@ class Form:
     )
     abreast: int = 0  # so many of them at once
     places: int = 0  # of a batch; 0: as drawn elsewhere
+    pass_s: tuple[float, float] = (0.001, 0.03)  # how long a device computes, the least and the most
+    deadline_s: float = 0.0  # of each request; 0: as drawn elsewhere
 
     def crowds(self, seed: int) -> bool:
         return seed % CROWDED == 0 if self.is_crowded is None else self.is_crowded
@@ -129,4 +131,15 @@ STREAMING = Form(
     abreast=12,
     places=8,
 )
-FORMS = {"free": FREE, "cramped": CRAMPED, "resuming": RESUMING, "streaming": STREAMING}
+# Four passes for each prompt, 10 s or more each: longer than a lease lasts that is not renewed.
+SLOW = Form(
+    states=4,
+    windows=4,
+    is_crowded=False,
+    is_fair=True,
+    prompt=(25, 30),
+    answer=(2, 2),
+    pass_s=(10.0, 14.0),
+    deadline_s=600.0,
+)
+FORMS = {"free": FREE, "cramped": CRAMPED, "resuming": RESUMING, "streaming": STREAMING, "slow": SLOW}

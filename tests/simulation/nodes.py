@@ -292,7 +292,7 @@ class VirtualThread:
 
     def submit(self, function: Callable[..., object], /, *arguments: object) -> None:
         world = self._node.world
-        self._free_at = max(self._free_at, world.loop.now) + world.random.uniform(0.001, 0.03)
+        self._free_at = max(self._free_at, world.loop.now) + world.random.uniform(*world.form.pass_s)
         self._process.at(self._free_at - world.loop.now, function, *arguments)
 
     def shutdown(self, wait: bool = True) -> None:

@@ -26,6 +26,7 @@ from gateway.lifecycle.inbox import Inbox
 from gateway.placement.releases import Releases
 from gateway.request.active import ActiveRequest
 from kvtransfer.digest import block_digests
+from kvtransfer.lease import LeaseTable
 from tests.simulation.forms import FORMS, FREE, Form
 from tests.simulation.transport import SimTransport
 from tests.simulation.world import Violation, no_garbage_collection, play
@@ -36,6 +37,7 @@ from worker.serving.turns import Turns
 
 BATCH = 1_000
 FORCED = 25
+SLOW_SEEDS = 5  # each goes on for minutes of its own time
 ENOUGH = 2_000  # seeds, one of which at least finds a planted bug; the rarest are found by one in 300
 KINDS = """let a column go, found a column, bad digest, came back, client left, cut off, dropped while cut off, ended complete,
 ended deadline_exceeded, ended left, ended request_quarantined, ended unavailable, failed pass, failed push, flipped bit, held,
@@ -79,6 +81,12 @@ def test_the_invariants_hold_in_worlds_of_a_narrow_form(form: str, kind: str) ->
         for seed in range(FORCED):
             faults += play(seed, form=FORMS[form]).faults
     assert faults[kind]
+
+
+def test_a_prompt_that_is_computed_longer_than_a_lease_lasts_is_computed_once() -> None:
+    with no_garbage_collection():
+        for seed in range(SLOW_SEEDS):
+            play(seed, form=FORMS["slow"])
 
 
 @pytest.mark.parametrize("seed", [11, 22, 35])  # in the last two, what passes took decides what comes next
@@ -222,9 +230,19 @@ def older_checkpoint_kept(patch: Patch) -> None:
     patch.setattr(ResumePoint, "_renew", keep_both)
 
 
+def leases_not_renewed(patch: Patch) -> None:
+    """A writer that says that it still computes changes nothing."""
+    patch.setattr(LeaseTable, "renew", lambda *_: None)
+
+
 @pytest.mark.parametrize(
     ("plant", "form"),
-    [(nobody_goes_on_in_place, "cramped"), (older_checkpoint_kept, "resuming"), (nothing_is_kept, "streaming")],
+    [
+        (nobody_goes_on_in_place, "cramped"),
+        (older_checkpoint_kept, "resuming"),
+        (nothing_is_kept, "streaming"),
+        (leases_not_renewed, "slow"),
+    ],
 )
 def test_a_planted_bug_is_found_in_worlds_of_a_narrow_form(
     plant: Callable[[Patch], None], form: str, monkeypatch: Patch

@@ -25,6 +25,7 @@ from engine.fake.engine import FakeEngine
 from gateway.admission import places
 from gateway.request.spec import GenerationSpec
 from gateway.tenants.tenants import Tenant
+from prefill.stop import Stop
 from tests.fakes.reading import events_of
 from tests.simulation.bus import Network
 from tests.simulation.clock import EndlessError, Process, VirtualLoop, monotonic_is
@@ -144,6 +145,8 @@ class World:
                 known, sampling = client.spec.token_ids, msgspec.structs.replace(client.spec.sampling, max_tokens=most)
                 token_ids = [*known, *(dice.randrange(VOCAB) for _ in range(num_tokens))][:num_tokens]
                 client.spec = replace(client.spec, token_ids=token_ids, sampling=sampling)
+            if self.form.deadline_s:
+                client.spec = replace(client.spec, deadline_s=self.form.deadline_s)
 
     def _make_stream(self, dice: random.Random) -> None:
         """Small ones fill the pools, then the large one comes; from then on a small one follows each that ends."""
@@ -367,6 +370,9 @@ class World:
                 self.violate(f"{client.name} got {client.tokens} {client.finish}, expected {expected} {finish}")
         has_decoder = any(node.process.alive for node in self.workers if "decode" in node.roles)
         calm_s = client.deadline_at - max(self.calm_at, self.hurt_at)
+        attempts = client.generation.timeline.attempts if client.generation is not None else []
+        if self.weather.is_fair and any(Stop.LEASE_ABORTED.text in attempt.outcome for attempt in attempts):
+            self.violate(f"{client.name} was computed again: its lease ended under a writer that lives")
         if client.end == DeadlineExceededError.code and calm_s > PATIENT_S and has_decoder:
             self.violate(f"{client.name} had {calm_s:.1f} calm seconds and got no answer")
 

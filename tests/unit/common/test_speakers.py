@@ -24,8 +24,8 @@ HEARD = {
     subjects.planner(WORKER): (messages.PlannerState,),
 }
 CASES = [(subject, kind) for subject, kinds in HEARD.items() for kind in kinds]
-# An order is about what the speaker may order; a question says nothing about who asks.
-NAMELESS = (messages.Resend, messages.SetRoles, messages.Drain)
+# An order is about what the speaker may order.
+NAMELESS = (messages.SetRoles, messages.Drain)
 
 
 def said(kind: type[Any]) -> msgspec.Struct:

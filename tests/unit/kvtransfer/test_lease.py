@@ -130,6 +130,20 @@ def test_a_late_manifest_is_expired_and_its_blocks_stay_in_quarantine(table: Lea
     assert writer_done(table, lease) == [1]
 
 
+def test_a_renewed_lease_lasts_longer_and_an_ended_one_stays_ended(table: LeaseTable) -> None:
+    lease = reserve(table, [1])
+
+    table.renew(lease.lease_id, 3 * LEASE_S)
+    table.renew(lease.lease_id, 2 * LEASE_S)  # an answer that came late
+
+    assert table.expire(3 * LEASE_S - 1) == []
+    assert table.expire(3 * LEASE_S) == [lease]
+    table.renew(lease.lease_id, 9 * LEASE_S)
+    table.renew(lease.lease_id + 1, 9 * LEASE_S)
+    assert lease.state is LeaseState.QUARANTINED
+    assert writer_done(table, lease) == [1]
+
+
 def test_a_cancelled_attempt_is_refused_from_then_on_and_a_newer_one_is_not(table: LeaseTable) -> None:
     lease = reserve(table, [1])
 
@@ -315,6 +329,15 @@ class AnyOrder(RuleBasedStateMachine):
         lease = self.pick(number)
         was_open = lease.state is LeaseState.RESERVED
         assert self.table.give_up(lease.lease_id) == was_open
+
+    @precondition(lambda self: self.leases)
+    @rule(number=picks, seconds=st.floats(0, 2 * LEASE_S))
+    def renew(self, number: int, seconds: float) -> None:
+        lease = self.pick(number)
+        before, state = lease.expires_at, lease.state
+        self.table.renew(lease.lease_id, self.now + seconds)
+        lasts = max(before, self.now + seconds) if state is LeaseState.RESERVED else before
+        assert (lease.state, lease.expires_at) == (state, lasts)
 
     @rule(seconds=st.floats(0, 2 * LEASE_S))
     def wait(self, seconds: float) -> None:
