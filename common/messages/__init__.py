@@ -72,12 +72,21 @@ from common.messages.jobs import (
     SettleReply,
     Trying,
 )
-from common.messages.states import GatewayState, ModelLoad, PlannerState, TenantPlaces, WorkerState, WorkerTotals
+from common.messages.states import (
+    INCARNATION_BITS,
+    GatewayState,
+    ModelLoad,
+    PlannerState,
+    TenantPlaces,
+    WorkerState,
+    WorkerTotals,
+)
 from common.pages import KVLayout, PagePart
 
 __all__ = [
     "ANYBODY_THERE",
     "GRAMMAR_LIMITS",
+    "INCARNATION_BITS",
     "MAX_GRAMMAR_CHARS",
     "MAX_PROTOCOL_VERSION",
     "MIN_PROTOCOL_VERSION",

@@ -9,6 +9,8 @@ from common.messages.handoff import Region
 from common.messages.jobs import Grammar, SamplingParams
 from common.words import Role, WorkerStatus
 
+INCARNATION_BITS = 30  # random ones, below the second in which the process began
+
 
 class WorkerTotals(msgspec.Struct, frozen=True, kw_only=True):
     """A worker's counters since its start, for metrics."""

@@ -6,11 +6,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from common.messages import GatewayState, WorkerState
+from common.messages import INCARNATION_BITS, GatewayState, WorkerState
 from gateway.request.timeline import AttemptLine, Timeline
 
 WINDOW_S = 60.0  # handoffs, links and latencies this recent are shown
 MAX_HANDOFFS = 40  # shown one by one
+EARLIEST_UNIX = 1_700_000_000  # no process of ours began before
 
 
 def worker_json(state: WorkerState) -> dict[str, Any]:
@@ -19,6 +20,7 @@ def worker_json(state: WorkerState) -> dict[str, Any]:
     return {
         "id": state.worker,
         "incarnation": str(state.incarnation),  # 63 bits: more than a JavaScript number holds
+        "started_unix": started_unix(state.incarnation),
         "roles": state.roles,
         "status": state.status,
         "model": state.model,
@@ -41,6 +43,12 @@ def worker_json(state: WorkerState) -> dict[str, Any]:
         "decode_step_ms": round(state.decode_step_ms, 3),
         "link_bytes_per_s": round(state.link_bytes_per_s),
     }
+
+
+def started_unix(incarnation: int) -> int | None:
+    """When a process began, in unix seconds; None for a number that was not made of a time (`services.runtime.names`)."""
+    seconds = incarnation >> INCARNATION_BITS
+    return seconds if seconds >= EARLIEST_UNIX else None
 
 
 def gateway_json(state: GatewayState) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from common.errors import NobodyListensError, UnavailableError
-from common.messages import GatewayState, WorkerState
+from common.messages import INCARNATION_BITS, GatewayState, WorkerState
 from common.settings import ConfigError
 
 if TYPE_CHECKING:  # a name can be made up without a bus
@@ -34,7 +34,6 @@ ASK_AGAIN_S = 0.1
 LEASE_S = 3.0  # a holder that neither answers nor beats for so long is dead
 RIVAL_BEATS, RIVAL_S = 3, 1.0  # a message on its way when its sender died is no rival
 MAX_RIVALS = 8
-RANDOM_BITS = 30
 
 Beat = WorkerState | GatewayState
 
@@ -51,7 +50,7 @@ def made_up_tag() -> str:
 
 def new_incarnation() -> int:
     """The number of a life that begins now: later ones are larger, of this release."""
-    return int(time.time()) << RANDOM_BITS | secrets.randbits(RANDOM_BITS)
+    return int(time.time()) << INCARNATION_BITS | secrets.randbits(INCARNATION_BITS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

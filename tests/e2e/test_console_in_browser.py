@@ -198,7 +198,7 @@ async def test_everything_by_keyboard_and_only_with_the_key(cluster: Cluster, br
         await worker.get_by_role("button", name="Drain").press("Enter")
         await confirm.get_by_role("button", name="Drain").press("Enter")
         await worker.get_by_text("drained").wait_for()
-        await worker.get_by_role("button", name="Resume").press("Enter")
+        await worker.get_by_role("button", name="Undo the drain").press("Enter")
         await worker.get_by_text("ready", exact=True).wait_for()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from collections.abc import AsyncGenerator
 from itertools import product
 from typing import Any
@@ -21,8 +22,9 @@ from gateway.console.control import FleetControl
 from gateway.console.feed import MAX_WATCHERS, Feed
 from gateway.console.messages import ConsoleAsk
 from gateway.console.parts import activity, merged, own_part
-from gateway.console.state import counted, handoffs, percentile
+from gateway.console.state import counted, handoffs, percentile, started_unix
 from gateway.request.timeline import AttemptLine, Timeline, Timelines
+from services.runtime.names import new_incarnation
 from tests.fakes.generations import ScriptedGenerations
 
 NOW = 1000.0
@@ -266,6 +268,11 @@ def test_percentile_is_a_value_that_occurred() -> None:
     assert [percentile(values, share) for share in (0.01, 0.2, 0.21, 0.5, 0.95, 1.0)] == [1.0, 1.0, 2.0, 3.0, 5.0, 5.0]
 
 
+def test_an_incarnation_says_when_its_process_began() -> None:
+    assert abs((started_unix(new_incarnation()) or 0) - time.time()) < 60
+    assert started_unix(7) is None  # made otherwise
+
+
 def test_counters_by_kind() -> None:
     assert counted({"placed:load": 2, "placed:local: earlier": 1, "retries": 3}, "placed") == {
         "load": 2,
@@ -314,4 +321,4 @@ def test_colours_can_be_told_apart(theme: int) -> None:
 def test_every_colour_is_a_named_pair() -> None:
     rules = CSS.replace(CSS[CSS.index(":root {") : CSS.index("}")], "")
     assert re.findall(r"#[0-9a-fA-F]{3,8}\b(?=[;,) ])", rules) == []
-    assert set(re.findall(r"var\(--([\w-]+)\)", CSS)) - {"radius"} == set(COLOURS)
+    assert set(re.findall(r"var\(--([\w-]+)\)", CSS)) - {"radius", "under"} == set(COLOURS)

@@ -1,4 +1,4 @@
-"""What the console's charts compute, evaluated outside a browser."""
+"""What the console's charts compute and the planner's page says, evaluated outside a browser."""
 
 # ruff: noqa: E501 - scripts of another language
 
@@ -23,15 +23,18 @@ def test_an_axis_ends_at_a_round_number_and_cuts_what_is_far_above_all_others() 
     assert (found["few"], found["none"]) == (57000, 0)
 
 
-def test_a_line_breaks_where_nothing_is_known_and_a_lone_value_is_a_dot() -> None:
+def test_nothing_is_drawn_across_a_time_of_which_nothing_is_known() -> None:
     found = evaluate(
         """
-    const { lineOf, nearest } = await at("frame/chart.js");
+    const { dotsOf, lineOf, nearest, stepsOf } = await at("frame/chart.js");
     const scale = { x: (value) => value, y: (value) => value };
     const data = { at: [0, 10, 20, 30, 40, 50, 60, 70, 80], step_s: 10 };
-    out({ path: lineOf(data, [1, 2, null, 4, null, null, null, null, 9], scale), nearest: [-5, 14, 26, 999].map((time) => nearest(data, time)) });"""
+    const column = [1, 2, null, 4, null, null, null, 8, 9];
+    out({ line: lineOf(data, column, scale), dots: dotsOf(data, column, scale), steps: stepsOf(data, column, scale), nearest: [-5, 14, 26, 999].map((time) => nearest(data, time)) });"""
     )
-    assert found["path"] == "M5.0 1.0h.01L15.0 2.0L35.0 4.0M85.0 9.0h.01"
+    assert found["line"] == "M5.0 1.0L15.0 2.0M75.0 8.0L85.0 9.0"
+    assert found["dots"] == "M35.0 4.0h.01"
+    assert found["steps"] == "M0.0 1.0H10.0L10.0 2.0H20.0M30.0 4.0H40.0M70.0 8.0H80.0L80.0 9.0H90.0"
     assert found["nearest"] == [0, 1, 2, 8]
 
 
@@ -49,3 +52,29 @@ def test_what_comes_is_joined_to_what_is_shown_and_no_longer_than_its_span() -> 
     assert (found["other"], found["first"]) == ([6], [6])
     assert found["smooth"] == {"good": [0, 5, None, 4], "kv": [0, 1, 0, 1]}
     assert found["coarse"] == {"good": [0, 10]}
+
+
+def test_a_planners_decision_is_a_sentence() -> None:
+    found = evaluate(
+        """
+    const { actsWords, reasonWords } = await at("pages/planner.js");
+    const said = (reason, prefill = 0.1) => reasonWords({ reason, pressures: { prefill, decode: 0.2 } });
+    const dry = { planner: "planner-gpu7-3fa29c", acts: false }, acting = { planner: "planner-gpu8-3fa29c", acts: true };
+    out({ said: [said("no role is pressed"), said("no role is pressed", 0.7), said("both roles are pressed: only more workers help"),
+        said("decode is pressed: 0.93 with 3 of 8 in time, but no prefill worker can be spared"),
+        said("prefill is pressed: 1.20; with decode-1-gpu7-3fa29c 0.60, decode 0.30 to 0.45; for 3 of 10 s"), said("several models: 2 are on this bus")],
+      acts: [actsWords(acting, [acting]), actsWords(dry, [dry]), actsWords(dry, [dry, acting])] });"""
+    )
+    assert found["said"] == [
+        "Load is low: nothing to move.",
+        "No role is short of workers: nothing to move.",
+        "Both roles are short of workers: only more workers help.",
+        "Decode is at 93 %, with 3 of 8 in time, but no prefill worker can be spared.",
+        "Prefill is at 120 %: with decode-1 it would be 60 %, and decode 45 % after 30 %; a move waits until it has been so for 10 s, now 3 s.",
+        "Several models: 2 are on this bus.",
+    ]
+    assert found["acts"] == [
+        "moves workers",
+        "dry run: decides, and moves no worker",
+        "stands by: planner moves workers",
+    ]

@@ -4,8 +4,7 @@ import { h, svg } from "./dom.js";
 import { clock } from "./format.js";
 
 const HEIGHT = 148;
-const PAD = { left: 50, right: 10, top: 10, bottom: 20 };
-const JOINED_S = 30; // values further apart are not joined by a line
+const PAD = { left: 62, right: 10, top: 10, bottom: 20 };
 
 // Where the pointer is, in unix seconds or null, for all charts of a page.
 export function newCursor() {
@@ -13,14 +12,15 @@ export function newCursor() {
   return { at: null, moved, set(at) { this.at = at; for (const tell of moved) tell(); } };
 }
 
-// {title, hint, series: [{name, label, kind}], format, tick, stack, most, limit: {value, label}, cursor} → {element, draw(data)}. `kind` is a
-// colour's class, `tick` writes the axis, `most` is the end of the axis, if that is always the same; data: {at, step_s, from, to, series: {name: [value or null]}, marks}.
-export function chart({ title, hint = "", series, format, tick = format, stack = false, most = null, limit = null, cursor }) {
+// {title, unit, hint, series: [{name, label, kind, hint}], format, tick, stack, steps, most, limit: {value, label}, cursor} → {element, draw(data)}.
+// `kind` is a colour's class, `unit` says what is counted where `tick`, which writes the axis, doesn't, `steps` draws each value as long as it holds,
+// `most` is the end of the axis, if that is always the same; data: {at, step_s, from, to, series: {name: [value or null]}, marks}.
+export function chart({ title, unit = "", hint = "", series, format, tick = format, stack = false, steps = false, most = null, limit = null, cursor }) {
   const drawing = svg("svg", { class: "plot", "aria-hidden": "true" });
   const values = h("dl", { class: "values" });
   const when = h("span", { class: "when num" });
   const element = h("figure", { class: "chart", tabindex: 0, role: "group", "aria-label": title },
-    h("figcaption", {}, h("span", { class: "name", title: hint }, title), limit ? h("span", { class: "slo" }, limit.label) : null, when), drawing, values);
+    h("figcaption", {}, h("span", { class: "name", title: hint }, title), unit ? h("span", { class: "unit" }, unit) : null, limit ? h("span", { class: "slo" }, limit.label) : null, when), drawing, values);
   let data = null;
   let scale = null;
 
@@ -33,7 +33,8 @@ export function chart({ title, hint = "", series, format, tick = format, stack =
     const lower = data.at.map(() => 0);
     const shapes = series.map((one) => {
       const column = data.series[one.name] ?? [];
-      if (!stack) return svg("path", { class: `line ${one.kind}`, d: lineOf(data, column, scale) });
+      if (steps) return svg("path", { class: `line ${one.kind}`, d: stepsOf(data, column, scale) });
+      if (!stack) return svg("g", { class: one.kind }, svg("path", { class: `line ${one.kind}`, d: lineOf(data, column, scale) }), svg("path", { class: `dots line ${one.kind}`, d: dotsOf(data, column, scale) }));
       const from = [...lower];
       data.at.forEach((_, index) => (lower[index] += column[index] ?? 0));
       return svg("path", { class: `area ${one.kind}`, d: areaOf(data, from, lower, scale) });
@@ -51,7 +52,7 @@ export function chart({ title, hint = "", series, format, tick = format, stack =
     if (index >= 0) for (const end of ["x1", "x2"]) line.setAttribute(end, scale.x(data.at[index] + data.step_s / 2));
     const cut = scale.peak > scale.top * 1.001 ? `peak ${format(scale.peak)}` : "";
     when.textContent = cursor.at === null || index < 0 ? cut : clock(data.at[index]);
-    values.replaceChildren(...series.map((one) => h("div", {}, h("dt", {}, h("i", { class: one.kind }), one.label), h("dd", {}, format(data.series[one.name]?.[index] ?? null)))));
+    values.replaceChildren(...series.map((one) => h("div", { title: one.hint ?? null }, h("dt", {}, h("i", { class: one.kind }), one.label), h("dd", {}, format(data.series[one.name]?.[index] ?? null)))));
   };
 
   const follow = (event) => {
@@ -129,19 +130,30 @@ const marksOf = (data, scale) => (data.marks ?? []).filter((mark) => mark.at >= 
 
 const level = (scale, value, width) => svg("line", { class: "limit", x1: PAD.left, x2: width - PAD.right, y1: scale.y(value), y2: scale.y(value) });
 
-// A path through the values that are known. Alone, one is a dot.
+const isKnown = (column, index) => (column[index] ?? null) !== null;
+
+// A path through values that follow each other: across a time of which nothing is known there is no line.
 export function lineOf(data, column, scale) {
-  let path = "";
-  let before = null;
-  data.at.forEach((at, index) => {
-    const value = column[index];
-    if (value === null || value === undefined) return;
-    const [x, y] = [scale.x(at + data.step_s / 2).toFixed(1), scale.y(value).toFixed(1)];
-    const joined = before !== null && at - before <= Math.max(JOINED_S, 3 * data.step_s);
-    path += joined ? `L${x} ${y}` : `M${x} ${y}h.01`;
-    before = at;
-  });
-  return path;
+  return data.at.map((at, index) => {
+    if (!isKnown(column, index)) return "";
+    const point = `${scale.x(at + data.step_s / 2).toFixed(1)} ${scale.y(column[index]).toFixed(1)}`;
+    return isKnown(column, index - 1) ? `L${point}` : isKnown(column, index + 1) ? `M${point}` : "";
+  }).join("");
+}
+
+// The values that no line leads to, as dots.
+export function dotsOf(data, column, scale) {
+  return data.at.map((at, index) => (!isKnown(column, index) || isKnown(column, index - 1) || isKnown(column, index + 1) ? ""
+    : `M${scale.x(at + data.step_s / 2).toFixed(1)} ${scale.y(column[index]).toFixed(1)}h.01`)).join("");
+}
+
+// Each value as long as it holds.
+export function stepsOf(data, column, scale) {
+  return data.at.map((at, index) => {
+    if (!isKnown(column, index)) return "";
+    const [x, y] = [scale.x(at).toFixed(1), scale.y(column[index]).toFixed(1)];
+    return `${isKnown(column, index - 1) ? `L${x} ${y}` : `M${x} ${y}`}H${scale.x(at + data.step_s).toFixed(1)}`;
+  }).join("");
 }
 
 function areaOf(data, from, to, scale) {

@@ -39,6 +39,12 @@ export function ago(value) {
   return value < 2 ? "now" : value < 60 ? `${Math.floor(value)} s ago` : `${Math.floor(value / 60)} min ago`;
 }
 
+// A time that goes by: 40 s, 12 min, 3 h, 5 days.
+export function length(value) {
+  const [unit, words] = [[86_400, "days"], [3600, "h"], [60, "min"]].find(([seconds]) => value >= 2 * seconds) ?? [1, "s"];
+  return `${Math.max(0, Math.floor(value / unit))} ${words}`;
+}
+
 export const clock = (unix) => new Date(unix * 1000).toLocaleTimeString([], { hour12: false });
 
 export const plural = (number, one, many = `${one}s`) => `${count(number)} ${number === 1 ? one : many}`;

@@ -1,47 +1,11 @@
-// Where the time of one request went: rows of bars over one axis. `rowsOf` is pure.
+// Where the time of one request went: rows of bars over one axis, and all that is known of it.
 
 import { h, svg } from "./dom.js";
-import { bytes, count, ms, plural } from "./format.js";
+import { count, ms, plural } from "./format.js";
+import { shortName } from "./names.js";
+import { longest, movedWords, predictionWords, rowsOf, tpotOf, whereItWent } from "./parts.js";
 
 export const KINDS = { read: "read", wait: "wait", queue: "queue", prefill: "prefill", frame: "first frame", transfer: "transfer", decode: "decode" };
-
-// Rows {label, kind, from, to, note, ticks}: milliseconds since receipt. `detail` is one entry of /debug/requests/{id}, or what the
-// page measured itself: {frame_ms, total_ms, ttft_ms}. What is not known yet has no row.
-export function rowsOf(detail) {
-  const rows = [];
-  const add = (label, kind, from, to, more = {}) => {
-    if (from !== null && from !== undefined && to !== null && to !== undefined) rows.push({ label, kind, from, to: Math.max(from, to), ...more });
-  };
-  const frames = detail.frame_ms ?? [];
-  const attempts = detail.attempts ?? [];
-  if (!attempts.length && detail.ttft_ms !== null && detail.ttft_ms !== undefined) add("until first token", "prefill", 0, detail.ttft_ms);
-  add("read, tokenise", "read", 0, detail.submitted_ms);
-  if (detail.status === "waiting") add("admission", "wait", detail.submitted_ms, detail.total_ms);
-  for (const [index, attempt] of attempts.entries()) {
-    const before = rows.length;
-    if (index === 0) add("admission", "wait", detail.submitted_ms, attempt.began_ms);
-    add("placement", "wait", attempt.began_ms, attempt.published_ms, { note: attempt.placement.reason });
-    add("queue", "queue", attempt.published_ms, attempt.claimed_ms);
-    const started = attempt.claimed_ms === null || attempt.worker_queue_ms === null ? null : attempt.claimed_ms + attempt.worker_queue_ms;
-    const computed = started === null || attempt.prefill_ms === null ? null : Math.min(started + attempt.prefill_ms, attempt.first_token_ms ?? Infinity);
-    add("worker's queue", "queue", attempt.claimed_ms, started, { note: attempt.claimed_by });
-    add("prefill", "prefill", started, computed, { note: attempt.claimed_by });
-    add("first frame", "frame", computed, attempt.first_token_ms);
-    const moved = attempt.transfer;
-    if (moved) add("transfer", "transfer", moved.verified_ms - moved.transfer_ms, moved.verified_ms, { note: moveNote(attempt, moved) });
-    const end = attempt.ended_ms ?? detail.total_ms;
-    const ticks = frames.filter((at) => at >= (attempt.first_token_ms ?? Infinity) && at <= end + 0.001);
-    add("decode", "decode", attempt.first_token_ms, Math.max(end, ticks.at(-1) ?? 0), { ticks, note: attempt.decoder || attempt.claimed_by });
-    if (attempts.length > 1) for (const row of rows.slice(before)) row.attempt = attempt.attempt;
-  }
-  if (!attempts.length && frames.length) add("tokens", "decode", frames[0], Math.max(detail.total_ms ?? 0, frames.at(-1)), { ticks: frames });
-  return rows;
-}
-
-function moveNote(attempt, moved) {
-  const reused = moved.reused_blocks ? `, ${moved.reused_blocks} there already` : "";
-  return `${attempt.claimed_by} to ${attempt.decoder}: ${plural(moved.blocks, "block")}, ${bytes(moved.bytes)}${reused}`;
-}
 
 // The drawing. With `zoom` the axis ends at the first token.
 export function waterfall(detail, { zoom = false, title = "Time line of the request" } = {}) {
@@ -49,19 +13,22 @@ export function waterfall(detail, { zoom = false, title = "Time line of the requ
   const last = Math.max(0.001, ...rows.map((row) => row.to), detail.total_ms ?? 0);
   const end = zoom && detail.ttft_ms ? Math.max(0.001, detail.ttft_ms) : last;
   const shown = rows.filter((row) => row.from < end || row.to <= end);
-  return h("div", { class: "waterfall" }, h("ul", { "aria-label": title }, shown.map((row) => bar(row, end))), axis(end));
+  const [slow, late] = [longest(rows), longest(rows, detail.ttft_ms ?? 0)];
+  const marks = new Map([[late, "longest to the first token"], [slow, "longest"]]);
+  return h("div", { class: "waterfall" }, h("ul", { "aria-label": title }, shown.map((row) => bar(row, end, detail.attempts?.length ? marks.get(row) : ""))), axis(end));
 }
 
-function bar(row, end) {
+function bar(row, end, mark) {
   const left = Math.min(100, (100 * row.from) / end);
   const width = Math.max(0, Math.min(100, (100 * row.to) / end) - left);
   const label = row.attempt ? `${row.attempt}. ${row.label}` : row.label;
-  return h("li", { title: row.note ?? "" },
+  return h("li", { title: row.note ?? "", class: mark ? "marked" : null },
     h("span", { class: "what" }, label),
     h("span", { class: "track", "aria-hidden": "true" },
       h("span", { class: `bar ${row.kind}`, style: { left: `${left}%`, width: `${width}%` } }),
       row.ticks?.length ? ticks(row.ticks, end) : null),
     h("span", { class: "num" }, ms(row.to - row.from)),
+    mark ? h("span", { class: "mark-words" }, `◀ ${mark}`) : null,
     row.note ? h("span", { class: "hidden" }, `, ${row.note}`) : null,
     row.ticks ? h("span", { class: "hidden" }, `, ${plural(row.ticks.length, "frame")}`) : null);
 }
@@ -79,12 +46,11 @@ function axis(end) {
 
 // One line of figures, and how much of the prompt was cached.
 export function figures(detail) {
-  const rest = detail.completion_tokens > 1 && detail.ttft_ms !== null ? (detail.total_ms - detail.ttft_ms) / (detail.completion_tokens - 1) : null;
   const parts = [
     ["TTFT", ms(detail.ttft_ms)],
     ["total", ms(detail.total_ms)],
     ["tokens", count(detail.completion_tokens)],
-    ["TPOT", ms(rest)],
+    ["TPOT", ms(tpotOf(detail))],
   ];
   if (detail.prompt_tokens) parts.push(["prompt cached", `${count(detail.cached_tokens)} of ${count(detail.prompt_tokens)}`]);
   return h("dl", { class: "figures" }, parts.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))),
@@ -105,7 +71,8 @@ export function requestView(detail) {
       draw();
       view.querySelector("button").focus();
     });
-    view.replaceChildren(figures(detail), drawing, ...(button ? [button] : []));
+    const words = whereItWent(detail);
+    view.replaceChildren(...(words ? [h("p", { class: "went" }, words)] : []), figures(detail), drawing, ...(button ? [button] : []));
   };
   draw();
   return view;
@@ -129,21 +96,23 @@ const pairs = (kind, entries) => h("dl", { class: kind }, entries.map(([name, va
 // What the placement compared: an object of numbers, times in milliseconds, or a sentence.
 function costsOf(costs) {
   if (typeof costs !== "object" || costs === null) return costs ? h("p", {}, String(costs)) : null;
-  const entries = Object.entries(costs).map(([name, value]) => (name.endsWith("_ms") ? [name.slice(0, -3), ms(value)] : [name.replaceAll("_", " "), count(value)]));
+  const entries = Object.entries(costs).filter(([name]) => name !== "predicted_ms").map(([name, value]) => (name.endsWith("_ms") ? [name.slice(0, -3), ms(value)] : [name.replaceAll("_", " "), count(value)]));
   return entries.length ? pairs("chips", entries) : null;
 }
 
-function attemptView(attempt, many) {
+function attemptView(attempt, { detail, attempts }) {
+  const many = attempts.length > 1;
   const { placement, transfer } = attempt;
   const facts = [
     ["placed", [placement.reason, placementWords(placement.reason)].filter(Boolean).join(": ")],
-    ["prefill", attempt.claimed_by || placement.prefill],
-    ["decode", attempt.decoder || placement.decode.join(", ")],
+    ["predicted", predictionWords(attempt)],
+    ["prefill", shortName(attempt.claimed_by || placement.prefill)],
+    ["decode", attempt.decoder ? shortName(attempt.decoder) : placement.decode.map(shortName).join(", ")],
     ["compared", costsOf(placement.costs)],
     placement.promised_tokens ? ["prefix index", `knew ${count(placement.promised_tokens)} cached tokens of the prompt there`] : null,
-    transfer ? ["handed over", `${moveNote(attempt, transfer)} in ${ms(transfer.transfer_ms)}${transfer.push_ms === null ? "" : `, pushes ${ms(transfer.push_ms)}, of which ${ms(transfer.late_push_ms)} after the prefill`}`] : null,
+    transfer ? ["KV", movedWords(attempt)] : null,
     attempt.because ? ["because", attempt.because] : null,
-    attempt.outcome && attempt.outcome !== "ok" ? ["given up", attempt.outcome] : null,
+    attempt.outcome && attempt.outcome !== "ok" && attempt.outcome !== detail ? ["given up", attempt.outcome] : null,
   ].filter((fact) => fact && fact[1]);
   return h("section", { class: "attempt" }, h("h3", {}, many ? `Attempt ${attempt.attempt}: ${attempt.outcome || "runs"}` : "Placement"), pairs("facts", facts));
 }
@@ -151,8 +120,8 @@ function attemptView(attempt, many) {
 // All that is known of one request.
 export function requestDetail(detail) {
   const attempts = detail.attempts ?? [];
-  const facts = [["status", detail.detail ? `${detail.status}: ${detail.detail}` : detail.status], ["model", detail.model], ["tenant", detail.tenant], ["key", detail.key],
+  const facts = [["model", detail.model], ["tenant", detail.tenant], ["key", detail.key],
     ["received", detail.received_unix ? new Date(detail.received_unix * 1000).toLocaleString() : ""], ["trace", detail.trace_id], ["waited", detail.ahead ? `behind ${plural(detail.ahead, "request")}` : ""]];
   return h("article", { class: "detail" }, detail.attempts ? requestView(detail) : null,
-    pairs("facts", facts.filter(([, value]) => value)), attempts.map((attempt) => attemptView(attempt, attempts.length > 1)));
+    pairs("facts", facts.filter(([, value]) => value)), attempts.map((attempt) => attemptView(attempt, detail)));
 }

@@ -3,8 +3,9 @@
 import { ApiError, key, setDraining, setRoles } from "../frame/api.js";
 import { confirmed, h, patch, toast } from "../frame/dom.js";
 import { feed, on } from "../frame/feed.js";
-import { ago, bytes, clock, count, ms, plural, rate, share } from "../frame/format.js";
+import { ago, bytes, clock, count, length, ms, plural, rate, share } from "../frame/format.js";
 import { openKeys } from "../frame/keys.js";
+import { distinct, partsOf, shortName } from "../frame/names.js";
 import { go, href } from "../frame/router.js";
 
 const MANY = 16; // workers, beyond which the heat map is shown first
@@ -21,19 +22,24 @@ const HEATS = {
   step: ["Step time", (worker, most) => worker.decode_step_ms / Math.max(1e-9, most("decode_step_ms")), (worker) => (worker.decode_step_ms ? ms(worker.decode_step_ms) : "–")],
 };
 
+// Words, name in the address, what it is sorted by, what it is.
 const COLUMNS = [
-  ["worker", "id", (worker) => worker.id],
-  ["status", "status", statusOf],
-  ["roles", "roles", (worker) => [...worker.roles].sort().join(" + ")],
-  ["KV cache", "kv", (worker) => held(worker) / Math.max(1, worker.kv_blocks)],
-  ["batch", "batch", (worker) => worker.running / Math.max(1, worker.max_sequences)],
-  ["waiting", "waiting", (worker) => worker.waiting],
-  ["to prefill", "queue", (worker) => worker.queued_tokens],
-  ["output", "rate", (worker) => worker.tokens_per_s ?? 0],
-  ["step", "step", (worker) => worker.decode_step_ms],
-  ["prefill rate", "prefill", (worker) => worker.prefill_tokens_per_s],
-  ["slowest link", "link", (worker) => worker.link_bytes_per_s],
+  ["worker", "id", (worker) => worker.id, "Its name; the whole one is on its page"],
+  ["host", "host", (worker) => partsOf(worker.id).host, "The machine it runs on, as its name says"],
+  ["status", "status", statusOf, "Whether it takes new work"],
+  ["roles", "roles", (worker) => [...worker.roles].sort().join(" + "), "Which work it takes: prompts (prefill), answers (decode)"],
+  ["KV cache", "kv", (worker) => held(worker) / Math.max(1, worker.kv_blocks), "Share of its KV blocks that are used, or held for a hand-over"],
+  ["batch", "batch", (worker) => worker.running / Math.max(1, worker.max_sequences), "Requests that are computed together, of the most it takes"],
+  ["waiting", "waiting", (worker) => worker.waiting, "Requests that it has and does not compute yet"],
+  ["to prefill", "queue", (worker) => worker.queued_tokens, "Prompt tokens that it has claimed and not computed yet"],
+  ["output", "rate", (worker) => worker.tokens_per_s ?? 0, "Tokens that it generates"],
+  ["busy", "busy", (worker) => worker.busy ?? 0, "Share of the time in which its device computed"],
+  ["step", "step", (worker) => worker.decode_step_ms, "Time of one decode step: the next token of every request of the batch"],
+  ["prefill rate", "prefill", (worker) => worker.prefill_tokens_per_s, "Prompt tokens a second while it prefills"],
+  ["slowest link", "link", (worker) => worker.link_bytes_per_s, "Bandwidth of its slowest link to a decode worker, measured when links were opened"],
+  ["up", "up", (worker) => -(worker.started_unix ?? 0), "Time since it started"],
 ];
+const FIRST_NUMBER = 6; // column
 
 let before = null; // the totals of the picture before, for rates
 
@@ -86,7 +92,7 @@ function statusOf(worker) {
   return worker.differs ? "gets no work" : worker.status;
 }
 
-const kindOf = (worker) => ({ ready: "good", draining: "warn", starting: "warn", drained: "", lost: "lost" })[statusOf(worker)] ?? "bad";
+const kindOf = (worker) => ({ ready: "good", draining: "warn", starting: "warn", drained: "warn", lost: "lost" })[statusOf(worker)] ?? "bad";
 
 // -- all ------------------------------------------------------------------------------------------------------------------
 
@@ -119,39 +125,51 @@ function table(workers, query) {
   const [sorted, down] = (query.get("sort") ?? "id").split(".");
   const [, , by] = COLUMNS.find(([, name]) => name === sorted) ?? COLUMNS[0];
   const order = [...workers].sort((a, b) => Number(Boolean(a.lost_unix)) - Number(Boolean(b.lost_unix)) || (by(a) < by(b) ? -1 : by(a) > by(b) ? 1 : a.id < b.id ? -1 : 1) * (down ? -1 : 1));
-  const head = COLUMNS.map(([words, name], index) => h("th", { scope: "col", class: index > 4 ? "num" : null, "aria-sort": name === sorted ? (down ? "descending" : "ascending") : null },
-    h("button", { type: "button", class: "sort", "data-set": `sort=${name}${name === sorted ? (down ? "" : ".down") : index > 2 ? ".down" : ""}` }, words, name === sorted ? (down ? " ↓" : " ↑") : "")));
-  return h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Workers" }, h("table", { class: "workers" }, h("thead", {}, h("tr", {}, head)), h("tbody", {}, order.map(line))));
+  const names = distinct(workers.map((worker) => worker.id));
+  const head = COLUMNS.map(([words, name, , hint], index) => h("th", { scope: "col", class: index >= FIRST_NUMBER ? "num" : null, title: hint, "aria-sort": name === sorted ? (down ? "descending" : "ascending") : null },
+    h("button", { type: "button", class: "sort", "data-set": `sort=${name}${name === sorted ? (down ? "" : ".down") : index > 3 ? ".down" : ""}` }, words, name === sorted ? (down ? " ↓" : " ↑") : "")));
+  return h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Workers" }, h("table", { class: "workers" }, h("thead", {}, h("tr", {}, head)), h("tbody", {}, order.map((worker) => line(worker, names.get(worker.id))))));
 }
 
-function line(worker) {
+// Work again for a worker that was drained, where the order can be given.
+const undo = (worker) => (worker.status === "draining" && !worker.lost_unix && key("admin")
+  ? h("button", { type: "button", class: "link", "data-worker": worker.id, "data-drain": "false", "aria-label": `Let ${worker.id} take work again` }, "undo") : null);
+
+function line(worker, { short, host }) {
   const number = (text) => h("td", { class: "num" }, text);
   const text = worker.lost_unix ? `lost ${clock(worker.lost_unix)}` : statusOf(worker);
   return h("tr", { "data-key": worker.id, "data-node": worker.id, class: kindOf(worker) },
-    h("th", { scope: "row" }, h("a", { href: href("fleet", worker.id) }, worker.id)),
-    h("td", { class: "status", title: worker.differs ?? "" }, h("span", { class: "light", "aria-hidden": "true" }), text),
+    h("th", { scope: "row" }, h("a", { href: href("fleet", worker.id), title: worker.id }, short)),
+    h("td", { class: "host" }, host || "–"),
+    h("td", { class: "status", title: worker.differs ?? "" }, h("span", { class: "light", "aria-hidden": "true" }), text, undo(worker)),
     h("td", {}, [...worker.roles].sort().reverse().join(" + ")),
     h("td", {}, kv(worker)),
     h("td", {}, h("span", { class: "bar-cell" }, gauge([[worker.running, "batch"]], worker.max_sequences), h("span", { class: "num" }, `${count(worker.running)}/${count(worker.max_sequences)}`))),
     number(count(worker.waiting)),
     number(worker.queued_tokens ? `${count(worker.queued_tokens)} tok` : "0"),
     number(worker.tokens_per_s === undefined ? "–" : `${count(worker.tokens_per_s)} tok/s`),
+    number(worker.busy === undefined ? "–" : `${Math.round(100 * worker.busy)} %`),
     number(worker.decode_step_ms ? ms(worker.decode_step_ms) : "–"),
     number(worker.prefill_tokens_per_s ? `${count(worker.prefill_tokens_per_s)} tok/s` : "–"),
-    number(rate(worker.link_bytes_per_s)));
+    number(rate(worker.link_bytes_per_s)),
+    number(age(worker)));
 }
+
+const age = ({ started_unix: started, lost_unix: lost }) => (started && !lost ? length(Date.now() / 1000 - started) : "–");
 
 function heatMap(workers, query) {
   const name = query.get("heat") in HEATS ? query.get("heat") : "kv";
   const [words, heat, text] = HEATS[name];
   const most = (field) => Math.max(0, ...workers.map((worker) => worker[field] ?? 0));
   const groups = [["Prefill", "prefill"], ["Decode", "decode"], ["Both", "decode,prefill"]].map(([title, roles]) => [title, workers.filter((worker) => [...worker.roles].sort().join() === roles)]);
-  const common = prefixOf(workers.map((worker) => worker.id));
+  const names = distinct(workers.map((worker) => worker.id));
+  const hosts = new Set([...names.values()].map(({ host }) => host));
+  const nameOf = ({ id }) => [names.get(id).short, hosts.size > 1 ? names.get(id).host : ""].filter(Boolean).join(" ");
   const cell = (worker) => {
     const part = worker.lost_unix ? 0 : Math.max(0, Math.min(1, heat(worker, most)));
     return h("a", { href: href("fleet", worker.id), class: `cell ${kindOf(worker)}`, "data-key": worker.id, "data-node": worker.id, style: { "--heat": `${Math.round(100 * part)}%` },
       title: `${worker.id}: ${statusOf(worker)}, KV ${share(held(worker), worker.kv_blocks)}, batch ${worker.running}/${worker.max_sequences}, ${count(worker.queued_tokens)} tok to prefill` },
-    h("span", { class: "cell-name" }, worker.id.slice(common) || worker.id), h("span", { class: "cell-value" }, worker.lost_unix ? "lost" : statusOf(worker) === "ready" ? text(worker) : statusOf(worker)));
+    h("span", { class: "cell-name" }, nameOf(worker)), h("span", { class: "cell-value" }, worker.lost_unix ? "lost" : statusOf(worker) === "ready" ? text(worker) : statusOf(worker)));
   };
   return h("div", { class: "heat" }, h("div", { class: "row" }, segments("heat", Object.fromEntries(Object.entries(HEATS).map(([one, [title]]) => [one, title])), name),
     h("span", { class: "ramp", "aria-hidden": "true" }, "low", h("i", {}), "high"), h("span", { class: "hidden" }, `Coloured by ${words}`)),
@@ -167,9 +185,10 @@ function prefixOf(names) {
 }
 
 function gatewayTable(state) {
-  const head = ["gateway", "in flight", "queued", "waiting", "handing over", "TTFT in SLO", "TPOT in SLO"];
-  return h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Gateways" }, h("table", {}, h("thead", {}, h("tr", {}, head.map((name, index) => h("th", { scope: "col", class: index ? "num" : null }, name)))),
-    h("tbody", {}, state.gateways.map((one) => h("tr", { "data-key": one.id }, h("th", { scope: "row" }, one.id, one.id === state.gateway ? h("span", { class: "hint" }, " this one") : null),
+  const head = [["gateway", ""], ["in flight", "Requests of its clients"], ["queued", "Requests that wait for their turn"], ["waiting", "Prompt tokens of these"], ["handing over", "Requests between prefill and decode"],
+    ["TTFT in SLO", "Share of requests whose first token was in time, last 30 s"], ["TPOT in SLO", "Share of readings of answers whose tokens were in time, last 30 s"]];
+  return h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Gateways" }, h("table", {}, h("thead", {}, h("tr", {}, head.map(([name, hint], index) => h("th", { scope: "col", class: index ? "num" : null, title: hint || null }, name)))),
+    h("tbody", {}, state.gateways.map((one) => h("tr", { "data-key": one.id }, h("th", { scope: "row", title: one.id }, shortName(one.id), one.id === state.gateway ? h("span", { class: "hint" }, " this one") : null),
       [count(one.in_flight), count(one.queued_requests), `${count(one.waiting_tokens)} tok`, count(one.handing_over), share(one.ttft_met, one.ttft_count), share(one.tpot_met, one.tpot_count)].map((text) => h("td", { class: "num" }, text)))))));
 }
 
@@ -180,7 +199,7 @@ function linksOf(state, only = null) {
   const transports = Object.fromEntries([...(state.lost ?? []), ...state.workers].map((worker) => [worker.id, worker.transport]));
   const head = ["link", "transport", "hand-overs", "failures", "bytes", "bandwidth", "transfer p50"];
   return h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Links" }, h("table", { class: "links" }, h("thead", {}, h("tr", {}, head.map((name, index) => h("th", { scope: "col", class: index > 1 ? "num" : null }, name)))),
-    h("tbody", {}, links.map((link) => h("tr", { "data-key": `${link.from}>${link.to}` }, h("th", { scope: "row" }, `${link.from} → ${link.to}`), h("td", {}, transports[link.to] ?? "–"),
+    h("tbody", {}, links.map((link) => h("tr", { "data-key": `${link.from}>${link.to}` }, h("th", { scope: "row", title: `${link.from} → ${link.to}` }, `${shortName(link.from)} → ${shortName(link.to)}`), h("td", {}, transports[link.to] ?? "–"),
       h("td", { class: "num" }, count(link.handovers)), h("td", { class: `num ${link.failures ? "bad" : ""}` }, count(link.failures ?? 0)),
       [bytes(link.bytes), rate(link.bytes_per_s), ms(link.transfer_ms)].map((text) => h("td", { class: "num" }, text)))))));
 }
@@ -218,19 +237,20 @@ function one(state, id) {
   const worker = state.workers.find((each) => each.id === id) ?? (state.lost ?? []).find((each) => each.id === id);
   const back = h("nav", { class: "crumbs", "data-key": "back", "aria-label": "Fleet" }, h("a", { href: href("fleet") }, "← Fleet"));
   if (!worker) return [back, h("p", { class: "panel empty", "data-key": "none" }, `No worker ${id} is heard.`)];
+  const { short, host } = partsOf(id);
   const facts = [
-    ["roles", [...worker.roles].sort().reverse().join(" and ")], ["model", worker.model], ["context", `${count(worker.max_model_len)} tok`], ["transport", worker.transport],
+    ["host", host || "–"], ["up", age(worker)], ["roles", [...worker.roles].sort().reverse().join(" and ")], ["model", worker.model], ["context", `${count(worker.max_model_len)} tok`], ["transport", worker.transport],
     ["batch", `${count(worker.running)} of ${count(worker.max_sequences)}`], ["waiting", count(worker.waiting)], ["to prefill", `${count(worker.queued_tokens)} tok`],
     ["output", worker.tokens_per_s === undefined ? "–" : `${count(worker.tokens_per_s)} tok/s`], ["generated", `${count(worker.generated_tokens)} tok`], ["device busy", worker.busy === undefined ? "–" : `${Math.round(100 * worker.busy)} %`],
     ["step", worker.decode_step_ms ? ms(worker.decode_step_ms) : "–"], ["prefill rate", worker.prefill_tokens_per_s ? `${count(worker.prefill_tokens_per_s)} tok/s` : "–"],
     ["slowest link", rate(worker.link_bytes_per_s)], ["KV used, held", `${count(worker.kv_used)}, ${count(worker.kv_held)} of ${count(worker.kv_blocks)}`],
-    ["block", `${worker.block_tokens} tok, ${bytes(worker.block_bytes)}`], ["KV memory", bytes(worker.kv_blocks * worker.block_bytes)], ["incarnation", worker.incarnation],
+    ["block", `${worker.block_tokens} tok, ${bytes(worker.block_bytes)}`], ["KV memory", bytes(worker.kv_blocks * worker.block_bytes)], ["name", id], ["incarnation", worker.incarnation],
   ];
   const told = worker.lost_unix ? `lost ${clock(worker.lost_unix)}, as it was last heard` : worker.differs ? `gets no work: ${worker.differs}` : statusOf(worker);
   const events = (state.log ?? []).filter((event) => event.what === id).slice(0, 8);
   return [back,
     h("section", { class: `panel worker ${kindOf(worker)}`, "data-key": `w:${id}`, "data-node": id },
-      h("div", { class: "head" }, h("h2", {}, h("span", { class: "light", "aria-hidden": "true" }), id, h("span", { class: "tag" }, told)), h("a", { class: "button", href: href("requests", { worker: id }) }, "Its requests")),
+      h("div", { class: "head" }, h("h2", {}, h("span", { class: "light", "aria-hidden": "true" }), short, h("span", { class: "tag" }, told)), h("a", { class: "button", href: href("requests", { worker: id }) }, "Its requests")),
       h("p", { class: "hint" }, "KV cache in use"), kv(worker), h("dl", { class: "numbers" }, facts.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value)))),
       worker.lost_unix ? null : orders(worker, state)),
     h("section", { class: "panel", "data-key": "links" }, h("h2", {}, "Its links, last minute"), linksOf(state, id)),
@@ -250,7 +270,7 @@ function orders(worker, state) {
     h("button", { type: "button", "data-worker": worker.id, "data-roles": roles.join(), "aria-pressed": String([...roles].sort().join() === now), disabled: draining }, name));
   return h("div", { class: "controls", role: "group", "aria-label": `Manage ${worker.id}` },
     h("span", { class: "segments" }, choices),
-    h("button", { type: "button", "data-worker": worker.id, "data-drain": String(!draining) }, draining ? "Resume" : "Drain"),
+    h("button", { type: "button", "data-worker": worker.id, "data-drain": String(!draining) }, draining ? "Undo the drain" : "Drain"),
     acts ? h("span", { class: "hint" }, "A planner is at work and may move it back.") : null);
 }
 

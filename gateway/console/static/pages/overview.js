@@ -5,9 +5,11 @@ import { chart, newCursor } from "../frame/chart.js";
 import { h, patch } from "../frame/dom.js";
 import { feed, on } from "../frame/feed.js";
 import { ago, bytes, clock, count, ms, plural, seconds, share } from "../frame/format.js";
+import { shortName } from "../frame/names.js";
 import { go, href } from "../frame/router.js";
 
 const SPANS = { "10m": ["10 min", 600, 2], "1h": ["1 hour", 3600, 5], "6h": ["6 hours", 21600, 30] }; // its words, seconds, seconds between questions
+const REMEMBERED = "baton.overview-span";
 const LEAST_S = 120; // shown of a gateway that has just started
 const SMOOTH_S = 10;
 const RATES = new Set(["ended", "good", "errors", "refused", "invalid", "generated_per_s", "prompt_tokens", "moved_bytes"]);
@@ -32,11 +34,15 @@ export function mount(view, { query, signal }) {
     h("div", { class: "head" }, h("h2", {}, "History"), share, picker), charts,
     h("section", { class: "panel", "aria-labelledby": "log-title" }, h("h2", { id: "log-title" }, "Events"), events));
 
-  let span = query.get("span") in SPANS ? query.get("span") : "";
+  let span = spanOf(query);
   let shown = null; // what was fetched of the span
   let drawn = null; // {levels, charts}
   let timer = 0;
-  picker.addEventListener("change", () => go(href("overview", { span: picker.querySelector(":checked").value }), { replace: true }));
+  picker.addEventListener("change", () => {
+    const { value } = picker.querySelector(":checked");
+    localStorage.setItem(REMEMBERED, value);
+    go(href("overview", { span: value }), { replace: true });
+  });
 
   const draw = () => {
     if (!shown) return;
@@ -56,7 +62,6 @@ export function mount(view, { query, signal }) {
     clearTimeout(timer);
     try {
       if (feed.live === "key" || document.hidden) throw new ApiError(401, "");
-      if (!span) span = await youngest(signal);
       for (const radio of picker.querySelectorAll("input")) radio.checked = radio.value === span;
       shown = joined(shown, await fetched(span, shown?.at.at(-1) ?? 0, signal));
       draw();
@@ -79,23 +84,20 @@ export function mount(view, { query, signal }) {
   ask();
   return {
     update({ query: next }) {
-      span = next.get("span") in SPANS ? next.get("span") : "10m";
+      span = spanOf(next);
       shown = null;
       ask();
     },
   };
 }
 
+// The span of the address, else the one that was chosen last.
+const spanOf = (query) => [query.get("span"), localStorage.getItem(REMEMBERED)].find((one) => one in SPANS) ?? "10m";
+
 // Seconds that this clock is ahead of the gateway's.
 const ahead = () => (feed.answered && feed.state.time_unix ? feed.answered - feed.state.time_unix : 0);
 
 const fetched = (span, since, signal) => call(`console/history?span=${span}&since=${since}`, { with: operator(), signal });
-
-// The shortest span, unless the gateway knows more than that.
-async function youngest(signal) {
-  const { at } = await fetched("1h", 0, signal);
-  return at.length > 60 ? "1h" : "10m";
-}
 
 // What was shown, and what came since.
 export function joined(old, news) {
@@ -121,19 +123,21 @@ export function smoothed({ series, step_s: step }) {
 function chartsOf(levels) {
   const cursor = newCursor();
   const slo = (value) => ({ value: 1000 * value, label: `SLO ${ms(1000 * value)}` });
+  const within = `a TTFT within ${seconds(levels.ttft_s)} and a TPOT within ${ms(1000 * levels.tpot_s)}`;
   return [
     { title: "TTFT", hint: "Time to first token, from the receipt of the request", series: quantiles("ttft"), format: ms, limit: slo(levels.ttft_s) },
     { title: "TPOT", hint: "Time per output token after the first (mean of a request; also called ITL)", series: quantiles("tpot"), format: ms, limit: slo(levels.tpot_s) },
     { title: "Requests", hint: "Requests that ended, a second (mean of 10 s). Good: within both SLOs", stack: true, format: perSecond, series: [
-      { name: "good", label: "good", kind: "decode" }, { name: "late", label: "late", kind: "wait" }, { name: "errors", label: "failed", kind: "failed" },
-      { name: "refused", label: "refused", kind: "queue" }, { name: "invalid", label: "invalid", kind: "read" }] },
-    { title: "Goodput", hint: "Share of requests within both SLOs", format: percent, most: 1, series: [{ name: "goodput", label: "within SLOs", kind: "decode" }] },
-    { title: "Throughput", hint: "Generated tokens of all workers, and prompt tokens that got their first token", format: tokens, tick: count, series: [
+      { name: "good", label: "good", kind: "decode", hint: `Answered with ${within}` }, { name: "late", label: "late", kind: "wait", hint: `Answered, but not with ${within}` },
+      { name: "errors", label: "failed", kind: "failed", hint: "Ended with an error" },
+      { name: "refused", label: "refused", kind: "queue", hint: "Turned away: too much waits, or nobody serves" }, { name: "invalid", label: "invalid", kind: "read", hint: "Wrong requests: an unknown model or field, a prompt that is too long" }] },
+    { title: "Goodput", hint: "Share of requests within both SLOs", format: percent, most: 1, steps: true, series: [{ name: "goodput", label: "within SLOs", kind: "decode" }] },
+    { title: "Throughput", hint: "Generated tokens of all workers, and prompt tokens that got their first token", format: tokens, series: [
       { name: "generated_per_s", label: "output", kind: "decode" }, { name: "prompt_tokens", label: "input", kind: "prefill" }] },
-    { title: "Prefix cache hits", hint: "Share of prompt tokens that were cached", format: percent, most: 1, series: [{ name: "cached", label: "of prompt tokens", kind: "frame" }] },
+    { title: "Prefix cache hits", hint: "Share of prompt tokens that were cached", format: percent, most: 1, steps: true, series: [{ name: "cached", label: "of prompt tokens", kind: "frame" }] },
     { title: "KV cache in use", hint: "Blocks used or held, of all workers and of the fullest", format: percent, series: [
       { name: "kv", label: "all workers", kind: "prefill" }, { name: "kv_fullest", label: "fullest", kind: "queue" }] },
-    { title: "Queue", hint: "Requests in flight, and those that wait in gateways and at workers", format: whole, series: [
+    { title: "Queue", unit: "requests", hint: "Requests in flight, and those that wait in gateways and at workers", format: whole, series: [
       { name: "in_flight", label: "in flight", kind: "prefill" }, { name: "waiting", label: "at gateways", kind: "wait" }, { name: "queued", label: "at workers", kind: "queue" }] },
     { title: "KV handed over", hint: "Bytes that prefill workers handed to decode workers", format: moved, series: [{ name: "moved_bytes", label: "KV", kind: "transfer" }] },
   ].map((one) => ({ ...one, cursor })).map((one) => derived(chart(one)));
@@ -155,7 +159,7 @@ function stateOf({ not_ready: reason, not_ready_since: since, workers, lost = []
   const refusal = log.find((event) => event.kind === "refused");
   const refusing = refusal && Date.now() / 1000 - ahead() - (refusal.until_unix ?? refusal.at_unix) < 30;
   const [kind, words] = reason ? ["bad", since ? `Outage for ${ago(Date.now() / 1000 - ahead() - since).replace(" ago", "").replace("now", "a second")}` : "Outage"]
-    : lost.length ? ["warn", `Serving, without ${plural(lost.length, "worker")} lost ${lost.map((one) => `${one.id} (${clock(one.lost_unix)})`).slice(0, 3).join(", ")}`]
+    : lost.length ? ["warn", `Serving, without ${plural(lost.length, "worker")} lost ${lost.map((one) => `${shortName(one.id)} (${clock(one.lost_unix)})`).slice(0, 3).join(", ")}`]
     : ["good", "Serving"];
   return [
     h("p", { class: `now ${kind}` }, h("span", { class: "light", "aria-hidden": "true" }), words),
@@ -173,17 +177,18 @@ function tilesOf({ gateways, workers, latencies, levels, waiting, in_flight: inF
   const [ttftMet, ttftAll, tpotMet, tpotAll] = ["ttft_met", "ttft_count", "tpot_met", "tpot_count"].map((name) => sum(gateways, name));
   const level = (met, all) => (reason ? "stale" : !all ? "" : met / all >= 0.99 ? "good" : met / all >= 0.9 ? "warn" : "bad");
   const used = sum(workers, "kv_used") + sum(workers, "kv_held");
+  const wait = sum(waits, "requests");
   const tiles = [
-    ["TTFT within SLO", share(ttftMet, ttftAll), `${seconds(levels.ttft_s)}, of ${count(ttftAll)} in ${seconds(window)}`, ttftMet, ttftAll, level(ttftMet, ttftAll)],
-    ["TPOT within SLO", share(tpotMet, tpotAll), `${ms(levels.tpot_s * 1000)}, of ${count(tpotAll)} in ${seconds(window)}`, tpotMet, tpotAll, level(tpotMet, tpotAll)],
+    ["TTFT within SLO", share(ttftMet, ttftAll), `within ${seconds(levels.ttft_s)}: ${count(ttftMet)} of ${plural(ttftAll, "request")}, last ${seconds(window)}`, ttftMet, ttftAll, level(ttftMet, ttftAll)],
+    ["TPOT within SLO", share(tpotMet, tpotAll), `within ${ms(levels.tpot_s * 1000)}: ${count(tpotMet)} of ${plural(tpotAll, "reading")}, last ${seconds(window)}`, tpotMet, tpotAll, level(tpotMet, tpotAll), "Each answer is read once a second while it is written, and at its end"],
     ["TTFT p50", ms(latencies.ttft_p50_ms), `p95 ${ms(latencies.ttft_p95_ms)}, last minute`],
     ["TPOT p50", ms(latencies.tpot_p50_ms), `of ${plural(latencies.ended, "request")}, last minute`],
-    ["In flight", count(inFlight), `${count(sum(waits, "requests"))} waiting, ${count(sum(waits, "tokens"))} tok`],
-    ["Cache hits", share(latencies.cached_tokens, latencies.prompt_tokens), `of ${count(latencies.prompt_tokens)} prompt tok`, latencies.cached_tokens, latencies.prompt_tokens],
-    ["KV in use", share(used, blocks), `of ${plural(blocks, "block")}`, used, blocks],
-    ["Failed", count(latencies.errors), "last minute", undefined, undefined, latencies.errors ? "bad" : ""],
+    ["In flight", count(inFlight), wait ? `requests; ${count(wait)} of them wait, ${plural(sum(waits, "tokens"), "token")}` : "requests; none waits"],
+    ["Cache hits", share(latencies.cached_tokens, latencies.prompt_tokens), `${count(latencies.cached_tokens)} of ${plural(latencies.prompt_tokens, "prompt token")}, last minute`, latencies.cached_tokens, latencies.prompt_tokens],
+    ["KV in use", share(used, blocks), `${count(used)} of ${plural(blocks, "block")}`, used, blocks],
+    ["Failed", count(latencies.errors), `of ${plural(latencies.ended, "request")}, last minute`, undefined, undefined, latencies.errors ? "bad" : ""],
   ];
-  return tiles.map(([name, value, note, part, all, kind]) => h("div", { class: `tile ${kind ?? ""}`, "data-key": name },
+  return tiles.map(([name, value, note, part, all, kind, hint]) => h("div", { class: `tile ${kind ?? ""}`, "data-key": name, title: hint ?? null },
     h("dt", {}, name), h("dd", { class: "value" }, value), h("dd", { class: "hint" }, note),
     all === undefined ? null : h("dd", { class: "meter", "aria-hidden": "true" }, h("span", { style: { width: `${all ? (100 * part) / all : 0}%` } }))));
 }
@@ -195,7 +200,7 @@ function eventOf(event) {
   return h("li", { "data-key": String(event.id), class: event.level },
     h("span", { class: "light", "aria-hidden": "true" }),
     h("time", { class: "num" }, `${clock(event.at_unix)}${until}`),
-    h("span", { class: "words" }, event.what ? h("b", {}, event.what, " ") : null, event.kind === "refused" ? `${plural(event.count, "request")} refused: ${event.text}` : event.text,
+    h("span", { class: "words" }, event.what ? h("b", { title: event.what }, shortName(event.what), " ") : null, event.kind === "refused" ? `${plural(event.count, "request")} refused: ${event.text}` : event.text,
       LINKS[event.kind] ? h("a", { href: LINKS[event.kind](), "aria-label": `Show: ${event.text}` }, "show") : null),
     h("span", { class: "num when" }, ago(Date.now() / 1000 - ahead() - (event.until_unix ?? event.at_unix))));
 }

@@ -4,6 +4,7 @@ import { ApiError, call, operator, readRequest } from "../frame/api.js";
 import { h, patch, toast } from "../frame/dom.js";
 import { feed } from "../frame/feed.js";
 import { clock, count, ms } from "../frame/format.js";
+import { shortName } from "../frame/names.js";
 import { go, href, ROOT } from "../frame/router.js";
 import { KINDS, requestDetail } from "../frame/waterfall.js";
 
@@ -122,16 +123,21 @@ function showTable(view, query, signal) {
   ask();
 }
 
+const FAILED = ["error", "refused"];
+
+const badge = ({ status, detail, num_attempts: attempts }) => h("span", { class: `badge ${FAILED.includes(status) ? "bad" : status}`, title: detail }, status, attempts > 1 ? ` ×${attempts}` : "");
+
 function row(one, longest, manyGateways) {
-  const bad = ["error", "cancelled", "refused"].includes(one.status);
-  const workers = one.decode_worker && one.decode_worker !== one.prefill_worker ? `${one.prefill_worker} → ${one.decode_worker}` : one.prefill_worker;
+  const bad = FAILED.includes(one.status);
+  const workers = [...new Set([one.prefill_worker, one.decode_worker])].filter(Boolean);
+  const where = workers.map(shortName).join(" → ");
   const asker = one.key ? `${one.tenant} / ${one.key}` : one.tenant;
   return h("tr", { "data-key": one.request_id, class: one.status },
     h("td", {}, h("a", { href: href("requests", one.request_id), title: one.request_id }, shorten(one.request_id))),
     h("td", { class: "num when" }, clock(one.received_unix)),
-    h("td", {}, h("span", { class: `badge ${bad ? "bad" : one.status}`, title: one.detail }, one.status, one.num_attempts > 1 ? ` ×${one.num_attempts}` : "")),
+    h("td", {}, badge(one)),
     h("td", { class: "wide" }, asker),
-    h("td", { class: "mid cut", title: one.detail || workers }, one.status === "refused" || (bad && !workers) ? one.detail : manyGateways ? `${one.gateway}: ${workers}` : workers),
+    h("td", { class: "mid cut", title: one.detail || workers.join(" → ") }, one.status === "refused" || (bad && !where) ? one.detail : manyGateways ? `${shortName(one.gateway)}: ${where}` : where),
     h("td", { class: "num mid" }, count(one.prompt_tokens), one.cached_tokens ? h("small", {}, ` ${count(one.cached_tokens)} hit`) : ""),
     h("td", { class: "num mid" }, count(one.completion_tokens)),
     h("td", { class: "num" }, ms(one.ttft_ms)),
@@ -158,6 +164,7 @@ function showOne(view, id, signal) {
     return other ? h("a", { class: "button", href: href("requests", other), "data-go": keyName, title: `key ${keyName}` }, words) : h("span", { class: "button off", "aria-disabled": "true" }, words);
   };
   const actions = h("div", { class: "row" });
+  const state = h("span", { class: "told" });
   const body = h("div", { class: "one" }, h("p", { class: "empty" }, "Loading"));
   const around = h("span", { class: "row" }, neighbour(-1, "Previous", "k"), neighbour(1, "Next", "j"));
   if (!listed.ids.includes(id)) {
@@ -168,7 +175,7 @@ function showOne(view, id, signal) {
   }
   view.append(h("nav", { class: "crumbs", "aria-label": "Requests" },
     h("a", { href: href("requests", listed.query), "data-go": "Escape" }, "← Requests"), around),
-    h("section", { class: "panel" }, h("div", { class: "head" }, h("h2", { class: "id" }, id), actions), body));
+    h("section", { class: "panel" }, h("div", { class: "head" }, h("h2", { class: "id" }, id), state, actions), body));
   document.addEventListener("keydown", (event) => {
     if (event.target.closest("input, select, textarea, dialog") || event.ctrlKey || event.metaKey || event.altKey) return;
     const link = view.querySelector(`a[data-go="${CSS.escape(event.key)}"]`);
@@ -193,6 +200,7 @@ function showOne(view, id, signal) {
     const trace = traceLink(found[0].trace_id);
     actions.replaceChildren(copier("Copy id", () => id), copier("Copy JSON", () => JSON.stringify(found, null, 2)), copier("Copy curl", () => curlOf(id)),
       ...(trace ? [h("a", { class: "button", href: trace, target: "_blank", rel: "noreferrer" }, "Open trace")] : []));
+    state.replaceChildren(...found.slice(0, 1).flatMap((one) => [badge(one), one.detail ? h("span", { class: FAILED.includes(one.status) ? "why bad" : "why" }, one.detail) : ""]));
     const open = body.querySelector("details.json")?.open ?? false;
     body.replaceChildren(...found.map(requestDetail), h("details", { class: "json", open }, h("summary", {}, "JSON"), h("pre", { tabindex: 0 }, JSON.stringify(JSON.parse(now), null, 2))));
   };
