@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import secrets
 import time
 import uuid
@@ -29,6 +30,8 @@ from gateway.tenants.budgets import Budgets
 from gateway.tenants.charge import charge
 from gateway.tenants.tenants import ANYBODY, Tenant
 
+log = logging.getLogger(__name__)
+
 MAX_SEQUENCES = 64  # prompts times choices of one request
 MAX_SCORES_BYTES = 512 * 1024  # a prompt's logprobs
 
@@ -49,6 +52,8 @@ class ModelCard:
     name: str
     created: int
     max_model_len: int | None
+    tool_call_format: str | None  # None: calls come as text
+    reasoning_format: str | None  # None: thoughts are content
 
 
 class Answers:
@@ -66,6 +71,7 @@ class Answers:
         self._default_deadline_s = default_deadline_s
         self._started_at = int(time.time())
         self._turn = Turn()
+        self._calls_as_text: set[str] = set()  # models of which it was said
         self.generations = generations
         self.catalogue = catalogue
         self.tokenising = Tokenising()
@@ -79,7 +85,14 @@ class Answers:
         return self._card(self.find(name))
 
     def _card(self, served: Served) -> ModelCard:
-        return ModelCard(name=served.name, created=self._started_at, max_model_len=served.max_model_len)
+        format_ = served.tokenizer.format.format
+        return ModelCard(
+            name=served.name,
+            created=self._started_at,
+            max_model_len=served.max_model_len,
+            tool_call_format=format_.name or None,
+            reasoning_format=format_.reasoning or None,
+        )
 
     def find(self, name: str) -> Served:
         """Raises ModelNotFoundError, which lists the names."""
@@ -95,7 +108,19 @@ class Answers:
         deadline_s = ask.deadline_s or self._default_deadline_s
         first_token_s = min(deadline_s, ask.first_token_s or deadline_s)
         self.generations.turn_away(tenant, priority=ask.priority, first_token_s=first_token_s, model=served.name)
+        if ask.reply is not None and ask.reply.tools.tools:
+            self._check_calls(served)
         return served
+
+    def _check_calls(self, served: Served) -> None:
+        """Say once of a model that its calls can't be told from text."""
+        if served.tokenizer.format.format.name or served.name in self._calls_as_text:
+            return
+        self._calls_as_text.add(served.name)
+        log.warning(
+            "model %s was given tools, and how it writes calls isn't known: they come as text; see --tool-call-parser",
+            served.name,
+        )
 
     async def start(self, ask: Ask, origin: Origin, served: Served) -> Answer:
         """Tokenise and submit; return when all choices may start. Raises ServingError."""

@@ -127,10 +127,23 @@ class ChatTemplate:
         return "".join(pieces)
 
 
+def check_template(source: str) -> None:
+    """Raises ValueError for what is no chat template."""
+    environment = Sandbox(_NOTHING_SHADED)
+    try:
+        read = jinja2.meta.find_undeclared_variables(environment.parse(source))
+    except jinja2.TemplateSyntaxError as error:
+        raise ValueError(f"is no Jinja: line {error.lineno}: {error.message}") from None
+    if "messages" not in read:
+        raise ValueError("is no chat template: it reads no `messages`")
+
+
 def read_template(
-    model: Path, tokenizer_config: Mapping[str, Any], special: Mapping[str, str], shade: Shade
+    model: Path, tokenizer_config: Mapping[str, Any], special: Mapping[str, str], shade: Shade, given: str = ""
 ) -> ChatTemplate | None:
-    """The model's template, or None: chat_template.jinja, else from tokenizer_config.json."""
+    """The `given` template, or the model's, or None: chat_template.jinja, else from tokenizer_config.json."""
+    if given:
+        return ChatTemplate(given, special, shade=shade)
     own = read_file(model, TEMPLATE)
     if own is not None:
         return ChatTemplate(own.decode("utf-8"), special, shade=shade)

@@ -32,10 +32,11 @@ _BYTE_OF_CHAR = {character: byte for byte, character in BYTE_CHARS.items()}
 class ChatTokenizer:
     """Tokenizer, chat template, stop tokens and format of answers of a model folder or GGUF file. Thread-safe.
 
-    `parsers` name formats of tool calls and of reasoning; by default they are those that the template shows.
+    `parsers` name formats of tool calls and of reasoning; by default they are those that the template shows. `template` takes
+    the place of the folder's.
     """
 
-    def __init__(self, model: Path, parsers: Parsers = DEFAULT_PARSERS) -> None:
+    def __init__(self, model: Path, parsers: Parsers = DEFAULT_PARSERS, template: str = "") -> None:
         raw = read_file(model, TOKENIZER)
         if raw is None:
             raise FileNotFoundError(f"{model} has no tokenizer.json: name a Hugging Face model folder, or a GGUF file")
@@ -66,7 +67,7 @@ class ChatTokenizer:
         self.added = {index: token.content for index, token in self.tokenizer.get_added_tokens_decoder().items()}
         self.controls = ControlTokens(self.tokenizer, described["model"])
         self.lengths = Lengths(described, self.tokenizer.get_vocab(), self._plain_ids)
-        self._template = read_template(model, config, self._special, self.controls.shade)
+        self._template = read_template(model, config, self._special, self.controls.shade, template)
         self.format = choose(
             self._template.source if self._template is not None else "",
             {text: index for index, text in self.added.items()},

@@ -17,15 +17,21 @@ log = logging.getLogger("baton.gateway")
 def read_tokenizers(settings: GatewaySettings) -> dict[str, ChatTokenizer]:
     """Return the tokenizer of each model by its name in the API. Raises ConfigError."""
     option = "--served-models {name}={folder}" if settings.served_models else "--model {folder}"
-    return {
-        name: _tokenizer(folder, settings.parsers(name), option.format(name=name, folder=folder))
+    found = {
+        name: _tokenizer(
+            folder, settings.parsers(name), settings.template(name), option.format(name=name, folder=folder)
+        )
         for name, folder in settings.folders.items()
     }
+    for name, tokenizer in found.items():
+        calls, reasoning = tokenizer.format.format.name, tokenizer.format.format.reasoning
+        log.info("model.format", extra={"model": name, "calls": calls or "text", "reasoning": reasoning or "content"})
+    return found
 
 
-def _tokenizer(folder: Path, parsers: Parsers, option: str) -> ChatTokenizer:
+def _tokenizer(folder: Path, parsers: Parsers, template: str, option: str) -> ChatTokenizer:
     try:
-        return ChatTokenizer(folder, parsers)
+        return ChatTokenizer(folder, parsers, template)
     except Exception as error:  # the tokenizers library raises nothing narrower
         raise ConfigError(f"{option}: {error}") from error
 

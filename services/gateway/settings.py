@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 DAY_S = 86_400.0
+JINJA = ("{{", "{%", "\n")  # what no name of a file has
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[a-z0-9.\[\]:_-]+\Z")
 
 
@@ -35,6 +36,11 @@ class GatewaySettings(ModelSettings, ServiceLevelOptions):
         description="how models write tool calls: a format for all or model=format by commas; auto: by their files",
     )
     reasoning_parser: str = Field("auto", description="how models write reasoning, in the same way")
+    chat_template: str = Field(
+        "",
+        description="chat template for models that bring none, or another one: a file with Jinja, or the Jinja itself; "
+        "for one of several models: model=file by commas",
+    )
     host: str = Field("127.0.0.1", description="address to listen on; other than loopback needs an API key")
     port: Port = Field(8000, description="HTTP port")
     own_port: Annotated[Port, OFF] = Field(
@@ -162,10 +168,43 @@ class GatewaySettings(ModelSettings, ServiceLevelOptions):
         """The formats of a model's answers. Raises ConfigError."""
         from gateway.parsing.choose import Parsers
 
+        named = {"calls": self.tool_call_parser, "reasoning": self.reasoning_parser}
+        flags = {"calls": "--tool-call-parser", "reasoning": "--reasoning-parser"}
+        found = {kind: self._of_model(flags[kind], text, model) or "auto" for kind, text in named.items()}
+        for kind, name in found.items():
+            try:
+                Parsers(**{kind: name})
+            except ValueError as error:
+                raise ConfigError(f"{flags[kind]}: {error}") from None
+        return Parsers(**found)
+
+    def template(self, model: str) -> str:
+        """The chat template that a model is given; "": its own. Raises ConfigError for what is no template."""
+        from gateway.answers.template import check_template
+
+        text, flag = self.chat_template, "--chat-template"
+        if not any(sign in text for sign in JINJA) and (name := self._of_model(flag, text, model)):
+            flag = f"{flag} {name}"
+            try:
+                text = Path(name).read_text(encoding="utf-8")
+            except (OSError, UnicodeDecodeError) as error:
+                why = "no such file" if isinstance(error, FileNotFoundError) else error
+                raise ConfigError(f"{flag}: {why}; give a file with Jinja, or Jinja itself") from None
+        elif not any(sign in text for sign in JINJA):
+            return ""
         try:
-            return Parsers(_of_model(self.tool_call_parser, model), _of_model(self.reasoning_parser, model))
+            check_template(text)
         except ValueError as error:
-            raise ConfigError(f"--tool-call-parser, --reasoning-parser: {error}") from None
+            raise ConfigError(f"{flag}: {error}") from None
+        return text
+
+    def _of_model(self, flag: str, text: str, model: str) -> str:
+        """What is said of one model, or of all: `a`, or `chat=a,coder=b`. Raises ConfigError for a model that isn't served."""
+        named = dict(entry.partition("=")[::2] for entry in _entries(text))
+        for name, said in named.items():
+            if said and name not in self.folders:
+                raise ConfigError(f"{flag}: no model {name!r} is served; served: {', '.join(self.folders)}")
+        return named.get(model) or next((name for name, said in named.items() if not said), "")
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -208,18 +247,14 @@ class GatewaySettings(ModelSettings, ServiceLevelOptions):
             raise ConfigError(f"--own-port {self.own_port}: is --port, which is shared: give each gateway another one")
         if self.tls_key and not self.tls_cert:
             raise ConfigError("--tls-key is given without --tls-cert: give both, or none for HTTP")
+        for model in self.folders:
+            self.parsers(model)
         if self.host not in LOOPBACK and not self.keys and not self.tenants:
             raise ConfigError(
                 f"--host {self.host} is not loopback: set {PREFIX}API_KEYS (--api-keys) or --tenants, "
                 "or listen on 127.0.0.1; `baton keys new` makes a key"
             )
         return self
-
-
-def _of_model(text: str, model: str) -> str:
-    """What is said of one model, or of all: `a`, or `chat=a,coder=b`."""
-    named = dict(entry.partition("=")[::2] for entry in _entries(text))
-    return named.get(model) or next((name for name, said in named.items() if not said), "auto")
 
 
 def _entries(text: str) -> list[str]:

@@ -56,7 +56,10 @@ GROUPS = (  # title, beginnings of names; the first that fits counts
         "HTTP, keys and web pages",
         ("host", "port", "api_key", "admin_key", "tenants", "cors_", "allowed_", "tls_", "console"),
     ),
-    ("Model and answers", ("model", "served_", "dtype", "max_model_len", "tool_call_parser", "reasoning_parser")),
+    (
+        "Model and answers",
+        ("model", "served_", "dtype", "max_model_len", "tool_call_parser", "reasoning_parser", "chat_"),
+    ),
     (
         "Limits",
         ("max_requests", "max_queued", "max_connections", "max_body", "request_timeout", "window_s", "reserved"),

@@ -38,7 +38,6 @@ ELSEWHERE = {
     "-q": "--quantization",
     "--trust-remote-code": "Baton never runs code of a checkpoint",
     "--tokenizer": "it is the one in --model's folder",
-    "--chat-template": "it is the one in --model's folder",
     "--download-dir": "--model is a folder, and nothing is downloaded",
     "--revision": "--model is a folder, and nothing is downloaded",
     "--allowed-origins": "--cors-origins, by commas",

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from common.model.files import is_model
-from common.settings import ROOT
+from common.settings import ROOT, ConfigError
 from kvtransfer.transports import reaches_others
 from services.runtime.checks.finding import Finding
 from services.runtime.checks.gpus import Gpu, check_gpus, torch_build, visible_gpus
@@ -32,6 +32,7 @@ def examine(settings: UpSettings) -> Iterator[Finding]:
         return
     yield from _packages()
     yield from _transport(settings)
+    yield from _templates(settings)
     gpus = visible_gpus() if settings.device != "cpu" else None
     yield from _devices(settings, gpus)
     yield from _model(settings, gpus)
@@ -74,6 +75,14 @@ def _transport(settings: UpSettings) -> Iterator[Finding]:
     if not reaches_others(settings.kv_transport) and settings.prefill:
         text = f"--transport {settings.kv_transport}: {settings.prefill} prefill workers have to hand their KV over"
         yield Finding("transport", "fail", text, "use --prefill 0, or another one")
+
+
+def _templates(settings: UpSettings) -> Iterator[Finding]:
+    for model in settings.folders:
+        try:
+            settings.template(model)
+        except ConfigError as error:
+            yield Finding("template", "fail", str(error))
 
 
 def _devices(settings: UpSettings, gpus: list[Gpu] | None) -> Iterator[Finding]:

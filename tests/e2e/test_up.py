@@ -398,6 +398,8 @@ async def test_a_device_that_is_not_there_is_one_line(start: Start) -> None:
         (["--decod", "2"], "unknown option --decod (did you mean --decode?)"),
         (["--prefill", "many"], "--prefill (BATON_PREFILL)"),
         (["--host", "0.0.0.0"], "set BATON_API_KEYS"),
+        (["--tool-call-parser", "hermse"], "'hermse' is no parser, did you mean 'hermes'?"),
+        (["--chat-template", "absent.jinja"], "--chat-template absent.jinja: no such file"),
     ],
 )
 async def test_a_wrong_option_is_one_line(start: Start, options: list[str], part: str) -> None:

@@ -45,6 +45,8 @@ ANSWERS: dict[str, Json] = {
             "created": _INTEGER,
             "owned_by": _TEXT,
             "max_model_len": {"type": ["integer", "null"]},
+            "tool_call_format": _TEXT_OR_NULL,
+            "reasoning_format": _TEXT_OR_NULL,
         }
     ),
     "ModelList": fields({"object": {"const": "list"}, "data": _list(ref("Model"))}),

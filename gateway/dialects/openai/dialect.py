@@ -59,6 +59,8 @@ def _card(model: ModelCard) -> Json:
         "created": model.created,
         "owned_by": "baton",
         "max_model_len": model.max_model_len,
+        "tool_call_format": model.tool_call_format,
+        "reasoning_format": model.reasoning_format,
     }
 
 

@@ -151,7 +151,7 @@ def test_nothing_is_not_auto_where_a_person_writes_it() -> None:
     [
         (["--tensor-parallel-size", "2"], "--tensor-parallel-size 2: a model runs on one GPU"),
         (["--gpu-memory-utilization", "0.9"], "unknown option --gpu-memory-utilization (--kv-memory-mb"),
-        (["--chat-template=x"], "unknown option --chat-template (it is the one in --model's folder)"),
+        (["--tokenizer=x"], "unknown option --tokenizer (it is the one in --model's folder)"),
         (["--prefil", "2"], "unknown option --prefil (did you mean --prefill?)"),
     ],
 )

@@ -13,7 +13,7 @@ import pytest
 from tokenizers import Tokenizer, processors
 
 from common.errors import InvalidRequestError
-from gateway.answers.template import ChatTemplate
+from gateway.answers.template import ChatTemplate, check_template
 from gateway.answers.tokenizer import ChatTokenizer
 from tests.models import build_tokenizer
 
@@ -51,6 +51,27 @@ def build(plain: Path, tmp_path: Path) -> Build:
         return ChatTokenizer(folder)
 
     return build
+
+
+def test_a_given_template_takes_the_place_of_the_folders(build: Build, tmp_path: Path) -> None:
+    build(jinja="{{ messages[0].content }}")
+    given = "{% for message in messages %}<tool_call>{{ message.content }}{% endfor %}"
+    tokenizer = ChatTokenizer(tmp_path / "model", template=given)
+    assert tokenizer.render(MESSAGES) == "<tool_call>Grüß <dich>"
+    assert tokenizer.format.format.name == "hermes"
+
+
+@pytest.mark.parametrize(
+    ("source", "why"),
+    [
+        ("{% for m in messages %}\n{{ m }", "is no Jinja: line 2"),
+        ("Hello {{ name }}", "reads no `messages`"),
+        ("", "reads no"),
+    ],
+)
+def test_what_is_no_template_is_told(source: str, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        check_template(source)
 
 
 def test_bos_is_there_once(build: Build) -> None:

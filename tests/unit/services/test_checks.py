@@ -226,6 +226,54 @@ def test_up_looks_at_everything_and_refuses_with_a_line_each(model: Path, tmp_pa
     )
 
 
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--tool-call-parser", "hermse"], "--tool-call-parser: 'hermse' is no parser, did you mean 'hermes'?"),
+        (["--tool-call-parser", "phi4mini"], "did you mean 'phi4_mini'?"),
+        (["--reasoning-parser", "chat=think"], "--reasoning-parser: no model 'chat' is served; served: tiny"),
+    ],
+)
+def test_a_parser_s_unknown_name_is_refused_with_the_nearest_one(
+    model: Path, tmp_path: Path, options: list[str], says: str
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        asked(model, tmp_path, *options)
+    assert says in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ("absent.jinja", "--chat-template absent.jinja: no such file"),
+        ("{{ message", "--chat-template: is no Jinja: line 1"),
+        ("{{ prompt }}", "--chat-template: is no chat template: it reads no `messages`"),
+    ],
+)
+def test_what_is_no_chat_template_is_refused_before_anything_starts(
+    model: Path, tmp_path: Path, given: str, says: str
+) -> None:
+    failed = [
+        finding.said for finding in examine(asked(model, tmp_path, "--chat-template", given)) if finding.level == "fail"
+    ]
+    assert [says in line for line in failed] == [True]
+
+
+def test_a_chat_template_is_a_file_or_jinja_itself_for_all_models_or_one(model: Path, tmp_path: Path) -> None:
+    jinja = "{% for message in messages %}{{ message.content }}{% endfor %}"
+    (file := tmp_path / "chat.jinja").write_text(jinja)
+    models = ["--served-models", f"a={model},b={model}"]
+    for given, told in (
+        (str(file), (jinja, jinja)),
+        (jinja, (jinja, jinja)),
+        (f"b={file}", ("", jinja)),
+        ("", ("", "")),
+    ):
+        settings = asked(model, tmp_path, *models, "--chat-template", given)
+        assert (settings.template("a"), settings.template("b")) == told
+        assert all(finding.level != "fail" for finding in examine(settings))
+
+
 def test_port_0_is_a_free_one(model: Path, tmp_path: Path) -> None:
     one, several = asked(model, tmp_path), asked(model, tmp_path, "--gateways", "2")
     assert one.port
