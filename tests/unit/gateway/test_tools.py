@@ -61,23 +61,6 @@ def prompt(gateway: Gateway) -> str:
     return gateway.tokenizer.decode(gateway.script.submitted[-1].token_ids, skip_special_tokens=False)
 
 
-async def test_the_models_list_says_how_calls_and_thoughts_are_written(tooled: Gateway) -> None:
-    card = (await tooled.http.get("/v1/models")).json()["data"][0]
-    assert (card["tool_call_format"], card["reasoning_format"]) == ("hermes", "think")
-
-
-async def test_tools_of_a_model_whose_calls_come_as_text_are_told_once(
-    tool_tokenizer: ChatTokenizer, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    build_tokenizer(tmp_path, template="{% for message in messages %}{{ message.content }}{% endfor %}{{ tools }}")
-    async with run_gateway(ChatTokenizer(tmp_path), HttpSettings()) as gateway:
-        card = (await gateway.http.get(f"/v1/models/{MODEL}")).json()
-        assert (card["tool_call_format"], card["reasoning_format"]) == (None, None)
-        for tools in (None, TOOLS, TOOLS):
-            await ask(gateway, **({"tools": tools} if tools else {}))
-            assert caplog.text.count("they come as text") == int(tools is not None)
-
-
 # -- into the prompt ----------------------------------------------------------------------------------------------
 
 
