@@ -31,7 +31,7 @@ def text_of(form: Form, specials: Collection[str]) -> str:
         case Ebnf():
             return grammar_from("grammar", form.text)
         case StructuralTag():
-            return structure(form.format, specials)
+            return structure(form.format, specials, form.whitespace)
         case Text():
             return form.text
         case _:
@@ -71,13 +71,7 @@ def _json_schema(form: JsonSchema) -> str:
         schema = {}
     if not isinstance(schema, dict):
         raise ValueError("must be a JSON schema: an object")
-    options: Any = {
-        "whitespace_flexible": form.whitespace.is_allowed,
-        "lenient": not form.strict,
-        "coerce_one_of": not form.strict,
-    }
-    if form.whitespace.is_allowed:
-        options["whitespace_pattern"] = form.whitespace.pattern
+    options: Any = {**form.whitespace.options, "lenient": not form.strict, "coerce_one_of": not form.strict}
     return LLMatcher.grammar_from_json_schema(schema, overrides=options)
 
 

@@ -14,17 +14,16 @@ from typing import Any
 from llguidance import LLMatcher, grammar_from
 
 from common.messages import MAX_GRAMMAR_CHARS
+from gateway.grammars.wanted import Whitespace
 
 MAX_PARTS = 256
-# More whitespace helps nobody, and a weak model would write it until its tokens are used up.
-_JSON = {"whitespace_flexible": True, "whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,64}"}
 _TEXT = "/(?s:.*)/"
 Ends = Sequence[str]
 
 
-def structure(tag: Any, specials: Collection[str]) -> str:
+def structure(tag: Any, specials: Collection[str], whitespace: Whitespace) -> str:
     """llguidance's text of a structural tag's `format`. `specials`: texts of the special tokens. Raises ValueError."""
-    return _Writer(specials).text(tag)
+    return _Writer(specials, whitespace).text(tag)
 
 
 class _Writer:
@@ -33,8 +32,9 @@ class _Writer:
     A part that `must_end` stands before another: free text in it would have to know where that begins.
     """
 
-    def __init__(self, specials: Collection[str]) -> None:
+    def __init__(self, specials: Collection[str], whitespace: Whitespace) -> None:
         self._specials = specials
+        self._json_options = whitespace.options
         self._rules: list[str] = []
         self._grammars: list[dict[str, Any]] = []
         self._left = MAX_GRAMMAR_CHARS
@@ -79,7 +79,7 @@ class _Writer:
         if not isinstance(schema, Mapping | bool) or part.get("style", "json") != "json":
             raise ValueError(f"{at}: json_schema must be an object, and style json")
         fields = dict(schema) if isinstance(schema, Mapping) else {}
-        return self._then(self._rule("%json " + json.dumps({"x-guidance": _JSON, **fields})), ends)
+        return self._then(self._rule("%json " + json.dumps({"x-guidance": self._json_options, **fields})), ends)
 
     def _regex(self, part: Mapping[str, Any], at: str, ends: Ends, must_end: bool) -> str:
         return self._then(self._other(LLMatcher.grammar_from_regex(_text(part, "pattern", at))), ends)

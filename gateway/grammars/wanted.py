@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
+from gateway.parsing.json_text import COMPACT
+
 MAX_OPTIONS = 4_096
-# More whitespace helps nobody, and a weak model would write it until its tokens are used up.
-WHITESPACE = r"[\x20\x0A\x0D\x09]{1,64}"
 
 
 class Whitespace(msgspec.Struct, frozen=True, kw_only=True):
-    """Between the parts of JSON: at most 64 characters, the client's own pattern, or none."""
+    """Between the parts of JSON: a space behind `:` and `,` at most, the client's pattern wherever JSON allows it, or none."""
 
-    pattern: str = WHITESPACE
+    pattern: str | None = None
     is_allowed: bool = True
 
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """As llguidance has them."""
+        if not self.is_allowed:
+            return {"whitespace_flexible": False}
+        if self.pattern is None:
+            return COMPACT
+        return {"whitespace_flexible": True, "whitespace_pattern": self.pattern}
 
-ANY_WHITESPACE = Whitespace()
+
+AS_DUMPED = Whitespace()
 
 
 class JsonSchema(msgspec.Struct, frozen=True, kw_only=True, tag="json_schema"):
@@ -28,7 +37,7 @@ class JsonSchema(msgspec.Struct, frozen=True, kw_only=True, tag="json_schema"):
 
     schema: Any
     strict: bool = True
-    whitespace: Whitespace = ANY_WHITESPACE
+    whitespace: Whitespace = AS_DUMPED
 
 
 class Regex(msgspec.Struct, frozen=True, tag="regex"):
@@ -53,6 +62,7 @@ class StructuralTag(msgspec.Struct, frozen=True, tag="structural_tag"):
     """Texts, schemas and tags, in order or in turn: see `structure`."""
 
     format: Any
+    whitespace: Whitespace = AS_DUMPED
 
 
 class Text(msgspec.Struct, frozen=True, tag="text"):
@@ -74,11 +84,11 @@ class Wanted:
     budget: int | None = None
 
 
-def json_schema(field: str, schema: Any, *, strict: bool = True, whitespace: Whitespace = ANY_WHITESPACE) -> Wanted:
+def json_schema(field: str, schema: Any, *, strict: bool = True, whitespace: Whitespace = AS_DUMPED) -> Wanted:
     return Wanted(field=field, form=JsonSchema(schema=schema, strict=strict, whitespace=whitespace))
 
 
-def json_object(field: str, *, whitespace: Whitespace = ANY_WHITESPACE) -> Wanted:
+def json_object(field: str, *, whitespace: Whitespace = AS_DUMPED) -> Wanted:
     return json_schema(field, {"type": "object"}, whitespace=whitespace)
 
 
@@ -96,8 +106,8 @@ def ebnf(field: str, text: str) -> Wanted:
     return Wanted(field=field, form=Ebnf(text))
 
 
-def structural_tag(field: str, format: Any) -> Wanted:
-    return Wanted(field=field, form=StructuralTag(format))
+def structural_tag(field: str, format: Any, *, whitespace: Whitespace = AS_DUMPED) -> Wanted:
+    return Wanted(field=field, form=StructuralTag(format, whitespace))
 
 
 def of_text(field: str, text: str, *, after: Sequence[int] | None = None, budget: int | None = None) -> Wanted:

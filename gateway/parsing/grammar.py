@@ -10,11 +10,10 @@ from typing import Any
 
 from common.messages import MAX_GRAMMAR_CHARS
 from gateway.parsing.format import Wire
+from gateway.parsing.json_text import COMPACT
 from gateway.parsing.terminals import Bound
 from gateway.parsing.values import Schema, is_text, types_of
 
-# More whitespace helps nobody, and a weak model would write it until its tokens are used up.
-_JSON_OPTIONS = {"whitespace_flexible": True, "whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,64}"}
 _ANY = "/(?s:.*)/"
 _BODY = "body"
 _FREE_PARTS = {"{index}": "/[0-9]{1,3}/", "{id}": "/[a-z0-9]{1,16}/"}
@@ -254,7 +253,7 @@ class _Writer:
         return f"{begins} text_value {rest}"
 
     def _json(self, call: CallShape, schema: Mapping[str, Any]) -> str:
-        return "%json " + json.dumps({**schema, "x-guidance": {**_JSON_OPTIONS, "lenient": not call.is_strict}})
+        return "%json " + json.dumps({**schema, "x-guidance": {**COMPACT, "lenient": not call.is_strict}})
 
     def _marked(self, text: str) -> list[str]:
         """A text's parts: tokens that stand for themselves, and what is between."""

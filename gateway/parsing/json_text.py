@@ -6,6 +6,9 @@ import json
 import re
 from collections.abc import Callable
 
+# How grammars let JSON be written: as `json.dumps` does, or without its spaces. More helps nobody, and a weak model would write
+# whitespace until its tokens are used up.
+COMPACT = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
 MAX_DEPTH = 200
 MAX_WORD = 1_000
 _NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?\Z")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from gateway.grammars import wanted
-from gateway.grammars.wanted import ANY_WHITESPACE, Wanted, Whitespace
+from gateway.grammars.wanted import AS_DUMPED, Wanted, Whitespace
 
 FOLLOWED = (
     "response_format",
@@ -130,7 +130,7 @@ def _structured(fields: Mapping[str, Any]) -> Wanted | None:
     said = given[kinds[0]]
     if kinds[0] == "structural_tag":
         said = _read(said, f"{field}: structural_tag")
-        return _structural_tag(_mapping(said, f"{field}: structural_tag"), field)
+        return _structural_tag(_mapping(said, f"{field}: structural_tag"), field, whitespace)
     if kinds[0] == "json" and given.get("disable_additional_properties"):
         try:
             said = _closed(_read(said, f"{field}: json"))
@@ -159,10 +159,10 @@ def _of_kind(kind: str, said: Any, field: str, whitespace: Whitespace) -> Wanted
     return kinds[kind]()
 
 
-def _structural_tag(value: Mapping[str, Any], field: str) -> Wanted:
+def _structural_tag(value: Mapping[str, Any], field: str, whitespace: Whitespace = AS_DUMPED) -> Wanted:
     """Its `format`, or the older form: schemas between tags that triggers announce."""
     if "format" in value:
-        return wanted.structural_tag(field, value["format"])
+        return wanted.structural_tag(field, value["format"], whitespace=whitespace)
     if "structures" not in value:
         raise ValueError(f"{field}: a structural_tag needs a format, or structures and triggers")
     structures = [_mapping(one, f"{field}: structures") for one in _list(value["structures"], f"{field}: structures")]
@@ -175,7 +175,8 @@ def _structural_tag(value: Mapping[str, Any], field: str) -> Wanted:
         for one in structures
     ]
     triggers = _texts(value.get("triggers"), f"{field}: triggers")
-    return wanted.structural_tag(field, {"type": "triggered_tags", "tags": tags, "triggers": triggers})
+    tag = {"type": "triggered_tags", "tags": tags, "triggers": triggers}
+    return wanted.structural_tag(field, tag, whitespace=whitespace)
 
 
 def _closed(schema: Any) -> Any:
@@ -199,7 +200,7 @@ def _read(said: Any, name: str) -> Any:
 
 
 def _whitespace(pattern: Any, name: str) -> Whitespace:
-    return ANY_WHITESPACE if pattern is None else Whitespace(pattern=_text(pattern, name))
+    return AS_DUMPED if pattern is None else Whitespace(pattern=_text(pattern, name))
 
 
 def _schema(value: Any, field: str) -> Any:

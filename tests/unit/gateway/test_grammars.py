@@ -26,6 +26,11 @@ from gateway.grammars.wanted import (
 from tests.models import SPECIAL_TOKENS, VOCAB_SIZE, build_tokenizer
 
 AGE = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"], "additionalProperties": False}
+PAIR = {
+    "type": "object",
+    "properties": {"a": {"type": "integer"}, "b": {"type": "array", "items": {"type": "integer"}}},
+    "required": ["a", "b"],
+}
 NULL = {"type": "json_schema", "json_schema": {"type": "null"}}
 TAGS = [
     {"begin": "<call=a>", "content": {"type": "json_schema", "json_schema": AGE}, "end": "</call>"},
@@ -68,7 +73,9 @@ def matches(tokenizer: LLTokenizer, grammar: str, answer: str) -> bool:
 
 
 CASES: list[tuple[Wanted, list[str], list[str]]] = [
-    (json_schema("f", AGE), ['{"age":1}', '{ "age": 1 }'], ['{"age":"1"}', "{}", '{"age":1,"b":2}', '{"age":' + 65 * " " + "1}"]),
+    (json_schema("f", AGE), ['{"age":1}', '{"age": 1}'], ['{"age":"1"}', "{}", '{"age":1,"b":2}', '{"age":  1}', '{\n"age":1}']),
+    (json_schema("f", PAIR), ['{"a":1,"b":[1,2]}', '{"a": 1, "b": [1, 2]}'], ['{"a":1 ,"b":[]}', '{"a":1,"b":[1,  2]}']),
+    (json_schema("f", AGE, whitespace=Whitespace(pattern=r"[ \n]{1,4}")), ['{"age":1}', '{\n  "age": 1\n}'], ['{"age":     1}']),
     (json_schema("f", '{"type": "null"}'), ["null"], ["{}"]),
     (json_schema("f", True), ["[1, {}]"], ["[1"]),
     (json_schema("f", AGE, whitespace=Whitespace(is_allowed=False)), ['{"age":1}'], ['{"age": 1}']),
@@ -108,7 +115,12 @@ TAG_CASES: list[tuple[Wanted, list[str], list[str]]] = [
         ["a bad one", "x<b/>", "<a>null</a>bad", "bad<a>null</a>"],
     ),
     (tagged("const_string", value='a"<|im_start|>b'), ['a"<|im_start|>b'], ["a", 'a"b']),
-    (tagged("json_schema", json_schema=AGE), ['{"age": 1}'], ["{}", '{"age":' + 65 * " " + "1}"]),
+    (tagged("json_schema", json_schema=AGE), ['{"age": 1}'], ["{}", '{"age":  1}', '{\n"age":1}']),
+    (
+        structural_tag("f", {"type": "json_schema", "json_schema": AGE}, whitespace=Whitespace(pattern=r"\n")),
+        ['{\n"age":1}'],
+        ['{"age": 1}'],
+    ),
     (tagged("regex", pattern="a+|b/"), ["aa", "b/"], ["ab/"]),
     (tagged("grammar", grammar='root ::= "x" [0-9]'), ["x1"], ["x"]),
     (tagged("any_text"), ["", "any\ntext"], ["<|im_start|>"]),
