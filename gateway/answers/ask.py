@@ -69,6 +69,7 @@ class Reply:
     tools: ToolRules = ToolRules()
     shows_reasoning: bool = True
     thinking_budget: int | None = None  # tokens of reasoning at most
+    may_think: bool = True  # nothing says that it should not
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

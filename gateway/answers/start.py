@@ -257,6 +257,7 @@ async def _message_grammar(
         budget=reply.thinking_budget,
         is_reasoning=begun.is_reasoning,
         has_reasoned=begun.has_reasoned,
+        may_think=reply.may_think and not tokenizer.opens_reasoning,
     )
     return await grammar_of_message(
         wish,

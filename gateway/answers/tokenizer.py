@@ -6,6 +6,7 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -25,6 +26,7 @@ from gateway.request.defaults import sampling_defaults
 # A prompt is one text: a pool of threads for several costs a seventh more, and is another one beside ours.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
+_THINKING = {"enable_thinking": True, "thinking": True, "reasoning_effort": "high"}  # as templates are asked to think
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>\Z")
 _BYTE_OF_CHAR = {character: byte for byte, character in BYTE_CHARS.items()}
 
@@ -133,6 +135,17 @@ class ChatTokenizer:
         if self._template is None:
             raise InvalidRequestError("this model has no chat template: use /v1/completions", param="messages")
         return self._template
+
+    @cached_property
+    def opens_reasoning(self) -> bool:
+        """Whether the template opens a block of reasoning when it is asked to: an answer then begins none by itself."""
+        opening = self.format.format.opens_reasoning.rstrip()
+        if not opening or self._template is None:
+            return False
+        try:
+            return self.render([{"role": "user", "content": "Hello"}], variables=_THINKING).rstrip().endswith(opening)
+        except InvalidRequestError:
+            return False
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         return self.tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from common.errors import InvalidRequestError
 from gateway.grammars.maker import GrammarMaker
 from gateway.grammars.wanted import Wanted, of_text
+from gateway.parsing.format import Format
 from gateway.parsing.grammar import CallShape, Shape, message_grammar, with_body
 from gateway.parsing.terminals import Bound
 
@@ -23,6 +24,7 @@ class MessageWish:
     budget: int | None = None  # tokens of reasoning
     is_reasoning: bool = False  # the prompt opened a block of it
     has_reasoned: bool = False  # that, or the prompt closed one
+    may_think: bool = True  # the answer may open one by itself
 
 
 async def grammar_of_message(
@@ -35,19 +37,11 @@ async def grammar_of_message(
     encode: Callable[[str], list[int]],
 ) -> Wanted | None:
     """None: anything. Raises InvalidRequestError, and what `GrammarMaker.make` raises."""
-    format_ = bound.format
-    shape = Shape(
-        calls=wish.calls,
-        must_call=wish.must_call,
-        is_single=wish.is_single,
-        has_body=wish.body is not None,
-        thinks=bool(format_.opens_reasoning) and not wish.has_reasoned,
-        budget=None if wish.has_reasoned else wish.budget,
-    )
+    format_, shape = bound.format, _shape(wish, bound.format)
     # Where the prompt opened the reasoning, the grammar begins behind it.
     after = encode(format_.closes_reasoning) if wish.is_reasoning else None
     budget = wish.budget if wish.is_reasoning else None
-    if wish.body is not None and not shape.calls and not shape.thinks:
+    if wish.body is not None and not (shape.calls or shape.thinks or format_.is_in_parts):
         return replace(wish.body, after=after, budget=budget)
     try:
         text = message_grammar(bound, shape, eos_ids)
@@ -63,6 +57,19 @@ async def grammar_of_message(
             param="tool_choice",
         )
     return of_text(_field(wish), text, after=after, budget=budget) if text or budget is not None else None
+
+
+def _shape(wish: MessageWish, format_: Format) -> Shape:
+    # Where text is free, a mask forbids nothing that a thought would stand in for.
+    may_think = wish.may_think or not (wish.must_call or wish.body is not None)
+    return Shape(
+        calls=wish.calls,
+        must_call=wish.must_call,
+        is_single=wish.is_single,
+        has_body=wish.body is not None,
+        thinks=bool(format_.opens_reasoning) and may_think and not wish.has_reasoned,
+        budget=None if wish.has_reasoned else wish.budget,
+    )
 
 
 def _field(wish: MessageWish) -> str:

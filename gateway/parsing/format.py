@@ -94,6 +94,11 @@ class Format:
     opens_reasoning: str = ""  # what begins a block of reasoning, for grammars
     closes_reasoning: str = ""  # what ends it
 
+    @property
+    def is_in_parts(self) -> bool:
+        """Whether content has a head of its own."""
+        return self.wire is not None and bool(self.wire.plain)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reasoning:

@@ -85,12 +85,18 @@ class _Writer:
     def _message(self, wire: Wire | None, calls: Sequence[CallShape]) -> str:
         shape = self._shape
         if wire is None or not calls:
-            return f"@{_BODY}" if shape.has_body else f"{self._other_than([])}*"
+            return self._body() if shape.has_body else f"{self._other_than([])}*"
         if shape.must_call:
             return self._calls(wire, calls, wire.opens)
         if shape.has_body:
-            return f"(@{_BODY} | {self._calls(wire, calls, wire.opens)})"
+            return f"({self._body()} | {self._calls(wire, calls, wire.opens)})"
         return self._lazily(wire, calls)
+
+    def _body(self) -> str:
+        """The content's grammar, behind the head that a message in parts may give it."""
+        wire = self._bound.format.wire
+        head = wire.plain.partition("{text}")[0].replace("{channel}", "final") if wire is not None else ""
+        return f"({self._literal(head)})? @{_BODY}" if head else f"@{_BODY}"
 
     def _thoughts(self) -> str:
         """Reasoning that the model may begin with."""

@@ -41,7 +41,10 @@ class Chat:
             logprobs=body.num_logprobs,
             prompt_logprobs=body.prompt_logprobs,
             reply=Reply(
-                tools=body.tool_rules, shows_reasoning=body.include_reasoning, thinking_budget=body.reasoning_budget
+                tools=body.tool_rules,
+                shows_reasoning=body.include_reasoning,
+                thinking_budget=body.reasoning_budget,
+                may_think=body.may_think,
             ),
             field_names={"prompt": "messages"}
             | ({} if body.max_completion_tokens is None else {"max_tokens": "max_completion_tokens"}),

@@ -299,6 +299,13 @@ class ChatRequest(CommonFields):
         return said | (self.chat_template_kwargs or {})
 
     @property
+    def may_think(self) -> bool:
+        """Whether the client did not say that it wants no reasoning."""
+        said = self.template_variables
+        is_off = said.get("enable_thinking") is False or said.get("thinking") is False
+        return self.include_reasoning and not is_off and said.get("reasoning_effort") != "none"
+
+    @property
     def reasoning_budget(self) -> int | None:
         """The least of the budgets, which servers name in three ways; -1 is none."""
         named = (self.thinking_token_budget, self.max_thinking_tokens, self.thinking_budget)

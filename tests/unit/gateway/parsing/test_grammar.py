@@ -224,6 +224,18 @@ def test_content_may_follow_a_grammar_of_its_own(body: str, folder: Path) -> Non
     assert not follower.takes(either, "Hello")
 
 
+def test_content_of_a_message_in_parts_may_have_its_head(folder: Path) -> None:
+    follower = Follower("harmony", folder)
+    alone = with_body(follower.grammar(has_body=True, thinks=True), 'start: "{}"')
+    thought, head = "<|channel|>analysis<|message|>Hm<|end|><|start|>assistant", "<|channel|>final<|message|>"
+    for text in ("{}", f"{head}{{}}", f"{thought}{head}{{}}"):
+        assert follower.takes(alone, text), text
+        assert follower.said(text).content == "{}"
+    assert not follower.takes(alone, f"{head}no")
+    silent = with_body(follower.grammar(has_body=True), 'start: "{}"')
+    assert not follower.takes(silent, f"{thought}{head}{{}}")
+
+
 def test_strict_schemas_are_followed_to_the_letter(folder: Path) -> None:
     follower = Follower("hermes", folder)
     parameters = {
