@@ -235,7 +235,8 @@ async def _grammar(ask: Ask, served: Served, prompt: list[int], tenant: str) -> 
     if not ask.limits:
         return grammar
     encode = partial(served.tokenizer.encode, add_special_tokens=False, parse_special=False)
-    return ask.limits.added_to(grammar, encode, served.tokenizer.vocab_size)
+    added = partial(ask.limits.added_to, grammar, encode, served.tokenizer.vocab_size)
+    return await asyncio.to_thread(added) if ask.limits.bad_words else added()
 
 
 async def _message_grammar(
@@ -290,11 +291,11 @@ def _check_prompt(ask: Ask, prompt: list[int], served: Served) -> None:
     name = ask.name_of("prompt")
     if not prompt:
         raise InvalidRequestError("the prompt has no tokens", param=name)
-    if max(prompt) >= served.tokenizer.vocab_size:
-        raise InvalidRequestError(f"a token id is not below {served.tokenizer.vocab_size}", param=name)
     limit = served.max_model_len
     if limit is not None and len(prompt) >= limit:
         raise context_error(limit, f"your {name} resulted in {len(prompt)} tokens", name)
+    if max(prompt) >= served.tokenizer.vocab_size:
+        raise InvalidRequestError(f"a token id is not below {served.tokenizer.vocab_size}", param=name)
 
 
 def _sampling(ask: Ask, prompt: list[int], served: Served) -> SamplingParams:

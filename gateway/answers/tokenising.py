@@ -17,6 +17,7 @@ from gateway.http.problem import ContextLengthError
 
 SHORT_CHARS = 500  # such prompts take less time than another thread's turn
 SHORT_MESSAGES = 8
+VALUE_CHARS = 8  # a template takes as long for an empty value
 LONG_CHARS = 100_000  # such prompts go one after the other
 MAX_HELD_CHARS = 100_000_000  # long prompts that wait
 UNKNOWN_CONTEXT = 1 << 20  # tokens, while no worker says how many it can take
@@ -61,14 +62,16 @@ class Tokenising:
             except TooLongError as error:
                 raise context_error(served.max_model_len, f"your {name} resulted in {error.what}", name) from None
 
-        chars = _chars(prompt)
+        chars = _chars(prompt, LONG_CHARS)
         if chars <= SHORT_CHARS and not (isinstance(prompt, Conversation) and len(prompt.messages) > SHORT_MESSAGES):
             return Ready(made())
-        return self._made(made, chars)
+        return self._made(made, prompt, chars)
 
-    async def _made(self, make: Callable[[], list[int]], chars: int) -> list[int]:
+    async def _made(self, make: Callable[[], list[int]], prompt: Prompt, chars: int) -> list[int]:
         if chars < LONG_CHARS:
             return await asyncio.to_thread(make)
+        if isinstance(prompt, Conversation):  # counted as far as the bound
+            chars = await asyncio.to_thread(_chars, prompt, MAX_HELD_CHARS)
         if self._held_chars and self._held_chars + chars > MAX_HELD_CHARS:
             raise OverloadedError("too many long prompts wait to be tokenised")
         self._held_chars += chars
@@ -84,21 +87,28 @@ def context_error(limit: int | None, what: str, name: str) -> ContextLengthError
     return ContextLengthError(f"{known}{what}. Please reduce the length of the {name}.", param=name)
 
 
-def _chars(value: Any) -> int:
-    """Characters of a prompt, whatever they are in: a template may write all of it."""
-    match value:
-        case str():
-            return len(value)
+def _chars(prompt: Prompt, most: int) -> int:
+    """Characters of a prompt, whatever they are in, since a template may write all of it. Counting ends soon behind `most`."""
+    match prompt:
         case Text():
-            return len(value.text)
+            return len(prompt.text)
         case Conversation():
-            tools = [tool.as_template_input()["function"] for tool in value.tools]
-            return _chars(value.messages) + _chars(value.variables) + _chars(tools)
-        case Mapping():
-            return _chars([*value]) + _chars([*value.values()])
-        case list() | tuple():
-            return sum([len(part) if type(part) is str else _chars(part) for part in value])
-        case int():
-            return 1 + value.bit_length() // 3
+            tools = [part for tool in prompt.tools for part in (tool.name, tool.description, tool.parameters)]
+            waiting: list[Any] = [*prompt.messages, prompt.variables, *tools]
         case _:
-            return len(str(value))
+            return 0
+    count = 0
+    while waiting and count <= most:
+        value = waiting.pop()
+        count += VALUE_CHARS
+        match value:
+            case str():
+                count += len(value)
+            case Mapping():
+                count += sum(map(len, value))
+                waiting += value.values()
+            case list() | tuple():
+                waiting += value
+            case int():
+                count += value.bit_length() // 3
+    return count

@@ -148,7 +148,8 @@ class ChatTokenizer:
             return False
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
-        return self.tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        # `decode` would hold the interpreter's lock.
+        return self.tokenizer.decode_batch([list(ids)], skip_special_tokens=skip_special_tokens)[0]
 
     def token_bytes(self, token_id: int) -> bytes:
         """One token by itself: perhaps part of a character, and with the space that decoding strips."""

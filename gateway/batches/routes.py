@@ -15,8 +15,8 @@ from gateway.batches.openapi import batch_api
 from gateway.batches.records import BatchRecord, FileRecord
 from gateway.batches.store import BatchStore, page_of
 from gateway.batches.upload import receive_file
-from gateway.http.body import BodyLimits, read_body
-from gateway.http.fields import Metadata, StrictFields, parse_body
+from gateway.http.body import BodyLimits, read_fields
+from gateway.http.fields import Metadata, StrictFields
 from gateway.http.request_scope import request_scope
 from gateway.http.responses import json_response
 from gateway.http.routing import Routes
@@ -115,7 +115,7 @@ class BatchRoutes:
 
     async def create(self, request: Request) -> Response:
         """Run a file's lines; the batch is on disk when this answers."""
-        body = parse_body(await read_body(request, BODY_LIMITS), BatchRequest)
+        body = await read_fields(request, BODY_LIMITS, BatchRequest)
         if body.endpoint not in self._endpoints:
             raise InvalidRequestError(f"endpoint: must be {' or '.join(self._endpoints)}", param="endpoint")
         record = await self._store.new_batch(

@@ -34,8 +34,9 @@ from gateway.batches.metrics import BatchMetrics
 from gateway.batches.records import Line, Result, encode, line_decoder, result_decoder
 from gateway.batches.store import BatchStore
 from gateway.batches.streams import Delivery, TooLargeError
+from gateway.dialects.dialect import read_ask
 from gateway.dialects.table import Entry
-from gateway.http.fields import parse_body
+from gateway.http.body import BodyLimits, checked
 from gateway.http.problem import NotKeptError, problem_of
 from gateway.http.request_scope import RequestTrace
 from gateway.observe.spans import describe_answer, line_span
@@ -97,6 +98,7 @@ class LineRunner:
         self._metrics = metrics
         self._tracer = tracer or NoTracer()
         self._trace_share = trace_share
+        self._line_limits = BodyLimits(max_bytes=store.limits.line_bytes)
         self._tasks: dict[asyncio.Task[None], Line | None] = {}
         self._known: dict[str, tuple[float, bool]] = {}  # batch -> when it was asked, whether it runs
         self._stopping = False
@@ -315,8 +317,7 @@ class LineRunner:
         origin = Origin(of_batches(tenant), trace.context, trace.began_at)
         # Before the work of tokenising.
         self._answers.generations.turn_away(origin.tenant, priority=LOWEST_PRIORITY, model=asked.model)
-        body = parse_body(asked.body, endpoint.body)
-        ask = endpoint.ask(body)
+        body, ask = await checked(asked.body, partial(read_ask, endpoint), self._line_limits)
         served = self._answers.find(ask.model)
         if ask.stream:
             raise InvalidRequestError("stream: a line of a batch can't be streamed", param="stream")

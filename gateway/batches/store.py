@@ -33,6 +33,7 @@ from gateway.http.problem import ConflictError, NotKeptError
 log = logging.getLogger("baton.batches")
 
 CHANGE_TRIES = 20
+SLICE_BYTES = 8 << 10  # one turn of the event loop: lines may be of one byte
 MAX_CACHED_PARTS = 8  # half a megabyte or a line each
 UPLOADS_SHARE = 0.7  # share of the store; the rest is for results
 TURN_TIMEOUT_S = 10.0  # wait for the tenant's other batches to begin
@@ -57,8 +58,10 @@ class FileWriter:
 
     async def write(self, data: bytes) -> None:
         """Take more. Raises InvalidRequestError or StoreFullError beyond a bound."""
-        for part in self._cutter.feed(data):
-            await self._keep(part)
+        for start in range(0, len(data), SLICE_BYTES):
+            for part in self._cutter.feed(data[start : start + SLICE_BYTES]):
+                await self._keep(part)
+            await asyncio.sleep(0)
 
     async def finish(self, filename: str) -> FileRecord:
         """Finish the file; it is acknowledged when this returns. Raises InvalidRequestError and StoreFullError."""

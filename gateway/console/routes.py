@@ -25,8 +25,8 @@ from gateway.console.recorder import Recorder
 from gateway.console.search import Wanted, found, ordered
 from gateway.console.state import gateway_json, worker_json
 from gateway.http.api import JSON, ApiPart, fields, get, path_parameters, post
-from gateway.http.body import BodyLimits, read_body
-from gateway.http.fields import StrictFields, parse_body
+from gateway.http.body import BodyLimits, read_fields
+from gateway.http.fields import StrictFields
 from gateway.http.responses import json_response
 from gateway.http.routing import Routes
 from gateway.http.streaming import EVENTS, ByteStream
@@ -239,13 +239,13 @@ class ConsoleRoutes:
     async def set_roles(self, request: Request) -> Response:
         """`{"roles": ["prefill", "decode"]}`: what the worker takes new work of."""
         worker = self._worker(request)
-        order = parse_body(await _body(request), RolesOrder)
+        order = await read_fields(request, ORDER_LIMITS, RolesOrder)
         return _answer(worker, await self._control.set_roles(worker, order.roles))
 
     async def drain(self, request: Request) -> Response:
         """`{"draining": true}`, also without a body: no new work for the worker; false: work again."""
         worker = self._worker(request)
-        order = parse_body(await _body(request) or b"{}", DrainOrder)
+        order = await read_fields(request, ORDER_LIMITS, DrainOrder, default=b"{}")
         return _answer(worker, await self._control.drain(worker, draining=order.draining))
 
     def _worker(self, request: Request) -> str:
@@ -257,10 +257,6 @@ class ConsoleRoutes:
 
 async def _nothing_to_close() -> None:
     """A watcher leaves nothing behind."""
-
-
-async def _body(request: Request) -> bytes:
-    return await read_body(request, ORDER_LIMITS)
 
 
 def _answer(worker: str, reply: RolesReply) -> Response:

@@ -1,24 +1,33 @@
-"""Reading a request's body within bounds."""
+"""Reading a request's body within bounds, and checking it without a notice of other streams."""
 
 from __future__ import annotations
 
 import asyncio
 import zlib
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeVar
 
 from fastapi import Request
 from starlette.exceptions import HTTPException
 
 from common.errors import InvalidRequestError, OverloadedError
+from gateway.http.fields import Body, Values, parse_body
 from gateway.http.request_scope import fields_of, request_scope
 
 CLOSE = {"connection": "close"}  # the rest of the body is not read
-MAX_LARGEST_BODIES = 32  # read at a time, or more smaller ones
+MAX_LARGEST_BODIES = 32  # read or checked at a time, or more smaller ones
+SHORT_BYTES = 32 << 10  # read by the event loop itself, if they have few values
+SHORT_VALUES = 2_000
+Checked = TypeVar("Checked")
+_LARGE = ThreadPoolExecutor(1, thread_name_prefix="large-body")  # one after the other
 
 
 @dataclass(slots=True)
 class Reading:
-    """Bytes of the bodies that are being read."""
+    """Bytes of the bodies that are being read, or wait for their check."""
 
     num_bytes: int = 0
 
@@ -58,8 +67,7 @@ async def read_body(request: Request, limits: BodyLimits) -> bytes:
                 reading.num_bytes += len(chunk)
                 if size > limits.max_bytes:
                     raise _too_large(limits)
-                if reading.num_bytes > MAX_LARGEST_BODIES * limits.max_bytes:
-                    raise OverloadedError("too much of other requests' bodies is being read: try again later")
+                _check_room(limits)
                 chunks.append(chunk)
         body = b"".join(chunks)
         return await asyncio.to_thread(_unpacked, body, limits) if is_packed else body
@@ -67,6 +75,29 @@ async def read_body(request: Request, limits: BodyLimits) -> bytes:
         raise HTTPException(408, f"the body was not complete after {limits.timeout_s:g} s", CLOSE) from None
     finally:
         reading.num_bytes -= size
+
+
+async def read_fields(request: Request, limits: BodyLimits, model: type[Body], *, default: bytes = b"") -> Body:
+    """The body's fields; those of `default` if it is empty. Raises as `read_body`, and InvalidRequestError."""
+    raw = await read_body(request, limits)
+    return await checked(raw or default, partial(parse_body, model=model), limits)
+
+
+async def checked(raw: bytes, check: Callable[[bytes], Checked], limits: BodyLimits) -> Checked:
+    """What `check` makes of a body, in a thread unless it is short. Raises what `check` raises, or OverloadedError."""
+    if len(raw) <= SHORT_BYTES and Values.signs_in(raw).total <= SHORT_VALUES:
+        return check(raw)
+    limits.reading.num_bytes += len(raw)
+    try:
+        _check_room(limits)
+        return await asyncio.get_running_loop().run_in_executor(_LARGE, check, raw)
+    finally:
+        limits.reading.num_bytes -= len(raw)
+
+
+def _check_room(limits: BodyLimits) -> None:
+    if limits.reading.num_bytes > MAX_LARGEST_BODIES * limits.max_bytes:
+        raise OverloadedError("too much of other requests' bodies is being read: try again later")
 
 
 def check_encoding(request: Request, *known: str) -> bool:

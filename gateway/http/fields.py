@@ -7,8 +7,11 @@ makes the error's `param`.
 from __future__ import annotations
 
 from codecs import BOM_UTF8
-from typing import Annotated, Any, ClassVar, TypeVar
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar
 
+import msgspec
 from pydantic import (
     BaseModel,
     BeforeValidator,
@@ -22,6 +25,9 @@ from pydantic import (
 
 from common.errors import InvalidRequestError
 
+MAX_VALUES = 100_000  # a body may have; a list or an object counts as two
+MAX_TOKEN_IDS = 1 << 20
+SLICE_BYTES = 1 << 16  # other threads run between two slices
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]  # integers pass; "1" and true do not
 TokenId = Annotated[StrictInt, Field(ge=0, lt=2**32)]
 
@@ -64,6 +70,7 @@ class StrictFields(BaseModel):
     model_config = ConfigDict(extra="forbid", json_schema_extra=described)
     unsupported: ClassVar[dict[str, str]] = {}  # known fields that are refused, and why
     inert: ClassVar[frozenset[str]] = frozenset()  # known fields that change nothing here
+    many: ClassVar[Mapping[str, int]] = {}  # fields with a bound of their own on entries
     schemas: ClassVar[dict[str, dict[str, Any]]] = {}  # JSON schemas of fields that validators check in code
 
     @model_validator(mode="before")
@@ -84,10 +91,100 @@ class StrictFields(BaseModel):
 Body = TypeVar("Body", bound=BaseModel)
 
 
-def parse_body(raw: bytes, model: type[Body]) -> Body:
-    """Validate a JSON body. Raises InvalidRequestError that names the first wrong field."""
+class Values(NamedTuple):
+    """What JSON text has at most: of values, all but the first in each list or object follow a comma."""
+
+    commas: int
+    containers: int  # lists and objects
+
+    @property
+    def total(self) -> int:
+        return self.commas + 2 * self.containers
+
+    @classmethod
+    def signs_in(cls, text: bytes) -> Values:
+        """More than there are, if the signs of JSON are in strings, too."""
+        return cls(text.count(b","), text.count(b"[") + text.count(b"{"))
+
+    @classmethod
+    def counted(cls, text: bytes) -> Values:
+        """As many as there are before the first mistake."""
+        found = [cls.signs_in(part) for part in _outside_of_strings(text)]
+        return cls(sum(one.commas for one in found), sum(one.containers for one in found))
+
+
+def _outside_of_strings(text: bytes) -> Iterable[bytes]:
+    """JSON text without its strings, slice by slice."""
+    is_string, start = False, 0
+    while start < len(text):
+        part = text[start : start + SLICE_BYTES]
+        if (len(part) - len(part.rstrip(b"\\"))) % 2:  # the character behind is escaped
+            part = text[start : start + SLICE_BYTES + 1]
+        pieces = part.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
+        yield b"".join(pieces[is_string::2])
+        is_string ^= len(pieces) % 2 == 0
+        start += len(part)
+
+
+@dataclass(slots=True)
+class TextsLeft:
+    """How many values the JSON in a body's strings may still have."""
+
+    count: int = MAX_VALUES
+
+    def take(self, text: str) -> None:
+        """Count what `text` has, before it is parsed. Raises ValueError."""
+        raw = text.encode("utf-8", "surrogatepass")
+        signs = Values.signs_in(raw).total
+        self.count -= signs if signs <= self.count else Values.counted(raw).total
+        if self.count < 0:
+            raise ValueError(
+                f"JSON in strings has more than {MAX_VALUES} values together (lists and objects count twice)"
+            )
+
+
+def check_values(raw: bytes, many: Mapping[str, int]) -> None:
+    """Refuse a body that would take long to read, before anything is made of it.
+
+    `many`: see `StrictFields`. Raises InvalidRequestError with the field's name.
+    """
+    if Values.signs_in(raw).total <= MAX_VALUES:
+        return
+    whole = Values.counted(raw)
+    if whole.total <= MAX_VALUES:
+        return
     try:
-        return model.model_validate_json(raw.removeprefix(BOM_UTF8))
+        fields = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
+    except msgspec.ValidationError:  # no object
+        fields = {}
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise InvalidRequestError(f"the body is not valid JSON: {error}") from None
+    rest = whole.total
+    for name in many.keys() & fields:
+        commas = Values.counted(bytes(fields.pop(name))).commas
+        if commas > many[name]:
+            raise _too_many(name, f"more than {many[name]} entries")
+        rest -= commas
+    if rest > MAX_VALUES:
+        largest = max(fields, key=lambda name: len(bytes(fields[name])), default="")
+        is_alone = largest != "" and 2 * Values.counted(bytes(fields[largest])).total > MAX_VALUES
+        told = f"more than {MAX_VALUES} values (lists and objects count twice)"
+        raise _too_many(largest[:100] if is_alone else "", told)
+
+
+def _too_many(field: str, what: str) -> InvalidRequestError:
+    return InvalidRequestError(f"{field}: has {what}" if field else f"the body has {what}", param=field or None)
+
+
+def parse_body(raw: bytes, model: type[Body]) -> Body:
+    """Validate a JSON body. Raises InvalidRequestError that names the first wrong field.
+
+    Validators get the body's `TextsLeft` as their context.
+    """
+    raw = raw.removeprefix(BOM_UTF8)
+    check_values(raw, getattr(model, "many", {}))
+    try:
+        return model.model_validate_json(raw, context=TextsLeft())
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         raise _invalid(first["type"], [str(part) for part in first["loc"]], first["msg"]) from None

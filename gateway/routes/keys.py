@@ -16,8 +16,8 @@ from pydantic import Field, StrictBool, StrictInt, StrictStr
 
 from common.errors import InvalidRequestError
 from gateway.http.api import JSON, ApiPart, fields, get, path_parameters, post
-from gateway.http.body import BodyLimits, read_body
-from gateway.http.fields import Number, StrictFields, parse_body
+from gateway.http.body import BodyLimits, read_fields
+from gateway.http.fields import Number, StrictFields
 from gateway.http.problem import ConflictError, NotKeptError
 from gateway.http.request_scope import request_scope
 from gateway.http.responses import json_response
@@ -106,7 +106,7 @@ class KeyRoutes:
 
     async def create(self, request: Request) -> Response:
         """The only answer that has the key itself."""
-        body = parse_body(await read_body(request, BODY_LIMITS), NewKey)
+        body = await read_fields(request, BODY_LIMITS, NewKey)
         if re.search(r"[\x00-\x1f\x7f]", body.name):
             raise InvalidRequestError("name: control characters are not allowed", param="name")
         now, plain = time.time(), new_key()
@@ -157,7 +157,7 @@ class KeyRoutes:
     async def set_tenant(self, request: Request) -> Response:
         """Make a tenant, or give it other options; they hold for its next requests."""
         name = self._made_name(request)
-        body = parse_body(await read_body(request, BODY_LIMITS) or b"{}", TenantOptions)
+        body = await read_fields(request, BODY_LIMITS, TenantOptions, default=b"{}")
         options = MadeTenant(**body.model_dump(include=set(TenantOptions.model_fields)))
 
         def with_tenant(register: Register) -> Register:

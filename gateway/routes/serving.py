@@ -13,11 +13,10 @@ from fastapi import Request, Response
 from common.errors import RateLimitedError, ServingError
 from gateway.answers.answer import Answer
 from gateway.answers.start import Answers, Origin
-from gateway.dialects.dialect import Endpoint, View
+from gateway.dialects.dialect import Endpoint, View, read_ask
 from gateway.dialects.table import DialectTable
 from gateway.http.api import ApiPart
-from gateway.http.body import BodyLimits, read_body
-from gateway.http.fields import parse_body
+from gateway.http.body import BodyLimits, checked, read_body
 from gateway.http.request_scope import request_scope
 from gateway.http.responses import json_response
 from gateway.http.routing import Routes
@@ -67,8 +66,7 @@ class ServingRoutes:
             self._answers.generations.turn_away(scope.tenant, priority=scope.tenant.max_priority)
             raw = await read_body(request, self._body_limits)
             await self._turns.take()
-            body = parse_body(raw, endpoint.body)
-            ask = endpoint.ask(body)
+            body, ask = await checked(raw, partial(read_ask, endpoint), self._body_limits)
             model = ask.model
             served = self._answers.check(ask, scope.tenant)
             origin = Origin(scope.tenant, scope.trace.context, scope.received_at)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, ClassVar
 
 from fastapi import Request, Response
 from pydantic import Field, StrictBool, StrictStr, model_validator
@@ -12,10 +13,11 @@ from common.errors import InvalidRequestError
 from gateway.answers.ask import Conversation, Prompt, Text
 from gateway.answers.catalogue import Served
 from gateway.answers.start import Answers
+from gateway.answers.tokenizer import ChatTokenizer
 from gateway.dialects.openai.messages import MAX_MESSAGES, Message
 from gateway.http.api import ApiPart, fields, post
-from gateway.http.body import BodyLimits, read_body
-from gateway.http.fields import StrictFields, TokenId, parse_body
+from gateway.http.body import BodyLimits, read_fields
+from gateway.http.fields import MAX_TOKEN_IDS, StrictFields, TokenId
 from gateway.http.responses import json_response
 from gateway.http.routing import Routes
 
@@ -52,6 +54,8 @@ class TokenizeRequest(StrictFields):
 class DetokenizeRequest(StrictFields):
     """Body of POST /detokenize."""
 
+    many: ClassVar[Mapping[str, int]] = {"tokens": MAX_TOKEN_IDS}
+
     model: StrictStr | None = None
     tokens: list[TokenId]
 
@@ -83,7 +87,7 @@ class TextRoutes:
 
     async def tokenize(self, request: Request) -> Response:
         """Token ids of `prompt` or of chat `messages`."""
-        body = parse_body(await read_body(request, self._body_limits), TokenizeRequest)
+        body = await read_fields(request, self._body_limits, TokenizeRequest)
         served = self._served(body.model)
         tokens = await self._answers.tokenising.tokens(
             body.asked,
@@ -96,13 +100,17 @@ class TextRoutes:
 
     async def detokenize(self, request: Request) -> Response:
         """The text of `tokens`."""
-        body = parse_body(await read_body(request, self._body_limits), DetokenizeRequest)
+        body = await read_fields(request, self._body_limits, DetokenizeRequest)
         tokenizer = self._served(body.model).tokenizer
-        if any(token >= tokenizer.vocab_size for token in body.tokens):
-            raise InvalidRequestError("a token is not in the vocabulary", param="tokens")
-        text = await asyncio.to_thread(tokenizer.decode, body.tokens, skip_special_tokens=False)
-        return json_response({"prompt": text})
+        return json_response({"prompt": await asyncio.to_thread(_text_of, tokenizer, body.tokens)})
 
     def _served(self, model: str | None) -> Served:
         """The model that the body names, else the first one. Raises ModelNotFoundError."""
         return self._answers.find(model if model is not None else self._answers.catalogue.names[0])
+
+
+def _text_of(tokenizer: ChatTokenizer, tokens: list[int]) -> str:
+    """Raises InvalidRequestError."""
+    if tokens and max(tokens) >= tokenizer.vocab_size:
+        raise InvalidRequestError("a token is not in the vocabulary", param="tokens")
+    return tokenizer.decode(tokens, skip_special_tokens=False)

@@ -8,6 +8,7 @@ from typing import Any
 
 from gateway.grammars import wanted
 from gateway.grammars.wanted import AS_DUMPED, Wanted, Whitespace
+from gateway.http.fields import TextsLeft
 
 FOLLOWED = (
     "response_format",
@@ -192,8 +193,14 @@ def _closed(schema: Any) -> Any:
 
 def _read(said: Any, name: str) -> Any:
     """What may be written as JSON text as well."""
+    if not isinstance(said, str):
+        return said
     try:
-        return json.loads(said) if isinstance(said, str) else said
+        TextsLeft().take(said)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
+    try:
+        return json.loads(said)
     except (ValueError, RecursionError) as error:
         why = "too deep" if isinstance(error, RecursionError) else error
         raise ValueError(f"{name} isn't JSON: {why}") from None

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, ClassVar
 
-from pydantic import AfterValidator, ConfigDict, Field, StrictStr, field_validator, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, StrictStr, ValidationInfo, field_validator, model_validator
 
-from gateway.http.fields import StrictFields, described
+from gateway.http.fields import StrictFields, TextsLeft, described
 
 MAX_MESSAGES = 4_096
 MAX_CALLS = 128
@@ -51,9 +51,11 @@ class CalledFunction(LenientFields):
 
     @field_validator("arguments")
     @classmethod
-    def _mapping(cls, arguments: Any) -> dict[str, Any]:
+    def _mapping(cls, arguments: Any, info: ValidationInfo) -> dict[str, Any]:
         """Templates want a mapping, so text must be the JSON of one."""
         if isinstance(arguments, str):
+            if isinstance(info.context, TextsLeft):
+                info.context.take(arguments)
             try:
                 arguments = json.loads(arguments) if arguments.strip() else {}
             except (ValueError, RecursionError):

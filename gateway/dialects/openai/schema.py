@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, PrivateAttr, StrictBool, StrictInt, StrictStr, field_validator, model_validator
 
 from gateway.answers.ask import ToolRules
+from gateway.answers.start import MAX_SEQUENCES
 from gateway.dialects.openai.formats import FOLLOWED, RESPONSE_FORMAT_SCHEMA, STRUCTURED_SCHEMA, wanted_of
 from gateway.dialects.openai.messages import MAX_MESSAGES, Message
 from gateway.dialects.openai.tools import (
@@ -19,7 +21,7 @@ from gateway.dialects.openai.tools import (
     rules_of,
 )
 from gateway.grammars.wanted import Wanted
-from gateway.http.fields import Count, Metadata, Number, StrictFields, TokenId
+from gateway.http.fields import MAX_TOKEN_IDS, Count, Metadata, Number, StrictFields, TokenId
 
 MAX_STOPS = 16
 MAX_STOP_CHARS = 1_000
@@ -331,6 +333,8 @@ class CompletionRequest(CommonFields):
     unsupported: ClassVar[dict[str, str]] = _SHARED_UNSUPPORTED | {"suffix": "not supported"}
     schemas: ClassVar[dict[str, dict[str, Any]]] = _COMPLETION_SCHEMAS
 
+    many: ClassVar[Mapping[str, int]] = {"prompt": MAX_TOKEN_IDS}
+
     prompt: Any  # a validator makes it a list of prompts
     logprobs: Annotated[StrictInt, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     echo: StrictBool = False
@@ -342,6 +346,8 @@ class CompletionRequest(CommonFields):
         if _is_token_ids(prompt):
             return [prompt]
         prompts = prompt if isinstance(prompt, list) else [prompt]
+        if len(prompts) > MAX_SEQUENCES:
+            raise ValueError(f"at most {MAX_SEQUENCES} prompts times n are allowed")
         if not prompts or any(entry in ("", []) for entry in prompts):
             raise ValueError("must not be empty")
         if not all(isinstance(entry, str) for entry in prompts) and not all(map(_is_token_ids, prompts)):

@@ -59,8 +59,8 @@ OLDER_CHOICE_SCHEMA: dict[str, Any] = {
 
 def rules_of(tools: list[Tool], choice: Any, *, parallel: bool, field: str = "tool_choice") -> ToolRules:
     """What tools and choice say together. Raises ValueError that begins with a field's name."""
-    names = [tool.name for tool in tools]
-    if len(set(names)) != len(names):
+    names = {tool.name for tool in tools}
+    if len(names) != len(tools):
         raise ValueError("tools: two have the same name")
     mode, allowed = _read_choice(choice, field)
     if mode == "none":
