@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import httpx
@@ -49,10 +50,13 @@ def chat(settings: ChatSettings, gateway: Gateway) -> int:
         return 0
 
 
-def talk_of(settings: ChatSettings, models: list[str]) -> Talk:
-    """The conversation before its first word. Raises ConfigError."""
-    model = settings.served_model_name or models[0]
-    talk = Talk(model=model, models=models, system=settings.system, shows_pace=settings.stats)
+def talk_of(settings: ChatSettings, models: Mapping[str, bool]) -> Talk:
+    """The conversation before its first word. `models`: the names, and whether each can chat. Raises ConfigError."""
+    talkers = [name for name, can_chat in models.items() if can_chat]
+    model = settings.served_model_name or next(iter(talkers or models))
+    if not models.get(model, True):
+        raise ConfigError(f"{model} has no chat template: it continues text, at /v1/completions, and can't chat")
+    talk = Talk(model=model, models=talkers, system=settings.system, shows_pace=settings.stats)
     talk.options["temperature"] = settings.temperature
     if settings.max_tokens:
         talk.options["max_tokens"] = settings.max_tokens
@@ -163,11 +167,12 @@ def _results(turn: Turn, typed: Typed, shown: Screen) -> list[dict[str, Any]]:
     return messages
 
 
-def _models(client: httpx.Client) -> list[str]:
+def _models(client: httpx.Client) -> dict[str, bool]:
+    """Whether each model can chat; of other servers, which don't say, all can."""
     response = client.get("/v1/models")
     if response.status_code != 200:
         raise ConfigError(f"{client.base_url}: {message_of(response.content)}")
-    found = [str(model["id"]) for model in response.json()["data"]]
+    found = {str(model["id"]): "chat" in model.get("capabilities", ("chat",)) for model in response.json()["data"]}
     if not found:
         raise ConfigError(f"{client.base_url} lists no model")
     return found

@@ -54,6 +54,7 @@ class ModelCard:
     max_model_len: int | None
     tool_call_format: str | None  # None: calls come as text
     reasoning_format: str | None  # None: thoughts are content
+    can_chat: bool  # it has a chat template; without one it continues text
 
 
 class Answers:
@@ -92,6 +93,7 @@ class Answers:
             max_model_len=served.max_model_len,
             tool_call_format=format_.name or None,
             reasoning_format=format_.reasoning or None,
+            can_chat=served.tokenizer.can_chat,
         )
 
     def find(self, name: str) -> Served:

@@ -131,6 +131,11 @@ class ChatTokenizer:
         """See `ChatTemplate.render`. Raises InvalidRequestError."""
         return self._chat_template().render(messages, **options)
 
+    @property
+    def can_chat(self) -> bool:
+        """Whether it has a chat template."""
+        return self._template is not None
+
     def _chat_template(self) -> ChatTemplate:
         if self._template is None:
             raise InvalidRequestError("this model has no chat template: use /v1/completions", param="messages")

@@ -26,7 +26,12 @@ IS_SO: dict[str, str | None] = {
     "--data-parallel-size": "1",
     "--load-format": "safetensors",
 }
-ELSEWHERE = {
+_NO_LORA = "LoRA is not served: merge the adapter into the weights (merge_and_unload of peft) and serve the folder"
+ELSEWHERE = dict.fromkeys(
+    ("--enable-lora", "--lora-modules", "--lora-paths", "--lora-adapters", "--lora", "--max-loras", "--max-lora-rank"),
+    _NO_LORA,
+)
+ELSEWHERE |= {
     "--tensor-parallel-size": "a model runs on one GPU; --prefill N --decode N start more workers",
     "-tp": "a model runs on one GPU; --prefill N --decode N start more workers",
     "--pipeline-parallel-size": "a model runs on one GPU; --prefill N --decode N start more workers",

@@ -5,15 +5,16 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from common import VERSION
 from common.access import write_secret
 from common.model.gguf import is_gguf
-from common.settings import ROOT
 from services.runtime.running import FILE, Running, announced, birth_of
 from services.runtime.settings import Settings
+from services.up.checks import command
 from services.up.servers import Reach
 from services.up.settings import UpSettings
 
@@ -25,6 +26,8 @@ TOOLS = {
     "bench": "latencies and throughput under load",
     "doctor": "what is wrong, and what to do",
 }
+CHAT = '"messages": [{"role": "user", "content": "What is the capital of France?"}]'
+TEXT = '"prompt": "The capital of France is", "max_tokens": 16'
 # What a tool needs of the settings to look at NATS and Redis.
 LOOKS_ON = tuple(name for name in Settings.model_fields if name.startswith(("nats_", "redis_")))
 
@@ -61,19 +64,26 @@ def forget(data: Path) -> None:
         file.unlink(missing_ok=True)
 
 
-def welcome(settings: UpSettings, url: str, data: Path, *, seconds: float) -> str:
-    """What a person reads when all is ready: where it is, a first request, the tools."""
-    baton = "./baton" if (ROOT / "Makefile").is_file() else "baton"
-    key = f"$(cat {data / 'users' / KEY_FILE})" if settings.keys else "$KEY" if settings.tenants else ""
-    header = f' -H "authorization: Bearer {key}"' if key else ""
-    question = '[{"role": "user", "content": "What is the capital of France?"}]'
-    body = f'{{"model": "{next(iter(settings.folders))}", "messages": {question}}}'
+def welcome(
+    settings: UpSettings, url: str, data: Path, *, models: Sequence[Mapping[str, Any]] = (), seconds: float
+) -> str:
+    """What a person reads when all is ready: where it is, a first request, the tools. `models`: see `models_of`."""
+    baton = command()
+    talkers = [str(model["id"]) for model in models if "chat" in model["capabilities"]]
+    can_chat = bool(talkers) or not models  # whoever has no key here is not told apart
+    model = (talkers or list(settings.folders))[0]
+    tools = [(name, about) for name, about in TOOLS.items() if can_chat or name != "chat"]
     lines = [
         f"\nBaton serves {', '.join(settings.folders)} at {url} ({seconds:.1f} s): {settings.prefill} prefill and "
         f"{settings.decode} decode, transport {settings.kv_transport}, logs in {data / 'logs'}",
-        f"\n  curl {url}/v1/chat/completions -H 'content-type: application/json'{header} -d '{body}'\n",
+        *(
+            f"\n{model['id']} has no chat template: it continues text."
+            for model in models
+            if model["id"] not in talkers
+        ),
+        f"\n  {_first_request(settings, url, data, model, can_chat=can_chat)}\n",
         *([f"  console        {url}/"] if settings.console else []),
-        *(f"  {baton} {command:<{13 - len(baton)}} {about}" for command, about in TOOLS.items()),
+        *(f"  {baton} {name:<{13 - len(baton)}} {about}" for name, about in tools),
     ]
     if settings.own_ports:
         ports = ", ".join(map(str, settings.own_ports))
@@ -83,6 +93,15 @@ def welcome(settings: UpSettings, url: str, data: Path, *, seconds: float) -> st
     if settings.tenants and not settings.keys:
         lines.append(f"\nKEY is a key of {settings.tenants}; the tools take it from BATON_API_KEY.")
     return "\n".join((*lines, "\nCtrl-C drains and stops everything."))
+
+
+def _first_request(settings: UpSettings, url: str, data: Path, model: str, *, can_chat: bool) -> str:
+    """A `curl` line with the key that this `up` was given, or a place for one."""
+    key = f"$(cat {data / 'users' / KEY_FILE})" if settings.keys else "$KEY" if settings.tenants else ""
+    header = f' -H "authorization: Bearer {key}"' if key else ""
+    path, asked = ("chat/completions", CHAT) if can_chat else ("completions", TEXT)
+    body = f'{{"model": "{model}", {asked}}}'
+    return f"curl {url}/v1/{path} -H 'content-type: application/json'{header} -d '{body}'"
 
 
 def _kept(held: contextlib.ExitStack, file: Path, key: str) -> str:

@@ -1,4 +1,4 @@
-"""Whether a gateway of `baton up` would serve a request. A client for HTTP would take longer to import than all its questions."""
+"""What `baton up` asks its gateways. A client for HTTP would take longer to import than all its questions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_BYTES = 1 << 20
 async def reason_not_ready(url: str, *, prefill: int, decode: int) -> str | None:
     """Why a request would not be served yet by that many workers; None when it would."""
     try:
-        status, answer = await asyncio.wait_for(_ready(url), PATIENCE_S)
+        status, answer = await asyncio.wait_for(_get(url, "/ready"), PATIENCE_S)
     except (OSError, ValueError, EOFError):  # a timeout is the first
         return "the gateway starts"
     if status != 200:
@@ -27,16 +27,27 @@ async def reason_not_ready(url: str, *, prefill: int, decode: int) -> str | None
     return None
 
 
-async def _ready(url: str) -> tuple[int, dict[str, Any]]:
-    """Status and body of `/ready`. Raises OSError, ValueError or EOFError without an answer."""
+async def models_of(url: str, key: str) -> list[dict[str, Any]]:
+    """What `/v1/models` lists; nothing where it does not answer, or the key is not known here."""
+    try:
+        status, answer = await asyncio.wait_for(_get(url, "/v1/models", key), PATIENCE_S)
+    except (OSError, ValueError, EOFError):
+        return []
+    return list(answer["data"]) if status == 200 else []
+
+
+async def _get(url: str, path: str, key: str = "") -> tuple[int, dict[str, Any]]:
+    """Status and body. Raises OSError, ValueError or EOFError without an answer."""
     parts = urlsplit(url)
     tls = _unverified() if parts.scheme == "https" else None
     reader, writer = await asyncio.open_connection(parts.hostname, parts.port, ssl=tls, limit=MAX_BYTES)
     try:
-        writer.write(f"GET /ready HTTP/1.1\r\nHost: {parts.netloc}\r\nConnection: close\r\n\r\n".encode())
-        head = await reader.readuntil(b"\r\n\r\n")
+        credentials = f"Authorization: Bearer {key}\r\n" if key else ""
+        head = f"GET {path} HTTP/1.1\r\nHost: {parts.netloc}\r\n{credentials}Connection: close\r\n\r\n"
+        writer.write(head.encode())
+        answered = await reader.readuntil(b"\r\n\r\n")
         body: dict[str, Any] = json.loads(await reader.read())
-        return int(head.split(maxsplit=2)[1]), body
+        return int(answered.split(maxsplit=2)[1]), body
     finally:
         writer.close()
 

@@ -23,7 +23,7 @@ from services.up.announcement import announce, forget, welcome
 from services.up.checks import in_use
 from services.up.child import Child, describe_exit, last_lines, why_ended
 from services.up.nursery import Nursery
-from services.up.readiness import reason_not_ready
+from services.up.readiness import models_of, reason_not_ready
 from services.up.servers import Reach, start_servers
 from services.up.settings import UpSettings, devices_of
 from services.worker.options import WorkerOptions
@@ -116,7 +116,9 @@ class Stack:
                 task.cancel()
         if not stopping.is_set():
             announce(self._found, self._settings, reach, urls=(self.url, *self.own_urls), data=self._data)
-            self._say(welcome(self._settings, self.url, self._data, seconds=time.monotonic() - began))
+            models = await models_of(self.url, next(iter(self._settings.keys), ""))
+            seconds = time.monotonic() - began
+            self._say(welcome(self._settings, self.url, self._data, models=models, seconds=seconds))
 
     async def _start_all(self, stopping: asyncio.Event) -> None:
         """At once, unless `stopping`: workers may have to wait for the nursery."""

@@ -284,6 +284,30 @@ async def test_what_can_be_known_is_refused_before_anything_starts(start: Start,
     assert not (tmp_path / "data").exists()
 
 
+async def test_a_model_without_a_chat_template_is_offered_for_completions(
+    start: Start, model: Path, tmp_path: Path
+) -> None:
+    base = tmp_path / "base"
+    shutil.copytree(model, base)
+    config = json.loads((base / "tokenizer_config.json").read_text())
+    (base / "tokenizer_config.json").write_text(json.dumps(config | {"chat_template": None}))
+    async with start("--model", str(base)) as up:
+        await up.says("base has no chat template: it continues text.")
+        command = (await up.says("curl")).strip()
+        assert "/v1/chat/completions" not in command
+        curl = await asyncio.create_subprocess_shell(f"exec {command} -s", stdout=asyncio.subprocess.PIPE)
+        printed, _ = await asyncio.wait_for(curl.communicate(), PATIENCE_S)
+        assert json.loads(printed)["choices"][0]["finish_reason"] in ("length", "stop"), printed
+        await up.says("Ctrl-C drains")
+        assert not any("talk to it" in line for line in up.said)
+        chat = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "cli.chat", "--url", up.url), cwd=ROOT, stderr=asyncio.subprocess.PIPE
+        )
+        _, complaint = await asyncio.wait_for(chat.communicate(), PATIENCE_S)
+        assert chat.returncode == 2
+        assert b"baton: base has no chat template: it continues text, at /v1/completions" in complaint
+
+
 async def test_port_0_is_a_free_one_which_is_announced(start: Start) -> None:
     async with start("--fake", "--port", "0") as up:
         url = (await up.says("Baton serves")).split(" at ")[1].split()[0]

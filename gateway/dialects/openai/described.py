@@ -47,6 +47,7 @@ ANSWERS: dict[str, Json] = {
             "max_model_len": {"type": ["integer", "null"]},
             "tool_call_format": _TEXT_OR_NULL,
             "reasoning_format": _TEXT_OR_NULL,
+            "capabilities": _list({"enum": ["completion", "chat"]}),
         }
     ),
     "ModelList": fields({"object": {"const": "list"}, "data": _list(ref("Model"))}),

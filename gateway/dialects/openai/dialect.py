@@ -61,6 +61,7 @@ def _card(model: ModelCard) -> Json:
         "max_model_len": model.max_model_len,
         "tool_call_format": model.tool_call_format,
         "reasoning_format": model.reasoning_format,
+        "capabilities": ["completion", "chat"] if model.can_chat else ["completion"],
     }
 
 

@@ -152,6 +152,8 @@ def test_nothing_is_not_auto_where_a_person_writes_it() -> None:
         (["--tensor-parallel-size", "2"], "--tensor-parallel-size 2: a model runs on one GPU"),
         (["--gpu-memory-utilization", "0.9"], "unknown option --gpu-memory-utilization (--kv-memory-mb"),
         (["--tokenizer=x"], "unknown option --tokenizer (it is the one in --model's folder)"),
+        (["--enable-lora"], "unknown option --enable-lora (LoRA is not served: merge the adapter into the weights"),
+        (["--lora-modules", "a=b"], "unknown option --lora-modules (LoRA is not served"),
         (["--prefil", "2"], "unknown option --prefil (did you mean --prefill?)"),
     ],
 )

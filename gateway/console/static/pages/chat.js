@@ -18,6 +18,7 @@ import { viewOf } from "../chat/turns.js";
 const SAVE_EACH_MS = 1500;
 const open = new Map(); // conversations in memory by id: the one that is shown, and those whose answers come
 let models = []; // names
+let plain = new Set(); // those without a chat template
 let shown = null; // the page while it is mounted
 
 export function mount(view, { path: address, signal }) {
@@ -168,7 +169,10 @@ class Page {
 
   async readModels() {
     try {
-      this.takeModels((await readModels()).map((one) => one.id));
+      const listed = await readModels();
+      plain = new Set(listed.filter((one) => !one.capabilities.includes("chat")).map((one) => one.id));
+      this.takeModels(listed.map((one) => one.id));
+      this.lanes?.forEach((lane) => lane.pick());
     } catch {
       // the next question says why
     }
@@ -284,7 +288,8 @@ class Lane {
     this.model = h("select", { "aria-label": "Model" });
     this.more = page.button("Settings", () => page.settings(this.lane, index));
     this.turns = h("div", { class: "turns" });
-    this.empty = h("div", { class: "welcome" }, h("p", {}, "Ask anything."), h("p", { class: "hint" }, "Each answer has a line of figures that opens into where its time went. Chats stay in this browser."));
+    this.continues = h("p", { class: "hint", role: "status", hidden: true }, "This model has no chat template: it continues text, at /v1/completions, and can't chat.");
+    this.empty = h("div", { class: "welcome" }, this.continues, h("p", {}, "Ask anything."), h("p", { class: "hint" }, "Each answer has a line of figures that opens into where its time went. Chats stay in this browser."));
     this.log = h("div", { class: "scroller", role: "log", "aria-live": "off", "aria-label": "Conversation", tabindex: 0 }, this.empty, this.turns);
     const keeps = page.conversation.lanes.length > 1 ? page.button("Keep this one", () => this.keepOnly()) : null;
     this.tools = [this.model, this.more]; // above the column, or with the title where it is the only one
@@ -300,6 +305,7 @@ class Lane {
     const names = models.length ? models : [chosen || ""];
     this.model.replaceChildren(...names.map((name) => h("option", { value: name, selected: name === chosen }, name || "the first model")));
     this.model.value = chosen;
+    this.continues.hidden = !plain.has(chosen);
     const number = changed(this.lane.options);
     this.more.textContent = number ? `Settings (${number})` : "Settings";
   }
