@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import signal
 import subprocess
 import sys
@@ -21,6 +22,7 @@ log = logging.getLogger("baton.grammars")
 # By the clock, for a busy machine or a child that stands still. The child bounds its processor time itself.
 LONGEST_CHECK_S = 15.0
 LONGEST_START_S = 60.0
+INHERITED = ("LD_LIBRARY_PATH", "PATH", "PYTHONHOME", "PYTHONPATH", "PYTHONSAFEPATH")  # variables: no keys
 ROOT = Path(__file__).parents[2]
 # The library runs out of memory or stack, and the system ends the child: the grammar's doing. No other death is.
 _TOO_LARGE = (-signal.SIGABRT, -signal.SIGSEGV)
@@ -75,6 +77,7 @@ class Checker:
         self._child = subprocess.Popen(
             [sys.executable, "-m", "gateway.grammars.child"],
             cwd=ROOT,
+            env={name: value for name, value in os.environ.items() if name in INHERITED},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

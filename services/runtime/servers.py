@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib.util
+import os
 import shutil
 import socket
 import ssl
@@ -25,6 +26,8 @@ DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 START_TIMEOUT_S = 15.0
 STOP_TIMEOUT_S = 5.0
 POLL_S = 0.02
+# The variables that servers get: whatever else there is may be a key of ours or of anybody's.
+INHERITED = ("GOMAXPROCS", "GOMEMLIMIT", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PATH", "TMPDIR", "TZ")
 PORT_TRIES = 3  # a free port may be gone before the server takes it
 
 
@@ -197,7 +200,13 @@ async def _start(name: str, command: list[str], port: int, log_file: Path | None
         raise UnavailableError(f"port {port} is in use: stop what uses it, or choose another port for {name}")
     with log_file.open("ab") if log_file else contextlib.nullcontext(asyncio.subprocess.DEVNULL) as output:
         process = await asyncio.create_subprocess_exec(
-            *command, str(port), stdout=output, stderr=output, preexec_fn=die_with_parent, start_new_session=True
+            *command,
+            str(port),
+            env={name: value for name, value in os.environ.items() if name in INHERITED},
+            stdout=output,
+            stderr=output,
+            preexec_fn=die_with_parent,
+            start_new_session=True,
         )
     try:
         async with asyncio.timeout(START_TIMEOUT_S):

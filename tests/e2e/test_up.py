@@ -99,7 +99,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def start(model: Path, tmp_path: Path) -> Start:
     @contextlib.asynccontextmanager
-    async def start(*options: str) -> AsyncIterator[Up]:
+    async def start(*options: str, **variables: str) -> AsyncIterator[Up]:
         port = own_port()
         process = await asyncio.create_subprocess_exec(
             sys.executable,
@@ -108,7 +108,7 @@ def start(model: Path, tmp_path: Path) -> Start:
             *("--model", str(model), "--port", str(port), "--data-dir", str(tmp_path / "data")),
             *("--kv-memory-mb", "8", "--drain-s", "5", *options),
             cwd=ROOT,
-            env={key: value for key, value in os.environ.items() if not key.startswith("BATON_")},
+            env={key: value for key, value in os.environ.items() if not key.startswith("BATON_")} | variables,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
         )
@@ -242,6 +242,22 @@ async def test_children_die_with_a_killed_parent_and_the_next_one_forgets_its_ke
     async with start("--fake") as up:
         await up.says("starting nats")
         assert [path for path in left if path.exists()] == []
+
+
+async def test_only_the_gateway_is_told_the_keys(start: Start) -> None:
+    key = "a-key-of-this-test-0123456789"
+    async with start("--fake", BATON_API_KEYS=key, BATON_ADMIN_KEY=f"{key}-admin") as up:
+        await up.says("Baton serves")
+        async with httpx.AsyncClient(headers={"authorization": f"Bearer {key}"}, timeout=PATIENCE_S) as client:
+            body = {"model": "tiny", "prompt": "Hi", "max_tokens": 4, "structured_outputs": {"choice": ["yes", "no"]}}
+            assert (await client.post(f"{up.url}/v1/completions", json=body)).status_code == 200
+        assert up.child("gateway.grammars.child") in up.family()
+        told = [
+            one.cmdline()[-1] for one in up.family() if key.encode() in Path(f"/proc/{one.pid}/environ").read_bytes()
+        ]
+        assert told == ["services.gateway"]
+        up.process.send_signal(signal.SIGINT)
+        assert (await up.ends())[0] == 0
 
 
 async def test_a_lost_nats_is_named_and_stops_everything(start: Start) -> None:

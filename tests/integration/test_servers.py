@@ -23,6 +23,23 @@ async def test_a_server_is_there_inside_the_context_and_gone_after_it(run: type,
     assert servers.port_is_free(server.port)
 
 
+@pytest.mark.parametrize(("run", "find"), [(run_nats, "find_nats_server"), (run_redis, "find_redis_server")])
+async def test_a_server_inherits_no_secrets(
+    run: type, find: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("BATON_API_KEYS", "BATON_ADMIN_KEY", "OPENAI_API_KEY", "GOOGLE_API_KEY"):
+        monkeypatch.setenv(name, "a-secret-of-this-test")
+    # Redis overwrites what /proc shows of its environment, so what starts it writes that down.
+    starter, inherited = tmp_path / "starter", tmp_path / "inherited"
+    starter.write_text(f'#!/bin/sh\nenv > {inherited}\nexec {getattr(servers, find)()} "$@"\n')
+    starter.chmod(0o700)
+    monkeypatch.setattr(servers, find, lambda: starter)
+    async with run(data_dir=tmp_path / "data") as server:
+        shown = Path(f"/proc/{server.process.pid}/environ").read_text()
+    assert "PATH=" in inherited.read_text()
+    assert "a-secret" not in inherited.read_text() + shown
+
+
 @pytest.mark.parametrize("run", [run_nats, run_redis])
 async def test_a_port_in_use_is_named(run: type, tmp_path: Path) -> None:
     with socket.socket() as taken:

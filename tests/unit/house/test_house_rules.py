@@ -84,6 +84,8 @@ def test_the_environment_is_read_in_one_place() -> None:
         "services/runtime/hub.py",  # the hub's own variables
         "cli/reach.py",  # OpenAI's own variables
         "services/worker/gpu.py",  # CUDA's own variable
+        "services/runtime/servers.py",  # hands a few on to NATS and Redis
+        "gateway/grammars/checker.py",  # hands Python's own on
         "services/up/child.py",  # hands the environment on to its children
         "services/nursery/__main__.py",  # does so without exec
         "kvtransfer/ucx/wire.py",  # UCX's own variables
