@@ -168,6 +168,36 @@ async def test_words_of_the_model_are_never_markup(cluster: Cluster, browser: An
         assert "owned" not in await page.title()
 
 
+async def test_an_empty_chat_has_questions_and_what_was_asked_is_drawn_as_markdown(
+    cluster: Cluster, browser: Any
+) -> None:
+    async with open_page(browser, cluster.url) as watched:
+        page = watched.page
+        await page.route("**/v1/chat/completions", answered({"content": "It rains."}))
+        async with page.expect_request("**/v1/chat/completions") as request:
+            await page.get_by_role("button", name="What is the weather in Paris?").click()
+        told = (await request.value).post_data_json
+        assert (told["messages"][0]["content"], told["tools"][0]["function"]["name"]) == (
+            "What is the weather in Paris?",
+            "get_weather",
+        )
+        await page.locator(".turn.model").get_by_role("button", name="Regenerate").wait_for()
+        await page.get_by_role("button", name="New chat").click()
+        await page.locator(".welcome").wait_for()
+        assert "tools" not in await page.evaluate("Object.keys(JSON.parse(localStorage['baton.chat-options'] ?? '{}'))")
+        await ask(page, "**all** of\n- it")
+        await page.locator(".turn.user strong").get_by_text("all").wait_for()
+        assert await page.locator(".turn.user li").inner_text() == "it"
+        await page.get_by_role("button", name="Settings").click()
+        await (
+            page.get_by_role("group", name="Reasoning and tools")
+            .get_by_role("button", name="Insert an example")
+            .click()
+        )
+        await page.get_by_role("button", name="Apply").click()
+        await page.get_by_role("button", name="Settings (1)").wait_for()
+
+
 async def test_everything_by_keyboard_and_only_with_the_key(cluster: Cluster, browser: Any) -> None:
     async with open_page(browser, at(cluster, "fleet")) as watched:
         page = watched.page
@@ -214,14 +244,14 @@ async def test_what_goes_wrong_is_said_and_passes(cluster: Cluster, browser: Any
         await page.locator("#banner").wait_for(state="hidden")
         await page.get_by_role("button", name="Settings").click()
         await page.get_by_label("Tools, a JSON list").fill("{}")
-        await page.get_by_role("button", name="Use").last.click()
+        await page.get_by_role("button", name="Apply").click()
         await page.evaluate("new Promise((done) => setTimeout(done))")  # news of the closed dialog came before that
         await ask(page, "one")
         await page.locator(".toast").get_by_text("Tools, a JSON list: must be a JSON list").wait_for()
         assert await page.get_by_label("Message", exact=True).input_value() == "one"
         await page.get_by_role("button", name="Settings").click()
         await page.get_by_label("Tools, a JSON list").fill("")
-        await page.get_by_role("button", name="Use").last.click()
+        await page.get_by_role("button", name="Apply").click()
         await page.evaluate("new Promise((done) => setTimeout(done))")  # news of the closed dialog came before that
         refusal = {"error": {"message": "too much waits: come back in 2 s"}}
         await page.route("**/v1/chat/completions", lambda route: route.fulfill(status=429, json=refusal))

@@ -164,6 +164,17 @@ def test_options_make_a_body_and_wrong_ones_are_named() -> None:
     assert found[9:11] == [0, 2]
 
 
+def test_every_setting_is_in_one_group_and_examples_make_a_body() -> None:
+    found = evaluate(
+        """
+    const { body, EXAMPLES, FIELDS, GROUPS } = await at("chat/options.js");
+    out({ fields: FIELDS.map(([name]) => name), grouped: GROUPS.flatMap(([, names]) => names), body: body({ model: "m", ...EXAMPLES }, []) });"""
+    )
+    assert sorted(found["grouped"]) == sorted(found["fields"])
+    assert found["body"]["tools"][0]["function"]["name"] == "get_weather"
+    assert found["body"]["response_format"]["json_schema"]["schema"]["required"] == ["name", "age"]
+
+
 def nodes(markdown: str) -> Any:
     return evaluate(
         f"""

@@ -21,6 +21,24 @@ export const FIELDS = [
   ["extra", "Further fields of the body, JSON", "json", {}, '{"logit_bias": {"42": -100}}'],
 ];
 
+// The fields as the settings show them. Each is in one group.
+export const GROUPS = [
+  ["Instructions", ["system"]],
+  ["Length and sampling", ["max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop"]],
+  ["Repetition", ["frequency_penalty", "presence_penalty", "repetition_penalty"]],
+  ["Reasoning and tools", ["thinking", "tool_choice", "tools"]],
+  ["Form of the answer", ["schema"]],
+  ["The request", ["priority", "extra"]],
+];
+
+const pretty = (value) => JSON.stringify(value, null, 2);
+
+// What a field may look like, to begin with.
+export const EXAMPLES = {
+  tools: pretty([{ type: "function", function: { name: "get_weather", description: "Get the weather of a city", parameters: { type: "object", properties: { city: { type: "string" } }, required: ["city"] } } }]),
+  schema: pretty({ type: "object", properties: { name: { type: "string" }, age: { type: "integer" } }, required: ["name", "age"], additionalProperties: false }),
+};
+
 export const NONE = { model: "", max_tokens: "1024" };
 
 // The request's body for `told` messages. Throws Error that begins with the field's label.

@@ -1,15 +1,16 @@
 // The dialog with what an answer is asked with.
 
 import { h } from "../frame/dom.js";
-import { FIELDS, NONE } from "./options.js";
+import { EXAMPLES, FIELDS, GROUPS, NONE } from "./options.js";
 
 // `options` as the person left them, or null when nothing was changed.
 export function askOptions(options, title) {
-  const fields = FIELDS.map(([name, label, kind, rule, hint]) => field(name, label, kind, rule, hint, options[name] ?? ""));
+  const made = new Map(FIELDS.map(([name, label, kind, rule, hint]) => [name, field(name, label, kind, rule, hint, options[name] ?? "")]));
+  const groups = GROUPS.map(([title, names]) => h("fieldset", { class: "group" }, h("legend", {}, title), h("div", { class: "fields" }, names.map((name) => made.get(name)))));
   const reset = h("button", { type: "button" }, "Reset");
   const dialog = h("dialog", { class: "settings", "aria-label": title },
-    h("form", { method: "dialog" }, h("h2", {}, title), h("div", { class: "fields" }, fields),
-      h("div", { class: "row foot-row" }, h("button", { type: "submit", class: "primary", value: "use" }, "Use"), reset, h("button", { type: "submit", value: "no", formnovalidate: true }, "Cancel"))));
+    h("form", { method: "dialog" }, h("h2", {}, title), groups,
+      h("div", { class: "row foot-row" }, h("button", { type: "submit", class: "primary", value: "apply" }, "Apply"), reset, h("button", { type: "submit", value: "no", formnovalidate: true }, "Cancel"))));
   const form = dialog.querySelector("form");
   reset.addEventListener("click", () => FIELDS.forEach(([name]) => (form.elements[name].value = NONE[name] ?? "")));
   document.body.append(dialog);
@@ -17,7 +18,7 @@ export function askOptions(options, title) {
   return new Promise((resolve) => dialog.addEventListener("close", () => {
     const chosen = Object.fromEntries(FIELDS.map(([name]) => [name, form.elements[name].value]));
     dialog.remove();
-    resolve(dialog.returnValue === "use" ? { ...options, ...chosen } : null);
+    resolve(dialog.returnValue === "apply" ? { ...options, ...chosen } : null);
   }, { once: true }));
 }
 
@@ -27,5 +28,17 @@ function field(name, label, kind, rule, hint, value) {
     : long ? h("textarea", { name, rows: kind === "text" ? 3 : 2, spellcheck: kind === "text", placeholder: hint, class: kind === "json" ? "code" : "" })
       : h("input", { name, type: "number", inputmode: "decimal", min: rule.min, max: rule.max, step: rule.step ? "any" : 1, placeholder: hint });
   made.value = value;
-  return h("label", { class: long ? "wide" : "" }, label, " ", made);
+  const labelled = h("label", { class: long ? "wide" : "" }, label, " ", made);
+  return EXAMPLES[name] ? h("div", { class: "wide" }, labelled, example(name, made, EXAMPLES[name])) : labelled;
+}
+
+// A button that fills an empty field, and puts an example behind what is there already otherwise.
+function example(name, field, text) {
+  const button = h("button", { type: "button", class: "quiet", "aria-label": `Insert an example of ${name}` }, "Insert an example");
+  button.addEventListener("click", () => {
+    field.value = field.value.trim() ? `${field.value.trimEnd()}\n${text}` : text;
+    field.rows = Math.min(14, field.value.split("\n").length);
+    field.focus();
+  });
+  return button;
 }

@@ -7,7 +7,7 @@ import { openKeys } from "../frame/keys.js";
 import { href } from "../frame/router.js";
 import { requestView } from "../frame/waterfall.js";
 import { framesOf, isRunning, pace } from "./asking.js";
-import { codeBlock, copyText, Growing } from "./markdown.js";
+import { codeBlock, copyText, Growing, markdown } from "./markdown.js";
 import { siblings } from "./tree.js";
 
 const button = (words, act, more = {}) => {
@@ -32,7 +32,8 @@ function branches(conversation, node, acts) {
 }
 
 function askedView(conversation, node, acts) {
-  const words = h("p", { class: "text" }, node.content);
+  const words = markdown(node.content);
+  words.classList.add("text");
   const bar = h("div", { class: "acts" });
   const element = h("article", { class: "turn user" }, h("h3", { class: "hidden" }, "You"), words, bar);
   return {

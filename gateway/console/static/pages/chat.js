@@ -14,6 +14,7 @@ import { asCurl, asJson, asMarkdown, fileName } from "../chat/share.js";
 import * as store from "../chat/store.js";
 import { add, attachment, end, newConversation, openCalls, path, titleOf } from "../chat/tree.js";
 import { viewOf } from "../chat/turns.js";
+import { welcome } from "../chat/welcome.js";
 
 const SAVE_EACH_MS = 1500;
 const open = new Map(); // conversations in memory by id: the one that is shown, and those whose answers come
@@ -206,6 +207,16 @@ class Page {
     this.keep(conversation);
   }
 
+  // Ask an example; what it needs of the settings holds for this chat alone, and what somebody chose stays.
+  begin(words, settings) {
+    for (const lane of this.conversation.lanes) {
+      const missing = Object.entries(settings).filter(([name]) => !lane.options[name]?.trim());
+      lane.options = { ...lane.options, ...Object.fromEntries(missing) };
+    }
+    this.lanes.forEach((lane) => lane.pick());
+    this.ask(words);
+  }
+
   // Whether the settings make a request; else they are complained about, and what was typed stays.
   isAskable() {
     try {
@@ -288,8 +299,9 @@ class Lane {
     this.model = h("select", { "aria-label": "Model" });
     this.more = page.button("Settings", () => page.settings(this.lane, index));
     this.turns = h("div", { class: "turns" });
+    this.empty = welcome((question, settings) => page.begin(question, settings));
     this.continues = h("p", { class: "hint", role: "status", hidden: true }, "This model has no chat template: it continues text, at /v1/completions, and can't chat.");
-    this.empty = h("div", { class: "welcome" }, this.continues, h("p", {}, "Ask anything."), h("p", { class: "hint" }, "Each answer has a line of figures that opens into where its time went. Chats stay in this browser."));
+    this.empty.append(this.continues);
     this.log = h("div", { class: "scroller", role: "log", "aria-live": "off", "aria-label": "Conversation", tabindex: 0 }, this.empty, this.turns);
     const keeps = page.conversation.lanes.length > 1 ? page.button("Keep this one", () => this.keepOnly()) : null;
     this.tools = [this.model, this.more]; // above the column, or with the title where it is the only one
@@ -306,6 +318,7 @@ class Lane {
     this.model.replaceChildren(...names.map((name) => h("option", { value: name, selected: name === chosen }, name || "the first model")));
     this.model.value = chosen;
     this.continues.hidden = !plain.has(chosen);
+    this.empty.querySelector(".first").hidden = plain.has(chosen);
     const number = changed(this.lane.options);
     this.more.textContent = number ? `Settings (${number})` : "Settings";
   }
