@@ -12,6 +12,8 @@ from pathlib import Path
 
 import torch
 
+from engine.processor import settle
+
 ROOT = Path(__file__).resolve().parents[1]
 NEEDS_A_CARD = "needs a CUDA device"
 _SMI_FIELDS = (
@@ -47,7 +49,17 @@ def device_of(module: str, name: str) -> torch.device:
     device = torch.device(name)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise SystemExit(f"{module}: {NEEDS_A_CARD}")
+    if device.type == "cpu":
+        settle()
     return device
+
+
+def card_of(device: torch.device) -> str:
+    """The card's kind in small letters, as it stands in names of files ("h200", "h100"); "" on a CPU."""
+    if device.type != "cuda":
+        return ""
+    maker, _, rest = torch.cuda.get_device_name(device).partition(" ")
+    return (rest or maker).lower().split()[0]
 
 
 def clocks(device: torch.device) -> str:

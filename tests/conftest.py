@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import functools
 import gc
+import importlib
 import inspect
 from collections.abc import AsyncIterator, Callable, Coroutine
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
@@ -27,6 +29,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure() -> None:
+    if (
+        "amx_tile" in Path("/proc/cpuinfo").read_text()
+    ):  # torch takes a second, which tests without it need not wait for
+        importlib.import_module("engine.processor").settle()
     gc.disable()  # while modules are loaded: it would look through all of them again and again
 
 

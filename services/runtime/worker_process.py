@@ -27,6 +27,7 @@ from engine.engine import Engine
 from engine.fake.engine import FAKE_VOCAB, FakeCosts, FakeEngine
 from engine.fake.faults import FakeFaults
 from engine.foreign import is_foreign
+from engine.processor import BOUND, settle
 from kvtransfer.select import open_transport
 from kvtransfer.transport import Transport
 from kvtransfer.transports import reaches_others
@@ -183,6 +184,8 @@ def main(service: str, lender: Engine | None = None) -> int:
         settings = load_settings(WorkerServiceSettings, command=service, arguments=sys.argv[1:])
         start_logging(service=settings.worker_id or service, level=settings.log_level, form=settings.log_format)
         forget(settings.ready_file)
+        if settings.device == "cpu" and (bound := settle()):
+            log.info("processor.bound", extra={"variable": BOUND, "instructions": bound})
         asyncio.run(run(settings, ROLES[service], lender))
     except FAILURES as error:
         return fail(error)

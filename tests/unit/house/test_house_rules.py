@@ -90,6 +90,7 @@ def test_the_environment_is_read_in_one_place() -> None:
         "services/nursery/__main__.py",  # does so without exec
         "kvtransfer/ucx/wire.py",  # UCX's own variables
         "engine/kernels/device.py",  # Triton's own variable
+        "engine/processor.py",  # oneDNN's own variable
         "gateway/answers/tokenizer.py",  # tokenizers' own variable
         "services/runtime/tracer.py",  # OpenTelemetry's own variables
     }

@@ -1,0 +1,50 @@
+"""Instructions of this processor that oneDNN may use: a virtual machine may announce some that nothing can use.
+
+AMX is such a case: where the machine's monitor hides how large its tiles are (CPUID leaf 1D, zero under some Firecracker
+templates), oneDNN's first product in bfloat16 ends the process with SIGILL.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import resource
+import signal
+from collections.abc import Callable
+
+import torch
+
+BOUND = "ONEDNN_MAX_CPU_ISA"  # oneDNN's own variable, read when it first computes
+WITHOUT_TILES = "AVX512_CORE_BF16"
+SIZE = 64  # rows and columns; oneDNN computes smaller products without tiles
+
+
+def _product() -> object:
+    ones = torch.ones(SIZE, SIZE, dtype=torch.bfloat16)
+    return torch.nn.functional.linear(ones, ones)
+
+
+def settle(
+    *, has_tiles: Callable[[], bool] = torch.cpu._is_amx_tile_supported, trial: Callable[[], object] = _product
+) -> str:
+    """Let a child compute with tiles; if it dies of SIGILL, keep oneDNN to instructions without them, here and in later children.
+
+    Call it before the process computes or starts threads. Returns what oneDNN is kept to, "" for no bound; a user's own stays.
+    """
+    if BOUND not in os.environ and has_tiles() and _dies(trial):
+        os.environ[BOUND] = WITHOUT_TILES
+    return os.environ.get(BOUND, "")
+
+
+def _dies(trial: Callable[[], object]) -> bool:
+    """Whether the trial ends a child with SIGILL."""
+    child = os.fork()
+    if child == 0:
+        try:
+            faulthandler.disable()
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+            trial()
+        finally:
+            os._exit(0)
+    _, status = os.waitpid(child, 0)
+    return os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGILL
