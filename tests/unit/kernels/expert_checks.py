@@ -193,8 +193,7 @@ def _check_mixture(
     **more: Any,
 ) -> None:
     x, rows = torch.randn(num_tokens, hidden, device=device).half(), size * (1 + (more.get("activation") != "relu2"))
-    gate_up = (torch.randn(num_experts, rows, hidden, device=device) / hidden**0.5).half()
-    down = (torch.randn(num_experts, hidden, size, device=device) / size**0.5).half()
+    gate_up, down = _drawn(num_experts, rows, hidden, device), _drawn(num_experts, hidden, size, device)
     packed: dict[str, Groups | Fp8Matrix] = {}
     if kind == "fp8":
         packed["gate_up"], gate_up = _in_fp8(num_experts, rows, hidden, block, device)
@@ -217,6 +216,11 @@ def _check_mixture(
     terms = mixture(x, choice, replace(experts, **packed))
     terms = terms.sum(dim=0, dtype=torch.float32) if terms.dim() == 3 else terms
     close(terms, _mixture_of(x, choice, experts), torch.float16)
+
+
+def _drawn(num_experts: int, rows: int, inputs: int, device: str) -> torch.Tensor:
+    """Matrices of all experts, drawn in 16 bits and scaled in place: 512 of LongCat-Flash's take 24 GiB."""
+    return torch.randn(num_experts, rows, inputs, device=device, dtype=torch.float16).mul_(inputs**-0.5)
 
 
 def _in_groups(kind: str, num_experts: int, rows: int, inputs: int, device: str) -> tuple[Groups, torch.Tensor]:
