@@ -14,7 +14,7 @@ from benchmarks.results_format import Result
 from benchmarks.workload import Prompts, Workload, driven
 from common.blocks import hash_blocks
 from decode.request import DecodeRequest
-from engine.cache.block_pool import BlockPool
+from engine.cache.block_pool import BlockPool, OutOfBlocksError
 from engine.engine import Engine
 from engine.sequence import State
 from worker.serving.allocation import blocks_for
@@ -23,6 +23,10 @@ from worker.serving.columns import extend, oldest_needed
 UNREACHED_TOKENS = 1 << 30  # max_tokens of a sequence that only the measurement ends
 GREEDY: Mapping[str, float] = MappingProxyType({"temperature": 0.0})
 NUCLEUS: Mapping[str, float] = MappingProxyType({"temperature": 0.8, "top_p": 0.95})
+
+
+class DoesNotFitError(Exception):
+    """The pool of this card holds fewer positions than a cell's sequences have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,17 +76,31 @@ class Decode:
         ]
 
     async def run(self, bench: Bench) -> Workload:
-        """Return the workload after all passes, those of the warm-up included."""
+        """Return the workload after all passes, those of the warm-up included.
+
+        Raises DoesNotFitError where sequences would give way to one another: such steps are no full batch's.
+        """
         workload = bench.workload()
         computed = self.first_context()
         lengths = [computed + 1] * self.batch
         for request in bench.prompts.requests(lengths, max_tokens=UNREACHED_TOKENS, sampling=dict(self.sampling)):
-            _pretend_computed(workload.pool, request, computed)
+            try:
+                _pretend_computed(workload.pool, request, computed)
+            except OutOfBlocksError as error:
+                raise self._too_large(workload.pool) from error
             workload.join(request)
         workload.passes_left = self.warm_up + self.steps
+        size, last = workload.pool.block_size, computed + 1 + workload.passes_left
+        if self.batch * (blocks_for(last, size) - blocks_for(computed + 1, size)) > workload.pool.num_free:
+            raise self._too_large(workload.pool)
         async with driven(bench.engine, workload, token_budget=bench.token_budget):
             await workload.finished()
         return workload
+
+    def _too_large(self, pool: BlockPool) -> DoesNotFitError:
+        return DoesNotFitError(
+            f"{pool.num_blocks} blocks of {pool.block_size} tokens hold fewer than {self.batch} such sequences"
+        )
 
     def first_context(self) -> int:
         """Return the positions computed before the warm-up, such that the measured steps have `context` in their middle."""

@@ -1,6 +1,6 @@
 """The engine's table: decode steps, first tokens, prefill, an offline batch, a process's start; each beside its floor.
 
-    python -m benchmarks.engine --out DIR                                       on an H200, in less than 8 minutes
+    python -m benchmarks.engine --out DIR                                       on a Hopper card, in less than 8 minutes
     python -m benchmarks.engine --out DIR --shape demo --device cpu --quick     the same code in seconds; its figures say nothing
 
 `benchmarks/README.md` says how to read what comes out.
@@ -25,16 +25,16 @@ import torch
 
 from benchmarks.accuracy import measure_accuracy, release_memory
 from benchmarks.ceilings import measure_ceilings
-from benchmarks.cells import FULL, QUICK, Bench, Cell, PrefillRate
+from benchmarks.cells import FULL, QUICK, Bench, Cell, DoesNotFitError, PrefillRate
 from benchmarks.checkpoint import SHAPES, write_checkpoint
 from benchmarks.drawn import DRAWN, draw_weights, write_config
-from benchmarks.environment import ROOT, clocks, describe, device_of
+from benchmarks.environment import ROOT, card_of, clocks, describe, device_of
 from benchmarks.floors import Ceilings, ModelCost, upload
 from benchmarks.kernels import measure_kernels
 from benchmarks.results_format import Result, ResultsPage, number
 from benchmarks.startup import start_process
 from benchmarks.step_profile import profile_cell
-from benchmarks.targets import REFERENCE, TARGETS
+from benchmarks.targets import CARD, REFERENCE, TARGETS
 from benchmarks.workload import Prompts
 from common.pages import KVLayout
 from engine.cache.pages import part_views
@@ -62,9 +62,12 @@ def main(arguments: Sequence[str]) -> int:
     device = device_of("benchmarks.engine", options.device)
     facts = describe("benchmarks.engine", arguments, device, commit=options.commit)
     facts["model"] = options.shape if options.model or options.shape == "demo" else f"{options.shape}, random weights"
-    if _compared(options) in TARGETS:
-        facts["reference"] = REFERENCE[_compared(options)]
+    card = card_of(device)
+    if _compared(options, card) in TARGETS:
+        facts["reference"] = REFERENCE[_compared(options, card)]
     stem = f"engine-{options.shape}" if options.shape in DRAWN else "engine"
+    if card not in ("", CARD):
+        stem += f"-{card}"
     if options.kv_cache_dtype != "auto":
         stem += f"-kv-{options.kv_cache_dtype}"
     if options.quantization != "auto":
@@ -75,7 +78,7 @@ def main(arguments: Sequence[str]) -> int:
     page = ResultsPage(options.out, stem, title="The engine on one device", facts=facts, notes=notes)
     run = Run(options, page, device)
     run.profile(options.profile) if options.profile else run.table()
-    return 1 if page.remarks else 0
+    return 1 if run.failed else 0
 
 
 class Run:
@@ -84,9 +87,10 @@ class Run:
     def __init__(self, options: argparse.Namespace, page: ResultsPage, device: torch.device) -> None:
         self._options, self._page, self._device = options, page, device
         self._started = time.monotonic()
-        self._targets = TARGETS.get(_compared(options), {})
+        self._targets = TARGETS.get(_compared(options, card_of(device)), {})
         self._cells: dict[str, Cell] = {cell.name: cell for cell in (QUICK if options.quick else FULL)}
         self._prompt = 48 if options.quick else 512  # tokens of the first prompt after a start
+        self.failed = False  # a cell failed, or there was no time for it
 
     def table(self) -> None:
         """Measure every cell that `--cells` names, while `--limit-s` lasts."""
@@ -186,6 +190,8 @@ class Run:
         try:
             seconds_left = self._options.limit_s + LAST_CELL_S - self._elapsed()
             self._add(asyncio.run(asyncio.wait_for(cell.measure(bench), seconds_left)))
+        except DoesNotFitError as error:
+            self._remark(f"{cell.name}: left out, {error}")
         except Exception as error:
             self._failed(cell.name, error)
 
@@ -215,6 +221,7 @@ class Run:
             self._add(agreement.results())
         self._page.state("accuracy", "; ".join(map(str, agreements)))
         if wrong := [agreement.name for agreement in agreements if agreement.gaps]:
+            self.failed = True
             self._remark(f"accuracy: wrong tokens for {', '.join(wrong)}")
 
     def _guarded(self, names: Sequence[str], wanted: Sequence[str], measure: Callable[[], None]) -> None:
@@ -241,10 +248,12 @@ class Run:
     def _out_of_time(self, name: str) -> bool:
         if self._elapsed() < self._options.limit_s:
             return False
+        self.failed = True
         self._remark(f"{name}: left out, the run's {self._options.limit_s:.0f} s were over")
         return True
 
     def _failed(self, name: str, error: Exception) -> None:
+        self.failed = True
         traceback.print_exception(error)
         text = str(error).strip().splitlines()
         self._remark(f"{name}: failed, {type(error).__name__}: {text[-1] if text else ''}")
@@ -296,8 +305,10 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     return options
 
 
-def _compared(options: argparse.Namespace) -> str:
-    """The name of what figures are held against."""
+def _compared(options: argparse.Namespace, card: str) -> str:
+    """The name of what figures are held against; "" on a card that the targets were not set for."""
+    if card != CARD:
+        return ""
     formats = [options.quantization] * (options.quantization != "auto")
     formats += [f"kv-{options.kv_cache_dtype}"] * (options.kv_cache_dtype != "auto")
     return " ".join((options.shape, *formats))

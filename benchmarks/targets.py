@@ -12,6 +12,10 @@ class Yardstick(NamedTuple):
     reference: float | None  # vLLM, prefix cache off, same kind of GPU; None: not measured
 
 
+CARD = (
+    "h200"  # the targets' card, as `benchmarks.environment.card_of` names it: another one's figures stand by themselves
+)
+
 REFERENCE = {
     "llama-3.1-8b": "vLLM 0.26.0, one H200, Llama-3.1-8B shape, bf16, random weights, prefix cache off",
     "llama-3.1-8b fp8": "vLLM 0.33, one H200, Llama-3.1-8B shape, dynamic online fp8, context about 1072",
