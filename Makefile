@@ -3,6 +3,8 @@ VENV := .venv
 PYTHON ?= python3
 RUN := $(VENV)/bin/python -m
 PIP := $(RUN) pip --disable-pip-version-check -q
+# On a terminal pip shows how far a download is.
+SHOWN := $(RUN) pip --disable-pip-version-check $(shell test -t 2 || echo -q)
 # a test that waits for ever ends the run, which names it (tests/conftest.py has the bound of an async one)
 PYTEST := $(RUN) pytest -q -o faulthandler_timeout=300 -o faulthandler_exit_on_timeout=true --max-worker-restart=0
 # Python keeps what it compiled, whatever the shell says: the tests start it hundreds of times.
@@ -14,13 +16,14 @@ up: setup
 
 setup: $(VENV)/.serving
 
-# torch first, by itself: its build decides what else it brings
+# torch first, by itself: its build decides what else it brings. TORCH=cpu or cuda chooses one, TORCH_INDEX=ADDRESS says where it is;
+# else it is a CPU's where there is no GPU (cli/torch_build.py).
 $(VENV)/.serving: constraints.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "baton: needs Python 3.11 or later: make PYTHON=python3.11")'
 	@test -x $(VENV)/bin/python || { echo "making $(VENV) …"; $(PYTHON) -m venv $(VENV); }
-	@echo "installing torch (once) …" && $(PIP) install torch==$$(sed -n 's/^torch==//p' constraints.txt)
-	@echo "installing what serving needs (once) …" && $(RUN) cli.requirements gateway worker servers ucx otel chat > $@.txt
-	@$(PIP) install -c constraints.txt -r $@.txt && touch $@
+	@TORCH="$(TORCH)" TORCH_INDEX="$(TORCH_INDEX)" $(RUN) cli.torch_build torch==$$(sed -n 's/^torch==//p' constraints.txt)
+	@echo "installing what serving needs (once, 0.1 GB) …" && $(RUN) cli.requirements gateway worker servers ucx otel chat > $@.txt
+	@$(SHOWN) install -c constraints.txt -r $@.txt && touch $@
 
 # triton comes with a torch for GPUs; without one, its interpreter alone runs the kernels' tests
 $(VENV)/.testing: $(VENV)/.serving

@@ -83,6 +83,7 @@ def test_the_environment_is_read_in_one_place() -> None:
         "services/runtime/loading.py",
         "services/runtime/hub.py",  # the hub's own variables
         "cli/reach.py",  # OpenAI's own variables
+        "cli/torch_build.py",  # make's and pip's own variables, before anything is installed
         "services/worker/gpu.py",  # CUDA's own variable
         "services/runtime/servers.py",  # hands a few on to NATS and Redis
         "gateway/grammars/checker.py",  # hands Python's own on
