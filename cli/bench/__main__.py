@@ -89,7 +89,7 @@ def first_model(server: Gateway) -> str:
 
 
 class Bench:
-    """A run: its steps, one after the other, and what came of them. Ctrl-C ends it and keeps what there is."""
+    """A run: its steps, one after the other, and what came of them. Ctrl-C or SIGTERM ends it and keeps what there is."""
 
     def __init__(self, settings: BenchSettings, url: str, target: Target, model: str) -> None:
         self._settings, self._url, self._target, self._model = settings, url, target, model
@@ -100,7 +100,8 @@ class Bench:
 
     async def run(self, steps: list[Step]) -> int:
         """Send the load, print and write what was found; the exit code. Raises ConfigError."""
-        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, self._interrupt)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, self._interrupt)
         await self._warm_up()
         if self._settings.find_max:
             await self._find(MaxSearch(self._settings.request_rate))
@@ -135,7 +136,8 @@ class Bench:
             if self._interrupted:
                 return
             share = done.summary["slo_attainment"]
-            search.took(rate, met=not done.run.settled and share >= self._settings.slo_share)
+            met = not done.run.settled and share >= self._settings.slo_share
+            search.took(rate, met=met, alone=done.run.peak <= 1)
 
     async def _step(self, step: Step, *, several: bool) -> Done:
         settings, index = of_step(self._settings, step), len(self._done)
@@ -193,7 +195,7 @@ class Bench:
         if settings.html_file:
             write(settings.html_file, page(told, self._done, chosen, within=settings.objectives()), "--html")
         if search is not None:
-            print(f"\n{verdict(search, settings)}")
+            print(f"\n{verdict(search, settings, self._done[-1].summary)}")
         if len(self._done) > 1:
             print(f"\nat {chosen.step}:")
         print(render(chosen.summary, chosen.run, settings), flush=True)

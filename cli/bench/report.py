@@ -112,13 +112,24 @@ def _number(value: float | None, width: int) -> str:
     return f"{'-':>{width}}" if value is None else f"{value:>{width}.1f}"
 
 
-def verdict(search: MaxSearch, settings: BenchSettings) -> str:
-    """What a search found, and what "within" meant."""
+def verdict(search: MaxSearch, settings: BenchSettings, last: Summary | None = None) -> str:
+    """What a search found, and what "within" meant. `last`: of the last step."""
     rule = f"at least {settings.slo_share:.0%} of the requests: {settings.objectives()}"
+    if search.misses_alone and not search.met:
+        said = f"has {alone(last, settings)}" if last and last["completed"] else "fails"
+        return f"even one request at a time {said}: the objective is out of reach here ({rule})"
     if not search.met:
         return f"no rate was within the objectives ({rule})"
     missed = "none missed them" if search.missed == float("inf") else f"{search.missed:.4g} missed them"
     return f"highest rate within the objectives: {search.met:.4g} requests/s; {missed} ({rule})"
+
+
+def alone(summary: Summary, settings: BenchSettings) -> str:
+    """The medians for which there is an objective; those above it where there are such."""
+    limits = {"ttft": settings.ttft_slo_ms, "tpot": settings.tpot_slo_ms, "e2e": settings.e2e_slo_ms}
+    found = {name: summary[f"{name}_ms"]["p50"] for name, limit in limits.items() if limit and summary[f"{name}_ms"]}
+    above = {name: median for name, median in found.items() if median > limits[name]}
+    return ", ".join(f"{name.upper()} {median:.3g} ms" for name, median in (above or found).items())
 
 
 # -- plots ---------------------------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ class Run:
     samples: list[Sample] = field(default_factory=list)
     late: list[float] = field(default_factory=list)  # seconds that requests were sent behind their time
     in_flight: int = 0
+    peak: int = 0  # most requests that were in flight at once
     interrupted: bool = False
     settled: bool = False  # ended early: too many had missed the objectives already
 
@@ -65,6 +66,7 @@ class LoadGenerator:
 
     async def _count(self, body: bytes, places: asyncio.Semaphore) -> None:
         self.run.in_flight += 1
+        self.run.peak = max(self.run.peak, self.run.in_flight)
         try:
             sample = await self._ask(body)
             self.run.samples.append(sample)

@@ -63,12 +63,14 @@ class MaxSearch:
     """The highest rate that meets the objectives.
 
     Doubles the rate until one misses them, or halves it until one meets them; then takes the geometric middle of the
-    highest that met and the lowest that missed, until these are within `PRECISION`.
+    highest that met and the lowest that missed, until these are within `PRECISION`. It ends where one request alone
+    missed: no lower rate can do better.
     """
 
     def __init__(self, begin: float) -> None:
         self.met = 0.0
         self.missed = math.inf
+        self.misses_alone = False  # even where no request met another one
         self._next = begin or 1.0
         self._probes = 0
 
@@ -77,9 +79,10 @@ class MaxSearch:
         """The next rate to try; None: the search is over."""
         return self._next or None
 
-    def took(self, rate: float, *, met: bool) -> None:
-        """`rate` was tried."""
+    def took(self, rate: float, *, met: bool, alone: bool = False) -> None:
+        """`rate` was tried. `alone`: no two of its requests were in flight at once."""
         self._probes += 1
+        self.misses_alone |= alone and not met
         if met:
             self.met = max(self.met, rate)
         else:
@@ -88,7 +91,9 @@ class MaxSearch:
 
     def _is_over(self) -> bool:
         near = self.met > 0 and self.missed <= self.met * (1 + PRECISION)
-        return near or self._probes >= MAX_PROBES or self.met >= MAX_RATE or self.missed <= MIN_RATE
+        return (
+            self.misses_alone or near or self._probes >= MAX_PROBES or self.met >= MAX_RATE or self.missed <= MIN_RATE
+        )
 
     def _middle(self) -> float:
         if math.isinf(self.missed):

@@ -98,6 +98,23 @@ def test_a_search_that_never_meets_or_never_misses_ends() -> None:
         assert "at least 95% of the requests: TTFT ≤ 5 ms" in said
 
 
+def test_a_search_ends_where_one_request_alone_misses_and_says_by_what() -> None:
+    settings = BenchSettings(ttft_slo_ms=500, tpot_slo_ms=50)
+    search = MaxSearch(1.0)
+    search.took(1.0, met=False)
+    assert search.rate == 0.5
+    search.took(0.5, met=False, alone=True)
+    assert search.rate is None
+    slow = Sample(arrived=0.0, ttft=0.1, tokens=11, ended=1.05)
+    said = verdict(search, settings, summarize(Run(samples=[slow]), settings))
+    assert said.startswith("even one request at a time has TPOT 95 ms: the objective is out of reach here")
+    failed = Run(samples=[Sample(arrived=0.0, error="HTTP 500")])
+    assert "even one request at a time fails" in verdict(search, settings, summarize(failed, settings))
+    search = MaxSearch(1.0)
+    search.took(1.0, met=True, alone=True)
+    assert search.rate == 2.0
+
+
 def test_a_step_is_settled_once_too_many_missed() -> None:
     settings = BenchSettings(ttft_slo_ms=100, num_prompts=20, slo_share=0.9)
     late = Sample(arrived=0.0, ttft=0.2, tokens=2, ended=1.0)
