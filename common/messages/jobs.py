@@ -14,6 +14,7 @@ MAX_GRAMMAR_CHARS = 64 << 10
 GRAMMAR_LIMITS: dict[str, Any] = {
     "initial_lexer_fuel": 400_000,  # 50,000 take a millisecond
     "step_lexer_fuel": 100_000,  # 14,000 take a mask a millisecond
+    "max_items_in_row": 2_000,  # masks of 4,000 take 30 ms, and grow with the square
     "step_max_items": 50_000,  # 20,000 take a mask a millisecond
     "max_lexer_states": 20_000,  # 2 KiB each
     "max_grammar_size": 200_000,

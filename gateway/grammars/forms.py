@@ -12,9 +12,11 @@ from typing import Any, assert_never
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, grammar_from
 
 from common.messages import GRAMMAR_LIMITS, MAX_GRAMMAR_CHARS
+from gateway.grammars.rows import check_rows
 from gateway.grammars.structure import structure
 from gateway.grammars.wanted import Choice, Ebnf, Form, JsonSchema, Regex, StructuralTag, Text
 
+MOST_FORCED = 8  # texts that must come next are followed so often
 MOST_WORDS = 400  # characters of the library's explanation
 COSTLIEST_MULTIPLE = 20_000  # states of an automaton that counts remainders: llguidance bounds them by nothing
 
@@ -39,15 +41,21 @@ def text_of(form: Form, specials: Collection[str]) -> str:
 
 
 def check(text: str, tokenizer: LLTokenizer) -> None:
-    """Build the grammar and a first mask. Raises ValueError with the library's words."""
+    """Build the grammar, a first mask, and those behind what must come next. Raises ValueError with the library's words."""
     if len(text) > MAX_GRAMMAR_CHARS:
         raise ValueError(f"is too large: {len(text)} characters as a grammar, {MAX_GRAMMAR_CHARS} are allowed")
     cost = cost_of_multiples(text)
     if cost > COSTLIEST_MULTIPLE:
         raise ValueError(f"multipleOf: its values together take {cost} states, {COSTLIEST_MULTIPLE} are allowed")
+    check_rows(text)
     limits = LLParserLimits(**GRAMMAR_LIMITS, verbose_errors=False)
     matcher = LLMatcher(tokenizer, text, log_level=0, limits=limits)
     if not matcher.is_error():
+        matcher.compute_bitmask()
+    for _ in range(MOST_FORCED):
+        forced = [] if matcher.is_error() or matcher.is_stopped() else matcher.compute_ff_tokens()
+        if not forced or not matcher.consume_tokens(forced):
+            break
         matcher.compute_bitmask()
     if matcher.is_error():
         words = " ".join(matcher.get_error().replace("<non-verbose/>", "").split())
