@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 
 import httpx
 
 from common.access import read_login
 from tests.e2e.cluster import Cluster
+from tests.e2e.stack import up
 from tests.integration.waiting import eventually
 from tests.models import build_tiny_model
 
@@ -42,6 +44,22 @@ async def test_logs_have_no_keys_passwords_prompts_or_answers(tmp_path: Path) ->
     assert "worker.ready" in logs["decode-0.log"]
     found = [(name, secret) for name, text in logs.items() for secret in secrets if secret in text]
     assert found == []
+
+
+async def test_only_the_gateway_is_told_the_keys(tmp_path: Path) -> None:
+    model = build_tiny_model(tmp_path / "tiny", "llama")
+    variables = {"BATON_API_KEYS": KEY, "BATON_ADMIN_KEY": f"{KEY}-admin"}
+    async with up(model, tmp_path / "data", "--fake", **variables) as running:
+        await running.says("Baton serves")
+        async with httpx.AsyncClient(headers={"authorization": f"Bearer {KEY}"}, timeout=60) as client:
+            body = {"model": "tiny", "prompt": "Hi", "max_tokens": 4, "structured_outputs": {"choice": ["yes", "no"]}}
+            assert (await client.post(f"{running.url}/v1/completions", json=body)).status_code == 200
+        family = running.family()
+        assert running.child("gateway.grammars.child") in family
+        told = [one.cmdline()[-1] for one in family if KEY.encode() in Path(f"/proc/{one.pid}/environ").read_bytes()]
+        assert told == ["services.gateway"]
+        running.process.send_signal(signal.SIGINT)
+        assert (await running.ends())[0] == 0
 
 
 async def batch(client: httpx.AsyncClient, key: str) -> None:

@@ -12,7 +12,8 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -21,44 +22,11 @@ import pytest
 
 from services.runtime.running import FILE
 from services.runtime.servers import run_nats, run_redis
+from tests.e2e.stack import PATIENCE_S, Up, up
 from tests.models import build_tiny_model
 from tests.ports import own_port
 
 ROOT = Path(__file__).resolve().parents[2]
-PATIENCE_S = 150.0
-
-
-class Up:
-    """A running `baton up` and what it said."""
-
-    def __init__(self, process: asyncio.subprocess.Process, url: str) -> None:
-        self.process = process
-        self.url = url
-        self.said: list[str] = []
-
-    async def says(self, part: str) -> str:
-        """Return the next line with `part` in it. Fails with everything said when the output ends first."""
-        assert self.process.stdout is not None
-        async with asyncio.timeout(PATIENCE_S):
-            while line := (await self.process.stdout.readline()).decode():
-                self.said.append(line)
-                if part in line:
-                    return line
-        raise AssertionError(f"never said {part!r}:\n{''.join(self.said)}")
-
-    def family(self) -> list[psutil.Process]:
-        return psutil.Process(self.process.pid).children(recursive=True)
-
-    def child(self, part: str) -> psutil.Process:
-        """The child whose command line has `part` in it."""
-        return next(child for child in self.family() if part in " ".join(child.cmdline()))
-
-    async def ends(self) -> tuple[int, list[str]]:
-        """Wait for the end; return the exit code and the rest of what was said."""
-        assert self.process.stdout is not None
-        async with asyncio.timeout(PATIENCE_S):
-            rest = (await self.process.stdout.read()).decode().splitlines()
-            return await self.process.wait(), rest
 
 
 async def all_gone(processes: list[psutil.Process]) -> list[psutil.Process]:
@@ -98,28 +66,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def start(model: Path, tmp_path: Path) -> Start:
-    @contextlib.asynccontextmanager
-    async def start(*options: str, **variables: str) -> AsyncIterator[Up]:
-        port = own_port()
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "services.up",
-            *("--model", str(model), "--port", str(port), "--data-dir", str(tmp_path / "data")),
-            *("--kv-memory-mb", "8", "--drain-s", "5", *options),
-            cwd=ROOT,
-            env={key: value for key, value in os.environ.items() if not key.startswith("BATON_")} | variables,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-        )
-        try:
-            yield Up(process, f"http://127.0.0.1:{port}")
-        finally:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
-
-    return start
+    return partial(up, model, tmp_path / "data")
 
 
 async def test_the_curl_line_works_a_dead_worker_comes_back_and_ctrl_c_leaves_nothing(
@@ -242,22 +189,6 @@ async def test_children_die_with_a_killed_parent_and_the_next_one_forgets_its_ke
     async with start("--fake") as up:
         await up.says("starting nats")
         assert [path for path in left if path.exists()] == []
-
-
-async def test_only_the_gateway_is_told_the_keys(start: Start) -> None:
-    key = "a-key-of-this-test-0123456789"
-    async with start("--fake", BATON_API_KEYS=key, BATON_ADMIN_KEY=f"{key}-admin") as up:
-        await up.says("Baton serves")
-        async with httpx.AsyncClient(headers={"authorization": f"Bearer {key}"}, timeout=PATIENCE_S) as client:
-            body = {"model": "tiny", "prompt": "Hi", "max_tokens": 4, "structured_outputs": {"choice": ["yes", "no"]}}
-            assert (await client.post(f"{up.url}/v1/completions", json=body)).status_code == 200
-        assert up.child("gateway.grammars.child") in up.family()
-        told = [
-            one.cmdline()[-1] for one in up.family() if key.encode() in Path(f"/proc/{one.pid}/environ").read_bytes()
-        ]
-        assert told == ["services.gateway"]
-        up.process.send_signal(signal.SIGINT)
-        assert (await up.ends())[0] == 0
 
 
 async def test_a_lost_nats_is_named_and_stops_everything(start: Start) -> None:
