@@ -70,6 +70,7 @@ class HttpSettings:
     trace_url: str = ""  # where the console's page links to for a trace
     web: WebAccess = field(default_factory=WebAccess)
     log_requests: Logged = "errors"
+    ignores_unknown_fields: bool = False  # otherwise requests with some are refused
 
 
 def create_app(
@@ -90,7 +91,7 @@ def create_app(
     through `control`; without it there is no console. `batches` makes the Batch API's routes; without it there are none. `keys`
     are those made at run time; without them nobody makes any.
     """
-    table = DialectTable(dialects)
+    table = DialectTable(dialects, ignores_unknown=settings.ignores_unknown_fields)
     budgets = budgets or LocalBudgets()
     answers = Answers(
         generations=generations,

@@ -34,7 +34,6 @@ from gateway.batches.metrics import BatchMetrics
 from gateway.batches.records import Line, Result, encode, line_decoder, result_decoder
 from gateway.batches.store import BatchStore
 from gateway.batches.streams import Delivery, TooLargeError
-from gateway.dialects.dialect import read_ask
 from gateway.dialects.table import Entry
 from gateway.http.body import BodyLimits, checked
 from gateway.http.problem import NotKeptError, problem_of
@@ -317,7 +316,7 @@ class LineRunner:
         origin = Origin(of_batches(tenant), trace.context, trace.began_at)
         # Before the work of tokenising.
         self._answers.generations.turn_away(origin.tenant, priority=LOWEST_PRIORITY, model=asked.model)
-        body, ask = await checked(asked.body, partial(read_ask, endpoint), self._line_limits)
+        body, ask = await checked(asked.body, entry.read, self._line_limits)
         served = self._answers.find(ask.model)
         if ask.stream:
             raise InvalidRequestError("stream: a line of a batch can't be streamed", param="stream")

@@ -13,7 +13,6 @@ from gateway.answers.ask import Ask
 from gateway.answers.choice import Choice, Piece
 from gateway.answers.start import Answers
 from gateway.http.api import ApiPart
-from gateway.http.fields import parse_body
 from gateway.http.keys import KeyForm
 from gateway.http.problem import Json, Problem
 
@@ -88,12 +87,6 @@ class Endpoint(Protocol[Body]):
     def describe(self, body: Body) -> Attributes:
         """Attributes of the request's span."""
         ...
-
-
-def read_ask(endpoint: Endpoint[Any], raw: bytes) -> tuple[Any, Ask]:
-    """A request's fields, and what it asks for. Raises InvalidRequestError."""
-    body = parse_body(raw, endpoint.body)
-    return body, endpoint.ask(body)
 
 
 class Dialect(Protocol):

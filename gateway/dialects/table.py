@@ -8,7 +8,9 @@ from typing import Any
 
 from starlette.responses import Response
 
+from gateway.answers.ask import Ask
 from gateway.dialects.dialect import Dialect, Endpoint
+from gateway.http.fields import parse_body
 from gateway.http.keys import BEARER, KeyForm
 from gateway.http.problem import Problem
 from gateway.http.responses import json_response, plain_error
@@ -17,16 +19,22 @@ from gateway.tenants.tenants import is_under
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """An endpoint with its dialect."""
+    """An endpoint with its dialect. `ignores_unknown`: fields that nobody knows are left out instead of refused."""
 
     dialect: Dialect
     endpoint: Endpoint[Any]
+    ignores_unknown: bool = False
+
+    def read(self, raw: bytes) -> tuple[Any, Ask]:
+        """A request's fields, and what it asks for. Raises InvalidRequestError."""
+        body = parse_body(raw, self.endpoint.body, ignores_unknown=self.ignores_unknown)
+        return body, self.endpoint.ask(body)
 
 
 class DialectTable:
     """The dialects of a gateway. A dialect also owns the paths below its own."""
 
-    def __init__(self, dialects: Sequence[Dialect]) -> None:
+    def __init__(self, dialects: Sequence[Dialect], *, ignores_unknown: bool = False) -> None:
         self.dialects = tuple(dialects)
         self.entries: dict[str, Entry] = {}
         self._roots: dict[str, Dialect] = {}
@@ -36,7 +44,9 @@ class DialectTable:
                 known = self._roots.setdefault(root, dialect)
                 if known is not dialect or path in self.entries:
                     raise ValueError(f"{path}: claimed by both {known.name} and {dialect.name}")
-            self.entries |= {path: Entry(dialect, endpoint) for path, endpoint in dialect.endpoints.items()}
+            self.entries |= {
+                path: Entry(dialect, endpoint, ignores_unknown) for path, endpoint in dialect.endpoints.items()
+            }
 
     @property
     def batchable(self) -> Mapping[str, Entry]:

@@ -6,6 +6,8 @@ makes the error's `param`.
 
 from __future__ import annotations
 
+import difflib
+import re
 from codecs import BOM_UTF8
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -17,6 +19,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    PrivateAttr,
     StrictInt,
     StrictStr,
     ValidationError,
@@ -72,6 +75,12 @@ class StrictFields(BaseModel):
     inert: ClassVar[frozenset[str]] = frozenset()  # known fields that change nothing here
     many: ClassVar[Mapping[str, int]] = {}  # fields with a bound of their own on entries
     schemas: ClassVar[dict[str, dict[str, Any]]] = {}  # JSON schemas of fields that validators check in code
+    _ignored: tuple[str, ...] = PrivateAttr(default=())
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """The body's fields that changed nothing, and that its client is told of."""
+        return self._ignored
 
     @model_validator(mode="before")
     @classmethod
@@ -86,6 +95,20 @@ class StrictFields(BaseModel):
             elif value is not None and name not in cls.inert:
                 kept[name] = value
         return kept
+
+
+IGNORED_HEADER = "x-baton-ignored-fields"
+MAX_NAMED = 32
+MAX_NAME_CHARS = 64
+_NAMEABLE = re.compile(rf"[A-Za-z0-9_.-]{{1,{MAX_NAME_CHARS}}}\Z")
+
+
+def ignored_header(body: BaseModel) -> dict[str, str]:
+    """The answer's header that names what of the body was ignored; clients choose names, so odd ones are counted alone."""
+    ignored = body.ignored if isinstance(body, StrictFields) else ()
+    named = [name for name in ignored if _NAMEABLE.match(name)][:MAX_NAMED]
+    others = [f"and {len(ignored) - len(named)} more"] if len(ignored) > len(named) else []
+    return {IGNORED_HEADER: ", ".join([*named, *others])} if ignored else {}
 
 
 Body = TypeVar("Body", bound=BaseModel)
@@ -176,25 +199,41 @@ def _too_many(field: str, what: str) -> InvalidRequestError:
     return InvalidRequestError(f"{field}: has {what}" if field else f"the body has {what}", param=field or None)
 
 
-def parse_body(raw: bytes, model: type[Body]) -> Body:
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What the validators of a body share, as their context."""
+
+    texts: TextsLeft
+    ignores_unknown: bool  # leaves out what no rule knows
+
+
+def parse_body(raw: bytes, model: type[Body], *, ignores_unknown: bool = False) -> Body:
     """Validate a JSON body. Raises InvalidRequestError that names the first wrong field.
 
-    Validators get the body's `TextsLeft` as their context.
+    Validators get a `Reading` as their context.
     """
     raw = raw.removeprefix(BOM_UTF8)
     check_values(raw, getattr(model, "many", {}))
     try:
-        return model.model_validate_json(raw, context=TextsLeft())
+        return model.model_validate_json(raw, context=Reading(TextsLeft(), ignores_unknown))
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        raise _invalid(first["type"], [str(part) for part in first["loc"]], first["msg"]) from None
+        where = [str(part) for part in first["loc"]]
+        if first["type"] == "extra_forbidden":
+            raise _unknown(where, model) from None
+        raise _invalid(first["type"], where, first["msg"]) from None
+
+
+def _unknown(where: list[str], model: type[BaseModel]) -> InvalidRequestError:
+    is_short = len(where) == 1 and len(where[0]) <= MAX_NAME_CHARS
+    nearest = difflib.get_close_matches(where[0], model.model_fields, 1) if is_short else []
+    meant = f"did you mean {nearest[0]!r}?" if nearest else "remove it or check its spelling"
+    return InvalidRequestError(f"unknown field {'.'.join(where)!r}: {meant}", param=where[0])
 
 
 def _invalid(kind: str, where: list[str], message: str) -> InvalidRequestError:
     message = message.removeprefix("Value error, ")
     path = ".".join(where)
-    if kind == "extra_forbidden":
-        return InvalidRequestError(f"unknown field {path!r}: remove it or check its spelling", param=where[0])
     if kind == "json_invalid":
         return InvalidRequestError(f"the body is not valid JSON: {message.removeprefix('Invalid JSON: ')}")
     if kind == "missing":

@@ -14,6 +14,7 @@ from functools import lru_cache
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from gateway.http.fields import IGNORED_HEADER
 from gateway.http.problem import Problem
 from gateway.http.request_scope import fields_of, request_scope
 
@@ -21,7 +22,7 @@ ANY = "*"
 PREFLIGHT_MAX_AGE_S = 600
 _METHODS = "GET, HEAD, POST, DELETE"
 _NAMES = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~, -]{1,4096}\Z")
-_EXPOSED = "x-request-id, retry-after, x-should-retry, " + ", ".join(
+_EXPOSED = f"x-request-id, retry-after, x-should-retry, {IGNORED_HEADER}, " + ", ".join(
     f"x-ratelimit-{what}-{unit}" for what in ("limit", "remaining", "reset") for unit in ("requests", "tokens")
 )
 _SAFE_METHODS = ("GET", "HEAD")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from functools import partial
 from typing import Any
 
@@ -13,10 +13,11 @@ from fastapi import Request, Response
 from common.errors import RateLimitedError, ServingError
 from gateway.answers.answer import Answer
 from gateway.answers.start import Answers, Origin
-from gateway.dialects.dialect import Endpoint, View, read_ask
-from gateway.dialects.table import DialectTable
+from gateway.dialects.dialect import View
+from gateway.dialects.table import DialectTable, Entry
 from gateway.http.api import ApiPart
 from gateway.http.body import BodyLimits, checked, read_body
+from gateway.http.fields import ignored_header
 from gateway.http.request_scope import request_scope
 from gateway.http.responses import json_response
 from gateway.http.routing import Routes
@@ -52,21 +53,21 @@ class ServingRoutes:
         views = [(path, view) for dialect in dialects.dialects for path, view in dialect.views.items()]
         self.routes = Routes(
             gets={path: partial(self._show, view) for path, view in views},
-            posts={path: partial(self._generate, entry.endpoint) for path, entry in dialects.entries.items()},
+            posts={path: partial(self._generate, entry) for path, entry in dialects.entries.items()},
             api=ApiPart.merged(dialect.api for dialect in dialects.dialects),
         )
 
     async def _show(self, view: View, request: Request) -> Response:
         return json_response(view(self._answers, request.path_params))
 
-    async def _generate(self, endpoint: Endpoint[Any], request: Request) -> Response:
-        scope, model = request_scope(request.scope), ""
+    async def _generate(self, entry: Entry, request: Request) -> Response:
+        endpoint, scope, model = entry.endpoint, request_scope(request.scope), ""
         try:
             # Refuse a hopeless client before its body is read and tokenised.
             self._answers.generations.turn_away(scope.tenant, priority=scope.tenant.max_priority)
             raw = await read_body(request, self._body_limits)
             await self._turns.take()
-            body, ask = await checked(raw, partial(read_ask, endpoint), self._body_limits)
+            body, ask = await checked(raw, entry.read, self._body_limits)
             model = ask.model
             served = self._answers.check(ask, scope.tenant)
             origin = Origin(scope.tenant, scope.trace.context, scope.received_at)
@@ -91,12 +92,13 @@ class ServingRoutes:
             scope.trace.attributes |= endpoint.describe(body)
             scope.trace.answered = partial(describe_answer, answer)
         answer.observer = metrics = AnswerMetrics(self._metrics, answer, scope.received_at)
+        headers = {**answer.headers, **ignored_header(body)}
         if ask.stream:
             stream = StreamedAnswer(endpoint, body, answer, metrics)
             return WrittenStream(
-                media_type=endpoint.stream_type, begin=stream.begin, close=stream.close, headers=answer.headers
+                media_type=endpoint.stream_type, begin=stream.begin, close=stream.close, headers=headers
             )
-        return await self._whole(request, endpoint.whole(body, answer), answer, metrics)
+        return await self._whole(request, endpoint.whole(body, answer), answer, metrics, headers)
 
     async def _unless_gone(self, request: Request, start: Coroutine[Any, Any, Answer]) -> Answer | None:
         """Start an answer, perhaps after a wait. None: the client hung up meanwhile."""
@@ -128,7 +130,12 @@ class ServingRoutes:
                 task.cancel()
 
     async def _whole(
-        self, request: Request, making: Coroutine[Any, Any, dict[str, Any]], answer: Answer, metrics: AnswerMetrics
+        self,
+        request: Request,
+        making: Coroutine[Any, Any, dict[str, Any]],
+        answer: Answer,
+        metrics: AnswerMetrics,
+        headers: Mapping[str, str],
     ) -> Response:
         """One JSON object. A client that hangs up before cancels the work."""
         work = asyncio.create_task(making)
@@ -140,7 +147,7 @@ class ServingRoutes:
                 return Response(status_code=CLIENT_LEFT)
             result = work.result()
             metrics.ended()
-            return json_response(result, headers=answer.headers)
+            return json_response(result, headers=headers)
         except ServingError as error:
             metrics.failed(error.code)
             raise

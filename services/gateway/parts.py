@@ -128,6 +128,7 @@ def app_of(parts: Parts, settings: GatewaySettings) -> FastAPI:
             gateway_id=parts.gateway_id,
             console=settings.console,
             log_requests=settings.log_requests,
+            ignores_unknown_fields=settings.unknown_fields == "ignore",
             trace_url=settings.trace_url,
             web=settings.web(),
         ),

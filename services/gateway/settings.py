@@ -70,6 +70,11 @@ class GatewaySettings(ModelSettings, ServiceLevelOptions):
     log_requests: Literal["off", "errors", "all"] = Field(
         "errors", description="a log line for each request: none, those that failed or were refused, all; never prompts"
     )
+    unknown_fields: Literal["ignore", "refuse"] = Field(
+        "refuse",
+        description="fields of chat and completions that no server is known to have: left out and named in the answer's header "
+        "x-baton-ignored-fields, or refused",
+    )
     console: bool = Field(True, description="serve the console, a page, at /")
     trace_url: str = Field(
         "",

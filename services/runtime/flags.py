@@ -54,7 +54,7 @@ GROUPS = (  # title, beginnings of names; the first that fits counts
     ("Service levels", ("ttft_slo", "tpot_slo", "e2e_slo", "slo_window")),
     (
         "HTTP, keys and web pages",
-        ("host", "port", "api_key", "admin_key", "tenants", "cors_", "allowed_", "tls_", "console"),
+        ("host", "port", "api_key", "admin_key", "tenants", "cors_", "allowed_", "tls_", "unknown_fields", "console"),
     ),
     (
         "Model and answers",

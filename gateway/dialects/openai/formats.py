@@ -18,7 +18,12 @@ FOLLOWED = (
     "guided_choice",
     "guided_grammar",
     "guided_whitespace_pattern",
+    "regex",
+    "ebnf",
+    "grammar",
+    "json_schema",
 )
+_OTHERS = {"regex": "regex", "ebnf": "grammar", "grammar": "grammar", "json_schema": "json"}
 _GUIDED = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
 _KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 _OPTIONS = (
@@ -84,16 +89,17 @@ STRUCTURED_SCHEMA: dict[str, Any] = {
 
 def wanted_of(fields: Mapping[str, Any]) -> Wanted | None:
     """The one thing that a body wants followed. Raises ValueError that begins with a field's name."""
-    found = [one for one in (_response_format(fields), _structured(fields), *_guided(fields)) if one is not None]
+    typed = [
+        _typed(name, fields[name]) for name in ("response_format", "grammar") if isinstance(fields.get(name), dict)
+    ]
+    found = [one for one in (*typed, _structured(fields), *_guided(fields), *_others(fields)) if one is not None]
     if len(found) > 1:
         raise ValueError(f"{found[1].field}: an answer can't follow {found[0].field} as well: send one of them")
     return found[0] if found else None
 
 
-def _response_format(fields: Mapping[str, Any]) -> Wanted | None:
-    field, value = "response_format", fields.get("response_format")
-    if value is None:
-        return None
+def _typed(field: str, value: Mapping[str, Any]) -> Wanted | None:
+    """What an object with a `type` wants: OpenAI's response_format, or TGI's grammar."""
     match value.get("type"):
         case "text":
             return None
@@ -146,6 +152,16 @@ def _guided(fields: Mapping[str, Any]) -> list[Wanted | None]:
         _of_kind(name.removeprefix("guided_"), fields[name], name, whitespace)
         for name in _GUIDED
         if fields.get(name) is not None
+    ]
+
+
+def _others(fields: Mapping[str, Any]) -> list[Wanted]:
+    """The names of SGLang and llama.cpp, whose "" is nothing."""
+    said = {name: fields.get(name) for name in _OTHERS}
+    return [
+        _of_kind(_OTHERS[name], value, name, _whitespace(None, name))
+        for name, value in said.items()
+        if value not in (None, "") and (name != "grammar" or isinstance(value, str))
     ]
 
 

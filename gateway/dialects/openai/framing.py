@@ -13,7 +13,7 @@ from gateway.answers.answer import Answer
 from gateway.answers.ask import Ask, Prompt, Reply, TextRules
 from gateway.answers.choice import Choice, Piece
 from gateway.dialects.openai.objects import timings_object, usage_object
-from gateway.dialects.openai.schema import CommonFields
+from gateway.dialects.openai.shared import CommonFields
 from gateway.grammars.limits import TokenLimits
 from gateway.http.problem import Json, Problem, error_object
 from gateway.http.streaming import event, said
@@ -56,7 +56,7 @@ def asked(
         limits=TokenLimits(allowed=body.allowed_token_ids or (), bad_words=body.bad_words or ()),
         longest_prompt=body.truncate_prompt_tokens,
         reply=reply,
-        grammar=body.grammar,
+        grammar=body.followed,
         priority=body.priority,
         cache_salt=body.cache_salt or "",
         deadline_s=body.timeout,

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, ConfigDict, Field, StrictStr, ValidationInfo, field_validator, model_validator
 
-from gateway.http.fields import StrictFields, TextsLeft, described
+from gateway.http.fields import Reading, StrictFields, described
 
 MAX_MESSAGES = 4_096
 MAX_CALLS = 128
@@ -54,8 +54,8 @@ class CalledFunction(LenientFields):
     def _mapping(cls, arguments: Any, info: ValidationInfo) -> dict[str, Any]:
         """Templates want a mapping, so text must be the JSON of one."""
         if isinstance(arguments, str):
-            if isinstance(info.context, TextsLeft):
-                info.context.take(arguments)
+            if isinstance(info.context, Reading):
+                info.context.texts.take(arguments)
             try:
                 arguments = json.loads(arguments) if arguments.strip() else {}
             except (ValueError, RecursionError):

@@ -12,12 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.errors import InvalidRequestError
+from gateway.dialects.openai.foreign import CHAT, COMPLETIONS
 from gateway.dialects.openai.schema import ChatRequest, CompletionRequest
 from gateway.http.fields import parse_body
 from gateway.routes.text import DetokenizeRequest, TokenizeRequest
 
 MODELS = [ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest]
-FIELDS = sorted({name for model in MODELS for name in [*model.model_fields, *model.unsupported]})
+FIELDS = sorted(
+    {name for model in MODELS for name in [*model.model_fields, *model.unsupported]} | {*CHAT, *COMPLETIONS}
+)
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)
 values = st.recursive(

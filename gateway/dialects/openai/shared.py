@@ -1,0 +1,233 @@
+"""The fields that chat and completions have in common, and those of other servers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Self
+
+from pydantic import (
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    PrivateAttr,
+    StrictBool,
+    StrictInt,
+    StrictStr,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+
+from gateway.dialects.openai.foreign import Foreign, translated
+from gateway.dialects.openai.formats import FOLLOWED, RESPONSE_FORMAT_SCHEMA, STRUCTURED_SCHEMA, wanted_of
+from gateway.grammars.wanted import Wanted
+from gateway.http.fields import Count, Metadata, Number, Reading, StrictFields, TokenId, described
+
+MAX_STOPS = 16
+MAX_STOP_CHARS = 1_000
+MAX_LOGIT_BIAS = 1_024
+MAX_N = 16
+MAX_LOGPROBS = 20
+MAX_ALLOWED = 16_384
+MAX_BAD_WORDS = 512
+
+BadWord = Annotated[StrictStr, Field(min_length=1, max_length=256)]
+Label = Annotated[StrictStr, Field(max_length=1_024)]
+
+# Known fields that are not served: refused with these words unless they are off.
+UNSUPPORTED = {
+    "logits_processors": "", "use_beam_search": "",
+}  # fmt: skip
+# OpenAI's and vLLM's fields that change nothing here, whatever they say.
+INERT = frozenset({"request_id", "spaces_between_special_tokens", "prediction", "guided_decoding_backend"})
+_TIERS = ("auto", "default", "flex", "scale", "priority")
+
+# JSON schemas of the fields that validators check in code.
+_NULL = {"type": "null"}
+_STOP = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARS}
+SCHEMAS: dict[str, dict[str, Any]] = {
+    "stop": {"anyOf": [_STOP, {"type": "array", "maxItems": MAX_STOPS, "items": _STOP}, _NULL]},
+    "logit_bias": {
+        "anyOf": [
+            {
+                "type": "object",
+                "maxProperties": MAX_LOGIT_BIAS,
+                "propertyNames": {"pattern": "^[0-9]{1,10}$"},
+                "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+            },
+            _NULL,
+        ]
+    },
+    "length_penalty": {"enum": [None, 1.0]},
+    "service_tier": {"enum": [None, *_TIERS]},
+    "response_format": RESPONSE_FORMAT_SCHEMA,
+    "structured_outputs": STRUCTURED_SCHEMA,
+}
+
+
+class StreamOptions(StrictFields):
+    include_usage: StrictBool = False
+    continuous_usage_stats: StrictBool = False  # vLLM's: usage in every chunk
+    include_timings: StrictBool = False  # llama.cpp's `timings` in the last chunk
+    include_obfuscation: StrictBool = False  # accepted: Baton never pads chunks
+
+
+def _described(schema: dict[str, Any], model: type[CommonFields]) -> None:
+    """See `described`; other servers' fields as well."""
+    described(schema, model)
+    schema["properties"] |= {name: one.described for name, one in model.foreign.items()}
+
+
+class CommonFields(StrictFields):
+    """What chat and completions have in common."""
+
+    model_config = ConfigDict(extra="forbid", json_schema_extra=_described)
+    foreign: ClassVar[Mapping[str, Foreign]] = {}  # what becomes of other servers' fields
+    inert: ClassVar[frozenset[str]] = INERT
+    schemas: ClassVar[dict[str, dict[str, Any]]] = SCHEMAS
+
+    model: StrictStr
+    stream: StrictBool = False
+    stream_options: StreamOptions | None = None
+    n: Annotated[StrictInt, Field(ge=1, le=MAX_N)] | None = None
+    max_tokens: Count | None = None
+    temperature: Annotated[Number, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[Number, Field(ge=0, le=1)] | None = None
+    seed: Annotated[StrictInt, Field(ge=-(2**63), lt=2**64)] | None = None
+    stop: list[str] | None = None
+    presence_penalty: Annotated[Number, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[Number, Field(ge=-2, le=2)] | None = None
+    logit_bias: dict[str, Annotated[Number, Field(ge=-100, le=100)]] | None = None
+
+    # Accepted because they change nothing here (docs/http-api.md).
+    user: Label | None = None
+    metadata: Metadata | None = None
+    store: StrictBool | None = None
+    service_tier: StrictStr | None = None
+    safety_identifier: Label | None = None
+    prompt_cache_key: Label | None = None
+
+    # Not OpenAI's; named as vLLM and others do.
+    top_k: Annotated[StrictInt, Field(ge=-1, lt=2**31)] | None = None
+    min_p: Annotated[Number, Field(ge=0, le=1)] | None = None
+    typical_p: Annotated[Number, Field(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[Number, Field(gt=0, le=100)] | None = None
+    min_tokens: Annotated[StrictInt, Field(ge=0)] | None = None
+    ignore_eos: StrictBool = False
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=256)] | None = None
+    skip_special_tokens: StrictBool = True
+    include_stop_str_in_output: StrictBool = False
+    return_token_ids: StrictBool = False
+    timings_per_token: StrictBool = False  # llama.cpp's: `timings` in every chunk, and in a whole answer
+    return_tokens_as_token_ids: StrictBool = False
+    allowed_token_ids: Annotated[list[TokenId], Field(min_length=1, max_length=MAX_ALLOWED)] | None = None
+    bad_words: Annotated[list[BadWord], Field(max_length=MAX_BAD_WORDS)] | None = None
+    truncate_prompt_tokens: Annotated[StrictInt, Field(ge=-1)] | None = None
+    prompt_logprobs: Annotated[StrictInt, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    length_penalty: Number | None = None
+    parse_special: StrictBool | None = None  # llama.cpp's; unset: prompts are parsed, messages are not
+    cache_salt: Annotated[StrictStr, Field(max_length=256)] | None = None
+    priority: Annotated[StrictInt, Field(ge=-100, le=100)] = 0
+    timeout: Annotated[Number, Field(gt=0, le=3600)] | None = None
+    ttft_timeout: Annotated[Number, Field(gt=0, le=3600)] | None = None
+
+    # What the answer follows: at most one of them.
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
+    guided_json: dict[str, Any] | StrictStr | None = None
+    guided_regex: StrictStr | None = None
+    guided_choice: list[StrictStr] | None = None
+    guided_grammar: StrictStr | None = None
+    guided_whitespace_pattern: StrictStr | None = None
+    regex: StrictStr | None = None  # SGLang's, as the next
+    ebnf: StrictStr | None = None
+    grammar: dict[str, Any] | StrictStr | None = None  # llama.cpp's text, or TGI's object
+    json_schema: dict[str, Any] | StrictStr | None = None
+    _grammar: Wanted | None = PrivateAttr(default=None)
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _of_other_servers(cls, body: Any, handler: ModelWrapValidatorHandler[Self], info: ValidationInfo) -> Self:
+        ignores = isinstance(info.context, Reading) and info.context.ignores_unknown
+        if not isinstance(body, dict) or (not ignores and cls.foreign.keys().isdisjoint(body)):
+            return handler(body)
+        known = cls.model_fields.keys() | cls.unsupported.keys() | cls.inert
+        ours, ignored = translated(body, cls.foreign, body.keys() - known if ignores else ())
+        made = handler(ours)
+        made._ignored = ignored
+        return made
+
+    @field_validator("stop", mode="before")
+    @classmethod
+    def _bounded_stops(cls, stop: Any) -> list[str]:
+        stops = [stop] if isinstance(stop, str) else stop
+        if not isinstance(stops, list) or not all(isinstance(text, str) for text in stops):
+            raise ValueError("must be a string or a list of strings")
+        if len(stops) > MAX_STOPS:
+            raise ValueError(f"at most {MAX_STOPS} stop strings are allowed")
+        if any(not text or len(text) > MAX_STOP_CHARS for text in stops):
+            raise ValueError(f"a stop string must have 1 to {MAX_STOP_CHARS} characters")
+        return stops
+
+    @field_validator("logit_bias")
+    @classmethod
+    def _bounded_bias(cls, bias: dict[str, float] | None) -> dict[str, float] | None:
+        if bias and len(bias) > MAX_LOGIT_BIAS:
+            raise ValueError(f"at most {MAX_LOGIT_BIAS} tokens can be biased")
+        if bias and not all(key.isascii() and key.isdigit() and len(key) < 11 for key in bias):
+            raise ValueError("keys must be token ids")
+        return bias
+
+    @field_validator("truncate_prompt_tokens")
+    @classmethod
+    def _leaves_some(cls, tokens: int | None) -> int | None:
+        if tokens == 0:
+            raise ValueError("must be -1 (what the context has room for) or at least 1")
+        return tokens
+
+    @field_validator("service_tier")
+    @classmethod
+    def _known_tier(cls, tier: str | None) -> str | None:
+        if tier is not None and tier not in _TIERS:
+            raise ValueError(f"must be one of {', '.join(_TIERS)}")
+        return tier
+
+    @field_validator("length_penalty")
+    @classmethod
+    def _no_beams(cls, penalty: float | None) -> float | None:
+        if penalty not in (None, 1.0):
+            raise ValueError("only 1.0 is accepted: there is no beam search")
+        return penalty
+
+    @model_validator(mode="after")
+    def _scores_come_whole(self) -> CommonFields:
+        if self.stream and self.prompt_logprobs is not None:
+            raise ValueError("prompt_logprobs: only without stream")
+        return self
+
+    @model_validator(mode="after")
+    def _follows_one_thing(self) -> CommonFields:
+        self._grammar = wanted_of({name: getattr(self, name) for name in FOLLOWED})
+        return self
+
+    @property
+    def followed(self) -> Wanted | None:
+        return self._grammar
+
+    @property
+    def finish_of_calls(self) -> str:
+        """The `finish_reason` of an answer with calls."""
+        return "tool_calls"
+
+    @property
+    def include_usage(self) -> bool:
+        return self.stream and self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def ends_with_timings(self) -> bool:
+        wanted = self.stream_options is not None and self.stream_options.include_timings
+        return self.stream and (wanted or self.timings_per_token)
+
+    @property
+    def continuous_usage(self) -> bool:
+        return self.include_usage and self.stream_options is not None and self.stream_options.continuous_usage_stats
