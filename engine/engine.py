@@ -50,7 +50,8 @@ from engine.step.limits import HeadLimits, Limits
 from engine.step.newest import NewestTokens
 from engine.step.runner import Runner
 from engine.step.warm import time_prompts, warm_up
-from engine.weights.loader import load_weights, model_fingerprint, most_elements
+from engine.weights.fingerprint import model_fingerprint
+from engine.weights.loader import load_weights, most_elements
 
 __all__ = ["Chunk", "Engine", "InvalidChunkError", "Pass", "Sampled"]
 

@@ -44,6 +44,7 @@ class Heartbeat:
             model=settings.served_model,
             model_fingerprint=self._fingerprint,
             tokenizer_fingerprint=settings.tokenizer_fingerprint,
+            files_fingerprint=settings.files_fingerprint,
             vocab_size=context.vocab_size,
             max_model_len=context.max_model_len,
             region=context.region.public,

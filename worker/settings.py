@@ -18,4 +18,5 @@ class WorkerSettings:
     step_targets: StepTargets = field(default_factory=StepTargets)
     step_timeout_s: float = 120.0  # longer passes count as hung
     drain_s: float = 30.0
+    files_fingerprint: str = ""  # config and weights as stored
     ready_file: str = ""  # exists while the worker takes work

@@ -16,8 +16,8 @@ from common.messages import GatewayState, gateway_state_decoder
 from common.model.files import TOKENIZER, read_file
 from common.peers import CONTESTED, Peers
 from common.words import Role
-from gateway.answers.catalogue import weights_of
-from gateway.placement.agreement import Agreement
+from engine.weights.fingerprint import files_fingerprint
+from gateway.placement.agreement import Agreement, Own
 from gateway.request.placement import Unlike
 from services.runtime.checks.finding import Finding
 
@@ -61,13 +61,14 @@ async def check_fleet(settings: DoctorSettings) -> AsyncIterator[Finding]:
 def findings(peers: Peers, gateways: Gateways, settings: DoctorSettings) -> list[Finding]:
     """What is wrong with those who were heard."""
     raw = read_file(settings.model, TOKENIZER)
-    serves = {settings.served_name: tokenizer_fingerprint(raw)} if raw is not None else {}
+    own = raw and Own(tokenizer=tokenizer_fingerprint(raw), files=files_fingerprint(settings.model))
+    serves = {settings.served_name: own} if own else {}
     agreement = Agreement(peers, serves)
     found = [
         Finding("fleet", "fail", f"gateway {name}: {CONTESTED}", "--gateway-id gives it one")
         for name in gateways.contested
     ]
-    for one in agreement.differences(lambda model: weights_of(model, serves, agreement.ready(Role.DECODE))):
+    for one in agreement.differences():
         text, _, remedy = one.text.partition(": ")
         is_fatal = one.what is Unlike.NAME
         found.append(Finding("fleet", "fail" if is_fatal else "warn", f"{one.worker} gets no work: {text}", remedy))

@@ -31,17 +31,13 @@ def nonsense(message: msgspec.Struct) -> str:
 def _worker(state: WorkerState) -> str:
     """What can't be so in a worker's facts, each for itself a figure or a text."""
     layout = state.region.layout
-    if wrong := _pool(layout):
-        return wrong
-    if not state.model_fingerprint:
-        return "model_fingerprint is empty"
-    if state.vocab_size < 1:
-        return f"vocab_size is {state.vocab_size}"
-    if state.max_model_len < layout.block_size:
-        return f"max_model_len is {state.max_model_len}, less than a block of {layout.block_size}"
-    if state.free_blocks > layout.num_blocks:
-        return f"free_blocks is {state.free_blocks}, the pool has {layout.num_blocks}"
-    return ""
+    wrong = {
+        "model_fingerprint is empty": not state.model_fingerprint,
+        "vocab_size is 0": not state.vocab_size,
+        f"max_model_len is {state.max_model_len}: no block": state.max_model_len < layout.block_size,
+        f"free_blocks is {state.free_blocks}: more than all": state.free_blocks > layout.num_blocks,
+    }
+    return _pool(layout) or next((what for what, is_so in wrong.items() if is_so), "")
 
 
 def _pool(layout: KVLayout) -> str:

@@ -69,6 +69,7 @@ class WorkerState(msgspec.Struct, frozen=True, kw_only=True, tag="worker_state")
     grammars: bool = False  # it follows `Job.grammar`
     named: bool = False  # speaks and listens on subjects with its name; release 0.1.0 does not
     typical_p: bool = False  # it follows `SamplingParams.typical_p`
+    files_fingerprint: str = ""  # config and weights as stored; "" if not told
 
     def follows(self, sampling: SamplingParams, grammar: Grammar | None) -> bool:
         """Whether it does all that is asked for."""

@@ -214,6 +214,14 @@ class Store:
         """Call a function of a library. Raises UnavailableError."""
         return await self._guarded(lambda: self._call_loading(function, args, timeout_s))
 
+    async def recall(self, key: str) -> Any:
+        """The bytes of a hint that was kept, or None. Raises UnavailableError."""
+        return await self._guarded(lambda: self._in_time(self._client.get(key)))
+
+    async def keep(self, key: str, hint: bytes, *, ttl_s: float) -> None:
+        """Raises UnavailableError."""
+        await self._guarded(lambda: self._in_time(self._client.set(key, hint, px=int(ttl_s * 1000))))
+
     async def _guarded(self, ask: Callable[[], Awaitable[Any]]) -> Any:
         if time.monotonic() < self._open_until:
             raise UnavailableError("Redis is away; asking again in a moment")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import re
-import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from typing import Any
 import torch
 
 from common.model.gguf import GgufHeader, GgufTensor, read_header
-from engine.weights.checkpoint import SAMPLE_BYTES, CheckpointError, StoredTensor
+from engine.weights.checkpoint import CheckpointError, StoredTensor
 from engine.weights.gguf_delta import ARCHITECTURES as DELTA
 from engine.weights.gguf_delta import MODULES as OF_DELTA
 from engine.weights.gguf_delta import stored_of_delta
@@ -33,19 +32,6 @@ def stored_in_gguf(file: Path) -> Iterator[StoredTensor]:
     header = read_header(file)
     for tensor in header.tensors.values():
         yield from _renamed(tensor, header)
-
-
-def characteristic_bytes_of_gguf(file: Path) -> Iterator[bytes]:
-    """Each file's size and header, and some bytes from the middle of each tensor."""
-    header = read_header(file)
-    for each, length in zip(header.files, header.lengths, strict=True):
-        with each.open("rb") as opened:
-            yield struct.pack("<Q", each.stat().st_size)
-            yield opened.read(length)
-    for tensor in header.tensors.values():
-        with tensor.file.open("rb") as opened:
-            opened.seek(max(tensor.begin, (tensor.begin + tensor.end - SAMPLE_BYTES) // 2))
-            yield opened.read(min(tensor.end - tensor.begin, SAMPLE_BYTES))
 
 
 def _renamed(tensor: GgufTensor, header: GgufHeader) -> Iterator[StoredTensor]:

@@ -1,5 +1,5 @@
 # mypy: allow-untyped-calls
-"""Safetensors or GGUF -> a model's weights, and the fingerprints of models.
+"""Safetensors or GGUF -> a model's weights.
 
 Nothing here unpickles. Threads read pieces of the files into a few buffers (pinned for a GPU) and copy them to their places
 while the next pieces are read, converting other dtypes there.
@@ -7,12 +7,10 @@ while the next pieces are read, converting other dtypes there.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import math
 import os
 import queue
-import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -28,18 +26,16 @@ from engine.model.stage import Slot
 from engine.weights.checkpoint import (
     CheckpointError,
     StoredTensor,
-    characteristic_bytes,
     described_by,
     some,
     stored_tensors,
     weight_files,
 )
 from engine.weights.encodings import Encoding, as_wanted, encoding_of, is_decoded
-from engine.weights.gguf_names import characteristic_bytes_of_gguf, stored_in_gguf
+from engine.weights.gguf_names import stored_in_gguf
 
-__all__ = ["CheckpointError", "load_weights", "model_fingerprint", "most_elements", "weight_files"]
+__all__ = ["CheckpointError", "load_weights", "most_elements", "weight_files"]
 
-_FINGERPRINT_BYTES = 16
 # Four, and room for parameters that are declared in several ways, and for small models.
 _MOST_ELEMENTS_A_BYTE, _MORE_ELEMENTS = 16, 1 << 20
 # A GPU copies faster than one thread reads from the page cache. Pinning takes start-up time, so buffers are few.
@@ -60,27 +56,9 @@ def load_weights(weights: Weights, folder: Path) -> None:
 
 
 def most_elements(folder: Path) -> int:
-    """More numbers than the checkpoint's files hold: formats have 2 bits and more for each. Raises as `model_fingerprint`."""
+    """More numbers than the checkpoint's files hold: formats have 2 bits and more for each. Raises CheckpointError, OSError."""
     files = read_header(folder).files if is_gguf(folder) else weight_files(folder)
     return _MOST_ELEMENTS_A_BYTE * sum(file.stat().st_size for file in files) + _MORE_ELEMENTS
-
-
-def model_fingerprint(folder: Path, marks: Iterable[str] = ()) -> str:
-    """Return 32 hex digits over config.json and each file's size, header and a sample of every tensor; or over a GGUF file's.
-
-    `marks` tell apart what settings make of the same files.
-    """
-    digest = hashlib.blake2b(digest_size=_FINGERPRINT_BYTES, key=b"baton.model.v1")
-    if is_gguf(folder):
-        parts = characteristic_bytes_of_gguf(folder)
-    else:
-        _update(digest, (folder / "config.json").read_bytes())
-        parts = itertools.chain.from_iterable(characteristic_bytes(file) for file in weight_files(folder))
-    for mark in marks:
-        _update(digest, mark.encode())
-    for part in parts:
-        _update(digest, part)
-    return digest.hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,8 +332,3 @@ def _drain(waiting: queue.SimpleQueue[_Piece]) -> None:
             waiting.get_nowait()
     except queue.Empty:
         pass
-
-
-def _update(digest: hashlib.blake2b, part: bytes) -> None:
-    digest.update(struct.pack("<Q", len(part)))
-    digest.update(part)

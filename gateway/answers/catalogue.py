@@ -1,21 +1,30 @@
 """The models that this gateway serves: their names, and what their workers say of them now.
 
-Names and tokenizers are configured, because text becomes tokens here. Fingerprint and longest context come from heartbeats. A
-worker belongs to the model whose name it announces.
+Names and tokenizers are configured, because text becomes tokens here. Fingerprint and longest context come from heartbeats.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 from common.messages import WorkerState
 from common.words import Role
 from gateway.answers.tokenizer import ChatTokenizer
 from gateway.request.contexts import longest, usual
 
-ReadyWorkers = Callable[[Role], Iterable[WorkerState]]
+
+class ReadyWorkers(Protocol):
+    """The workers that take new work: `gateway.placement.agreement.Agreement`, or a test's."""
+
+    def ready(self, role: Role) -> Iterable[WorkerState]:
+        """Those of a role."""
+        ...
+
+    def weights(self, model: str) -> str:
+        """The fingerprint of the weights that requests for the model get; "" without a decode worker."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,13 +45,11 @@ class Served:
 
 
 class Catalogue:
-    """Finds models by name. `ready(role)`: the workers that take new work of a role, in another list when they change."""
+    """Finds models by name."""
 
-    def __init__(self, tokenizers: Mapping[str, ChatTokenizer], ready: ReadyWorkers) -> None:
+    def __init__(self, tokenizers: Mapping[str, ChatTokenizer], workers: ReadyWorkers) -> None:
         self._tokenizers = dict(tokenizers)
-        self._ready = ready
-        self._seen: Iterable[WorkerState] | None = None  # whose weights are known
-        self._weights: dict[str, str] = {}
+        self._fleet = workers
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -71,28 +78,9 @@ class Catalogue:
         return [served for name in self._tokenizers if (served := self.find(name)) is not None]
 
     def fingerprint(self, name: str) -> str:
-        """The weights that most decode workers of the model have; "" when none is ready.
-
-        They differ only while weights are being replaced.
-        """
-        decode = self._ready(Role.DECODE)
-        if decode is not self._seen:
-            self._seen, self._weights = decode, {}
-        if name not in self._weights and name in self._tokenizers:
-            self._weights[name] = weights_of(name, self._tokenizers.keys(), list(decode))
-        return self._weights.get(name, "")
+        """See `ReadyWorkers.weights`; "" for a model that is not served."""
+        return self._fleet.weights(name) if name in self._tokenizers else ""
 
     def _workers(self, role: Role, fingerprint: str) -> list[WorkerState]:
         """The ready workers with these weights."""
-        return [state for state in self._ready(role) if state.model_fingerprint == fingerprint]
-
-
-def weights_of(name: str, served: Collection[str], decode: Sequence[WorkerState]) -> str:
-    """See `Catalogue.fingerprint`; of the ready decode workers."""
-    if name not in served:
-        return ""
-    named = [state for state in decode if state.model == name]
-    if not named and len(served) == 1 and len({state.model_fingerprint for state in decode}) == 1:
-        named = list(decode)  # a gateway of a single model may name it as it likes
-    counts = Counter(state.model_fingerprint for state in named)
-    return min(counts, key=lambda weights: (-counts[weights], weights), default="")
+        return [state for state in self._fleet.ready(role) if state.model_fingerprint == fingerprint]

@@ -25,7 +25,8 @@ from gateway.answers.catalogue import Catalogue
 from gateway.answers.tokenizer import ChatTokenizer
 from gateway.lifecycle.parts import Parts, assemble
 from gateway.observe.attainment import ServiceLevels
-from gateway.placement.agreement import Agreement
+from gateway.placement.agreement import Agreement, Own
+from gateway.placement.incumbents import Incumbents
 from gateway.placement.placer import PlacementStore
 from gateway.request.active import ActiveRequest, timeline_of
 from gateway.request.contexts import longest
@@ -54,13 +55,17 @@ class Requests:
         levels: ServiceLevels | None = None,
         tracer: Tracer | None = None,
         tokenizers: Mapping[str, ChatTokenizer] = MappingProxyType({}),
+        models: Mapping[str, Own] = MappingProxyType({}),
+        incumbents: Incumbents | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`tokenizers`: of the models that it serves, by name; without any it takes requests that name none."""
+        """`tokenizers`: of the models that it serves, by name; without any it takes requests that name none. `models`: what
+        else is known of those here."""
         self._bus = bus
         self._peers = peers
-        self._agreement = Agreement(peers, {name: tokenizer.fingerprint for name, tokenizer in tokenizers.items()})
-        self.catalogue = Catalogue(tokenizers, self._agreement.ready)
+        own = {name: Own(tokenizer=tokenizer.fingerprint) for name, tokenizer in tokenizers.items()}
+        self._agreement = Agreement(peers, {**own, **models}, incumbents)
+        self.catalogue = Catalogue(tokenizers, self._agreement)
         self._gateway_id = gateway_id
         self._clock = clock
         self._leaves = ""  # why, once it does
@@ -97,7 +102,7 @@ class Requests:
     async def _tell_differences(self) -> None:
         while True:
             await asyncio.sleep(TELL_PERIOD_S)
-            self._agreement.tell(self.catalogue.fingerprint)
+            self._agreement.tell()
 
     async def drain(self, timeout_s: float, *, why: str = "the gateway is shutting down") -> None:
         """Admit no more, let the others finish, and after `timeout_s` end them with an error that says why."""
@@ -159,7 +164,7 @@ class Requests:
 
     @property
     def differences(self) -> list[Difference]:
-        return self._agreement.differences(self.catalogue.fingerprint)
+        return self._agreement.differences()
 
     @property
     def ready(self) -> bool:

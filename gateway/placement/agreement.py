@@ -6,8 +6,8 @@ A worker of an older release that doesn't say something is taken to agree.
 from __future__ import annotations
 
 import logging
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from types import MappingProxyType
@@ -18,6 +18,7 @@ from common.pages import KV_NAMES, KVLayout
 from common.peers import CONTESTED, Peers
 from common.store import kind_of
 from common.words import Role, WorkerStatus
+from gateway.placement.incumbents import Incumbents
 from gateway.placement.islands import Reach, reach_of, reaches
 from gateway.request.placement import Difference, Unlike
 
@@ -42,6 +43,15 @@ class Blocks:
         return cls(kind := kind_of(state), f"{kind} {layout.pages}", layout)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Own:
+    """What this gateway has of a model that it serves: workers must have the same."""
+
+    tokenizer: str  # fingerprint
+    files: str = ""  # fingerprint of config and weights; "": they are not here
+    called: str = ""  # what workers call it; "": as the gateway does
+
+
 @dataclass(frozen=True, slots=True)
 class _Facts:
     """What doesn't change in a worker's life."""
@@ -53,45 +63,67 @@ class _Facts:
 
 
 class Agreement:
-    """Looks at the workers that `peers` hears. `tokenizers`: the fingerprint of each model that this gateway serves."""
+    """Looks at the workers that `peers` hears. `models`: those that this gateway serves, by name; none: whatever there is."""
 
-    def __init__(self, peers: Peers, tokenizers: Mapping[str, str] = MappingProxyType({})) -> None:
+    def __init__(
+        self, peers: Peers, models: Mapping[str, Own] = MappingProxyType({}), incumbents: Incumbents | None = None
+    ) -> None:
         self._peers = peers
-        self._tokenizers = dict(tokenizers)
+        self._models = dict(models)
+        self._names = {own.called or name: name for name, own in models.items()}  # here, by the workers' name
+        self._incumbents = incumbents or Incumbents()
         self._known: dict[str, _Facts] = {}
         self._ready: dict[Role, tuple[list[WorkerState], list[WorkerState]]] = {}  # those heard, those that agree
         self._decode: list[WorkerState] = []
+        self._weights: dict[str, str] = {}  # by model, of those
         self._blocks: dict[str, Blocks | None] = {}  # by weights, of those
         self._alike: dict[tuple[Role, str], tuple[list[WorkerState], list[WorkerState]]] = {}  # as `_ready`, by blocks
         self._told: set[tuple[str, int, Unlike]] = set()
 
     def ready(self, role: Role) -> list[WorkerState]:
-        """The ready workers of a role whose tokens and hashes mean what they mean here: the same list until they change."""
+        """The ready workers of a role that have a model as it is here: the same list until they change."""
         heard = self._peers.ready(role)
         known = self._ready.get(role)
         if known is None or known[0] is not heard:
-            agree = [state for state in heard if self._facts(state).hashes and self._reads_as_here(state)]
+            agree = [state for state in heard if self._has_ours(state)]
             known = self._ready[role] = heard, agree
         return known[1]
+
+    def weights(self, model: str) -> str:
+        """The fingerprint of the weights that most decode workers of the model have; "" when none is ready.
+
+        They differ only while weights are being replaced, or what is made of them.
+        """
+        ready = self._changed()
+        if model not in self._weights:
+            groups = defaultdict[str, list[WorkerState]](list)
+            for state in ready:
+                if self._model_of(state) == model:
+                    groups[state.model_fingerprint].append(state)
+            self._weights[model] = self._incumbents.choose(f"weights of {model}", groups) if groups else ""
+        return self._weights[model]
 
     def blocks(self, weights: str = "") -> Blocks | None:
         """What most decode workers with these weights have; None without one.
 
         They differ only while KV dtype or block size is being changed.
         """
-        ready = self.ready(Role.DECODE)
-        if ready is not self._decode:
-            self._decode, self._blocks = ready, {}
+        ready = self._changed()
         if weights not in self._blocks:
-            self._blocks[weights] = self._most([one for one in ready if weights in ("", one.model_fingerprint)])
+            groups = defaultdict[str, list[WorkerState]](list)
+            for state in ready:
+                if weights in ("", state.model_fingerprint):
+                    groups[self._facts(state).blocks.name].append(state)
+            chosen = groups[self._incumbents.choose(f"blocks of {weights}", groups)] if groups else []
+            self._blocks[weights] = self._facts(chosen[0]).blocks if chosen else None
         return self._blocks[weights]
 
-    def _most(self, decode: Sequence[WorkerState]) -> Blocks | None:
-        found = {blocks.name: blocks for blocks in (self._facts(state).blocks for state in decode)}
-        if len(found) < 2:
-            return next(iter(found.values()), None)
-        counts = Counter(self._facts(state).blocks.name for state in decode)
-        return found[min(counts, key=lambda name: (-counts[name], name))]
+    def _changed(self) -> list[WorkerState]:
+        """The ready decode workers. What was chosen among others is forgotten."""
+        ready = self.ready(Role.DECODE)
+        if ready is not self._decode:
+            self._decode, self._weights, self._blocks = ready, {}, {}
+        return ready
 
     def with_blocks(self, role: Role, blocks: Blocks) -> list[WorkerState]:
         """Of the ready ones, those with these blocks: the same list until they change."""
@@ -116,65 +148,72 @@ class Agreement:
 
     # -- for people ----------------------------------------------------------------------------------------------------
 
-    def differences(self, weights: Callable[[str], str]) -> list[Difference]:
-        """Every ready worker that gets no new work here, and why. `weights`: see `Catalogue.fingerprint`."""
+    def differences(self) -> list[Difference]:
+        """Every ready worker that gets no new work here, and why."""
         states = [state for _, state in sorted(self._peers.states.items()) if state.status is WorkerStatus.READY]
-        contested, named = self._peers.contested, {state.model for state in states} & self._tokenizers.keys()
+        contested = self._peers.contested
+        # Other gateways' models are no difference, unless nobody has this one's: then they may be meant for it.
+        are_meant = len(self._models) == 1 and not any(state.model in self._names for state in states)
         found: list[Difference] = []
         for state in states:
-            model = self._called_here(state.model, is_named=bool(named))
-            what, text = Unlike.NAME, CONTESTED
-            if state.worker not in contested:
-                why = None if model is None else self._why_not(state, model, weights(model))
-                if why is None:
-                    continue
+            model = self._model_of(state)
+            why: tuple[Unlike, str] | None = None
+            if state.worker in contested:
+                why = Unlike.NAME, CONTESTED
+            elif model is not None:
+                why = self._why_not(state, model)
+            elif are_meant:
+                why = Unlike.MODEL, self._otherwise_called(state)
+            if why is not None:
                 what, text = why
-            one = Difference(
-                worker=state.worker,
-                incarnation=state.incarnation,
-                model=model or state.model,
-                decodes=Role.DECODE in state.roles,
-                what=what,
-                text=text,
-            )
-            found.append(one)
+                one = Difference(
+                    worker=state.worker,
+                    incarnation=state.incarnation,
+                    model=model or (next(iter(self._models)) if are_meant else state.model),
+                    decodes=Role.DECODE in state.roles,
+                    what=what,
+                    text=text,
+                )
+                found.append(one)
         return found
 
-    def tell(self, weights: Callable[[str], str]) -> None:
+    def tell(self) -> None:
         """Log the differences that are new since the last call."""
-        found = {(one.worker, one.incarnation, one.what): one for one in self.differences(weights)}
+        found = {(one.worker, one.incarnation, one.what): one for one in self.differences()}
         for one in (found[key] for key in sorted(found.keys() - self._told)):
             extra = {"worker": one.worker, "model": one.model, "what": one.what, "why": one.text}
             log.warning("worker.refused", extra=extra)
         self._told = set(found)
 
-    def _called_here(self, model: str, *, is_named: bool) -> str | None:
-        """The model's name at this gateway; None for other gateways' models. A single model may have another name here."""
-        if model in self._tokenizers or not self._tokenizers:
-            return model
-        return next(iter(self._tokenizers)) if len(self._tokenizers) == 1 and not is_named else None
+    def _otherwise_called(self, state: WorkerState) -> str:
+        [called] = self._names
+        return (
+            f"it serves {state.model!r}, and nobody {called!r}: give the worker --served-model-name {called}, "
+            f"or the gateway --worker-models {state.model}, if that is the same model"
+        )
 
-    def _why_not(self, state: WorkerState, model: str, weights: str) -> tuple[Unlike, str] | None:
-        facts = self._facts(state)
+    def _why_not(self, state: WorkerState, model: str) -> tuple[Unlike, str] | None:
+        facts, own = self._facts(state), self._models.get(model)
         if not facts.hashes:
             return Unlike.HASHES, "it hashes blocks otherwise than this gateway: give both the same release"
-        if not self._reads_as_here(state):
+        if own is not None and not _reads_as(state, own):
             return Unlike.TOKENIZER, (
                 f"its tokenizer.json ({state.tokenizer_fingerprint[:8]}) is not this gateway's for {model!r} "
-                f"({self._tokenizer_of(state.model)[:8]}): start both with the same model folder"
+                f"({own.tokenizer[:8]}): start both with the same model folder"
             )
-        if model != state.model and not weights and self.ready(Role.DECODE):
-            return Unlike.MODEL, (
-                f"it serves {state.model!r}, and others something else, but nobody {model!r}: "
-                f"give the workers --served-model-name {model}, or the gateway --served-models"
+        if own is not None and not _has_files(state, own):
+            return Unlike.WEIGHTS, (
+                f"its files of {model!r} ({state.files_fingerprint[:8]}) are not this gateway's ({own.files[:8]}): "
+                "start both with the same model folder"
             )
+        weights = self.weights(model)
         blocks = self.blocks(weights)
         if weights and state.model_fingerprint != weights:
             apart = {bool(each.layout.column_blocks) for each in (facts.blocks, blocks or facts.blocks)}
             options = ", --max-model-len and --disable-hybrid-kv-cache-manager" if len(apart) > 1 else ""
             return Unlike.WEIGHTS, (
-                f"its weights of {model!r} ({state.model_fingerprint[:8]}) are not those of most decode workers "
-                f"({weights[:8]}): start it with their model folder{options}"
+                f"its weights of {model!r} ({state.model_fingerprint[:8]}) are not those of most or the first workers "
+                f"({weights[:8]}): start it with their model folder, --quantization{options}"
             )
         if blocks is not None and blocks != facts.blocks:
             return Unlike.BLOCKS, f"{_other_blocks(facts.blocks, blocks)}: give all workers of a model the same options"
@@ -191,14 +230,16 @@ class Agreement:
 
     # -- facts ---------------------------------------------------------------------------------------------------------
 
-    def _reads_as_here(self, state: WorkerState) -> bool:
-        ours = self._tokenizer_of(state.model)
-        return not ours or state.tokenizer_fingerprint in ("", ours)
+    def _model_of(self, state: WorkerState) -> str | None:
+        """The name of a worker's model at this gateway; None: it serves no such one."""
+        return self._names.get(state.model) if self._models else state.model
 
-    def _tokenizer_of(self, model: str) -> str:
-        """The tokenizer that a worker of this model must have; "" for other gateways' models."""
-        only = next(iter(self._tokenizers.values())) if len(self._tokenizers) == 1 else ""
-        return self._tokenizers.get(model, only)
+    def _has_ours(self, state: WorkerState) -> bool:
+        model = self._model_of(state)
+        if model is None or not self._facts(state).hashes:
+            return False
+        own = self._models.get(model)
+        return own is None or (_reads_as(state, own) and _has_files(state, own))
 
     def _facts(self, state: WorkerState) -> _Facts:
         known = self._known.get(state.worker)
@@ -212,13 +253,21 @@ class Agreement:
         return known
 
 
+def _reads_as(state: WorkerState, own: Own) -> bool:
+    return state.tokenizer_fingerprint in ("", own.tokenizer)
+
+
+def _has_files(state: WorkerState, own: Own) -> bool:
+    return not own.files or state.files_fingerprint in ("", own.files)
+
+
 def _other_blocks(its: Blocks, most: Blocks) -> str:
     if its.kind.block_size != most.kind.block_size:
-        return f"its blocks have {its.kind.block_size} positions, those of most decode workers {most.kind.block_size}"
+        return f"its blocks have {its.kind.block_size} positions, those of most or the first workers {most.kind.block_size}"
     if its.kind.kv_dtype != most.kind.kv_dtype:
         here, there = (KV_NAMES.get(kind.kv_dtype, kind.kv_dtype) for kind in (its.kind, most.kind))
-        return f"its KV is {here}, that of most decode workers {there}"
-    return "what its blocks hold differs from most decode workers' (heads, layers or a dtype)"
+        return f"its KV is {here}, that of most or the first workers {there}"
+    return "what its blocks hold differs from most or the first workers' (heads, layers or a dtype)"
 
 
 @lru_cache(maxsize=64)

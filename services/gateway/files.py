@@ -1,13 +1,16 @@
-"""The gateway's files: the models' tokenizers, and the tenants."""
+"""The gateway's files: the models' tokenizers and weights, and the tenants."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 
 from common.settings import ConfigError
+from engine.weights.fingerprint import files_fingerprint
 from gateway.answers.tokenizer import ChatTokenizer
 from gateway.parsing.choose import Parsers
+from gateway.placement.agreement import Own
 from gateway.tenants.tenants import Tenants
 from services.gateway.settings import LOOPBACK, GatewaySettings
 
@@ -34,6 +37,21 @@ def _tokenizer(folder: Path, parsers: Parsers, template: str, option: str) -> Ch
         return ChatTokenizer(folder, parsers, template)
     except Exception as error:  # the tokenizers library raises nothing narrower
         raise ConfigError(f"{option}: {error}") from error
+
+
+def read_own(settings: GatewaySettings, tokenizers: Mapping[str, ChatTokenizer]) -> dict[str, Own]:
+    """Return what workers of each model must have. A folder without weights says nothing of them."""
+    own = {
+        name: Own(
+            tokenizer=tokenizers[name].fingerprint,
+            files=files_fingerprint(folder),
+            called=settings.called_by_workers.get(name, ""),
+        )
+        for name, folder in settings.folders.items()
+    }
+    for name in (name for name, one in own.items() if not one.files):
+        log.info("gateway.no_weights", extra={"model": name, "meaning": "any weights of this name are served"})
+    return own
 
 
 def read_tenants(settings: GatewaySettings) -> Tenants:

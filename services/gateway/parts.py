@@ -21,8 +21,11 @@ from gateway.batches.service import Batches
 from gateway.console.control import FleetControl
 from gateway.console.messages import ConsoleAsk, console_told_decoder
 from gateway.lifecycle.requests import Requests
+from gateway.placement.agreement import Own
 from gateway.placement.enrolment import Enrolment
+from gateway.placement.incumbents import Incumbents
 from gateway.placement.ledger import Ledger
+from gateway.placement.memory import Memory
 from gateway.tenants.budgets import SharedBudgets
 from gateway.tenants.kept import KeptKeys
 from gateway.tenants.tenants import Tenants
@@ -53,6 +56,7 @@ async def started(
     store: Store,
     tenants: Tenants,
     tokenizers: Mapping[str, ChatTokenizer],
+    models: Mapping[str, Own],
 ) -> AsyncIterator[Parts]:
     """Start the parts; close them in reverse order."""
     gateway_id, incarnation = settings.gateway_id or made_up("gateway"), new_incarnation()
@@ -65,6 +69,8 @@ async def started(
         ledger = Ledger(store)
         enrolment = Enrolment(ledger, peers, gateway_id=gateway_id)
         enrolment.start()
+        memory = Memory(store, models)
+        incumbents = Incumbents(written=await memory.read())
         requests = Requests(
             bus=bus,
             store=ledger,
@@ -75,8 +81,11 @@ async def started(
             levels=settings.levels(),
             tracer=tracer,
             tokenizers=tokenizers,
+            models=models,
+            incumbents=incumbents,
         )
         await requests.start()
+        memory.start(incumbents)
         control = FleetControl(bus, peers, gateway_id=gateway_id)
         await control.start()
         budgets = SharedBudgets(store)
@@ -95,6 +104,7 @@ async def started(
                 )
         finally:  # also when the name is lost: that cancels
             await requests.close()
+            await memory.close()
             await enrolment.close()
             await control.close()
             await peers.close()

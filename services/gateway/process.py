@@ -18,7 +18,7 @@ from common.settings import ConfigError
 from common.store import connect_store
 from common.tls import check_server_files
 from services.gateway.descriptors import make_room
-from services.gateway.files import read_tenants, read_tokenizers, reload
+from services.gateway.files import read_own, read_tenants, read_tokenizers, reload
 from services.gateway.parts import Parts, app_of, started
 from services.gateway.server import Server, listen, new_server, take_connections
 from services.gateway.settings import GatewaySettings
@@ -41,12 +41,13 @@ async def run(settings: GatewaySettings) -> None:
     listeners = [listen(settings.host, port, shared=shares and port == settings.port) for port in settings.ports]
     make_room(settings.max_connections)
     tokenizers, tenants = read_tokenizers(settings), read_tenants(settings)
+    models = read_own(settings, tokenizers)
     async with (
         until_signalled() as stopping,
         ending_in_time(stopping, settings.drain_s),
         connect_bus(settings.nats(), name="gateway") as bus,
         connect_store(settings.redis(), libraries=function_libraries()) as store,
-        started(settings, bus=bus, store=store, tenants=tenants, tokenizers=tokenizers) as parts,
+        started(settings, bus=bus, store=store, tenants=tenants, tokenizers=tokenizers, models=models) as parts,
     ):
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload, tenants)
         await serve(app_of(parts, settings), parts, settings, listeners, stopping)

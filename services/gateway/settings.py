@@ -31,6 +31,11 @@ class GatewaySettings(ModelSettings, ServiceLevelOptions):
     served_models: str = Field(
         "", description="models to serve, as name=folder by commas; empty: --model alone, under its served name"
     )
+    worker_models: str = Field(
+        "",
+        description="what workers call the models, as model=its-name by commas, or its-name alone for a single model; empty: as "
+        "this gateway does",
+    )
     tool_call_parser: str = Field(
         "auto",
         description="how models write tool calls: a format for all or model=format by commas; auto: by their files",
@@ -168,6 +173,23 @@ class GatewaySettings(ModelSettings, ServiceLevelOptions):
         """The models to serve: name in the API -> folder with the tokenizer."""
         named = [entry.partition("=")[::2] for entry in _entries(self.served_models)]
         return {name: from_root(Path(folder)) for name, folder in named} or {self.served_name: self.model}
+
+    @property
+    def called_by_workers(self) -> dict[str, str]:
+        """Each model's name at its workers, where it is another one. Raises ConfigError."""
+        named = dict(entry.rpartition("=")[::2] for entry in _entries(self.worker_models))
+        folders = self.folders
+        if "" in named and len(folders) == 1:
+            named = {next(iter(folders)): named[""]}
+        for model in named:
+            if model not in folders:
+                known = ", ".join(map(repr, folders))
+                raise ConfigError(f"--worker-models: {model!r} is not served: write model=its-name, of {known}")
+        called = [named.get(model, model) for model in folders]
+        for name in called:
+            if called.count(name) > 1:
+                raise ConfigError(f"--worker-models: two models have the workers of {name!r}")
+        return {model: name for model, name in named.items() if name}
 
     def parsers(self, model: str) -> Parsers:
         """The formats of a model's answers. Raises ConfigError."""

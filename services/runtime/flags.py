@@ -58,7 +58,16 @@ GROUPS = (  # title, beginnings of names; the first that fits counts
     ),
     (
         "Model and answers",
-        ("model", "served_", "dtype", "max_model_len", "tool_call_parser", "reasoning_parser", "chat_"),
+        (
+            "model",
+            "served_",
+            "worker_models",
+            "dtype",
+            "max_model_len",
+            "tool_call_parser",
+            "reasoning_parser",
+            "chat_",
+        ),
     ),
     (
         "Limits",

@@ -74,7 +74,7 @@ def redis_rules(member: Member, *, beside_0_1_0: bool = False) -> str:
         names = (
             "worker:* workers block:* charges:* load:* placed:* ready:* home:* rate:* told:* news:* budget:* running:* "
         )
-        keys = " ".join(f"~baton:{name}" for name in (names + "leased:* reserved:*").split())
+        keys = " ".join(f"~baton:{name}" for name in (names + "leased:* reserved:* incumbents:*").split())
         functions = [f"baton4_{name}" for name in ("enter", "leave", "news", "place", "release", "charged")]
         functions += [f"baton2_budget_{name}" for name in ("take", "settle", "left", "renew")]
         functions += [

@@ -28,6 +28,7 @@ from engine.fake.engine import FAKE_VOCAB, FakeCosts, FakeEngine
 from engine.fake.faults import FakeFaults
 from engine.foreign import is_foreign
 from engine.processor import BOUND, settle
+from engine.weights.fingerprint import files_fingerprint
 from kvtransfer.select import open_transport
 from kvtransfer.transport import Transport
 from kvtransfer.transports import reaches_others
@@ -92,6 +93,7 @@ async def run(settings: WorkerServiceSettings, roles: Sequence[str], lender: Eng
                 settings=WorkerSettings(
                     served_model=settings.served_name,
                     tokenizer_fingerprint=_tokenizer_fingerprint(settings),
+                    files_fingerprint=await asyncio.to_thread(files_fingerprint, settings.model),
                     max_batch_tokens=max(settings.max_batch_tokens, settings.max_sequences),
                     max_sequences=settings.max_sequences,
                     step_targets=targets,

@@ -64,17 +64,16 @@ class ScriptedGenerations:
 
     def catalogue(self, tokenizer: ChatTokenizer, *, name: str = "") -> Catalogue:
         """One model, for which a worker is ready that reads `max_model_len` tokens."""
-        return Catalogue({name or self.model: tokenizer}, self._ready)
+        return Catalogue({name or self.model: tokenizer}, ScriptedWorkers(self))
 
-    def _ready(self, role: str) -> list[WorkerState]:
+    def worker(self, role: str) -> WorkerState:
         layout = KVLayout(num_blocks=1 << 26, num_layers=1, block_size=16, num_kv_heads=1, head_dim=8, dtype="float32")
-        worker = WorkerState(
+        return WorkerState(
             worker=f"scripted-{role}", incarnation=1, roles=[role], status="ready", model=self.model,
             model_fingerprint="scripted", tokenizer_fingerprint="", vocab_size=1 << 20,
             max_model_len=self.max_model_len or 1 << 30,
             region=Region(transport="shm", incarnation=1, layout=layout, address={}), grammars=True,
         )  # fmt: skip
-        return [worker]
 
     @property
     def loads(self) -> dict[str, Load]:
@@ -110,6 +109,19 @@ class ScriptedGenerations:
         """Return when `predicate` holds; it is looked at after every submission and end."""
         async with asyncio.timeout(60), self.changed:
             await self.changed.wait_for(predicate)
+
+
+class ScriptedWorkers:
+    """One of each role, whose weights are `scripted`."""
+
+    def __init__(self, owner: ScriptedGenerations) -> None:
+        self._owner = owner
+
+    def ready(self, role: str) -> list[WorkerState]:
+        return [self._owner.worker(role)]
+
+    def weights(self, model: str) -> str:
+        return "scripted"
 
 
 class ScriptedGeneration:

@@ -77,7 +77,12 @@ async def test_the_probe_leaves_no_library_behind(redis_url: str) -> None:
                 a_worker("p0", "prefill", tokenizer_fingerprint="", region=FP8),
             ],
             "warn",
-            "p0 gets no work: its KV is fp8, that of most decode workers float32",
+            "p0 gets no work: its KV is fp8, that of most or the first workers float32",
+        ),
+        (
+            [a_worker("d0", "decode", tokenizer_fingerprint="", files_fingerprint="others")],
+            "warn",
+            "d0 gets no work: its files of 'tiny' (others) are not this gateway's",
         ),
         (
             [a_worker("d0", "decode", tokenizer_fingerprint="", incarnation=life) for life in (1, 2, 1)],
@@ -93,7 +98,7 @@ def test_workers_that_a_gateway_here_would_refuse_are_named_with_the_remedy(
     peers, gateways = Peers(), Gateways()
     gateways.saw(GatewayState(gateway="g", incarnation=1))
     for state in states:
-        peers.saw(state)
+        peers.saw(msgspec.structs.replace(state, model="tiny"))
     [one] = findings(peers, gateways, settings)
     assert (one.check, one.level) == ("fleet", level)
     assert one.text.startswith(says)

@@ -15,7 +15,8 @@ from engine.model.decoder import Decoder
 from engine.model.families import read_model_spec
 from engine.weights import loader
 from engine.weights.checkpoint import stored_tensors
-from engine.weights.loader import CheckpointError, load_weights, model_fingerprint, weight_files
+from engine.weights.fingerprint import model_fingerprint
+from engine.weights.loader import CheckpointError, load_weights, weight_files
 from tests.models import FAMILIES, build_tiny_model
 
 Q_PROJ = "model.layers.0.self_attn.q_proj.weight"

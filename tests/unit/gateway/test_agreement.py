@@ -12,7 +12,8 @@ from common.pages import KVLayout, PagePart
 from common.peers import Peers
 from common.words import Role, WorkerStatus
 from gateway.answers.catalogue import Catalogue
-from gateway.placement.agreement import Agreement
+from gateway.placement.agreement import Agreement, Own
+from gateway.placement.incumbents import BEFORE_S, REMEMBERED_S, Incumbents, mark
 from gateway.request.placement import Difference, Unlike
 from tests.fakes.workers import LAYOUT, a_worker
 
@@ -22,13 +23,20 @@ OURS = {"model": "tokenizer"}  # what `a_worker` says
 class Here:
     """A gateway's view of workers that beat once."""
 
-    def __init__(self, *states: WorkerState, tokenizers: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        *states: WorkerState,
+        tokenizers: dict[str, str] | None = None,
+        own: dict[str, Own] | None = None,
+        written: dict[str, str] | None = None,
+    ) -> None:
         self.now = 0.0
         self.peers = Peers(clock=lambda: self.now)
         self.hear(*states)
-        serves = OURS if tokenizers is None else tokenizers
-        self.agreement = Agreement(self.peers, serves)
-        self.catalogue = Catalogue(cast(Any, dict.fromkeys(serves)), self.agreement.ready)  # it reads no text
+        serves = {name: Own(tokenizer=one) for name, one in (OURS if tokenizers is None else tokenizers).items()}
+        self.incumbents = Incumbents(written=written or {}, clock=lambda: self.now)
+        self.agreement = Agreement(self.peers, own or serves, self.incumbents)
+        self.catalogue = Catalogue(cast(Any, dict.fromkeys(own or serves)), self.agreement)  # it reads no text
 
     def hear(self, *states: WorkerState) -> None:
         for state in states:
@@ -36,7 +44,7 @@ class Here:
 
     @property
     def differences(self) -> list[Difference]:
-        return self.agreement.differences(self.catalogue.fingerprint)
+        return self.agreement.differences()
 
     @property
     def refused(self) -> dict[str, Unlike]:
@@ -56,11 +64,8 @@ def test_workers_with_the_gateways_tokenizer_or_none_that_is_told_get_work() -> 
     assert (here.ready(), here.ready(Role.PREFILL), here.differences) == (["d0", "d1"], ["p0"], [])
 
 
-@pytest.mark.parametrize("name", ["model", "another-name"])
-def test_a_worker_with_another_tokenizer_gets_none_under_whatever_name(name: str) -> None:
-    here = Here(
-        a_worker("d0", "decode", model=name, tokenizer_fingerprint="0123456789"), a_worker("p0", "prefill", model=name)
-    )
+def test_a_worker_with_another_tokenizer_gets_none() -> None:
+    here = Here(a_worker("d0", "decode", tokenizer_fingerprint="0123456789"), a_worker("p0", "prefill"))
     assert here.ready() == []
     assert here.catalogue.fingerprint("model") == ""
     [one] = here.differences
@@ -91,9 +96,41 @@ def test_each_model_has_its_own_tokenizer() -> None:
 
 
 def test_models_that_nobody_here_is_called_by_are_named() -> None:
-    here = Here(*(a_worker(name, "decode", model=name, model_fingerprint=name) for name in ("x", "y")))
-    assert here.refused == {"x": Unlike.MODEL, "y": Unlike.MODEL}
-    assert "it serves 'x', and others something else, but nobody 'model'" in here.differences[0].text
+    here = Here(a_worker("x", "decode", model="other"))
+    assert here.refused == {"x": Unlike.MODEL}
+    assert here.differences[0].text == (
+        "it serves 'other', and nobody 'model': give the worker --served-model-name model, "
+        "or the gateway --worker-models other, if that is the same model"
+    )
+    assert (here.ready(), here.catalogue.fingerprint("model")) == ([], "")
+    here.hear(a_worker("d0", "decode"))
+    assert (here.refused, here.ready(), here.catalogue.fingerprint("model")) == ({}, ["d0"], "model")
+
+
+def test_workers_may_call_a_model_otherwise_where_the_gateway_says_how() -> None:
+    here = Here(
+        a_worker("x", "decode", model="other"),
+        a_worker("d0", "decode"),
+        own={"model": Own(tokenizer="tokenizer", called="other")},
+    )
+    assert (here.ready(), here.catalogue.fingerprint("model"), here.refused) == (["x"], "model", {})
+
+
+def test_only_workers_with_the_gateways_own_files_get_work() -> None:
+    """Also where they are most, or alone. Who doesn't tell, as an older release, is taken to have them."""
+    own = {"model": Own(tokenizer="tokenizer", files="ours" * 8)}
+    foreign = [a_worker(name, "decode", model_fingerprint="a", files_fingerprint="theirs" * 5) for name in "xyz"]
+    here = Here(*foreign, own=own)
+    assert (here.ready(), here.catalogue.fingerprint("model")) == ([], "")
+    assert here.differences[0].text == (
+        "its files of 'model' (theirsth) are not this gateway's (oursours): start both with the same model folder"
+    )
+    here.hear(
+        a_worker("d0", "decode", model_fingerprint="m", files_fingerprint="ours" * 8),
+        a_worker("d1", "decode", model_fingerprint="m"),
+    )
+    assert (here.ready(), here.catalogue.fingerprint("model")) == (["d0", "d1"], "m")
+    assert here.refused == dict.fromkeys("xyz", Unlike.WEIGHTS)
 
 
 def other_layout(**changes: Any) -> dict[str, Any]:
@@ -110,22 +147,79 @@ LATER_DTYPE = KVLayout.of(
 )
 
 
+OTHERS = [{"model_fingerprint": "a-before-model"}, other_layout(dtype="bfloat16")]
+
+
+@pytest.mark.parametrize("others", OTHERS)
+def test_what_served_before_wins_a_tie(others: dict[str, Any]) -> None:
+    """By its name and by the alphabet the newcomer would."""
+    here = Here(a_worker("d0", "decode"))
+    assert here.refused == {}
+    here.now = BEFORE_S
+    here.hear(a_worker("c0", "decode", incarnation=0, **others))
+    assert list(here.refused) == ["c0"]
+    here.hear(a_worker("d0", "decode", status=WorkerStatus.STOPPED))
+    assert here.refused == {}  # it is the only one, for as long as the other takes to come again
+    here.now += REMEMBERED_S / 2
+    for state in (a_worker("c0", "decode", incarnation=0, **others), a_worker("d0", "decode", incarnation=2)):
+        here.hear(state)
+    assert list(here.refused) == ["c0"]
+    here.hear(a_worker("c1", "decode", **others))
+    assert list(here.refused) == ["d0"]  # most have it now: that is a change
+
+
+@pytest.mark.parametrize("others", OTHERS)
+def test_a_gateway_that_starts_goes_by_what_was_written_down_else_by_age(others: dict[str, Any]) -> None:
+    older, newer = a_worker("c0", "decode", incarnation=5, **others), a_worker("d0", "decode", incarnation=7)
+    for states in ((older, newer), (newer, older)):
+        assert list(Here(*states).refused) == ["d0"]
+    before = Here(newer)
+    assert before.refused == {}
+    for states in ((older, newer), (newer, older)):
+        here = Here(*states, written=before.incumbents.marks)
+        assert list(here.refused) == ["c0"]
+
+
+def test_a_group_that_left_long_ago_comes_as_a_new_one() -> None:
+    here = Here(a_worker("d0", "decode"), written={"weights of model": mark("model")})
+    assert here.refused == {}
+    here.hear(a_worker("d0", "decode", status=WorkerStatus.STOPPED))
+    here.now = REMEMBERED_S + 1
+    here.hear(a_worker("c0", "decode", model_fingerprint="a"))
+    assert here.refused == {}
+    here.now += 1
+    here.hear(a_worker("d0", "decode", incarnation=2))
+    assert list(here.refused) == ["d0"]
+
+
 @pytest.mark.parametrize(
     ("changes", "what", "says"),
     [
         (
             {"model_fingerprint": "older"},
             Unlike.WEIGHTS,
-            "(older) are not those of most decode workers (model): start it with their model folder.",
+            "(older) are not those of most or the first workers (model): start it with",
         ),
         (
             {"model_fingerprint": "apart"} | other_layout(column_blocks=2, window=64),
             Unlike.WEIGHTS,
-            "with their model folder, --max-model-len and --disable-hybrid-kv-cache-manager.",
+            "with their model folder, --quantization, --max-model-len and --disable-hybrid-kv-cache-manager.",
         ),
-        (other_layout(block_size=32), Unlike.BLOCKS, "its blocks have 32 positions, those of most decode workers 16"),
-        (other_layout(dtype="bfloat16"), Unlike.BLOCKS, "its KV is bfloat16, that of most decode workers float32"),
-        (other_layout(dtype="float8_e4m3fn"), Unlike.BLOCKS, "its KV is fp8, that of most decode workers float32"),
+        (
+            other_layout(block_size=32),
+            Unlike.BLOCKS,
+            "its blocks have 32 positions, those of most or the first workers 16",
+        ),
+        (
+            other_layout(dtype="bfloat16"),
+            Unlike.BLOCKS,
+            "its KV is bfloat16, that of most or the first workers float32",
+        ),
+        (
+            other_layout(dtype="float8_e4m3fn"),
+            Unlike.BLOCKS,
+            "its KV is fp8, that of most or the first workers float32",
+        ),
         (other_layout(num_kv_heads=2), Unlike.BLOCKS, "what its blocks hold differs"),
         (region(LATER_DTYPE), Unlike.BLOCKS, "what its blocks hold differs"),  # their block hashes are the same
         (region(transport="ucx"), Unlike.TRANSPORT, "by ucx, by which it reaches no decode worker"),
@@ -170,10 +264,10 @@ def test_a_worker_that_came_again_with_another_tokenizer_is_looked_at_anew() -> 
 def test_a_difference_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     here = Here(a_worker("d0", "decode"), a_worker("d1", "decode", tokenizer_fingerprint="other"))
     for _ in range(3):
-        here.agreement.tell(here.catalogue.fingerprint)
+        here.agreement.tell()
     here.hear(a_worker("d1", "decode", tokenizer_fingerprint="other", incarnation=2))
     here.now = 4.0  # no longer a change of lives
     here.hear(a_worker("d1", "decode", tokenizer_fingerprint="other", incarnation=2))
-    here.agreement.tell(here.catalogue.fingerprint)
+    here.agreement.tell()
     logged = [(record.msg, record.__dict__["worker"], record.__dict__.get("what")) for record in caplog.records]
     assert [entry for entry in logged if entry[0] == "worker.refused"] == [("worker.refused", "d1", "tokenizer")] * 2

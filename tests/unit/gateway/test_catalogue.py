@@ -16,8 +16,11 @@ class Fleet:
     def __init__(self, *states: WorkerState) -> None:
         self.states = states
 
-    def __call__(self, role: str) -> list[WorkerState]:
+    def ready(self, role: str) -> list[WorkerState]:
         return [state for state in self.states if role in state.roles]
+
+    def weights(self, model: str) -> str:
+        return next((one.model_fingerprint for one in self.ready("decode") if one.model == model), "")
 
 
 def worker(name: str, role: str, model: str, *, weights: str = "", longest: int = 1000) -> WorkerState:
@@ -69,27 +72,3 @@ def test_a_model_without_decode_workers_is_known_and_not_ready(catalogue: Catalo
     small = catalogue.find("small")
     assert small is not None
     assert small.is_ready
-
-
-def test_while_weights_are_replaced_those_of_most_decode_workers_count(catalogue: Catalogue, fleet: Fleet) -> None:
-    old = [worker(f"o{n}", "decode", "small", weights="old") for n in range(2)]
-    new = [worker(f"n{n}", "decode", "small", weights="new", longest=700) for n in range(3)]
-    fleet.states = (*old, *new[:2])
-    assert catalogue.fingerprint("small") == "new"  # as many: the same choice at every gateway
-    fleet.states = (*old, *new[:1])
-    assert catalogue.fingerprint("small") == "old"
-    fleet.states = (*old, *new)
-    small = catalogue.find("small")
-    assert small is not None
-    assert (small.fingerprint, small.max_model_len) == ("new", 700)
-
-
-def test_a_gateway_of_one_model_may_call_it_what_it_likes(tokenizer: ChatTokenizer) -> None:
-    fleet = Fleet(worker("d0", "decode", "folder-name"), worker("d1", "decode", "folder-name"))
-    catalogue = Catalogue({"chat": tokenizer}, fleet)
-    assert catalogue.fingerprint("chat") == "folder-name's"
-    fleet.states = (*fleet.states, worker("d2", "decode", "another"))
-    assert catalogue.fingerprint("chat") == ""  # which of the two is meant?
-    fleet.states = (*fleet.states, worker("d3", "decode", "chat"))
-    assert catalogue.fingerprint("chat") == "chat's"
-    assert catalogue.fingerprint("folder-name") == ""

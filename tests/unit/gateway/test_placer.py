@@ -12,7 +12,7 @@ import pytest
 from common.errors import UnavailableError
 from common.messages import Grammar, Region, SamplingParams, WorkerState
 from common.peers import Peers
-from gateway.placement.agreement import Agreement
+from gateway.placement.agreement import Agreement, Own
 from gateway.placement.ledger import PlacementRequest
 from gateway.placement.placer import Placer
 from gateway.request.placement import Charged, Placement, Reason
@@ -217,7 +217,7 @@ async def test_redis_may_not_choose_workers_that_differ_in_what_it_does_not_know
     for state in (a_worker(stranger, "prefill", **changes), on_host("p-a", "prefill"), on_host("d-a", "decode")):
         peers.saw(state)
     store = NotingStore(Placement(prefill=stranger, decode=["d-a"], reason=Reason.LOAD), peers)
-    placer = Placer(store=store, agreement=Agreement(peers, {"model": "tokenizer"}), cut_over_tokens=0)
+    placer = Placer(store=store, agreement=Agreement(peers, {"model": Own(tokenizer="tokenizer")}), cut_over_tokens=0)
     placement = await placer.place(a_request_for("model"), [])
     assert (placement.prefill, placement.decode) == ("p-a", ["d-a"])  # whatever Redis says
     assert store.excluded == [[stranger]]

@@ -105,6 +105,7 @@ def test_no_distribution_claims_our_names() -> None:
 @pytest.mark.parametrize(
     "module",
     [f"services.{name}.__main__" for name in ("gateway", "up", "planner")]
+    + ["services.gateway.process"]
     + [f"cli.{name}.__main__" for name in ("chat", "bench", "top", "doctor", "keys")],
 )
 def test_the_front_door_has_no_torch(module: str) -> None:

@@ -22,7 +22,8 @@ from engine.model.formats.product import LinearSpec
 from engine.model.parameters import Shard, Weights
 from engine.model.spec import UnsupportedModelError
 from engine.weights.checkpoint import CheckpointError
-from engine.weights.loader import load_weights, model_fingerprint
+from engine.weights.fingerprint import model_fingerprint
+from engine.weights.loader import load_weights
 from tests.models import build_tiny_model
 from tests.unit.engine.families.experts import CASES
 from tests.unit.engine.formats.checkpoints import (

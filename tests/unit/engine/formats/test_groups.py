@@ -25,7 +25,7 @@ from engine.model.formats.int4 import quantise_groups
 from engine.model.formats.int8 import Int8Linear
 from engine.model.layers.sparse_mlp import SparseMlp
 from engine.model.parameters import Weights
-from engine.weights.loader import model_fingerprint
+from engine.weights.fingerprint import model_fingerprint
 from tests.unit.engine.families.case import Case
 from tests.unit.engine.formats.checkpoints import Tensors, plain_of, refused, written
 from tests.unit.engine.formats.forms import AWQ, FORMS, GPT_OSS, GPTQ, HEAD, MOE, in_mxfp4, ours, source_of

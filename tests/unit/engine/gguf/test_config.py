@@ -26,8 +26,8 @@ from engine.model.scaling import YarnScaling
 from engine.model.spec import AttentionSpec, UnsupportedModelError
 from engine.weights.checkpoint import CheckpointError, StoredTensor
 from engine.weights.encodings import encoding_of
+from engine.weights.fingerprint import model_fingerprint
 from engine.weights.gguf_names import stored_in_gguf
-from engine.weights.loader import model_fingerprint
 from tests.gguf_files import changed, write_gguf
 from tests.models import build_tiny_model
 
