@@ -48,3 +48,12 @@ def _dies(trial: Callable[[], object]) -> bool:
             os._exit(0)
     _, status = os.waitpid(child, 0)
     return os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGILL
+
+
+def has_avx512() -> bool:
+    """Whether torch and oneDNN may use it: also their limits, ATEN_CPU_CAPABILITY and ONEDNN_MAX_CPU_ISA, allow it.
+
+    oneDNN reads its own when it is asked here: `settle` comes before.
+    """
+    is_limited = torch.backends.cpu.get_cpu_capability() in ("DEFAULT", "AVX2")
+    return not is_limited and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())

@@ -16,6 +16,7 @@ from hypothesis import settings
 
 from services.runtime.servers import run_nats, run_redis
 
+CPUINFO = Path("/proc/cpuinfo")
 LONGEST_S = 200.0  # of an async test's body
 
 # `make test` tries the same examples each time: a find of chance stops nobody's unrelated change. `make long` searches.
@@ -29,9 +30,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure() -> None:
-    if (
-        "amx_tile" in Path("/proc/cpuinfo").read_text()
-    ):  # torch takes a second, which tests without it need not wait for
+    if CPUINFO.is_file() and "amx_tile" in CPUINFO.read_text():  # else no test has to wait for torch
         importlib.import_module("engine.processor").settle()
     gc.disable()  # while modules are loaded: it would look through all of them again and again
 

@@ -12,11 +12,12 @@ from torch.nn.functional import linear as torch_linear
 from engine.kernels.activation import act_and_mul
 from engine.kernels.device import use_triton
 from engine.kernels.twin import twin
+from engine.processor import has_avx512
 
 
 def computes_in_bfloat16() -> bool:
     """Whether this processor has instructions for bfloat16. Without them float32 is faster."""
-    return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+    return has_avx512() and bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
 
 def packed(weight: torch.Tensor) -> torch.Tensor:

@@ -15,6 +15,7 @@ from torch.nn.functional import linear as torch_linear
 from engine.kernels.activation import ACTIVATIONS
 from engine.kernels.norm import inverse_rms
 from engine.kernels.once import constant
+from engine.processor import has_avx512
 
 LARGEST = 127.0  # a code's magnitude
 ZERO = 128  # a zero's code in a row of activations
@@ -80,7 +81,7 @@ class Int8Rows:
 @functools.cache
 def multiplies_bytes() -> bool:
     """Whether oneDNN multiplies bytes exactly here: without VNNI it may add up in 16 bits."""
-    has_vnni = getattr(torch.cpu, "_is_vnni_supported", lambda: False)()
+    has_vnni = has_avx512() and getattr(torch.cpu, "_is_vnni_supported", lambda: False)()
     return bool(has_vnni) and hasattr(torch.ops.onednn, "qlinear_pointwise")
 
 

@@ -55,3 +55,20 @@ def test_a_settled_process_multiplies_in_bfloat16() -> None:
     )
     environment = {name: value for name, value in os.environ.items() if name != BOUND}
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    "limit", [{BOUND: "AVX2"}, {"ATEN_CPU_CAPABILITY": "avx2"}, {"ATEN_CPU_CAPABILITY": "default"}]
+)
+def test_what_a_limit_forbids_is_not_used(limit: dict[str, str]) -> None:
+    """oneDNN without VNNI adds up products of bytes in 16 bits: too few."""
+    code = (
+        "import torch; torch.cpu._is_amx_tile_supported = torch.cpu._is_vnni_supported = lambda: True\n"
+        "from engine.kernels.linear import computes_in_bfloat16\n"
+        "from engine.kernels.quantised.int8 import multiplies_bytes\n"
+        "print(computes_in_bfloat16(), multiplies_bytes())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env={"PATH": "", **limit}, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "False False"

@@ -111,14 +111,18 @@ def test_experts_stay_plain(tmp_path: Path) -> None:
 
 
 def test_the_demo_s_greedy_answer_stays_its_own() -> None:
-    """A trained model, whose activations have the outliers that random weights lack."""
+    """A trained model, whose activations have the outliers that random weights lack.
+
+    In float32: there the answers are the same on every processor, and those of bfloat16 are not.
+    """
     text = list((DEMO / "README.md").read_bytes()[:64])  # ids of some bytes and words
     plain, quantised = (
-        said(engine(DEMO, quantization=name), [new_sequence("r", text, logprobs=0, max_tokens=8)])[0]
+        said(engine(DEMO, quantization=name, dtype="float32"), [new_sequence("r", text, logprobs=0, max_tokens=6)])[0]
         for name in ("auto", "int8")
     )
-    assert quantised[0][0] == plain[0][0]
-    assert abs(quantised[0][1] - plain[0][1]) < 0.2
+    assert [token for token, _ in quantised] == [token for token, _ in plain]
+    apart = [abs(one - other) for (_, one), (_, other) in zip(plain, quantised, strict=True)]
+    assert sum(apart) / len(apart) < 0.2
 
 
 def test_only_cpus_take_it(tiny_model: Callable[[str], Path]) -> None:
