@@ -12,6 +12,7 @@ from statistics import median
 from typing import Any
 
 Entry = Mapping[str, Any]
+SHORTEST_WAIT_MS = 0.001  # instants are rounded
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +40,18 @@ class Part:
 
 
 def parts_of(request: Entry) -> list[Part]:
-    """All rows, by attempt. Rows that are not `aside` follow each other without gaps, but for what lies between attempts."""
+    """All rows, by attempt. Rows that are not `aside` follow each other without gaps.
+
+    Attempts are numbered as they are listed: the gateway also spends a number each time that it finds no worker.
+    """
     total = max(request["total_ms"] or 0.0, 0.001)
     parts = [Part("", _before_attempts(request))]
-    for attempt in request["attempts"]:
-        title = f"-- attempt {attempt['attempt']}, because: {attempt['because']}" if attempt["because"] else ""
-        parts.append(Part(title, _bars(attempt, request["frame_ms"], total)))
+    attempts = request["attempts"]
+    for number, attempt in enumerate(attempts, 1):
+        title = f"-- attempt {number}, because: {attempt['because']}" if attempt["because"] else ""
+        until = attempts[number]["began_ms"] if number < len(attempts) else total
+        bars = [*_bars(attempt, request["frame_ms"], total), *_wait(attempt, until)]
+        parts.append(Part(title, bars))
     if request["frame_ms"]:
         parts.append(Part("", [_tokens(request)]))
     return parts
@@ -109,6 +116,13 @@ def _after_the_first(attempt: Entry, frames: Sequence[float], first: float, ende
 def _failure(attempt: Entry, ended: float) -> list[Bar]:
     failed = attempt["outcome"] not in ("", "ok")
     return [Bar("given up", ended, ended, attempt["outcome"])] if failed else []
+
+
+def _wait(attempt: Entry, until: float) -> list[Bar]:
+    """The time from a given up attempt to the next one, or to the request's end."""
+    if attempt["outcome"] in ("", "ok") or until - attempt["ended_ms"] < SHORTEST_WAIT_MS:
+        return []
+    return [Bar("no worker", attempt["ended_ms"], until, "until one could take it")]
 
 
 def _moved(transfer: Entry) -> str:

@@ -226,10 +226,10 @@ class Attempts:
 
     async def _place_again(self, request: ActiveRequest, reason: str) -> bool:
         """Try until an attempt is queued, or the request is over or late. Whether one is queued."""
-        state = request.state
+        state, because = request.state, reason
         while self._clock() < state.deadline_at and not state.is_over:
             try:
-                await self._attempt(request, reason)
+                await self._attempt(request, because)
                 if request.lost_attempt != state.attempt:
                     return not state.is_over
                 request.timeline.gave_up("worker lost", self._clock())
@@ -237,6 +237,7 @@ class Attempts:
             except (UnavailableError, OverloadedError) as error:
                 request.timeline.gave_up(f"not queued: {error.message}", self._clock())
                 self._abandon(request, "not queued")  # its number is spent: the job may be queued nevertheless
+                because = f"{reason}, then {error.message}"
                 await asyncio.sleep(REPLACE_PERIOD_S)
         return False
 

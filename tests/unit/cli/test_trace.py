@@ -65,12 +65,31 @@ def test_what_workers_measured_lies_between_what_the_gateway_saw() -> None:
     assert "where it went: decode 40.0 ms (40%), prefill 15.0 ms (15%), placement 10.0 ms (10%)" in told
 
 
+GIVEN_UP = {"ended_ms": 60.0, "outcome": "worker lost"}
+
+
+def after_a_wait(**fields: Any) -> dict[str, Any]:
+    """Its number counts how often a worker was looked for."""
+    times = {"began_ms": 4_060.0, "published_ms": 4_061.0, "claimed_ms": 4_062.0, "first_token_ms": 4_090.0}
+    because = "worker lost, then no decode worker is ready"
+    return attempt(403, **{"because": because, **times, "ended_ms": 4_100.0, **fields})
+
+
 def test_every_millisecond_belongs_to_one_part() -> None:
     transfer = {"verified_ms": 58.0, "transfer_ms": 20.0, "blocks": 3, "bytes": 3, "reused_blocks": 0, "push_ms": None}
     for one in (
         request(attempt()),
         request(attempt(transfer=transfer)),
         request(attempt(transfer=transfer), frame_ms=[]),
+        request(attempt(**GIVEN_UP), after_a_wait(), total_ms=4_100.0),
+        request(attempt(**GIVEN_UP), total_ms=3_000.0, status="running"),
+        request(
+            attempt(**GIVEN_UP),
+            after_a_wait(ended_ms=4_095.0, outcome="worker lost"),
+            after_a_wait(began_ms=5_000.0, published_ms=5_001.0, claimed_ms=None, ended_ms=None, outcome=""),
+            total_ms=6_000.0,
+            frame_ms=[52.0, 4_090.0],
+        ),
     ):
         bars = [bar for part in parts_of(one) for bar in part.bars if not bar.aside]
         assert all(before.ended == after.began for before, after in itertools.pairwise(bars))
@@ -99,6 +118,16 @@ def test_notes_without_place_stand_below() -> None:
 def test_only_the_longest_part_is_bold() -> None:
     lines = waterfall(request(attempt()), 160, styled=True)
     assert [line.startswith("\x1b[1mdecode ") for line in lines if "\x1b" in line] == [True]
+
+
+def test_a_wait_for_a_worker_is_a_part_and_no_attempt() -> None:
+    lines = waterfall(request(attempt(**GIVEN_UP), after_a_wait(), total_ms=4_100.0, ttft_ms=52.0), 160)
+    assert rows(lines)["no worker"] == (60.0, 4_000.0)
+    assert "◀ longest" in next(line for line in lines if line.startswith("no worker"))
+    assert "-- attempt 2, because: worker lost, then no decode worker is ready" in lines
+    assert "where it went: no worker 4000.0 ms (98%)" in " ".join(lines)
+    waiting = waterfall(request(attempt(**GIVEN_UP), total_ms=1_060.0, status="running"), 160)
+    assert rows(waiting)["no worker"] == (60.0, 1_000.0)
 
 
 def test_an_attempt_that_was_given_up_says_why_and_the_next_one_too() -> None:

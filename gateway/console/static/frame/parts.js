@@ -20,11 +20,11 @@ export function rowsOf(detail) {
   if (detail.status === "waiting") add("admission", "wait", detail.submitted_ms, detail.total_ms);
   for (const [index, attempt] of attempts.entries()) {
     const before = rows.length;
-    const given = attempts[index - 1]?.ended_ms ?? null;
     if (index === 0) add("admission", "wait", detail.submitted_ms, attempt.began_ms);
-    else if (given !== null && attempt.began_ms > given) add("no worker", "wait", given, attempt.began_ms, { note: "none could take it" });
     for (const row of rowsOfAttempt(attempt, frames, detail.total_ms)) add(row.label, row.kind, row.from, row.to, row);
-    if (attempts.length > 1) for (const row of rows.slice(before)) row.attempt = attempt.attempt;
+    const [given, next] = [attempt.ended_ms, attempts[index + 1]?.began_ms ?? detail.total_ms];
+    if (given !== null && next > given && !["", "ok"].includes(attempt.outcome)) add("no worker", "wait", given, next, { note: "none could take it" });
+    if (attempts.length > 1) for (const row of rows.slice(before)) row.attempt = index + 1;
   }
   if (!attempts.length && frames.length) add("tokens", "decode", frames[0], Math.max(detail.total_ms ?? 0, frames.at(-1)), { ticks: frames });
   return rows;

@@ -100,7 +100,7 @@ function costsOf(costs) {
   return entries.length ? pairs("chips", entries) : null;
 }
 
-function attemptView(attempt, { detail, attempts }) {
+function attemptView(attempt, number, { detail, attempts }) {
   const many = attempts.length > 1;
   const { placement, transfer } = attempt;
   const facts = [
@@ -114,7 +114,7 @@ function attemptView(attempt, { detail, attempts }) {
     attempt.because ? ["because", attempt.because] : null,
     attempt.outcome && attempt.outcome !== "ok" && attempt.outcome !== detail ? ["given up", attempt.outcome] : null,
   ].filter((fact) => fact && fact[1]);
-  return h("section", { class: "attempt" }, h("h3", {}, many ? `Attempt ${attempt.attempt}: ${attempt.outcome || "runs"}` : "Placement"), pairs("facts", facts));
+  return h("section", { class: "attempt" }, h("h3", {}, many ? `Attempt ${number}: ${attempt.outcome || "runs"}` : "Placement"), pairs("facts", facts));
 }
 
 // All that is known of one request.
@@ -123,5 +123,5 @@ export function requestDetail(detail) {
   const facts = [["model", detail.model], ["tenant", detail.tenant], ["key", detail.key],
     ["received", detail.received_unix ? new Date(detail.received_unix * 1000).toLocaleString() : ""], ["trace", detail.trace_id], ["waited", detail.ahead ? `behind ${plural(detail.ahead, "request")}` : ""]];
   return h("article", { class: "detail" }, detail.attempts ? requestView(detail) : null,
-    pairs("facts", facts.filter(([, value]) => value)), attempts.map((attempt) => attemptView(attempt, detail)));
+    pairs("facts", facts.filter(([, value]) => value)), attempts.map((attempt, index) => attemptView(attempt, index + 1, detail)));
 }
