@@ -227,7 +227,7 @@ def _document(routes: Sequence[Routes], table: DialectTable, tenants: Tenants) -
                 version=VERSION,
                 dialects=table,
                 needs_key=not tenants.open_to_all,
-                has_admin=tenants.keys.has_admin,
+                needs_admin=tenants.needs_admin,
             )
         )
 

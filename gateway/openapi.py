@@ -18,9 +18,9 @@ Json = dict[str, Any]
 
 
 def document(
-    parts: Iterable[ApiPart], *, version: str, dialects: DialectTable, needs_key: bool, has_admin: bool
+    parts: Iterable[ApiPart], *, version: str, dialects: DialectTable, needs_key: bool, needs_admin: bool
 ) -> Json:
-    """`needs_key`: API keys are asked for; `has_admin`: operators' paths need the admin key."""
+    """`needs_key`: API keys are asked for; `needs_admin`: operators' paths need the admin key."""
     whole = ApiPart.merged(parts)
     schemes = {"key": dict(BEARER.scheme), "admin": {**BEARER.scheme, "description": "an admin key"}}
     paths: dict[str, Json] = {}
@@ -29,7 +29,7 @@ def document(
         scheme = "key" if owner is None or owner.key is BEARER else f"key_{owner.name}"
         if owner is not None:
             schemes[scheme] = dict(owner.key.scheme)
-        security = _security(path, scheme, needs_key=needs_key, has_admin=has_admin)
+        security = _security(path, scheme, needs_key=needs_key, needs_admin=needs_admin)
         paths[path] = {
             method: operation | {"operationId": _operation_id(method, path), "security": security}
             for method, operation in operations.items()
@@ -94,9 +94,9 @@ def _schemas(whole: ApiPart) -> Json:
     return models_json_schema(bodies, ref_template=REF + "{model}")[1].get("$defs", {})
 
 
-def _security(path: str, scheme: str, *, needs_key: bool, has_admin: bool) -> list[Json]:
+def _security(path: str, scheme: str, *, needs_key: bool, needs_admin: bool) -> list[Json]:
     if is_open(path):
         return []
-    if is_under(path, ADMIN_PATHS) or (has_admin and is_under(path, OPERATOR_PATHS)):
+    if is_under(path, ADMIN_PATHS) or (needs_admin and is_under(path, OPERATOR_PATHS)):
         return [{"admin": []}]
     return [{scheme: []}] if needs_key else []

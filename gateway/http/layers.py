@@ -154,7 +154,7 @@ class KeyCheck:
         tenants = self._tenants
         if is_open(path):
             return tenants.default
-        if is_under(path, ADMIN_PATHS) or (tenants.keys.has_admin and is_under(path, OPERATOR_PATHS)):
+        if is_under(path, ADMIN_PATHS) or (tenants.needs_admin and is_under(path, OPERATOR_PATHS)):
             admin = tenants.keys.admin_of(key)
             return replace(tenants.default, key=admin) if admin else None
         return tenants.default if tenants.open_to_all else tenants.keys.tenant_of(key)

@@ -60,12 +60,13 @@ NOBODY = Tenant(name="")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownKey:
-    """A key that is valid until `ends_at`, unix seconds. `tenant` None: an admin's."""
+    """A key, valid until `ends_at` (unix seconds). `tenant` None: an admin's; if it `closes`, operators' paths ask for one."""
 
     id: str
     digest: bytes
     tenant: Tenant | None
     ends_at: float = math.inf
+    closes: bool = True
 
     @classmethod
     def of_file(cls, digest: bytes, tenant: Tenant | None) -> KnownKey:
@@ -81,6 +82,7 @@ class Keys:
         self._known = {key.digest: key for key in known}
         self._num_tenants = sum(key.tenant is not None for key in self._known.values())
         self.has_admin = self._num_tenants < len(self._known)
+        self.closes = any(key.tenant is None and key.closes for key in self._known.values())
 
     def __len__(self) -> int:
         return self._num_tenants
@@ -109,9 +111,17 @@ class Tenants:
     """The tenants now: of the file, which `reload` reads again, and those made at run time, which `apply` takes."""
 
     def __init__(
-        self, *, api_keys: Sequence[str] = (), admin_key: str = "", path: Path | None = None, needs_keys: bool = False
+        self,
+        *,
+        api_keys: Sequence[str] = (),
+        admin_key: str = "",
+        orders_key: str = "",
+        path: Path | None = None,
+        needs_keys: bool = False,
     ) -> None:
-        self._needs_keys = needs_keys  # the network could ask
+        """`orders_key`: an admin's that closes nothing. `needs_keys`: the network could ask. Raises ConfigError."""
+        self._needs_keys = needs_keys
+        self._orders_key = orders_key
         self._api_keys = api_keys
         self._admin_key = admin_key
         self._path = path
@@ -145,7 +155,7 @@ class Tenants:
             KnownKey.of_file(digest, self._named[name] if name else None) for digest, name in self._digests(file)
         ]
         made = [self._known(key) for key in register.keys.values() if key.is_admin or key.tenant in self._named]
-        self.keys = Keys([*made, *self.from_file])
+        self.keys = Keys([*self._orders(), *made, *self.from_file])
         self.names = sorted({DEFAULT, *named})
         self.names_of_file = frozenset(file.tenants)
         self.limits = {name: tenant.limits for name, tenant in named.items() if tenant.limits != UNLIMITED}
@@ -157,6 +167,11 @@ class Tenants:
         admin = [bytes.fromhex(digest) for digest in file.admin_keys_sha256]
         admin += [hash_key(self._admin_key)] if self._admin_key else []
         return users + [(digest, "") for digest in admin]
+
+    def _orders(self) -> list[KnownKey]:
+        if not self._orders_key:
+            return []
+        return [replace(KnownKey.of_file(hash_key(self._orders_key), None), closes=False)]
 
     def _known(self, key: MadeKey) -> KnownKey:
         tenant = None if key.is_admin else replace(self._named[key.tenant], key=key.id)
@@ -173,6 +188,11 @@ class Tenants:
         register = self._register
         is_closed = self.keys.has_admin if register is None else register.closed
         return not len(self.keys) and not is_closed and not self._needs_keys
+
+    @property
+    def needs_admin(self) -> bool:
+        """Whether operators' paths ask for an admin's key. One for orders alone leaves open what is open to all."""
+        return self.keys.closes or (self.keys.has_admin and not self.open_to_all)
 
 
 def _made(name: str, made: MadeTenant) -> Tenant:

@@ -72,6 +72,11 @@ class GatewaySettings(ModelSettings, ServiceLevelOptions):
         "",
         description="key for what tells of all tenants (/metrics, /debug, /console, /admin); empty: an API key is enough there",
     )
+    orders_key: str = Field(
+        "",
+        description="key for /admin alone: unlike --admin-key it closes nothing that is open without one. `baton up` makes one "
+        "where it is given no keys",
+    )
     log_requests: Literal["off", "errors", "all"] = Field(
         "errors", description="a log line for each request: none, those that failed or were refused, all; never prompts"
     )

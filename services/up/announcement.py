@@ -51,7 +51,7 @@ def announce(
         served_model_name="" if several else settings.served_name,
         observer={name: str(getattr(settings, name)) for name in LOOKS_ON} | reach.settings("observer"),
         api_key_file=_kept(held, users / KEY_FILE, next(iter(settings.keys), "")),
-        admin_key_file=_kept(held, users / ADMIN_FILE, settings.admin_key),
+        admin_key_file=_kept(held, users / ADMIN_FILE, settings.admin_key or settings.orders_key),
         certificate=str(Path(settings.tls_cert).resolve()) if settings.tls_cert else "",
         logs=str(data / "logs"),
     )
@@ -83,6 +83,7 @@ def welcome(
         ),
         f"\n  {_first_request(settings, url, data, model, can_chat=can_chat)}\n",
         *([f"  console        {url}/"] if settings.console else []),
+        *([f"  admin key      {data / 'users' / ADMIN_FILE} (orders to workers, keys)"] if settings.orders_key else []),
         *(f"  {baton} {name:<{13 - len(baton)}} {about}" for name, about in tools),
     ]
     if settings.own_ports:

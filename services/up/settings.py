@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import secrets
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field
 
 from common.settings import AUTO_BELOW_0, ROOT, ConfigError, Devices
-from services.gateway.settings import GatewaySettings
+from services.gateway.settings import LOOPBACK, GatewaySettings
 from services.planner.settings import PlannerOptions
 from services.worker.cores import physical_cores
 from services.worker.options import WorkerOptions
@@ -42,7 +43,7 @@ class UpSettings(GatewaySettings, WorkerOptions, PlannerOptions):
     data_dir: Path = Field(Path(".baton"), description="where logs and server data go")
 
     def shared_out(self) -> UpSettings:
-        """Decide what was left open: prefill workers, each worker's threads, ports (0: a free one). Raises ConfigError."""
+        """Decide what was left open: prefill workers, each worker's threads, ports (0: a free one), a key. Raises ConfigError."""
         from services.runtime.servers import free_port  # help waits for no servers
 
         on_cpu = self.device == "cpu"
@@ -57,7 +58,13 @@ class UpSettings(GatewaySettings, WorkerOptions, PlannerOptions):
         prefill = self.prefill if self.prefill >= 0 else int(not on_cpu or self.model.resolve() == DEMO)
         shared = max(1, physical_cores() // (prefill + self.decode)) if on_cpu else 0
         threads = self.threads or shared
-        return self.model_copy(update={"prefill": prefill, "threads": threads, "port": port, "own_port": own_port})
+        mine = {"prefill": prefill, "threads": threads, "port": port, "own_port": own_port}
+        return self.model_copy(update=mine | {"orders_key": self.orders_key or self._own_key()})
+
+    def _own_key(self) -> str:
+        """A key for orders, of 256 random bits, where no key was given and only this machine can ask; else ""."""
+        is_keyless = not (self.keys or self.tenants or self.admin_key) and self.host in LOOPBACK
+        return f"baton-{secrets.token_urlsafe(32)}" if is_keyless else ""
 
     @property
     def own_ports(self) -> tuple[int, ...]:

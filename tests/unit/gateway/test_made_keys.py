@@ -80,6 +80,18 @@ def test_while_made_keys_are_unknown_nobody_comes_in_without_one() -> None:
         assert tenants.open_to_all
 
 
+def test_a_key_for_orders_leaves_open_what_is_open_to_all_and_closes_with_the_first_key() -> None:
+    tenants = Tenants(orders_key=ADMIN)
+    assert (tenants.keys.is_admin(ADMIN), tenants.keys.has_admin) == (True, True)
+    assert (tenants.open_to_all, tenants.needs_admin) == (True, False)
+    tenants.apply(None)  # what was made is not read yet
+    assert (tenants.open_to_all, tenants.needs_admin) == (False, True)
+    tenants.apply(registered(made(KEY, tenant="default")))
+    assert (tenants.open_to_all, tenants.needs_admin, tenants.keys.is_admin(ADMIN)) == (False, True, True)
+    assert Tenants(admin_key=ADMIN).needs_admin
+    assert not Tenants(api_keys=[KEY]).needs_admin
+
+
 def test_an_admins_key_alone_is_enough_for_an_address_of_the_network() -> None:
     tenants = Tenants(admin_key=ADMIN, needs_keys=True)
     assert not tenants.open_to_all

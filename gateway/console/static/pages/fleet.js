@@ -261,7 +261,7 @@ function one(state, id) {
 function orders(worker, state) {
   if (!key("admin")) {
     return h("p", { class: "controls" }, state.has_admin ? h("button", { type: "button", "data-keys": "1" }, "Manage this worker")
-      : h("span", { class: "hint" }, "To move or drain workers here, start the gateway with an admin key."), state.has_admin ? h("span", { class: "hint" }, "needs the admin key") : null);
+      : h("span", { class: "hint" }, "To move or drain workers here, start the gateway with an admin key (--admin-key, or by baton up)."), state.has_admin ? h("span", { class: "hint" }, "needs the admin key: of `baton up`, .baton/users/admin.key") : null);
   }
   const now = [...worker.roles].sort().join();
   const draining = worker.status === "draining";

@@ -71,7 +71,7 @@ export function mount(view, { signal }) {
       if (signal.aborted) return;
       if (error.status === 401) [usage.hidden, keysPanel.hidden, makeTenant.hidden, tenantsPanel.hidden] = [true, true, true, !page.costs.length];
       trouble.hidden = false;
-      trouble.replaceChildren(...(error.status === 401 ? [h("p", {}, "Keys are made, listed and revoked with an admin key."), h("p", { class: "hint" }, "Gateways have one by --admin-key, or by the tenants' file: baton keys new --admin prints the lines."), button("Enter the admin key", () => openKeys("admin"), { class: "primary" })] : [h("p", { class: "note error" }, error.message)]));
+      trouble.replaceChildren(...(error.status === 401 ? [h("p", {}, "Keys are made, listed and revoked with an admin key."), h("p", { class: "hint" }, "`baton up` without keys makes one: .baton/users/admin.key. Others have it by --admin-key, or by the tenants' file: baton keys new --admin prints the lines."), button("Enter the admin key", () => openKeys("admin"), { class: "primary" })] : [h("p", { class: "note error" }, error.message)]));
     }
     draw();
   }
