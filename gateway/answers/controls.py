@@ -12,7 +12,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
 
-from gateway.answers.shade import Shade
+from gateway.templates.shade import Shade
 
 _PRIVATE = range(0xE000, 0xF900)  # characters of secret names: no normalizer changes them
 _FIRST_NUMBER = 0xF0000

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from common.errors import InvalidRequestError
+from gateway.templates.template import TooLongError
 
 PIECE_CHARS = 32_768
 WHOLE_CHARS = 8 * PIECE_CHARS  # a longer piece is counted roughly first
@@ -18,14 +18,6 @@ _SPACES = str.maketrans("", "", " \t\r\n")
 # By how much a normalizer may shorten a text, in bytes.
 _SHORTENS = {"NFC": 4, "NFD": 4, "NFKC": 4, "NFKD": 4, "Lowercase": 3, "Prepend": 1}
 _KEEPS_ALL = {"ByteLevel", "Metaspace", "Digits", "Split", "Punctuation", "UnicodeScripts"}  # pre-tokenizers
-
-
-class TooLongError(InvalidRequestError):
-    """A prompt has more tokens than its limit. `what` says how much it has."""
-
-    def __init__(self, what: str, *, param: str | None = None) -> None:
-        super().__init__(f"the prompt is too long: {what}", param=param)
-        self.what = what
 
 
 class Lengths:

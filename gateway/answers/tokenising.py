@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, assert_never
 
@@ -12,15 +13,26 @@ from common.errors import OverloadedError
 from common.tasks import Ready
 from gateway.answers.ask import Conversation, Prompt, Text, TokenIds
 from gateway.answers.catalogue import Served
-from gateway.answers.lengths import TooLongError
 from gateway.http.problem import ContextLengthError
+from gateway.templates.meter import DearError
+from gateway.templates.template import CHEAP_S, TooLongError
 
 SHORT_CHARS = 500  # such prompts take less time than another thread's turn
 SHORT_MESSAGES = 8
 VALUE_CHARS = 8  # a template takes as long for an empty value
 LONG_CHARS = 100_000  # such prompts go one after the other
 MAX_HELD_CHARS = 100_000_000  # long prompts that wait
+HERE_S = 0.015  # processor time of the event loop for a template
+MOST_APART = 32  # prompts that wait for one child; more are refused
 UNKNOWN_CONTEXT = 1 << 20  # tokens, while no worker says how many it can take
+
+
+@dataclass(slots=True, eq=False)
+class _Apart:
+    """A model's prompts that a child process renders, one after the other."""
+
+    thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="dear-prompt"))
+    num_waiting: int = 0
 
 
 class Tokenising:
@@ -29,12 +41,13 @@ class Tokenising:
     def __init__(self) -> None:
         self._long = ThreadPoolExecutor(1, thread_name_prefix="long-prompt")
         self._held_chars = 0
+        self._apart: dict[str, _Apart] = {}  # by model
 
     def tokens(
         self, prompt: Prompt, served: Served, *, name: str, contexts: int = 1, add_special_tokens: bool = True
     ) -> Awaitable[list[int]]:
         """A short prompt's are `Ready`. Raises, at once or when awaited, ContextLengthError about `name` for more than so many
-        contexts, InvalidRequestError, OverloadedError."""
+        contexts, InvalidRequestError, OverloadedError, UnavailableError."""
         limit = contexts * (served.max_model_len or UNKNOWN_CONTEXT)
         make: Callable[..., list[int]]
         match prompt:
@@ -56,18 +69,39 @@ class Tokenising:
             case _:
                 assert_never(prompt)
 
-        def made() -> list[int]:
+        def made(most_s: float | None) -> list[int]:
             try:
-                return make(limit=limit)
+                return make(limit=limit) if isinstance(prompt, Text) else make(limit=limit, most_s=most_s)
             except TooLongError as error:
                 raise context_error(served.max_model_len, f"your {name} resulted in {error.what}", name) from None
 
         chars = _chars(prompt, LONG_CHARS)
         if chars <= SHORT_CHARS and not (isinstance(prompt, Conversation) and len(prompt.messages) > SHORT_MESSAGES):
-            return Ready(made())
-        return self._made(made, prompt, chars)
+            try:
+                return Ready(made(HERE_S))
+            except DearError:
+                pass
+        return self._made(made, prompt, chars, served.name)
 
-    async def _made(self, make: Callable[[], list[int]], prompt: Prompt, chars: int) -> list[int]:
+    async def _made(
+        self, make: Callable[[float | None], list[int]], prompt: Prompt, chars: int, model: str
+    ) -> list[int]:
+        try:
+            return await self._in_thread(partial(make, CHEAP_S), prompt, chars)
+        except DearError:
+            return await self._rendered_apart(partial(make, None), model)
+
+    async def _rendered_apart(self, make: Callable[[], list[int]], model: str) -> list[int]:
+        apart = self._apart.setdefault(model, _Apart())
+        if apart.num_waiting >= MOST_APART:
+            raise OverloadedError("too many prompts wait for this model's chat template")
+        apart.num_waiting += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(apart.thread, make)
+        finally:
+            apart.num_waiting -= 1
+
+    async def _in_thread(self, make: Callable[[], list[int]], prompt: Prompt, chars: int) -> list[int]:
         if chars < LONG_CHARS:
             return await asyncio.to_thread(make)
         if isinstance(prompt, Conversation):  # counted as far as the bound

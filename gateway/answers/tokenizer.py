@@ -6,22 +6,21 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Unpack
 
 from tokenizers import Tokenizer
 
 from common.blocks import tokenizer_fingerprint
-from common.errors import InvalidRequestError
+from common.errors import InvalidRequestError, UnavailableError
 from common.model.files import CONFIG, GENERATION_CONFIG, TOKENIZER, TOKENIZER_CONFIG, num_tokens, read_file, read_json
 from gateway.answers.controls import BYTE_CHARS, ControlTokens
-from gateway.answers.lengths import Lengths, TooLongError
-from gateway.answers.template import ChatTemplate, RenderOptions, read_template
+from gateway.answers.lengths import Lengths
 from gateway.grammars.maker import GrammarMaker
 from gateway.parsing.choose import DEFAULT_PARSERS, Parsers, choose
 from gateway.parsing.terminals import PlainTokens, Terminals
 from gateway.request.defaults import sampling_defaults
+from gateway.templates.template import ChatTemplate, RenderOptions, TooLongError, read_template
 
 # A prompt is one text: a pool of threads for several costs a seventh more, and is another one beside ours.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -86,8 +85,15 @@ class ChatTokenizer:
             eos_ids=self.eos_ids,
             specials=[self.tokenizer.id_to_token(index) or "" for index in self.special_ids],
         )
+        self.opens_reasoning = self._opens_reasoning()
         self._bytes: dict[int, bytes] = {}  # filled as tokens are met
         self._plain: dict[Terminals | None, PlainTokens] = {}
+
+    def close(self) -> None:
+        """End the child processes."""
+        self.grammars.close()
+        if self._template is not None:
+            self._template.close()
 
     def encode(
         self, text: str, *, add_special_tokens: bool = True, parse_special: bool = True, limit: int | None = None
@@ -102,15 +108,22 @@ class ChatTokenizer:
         return [*before, *self.lengths.encoded(text, encode, limit), *after]
 
     def encode_chat(
-        self, messages: Sequence[Mapping[str, Any]], *, limit: int | None = None, **options: Unpack[RenderOptions]
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        limit: int | None = None,
+        most_s: float | None = None,
+        **options: Unpack[RenderOptions],
     ) -> list[int]:
         """Render the chat template, which writes BOS itself, and tokenise it. Raises InvalidRequestError, TooLongError.
 
-        Only the template's own text becomes control tokens, unless `parse_special` trusts the messages.
+        `most_s`: see `ChatTemplate.shaded`. Unless `parse_special` trusts the messages, only the template's own text becomes
+        control tokens.
         """
         if options.get("parse_special", False):
-            return self.encode(self.render(messages, **options), add_special_tokens=False, limit=limit)
-        shaded = self._chat_template().shaded(messages, **options)
+            text = self._chat_template().render(messages, most_s=most_s, **options)
+            return self.encode(text, add_special_tokens=False, limit=limit)
+        shaded = self._chat_template().shaded(messages, most_s=most_s, **options)
         text = self.controls.shade.plain(shaded)
         self._refuse(text, limit)
         return self.lengths.encoded(self.controls.named(shaded, text), self._plain_ids, limit)
@@ -141,15 +154,14 @@ class ChatTokenizer:
             raise InvalidRequestError("this model has no chat template: use /v1/completions", param="messages")
         return self._template
 
-    @cached_property
-    def opens_reasoning(self) -> bool:
+    def _opens_reasoning(self) -> bool:
         """Whether the template opens a block of reasoning when it is asked to: an answer then begins none by itself."""
         opening = self.format.format.opens_reasoning.rstrip()
         if not opening or self._template is None:
             return False
         try:
             return self.render([{"role": "user", "content": "Hello"}], variables=_THINKING).rstrip().endswith(opening)
-        except InvalidRequestError:
+        except (InvalidRequestError, UnavailableError):
             return False
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:

@@ -1,27 +1,22 @@
 """The process that builds grammars to see whether they can be built: `python -m gateway.grammars.child`.
 
-It reads frames from stdin and writes one to stdout for each: four bytes of length, then msgpack. It ends with its gateway, or of
-a grammar that takes too much memory (SIGABRT) or processor time (SIGPROF).
+It reads frames from stdin and writes one to stdout for each. It ends with its gateway, or of a grammar
+that takes too much memory (SIGABRT) or processor time (SIGPROF).
 """
 
 from __future__ import annotations
 
-import resource
-import signal
-import struct
 import sys
-from pathlib import Path
-from typing import BinaryIO
 
 import msgspec
 from llguidance import LLTokenizer
 
+from gateway.children.frames import bound_memory, processor_time, read_frame, write_frame
 from gateway.grammars.forms import check, text_of
 from gateway.grammars.wanted import Form
 
 MEMORY_BYTES = 256 << 20  # a grammar may take
 LONGEST_CPU_S = 5.0  # a pause is no doing of a grammar
-LENGTH = struct.Struct("<I")
 
 
 class Opening(msgspec.Struct, frozen=True):
@@ -46,20 +41,6 @@ class Verdict(msgspec.Struct, frozen=True):
     is_lasting: bool = True  # the library would say so again
 
 
-def read_frame(stream: BinaryIO) -> bytes:
-    """Empty at the end of the stream."""
-    head = stream.read(LENGTH.size)
-    if len(head) < LENGTH.size:
-        return b""
-    return stream.read(LENGTH.unpack(head)[0])
-
-
-def write_frame(stream: BinaryIO, message: msgspec.Struct) -> None:
-    raw = msgspec.msgpack.encode(message)
-    stream.write(LENGTH.pack(len(raw)) + raw)
-    stream.flush()
-
-
 def main() -> None:
     asked, told = sys.stdin.buffer, sys.stdout.buffer
     opening = msgspec.msgpack.decode(read_frame(asked), type=Opening)
@@ -70,14 +51,11 @@ def main() -> None:
         return
     write_frame(told, Verdict())
     specials = frozenset(opening.specials)
-    most = _used_bytes() + MEMORY_BYTES
-    resource.setrlimit(resource.RLIMIT_AS, (most, most))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    bound_memory(MEMORY_BYTES)
     while raw := read_frame(asked):
         form = msgspec.msgpack.decode(raw, type=Question).form
-        signal.setitimer(signal.ITIMER_PROF, opening.cpu_s)
-        verdict = _verdict(form, tokenizer, specials)
-        signal.setitimer(signal.ITIMER_PROF, 0)
+        with processor_time(opening.cpu_s):
+            verdict = _verdict(form, tokenizer, specials)
         write_frame(told, verdict)
 
 
@@ -91,11 +69,6 @@ def _verdict(form: Form, tokenizer: LLTokenizer, specials: frozenset[str]) -> Ve
     except (RecursionError, MemoryError):
         return Verdict(problem="is too deep or too large")
     return Verdict(text=text)
-
-
-def _used_bytes() -> int:
-    """This process's address space."""
-    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 
 
 if __name__ == "__main__":

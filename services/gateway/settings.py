@@ -212,7 +212,7 @@ class GatewaySettings(ModelSettings, ServiceLevelOptions):
 
     def template(self, model: str) -> str:
         """The chat template that a model is given; "": its own. Raises ConfigError for what is no template."""
-        from gateway.answers.template import check_template
+        from gateway.templates.template import check_template
 
         text, flag = self.chat_template, "--chat-template"
         if not any(sign in text for sign in JINJA) and (name := self._of_model(flag, text, model)):

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from common.errors import InvalidRequestError
-from gateway.answers import template
-from gateway.answers.template import ChatTemplate
 from gateway.answers.tokenizer import ChatTokenizer
 from gateway.app import HttpSettings
 from gateway.http import body
 from gateway.http.connection import MAX_HEAD_BYTES, BoundedProtocol
+from gateway.templates import template
+from gateway.templates.template import ChatTemplate
 from tests.unit.gateway.conftest import MODEL, Gateway, run_gateway
 
 CHAT = "/v1/chat/completions"
@@ -205,13 +205,6 @@ def test_a_template_that_writes_too_much_is_stopped_on_its_way(monkeypatch: pyte
     monkeypatch.setattr(template, "MAX_RENDERED_CHARS", 10_000)
     endless = ChatTemplate("{% for i in range(99999) %}{% for j in range(99999) %}x{% endfor %}{% endfor %}", {})
     with pytest.raises(InvalidRequestError, match="the prompt is too long: more than 10000 characters"):
-        endless.render([{"role": "user", "content": "x"}])
-
-
-def test_a_template_that_takes_too_long_is_stopped_on_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(template, "MAX_RENDER_S", 0.01)
-    endless = ChatTemplate("{% for i in range(99999) %}{% for j in range(99999) %}{{ '' }}{% endfor %}{% endfor %}", {})
-    with pytest.raises(InvalidRequestError, match="messages: the chat template took more than"):
         endless.render([{"role": "user", "content": "x"}])
 
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from common.errors import InvalidRequestError
 from gateway.answers.controls import FEW_KINDS
-from gateway.answers.shade import Shade
-from gateway.answers.template import ChatTemplate
 from gateway.answers.tokenizer import ChatTokenizer
+from gateway.templates.shade import Shade
+from gateway.templates.template import ChatTemplate
 from tests.unit.gateway.tokenizers_of_others import write_folder
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -45,8 +46,8 @@ def maker(text: str) -> Iterator[GrammarMaker]:
 
 def child_of(maker: GrammarMaker) -> int:
     """The process of its only child."""
-    [child] = [one._child for one in maker._checks._idle if one._child is not None]
-    return child.pid
+    [process] = [one._child._process for one in maker._checks._idle if one._child._process is not None]
+    return process.pid
 
 
 async def test_a_schema_asked_at_a_slow_moment_is_answered_later(
@@ -76,10 +77,10 @@ async def test_a_child_that_dies_each_time_refuses_nothing_for_ever(
     maker: GrammarMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr(checker.sys, "executable", "/bin/false")
+        patched.setattr(sys, "executable", "/bin/false")
         with pytest.raises(UnavailableError):
             await maker.make(SMALL, "t")
-        patched.setattr(checker.sys, "executable", "/nowhere/python")
+        patched.setattr(sys, "executable", "/nowhere/python")
         with pytest.raises(UnavailableError):
             await maker.make(SMALL, "t")
     assert (await maker.make(SMALL, "t")).text

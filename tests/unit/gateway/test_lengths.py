@@ -14,10 +14,10 @@ from common.errors import DeadlineExceededError, InvalidRequestError, Overloaded
 from gateway.answers import lengths, tokenising
 from gateway.answers.ask import Conversation, Text, Tool
 from gateway.answers.catalogue import Served
-from gateway.answers.lengths import TooLongError
 from gateway.answers.tokenising import Tokenising
 from gateway.answers.tokenizer import ChatTokenizer
 from gateway.http.problem import ContextLengthError
+from gateway.templates.template import TooLongError
 from tests.fakes.generations import ScriptedGenerations
 from tests.unit.gateway.conftest import MODEL, Gateway
 
@@ -111,7 +111,7 @@ def served(tokenizer: ChatTokenizer) -> Served:
 
 
 async def test_a_rendered_prompt_that_is_too_long(tokenizer: ChatTokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.answers.template.MAX_RENDERED_CHARS", 1_000)
+    monkeypatch.setattr("gateway.templates.template.MAX_RENDERED_CHARS", 1_000)
     long = Conversation(messages=[{"role": "user", "content": "a" * 1_001}])
     with pytest.raises(ContextLengthError, match=r"maximum context length is 256 tokens.*more than 1000 characters"):
         await Tokenising().tokens(long, served(tokenizer), name="messages")

@@ -13,8 +13,8 @@ import pytest
 from tokenizers import Tokenizer, processors
 
 from common.errors import InvalidRequestError
-from gateway.answers.template import ChatTemplate, check_template
 from gateway.answers.tokenizer import ChatTokenizer
+from gateway.templates.template import ChatTemplate, check_template
 from tests.models import build_tokenizer
 
 MESSAGES = [{"role": "user", "content": "Grüß <dich>"}]

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
-from gateway.answers.template import ChatTemplate
 from gateway.answers.tokenizer import ChatTokenizer
 from gateway.app import HttpSettings
+from gateway.templates.template import ChatTemplate
 from tests.fakes.generations import ScriptedGenerations
 from tests.models import TOOL_TEMPLATE, TOOL_TOKENS, build_tokenizer
 from tests.unit.gateway.conftest import MODEL, Gateway, run_gateway

@@ -39,6 +39,10 @@ class Shade:
         firsts = {re.escape(literal[0]) for literal in self._literals}
         self._first = re.compile(f"[{''.join(sorted(firsts))}]" if firsts else r"(?!)")
 
+    @property
+    def literals(self) -> list[str]:
+        return sorted(self._literals)
+
     def text(self, text: str) -> str:
         """Shade a client's string."""
         return self._whole_infix(_in_slices(self._slice_shaded, text))

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
 import jinja2
-import jinja2.meta
+import jinja2.nodes
 
 from common.errors import InvalidRequestError
-from common.model.files import TEMPLATE, read_file
-from gateway.answers.lengths import TooLongError
-from gateway.answers.sandbox import Sandbox
-from gateway.answers.shade import END, Shade
+from common.model.files import TEMPLATE, TOKENIZER_CONFIG, read_file
+from gateway.templates.apart import Apart, Opening
+from gateway.templates.meter import MAX_TEXT_CHARS, DearError, Meter, is_plain, metered
+from gateway.templates.sandbox import Sandbox
+from gateway.templates.shade import END, Shade
 
-MAX_RENDERED_CHARS = 8_000_000
-MAX_RENDER_S = 10.0
+MAX_RENDERED_CHARS = MAX_TEXT_CHARS
+CHEAP_S = 1.0  # processor time of a thread; the event loop gives less
 RESERVED = frozenset({"messages", "add_generation_prompt", "tools", "documents", "bos_token", "eos_token"})
 _KNOWS_NONE = "this model's chat template knows no tools; serve a model that was trained for them"
 MAX_REASON_CHARS = 500
@@ -40,8 +40,16 @@ class RenderOptions(TypedDict, total=False):
     parse_special: bool  # default False: what messages say is text, never a control token
 
 
+class TooLongError(InvalidRequestError):
+    """A prompt has more tokens than its limit. `what` says how much it has."""
+
+    def __init__(self, what: str, *, param: str | None = None) -> None:
+        super().__init__(f"the prompt is too long: {what}", param=param)
+        self.what = what
+
+
 class ChatTemplate:
-    """One compiled template. Rendering is safe from several threads.
+    """One compiled template, rendered here while it is known to be cheap, else in a child process. Safe from several threads.
 
     `tool_source` is the folder's template for conversations with tools, where it has one of its own. All strings in messages
     (but roles), tools and variables are shaded, whatever the field.
@@ -53,23 +61,57 @@ class ChatTemplate:
         special_tokens: Mapping[str, str],
         tool_source: str | None = None,
         shade: Shade = _NOTHING_SHADED,
+        *,
+        name: str = "",
     ) -> None:
+        """`name`: where it is from, for errors."""
         environment = Sandbox(shade)
         self._shade = shade
         self._template = environment.from_string(source)
         with_tools = tool_source or source
         self.source = with_tools
         self._tool_template = environment.from_string(with_tools)
-        self._reads_tools = "tools" in jinja2.meta.find_undeclared_variables(environment.parse(with_tools))
+        self._reads_tools = _reads(environment.parse(with_tools), "tools")
         self._reads_calls = "tool_calls" in with_tools
         self._special_tokens = dict(special_tokens)
+        self._chars = max(len(source), len(with_tools))
+        self._is_cheap = all(is_plain(environment.parse(one)) for one in {source, with_tools})
+        self._apart = Apart(Opening(source, self._special_tokens, tool_source, shade.literals, name))
 
-    def render(self, messages: Sequence[Mapping[str, Any]], **options: Unpack[RenderOptions]) -> str:
-        """The prompt as text. Raises InvalidRequestError."""
-        return self._shade.plain(self.shaded(messages, **options))
+    def close(self) -> None:
+        """End the child process, if there is one."""
+        self._apart.close()
 
-    def shaded(self, messages: Sequence[Mapping[str, Any]], **options: Unpack[RenderOptions]) -> str:
-        """The prompt, with what clients say shaded (`gateway.answers.shade`). Raises InvalidRequestError."""
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], *, most_s: float | None = None, **options: Unpack[RenderOptions]
+    ) -> str:
+        """The prompt as text. Raises as `shaded`."""
+        return self._shade.plain(self.shaded(messages, most_s=most_s, **options))
+
+    def shaded(
+        self, messages: Sequence[Mapping[str, Any]], *, most_s: float | None = None, **options: Unpack[RenderOptions]
+    ) -> str:
+        """The prompt, with what clients say shaded (`gateway.templates.shade`). Raises InvalidRequestError, UnavailableError.
+
+        `most_s`: processor time for it in this thread. Raises DearError where that isn't enough; None: a child process goes on.
+        """
+        if self._is_cheap:
+            try:
+                meter = Meter(CHEAP_S if most_s is None else most_s, self._chars)
+                return metered(meter, lambda: self.shaded_here(messages, **options))
+            except DearError as error:
+                self._is_cheap = not error.is_lasting
+        if most_s is not None:
+            raise DearError(is_lasting=not self._is_cheap)
+        apart = self._apart.shaded(messages, options)
+        if apart.is_too_long:
+            raise TooLongError(apart.problem, param="messages")
+        if apart.problem:
+            raise InvalidRequestError(apart.problem, param=apart.param)
+        return apart.text
+
+    def shaded_here(self, messages: Sequence[Mapping[str, Any]], **options: Unpack[RenderOptions]) -> str:
+        """`shaded`, whatever it costs."""
         shade = _NOTHING_SHADED if options.get("parse_special", False) else self._shade
         variables = options.get("variables") or {}
         reserved = RESERVED.intersection(variables)
@@ -112,18 +154,13 @@ class ChatTemplate:
             raise InvalidRequestError(f"the chat template refused the messages: {reason}", param="messages") from error
 
     def _bounded(self, template: jinja2.Template, context: Mapping[str, Any]) -> str:
-        """Render piece by piece. Raises InvalidRequestError once the text is too long or too slow."""
-        give_up_at = time.monotonic() + MAX_RENDER_S
+        """Render piece by piece. Raises TooLongError once the text is too long."""
         pieces, length = [], 0
         for piece in template.generate(context):
             pieces.append(piece)
             length += len(piece)
             if length > MAX_RENDERED_CHARS:
                 raise TooLongError(f"more than {MAX_RENDERED_CHARS} characters", param="messages")
-            if time.monotonic() > give_up_at:
-                raise InvalidRequestError(
-                    f"messages: the chat template took more than {MAX_RENDER_S:g} s for them", param="messages"
-                )
         return "".join(pieces)
 
 
@@ -131,10 +168,10 @@ def check_template(source: str) -> None:
     """Raises ValueError for what is no chat template."""
     environment = Sandbox(_NOTHING_SHADED)
     try:
-        read = jinja2.meta.find_undeclared_variables(environment.parse(source))
+        tree = environment.parse(source)
     except jinja2.TemplateSyntaxError as error:
         raise ValueError(f"is no Jinja: line {error.lineno}: {error.message}") from None
-    if "messages" not in read:
+    if not _reads(tree, "messages"):
         raise ValueError("is no chat template: it reads no `messages`")
 
 
@@ -143,16 +180,21 @@ def read_template(
 ) -> ChatTemplate | None:
     """The `given` template, or the model's, or None: chat_template.jinja, else from tokenizer_config.json."""
     if given:
-        return ChatTemplate(given, special, shade=shade)
+        return ChatTemplate(given, special, shade=shade, name="--chat-template")
     own = read_file(model, TEMPLATE)
     if own is not None:
-        return ChatTemplate(own.decode("utf-8"), special, shade=shade)
+        return ChatTemplate(own.decode("utf-8"), special, shade=shade, name=TEMPLATE)
     inline = tokenizer_config.get("chat_template")
     if isinstance(inline, list):
         named = {entry["name"]: entry["template"] for entry in inline}
         inline = named.get("default") or next(iter(named.values()), None)
-        return ChatTemplate(inline, special, named.get("tool_use"), shade) if inline else None
-    return ChatTemplate(inline, special, shade=shade) if inline else None
+        return ChatTemplate(inline, special, named.get("tool_use"), shade, name=TOKENIZER_CONFIG) if inline else None
+    return ChatTemplate(inline, special, shade=shade, name=TOKENIZER_CONFIG) if inline else None
+
+
+def _reads(template: jinja2.nodes.Template, name: str) -> bool:
+    """Whether a template reads a variable. `jinja2.meta` would compute what is constant, unmeasured."""
+    return any(node.name == name and node.ctx == "load" for node in template.find_all(jinja2.nodes.Name))
 
 
 def _of_client(given: Mapping[str, Any], shade: Shade) -> dict[str, Any]:
