@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import regex
 
 from gateway.parsing.json_text import JsonText, escaped
-from gateway.parsing.terminals import PATTERN_TIMEOUT_S
+from gateway.parsing.terminals import Patience
 from gateway.parsing.values import Schema, converted, is_text, schema_of, types_of
 
 MAX_DEPTH = 16
@@ -18,11 +19,15 @@ _PLACEHOLDER = re.compile(r"\{(\w+(?:\.\w+)*)\}\Z")
 
 
 def calls_of(
-    text: str, read: Mapping[str, Any], captures: Mapping[str, str], schemas: Mapping[str, Schema]
+    text: str,
+    read: Mapping[str, Any],
+    captures: Mapping[str, str],
+    schemas: Mapping[str, Schema],
+    patience: Patience,
 ) -> list[tuple[str, str]]:
-    """Names and arguments of the calls in a field's text; none where it can't be read."""
+    """Names and arguments of the calls in a field's text; none where it can't be read. Raises SlowPatternError."""
     try:
-        value = parsed(text, read.get("content", "text"), read.get("content_args") or {})
+        value = parsed(text, read.get("content", "text"), read.get("content_args") or {}, patience)
         transform = read.get("transform", "{content}")
         if read.get("transform_each"):
             value = [transformed(transform, {**captures, **item}) for item in value]
@@ -30,7 +35,7 @@ def calls_of(
             value = transformed(transform, {**captures, "content": value})
         entries = value if isinstance(value, list) else [value]
         return [_call(entry.get("function", entry), schemas) for entry in entries]
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, TimeoutError):
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return []
 
 
@@ -70,23 +75,23 @@ def transformed(transform: Any, scope: Mapping[str, Any]) -> Any:
     return value
 
 
-def parsed(text: str, name: str, args: Mapping[str, Any], depth: int = 0) -> Any:
-    """What a content parser makes of a text. Raises ValueError or KeyError."""
+def parsed(text: str, name: str, args: Mapping[str, Any], patience: Patience, depth: int = 0) -> Any:
+    """What a content parser makes of a text. Raises ValueError, KeyError or SlowPatternError."""
     if depth > MAX_DEPTH:
         raise ValueError("parsers are nested too deep")
-    return _PARSERS[name](text, args, depth)
+    return _PARSERS[name](text, args, patience, depth)
 
 
-def _text(text: str, args: Mapping[str, Any], depth: int = 0) -> str:
+def _text(text: str, args: Mapping[str, Any], *_: Any) -> str:
     return text.strip() if args.get("strip", True) else text
 
 
-def _json(text: str, args: Mapping[str, Any], depth: int) -> Any:
+def _json(text: str, args: Mapping[str, Any], patience: Patience, depth: int) -> Any:
     delimiters = args.get("string_delims") or []
     for opening, closing in delimiters:
         if opening != closing:
             parts = regex.compile(f"{re.escape(opening)}(.*?){re.escape(closing)}", regex.DOTALL)
-            text = parts.sub(lambda match: '"' + escaped(match[1]) + '"', text, timeout=PATTERN_TIMEOUT_S)
+            text = patience.timed(partial(parts.sub, lambda match: '"' + escaped(match[1]) + '"'), text)
     quote = next((opening for opening, closing in delimiters if opening == closing), "")
     reader = JsonText(quote)
     out = reader.push(text)[0] + reader.finish(is_whole=True)
@@ -98,12 +103,12 @@ def _json(text: str, args: Mapping[str, Any], depth: int) -> Any:
         raise
 
 
-def _xml(text: str, args: Mapping[str, Any], depth: int) -> dict[str, Any]:
+def _xml(text: str, args: Mapping[str, Any], patience: Patience, depth: int) -> dict[str, Any]:
     pattern = regex.compile(args["tag_pattern"], regex.DOTALL)
     found: dict[str, Any] = {}
-    for match in pattern.finditer(text, timeout=PATTERN_TIMEOUT_S):
+    for match in patience.timed(partial(_all_of, pattern), text):
         groups = match.groupdict()
-        value = _inner(groups.get("value") or "", args, depth)
+        value = _inner(groups.get("value") or "", args, patience, depth)
         key = groups["key"]
         if key in found and args.get("merge_duplicates"):
             known = found[key] if isinstance(found[key], list) else [found[key]]
@@ -112,23 +117,27 @@ def _xml(text: str, args: Mapping[str, Any], depth: int) -> dict[str, Any]:
     return found
 
 
-def _lines(text: str, args: Mapping[str, Any], depth: int) -> dict[str, Any]:
+def _lines(text: str, args: Mapping[str, Any], patience: Patience, depth: int) -> dict[str, Any]:
     between = args.get("kv_sep", ":")
     pairs = (line.split(between, 1) for line in text.split(args.get("line_sep", "\n")) if between in line)
-    return {_text(key, args): _inner(_text(value, args), args, depth) for key, value in pairs}
+    return {_text(key, args): _inner(_text(value, args), args, patience, depth) for key, value in pairs}
 
 
-def _inner(text: str, args: Mapping[str, Any], depth: int) -> Any:
+def _all_of(pattern: Any, text: str, *, timeout: float) -> list[Any]:
+    return list(pattern.finditer(text, timeout=timeout))
+
+
+def _inner(text: str, args: Mapping[str, Any], patience: Patience, depth: int) -> Any:
     """A value as the nested parser reads it."""
     nested = args.get("value_parser")
-    return parsed(text, nested.get("name", "text"), nested.get("args") or {}, depth + 1) if nested else text
+    return parsed(text, nested.get("name", "text"), nested.get("args") or {}, patience, depth + 1) if nested else text
 
 
-_PARSERS: dict[str, Callable[[str, Mapping[str, Any], int], Any]] = {
+_PARSERS: dict[str, Callable[[str, Mapping[str, Any], Patience, int], Any]] = {
     "text": _text,
-    "int": lambda text, args, depth: int(_text(text, args)),
-    "float": lambda text, args, depth: float(_text(text, args)),
-    "bool": lambda text, args, depth: _text(text, args).lower() in ("true", "1"),
+    "int": lambda text, args, *_: int(_text(text, args)),
+    "float": lambda text, args, *_: float(_text(text, args)),
+    "bool": lambda text, args, *_: _text(text, args).lower() in ("true", "1"),
     "json": _json,
     "xml-inline": _xml,
     "kv-lines": _lines,

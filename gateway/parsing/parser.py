@@ -16,7 +16,7 @@ from gateway.parsing.readers import (
     captured,
     reader_of,
 )
-from gateway.parsing.terminals import Bound, Found, Terminals
+from gateway.parsing.terminals import Bound, Found, Patience, Terminals
 from gateway.parsing.values import Schema
 
 MAX_CALLS = 128
@@ -33,7 +33,7 @@ class Parser:
         self._states = bound.format.states
         self._terminals = bound.terminals if schemas is None else bound.with_calls
         self._calls = CallWriter(bound.format.ids, MAX_CALLS if parallel else 1)
-        self._message = Message(self._calls, schemas or {}, schemas or ())
+        self._message = Message(self._calls, schemas or {}, schemas or (), Patience(bound.share))
         self._buffer = ""
         self._num_known = 0  # characters of the buffer that are the prompt's
         self._is_prompt = False
@@ -178,7 +178,9 @@ class Parser:
             if self._reader.over:
                 self._return()
             terminals = self._terminals[self._name]
-            found, hold = terminals.find(self._buffer, is_final=is_final, is_first=self._is_first)
+            found, hold = terminals.find(
+                self._buffer, self._message.patience, is_final=is_final, is_first=self._is_first
+            )
             start = found[0].start if found else hold
             if start and not self._read(start):
                 continue

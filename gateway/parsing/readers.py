@@ -11,6 +11,7 @@ from gateway.parsing.calls import JsonCalls, PythonCalls
 from gateway.parsing.format import Means, State
 from gateway.parsing.json_text import JsonText
 from gateway.parsing.parsed import CallWriter, Parsed
+from gateway.parsing.terminals import Patience
 from gateway.parsing.values import ObjectText, PlainValue, Schema, schema_of, types_of
 
 MAX_HEADER_CHARS = 1_000
@@ -20,8 +21,11 @@ MAX_BODY_CHARS = 1_000_000
 class Message:
     """What readers write into, and what they must know of the answer so far."""
 
-    def __init__(self, writer: CallWriter, schemas: Mapping[str, Schema], names: Container[str]) -> None:
+    def __init__(
+        self, writer: CallWriter, schemas: Mapping[str, Schema], names: Container[str], patience: Patience
+    ) -> None:
         self.calls = writer
+        self.patience = patience  # with the model's own patterns
         self.schemas = schemas
         self.names = names
         self.new = Parsed()
@@ -253,7 +257,7 @@ class BodyReader:
         return len(text)
 
     def finish(self, *, is_whole: bool) -> str:
-        calls = calls_of(self._text, self._read, self._captures, self._message.schemas)
+        calls = calls_of(self._text, self._read, self._captures, self._message.schemas, self._message.patience)
         for name, arguments in calls:
             self._message.call(name)
             self._message.calls.arguments(arguments)

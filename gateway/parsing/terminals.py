@@ -2,15 +2,68 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import regex
 
+from common.errors import ServingError
 from gateway.parsing.format import Exit, Format
 
-PATTERN_TIMEOUT_S = 1.0  # a pattern comes with the model's folder
+# Patterns come with the model's folder and search on the event loop, so some backtrack on everybody's time.
+PIECE_S = 0.000_05  # each piece of an answer: free of charge
+ANSWER_S = 0.015  # a whole answer, beyond that
+SHARE = 0.1  # all answers of a model: a part of all time
+Result = TypeVar("Result")
+
+
+class SlowPatternError(ServingError):
+    """What an answer says can't be told in time."""
+
+    def __init__(self) -> None:
+        super().__init__("a pattern in this model's response_template takes too long, so its answer can't be read")
+
+
+class Share:
+    """The time that a model's patterns may use beyond `PIECE_S`: it grows with the clock, up to one answer's."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._known, self._at = ANSWER_S, clock()
+
+    def left(self) -> float:
+        now = self._clock()
+        self._known, self._at = min(ANSWER_S, self._known + SHARE * (now - self._at)), now
+        return self._known
+
+    def take(self, seconds: float) -> None:
+        self._known -= seconds
+
+
+class Patience:
+    """How long a model's patterns may still search in one answer."""
+
+    def __init__(self, share: Share) -> None:
+        self._share = share
+        self._left = ANSWER_S
+
+    def timed(self, search: Callable[..., Result], text: str, **options: Any) -> Result:
+        """What the search returns, which takes a `timeout` in seconds. Raises SlowPatternError."""
+        left = min(self._left, self._share.left())
+        if left <= 0:
+            raise SlowPatternError
+        began = time.thread_time()
+        try:
+            return search(text, timeout=PIECE_S + left, **options)
+        except TimeoutError:
+            raise SlowPatternError from None
+        finally:
+            used = time.thread_time() - began - PIECE_S
+            if used > 0:
+                self._left -= used
+                self._share.take(used)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +104,11 @@ class Terminals:
         """Whether no terminal is in the text, nor may begin in it."""
         return not self._patterns and self._beginnings.isdisjoint(text)
 
-    def find(self, text: str, *, is_final: bool, is_first: bool) -> tuple[list[Found], int]:
-        """The exits of the earliest terminal, longest first, and from where on the text may become one."""
+    def find(self, text: str, patience: Patience, *, is_final: bool, is_first: bool) -> tuple[list[Found], int]:
+        """The exits of the earliest terminal, longest first, and from where on the text may become one.
+
+        Raises SlowPatternError.
+        """
         best: list[Found] = []
         hold = len(text)
         for exit_ in self._texts:
@@ -63,7 +119,7 @@ class Terminals:
                 elif not is_final:
                     hold = min(hold, _begins_at(text, exit_.on))
         for exit_, pattern in self._patterns:
-            found = _search(exit_, pattern, text, is_final=is_final)
+            found = _search(exit_, pattern, text, patience, is_final=is_final)
             if isinstance(found, Found):
                 best.append(found)
             else:
@@ -99,9 +155,9 @@ class PlainTokens(dict[int, str]):
         return "" if text[-1:].isspace() or not self._terminals.are_far_from(text) else text
 
 
-def _search(exit_: Exit, pattern: Any, text: str, *, is_final: bool) -> Found | int:
+def _search(exit_: Exit, pattern: Any, text: str, patience: Patience, *, is_final: bool) -> Found | int:
     """A match that can't grow any more, or from where on the text may match."""
-    match = pattern.search(text, partial=not is_final, timeout=PATTERN_TIMEOUT_S)
+    match = patience.timed(pattern.search, text, partial=not is_final)
     if match is None or match.start() == match.end():
         return len(text)
     if match.partial or (not is_final and match.end() == len(text) and not _is_literal(exit_.on)):
@@ -134,6 +190,7 @@ class Bound:
     marks: Mapping[str, int]  # those that a format's texts have, by text
     turn: int | None
     stops: tuple[int, ...]
+    share: Share = field(default_factory=Share, compare=False)  # its patterns' time
 
 
 def bound(format_: Format, vocabulary: Mapping[str, int]) -> Bound:
