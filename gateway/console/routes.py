@@ -53,6 +53,7 @@ _GETS = {
     "/console": ("The same page.", "text/html"),
     "/console/{page}": ("The same page: chat, overview, requests, fleet, …", "text/html"),
     "/console/{page}/{name}": ("The same page, about one request, one chat, …", "text/html"),
+    "/console/{page}/{name}/{rest}": ("The same page, which says that there is none of this address.", "text/html"),
 }
 _ROLES, _DRAIN = "/admin/workers/{worker}/roles", "/admin/workers/{worker}/drain"
 

@@ -57,8 +57,9 @@ def complete(**fields: Any) -> bytes:
 
 def with_field(name: str, value: str, *, route: str = CHAT) -> bytes:
     """A body whose field is this JSON text."""
-    prompt = f'"messages":[{json.dumps(USER)}]' if route == CHAT else '"prompt":"x"'
-    return f'{{"model":"{MODEL}","max_tokens":1,{prompt},"{name}":{value}}}'.encode()
+    prompt = f'"messages":[{json.dumps(USER)}],' if route == CHAT else '"prompt":"x",'
+    given = "" if name == "prompt" else prompt
+    return f'{{"model":"{MODEL}","max_tokens":1,{given}"{name}":{value}}}'.encode()
 
 
 def tool(name: str = "f", **parameters: Any) -> dict[str, Any]:
