@@ -6,7 +6,7 @@ PIP := $(RUN) pip --disable-pip-version-check -q
 # On a terminal pip shows how far a download is.
 SHOWN := $(RUN) pip --disable-pip-version-check $(shell test -t 2 || echo -q)
 # a test that waits for ever ends the run, which names it (tests/conftest.py has the bound of an async one)
-PYTEST := $(RUN) pytest -q -o faulthandler_timeout=300 -o faulthandler_exit_on_timeout=true --max-worker-restart=0
+PYTEST := $(RUN) pytest -q -rfEs -o faulthandler_timeout=300 -o faulthandler_exit_on_timeout=true --max-worker-restart=0
 # Python keeps what it compiled, whatever the shell says: the tests start it hundreds of times.
 unexport PYTHONDONTWRITEBYTECODE
 .PHONY: up setup test long check tiers unit-long compiled models avx2 properties unit integration e2e fuzz-short fuzz audit simulation simulation-short chaos-short chaos redis-7 chart clients hardened clean

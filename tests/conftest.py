@@ -41,6 +41,14 @@ def pytest_collection_finish() -> None:
     gc.freeze()  # and later, whenever a test collects
 
 
+def pytest_report_teststatus(report: pytest.CollectReport | pytest.TestReport) -> tuple[str, str, str] | None:
+    """Name a failed test at once: an F among thousands of dots would be anonymous until the end of the run."""
+    if not isinstance(report, pytest.TestReport) or not report.failed:
+        return None
+    category, word = ("failed", "FAILED") if report.when == "call" else ("error", "ERROR")
+    return category, f"\n{word} {report.nodeid}\n", word
+
+
 def pytest_itemcollected(item: pytest.Item) -> None:
     """A test that waits for ever fails where it waits. (One that isn't async ends the run, by `make`'s faulthandler_timeout.)"""
     if isinstance(item, pytest.Function) and inspect.iscoroutinefunction(item.obj):

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import ast
 from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from tests.conftest import pytest_report_teststatus
 
 TESTS = Path(__file__).resolve().parents[2]
 
@@ -32,3 +37,13 @@ def test_no_test_skips_by_itself_what_make_installs() -> None:
             if called.endswith("importorskip") or (called.endswith("skipif") and "find_spec" in ast.unparse(node)):
                 found.append(f"{path.relative_to(TESTS)}:{node.lineno}")
     assert found == [], "tests/needs.py has the function for it"
+
+
+def test_a_failed_test_is_named_where_it_fails() -> None:
+    def status(outcome: Literal["passed", "failed"], when: Literal["setup", "call"]) -> tuple[str, str, str] | None:
+        report = pytest.TestReport("tests/x.py::y", ("x.py", 1, "y"), {}, outcome, None, when)
+        return pytest_report_teststatus(report)
+
+    assert status("failed", "call") == ("failed", "\nFAILED tests/x.py::y\n", "FAILED")
+    assert status("failed", "setup") == ("error", "\nERROR tests/x.py::y\n", "ERROR")
+    assert status("passed", "call") is None
