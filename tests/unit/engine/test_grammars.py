@@ -17,7 +17,7 @@ from common.words import Finish
 from engine.config import EngineConfig
 from engine.engine import Engine, Sampled
 from engine.fake.engine import FakeEngine
-from engine.grammars.grammars import NO_MASKS, Grammars
+from engine.grammars.grammars import KEPT, NO_MASKS, Grammars
 from engine.kernels.sampling import RowWord, SamplingInputs, choose, mask_words
 from engine.sampling.host import SampledRow, sample
 from engine.sequence import Sequence
@@ -162,6 +162,15 @@ def test_what_can_not_be_built_fails_its_own_sequence_alone(engine: Engine, text
     assert "can't be built" in first.problem
     assert second is not None
     assert not second.problem
+
+
+def test_unlike_grammars_do_not_fill_the_memory(folder: Path) -> None:
+    kept = Grammars(folder, VOCAB_SIZE)
+    for number in range(KEPT + 10):
+        building = kept.prepare(constrained(str(number), Grammar(text=f'start: "{number}"')))
+        assert building is not None
+        assert not building.result(60).problem
+    assert len(kept._built) == KEPT
 
 
 def test_tokens_that_leave_the_grammar_are_a_problem(engine: Engine) -> None:
