@@ -75,7 +75,7 @@ class Wire:
     ends_value: str = ""  # no argument's text contains it
     arguments: str = "json"  # or python, gemma
     is_telling: bool = True  # how a call begins can't be text of an answer
-    plain: str = ""  # one that is no call, of messages in parts
+    plain: str = ""  # content, where it has a head of its own
     next_part: str = ""  # between two parts
 
 

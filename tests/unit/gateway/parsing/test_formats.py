@@ -25,6 +25,14 @@ def test_an_answer_is_the_same_message_however_it_is_cut(name: str, cuts: list[i
     assert said_of(parsed) == case.said
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_a_cut_at_any_place_gives_the_same_message(name: str) -> None:
+    case, bound = CASES[name], bound_of(CASES[name])
+    for at in range(1, len(case.text)):
+        parsed = parse(bound, case.text, case.vocabulary, cuts=[at, 1 << 30], prompt=case.prompt)
+        assert said_of(parsed) == case.said, at
+
+
 @settings(max_examples=60, deadline=None)
 @given(name=st.sampled_from(sorted(CASES)), cuts=st.lists(st.integers(1, 9), min_size=1, max_size=12))
 def test_any_cuts_give_the_same_message(name: str, cuts: list[int]) -> None:

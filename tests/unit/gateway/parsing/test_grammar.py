@@ -197,17 +197,6 @@ def test_reasoning_may_come_first_and_has_its_budget(folder: Path) -> None:
     assert follower.takes(follower.grammar(thinks=True, budget=50), "<think>\nHm\n</think>\n\nYes <tool_call>x")
 
 
-def test_harmony_s_reasoning_is_a_channel(folder: Path) -> None:
-    follower = Follower("harmony", folder)
-    grammar = follower.grammar(calls=SHAPES, must_call=True, thinks=True)
-    text = (
-        "<|channel|>analysis<|message|>Hm<|end|><|start|>assistant"
-        '<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{"city": "x"}'
-    )
-    assert follower.takes(grammar, text)
-    assert follower.said(text) == Said("", "Hm", [("weather", {"city": "x"})])
-
-
 @pytest.mark.parametrize(
     "body",
     [LLMatcher.grammar_from_json_schema({"type": "object"}), LLMatcher.grammar_from_regex(r"\{.*\}"), 'start: "{}"'],
@@ -224,16 +213,32 @@ def test_content_may_follow_a_grammar_of_its_own(body: str, folder: Path) -> Non
     assert not follower.takes(either, "Hello")
 
 
-def test_content_of_a_message_in_parts_may_have_its_head(folder: Path) -> None:
-    follower = Follower("harmony", folder)
+HEADS = {
+    "harmony": ("<|channel|>analysis<|message|>Hm<|end|><|start|>assistant", "<|channel|>final<|message|>"),
+    "solar": ("<|think|>Hm<|end|><|begin|>assistant", "<|content|>"),
+    "cohere": ("<|START_THINKING|>Hm<|END_THINKING|>", "<|START_RESPONSE|>"),
+}
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_content_of_a_message_in_parts_may_have_its_head(name: str, folder: Path) -> None:
+    follower, (thought, head) = Follower(name, folder), HEADS[name]
     alone = with_body(follower.grammar(has_body=True, thinks=True), 'start: "{}"')
-    thought, head = "<|channel|>analysis<|message|>Hm<|end|><|start|>assistant", "<|channel|>final<|message|>"
     for text in ("{}", f"{head}{{}}", f"{thought}{head}{{}}"):
         assert follower.takes(alone, text), text
         assert follower.said(text).content == "{}"
     assert not follower.takes(alone, f"{head}no")
     silent = with_body(follower.grammar(has_body=True), 'start: "{}"')
     assert not follower.takes(silent, f"{thought}{head}{{}}")
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_a_call_that_is_required_may_follow_thoughts(name: str, folder: Path) -> None:
+    follower, (thought, _) = Follower(name, folder), HEADS[name]
+    grammar = follower.grammar(calls=SHAPES, must_call=True, thinks=True)
+    text = thought + written(follower.wire, ("weather", CITY))  # type: ignore[arg-type]
+    assert follower.takes(grammar, text)
+    assert follower.said(text) == Said("", "Hm", [("weather", CITY)])
 
 
 def test_strict_schemas_are_followed_to_the_letter(folder: Path) -> None:
