@@ -235,7 +235,7 @@ class DecodeRole:
     def _first_local_token(self, request: DecodeRequest, claimed: ClaimedJob, tokens: Tokens) -> Tokens:
         """Settle a locally prefilled job with its first token, and add its cached tokens."""
         self._context.totals.admitted(
-            prompt_tokens=len(request.sequence.token_ids) - 1, cached_tokens=request.sequence.num_cached
+            prompt_tokens=len(request.sequence.token_ids) - 1, cached_tokens=request.sequence.num_found or 0
         )
         self._context.background.spawn(
             self._context.jobs.settle(
@@ -246,7 +246,7 @@ class DecodeRole:
         )
         return msgspec.structs.replace(
             tokens,
-            cached_tokens=min(request.sequence.num_cached, request.job.num_prompt_tokens),
+            cached_tokens=min(request.sequence.num_found or 0, request.job.num_prompt_tokens),
             prefill_ms=(time.monotonic() - claimed.claimed_at) * 1000,
         )
 

@@ -77,6 +77,7 @@ class Sequence:
     num_scheduled: int = 0  # the same, including passes in flight
     num_pending: int = 0  # tokens that passes in flight sample
     num_cached: int = 0  # leading tokens whose KV came from the prefix cache
+    num_found: int | None = None  # the same when it was first admitted: later it finds what it computed itself
     digests: list[bytes] = field(default_factory=list)  # leading full blocks published so far
     num_shared_columns: int = 0  # leading columns that were published, found or never here
     known_digests: list[bytes] = field(default_factory=list)  # leading full blocks, hashed at admission

@@ -263,7 +263,7 @@ class _HandoffTask:
             first_token=request.first_token,
             first_logprobs=request.told.logprobs[0] if request.told and request.told.logprobs else None,
             remaining_ms=request.claimed.remaining_ms(),
-            num_cached_tokens=request.sequence.num_cached,
+            num_cached_tokens=request.sequence.num_found or 0,
         )
         return await self._until_answered(message)
 

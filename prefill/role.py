@@ -264,7 +264,7 @@ class PrefillRole:
             token_ids=pack_tokens([sampled.token_id]),
             finish=request.finish,
             logprobs=[sampled.logprobs] if sampled.logprobs else [],
-            cached_tokens=min(sequence.num_cached, request.job.num_prompt_tokens),
+            cached_tokens=min(sequence.num_found or 0, request.job.num_prompt_tokens),
             queue_ms=(request.started_at - request.claimed.claimed_at) * 1000,
             prefill_ms=(now - request.started_at) * 1000,
             traceparent=request.job.context,

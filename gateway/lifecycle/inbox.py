@@ -198,6 +198,7 @@ class Inbox:
             self._counters[Event(state.spec.model, "stale_tokens")] += 1
             return
         was_first = state.next_position == 0
+        tokens = state.without_own(tokens) if was_first else tokens
         events = state.take(tokens, sender, now)
         if events and was_first:
             request.explain_first_token(tokens, now)

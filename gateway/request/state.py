@@ -54,6 +54,9 @@ class RequestState:
     decoder: Incarnation | None = None
     speaker: Incarnation | None = None  # whose next token tells nothing new: `take_next`
     cached_tokens: int = 0  # tokens that the chosen worker has cached
+    cached_before: dict[str, int] = field(
+        default_factory=dict
+    )  # the same, of workers that earlier attempts were sent to
     excluded: list[str] = field(default_factory=list)
     progress_at: float = 0.0  # when the current attempt was last heard of
     gap_since: float | None = None
@@ -98,6 +101,8 @@ class RequestState:
         if self.is_over:
             return False
         self.attempt += 1
+        for worker in filter(None, (self.assigned, *self.candidates)):
+            self.cached_before.setdefault(worker, self.cached_tokens if worker == self.assigned else 0)
         self.began_with = self.next_position
         self.phase = Phase.QUEUED
         self.assigned, self.candidates = "", []
@@ -189,6 +194,16 @@ class RequestState:
         generated.append(token_id)
         self.progress_at, self.unanswered = now, 0
         return token_id
+
+    def without_own(self, tokens: Tokens) -> Tokens:
+        """The same, with no more cached tokens than the worker had before this request first came there.
+
+        What an earlier attempt computed or handed over is found in the cache by the next, and is no hit.
+        """
+        before = self.cached_before.get(self.assigned)
+        if before is None or tokens.cached_tokens <= before:
+            return tokens
+        return msgspec.structs.replace(tokens, cached_tokens=before)
 
     def take(self, tokens: Tokens, sender: Incarnation, now: float) -> list[TokenEvent]:
         """Take tokens off a frame; return what can be delivered now, in order."""

@@ -53,6 +53,31 @@ def told(state: RequestState, frame: Tokens, sender: Incarnation) -> list[int]:
     return [token_id for event in events for token_id in event.token_ids]
 
 
+@pytest.mark.parametrize(
+    ("first", "promised", "second", "counted"),
+    [
+        ("p", 0, "p", 0),  # what the first attempt computed there
+        ("p", 16, "p", 16),
+        ("p", 0, "d", 0),  # what it handed over
+        ("p", 0, "q", 48),  # another worker has it of other requests
+    ],
+)
+def test_cached_tokens_are_not_what_an_earlier_attempt_left(
+    first: str, promised: int, second: str, counted: int
+) -> None:
+    state = request()
+    for worker, cached in ((first, promised), (second, 48)):
+        state.begin_attempt(0.0)
+        state.placed(worker, ["d"])
+        state.cached_tokens = cached
+    found = msgspec.structs.replace(tokens(2, 0, 1), cached_tokens=48)
+    assert state.without_own(found).cached_tokens == counted
+    fresh = request()
+    fresh.begin_attempt(0.0)
+    fresh.placed("p", ["d"])
+    assert fresh.without_own(found).cached_tokens == 48
+
+
 @settings(max_examples=300, deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_tokens_come_in_order_once_whatever_the_network_does(seed: int) -> None:

@@ -42,6 +42,19 @@ def test_blocks_that_passes_may_touch_go_back_with_the_last_of_them(passes: int)
     assert (pool.num_used, blocks.awaited, blocks.in_use(sequence)) == (0, 0, False)
 
 
+def test_what_a_sequence_finds_again_of_its_own_is_no_hit() -> None:
+    pool = BlockPool(num_blocks=NUM_BLOCKS, block_size=BLOCK)
+    blocks, first = HeldBlocks(pool), held(pool, tokens=9)
+    first.num_computed = 9
+    publish_computed(pool, first)
+    assert first.num_found == 0
+    blocks.give_back(first)
+    admit(pool, first, num_tokens=9)
+    assert (first.num_cached, first.num_found) == (8, 0)
+    second = held(pool, tokens=9)  # another one with the same beginning
+    assert (second.num_cached, second.num_found) == (8, 8)
+
+
 def test_a_pass_that_is_over_takes_nothing_from_a_sequence_that_goes_on() -> None:
     pool = BlockPool(num_blocks=NUM_BLOCKS, block_size=BLOCK)
     blocks, sequence = HeldBlocks(pool), held(pool)
