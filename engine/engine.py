@@ -115,7 +115,11 @@ class Engine:
         ]
         self.fingerprint = model_fingerprint(config.model, marks)
         self.layout: KVLayout = plan_layout(
-            model, config, dtype_name, while_loading=self._decoder.weights.bytes_while_loading
+            model,
+            config,
+            dtype_name,
+            while_loading=self._decoder.weights.bytes_while_loading,
+            longest=self.max_model_len,
         )
         self.kv = (allocate or allocate_zeros)(pool_shape(self.layout), pool_dtype(self.layout), config.device)
         self.grammars = Grammars(config.model, self.vocab_size)

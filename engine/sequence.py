@@ -77,7 +77,7 @@ class Sequence:
     num_scheduled: int = 0  # the same, including passes in flight
     num_pending: int = 0  # tokens that passes in flight sample
     num_cached: int = 0  # leading tokens whose KV came from the prefix cache
-    num_found: int | None = None  # the same when it was first admitted: later it finds what it computed itself
+    num_found: int | None = None  # the same when it was first admitted
     digests: list[bytes] = field(default_factory=list)  # leading full blocks published so far
     num_shared_columns: int = 0  # leading columns that were published, found or never here
     known_digests: list[bytes] = field(default_factory=list)  # leading full blocks, hashed at admission
@@ -116,6 +116,12 @@ class Sequence:
     def is_suspect(self) -> bool:
         """Whether it may have killed a worker and has not passed `suspect_until`."""
         return self.num_generated < self.suspect_until
+
+    def found(self, num_tokens: int) -> None:
+        """So many leading tokens were in the prefix cache when it was admitted, at a later time with what it computed itself."""
+        self.num_cached = num_tokens
+        if self.num_found is None:
+            self.num_found = num_tokens
 
     def schedule(self, num_tokens: int) -> Chunk:
         """Make the next `num_tokens` positions part of a pass; the one that reaches the last token samples the next."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+from typing import NamedTuple
 
 from common import subjects
 from common.blocks import hash_blocks, hash_root
 from common.errors import UnavailableError
 from common.messages import KVLayout, WorkerState
 from common.store import Store
+from engine.cache.pages import blocks_of_a_sequence
 from worker.context import RoleContext
 from worker.device.pipeline import Pipeline
 from worker.index_news import IndexNews
@@ -19,11 +21,29 @@ REGISTER_S = 1.0
 ANNOUNCE_S = 0.1
 
 
+class Whole(NamedTuple):
+    """The longest sequence that the model, or who started the worker, allows, and what its KV takes."""
+
+    tokens: int
+    memory_mb: int
+
+    @classmethod
+    def of(cls, layout: KVLayout, tokens: int) -> Whole:
+        return cls(tokens, -(-blocks_of_a_sequence(layout, tokens) * layout.block_bytes // (1 << 20)))
+
+
 class Heartbeat:
     """Publishes the state of a worker to gateways, other workers and the registry."""
 
     def __init__(
-        self, context: RoleContext, *, pipeline: Pipeline, store: Store, settings: WorkerSettings, fingerprint: str
+        self,
+        context: RoleContext,
+        *,
+        pipeline: Pipeline,
+        store: Store,
+        settings: WorkerSettings,
+        fingerprint: str,
+        whole: Whole,
     ) -> None:
         """`fingerprint`: the model's."""
         self._context = context
@@ -31,6 +51,7 @@ class Heartbeat:
         self._store = store
         self._settings = settings
         self._fingerprint = fingerprint
+        self._whole = whole
         self._news = IndexNews(context.pool)
 
     def state(self) -> WorkerState:
@@ -47,6 +68,8 @@ class Heartbeat:
             files_fingerprint=settings.files_fingerprint,
             vocab_size=context.vocab_size,
             max_model_len=context.max_model_len,
+            whole_len=self._whole.tokens,
+            whole_kv_mb=self._whole.memory_mb,
             region=context.region.public,
             parity_hash=parity_hash(self._fingerprint, context.layout),
             steps=self._pipeline.steps,

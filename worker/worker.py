@@ -52,7 +52,7 @@ from worker.device.pipeline import Pipeline
 from worker.device.prompt_budget import PromptBudget
 from worker.device.trials import Trials
 from worker.fencing import Fencing, Heard
-from worker.heartbeat import ANNOUNCE_S, HEARTBEAT_S, REGISTER_S, Heartbeat
+from worker.heartbeat import ANNOUNCE_S, HEARTBEAT_S, REGISTER_S, Heartbeat, Whole
 from worker.identity import Identity
 from worker.probe_file import shown
 from worker.roles import CancelReason, Role, Roles
@@ -152,8 +152,17 @@ class Worker:
             totals=Totals(),
             tracer=tracer or NoTracer(),
         )
+        whole = Whole.of(layout, engine.max_model_len)
+        if self.context.max_model_len < whole.tokens:
+            extra = {"max_model_len": self.context.max_model_len, "of": whole.tokens, "kv_memory_mb": whole.memory_mb}
+            log.warning("worker.context_cut", extra=extra)
         self.heartbeat = Heartbeat(
-            self.context, pipeline=self._pipeline, store=store, settings=settings, fingerprint=engine.fingerprint
+            self.context,
+            pipeline=self._pipeline,
+            store=store,
+            settings=settings,
+            fingerprint=engine.fingerprint,
+            whole=whole,
         )
         self._fencing = Fencing(bus=bus, roles=roles, identity=identity)
         self.control = Control(

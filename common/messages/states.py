@@ -70,6 +70,8 @@ class WorkerState(msgspec.Struct, frozen=True, kw_only=True, tag="worker_state")
     named: bool = False  # speaks and listens on subjects with its name; release 0.1.0 does not
     typical_p: bool = False  # it follows `SamplingParams.typical_p`
     files_fingerprint: str = ""  # config and weights as stored; "" if not told
+    whole_len: int = 0  # above `max_model_len` where the pool holds less
+    whole_kv_mb: int = 0  # MiB of KV that it would need
 
     def follows(self, sampling: SamplingParams, grammar: Grammar | None) -> bool:
         """Whether it does all that is asked for."""

@@ -11,7 +11,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-NEAREST = 3
 _TASK = re.compile(r"For(CausalLM|ConditionalGeneration)\Z")
 
 
@@ -46,7 +45,6 @@ def refusal(named: Sequence[str], kind: str = "classes") -> str:
 @lru_cache(maxsize=1)
 def of_transformers() -> frozenset[str]:
     """The causal models of the installed `transformers`, read from its table without importing it; none without it."""
-    package = find_spec("transformers")
-    folders = package.submodule_search_locations if package is not None else None
-    table = Path(next(iter(folders or [""]))) / "models" / "auto" / "modeling_auto.py"
+    folders = getattr(find_spec("transformers"), "submodule_search_locations", None) or [""]
+    table = Path(folders[0]) / "models/auto/modeling_auto.py"
     return frozenset(re.findall(r'"(\w+)"', table.read_text(encoding="utf-8"))) if table.is_file() else frozenset()

@@ -5,7 +5,10 @@ from __future__ import annotations
 import contextlib
 import math
 import mmap
+import os
+import shutil
 from collections.abc import Sequence
+from pathlib import Path
 
 import msgspec
 import torch
@@ -19,6 +22,11 @@ from engine.model.latents import LatentAttentionSpec
 from engine.model.spec import ModelSpec
 
 DEFAULT_CPU_BYTES = 256 << 20
+MOST_CPU_BYTES = 1 << 30  # the largest pool that grows for one whole context
+CPU_SHARE = 4  # a pool grows to a quarter of the free memory
+SHARED_MEMORY = Path("/dev/shm")
+# Columns besides a window's: the one that a pass in flight still sees, and the one that is begun.
+COLUMN_MARGIN = 2
 DEFAULT_BLOCK_SIZE = 16  # token positions
 MAX_BLOCK_SIZE = 1024  # a layer's state must fit into a block
 MAX_STATE_WASTE = 0.25  # share of a state's bytes that its blocks have more
@@ -43,16 +51,47 @@ def page_parts(model: ModelSpec, dtype: str) -> list[PagePart]:
     ]
 
 
-def plan_layout(model: ModelSpec, config: EngineConfig, dtype: str, *, while_loading: int = 0) -> KVLayout:
+def plan_layout(
+    model: ModelSpec, config: EngineConfig, dtype: str, *, while_loading: int = 0, longest: int = 0
+) -> KVLayout:
     """Return the pool's layout: `config.num_blocks` blocks, or as many as fit into `config.kv_memory_bytes`.
 
-    With neither, on a GPU: as many as fit into what weights and a pass leave, or their loading, which takes `while_loading`
-    bytes before there are passes. Raises ValueError when no block fits.
+    With neither, on a CPU: 256 MiB, or more for one sequence of `longest` tokens where memory is free. On a GPU: as many as
+    fit into what weights and a pass leave, or their loading, which takes `while_loading` bytes before there are passes.
+    Raises ValueError when no block fits.
     """
-    memory = config.kv_memory_bytes
+    memory, parts = config.kv_memory_bytes, page_parts(model, dtype)
     if memory is None and config.num_blocks is None:
-        memory = DEFAULT_CPU_BYTES if config.device == "cpu" else _free_bytes(model, config, while_loading)
-    return layout_of(page_parts(model, dtype), config, memory or 0)
+        if config.device == "cpu":
+            memory = _cpu_bytes(layout_of(parts, config, DEFAULT_CPU_BYTES), longest)
+        else:
+            memory = _free_bytes(model, config, while_loading)
+    return layout_of(parts, config, memory or 0)
+
+
+def blocks_of_a_sequence(layout: KVLayout, num_tokens: int) -> int:
+    """Return the fewest blocks of a pool that holds one sequence of so many tokens, with its state and columns."""
+    blocks = -(-num_tokens // layout.block_size)
+    if layout.column_blocks:
+        window_columns = -(-(layout.window - 1) // layout.block_size)
+        beside = min(blocks, window_columns + COLUMN_MARGIN)
+        blocks += layout.column_blocks * beside
+    return blocks + layout.state_blocks
+
+
+def _cpu_bytes(layout: KVLayout, longest: int) -> int:
+    """`layout` is that of the default."""
+    whole = blocks_of_a_sequence(layout, longest) * layout.block_bytes
+    return max(DEFAULT_CPU_BYTES, min(whole, MOST_CPU_BYTES, _free_memory() // CPU_SHARE))
+
+
+def _free_memory() -> int:
+    """Bytes that are free, and free as shared memory, which a pool may lie in; 0 where nobody says."""
+    try:
+        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return min(free, shutil.disk_usage(SHARED_MEMORY).free)
+    except (OSError, ValueError):
+        return 0
 
 
 def layout_of(parts: Sequence[PagePart], config: EngineConfig, memory: int) -> KVLayout:

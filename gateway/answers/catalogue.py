@@ -12,7 +12,7 @@ from typing import Protocol
 from common.messages import WorkerState
 from common.words import Role
 from gateway.answers.tokenizer import ChatTokenizer
-from gateway.request.contexts import longest, usual
+from gateway.request.contexts import cut_by_its_pool, longest, usual
 
 
 class ReadyWorkers(Protocol):
@@ -36,6 +36,8 @@ class Served:
     fingerprint: str = ""  # the weights' fingerprint; empty without a decode worker
     adapter: str = ""  # joins the hash root; "": the weights alone
     max_model_len: int | None = None  # longest prompt and answer in tokens; None: no decode worker is ready
+    whole_len: int | None = None  # the model's own, where pools cut it; else None
+    whole_kv_mb: int | None = None  # MiB of such a pool
     usual_len: int | None = None  # the same where the answer's length is left open
     follows_grammars: bool = True  # all workers do; those of the release before would ignore one
 
@@ -65,12 +67,15 @@ class Catalogue:
             return None
         fingerprint = self.fingerprint(name)
         decode, prefill = (self._workers(role, fingerprint) for role in (Role.DECODE, Role.PREFILL))
+        cut = cut_by_its_pool(decode)
         return Served(
             name=name,
             tokenizer=tokenizer,
             fingerprint=fingerprint,
             max_model_len=longest(decode),
             usual_len=usual(decode),
+            whole_len=cut.whole_len if cut is not None else None,
+            whole_kv_mb=cut.whole_kv_mb if cut is not None else None,
             follows_grammars=all(state.grammars for state in (*decode, *prefill)),
         )
 

@@ -54,6 +54,8 @@ class ModelCard:
     max_model_len: int | None
     tool_call_format: str | None  # None: calls come as text
     reasoning_format: str | None  # None: thoughts are content
+    whole_len: int | None  # the model's own, where the KV pool cuts it
+    whole_kv_mb: int | None  # MiB of a pool that would hold it
     can_chat: bool  # it has a chat template; without one it continues text
 
 
@@ -93,6 +95,8 @@ class Answers:
             max_model_len=served.max_model_len,
             tool_call_format=format_.name or None,
             reasoning_format=format_.reasoning or None,
+            whole_len=served.whole_len,
+            whole_kv_mb=served.whole_kv_mb,
             can_chat=served.tokenizer.can_chat,
         )
 

@@ -21,6 +21,12 @@ def longest(decode: Iterable[WorkerState]) -> int | None:
     return max(map(context_of, decode), default=None)
 
 
+def cut_by_its_pool(decode: Iterable[WorkerState]) -> WorkerState | None:
+    """The decode worker with the longest context, where its pool holds less than the model's; None where no pool cuts it."""
+    longest_of = max(decode, key=context_of, default=None)
+    return longest_of if longest_of is not None and context_of(longest_of) < longest_of.whole_len else None
+
+
 def usual(decode: Iterable[WorkerState]) -> int | None:
     """Context in tokens of answers whose length nobody asked for; None without a decode worker.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -76,11 +76,7 @@ def welcome(
     lines = [
         f"\nBaton serves {', '.join(settings.folders)} at {url} ({seconds:.1f} s): {settings.prefill} prefill and "
         f"{settings.decode} decode, transport {settings.kv_transport}, logs in {data / 'logs'}",
-        *(
-            f"\n{model['id']} has no chat template: it continues text."
-            for model in models
-            if model["id"] not in talkers
-        ),
+        *(line for each in models for line in _of_note(each)),
         f"\n  {_first_request(settings, url, data, model, can_chat=can_chat)}\n",
         *([f"  console        {url}/"] if settings.console else []),
         *([f"  admin key      {data / 'users' / ADMIN_FILE} (orders to workers, keys)"] if settings.orders_key else []),
@@ -94,6 +90,15 @@ def welcome(
     if settings.tenants and not settings.keys:
         lines.append(f"\nKEY is a key of {settings.tenants}; the tools take it from BATON_API_KEY.")
     return "\n".join((*lines, "\nCtrl-C drains and stops everything."))
+
+
+def _of_note(model: Mapping[str, Any]) -> Iterator[str]:
+    """What a model lacks here: a chat template, or a pool of KV that holds its context, with the remedy."""
+    if "chat" not in model["capabilities"]:
+        yield f"\n{model['id']} has no chat template: it continues text."
+    if whole := model["whole_model_len"]:
+        served = f"\n{model['id']} is served with {model['max_model_len']} of its {whole} tokens of context"
+        yield f"{served}: --kv-memory-mb {model['whole_kv_memory_mb']} holds all, where there is so much memory."
 
 
 def _first_request(settings: UpSettings, url: str, data: Path, model: str, *, can_chat: bool) -> str:

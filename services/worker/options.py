@@ -51,7 +51,8 @@ class WorkerOptions(ModelSettings):
     )
     kv_memory_mb: Annotated[int, Field(ge=0), AUTO] = Field(
         0,
-        description="memory of the KV pool, MiB; auto: 256 on the CPU, on a GPU what weights and working memory leave",
+        description="memory of the KV pool, MiB; auto: 256 on the CPU, for one whole context up to 1024 where a quarter of the "
+        "free memory is as much; on a GPU what weights and working memory leave",
     )
     block_size: Annotated[Literal[0, 8, 16, 32, 64, 128, 256, 512, 1024], AUTO] = Field(
         0, description="token positions in a block; auto: 16, up to 1024 for a model that keeps states"

@@ -76,9 +76,7 @@ def admit(pool: BlockPool, sequence: Sequence, *, num_tokens: int, spare: int = 
         sequence.columns = known + [_take(fresh, pool.column_blocks) for _ in range(num_fresh)]
         sequence.num_shared_columns = len(cached)
     sequence.digests, sequence.known_digests = digests[: len(cached)], digests
-    sequence.num_cached = len(cached) * size
-    if sequence.num_found is None:
-        sequence.num_found = sequence.num_cached
+    sequence.found(len(cached) * size)
     sequence.restart(sequence.num_cached)
     if pool.state_blocks:
         found = [State(sequence.num_cached - 1, sequence.num_cached, each, is_found=True) for each in beside]

@@ -13,13 +13,12 @@ from collections.abc import Sequence as ListOf
 from itertools import chain, zip_longest
 
 from engine.cache.block_pool import BlockPool
+from engine.cache.pages import COLUMN_MARGIN as MARGIN
 from engine.sequence import Sequence, first_column
 from kvtransfer.cargo import Cargo
 
 # In tokens: a prompt with fewer columns ahead would take too many passes.
 LEAST_AHEAD = 512
-# Columns besides a window's: the one that a pass in flight still sees, and the one that is begun.
-MARGIN = 2
 
 
 def oldest_needed(pool: BlockPool, num_tokens: int) -> int:

@@ -7,6 +7,7 @@ from gateway.http.problem import Json
 
 _TEXT: Json = {"type": "string"}
 _INTEGER: Json = {"type": "integer"}
+_INTEGER_OR_NULL: Json = {"type": ["integer", "null"]}
 _NUMBER: Json = {"type": "number"}
 _TEXT_OR_NULL: Json = {"type": ["string", "null"]}
 _INTEGERS: Json = {"type": "array", "items": _INTEGER}
@@ -44,7 +45,7 @@ ANSWERS: dict[str, Json] = {
             "object": {"const": "model"},
             "created": _INTEGER,
             "owned_by": _TEXT,
-            "max_model_len": {"type": ["integer", "null"]},
+            **dict.fromkeys(("max_model_len", "whole_model_len", "whole_kv_memory_mb"), _INTEGER_OR_NULL),
             "tool_call_format": _TEXT_OR_NULL,
             "reasoning_format": _TEXT_OR_NULL,
             "capabilities": _list({"enum": ["completion", "chat"]}),

@@ -59,6 +59,8 @@ def _card(model: ModelCard) -> Json:
         "created": model.created,
         "owned_by": "baton",
         "max_model_len": model.max_model_len,
+        "whole_model_len": model.whole_len,
+        "whole_kv_memory_mb": model.whole_kv_mb,
         "tool_call_format": model.tool_call_format,
         "reasoning_format": model.reasoning_format,
         "capabilities": ["completion", "chat"] if model.can_chat else ["completion"],

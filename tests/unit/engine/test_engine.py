@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from engine.cache import pages
 from engine.config import EngineConfig
 from engine.engine import Chunk, Engine, InvalidChunkError, Pass
 from engine.model.decoder import Decoder
@@ -44,6 +45,20 @@ def test_the_pool_fills_the_memory_it_is_given(tiny_model: Callable[[str], Path]
     assert engine.layout.num_blocks == 100_000 // engine.layout.block_bytes
     with pytest.raises(ValueError, match="less than one block"):
         Engine(EngineConfig(model=tiny_model("llama"), kv_memory_bytes=1000))
+
+
+def test_a_pool_on_a_cpu_grows_to_hold_one_whole_context_where_memory_is_free(
+    tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pages, "DEFAULT_CPU_BYTES", 100_000)
+    monkeypatch.setattr(pages, "_free_memory", lambda: 1 << 40)
+    layout = Engine(EngineConfig(model=tiny_model("llama"))).layout
+    assert layout.num_blocks == pages.blocks_of_a_sequence(layout, 1024) == 1024 // layout.block_size
+    monkeypatch.setattr(pages, "_free_memory", lambda: 4 * 200_000)
+    assert Engine(EngineConfig(model=tiny_model("llama"))).layout.num_blocks == 200_000 // layout.block_bytes
+    monkeypatch.setattr(pages, "_free_memory", lambda: 0)
+    assert Engine(EngineConfig(model=tiny_model("llama"))).layout.num_blocks == 100_000 // layout.block_bytes
+    assert Engine(EngineConfig(model=tiny_model("llama"), kv_memory_bytes=50_000)).layout.num_blocks < layout.num_blocks
 
 
 def test_the_models_length_can_be_lowered_only(tiny_model: Callable[[str], Path], engine: Engine) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from common.messages import WorkerState
-from gateway.request.contexts import context_of, long_enough, longest, usual
+from gateway.request.contexts import context_of, cut_by_its_pool, long_enough, longest, usual
 from tests.fakes.workers import LAYOUT, a_worker
 
 POOL = LAYOUT.num_blocks * LAYOUT.block_size
@@ -32,6 +32,16 @@ def test_one_worker_s_context_is_nobody_else_s(
 ) -> None:
     for order in (lengths, lengths[::-1]):
         assert (longest(workers(*order)), usual(workers(*order))) == (longest_one, usual_one)
+
+
+def test_a_context_that_a_pool_cuts_is_that_of_the_longest() -> None:
+    whole, cut = (
+        a_worker("d0", "decode", max_model_len=500, whole_len=500),
+        a_worker("d1", "decode", max_model_len=400, whole_len=500),
+    )
+    assert cut_by_its_pool([]) is cut_by_its_pool([whole]) is cut_by_its_pool([cut, whole]) is None
+    assert cut_by_its_pool([cut]) is cut
+    assert cut_by_its_pool([a_worker("old", "decode", max_model_len=400)]) is None
 
 
 def test_nobody_is_believed_to_hold_more_than_its_pool() -> None:

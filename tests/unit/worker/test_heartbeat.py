@@ -16,7 +16,7 @@ from tests.unit.engine.generate import new_sequence
 from worker.device.naming import Naming
 from worker.device.step_policy import StepTargets
 from worker.device.trials import Trials
-from worker.heartbeat import Heartbeat
+from worker.heartbeat import Heartbeat, Whole
 from worker.identity import Identity
 from worker.settings import WorkerSettings
 
@@ -49,6 +49,7 @@ class Told:
             store=self.registry,  # type: ignore[arg-type]
             settings=WorkerSettings(served_model="m", tokenizer_fingerprint="t", step_targets=StepTargets(7.0, 14.0)),
             fingerprint="f",
+            whole=Whole.of(bench.context.layout, 1000),
         )
 
     def publish(self, digest: bytes) -> list[int]:

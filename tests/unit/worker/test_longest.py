@@ -23,7 +23,9 @@ STATES = PagePart(layers=2, planes=1, heads=1, dim=24, dtype="float32", per_toke
 
 
 @pytest.mark.parametrize(("parts", "longest"), [([KEYS], 5 * BLOCK), ([KEYS, STATES], 3 * BLOCK)])
-async def test_it_fits_into_the_pool_beside_its_state(parts: list[PagePart], longest: int) -> None:
+async def test_it_fits_into_the_pool_beside_its_state(
+    parts: list[PagePart], longest: int, caplog: pytest.LogCaptureFixture
+) -> None:
     """Else it would never be admitted, and hold up all who wait behind it."""
     engine = new_fake_engine(5, parts=parts)
     worker = Worker(
@@ -38,3 +40,8 @@ async def test_it_fits_into_the_pool_beside_its_state(parts: list[PagePart], lon
         threads=Threads(HandThread(), HandThread()),
     )
     assert worker.context.max_model_len == longest
+    state = worker.heartbeat.state()
+    assert (state.max_model_len, state.whole_len) == (longest, engine.max_model_len)
+    assert state.whole_kv_mb >= 1
+    [cut] = [record for record in caplog.records if record.message == "worker.context_cut"]
+    assert (cut.max_model_len, cut.of, cut.kv_memory_mb) == (longest, engine.max_model_len, state.whole_kv_mb)

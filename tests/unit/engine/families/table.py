@@ -29,6 +29,7 @@ from engine.model.states import MambaSpec, SelectiveSpec, ShortConvolutionSpec
 from tests.unit.engine.families.case import Case
 from tests.unit.engine.families.catalogue import CASES
 from tests.unit.engine.families.rewritten import REWRITTEN
+from tests.unit.engine.families.sizes import cards
 from tests.unit.gateway.parsing.families import formats_of
 
 HEAD = """\
@@ -68,6 +69,12 @@ Of others whose code is not in transformers (InternLM 2, ChatGLM, Baichuan, Molm
 it refuses GPT-2, GPT-J, BLOOM, Falcon and MPT.
 
 [GGUF files](gguf.md) of some of them are read, too.
+
+A worker is one GPU. So the largest of these are served in small relatives only, or not yet:
+
+CARDS
+
+`./baton doctor FOLDER --device cuda` says whether a checkpoint fits the cards that are here.
 
 Tool calls and reasoning are told from content where the last two columns name a format
 ([HTTP API](http-api.md#tool-calls-and-reasoning)): of published models, by what their folders show
@@ -132,7 +139,7 @@ NAMES = {
 
 def table() -> str:
     rows = [_row(architecture) for architecture in sorted(FAMILIES, key=lambda name: (_tier(name), name.lower()))]
-    return HEAD + "".join(rows)
+    return HEAD.replace("CARDS", cards()) + "".join(rows)
 
 
 def _row(architecture: str) -> str:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import random
 from collections import deque
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from common.pages import KVLayout
 from decode.scheduler import DecodeScheduler
 from engine.cache.block_pool import BlockPool, OutOfBlocksError
+from engine.cache.pages import blocks_of_a_sequence
 from engine.sequence import Chunk, Sequence
 from engine.step.limits import wrong_columns
 from kvtransfer.cargo import Cargo
@@ -355,3 +358,26 @@ def test_a_column_goes_once_its_tokens_are_computed(num_tokens: int) -> None:
     for index in cargo.lacking(0, 0):
         entry = index if index < cargo.num_blocks else (index - cargo.num_blocks) // M
         assert cargo.final_at(index) == min((entry + 1) * BLOCK, num_tokens)
+
+
+@pytest.mark.parametrize("column_blocks", [0, 2])
+@pytest.mark.parametrize("state_blocks", [0, 3])
+@pytest.mark.parametrize("num_tokens", [1, 16, 17, 400])
+def test_the_blocks_of_a_sequence_are_the_fewest_that_hold_it(
+    column_blocks: int, state_blocks: int, num_tokens: int
+) -> None:
+    state_blocks = 0 if column_blocks else state_blocks  # no model has both
+    layout = msgspec.structs.replace(
+        KVLayout(num_blocks=1, num_layers=1, block_size=16, num_kv_heads=1, head_dim=4, dtype="float32"),
+        column_blocks=column_blocks,
+        window=40 if column_blocks else 0,
+        state_blocks=state_blocks,
+    )
+    fewest = blocks_of_a_sequence(layout, num_tokens)
+
+    def longest_with(num_blocks: int) -> int:
+        options = {"column_blocks": column_blocks, "window": layout.window, "state_blocks": state_blocks}
+        return longest_sequence(BlockPool(num_blocks=num_blocks, block_size=16, **options))
+
+    assert longest_with(fewest) >= num_tokens
+    assert fewest == 1 or longest_with(fewest - 1) < num_tokens
