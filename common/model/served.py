@@ -35,9 +35,7 @@ def refusal(named: Sequence[str], kind: str = "classes") -> str:
     if served & {*named}:
         return ""
     stems = {name: _TASK.sub("", name) for name in sorted(served)}  # all end alike, which makes none nearer
-    near = [
-        stem for name in named for stem in difflib.get_close_matches(_TASK.sub("", name), stems.values(), n=NEAREST)
-    ]
+    near = [stem for name in named for stem in difflib.get_close_matches(_TASK.sub("", name), stems.values())]
     nearest = f"; nearest: {', '.join(name for name in stems if stems[name] in near)}" if near else ""
     return f"{', '.join(named)[:200] or 'a model without architectures'} is not served (docs/models.md){nearest}"
 
