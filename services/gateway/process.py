@@ -22,6 +22,7 @@ from services.gateway.files import read_own, read_tenants, read_tokenizers, relo
 from services.gateway.parts import Parts, app_of, started
 from services.gateway.server import Server, listen, new_server, take_connections
 from services.gateway.settings import GatewaySettings
+from services.gateway.shared import SharedPort, tell_listening
 from services.runtime.functions import function_libraries
 from services.runtime.loading import fail, load_settings
 from services.runtime.memory import keep_what_is_loaded
@@ -64,7 +65,7 @@ async def serve(
     serving = asyncio.create_task(server.serve(sockets=[own]))
     joining = asyncio.create_task(_join(server, shared, parts, settings))
     keep_what_is_loaded()
-    _listening(own, settings)
+    tell_listening(own, settings)
     try:
         await stopping.wait()
     except asyncio.CancelledError:  # the name is lost
@@ -83,21 +84,11 @@ async def serve(
 
 
 async def _join(server: Server, shared: list[socket.socket], parts: Parts, settings: GatewaySettings) -> None:
-    """Share a port once requests are answered: until then clients are better off with the others there."""
+    """Share a port once requests are answered, until cancelled: before, clients are better off with the others there."""
     alone_until = time.monotonic() + ALONE_S
     while not server.started or (parts.requests.not_ready_reason and time.monotonic() < alone_until):
         await asyncio.sleep(JOIN_EVERY_S)
-    for listener in shared:
-        try:
-            await server.join(listener)
-            _listening(listener, settings)
-        except (ConfigError, OSError):
-            log.exception("gateway.cannot_share")
-
-
-def _listening(listener: socket.socket, settings: GatewaySettings) -> None:
-    scheme = "https" if settings.tls_cert else "http"
-    log.info("gateway.listening", extra={"url": f"{scheme}://{settings.host}:{listener.getsockname()[1]}"})
+    await asyncio.gather(*(SharedPort(server, listener, settings).hold() for listener in shared))
 
 
 async def _leave(parts: Parts, server: Server, serving: asyncio.Task[None]) -> None:

@@ -71,6 +71,11 @@ class Child:
                 start_new_session=True,  # Ctrl-C reaches `baton up` alone, which stops the others in order
             )
 
+    def kill(self) -> None:
+        """End it at once."""
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
+
     async def wait(self) -> int:
         assert self._process is not None
         return await self._process.wait()

@@ -27,6 +27,17 @@ async def reason_not_ready(url: str, *, prefill: int, decode: int) -> str | None
     return None
 
 
+async def answers(url: str) -> bool | None:
+    """Whether the gateway answers; False where it refuses connections, None where it says nothing in time."""
+    try:
+        await asyncio.wait_for(_get(url, "/health"), PATIENCE_S)
+    except TimeoutError:
+        return None
+    except (OSError, ValueError, EOFError) as error:
+        return isinstance(error, ValueError)  # what it said is no matter
+    return True
+
+
 async def models_of(url: str, key: str) -> list[dict[str, Any]]:
     """What `/v1/models` lists; nothing where it does not answer, or the key is not known here."""
     try:

@@ -26,6 +26,7 @@ from services.up.nursery import Nursery
 from services.up.readiness import models_of, reason_not_ready
 from services.up.servers import Reach, start_servers
 from services.up.settings import UpSettings, devices_of
+from services.up.standstill import standing
 from services.worker.options import WorkerOptions
 
 START_TIMEOUT_S = 180.0
@@ -153,6 +154,9 @@ class Stack:
             return
         watchers = [asyncio.create_task(self._keep(child)) for child in self._children]
         watchers += [asyncio.create_task(self._guard(server)) for server in self._servers]
+        gateways = [child for child in self._children if child.service == "gateway"]
+        ports = self._settings.own_ports or (self._settings.port,)
+        watchers += [asyncio.create_task(self._end_if_it_stands(*one)) for one in zip(gateways, ports, strict=True)]
         told = asyncio.create_task(stopping.wait())
         try:
             done, _ = await asyncio.wait([told, *watchers], return_when=asyncio.FIRST_COMPLETED)
@@ -220,6 +224,13 @@ class Stack:
             await asyncio.sleep(restart_pause_s(len(deaths)))
             self._say(f"restarting {child.name} …")
             await child.start()
+
+    async def _end_if_it_stands(self, gateway: Child, port: int) -> None:
+        """`_keep` starts it again."""
+        while True:
+            why = await standing(self._url(port), lambda: gateway.pid)
+            self._say(f"{gateway.name} {why}: it is ended, and what it had with it")
+            gateway.kill()
 
     async def _guard(self, server: Server) -> None:
         code = await server.process.wait()

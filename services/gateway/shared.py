@@ -1,0 +1,56 @@
+"""A gateway's place at a port that it shares with others: taken once it serves, left while its event loop stands still."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+
+from common.settings import ConfigError
+from services.gateway.server import Server, listen
+from services.gateway.settings import GatewaySettings
+from services.gateway.standstill import Standstill
+
+log = logging.getLogger("baton.gateway")
+
+
+class SharedPort:
+    """Of `server`. `listener` is bound and not yet used."""
+
+    def __init__(self, server: Server, listener: socket.socket, settings: GatewaySettings) -> None:
+        self._server = server
+        self._listener = listener
+        self._settings = settings
+        self._moves_again = asyncio.Event()
+
+    async def hold(self) -> None:
+        """Take connections there until cancelled. The caller closes it then: see `Server.leave`."""
+        try:
+            await self._take()
+            with Standstill(self._leave, self._back):
+                while True:
+                    await self._moves_again.wait()
+                    self._moves_again.clear()
+                    self._listener = listen(self._settings.host, self._settings.port, shared=True)
+                    await self._take()
+        except (ConfigError, OSError):
+            log.exception("gateway.cannot_share")
+
+    async def _take(self) -> None:
+        await self._server.join(self._listener)
+        tell_listening(self._listener, self._settings)
+
+    def _leave(self) -> None:
+        """From another thread: the kernel deals it no more connections. Closing it is the event loop's."""
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RD)
+
+    def _back(self) -> None:
+        self._server.leave(self._settings.port)
+        self._moves_again.set()
+
+
+def tell_listening(listener: socket.socket, settings: GatewaySettings) -> None:
+    scheme = "https" if settings.tls_cert else "http"
+    log.info("gateway.listening", extra={"url": f"{scheme}://{settings.host}:{listener.getsockname()[1]}"})
