@@ -6,6 +6,7 @@ names only, which what the template wrote gets.
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -19,15 +20,18 @@ _FIRST_NUMBER = 0xF0000
 _NAME_CHARS = 10
 FEW_KINDS = 4
 _WORDS = frozenset("▁'-_")
+_BARS = re.compile(r"^[<\[]*[|｜]|[|｜][>\]]*$")
 
 
 class ControlTokens:
-    """The control tokens of a tokenizer: special ones, and other added ones with a sign in them, as `<think>`. Thread-safe."""
+    """The control tokens of a tokenizer: special ones, and other added ones that a prompt or an answer is told apart by, as
+    `<think>`. Others, as Gemma's `<div>`, are words. Thread-safe.
+    """
 
-    def __init__(self, tokenizer: Tokenizer, model: Mapping[str, Any]) -> None:
-        """`model`: that of tokenizer.json."""
+    def __init__(self, tokenizer: Tokenizer, model: Mapping[str, Any], named: str) -> None:
+        """`model`: that of tokenizer.json; `named`: the texts of the chat template and of the answer's parser."""
         added = tokenizer.get_added_tokens_decoder()
-        controls = {token.content: index for index, token in added.items() if _is_control(token)}
+        controls = {token.content: index for index, token in added.items() if _is_control(token, named)}
         self.ids = frozenset(controls.values())
         self.shade = Shade(controls)
         self._tokenizer = tokenizer
@@ -121,10 +125,17 @@ class ControlTokens:
         return normalizer is None or normalizer.normalize_str(name) == name
 
 
-def _is_control(token: AddedToken) -> bool:
-    if not token.content.strip("▁ \t\r\n"):
+def _is_control(token: AddedToken, named: str) -> bool:
+    """One with bars, as `<|fim_prefix|>`, is no word of anybody. Nor is the other end of a pair that is named."""
+    text = token.content
+    if not text.strip("▁ \t\r\n"):
         return False
-    return token.special or not all(one.isalnum() or one.isspace() or one in _WORDS for one in token.content)
+    if token.special or _BARS.search(text):
+        return True
+    if all(one.isalnum() or one.isspace() or one in _WORDS for one in text):
+        return False
+    other = text.replace("/", "", 1) if text[1:2] == "/" else f"{text[0]}/{text[1:]}"
+    return text in named or other in named
 
 
 def _unknown(tokenizer: Tokenizer, model: Mapping[str, Any]) -> frozenset[int]:

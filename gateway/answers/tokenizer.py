@@ -20,7 +20,7 @@ from gateway.grammars.maker import GrammarMaker
 from gateway.parsing.choose import DEFAULT_PARSERS, Parsers, choose
 from gateway.parsing.terminals import PlainTokens, Terminals
 from gateway.request.defaults import sampling_defaults
-from gateway.templates.template import ChatTemplate, RenderOptions, TooLongError, read_template
+from gateway.templates.template import ChatTemplate, RenderOptions, TooLongError, read_source
 
 # A prompt is one text: a pool of threads for several costs a seventh more, and is another one beside ours.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -56,25 +56,26 @@ class ChatTokenizer:
             for name in ("bos_token", "eos_token", "pad_token", "unk_token")
             if config.get(name)
         }
-        self.special_ids = frozenset(
-            index for index, token in self.tokenizer.get_added_tokens_decoder().items() if token.special
-        )
+        added = self.tokenizer.get_added_tokens_decoder()
+        self.special_ids = frozenset(index for index, token in added.items() if token.special)
         generation = read_json(model, GENERATION_CONFIG)
         self.defaults = sampling_defaults(generation)
         self.eos_ids = self._eos_ids(generation, model_config)
         # A field of its own name beside `text_config` counts otherwise: Ovis 2's ends before the tokens of chat.
         said = of_text.get("vocab_size") or whole.get("vocab_size")
         self.vocab_size = int(said or num_tokens(model) or self.tokenizer.get_vocab_size())
-        self.added = {index: token.content for index, token in self.tokenizer.get_added_tokens_decoder().items()}
-        self.controls = ControlTokens(self.tokenizer, described["model"])
-        self.lengths = Lengths(described, self.tokenizer.get_vocab(), self._plain_ids)
-        self._template = read_template(model, config, self._special, self.controls.shade, template)
+        self.added = {index: token.content for index, token in added.items()}
+        source = read_source(model, config, template)
         self.format = choose(
-            self._template.source if self._template is not None else "",
+            source.with_tools,
             {text: index for index, text in self.added.items()},
             response_template=config.get("response_template"),
             parsers=parsers,
         )
+        named = "\0".join([source.texts(), *map(self.added.__getitem__, self.added.keys() & self.format.ids)])
+        self.controls = ControlTokens(self.tokenizer, described["model"], named)
+        self.lengths = Lengths(described, self.tokenizer.get_vocab(), self._plain_ids)
+        self._template = source.compiled(self._special, self.controls.shade)
         self.eos_ids = list(dict.fromkeys([*self.eos_ids, *self.format.stops]))
         bos = self.tokenizer.token_to_id(self._special["bos_token"]) if "bos_token" in self._special else None
         # Tokens that don't tell whose words follow.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
@@ -175,21 +176,44 @@ def check_template(source: str) -> None:
         raise ValueError("is no chat template: it reads no `messages`")
 
 
-def read_template(
-    model: Path, tokenizer_config: Mapping[str, Any], special: Mapping[str, str], shade: Shade, given: str = ""
-) -> ChatTemplate | None:
-    """The `given` template, or the model's, or None: chat_template.jinja, else from tokenizer_config.json."""
+@dataclass(frozen=True, slots=True)
+class TemplateSource:
+    """A model's template as it is written, or "" for none; with tools it may have another one. `name`: where it is from."""
+
+    source: str
+    tool_source: str | None = None
+    name: str = ""
+
+    @property
+    def with_tools(self) -> str:
+        return self.tool_source or self.source
+
+    def texts(self) -> str:
+        """What both write themselves, one text behind the other. Raises jinja2.TemplateError."""
+        both = [self.source, *([self.tool_source] if self.tool_source else [])]
+        trees = [Sandbox(_NOTHING_SHADED).parse(one) for one in both]
+        constants = [str(node.value) for tree in trees for node in tree.find_all(jinja2.nodes.Const)]
+        return "\0".join([*both, *constants])
+
+    def compiled(self, special_tokens: Mapping[str, str], shade: Shade) -> ChatTemplate | None:
+        if not self.source:
+            return None
+        return ChatTemplate(self.source, special_tokens, self.tool_source, shade, name=self.name)
+
+
+def read_source(model: Path, tokenizer_config: Mapping[str, Any], given: str = "") -> TemplateSource:
+    """The `given` template, or the model's: chat_template.jinja, else from tokenizer_config.json."""
     if given:
-        return ChatTemplate(given, special, shade=shade, name="--chat-template")
+        return TemplateSource(given, None, "--chat-template")
     own = read_file(model, TEMPLATE)
     if own is not None:
-        return ChatTemplate(own.decode("utf-8"), special, shade=shade, name=TEMPLATE)
+        return TemplateSource(own.decode("utf-8"), None, TEMPLATE)
     inline = tokenizer_config.get("chat_template")
     if isinstance(inline, list):
         named = {entry["name"]: entry["template"] for entry in inline}
         inline = named.get("default") or next(iter(named.values()), None)
-        return ChatTemplate(inline, special, named.get("tool_use"), shade, name=TOKENIZER_CONFIG) if inline else None
-    return ChatTemplate(inline, special, shade=shade, name=TOKENIZER_CONFIG) if inline else None
+        return TemplateSource(inline or "", named.get("tool_use"), TOKENIZER_CONFIG)
+    return TemplateSource(inline or "", None, TOKENIZER_CONFIG)
 
 
 def _reads(template: jinja2.nodes.Template, name: str) -> bool:

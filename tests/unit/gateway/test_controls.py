@@ -13,16 +13,17 @@ from hypothesis import strategies as st
 from common.errors import InvalidRequestError
 from gateway.answers.controls import FEW_KINDS
 from gateway.answers.tokenizer import ChatTokenizer
+from gateway.parsing.choose import Parsers
 from gateway.templates.shade import Shade
 from gateway.templates.template import ChatTemplate
-from tests.unit.gateway.tokenizers_of_others import write_folder
+from tests.unit.gateway.tokenizers_of_others import WORDS_OF_GEMMA, write_folder
 
 ROOT = Path(__file__).resolve().parents[3]
 ROLES = ("system", "user", "assistant", "user")
 _LITERALS = [
     "<|im_start|>", "<|im_end|>", "<|eot_id|>", "<|end|>", "<|user|>", "<think>", "</think>", "<tool_response>",
     "</tool_response>", "</s>", "<s>", "[INST]", "[/INST]", "<|start_header_id|>system<|end_header_id|>", "<|endoftext|>",
-    "＜|im_end|＞",
+    "＜|im_end|＞", "<div>", "</b>",
 ]  # fmt: skip
 _PARTS = [
     "<",
@@ -95,6 +96,51 @@ def test_a_raw_prompt_is_parsed_unless_told_otherwise(any_tokenizer: ChatTokeniz
         assert [index for index in controls(any_tokenizer, plain) if index != unknown] == around
         if not controls(any_tokenizer, own.encode(text, add_special_tokens=False).ids):
             assert plain == parsed
+
+
+def test_added_words_are_words(open_with: Any) -> None:
+    """As Gemma's 70 of HTML, which are neither special nor named by its template."""
+    tokenizer = open_with("gemma3", None)
+    own, words = tokenizer.tokenizer, {tokenizer.tokenizer.token_to_id(word) for word in WORDS_OF_GEMMA}
+    text = "".join(WORDS_OF_GEMMA) + "the <div>a</div></s>[INST]"
+    chatted = tokenizer.encode_chat([{"role": "user", "content": text}])
+    plain = tokenizer.encode(text, parse_special=False)
+    assert words <= set(chatted)
+    assert words <= set(plain)
+    assert controls(tokenizer, chatted) == controls(
+        tokenizer, tokenizer.encode_chat([{"role": "user", "content": "a"}])
+    )
+    html = text.partition("</s>")[0]
+    assert tokenizer.encode(html, parse_special=False) == own.encode(html).ids
+
+
+@pytest.mark.parametrize(
+    ("template", "is_control"),
+    [
+        ("{{ messages[0].content }}", False),
+        ("<div>{{ messages[0].content }}", True),
+        ("{{ messages[0].content.split('<div>')[0] }}", True),
+        ("{{ messages[0].content }}{{ '<' 'div>' }}", True),
+        ("{{ messages[0].content }}</div>", True),
+        ("{{ messages[0].content }}<div class>", False),
+    ],
+)
+def test_what_the_template_names_is_a_control_token(open_with: Any, template: str, is_control: bool) -> None:
+    tokenizer = open_with("gemma3", template)
+    index = tokenizer.tokenizer.token_to_id("<div>")
+    assert (index in tokenizer.controls.ids) is is_control
+    ids = tokenizer.encode_chat([{"role": "user", "content": "a"}, {"role": "user", "content": "<div>"}])
+    before = tokenizer.encode("<div>", parse_special=False, add_special_tokens=False)
+    assert (index in before) is not is_control
+    assert ids.count(index) <= template.count("div>") - template.count("split")
+
+
+def test_what_the_parser_names_is_a_control_token(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "m", "qwen3", "{% for m in messages %}{{ m.content }}{% endfor %}")
+    named = ChatTokenizer(folder, Parsers(calls="hermes", reasoning="think"))
+    ids = {named.tokenizer.token_to_id(text) for text in ("<tool_call>", "</tool_call>", "<think>", "</think>")}
+    assert ids <= named.controls.ids
+    assert named.tokenizer.token_to_id("<tool_response>") not in named.controls.ids
 
 
 def test_a_trusted_conversation_is_parsed(any_tokenizer: ChatTokenizer) -> None:

@@ -133,6 +133,16 @@ def gemma4() -> Tokenizer:
     return built
 
 
+WORDS_OF_GEMMA = ("<div>", "</div>", "<b>", "</b>", "[multimodal]", "<unused7>")
+
+
+def gemma3() -> Tokenizer:
+    """Markup and other words are tokens that are added, and no control tokens."""
+    built = gemma4()
+    built.add_tokens([AddedToken(name, normalized=False) for name in WORDS_OF_GEMMA])
+    return built
+
+
 def unigram() -> Tokenizer:
     """Control tokens are pieces that text could be cut into, and letters in full width become them."""
     letters = sorted({*"▁".join(_TEXT), "\n"} - {" "})
@@ -152,6 +162,7 @@ SHAPES = {
     "phi4": (phi4, PHI4),
     "mistral": (mistral, MISTRAL),
     "llama2": (llama2, MISTRAL),
+    "gemma3": (gemma3, MISTRAL),
     "gemma4": (gemma4, MISTRAL),
     "unigram": (unigram, CHATML),
 }
