@@ -9,7 +9,7 @@ SHOWN := $(RUN) pip --disable-pip-version-check $(shell test -t 2 || echo -q)
 PYTEST := $(RUN) pytest -q -rfEs -o faulthandler_timeout=300 -o faulthandler_exit_on_timeout=true --max-worker-restart=0
 # Python keeps what it compiled, whatever the shell says: the tests start it hundreds of times.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: up setup test long check tiers unit-long compiled models avx2 properties unit integration e2e fuzz-short fuzz audit simulation simulation-short chaos-short chaos redis-7 chart clients hardened clean
+.PHONY: up setup test long check tiers unit-long compiled models avx2 properties unit integration e2e fuzz-short fuzz audit simulation simulation-short chaos-short chaos redis-7 chart clients hardened containers clean
 
 up: setup
 	@exec ./baton up $(ARGS)
@@ -120,6 +120,10 @@ clients: $(VENV)/.testing
 # Compose's services as user 10001 without capabilities, on read-only file systems. Needs root.
 hardened: $(VENV)/.testing
 	deploy/run-hardened.sh
+
+# The image built by podman, compose's services as containers, each killed once. Needs root and Debian's podman, runc and mmdebstrap.
+containers: $(VENV)/.testing
+	$(RUN) tests.containers $(ARGS)
 
 clean:
 	rm -rf .clients .helm .redis-7 .audit .venv .baton .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -66,6 +66,7 @@ def services(*profiles: str) -> dict[str, dict[str, Any]]:
     """Return what `docker compose` would start of Baton's own services and its two servers, by name."""
     every = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))["services"]
     ours = {name: one for name, one in every.items() if name in SERVERS or "BATON_IMAGE" in one["image"]}
+    del ours["spaces"]  # which processes of one machine share already
     if shutil.which(WATCH):
         ours[WATCH] = every[WATCH]
     return {name: one for name, one in ours.items() if not one.get("profiles") or set(profiles) & set(one["profiles"])}

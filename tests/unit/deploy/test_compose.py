@@ -20,7 +20,8 @@ from tests.unit.deploy.chart import manifests, values
 ROOT = Path(__file__).resolve().parents[3]
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
-OURS = [name for name, service in SERVICES.items() if "BATON_IMAGE" in service["image"] and name != "users"]
+# The others with our image, `users` and `spaces`, run a program of Debian's.
+OURS = [name for name, one in SERVICES.items() if "BATON_IMAGE" in one["image"] and "entrypoint" not in one]
 PROFILES = sorted({profile for service in SERVICES.values() for profile in service.get("profiles", [])})
 KINDS = {"gateway": GatewaySettings, "planner": PlannerSettings}
 
@@ -62,6 +63,19 @@ def test_every_container_is_bounded_and_has_no_privileges(name: str) -> None:
     image = re.sub(r"\$\{BATON_IMAGE:-(.*)\}", r"\1", service["image"])
     assert re.fullmatch(r"[\w./-]+:[\w.-]+", image)
     assert not image.endswith(":latest")
+
+
+def test_no_service_lives_in_namespaces_that_end_with_another_one() -> None:
+    """Whoever is a PID namespace's first process takes all of it along: that is one which does nothing."""
+    joined = {
+        SERVICES[name][kind]
+        for name in SERVICES
+        for kind in ("ipc", "pid")
+        if "service:" in SERVICES[name].get(kind, "")
+    }
+    assert joined == {"service:spaces"}
+    assert SERVICES["spaces"]["entrypoint"] == ["sleep", "infinity"]
+    assert SERVICES["spaces"]["profiles"] == ["cpu", "gpu"]
 
 
 def test_mounted_files_and_volumes_exist() -> None:
