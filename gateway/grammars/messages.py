@@ -41,7 +41,7 @@ async def grammar_of_message(
     # Where the prompt opened the reasoning, the grammar begins behind it.
     after = encode(format_.closes_reasoning) if wish.is_reasoning else None
     budget = wish.budget if wish.is_reasoning else None
-    if wish.body is not None and not (shape.calls or shape.thinks or format_.is_in_parts):
+    if wish.body is not None and not (shape.calls or shape.thinks or shape.has_thought or format_.is_in_parts):
         return replace(wish.body, after=after, budget=budget)
     try:
         text = message_grammar(bound, shape, eos_ids)
@@ -68,6 +68,7 @@ def _shape(wish: MessageWish, format_: Format) -> Shape:
         is_single=wish.is_single,
         has_body=wish.body is not None,
         thinks=bool(format_.opens_reasoning) and may_think and not wish.has_reasoned,
+        has_thought=wish.is_reasoning,
         budget=None if wish.has_reasoned else wish.budget,
     )
 

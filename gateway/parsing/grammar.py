@@ -16,6 +16,7 @@ from gateway.parsing.values import Schema, is_text, types_of
 
 _ANY = "/(?s:.*)/"
 _BODY = "body"
+_GAP = r"/[\x20\x0A]{0,4}/"  # as models write it between reasoning and answer
 _FREE_PARTS = {"{index}": "/[0-9]{1,3}/", "{id}": "/[a-z0-9]{1,16}/"}
 
 
@@ -37,6 +38,7 @@ class Shape:
     is_single: bool = False  # at most one call
     has_body: bool = False  # content follows a grammar of its own
     thinks: bool = False  # it may begin with reasoning
+    has_thought: bool = False  # it follows reasoning, which the prompt opened
     budget: int | None = None  # tokens of reasoning
 
 
@@ -79,7 +81,7 @@ class _Writer:
         message = self._message(wire, calls)
         if not message:
             return ""
-        thoughts = self._thoughts() if shape.thinks else ""
+        thoughts = self._thoughts() if shape.thinks else _GAP if shape.has_thought else ""
         return "\n".join(["%llguidance {}", f"start: {thoughts} {message}", *self._rules])
 
     def _message(self, wire: Wire | None, calls: Sequence[CallShape]) -> str:
@@ -111,7 +113,7 @@ class _Writer:
         else:
             self._rule(f"thoughts[suffix={json.dumps(closes)}]: {_ANY}")
             closing = "thoughts"
-        return rf"({self._literal(format_.opens_reasoning)} {closing} /[\x20\x0A]{{0,4}}/)?"
+        return f"({self._literal(format_.opens_reasoning)} {closing} {_GAP})?"
 
     def _lazily(self, wire: Wire, calls: Sequence[CallShape]) -> str:
         """Any text, and calls where the first terminal of one is."""

@@ -85,7 +85,8 @@ async def test_where_the_template_opens_reasoning_only_it_does(
     for said in ({}, *UNWANTED):
         assert await takes(asked, fields | said, text, f"<think>\nHm\n</think>\n\n{text}") == [True, False]
     wanted = fields | {"reasoning_effort": "high"}
-    assert await takes(asked, wanted, f"Hm\n</think>{text}", "Hm\n</think>no") == [True, False]
+    answers = [f"Hm\n</think>{text}", f"Hm\n</think>\n\n{text}", "Hm\n</think>\n\nno"]
+    assert await takes(asked, wanted, *answers) == [True, True, False]
 
 
 async def test_free_text_keeps_its_budget_of_thoughts(asked: Gateway) -> None:
