@@ -1,7 +1,7 @@
 """Workers on CPUs are forked of one process that has imported what they need (`services.nursery`): `up`'s side of it.
 
-It imports from the first moment, while servers start, and ends once all workers were started: one that dies later is
-started by itself. Where there is no nursery, or it ended, so is each.
+It imports from the first moment, while servers start, and stays: a worker that dies later is there again in half a second.
+Where there is no nursery, or it ended, each is started by itself.
 """
 
 from __future__ import annotations
@@ -82,6 +82,7 @@ class Nursery:
             if not self._is_open:
                 return None
             loop = asyncio.get_running_loop()
+            adopt_orphans()
             try:
                 async with asyncio.timeout(BIRTH_S):
                     await loop.sock_sendall(self._link, msgspec.json.encode(birth))
@@ -90,6 +91,8 @@ class Nursery:
                         return adopted if await self._has_begun(adopted) else None
             except OSError as error:  # a timeout is one
                 log.debug("nursery.failed", extra={"error": repr(error)})
+            finally:
+                leave_orphans()
             self.close()
             return None
 
@@ -115,7 +118,6 @@ class Nursery:
         """End it; the workers stay, but one that nobody has been told of."""
         if self._is_open:
             self._is_open = False
-            leave_orphans()
             with contextlib.suppress(OSError):
                 self._link.shutdown(socket.SHUT_RD)  # a worker that tells its pid from now on fails
                 if pid := int(self._link.recv(MAX_PID_CHARS) or 0):
@@ -146,6 +148,7 @@ def open_nursery(workers: int) -> Nursery | None:
     """Start it, for so many; None where the system can't have one."""
     if not _has_pidfds() or not adopt_orphans():
         return None
+    leave_orphans()  # until a birth
     link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     link.setblocking(False)
     said = os.memfd_create("nursery")

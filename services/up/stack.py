@@ -32,7 +32,7 @@ from services.worker.options import WorkerOptions
 START_TIMEOUT_S = 180.0
 MAX_RESTARTS = 5  # per service and window; then everything stops
 RESTART_WINDOW_S = 60.0
-FIRST_PAUSE_S = 0.5  # doubled with each death in the window
+FIRST_PAUSE_S = 0.5  # before the second restart, then doubled
 LONGEST_PAUSE_S = 5.0
 LAST_LINES = 5
 STOP_MARGIN_S = 10.0  # beyond the time to drain, before a process is killed
@@ -42,7 +42,7 @@ class Stack:
     """Starts and watches. Leaving the context stops every process that it started."""
 
     def __init__(self, settings: UpSettings, *, say: Callable[[str], None], nursery: Nursery | None = None) -> None:
-        """`nursery`: where workers come from, closed here when they were started; None: each is started by itself."""
+        """`nursery`: where workers come from, closed here at the end; None: each is started by itself."""
         self._settings = settings
         self._nursery = nursery
         self._say = say
@@ -135,8 +135,6 @@ class Stack:
                 raise
         finally:
             told.cancel()
-        if self._nursery is not None:
-            self._nursery.close()
 
     def _hold_port(self) -> None:
         """Keep the shared port, so that gateways of another `baton up` don't share it as well. Raises ConfigError."""
@@ -264,7 +262,7 @@ def tag_of(folder: Path) -> str:
 
 def restart_pause_s(deaths: int) -> float:
     """Seconds to wait before the restart after the n-th death in the window, n from 1."""
-    return min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** (deaths - 1))
+    return 0.0 if deaths == 1 else min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** (deaths - 2))
 
 
 @contextlib.contextmanager

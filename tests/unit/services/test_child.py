@@ -25,7 +25,7 @@ def test_an_end_is_described(code: int, words: str) -> None:
 def test_restart_pauses_grow_and_are_bounded() -> None:
     pauses = [restart_pause_s(deaths) for deaths in range(1, 20)]
     assert pauses == sorted(pauses)
-    assert pauses[0] < 1
+    assert pauses[0] == 0 < pauses[1] < 1
     assert pauses[-1] == LONGEST_PAUSE_S
 
 
