@@ -199,6 +199,14 @@ async def test_a_line_that_comes_to_a_gateway_of_another_model_is_left_to_its_ow
     assert (ended.status, ended.completed, ended.failed) == ("completed", 1, 0)
 
 
+async def test_a_line_may_have_fields_of_other_servers(url: str, tokenizer: ChatTokenizer) -> None:
+    lines = [line_of(0, max_tokens=None, n_predict=2, cache_prompt=True), line_of(1, lora_path="x")]
+    async with One(url, tokenizer, echo) as one:
+        batch = await one.end_of(await one.begin_raw(b"".join(json.dumps(line).encode() + b"\n" for line in lines)))
+        assert (batch.status, batch.completed, batch.failed) == ("completed", 1, 1)
+        assert [spec.sampling.max_tokens for spec in one.generations.submitted] == [2]
+
+
 async def test_a_part_that_is_queued_twice_is_computed_once(url: str, tokenizer: ChatTokenizer) -> None:
     """Two gateways took the same step: one of them queues lines that are done."""
     lines = [line_of(number, max_tokens=5 if number == 4 else 2) for number in range(5)]
