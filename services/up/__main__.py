@@ -9,8 +9,10 @@ from common.errors import ServingError
 from common.log import start_logging
 from common.settings import ConfigError
 from services.runtime.checks.finding import refuse
+from services.runtime.hub import NAMED
 from services.runtime.loading import fail, load_settings
-from services.up.checks import examine
+from services.up.checks import before_the_model, examine
+from services.up.fetch import fetched
 from services.up.nursery import Nursery, open_nursery
 from services.up.settings import UpSettings
 
@@ -30,6 +32,9 @@ def main() -> int:
     """Entry point; returns the exit code."""
     try:
         settings = load_settings(UpSettings, command="up", arguments=sys.argv[1:]).shared_out()
+        if str(settings.model) in NAMED:
+            refuse(before_the_model(settings))
+            settings = settings.model_copy(update={"model": fetched(str(settings.model), _say)})
         start_logging(service="up", level=settings.log_level, form=settings.log_format)
         findings = list(examine(settings))
         refuse(findings)

@@ -26,6 +26,17 @@ DAY_S = 86_400
 
 def examine(settings: UpSettings) -> Iterator[Finding]:
     """What stands in the way of these settings here, cheapest first."""
+    found = list(before_the_model(settings))
+    yield from found
+    if any(finding.check == "running" for finding in found):
+        return
+    gpus = visible_gpus() if settings.device != "cpu" else None
+    yield from _devices(settings, gpus)
+    yield from _model(settings, gpus)
+
+
+def before_the_model(settings: UpSettings) -> Iterator[Finding]:
+    """What is known without a model, which may have to be fetched."""
     running = read_running(settings.data_dir)
     if running is not None:
         yield already_runs(running, settings.data_dir, now=time.time())
@@ -33,9 +44,6 @@ def examine(settings: UpSettings) -> Iterator[Finding]:
     yield from _packages()
     yield from _transport(settings)
     yield from _templates(settings)
-    gpus = visible_gpus() if settings.device != "cpu" else None
-    yield from _devices(settings, gpus)
-    yield from _model(settings, gpus)
     yield from ports(settings)
 
 
