@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, NamedTuple, Unpack
 
 from tokenizers import Tokenizer
 
@@ -28,6 +28,26 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 _THINKING = {"enable_thinking": True, "thinking": True, "reasoning_effort": "high"}  # as templates are asked to think
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>\Z")
 _BYTE_OF_CHAR = {character: byte for byte, character in BYTE_CHARS.items()}
+
+
+class Saved(NamedTuple):
+    """What config.json says of the weights as they are saved; "": nothing, as beside a GGUF file."""
+
+    architecture: str = ""
+    dtype: str = ""
+    quantised: str = ""  # the method
+
+
+def saved_as(config: Mapping[str, Any]) -> Saved:
+    """Of config.json's fields; what is no text counts as not said."""
+    architectures, method = config.get("architectures"), config.get("quantization_config")
+    first = architectures[0] if isinstance(architectures, list) and architectures else ""
+    told = (
+        first,
+        config.get("dtype") or config.get("torch_dtype"),
+        method.get("quant_method") if isinstance(method, dict) else "",
+    )
+    return Saved(*(text[:100] if isinstance(text, str) else "" for text in told))
 
 
 class ChatTokenizer:
@@ -61,6 +81,7 @@ class ChatTokenizer:
         generation = read_json(model, GENERATION_CONFIG)
         self.defaults = sampling_defaults(generation)
         self.eos_ids = self._eos_ids(generation, model_config)
+        self.saved = saved_as(model_config)
         # A field of its own name beside `text_config` counts otherwise: Ovis 2's ends before the tokens of chat.
         said = of_text.get("vocab_size") or whole.get("vocab_size")
         self.vocab_size = int(said or num_tokens(model) or self.tokenizer.get_vocab_size())

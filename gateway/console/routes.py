@@ -23,7 +23,7 @@ from gateway.console.messages import ConsoleAsk
 from gateway.console.parts import merged, own_part
 from gateway.console.recorder import Recorder
 from gateway.console.search import Wanted, found, ordered
-from gateway.console.state import gateway_json, worker_json
+from gateway.console.state import gateway_json, model_json, worker_json
 from gateway.http.api import JSON, ApiPart, fields, get, path_parameters, post
 from gateway.http.body import BodyLimits, read_fields
 from gateway.http.fields import StrictFields
@@ -201,7 +201,7 @@ class ConsoleRoutes:
             "version": facts.version,
             "model": models[0].name,
             "max_model_len": models[0].max_model_len,
-            "models": [{"name": model.name, "max_model_len": model.max_model_len} for model in models],
+            "models": [model_json(model) for model in models],
             "has_admin": facts.has_admin(),
             "not_ready": self._generations.not_ready_reason,
             "not_ready_since": recorder.chronicle.not_ready_since,

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from common.messages import INCARNATION_BITS, GatewayState, WorkerState
+from gateway.answers.catalogue import Served
 from gateway.request.timeline import AttemptLine, Timeline
 
 WINDOW_S = 60.0  # handoffs, links and latencies this recent are shown
@@ -38,10 +39,26 @@ def worker_json(state: WorkerState) -> dict[str, Any]:
         "kv_free": state.free_blocks,
         "block_tokens": layout.block_size,
         "block_bytes": layout.block_bytes,
+        "kv_dtype": layout.dtype,
         "prefill_tokens_per_s": round(state.prefill_tokens_per_s, 1),
         "local_tokens_per_s": round(state.local_tokens_per_s, 1),
         "decode_step_ms": round(state.decode_step_ms, 3),
         "link_bytes_per_s": round(state.link_bytes_per_s),
+    }
+
+
+def model_json(model: Served) -> dict[str, Any]:
+    """One model, as its files say; `calls` and `reasoning` are the formats of its answers, "": plain text."""
+    tokenizer = model.tokenizer
+    answers = tokenizer.format.format
+    return {
+        "name": model.name,
+        "max_model_len": model.max_model_len,
+        **tokenizer.saved._asdict(),
+        "vocab_size": tokenizer.vocab_size,
+        "can_chat": tokenizer.can_chat,
+        "calls": answers.name,
+        "reasoning": answers.reasoning,
     }
 
 

@@ -23,7 +23,16 @@ from gateway.tenants.budgets import UNLIMITED, Limits
 from gateway.tenants.register import NOTHING, MadeKey, MadeTenant, Register
 
 DEFAULT = "default"
-CONSOLE_PAGES = ("chat", "overview", "requests", "fleet", "planner", "batches", "tenants")  # addresses of one page
+CONSOLE_PAGES = (
+    "chat",
+    "overview",
+    "requests",
+    "fleet",
+    "models",
+    "planner",
+    "batches",
+    "tenants",
+)  # addresses of one page
 CONSOLE_DATA = ("/console/state", "/console/events", "/console/history", "/console/search")
 # Routes without a key, with the admin key, and with it if there is one. Any other address of the console is a page without data.
 OPEN_PATHS = ("/health", "/ready")

@@ -169,6 +169,8 @@ async def test_the_state_of_a_fleet_that_served(http: httpx.AsyncClient) -> None
     assert state["latencies"]["ended"] == 1
     assert state["latencies"]["completion_tokens"] == 6
     assert sum(state["placed"].values()) == 1
+    (model,) = state["models"]
+    assert (model["name"], model["architecture"], model["max_model_len"] > 0) == ("tiny", "LlamaForCausalLM", True)
     (tenant,) = state["tenants"]
     assert (tenant["tenant"], tenant["requests"], tenant["completion_tokens"]) == ("default", 1, 6)
 

@@ -282,6 +282,7 @@ PAGES = {
     "fleet": "[data-node='worker-0']",
     "fleet?view=map": "[data-node='worker-0']",
     "fleet/worker-0": "[data-node='worker-0']",
+    "models": "[aria-label='tiny'] .facts",
     "planner": ".planners",
     "batches": ".page-batches td",
     "tenants": "[aria-label='Keys'] td b",

@@ -54,6 +54,25 @@ def test_what_comes_is_joined_to_what_is_shown_and_no_longer_than_its_span() -> 
     assert found["coarse"] == {"good": [0, 10]}
 
 
+def test_a_model_is_told_by_its_files_and_its_workers() -> None:
+    found = evaluate(
+        """
+    const { factsOf } = await at("pages/models.js");
+    const worker = { kv_blocks: 100, block_bytes: 74000, kv_dtype: "bfloat16" };
+    const facts = (model, workers) => Object.fromEntries(factsOf({ vocab_size: 4096, ...model }, workers));
+    out([facts({ architecture: "LlamaForCausalLM", dtype: "bfloat16", quantised: "awq", max_model_len: 2048, can_chat: true, calls: "hermes", reasoning: "" }, [worker, worker]), facts({}, [])]);"""
+    )
+    assert found[0] == {
+        "architecture": "LlamaForCausalLM", "saved as": "bfloat16, quantised: awq", "context": "2048 tokens, prompt and answer together", "vocabulary": "4096 tokens",
+        "KV cache": "15 MB on 2 workers, in bfloat16", "chat": "yes", "tool calls": "hermes", "thoughts": "none apart from the answer",
+    }  # fmt: skip
+    assert (found[1]["saved as"], found[1]["KV cache"], found[1]["chat"]) == (
+        "",
+        "",
+        "no chat template: it continues text",
+    )
+
+
 def test_a_planners_decision_is_a_sentence() -> None:
     found = evaluate(
         """
