@@ -59,8 +59,8 @@ def main(arguments: SequenceOf[str]) -> int:
     parser.add_argument("--quick", action="store_true", help="a few texts: whether it runs")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    arms = {name: _fields(text) for name, _, text in (arm.partition(":") for arm in options.arm or ARMS)}
-    engines = {name: _engine(options.model, options.device, fields) for name, fields in arms.items()}
+    arms = arms_of(options.arm or ARMS)
+    engines = {name: engine_of(options.model, options.device, fields) for name, fields in arms.items()}
     few = 8 if options.quick else 1
     texts, questions = _texts(options.model, TEXTS // few), _questions(options.model, QUESTIONS // few)
     found = {name: measured(engine, texts, questions) for name, engine in engines.items()}
@@ -75,6 +75,11 @@ def main(arguments: SequenceOf[str]) -> int:
     return 0
 
 
+def arms_of(texts: SequenceOf[str]) -> dict[str, dict[str, Any]]:
+    """The changes to an EngineConfig of each arm NAME:field=value,…"""
+    return {name: _fields(text) for name, _, text in (arm.partition(":") for arm in texts)}
+
+
 def _fields(text: str) -> dict[str, Any]:
     """The changes of an arm, each as its field's type."""
     kinds = {field.name: field.type for field in dataclasses.fields(EngineConfig)}
@@ -84,7 +89,8 @@ def _fields(text: str) -> dict[str, Any]:
     return {name: int(value) if str(kinds[name]).startswith("int") else value for name, value in pairs}
 
 
-def _engine(model: Path, device: str, fields: dict[str, Any]) -> Engine:
+def engine_of(model: Path, device: str, fields: dict[str, Any]) -> Engine:
+    """An engine of an arm."""
     return Engine(
         EngineConfig(
             **{

@@ -246,7 +246,7 @@ def weight_errors() -> dict[str, float]:
     drawn = torch.randn(ERROR_ROWS, ERROR_INPUTS, generator=torch.Generator().manual_seed(SEED)) * STD
     found = {name: form.store(name, drawn)[1] for name, form in FORMS.items()}
     rows = int8.quantise(drawn)
-    found["--quantization int8"] = rows.codes * rows.scales[:, None]
+    found["--quantization int8"] = rows.floats(torch.arange(len(drawn)), torch.float32)
     for group in INT4_GROUPS:
         codes, scales = quantise_groups(drawn, group)
         values = (codes.float() - 8).unflatten(1, (-1, group)) * scales.float()[..., None]

@@ -64,10 +64,10 @@ class Stream:
         self._added = None
         return rows
 
-    def normed_codes(self, norm: RmsNorm) -> Int8Rows:
-        """Add up, and return the sum's norm in 8-bit whole numbers."""
+    def normed_codes(self, norm: RmsNorm, linear: Int8Linear) -> Int8Rows:
+        """Add up, and return the sum's norm in whole numbers for a product."""
         self._settle()
-        return normed_codes(self._residual, norm.weight, norm.eps, plus_one=norm.plus_one)
+        return normed_codes(self._residual, norm.weight, norm.eps, linear.columns, plus_one=norm.plus_one)
 
     @property
     def num_rows(self) -> int:
@@ -94,7 +94,7 @@ class Stream:
         self._added = linear.onto(self._residual, x)
 
     def plus_codes(self, linear: Int8Linear, rows: Int8Rows) -> None:
-        """Add a product of rows in 8-bit whole numbers."""
+        """Add a product of rows in whole numbers."""
         self._settle()
         linear.rows_onto(self._residual, rows)
 

@@ -1,6 +1,7 @@
-"""Products with 8-bit weights on a CPU: each row of activations is quantised by itself. T tokens, K inputs, N outputs.
+"""Products with 8-bit weights on a CPU: a row of activations becomes codes of 16 bits by itself. T tokens, K inputs, N outputs.
 
-Codes are multiplied as whole numbers and added up exactly, so a row never depends on its batch.
+A code of 16 bits is two of 8, each multiplied as a row of its own: with 8 bits alone a few large activations take the digits
+of all others of their row. Whole numbers are added up exactly, so a row never depends on its batch.
 """
 
 from __future__ import annotations
@@ -17,10 +18,14 @@ from engine.kernels.norm import inverse_rms
 from engine.kernels.once import constant
 from engine.processor import has_avx512
 
-LARGEST = 127.0  # a code's magnitude
-ZERO = 128  # a zero's code in a row of activations
+LARGEST = 127.0  # a weight's code
+LARGEST_OF_A_ROW = 32639.0  # an activation's code: 127 * 256 + 127
+ZERO = 128  # a zero's code of 8 bits in a row of activations
+_HIGH = 256  # worth of the higher one
+_MIDDLE = ZERO * _HIGH + ZERO  # a zero's code of 16 bits
 MOST_INPUTS = (1 << 31) // (255 * 127)  # whose products always add up within 32 bits
 _TINY = 1e-30  # keeps the scale of a row of zeros finite
+_SMALLEST_COLUMN = 1e-6  # keeps the scale of an empty column finite
 _ELEMENTS_AT_ONCE = 1 << 17  # stay in a core's cache as floats
 _RESULTS_AT_ONCE = 1 << 20  # stay in a larger cache
 _FEWEST_ROWS = 64  # a slab reads the whole matrix
@@ -30,14 +35,15 @@ _EXACT_INPUTS = 1024  # their products add up exactly in float32
 
 @dataclass(frozen=True, slots=True)
 class Int8:
-    """A matrix [N, K]: each element is `scale * code`."""
+    """A matrix [N, K]: each element is `scale * code * column`."""
 
     codes: torch.Tensor  # int8 [N, K]
     scales: torch.Tensor  # [N] float32
+    columns: torch.Tensor  # [K] float32
 
     def floats(self, rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """Return these rows [...] as numbers [..., K]."""
-        return (self.codes[rows] * self.scales[rows].unsqueeze(-1)).to(dtype)
+        return (self.codes[rows] * self.scales[rows].unsqueeze(-1)).mul_(self.columns).to(dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,35 +53,40 @@ class Int8Product:
     codes: torch.Tensor  # int8 [N, K], or in oneDNN's order
     steps: torch.Tensor  # [N] float32: worth of a code
     zeros: torch.Tensor  # [N] int64, as oneDNN asks for them
+    columns: torch.Tensor  # [K] float32, of activations before they become codes
 
     @classmethod
     def of(cls, matrix: Int8) -> Int8Product:
         codes = torch.ops.onednn.qlinear_prepack(matrix.codes, None) if multiplies_bytes() else matrix.codes
-        return cls(codes, matrix.scales, torch.zeros(len(matrix.scales), dtype=torch.int64))
+        return cls(codes, matrix.scales, torch.zeros(len(matrix.scales), dtype=torch.int64), matrix.columns)
 
 
 @dataclass(frozen=True, slots=True)
 class Int8Rows:
-    """Activations [T, K]: each element is `step * (code - ZERO)`."""
+    """Activations [T, K]: each element is `step * (low - ZERO + _HIGH * (high - ZERO))`."""
 
-    codes: torch.Tensor  # uint8 [T, K]
+    codes: torch.Tensor  # uint8 [T, 2, K]: the low ones, the high ones
     steps: torch.Tensor  # float32 [T, 1]
     dtype: torch.dtype  # the results have
 
     def are_few(self, weight: Int8Product) -> bool:
         """Whether they are one slab."""
         num_rows = self.codes.shape[0]
-        width = max(self.codes.shape[1], weight.steps.shape[0])
-        return num_rows <= _FEWEST_ROWS or num_rows * width <= _RESULTS_AT_ONCE
+        return num_rows <= _FEWEST_ROWS or num_rows * _width(weight) <= _RESULTS_AT_ONCE
 
     def slabs(self, weight: Int8Product, results: torch.Tensor) -> Iterator[tuple[Int8Rows, torch.Tensor]]:
         """Cut into slabs, beside their rows of `results`, whose products stay in a cache."""
         if self.are_few(weight):
             yield self, results
             return
-        num_rows, width = self.codes.shape[0], max(self.codes.shape[1], weight.steps.shape[0])
+        num_rows, width = self.codes.shape[0], _width(weight)
         for rows in _slabs(num_rows, width, max(_RESULTS_AT_ONCE, _FEWEST_ROWS * width)):
             yield Int8Rows(self.codes[rows], self.steps[rows], self.dtype), results[rows]
+
+
+def _width(weight: Int8Product) -> int:
+    """Numbers that a row takes in a cache, as codes or as products."""
+    return 2 * max(len(weight.columns), len(weight.steps))
 
 
 @functools.cache
@@ -86,23 +97,29 @@ def multiplies_bytes() -> bool:
 
 
 def quantise(weight: torch.Tensor) -> Int8:
-    """Round a weight [N, K], with a scale for each output. Raises ValueError if K is more than `MOST_INPUTS`."""
+    """Round a weight [N, K], with a scale for each output and each input. Raises ValueError if K is more than `MOST_INPUTS`.
+
+    Inputs whose weights are small next to their rows' largest keep as many digits as the others so.
+    """
     if weight.shape[1] > MOST_INPUTS:
         raise ValueError(f"a product of {weight.shape[1]} inputs: int8 takes {MOST_INPUTS} at most; load without it")
-    codes = torch.empty(weight.shape, dtype=torch.int8)
-    scales = torch.empty(len(weight))
+    codes, scales = torch.empty(weight.shape, dtype=torch.int8), torch.empty(len(weight))
+    columns = torch.full(weight.shape[1:], _SMALLEST_COLUMN)
     for rows in _slabs(*weight.shape):
-        wide = weight[rows].float()
+        size = weight[rows].abs().float()
+        columns = torch.maximum(columns, size.div_(size.amax(1, True).clamp_(min=_TINY)).amax(0))
+    for rows in _slabs(*weight.shape):
+        wide = weight[rows] / columns
         scales[rows] = wide.abs().amax(dim=1).clamp_(min=_TINY) / LARGEST
-        codes[rows] = (wide / scales[rows, None]).round_()
-    return Int8(codes, scales)
+        codes[rows] = wide.div_(scales[rows, None]).round_()
+    return Int8(codes, scales, columns)
 
 
 def product(
     x: torch.Tensor, weight: Int8Product, bias: torch.Tensor | None, *, out: torch.Tensor | None = None
 ) -> torch.Tensor:
     """Return x @ weight.T + bias [T, N] in x's dtype, in `out` if it is given. `x` [T, K], `bias` [N]."""
-    return product_of_rows(quantised(x.float(), x.dtype), weight, bias, out=out)
+    return product_of_rows(quantised(x.float() * weight.columns, x.dtype), weight, bias, out=out)
 
 
 def product_of_rows(
@@ -124,37 +141,42 @@ def product_onto(residual: torch.Tensor, rows: Int8Rows, weight: Int8Product, bi
         place.add_(_numbers(some, weight, bias))
 
 
-def gated_rows(rows: Int8Rows, gate_up: Int8Product, bias: torch.Tensor | None, activation: str) -> Int8Rows:
-    """Return act(x @ gate.T) * (x @ up.T), quantised, of the rows x; see `linear.gated_linear`."""
+def gated_rows(
+    rows: Int8Rows, gate_up: Int8Product, bias: torch.Tensor | None, activation: str, columns: torch.Tensor
+) -> Int8Rows:
+    """Return act(x @ gate.T) * (x @ up.T) * columns, quantised, of the rows x; see `linear.gated_linear`. `columns` [I]."""
     act, found = ACTIVATIONS[activation], list[Int8Rows]()
     for some, _ in rows.slabs(gate_up, rows.codes):
         if bias is None:
             gate, up = _whole_numbers(some.codes, gate_up).chunk(2, dim=-1)
-            gated = quantised(act(gate.mul_(some.steps)).mul_(up), rows.dtype)
+            gated = quantised(act(gate.mul_(some.steps)).mul_(up).mul_(columns), rows.dtype)
             gated.steps.mul_(some.steps)  # the other half's: codes don't depend on it
         else:
             gate, up = _numbers(some, gate_up, bias).chunk(2, dim=-1)
-            gated = quantised(act(gate).mul_(up), rows.dtype)
+            gated = quantised(act(gate).mul_(up).mul_(columns), rows.dtype)
         found.append(gated)
     if len(found) == 1:
         return found[0]
     return Int8Rows(torch.cat([each.codes for each in found]), torch.cat([each.steps for each in found]), rows.dtype)
 
 
-def normed_rows(x: torch.Tensor, weight: torch.Tensor, eps: float, *, plus_one: bool) -> Int8Rows:
-    """Return rms_norm(x, weight) [T, K], quantised: codes don't depend on the rms."""
+def normed_rows(
+    x: torch.Tensor, weight: torch.Tensor, eps: float, columns: torch.Tensor, *, plus_one: bool
+) -> Int8Rows:
+    """Return rms_norm(x, weight) * columns [T, K], quantised: codes don't depend on the rms."""
     wide, factors = x.float(), weight.float()
     inverse = inverse_rms(wide, eps)
-    rows = quantised(wide * (1.0 + factors if plus_one else factors), x.dtype)
+    rows = quantised(wide * ((1.0 + factors if plus_one else factors) * columns), x.dtype)
     rows.steps.mul_(inverse)
     return rows
 
 
 def quantised(wide: torch.Tensor, dtype: torch.dtype) -> Int8Rows:
-    """Round each row of `wide` [T, K] float32 by itself; its largest magnitude has the code 127."""
-    steps = wide.abs().amax(1, True).mul_(constant(1 / LARGEST, _CPU)).add_(constant(_TINY, _CPU))
-    # Positive numbers are cut off on their way to bytes.
-    codes = (wide * steps.reciprocal()).add_(constant(ZERO + 0.5, _CPU)).to(torch.uint8)
+    """Round each row of `wide` [T, K] float32 by itself; its largest magnitude has the code `LARGEST_OF_A_ROW`."""
+    steps = wide.abs().amax(1, True).mul_(constant(1 / LARGEST_OF_A_ROW, _CPU)).add_(constant(_TINY, _CPU))
+    # Positive numbers are cut off on their way to whole ones.
+    words = (wide * steps.reciprocal()).add_(constant(_MIDDLE + 0.5, _CPU)).to(torch.uint16)
+    codes = words.view(torch.uint8).unflatten(1, (-1, 2)).transpose(1, 2).contiguous()
     return Int8Rows(codes, steps, dtype)
 
 
@@ -165,7 +187,13 @@ def _numbers(rows: Int8Rows, weight: Int8Product, bias: torch.Tensor | None) -> 
 
 
 def _whole_numbers(codes: torch.Tensor, weight: Int8Product) -> torch.Tensor:
-    """The product of codes, in steps [T, N] float32."""
+    """The product of codes [T, 2, K], in steps [T, N] float32."""
+    low, high = _halves(codes.flatten(0, 1), weight).unflatten(0, (-1, 2)).unbind(1)
+    return torch.add(low, high, alpha=_HIGH)
+
+
+def _halves(codes: torch.Tensor, weight: Int8Product) -> torch.Tensor:
+    """The product of codes of 8 bits [R, K], in steps [R, N] float32."""
     if not weight.codes.is_mkldnn:
         return exact_product(codes, weight.codes) * weight.steps
     result: torch.Tensor = torch.ops.onednn.qlinear_pointwise(

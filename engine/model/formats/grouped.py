@@ -13,7 +13,7 @@ from engine.kernels.quantised.fp8 import Fp8Rows, Rounding, quantise_rows
 from engine.kernels.quantised.groups import Groups, narrow
 from engine.kernels.quantised.int8 import MOST_INPUTS, multiplies_bytes, quantise
 from engine.model.formats.dense import Dense
-from engine.model.formats.int8 import Int8Linear
+from engine.model.formats.int8 import ROUNDED, Int8Linear
 from engine.model.formats.product import Linear
 from engine.model.parameters import Weights
 
@@ -106,7 +106,7 @@ def serving(grouped: Grouped, weights: Weights) -> Linear:
         return grouped
     in_rows = weights.dtype == torch.bfloat16 and multiplies_bytes() and grouped.weight.inputs <= MOST_INPUTS
     if in_rows:
-        weights.differing["rows of 8 bits"] += 1
+        weights.differing[ROUNDED] += 1
     product = WhenLoaded(grouped, weights.dtype, in_rows)
     weights.when_loaded.append(product.prepare)
     return product

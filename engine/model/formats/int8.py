@@ -1,4 +1,4 @@
-"""Plain matrices that become 8-bit whole numbers while they are loaded, with a scale for each row: for CPUs."""
+"""Plain matrices that become 8-bit whole numbers while they are loaded, with a scale for each row and column: for CPUs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ from engine.model.formats.tables import Table
 from engine.model.parameters import Parameter, Weights
 
 # Of an element: its code, the same in the order of products, and slices in floats.
-_TEMPORARY_BYTES = 4
+_TEMPORARY_BYTES = 5
+# In a model's fingerprint: another way of rounding takes another name.
+ROUNDED = "rows of 8 bits, columns scaled"
 
 
 @dataclass(slots=True)
@@ -48,11 +50,21 @@ class Int8Linear:
         return self(x)
 
     def onto(self, residual: torch.Tensor, x: torch.Tensor) -> torch.Tensor | None:
-        self.rows_onto(residual, quantised(x.float(), x.dtype))
+        self.rows_onto(residual, self.rows(x))
         return None
 
     def gated(self, x: torch.Tensor, activation: str = "silu") -> torch.Tensor:
         return act_and_mul.reference(self(x), activation)
+
+    @property
+    def columns(self) -> torch.Tensor:
+        """What each input is multiplied by before it becomes a code, [K] float32."""
+        assert self._weight is not None
+        return self._weight.columns
+
+    def rows(self, x: torch.Tensor) -> Int8Rows:
+        """Return x [T, K] quantised for this product."""
+        return quantised(x.float() * self.columns, x.dtype)
 
     def of_rows(self, rows: Int8Rows) -> torch.Tensor:
         """Return the product [T, N] of rows that are quantised."""
@@ -64,10 +76,10 @@ class Int8Linear:
         assert self._weight is not None
         product_onto(residual, rows, self._weight, self.bias)
 
-    def gated_rows(self, rows: Int8Rows, activation: str) -> Int8Rows:
-        """Return act(first half) * second half of the product of rows that are quantised, quantised."""
+    def gated_rows(self, rows: Int8Rows, activation: str, reader: Int8Linear) -> Int8Rows:
+        """Return act(first half) * second half of the product of rows that are quantised, quantised for `reader`."""
         assert self._weight is not None
-        return gated_rows(rows, self._weight, self.bias, activation)
+        return gated_rows(rows, self._weight, self.bias, activation, reader.columns)
 
 
 @dataclass(slots=True)
@@ -98,6 +110,7 @@ class Int8WhileLoading:
 
     def linear(self, spec: LinearSpec, weights: Weights, *, under: str) -> Linear:
         linear = Int8Linear(declare_bias(spec, weights, under=under))
+        weights.differing[ROUNDED] += 1
 
         def store(tensors: Mapping[str, torch.Tensor]) -> None:
             linear.put(quantise(tensors["weight"]))
@@ -115,7 +128,7 @@ class Int8WhileLoading:
 
 @dataclass(frozen=True, slots=True)
 class Int8Tables:
-    """A table with a scale for each token."""
+    """A table with a scale for each token and each feature."""
 
     def declare(self, parameter: Parameter, weights: Weights) -> Table:
         table = Int8Table(weights.dtype)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from engine.kernels.quantised.fp8 import Fp8Rows, quantise_rows
-from engine.kernels.quantised.int8 import Int8Rows, quantised
+from engine.kernels.quantised.int8 import Int8Rows
 from engine.model.formats.fp8 import Fp8Linear
 from engine.model.formats.grouped import Grouped
 from engine.model.formats.int8 import Int8Linear
@@ -49,7 +49,7 @@ class Branch:
         if isinstance(linear, Rounds) and (rows := self._rounded(stream, linear)) is not None:
             return linear.of_rows(rows, parts=parts)
         if isinstance(linear, Int8Linear):
-            return linear.of_rows(self._codes(stream))
+            return linear.of_rows(self._codes(stream, linear))
         x = self.read(stream)
         return linear.parts(x) if parts else linear(x)
 
@@ -64,7 +64,7 @@ class Branch:
         if self._adds_plainly and isinstance(up, Rounds) and isinstance(down, Rounds):
             self._add_rounded(stream, up, down, activation)
         elif self._adds_plainly and isinstance(up, Int8Linear) and isinstance(down, Int8Linear):
-            stream.plus_codes(down, up.gated_rows(self._codes(stream), activation))
+            stream.plus_codes(down, up.gated_rows(self._codes(stream, up), activation, down))
         else:
             self.add(stream, down, self.gated(stream, up, activation))
             return
@@ -88,12 +88,11 @@ class Branch:
             return stream.normed_rows(norm, rounding)
         return quantise_rows(self.read(stream), rounding)
 
-    def _codes(self, stream: Stream) -> Int8Rows:
-        """Return what the half computes on, in 8-bit whole numbers."""
+    def _codes(self, stream: Stream, linear: Int8Linear) -> Int8Rows:
+        """Return what the half computes on, in whole numbers for a product."""
         if isinstance(self._before, RmsNorm) and not self._is_shared:
-            return stream.normed_codes(self._before)
-        x = self.read(stream)
-        return quantised(x.float(), x.dtype)
+            return stream.normed_codes(self._before, linear)
+        return linear.rows(self.read(stream))
 
     def add(self, stream: Stream, linear: Linear, x: torch.Tensor) -> None:
         """Add the product of x to the stream."""

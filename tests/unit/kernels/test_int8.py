@@ -10,6 +10,7 @@ from engine.kernels.norm import rms_norm
 from engine.kernels.quantised.int8 import (
     MOST_INPUTS,
     ZERO,
+    Int8,
     Int8Product,
     exact_product,
     gated_rows,
@@ -33,16 +34,22 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     return str(request.param)
 
 
+def numbers(matrix: Int8) -> torch.Tensor:
+    """What its codes stand for, [N, K] float64."""
+    return matrix.codes.double() * matrix.scales.double()[:, None] * matrix.columns.double()
+
+
 @pytest.mark.parametrize(("outputs", "inputs"), SHAPES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_close_to_float64(outputs: int, inputs: int, dtype: torch.dtype, way: str) -> None:
     outputs = min(outputs, MOST_PLAIN) if way == "plain" else outputs
     matrix, x = quantise(torch.randn(outputs, inputs)), torch.randn(9, inputs).to(dtype)
     bias = torch.randn(outputs).to(dtype)
-    exact = x.double() @ (matrix.codes.double() * matrix.scales.double()[:, None]).T
+    exact = x.double() @ numbers(matrix).T
     got = product(x, Int8Product.of(matrix), bias)
     assert got.dtype == dtype
-    assert (got.double() - exact - bias.double()).norm() < 0.015 * (exact.norm() + bias.double().norm())
+    allowed = 1e-4 if dtype == torch.float32 else 0.006  # what rounding the result to bfloat16 makes
+    assert (got.double() - exact - bias.double()).norm() < allowed * (exact.norm() + bias.double().norm())
     assert torch.equal(product(x, Int8Product.of(matrix), bias, out=torch.empty_like(got)), got)
 
 
@@ -52,6 +59,15 @@ def test_rows_of_codes_are_multiplied_exactly(way: str) -> None:
     x = torch.stack((torch.full((2048,), 5.0), -torch.full((2048,), 0.5), torch.zeros(2048)))
     got = product(x, Int8Product.of(matrix), None)
     torch.testing.assert_close(got, torch.tensor([-30720.0, 3072.0, 0.0])[:, None].expand(3, 64), rtol=1e-6, atol=0)
+
+
+def test_a_large_activation_takes_no_digits_from_the_others() -> None:
+    """Real models have a few features a hundred times as large as the rest."""
+    weight, x = torch.randn(64, 512), torch.randn(8, 512)
+    weight[:, 7] /= 100
+    x[:, 7] *= 100
+    error = product(x, Int8Product.of(quantise(weight)), None) - x @ weight.T
+    assert error.norm() < 0.01 * (x @ weight.T).norm()
 
 
 @pytest.mark.parametrize(("outputs", "inputs"), SHAPES)
@@ -78,18 +94,18 @@ def test_what_is_fused_with_products_is_close_and_alone_as_in_a_batch(dtype: tor
 
     def computed(x: torch.Tensor) -> torch.Tensor:
         residual = x.clone()
-        rows = normed_rows(x, norm, 1e-6, plus_one=bias)
-        hidden = gated_rows(rows, Int8Product.of(gate_up), first, "silu")
-        product_onto(residual, hidden, Int8Product.of(down), second)
+        wide, narrow = Int8Product.of(gate_up), Int8Product.of(down)
+        rows = normed_rows(x, norm, 1e-6, wide.columns, plus_one=bias)
+        product_onto(residual, gated_rows(rows, wide, first, "silu", narrow.columns), narrow, second)
         return residual
 
     got = computed(x)
     normed = rms_norm.reference(x.double(), norm.double(), 1e-6, plus_one=bias)
-    wide, narrow = ((each.codes * each.scales[:, None]).double() for each in (gate_up, down))
+    wide, narrow = numbers(gate_up), numbers(down)
     gate, up = (normed @ wide.T + (0.0 if first is None else first.double())).chunk(2, dim=-1)
     added = (silu(gate) * up) @ narrow.T + (0.0 if second is None else second.double())
     error = (got.double() - x.double() - added).norm(dim=1) / added.norm(dim=1)
-    assert error[x.abs().amax(dim=1) < 1].max() < 0.04, "a larger residual rounds the sum"
+    assert error[x.abs().amax(dim=1) < 1].max() < 0.01, "a larger residual rounds the sum"
     for count in (1, 2, 7, 65, 199):
         assert torch.equal(computed(x[:count]), got[:count])
         assert torch.equal(computed(x[-count:]), got[-count:])
@@ -104,17 +120,20 @@ def test_many_rows_are_cut_into_slabs() -> None:
 
 def test_a_weight_s_largest_number_has_the_largest_code() -> None:
     weight = torch.randn(50, 24)
+    weight[:, 5] /= 1000
     matrix = quantise(weight)
     assert matrix.codes.abs().amax(dim=1).eq(127).all()
-    assert ((matrix.codes * matrix.scales[:, None] - weight).abs() <= 0.5001 * matrix.scales[:, None]).all()
+    assert ((numbers(matrix) - weight).abs() <= 0.5001 * matrix.scales[:, None] * matrix.columns).all()
+    assert (numbers(matrix) - weight)[:, 5].norm() < 0.02 * weight[:, 5].norm(), "small columns keep their digits"
     rows = torch.tensor([3, 3, 49])
-    assert torch.equal(matrix.floats(rows, torch.float32), (matrix.codes * matrix.scales[:, None])[rows])
+    torch.testing.assert_close(matrix.floats(rows, torch.float64), numbers(matrix)[rows], rtol=1e-6, atol=0)
 
 
 def test_rows_of_zeros_and_of_tiny_and_huge_numbers() -> None:
     x = torch.tensor([[0.0, 0.0], [1e-38, -1e-38], [3e38, -1.5e38], [1.0, float("nan")]])
     rows = quantised(x, torch.float32)
-    assert rows.codes[:3].tolist() == [[ZERO, ZERO], [ZERO, ZERO], [ZERO + 127, ZERO - 63]]
+    low, high = rows.codes[:3].int().unbind(1)
+    assert ((high - ZERO) * 256 + low - ZERO).tolist() == [[0, 0], [0, 0], [32639, -16319]]
     assert torch.isfinite(rows.steps[:3]).all()
     assert torch.isnan(product(x, Int8Product.of(quantise(torch.ones(1, 2))), None)[3]).all(), "no number is made up"
 

@@ -22,7 +22,7 @@ from engine.model.decoder import Decoder
 from engine.model.formats import grouped
 from engine.model.formats.grouped import Grouped, WhenLoaded, serving
 from engine.model.formats.int4 import quantise_groups
-from engine.model.formats.int8 import Int8Linear
+from engine.model.formats.int8 import ROUNDED, Int8Linear
 from engine.model.layers.sparse_mlp import SparseMlp
 from engine.model.parameters import Weights
 from engine.weights.fingerprint import model_fingerprint
@@ -140,7 +140,7 @@ def test_rows_of_8_bits_have_another_fingerprint_than_the_groups(
         engine = Engine(EngineConfig(model=folder, num_blocks=8, dtype="bfloat16"))
         prints[multiplies] = engine.fingerprint
         told = [vars(record) for record in caplog.records if record.message == "engine.weights_changed"]
-        assert [line["differing"] for line in told] == ([{"rows of 8 bits": 8}] if multiplies else [])
+        assert [line["differing"] for line in told] == ([{ROUNDED: 8}] if multiplies else [])
     assert prints[False] == model_fingerprint(folder) != prints[True]
 
 

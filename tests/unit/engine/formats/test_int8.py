@@ -104,6 +104,13 @@ def test_every_product_and_the_table_are_quantised(tmp_path: Path) -> None:
         }  # fmt: skip
 
 
+def test_another_way_of_rounding_has_another_fingerprint(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker of a release that rounds otherwise shares no block with this one."""
+    plain, today = engine(folder, quantization="auto").fingerprint, engine(folder).fingerprint
+    monkeypatch.setattr("engine.model.formats.int8.ROUNDED", "rows of 8 bits, as they were once")
+    assert len({plain, today, engine(folder).fingerprint}) == 3
+
+
 def test_experts_stay_plain(tmp_path: Path) -> None:
     folder = CASES[0].build(tmp_path / "moe")
     tokens = said(engine(folder), [new_sequence("one", prompt(1, 20), logprobs=0)])
