@@ -24,7 +24,7 @@ import httptools
 import msgspec
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from gateway.http.exchange import Exchange
+from gateway.http.exchange import Exchange, path_and_query
 from gateway.http.problem import Problem, error_object
 from gateway.http.reach import Reach
 from gateway.http.request_scope import RequestScope, request_scope
@@ -203,6 +203,9 @@ class BoundedProtocol(HttpToolsProtocol):
             self._stop_parser(Problem(status=400, message=f"more than {MAX_AHEAD} requests were sent ahead"))
         if self.parser.get_method() == b"CONNECT":
             self._stop_parser(Problem(status=405, message="CONNECT is not allowed here"))
+        hosts = sum(name == b"host" for name, _ in self.headers)
+        if hosts > 1 or (not hosts and self.parser.get_http_version() == "1.1"):
+            self._stop_parser(Problem(status=400, message=f"there are {hosts} Host headers: HTTP/1.1 wants one"))
         if self.parser.should_upgrade():
             self._line = self.parser.get_method() + b" " + self.url + b" HTTP/1.1"
             return  # it is read again without that
@@ -222,7 +225,7 @@ class BoundedProtocol(HttpToolsProtocol):
         scope["http_version"] = version
         scope["method"] = self.parser.get_method().decode("ascii")
         try:
-            path, query = _split(self.url)
+            path, query = path_and_query(self.url)
             scope["path"] = self.root_path + unquote(path.decode("ascii"))
         except (httptools.HttpParserInvalidURLError, ValueError):
             self._stop_parser(Problem(status=400, message="the URL of the request line is not valid"))
@@ -364,17 +367,6 @@ class BoundedProtocol(HttpToolsProtocol):
         if self.transport.can_write_eof():
             self.transport.write_eof()
         self._timer = self.loop.call_later(LEAVE_TIMEOUT_S, self.transport.close)
-
-
-def _split(url: bytes) -> tuple[bytes, bytes]:
-    """Path and query. One with a scheme and a host is for a proxy, and taken as if it were without."""
-    if url.startswith(b"/"):  # the parser would take the beginning of `//a/b` for a host
-        path, _, query = url.partition(b"?")
-        return path, query
-    parsed = httptools.parse_url(url)
-    if parsed.path is None:
-        raise ValueError("no path")
-    return parsed.path, parsed.query or b""
 
 
 def _too_large_head() -> Problem:

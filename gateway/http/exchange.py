@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any, cast
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from gateway.http.request_scope import request_scope
@@ -129,3 +130,17 @@ class Exchange(RequestResponseCycle):
         """Have the application told that its client is gone, and write nothing more."""
         self.disconnected = True
         self.message_event.set()
+
+
+def path_and_query(url: bytes) -> tuple[bytes, bytes]:
+    """What a request line asks for. A URL with a scheme and a host is for a proxy, and taken as if it were without.
+
+    Raises ValueError or HttpParserInvalidURLError.
+    """
+    if url.startswith(b"/"):  # the parser would take the beginning of `//a/b` for a host
+        path, _, query = url.partition(b"?")
+        return path, query
+    parsed = httptools.parse_url(url)
+    if parsed.path is None:
+        raise ValueError("no path")
+    return parsed.path, parsed.query or b""

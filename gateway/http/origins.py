@@ -75,6 +75,8 @@ class Origins:
             preflight = bool(origin) and scope["method"] == "OPTIONS" and "access-control-request-method" in headers
             is_let_in = bool(origin) and self._access.lets_in(origin)
             problem = None if self._has_keys() else self._wrong(scope, headers, is_let_in=is_let_in)
+            if sum(name == b"origin" for name, _ in scope["headers"]) > 1:
+                problem, is_let_in = Problem(status=400, message="there are several Origin headers: send one"), False
             if problem is None and preflight and not is_let_in:
                 problem = _other_origin(origin)
             if is_let_in:
@@ -100,7 +102,7 @@ class Origins:
         if not is_let_in:
             if origin and origin.lower().partition("://")[2] != (host.lower() or None):
                 return _other_origin(origin)
-            if not origin and not _is_own_page(method, headers):
+            if not _is_own_page("" if origin else method, headers):  # links have no Origin
                 return _other_origin("another site")
         if (
             method not in _SAFE_METHODS

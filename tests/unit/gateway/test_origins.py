@@ -60,6 +60,9 @@ async def without_keys(tokenizer: ChatTokenizer) -> AsyncIterator[tuple[httpx.As
         (JSON | {"origin": ""} | CROSS, 403),
         (JSON | CROSS | {"sec-fetch-site": "same-site"}, 403),
         (JSON | CROSS | {"sec-fetch-mode": "navigate", "sec-fetch-dest": "document"}, 403),
+        (JSON | {"origin": OWN} | CROSS, 403),  # its own page is no other site's
+        (JSON | {"origin": OWN, "sec-fetch-site": "same-site"}, 403),
+        (JSON | {"origin": "https://localhost:8000"} | CROSS, 403),
         ({"origin": EVIL, "content-type": "text/plain"}, 403),
         ({"origin": OWN, "content-type": "text/plain;charset=UTF-8"}, 415),
         ({"content-type": "Text/Plain; x=application/json"}, 415),
@@ -72,6 +75,8 @@ async def without_keys(tokenizer: ChatTokenizer) -> AsyncIterator[tuple[httpx.As
         ({}, 200),
         ({"content-type": "application/x-www-form-urlencoded"}, 200),  # curl -d
         (JSON | {"origin": OWN, "sec-fetch-site": "same-origin"}, 200),
+        (JSON | {"origin": OWN, "sec-fetch-site": "none"}, 200),
+        (JSON | {"origin": OWN}, 200),
         (JSON | {"origin": FRIEND} | CROSS, 200),
         (JSON | {"host": "127.0.0.1:8000", "origin": "http://127.0.0.1:8000"}, 200),
         (JSON | {"host": "[::1]:8000"}, 200),
@@ -92,6 +97,19 @@ async def test_who_may_make_a_gateway_without_keys_compute(
         assert answer.json()["error"]["code"] == "forbidden"
         assert "--allowed-hosts" in answer.text or "--cors-origins" in answer.text
         assert "access-control-allow-origin" not in answer.headers
+
+
+@pytest.mark.parametrize("second", [OWN, FRIEND, EVIL])
+@pytest.mark.parametrize("keys", [(), (KEY,)])
+async def test_two_origins_are_none(tokenizer: ChatTokenizer, keys: tuple[str, ...], second: str) -> None:
+    client, script = client_of(tokenizer, keys=keys, origins=(FRIEND,))
+    async with client:
+        headers = [("origin", OWN), ("origin", second), ("authorization", f"Bearer {KEY}"), *JSON.items()]
+        answer = await client.post(COMPLETIONS, content=BODY, headers=headers)
+    assert answer.status_code == 400
+    assert "several Origin headers" in answer.text
+    assert "access-control-allow-origin" not in answer.headers
+    assert script.submitted == []
 
 
 PATHS = ["/v1/models", "/console/state", "/metrics", "/debug/requests", "/openapi.json", "/health", "/", "/nowhere"]
