@@ -18,6 +18,7 @@ class Text:
 
     text: str
     parse_special: bool = True  # whether control tokens' names in it become them
+    adds_special: bool = True  # the tokenizer's own, such as BOS
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +83,7 @@ class Conversation:
     continues_final_message: bool = False
     variables: Mapping[str, Any] | None = None  # the client's own, for the template
     parse_special: bool = False
+    adds_special: bool = False  # most templates write BOS themselves
 
 
 Prompt = Text | TokenIds | Conversation

@@ -10,6 +10,8 @@ from gateway.templates.template import TooLongError
 
 PIECE_CHARS = 32_768
 WHOLE_CHARS = 8 * PIECE_CHARS  # a longer piece is counted roughly first
+CHARS_A_TOKEN = 4  # a guess
+AT_CUTS = 256  # tokens that a cut within a word may change, amply
 ROUGH = 1.25  # a rough count's error, at most
 _BETWEEN_WORDS = re.compile(r"[A-Za-z](?= [A-Za-z])")
 _TOKEN_ACROSS = re.compile("[A-Za-z][ \u0120\u2581][A-Za-z]")  # with a space as BPE's bytes or SentencePiece write it
@@ -52,6 +54,13 @@ class Lengths:
                 raise TooLongError(f"more than {limit} tokens")
         return ids
 
+    def last(self, text: str, encode: Callable[[str], list[int]], count: int) -> list[int]:
+        """The last `count` tokens of a text, made of little more of it than they take."""
+        pieces, found = [*self._pieces(text)], list[int]()
+        while pieces and len(found) < count:
+            found = _last(pieces.pop(), encode, count - len(found)) + found
+        return found[-count:] if count else []
+
     def _pieces(self, text: str) -> Iterator[str]:
         """Cut between words, where no token goes across."""
         start = 0
@@ -70,6 +79,17 @@ def _count_roughly(text: str, encode: Callable[[str], list[int]], limit: int, co
         count += len(encode(text[start : start + PIECE_CHARS]))
         if count > limit * ROUGH + PIECE_CHARS:
             raise TooLongError(f"more than {limit} tokens")
+
+
+def _last(piece: str, encode: Callable[[str], list[int]], count: int) -> list[int]:
+    """At least the last `count` tokens. The first ones of a long piece's end are others than within it, and left behind."""
+    chars = max(WHOLE_CHARS, CHARS_A_TOKEN * count)
+    while chars < len(piece):
+        ids = encode(piece[-chars:])
+        if len(ids) >= count + AT_CUTS:
+            return ids[AT_CUTS:]
+        chars *= 4
+    return encode(piece)
 
 
 def _skipped_at_cuts(encode: Callable[[str], list[int]]) -> int | None:

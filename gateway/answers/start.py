@@ -135,7 +135,7 @@ class Answers:
                 f"at most {MAX_SEQUENCES} prompts times n are allowed", param=ask.name_of("prompt")
             )
         give_up_at = asyncio.get_running_loop().time() + (ask.deadline_s or self._default_deadline_s)
-        prompts = [_cut(ask, prompt, served) for prompt in await self._tokenised(ask, served, give_up_at)]
+        prompts = await self._tokenised(ask, served, give_up_at)
         try:
             async with asyncio.timeout_at(give_up_at):
                 grammar = await _grammar(ask, served, prompts[0], origin.tenant.name)
@@ -180,9 +180,9 @@ class Answers:
 
     async def _tokenised(self, ask: Ask, served: Served, give_up_at: float) -> list[list[int]]:
         """Raises ServingError."""
-        name, found = ask.name_of("prompt"), list[list[int]]()
+        name, keep, found = ask.name_of("prompt"), _kept(ask, served), list[list[int]]()
         for prompt in ask.prompts:
-            making = self.tokenising.tokens(prompt, served, name=name)
+            making = self.tokenising.tokens(prompt, served, name=name, keep=keep)
             if isinstance(making, Ready):
                 found.append(making.result)
                 continue
@@ -285,12 +285,12 @@ async def _followed(ask: Ask, wanted: Wanted, served: Served, tenant: str) -> Gr
     return await served.tokenizer.grammars.make(wanted, tenant)
 
 
-def _cut(ask: Ask, prompt: list[int], served: Served) -> list[int]:
-    """The prompt's last tokens, as many as are wanted."""
-    longest = ask.longest_prompt
-    if longest == -1 and served.max_model_len is not None:
-        longest = max(1, served.max_model_len - max(1, ask.sampling.max_tokens))
-    return prompt if longest is None or longest < 0 else prompt[-longest:]
+def _kept(ask: Ask, served: Served) -> int | None:
+    """How many tokens a prompt keeps, if it may lose its beginning."""
+    longest, limit = ask.longest_prompt, served.max_model_len
+    if longest != -1:
+        return longest
+    return None if limit is None else max(1, limit - max(1, ask.sampling.max_tokens))
 
 
 def _check_prompt(ask: Ask, prompt: list[int], served: Served) -> None:

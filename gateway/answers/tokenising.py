@@ -44,18 +44,23 @@ class Tokenising:
         self._apart: dict[str, _Apart] = {}  # by model
 
     def tokens(
-        self, prompt: Prompt, served: Served, *, name: str, contexts: int = 1, add_special_tokens: bool = True
+        self, prompt: Prompt, served: Served, *, name: str, contexts: int = 1, keep: int | None = None
     ) -> Awaitable[list[int]]:
-        """A short prompt's are `Ready`. Raises, at once or when awaited, ContextLengthError about `name` for more than so many
-        contexts, InvalidRequestError, OverloadedError, UnavailableError."""
+        """A short prompt's are `Ready`. With `keep` only so many at the end are left, however many there are.
+
+        Raises, at once or when awaited, ContextLengthError about `name` for more than so many contexts, InvalidRequestError,
+        OverloadedError, UnavailableError.
+        """
         limit = contexts * (served.max_model_len or UNKNOWN_CONTEXT)
+        if keep is not None and keep > limit:
+            keep = None  # what is left would be too long
         make: Callable[..., list[int]]
         match prompt:
             case TokenIds():
-                return Ready(prompt.ids)
+                return Ready(prompt.ids if keep is None else prompt.ids[-keep:])
             case Text():
                 make = partial(served.tokenizer.encode, prompt.text, parse_special=prompt.parse_special)
-                make = partial(make, add_special_tokens=add_special_tokens)
+                make = partial(make, add_special_tokens=prompt.adds_special)
             case Conversation():
                 make = partial(
                     served.tokenizer.encode_chat,
@@ -65,13 +70,15 @@ class Tokenising:
                     variables=prompt.variables,
                     tools=[tool.as_template_input() for tool in prompt.tools],
                     parse_special=prompt.parse_special,
+                    add_special_tokens=prompt.adds_special,
                 )
             case _:
                 assert_never(prompt)
 
         def made(most_s: float | None) -> list[int]:
             try:
-                return make(limit=limit) if isinstance(prompt, Text) else make(limit=limit, most_s=most_s)
+                own = {} if isinstance(prompt, Text) else {"most_s": most_s}
+                return make(limit=limit, keep=keep, **own)
             except TooLongError as error:
                 raise context_error(served.max_model_len, f"your {name} resulted in {error.what}", name) from None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Unpack
 
@@ -118,16 +118,39 @@ class ChatTokenizer:
             self._template.close()
 
     def encode(
-        self, text: str, *, add_special_tokens: bool = True, parse_special: bool = True, limit: int | None = None
+        self,
+        text: str,
+        *,
+        add_special_tokens: bool = True,
+        parse_special: bool = True,
+        limit: int | None = None,
+        keep: int | None = None,
     ) -> list[int]:
         """Tokens of a text. Without `parse_special` none of them is a control token, but those that every text gets.
 
-        Raises TooLongError for more than `limit` tokens, often before any is made.
+        Raises TooLongError for more than `limit` tokens, often before any is made. With `keep` a text of any length loses its
+        beginning: so many tokens are left at most, those that every text gets among them.
         """
-        self._refuse(text, limit)
-        before, after = self.controls.around if add_special_tokens else ([], [])
         encode = self._ids if parse_special else self._plain_ids
-        return [*before, *self.lengths.encoded(text, encode, limit), *after]
+        return self._encoded(text, text, encode, limit, keep, adds_special=add_special_tokens)
+
+    def _encoded(
+        self,
+        text: str,
+        named: str,
+        encode: Callable[[str], list[int]],
+        limit: int | None,
+        keep: int | None,
+        *,
+        adds_special: bool,
+    ) -> list[int]:
+        """`named`: the text as `encode` reads it."""
+        before, after = self.controls.around if adds_special else ([], [])
+        if keep is not None:
+            room = max(0, keep - len(before) - len(after))
+            return [*before, *self.lengths.last(named, encode, room), *after][-keep:]
+        self._refuse(text, limit)
+        return [*before, *self.lengths.encoded(named, encode, limit), *after]
 
     def encode_chat(
         self,
@@ -135,20 +158,23 @@ class ChatTokenizer:
         *,
         limit: int | None = None,
         most_s: float | None = None,
+        keep: int | None = None,
+        add_special_tokens: bool = False,
         **options: Unpack[RenderOptions],
     ) -> list[int]:
-        """Render the chat template, which writes BOS itself, and tokenise it. Raises InvalidRequestError, TooLongError.
+        """Render the chat template, which mostly writes BOS itself, and tokenise it as `encode` does. Raises as that, and
+        InvalidRequestError.
 
         `most_s`: see `ChatTemplate.shaded`. Unless `parse_special` trusts the messages, only the template's own text becomes
         control tokens.
         """
         if options.get("parse_special", False):
             text = self._chat_template().render(messages, most_s=most_s, **options)
-            return self.encode(text, add_special_tokens=False, limit=limit)
+            return self.encode(text, add_special_tokens=add_special_tokens, limit=limit, keep=keep)
         shaded = self._chat_template().shaded(messages, most_s=most_s, **options)
         text = self.controls.shade.plain(shaded)
-        self._refuse(text, limit)
-        return self.lengths.encoded(self.controls.named(shaded, text), self._plain_ids, limit)
+        named = self.controls.named(shaded, text)
+        return self._encoded(text, named, self._plain_ids, limit, keep, adds_special=add_special_tokens)
 
     def _refuse(self, text: str, limit: int | None) -> None:
         fewest = self.lengths.fewest_tokens(text) if limit is not None else 0

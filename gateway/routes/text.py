@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from fastapi import Request, Response
-from pydantic import Field, StrictBool, StrictStr, model_validator
+from pydantic import Field, PrivateAttr, StrictBool, StrictStr, model_validator
 
 from common.errors import InvalidRequestError
-from gateway.answers.ask import Conversation, Prompt, Text
+from gateway.answers.ask import Conversation, Prompt, Text, ToolRules
 from gateway.answers.catalogue import Served
 from gateway.answers.start import Answers
 from gateway.answers.tokenizer import ChatTokenizer
 from gateway.dialects.openai.messages import MAX_MESSAGES, Message
+from gateway.dialects.openai.tools import MAX_TOOLS, ToolDefinition, rules_of
 from gateway.http.api import ApiPart, fields, post
 from gateway.http.body import BodyLimits, read_fields
 from gateway.http.fields import MAX_TOKEN_IDS, StrictFields, TokenId
 from gateway.http.responses import json_response
 from gateway.http.routing import Routes
 
+_OF_MESSAGES = ("add_generation_prompt", "continue_final_message", "chat_template_kwargs", "tools")
 COUNTED_CONTEXTS = 4  # people count what doesn't fit, too, but not without end
 
 
@@ -30,24 +32,44 @@ class TokenizeRequest(StrictFields):
     model: StrictStr | None = None
     prompt: StrictStr | None = None
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)] | None = None
-    add_generation_prompt: StrictBool = True
-    add_special_tokens: StrictBool = True  # a chat template writes its own
+    add_special_tokens: StrictBool | None = None  # unset: a prompt gets them, a chat template writes its own
     parse_special: StrictBool | None = None  # unset: a prompt is parsed, messages are not
+
+    # For `messages`, as in chat.
+    add_generation_prompt: StrictBool | None = None
+    continue_final_message: StrictBool = False
+    chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=64)] | None = None
+    tools: Annotated[list[ToolDefinition], Field(max_length=MAX_TOOLS)] | None = None
+    _tools: ToolRules = PrivateAttr(default_factory=ToolRules)
 
     @model_validator(mode="after")
     def _one_of_both(self) -> TokenizeRequest:
         if (self.prompt is None) == (self.messages is None):
             raise ValueError("prompt: give either prompt or messages")
+        if self.messages is None:
+            given = [name for name in _OF_MESSAGES if getattr(self, name)]
+            if given:
+                raise ValueError(f"{given[0]}: only with messages")
+        elif self.continue_final_message and self.add_generation_prompt:
+            raise ValueError("continue_final_message: not allowed together with add_generation_prompt")
+        elif self.continue_final_message and self.messages[-1].role != "assistant":
+            raise ValueError("continue_final_message: the final message must be the assistant's")
+        self._tools = rules_of([tool.function.as_tool() for tool in self.tools or ()], None, parallel=True)
         return self
 
     @property
     def asked(self) -> Prompt:
         if self.messages is None:
-            return Text(self.prompt or "", self.parse_special is not False)
+            return Text(self.prompt or "", self.parse_special is not False, self.add_special_tokens is not False)
+        opens = self.add_generation_prompt
         return Conversation(
             messages=[message.as_template_input() for message in self.messages],
-            opens_answer=self.add_generation_prompt,
+            tools=self._tools.tools,
+            opens_answer=not self.continue_final_message if opens is None else opens,
+            continues_final_message=self.continue_final_message,
+            variables=self.chat_template_kwargs,
             parse_special=bool(self.parse_special),
+            adds_special=bool(self.add_special_tokens),
         )
 
 
@@ -94,7 +116,6 @@ class TextRoutes:
             served,
             name="messages" if body.messages is not None else "prompt",
             contexts=COUNTED_CONTEXTS,
-            add_special_tokens=body.add_special_tokens,
         )
         return json_response({"tokens": tokens, "count": len(tokens), "max_model_len": served.max_model_len})
 

@@ -32,6 +32,7 @@ class Chat:
             continues_final_message=body.continue_final_message,
             variables=body.template_variables,
             parse_special=bool(body.parse_special),
+            adds_special=body.add_special_tokens,
         )
         return framing.asked(
             body,

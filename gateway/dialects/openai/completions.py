@@ -28,7 +28,8 @@ class Completions:
     def ask(self, body: CompletionRequest) -> Ask:
         parse_special = body.parse_special is not False
         prompts = [
-            Text(prompt, parse_special) if isinstance(prompt, str) else TokenIds(prompt) for prompt in body.prompts
+            Text(prompt, parse_special, body.add_special_tokens) if isinstance(prompt, str) else TokenIds(prompt)
+            for prompt in body.prompts
         ]
         return framing.asked(
             body,

@@ -60,6 +60,7 @@ class ChatRequest(CommonFields):
     top_logprobs: Annotated[StrictInt, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     add_generation_prompt: StrictBool | None = None
     continue_final_message: StrictBool = False
+    add_special_tokens: StrictBool = False  # vLLM's: BOS before what the template writes
     chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=64)] | None = None
     tools: Annotated[list[ToolDefinition], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: Any = None
@@ -157,6 +158,7 @@ class CompletionRequest(CommonFields):
     prompt: Any  # a validator makes it a list of prompts
     logprobs: Annotated[StrictInt, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     echo: StrictBool = False
+    add_special_tokens: StrictBool = True
     best_of: StrictInt | None = None
 
     @field_validator("prompt")

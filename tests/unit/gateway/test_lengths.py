@@ -52,6 +52,33 @@ def test_pieces_have_the_tokens_of_the_whole(any_tokenizer: ChatTokenizer, text:
     assert any_tokenizer.lengths.fewest_tokens(text) <= len(any_tokenizer.encode(text, add_special_tokens=False))
 
 
+@settings(max_examples=60, deadline=None)
+@given(text=_words, keep=st.integers(1, 40), small=st.sampled_from([8, 1 << 20]))
+def test_the_end_of_a_text_has_the_tokens_of_the_whole(
+    any_tokenizer: ChatTokenizer, text: str, keep: int, small: int
+) -> None:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(lengths, "PIECE_CHARS", small)
+        whole = any_tokenizer.encode(text, add_special_tokens=False)
+        assert any_tokenizer.encode(text, add_special_tokens=False, keep=keep) == whole[-keep:]
+        before, after = any_tokenizer.controls.around
+        kept = any_tokenizer.encode(text, keep=keep + len(before) + len(after))
+        assert kept == [*before, *whole[-keep:], *after]
+        messages = [{"role": "user", "content": text}]
+        assert any_tokenizer.encode_chat(messages, keep=keep) == any_tokenizer.encode_chat(messages)[-keep:]
+
+
+@pytest.mark.parametrize("text", ["word " * 1_000_000, "今天天气很好" * 800_000, "x" * 5_000_000, "a, b; " * 800_000])
+def test_the_end_of_a_long_text_takes_little_of_it(
+    demo: ChatTokenizer, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[int] = []
+    encode = demo.controls.encode_named
+    monkeypatch.setattr(demo.controls, "encode_named", lambda part: (done.append(len(part)), encode(part))[1])
+    assert len(demo.encode(text, parse_special=False, keep=2_000)) == 2_000
+    assert sum(done) <= 2 * lengths.WHOLE_CHARS
+
+
 def test_every_usual_shape_is_cut_and_bounded(any_tokenizer: ChatTokenizer) -> None:
     pieces = list(any_tokenizer.lengths._pieces("word " * 100_000))
     known = any_tokenizer.lengths.fewest_tokens("word " * 100_000)

@@ -38,6 +38,38 @@ async def test_a_long_prompt_loses_its_beginning(gateway: Gateway, longest: int,
     assert spec.token_ids == (whole if kept is None else whole[-kept:])
 
 
+LONG = "".join(f"word {number} of a long text, " for number in range(1_500))
+
+
+@pytest.mark.parametrize("longest", [1, 20, 200])
+async def test_a_text_longer_than_the_context_loses_its_beginning(gateway: Gateway, longest: int) -> None:
+    """Also one that is refused by its length alone otherwise."""
+    whole, body = gateway.tokenizer.encode(LONG), {"model": MODEL, "max_tokens": 1, "truncate_prompt_tokens": longest}
+    assert (await gateway.http.post("/v1/completions", json=body | {"prompt": LONG})).status_code == 200
+    assert gateway.script.submitted[-1].token_ids == whole[-longest:]
+    assert (await gateway.http.post("/v1/completions", json=body | {"prompt": whole})).status_code == 200
+    assert gateway.script.submitted[-1].token_ids == whole[-longest:]
+    messages = [{"role": "user", "content": LONG}]
+    for parse_special in (False, True):
+        asked = body | {"messages": messages, "parse_special": parse_special}
+        assert (await gateway.http.post("/v1/chat/completions", json=asked)).status_code == 200
+        assert gateway.script.submitted[-1].token_ids == gateway.tokenizer.encode_chat(messages)[-longest:]
+
+
+async def test_a_long_text_keeps_what_the_context_has_room_for(gateway: Gateway) -> None:
+    limit = gateway.script.max_model_len or 0
+    for max_tokens, kept in ((None, limit - 1), (50, limit - 50)):
+        body = {"model": MODEL, "prompt": LONG, "truncate_prompt_tokens": -1, "max_tokens": max_tokens}
+        assert (await gateway.http.post("/v1/completions", json=body)).status_code == 200
+        assert gateway.script.submitted[-1].token_ids == gateway.tokenizer.encode(LONG)[-kept:]
+
+
+async def test_a_truncation_beyond_the_context_is_refused(gateway: Gateway) -> None:
+    body = {"model": MODEL, "prompt": LONG, "truncate_prompt_tokens": 100_000}
+    answer = await gateway.http.post("/v1/completions", json=body)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "context_length_exceeded")
+
+
 async def test_tokens_outside_the_vocabulary_are_named(gateway: Gateway) -> None:
     body = {"model": MODEL, "prompt": "x", "allowed_token_ids": [99_999_999]}
     response = await gateway.http.post("/v1/completions", json=body)
