@@ -22,7 +22,7 @@ from services.runtime.checks.memory import check_fit
 from services.runtime.checks.model import check_model
 from services.runtime.loading import fail, load_settings
 
-DEVICES_S = 120.0  # torch and CUDA start slowly
+CHILD_S = 120.0  # torch and CUDA start slowly
 
 
 def main() -> int:
@@ -56,16 +56,21 @@ async def examine(settings: DoctorSettings) -> AsyncIterator[Finding]:
     for finding in (*machine.python_and_packages(), *machine.limits(), *machine.port(settings.host, settings.port)):
         yield finding
     gpus = visible_gpus() if settings.device != "cpu" else None
-    for finding in _model(settings, gpus):
+    found = list(_model(settings, gpus))
+    is_whole = all(finding.level != "fail" for finding in found)
+    reading = asyncio.create_task(asked("spec", str(settings.model.absolute()))) if is_whole else None
+    for finding in found:
         yield finding
     async for finding in _servers(settings):
+        yield finding
+    for finding in await reading if reading is not None else ():
         yield finding
     if settings.device == "cpu":
         return
     there = check_gpus(settings.device, [settings.device], torch_build(), gpus)
     yield there
     if there.level != "fail":
-        for finding in await devices():
+        for finding in await asked("devices"):
             yield finding
 
 
@@ -91,23 +96,23 @@ async def _servers(settings: DoctorSettings) -> AsyncIterator[Finding]:
             yield finding
 
 
-async def devices() -> list[Finding]:
-    """Check the GPUs in a child: torch stays out of this process, and a hanging driver is noticed."""
+async def asked(module: str, *words: str) -> list[Finding]:
+    """The findings of a child, a module beside this one: torch stays out of this process, and a hanging driver is noticed."""
     child = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "cli.doctor.devices"),
+        *(sys.executable, "-m", f"cli.doctor.{module}", *words),
         cwd=ROOT,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL,
     )
     try:
-        output, _ = await asyncio.wait_for(child.communicate(), DEVICES_S)
+        output, _ = await asyncio.wait_for(child.communicate(), CHILD_S)
         return [Finding(**finding) for finding in json.loads(output)]
     except (TimeoutError, ValueError) as error:
         if child.returncode is None:
             child.kill()
             await child.wait()
-        remedy = "run `python -m cli.doctor.devices` and read its error; see dmesg"
-        return [Finding("torch", "fail", f"the check of the GPUs gave no answer ({type(error).__name__})", remedy)]
+        remedy = f"run `python -m cli.doctor.{' '.join((module, *words))}` and read its error; see dmesg"
+        return [Finding("torch", "fail", f"the check by torch gave no answer ({type(error).__name__})", remedy)]
 
 
 if __name__ == "__main__":

@@ -193,8 +193,16 @@ def test_a_folder_that_is_asked_about_alone_needs_no_servers(tmp_path: Path) -> 
     assert any(text.startswith("LlamaForCausalLM is served") for text in said)
     assert any("parameters, mostly F32" in text for text in said)
     assert any("they fit" in text for text in said)
+    assert "all fields are known: 2 layers, 1024 positions" in said
     config = folder / "config.json"
-    config.write_text(config.read_text().replace("LlamaForCausalLM", "FooForCausalLM").replace('"llama"', '"foo"'))
+    plain = config.read_text()
+    config.write_text(json.dumps(json.loads(plain) | {"clip_logits": 3}))
+    bad, findings = run_doctor(str(folder), "--data-dir", somewhere)
+    assert bad == 1
+    assert ["config.json: clip_logits" in finding["text"] for finding in findings if finding["level"] == "fail"] == [
+        True
+    ]
+    config.write_text(plain.replace("LlamaForCausalLM", "FooForCausalLM").replace('"llama"', '"foo"'))
     bad, findings = run_doctor(str(folder), "--data-dir", somewhere)
     assert bad == 1
     [failed] = [finding["text"] for finding in findings if finding["level"] == "fail"]

@@ -1,0 +1,31 @@
+"""Whether the engine computes every field of a model, in a process of its own that imports torch. Prints findings as JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+from engine.config import EngineConfig
+from engine.foreign import is_foreign
+from engine.model.families import read_model_spec
+from services.runtime.checks.finding import Finding
+
+
+def check(model: Path) -> Iterator[Finding]:
+    """Read it as a worker does, without its weights."""
+    try:
+        if is_foreign(EngineConfig(model=model)):
+            return  # only transformers knows, and takes its time
+        spec = read_model_spec(model)
+    except (ValueError, OSError) as error:
+        yield Finding("model", "fail", " ".join(str(error).split()))
+        return
+    text = f"all fields are known: {len(spec.layers)} layers, {spec.max_position_embeddings} positions"
+    yield Finding("model", "ok", text)
+
+
+if __name__ == "__main__":
+    json.dump([asdict(finding) for finding in check(Path(sys.argv[1]))], sys.stdout)
