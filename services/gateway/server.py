@@ -10,7 +10,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from common.settings import ConfigError
-from gateway.http.connection import bounded_to
+from services.gateway.protocol import http_options
 from services.gateway.settings import GatewaySettings
 
 SEND_BUFFER_BYTES = 128 << 10  # per connection; the kernel takes twice that
@@ -50,7 +50,6 @@ def new_server(app: ASGIApp, settings: GatewaySettings) -> Server:
     return Server(
         uvicorn.Config(
             app,
-            http=bounded_to(settings.max_connections),
             log_level="warning",
             access_log=False,
             proxy_headers=False,  # nobody asks where a client is
@@ -58,6 +57,7 @@ def new_server(app: ASGIApp, settings: GatewaySettings) -> Server:
             timeout_keep_alive=KEEP_ALIVE_S,
             ssl_certfile=settings.tls_cert or None,
             ssl_keyfile=settings.tls_key or None,
+            **http_options(settings.max_connections),
         )
     )
 

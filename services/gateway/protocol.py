@@ -1,0 +1,90 @@
+"""The HTTP protocol of the gateway's server: ours, which overrides parts of uvicorn's that are no public interface.
+
+Where a release of uvicorn lacks one of them, uvicorn's own serves, with what it has of bounds.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from importlib.metadata import version
+from typing import Any
+
+import uvicorn
+from uvicorn.server import ServerState
+
+log = logging.getLogger("baton.gateway")
+
+# What `gateway.http.connection` calls, reads or replaces.
+OF_A_CONNECTION = (
+    *(
+        "_start_asgi_task",
+        "_unset_keepalive_if_required",
+        "on_response_complete",
+        "on_message_begin",
+        "on_url",
+        "on_header",
+    ),
+    *(
+        "on_body",
+        "on_message_complete",
+        "eof_received",
+        "pause_writing",
+        "resume_writing",
+        "timeout_keep_alive_handler",
+    ),
+    *(
+        "connections",
+        "pipeline",
+        "cycle",
+        "flow",
+        "headers",
+        "url",
+        "scope",
+        "parser",
+        "scheme",
+        "transport",
+        "loop",
+        "app",
+    ),
+    *("root_path", "server_state", "expect_100_continue", "timeout_keep_alive", "timeout_keep_alive_task", "logger"),
+    *("access_logger", "access_log"),
+)
+OF_AN_EXCHANGE = (
+    *("scope", "transport", "flow", "logger", "access_logger", "access_log", "default_headers", "message_event"),
+    *("expect_100_continue", "keep_alive", "on_response"),
+)
+LOST = "bounds on heads, on the time that they take and on clients that do not read; answers to clients that sent all they have"
+
+
+def http_options(max_connections: int) -> dict[str, Any]:
+    """Options of `uvicorn.Config`: the protocol, and bounds of uvicorn's own."""
+    lacks = lacking()
+    if not lacks:
+        from gateway.http.connection import bounded_to
+
+        return {"http": bounded_to(max_connections)}
+    told = {"library": "uvicorn", "version": version("uvicorn"), "lacks": lacks, "lost": LOST}
+    log.warning("gateway.library_differs", extra=told | {"remedy": "install the release that constraints.txt names"})
+    return {"http": "httptools", "limit_concurrency": max_connections}
+
+
+def lacking() -> list[str]:
+    """What is not there of uvicorn's protocol: one is made, in a running event loop, and nothing sent."""
+    try:
+        from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+    except ImportError as error:
+        return [str(error)]
+    try:
+        made = HttpToolsProtocol(uvicorn.Config(_nobody, log_config=None), ServerState(), {})
+        made.on_message_begin()  # sets the rest
+    except (TypeError, AttributeError) as error:
+        return [f"HttpToolsProtocol: {error}"]
+    taken = inspect.signature(RequestResponseCycle).parameters
+    lacks = [f"HttpToolsProtocol.{name}" for name in OF_A_CONNECTION if not hasattr(made, name)]
+    lacks += [f"RequestResponseCycle({name}=…)" for name in OF_AN_EXCHANGE if name not in taken]
+    return lacks if STATUS_LINE else [*lacks, "STATUS_LINE"]
+
+
+async def _nobody(scope: Any, receive: Any, send: Any) -> None:
+    """No connection of its own is ever opened."""

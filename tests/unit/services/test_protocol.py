@@ -1,0 +1,62 @@
+"""A uvicorn that lacks what the gateway's protocol overrides serves by its own, and the log says what is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import httpx
+import pytest
+
+from gateway.http.connection import BoundedProtocol
+from services.gateway import protocol
+from services.gateway.server import listen, new_server
+from services.gateway.settings import GatewaySettings
+
+
+async def app(scope: Any, receive: Any, send: Any) -> None:
+    if scope["type"] == "http":
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"served"})
+
+
+async def served() -> tuple[str, bool]:
+    """An answer over HTTP, and whether the gateway's own protocol gave it."""
+    server = new_server(app, GatewaySettings())
+    with listen("127.0.0.1", 0) as listener:
+        port = listener.getsockname()[1]
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        async with asyncio.timeout(60):
+            while not server.started:
+                await asyncio.sleep(0.01)
+        async with httpx.AsyncClient() as client:
+            text = (await client.get(f"http://127.0.0.1:{port}/")).text
+        server.should_exit = True
+        await serving
+    return text, issubclass(server.config.http_protocol_class, BoundedProtocol)
+
+
+async def test_the_installed_uvicorn_has_all_of_it(caplog: pytest.LogCaptureFixture) -> None:
+    assert protocol.lacking() == []
+    assert await served() == ("served", True)
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize("table", ["OF_A_CONNECTION", "OF_AN_EXCHANGE"])
+async def test_without_one_of_them_uvicorn_serves_by_itself(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, table: str
+) -> None:
+    monkeypatch.setattr(protocol, table, ("renamed_since",))
+    assert await served() == ("served", False)
+    [record] = [record for record in caplog.records if record.msg == "gateway.library_differs"]
+    assert record.levelno == logging.WARNING
+    told = record.__dict__
+    assert told["library"] == "uvicorn"
+    assert "renamed_since" in told["lacks"][0]
+    assert "bounds on heads" in told["lost"]
+
+
+async def test_a_module_that_moved_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr("uvicorn.protocols.http.httptools_impl.STATUS_LINE")
+    assert "STATUS_LINE" in protocol.lacking()[0]
