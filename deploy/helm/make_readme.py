@@ -11,9 +11,12 @@ from pathlib import Path
 CHART = Path(__file__).resolve().parent / "baton"
 HEAD = """# Baton's chart
 
-Disaggregated LLM serving. NATS (JetStream), Redis, secrets and a claim with models are yours to bring (`docs/deployment.md`).
+Disaggregated LLM serving. Yours to bring (`docs/deployment.md` has the steps): images in a registry, NATS with JetStream and Redis with
+the users of `baton users`, secrets, and a claim with the models that pods on several nodes may mount (ReadOnlyMany or
+ReadWriteMany). The notes after an install say how to look whether they are there.
 
-    helm install baton deploy/helm/baton --set natsUrl=nats://nats:4222 --set model=/models/qwen3
+    helm install baton deploy/helm/baton --set image.repository=registry.example.org/team/baton \\
+      --set natsUrl=nats://nats:4222 --set model=/models/qwen3
 
 Unknown values are refused (`values.schema.json`). This table is made from `values.yaml` by `deploy/helm/make_readme.py`.
 

@@ -1,8 +1,8 @@
 """The chart without helm: the part of its template language that our templates keep to, in terms of Jinja's.
 
 `$.Values.a.b`, variables of `range $key, $value := …`, `if`, `if not`, `if and`, `if eq`, `add`, `else`, `end`, `quote`,
-`toJson`, `default`, `include`, `concat`, `deepCopy`, `set`, `$.Files.Get … | indent`. What else a template says is an error here,
-so that the tests see all of it.
+`toJson`, `default`, `required`, `include`, `concat`, `deepCopy`, `set`, `$.Files.Get … | indent`. What else a template says
+is an error here, so that the tests see all of it.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 import jinja2
 import yaml
 
+IMAGE = "registry.example.org/team/baton"
 CHART = Path(__file__).resolve().parents[3] / "deploy" / "helm" / "baton"
 _ACTION = re.compile(r"\{\{(-?) (.*?) (-?)\}\}")
 _NAME = r"\$(?:\.?[A-Z])?[\w.]*"
@@ -23,8 +24,9 @@ _DEFINED = re.compile(r'\{\{- define "([\w.]+)" -\}\}(.*?)\{\{- end \}\}\n(?=\{\
 
 
 def values(**changed: Any) -> dict[str, Any]:
-    """Return the chart's values, with those of `changed` over them, mappings key by key."""
+    """Return the chart's values with an image's name, and those of `changed` over them, mappings key by key."""
     found = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
+    found["image"]["repository"] = IMAGE
     for name, value in changed.items():
         assert name in found
         found[name] = found[name] | value if isinstance(value, Mapping) else value
@@ -33,6 +35,18 @@ def values(**changed: Any) -> dict[str, Any]:
 
 def manifests(given: Mapping[str, Any], template: str = "*", *, release: str = "baton") -> list[dict[str, Any]]:
     """Return the manifests of all templates, or of one, with these values."""
+    found: list[dict[str, Any]] = []
+    for file in sorted((CHART / "templates").glob(f"{template}.yaml")):
+        found += [one for one in yaml.safe_load_all(_rendered(file, given, release)) if one is not None]
+    return found
+
+
+def notes(given: Mapping[str, Any]) -> str:
+    """Return what a person reads after an install."""
+    return _rendered(CHART / "templates" / "NOTES.txt", given, "baton")
+
+
+def _rendered(file: Path, given: Mapping[str, Any], release: str) -> str:
     environment = jinja2.Environment(undefined=jinja2.StrictUndefined)
     environment.filters["quote"] = lambda value: json.dumps(
         str(value).lower() if isinstance(value, bool) else str(value)
@@ -45,14 +59,16 @@ def manifests(given: Mapping[str, Any], template: str = "*", *, release: str = "
     )
     about = yaml.safe_load((CHART / "Chart.yaml").read_text(encoding="utf-8"))
     chart = {name[0].upper() + name[1:]: value for name, value in about.items()}
-    found: list[dict[str, Any]] = []
-    for file in sorted((CHART / "templates").glob(f"{template}.yaml")):
-        source = _translated(file.read_text(encoding="utf-8"))
-        text = environment.from_string(macros + source).render(
-            Values=given, Chart=chart, file=_indented, Release={"Name": release, "Service": "Helm"}
-        )
-        found += [one for one in yaml.safe_load_all(text) if one is not None]
-    return found
+    about_release = {"Name": release, "Namespace": "default", "Service": "Helm"}
+    return environment.from_string(macros + _translated(file.read_text(encoding="utf-8"))).render(
+        Values=given, Chart=chart, file=_indented, required=_required, Release=about_release
+    )
+
+
+def _required(remedy: str, value: str) -> str:
+    if not value:
+        raise ValueError(remedy)
+    return value
 
 
 def _indented(name: str, width: int) -> str:
@@ -111,6 +127,8 @@ def _value(words: str) -> str:
         return f"{_macro(found[1])}()"
     if found := re.fullmatch(r'\$\.Files\.Get "([\w./]+)" \| indent (\d+)', words):
         return f'file("{found[1]}", {found[2]})'
+    if found := re.fullmatch(rf'required ("[^"]+") ({_NAME})', words):
+        return f"required({found[1]}, {_path(found[2])})"
     if found := re.fullmatch(rf"add ({_NAME}) (\d+)", words):
         return f"{_path(found[1])} + {found[2]}"
     if found := re.fullmatch(rf'concat \(list ({_NAME}|"\w+")\) ({_NAME}) \| toJson', words):

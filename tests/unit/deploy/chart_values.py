@@ -15,7 +15,7 @@ EVERYTHING: dict[str, Any] = {
     "otlpEndpoint": "http://otel-collector:4318",
     "topology": {"required": True},
     "gpuNodes": {"runtimeClass": "nvidia", "selector": {"nvidia.com/gpu.product": "NVIDIA-H200"}},
-    "image": {"pullSecrets": [{"name": "registry"}], "repository": "our.registry/baton", "tag": "1.2"},
+    "image": {"pullSecrets": [{"name": "registry"}], "repository": "our.registry:5000/baton", "tag": "1.2"},
     "pair": {"replicas": 1},
     "monitoring": {"enabled": True, "dashboards": True, "labels": {"release": "prometheus"}},
     "autoscaling": {"enabled": True},
@@ -73,6 +73,8 @@ WRONG: list[dict[str, Any]] = [
     {"autoscaling": {"missedShare": 5}},
     {"image": {"pullSecrets": ["registry"]}},
     {"image": {"gateway": "baton:cpu"}},  # 0.3.0's
+    {"image": {"repository": "team/baton"}},  # in no registry
+    {"image": {"repository": "registry.example.org/baton:cpu"}},  # a tag is another value
     {"pools": {"cpu": {"device": "cpu"}}},
     {"pools": {"cpu": {"role": "worker", "replica": 1}}},
     {"podAnnotations": {"a": 1}},

@@ -16,7 +16,7 @@ from services.runtime.loading import load_settings
 from services.up.settings import UpSettings
 from services.worker.settings import WorkerServiceSettings
 from tests.needs import needs
-from tests.unit.deploy.chart import CHART, manifests, values
+from tests.unit.deploy.chart import CHART, IMAGE, manifests, notes, values
 from tests.unit.deploy.chart_values import EVERYTHING, VARIANTS, WRONG
 
 KUBERNETES = "1.34"  # the first in which resource.k8s.io/v1 is on by default
@@ -107,6 +107,22 @@ def test_the_schema_of_values_takes_ours(changed: dict[str, Any]) -> None:
 @pytest.mark.parametrize("wrong", WRONG)
 def test_the_schema_of_values_refuses_what_is_wrong(wrong: dict[str, Any]) -> None:
     assert len(refused(values(**wrong))) == 1
+
+
+def test_images_have_a_registry_s_name() -> None:
+    about = yaml.safe_load((CHART / "Chart.yaml").read_text(encoding="utf-8"))
+    images = {container["image"] for container, _ in pods({"pair": {"replicas": 1}})}
+    assert images == {f"{IMAGE}:{about['appVersion']}-{device}" for device in ("cpu", "cuda")}
+    with pytest.raises(ValueError, match=r"image.repository: name the image with its registry"):
+        manifests(values(image={"repository": ""}))
+
+
+def test_the_notes_say_what_must_be_there() -> None:
+    told = notes(values(**EVERYTHING))
+    wanted = ("our.registry:5000/baton:1.2-cpu", "get pvc baton-models", "ReadOnlyMany or ReadWriteMany")
+    wanted += ("tls://nats:4222", "rediss://redis:6379", "the secret baton-users", "secret baton-api-keys")
+    assert [words for words in wanted if words not in told] == []
+    assert "baton-users" not in notes(values(usersSecret=""))
 
 
 def test_pods_get_no_login_but_their_own() -> None:

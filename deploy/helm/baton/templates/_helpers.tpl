@@ -1,5 +1,5 @@
 {{- define "baton.name" -}}{{ $.Values.fullnameOverride | default $.Release.Name }}{{- end }}
-{{- define "baton.image" -}}{{ $.Values.image.repository }}:{{ $.Values.image.tag | default $.Chart.AppVersion }}{{- end }}
+{{- define "baton.image" -}}{{ required "image.repository: name the image with its registry, as registry.example.org/team/baton (docs/deployment.md builds and pushes it)" $.Values.image.repository }}:{{ $.Values.image.tag | default $.Chart.AppVersion }}{{- end }}
 {{- define "baton.selector" -}}app.kubernetes.io/name: baton, app.kubernetes.io/instance: {{ $.Release.Name | quote }}{{- end }}
 {{- define "baton.labels" -}}{{ include "baton.selector" $ }}, app.kubernetes.io/version: {{ $.Chart.AppVersion | quote }}, app.kubernetes.io/managed-by: {{ $.Release.Service | quote }}, helm.sh/chart: baton-{{ $.Chart.Version }}{{- range $key, $value := $.Values.commonLabels }}, {{ $key }}: {{ $value | quote }}{{- end }}{{- end }}
 {{- define "baton.account" -}}
