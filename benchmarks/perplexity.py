@@ -1,4 +1,4 @@
-"""What formats cost in perplexity on a real model: five real texts, in windows of 512 tokens.
+"""Perplexity that formats cost a real model: five real texts, in windows of 512 tokens.
 
     python -m benchmarks.perplexity --model FILE.gguf --out benchmarks/results      each way in which a CPU keeps weights or KV
     python -m benchmarks.perplexity --model FOLDER --arm plain: --arm fp8:quantization=fp8
@@ -123,7 +123,7 @@ def results_of(name: str, found: Logprobs, base: Logprobs) -> list[Result]:
 
 
 def perplexity(*texts: np.ndarray[Any, np.dtype[np.float64]]) -> float:
-    """Of all tokens whose logprobs these are."""
+    """Perplexity of all tokens together; `texts`: their logprobs, in any shape."""
     return math.exp(-float(np.concatenate([each.ravel() for each in texts]).mean()))
 
 

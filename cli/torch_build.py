@@ -34,7 +34,7 @@ GET_STARTED = "`make up TORCH_INDEX=ADDRESS` takes the CPU build (ADDRESS: pytor
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What pip would install."""
+    """The build of torch that pip would install."""
 
     version: str
     build: Build
@@ -57,7 +57,7 @@ def main() -> int:
 
 
 def best(wanted: str, build: Build, index: str) -> tuple[Offer | None, Mapping[str, str]]:
-    """What to install, and the variables by which pip finds it: by `index` if there is one, else where nobody said where."""
+    """A requirement, and the variables by which pip finds it: by `index` if there is one, else where nobody said where."""
     settings = with_index(os.environ, index) if index else {}
     offer = ask(wanted, settings)
     if index or offer is None or (offer.build, build) != ("cuda", "cpu") or not offer.site or is_configured():
@@ -68,7 +68,7 @@ def best(wanted: str, build: Build, index: str) -> tuple[Offer | None, Mapping[s
 
 
 def told(offer: Offer | None, build: Build, size: int) -> list[str]:
-    """What a person reads before the download. `size`: bytes; 0 where nobody says."""
+    """The lines that a person reads before the download. `size`: bytes; 0 where nobody says."""
     if offer is None:
         return ["installing torch (once) …"]
     much = f", {size / 1e9:.1f} GB" if size > 1e8 else ""
@@ -90,7 +90,7 @@ def is_there(wanted: str) -> bool:
 
 
 def ask(wanted: str, settings: Mapping[str, str]) -> Offer | None:
-    """Which torch pip would install; None where pip does not say, as an old one can't, or finds none."""
+    """The torch that pip would install; None where pip does not say, as an old one can't, or finds none."""
     for package in report_of("--no-deps", wanted, settings=settings):
         return offer_of(package["metadata"])
     return None

@@ -18,7 +18,7 @@ Share = Annotated[float, Field(gt=0, le=1)]
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What a pattern asks for, as a person would say it."""
+    """A pattern's demand, as a person would say it."""
 
     words: str
 

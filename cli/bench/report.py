@@ -113,7 +113,7 @@ def _number(value: float | None, width: int) -> str:
 
 
 def verdict(search: MaxSearch, settings: BenchSettings, last: Summary | None = None) -> str:
-    """What a search found, and what "within" meant. `last`: of the last step."""
+    """A search's result, and the meaning of "within". `last`: of the last step."""
     rule = f"at least {settings.slo_share:.0%} of the requests: {settings.objectives()}"
     if search.misses_alone and not search.met:
         said = f"has {alone(last, settings)}" if last and last["completed"] else "fails"

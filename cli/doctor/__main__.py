@@ -49,7 +49,7 @@ async def _told(settings: DoctorSettings) -> list[Finding]:
 
 
 async def examine(settings: DoctorSettings) -> AsyncIterator[Finding]:
-    """What is quick comes first."""
+    """Findings, the quick ones first."""
     known, settings = await running(settings)
     for finding in known:
         yield finding

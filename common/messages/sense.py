@@ -29,7 +29,7 @@ def nonsense(message: msgspec.Struct) -> str:
 
 
 def _worker(state: WorkerState) -> str:
-    """What can't be so in a worker's facts, each for itself a figure or a text."""
+    """Impossible facts of a worker; each fact is a figure or a text that is judged for itself."""
     layout = state.region.layout
     wrong = {
         "model_fingerprint is empty": not state.model_fingerprint,

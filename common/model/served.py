@@ -1,4 +1,4 @@
-"""Which models are served, by the names of their classes in a config.json or GGUF file: no engine is loaded to tell."""
+"""Served models, by the names of their classes in a config.json or GGUF file: no engine is loaded to tell."""
 
 from __future__ import annotations
 

@@ -11,8 +11,8 @@ from pathlib import Path
 CHART = Path(__file__).resolve().parent / "baton"
 HEAD = """# Baton's chart
 
-Disaggregated LLM serving. Yours to bring (`docs/deployment.md` has the steps): images in a registry, NATS with JetStream and Redis with
-the users of `baton users`, secrets, and a claim with the models that pods on several nodes may mount (ReadOnlyMany or
+Disaggregated LLM serving. Yours to bring (`docs/deployment.md` has the steps): images in a registry, NATS with JetStream and
+Redis with the users of `baton users`, secrets, and a claim with the models that pods on several nodes may mount (ReadOnlyMany or
 ReadWriteMany). The notes after an install say how to look whether they are there.
 
     helm install baton deploy/helm/baton --set image.repository=registry.example.org/team/baton \\

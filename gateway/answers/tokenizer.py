@@ -31,7 +31,7 @@ _BYTE_OF_CHAR = {character: byte for byte, character in BYTE_CHARS.items()}
 
 
 class Saved(NamedTuple):
-    """What config.json says of the weights as they are saved; "": nothing, as beside a GGUF file."""
+    """The form of the saved weights by config.json; "" where it says nothing, as beside a GGUF file."""
 
     architecture: str = ""
     dtype: str = ""
@@ -39,7 +39,7 @@ class Saved(NamedTuple):
 
 
 def saved_as(config: Mapping[str, Any]) -> Saved:
-    """Of config.json's fields; what is no text counts as not said."""
+    """The saved form by config.json's fields; a value that is no text counts as not said."""
     architectures, method = config.get("architectures"), config.get("quantization_config")
     first = architectures[0] if isinstance(architectures, list) and architectures else ""
     told = (

@@ -50,7 +50,7 @@ class Child:
         )
 
     def ask(self, message: msgspec.Struct, answer: type[Told], longest_s: float) -> Told:
-        """What the started child says to a message. Raises TimeoutError, or DiedError; then there is no child any more."""
+        """The started child's answer to a message. Raises TimeoutError, or DiedError; then there is no child any more."""
         process = self._process
         assert process is not None
         asked, told = cast(BinaryIO, process.stdin), cast(BinaryIO, process.stdout)

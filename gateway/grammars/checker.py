@@ -12,7 +12,7 @@ from gateway.grammars.wanted import Form
 
 log = logging.getLogger("baton.grammars")
 
-# By the clock, for a busy machine or a child that stands still. The child bounds its processor time itself.
+# Seconds by the clock, generous for a busy machine, for a child that stands still. It bounds its processor time itself.
 LONGEST_CHECK_S = 15.0
 LONGEST_START_S = 60.0
 # The library runs out of memory or stack, and the system ends the child: the grammar's doing. No other death is.

@@ -77,7 +77,7 @@ class _Rows:
         return max(1, items + (self._start(self._target(schema["$ref"])) if "$ref" in schema else 0))
 
     def _target(self, reference: Any) -> Any:
-        """What a reference within the schema means; None for others."""
+        """The part of the schema that a reference names; None for a reference elsewhere."""
         found = self._root
         for name in str(reference).split("/")[1:]:
             found = found.get(name.replace("~1", "/").replace("~0", "~")) if isinstance(found, Mapping) else None

@@ -84,7 +84,7 @@ async def read_fields(request: Request, limits: BodyLimits, model: type[Body], *
 
 
 async def checked(raw: bytes, check: Callable[[bytes], Checked], limits: BodyLimits) -> Checked:
-    """What `check` makes of a body, in a thread unless it is short. Raises what `check` raises, or OverloadedError."""
+    """The result of `check` for a body, in a thread unless it is short. Raises what `check` raises, or OverloadedError."""
     if len(raw) <= SHORT_BYTES and Values.signs_in(raw).total <= SHORT_VALUES:
         return check(raw)
     limits.reading.num_bytes += len(raw)

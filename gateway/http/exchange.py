@@ -133,7 +133,7 @@ class Exchange(RequestResponseCycle):
 
 
 def path_and_query(url: bytes) -> tuple[bytes, bytes]:
-    """What a request line asks for. A URL with a scheme and a host is for a proxy, and taken as if it were without.
+    """The target of a request line. A URL with a scheme and a host is for a proxy, and taken as if it were without.
 
     Raises ValueError or HttpParserInvalidURLError.
     """

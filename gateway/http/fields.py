@@ -115,7 +115,7 @@ Body = TypeVar("Body", bound=BaseModel)
 
 
 class Values(NamedTuple):
-    """What JSON text has at most: of values, all but the first in each list or object follow a comma."""
+    """Upper bounds of a JSON text's values: all but the first in each list or object follow a comma."""
 
     commas: int
     containers: int  # lists and objects
@@ -201,7 +201,7 @@ def _too_many(field: str, what: str) -> InvalidRequestError:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What the validators of a body share, as their context."""
+    """The context that the validators of a body share."""
 
     texts: TextsLeft
     ignores_unknown: bool  # leaves out what no rule knows

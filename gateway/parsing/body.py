@@ -76,7 +76,7 @@ def transformed(transform: Any, scope: Mapping[str, Any]) -> Any:
 
 
 def parsed(text: str, name: str, args: Mapping[str, Any], patience: Patience, depth: int = 0) -> Any:
-    """What a content parser makes of a text. Raises ValueError, KeyError or SlowPatternError."""
+    """The result of a content parser for a text. Raises ValueError, KeyError or SlowPatternError."""
     if depth > MAX_DEPTH:
         raise ValueError("parsers are nested too deep")
     return _PARSERS[name](text, args, patience, depth)

@@ -46,7 +46,7 @@ REASONINGS: dict[str, Reasoning] = {
 
 @dataclass(frozen=True, slots=True)
 class Signs:
-    """What a model's folder shows of a format: words of its chat template, and tokens that its vocabulary adds."""
+    """Signs of a format in a model's folder: words of its chat template, and tokens that its vocabulary adds."""
 
     name: str
     in_template: tuple[str, ...] = ()

@@ -220,7 +220,7 @@ class CallsReader:
         return used if self._is_guess else len(text)
 
     def _again(self, text: str) -> int:
-        """What is no Python may be JSON."""
+        """Read the text again as JSON, since it is no Python."""
         known, self._raw = self._raw, ""
         self._calls = self._json()
         self._calls.push(known)

@@ -20,7 +20,7 @@ Result = TypeVar("Result")
 
 
 class SlowPatternError(ServingError):
-    """What an answer says can't be told in time."""
+    """An answer's patterns took longer than its share of time."""
 
     def __init__(self) -> None:
         super().__init__("a pattern in this model's response_template takes too long, so its answer can't be read")
@@ -50,7 +50,7 @@ class Patience:
         self._left = ANSWER_S
 
     def timed(self, search: Callable[..., Result], text: str, **options: Any) -> Result:
-        """What the search returns, which takes a `timeout` in seconds. Raises SlowPatternError."""
+        """The result of the search, which takes a `timeout` in seconds. Raises SlowPatternError."""
         left = min(self._left, self._share.left())
         if left <= 0:
             raise SlowPatternError

@@ -45,7 +45,7 @@ class Blocks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Own:
-    """What this gateway has of a model that it serves: workers must have the same."""
+    """This gateway's own facts of a model that it serves: workers must have the same."""
 
     tokenizer: str  # fingerprint
     files: str = ""  # fingerprint of config and weights; "": they are not here

@@ -1,4 +1,4 @@
-"""Which of several groups of decode workers counts: the largest; of equally large ones the one that was here first.
+"""The group of decode workers that counts among several: the largest; of equally large ones the one that was here first.
 
 A group keeps its turn while its workers restart. A gateway that starts hears all groups within a moment: of those the one that an
 earlier gateway wrote down comes first, else the one with the oldest worker.

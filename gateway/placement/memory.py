@@ -1,4 +1,4 @@
-"""Which groups of decode workers came first, in Redis: a hint for gateways that start later."""
+"""The order in which groups of decode workers came, in Redis: a hint for gateways that start later."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAX_BYTES = 1 << 20
 
 
 class Memory:
-    """Of the gateways that serve the same models."""
+    """The note that gateways which serve the same models share."""
 
     def __init__(self, store: Store, models: Iterable[str]) -> None:
         self._store = store

@@ -1,4 +1,4 @@
-"""What a template may do in the gateway itself. Whatever is more, or not known to be cheap, a child process does."""
+"""Bounds of a template that is rendered in the gateway itself. A child process does what is more, or not known to be cheap."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class DearError(Exception):
 
 
 class Meter:
-    """What one rendering may still do."""
+    """The turns, characters and processor time that one rendering has left."""
 
     def __init__(self, most_s: float, source_chars: int) -> None:
         """`most_s`: processor time of this thread; `source_chars`: of the template."""
@@ -95,7 +95,7 @@ def running() -> Meter | None:
 
 
 def metered(meter: Meter, render: Callable[[], Rendered]) -> Rendered:
-    """What `render` returns. Raises DearError."""
+    """The result of `render`. Raises DearError."""
     _running.meter = meter
     try:
         return render()

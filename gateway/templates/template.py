@@ -189,7 +189,7 @@ class TemplateSource:
         return self.tool_source or self.source
 
     def texts(self) -> str:
-        """What both write themselves, one text behind the other. Raises jinja2.TemplateError."""
+        """The texts that both templates write themselves, one behind the other. Raises jinja2.TemplateError."""
         both = [self.source, *([self.tool_source] if self.tool_source else [])]
         trees = [Sandbox(_NOTHING_SHADED).parse(one) for one in both]
         constants = [str(node.value) for tree in trees for node in tree.find_all(jinja2.nodes.Const)]

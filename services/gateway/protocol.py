@@ -15,7 +15,7 @@ from uvicorn.server import ServerState
 
 log = logging.getLogger("baton.gateway")
 
-# What `gateway.http.connection` calls, reads or replaces.
+# Attributes that `gateway.http.connection` calls, reads or replaces.
 OF_A_CONNECTION = (
     *(
         "_start_asgi_task",
@@ -70,7 +70,7 @@ def http_options(max_connections: int) -> dict[str, Any]:
 
 
 def lacking() -> list[str]:
-    """What is not there of uvicorn's protocol: one is made, in a running event loop, and nothing sent."""
+    """Attributes that uvicorn's protocol lacks: one is made, in a running event loop, and nothing sent."""
     try:
         from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
     except ImportError as error:

@@ -231,7 +231,7 @@ class GatewaySettings(ModelSettings, ServiceLevelOptions):
         return text
 
     def _of_model(self, flag: str, text: str, model: str) -> str:
-        """What is said of one model, or of all: `a`, or `chat=a,coder=b`. Raises ConfigError for a model that isn't served."""
+        """A value for one model, or for all: `a`, or `chat=a,coder=b`. Raises ConfigError for a model that isn't served."""
         named = dict(entry.partition("=")[::2] for entry in _entries(text))
         for name, said in named.items():
             if said and name not in self.folders:

@@ -16,7 +16,7 @@ log = logging.getLogger("baton.gateway")
 
 
 class SharedPort:
-    """Of `server`. `listener` is bound and not yet used."""
+    """The port that gateways share, as `server` listens on it. `listener` is bound and not yet used."""
 
     def __init__(self, server: Server, listener: socket.socket, settings: GatewaySettings) -> None:
         self._server = server

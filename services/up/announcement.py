@@ -67,7 +67,7 @@ def forget(data: Path) -> None:
 def welcome(
     settings: UpSettings, url: str, data: Path, *, models: Sequence[Mapping[str, Any]] = (), seconds: float
 ) -> str:
-    """What a person reads when all is ready: where it is, a first request, the tools. `models`: see `models_of`."""
+    """The text for a person when all is ready: where it is, a first request, the tools. `models`: see `models_of`."""
     baton = command()
     talkers = [str(model["id"]) for model in models if "chat" in model["capabilities"]]
     can_chat = bool(talkers) or not models  # whoever has no key here is not told apart
@@ -93,7 +93,7 @@ def welcome(
 
 
 def _of_note(model: Mapping[str, Any]) -> Iterator[str]:
-    """What a model lacks here: a chat template, or a pool of KV that holds its context, with the remedy."""
+    """Lines about what a model lacks here: a chat template, or a pool of KV that holds its context, with the remedy."""
     if "chat" not in model["capabilities"]:
         yield f"\n{model['id']} has no chat template: it continues text."
     if whole := model["whole_model_len"]:

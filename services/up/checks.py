@@ -25,7 +25,7 @@ DAY_S = 86_400
 
 
 def examine(settings: UpSettings) -> Iterator[Finding]:
-    """What stands in the way of these settings here, cheapest first."""
+    """Findings that stand in the way of these settings here, cheapest first."""
     found = list(before_the_model(settings))
     yield from found
     if any(finding.check == "running" for finding in found):
@@ -36,7 +36,7 @@ def examine(settings: UpSettings) -> Iterator[Finding]:
 
 
 def before_the_model(settings: UpSettings) -> Iterator[Finding]:
-    """What is known without a model, which may have to be fetched."""
+    """Findings that need no model, which may have to be fetched."""
     running = read_running(settings.data_dir)
     if running is not None:
         yield already_runs(running, settings.data_dir, now=time.time())
@@ -48,7 +48,7 @@ def before_the_model(settings: UpSettings) -> Iterator[Finding]:
 
 
 def already_runs(running: Running, folder: Path, *, now: float) -> Finding:
-    """What a person is told who starts a second one in the same folder."""
+    """The refusal of a second `up` in the same folder."""
     form = "%H:%M" if now - running.started_unix < DAY_S else "%d %B, %H:%M"
     since = time.strftime(form, time.localtime(running.started_unix))
     text = f"Baton runs here since {since}: {running.url} (--data-dir {folder})"

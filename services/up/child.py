@@ -115,7 +115,7 @@ def last_lines(log_file: Path, count: int) -> list[str]:
 
 
 def why_ended(log_file: Path) -> str:
-    """What an ended process said last for people, in one line: all of its error, or the last line of its log; "" for nothing."""
+    """An ended process's last words for people, in one line: all of its error, or the last line of its log; "" for nothing."""
     lines = last_lines(log_file, MAX_ERROR_LINES)
     said = [at for at, line in enumerate(lines) if line.startswith(SAID) and not line.startswith(f"{SAID}warning")]
     error = lines[said[-1] :] if said else lines[-1:]

@@ -1,4 +1,4 @@
-"""What `baton up` asks its gateways. A client for HTTP would take longer to import than all its questions."""
+"""Questions of `baton up` to its gateways. A client for HTTP would take longer to import than all its questions."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def answers(url: str) -> bool | None:
 
 
 async def models_of(url: str, key: str) -> list[dict[str, Any]]:
-    """What `/v1/models` lists; nothing where it does not answer, or the key is not known here."""
+    """Entries of `/v1/models`; none where it does not answer, or the key is not known here."""
     try:
         status, answer = await asyncio.wait_for(_get(url, "/v1/models", key), PATIENCE_S)
     except (OSError, ValueError, EOFError):

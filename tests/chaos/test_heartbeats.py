@@ -41,7 +41,7 @@ async def cluster(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Asyn
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def honest(cluster: ChaosCluster) -> WorkerState:
-    """What the liar said while it lived."""
+    """Messages of the liar while it lived."""
     state = (await eventually(lambda: _all_heard(cluster)))[LIAR]
     await cluster.crash(LIAR)
     return state

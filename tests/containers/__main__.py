@@ -36,7 +36,7 @@ TOKENS = 24
 
 
 class Failed(Exception):
-    """What should not have happened."""
+    """An outcome that should not have been."""
 
 
 def main() -> int:

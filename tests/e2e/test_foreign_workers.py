@@ -39,7 +39,7 @@ class Guarded(Cluster):
         await self.start("gateway")
 
     async def said(self) -> dict[str, Any]:
-        """What /ready answers; nothing while nobody does."""
+        """The answer of /ready; nothing while nobody answers."""
         async with httpx.AsyncClient(base_url=self.url, timeout=60) as client:
             with contextlib.suppress(httpx.TransportError):
                 told: dict[str, Any] = (await client.get("/ready")).json()

@@ -1,4 +1,4 @@
-"""What the Batch API keeps, in memory instead of JetStream."""
+"""Streams of the Batch API, in memory instead of JetStream."""
 
 from __future__ import annotations
 

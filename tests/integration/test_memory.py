@@ -1,4 +1,4 @@
-"""What gateways write down for those that start later, in a real Redis."""
+"""Notes of gateways for those that start later, in a real Redis."""
 
 from __future__ import annotations
 

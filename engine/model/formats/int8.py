@@ -58,7 +58,7 @@ class Int8Linear:
 
     @property
     def columns(self) -> torch.Tensor:
-        """What each input is multiplied by before it becomes a code, [K] float32."""
+        """Factors of the inputs, applied before an input becomes a code, [K] float32."""
         assert self._weight is not None
         return self._weight.columns
 

@@ -30,7 +30,7 @@ _THINKING: Json = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Foreign:
-    """What becomes of a field. Without `means` it changes nothing, or is refused unless its value is one of `off`."""
+    """The fate of a field. Without `means` it changes nothing, or is refused unless its value is one of `off`."""
 
     says: str  # our field, why it changes nothing, or the remedy
     means: Callable[[Any], Mapping[str, Any]] | None = None  # our fields; raises ValueError

@@ -99,7 +99,7 @@ def wanted_of(fields: Mapping[str, Any]) -> Wanted | None:
 
 
 def _typed(field: str, value: Mapping[str, Any]) -> Wanted | None:
-    """What an object with a `type` wants: OpenAI's response_format, or TGI's grammar."""
+    """The format that an object with a `type` wants: OpenAI's response_format, or TGI's grammar."""
     match value.get("type"):
         case "text":
             return None

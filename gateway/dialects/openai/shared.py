@@ -79,7 +79,7 @@ def _described(schema: dict[str, Any], model: type[CommonFields]) -> None:
 
 
 class CommonFields(StrictFields):
-    """What chat and completions have in common."""
+    """Fields that chat and completions have in common."""
 
     model_config = ConfigDict(extra="forbid", json_schema_extra=_described)
     foreign: ClassVar[Mapping[str, Foreign]] = {}  # what becomes of other servers' fields
@@ -131,7 +131,7 @@ class CommonFields(StrictFields):
     timeout: Annotated[Number, Field(gt=0, le=3600)] | None = None
     ttft_timeout: Annotated[Number, Field(gt=0, le=3600)] | None = None
 
-    # What the answer follows: at most one of them.
+    # Constraints of the answer: at most one of them.
     response_format: dict[str, Any] | None = None
     structured_outputs: dict[str, Any] | None = None
     guided_json: dict[str, Any] | StrictStr | None = None

@@ -1,1 +1,1 @@
-"""What can be known before a start: functions that return findings. `baton up` refuses by them, `baton doctor` shows them."""
+"""Checks before a start: functions that return findings. `baton up` refuses by them, `baton doctor` shows them."""

@@ -36,7 +36,7 @@ class Gpu:
 
 
 def torch_build() -> Torch | None:
-    """By `torch/version.py`, which is not run; None without torch, or where it says nothing."""
+    """The installed torch by `torch/version.py`, which is not run; None without torch, or where it says nothing."""
     package = find_spec("torch")
     folders = package.submodule_search_locations if package is not None else None
     file = Path(next(iter(folders or [""]))) / "version.py"
@@ -44,7 +44,7 @@ def torch_build() -> Torch | None:
 
 
 def read_build(source: str) -> Torch | None:
-    """What the text of that file says."""
+    """The build that the text of `torch/version.py` names."""
     found = {
         name: match[1] or ""
         for name in ("__version__", "cuda")

@@ -65,7 +65,7 @@ def check_memory(needed: int, available: int | None, what: str) -> Finding:
 
 
 def available_bytes(root: Path = Path("/")) -> int | None:
-    """What processes may take now: the system's word, bounded by a container's limit. None where neither is known."""
+    """Bytes that processes may take now: the system's word, bounded by a container's limit. None where neither is known."""
     meminfo = re.search(r"^MemAvailable: *(\d+) kB$", _read(root / "proc/meminfo"), re.MULTILINE)
     found = [int(meminfo[1]) * 1024] if meminfo else []
     found += [int(text) for name in (V1_LIMIT, V2_LIMIT) if (text := _read(root / name).strip()).isdigit()]

@@ -108,7 +108,7 @@ def _config(folder: Path, impl: str) -> Finding:
 
 
 def _not_an_object(file: Path) -> str:
-    """What keeps a file from being a JSON object, with the place; "" for nothing."""
+    """The fault that keeps a file from being a JSON object, with the place; "" for nothing."""
     try:
         raw = file.read_bytes()
         msgspec.json.decode(raw, type=dict[str, msgspec.Raw])

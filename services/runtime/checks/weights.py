@@ -23,7 +23,7 @@ PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """What the headers say."""
+    """Numbers of a model's weights, as the files' headers say."""
 
     num_files: int
     num_bytes: int
@@ -37,12 +37,12 @@ class Weights:
         return 0 if packed else sum(self.elements.values())
 
     def bytes_of_codes(self, kind: str) -> int:
-        """What the numbers of a kind take in the files."""
+        """Bytes that the numbers of a kind take in the files."""
         return int(self.elements[kind] * BYTES_OF_CODES.get(kind, 1))
 
     @property
     def mostly(self) -> str:
-        """What most numbers are stored as."""
+        """The kind that most numbers are stored as."""
         return max(self.elements, key=lambda name: self.elements[name], default="nothing")
 
 
@@ -91,7 +91,7 @@ def _none_in(folder: Path) -> str:
 
 
 class _BrokenError(ValueError):
-    """What is wrong with a file."""
+    """A fault of a file, as its text says."""
 
 
 def _elements(file: Path) -> Iterator[tuple[str, int]]:

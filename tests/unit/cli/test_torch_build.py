@@ -1,4 +1,4 @@
-"""Which torch `make setup` installs, and what it says before the download: against pip itself, with packages made here."""
+"""The torch that `make setup` installs, and its lines before the download: against pip itself, with packages made here."""
 
 from __future__ import annotations
 

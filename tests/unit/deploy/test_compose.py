@@ -66,7 +66,7 @@ def test_every_container_is_bounded_and_has_no_privileges(name: str) -> None:
 
 
 def test_no_service_lives_in_namespaces_that_end_with_another_one() -> None:
-    """Whoever is a PID namespace's first process takes all of it along: that is one which does nothing."""
+    """A PID namespace ends with its first process: that is one which does nothing."""
     joined = {
         SERVICES[name][kind]
         for name in SERVICES

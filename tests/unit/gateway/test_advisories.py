@@ -1,4 +1,4 @@
-"""What one request did to other servers, by their advisories of 2026: the door that each would use here, and that it is shut.
+"""Advisories of 2026: one request's harm to other servers, the door that each would use here, and that it is shut.
 
 The table in docs/adversary.md names these and the tests of other rooms.
 """

@@ -152,7 +152,7 @@ OTHERS = [{"model_fingerprint": "a-before-model"}, other_layout(dtype="bfloat16"
 
 @pytest.mark.parametrize("others", OTHERS)
 def test_what_served_before_wins_a_tie(others: dict[str, Any]) -> None:
-    """By its name and by the alphabet the newcomer would."""
+    """The newcomer would win by its name and by the alphabet."""
     here = Here(a_worker("d0", "decode"))
     assert here.refused == {}
     here.now = BEFORE_S

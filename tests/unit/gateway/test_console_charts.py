@@ -1,4 +1,4 @@
-"""What the console's charts compute and the planner's page says, evaluated outside a browser."""
+"""The console's charts and the planner's sentences, evaluated outside a browser."""
 
 # ruff: noqa: E501 - scripts of another language
 

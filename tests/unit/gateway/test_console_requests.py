@@ -1,4 +1,4 @@
-"""What the console says of a request: its parts, the longest one, and sentences."""
+"""The console's page of a request: its parts, the longest one, and sentences."""
 
 # ruff: noqa: E501 - scripts of another language
 

@@ -1,4 +1,4 @@
-"""What a check of a grammar meets beside the grammar: a child that stands still, dies or never was, and other tenants' checks."""
+"""Troubles of a grammar's check beside the grammar: a child that stands still, dies or never was, and other tenants' checks."""
 
 from __future__ import annotations
 

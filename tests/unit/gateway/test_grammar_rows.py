@@ -1,4 +1,4 @@
-"""What a schema puts into one row of the library's parser: refused where a worker would fail amid the answer, and only there."""
+"""Items of a schema in one row of the library's parser: refused where a worker would fail amid the answer, and only there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What /v1/models says of a model's answers, and the log where calls can't be told from text."""
+"""Formats of answers in /v1/models, and the log where calls can't be told from text."""
 
 from __future__ import annotations
 

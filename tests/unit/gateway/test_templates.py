@@ -33,7 +33,7 @@ LOOPS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% en
 DOUBLED = (
     "{% set n = namespace(x='ab') %}{% for i in range(40) %}{% set n.x = EXPRESSION %}{% endfor %}{{ n.x | length }}"
 )
-# What takes time or memory without an end.
+# Templates that take time or memory without an end.
 HOSTILE = {
     "loops": LOOPS,
     "loops in a block": "{% set x %}" + LOOPS + "{% endset %}",

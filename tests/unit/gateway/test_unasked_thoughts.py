@@ -52,7 +52,7 @@ async def asked(demo: ChatTokenizer) -> AsyncIterator[Gateway]:
 
 
 async def takes(gateway: Gateway, fields: dict[str, Any], *texts: str) -> list[bool]:
-    """Which texts the answer's grammar lets the model write, from where the prompt left off."""
+    """Texts that the answer's grammar lets the model write, from where the prompt left off."""
     body = {"model": MODEL, "messages": MESSAGES, "max_tokens": 4} | fields
     answer = await gateway.http.post("/v1/chat/completions", json=body)
     assert answer.status_code == 200, answer.text

@@ -35,7 +35,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def numbers(matrix: Int8) -> torch.Tensor:
-    """What its codes stand for, [N, K] float64."""
+    """The numbers that its codes stand for, [N, K] float64."""
     return matrix.codes.double() * matrix.scales.double()[:, None] * matrix.columns.double()
 
 

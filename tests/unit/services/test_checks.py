@@ -1,4 +1,4 @@
-"""What `baton up` and `baton doctor` look at before anything starts."""
+"""Checks of `baton up` and `baton doctor` before anything starts."""
 
 from __future__ import annotations
 

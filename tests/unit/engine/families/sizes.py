@@ -1,4 +1,4 @@
-"""Which published models are too large for one GPU, which a worker is: for docs/models.md, by their numbers of parameters."""
+"""Published models that are too large for one GPU, which a worker is: for docs/models.md, by their numbers of parameters."""
 
 from __future__ import annotations
 

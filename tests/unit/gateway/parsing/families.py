@@ -1,4 +1,4 @@
-"""What published models' folders show of their answers' format: words of the chat template, and tokens.
+"""Signs of answers' formats in published models' folders: words of the chat template, and tokens.
 
 docs/models.md says of each architecture what `choose` makes of these.
 """
