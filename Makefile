@@ -9,7 +9,7 @@ SHOWN := $(RUN) pip --disable-pip-version-check $(shell test -t 2 || echo -q)
 PYTEST := $(RUN) pytest -q -rfEs -o faulthandler_timeout=300 -o faulthandler_exit_on_timeout=true --max-worker-restart=0
 # Python keeps what it compiled, whatever the shell says: the tests start it hundreds of times.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: up setup test long check tiers unit-long compiled models real avx2 properties unit integration e2e fuzz-short fuzz audit simulation simulation-short chaos-short chaos redis-7 chart clients hardened containers clean
+.PHONY: up setup test long check tiers unit-long compiled models real avx2 properties unit integration e2e fuzz-short fuzz audit simulation simulation-short chaos-short chaos redis-7 chart clients package hardened containers clean
 
 up: setup
 	@exec ./baton up $(ARGS)
@@ -121,6 +121,13 @@ chart: $(VENV)/.testing
 clients: $(VENV)/.testing
 	$(RUN) tests.clients $(ARGS)
 
+# The wheel with all that it needs in an environment of its own, torch by the rules above: `baton up` from it in an empty folder answers.
+package: $(VENV)/.testing
+	@rm -rf .package && $(PYTHON) -m venv .package
+	@TORCH="$(TORCH)" TORCH_INDEX="$(TORCH_INDEX)" .package/bin/python -m cli.torch_build torch==$$(sed -n 's/^torch==//p' constraints.txt)
+	.package/bin/pip --disable-pip-version-check -q install -c constraints.txt "$$($(RUN) tests.package build .package)[all]"
+	$(RUN) tests.package try .package/bin/baton
+
 # Compose's services as user 10001 without capabilities, on read-only file systems. Needs root.
 hardened: $(VENV)/.testing
 	deploy/run-hardened.sh
@@ -130,4 +137,4 @@ containers: $(VENV)/.testing
 	$(RUN) tests.containers $(ARGS)
 
 clean:
-	rm -rf .clients .helm .redis-7 .audit .venv .baton .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf .clients .helm .package .redis-7 .audit .venv .baton .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-import os
-import signal
 import subprocess
 import sys
 import zipfile
@@ -15,32 +12,14 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.ports import own_port
-
-ROOT = Path(__file__).resolve().parents[2]
-PATIENCE_S = 90.0
+from tests.installed import IN_THE_ANSWER, PATIENCE_S, answer, build_wheel, serving, without_ours
 
 pytestmark = pytest.mark.long
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("wheel")
-    build = [
-        sys.executable,
-        "-m",
-        "pip",
-        "wheel",
-        "-q",
-        "--no-build-isolation",
-        "--no-deps",
-        "-w",
-        str(folder),
-        str(ROOT),
-    ]
-    subprocess.run(build, check=True)
-    (made,) = folder.glob("baton_serve-*.whl")
-    return made
+    return build_wheel(tmp_path_factory.mktemp("wheel"))
 
 
 @pytest.fixture(scope="module")
@@ -73,8 +52,7 @@ def here(tmp_path: Path) -> Path:
 
 
 def environment(site: Path) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("BATON_", "OPENAI_", "PYTHON"))}
-    return kept | {"PYTHONPATH": str(site)}
+    return without_ours() | {"PYTHONPATH": str(site)}
 
 
 def baton(site: Path, here: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -107,37 +85,13 @@ def test_help_and_errors(site: Path, here: Path) -> None:
 
 
 async def test_up_answers_and_tools_find_it(site: Path, here: Path) -> None:
-    port = own_port()
-    up = await asyncio.create_subprocess_exec(
-        *(sys.executable, str(site / "bin" / "baton"), "up", "--port", str(port), "--drain-s", "5"),
-        cwd=here,
-        env=environment(site),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-    )
-    try:
-        assert up.stdout is not None
-        said = ""
-        async with asyncio.timeout(PATIENCE_S):
-            while "Baton serves demo" not in said:
-                line = await up.stdout.readline()
-                assert line, said
-                said += line.decode()
-        body = {
-            "model": "demo",
-            "messages": [{"role": "user", "content": "What is the capital of France?"}],
-            "temperature": 0,
-        }
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE_S) as client:
-            answer = (await client.post("/v1/chat/completions", json=body)).json()
+    program = [sys.executable, str(site / "bin" / "baton")]
+    async with serving(program, here, environment(site)) as url:
+        assert IN_THE_ANSWER in await answer(url)
+        async with httpx.AsyncClient(base_url=url, timeout=PATIENCE_S) as client:
             page = await client.get("/")
-        assert "Paris" in answer["choices"][0]["message"]["content"]
         assert "<html" in page.text
         done = await asyncio.to_thread(baton, site, here, "top", "--json")
         assert len(json.loads(done.stdout)["workers"]) == 2, done.stderr
         done = await asyncio.to_thread(baton, site, here, "doctor", "--json")
         assert [one for one in json.loads(done.stdout) if one["level"] == "fail"] == []
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            up.send_signal(signal.SIGINT)
-        assert await asyncio.wait_for(up.wait(), PATIENCE_S) == 0
