@@ -18,7 +18,7 @@ from gateway.dialects.openai.messages import MAX_MESSAGES, Message
 from gateway.dialects.openai.tools import MAX_TOOLS, ToolDefinition, rules_of
 from gateway.http.api import ApiPart, fields, post
 from gateway.http.body import BodyLimits, read_fields
-from gateway.http.fields import MAX_TOKEN_IDS, StrictFields, TokenId
+from gateway.http.fields import MAX_TOKEN_IDS, StrictFields, TokenIds
 from gateway.http.responses import json_response
 from gateway.http.routing import Routes
 
@@ -79,7 +79,7 @@ class DetokenizeRequest(StrictFields):
     many: ClassVar[Mapping[str, int]] = {"tokens": MAX_TOKEN_IDS}
 
     model: StrictStr | None = None
-    tokens: list[TokenId]
+    tokens: TokenIds
 
 
 class TextRoutes:

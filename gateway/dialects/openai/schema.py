@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, PrivateAttr, StrictBool, StrictInt, field_validator, model_validator
+from pydantic import Field, PrivateAttr, StrictBool, StrictInt, ValidationInfo, field_validator, model_validator
 
 from gateway.answers.ask import ToolRules
 from gateway.answers.start import MAX_SEQUENCES
@@ -21,7 +21,7 @@ from gateway.dialects.openai.tools import (
     older_choice,
     rules_of,
 )
-from gateway.http.fields import MAX_TOKEN_IDS, Count
+from gateway.http.fields import MAX_TOKEN_IDS, Count, ids_read
 
 _CHAT_UNSUPPORTED = UNSUPPORTED | {
     "audio": "only text is supported", "chat_template": "the model's own is used", "documents": "",
@@ -163,7 +163,9 @@ class CompletionRequest(CommonFields):
 
     @field_validator("prompt")
     @classmethod
-    def _list_of_prompts(cls, prompt: Any) -> list[str | list[int]]:
+    def _list_of_prompts(cls, prompt: Any, info: ValidationInfo) -> list[str | list[int]]:
+        if (ids := ids_read(info)) is not None:
+            return [ids]
         if _is_token_ids(prompt):
             return [prompt]
         prompts = prompt if isinstance(prompt, list) else [prompt]

@@ -13,6 +13,7 @@ from common.errors import InvalidRequestError
 from gateway.dialects.openai.schema import ChatRequest, CompletionRequest
 from gateway.http import fields
 from gateway.http.fields import MAX_TOKEN_IDS, MAX_VALUES, TextsLeft, Values, parse_body
+from gateway.routes.text import DetokenizeRequest
 
 _text = st.text(st.sampled_from('a",[{\\]}:\n Ö🙂'), max_size=12)
 _json = st.recursive(
@@ -77,6 +78,29 @@ def test_a_prompt_may_have_more_numbers_than_other_fields() -> None:
     assert parse_body(json.dumps({"model": "a", "prompt": prompt}).encode(), CompletionRequest).prompts == [prompt]
     with pytest.raises(InvalidRequestError, match=f"^prompt: has more than {MAX_TOKEN_IDS} entries"):
         parse_body(b'{"model":"a","prompt":[' + b"1," * (MAX_TOKEN_IDS + 1) + b"1]}", CompletionRequest)
+
+
+LONG = [*range(100, 40_000)]  # read slice by slice
+
+
+@pytest.mark.parametrize("separators", [(",", ":"), (" ,\n ", " : ")])
+def test_long_lists_of_token_ids_are_what_was_sent(separators: tuple[str, str]) -> None:
+    body = json.dumps({"model": "a", "prompt": LONG, "user": "[1,2]"}, separators=separators).encode()
+    parsed = parse_body(body, CompletionRequest)
+    assert (parsed.prompts, parsed.model, parsed.user) == ([LONG], "a", "[1,2]")
+    assert parse_body(json.dumps({"tokens": LONG}, separators=separators).encode(), DetokenizeRequest).tokens == LONG
+    text = json.dumps(LONG)[1:-1]
+    assert parse_body(json.dumps({"model": "a", "prompt": text}).encode(), CompletionRequest).prompts == [text]
+    lists = [LONG, LONG]
+    assert parse_body(json.dumps({"model": "a", "prompt": lists}).encode(), CompletionRequest).prompts == lists
+
+
+@pytest.mark.parametrize("wrong", [-1, 2**32, 1.0, True, None, "a", [1]])
+def test_a_wrong_entry_of_a_long_list_is_told_as_in_a_short_one(wrong: Any) -> None:
+    for ids in ([wrong], [*LONG, wrong]):
+        with pytest.raises(InvalidRequestError, match=f"^tokens.{len(ids) - 1}: Input should be ") as refused:
+            parse_body(json.dumps({"tokens": ids}).encode(), DetokenizeRequest)
+        assert refused.value.param == "tokens"
 
 
 def test_a_field_that_is_there_twice_counts_twice() -> None:
