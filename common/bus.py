@@ -27,7 +27,7 @@ from common.messages import Ack, Job, encode
 from common.messages.arrivals import COMPLAINTS_A_SECOND, Arrivals, RateLimit
 from common.tasks import Ready, cancel_all, in_time
 from common.tracing import in_trace
-from common.wire import NatsSettings, Wire, identity_of, why_not
+from common.wire import PENDING_BYTES, NatsSettings, Wire, identity_of, why_not
 
 __all__ = [
     "Bus",
@@ -47,7 +47,6 @@ M = TypeVar("M")
 MAX_HANDLERS = 256  # concurrent handler tasks of one subscription
 ATTEMPT_TIMEOUT_S = 5  # on a starved host a handshake takes seconds
 HEARD_S = 1  # waits for the server's word on a subscription
-PENDING_BYTES = 32 << 20  # stored while disconnected; more is refused
 
 _LOST = (nats.errors.UnexpectedEOF, nats.errors.StaleConnectionError, OSError)  # the connection, whatever is said of it
 _ERRORS = (nats.errors.Error, OSError, TimeoutError)

@@ -2,12 +2,14 @@
 
 nats-py hands each message to a queue and a task of its subscription, and waits for each answer with a timer. Here a handler that
 does not wait runs where the message is read, and one timer serves all answers. What is taken over is private: what the parser
-calls for a message, and the map of answers that are due. `tests/integration/bus` sees when that changes.
+calls for a message, and the map of answers that are due. A release of nats-py that lacks some of it serves in its own way.
 """
 
 from __future__ import annotations
 
 import asyncio
+import inspect
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import count
@@ -24,11 +26,19 @@ from nats.aio.subscription import Subscription
 
 from common.access import inbox_of, read_login
 from common.errors import text_of
+from common.log import difference
 from common.tasks import Deadlines
 from common.tls import Tls, client_context
 
+log = logging.getLogger("baton.bus")
+
 STATUS, NO_RESPONDERS = "Status", "503"
 MESSAGE_ID = "Nats-Msg-Id"  # the server stores each id once
+PENDING_BYTES = 32 << 20  # stored while disconnected; more is refused
+OVERRIDDEN = ("_process_msg", "_init_request_sub", "_process_headers", "_error_cb")
+READ = ("_subs", "_resp_map", "_resp_sub_prefix")
+ARGUMENTS = ["sid", "subject", "reply", "data", "headers"]  # `_process_msg` takes them
+LOST = "speed: each message takes a queue and a task of its subscription, each answer a timer"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,18 +68,24 @@ class Wire(Client):  # type: ignore[misc]  # nats-py has no types
         super().__init__()
         self._numbers = count()
         self._deadlines = Deadlines()
+        self._lacks = lacking(self)
+        if self._lacks:
+            log.warning("bus.library_differs", extra=difference("nats-py", self._lacks, LOST))
+            return
+        self._process_msg = self._read
+        self._init_request_sub = self._hear_answers
 
     async def hear(self, subject: str, take: Callable[[Msg], None]) -> Subscription:
         """Call `take` for each message, in order, where it is read. What it raises goes to `error_cb`."""
 
         async def first(message: Msg) -> None:
-            take(message)  # came before `take` was known
+            take(message)  # without `_read`, or it came before `take` was known
 
         subscription = await self.subscribe(subject, cb=first)
         subscription.take = take
         return subscription
 
-    async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
+    async def _read(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
         take = getattr(self._subs.get(sid), "take", None)
         if take is None:
             await super()._process_msg(sid, subject, reply, data, headers)
@@ -84,7 +100,7 @@ class Wire(Client):  # type: ignore[misc]  # nats-py has no types
 
     def say(self, subject: str, data: bytes, *, reply: str = "", headers: Mapping[str, str] | None = None) -> None:
         """As `publish`, which waits only if too much is stored: that is refused here. Raises nats-py's errors."""
-        if self._pending_data_size > self._max_pending_size:
+        if self.pending_data_size > PENDING_BYTES:
             raise nats.errors.OutboundBufferLimitError
         publishing = self.publish(subject, data, reply=reply, headers=None if headers is None else dict(headers))
         try:
@@ -97,6 +113,8 @@ class Wire(Client):  # type: ignore[misc]  # nats-py has no types
         self, subject: str, data: bytes, *, timeout_s: float, headers: Mapping[str, str] | None = None
     ) -> Msg:
         """As `request`. Raises nats-py's errors, and TimeoutError."""
+        if self._lacks:
+            return await self.request(subject, data, timeout=timeout_s, headers=headers and dict(headers))
         if not self._resp_sub_prefix:
             await self._init_request_sub()
         name = f"{next(self._numbers):x}"
@@ -123,16 +141,24 @@ class Wire(Client):  # type: ignore[misc]  # nats-py has no types
             raise nats.js.errors.APIError.from_error(stored.error)
         return stored.seq
 
-    async def _init_request_sub(self) -> None:
+    async def _hear_answers(self) -> None:
         await super()._init_request_sub()
         prefix = self._resp_sub_prefix.decode()
-        [answers] = [known for known in self._subs.values() if known._subject == f"{prefix}*"]
+        [answers] = [known for known in self._subs.values() if known.subject == f"{prefix}*"]
         answers.take = self._answered
 
     def _answered(self, message: Msg) -> None:
         answer = self._resp_map.get(message.subject.rpartition(".")[2])
         if answer is not None and not answer.done():
             answer.set_result(message)
+
+
+def lacking(client: Client) -> list[str]:
+    """What is not there of nats-py's private parts that a `Wire` calls, reads or replaces."""
+    lacks = [f"Client.{name}" for name in OVERRIDDEN + READ if not hasattr(client, name)]
+    if not lacks and list(inspect.signature(Client._process_msg).parameters)[1:] != ARGUMENTS:
+        lacks.append(f"Client._process_msg({', '.join(ARGUMENTS)})")
+    return lacks + [f"Msg({name}=…)" for name in ("_client", "_sid") if name not in inspect.signature(Msg).parameters]
 
 
 def identity_of(settings: NatsSettings) -> dict[str, Any]:

@@ -272,7 +272,7 @@ async def connect_store(settings: RedisSettings, *, libraries: Sequence[str] = (
         protocol=2,
     )
     client = redis.asyncio.Redis.from_pool(pool)
-    link = Link(pool.make_connection, timeout_s=settings.timeout_s)
+    link = Link(client, pool.make_connection, timeout_s=settings.timeout_s)
     store = Store(client, settings, link=link, libraries=libraries)
     try:
         async with asyncio.timeout(settings.timeout_s):

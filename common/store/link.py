@@ -10,18 +10,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import redis.exceptions
+from redis.asyncio import Redis
 from redis.asyncio.connection import AbstractConnection
+
+from common.log import difference
+
+log = logging.getLogger("baton.store")
 
 MAX_ANSWER_BYTES = 4 << 20
 MAX_UNANSWERED_BYTES = 32 << 20
 MAX_DEPTH = 4  # arrays in arrays
 MOVED = ("READONLY", "LOADING", "MASTERDOWN")  # another server answers this address by now, or will
+OVERRIDDEN = ("_reader", "_writer")
+LOST = "speed: each call takes a connection of the pool; a server that became a replica is asked until it cuts the connection"
 
 
 class PartError(Exception):
@@ -41,14 +49,20 @@ class _Call:
 class Link:
     """Makes its connection when there is something to call. Safe for concurrent use."""
 
-    def __init__(self, new_connection: Callable[[], AbstractConnection], *, timeout_s: float) -> None:
+    def __init__(self, client: Redis, new_connection: Callable[[], AbstractConnection], *, timeout_s: float) -> None:
+        self._client = client  # calls in its own way where redis-py lacks what is taken over
         self._new_connection = new_connection
+        self._lacks = [f"AbstractConnection.{name}" for name in OVERRIDDEN if not hasattr(new_connection(), name)]
+        if self._lacks:
+            log.warning("store.library_differs", extra=difference("redis", self._lacks, LOST))
         self._timeout_s = timeout_s  # until it is connected, and that an answer may be due
         self._stream: _Stream | None = None
         self._connecting: asyncio.Task[_Stream] | None = None
 
     async def fcall(self, function: str, arguments: Sequence[Any], *, timeout_s: float) -> Any:
         """A function's answer. Raises redis-py's errors, OSError, and TimeoutError after `timeout_s`."""
+        if self._lacks:
+            return await self._pooled(function, arguments, timeout_s)
         command = encoded((b"FCALL", function, b"0", *arguments))
         give_up_at = asyncio.get_running_loop().time() + timeout_s
         stream = self._stream
@@ -60,6 +74,12 @@ class Link:
         async with asyncio.timeout_at(give_up_at):
             stream = await self._connected()
         return await stream.ask(command, give_up_at)
+
+    async def _pooled(self, function: str, arguments: Sequence[Any], timeout_s: float) -> Any:
+        words = [word for given in arguments for word in (given if isinstance(given, list) else (given,))]
+        async with asyncio.timeout(timeout_s):
+            said = [word if isinstance(word, bytes) else str(word).encode() for word in words]
+            return await self._client.fcall(function, 0, *said)
 
     async def close(self) -> None:
         if self._connecting is not None:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import inspect
 import logging
-from importlib.metadata import version
 from typing import Any
 
 import uvicorn
 from uvicorn.server import ServerState
+
+from common.log import difference
 
 log = logging.getLogger("baton.gateway")
 
@@ -64,8 +65,7 @@ def http_options(max_connections: int) -> dict[str, Any]:
         from gateway.http.connection import bounded_to
 
         return {"http": bounded_to(max_connections)}
-    told = {"library": "uvicorn", "version": version("uvicorn"), "lacks": lacks, "lost": LOST}
-    log.warning("gateway.library_differs", extra=told | {"remedy": "install the release that constraints.txt names"})
+    log.warning("gateway.library_differs", extra=difference("uvicorn", lacks, LOST))
     return {"http": "httptools", "limit_concurrency": max_connections}
 
 

@@ -65,7 +65,7 @@ async def serving(*serves: Serve, timeout_s: float = PATIENCE_S) -> AsyncIterato
     told.port = server.sockets[0].getsockname()[1]
     url = f"redis://127.0.0.1:{told.port}"
     pool = redis.asyncio.ConnectionPool.from_url(url, protocol=2, driver_info=None)
-    link = Link(pool.make_connection, timeout_s=timeout_s)
+    link = Link(redis.asyncio.Redis.from_pool(pool), pool.make_connection, timeout_s=timeout_s)
     try:
         yield link, told
     finally:
@@ -204,7 +204,7 @@ async def test_a_server_that_is_not_there_is_said_at_once_and_one_that_comes_is_
     async with serving(echo) as (_, server):
         port = server.port
     pool = redis.asyncio.ConnectionPool.from_url(f"redis://127.0.0.1:{port}", protocol=2, driver_info=None)
-    link = Link(pool.make_connection, timeout_s=PATIENCE_S)
+    link = Link(redis.asyncio.Redis.from_pool(pool), pool.make_connection, timeout_s=PATIENCE_S)
     results = await asyncio.gather(
         *(link.fcall("f", (), timeout_s=PATIENCE_S) for _ in range(3)), return_exceptions=True
     )
