@@ -15,7 +15,7 @@ from types import MappingProxyType
 from common.messages import WorkerState
 
 REMEMBERED_S = 600.0  # a group without workers, and what an earlier gateway wrote
-BEFORE_S = 3.0  # heard so soon after the start: it was here before
+BEFORE_S = 5.0  # heard so soon after the first group of all, some heartbeats long: it was here before
 MAX_SUBJECTS = 1_000
 
 
@@ -33,12 +33,13 @@ class Incumbents:
     ) -> None:
         self._written = written
         self._clock = clock
-        self._began_at = clock()
+        self._began_at: float | None = None  # when a first group was heard
         self._groups: dict[str, dict[str, _Group]] = {}
 
     def choose(self, subject: str, found: Mapping[str, Sequence[WorkerState]]) -> str:
         """The group that counts, of at least one."""
         now = self._clock()
+        self._began_at = now if self._began_at is None else self._began_at
         if len(self._groups) >= MAX_SUBJECTS and subject not in self._groups:
             self._groups.clear()
         known = self._groups.setdefault(subject, {})
@@ -60,8 +61,9 @@ class Incumbents:
     def _turn(
         self, subject: str, name: str, workers: Sequence[WorkerState], now: float
     ) -> tuple[bool, float, int, str]:
-        is_written = self._written.get(subject) == mark(name) and now - self._began_at < REMEMBERED_S
-        was_before = now - self._began_at < BEFORE_S
+        since_s = now - (now if self._began_at is None else self._began_at)
+        is_written = self._written.get(subject) == mark(name) and since_s < REMEMBERED_S
+        was_before = since_s < BEFORE_S
         return not is_written, 0.0 if was_before else now, min(state.incarnation for state in workers), name
 
 

@@ -40,7 +40,7 @@ class Up:
 
     def child(self, part: str) -> psutil.Process:
         """The child whose command line has `part` in it."""
-        return next(child for child in self.family() if part in " ".join(child.cmdline()))
+        return next(child for child in self.family() if part in _command(child))
 
     async def ends(self) -> tuple[int, list[str]]:
         """Wait for the end; return the exit code and the rest of what was said."""
@@ -68,3 +68,11 @@ async def up(model: Path, data: Path, *options: str, **variables: str) -> AsyncI
         if process.returncode is None:
             process.kill()
             await process.wait()
+
+
+def _command(process: psutil.Process) -> str:
+    """A process's command line; "" for one that has just ended."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
