@@ -15,7 +15,8 @@ from types import MappingProxyType
 from common.messages import WorkerState
 
 REMEMBERED_S = 600.0  # a group without workers, and what an earlier gateway wrote
-BEFORE_S = 5.0  # heard so soon after the first group of all, some heartbeats long: it was here before
+# A group that is heard so soon after the first one, within some heartbeats, was here before.
+BEFORE_S = 5.0
 MAX_SUBJECTS = 1_000
 
 
