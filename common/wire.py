@@ -154,7 +154,7 @@ class Wire(Client):  # type: ignore[misc]  # nats-py has no types
 
 
 def lacking(client: Client) -> list[str]:
-    """What is not there of nats-py's private parts that a `Wire` calls, reads or replaces."""
+    """Missing parts of nats-py's private ones that a `Wire` calls, reads or replaces."""
     lacks = [f"Client.{name}" for name in OVERRIDDEN + READ if not hasattr(client, name)]
     if not lacks and list(inspect.signature(Client._process_msg).parameters)[1:] != ARGUMENTS:
         lacks.append(f"Client._process_msg({', '.join(ARGUMENTS)})")

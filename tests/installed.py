@@ -60,7 +60,7 @@ async def serving(baton: Sequence[str], here: Path, environment: Mapping[str, st
 
 
 async def answer(url: str) -> str:
-    """What the demo model says to the question."""
+    """The demo model's answer to the question."""
     body = {"model": "demo", "messages": [{"role": "user", "content": QUESTION}], "temperature": 0}
     async with httpx.AsyncClient(base_url=url, timeout=PATIENCE_S) as client:
         told = (await client.post("/v1/chat/completions", json=body)).raise_for_status().json()

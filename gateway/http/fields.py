@@ -41,7 +41,7 @@ _ids_of = msgspec.json.Decoder(list[Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
 
 
 def ids_read(info: ValidationInfo) -> list[int] | None:
-    """What `parse_body` has read of this field by itself: checked already."""
+    """This field's value as `parse_body` has read it by itself: checked already."""
     return info.context.ids.get(info.field_name or "") if isinstance(info.context, Reading) else None
 
 
