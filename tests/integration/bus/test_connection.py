@@ -28,17 +28,12 @@ from tests.integration.waiting import LIMIT_S, eventually
 from tests.ports import own_port
 
 
-async def test_a_stream_that_another_release_made_for_good_is_named_with_the_remedy(
-    nats_url: str, raw: nats.NATS
-) -> None:
-    stream = raw.jetstream()
-    await stream.add_stream(name=subjects.JOBS_STREAM, subjects=["baton.jobs.*"], storage=StorageType.FILE)
-    try:
+async def test_a_stream_that_another_release_made_for_good_is_named_with_the_remedy(tmp_path: Path) -> None:
+    async with run_nats(data_dir=tmp_path) as server, await nats.connect(server.url) as raw:
+        await raw.jetstream().add_stream(name=subjects.JOBS_STREAM, subjects=["baton.jobs.*"], storage=StorageType.FILE)
         with pytest.raises(UnavailableError, match=f"nats stream rm {subjects.JOBS_STREAM}"):
-            async with connect_bus(NatsSettings(url=nats_url), name="test", limits=PATIENT):
+            async with connect_bus(NatsSettings(url=server.url), name="test", limits=PATIENT):
                 pass
-    finally:
-        await stream.delete_stream(subjects.JOBS_STREAM)
 
 
 async def test_connecting_to_nothing_says_where_it_tried_once_and_not_the_password(
