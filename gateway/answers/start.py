@@ -142,7 +142,7 @@ class Answers:
         except TimeoutError:
             raise DeadlineExceededError("the deadline passed before the grammar was checked") from None
         answer = Answer(
-            id=f"{ask.answer_prefix}-{uuid.uuid4().hex}",
+            id=f"{ask.answer_prefix}{uuid.uuid4().hex}",
             model=served.name,
             tokenizer=served.tokenizer,
             turn=self._turn,

@@ -36,7 +36,7 @@ class Chat:
         )
         return framing.asked(
             body,
-            answer_prefix="chatcmpl",
+            answer_prefix="chatcmpl-",
             prompts=[conversation],
             max_tokens=body.wanted_tokens,
             logprobs=body.num_logprobs,

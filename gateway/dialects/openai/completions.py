@@ -33,7 +33,7 @@ class Completions:
         ]
         return framing.asked(
             body,
-            answer_prefix="cmpl",
+            answer_prefix="cmpl-",
             prompts=prompts,
             max_tokens=body.max_tokens,
             logprobs=body.logprobs,

@@ -70,7 +70,7 @@ class Say:
     def ask(self, body: SayRequest) -> Ask:
         return Ask(
             model=body.model,
-            answer_prefix="tiny",
+            answer_prefix="tiny-",
             prompts=[Text(body.text)],
             stream=body.flowing,
             sampling=SamplingParams(max_tokens=body.words or 0),
