@@ -67,6 +67,7 @@ class Liar:
             roles=[],
             status=WorkerStatus.STARTING,
             region=region.public,
+            free_blocks=self._layout.num_blocks,
         )
         await self._bus.serve(subjects.peer(NAME, subjects.ANY), to_worker_decoder, self._answer)
         self._beating = asyncio.create_task(self._beat(state))
