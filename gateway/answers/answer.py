@@ -173,7 +173,8 @@ class Answer:
     """One answer in its making."""
 
     id: str
-    model: str
+    model: str  # as the client calls it
+    own_model: str  # the model's own name, for metrics and traces
     tokenizer: ChatTokenizer
     created: int = field(default_factory=lambda: int(time.time()))
     choices: list[Choice] = field(default_factory=list)

@@ -1,18 +1,22 @@
 """The models that this gateway serves: their names, and what their workers say of them now.
 
-Names and tokenizers are configured, because text becomes tokens here. Fingerprint and longest context come from heartbeats.
+Names, aliases and tokenizers are configured, because text becomes tokens here. Fingerprint and longest context come from
+heartbeats.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Protocol
 
 from common.messages import WorkerState
 from common.words import Role
 from gateway.answers.tokenizer import ChatTokenizer
 from gateway.request.contexts import cut_by_its_pool, longest, usual
+
+ANY = "*"  # the alias for every name that nothing else has
 
 
 class ReadyWorkers(Protocol):
@@ -31,7 +35,8 @@ class ReadyWorkers(Protocol):
 class Served:
     """A model as it is served now."""
 
-    name: str
+    name: str  # its own: workers, metrics and budgets know no other
+    asked_as: str  # the client's name for it: this one or an alias
     tokenizer: ChatTokenizer
     fingerprint: str = ""  # the weights' fingerprint; empty without a decode worker
     adapter: str = ""  # joins the hash root; "": the weights alone
@@ -47,21 +52,43 @@ class Served:
 
 
 class Catalogue:
-    """Finds models by name."""
+    """Finds models by name. As a collection it has the names that clients may ask for."""
 
-    def __init__(self, tokenizers: Mapping[str, ChatTokenizer], workers: ReadyWorkers) -> None:
+    def __init__(
+        self,
+        tokenizers: Mapping[str, ChatTokenizer],
+        workers: ReadyWorkers,
+        aliases: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        """`aliases`: further names -> the model's own; `*` is any other name."""
         self._tokenizers = dict(tokenizers)
         self._fleet = workers
+        self._aliases = dict(aliases)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """In configured order."""
+        """The models' own, in configured order."""
         return tuple(self._tokenizers)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._tokenizers
+        return isinstance(name, str) and self.own_name(name) in self._tokenizers
+
+    def __iter__(self) -> Iterator[str]:
+        """The models' own names, then the aliases."""
+        yield from self._tokenizers
+        yield from (alias for alias in self._aliases if alias != ANY)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def own_name(self, name: str) -> str:
+        """The model's own name; `name` itself where no model has it."""
+        if name in self._tokenizers or not self._aliases:
+            return name
+        return self._aliases.get(name) or self._aliases.get(ANY, name)
 
     def find(self, name: str) -> Served | None:
+        asked_as, name = name, self.own_name(name)
         tokenizer = self._tokenizers.get(name)
         if tokenizer is None:
             return None
@@ -70,6 +97,7 @@ class Catalogue:
         cut = cut_by_its_pool(decode)
         return Served(
             name=name,
+            asked_as=asked_as,
             tokenizer=tokenizer,
             fingerprint=fingerprint,
             max_model_len=longest(decode),
@@ -80,7 +108,12 @@ class Catalogue:
         )
 
     def all(self) -> list[Served]:
+        """Each model once."""
         return [served for name in self._tokenizers if (served := self.find(name)) is not None]
+
+    def listed(self) -> list[Served]:
+        """Each name that clients may ask for."""
+        return [served for name in self if (served := self.find(name)) is not None]
 
     def fingerprint(self, name: str) -> str:
         """See `ReadyWorkers.weights`; "" for a model that is not served."""

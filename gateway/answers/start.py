@@ -47,9 +47,10 @@ class Origin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCard:
-    """What clients may know of a served model."""
+    """What clients may know of a served model, under one of its names."""
 
     name: str
+    own_name: str  # another one: `name` is an alias
     created: int
     max_model_len: int | None
     tool_call_format: str | None  # None: calls come as text
@@ -80,8 +81,8 @@ class Answers:
         self.tokenising = Tokenising()
 
     def models(self) -> list[ModelCard]:
-        """The served models, also those without a ready worker."""
-        return [self._card(served) for served in self.catalogue.all()]
+        """The served models under each of their names, also those without a ready worker."""
+        return [self._card(served) for served in self.catalogue.listed()]
 
     def model(self, name: str) -> ModelCard:
         """Raises ModelNotFoundError."""
@@ -90,7 +91,8 @@ class Answers:
     def _card(self, served: Served) -> ModelCard:
         format_ = served.tokenizer.format.format
         return ModelCard(
-            name=served.name,
+            name=served.asked_as,
+            own_name=served.name,
             created=self._started_at,
             max_model_len=served.max_model_len,
             tool_call_format=format_.name or None,
@@ -104,7 +106,7 @@ class Answers:
         """Raises ModelNotFoundError, which lists the names."""
         served = self.catalogue.find(name)
         if served is None:
-            names = ", ".join(map(repr, self.catalogue.names))
+            names = ", ".join(map(repr, self.catalogue))
             raise ModelNotFoundError(f"the model {name!r} does not exist; this gateway serves {names}", param="model")
         return served
 
@@ -143,7 +145,8 @@ class Answers:
             raise DeadlineExceededError("the deadline passed before the grammar was checked") from None
         answer = Answer(
             id=f"{ask.answer_prefix}{uuid.uuid4().hex}",
-            model=served.name,
+            model=served.asked_as,
+            own_model=served.name,
             tokenizer=served.tokenizer,
             turn=self._turn,
             prompts=prompts,

@@ -55,5 +55,5 @@ class BatchMetrics:
     def tokens(self, answer: Answer) -> None:
         usage = answer.usage()
         self._gateway.tokens.add(
-            answer.model, prompt=usage.prompt_tokens, generated=usage.completion_tokens, cached=usage.cached_tokens
+            answer.own_model, prompt=usage.prompt_tokens, generated=usage.completion_tokens, cached=usage.cached_tokens
         )

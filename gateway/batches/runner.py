@@ -224,12 +224,12 @@ class LineRunner:
         """Read a line. Raises NotKeptError without its file, LaterError for another gateway's model."""
         raw = await self._store.line(line.file, line.part, line.place)
         try:
-            read = parse_line(raw, endpoint=line.endpoint, models=self._answers.catalogue.names)
+            read = parse_line(raw, endpoint=line.endpoint, models=self._answers.catalogue)
             model = model_of(read)
         except WrongLineError as error:  # it was checked when the batch was accepted
             log.warning("batches.line_of_another", extra={"batch": line.batch, "error": error.message})
             raise LaterError(OTHER_MODEL_RETRY_S) from error
-        return Asked(line, read.custom_id, bytes(read.body), model)
+        return Asked(line, read.custom_id, bytes(read.body), self._answers.catalogue.own_name(model))
 
     async def _keep(self, asked: Asked, result: Result) -> bool:
         """Keep a result, however long NATS is away or full. False: the line has one, or its batch is over."""

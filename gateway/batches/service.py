@@ -57,7 +57,7 @@ class Batches:
             tracer=self._tracer,
             trace_share=self._trace_share,
         )
-        self._workers = [lines, Steps(self._store, models=answers.catalogue.names)]
+        self._workers = [lines, Steps(self._store, models=answers.catalogue)]
         return BatchRoutes(self._store, tuple(dialects.batchable))
 
     async def start(self) -> None:

@@ -56,16 +56,17 @@ class Requests:
         tracer: Tracer | None = None,
         tokenizers: Mapping[str, ChatTokenizer] = MappingProxyType({}),
         models: Mapping[str, Own] = MappingProxyType({}),
+        aliases: Mapping[str, str] = MappingProxyType({}),
         incumbents: Incumbents | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`tokenizers`: of the models that it serves, by name; without any it takes requests that name none. `models`: what
-        else is known of those here."""
+        else is known of those here. `aliases`: see `Catalogue`."""
         self._bus = bus
         self._peers = peers
         own = {name: Own(tokenizer=tokenizer.fingerprint) for name, tokenizer in tokenizers.items()}
         self._agreement = Agreement(peers, {**own, **models}, incumbents)
-        self.catalogue = Catalogue(tokenizers, self._agreement)
+        self.catalogue = Catalogue(tokenizers, self._agreement, aliases)
         self._gateway_id = gateway_id
         self._clock = clock
         self._leaves = ""  # why, once it does

@@ -97,7 +97,7 @@ class Requested:
         self._longest = histogram("vllm:request_max_num_generation_tokens", "Tokens of the longest choice", _TOKENS)
 
     def add(self, answer: Answer) -> None:
-        model = self._models.of(answer.model)
+        model = self._models.of(answer.own_model)
         self._n.labels(model).observe(answer.choices_per_prompt)
         self._max_tokens.labels(model).observe(max([choice.max_tokens for choice in answer.choices], default=0))
         self._longest.labels(model).observe(max([choice.completion_tokens for choice in answer.choices], default=0))
@@ -223,7 +223,7 @@ class AnswerMetrics:
         self._metrics = metrics
         self._answer = answer
         self._started = started
-        self._gaps = metrics.latencies.gaps(answer.model)
+        self._gaps = metrics.latencies.gaps(answer.own_model)
         self._unsent: Choice | None = None  # a choice whose first text is on its way
         self._finishes: dict[int, str] = {}
         self._counted = False
@@ -233,7 +233,7 @@ class AnswerMetrics:
         if choice.told_at is not None:
             self._gaps.observe(now - choice.told_at)
         else:
-            self._metrics.latencies.first_token(self._answer.model, now - self._started)
+            self._metrics.latencies.first_token(self._answer.own_model, now - self._started)
             choice.generation.timeline.shown(now)
         choice.told_at = now
         self._unsent = None if choice.is_sent else choice
@@ -265,10 +265,10 @@ class AnswerMetrics:
         self._metrics.requested.add(answer)
         for choice in answer.choices:
             is_first = choice.index % per_prompt == 0
-            self._metrics.finished(answer.model, self._finishes.get(choice.index, "abort"))
-            self._metrics.latencies.last_token(answer.model, seconds, choice.generation.timings)
+            self._metrics.finished(answer.own_model, self._finishes.get(choice.index, "abort"))
+            self._metrics.latencies.last_token(answer.own_model, seconds, choice.generation.timings)
             self._metrics.tokens.add(
-                answer.model,
+                answer.own_model,
                 prompt=len(answer.prompts[choice.index // per_prompt]) if is_first else 0,
                 generated=choice.completion_tokens,
                 cached=choice.cached_tokens if is_first else 0,
@@ -277,4 +277,4 @@ class AnswerMetrics:
     def failed(self, code: str) -> None:
         if not self._counted:
             self._counted = True
-            self._metrics.failed(code, model=self._answer.model)
+            self._metrics.failed(code, model=self._answer.own_model)

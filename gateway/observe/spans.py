@@ -120,7 +120,7 @@ def describe_answer(answer: Answer) -> Attributes:
     usage = answer.usage()
     return _waits([choice.generation.timeline for choice in answer.choices]) | {
         "gen_ai.response.id": answer.id,
-        "gen_ai.response.model": answer.model,
+        "gen_ai.response.model": answer.own_model,
         "gen_ai.response.finish_reasons": [choice.finish or "abort" for choice in answer.choices],
         "gen_ai.usage.input_tokens": usage.prompt_tokens,
         "gen_ai.usage.output_tokens": usage.completion_tokens,

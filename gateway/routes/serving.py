@@ -68,7 +68,7 @@ class ServingRoutes:
             raw = await read_body(request, self._body_limits)
             await self._turns.take()
             body, ask = await checked(raw, entry.read, self._body_limits)
-            model = ask.model
+            model = self._answers.catalogue.own_name(ask.model)
             served = self._answers.check(ask, scope.tenant)
             origin = Origin(scope.tenant, scope.trace.context, scope.received_at)
             answer = await self._unless_gone(request, self._answers.start(ask, origin, served))

@@ -82,6 +82,7 @@ async def started(
             tracer=tracer,
             tokenizers=tokenizers,
             models=models,
+            aliases=settings.aliases,
             incumbents=incumbents,
         )
         await requests.start()

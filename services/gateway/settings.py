@@ -36,6 +36,10 @@ class GatewaySettings(ModelSettings, ServiceLevelOptions):
         description="what workers call the models, as model=its-name by commas, or its-name alone for a single model; empty: as "
         "this gateway does",
     )
+    alias: str = Field(
+        "",
+        description="further names of the served models, as gpt-4o=demo, by commas or one flag each; *=demo: any other name",
+    )
     tool_call_parser: str = Field(
         "auto",
         description="how models write tool calls: a format for all or model=format by commas; auto: by their files",
@@ -196,6 +200,21 @@ class GatewaySettings(ModelSettings, ServiceLevelOptions):
                 raise ConfigError(f"--worker-models: two models have the workers of {name!r}")
         return {model: name for model, name in named.items() if name}
 
+    @property
+    def aliases(self) -> dict[str, str]:
+        """Further names -> the served model's. Raises ConfigError."""
+        folders, found = self.folders, dict[str, str]()
+        for entry in _entries(self.alias):
+            name, _, model = (part.strip() for part in entry.partition("="))
+            if not name or model not in folders:
+                raise ConfigError(f"--alias {entry}: write NAME=MODEL, with a served model: {', '.join(folders)}")
+            if name in folders or found.get(name, model) != model:
+                raise ConfigError(
+                    f"--alias {entry}: {name!r} is {found.get(name, 'a served model')} already: choose another name"
+                )
+            found[name] = model
+        return found
+
     def parsers(self, model: str) -> Parsers:
         """The formats of a model's answers. Raises ConfigError."""
         from gateway.parsing.choose import Parsers
@@ -281,6 +300,7 @@ class GatewaySettings(ModelSettings, ServiceLevelOptions):
             raise ConfigError("--tls-key is given without --tls-cert: give both, or none for HTTP")
         for model in self.folders:
             self.parsers(model)
+        _ = self.aliases  # a wrong one is told now
         if self.host not in LOOPBACK and not self.keys and not self.tenants:
             raise ConfigError(
                 f"--host {self.host} is not loopback: set {PREFIX}API_KEYS (--api-keys) or --tenants, "

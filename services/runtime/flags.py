@@ -18,6 +18,7 @@ FLAGS = {"json_file": "--json", "print_json": "--json", "html_file": "--html", "
 FLAGS |= {"requests_file": "--per-request", "compare_files": "--compare"}
 POSITIONAL = {"up": "model", "gateway": "model", "prefill": "model", "decode": "model", "worker": "model"}
 POSITIONAL |= {"doctor": "model", "trace": "request"}
+REPEATABLE = ("alias",)  # a flag for each entry, or one with commas
 SERVERS = ("nats_url", "redis_url")
 # A command that is not here has so few options that it shows them all.
 COMMON = {
@@ -62,6 +63,7 @@ GROUPS = (  # title, beginnings of names; the first that fits counts
             "model",
             "served_",
             "worker_models",
+            "alias",
             "dtype",
             "max_model_len",
             "tool_call_parser",
@@ -181,6 +183,14 @@ class _IsSo(argparse.Action):
             raise ConfigError(f"{flag} {value}: {foreign.ELSEWHERE.get(flag or '', f'Baton has {wanted} alone')}")
 
 
+class _Joined(argparse.Action):
+    """A flag that may come again: its entries, by commas."""
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: Any, value: Any, flag: str | None = None) -> None:
+        said = getattr(namespace, self.dest, None)
+        setattr(namespace, self.dest, value if said is None else f"{said},{value}")
+
+
 def _groups(fields: dict[str, FieldInfo], first: list[str]) -> Iterator[tuple[str, list[str]]]:
     """Titles and names: the common ones, what is the command's own, then by subject."""
     if not first:
@@ -209,6 +219,9 @@ def _add(group: argparse._ArgumentGroup, name: str, field: FieldInfo, *, hidden:
         group.add_argument(flag, dest=name, action="store_const", const=True, help=shown)
         off = other if hidden or not field.default else f"switch off: {text}"
         group.add_argument(f"--no-{flag[2:]}", dest=name, action="store_const", const=False, help=off)
+        return
+    if name in REPEATABLE:
+        group.add_argument(flag, dest=name, action=_Joined, metavar="NAME=MODEL", help=help_text)
         return
     choices = choices_of(field)
     metavar = "{" + ",".join(choices.written) + "}" if choices.values else name.rpartition("_")[2].upper()

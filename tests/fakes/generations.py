@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import math
 import struct
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from common.errors import ServingError
@@ -62,9 +63,16 @@ class ScriptedGenerations:
     def in_flight(self) -> int:
         return len(self.running)
 
-    def catalogue(self, tokenizer: ChatTokenizer, *, name: str = "") -> Catalogue:
-        """One model, for which a worker is ready that reads `max_model_len` tokens."""
-        return Catalogue({name or self.model: tokenizer}, ScriptedWorkers(self))
+    def catalogue(
+        self,
+        tokenizer: ChatTokenizer,
+        *,
+        name: str = "",
+        also: Sequence[str] = (),
+        aliases: Mapping[str, str] = MappingProxyType({}),
+    ) -> Catalogue:
+        """One model, for which a worker is ready that reads `max_model_len` tokens; `also`: others with the same tokenizer."""
+        return Catalogue(dict.fromkeys((name or self.model, *also), tokenizer), ScriptedWorkers(self), aliases)
 
     def worker(self, role: str) -> WorkerState:
         layout = KVLayout(num_blocks=1 << 26, num_layers=1, block_size=16, num_kv_heads=1, head_dim=8, dtype="float32")

@@ -45,6 +45,7 @@ ANSWERS: dict[str, Json] = {
             "object": {"const": "model"},
             "created": _INTEGER,
             "owned_by": _TEXT,
+            "root": _TEXT,
             **dict.fromkeys(("max_model_len", "whole_model_len", "whole_kv_memory_mb"), _INTEGER_OR_NULL),
             "tool_call_format": _TEXT_OR_NULL,
             "reasoning_format": _TEXT_OR_NULL,

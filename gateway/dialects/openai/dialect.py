@@ -58,6 +58,7 @@ def _card(model: ModelCard) -> Json:
         "object": "model",
         "created": model.created,
         "owned_by": "baton",
+        "root": model.own_name,
         "max_model_len": model.max_model_len,
         "whole_model_len": model.whole_len,
         "whole_kv_memory_mb": model.whole_kv_mb,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +16,7 @@ import uvicorn
 from tokenizers import Tokenizer, decoders, models, normalizers
 
 from common.tracing import Tracer
+from gateway.answers.catalogue import Catalogue
 from gateway.answers.tokenizer import ChatTokenizer
 from gateway.app import HttpSettings, create_app
 from gateway.dialects import DIALECTS
@@ -99,12 +100,12 @@ async def run_gateway(
     protocol: type[BoundedProtocol] = BoundedProtocol,
     dialects: Sequence[Dialect] = DIALECTS,
     tracer: Tracer | None = None,
+    catalogue: Callable[[ScriptedGenerations], Catalogue] | None = None,
 ) -> AsyncIterator[Gateway]:
-    """Serve on an ephemeral port of the loopback address."""
+    """Serve on an ephemeral port of the loopback address. `catalogue`: by default of one model."""
     script = ScriptedGenerations(lambda spec: [*tokenizer.encode(TEXT), *tokenizer.eos_ids])
-    app = create_app(
-        generations=script, catalogue=script.catalogue(tokenizer), settings=settings, dialects=dialects, tracer=tracer
-    )
+    served = script.catalogue(tokenizer) if catalogue is None else catalogue(script)
+    app = create_app(generations=script, catalogue=served, settings=settings, dialects=dialects, tracer=tracer)
     listener = socket.create_server(("127.0.0.1", 0))
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     server = uvicorn.Server(

@@ -99,7 +99,14 @@ class Stream:
             for index, one in enumerate(self.generations)
         ]
         self.answer = Answer(
-            id="a", model="m", tokenizer=tokenizer, choices=choices, prompts=[[5]], turn=turn or Turn(), created=7
+            id="a",
+            model="m",
+            own_model="m",
+            tokenizer=tokenizer,
+            choices=choices,
+            prompts=[[5]],
+            turn=turn or Turn(),
+            created=7,
         )
         metrics = AnswerMetrics(GatewayMetrics(["m"]), self.answer, 0.0)
         self.streamed = StreamedAnswer(Chat(), self.body, self.answer, metrics)
@@ -386,7 +393,9 @@ async def test_completions_write_their_text_as_it_is(demo: ChatTokenizer) -> Non
     generation = Generation()
     rules, sampling = TextRules(), SamplingParams(max_tokens=100)
     choice = Choice(generation, demo, index=0, rules=rules, sampling=sampling)
-    answer = Answer(id="a", model='with "quotes"', tokenizer=demo, choices=[choice], prompts=[[5]], created=7)
+    answer = Answer(
+        id="a", model='with "quotes"', own_model="m", tokenizer=demo, choices=[choice], prompts=[[5]], created=7
+    )
     events = Completions().events(body, answer)
     for text in ('"', "\\", "\n", "\u2028", "\x00", "🙂", "plain"):
         told = events.event(choice, Piece(text=text))

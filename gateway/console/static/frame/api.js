@@ -28,7 +28,7 @@ export class ApiError extends Error {
 export const operator = () => key("admin") || key("api");
 
 export const readRequest = async (id) => (await call(`debug/requests/${encodeURIComponent(id)}`, { with: operator() })).requests;
-export const readModels = async () => (await call("v1/models", { with: key("api") })).data;
+export const readModels = async () => (await call("v1/models", { with: key("api") })).data.filter((one) => one.root === one.id); // no alias
 export const setRoles = (worker, roles) => order(worker, "roles", { roles });
 export const setDraining = (worker, draining) => order(worker, "drain", { draining });
 
