@@ -33,11 +33,11 @@ from gateway.batches.lines import WrongLineError, answered, model_of, parse_line
 from gateway.batches.metrics import BatchMetrics
 from gateway.batches.records import Line, Result, encode, line_decoder, result_decoder
 from gateway.batches.store import BatchStore
-from gateway.batches.streams import Delivery, TooLargeError
 from gateway.dialects.table import Entry
 from gateway.http.body import BodyLimits, checked
 from gateway.http.problem import NotKeptError, problem_of
 from gateway.http.request_scope import RequestTrace
+from gateway.keeping.streams import Delivery, TooLargeError
 from gateway.observe.spans import describe_answer, line_span
 from gateway.tenants.tenants import Tenant, Tenants
 
@@ -119,7 +119,7 @@ class LineRunner:
             else:
                 deliveries = await self._streams.fetch("line", most - len(self._tasks))
                 if self._stopping:
-                    return  # too late: `BatchStreams.close` gives them back
+                    return  # too late: `KeptStreams.close` gives them back
                 self._metrics.queued(deliveries[-1].num_waiting if deliveries else 0)
                 for delivery in deliveries:
                     self._start(delivery)

@@ -15,8 +15,7 @@ from gateway.batches.records import BatchLimits
 from gateway.batches.routes import BatchRoutes
 from gateway.batches.runner import LineRunner
 from gateway.batches.steps import Steps
-from gateway.batches.store import BatchStore
-from gateway.batches.streams import BatchStreams
+from gateway.batches.store import BatchStore, batch_streams
 from gateway.dialects.table import DialectTable
 from gateway.observe.metrics import GatewayMetrics
 from gateway.tenants.tenants import Tenants
@@ -38,7 +37,7 @@ class Batches:
     def __init__(
         self, nats: NatsSettings, limits: BatchLimits, tenants: Tenants, *, tracer: Tracer, trace_share: float
     ) -> None:
-        self._streams = BatchStreams(nats, store_bytes=limits.store_bytes, keep_s=limits.keep_s)
+        self._streams = batch_streams(nats, limits)
         self._store = BatchStore(self._streams, limits)
         self._tenants = tenants
         self._tracer = tracer

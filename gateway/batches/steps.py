@@ -31,8 +31,9 @@ from gateway.batches.records import (
     step_decoder,
 )
 from gateway.batches.store import BatchStore, keep_record
-from gateway.batches.streams import Delivery, StoreFullError
 from gateway.http.problem import NotKeptError
+from gateway.keeping.layout import StoreFullError
+from gateway.keeping.streams import Delivery
 
 log = logging.getLogger("baton.batches")
 
@@ -62,7 +63,7 @@ class Steps:
                 continue
             deliveries = await self._streams.fetch("step", MAX_CONCURRENT_STEPS - len(self._tasks))
             if self._stopping:
-                return  # too late: `BatchStreams.close` gives them back
+                return  # too late: `KeptStreams.close` gives them back
             for delivery in deliveries:
                 task = asyncio.create_task(self._take(delivery))
                 self._tasks.add(task)
@@ -174,7 +175,7 @@ class Steps:
     async def _ended(self, record: BatchRecord) -> BatchRecord:
         if not record.total:  # cancelled before its lines were taken on
             return record.to("cancelled", time.time())
-        await self._streams.purge(subjects.batch_line(record.id, "*"), stream=subjects.BATCH_WORK_STREAM)
+        await self._streams.purge(subjects.batch_line(record.id, "*"), work=True)
         if record.seal:
             try:
                 await self._seal(record)
@@ -242,7 +243,7 @@ class Steps:
         return await keep_record(self._streams, file, packer, keep_s=self._store.limits.keep_s)
 
     async def _clear(self, record: BatchRecord) -> None:
-        await self._streams.purge(subjects.batch_line(record.id, "*"), stream=subjects.BATCH_WORK_STREAM)
+        await self._streams.purge(subjects.batch_line(record.id, "*"), work=True)
         for subject in (subjects.batch_result, subjects.batch_failure, subjects.batch_start):
             await self._streams.purge(subject(record.id, "*"))
 

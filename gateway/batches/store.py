@@ -12,6 +12,7 @@ from typing import TypeVar
 import msgspec
 
 from common import subjects
+from common.bus import NatsSettings
 from common.errors import InvalidRequestError, OverloadedError, UnavailableError
 from gateway.batches.lines import LineCutter, Packer, lines_of
 from gateway.batches.records import (
@@ -27,8 +28,9 @@ from gateway.batches.records import (
     new_file_id,
     token_of,
 )
-from gateway.batches.streams import BatchStreams, Stored, StoreFullError
 from gateway.http.problem import ConflictError, NotKeptError
+from gateway.keeping.layout import Layout, StoreFullError
+from gateway.keeping.streams import KeptStreams, Stored
 
 log = logging.getLogger("baton.batches")
 
@@ -37,7 +39,22 @@ SLICE_BYTES = 8 << 10  # one turn of the event loop: lines may be of one byte
 MAX_CACHED_PARTS = 8  # half a megabyte or a line each
 UPLOADS_SHARE = 0.7  # share of the store; the rest is for results
 TURN_TIMEOUT_S = 10.0  # wait for the tenant's other batches to begin
+REMEDY = "delete files"
 R = TypeVar("R", FileRecord, BatchRecord)
+
+
+def batch_streams(nats: NatsSettings, limits: BatchLimits) -> KeptStreams:
+    """Where files, batches and their results are kept, and lines and steps wait."""
+    layout = Layout(
+        what="batches",
+        kept=subjects.BATCH_STREAM,
+        work=subjects.BATCH_WORK_STREAM,
+        kinds=("line", "step"),
+        store_bytes=limits.store_bytes,
+        keep_s=limits.keep_s,
+        remedy=REMEDY,
+    )
+    return KeptStreams(nats, layout)
 
 
 class FileWriter:
@@ -78,13 +95,13 @@ class FileWriter:
 
     async def _keep(self, part: bytes) -> None:
         if self._cutter.bytes > self._room:
-            raise StoreFullError(f"{self._room} bytes are left")
+            raise _full(f"{self._room} bytes are left")
         await self._streams.create(subjects.batch_part(self.id, self._parts), part)
         self._parts += 1
 
 
 async def keep_record(
-    streams: BatchStreams, file: FileRecord, content: LineCutter | Packer, *, keep_s: float
+    streams: KeptStreams, file: FileRecord, content: LineCutter | Packer, *, keep_s: float
 ) -> FileRecord:
     """Write the record that makes a file of its parts, unless there is one; return it."""
     now = int(time.time())
@@ -97,7 +114,7 @@ async def keep_record(
 class BatchStore:
     """The files and batches of all tenants."""
 
-    def __init__(self, streams: BatchStreams, limits: BatchLimits) -> None:
+    def __init__(self, streams: KeptStreams, limits: BatchLimits) -> None:
         self.streams = streams
         self.limits = limits
         self._read: dict[tuple[str, int], list[bytes]] = {}  # recently read parts as lines
@@ -110,7 +127,7 @@ class BatchStore:
         """Begin a file. Raises OverloadedError when the tenant has no room for one."""
         spare = int(UPLOADS_SHARE * self.limits.store_bytes) - await self.streams.used_bytes()
         if announced_bytes > spare:
-            raise StoreFullError("files leave room for results")
+            raise _full("files leave room for results")
         return FileWriter(self, tenant, min(spare, await self.tenant_room(tenant, announced_bytes)))
 
     async def tenant_room(self, tenant: str, num_bytes: int) -> int:
@@ -118,9 +135,9 @@ class BatchStore:
         files = await self.files(tenant)
         room = int(self.limits.store_bytes * self.limits.tenant_share) - sum(file.bytes for file in files)
         if len(files) >= self.limits.tenant_files:
-            raise StoreFullError(f"{len(files)} files of this API key")
+            raise _full(f"{len(files)} files of this API key")
         if num_bytes > room or room <= 0:
-            raise StoreFullError(f"{max(0, room)} bytes are left for this API key")
+            raise _full(f"{max(0, room)} bytes are left for this API key")
         return room
 
     async def files(self, tenant: str) -> list[FileRecord]:
@@ -245,7 +262,7 @@ class BatchStore:
         raise UnavailableError(f"batch {batch_id} is changed all the time: try again")
 
     async def load(self, tenant: str, batch_id: str) -> tuple[BatchRecord, int]:
-        """A tenant's batch, and its sequence for `BatchStreams.replace`. Raises NotKeptError."""
+        """A tenant's batch, and its sequence for `KeptStreams.replace`. Raises NotKeptError."""
         stored = await self.streams.get(subjects.batch_record(token_of(tenant), batch_id)) if is_id(batch_id) else None
         if stored is None:
             raise NotKeptError(f"no batch {batch_id[:100]!r}: it has expired, or never was", param="batch_id")
@@ -267,6 +284,10 @@ class BatchStore:
         with contextlib.suppress(UnavailableError, OverloadedError):
             await self.streams.enqueue(subjects.batch_step(record.id), encode(first_step(record)))
         return record
+
+
+def _full(told: str) -> StoreFullError:
+    return StoreFullError(told, what="batches", remedy=REMEDY)
 
 
 def _read(decoder: msgspec.msgpack.Decoder[R], stored: Stored) -> Iterator[R]:

@@ -17,7 +17,9 @@ from openai.types import Batch
 
 from common import subjects
 from common.bus import NatsSettings
-from gateway.batches.streams import BatchStreams
+from gateway.batches.records import BatchLimits
+from gateway.batches.store import batch_streams
+from gateway.keeping.streams import KeptStreams
 from tests.chaos.asks import Oracle
 from tests.e2e.cluster import ROOT, Cluster
 from tests.integration.waiting import eventually
@@ -317,9 +319,9 @@ async def test_a_client_that_hangs_up_leaves_nothing(cluster: Cluster) -> None:
 
 
 @contextlib.asynccontextmanager
-async def connected(cluster: Cluster) -> AsyncIterator[BatchStreams]:
+async def connected(cluster: Cluster) -> AsyncIterator[KeptStreams]:
     """The streams, seen by NATS's admin."""
-    found = BatchStreams(NatsSettings(url=cluster.nats.url), store_bytes=2048 << 20, keep_s=30 * 86_400.0)
+    found = batch_streams(NatsSettings(url=cluster.nats.url), BatchLimits())
     await found.open()
     try:
         yield found

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 
-from gateway.batches.streams import Stored
+from gateway.keeping.streams import Stored
 
 
 class StreamsInMemory:
-    """The part of `BatchStreams` that files and new batches need."""
+    """The part of `KeptStreams` that files and new batches need."""
 
     def __init__(self) -> None:
         self._kept: dict[str, Stored] = {}

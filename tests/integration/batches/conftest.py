@@ -8,7 +8,8 @@ import pytest
 import pytest_asyncio
 
 from gateway.answers.tokenizer import ChatTokenizer
-from gateway.batches import runner, steps, streams
+from gateway.batches import runner, steps
+from gateway.keeping import streams
 from services.runtime.servers import run_nats
 from tests.models import build_tokenizer
 

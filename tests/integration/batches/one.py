@@ -16,15 +16,14 @@ from common.bus import NatsSettings
 from common.tracing import NoTracer, Span
 from gateway.answers.start import Answers
 from gateway.answers.tokenizer import ChatTokenizer
-from gateway.batches import streams
 from gateway.batches.metrics import BatchMetrics
 from gateway.batches.records import BatchLimits, BatchRecord
 from gateway.batches.runner import LineRunner
 from gateway.batches.steps import Steps
-from gateway.batches.store import BatchStore
-from gateway.batches.streams import BatchStreams
+from gateway.batches.store import BatchStore, batch_streams
 from gateway.dialects import DIALECTS
 from gateway.dialects.table import DialectTable
+from gateway.keeping import streams
 from gateway.observe.metrics import GatewayMetrics
 from gateway.request.spec import GenerationSpec
 from gateway.tenants.budgets import Budgets, LocalBudgets
@@ -64,7 +63,7 @@ class One:
         budgets: Budgets | None = None,
         model: str = MODEL,
     ) -> None:
-        self.streams = BatchStreams(NatsSettings(url=url), store_bytes=limits.store_bytes, keep_s=limits.keep_s)
+        self.streams = batch_streams(NatsSettings(url=url), limits)
         self.store = BatchStore(self.streams, limits)
         self.generations = ScriptedGenerations(script)
         self.registry = CollectorRegistry()

@@ -15,9 +15,10 @@ from common.errors import (
     OverloadedError,
 )
 from gateway.answers.tokenizer import ChatTokenizer
-from gateway.batches import steps, store, streams
+from gateway.batches import steps, store
 from gateway.batches.records import BatchLimits, BatchRecord, encode, first_step, step_decoder
-from gateway.batches.streams import Stored
+from gateway.keeping import streams
+from gateway.keeping.streams import Stored
 from tests.integration.batches.one import LIMITS, TENANT, One, each_once, echo, unattended, work_of
 
 
@@ -81,7 +82,7 @@ async def test_a_batch_whose_work_was_lost_can_be_cancelled(url: str, tokenizer:
     one = One(url, tokenizer, echo)
     await one.streams.open()
     batch = await one.begin(1)
-    await one.streams.purge(subjects.batch_step(batch.id), stream=subjects.BATCH_WORK_STREAM)
+    await one.streams.purge(subjects.batch_step(batch.id), work=True)
     assert await work_of(one, subjects.batch_step(batch.id)) == []
     await one.store.cancel(TENANT, batch.id)
     assert await work_of(one, subjects.batch_step(batch.id)) == [subjects.batch_step(batch.id)]

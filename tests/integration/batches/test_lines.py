@@ -19,8 +19,9 @@ from common.errors import (
     WorkerFailedError,
 )
 from gateway.answers.tokenizer import ChatTokenizer
-from gateway.batches import runner, streams
-from gateway.batches.streams import Delivery
+from gateway.batches import runner
+from gateway.keeping import streams
+from gateway.keeping.streams import Delivery
 from gateway.tenants.budgets import Limits, LocalBudgets
 from gateway.tenants.tenants import Tenant, Tenants
 from tests.integration.batches.one import MODEL, TENANT, One, each_once, echo, line_of, work_of

@@ -1,10 +1,10 @@
-"""What the Batch API keeps in JetStream, through its own connection so that files delay no token.
+"""What gateways keep in JetStream, through a connection of its own so that nothing of this delays a token.
 
-NATS acknowledges what is on disk (`sync_interval: always`), and nothing is reported before. There are two streams:
+NATS acknowledges what is on disk (`sync_interval: always`), and nothing is reported before. A `Layout` names two streams:
 
-- `BATON_BATCH` holds one message a subject. `create` writes a subject once, however often it is tried; `replace` writes it if it
+- the kept one holds one message a subject. `create` writes a subject once, however often it is tried; `replace` writes it if it
   is still what was read.
-- `BATON_BATCH_WORK` is a work queue with one message a subject: the same work is not queued twice.
+- the work queue has one message a subject: the same work is not queued twice.
 """
 
 from __future__ import annotations
@@ -23,44 +23,26 @@ from nats.aio.msg import Msg
 from nats.js.api import (
     AckPolicy,
     ConsumerConfig,
-    DiscardPolicy,
     RawStreamMsg,
-    RetentionPolicy,
-    StorageType,
-    StreamConfig,
 )
 from nats.js.client import JetStreamContext
 
-from common import subjects
 from common.bus import NatsSettings, identity_of
-from common.errors import InvalidRequestError, OverloadedError, ServingError, UnavailableError, text_of
+from common.errors import InvalidRequestError, ServingError, UnavailableError, text_of
 from common.tasks import in_time
-
-log = logging.getLogger("baton.batches")
+from gateway.keeping.layout import Layout
 
 API_TIMEOUT_S = 5.0  # a disk may be slow
 RETRY_PAUSE_S = 0.5
-FULL_RETRY_S = 30.0
 PULL_S = 1.0
 ACK_WAIT_S = 6.0  # a dead gateway's work goes elsewhere after this
 BEAT_S = 2.0
 PAGE = 256  # messages that one request reads at most
 PAGE_BYTES = 8 << 20  # after these bytes it brings no further one
-WORK_BYTES = 256 << 20
 LAST_SEQUENCE = "Nats-Expected-Last-Subject-Sequence"
 _WRONG_SEQUENCE = 10071
 _FULL = frozenset({10023, 10047, 10077})  # JetStream's codes: out of resources, storage, or stream full
 _ERRORS = (nats.errors.Error, OSError, TimeoutError)
-
-
-class StoreFullError(OverloadedError):
-    """No disk space is left for files or batches."""
-
-    code = "insufficient_storage"
-
-    def __init__(self, told: str) -> None:
-        message = f"the store of batches is full ({told}): delete files, or try again later"
-        super().__init__(message, retry_after_s=FULL_RETRY_S)
 
 
 class TooLargeError(InvalidRequestError):
@@ -105,13 +87,13 @@ class Delivery:
             await self._raw.in_progress()
 
 
-class BatchStreams:
+class KeptStreams:
     """The two streams. Every call raises UnavailableError when NATS can't do it now."""
 
-    def __init__(self, settings: NatsSettings, *, store_bytes: int, keep_s: float) -> None:
+    def __init__(self, settings: NatsSettings, layout: Layout) -> None:
+        self.layout = layout
         self._settings = settings
-        self._store_bytes = store_bytes
-        self._keep_s = keep_s
+        self._log = logging.getLogger(f"baton.{layout.what}")
         self._client = Client()
         self._js: JetStreamContext = self._client.jetstream(timeout=API_TIMEOUT_S)
         self._opening = asyncio.Lock()
@@ -126,7 +108,7 @@ class BatchStreams:
         try:
             connecting = self._client.connect(
                 self._settings.url,
-                name="gateway-batches",
+                name=f"gateway-{self.layout.what}",
                 **identity_of(self._settings),
                 max_reconnect_attempts=-1,
                 reconnect_time_wait=0.2,
@@ -137,7 +119,7 @@ class BatchStreams:
             )
             await in_time(connecting, self._settings.connect_timeout_s)
         except _ERRORS as error:
-            raise UnavailableError(f"no NATS server for batches: {text_of(error)}") from error
+            raise UnavailableError(f"no NATS server for {self.layout.what}: {text_of(error)}") from error
         self._beating = asyncio.create_task(self._beat())
 
     async def close(self) -> None:
@@ -168,7 +150,7 @@ class BatchStreams:
         """What a subject has."""
         await self._ensure()
         try:
-            raw: RawStreamMsg = await self._js.get_msg(subjects.BATCH_STREAM, subject=subject)
+            raw: RawStreamMsg = await self._js.get_msg(self.layout.kept, subject=subject)
         except nats.js.errors.NotFoundError:
             return None
         except _ERRORS as error:
@@ -196,15 +178,15 @@ class BatchStreams:
         """What is kept in all."""
         await self._ensure()
         try:
-            return (await self._js.stream_info(subjects.BATCH_STREAM)).state.bytes or 0
+            return (await self._js.stream_info(self.layout.kept)).state.bytes or 0
         except _ERRORS as error:
             raise self._unavailable("could not count", error) from error
 
-    async def purge(self, subject: str, *, stream: str = subjects.BATCH_STREAM) -> None:
-        """Delete what a subject with wildcards has."""
+    async def purge(self, subject: str, *, work: bool = False) -> None:
+        """Delete what a subject with wildcards has, of `work` where that is said."""
         await self._ensure()
         try:
-            await self._js.purge_stream(stream, subject=subject)
+            await self._js.purge_stream(self.layout.work if work else self.layout.kept, subject=subject)
         except _ERRORS as error:
             raise self._unavailable("could not delete", error) from error
 
@@ -221,7 +203,7 @@ class BatchStreams:
             if error.err_code == _WRONG_SEQUENCE or "per subject" in told:
                 return 0
             if error.err_code in _FULL:
-                raise StoreFullError(told) from error
+                raise self.layout.full(told) from error
             raise self._unavailable("could not write", error) from error
         except _ERRORS as error:
             raise self._unavailable("could not write", error) from error
@@ -235,7 +217,7 @@ class BatchStreams:
         try:
             answers = await self._client.subscribe(inbox)
             try:
-                to = f"$JS.API.DIRECT.GET.{subjects.BATCH_STREAM}"
+                to = f"$JS.API.DIRECT.GET.{self.layout.kept}"
                 await self._client.publish(to, json.dumps(request).encode(), reply=inbox)
                 while True:
                     message = await answers.next_msg(API_TIMEOUT_S)
@@ -244,7 +226,7 @@ class BatchStreams:
                     if status := headers.get("Status"):
                         if status in ("204", "404"):
                             return found
-                        raise UnavailableError(f"could not read batches: {status}")
+                        raise UnavailableError(f"could not read {self.layout.what}: {status}")
                     found.append(
                         Stored(
                             subject=headers["Nats-Subject"],
@@ -265,7 +247,7 @@ class BatchStreams:
         return await self._publish(subject, data) > 0
 
     async def fetch(self, kind: str, number: int) -> list[Delivery]:
-        """Up to `number` pieces of work ("line", "step") as soon as there is one; [] after a while.
+        """Up to `number` pieces of work (see `Layout.kinds`) as soon as there is one; [] after a while.
 
         Don't cancel it: what an abandoned pull brings comes again only after `ACK_WAIT_S`.
         """
@@ -279,7 +261,7 @@ class BatchStreams:
             if not isinstance(error, UnavailableError):
                 self._is_open = False  # the consumer may be gone: look
             if not self._told:  # once, until it works again
-                log.warning("batches.no_work", extra={"error": text_of(error)})
+                self._log.warning(f"{self.layout.what}.no_work", extra={"error": text_of(error)})
             self._told = True
             await asyncio.sleep(RETRY_PAUSE_S)
             return []
@@ -296,7 +278,7 @@ class BatchStreams:
                 try:
                     await delivery.beat()
                 except Exception:  # the others must not be lost
-                    log.exception("batches.beat_failed")
+                    self._log.exception(f"{self.layout.what}.beat_failed")
 
     # -- connection --------------------------------------------------------------------------------------------------
 
@@ -311,34 +293,14 @@ class BatchStreams:
                 return
             try:
                 await self._make_streams()
-                for kind in ("line", "step"):
+                for kind in self.layout.kinds:
                     await self._make_consumer(kind)
             except _ERRORS as error:
-                raise UnavailableError(f"batches are not ready: {text_of(error)}") from error
+                raise UnavailableError(f"{self.layout.what} are not ready: {text_of(error)}") from error
             self._is_open = True
 
     async def _make_streams(self) -> None:
-        kept = StreamConfig(
-            name=subjects.BATCH_STREAM,
-            subjects=["baton.batch.>"],
-            storage=StorageType.FILE,
-            discard=DiscardPolicy.NEW,  # what was acknowledged makes room for nothing
-            max_msgs_per_subject=1,
-            max_bytes=self._store_bytes,
-            max_age=self._keep_s,
-            allow_direct=True,
-        )
-        work = StreamConfig(
-            name=subjects.BATCH_WORK_STREAM,
-            subjects=["baton.batchwork.>"],
-            retention=RetentionPolicy.WORK_QUEUE,
-            storage=StorageType.FILE,
-            discard=DiscardPolicy.NEW,
-            max_msgs_per_subject=1,
-            discard_new_per_subject=True,
-            max_bytes=WORK_BYTES,
-        )
-        for config in (kept, work):
+        for config in self.layout.streams():
             try:
                 await self._js.add_stream(config)
             except nats.js.errors.BadRequestError:  # it is there, configured otherwise
@@ -348,25 +310,25 @@ class BatchStreams:
         config = ConsumerConfig(
             name=kind,
             durable_name=kind,
-            filter_subject=f"baton.batchwork.{kind}.>",
+            filter_subject=f"{self.layout.work_root}.{kind}.>",
             ack_policy=AckPolicy.EXPLICIT,
             ack_wait=ACK_WAIT_S,
             max_deliver=-1,
             max_ack_pending=-1,  # delayed messages count, too; the queue itself is bounded
         )
-        await self._js.add_consumer(subjects.BATCH_WORK_STREAM, config)
+        await self._js.add_consumer(self.layout.work, config)
         if kind not in self._pulls:
-            self._pulls[kind] = await self._js.pull_subscribe_bind(kind, stream=subjects.BATCH_WORK_STREAM)
+            self._pulls[kind] = await self._js.pull_subscribe_bind(kind, stream=self.layout.work)
 
     async def _on_reconnected(self) -> None:
         self._is_open = False
 
     async def _on_error(self, error: Exception) -> None:
-        log.debug("batches.connection", extra={"error": text_of(error)})
+        self._log.debug(f"{self.layout.what}.connection", extra={"error": text_of(error)})
 
     def _unavailable(self, what: str, error: BaseException) -> UnavailableError:
         self._is_open = False  # a restarted server may lack our streams
-        return UnavailableError(f"{what} batches: {text_of(error)}")
+        return UnavailableError(f"{what} {self.layout.what}: {text_of(error)}")
 
 
 def _heed_cancellation() -> None:

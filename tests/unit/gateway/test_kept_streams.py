@@ -1,4 +1,4 @@
-"""What a cancelled call of the batches' streams does where NATS answers at that very moment."""
+"""What a cancelled call of kept streams does where NATS answers at that very moment."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 
 from common.bus import NatsSettings
-from gateway.batches.streams import BatchStreams
+from gateway.batches.records import BatchLimits
+from gateway.batches.store import batch_streams
+from gateway.keeping.streams import KeptStreams
 
 ANSWER = SimpleNamespace(seq=7, data=b"")
-CALLS: dict[str, Callable[[BatchStreams], Awaitable[object]]] = {
+CALLS: dict[str, Callable[[KeptStreams], Awaitable[object]]] = {
     "put": lambda streams: streams.put("baton.batch.x", b""),
     "get": lambda streams: streams.get("baton.batch.x"),
     "fetch": lambda streams: streams.fetch("line", 1),
@@ -36,7 +38,7 @@ async def _messages(*_: object, **__: object) -> list[Any]:
 @pytest.mark.parametrize("name", CALLS)
 async def test_it_ends_and_keeps_what_came(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It went on to the next call, and was told again a second later: `Batches.stop` took several."""
-    streams = BatchStreams(NatsSettings(), store_bytes=1 << 20, keep_s=1.0)
+    streams = batch_streams(NatsSettings(), BatchLimits())
 
     async def ensured() -> None: ...
 
