@@ -26,8 +26,8 @@ class StoreFullError(OverloadedError):
 class Layout:
     """A kept stream and its work queue: their names and bounds. A stream `BATON_X` has the subjects `baton.x.>`.
 
-    `what` names in messages and logs what is kept, `remedy` is for whoever finds the store full. Work of a kind has its name behind
-    the queue's own in its subject.
+    `what` names in messages and logs what is kept, `remedy` is for whoever finds the store full. A subject of work has its kind
+    behind the queue's name.
     """
 
     what: str
