@@ -15,7 +15,8 @@ from gateway.answers.catalogue import Served
 from gateway.answers.start import Answers
 from gateway.answers.tokenizer import ChatTokenizer
 from gateway.dialects.openai.messages import MAX_MESSAGES, Message
-from gateway.dialects.openai.tools import MAX_TOOLS, ToolDefinition, rules_of
+from gateway.dialects.openai.tools import ToolDefinition, rules_of
+from gateway.dialects.tools import MAX_TOOLS
 from gateway.http.api import ApiPart, fields, post
 from gateway.http.body import BodyLimits, read_fields
 from gateway.http.fields import MAX_TOKEN_IDS, StrictFields, TokenIds

@@ -1,19 +1,11 @@
-"""Fields that clients of other servers and routers send, and what becomes of each.
-
-They mean one of ours, or change nothing here and are named in the answer's headers, or would change the answer and are refused
-with the remedy.
-"""
+"""Fields that clients of other servers and routers send to OpenAI's paths, and what becomes of each."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
-from gateway.http.fields import OFF
+from gateway.dialects.foreign import EMPTY, Foreign, Json, as_ours, ignored, refused, translated
 
-Json = dict[str, Any]
-EMPTY: tuple[Any, ...] = (False, "", [], {})
 _BOOL: Json = {"type": ["boolean", "null"]}
 _INTEGER: Json = {"type": ["integer", "null"]}
 _TEXT: Json = {"type": ["string", "null"]}
@@ -28,80 +20,7 @@ _THINKING: Json = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Foreign:
-    """The fate of a field. Without `means` it changes nothing, or is refused unless its value is one of `off`."""
-
-    says: str  # our field, why it changes nothing, or the remedy
-    means: Callable[[Any], Mapping[str, Any]] | None = None  # our fields; raises ValueError
-    is_refused: bool = False
-    off: tuple[Any, ...] = ()  # values that are as if the field were absent
-    schema: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def described(self) -> Json:
-        """Its JSON schema."""
-        if self.is_refused:
-            values = {"enum": [None, *self.off]} if self.off != EMPTY else OFF
-            return {**values, "description": self.fate}
-        return {**self.schema, "description": self.fate}
-
-    @property
-    def fate(self) -> str:
-        """For docs."""
-        if self.means is not None:
-            return f"as {self.says}"
-        return f"refused: {self.says}" if self.is_refused else f"ignored: {self.says}"
-
-
-def translated(
-    body: Mapping[str, Any], foreign: Mapping[str, Foreign], unknown: Collection[str] = ()
-) -> tuple[Json, tuple[str, ...]]:
-    """A body in our fields, and which of its own were ignored: `unknown` ones as well. What it says in ours goes before.
-
-    Raises ValueError that begins with a field's name.
-    """
-    ours: Json = {}
-    meant: list[Mapping[str, Any]] = []
-    ignored: list[str] = []
-    for name, value in body.items():
-        fate = foreign.get(name)
-        if fate is None and name not in unknown:
-            ours[name] = value
-        elif value is None or (fate is not None and value in fate.off):
-            continue
-        elif fate is None or (fate.means is None and not fate.is_refused):
-            ignored.append(name)
-        elif fate.means is not None:
-            meant.append(_meant(name, value, fate.means))
-        else:
-            raise ValueError(f"{name}: {fate.says}")
-    for fields in meant:
-        for name, value in fields.items():
-            _join(ours, name, value)
-    return ours, tuple(ignored)
-
-
-def _meant(name: str, value: Any, means: Callable[[Any], Mapping[str, Any]]) -> Mapping[str, Any]:
-    try:
-        return means(value)
-    except ValueError as error:
-        raise ValueError(f"{name}: {error}") from None
-
-
-def _join(ours: Json, name: str, value: Any) -> None:
-    said = ours.get(name)
-    if said is None:
-        ours[name] = value
-    elif isinstance(said, dict) and isinstance(value, dict):
-        ours[name] = value | said
-
-
 # -- what they mean ---------------------------------------------------------------------------------------------------
-
-
-def _same(name: str) -> Callable[[Any], Json]:
-    return lambda value: {name: value}
 
 
 def _tokens(value: Any) -> Json:
@@ -205,25 +124,6 @@ def _chat_probabilities(value: Any) -> Json:
 # -- the table --------------------------------------------------------------------------------------------------------
 
 
-def _as(
-    says: str,
-    *fields: str,
-    schema: Json,
-    means: Callable[[Any], Mapping[str, Any]] | None = None,
-    off: tuple[Any, ...] = (),
-) -> dict[str, Foreign]:
-    written = says if "`" in says else f"`{says}`"
-    return dict.fromkeys(fields, Foreign(says=written, means=means or _same(says), off=off, schema=schema))
-
-
-def _ignored(why: str, *fields: str) -> dict[str, Foreign]:
-    return dict.fromkeys(fields, Foreign(says=why))
-
-
-def _refused(remedy: str, *fields: str, off: tuple[Any, ...] = EMPTY) -> dict[str, Foreign]:
-    return dict.fromkeys(fields, Foreign(says=remedy, is_refused=True, off=off))
-
-
 _OF_MACHINES = frozenset(
     {
         "num_ctx", "num_batch", "num_gpu", "main_gpu", "num_thread", "num_keep", "use_mmap", "use_mlock", "low_vram", "numa",
@@ -235,119 +135,119 @@ _AS_DOCUMENTED = "the answer has what is documented here"
 _COUNT: Json = {**_INTEGER, "minimum": 0, "maximum": 20}
 _TEXTS: Json = {"type": ["array", "null"], "items": {"type": "string", "minLength": 1}, "maxItems": 16}
 SHARED: dict[str, Foreign] = {
-    **_as("max_tokens", "n_predict", "num_predict", "max_new_tokens", "max_output_tokens", schema=_INTEGER, means=_tokens),
-    **_as(
+    **as_ours("max_tokens", "n_predict", "num_predict", "max_new_tokens", "max_output_tokens", schema=_INTEGER, means=_tokens),
+    **as_ours(
         "repetition_penalty", "repeat_penalty", schema={"type": ["number", "null"], "exclusiveMinimum": 0, "maximum": 100}
     ),
-    **_as("typical_p", "typical", schema={"type": ["number", "null"], "minimum": 0, "maximum": 1}),
-    **_as("seed", "random_seed", "sampling_seed", schema=_INTEGER),
-    **_as("stop", "stop_sequences", schema=_TEXTS),
-    **_as("bad_words", "banned_strings", schema=_TEXTS),
-    **_as(
+    **as_ours("typical_p", "typical", schema={"type": ["number", "null"], "minimum": 0, "maximum": 1}),
+    **as_ours("seed", "random_seed", "sampling_seed", schema=_INTEGER),
+    **as_ours("stop", "stop_sequences", schema=_TEXTS),
+    **as_ours("bad_words", "banned_strings", schema=_TEXTS),
+    **as_ours(
         "truncate_prompt_tokens", "truncate", "prompt_truncate_len", schema={**_INTEGER, "minimum": 1}, off=(False,)
     ),
-    **_as("cache_salt", "extra_key", schema=_TEXT),
-    **_as("ignore_eos", "ban_eos_token", schema=_BOOL),
-    **_as("include_stop_str_in_output", "no_stop_trim", schema=_BOOL),
-    **_as("`temperature: 0` where it is false", "do_sample", schema=_BOOL, means=_greedy),
-    **_as(
+    **as_ours("cache_salt", "extra_key", schema=_TEXT),
+    **as_ours("ignore_eos", "ban_eos_token", schema=_BOOL),
+    **as_ours("include_stop_str_in_output", "no_stop_trim", schema=_BOOL),
+    **as_ours("`temperature: 0` where it is false", "do_sample", schema=_BOOL, means=_greedy),
+    **as_ours(
         "response_format", "format", schema={"anyOf": [{"const": "json"}, _OBJECT]}, means=_format, off=("",)
     ),
-    **_as("stream_options", "usage", schema=_OBJECT, means=_usage),
+    **as_ours("stream_options", "usage", schema=_OBJECT, means=_usage),
     "options": Foreign(
         says="the fields of the same names, but for those of the machine", means=_options, schema=_OBJECT
     ),
-    **_ignored(
+    **ignored(
         "one KV cache serves all requests, and forgets by itself",
         "cache_prompt", "cache_control", "keep_alive", "id_slot", "slot_id", "n_keep", "n_discard", "prompt_cache_max_len",
         "with_cache", "preserve_cache", "session_id", "conversation_id", "chat_id", "user_id",
     ),
-    **_ignored(
+    **ignored(
         "Baton chooses workers itself, and serves the models that it lists",
         "nvext", "kv_transfer_params", "bootstrap_host", "bootstrap_port", "bootstrap_room", "data_parallel_rank", "provider",
         "models", "route", "transforms", "preset", "fallbacks", "num_ctx",
     ),
-    **_ignored(
+    **ignored(
         "for clients, proxies and hosts",
         "trace", "trace_id", "rid", "litellm_metadata", "litellm_call_id", "litellm_trace_id", "custom_llm_provider",
         "drop_params", "num_retries", "caching", "anthropic_version", "betas", "features", "background_tasks", "model_item",
         "char_name", "user_name", "chat_completion_source", "safety_model", "safety_settings", "compliance",
         "mask_sensitive_info", "vllm_xargs", "custom_params",
     ),
-    **_ignored(
+    **ignored(
         _AS_DOCUMENTED,
         "details", "decoder_input_details", "return_progress", "return_tokens", "response_fields", "post_sampling_probs",
         "top_n_tokens", "perf_metrics_in_response", "log_metrics", "raw_output", "return_text_in_logprobs", "result_format",
         "incremental_output",
     ),
-    **_ignored(
+    **ignored(
         "samplers have one order; these only shape others, and penalties look at the whole text",
         "samplers", "sampler_order", "sampler_priority", "temperature_last", "min_keep", "penalize_nl", "repeat_last_n",
         "mirostat_tau", "mirostat_eta", "dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers",
         "xtc_threshold", "dynatemp_exponent", "smoothing_curve", "early_stopping",
     ),
-    **_ignored("there are no drafts", "speculative.n_max", "speculative.n_min", "speculative.p_min"),
-    **_ignored("only text is read", "mm_processor_kwargs", "media_io_kwargs"),
-    **_refused(
+    **ignored("there are no drafts", "speculative.n_max", "speculative.n_min", "speculative.p_min"),
+    **ignored("only text is read", "mm_processor_kwargs", "media_io_kwargs"),
+    **refused(
         _NO_SAMPLER,
         "mirostat", "mirostat_mode", "dry_multiplier", "xtc_probability", "dynatemp_range", "dynamic_temperature", "top_a",
         "epsilon_cutoff", "eta_cutoff", "smoothing_factor", "penalty_alpha", "no_repeat_ngram_size", "watermark",
         "custom_logit_processor", "negative_prompt",
     ),
-    **_refused(_NO_SAMPLER, "top_n_sigma", off=(*EMPTY, -1)),
-    **_refused(_NO_SAMPLER, "tfs_z", "tfs", "guidance_scale", "encoder_repetition_penalty", "num_beams", off=(*EMPTY, 1)),
-    **_refused("use bad_words or logit_bias", "custom_token_bans"),
-    **_refused("use stop", "stop_regex"),
-    **_refused("no adapters are served: name a model of /v1/models", "lora_path", "adapter_id", "lora", "lora_request"),
-    **_refused(
+    **refused(_NO_SAMPLER, "top_n_sigma", off=(*EMPTY, -1)),
+    **refused(_NO_SAMPLER, "tfs_z", "tfs", "guidance_scale", "encoder_repetition_penalty", "num_beams", off=(*EMPTY, 1)),
+    **refused("use bad_words or logit_bias", "custom_token_bans"),
+    **refused("use stop", "stop_regex"),
+    **refused("no adapters are served: name a model of /v1/models", "lora_path", "adapter_id", "lora", "lora_request"),
+    **refused(
         "not supported",
         "return_hidden_states", "return_routed_experts", "prompt_embeds", "session_params", "deferred", "grammar_lazy",
         "grammar_triggers",
     ),
-    **_refused("only text is read", "image_data", "images"),
-    **_refused("send its fields beside the others", "extra_body"),
-    **_refused("use timeout", "t_max_predict_ms", "t_max_prompt_ms", off=(*EMPTY, -1)),
-    **_refused("use truncate_prompt_tokens: -1", "context_length_exceeded_behavior", off=(*EMPTY, "error")),
-    **_refused(
+    **refused("only text is read", "image_data", "images"),
+    **refused("send its fields beside the others", "extra_body"),
+    **refused("use timeout", "t_max_predict_ms", "t_max_prompt_ms", off=(*EMPTY, -1)),
+    **refused("use truncate_prompt_tokens: -1", "context_length_exceeded_behavior", off=(*EMPTY, "error")),
+    **refused(
         "nothing is searched: give what was found in a message",
         "enable_search", "web_search", "enable_web_search", "search_parameters", "search_settings", "plugins",
     ),
-    **_refused("the model's own template is used; --chat-template gives another one", "template", "raw", "context"),
-    **_refused("write it into the messages", "safe_prompt", "prompt_mode", "guideline", "tool_prompt"),
+    **refused("the model's own template is used; --chat-template gives another one", "template", "raw", "context"),
+    **refused("write it into the messages", "safe_prompt", "prompt_mode", "guideline", "tool_prompt"),
 }  # fmt: skip
 CHAT: dict[str, Foreign] = {
     **SHARED,
-    **_as("`reasoning_effort: none` where it is false", "enable_thinking", schema=_BOOL, means=_thinks),
-    **_as(
+    **as_ours("`reasoning_effort: none` where it is false", "enable_thinking", schema=_BOOL, means=_thinks),
+    **as_ours(
         "`reasoning_effort: none` where it is true", "disable_reasoning", schema=_BOOL,
         means=lambda value: _thinks(not _switch(value)),
     ),
-    **_as(
+    **as_ours(
         "reasoning_effort", "think", schema={"enum": [None, True, False, "none", "low", "medium", "high"]}, means=_think
     ),
-    **_as("reasoning_effort", "thinking", schema={"anyOf": [_BOOL, _THINKING]}, means=_thinking),
-    **_as("reasoning_effort", "reasoning", schema=_OBJECT, means=_reasoning),
-    **_as(
+    **as_ours("reasoning_effort", "thinking", schema={"anyOf": [_BOOL, _THINKING]}, means=_thinking),
+    **as_ours("reasoning_effort", "reasoning", schema=_OBJECT, means=_reasoning),
+    **as_ours(
         "include_reasoning", "reasoning_format", schema={"enum": [None, "auto", "deepseek", "parsed", "hidden"]},
         means=_reasoning_format,
     ),
-    **_as("thinking_token_budget", "reasoning_budget", "reasoning_budget_tokens", schema={**_INTEGER, "minimum": -1}),
-    **_as("top_logprobs", "n_probs", schema=_COUNT, means=_chat_probabilities),
-    **_ignored(_AS_DOCUMENTED, "stream_reasoning", "tool_stream", "clear_thinking", "reasoning_history"),
-    **_refused(_APART, "separate_reasoning", "reasoning_split", off=(True,)),
-    **_refused(_APART, "reasoning_in_content"),
-    **_refused("without `tools` calls are text", "parse_tool_calls", off=(True,)),
-    **_refused("send it as a message of role system", "system", "system_prompt"),
-    **_refused("send messages, or use /v1/completions", "prompt", "inputs"),
+    **as_ours("thinking_token_budget", "reasoning_budget", "reasoning_budget_tokens", schema={**_INTEGER, "minimum": -1}),
+    **as_ours("top_logprobs", "n_probs", schema=_COUNT, means=_chat_probabilities),
+    **ignored(_AS_DOCUMENTED, "stream_reasoning", "tool_stream", "clear_thinking", "reasoning_history"),
+    **refused(_APART, "separate_reasoning", "reasoning_split", off=(True,)),
+    **refused(_APART, "reasoning_in_content"),
+    **refused("without `tools` calls are text", "parse_tool_calls", off=(True,)),
+    **refused("send it as a message of role system", "system", "system_prompt"),
+    **refused("send messages, or use /v1/completions", "prompt", "inputs"),
 }  # fmt: skip
 COMPLETIONS: dict[str, Foreign] = {
     **SHARED,
-    **_as("logprobs", "n_probs", schema=_COUNT, means=_probabilities),
-    **_ignored(
+    **as_ours("logprobs", "n_probs", schema=_COUNT, means=_probabilities),
+    **ignored(
         "a prompt has no template, and a text no parts",
         "enable_thinking", "disable_reasoning", "think", "thinking", "reasoning", "reasoning_format", "reasoning_effort",
         "include_reasoning", "separate_reasoning", "chat_template_kwargs",
     ),
-    **_refused("use /v1/chat/completions", "messages", "tools", "system", "system_prompt"),
-    **_refused("send prompt", "inputs"),
+    **refused("use /v1/chat/completions", "messages", "tools", "system", "system_prompt"),
+    **refused("send prompt", "inputs"),
 }  # fmt: skip

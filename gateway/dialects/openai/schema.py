@@ -9,18 +9,20 @@ from pydantic import Field, PrivateAttr, StrictBool, StrictInt, ValidationInfo, 
 
 from gateway.answers.ask import ToolRules
 from gateway.answers.start import MAX_SEQUENCES
-from gateway.dialects.openai.foreign import CHAT, COMPLETIONS, Foreign
+from gateway.dialects.foreign import Foreign
+from gateway.dialects.openai.foreign import CHAT, COMPLETIONS
 from gateway.dialects.openai.messages import MAX_MESSAGES, Message
 from gateway.dialects.openai.shared import INERT, MAX_LOGPROBS, SCHEMAS, UNSUPPORTED, CommonFields
 from gateway.dialects.openai.tools import (
     CHOICE_SCHEMA,
-    MAX_TOOLS,
     OLDER_CHOICE_SCHEMA,
     Function,
     ToolDefinition,
     older_choice,
     rules_of,
 )
+from gateway.dialects.thinking import may_think, template_variables
+from gateway.dialects.tools import MAX_TOOLS
 from gateway.http.fields import MAX_TOKEN_IDS, Count, ids_read
 
 _CHAT_UNSUPPORTED = UNSUPPORTED | {
@@ -115,16 +117,12 @@ class ChatRequest(CommonFields):
         effort = self.reasoning_effort
         if effort in (None, "auto"):
             return self.chat_template_kwargs or {}
-        thinks = effort != "none"
-        said = {"enable_thinking": thinks, "thinking": thinks} | ({"reasoning_effort": effort} if thinks else {})
-        return said | (self.chat_template_kwargs or {})
+        return template_variables(thinks=effort != "none", effort=effort) | (self.chat_template_kwargs or {})
 
     @property
     def may_think(self) -> bool:
         """Whether the client did not say that it wants no reasoning."""
-        said = self.template_variables
-        is_off = said.get("enable_thinking") is False or said.get("thinking") is False
-        return self.include_reasoning and not is_off and said.get("reasoning_effort") != "none"
+        return self.include_reasoning and may_think(self.template_variables)
 
     @property
     def reasoning_budget(self) -> int | None:

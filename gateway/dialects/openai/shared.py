@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar
 
 from pydantic import (
-    ConfigDict,
     Field,
-    ModelWrapValidatorHandler,
     PrivateAttr,
     StrictBool,
     StrictInt,
     StrictStr,
-    ValidationInfo,
     field_validator,
     model_validator,
 )
 
-from gateway.dialects.openai.foreign import Foreign, translated
+from gateway.dialects.foreign import TranslatedFields
 from gateway.dialects.openai.formats import FOLLOWED, RESPONSE_FORMAT_SCHEMA, STRUCTURED_SCHEMA, wanted_of
+from gateway.dialects.stops import MAX_STOPS, STOP_SCHEMA, Stops
 from gateway.grammars.wanted import Wanted
-from gateway.http.fields import Count, Metadata, Number, Reading, StrictFields, TokenId, described
+from gateway.http.fields import Count, Metadata, Number, StrictFields, TokenId
 
-MAX_STOPS = 16
-MAX_STOP_CHARS = 1_000
 MAX_LOGIT_BIAS = 1_024
 MAX_N = 16
 MAX_LOGPROBS = 20
@@ -44,9 +39,8 @@ _TIERS = ("auto", "default", "flex", "scale", "priority")
 
 # JSON schemas of the fields that validators check in code.
 _NULL = {"type": "null"}
-_STOP = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARS}
 SCHEMAS: dict[str, dict[str, Any]] = {
-    "stop": {"anyOf": [_STOP, {"type": "array", "maxItems": MAX_STOPS, "items": _STOP}, _NULL]},
+    "stop": {"anyOf": [STOP_SCHEMA, {"type": "array", "maxItems": MAX_STOPS, "items": STOP_SCHEMA}, _NULL]},
     "logit_bias": {
         "anyOf": [
             {
@@ -72,17 +66,9 @@ class StreamOptions(StrictFields):
     include_obfuscation: StrictBool = False  # accepted: Baton never pads chunks
 
 
-def _described(schema: dict[str, Any], model: type[CommonFields]) -> None:
-    """See `described`; other servers' fields as well."""
-    described(schema, model)
-    schema["properties"] |= {name: one.described for name, one in model.foreign.items()}
-
-
-class CommonFields(StrictFields):
+class CommonFields(TranslatedFields):
     """Fields that chat and completions have in common."""
 
-    model_config = ConfigDict(extra="forbid", json_schema_extra=_described)
-    foreign: ClassVar[Mapping[str, Foreign]] = {}  # what becomes of other servers' fields
     inert: ClassVar[frozenset[str]] = INERT
     schemas: ClassVar[dict[str, dict[str, Any]]] = SCHEMAS
 
@@ -94,7 +80,7 @@ class CommonFields(StrictFields):
     temperature: Annotated[Number, Field(ge=0, le=2)] | None = None
     top_p: Annotated[Number, Field(ge=0, le=1)] | None = None
     seed: Annotated[StrictInt, Field(ge=-(2**63), lt=2**64)] | None = None
-    stop: list[str] | None = None
+    stop: Stops | None = None
     presence_penalty: Annotated[Number, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[Number, Field(ge=-2, le=2)] | None = None
     logit_bias: dict[str, Annotated[Number, Field(ge=-100, le=100)]] | None = None
@@ -144,30 +130,6 @@ class CommonFields(StrictFields):
     grammar: dict[str, Any] | StrictStr | None = None  # llama.cpp's text, or TGI's object
     json_schema: dict[str, Any] | StrictStr | None = None
     _grammar: Wanted | None = PrivateAttr(default=None)
-
-    @model_validator(mode="wrap")
-    @classmethod
-    def _of_other_servers(cls, body: Any, handler: ModelWrapValidatorHandler[Self], info: ValidationInfo) -> Self:
-        ignores = isinstance(info.context, Reading) and info.context.ignores_unknown
-        if not isinstance(body, dict) or (not ignores and cls.foreign.keys().isdisjoint(body)):
-            return handler(body)
-        known = cls.model_fields.keys() | cls.unsupported.keys() | cls.inert
-        ours, ignored = translated(body, cls.foreign, body.keys() - known if ignores else ())
-        made = handler(ours)
-        made._ignored = ignored
-        return made
-
-    @field_validator("stop", mode="before")
-    @classmethod
-    def _bounded_stops(cls, stop: Any) -> list[str]:
-        stops = [stop] if isinstance(stop, str) else stop
-        if not isinstance(stops, list) or not all(isinstance(text, str) for text in stops):
-            raise ValueError("must be a string or a list of strings")
-        if len(stops) > MAX_STOPS:
-            raise ValueError(f"at most {MAX_STOPS} stop strings are allowed")
-        if any(not text or len(text) > MAX_STOP_CHARS for text in stops):
-            raise ValueError(f"a stop string must have 1 to {MAX_STOP_CHARS} characters")
-        return stops
 
     @field_validator("logit_bias")
     @classmethod

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
-from pydantic import Field, StrictBool, StrictStr, field_validator
+from pydantic import StrictBool, StrictStr
 
 from gateway.answers.ask import Tool, ToolRules
 from gateway.dialects.openai.messages import Kind, LenientFields
-
-MAX_TOOLS = 512
-MAX_TOOL_CHARS = 1_000_000
-Name = Annotated[StrictStr, Field(pattern=r"^[A-Za-z0-9_.:/-]{1,128}$")]
-NO_TOOLS = ToolRules()
+from gateway.dialects.tools import ANY_ARGUMENTS, ArgumentsSchema, Mode, Name, tool_rules
 
 
 class Function(LenientFields):
@@ -21,21 +16,14 @@ class Function(LenientFields):
 
     name: Name
     description: StrictStr | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: ArgumentsSchema | None = None
     strict: StrictBool | None = None
-
-    @field_validator("parameters")
-    @classmethod
-    def _bounded_schema(cls, parameters: dict[str, Any] | None) -> dict[str, Any] | None:
-        if parameters and len(json.dumps(parameters)) > MAX_TOOL_CHARS:
-            raise ValueError(f"at most {MAX_TOOL_CHARS} characters of JSON are allowed")
-        return parameters
 
     def as_tool(self) -> Tool:
         return Tool(
             name=self.name,
             description=self.description,
-            parameters=self.parameters or {"type": "object", "properties": {}},
+            parameters=self.parameters or ANY_ARGUMENTS,
             strict=bool(self.strict),
         )
 
@@ -59,28 +47,12 @@ OLDER_CHOICE_SCHEMA: dict[str, Any] = {
 
 def rules_of(tools: list[Tool], choice: Any, *, parallel: bool, field: str = "tool_choice") -> ToolRules:
     """What tools and choice say together. Raises ValueError that begins with a field's name."""
-    names = {tool.name for tool in tools}
-    if len(names) != len(tools):
-        raise ValueError("tools: two have the same name")
     mode, allowed = _read_choice(choice, field)
-    if mode == "none":
-        return NO_TOOLS
-    unknown = [name for name in allowed or () if name not in names]
-    if unknown:
-        raise ValueError(f"{field}: {unknown[0]!r} is not among the tools")
-    if not tools:
-        if mode == "required":
-            raise ValueError(f"{field}: there are no tools to call")
-        return NO_TOOLS
-    return ToolRules(
-        tools=tools,
-        must_call=mode == "required",
-        allowed=frozenset(names if allowed is None else allowed),
-        parallel=parallel and not (isinstance(choice, dict) and choice.get("type") == "function"),
-    )
+    names_one = isinstance(choice, dict) and choice.get("type") == "function"
+    return tool_rules(tools, mode, allowed, parallel=parallel and not names_one, field=field)
 
 
-def _read_choice(choice: Any, field: str) -> tuple[str, list[str] | None]:
+def _read_choice(choice: Any, field: str) -> tuple[Mode, list[str] | None]:
     """Mode (none, auto, required) and the names that may be called; None: all. Raises ValueError."""
     if choice is None or choice in ("auto", "none", "required"):
         return choice or "auto", None
@@ -94,11 +66,11 @@ def _read_choice(choice: Any, field: str) -> tuple[str, list[str] | None]:
     raise ValueError(f"{field}: must be none, auto, required, or name a function or allowed_tools")
 
 
-def _mode(choice: dict[str, Any], field: str) -> str:
+def _mode(choice: dict[str, Any], field: str) -> Mode:
     mode = choice.get("mode", "auto")
-    if mode not in ("auto", "required"):
-        raise ValueError(f"{field}: mode must be auto or required")
-    return str(mode)
+    if mode == "auto" or mode == "required":
+        return mode
+    raise ValueError(f"{field}: mode must be auto or required")
 
 
 def _name_of(entry: Any, field: str) -> str:

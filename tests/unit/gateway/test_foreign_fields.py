@@ -12,7 +12,8 @@ from jsonschema import Draft202012Validator
 from common.errors import InvalidRequestError
 from gateway.answers.tokenizer import ChatTokenizer
 from gateway.app import HttpSettings
-from gateway.dialects.openai.foreign import CHAT, COMPLETIONS, Foreign
+from gateway.dialects.foreign import Foreign
+from gateway.dialects.openai.foreign import CHAT, COMPLETIONS
 from gateway.dialects.openai.schema import ChatRequest, CompletionRequest
 from gateway.http.fields import IGNORED_HEADER, parse_body
 from tests.unit.gateway.conftest import MODEL, Gateway, run_gateway
