@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from engine.model.parameters import Weights
+from engine.weights.parameters import Weights
 
 STD = 0.02
 EMBEDDING = "model.embed_tokens.weight"

@@ -40,8 +40,8 @@ from common.pages import KVLayout
 from engine.cache.pages import part_views
 from engine.config import KV_CACHE_DTYPES, EngineConfig
 from engine.engine import Engine
-from engine.model.families import read_model_spec
-from engine.model.families.quantised import ONLINE
+from engine.families import read_model_spec
+from engine.families.quantised import ONLINE
 from engine.weights.loader import load_weights
 
 RESULTS = ROOT / "benchmarks/results"

@@ -14,9 +14,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Self
 
-from engine.model.experts import SparseMlpSpec
-from engine.model.latents import IndexerSpec, LatentAttentionSpec
-from engine.model.spec import (
+from engine.spec.experts import SparseMlpSpec
+from engine.spec.latents import IndexerSpec, LatentAttentionSpec
+from engine.spec.model import (
     AttentionSpec,
     BranchSpec,
     DenseBesideExpertsSpec,
@@ -28,7 +28,7 @@ from engine.model.spec import (
     ShortcutSpec,
     SideBySideSpec,
 )
-from engine.model.states import ChannelDeltaSpec, DeltaSpec, MambaSpec, SelectiveSpec, ShortConvolutionSpec
+from engine.spec.states import ChannelDeltaSpec, DeltaSpec, MambaSpec, SelectiveSpec, ShortConvolutionSpec
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 

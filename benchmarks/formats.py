@@ -42,8 +42,8 @@ from benchmarks.llama_cpp import write_gguf
 from common.messages import SamplingParams
 from engine.config import EngineConfig
 from engine.engine import Engine
+from engine.formats.int4 import quantise_groups
 from engine.kernels.quantised import int8
-from engine.model.formats.int4 import quantise_groups
 from tests.unit.engine.formats.checkpoints import Store, compressed, fp8_row
 from tests.unit.engine.formats.codebooks import codebook4
 from tests.unit.engine.formats.packing import awq, gptq, mxfp4_rows, nvfp4, packed_rows

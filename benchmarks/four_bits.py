@@ -18,9 +18,9 @@ from pathlib import Path
 import torch
 
 from benchmarks.environment import describe
+from engine.formats.int4 import quantise_groups
 from engine.kernels import linear
 from engine.kernels.quantised import int8
-from engine.model.formats.int4 import quantise_groups
 
 GROUP, MIB_IN_TURN, ROUNDS = 128, 64, 5
 ROWS = (1, 2, 8, 64)

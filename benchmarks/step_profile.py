@@ -17,7 +17,7 @@ from benchmarks.cells import Bench, Cell, Decode, FirstToken, Offline, PrefillRa
 from benchmarks.floors import ModelCost
 from benchmarks.workload import Workload
 from engine.engine import Chunk, Engine, Pass
-from engine.model.spec import ModelSpec
+from engine.spec.model import ModelSpec
 
 LISTED_KERNELS = 25
 # What a kernel is for: the first pattern that its name matches says it. Ours match by their whole names, libraries' by a part.

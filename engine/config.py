@@ -39,7 +39,7 @@ class EngineConfig:
     kv_cache_dtype_skip_layers: str = ""  # "sliding_window": those with a window keep what they compute in
     disable_hybrid_kv_cache_manager: bool = False  # vLLM's name; True: windows have no blocks of their own
     model_impl: str = "auto"  # whose code computes the model, see `engine.foreign`
-    quantization: str = "auto"  # what plain weights become while loading, see `engine.model.families.quantised`
+    quantization: str = "auto"  # what plain weights become while loading, see `engine.families.quantised`
 
     def __post_init__(self) -> None:
         for name in (

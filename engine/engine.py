@@ -15,6 +15,7 @@ import torch
 
 from common.messages import KVLayout
 from common.model.gguf import is_gguf
+from engine.batch.layout import GraphSize
 from engine.cache.codes import with_codes
 from engine.cache.columns import with_columns
 from engine.cache.pages import (
@@ -26,7 +27,9 @@ from engine.cache.pages import (
     pool_shape,
     state_views,
 )
+from engine.checkpoint.fingerprint import model_fingerprint
 from engine.config import EngineConfig
+from engine.families import read_model_spec
 from engine.foreign import ForeignDecoder, is_foreign
 from engine.grammars.grammars import Grammars, Masks
 from engine.kernels.attention import HeadShape, items_at_once, tiling
@@ -35,23 +38,20 @@ from engine.kernels.latent import Forms, forms_on, latent_items_at_once
 from engine.kernels.launch import compiled_ahead
 from engine.kernels.linear import computes_in_bfloat16
 from engine.model.decoder import Decoder
-from engine.model.families import read_model_spec
-from engine.model.latents import LatentAttentionSpec
-from engine.model.parameters import Weights
 from engine.model.places import Part, kept_at
-from engine.model.spec import ModelSpec
 from engine.passes import Finished, InvalidChunkError, Pass, Sampled
 from engine.sampling.device import DeviceSampler, Draw
 from engine.sampling.host import SampledRow, sample
 from engine.sampling.scores import ScoredPass, split
 from engine.sequence import Chunk, Sequence
-from engine.step.layout import GraphSize
+from engine.spec.latents import LatentAttentionSpec
+from engine.spec.model import ModelSpec
 from engine.step.limits import HeadLimits, Limits
 from engine.step.newest import NewestTokens
 from engine.step.runner import Runner
 from engine.step.warm import time_prompts, warm_up
-from engine.weights.fingerprint import model_fingerprint
 from engine.weights.loader import load_weights, most_elements
+from engine.weights.parameters import Weights
 
 __all__ = ["Chunk", "Engine", "InvalidChunkError", "Pass", "Sampled"]
 

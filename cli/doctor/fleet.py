@@ -16,7 +16,7 @@ from common.messages import GatewayState, gateway_state_decoder
 from common.model.files import TOKENIZER, read_file
 from common.peers import CONTESTED, Peers
 from common.words import Role
-from engine.weights.fingerprint import files_fingerprint
+from engine.checkpoint.fingerprint import files_fingerprint
 from gateway.placement.agreement import Agreement, Own
 from gateway.request.placement import Unlike
 from services.runtime.checks.finding import Finding

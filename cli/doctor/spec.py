@@ -9,8 +9,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from engine.config import EngineConfig
+from engine.families import read_model_spec
 from engine.foreign import is_foreign
-from engine.model.families import read_model_spec
 from services.runtime.checks.finding import Finding
 
 

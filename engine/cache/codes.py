@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from engine.config import KV_CACHE_DTYPES, EngineConfig
 from engine.kernels.codes import Kind
-from engine.model.spec import LayerSpec, ModelSpec, UnsupportedModelError
+from engine.spec.model import LayerSpec, ModelSpec, UnsupportedModelError
 
 
 def with_codes(model: ModelSpec, config: EngineConfig, dtype: str) -> ModelSpec:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from engine.cache.pages import DEFAULT_BLOCK_SIZE, column_places, page_parts
 from engine.config import EngineConfig
-from engine.model.spec import AttentionSpec, ModelSpec
+from engine.spec.model import AttentionSpec, ModelSpec
 
 LEAST_LENGTHS = 2  # windows in the longest sequence
 MAX_COLUMN_WASTE = 0.25  # share of a short sequence's bytes that its blocks have more

@@ -18,8 +18,8 @@ from engine.config import EngineConfig
 from engine.kernels.attention import KeptColumn
 from engine.kernels.delta.plan import KeptState
 from engine.kernels.latent import ROOM_ON_GPUS
-from engine.model.latents import LatentAttentionSpec
-from engine.model.spec import ModelSpec
+from engine.spec.latents import LatentAttentionSpec
+from engine.spec.model import ModelSpec
 
 DEFAULT_CPU_BYTES = 256 << 20
 MOST_CPU_BYTES = 1 << 30  # the largest pool that grows for one whole context

@@ -8,7 +8,7 @@ import logging
 from common.model.gguf import is_gguf
 from common.model.served import of_transformers
 from engine.config import EngineConfig
-from engine.model.families import FAMILIES, architectures, read_fields
+from engine.families import FAMILIES, architectures, read_fields
 
 log = logging.getLogger("baton.engine")
 

@@ -10,14 +10,14 @@ from typing import Any
 
 import torch
 
+from engine.batch.batch import ForwardBatch
 from engine.foreign.trial import NAME, Call, calls_of, read_config, register, spec_of
 from engine.kernels.attention import HeadShape, Scores, needs_qkv, paged_attention
 from engine.kernels.codes import opened
 from engine.kernels.rope import Heads, rope_and_write_kv
-from engine.model.parameters import Weights
 from engine.model.places import kept_at
-from engine.model.spec import AttentionSpec, ModelSpec
-from engine.step.batch import ForwardBatch
+from engine.spec.model import AttentionSpec, ModelSpec
+from engine.weights.parameters import Weights
 
 log = logging.getLogger("baton.engine")
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from engine.model.spec import AttentionSpec, GatedMlpSpec, LayerSpec, ModelSpec, UnsupportedModelError
+from engine.spec.model import AttentionSpec, GatedMlpSpec, LayerSpec, ModelSpec, UnsupportedModelError
 
 NAME = "baton"
 TRIAL_TOKENS = 3

@@ -1,1 +1,1 @@
-"""The model: families read a config.json into a spec, layer kinds compute it, parameters declare the weights."""
+"""The forward pass: layer kinds that compute a spec on the residual stream."""

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from engine.model.formats.product import Format
+from engine.batch.batch import ForwardBatch
+from engine.formats.product import Format
 from engine.model.layers.beside.altup import AltUp, Streams
 from engine.model.layers.beside.laurel import Laurel
 from engine.model.layers.beside.layer_inputs import LayerInput, LayerInputs
@@ -16,10 +17,9 @@ from engine.model.layers.beside.shortcut import end_shortcut
 from engine.model.layers.building import Rotations, Surroundings, declare_branch
 from engine.model.layers.embedding import Embedding, Head
 from engine.model.layers.kinds import MIXERS, MLPS, Mixer, Mlp
-from engine.model.parameters import Weights
 from engine.model.places import Content, Part, kept_at
-from engine.model.spec import BranchSpec, ModelSpec
-from engine.step.batch import ForwardBatch
+from engine.spec.model import BranchSpec, ModelSpec
+from engine.weights.parameters import Weights
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,8 @@ import math
 
 import torch
 
-from engine.model.scaling import (
+from engine.spec.model import UnsupportedModelError
+from engine.spec.scaling import (
     LinearScaling,
     Llama3Scaling,
     LongRopeScaling,
@@ -15,7 +16,6 @@ from engine.model.scaling import (
     RopeSpec,
     YarnScaling,
 )
-from engine.model.spec import UnsupportedModelError
 
 
 def cos_sin_table(rope: RopeSpec, *, head_dim: int, num_positions: int) -> torch.Tensor:

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import torch
 
+from engine.formats.int8 import Int8Linear
+from engine.formats.product import Linear
 from engine.kernels.quantised.fp8 import Fp8Rows, Rounding
 from engine.kernels.quantised.int8 import Int8Rows
 from engine.kernels.quantised.int8 import normed_rows as normed_codes
-from engine.model.formats.int8 import Int8Linear
-from engine.model.formats.product import Linear
 from engine.model.layers.norm import Norm, RmsNorm
 
 

@@ -1,1 +1,1 @@
-"""One pass of the model: packing, launching, captured graphs, results."""
+"""Execution of passes: packing, launching, captured graphs, results."""

@@ -7,8 +7,8 @@ from collections.abc import Sequence as SequenceOf
 
 import torch
 
+from engine.batch.layout import MAX_GRAPH_PROMPTS, GraphSize
 from engine.sequence import Chunk
-from engine.step.layout import MAX_GRAPH_PROMPTS, GraphSize
 from engine.step.limits import Limits
 
 MEASURED_PASSES = 3

@@ -13,13 +13,7 @@ import msgspec
 import numpy as np
 
 from engine.arrays import Integers, Ints, Longs
-from engine.kernels.attention import LONGEST_STEP, deal_out, max_items, point
-from engine.kernels.delta import max_tiles
-from engine.kernels.latent import MADE_TILING
-from engine.passes import InvalidChunkError
-from engine.sequence import Chunk, first_column
-from engine.step.block_tables import BlockTables
-from engine.step.layout import (
+from engine.batch.layout import (
     GraphSize,
     HeadsSize,
     MadeSize,
@@ -30,6 +24,12 @@ from engine.step.layout import (
     StatesSize,
     item_copies,
 )
+from engine.kernels.attention import LONGEST_STEP, deal_out, max_items, point
+from engine.kernels.delta import max_tiles
+from engine.kernels.latent import MADE_TILING
+from engine.passes import InvalidChunkError
+from engine.sequence import Chunk, first_column
+from engine.step.block_tables import BlockTables
 from engine.step.limits import HeadLimits, Limits, check
 from engine.step.newest import NewestTokens
 from engine.step.states import States

@@ -12,24 +12,39 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 from collections.abc import Sequence as SequenceOf
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
-from engine.foreign.decoder import ForeignDecoder
+from engine.batch.batch import ForwardBatch, batch_of
+from engine.batch.layout import MAX_GRAPH_PROMPTS, GraphSize, Packed
 from engine.kernels.attention import copies_in_bulk
-from engine.model.decoder import Decoder
 from engine.sequence import Chunk
-from engine.step.batch import ForwardBatch, batch_of
 from engine.step.block_tables import BlockTables
 from engine.step.graphs import Graphs
-from engine.step.layout import MAX_GRAPH_PROMPTS, GraphSize, Packed
 from engine.step.limits import Limits
 from engine.step.newest import NewestTokens
 from engine.step.pack import graph_size, pack
 from engine.step.staging import Staging
+from engine.weights.parameters import Weights
 
 INPUT_WORDS = 1 << 16  # room for everything but block tables
+
+
+class Decoder(Protocol):
+    """A model on a device: one of ours, or one that `transformers` computes."""
+
+    @property
+    def weights(self) -> Weights: ...
+
+    def forward(
+        self, batch: ForwardBatch, parts: SequenceOf[Any], *, logits: torch.Tensor | None = None
+    ) -> torch.Tensor | None:
+        """Compute the batch, write its KV into the pool's `parts`, return the sampled rows' logits [R, V]; None for R = 0.
+
+        The result is in `logits` if that is given.
+        """
+        ...
 
 
 class Runner:
@@ -37,14 +52,14 @@ class Runner:
 
     def __init__(
         self,
-        decoder: Decoder | ForeignDecoder,
+        decoder: Decoder,
         parts: SequenceOf[Any],
         limits: Limits,
         *,
         max_tokens: int,
         max_sequences: int,
     ) -> None:
-        """`parts`: views of the pool, see `Decoder.forward`."""
+        """`parts`: views of the pool, see `engine.model.decoder`."""
         self.graphs = Graphs(limits)
         self._decoder = decoder
         self._parts = parts

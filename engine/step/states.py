@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from engine.arrays import Integers, Ints, Longs
+from engine.batch.layout import Packed, StatesSize
 from engine.kernels.delta import deal_out_states
 from engine.kernels.delta.plan import NOTHING
 from engine.sequence import Chunk, State
-from engine.step.layout import Packed, StatesSize
 from engine.step.limits import Limits, check_states, is_in_pool
 
 _PLACES = [2, 3, 5]  # the columns of tiles that name states

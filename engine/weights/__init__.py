@@ -1,1 +1,1 @@
-"""Reading checkpoints and placing their tensors on a device."""
+"""Weights as declarations, and the loader that places a checkpoint's tensors on a device."""

@@ -21,9 +21,9 @@ from pathlib import Path
 import torch
 
 from common.model.gguf import is_gguf, read_header
-from engine.model.parameters import Destination, Weights
-from engine.model.stage import Slot
-from engine.weights.checkpoint import (
+from engine.checkpoint.encodings import Encoding, as_wanted, encoding_of, is_decoded
+from engine.checkpoint.gguf_names import stored_in_gguf
+from engine.checkpoint.safetensors import (
     CheckpointError,
     StoredTensor,
     described_by,
@@ -31,8 +31,8 @@ from engine.weights.checkpoint import (
     stored_tensors,
     weight_files,
 )
-from engine.weights.encodings import Encoding, as_wanted, encoding_of, is_decoded
-from engine.weights.gguf_names import stored_in_gguf
+from engine.weights.parameters import Destination, Weights
+from engine.weights.stage import Slot
 
 __all__ = ["CheckpointError", "load_weights", "most_elements", "weight_files"]
 

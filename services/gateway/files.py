@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from common.settings import ConfigError
-from engine.weights.fingerprint import files_fingerprint
+from engine.checkpoint.fingerprint import files_fingerprint
 from gateway.answers.tokenizer import ChatTokenizer
 from gateway.parsing.choose import Parsers
 from gateway.placement.agreement import Own

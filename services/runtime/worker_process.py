@@ -22,13 +22,13 @@ from common.peers import Peers
 from common.settings import ConfigError
 from common.store import connect_store
 from decode.role import DecodeRole
+from engine.checkpoint.fingerprint import files_fingerprint
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.fake.engine import FAKE_VOCAB, FakeCosts, FakeEngine
 from engine.fake.faults import FakeFaults
 from engine.foreign import is_foreign
 from engine.processor import BOUND, settle
-from engine.weights.fingerprint import files_fingerprint
 from kvtransfer.select import open_transport
 from kvtransfer.transport import Transport
 from kvtransfer.transports import reaches_others

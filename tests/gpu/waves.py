@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 import pytest
 import torch
 
+from engine.batch.layout import Packed
 from engine.engine import Engine
 from engine.passes import Finished, Sampled
 from engine.sequence import Chunk, Sequence
-from engine.step.layout import Packed
 from tests.unit.engine.families import hybrids
 from tests.unit.engine.generate import Generator, new_sequence
 

@@ -13,18 +13,18 @@ from math import gcd
 import torch
 from torch.nn.functional import layer_norm, pad, softplus
 
+from engine.batch.batch import ForwardBatch
+from engine.formats.product import LinearSpec
 from engine.kernels.activation import gated_heads
 from engine.kernels.attention import AttentionPlan, Scores, needs_qkv, paged_attention
 from engine.kernels.codes import Codes, opened
 from engine.kernels.rope import Heads, rope_and_write_kv
-from engine.model.formats.product import LinearSpec
 from engine.model.layers.building import Surroundings
 from engine.model.layers.kv_scales import declare_factors
 from engine.model.layers.norm import RmsNorm
-from engine.model.parameters import Parameter, Shard, Way, stacked
-from engine.model.spec import AttentionSpec
 from engine.model.stream import Lent, Stream
-from engine.step.batch import ForwardBatch
+from engine.spec.model import AttentionSpec
+from engine.weights.parameters import Parameter, Shard, Way, stacked
 
 VALUES = "self_attn.v_proj"
 SINKS = ("self_attn.sinks", "self_attn.attention_sink_bias")

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import torch
 
+from engine.batch.batch import ForwardBatch
+from engine.formats.fp8 import Fp8Linear
+from engine.formats.grouped import Grouped
+from engine.formats.int8 import Int8Linear
+from engine.formats.product import Linear
 from engine.kernels.quantised.fp8 import Fp8Rows, quantise_rows
 from engine.kernels.quantised.int8 import Int8Rows
-from engine.model.formats.fp8 import Fp8Linear
-from engine.model.formats.grouped import Grouped
-from engine.model.formats.int8 import Int8Linear
-from engine.model.formats.product import Linear
 from engine.model.layers.norm import Norm, RmsNorm
-from engine.model.spec import BranchSpec
 from engine.model.stream import Stream
-from engine.step.batch import ForwardBatch
+from engine.spec.model import BranchSpec
 
 Rounds = Fp8Linear | Grouped  # products whose rows may be 8-bit floats
 

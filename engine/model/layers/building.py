@@ -7,15 +7,15 @@ from functools import partial
 
 import torch
 
+from engine.formats.beside import declare
+from engine.formats.product import ExpertsSpec, Format, Linear, LinearSpec
 from engine.kernels.experts.mixture import Matrices
-from engine.model.formats.beside import declare
-from engine.model.formats.product import ExpertsSpec, Format, Linear, LinearSpec
 from engine.model.layers.branch import Branch
 from engine.model.layers.norm import LayerNorm, Norm, RmsNorm
-from engine.model.parameters import Weights, whole
 from engine.model.rope import cos_sin_table, query_growth_table
-from engine.model.scaling import QueryGrowth, RopeSpec
-from engine.model.spec import BranchSpec, ModelSpec
+from engine.spec.model import BranchSpec, ModelSpec
+from engine.spec.scaling import QueryGrowth, RopeSpec
+from engine.weights.parameters import Weights, whole
 
 
 @dataclass(frozen=True, slots=True)

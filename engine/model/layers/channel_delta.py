@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from engine.batch.batch import ForwardBatch
+from engine.formats.product import Linear, LinearSpec
 from engine.kernels.delta import DeltaHeads, channel_delta_rule, convolve, gated_norm
 from engine.kernels.delta.plan import Columns, KeptState
-from engine.model.formats.product import Linear, LinearSpec
 from engine.model.layers.building import Surroundings
 from engine.model.layers.delta import declare_taps
-from engine.model.parameters import Shard, whole
-from engine.model.states import ChannelDeltaSpec
 from engine.model.stream import Stream
-from engine.step.batch import ForwardBatch
+from engine.spec.states import ChannelDeltaSpec
+from engine.weights.parameters import Shard, whole
 
 
 class ChannelDelta:

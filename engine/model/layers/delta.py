@@ -9,14 +9,14 @@ from collections.abc import Sequence
 
 import torch
 
+from engine.batch.batch import ForwardBatch
+from engine.formats.product import LinearSpec
 from engine.kernels.delta import Channels, DeltaHeads, convolve, delta_rule, gated_norm
 from engine.kernels.delta.plan import Columns, KeptState
-from engine.model.formats.product import LinearSpec
 from engine.model.layers.building import Surroundings
-from engine.model.parameters import Parameter, Shard, Way, stacked, whole
-from engine.model.states import DeltaSpec
 from engine.model.stream import Stream
-from engine.step.batch import ForwardBatch
+from engine.spec.states import DeltaSpec
+from engine.weights.parameters import Parameter, Shard, Way, stacked, whole
 
 _APART = ("apart", "apart_but_rates")
 

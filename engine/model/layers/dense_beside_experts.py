@@ -6,9 +6,9 @@ from engine.kernels.norm import rms_norm
 from engine.model.layers.building import Surroundings
 from engine.model.layers.mlp import GatedMlp
 from engine.model.layers.sparse_mlp import Mixture
-from engine.model.parameters import whole
-from engine.model.spec import DenseBesideExpertsSpec
 from engine.model.stream import Stream
+from engine.spec.model import DenseBesideExpertsSpec
+from engine.weights.parameters import whole
 
 
 class DenseBesideExperts:

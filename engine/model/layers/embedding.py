@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import torch
 
-from engine.model.formats.product import Linear, LinearSpec
+from engine.batch.batch import ForwardBatch
+from engine.formats.product import Linear, LinearSpec
 from engine.model.layers.beside.placeholders import Placeholders
 from engine.model.layers.building import declare_norm
-from engine.model.parameters import Shard, Weights, whole
-from engine.model.spec import ModelSpec
 from engine.model.stream import Stream
-from engine.step.batch import ForwardBatch
+from engine.spec.model import ModelSpec
+from engine.weights.parameters import Shard, Weights, whole
 
 HEAD = "lm_head"
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from engine.model.experts import SparseMlpSpec
-from engine.model.latents import LatentAttentionSpec
+from engine.batch.batch import ForwardBatch
 from engine.model.layers.attention import GroupedQueryAttention
 from engine.model.layers.beside.shortcut import Shortcut
 from engine.model.layers.building import Surroundings
@@ -20,7 +19,10 @@ from engine.model.layers.selective import Selective
 from engine.model.layers.short_convolution import ShortConvolution
 from engine.model.layers.side_by_side import SideBySide
 from engine.model.layers.sparse_mlp import SparseMlp
-from engine.model.spec import (
+from engine.model.stream import Stream
+from engine.spec.experts import SparseMlpSpec
+from engine.spec.latents import LatentAttentionSpec
+from engine.spec.model import (
     AttentionSpec,
     DenseBesideExpertsSpec,
     GatedMlpSpec,
@@ -28,9 +30,7 @@ from engine.model.spec import (
     ShortcutSpec,
     SideBySideSpec,
 )
-from engine.model.states import ChannelDeltaSpec, DeltaSpec, MambaSpec, SelectiveSpec, ShortConvolutionSpec
-from engine.model.stream import Stream
-from engine.step.batch import ForwardBatch
+from engine.spec.states import ChannelDeltaSpec, DeltaSpec, MambaSpec, SelectiveSpec, ShortConvolutionSpec
 
 
 class Mixer(Protocol):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from engine.model.latents import LatentAttentionSpec
 from engine.model.layers.building import Surroundings
-from engine.model.parameters import Parameter, Part, Way
-from engine.model.spec import AttentionSpec, UnsupportedModelError
+from engine.spec.latents import LatentAttentionSpec
+from engine.spec.model import AttentionSpec, UnsupportedModelError
+from engine.weights.parameters import Parameter, Part, Way
 
 # Tensors [1] of keys and of values, as one writer or another calls them; the last one is of both.
 NAMES = (

@@ -9,15 +9,15 @@ from collections.abc import Sequence
 
 import torch
 
+from engine.batch.batch import ForwardBatch
+from engine.formats.product import LinearSpec
 from engine.kernels.delta import convolve
 from engine.kernels.delta.plan import KeptState
 from engine.kernels.mamba import MambaHeads, gate, scan
-from engine.model.formats.product import LinearSpec
 from engine.model.layers.building import Surroundings
-from engine.model.parameters import Shard, whole
-from engine.model.states import MambaSpec
 from engine.model.stream import Stream
-from engine.step.batch import ForwardBatch
+from engine.spec.states import MambaSpec
+from engine.weights.parameters import Shard, whole
 
 
 class Mamba:

@@ -8,12 +8,12 @@ from statistics import NormalDist
 import torch
 from torch.nn.functional import softplus
 
+from engine.formats.product import LinearSpec
 from engine.kernels.activation import ACTIVATIONS, act_and_mul, sparse_act_and_mul
-from engine.model.formats.product import LinearSpec
 from engine.model.layers.building import Surroundings
-from engine.model.parameters import Shard
-from engine.model.spec import GatedMlpSpec, PlainMlpSpec
 from engine.model.stream import Stream
+from engine.spec.model import GatedMlpSpec, PlainMlpSpec
+from engine.weights.parameters import Shard
 
 
 class GatedMlp:

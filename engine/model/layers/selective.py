@@ -11,15 +11,15 @@ from dataclasses import replace
 
 import torch
 
+from engine.batch.batch import ForwardBatch
+from engine.formats.product import LinearSpec
 from engine.kernels.delta import Channels, Columns, Span, convolve
 from engine.kernels.delta.plan import KeptState
 from engine.kernels.mamba import selective_scan, three_norms
-from engine.model.formats.product import LinearSpec
 from engine.model.layers.building import Surroundings
-from engine.model.parameters import Parameter, Shard, stacked, whole
-from engine.model.states import SelectiveSpec
 from engine.model.stream import Stream
-from engine.step.batch import ForwardBatch
+from engine.spec.states import SelectiveSpec
+from engine.weights.parameters import Parameter, Shard, stacked, whole
 
 
 class Selective:

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from engine.batch.batch import ForwardBatch
+from engine.formats.product import LinearSpec
 from engine.kernels.delta import Channels, Columns, Span, convolve
 from engine.kernels.delta.plan import KeptState
-from engine.model.formats.product import LinearSpec
 from engine.model.layers.building import Surroundings
-from engine.model.parameters import Shard, whole
-from engine.model.states import ShortConvolutionSpec
 from engine.model.stream import Stream
-from engine.step.batch import ForwardBatch
+from engine.spec.states import ShortConvolutionSpec
+from engine.weights.parameters import Shard, whole
 
 
 class ShortConvolution:

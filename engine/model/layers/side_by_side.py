@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from engine.batch.batch import ForwardBatch
 from engine.model.layers.attention import GroupedQueryAttention
 from engine.model.layers.building import Surroundings, declare_branch
 from engine.model.layers.mamba import Mamba
-from engine.model.spec import BranchSpec, SideBySideSpec
 from engine.model.stream import Stream
-from engine.step.batch import ForwardBatch
+from engine.spec.model import BranchSpec, SideBySideSpec
 
 
 class SideBySide:

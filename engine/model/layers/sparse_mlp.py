@@ -9,15 +9,15 @@ from dataclasses import replace
 
 import torch
 
+from engine.formats.dense import one_by_one, together
+from engine.formats.product import ExpertsSpec, Linear, LinearSpec
 from engine.kernels.activation import ACTIVATIONS
 from engine.kernels.experts import Clamp, Experts, mixture, route
 from engine.kernels.experts.mixture import Matrices
-from engine.model.experts import ExpertTensors, LatentExperts, SharedExpertSpec, SparseMlpSpec
-from engine.model.formats.dense import one_by_one, together
-from engine.model.formats.product import ExpertsSpec, Linear, LinearSpec
 from engine.model.layers.building import Surroundings
-from engine.model.parameters import Shard, Way, of_experts, whole
 from engine.model.stream import Stream
+from engine.spec.experts import ExpertTensors, LatentExperts, SharedExpertSpec, SparseMlpSpec
+from engine.weights.parameters import Shard, Way, of_experts, whole
 
 
 class SparseMlp:

@@ -9,8 +9,8 @@ import torch
 
 from benchmarks import checkpoint
 from benchmarks.checkpoint import SHAPES, write_checkpoint
+from engine.families import read_model_spec
 from engine.model.decoder import Decoder
-from engine.model.families import read_model_spec
 from engine.weights.loader import load_weights
 
 TINY = {"hidden_size": 64, "intermediate_size": 96, "vocab_size": 128, "num_hidden_layers": 2, "head_dim": 16}

@@ -11,7 +11,7 @@ from benchmarks.drawn import DRAWN, EMBEDDING, draw_weights, write_config
 from benchmarks.floors import ModelCost
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.model.families import model_spec, read_model_spec
+from engine.families import model_spec, read_model_spec
 from tests.unit.benchmarks.tiny import tiny
 
 PARAMETERS = {  # as their cards say, of those with vision the text part

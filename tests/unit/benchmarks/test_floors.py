@@ -13,7 +13,7 @@ from safetensors import safe_open
 from benchmarks.drawn import DRAWN
 from benchmarks.environment import ROOT
 from benchmarks.floors import Ceilings, ModelCost, Work, decode_step, offline, prefill, upload
-from engine.model.families import model_spec
+from engine.families import model_spec
 from tests.unit.engine.families import dense, experts, hybrids
 from tests.unit.engine.families.case import Case
 

@@ -12,8 +12,8 @@ from benchmarks.cells import Decode
 from benchmarks.environment import ROOT
 from benchmarks.floors import ModelCost
 from benchmarks.step_profile import Kernel, group_of, label_products, own_us, read_trace, report
-from engine.model.families import read_model_spec
-from engine.model.spec import ModelSpec
+from engine.families import read_model_spec
+from engine.spec.model import ModelSpec
 
 
 def two_layers() -> ModelSpec:

@@ -17,9 +17,9 @@ import msgspec
 import numpy as np
 import torch
 
+from engine.batch.layout import Packed
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.step.layout import Packed
 
 ROOT = Path(__file__).resolve().parents[3]
 

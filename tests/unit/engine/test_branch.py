@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import torch
 
+from engine.formats.fp8 import Fp8Linear
+from engine.formats.grouped import Grouped
 from engine.kernels.quantised.fp8 import FP8, Fp8Matrix
 from engine.kernels.quantised.groups import pack
-from engine.model.formats.fp8 import Fp8Linear
-from engine.model.formats.grouped import Grouped
 from engine.model.layers.branch import Branch
 from engine.model.layers.norm import RmsNorm
-from engine.model.spec import BranchSpec
 from engine.model.stream import Stream
+from engine.spec.model import BranchSpec
 
 SIZE = 256
 

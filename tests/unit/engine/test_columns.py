@@ -16,7 +16,7 @@ from engine.cache.columns import with_columns
 from engine.cache.pages import column_places, layout_of, page_parts
 from engine.config import EngineConfig
 from engine.engine import Engine, InvalidChunkError
-from engine.model.families import model_spec
+from engine.families import model_spec
 from engine.sequence import first_column
 from engine.step.block_tables import BlockTables
 from tests.unit.engine.by_hand import ByHand

@@ -14,8 +14,8 @@ import torch
 from engine.cache import pages
 from engine.config import EngineConfig
 from engine.engine import Chunk, Engine, InvalidChunkError, Pass
+from engine.families import read_model_spec
 from engine.model.decoder import Decoder
-from engine.model.families import read_model_spec
 from engine.sequence import Sequence
 from engine.step.warm import time_prompts
 from tests.models import FAMILIES

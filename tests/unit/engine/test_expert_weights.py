@@ -13,11 +13,11 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+from engine.checkpoint.encodings import encoding_of
+from engine.checkpoint.safetensors import StoredTensor
+from engine.families import read_model_spec
 from engine.model.decoder import Decoder
-from engine.model.families import read_model_spec
 from engine.weights import loader
-from engine.weights.checkpoint import StoredTensor
-from engine.weights.encodings import encoding_of
 from engine.weights.loader import CheckpointError, load_weights
 from tests.unit.engine.families.case import Case
 from tests.unit.engine.families.experts import CASES

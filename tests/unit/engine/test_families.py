@@ -12,10 +12,10 @@ import torch
 import transformers
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from engine.model.families import model_spec, read_model_spec
+from engine.families import model_spec, read_model_spec
 from engine.model.rope import cos_sin_table, inverse_frequencies
-from engine.model.scaling import LinearScaling, RopeSpec
-from engine.model.spec import QkNorm, UnsupportedModelError
+from engine.spec.model import QkNorm, UnsupportedModelError
+from engine.spec.scaling import LinearScaling, RopeSpec
 
 LLAMA3 = {
     "factor": 8.0,

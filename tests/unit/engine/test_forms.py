@@ -15,11 +15,11 @@ import torch
 from engine.cache.pages import plan_layout
 from engine.config import EngineConfig
 from engine.engine import Engine
+from engine.families import read_model_spec
 from engine.kernels.attention import AttentionPlan, deal_out
 from engine.kernels.device import Device
 from engine.kernels.latent import ROOM_ON_GPUS, Forms, LatentShape, forms_on, latent_items_at_once
 from engine.model.decoder import Decoder
-from engine.model.families import read_model_spec
 from engine.model.layers.latents import attention as latent
 from engine.passes import Pass
 from engine.sequence import Sequence

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from engine.batch.layout import GraphSize
 from engine.kernels.attention import HeadShape, Tiling
 from engine.sequence import Chunk
 from engine.step.graphs import Graphs
-from engine.step.layout import GraphSize
 from engine.step.limits import HeadLimits, Limits
 from tests.unit.engine.generate import new_sequence
 

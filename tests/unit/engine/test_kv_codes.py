@@ -16,7 +16,7 @@ from engine.cache.pages import part_views
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.kernels.codes import KINDS as DTYPES
-from engine.model.spec import UnsupportedModelError
+from engine.spec.model import UnsupportedModelError
 from engine.weights.loader import CheckpointError
 from kvtransfer.plan import LayoutMismatchError, plan_copies
 from tests.models import VOCAB_SIZE

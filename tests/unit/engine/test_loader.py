@@ -11,11 +11,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from engine.checkpoint.fingerprint import model_fingerprint
+from engine.checkpoint.safetensors import stored_tensors
+from engine.families import read_model_spec
 from engine.model.decoder import Decoder
-from engine.model.families import read_model_spec
 from engine.weights import loader
-from engine.weights.checkpoint import stored_tensors
-from engine.weights.fingerprint import model_fingerprint
 from engine.weights.loader import CheckpointError, load_weights, weight_files
 from tests.models import FAMILIES, build_tiny_model
 

@@ -12,12 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.config import EngineConfig
-from engine.engine import Engine
-from engine.kernels.attention import HeadShape
-from engine.passes import Pass
-from engine.sequence import Chunk, Sequence
-from engine.step.layout import (
+from engine.batch.layout import (
     ALIGNMENT,
     FIELDS,
     GraphSize,
@@ -28,6 +23,11 @@ from engine.step.layout import (
     PromptsSize,
     SinglesSize,
 )
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.kernels.attention import HeadShape
+from engine.passes import Pass
+from engine.sequence import Chunk, Sequence
 from tests.unit.engine.generate import Generator, new_sequence
 from tests.unit.engine.rank import Rank
 

@@ -28,9 +28,9 @@ from engine.cache.pages import (
     state_views,
 )
 from engine.config import EngineConfig
-from engine.model.families import model_spec
-from engine.model.parameters import Parameter, Part, Shard, Weights
-from engine.model.stage import Stage
+from engine.families import model_spec
+from engine.weights.parameters import Parameter, Part, Shard, Weights
+from engine.weights.stage import Stage
 from tests.needs import needs
 
 KEYS = PagePart(layers=3, planes=2, heads=4, dim=8, dtype="bfloat16")

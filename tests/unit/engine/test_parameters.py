@@ -9,12 +9,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from engine.model.families import read_model_spec
+from engine.families import read_model_spec
 from engine.model.layers.attention import GroupedQueryAttention
 from engine.model.layers.building import Rotations, Surroundings, declare_branch
 from engine.model.layers.mlp import GatedMlp
-from engine.model.parameters import Parameter, Part, Shard, Weights, share_of, stacked, whole
 from engine.weights.loader import load_weights
+from engine.weights.parameters import Parameter, Part, Shard, Weights, share_of, stacked, whole
 
 CPU = torch.device("cpu")
 LAYER = "model.layers.0."

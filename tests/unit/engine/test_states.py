@@ -11,8 +11,8 @@ from common.pages import PagePart
 from engine.cache.pages import layout_of, page_parts
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.model.families import model_spec
-from engine.model.spec import UnsupportedModelError
+from engine.families import model_spec
+from engine.spec.model import UnsupportedModelError
 from tests.unit.engine.families import hybrids
 from tests.unit.engine.families.exact import Bench, asked
 from tests.unit.engine.families.exact import prompt_of as prompt_of_family

@@ -17,12 +17,12 @@ from safetensors.torch import load_file, save_file
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRotaryEmbedding
 
 from common.pages import PagePart
+from engine import families
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.model import families
-from engine.model.families.dense import llama
-from engine.model.families.fields import Fields
-from engine.model.spec import ModelSpec
+from engine.families.dense import llama
+from engine.families.fields import Fields
+from engine.spec.model import ModelSpec
 from tests.models import build_tiny_model
 from tests.unit.engine.generate import Generator, handed_over, new_sequence
 

@@ -10,7 +10,7 @@ from torch.nn.functional import softplus
 
 from engine.kernels.delta import DeltaHeads, channel_delta_rule, gated_norm
 from engine.model.layers.channel_delta import channel_heads
-from engine.model.states import ChannelDeltaSpec
+from engine.spec.states import ChannelDeltaSpec
 from tests.unit.kernels.state_passes import NUM_BLOCKS, TOLERANCES, Sequence, StatePass, check_states, close, passes
 from tests.unit.kernels.triton_checks import poisoned
 

@@ -30,18 +30,18 @@ from triton.runtime import driver
 
 from engine.config import EngineConfig
 from engine.engine import Engine
+from engine.families import read_model_spec
+from engine.formats.fp8 import FP8_WHILE_LOADING, Fp8, Scales
+from engine.formats.gguf import GgufBlocks
+from engine.formats.int4 import INT4_WHILE_LOADING
+from engine.formats.mxfp4 import MXFP4
+from engine.formats.packed import Awq, Gptq
+from engine.formats.product import Format
+from engine.formats.quantization import EVERY, Quantization
 from engine.kernels import device, launch, triton_linear, triton_norm
 from engine.kernels.codes import KINDS
 from engine.kernels.quantised import groups
-from engine.model.families import read_model_spec
-from engine.model.formats.fp8 import FP8_WHILE_LOADING, Fp8, Scales
-from engine.model.formats.gguf import GgufBlocks
-from engine.model.formats.int4 import INT4_WHILE_LOADING
-from engine.model.formats.mxfp4 import MXFP4
-from engine.model.formats.packed import Awq, Gptq
-from engine.model.formats.product import Format
-from engine.model.formats.quantization import EVERY, Quantization
-from engine.model.spec import ModelSpec
+from engine.spec.model import ModelSpec
 from kvtransfer.cuda.mover import Move
 from tests.unit.engine.families import dense, experts, hybrids
 from tests.unit.engine.families.case import Case

@@ -11,7 +11,7 @@ from torch.nn.functional import softplus
 from engine.kernels import delta
 from engine.kernels.delta import DeltaHeads
 from engine.model.layers.delta import delta_heads
-from engine.model.states import DeltaSpec
+from engine.spec.states import DeltaSpec
 from tests.unit.kernels.state_passes import NUM_BLOCKS, TOLERANCES, Sequence, StatePass, close, passes
 from tests.unit.kernels.triton_checks import poisoned
 

@@ -27,13 +27,13 @@ from triton.runtime import driver
 from common.messages import Grammar
 from engine.config import EngineConfig
 from engine.engine import Chunk, Engine, Pass
+from engine.families import read_model_spec
+from engine.formats.product import Format
+from engine.formats.quantization import EVERY, Quantization
 from engine.kernels.attention import dispatch
 from engine.kernels.codes import KINDS
 from engine.kernels.sampling import triton_choose
-from engine.model.families import read_model_spec
-from engine.model.formats.product import Format
-from engine.model.formats.quantization import EVERY, Quantization
-from engine.model.spec import ModelSpec
+from engine.spec.model import ModelSpec
 from engine.step.warm import columns_from, states_at_the_end
 from tests.gguf_files import write_gguf
 from tests.models import build_tiny_model

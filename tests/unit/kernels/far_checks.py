@@ -28,8 +28,8 @@ from engine.kernels.quantised.fp8 import Fp8Matrix
 from engine.kernels.quantised.groups import Groups
 from engine.model.layers.delta import delta_heads
 from engine.model.layers.mamba import mamba_heads
-from engine.model.states import DeltaSpec, MambaSpec
 from engine.sampling.device import DeviceSampler
+from engine.spec.states import DeltaSpec, MambaSpec
 from engine.step.newest import NewestTokens
 from kvtransfer.cuda.mover import BlockMover
 from kvtransfer.digest import block_digests

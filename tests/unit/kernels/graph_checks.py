@@ -14,15 +14,15 @@ from unittest import mock
 
 import torch
 
+from engine.batch.batch import batch_of
+from engine.batch.layout import FIELDS, GraphSize, Packed
 from engine.cache.pages import column_views, part_views, state_views
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.kernels import device
 from engine.kernels.attention import copies_in_bulk
 from engine.sequence import Chunk, State, first_column
-from engine.step.batch import batch_of
 from engine.step.block_tables import BlockTables
-from engine.step.layout import FIELDS, GraphSize, Packed
 from engine.step.limits import Limits
 from engine.step.newest import NewestTokens
 from engine.step.pack import graph_size, pack

@@ -11,7 +11,7 @@ from torch.nn.functional import softplus
 from engine.kernels import mamba
 from engine.kernels.mamba import MambaHeads
 from engine.model.layers.mamba import mamba_heads
-from engine.model.states import MambaSpec
+from engine.spec.states import MambaSpec
 from tests.unit.kernels.state_passes import NUM_BLOCKS, Sequence, StatePass, check_states, close, passes
 from tests.unit.kernels.triton_checks import poisoned
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import torch
 
+from engine.formats.product import LinearSpec
 from engine.kernels.altup import StreamRouter, correct_streams, predict_streams
-from engine.model.beside import AltUpSpec, LayerInputsSpec
-from engine.model.formats.product import LinearSpec
 from engine.model.layers.beside.layer_inputs import LayerInput
 from engine.model.layers.building import Surroundings
-from engine.model.parameters import Shard, whole
 from engine.model.stream import Stream
+from engine.spec.additions import AltUpSpec, LayerInputsSpec
+from engine.weights.parameters import Shard, whole
 
 LEAST_SQUARE = 1e-5  # the mean square of a stream counts as this at least
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from engine.model.beside import LaurelSpec
-from engine.model.formats.product import LinearSpec
+from engine.formats.product import LinearSpec
 from engine.model.layers.building import Surroundings
-from engine.model.parameters import Shard
 from engine.model.stream import Stream
+from engine.spec.additions import LaurelSpec
+from engine.weights.parameters import Shard
 
 
 class Laurel:

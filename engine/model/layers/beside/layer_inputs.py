@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import torch
 
+from engine.batch.batch import ForwardBatch
+from engine.formats.product import LinearSpec
 from engine.kernels.activation import ACTIVATIONS
 from engine.kernels.embedding import embed
-from engine.model.beside import LayerInputsSpec
-from engine.model.formats.product import LinearSpec
 from engine.model.layers.building import Surroundings
-from engine.model.parameters import Shard, Way, whole
 from engine.model.stream import Stream
-from engine.step.batch import ForwardBatch
+from engine.spec.additions import LayerInputsSpec
+from engine.weights.parameters import Shard, Way, whole
 
 
 class LayerInputs:

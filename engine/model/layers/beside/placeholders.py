@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from engine.batch.batch import ForwardBatch
 from engine.kernels.embedding import ids_of
 from engine.kernels.norm import rms_norm
-from engine.model.beside import PlaceholderSpec
-from engine.model.parameters import Weights, whole
-from engine.model.stage import Store
-from engine.step.batch import ForwardBatch
+from engine.spec.additions import PlaceholderSpec
+from engine.weights.parameters import Weights, whole
+from engine.weights.stage import Store
 
 
 class Placeholders:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from engine.model.layers.building import Surroundings
 from engine.model.layers.mlp import GatedMlp
 from engine.model.layers.sparse_mlp import Mixture
-from engine.model.spec import ShortcutSpec
 from engine.model.stream import Stream
+from engine.spec.model import ShortcutSpec
 
 
 class Shortcut:

@@ -13,6 +13,8 @@ from functools import partial
 
 import torch
 
+from engine.batch.batch import ForwardBatch
+from engine.formats.product import LinearSpec
 from engine.kernels.attention import AttentionPlan
 from engine.kernels.chosen import chosen_attention
 from engine.kernels.latent import (
@@ -25,14 +27,12 @@ from engine.kernels.latent import (
     write_latents,
 )
 from engine.kernels.norm import rms_norm
-from engine.model.formats.product import LinearSpec
-from engine.model.latents import LatentAttentionSpec
 from engine.model.layers.building import Surroundings
 from engine.model.layers.kv_scales import declare_factors
 from engine.model.layers.latents.indexer import Indexer
-from engine.model.parameters import Parameter, Part, Shard, whole
 from engine.model.stream import Stream
-from engine.step.batch import ForwardBatch
+from engine.spec.latents import LatentAttentionSpec
+from engine.weights.parameters import Parameter, Part, Shard, whole
 
 NORM_EPS = 1e-6  # these norms have their own, whatever the model's is
 INTO_LATENTS, QUERIES = "self_attn.kv_a_proj_with_mqa", "self_attn.q_a_proj"

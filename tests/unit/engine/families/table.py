@@ -12,11 +12,10 @@ from dataclasses import is_dataclass, replace
 from inspect import getmodule
 from typing import Any
 
-from engine.model.experts import SparseMlpSpec
-from engine.model.families import FAMILIES, dense, experts, model_spec, vision
-from engine.model.latents import LatentAttentionSpec
-from engine.model.scaling import RopeSpec
-from engine.model.spec import (
+from engine.families import FAMILIES, dense, experts, model_spec, vision
+from engine.spec.experts import SparseMlpSpec
+from engine.spec.latents import LatentAttentionSpec
+from engine.spec.model import (
     AttentionSpec,
     DenseBesideExpertsSpec,
     GatedMlpSpec,
@@ -25,7 +24,8 @@ from engine.model.spec import (
     ShortcutSpec,
     SideBySideSpec,
 )
-from engine.model.states import MambaSpec, SelectiveSpec, ShortConvolutionSpec
+from engine.spec.scaling import RopeSpec
+from engine.spec.states import MambaSpec, SelectiveSpec, ShortConvolutionSpec
 from tests.unit.engine.families.case import Case
 from tests.unit.engine.families.catalogue import CASES
 from tests.unit.engine.families.rewritten import REWRITTEN

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import transformers
 
-from engine.model.families import model_spec
-from engine.model.spec import ModelSpec, UnsupportedModelError
+from engine.families import model_spec
+from engine.spec.model import ModelSpec, UnsupportedModelError
 from tests.unit.engine.families.experts import CASES
 from tests.unit.engine.families.vision import CASES as BESIDE
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import transformers
 
-from engine.model.families import model_spec
-from engine.model.families.known import HARMLESS
-from engine.model.spec import ModelSpec, UnsupportedModelError
+from engine.families import model_spec
+from engine.families.known import HARMLESS
+from engine.spec.model import ModelSpec, UnsupportedModelError
 from tests.unit.engine.families import dense, experts, hybrids, vision, wrapped
 from tests.unit.engine.families.case import Case
 

@@ -12,7 +12,7 @@ import transformers
 
 from engine.config import EngineConfig
 from engine.foreign import ForeignDecoder, is_foreign
-from engine.model.spec import UnsupportedModelError
+from engine.spec.model import UnsupportedModelError
 from tests.unit.engine.families.case import SHAPE, Case
 
 LONGROPE = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}

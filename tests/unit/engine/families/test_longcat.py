@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
+from engine.families import model_spec
 from engine.model.decoder import Decoder
-from engine.model.families import model_spec
-from engine.model.spec import ModelSpec, UnsupportedModelError
+from engine.spec.model import ModelSpec, UnsupportedModelError
 from tests.unit.engine.families.latents import CASES
 
 (CASE,) = (case for case in CASES if case.name == "longcat_flash")

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.weights.checkpoint import CheckpointError
+from engine.checkpoint.safetensors import CheckpointError
 from tests.unit.engine.families import dense, experts, hybrids, vision
 from tests.unit.engine.families.case import Case
 from tests.unit.engine.formats.loading import loaded

@@ -9,11 +9,11 @@ import pytest
 
 from engine.cache.pages import layout_of, page_parts
 from engine.config import EngineConfig
-from engine.model.families import model_spec
-from engine.model.formats.dense import DENSE
-from engine.model.formats.packed import Awq, Gptq
-from engine.model.formats.product import Format
-from engine.model.spec import UnsupportedModelError
+from engine.families import model_spec
+from engine.formats.dense import DENSE
+from engine.formats.packed import Awq, Gptq
+from engine.formats.product import Format
+from engine.spec.model import UnsupportedModelError
 from tests.unit.engine.families.published import PUBLISHED
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine.model.families import model_spec
-from engine.model.spec import UnsupportedModelError
+from engine.families import model_spec
+from engine.spec.model import UnsupportedModelError
 from tests.unit.engine.families.case import SHAPE
 from tests.unit.engine.families.exact import Bench
 from tests.unit.engine.families.rewritten import REWRITTEN, Config, rewrite

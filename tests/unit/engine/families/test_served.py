@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from common.model.served import names, of_transformers, refusal
-from engine.model.families import FAMILIES
-from engine.model.families.from_gguf import _ARCHITECTURES
+from engine.families import FAMILIES
+from engine.families.from_gguf import _ARCHITECTURES
 
 
 def test_the_names_are_those_of_the_families() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from engine.model.families import FAMILIES
+from engine.families import FAMILIES
 from tests.unit.engine.families.sizes import PARAMETERS, smallest_card
 from tests.unit.engine.families.table import table
 from tests.unit.gateway.parsing.families import SHOWN

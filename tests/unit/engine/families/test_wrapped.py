@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from engine.model.families import model_spec
-from engine.model.spec import UnsupportedModelError
+from engine.families import model_spec
+from engine.spec.model import UnsupportedModelError
 from tests.unit.engine.families.wrapped import CASES
 
 CONFIGS: dict[str, dict[str, Any]] = {

@@ -13,8 +13,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.model.families import read_model_spec
-from engine.model.spec import UnsupportedModelError
+from engine.families import read_model_spec
+from engine.spec.model import UnsupportedModelError
 
 Tensors = Mapping[str, torch.Tensor]
 # A module's name and matrix -> its tensors by their last names, and the matrix that they stand for.

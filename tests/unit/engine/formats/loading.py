@@ -11,8 +11,8 @@ import torch
 
 from engine.config import EngineConfig
 from engine.engine import Engine
+from engine.families import read_model_spec
 from engine.model.decoder import Decoder
-from engine.model.families import read_model_spec
 from engine.weights.loader import load_weights
 from tests.models import build_tiny_model
 from tests.unit.engine.families.experts import CASES

@@ -11,9 +11,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from engine.model import parameters
-from engine.model.parameters import Weights
-from engine.model.stage import Stage, Store
+from engine.weights import parameters
+from engine.weights.parameters import Weights
+from engine.weights.stage import Stage, Store
 
 
 class Made(TorchDispatchMode):

@@ -14,17 +14,17 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.model.families import read_model_spec
-from engine.model.families.quantised.bitsandbytes import in_files
-from engine.model.formats.codebook import Codebook4, Module4, OfCodebook
-from engine.model.formats.dense import Dense
-from engine.model.formats.grouped import Grouped
-from engine.model.formats.groups import plain
-from engine.model.formats.packed import RowsOfBytes
-from engine.model.formats.product import Format, LinearSpec
-from engine.model.parameters import Shard, Weights
-from engine.model.spec import UnsupportedModelError
+from engine.families import read_model_spec
+from engine.families.quantised.bitsandbytes import in_files
+from engine.formats.codebook import Codebook4, Module4, OfCodebook
+from engine.formats.dense import Dense
+from engine.formats.grouped import Grouped
+from engine.formats.groups import plain
+from engine.formats.packed import RowsOfBytes
+from engine.formats.product import Format, LinearSpec
+from engine.spec.model import UnsupportedModelError
 from engine.weights.loader import load_weights
+from engine.weights.parameters import Shard, Weights
 from tests.unit.engine.formats.checkpoints import plain_of, refused, written
 from tests.unit.engine.formats.codebooks import WRITTEN, codebook4, rows_of_bytes, state_of
 from tests.unit.engine.formats.loading import MOE, Form, Tiny, answer, loaded, single
@@ -82,7 +82,7 @@ def test_a_checkpoint_answers_as_what_it_stands_for(form: Form, tiny_model: Tiny
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Matrices stay in groups, and the kernels' plain versions multiply with them."""
     for module in ("groups", "grouped", "codebook"):
-        monkeypatch.setattr(f"engine.model.formats.{module}.use_triton", lambda x: True)
+        monkeypatch.setattr(f"engine.formats.{module}.use_triton", lambda x: True)
 
 
 @pytest.mark.usefixtures("as_on_a_gpu")

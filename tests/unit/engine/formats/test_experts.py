@@ -8,15 +8,14 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from engine.formats.dense import DENSE
+from engine.formats.fp8 import Fp8, Scales
+from engine.formats.packed import PackedRows
+from engine.formats.product import ExpertsSpec, Format, Order
 from engine.kernels.quantised.fp8 import Fp8Matrix
 from engine.kernels.quantised.groups import Groups, values
-from engine.model.experts import Order
-from engine.model.formats.dense import DENSE
-from engine.model.formats.fp8 import Fp8, Scales
-from engine.model.formats.packed import PackedRows
-from engine.model.formats.product import ExpertsSpec, Format
-from engine.model.parameters import Weights
 from engine.weights.loader import load_weights
+from engine.weights.parameters import Weights
 from tests.unit.engine.formats.checkpoints import Store, fp8_block, fp8_row
 from tests.unit.engine.formats.packing import packed_rows
 
@@ -33,8 +32,8 @@ FORMATS: dict[str, tuple[Format, Store]] = {
 @pytest.mark.parametrize("has_kernels", [False, True])
 @pytest.mark.parametrize("name", FORMATS)
 def test_ranks_share_experts(name: str, has_kernels: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.model.formats.fp8.multiplies_fp8", lambda device: has_kernels)
-    monkeypatch.setattr("engine.model.formats.groups.use_triton", lambda x: has_kernels)
+    monkeypatch.setattr("engine.formats.fp8.multiplies_fp8", lambda device: has_kernels)
+    monkeypatch.setattr("engine.formats.groups.use_triton", lambda x: has_kernels)
     torch.manual_seed(5)
     format, store = FORMATS[name]
     tensors, plain = dict[str, torch.Tensor](), torch.empty(SPEC.shape)

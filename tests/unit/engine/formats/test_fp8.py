@@ -12,18 +12,18 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from engine.checkpoint.fingerprint import model_fingerprint
+from engine.checkpoint.safetensors import CheckpointError
 from engine.config import EngineConfig
 from engine.engine import Engine
+from engine.families import read_model_spec
+from engine.families.quantised import METHODS, ONLINE, compressed_tensors, modelopt
+from engine.formats.fp8 import Fp8, Fp8Linear, Scales
+from engine.formats.product import LinearSpec
 from engine.kernels.quantised.fp8 import Fp8Rows, Rounding, quantise_rows
-from engine.model.families import read_model_spec
-from engine.model.families.quantised import METHODS, ONLINE, compressed_tensors, modelopt
-from engine.model.formats.fp8 import Fp8, Fp8Linear, Scales
-from engine.model.formats.product import LinearSpec
-from engine.model.parameters import Shard, Weights
-from engine.model.spec import UnsupportedModelError
-from engine.weights.checkpoint import CheckpointError
-from engine.weights.fingerprint import model_fingerprint
+from engine.spec.model import UnsupportedModelError
 from engine.weights.loader import load_weights
+from engine.weights.parameters import Shard, Weights
 from tests.models import build_tiny_model
 from tests.unit.engine.families.experts import CASES
 from tests.unit.engine.formats.checkpoints import (
@@ -109,7 +109,7 @@ def test_a_quantised_checkpoint_answers_as_what_it_stands_for(
     form: Form, has_kernels: bool, tiny_model: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`has_kernels`: products read the stored bits, here with the kernels' plain versions."""
-    monkeypatch.setattr("engine.model.formats.fp8.multiplies_fp8", lambda device: has_kernels)
+    monkeypatch.setattr("engine.formats.fp8.multiplies_fp8", lambda device: has_kernels)
     source = single(tiny_model, form.family, tmp_path)
     folder = written(source, tmp_path / "quantised", form.store, form.config, keeps=form.keeps)
     said = answer(folder)
@@ -140,7 +140,7 @@ def test_a_scheme_for_keys_and_values_is_known(tiny_model: Tiny, tmp_path: Path)
 
 
 def test_experts_are_quantised_while_they_are_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.model.formats.fp8.multiplies_fp8", lambda device: True)
+    monkeypatch.setattr("engine.formats.fp8.multiplies_fp8", lambda device: True)
 
     def rounded(module: str, weight: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
         found = quantise_rows(weight)
@@ -174,9 +174,9 @@ def test_rows_that_norms_and_activations_round_reach_their_products(
         calls.append(x.shape)
         return Fp8Rows(x, torch.ones(len(x), 1), x.dtype)
 
-    monkeypatch.setattr("engine.model.formats.fp8.multiplies_fp8", lambda device: True)
+    monkeypatch.setattr("engine.formats.fp8.multiplies_fp8", lambda device: True)
     monkeypatch.setattr("engine.kernels.quantised.fp8.FEW_ROWS", 20)
-    monkeypatch.setattr("engine.model.formats.fp8.FEW_ROWS", 20)
+    monkeypatch.setattr("engine.formats.fp8.FEW_ROWS", 20)
     monkeypatch.setattr(quantise_rows, "reference", unrounded)
     assert answer(folder) == answer(plain_of(folder))
     num_rows = len(PROMPT)
@@ -189,7 +189,7 @@ def test_ranks_share_blocks(
     sizes: tuple[int, int], shard: Shard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where a block is on two ranks."""
-    monkeypatch.setattr("engine.model.formats.fp8.multiplies_fp8", lambda device: True)
+    monkeypatch.setattr("engine.formats.fp8.multiplies_fp8", lambda device: True)
     generator, (rows, inputs) = torch.Generator().manual_seed(1), sizes
     weight = torch.randn(rows, inputs, generator=generator).to(FP8)
     scale = torch.rand(-(-rows // 128), inputs // 128, generator=generator) + 0.1
@@ -211,7 +211,7 @@ def test_inputs_that_end_within_a_block_become_plain(
     inputs: int, has_kernel: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Kernels look for a row's scales where whole blocks would have put them. The 10,944 of DeepSeek-V2-Lite are none."""
-    monkeypatch.setattr("engine.model.formats.fp8.multiplies_fp8", lambda device: True)
+    monkeypatch.setattr("engine.formats.fp8.multiplies_fp8", lambda device: True)
     spec = LinearSpec(inputs=inputs, outputs={"m": 96}, bias=False, shard=Shard.NONE)
     product = Fp8(scales=Scales.BLOCK).linear(spec, Weights(torch.bfloat16, torch.device("cpu")), under="")
     assert isinstance(product, Fp8Linear) == has_kernel
@@ -236,7 +236,7 @@ def test_what_is_no_object_beside_config_json_is_refused(beside: Any, tiny_model
 def test_weights_are_quantised_while_they_are_loaded(
     has_kernels: bool, tiny_model: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.model.formats.fp8.multiplies_fp8", lambda device: has_kernels)
+    monkeypatch.setattr("engine.formats.fp8.multiplies_fp8", lambda device: has_kernels)
 
     def rounded(module: str, weight: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
         found = quantise_rows(weight)
@@ -258,7 +258,7 @@ def test_settings_that_change_keys_and_values_change_the_fingerprint(tiny_model:
 
 def test_a_stage_is_freed_as_soon_as_it_was_taken(tiny_model: Tiny) -> None:
     """However many matrices are quantised while loading, few of them are in memory at once."""
-    import engine.model.stage as stage
+    import engine.weights.stage as stage
 
     alive, most = set[int](), 0
 
@@ -276,7 +276,7 @@ def test_a_stage_is_freed_as_soon_as_it_was_taken(tiny_model: Tiny) -> None:
                 alive.discard(id(self))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("engine.model.parameters.Stage", Counted)
+        patch.setattr("engine.weights.parameters.Stage", Counted)
         patch.setattr("engine.weights.loader.CPU_BUFFER_BYTES", 4096)
         patch.setattr("engine.weights.loader.THREADS", 1)
         loaded(tiny_model("llama"), quantization="fp8")

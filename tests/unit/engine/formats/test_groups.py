@@ -12,20 +12,20 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from engine.checkpoint.fingerprint import model_fingerprint
 from engine.config import EngineConfig
 from engine.engine import Engine
+from engine.formats import grouped
+from engine.formats.grouped import Grouped, WhenLoaded, serving
+from engine.formats.int4 import quantise_groups
+from engine.formats.int8 import ROUNDED, Int8Linear
 from engine.kernels.experts import Experts
 from engine.kernels.quantised.groups import Groups, values
 from engine.kernels.quantised.int8 import multiplies_bytes
 from engine.kernels.quantised.repack import unpacked
 from engine.model.decoder import Decoder
-from engine.model.formats import grouped
-from engine.model.formats.grouped import Grouped, WhenLoaded, serving
-from engine.model.formats.int4 import quantise_groups
-from engine.model.formats.int8 import ROUNDED, Int8Linear
 from engine.model.layers.sparse_mlp import SparseMlp
-from engine.model.parameters import Weights
-from engine.weights.fingerprint import model_fingerprint
+from engine.weights.parameters import Weights
 from tests.unit.engine.families.case import Case
 from tests.unit.engine.formats.checkpoints import Tensors, plain_of, refused, written
 from tests.unit.engine.formats.forms import AWQ, FORMS, GPT_OSS, GPTQ, HEAD, MOE, in_mxfp4, ours, source_of
@@ -55,7 +55,7 @@ def test_experts_of_gpt_oss_in_floats_of_4_bits(tmp_path: Path) -> None:
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Matrices stay in groups, and the kernels' plain versions multiply with them."""
     for module in ("groups", "grouped", "int4", "mxfp4"):
-        monkeypatch.setattr(f"engine.model.formats.{module}.use_triton", lambda x: True)
+        monkeypatch.setattr(f"engine.formats.{module}.use_triton", lambda x: True)
 
 
 @pytest.mark.usefixtures("as_on_a_gpu")

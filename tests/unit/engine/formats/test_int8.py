@@ -11,9 +11,9 @@ import torch
 
 from engine.config import EngineConfig
 from engine.engine import Engine
+from engine.families import read_model_spec
+from engine.formats.int8 import Int8Linear
 from engine.model.decoder import Decoder
-from engine.model.families import read_model_spec
-from engine.model.formats.int8 import Int8Linear
 from engine.sequence import Sequence
 from engine.weights.loader import load_weights
 from tests.models import build_tiny_model
@@ -107,7 +107,7 @@ def test_every_product_and_the_table_are_quantised(tmp_path: Path) -> None:
 def test_another_way_of_rounding_has_another_fingerprint(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker of a release that rounds otherwise shares no block with this one."""
     plain, today = engine(folder, quantization="auto").fingerprint, engine(folder).fingerprint
-    monkeypatch.setattr("engine.model.formats.int8.ROUNDED", "rows of 8 bits, as they were once")
+    monkeypatch.setattr("engine.formats.int8.ROUNDED", "rows of 8 bits, as they were once")
     assert len({plain, today, engine(folder).fingerprint}) == 3
 
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from engine.model.families.quantised import ONLINE
-from engine.model.formats.product import LinearSpec
-from engine.model.parameters import Shard, Weights
+from engine.families.quantised import ONLINE
+from engine.formats.product import LinearSpec
 from engine.weights.loader import load_weights
+from engine.weights.parameters import Shard, Weights
 
 INPUTS = 128
 OUTPUTS = {"q_proj": 128, "k_proj": 64, "v_proj": 64}
@@ -49,7 +49,7 @@ def test_rows_are_quantised_a_few_at_a_time(name: str, tmp_path: Path, monkeypat
     tensors = {f"{module}.weight": torch.randn(rows, INPUTS, generator=generator) for module, rows in OUTPUTS.items()}
     x, found = torch.randn(3, INPUTS, generator=generator), []
     for elements in (1 << 22, 5 * INPUTS):
-        monkeypatch.setattr(f"engine.model.formats.{name}._ELEMENTS_AT_ONCE", elements)
+        monkeypatch.setattr(f"engine.formats.{name}._ELEMENTS_AT_ONCE", elements)
         found.append(_product(name, spec, tensors, tmp_path / str(elements), 0, x))
     assert torch.equal(*found)
 

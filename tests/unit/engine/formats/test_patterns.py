@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.model.families.known import Fields
-from engine.model.families.quantised import read_quantization
-from engine.model.families.quantised.fields import modules
-from engine.model.formats.patterns import PatternError, begins, compiled
-from engine.model.spec import UnsupportedModelError
+from engine.families.known import Fields
+from engine.families.quantised import read_quantization
+from engine.families.quantised.fields import modules
+from engine.formats.patterns import PatternError, begins, compiled
+from engine.spec.model import UnsupportedModelError
 
 NAMES = (
     *("lm_head", "model.layers.0.self_attn.q_proj", "model.layers.17.mlp.gate", "model.layers.3.mlp.gate_proj"),

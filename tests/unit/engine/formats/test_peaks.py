@@ -8,16 +8,15 @@ from typing import Any
 import pytest
 import torch
 
-from engine.model.experts import Order
-from engine.model.formats.codebook import Codebook4, Module4
-from engine.model.formats.fp8 import FP8_WHILE_LOADING, Fp8, Scales
-from engine.model.formats.gguf import KEPT, GgufBlocks
-from engine.model.formats.int4 import INT4_WHILE_LOADING
-from engine.model.formats.int8 import INT8_TABLES, INT8_WHILE_LOADING
-from engine.model.formats.mxfp4 import MXFP4
-from engine.model.formats.packed import Awq, Fp4, Gptq, PackedRows, RowsOfBytes, SignedBytes
-from engine.model.formats.product import ExpertsSpec, Format, LinearSpec
-from engine.model.parameters import Shard, Weights, whole
+from engine.formats.codebook import Codebook4, Module4
+from engine.formats.fp8 import FP8_WHILE_LOADING, Fp8, Scales
+from engine.formats.gguf import KEPT, GgufBlocks
+from engine.formats.int4 import INT4_WHILE_LOADING
+from engine.formats.int8 import INT8_TABLES, INT8_WHILE_LOADING
+from engine.formats.mxfp4 import MXFP4
+from engine.formats.packed import Awq, Fp4, Gptq, PackedRows, RowsOfBytes, SignedBytes
+from engine.formats.product import ExpertsSpec, Format, LinearSpec, Order
+from engine.weights.parameters import Shard, Weights, whole
 from tests.unit.engine.formats.peaks import Made, fill, watched
 
 ROWS, INPUTS, EXPERTS = 256, 2048, 2
@@ -88,8 +87,8 @@ DECLARED: dict[str, Callable[[Format, Weights], None]] = {
 
 def _as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("groups", "grouped", "int4", "mxfp4", "codebook"):
-        monkeypatch.setattr(f"engine.model.formats.{module}.use_triton", lambda x: True)
-    monkeypatch.setattr("engine.model.formats.fp8.multiplies_fp8", lambda device: True)
+        monkeypatch.setattr(f"engine.formats.{module}.use_triton", lambda x: True)
+    monkeypatch.setattr("engine.formats.fp8.multiplies_fp8", lambda device: True)
 
 
 @pytest.mark.parametrize("on_gpu", [True, False])
@@ -98,7 +97,7 @@ def test_storing_takes_no_more_than_it_says(name: str, on_gpu: bool, monkeypatch
     if on_gpu:
         _as_on_a_gpu(monkeypatch)
     for module in ("int4", "fp8"):
-        monkeypatch.setattr(f"engine.model.formats.{module}._ELEMENTS_AT_ONCE", ROWS * INPUTS // 2)
+        monkeypatch.setattr(f"engine.formats.{module}._ELEMENTS_AT_ONCE", ROWS * INPUTS // 2)
     format = ORDERED[name] if name in ORDERED else FORMATS[name]
     for kind, declare in DECLARED.items():
         if (name in ORDERED and kind == "experts" and on_gpu) or (kind == "matrix" and isinstance(format, GgufBlocks)):

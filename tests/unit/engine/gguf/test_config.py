@@ -17,17 +17,17 @@ from hypothesis import strategies as st
 
 from common.model import tokenizer
 from common.model.gguf import GgufError, GgufHeader, read_header
+from engine.checkpoint.encodings import encoding_of
+from engine.checkpoint.fingerprint import model_fingerprint
+from engine.checkpoint.gguf_names import stored_in_gguf
+from engine.checkpoint.safetensors import CheckpointError, StoredTensor
 from engine.config import EngineConfig
 from engine.engine import Engine
+from engine.families import from_gguf, model_spec, read_model_spec
 from engine.foreign import is_foreign
 from engine.kernels.quantised.gguf_blocks import BLOCK_ELEMENTS, DECODERS
-from engine.model.families import from_gguf, model_spec, read_model_spec
-from engine.model.scaling import YarnScaling
-from engine.model.spec import AttentionSpec, UnsupportedModelError
-from engine.weights.checkpoint import CheckpointError, StoredTensor
-from engine.weights.encodings import encoding_of
-from engine.weights.fingerprint import model_fingerprint
-from engine.weights.gguf_names import stored_in_gguf
+from engine.spec.model import AttentionSpec, UnsupportedModelError
+from engine.spec.scaling import YarnScaling
 from tests.gguf_files import changed, write_gguf
 from tests.models import build_tiny_model
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from common.model.gguf import read_header
-from engine.model.families.quantised.gguf import kept_as
+from engine.families.quantised.gguf import kept_as
 from tests.gguf_files import as_floats
 from tests.unit.engine.families.case import Case
 from tests.unit.engine.gguf.cases import CASES, WIDE
@@ -49,7 +49,7 @@ def test_a_mix_of_kinds_answers_as_its_numbers(
     expected = answer(as_floats(file, tmp_path / "floats.gguf"))
     assert answer(file) == expected
     monkeypatch.setattr(
-        "engine.model.families.kept_as", lambda file, device, dtype: kept_as(file, device="cuda", dtype=dtype)
+        "engine.families.kept_as", lambda file, device, dtype: kept_as(file, device="cuda", dtype=dtype)
     )
     (first, *_), logprobs = answer(file)
     assert first == expected[0][0]

@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 
 from common.model.files import GENERATION_CONFIG, TOKENIZER, TOKENIZER_CONFIG, read_file
 from common.model.gguf import GgufHeader, GgufTensor, read_header
+from engine.checkpoint.gguf_names import stored_in_gguf
+from engine.checkpoint.safetensors import CheckpointError
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.model.families import model_spec
-from engine.model.families.from_gguf import config_of_header
-from engine.model.spec import UnsupportedModelError
-from engine.weights.checkpoint import CheckpointError
-from engine.weights.gguf_names import stored_in_gguf
+from engine.families import model_spec
+from engine.families.from_gguf import config_of_header
+from engine.spec.model import UnsupportedModelError
 from tests.gguf_files import changed, write_gguf
 from tests.models import build_tiny_model
 from tests.unit.engine.gguf.converted import recorded
@@ -199,6 +199,6 @@ def test_a_gemma_4_without_its_rotations_is_refused(tmp_path: Path) -> None:
 
 def test_long_lists_are_not_repeated_in_a_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     header = header_of("qwen3_5", tmp_path / "model.gguf", **{"ssm.inner_size": [True] * 1000})
-    monkeypatch.setattr("engine.weights.gguf_names.read_header", lambda file: header)
+    monkeypatch.setattr("engine.checkpoint.gguf_names.read_header", lambda file: header)
     with pytest.raises(CheckpointError, match=r"ssm: .*inner_size = \[True, .{0,60} are no heads"):
         list(stored_in_gguf(header.file))

@@ -12,17 +12,17 @@ import torch
 
 from engine.config import EngineConfig
 from engine.engine import Engine
+from engine.families import read_model_spec
+from engine.families.quantised import gguf as quantised
+from engine.formats.dense import DENSE, Dense
+from engine.formats.gguf import KEPT, GgufBlocks
+from engine.formats.grouped import Grouped, WhenLoaded
+from engine.formats.int8 import INT8_WHILE_LOADING, Int8Linear
 from engine.kernels.experts import Experts
 from engine.kernels.quantised.gguf_blocks import BLOCK_BYTES, BLOCK_ELEMENTS
 from engine.kernels.quantised.groups import Groups, pack, values
 from engine.kernels.quantised.slabs import Slabs, plain
 from engine.model.decoder import Decoder
-from engine.model.families import read_model_spec
-from engine.model.families.quantised import gguf as quantised
-from engine.model.formats.dense import DENSE, Dense
-from engine.model.formats.gguf import KEPT, GgufBlocks
-from engine.model.formats.grouped import Grouped, WhenLoaded
-from engine.model.formats.int8 import INT8_WHILE_LOADING, Int8Linear
 from engine.model.layers.sparse_mlp import SparseMlp
 from engine.weights.loader import load_weights
 from tests.gguf_files import write_gguf
@@ -144,7 +144,7 @@ def test_experts_stay_in_the_files_floats_of_4_bits(
     folder = GPT_OSS.build(tmp_path / "model")
     file = write_gguf(folder, tmp_path / "model.gguf", kind={"": "BF16", "_exps": "MXFP4"}, rounded=True)
     floats = experts_of(folder, device="cpu")
-    monkeypatch.setattr("engine.model.formats.groups.use_triton", lambda x: device != "cpu")
+    monkeypatch.setattr("engine.formats.groups.use_triton", lambda x: device != "cpu")
     for one, other in zip(experts_of(file, device=device), floats, strict=True):
         for matrices, expected in ((one.gate_up, other.gate_up), (one.down, other.down)):
             assert isinstance(matrices, Slabs if device == "cpu" else Groups)

@@ -1,0 +1,103 @@
+"""config.json -> `ModelSpec`. A family is one function that reads its own fields; nothing else asks for the family.
+
+Unsupported settings are refused with the field's name; nothing is guessed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from common.model.gguf import is_gguf, read_header
+from common.model.served import named_in, refusal
+from engine.families import dense, experts, hybrids, vision
+from engine.families.fields import Fields
+from engine.families.from_gguf import config_of
+from engine.families.from_gguf.names import as_in_file
+from engine.families.quantised import beside_config, in_files, online
+from engine.families.quantised.gguf import beside_experts, kept_as
+from engine.spec.model import ModelSpec, UnsupportedModelError
+
+FAMILIES: dict[str, Callable[[Fields], ModelSpec]] = {
+    **dense.FAMILIES,
+    **experts.FAMILIES,
+    **hybrids.FAMILIES,
+    **vision.FAMILIES,
+}
+
+
+def read_model_spec(
+    folder: Path, *, quantization: str = "auto", device: str = "cpu", dtype: str = "float32"
+) -> ModelSpec:
+    """Read `folder/config.json` or a GGUF file. Raises UnsupportedModelError naming the field, or FileNotFoundError.
+
+    `quantization`: what plain weights become while they are loaded, one of `ONLINE`. `device` and `dtype` ("auto": not
+    asked for) decide what the quantised weights of a GGUF file become otherwise.
+    """
+    spec = _in_gguf(folder) if is_gguf(folder) else model_spec(beside_config(folder, read_fields(folder)))
+    if quantization != "auto":
+        spec = online(spec, quantization)
+        keeps_experts = quantization == "int8" and device == "cpu" and is_gguf(folder)
+        return replace(spec, quantization=beside_experts(folder, spec.quantization)) if keeps_experts else spec
+    if is_gguf(folder):
+        return replace(spec, quantization=kept_as(folder, device=device, dtype=dtype))
+    return in_files(spec, folder)
+
+
+def _in_gguf(file: Path) -> ModelSpec:
+    try:
+        spec = model_spec(beside_config(file, read_fields(file)))
+    except UnsupportedModelError as error:
+        said = str(error)
+        raise UnsupportedModelError(f"{file}, read as a {said}" if said.startswith("config.json") else said) from error
+    return as_in_file(spec, read_header(file).tensors)
+
+
+def read_fields(folder: Path) -> dict[str, Any]:
+    """The JSON of `folder/config.json`, or what a GGUF file says instead. Raises as `read_model_spec`."""
+    if is_gguf(folder):
+        return config_of(folder)
+    path = folder / "config.json"
+    if not path.is_file():
+        raise FileNotFoundError(f"{folder} holds no config.json: is it a model folder in Hugging Face's format?")
+    try:
+        fields = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise UnsupportedModelError(f"{path} is not JSON: {error}") from error
+    if not isinstance(fields, dict):
+        raise UnsupportedModelError(f"{path} is no JSON object")
+    return fields
+
+
+def model_spec(config: Mapping[str, Any]) -> ModelSpec:
+    """Translate a config.json of transformers 4 or 5. Raises UnsupportedModelError, naming the field."""
+    fields = Fields(config)
+    family = FAMILIES[_architecture(fields)]
+    try:
+        spec = family(fields)
+    except UnsupportedModelError:
+        raise
+    except (TypeError, ValueError, ArithmeticError, AttributeError, LookupError) as error:  # a value of another type
+        name = fields.newest
+        raise UnsupportedModelError(f"config.json: {name} has a value that can't be read: {error}") from error
+    fields.check_all_known()
+    return spec
+
+
+def architectures(fields: Mapping[str, Any]) -> list[str]:
+    """The names of the classes that compute a checkpoint; none if it has none."""
+    try:
+        return named_in(fields)
+    except ValueError as error:
+        raise UnsupportedModelError(str(error)) from None
+
+
+def _architecture(fields: Fields) -> str:
+    named = architectures(fields)
+    for name in named:
+        if name in FAMILIES:
+            return str(name)
+    raise UnsupportedModelError(f"config.json: {refusal(named)}")

@@ -1,0 +1,76 @@
+"""Llama without a gate in the MLP: Apertus, with xIELU, and NanoChat, whose norms have no weights."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from engine.families.fields import Fields, attention, flag, model, number, real, rope
+from engine.spec.model import BranchSpec, LayerSpec, ModelSpec, PlainMlpSpec, QkNorm
+
+APERTUS = {
+    "vocab_size": 131072,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "max_position_embeddings": 65536,
+    "rms_norm_eps": 1e-5,
+    "hidden_act": "xielu",
+}
+APERTUS_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 12_000_000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+NANOCHAT = {
+    "vocab_size": 50304,
+    "hidden_size": 768,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 6,
+    "max_position_embeddings": 2048,
+    "hidden_act": "relu2",
+    "final_logit_softcapping": 15.0,
+}
+
+
+def read_apertus(fields: Fields) -> ModelSpec:
+    """Apertus: queries and keys normed head by head, an MLP of xIELU without a gate."""
+    if not fields.get("rope_parameters") and not fields.get("rope_scaling"):
+        fields = fields.over({"rope_parameters": APERTUS_ROPE})
+    fields = fields.over(APERTUS)
+    fields.only("hidden_act", "xielu")
+    fields.only("qk_norm", True)
+    fields.only("post_norm", False)
+    fields.only("mlp_bias", False)
+    bias, rotation = flag(fields, "attention_bias"), rope(fields, theta=12_000_000.0)
+    size = number(fields, "intermediate_size")
+    layer = LayerSpec(
+        mixer=attention(fields, rope=rotation, qk_norm=QkNorm(), qkv_bias=bias, output_bias=bias),
+        mlp=PlainMlpSpec(size=size, bias=False, activation="xielu", learned="mlp.act_fn"),
+        around_mixer=BranchSpec(before="attention_layernorm"),
+        around_mlp=BranchSpec(before="feedforward_layernorm"),
+    )
+    return model(fields, [layer] * number(fields, "num_hidden_layers"))
+
+
+def read_nanochat(fields: Fields) -> ModelSpec:
+    """NanoChat: norms without weights, also of embeddings and of turned heads, which turn backwards; relu² without a gate."""
+    fields = fields.over(NANOCHAT)
+    fields.only("hidden_act", "relu2")
+    bias, normed = flag(fields, "attention_bias"), QkNorm(has_weight=False, after_rope=True)
+    rotation, size = replace(rope(fields), backwards=True), number(fields, "intermediate_size")
+    layer = LayerSpec(
+        mixer=attention(fields, rope=rotation, qk_norm=normed, qkv_bias=bias, output_bias=bias),
+        mlp=PlainMlpSpec(size=size, bias=False, activation="relu2", up="mlp.fc1", down="mlp.fc2"),
+    )
+    return model(
+        fields,
+        [layer] * number(fields, "num_hidden_layers"),
+        norm_weight=False,
+        embedding_norm="model.norm",
+        logits_softcap=real(fields, "final_logit_softcapping", 0.0),
+    )

@@ -1,0 +1,155 @@
+"""A GGUF file's metadata of one architecture, and which entries of them were read."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+from common.model.gguf import GgufHeader
+from engine.spec.model import UnsupportedModelError
+
+Config = dict[str, Any]
+_MAX_FACTORS = 1 << 12
+_MAX_LAYERS = 1 << 12  # families refuse more
+_MAX_NUMBER = 1 << 31
+_FEW = 8
+# They say what other fields say, or nothing about the arithmetic.
+_HARMLESS = {"vocab_size", "rope.scaling.finetuned", "tensor_data_layout", "attention.value_length", "pooling_type"}
+_CAUSAL = "attention.causal"
+# Of images: the three positions of text are one, and it has no features of other layers.
+_HARMLESS |= {"rope.dimension_sections", "n_deepstack_layers"}
+
+
+class Entries:
+    """The metadata of one architecture, and which of them were read."""
+
+    def __init__(self, header: GgufHeader, architecture: str) -> None:
+        self._header, self._beginning = header, f"{architecture}."
+        self._read: set[str] = set()
+        self.newest = ""  # was read last
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """A value; one for all layers where each has the same."""
+        self._read.add(name)
+        self.newest = name
+        value = self._header.metadata.get(self._beginning + name, default)
+        if isinstance(value, list):
+            if not value or any(each != value[0] for each in value):
+                raise self.unsupported(name)
+            return value[0]
+        return value
+
+    def of_layers(self, name: str) -> list[Any]:
+        """Each layer's value."""
+        self._read.add(name)
+        self.newest = name
+        value = self._header.metadata.get(self._beginning + name)
+        if not isinstance(value, list) or len(value) != self["block_count"]:
+            raise self.unsupported(name)
+        return value[: self.num_layers]
+
+    def layers_of(self, name: str) -> list[Any]:
+        """Each layer's value, where one value may be that of all."""
+        value = self._header.metadata.get(self._beginning + name)
+        return self.of_layers(name) if isinstance(value, list) else [self[name]] * self.num_layers
+
+    def ignore(self, name: str) -> None:
+        """The tensors say the same."""
+        self._read.add(name)
+
+    def where_any(self, name: str) -> Any:
+        """A value that some layers have, where others have 0."""
+        self._read.add(name)
+        self.newest = name
+        value = self._header.metadata.get(self._beginning + name)
+        found = {each for each in value if each} if isinstance(value, list) else {value}
+        if len(found) != 1 or any(type(each) is not int for each in found - {None}):
+            raise self.unsupported(name)
+        return found.pop()
+
+    @property
+    def num_layers(self) -> int:
+        """Without those that predict further tokens, which are not computed."""
+        count, predicting = self.number("block_count"), self.number_or("nextn_predict_layers", 0)
+        self.agree("block_count", 1 <= count <= _MAX_LAYERS)
+        self.agree("nextn_predict_layers", predicting < count)
+        return count - predicting
+
+    def number_or(self, name: str, default: int) -> int:
+        return self.number(name) if self.get(name) is not None else default
+
+    def layers_with(self, tensor: str) -> list[bool]:
+        """Whether each layer has a tensor."""
+        return [self.has(f"blk.{layer}.{tensor}") for layer in range(self.num_layers)]
+
+    def __getitem__(self, name: str) -> Any:
+        value = self.get(name)
+        if value is None:
+            raise UnsupportedModelError(f"{self._header.file}: {self._beginning}{name} is missing")
+        return value
+
+    def number(self, name: str) -> int:
+        """0 or more."""
+        value = self[name]
+        if type(value) is not int or not 0 <= value < _MAX_NUMBER:
+            raise self.unsupported(name)
+        return value
+
+    def size(self, name: str) -> int:
+        """1 or more."""
+        value = self.number(name)
+        if value == 0:
+            raise self.unsupported(name)
+        return value
+
+    def has(self, tensor: str) -> bool:
+        return tensor in self._header.tensors
+
+    def rows(self, tensor: str) -> int:
+        if tensor not in self._header.tensors:
+            raise UnsupportedModelError(f"{self._header.file}: there is no tensor {tensor}")
+        return self._header.tensors[tensor].shape[0]
+
+    def columns(self, tensor: str) -> int:
+        self.rows(tensor)
+        return self._header.tensors[tensor].shape[-1]
+
+    def floats(self, tensor: str) -> list[float]:
+        """A short tensor's values."""
+        found = self._header.tensors[tensor]
+        count = found.shape[0]
+        if found.kind != "F32" or len(found.shape) != 1 or count > _MAX_FACTORS:
+            raise UnsupportedModelError(f"{found.file}: {tensor} is no list of up to {_MAX_FACTORS} F32")
+        with found.file.open("rb") as opened:
+            opened.seek(found.begin)
+            return list(struct.unpack(f"<{count}f", opened.read(found.end - found.begin)))
+
+    def dtype(self) -> str:
+        """What most weights are stored in, where that can be computed in."""
+        sizes: dict[str, int] = {}
+        for tensor in self._header.tensors.values():
+            if len(tensor.shape) > 1:
+                sizes[tensor.kind] = sizes.get(tensor.kind, 0) + tensor.end - tensor.begin
+        most = max(sizes, key=lambda kind: sizes[kind], default="")
+        return {"F32": "float32", "F16": "float16"}.get(most, "bfloat16")
+
+    def agree(self, name: str, does: bool) -> None:
+        """Raise UnsupportedModelError for a size that is not that of the tensors."""
+        if not does:
+            raise UnsupportedModelError(f"{self._said(name)}, but the file's tensors say otherwise")
+
+    def unsupported(self, name: str) -> UnsupportedModelError:
+        return UnsupportedModelError(f"{self._said(name)} is not supported")
+
+    def _said(self, name: str) -> str:
+        value = self._header.metadata.get(self._beginning + name)
+        few = value[:_FEW] if isinstance(value, list) else value
+        return f"{self._header.file}: {self._beginning}{name} = {str(few)[:40]}"
+
+    def check_all_read(self) -> None:
+        if self.get(_CAUSAL, True) is not True:  # an embedder, which looks ahead
+            raise self.unsupported(_CAUSAL)
+        for key, value in self._header.metadata.items():
+            name = key.removeprefix(self._beginning)
+            if name != key and value and name not in self._read | _HARMLESS:
+                raise self.unsupported(name)

@@ -1,0 +1,163 @@
+"""What several architectures say in the same entries."""
+
+from __future__ import annotations
+
+from engine.families.from_gguf.entries import Config, Entries
+
+_ROPE_FREQUENCIES = "rope_freqs.weight"
+SOFTMAX, SIGMOID = 1, 2  # expert_gating_func
+
+
+def biases(entries: Entries) -> Config:
+    """Only the tensors tell whether products have biases."""
+    return {"attention_bias": entries.has("blk.0.attn_q.bias"), "mlp_bias": entries.has("blk.0.ffn_up.bias")}
+
+
+def windows_by_layer(entries: Entries) -> Config:
+    """The window, and the layers that have it."""
+    windowed = entries.of_layers("attention.sliding_window_pattern")
+    return {
+        "sliding_window": entries["attention.sliding_window"],
+        "layer_types": ["sliding_attention" if there else "full_attention" for there in windowed],
+    }
+
+
+def common(entries: Entries, architecture: str, *, kv_heads: int | None = None, norm: str = "attn_norm") -> Config:
+    """What nearly all have; `kv_heads`: where layers differ in it; `norm`: a tensor of each layer."""
+    return frame(entries, architecture, norm=norm) | {
+        "intermediate_size": entries.size("feed_forward_length"),
+        "num_key_value_heads": kv_heads or num_kv_heads(entries),
+        "rms_norm_eps": entries["attention.layer_norm_rms_epsilon"],
+    }
+
+
+def num_kv_heads(entries: Entries) -> int:
+    return entries.number_or("attention.head_count_kv", 0) or entries.size("attention.head_count")
+
+
+def frame(entries: Entries, architecture: str, *, norm: str = "attn_norm") -> Config:
+    """What all have.
+
+    Sizes that nothing of is there would take memory before a tensor is looked at.
+    """
+    entries.agree("embedding_length", entries.columns("token_embd.weight") == entries.size("embedding_length"))
+    entries.agree("block_count", entries.has(f"blk.{entries.num_layers - 1}.{norm}.weight"))
+    return {
+        "architectures": [architecture],
+        "dtype": entries.dtype(),
+        "vocab_size": entries.rows("token_embd.weight"),
+        "hidden_size": entries.size("embedding_length"),
+        "num_hidden_layers": entries.num_layers,
+        "num_attention_heads": entries.size("attention.head_count"),
+        "max_position_embeddings": entries.size("context_length"),
+        "tie_word_embeddings": not entries.has("output.weight"),
+    }
+
+
+def head_dim(entries: Entries) -> int:
+    own = entries.number_or("attention.key_length", 0)
+    return own or entries.size("embedding_length") // entries.size("attention.head_count")
+
+
+def rope(entries: Entries, *, theta: float = 10_000.0) -> Config:
+    """The rotation of a head, or of its first part."""
+    values = rotation(entries, theta=theta)
+    size = head_dim(entries)
+    share = entries.number_or("rope.dimension_count", size) / size
+    return {"rope_parameters": values if share == 1 else values | {"partial_rotary_factor": share}}
+
+
+def rotation(entries: Entries, *, theta: float = 10_000.0) -> Config:
+    """How fast it turns. Factors that a tensor has are LongRoPE's of any length."""
+    values: Config = {"rope_theta": float(entries.get("rope.freq_base", theta))}
+    kind = entries.get("rope.scaling.type", "none")
+    factor = entries.get("rope.scaling.factor") or entries.get("rope.scale_linear")
+    original = entries.get("rope.scaling.original_context_length")
+    magnitude = entries.get("rope.scaling.attn_factor")
+    if entries.has("rope_factors_long.weight"):
+        factors = {f"{length}_factor": entries.floats(f"rope_factors_{length}.weight") for length in ("short", "long")}
+        values |= {"rope_type": "longrope", "original_max_position_embeddings": original} | factors
+    elif entries.has(_ROPE_FREQUENCIES):
+        divisors = entries.floats(_ROPE_FREQUENCIES)
+        values |= {"rope_type": "longrope", "short_factor": divisors, "long_factor": divisors}
+        values |= {"original_max_position_embeddings": entries["context_length"], "attention_factor": 1.0}
+    elif kind == "yarn":
+        values |= {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
+        values |= _betas(entries) | _magnitudes(entries)
+    elif kind == "linear" and factor:
+        values |= {"rope_type": "linear", "factor": factor}
+    elif kind not in ("none", "linear", "longrope"):
+        raise entries.unsupported("rope.scaling.type")
+    elif kind == "none" and factor not in (None, 0, 1):
+        raise entries.unsupported("rope.scaling.factor" if entries.get("rope.scaling.factor") else "rope.scale_linear")
+    if magnitude is not None and "rope_type" in values:
+        values["attention_factor"] = magnitude
+    elif magnitude not in (None, 1):
+        raise entries.unsupported("rope.scaling.attn_factor")
+    return values
+
+
+def _magnitudes(entries: Entries) -> Config:
+    """What yarn multiplies cosines and sines by, where a file says it."""
+    if entries.get("rope.scaling.yarn_ext_factor", 1.0) != 1:
+        raise entries.unsupported("rope.scaling.yarn_ext_factor")
+    whole, scale = (entries.get(f"rope.scaling.yarn_{name}") for name in ("attn_factor", "log_multiplier"))
+    told = {"attention_factor": whole} if whole else {}
+    return told | (dict.fromkeys(("mscale", "mscale_all_dim"), scale) if scale else {})
+
+
+def _betas(entries: Entries) -> Config:
+    given = {name: entries.get(f"rope.scaling.yarn_{name}") for name in ("beta_fast", "beta_slow")}
+    return {name: value for name, value in given.items() if value}
+
+
+def experts(entries: Entries, *, renormalised: bool) -> Config:
+    """Of a mixture whose router's softmax is over all experts."""
+    if entries.get("expert_gating_func", SOFTMAX) != SOFTMAX:
+        raise entries.unsupported("expert_gating_func")
+    if entries.get("expert_weights_scale", 1.0) not in (0.0, 1.0):
+        raise entries.unsupported("expert_weights_scale")
+    return {
+        "num_experts": entries["expert_count"],
+        "num_experts_per_tok": entries["expert_used_count"],
+        "moe_intermediate_size": entries["expert_feed_forward_length"],
+        "norm_topk_prob": bool(entries.get("expert_weights_norm", renormalised)),
+        "mlp_only_layers": dense_layers(entries),
+    }
+
+
+def dense_layers(entries: Entries) -> list[int]:
+    """The layers without experts."""
+    return [layer for layer, sparse in enumerate(entries.layers_with("ffn_gate_inp.weight")) if not sparse]
+
+
+def sigmoid_experts(entries: Entries) -> Config:
+    """Of a mixture whose router's sigmoids are corrected, behind dense layers, as DeepSeek-V3 has it."""
+    if entries.get("expert_gating_func", SIGMOID) != SIGMOID:
+        raise entries.unsupported("expert_gating_func")
+    return grouped_experts(entries)
+
+
+def grouped_experts(entries: Entries) -> Config:
+    """What such mixtures say of their experts, whichever their scores are."""
+    num_dense = entries.number_or("leading_dense_block_count", 0)
+    if entries.get("leading_dense_block_count") is not None:
+        dense = dense_layers(entries)
+        entries.agree("leading_dense_block_count", len(dense) == num_dense and dense == list(range(num_dense)))
+    return {
+        "n_routed_experts": entries["expert_count"],
+        "num_experts_per_tok": entries["expert_used_count"],
+        "moe_intermediate_size": entries["expert_feed_forward_length"],
+        "n_shared_experts": entries.number_or("expert_shared_count", 0),
+        "norm_topk_prob": bool(entries.get("expert_weights_norm", False)),
+        "routed_scaling_factor": entries.get("expert_weights_scale") or 1.0,
+        "n_group": entries.get("expert_group_count") or 1,
+        "topk_group": entries.get("expert_group_used_count") or 1,
+        "first_k_dense_replace": num_dense,
+    }
+
+
+def full_attention(entries: Entries) -> Config:
+    """Qwen's windows are never used by such files."""
+    entries.get("attention.sliding_window")
+    return {"use_sliding_window": False}

@@ -1,0 +1,121 @@
+"""A config.json's fields, and which of them were read: what nobody reads and nobody knows to be harmless is refused.
+
+A checkpoint says in these fields what must be computed. One that is unknown may change the arithmetic, so it is never skipped.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from engine.spec.model import UnsupportedModelError
+
+# They concern training, text generation's defaults, or how transformers runs a model; or other fields say the same.
+_HARMLESS = """
+add_cross_attention architectures attention_dropout attn_implementation auto_map aux_loss_alpha bad_words_ids
+begin_suppress_tokens bos_token_id cache_implementation chunk_size_feed_forward classifier_dropout cross_attention_hidden_size
+decoder_start_token_id dtype embd_pdrop embedding_dropout eod_token_id eos_token_id exponential_decay_length_penalty
+finetuning_task forced_bos_token_id forced_eos_token_id gradient_checkpointing hidden_dropout id2label init_method
+initializer_factor initializer_range is_decoder is_encoder_decoder is_llama_config label2id length_penalty max_length
+max_sequence_length min_length model_max_length model_type num_beam_groups num_beams num_return_sequences output_attentions
+output_hidden_states output_router_logits output_scores pad_token_id prefix pretraining_tp problem_type repetition_penalty
+resid_pdrop residual_dropout return_dict return_dict_in_generate router_aux_loss_coef router_jitter_noise sep_token_id
+suppress_tokens task_specific_params temperature tf_legacy_loss tokenizer_class top_k top_p torch_dtype torchscript
+transformers_version typical_p use_bfloat16 use_cache
+"""
+HARMLESS = frozenset(_HARMLESS.split())
+_HARMLESS_BEGINNINGS = ("_", "unsloth_", "transformers.js")
+
+
+class Fields(Mapping[str, Any]):
+    """Parsed JSON that remembers which of its fields were read."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self._values = values
+        self._read: set[str] = set()
+        self._ignored: set[str] = set()  # they don't matter in copies either
+        self._inner: list[Fields] = []
+        self._newest = [""]  # the field that was read last, of this and its copies
+
+    def __getitem__(self, name: str) -> Any:
+        """Raises UnsupportedModelError for what JSON has no word for: infinity, and no number."""
+        value = self._values[name]
+        self._read.add(name)
+        self._newest[0] = name
+        inner = value.values() if isinstance(value, Mapping) else (value,)
+        if any(isinstance(each, float) and not math.isfinite(each) for each in inner):
+            raise UnsupportedModelError(f"config.json: {name} = {value!r:.40} is not finite")
+        return value
+
+    @property
+    def newest(self) -> str:
+        """The field that was read last."""
+        return self._newest[0]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def over(self, defaults: Mapping[str, Any]) -> Fields:
+        """The same with defaults for absent fields: a config.json leaves out what its class has as a default."""
+        return self._with(Fields({**defaults, **self._values}), defaults)
+
+    def text(self) -> Fields:
+        """The text model's fields of a checkpoint with other parts, or these."""
+        inner = self._values.get("text_config")
+        if not isinstance(inner, Mapping):
+            return self
+        shared = {name: self._values[name] for name in _SHARED_WITH_TEXT if name in self._values}
+        self.ignore("text_config", *shared)
+        return self._with(Fields({**inner, **shared}))
+
+    def with_values(self, **values: Any) -> Fields:
+        """The same with other values."""
+        return self._with(Fields({**self._values, **values}), {})
+
+    def ignore(self, *names: str) -> None:
+        """These fields don't matter here, nor in copies that are made of this."""
+        self._read.update(names)
+        self._ignored.update(names)
+
+    def only(self, name: str, *values: object) -> None:
+        """Refuse any value of a field but these and none. Raises UnsupportedModelError."""
+        value = self.get(name)
+        if value is not None and value not in values:
+            raise UnsupportedModelError(
+                f"config.json: {name} = {value!r} is not supported; supported: {', '.join(map(repr, values or [None]))}"
+            )
+
+    def check_all_known(self) -> None:
+        """Raise UnsupportedModelError for fields that were not read, are not known, and ask for something."""
+        unknown = [name for name, value in self._values.items() if value and not self._is_known(name)]
+        if unknown:
+            several = ", ".join(f"{name} = {str(self._values[name])[:40]}" for name in sorted(unknown)[:4])
+            raise UnsupportedModelError(
+                f"config.json: {several} is not supported by this family; remove the field if it changes nothing,"
+                " or load the model with --model-impl transformers"
+            )
+        for inner in self._inner:
+            inner.check_all_known()
+
+    def unread(self) -> list[str]:
+        """The fields that were not read and ask for something."""
+        return sorted(name for name, value in self._values.items() if value and name not in self._read)
+
+    def _is_known(self, name: str) -> bool:
+        return name in self._read or name in HARMLESS or name.startswith(_HARMLESS_BEGINNINGS)
+
+    def _with(self, inner: Fields, defaults: Mapping[str, Any] | None = None) -> Fields:
+        self._inner.append(inner)
+        inner._newest = self._newest
+        if defaults is not None:
+            self._read.update(self._values)  # the copy looks after them
+            inner.ignore(*self._ignored)
+            inner._read.update(name for name in defaults if name not in self._values)
+        return inner
+
+
+_SHARED_WITH_TEXT = ("tie_word_embeddings", "dtype", "torch_dtype", "quantization_config", "eos_token_id")

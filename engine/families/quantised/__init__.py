@@ -1,0 +1,101 @@
+"""What a checkpoint says of its quantisation, and what `--quantization` asks for. One module for each `quant_method`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from engine.families.known import Fields
+from engine.families.quantised import (
+    auto_round,
+    awq,
+    bitsandbytes,
+    compressed_tensors,
+    fp8,
+    gptq,
+    modelopt,
+    mxfp4,
+)
+from engine.families.quantised.fields import check_letters
+from engine.formats.fp8 import FP8_WHILE_LOADING
+from engine.formats.int4 import INT4_WHILE_LOADING
+from engine.formats.int8 import INT8_TABLES, INT8_WHILE_LOADING
+from engine.formats.quantization import EVERY, UNQUANTISED, Modules, Quantization
+from engine.spec.model import ModelSpec, UnsupportedModelError
+
+METHODS: dict[str, Callable[[Fields], Quantization]] = {
+    "auto-round": auto_round.read,
+    "intel/auto-round": auto_round.read,
+    "awq": awq.read,
+    "bitsandbytes": bitsandbytes.read,
+    "compressed-tensors": compressed_tensors.read,
+    "fbgemm_fp8": fp8.read_rows,
+    "fp8": fp8.read,
+    "gptq": gptq.read,
+    "modelopt": modelopt.read,
+    "mxfp4": mxfp4.read,
+}
+# What plain weights become while they are loaded. In fp8 the head stays: it decides most of what is said. On a CPU it is
+# much of what a step reads.
+_HEAD = Modules(named=frozenset({"lm_head"}))
+ONLINE: dict[str, Quantization] = {
+    "fp8": Quantization(name="fp8", groups=((EVERY, FP8_WHILE_LOADING),), ignored=_HEAD),
+    "int4": Quantization(name="int4", groups=((EVERY, INT4_WHILE_LOADING),), ignored=_HEAD),
+    "int8": Quantization(name="int8", groups=((EVERY, INT8_WHILE_LOADING),), table=INT8_TABLES),
+}
+_BESIDE = "hf_quant_config.json"
+
+
+def read_quantization(fields: Fields) -> Quantization:
+    """Read `quantization_config`. Raises UnsupportedModelError, naming the field."""
+    config = fields.get("quantization_config")
+    if not config:
+        return UNQUANTISED
+    if not isinstance(config, Mapping):
+        raise UnsupportedModelError(f"config.json: quantization_config must be an object, not {config!r:.40}")
+    own = Fields(config)
+    method = str(own.get("quant_method") or "unknown")
+    if method not in METHODS:
+        raise UnsupportedModelError(
+            f"config.json: quantization_config ({method}) is not supported; supported: {', '.join(METHODS)}, and"
+            " unquantised weights"
+        )
+    check_letters(config)
+    found = METHODS[method](own)
+    if unread := own.unread():
+        several = ", ".join(f"{name} = {str(own[name])[:40]}" for name in unread[:4])
+        raise UnsupportedModelError(f"config.json: quantization_config ({method}): {several} is not supported")
+    return found
+
+
+def beside_config(folder: Path, fields: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The fields of a config.json with what ModelOpt writes into a file of its own."""
+    path = folder / _BESIDE
+    if fields.get("quantization_config") or not path.is_file():
+        return fields
+    try:
+        config = dict(json.loads(path.read_bytes())["quantization"] or {})
+    except (ValueError, RecursionError, LookupError, TypeError) as error:
+        raise UnsupportedModelError(f"{path} can't be read: {error}") from error
+    return {**fields, "quantization_config": {"quant_method": "modelopt", **config}} if config else fields
+
+
+def in_files(spec: ModelSpec, folder: Path) -> ModelSpec:
+    """The same model with what the weights' files say of their quantisation, where config.json leaves it to them."""
+    if spec.quantization is not bitsandbytes.ASKED:
+        return spec
+    return replace(spec, quantization=bitsandbytes.in_files(folder))
+
+
+def online(spec: ModelSpec, name: str) -> ModelSpec:
+    """The same model with its plain weights quantised while they are loaded. Raises UnsupportedModelError."""
+    if name not in ONLINE:
+        raise UnsupportedModelError(f"quantization = {name!r} is not supported; supported: auto, {', '.join(ONLINE)}")
+    if spec.quantization != UNQUANTISED:
+        raise UnsupportedModelError(
+            f"quantization = {name!r}, but the checkpoint's weights are quantised ({spec.quantization.name}): use auto"
+        )
+    return replace(spec, quantization=ONLINE[name])

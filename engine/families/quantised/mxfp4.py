@@ -1,0 +1,17 @@
+"""`quant_method` mxfp4: experts in floats of 4 bits, as gpt-oss has them."""
+
+from __future__ import annotations
+
+from engine.families.known import Fields
+from engine.families.quantised.fields import modules, names
+from engine.formats.mxfp4 import MXFP4
+from engine.formats.quantization import Modules, Quantization
+
+_EXPERTS = Modules(patterns=(r".*\.mlp\.experts\..*",))
+
+
+def read(fields: Fields) -> Quantization:
+    """Only experts are quantised, though no field says so."""
+    fields.ignore("dequantize", "use_kernels")
+    ignored = modules(names(fields, "modules_to_not_convert"))
+    return Quantization(name="mxfp4", groups=((_EXPERTS, MXFP4),), ignored=ignored)

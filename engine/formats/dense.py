@@ -1,0 +1,99 @@
+"""Matrices in a dtype that the model computes in. T tokens, K inputs, N outputs, E experts, I intermediate size."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from engine.formats.product import ExpertsSpec, Linear, LinearSpec, Order, declare_bias
+from engine.kernels.linear import gated_linear, linear, linear_onto, linear_parts, packed
+from engine.weights.parameters import Parameter, Part, Shard, Way, Weights, of_experts
+
+
+@dataclass(slots=True)
+class Dense:
+    """A weight in a dtype that the model computes in."""
+
+    weight: torch.Tensor  # [N, K]
+    bias: torch.Tensor | None = None  # [N]
+
+    def __call__(self, x: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
+        return linear(x, self.weight, self.bias, out=out)
+
+    def parts(self, x: torch.Tensor) -> torch.Tensor:
+        return linear_parts(x, self.weight, self.bias)
+
+    def onto(self, residual: torch.Tensor, x: torch.Tensor) -> torch.Tensor | None:
+        return linear_onto(residual, x, self.weight, self.bias)
+
+    def gated(self, x: torch.Tensor, activation: str = "silu") -> torch.Tensor:
+        return gated_linear(x, self.weight, self.bias, activation)
+
+    def pack(self) -> None:
+        """Order the loaded weight as products read it fastest."""
+        self.weight = packed(self.weight)
+
+
+@dataclass(frozen=True, slots=True)
+class DenseFormat:
+    """`weight` and `bias` of each module, converted while loading."""
+
+    def linear(self, spec: LinearSpec, weights: Weights, *, under: str) -> Linear:
+        dense = Dense(self.matrix(spec, weights, under=under), declare_bias(spec, weights, under=under))
+        weights.when_loaded.append(dense.pack)
+        return dense
+
+    def matrix(self, spec: LinearSpec, weights: Weights, *, under: str) -> torch.Tensor:
+        return weights.new(spec.parameter(), under=under)
+
+    def experts(self, spec: ExpertsSpec, weights: Weights, *, under: str) -> torch.Tensor:
+        return weights.new(spec.parameter(), ways=ways_of(spec), under=under)
+
+
+DENSE = DenseFormat()
+
+
+def ways_of(spec: ExpertsSpec) -> list[Way]:
+    """How a checkpoint may store experts' plain matrices: each by itself, or all in one tensor."""
+    ways = [together(name, spec.shape, spec.order, halves=spec.halves) for name in spec.together]
+    if spec.each:
+        ways.insert(0, one_by_one(spec.each, "weight", spec.shape))
+    return ways
+
+
+def one_by_one(each: tuple[str, ...], kind: str, shape: tuple[int, ...]) -> Way:
+    """A tensor of each expert's modules, whose rows follow one another."""
+    parts = tuple(
+        Part(name=f"{module}.{kind}", rows=rows, expert=expert)
+        for expert in range(shape[0])
+        for module, rows in _rows(each, shape[1], expert)
+    )
+    return Way(Parameter(shape=shape, parts=parts, shard=Shard.EXPERTS))
+
+
+def rows_of_each(spec: ExpertsSpec, expert: int) -> list[tuple[str, slice]]:
+    """The modules of one expert, and their rows in its matrix."""
+    return _rows(spec.each, spec.rows, expert)
+
+
+def _rows(each: tuple[str, ...], all_rows: int, expert: int) -> list[tuple[str, slice]]:
+    rows = all_rows // len(each)
+    return [(module.format(expert), slice(at * rows, (at + 1) * rows)) for at, module in enumerate(each)]
+
+
+def together(name: str, shape: tuple[int, ...], order: Order, *, halves: bool) -> Way:
+    """One tensor with all experts."""
+    if order is Order.ROWS_OR_COLUMNS:
+        rows, columns = (together(name, shape, each, halves=halves) for each in (Order.ROWS, Order.COLUMNS))
+        return replace(rows, turned=columns)
+    num_experts, *matrix = shape
+    swapped = len(matrix) == 2 and order is not Order.ROWS
+    stored = (num_experts, *(reversed(matrix) if swapped else matrix))
+
+    def seen(share: torch.Tensor) -> torch.Tensor:
+        if halves and order is Order.INTERLEAVED_COLUMNS:
+            share = share.unflatten(1, (2, -1)).movedim(1, -1)  # [E, I, H, 2], or [E, I, 2] of biases
+        return share.transpose(1, 2) if swapped else share
+
+    return Way(of_experts(name, *stored), seen)

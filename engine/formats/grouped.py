@@ -1,0 +1,112 @@
+"""Products with matrices in groups of 4 and 8 bits. T tokens, K inputs, N outputs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from engine.formats.dense import Dense
+from engine.formats.int8 import ROUNDED, Int8Linear
+from engine.formats.product import Linear
+from engine.kernels.device import use_triton
+from engine.kernels.linear import packed
+from engine.kernels.quantised import groups
+from engine.kernels.quantised.fp8 import Fp8Rows, Rounding, quantise_rows
+from engine.kernels.quantised.groups import Groups, narrow
+from engine.kernels.quantised.int8 import MOST_INPUTS, multiplies_bytes, quantise
+from engine.weights.parameters import Weights
+
+
+@dataclass(slots=True)
+class Grouped:
+    """A weight in groups."""
+
+    weight: Groups
+    bias: torch.Tensor | None = None  # [N]
+    order: torch.Tensor | None = None  # [K] of the inputs; None: as they come
+
+    def __call__(self, x: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
+        return groups.linear(self._ordered(x), self.weight, self.bias, out=out)
+
+    def parts(self, x: torch.Tensor) -> torch.Tensor:
+        return groups.linear_parts(self._ordered(x), self.weight, self.bias)
+
+    def onto(self, residual: torch.Tensor, x: torch.Tensor) -> torch.Tensor | None:
+        return groups.linear_onto(residual, self._ordered(x), self.weight, self.bias)
+
+    def gated(self, x: torch.Tensor, activation: str = "silu") -> torch.Tensor:
+        return groups.gated_linear(self._ordered(x), self.weight, self.bias, activation)
+
+    def rounding(self, num_rows: int, dtype: torch.dtype) -> Rounding | None:
+        """How a product's rows become 8-bit floats: whoever writes them should do it. None: they stay as they are."""
+        return None if self.order is not None else groups.rounding_of(self.weight, num_rows, dtype)
+
+    def of_rows(self, rows: Fp8Rows, *, parts: bool = False) -> torch.Tensor:
+        """Return the product [T, N] of rounded rows; `parts`: or its partial sums, as `parts` does."""
+        return groups.product_of_rows(rows.values, rows.scale, self.weight, self.bias, partial=parts)
+
+    def gated_of_rows(self, rows: Fp8Rows, activation: str = "silu") -> torch.Tensor:
+        """Return the gated product of rounded rows."""
+        return groups.gated_product_of_rows(rows.values, rows.scale, self.weight, self.bias, activation)
+
+    def gated_rows(self, rows: Fp8Rows, rounding: Rounding, activation: str = "silu") -> Fp8Rows:
+        """Return the same, rounded for the next product."""
+        return quantise_rows(self.gated_of_rows(rows, activation), rounding)
+
+    def narrow(self) -> None:
+        """Keep the scales in 16 bits where that is exact."""
+        self.weight = narrow(self.weight)
+
+    def plain(self, dtype: torch.dtype) -> torch.Tensor:
+        """Return the matrix [N, K], its inputs as they come."""
+        matrix = groups.dequantised.reference(self.weight.codes, self.weight, dtype)
+        return matrix if self.order is None else matrix[:, self.order.argsort()]
+
+    def _ordered(self, x: torch.Tensor) -> torch.Tensor:
+        return x if self.order is None else x.index_select(1, self.order)
+
+
+@dataclass(slots=True)
+class WhenLoaded:
+    """A product on a CPU, which has no kernel for groups: they become others when all are there."""
+
+    loading: Grouped | None
+    dtype: torch.dtype
+    in_rows: bool  # become rows of 8 bits, else plain
+    product: Linear = field(init=False)
+
+    def prepare(self) -> None:
+        """The groups go."""
+        assert self.loading is not None
+        loading, self.loading = self.loading, None
+        if self.in_rows:
+            self.product = linear = Int8Linear(loading.bias)
+            linear.put(quantise(loading.plain(torch.float32)))
+        else:
+            self.product = Dense(packed(loading.plain(self.dtype)), loading.bias)
+
+    def __call__(self, x: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
+        return self.product(x, out=out)
+
+    def parts(self, x: torch.Tensor) -> torch.Tensor:
+        return self.product.parts(x)
+
+    def onto(self, residual: torch.Tensor, x: torch.Tensor) -> torch.Tensor | None:
+        return self.product.onto(residual, x)
+
+    def gated(self, x: torch.Tensor, activation: str = "silu") -> torch.Tensor:
+        return self.product.gated(x, activation)
+
+
+def serving(grouped: Grouped, weights: Weights) -> Linear:
+    """Return the product that serves a matrix in groups, once it is loaded."""
+    if use_triton(grouped.weight.codes):
+        weights.when_loaded.append(grouped.narrow)
+        return grouped
+    in_rows = weights.dtype == torch.bfloat16 and multiplies_bytes() and grouped.weight.inputs <= MOST_INPUTS
+    if in_rows:
+        weights.differing[ROUNDED] += 1
+    product = WhenLoaded(grouped, weights.dtype, in_rows)
+    weights.when_loaded.append(product.prepare)
+    return product

@@ -1,0 +1,236 @@
+"""What formats with groups of 4 and 8 bits share: modules are packed into one layout as they arrive. N rows, K inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+
+from engine.formats.dense import rows_of_each
+from engine.formats.grouped import Grouped, serving
+from engine.formats.product import ExpertsSpec, Linear, LinearSpec, declare_bias
+from engine.formats.stored import Stored, of_module, own_experts, places_by_module, plain_experts, stage_module
+from engine.kernels.device import use_triton
+from engine.kernels.quantised import slabs
+from engine.kernels.quantised.groups import Groups, allocate, pack, put, values
+from engine.kernels.quantised.repack import Unpacked
+from engine.kernels.quantised.slabs import Slabs
+from engine.weights.parameters import Placement, Weights
+
+
+class Grouping(Stored, Protocol):
+    """What a checkpoint has of the matrix of one module in groups."""
+
+    @property
+    def bits(self) -> int: ...
+
+    @property
+    def has_zeros(self) -> bool: ...
+
+    @property
+    def has_minimums(self) -> bool: ...
+
+    @property
+    def is_e2m1(self) -> bool: ...
+
+    @property
+    def scales(self) -> torch.dtype:
+        """Holds each scale as it is stored."""
+        ...
+
+    @property
+    def has_levels(self) -> bool: ...
+
+    def group_of(self, inputs: int) -> int:
+        """Inputs of a group of a row."""
+        ...
+
+    def unpacked(self, tensors: Mapping[str, torch.Tensor]) -> Unpacked:
+        """Take a module's tensors apart."""
+        ...
+
+
+# By our whole name of the module. All modules of a product have one layout.
+GroupingOf = Callable[[str], Grouping]
+
+
+def plain(format: Grouping, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """Return a module's matrix [N, K] in float32."""
+    found = format.unpacked(tensors)
+    order, weight = found.order, _packed(format, found, format.group_of(found.codes.shape[1]))
+    # Its codes go: numbers that have an order are there twice.
+    del found
+    matrix = values(weight)
+    return matrix if order is None else matrix[:, order.argsort()]
+
+
+def declare_groups(format: Grouping | GroupingOf, spec: LinearSpec, weights: Weights, *, under: str) -> Linear:
+    """Declare a product."""
+    by_module = places_by_module(spec, weights)
+    first, shape = of_module(format, under + next(iter(by_module))), weights.share(spec.parameter("")).shape
+    grouped, shared = Grouped(_allocate(first, shape, spec.inputs, weights.device)), _Shared()
+    shared.orders.update(dict.fromkeys(under + module for module in by_module))
+    for module, places in by_module.items():
+        own = of_module(format, under + module)
+        take = _Rows(own, grouped.weight, places, shared, under + module)
+        stage_module(own, module, (places[0].stored_shape[0], spec.inputs), take, weights, under=under)
+    grouped.bias = declare_bias(spec, weights, under=under)
+    weights.when_loaded.append(lambda: shared.agree(grouped))
+    return serving(grouped, weights)
+
+
+def declare_group_experts(
+    format: Grouping | GroupingOf, spec: ExpertsSpec, weights: Weights, *, under: str
+) -> torch.Tensor | Groups | Slabs:
+    """Declare experts that the checkpoint has one by one. On a CPU MXFP4's stay at 4 bits, others become plain."""
+    is_on_gpu = use_triton(weights.empty((1,)))
+    if spec.each and not is_on_gpu and not callable(format) and _is_mxfp4(format, spec.inputs):
+        return _in_slabs(format, spec, weights, under=under)
+    if not spec.each or not is_on_gpu:
+        return plain_experts(format, spec, weights, under=under)
+    own, shared = own_experts(format, spec, weights, under=under), _Shared()
+    first, _ = rows_of_each(spec, own.start)[0]
+    together = _allocate(
+        of_module(format, under + first), (len(own), spec.rows, spec.inputs), spec.inputs, weights.device
+    )
+    for index, expert in enumerate(own):
+        for module, rows in rows_of_each(spec, expert):
+            one, size = of_module(format, under + module), (rows.stop - rows.start, spec.inputs)
+            place = Placement(module, size, (slice(0, size[0]), slice(0, size[1])), (rows,))
+            take = _Rows(one, together[index], [place], shared, under + module)
+            stage_module(one, module, size, take, weights, under=under)
+    weights.when_loaded.append(lambda: shared.fill(together))
+    return together
+
+
+def _is_mxfp4(format: Grouping, inputs: int) -> bool:
+    return format.is_e2m1 and format.scales == torch.bfloat16 and format.group_of(inputs) == slabs.GROUP
+
+
+def _in_slabs(format: Grouping, spec: ExpertsSpec, weights: Weights, *, under: str) -> Slabs:
+    own = own_experts(format, spec, weights, under=under)
+    together = slabs.allocate((len(own), spec.rows, spec.inputs))
+    for index, expert in enumerate(own):
+        for module, rows in rows_of_each(spec, expert):
+            take = _RowsOfSlabs(format, together[index], rows.start)
+            stage_module(format, module, (rows.stop - rows.start, spec.inputs), take, weights, under=under)
+    return together
+
+
+def _allocate(format: Grouping, shape: tuple[int, ...], inputs: int, device: torch.device) -> Groups:
+    """`inputs`: of the whole matrix, of which this rank may have some."""
+    group = format.group_of(inputs)
+    return allocate(
+        shape,
+        bits=format.bits,
+        group=shape[-1] if group == inputs else group,
+        device=device,
+        has_zeros=format.has_zeros,
+        has_minimums=format.has_minimums,
+        has_levels=format.has_levels,
+        is_e2m1=format.is_e2m1,
+        scales=format.scales,
+    )
+
+
+def _packed(format: Grouping, found: Unpacked, group: int) -> Groups:
+    return pack(
+        found.codes,
+        found.scales,
+        bits=format.bits,
+        group=group,
+        zeros=found.zeros,
+        minimums=found.minimums,
+        is_e2m1=format.is_e2m1,
+        levels=found.levels,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    """What each module of a matrix has said, and all must say alike. Known when they are loaded.
+
+    `orders`: in which inputs are read. Experts have none.
+    """
+
+    orders: dict[str, torch.Tensor | None] = field(default_factory=dict)
+    levels: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    def agree(self, grouped: Grouped) -> None:
+        """Give a product the order in which all its modules read its inputs, and its levels."""
+        self.fill(grouped.weight)
+        first, *others = self.orders.values()
+        for module, other in zip(list(self.orders)[1:], others, strict=True):
+            if (first is None) != (other is None) or (first is not None and not torch.equal(first, _known(other))):
+                raise ValueError(
+                    f"{module}: its g_idx is not that of {next(iter(self.orders))}: such a desc_act is not supported"
+                )
+        grouped.order = first
+
+    def fill(self, weight: Groups) -> None:
+        """Give a matrix its levels."""
+        if weight.levels is None:
+            return
+        names = sorted(self.levels)
+        each = torch.stack([self.levels[name] for name in names])
+        for number in (each != each[0]).any(1).nonzero().flatten().tolist():
+            raise ValueError(f"{names[number]}: its quant_map is not that of {names[0]}: store the model anew")
+        weight.levels.copy_(each[0])
+
+
+def _known(order: torch.Tensor | None) -> torch.Tensor:
+    assert order is not None
+    return order
+
+
+@dataclass(frozen=True, slots=True)
+class _RowsOfSlabs:
+    """Packs the rows of one expert's module."""
+
+    format: Grouping
+    weight: Slabs
+    begin: int
+
+    def __call__(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        found = self.format.unpacked(tensors)
+        slabs.put(self.weight, self.begin, found.codes, found.scales)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Packs parts of a module's matrix into their rows."""
+
+    format: Grouping
+    weight: Groups
+    places: list[Placement]
+    shared: _Shared
+    module: str
+
+    def __call__(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        found = self.format.unpacked(tensors)
+        inputs = found.codes.shape[1]
+        group = self.format.group_of(inputs)
+        if is_product := bool(self.shared.orders):
+            self.shared.orders[self.module] = found.order
+        if found.levels is not None:
+            self.shared.levels[self.module] = found.levels
+        for place in self.places:
+            rows, columns = place.source
+            begin, count = columns.start, columns.stop - columns.start
+            if found.order is not None and (not is_product or count != inputs):
+                raise ValueError("desc_act is not supported for experts and for inputs that ranks share")
+            if group != inputs and begin % group:
+                raise ValueError(f"ranks can't share groups of {group} inputs")
+            of_groups = slice(begin // group, -(-columns.stop // group))
+            own = Unpacked(
+                found.codes[rows, columns],
+                found.scales[rows, of_groups],
+                None if found.zeros is None else found.zeros[rows, of_groups],
+                None if found.minimums is None else found.minimums[rows, of_groups],
+                levels=found.levels,
+            )
+            target = place.target[0]
+            assert isinstance(target, slice)
+            put(self.weight, target.start, _packed(self.format, own, count if group == inputs else group))

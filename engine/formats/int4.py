@@ -1,0 +1,109 @@
+"""Plain matrices that become 4 bits in groups while they are loaded. N rows, K inputs, G groups of a row."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from engine.formats.dense import DENSE, ways_of
+from engine.formats.grouped import Grouped, serving
+from engine.formats.product import ExpertsSpec, Linear, LinearSpec, declare_bias
+from engine.formats.stored import stage_rows
+from engine.kernels.device import use_triton
+from engine.kernels.quantised.groups import GROUPS, Groups, allocate, pack, put
+from engine.weights.parameters import Weights
+
+_SHRUNK = (1.0, 0.94, 0.88, 0.82, 0.76)  # tried ranges of a group, in parts of the widest
+_ELEMENTS_AT_ONCE = 1 << 20  # stays in the cache of a CPU's core
+_ELEMENTS_AT_ONCE_ON_GPU = 1 << 23  # made floats of 32 bits, several times
+# Of an element, while it is quantised.
+_TEMPORARY_BYTES = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Int4WhileLoading:
+    """Groups of 128 inputs, or of the largest size that K is a multiple of; a K of none stays plain."""
+
+    def linear(self, spec: LinearSpec, weights: Weights, *, under: str) -> Linear:
+        shape = weights.share(spec.parameter()).shape
+        group = _group(shape[1])
+        if not group:
+            return DENSE.linear(spec, weights, under=under)
+        matrix = allocate(shape, bits=4, group=group, device=weights.device)
+        temporary = _TEMPORARY_BYTES * _elements_at_once(weights.device)
+        stage_rows(spec, _Take(matrix, group), weights, under=under, temporary=temporary)
+        return serving(Grouped(matrix, declare_bias(spec, weights, under=under)), weights)
+
+    def matrix(self, spec: LinearSpec, weights: Weights, *, under: str) -> torch.Tensor:
+        return DENSE.matrix(spec, weights, under=under)
+
+    def experts(self, spec: ExpertsSpec, weights: Weights, *, under: str) -> torch.Tensor | Groups:
+        """Experts are quantised for GPUs alone: on a CPU each would be dequantised whenever it is chosen."""
+        group = _group(spec.inputs)
+        if not group:
+            return DENSE.experts(spec, weights, under=under)
+        if not use_triton(weights.empty((1,))):
+            weights.differing["experts left plain"] += spec.num_experts
+            return DENSE.experts(spec, weights, under=under)
+        shape = weights.share(spec.parameter()).shape
+        experts = allocate(shape, bits=4, group=group, device=weights.device, scales=torch.float16)
+
+        def take(tensors: Mapping[str, torch.Tensor]) -> None:
+            for expert, matrix in enumerate(tensors["weight"]):
+                _Take(experts[expert], group)(matrix, 0)
+
+        temporary = _TEMPORARY_BYTES * _elements_at_once(weights.device)
+        ways = {"weight": ways_of(spec)}
+        weights.staged({"weight": spec.parameter()}, take, ways=ways, under=under, temporary=temporary)
+        return experts
+
+
+INT4_WHILE_LOADING = Int4WhileLoading()
+
+
+@dataclass(frozen=True, slots=True)
+class _Take:
+    """Quantises plain rows and puts them in their place."""
+
+    matrix: Groups
+    group: int
+
+    def __call__(self, rows: torch.Tensor, begin: int) -> None:
+        step = max(1, _elements_at_once(rows.device) // rows.shape[1])
+        for at in range(0, len(rows), step):
+            codes, scales = quantise_groups(rows[at : at + step], self.group)
+            put(self.matrix, begin + at, pack(codes, scales, bits=4, group=self.group))
+
+
+def _elements_at_once(device: torch.device) -> int:
+    return _ELEMENTS_AT_ONCE_ON_GPU if device.type == "cuda" else _ELEMENTS_AT_ONCE
+
+
+def _group(inputs: int) -> int:
+    return next((size for size in sorted(GROUPS, reverse=True) if inputs % size == 0), 0)
+
+
+def quantise_groups(matrix: torch.Tensor, group: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return codes uint8 [N, K] and scales [N, G] float16, whose `(code - 8) * scale` is near the matrix.
+
+    The element that is furthest from 0 gets the code -8, or is cut off where a smaller scale leaves a smaller sum of squares.
+    """
+    values = matrix.float().unflatten(1, (-1, group))
+    furthest = values.gather(2, values.abs().argmax(dim=2, keepdim=True))
+    best = scales = torch.empty(0)
+    for shrunk in _SHRUNK:
+        scale = (furthest * (shrunk / -8)).half().float()
+        error = (_rounded(values, scale).mul_(scale).sub_(values)).square_().sum(dim=2, keepdim=True)
+        if shrunk == 1.0:
+            best, scales = error, scale
+        else:
+            scales = torch.where(error < best, scale, scales)
+            best = torch.minimum(error, best)
+    codes = _rounded(values, scales).add_(8)
+    return codes.to(torch.uint8).flatten(1), scales.squeeze(2).half()
+
+
+def _rounded(values: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    return (values / scale.where(scale != 0, 1.0)).round_().clamp_(-8, 7)

@@ -1,0 +1,139 @@
+"""Plain matrices that become 8-bit whole numbers while they are loaded, with a scale for each row and column: for CPUs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from engine.formats.dense import DENSE
+from engine.formats.product import ExpertsSpec, Linear, LinearSpec, declare_bias
+from engine.formats.tables import Table
+from engine.kernels.activation import act_and_mul
+from engine.kernels.embedding import ids_of
+from engine.kernels.quantised.int8 import (
+    Int8,
+    Int8Product,
+    Int8Rows,
+    gated_rows,
+    product,
+    product_of_rows,
+    product_onto,
+    quantise,
+    quantised,
+)
+from engine.weights.parameters import Parameter, Weights
+
+# Of an element: its code, the same in the order of products, and slices in floats.
+_TEMPORARY_BYTES = 5
+# In a model's fingerprint: another way of rounding takes another name.
+ROUNDED = "rows of 8 bits, columns scaled"
+
+
+@dataclass(slots=True)
+class Int8Linear:
+    """A product whose rows are quantised, too, each by itself."""
+
+    bias: torch.Tensor | None = None  # [N]
+    _weight: Int8Product | None = None  # None until it is loaded
+
+    def put(self, matrix: Int8) -> None:
+        self._weight = Int8Product.of(matrix)
+
+    def __call__(self, x: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
+        assert self._weight is not None
+        return product(x, self._weight, self.bias, out=out)
+
+    def parts(self, x: torch.Tensor) -> torch.Tensor:
+        return self(x)
+
+    def onto(self, residual: torch.Tensor, x: torch.Tensor) -> torch.Tensor | None:
+        self.rows_onto(residual, self.rows(x))
+        return None
+
+    def gated(self, x: torch.Tensor, activation: str = "silu") -> torch.Tensor:
+        return act_and_mul.reference(self(x), activation)
+
+    @property
+    def columns(self) -> torch.Tensor:
+        """Factors of the inputs, applied before an input becomes a code, [K] float32."""
+        assert self._weight is not None
+        return self._weight.columns
+
+    def rows(self, x: torch.Tensor) -> Int8Rows:
+        """Return x [T, K] quantised for this product."""
+        return quantised(x.float() * self.columns, x.dtype)
+
+    def of_rows(self, rows: Int8Rows) -> torch.Tensor:
+        """Return the product [T, N] of rows that are quantised."""
+        assert self._weight is not None
+        return product_of_rows(rows, self._weight, self.bias)
+
+    def rows_onto(self, residual: torch.Tensor, rows: Int8Rows) -> None:
+        """Add the product of rows that are quantised to `residual` [T, N]."""
+        assert self._weight is not None
+        product_onto(residual, rows, self._weight, self.bias)
+
+    def gated_rows(self, rows: Int8Rows, activation: str, reader: Int8Linear) -> Int8Rows:
+        """Return act(first half) * second half of the product of rows that are quantised, quantised for `reader`."""
+        assert self._weight is not None
+        return gated_rows(rows, self._weight, self.bias, activation, reader.columns)
+
+
+@dataclass(slots=True)
+class Int8Table:
+    """Rows of codes. A head that shares them has a second copy, in the order of products."""
+
+    dtype: torch.dtype  # features are given in this
+    _matrix: Int8 | None = None
+    _head: Int8Linear | None = None
+
+    def take(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        self._matrix = quantise(tensors["weight"])
+        if self._head is not None:
+            self._head.put(self._matrix)
+
+    def rows(self, token_ids: torch.Tensor, sources: torch.Tensor, newest: torch.Tensor) -> torch.Tensor:
+        assert self._matrix is not None
+        return self._matrix.floats(ids_of(token_ids, sources, newest), self.dtype)
+
+    def head(self, bias: torch.Tensor | None, weights: Weights) -> Linear:
+        self._head = Int8Linear(bias)
+        return self._head
+
+
+@dataclass(frozen=True, slots=True)
+class Int8WhileLoading:
+    """Every product of a layer, and the head. Experts stay plain: each reads few rows, and is chosen by its own."""
+
+    def linear(self, spec: LinearSpec, weights: Weights, *, under: str) -> Linear:
+        linear = Int8Linear(declare_bias(spec, weights, under=under))
+        weights.differing[ROUNDED] += 1
+
+        def store(tensors: Mapping[str, torch.Tensor]) -> None:
+            linear.put(quantise(tensors["weight"]))
+
+        temporary = _TEMPORARY_BYTES * spec.size * spec.inputs
+        weights.staged({"weight": spec.parameter()}, store, under=under, temporary=temporary)
+        return linear
+
+    def matrix(self, spec: LinearSpec, weights: Weights, *, under: str) -> torch.Tensor:
+        return DENSE.matrix(spec, weights, under=under)
+
+    def experts(self, spec: ExpertsSpec, weights: Weights, *, under: str) -> torch.Tensor:
+        return DENSE.experts(spec, weights, under=under)
+
+
+@dataclass(frozen=True, slots=True)
+class Int8Tables:
+    """A table with a scale for each token and each feature."""
+
+    def declare(self, parameter: Parameter, weights: Weights) -> Table:
+        table = Int8Table(weights.dtype)
+        weights.staged({"weight": parameter}, table.take, temporary=_TEMPORARY_BYTES * math.prod(parameter.shape))
+        return table
+
+
+INT8_WHILE_LOADING, INT8_TABLES = Int8WhileLoading(), Int8Tables()

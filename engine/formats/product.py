@@ -1,0 +1,143 @@
+"""Products with matrices, whatever their format. T tokens, K inputs, N outputs, E experts, P partial sums."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum, auto
+from itertools import groupby
+from typing import Protocol
+
+import torch
+
+from engine.kernels.experts.mixture import Matrices
+from engine.weights.parameters import Parameter, Part, Shard, Weights, of_experts, stacked
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinearSpec:
+    """A product [T, K] -> [T, N] with the stacked matrices of several of the checkpoint's modules."""
+
+    inputs: int
+    outputs: Mapping[str, int]  # by module
+    bias: bool
+    shard: Shard
+    unit: int = 1  # outputs or inputs that no rank cuts apart
+    fused: str = ""  # one module with the rows of all `outputs`
+    twice: Mapping[str, str] = field(default_factory=dict)  # module -> the one whose rows are its own, too
+
+    @property
+    def size(self) -> int:
+        return sum(self.outputs.values())
+
+    def module(self, output: str) -> str:
+        """The checkpoint's module that holds the rows of an output."""
+        return self.fused or self.twice.get(output, output)
+
+    def only(self, outputs: list[str]) -> LinearSpec:
+        """The same product with some of the outputs."""
+        return replace(self, outputs={name: self.outputs[name] for name in outputs})
+
+    def parts(self, kind: str) -> tuple[Part, ...]:
+        """The rows of each module's tensor `kind` in the stack."""
+        parts = stacked(self.outputs)
+        if self.fused:
+            name, size = f"{self.fused}.{kind}", self.size
+            return tuple(replace(part, name=name, stored=part.rows, of=size) for part in parts)
+        return tuple(replace(part, name=f"{self.module(part.name)}.{kind}") for part in parts)
+
+    def parameter(self, kind: str = "weight", dtype: torch.dtype | None = None) -> Parameter:
+        """The stack [N, K] of the modules' tensors of one kind."""
+        shape = (self.size, self.inputs)
+        return Parameter(shape=shape, parts=self.parts(kind), shard=self.shard, unit=self.unit, format=dtype)
+
+    def by_tensor(self) -> Iterator[Parameter]:
+        """The rows of the stack that each of the checkpoint's `weight`s holds, one after another."""
+        for _, parts in groupby(self.parts("weight"), key=lambda part: part.name):
+            own = tuple(parts)
+            rows = sum(part.rows.stop - part.rows.start for part in own)
+            yield replace(self.parameter(), shape=(rows, self.inputs), parts=own)
+
+
+class Order(Enum):
+    """How a checkpoint orders a tensor that holds all experts. E experts, H hidden size, I intermediate size.
+
+    Interleaved, each of the gate's columns stands before its column of up.
+    """
+
+    ROWS = auto()  # [E, 2 I, H] and [E, H, I]
+    COLUMNS = auto()  # [E, H, 2 I] and [E, I, H]
+    INTERLEAVED_COLUMNS = auto()
+    ROWS_OR_COLUMNS = auto()  # the shapes in the checkpoint tell
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertsSpec:
+    """The matrices [E, N, K] of one product of all experts."""
+
+    num_experts: int
+    rows: int  # N
+    inputs: int  # K
+    each: tuple[str, ...]  # modules of expert `{}`, whose rows follow one another; (): none
+    together: tuple[str, ...]  # or one of these tensors holds all experts
+    order: Order
+    halves: bool  # rows of a gate come before those of up
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        return (self.num_experts, self.rows, self.inputs)
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """Some modules that have the format of all."""
+        return tuple(name.format(0) for name in self.each) or self.together
+
+    def parameter(self) -> Parameter:
+        """The matrices, whatever the checkpoint's tensors of them are."""
+        return of_experts("", *self.shape)
+
+
+class Linear(Protocol):
+    """A product with a weight, whatever its format."""
+
+    def __call__(self, x: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
+        """Return the product [T, N], in `out` if it is given."""
+        ...
+
+    def parts(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the product, or partial sums [P, T, N] for a kernel that adds up as it reads."""
+        ...
+
+    def onto(self, residual: torch.Tensor, x: torch.Tensor) -> torch.Tensor | None:
+        """Add the product to `residual` [T, N] in place and return None, or leave it and return `parts`."""
+        ...
+
+    def gated(self, x: torch.Tensor, activation: str = "silu") -> torch.Tensor:
+        """Return act(first half) * second half of the product, [T, N / 2]; "silu" or "gelu_tanh"."""
+        ...
+
+
+class Format(Protocol):
+    """How a checkpoint stores its matrices: declares the tensors of one product. A frozen value, equal to others of its kind."""
+
+    def linear(self, spec: LinearSpec, weights: Weights, *, under: str) -> Linear:
+        """Declare a product whose modules' names begin with `under`."""
+        ...
+
+    def matrix(self, spec: LinearSpec, weights: Weights, *, under: str) -> torch.Tensor:
+        """Declare a matrix [N, K] that the model needs in the dtype it computes in."""
+        ...
+
+    def experts(self, spec: ExpertsSpec, weights: Weights, *, under: str) -> Matrices:
+        """Declare the matrices [E, N, K] of all experts."""
+        ...
+
+
+def declare_bias(spec: LinearSpec, weights: Weights, *, under: str) -> torch.Tensor | None:
+    """Declare the modules' `bias` [N], if they have any. Ranks that share the inputs add it once, so each has all of it."""
+    if not spec.bias:
+        return None
+    shard = Shard.NONE if spec.shard is Shard.INPUTS else spec.shard
+    return weights.new(
+        Parameter(shape=(spec.size,), parts=spec.parts("bias"), shard=shard, unit=spec.unit), under=under
+    )

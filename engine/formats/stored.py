@@ -1,0 +1,170 @@
+"""Formats by what they store of one module: each can be turned into plain matrices while it is loaded. N rows, K inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import chain
+from typing import Protocol, TypeVar
+
+import torch
+
+from engine.formats.dense import Dense, rows_of_each
+from engine.formats.product import ExpertsSpec, Linear, LinearSpec, declare_bias
+from engine.weights.parameters import Parameter, Placement, Way, Weights, stacked
+from engine.weights.stage import Store
+
+# Of an element, while a module is taken apart or becomes plain: two numbers of 32 bits, and some of 8.
+TEMPORARY_BYTES = 10
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPart:
+    """One tensor of a module, as the checkpoint has it."""
+
+    shape: tuple[int, ...]  # sizes of 1 don't matter
+    dtype: torch.dtype  # other floats are converted to this one, unless it has 8 bits
+    names: tuple[str, ...] = ()  # it has one of these; (): its kind
+
+
+class Stored(Protocol):
+    """What a checkpoint has of the matrix of one module."""
+
+    def tensors(self, rows: int, inputs: int) -> dict[str, StoredPart]:
+        """The tensors below the module's name."""
+        ...
+
+    def unused(self) -> tuple[str, ...]:
+        """Tensors that may be there, and aren't needed."""
+        ...
+
+    def plain(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Turn the tensors into the matrix [N, K], in any dtype of floats."""
+        ...
+
+
+StoredOf = Callable[[str], Stored]  # by our whole name of the module
+AnyStored = TypeVar("AnyStored", bound=Stored)
+
+
+def stage_rows(
+    spec: LinearSpec, take: Callable[[torch.Tensor, int], None], weights: Weights, *, under: str, temporary: int
+) -> None:
+    """Declare the plain rows of each tensor until `take` has had them, with the row of the share where they begin."""
+    begin = 0
+    for own in spec.by_tensor():
+
+        def store(tensors: Mapping[str, torch.Tensor], begin: int = begin) -> None:
+            take(tensors["weight"], begin)
+
+        weights.staged({"weight": own}, store, under=under, temporary=temporary)
+        begin += weights.share(own).shape[0]
+
+
+def plain_linear(stored: Stored | StoredOf, spec: LinearSpec, weights: Weights, *, under: str) -> Linear:
+    """Declare a product with the plain matrix."""
+    dense = Dense(plain_matrix(stored, spec, weights, under=under), declare_bias(spec, weights, under=under))
+    weights.when_loaded.append(dense.pack)
+    return dense
+
+
+def plain_matrix(stored: Stored | StoredOf, spec: LinearSpec, weights: Weights, *, under: str) -> torch.Tensor:
+    """Declare the plain matrix [N, K] of a product's modules."""
+    matrix = weights.empty(weights.share(spec.parameter("")).shape)
+    formats = set[str]()
+    for module, own in places_by_module(spec, weights).items():
+        each, rows = of_module(stored, under + module), own[0].stored_shape[0]
+        stage_module(each, module, (rows, spec.inputs), _Cut(each, matrix, own), weights, under=under)
+        formats.add(type(each).__name__)
+    weights.made_plain.update(formats)
+    return matrix
+
+
+def places_by_module(spec: LinearSpec, weights: Weights) -> dict[str, list[Placement]]:
+    """Which parts of each module's whole matrix go where in this rank's share of the stack."""
+    places: dict[str, list[Placement]] = {}
+    for placement in weights.share(spec.parameter("")).placements:
+        places.setdefault(placement.name.removesuffix("."), []).append(placement)
+    return places
+
+
+def of_module(stored: AnyStored | Callable[[str], AnyStored], module: str) -> AnyStored:
+    """What is stored of one module, by our whole name; modules may have it in common."""
+    return stored(module) if callable(stored) else stored
+
+
+def own_experts(stored: Stored | StoredOf, spec: ExpertsSpec, weights: Weights, *, under: str) -> range:
+    """The experts of this rank. What the checkpoint has of others is not needed."""
+    (placement,) = weights.share(spec.parameter()).placements
+    own = range(placement.source[0].start, placement.source[0].stop)
+    for expert in set(range(spec.num_experts)).difference(own):
+        for module, rows in rows_of_each(spec, expert):
+            each = of_module(stored, under + module)
+            parts = each.tensors(rows.stop - rows.start, spec.inputs)
+            names = chain.from_iterable(part.names or (kind,) for kind, part in parts.items())
+            weights.unused.update(f"{under}{module}.{name}" for name in (*names, *each.unused()))
+    return own
+
+
+def plain_experts(stored: Stored | StoredOf, spec: ExpertsSpec, weights: Weights, *, under: str) -> torch.Tensor:
+    """Declare the plain matrices [E, N, K] of a rank's experts, which the checkpoint has one by one."""
+    if not spec.each:
+        raise ValueError(
+            f"quantised experts in one tensor ({under}{spec.together[0]}) are not supported in this format: take the model"
+            " unquantised (--quantization fp8 or int8 makes it smaller while it is loaded), or its GGUF file"
+        )
+    own = own_experts(stored, spec, weights, under=under)
+    matrices = weights.empty((len(own), spec.rows, spec.inputs))
+    for index, expert in enumerate(own):
+        formats = set[str]()
+        for module, rows in rows_of_each(spec, expert):
+            place = Placement(module, (), (slice(None), slice(None)), (index, rows))
+            size, one = (rows.stop - rows.start, spec.inputs), of_module(stored, under + module)
+            stage_module(one, module, size, _Cut(one, matrices, [place]), weights, under=under)
+            formats.add(type(one).__name__)
+        weights.made_plain.update(formats)
+    return matrices
+
+
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """Puts parts of a module's plain matrix into their places."""
+
+    stored: Stored
+    matrix: torch.Tensor
+    places: list[Placement]
+
+    def __call__(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        plain = self.stored.plain(tensors)
+        for place in self.places:
+            self.matrix[place.target].copy_(plain[place.source])
+
+
+def stage_module(
+    stored: Stored, module: str, size: tuple[int, int], take: Store, weights: Weights, *, under: str
+) -> None:
+    """Declare one module's tensors, whole, until they are taken."""
+    weights.unused.update(f"{under}{module}.{kind}" for kind in stored.unused())
+    temporary = TEMPORARY_BYTES * size[0] * size[1]
+    stage_parts(stored.tensors(*size), module, take, weights, under=under, temporary=temporary)
+
+
+def stage_parts(
+    parts: Mapping[str, StoredPart], module: str, store: Store, weights: Weights, *, under: str, temporary: int = 0
+) -> None:
+    """Declare some tensors of a module, whole, until `store` has taken them. Its errors then name the module."""
+
+    def take(tensors: Mapping[str, torch.Tensor]) -> None:
+        try:
+            store(tensors)
+        except ValueError as error:
+            raise ValueError(f"{under}{module}: {error}") from error
+
+    parameters, ways = dict[str, Parameter](), dict[str, list[Way]]()
+    for kind, part in parts.items():
+        named = [
+            Parameter(shape=part.shape, parts=stacked({f"{module}.{name}": part.shape[0]}), format=part.dtype)
+            for name in part.names or (kind,)
+        ]
+        parameters[kind], ways[kind] = named[0], [Way(parameter) for parameter in named]
+    weights.staged(parameters, take, ways=ways, under=under, temporary=temporary)

@@ -1,0 +1,55 @@
+"""Tables of embeddings, and heads that share them. T tokens, V vocabulary, E features."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from engine.formats.dense import Dense
+from engine.formats.product import Linear
+from engine.kernels.embedding import embed
+from engine.weights.parameters import Parameter, Weights
+
+
+class Table(Protocol):
+    """A row of features for each token."""
+
+    def rows(self, token_ids: torch.Tensor, sources: torch.Tensor, newest: torch.Tensor) -> torch.Tensor:
+        """Return [T, E], see `embed`."""
+        ...
+
+    def head(self, bias: torch.Tensor | None, weights: Weights) -> Linear:
+        """Return the product [T, E] -> [T, V] with the table and a bias [V]."""
+        ...
+
+
+class TableFormat(Protocol):
+    """How a table is stored. A frozen value."""
+
+    def declare(self, parameter: Parameter, weights: Weights) -> Table: ...
+
+
+@dataclass(frozen=True, slots=True)
+class PlainTable:
+    weight: torch.Tensor  # [V, E]
+
+    def rows(self, token_ids: torch.Tensor, sources: torch.Tensor, newest: torch.Tensor) -> torch.Tensor:
+        return embed(token_ids, sources, newest, self.weight)
+
+    def head(self, bias: torch.Tensor | None, weights: Weights) -> Linear:
+        dense = Dense(self.weight, bias)
+        weights.when_loaded.append(dense.pack)
+        return dense
+
+
+@dataclass(frozen=True, slots=True)
+class PlainTables:
+    """In the dtype that the model computes in."""
+
+    def declare(self, parameter: Parameter, weights: Weights) -> Table:
+        return PlainTable(weights.new(parameter))
+
+
+PLAIN_TABLES = PlainTables()

@@ -1,0 +1,73 @@
+"""What a layer of experts is, as plain values, and how checkpoints name its tensors. Sizes are element counts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from engine.formats.product import Order
+from engine.kernels.experts.rule import RoutingRule
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertTensors:
+    """Names below the layer's, and the order of tensors that hold all experts."""
+
+    router: tuple[str, ...] = ("mlp.gate",)  # one of these modules
+    each: tuple[str, ...] | None = None  # gate, if any, up, down of expert `{}`
+    all: tuple[tuple[str, str], ...] = (("mlp.experts.gate_up_proj", "mlp.experts.down_proj"),)  # or one of these pairs
+    order: Order = Order.ROWS
+    correction: tuple[str, ...] = ()  # one of these tensors; none: the rule has no correction
+    correction_shape: tuple[int, ...] | None = None  # where it is not [E]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedExpertSpec:
+    """An MLP that every token passes through beside its experts."""
+
+    size: int
+    under: str  # name of its module
+    is_gated: bool = False  # its result is multiplied by sigmoid of one more product, `{under}_gate`
+    gate_up: str | None = None  # name of one tensor with both halves; None: gate_proj and up_proj
+    down: str = "down_proj"
+    activation: Literal["silu", "relu2"] = "silu"  # "relu2": there is no gate
+    bias: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentExperts:
+    """Experts read fewer features, which a product makes, and another one makes hidden states of what they give."""
+
+    size: int
+    before: str  # modules
+    behind: str
+    bias: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SparseMlpSpec:
+    """MLPs, of which a router chooses some for each token."""
+
+    num_experts: int
+    size: int  # one expert has
+    rule: RoutingRule
+    tensors: ExpertTensors
+    shared: SharedExpertSpec | None = None
+    latent: LatentExperts | None = None
+    router_bias: bool = False
+    expert_bias: bool = False
+    clamp: tuple[float, float] | None = None  # alpha and limit of the clamped activation; None: silu
+    weighs_inputs: bool = False
+    activation: Literal["silu", "gelu_tanh", "relu2"] = "silu"  # "relu2": there are no gates
+    weight_scale: str = ""  # tensor [E] that multiplies the experts' weights
+    identities: int = 0  # experts behind these, without matrices: they give what they read
+    wide_router: bool = False  # its matrix stays in float32, whatever the model's dtype is
+
+    @property
+    def num_routed(self) -> int:
+        """Experts that the router chooses among."""
+        return self.num_experts + self.identities
+
+    @property
+    def has_gates(self) -> bool:
+        return self.activation != "relu2"

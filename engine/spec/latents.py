@@ -1,0 +1,81 @@
+"""Attention over latents as plain values. Sizes are element counts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.kernels.attention import HeadShape
+from engine.kernels.codes import KINDS, Kind
+from engine.kernels.latent import LatentShape
+from engine.spec.scaling import QueryGrowth, RopeSpec
+from engine.spec.states import Kept
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexerSpec:
+    """What chooses positions to attend to: small queries, and one small key a token, whose rotated part comes first."""
+
+    num_heads: int
+    dim: int  # size of a query's head and of the key
+    interleaved: bool  # how both are rotated, by the angles of the layer's own heads
+
+    @property
+    def kept(self) -> Kept:
+        return Kept(planes=1, heads=1, dim=self.dim)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentAttentionSpec:
+    """Attention whose heads share one vector a token: latents, from which keys and values are made, and a rotated key."""
+
+    num_heads: int
+    rank: int  # size of the latents
+    query_rank: int  # queries are made of so many features; 0: of the hidden state
+    plain_dim: int  # features of a query, and of a key, that are not rotated
+    rotated_dim: int
+    value_dim: int
+    rope: RopeSpec | None  # None: positions are not encoded
+    scale: float
+    latent_scale: float = 1.0  # multiplies latents behind their norm
+    query_growth: QueryGrowth | None = None
+    bias: bool = False
+    window: int = 0
+    softcap: float = 0.0
+    sinks: bool = False
+    by_head: bool = False  # each head's keys and values have tensors of their own
+    codes: Kind | None = None  # what latents are kept as; other keys stay numbers
+    most: int = 0  # positions that a query attends to; 0: all
+    indexer: IndexerSpec | None = None  # what chooses them; None: the layer before had them chosen
+
+    @property
+    def query_dim(self) -> int:
+        return self.plain_dim + self.rotated_dim
+
+    @property
+    def heads(self) -> HeadShape:
+        """Of the queries among the latents."""
+        return HeadShape(self.num_heads, 1, self.rank + self.rotated_dim)
+
+    def shape(self, itemsize: int) -> LatentShape:
+        """The sizes, with numbers of so many bytes."""
+        return LatentShape(
+            num_heads=self.num_heads,
+            rank=self.rank,
+            plain=self.plain_dim,
+            rotated=self.rotated_dim,
+            value=self.value_dim,
+            itemsize=itemsize,
+            most=self.most,
+        )
+
+    @property
+    def kept(self) -> tuple[Kept, ...]:
+        """Latents and the rotated key; or codes, the key, and the codes' scales. Last an indexer's key."""
+        chosen_by = () if self.indexer is None else (self.indexer.kept,)
+        if self.codes is None:
+            return (Kept(planes=1, heads=1, dim=self.rank + self.rotated_dim), *chosen_by)
+        codes, *scales = (
+            Kept(planes=1, heads=1, dim=dim, dtype=dtype)
+            for dtype, dim in zip(KINDS[self.codes], (self.rank, 1), strict=False)
+        )
+        return (codes, Kept(planes=1, heads=1, dim=self.rotated_dim), *scales, *chosen_by)

@@ -1,0 +1,342 @@
+"""What a model is, as plain values from its config.json. Sizes are element counts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from engine.formats.product import Format
+from engine.formats.quantization import UNQUANTISED, Quantization
+from engine.kernels.attention import HeadShape
+from engine.kernels.codes import KINDS, Kind
+from engine.spec.additions import AltUpSpec, LaurelSpec, LayerInputsSpec, PlaceholderSpec
+from engine.spec.experts import SparseMlpSpec
+from engine.spec.latents import LatentAttentionSpec
+from engine.spec.scaling import QueryGrowth, RopeSpec
+from engine.spec.states import ChannelDeltaSpec, DeltaSpec, Kept, MambaSpec, SelectiveSpec, ShortConvolutionSpec
+from engine.weights.names import AS_OURS, StoredNames
+
+NormKind = Literal["rms", "rms_plus_one", "layer", "layer_plus_one"]  # x * weight, x * (1 + weight), LayerNorm
+
+
+class UnsupportedModelError(ValueError):
+    """The checkpoint's config.json asks for something that the engine doesn't compute."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QkNorm:
+    """RMSNorm of queries and keys: of each head alone, or of all together; or LayerNorm of each, with weights of its own."""
+
+    over: Literal["head", "all", "each"] = "head"
+    has_weight: bool = True
+    after_rope: bool = False
+    q_name: str = "self_attn.q_norm"  # with `{}`: each head has a module
+    k_name: str = "self_attn.k_norm"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionSpec:
+    """Attention whose query heads share key and value heads in groups."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rope: RopeSpec | None  # None: positions are not encoded
+    window: int = 0  # positions attended to, see `first_seen`
+    qk_norm: QkNorm | None = None
+    clip: float = 0.0  # queries, keys and values are cut off there; 0: they aren't
+    qkv_bias: bool = False
+    output_bias: bool = False
+    scale: float | None = None  # multiplies scores; None: head_dim ** -0.5
+    softcap: float = 0.0  # scores become softcap * tanh(score / softcap); 0: they stay
+    sinks: bool = False  # a learned score for each head joins the softmax, without a value
+    query_growth: QueryGrowth | None = None
+    value_norm: bool = False  # RMSNorm without a weight over each head of the values
+    values_are_keys: bool = False  # values are the product that keys are made of
+    value_features: int = 0  # fewer than a key's, with zeros behind them; 0: as many
+    value_scale: float = 1.0  # multiplies values
+    output_gate: bool = False  # behind each query head's rows are those of its output's gate
+    gate: str = ""  # module with a gate for each number of the output; "": none
+    gates_heads: bool = False  # it has one for each head
+    gate_activation: Literal["sigmoid", "softplus"] = "sigmoid"
+    lends: str = ""  # later layers attend to its keys and values by this name
+    borrows: str = ""  # it has none, and attends to those that were lent so
+    fused: str = ""  # the module that holds queries', keys' and values' rows; "": one each
+    output: str = "self_attn.o_proj"
+    codes: Kind | None = None  # what keys and values are kept as; None: the numbers themselves
+    keeps: int = 0  # positions for which they are kept; 0: all
+
+    @property
+    def heads(self) -> HeadShape:
+        return HeadShape(self.num_heads, self.num_kv_heads, self.head_dim)
+
+    @property
+    def kept(self) -> tuple[Kept, ...]:
+        """Keys and values, or their codes and the codes' scales."""
+        if self.borrows:
+            return ()
+        if self.codes is None:
+            return (Kept(planes=2, heads=self.num_kv_heads, dim=self.head_dim, window=self.keeps),)
+        plain = Kept(planes=2, heads=self.num_kv_heads, dim=1, window=self.keeps)
+        sizes = zip(KINDS[self.codes], (self.head_dim, 1), strict=False)
+        return tuple(replace(plain, dim=dim, dtype=dtype) for dtype, dim in sizes)
+
+    @property
+    def q_size(self) -> int:
+        return self.num_heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        return self.num_kv_heads * self.head_dim
+
+    @property
+    def gate_size(self) -> int:
+        """Rows of the output's gate."""
+        return self.num_heads * (1 if self.gates_heads else self.value_size) if self.gate else 0
+
+    @property
+    def value_size(self) -> int:
+        """Features that a head's values have in the checkpoint."""
+        return self.value_features or self.head_dim
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatedMlpSpec:
+    """An MLP that computes down(act(gate(x)) * up(x))."""
+
+    size: int
+    bias: bool = False
+    activation: Literal["silu", "gelu_tanh"] = "silu"
+    sparsity: float = 0.0  # share of the gates that are 0, by their mean and deviation
+    gate_multiplier: float = 1.0  # multiplies the gate before the activation
+    under: str = "mlp"
+    gate: str = "gate_proj"
+    up: str = "up_proj"
+    fused: str = ""  # the module of both, the gate's rows first
+    down: str = "mlp.down_proj"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlainMlpSpec:
+    """An MLP that computes down(act(up(x)))."""
+
+    size: int
+    bias: bool
+    activation: Literal["gelu_tanh", "gelu", "relu2", "silu", "xielu"]
+    learned: str = ""  # module of the activation's own numbers, which xielu has
+    up: str = "mlp.up_proj"
+    down: str = "mlp.down_proj"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DenseBesideExpertsSpec:
+    """A gated MLP and experts, which read the same through norms of their own and are normed before they add up."""
+
+    dense: GatedMlpSpec
+    experts: SparseMlpSpec
+    after_dense: str
+    before_experts: str
+    after_experts: str
+    router_norm: str  # a tensor: its weight, before the hidden size's root divides it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShortcutSpec:
+    """A gated MLP, and experts that read the same. What they give is added behind a later layer, see `ends_shortcut`."""
+
+    dense: GatedMlpSpec
+    experts: SparseMlpSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SideBySideSpec:
+    """Mamba-2 and attention in one layer: the second reads what the first has read, and both add to the stream."""
+
+    mamba: MambaSpec
+    attention: AttentionSpec
+    around_mamba: BranchSpec
+    around_attention: BranchSpec
+
+    @property
+    def kept(self) -> tuple[Kept, ...]:
+        return (*self.attention.kept, *self.mamba.kept)
+
+
+# The next kinds join these unions.
+MixerSpec = (
+    AttentionSpec
+    | LatentAttentionSpec
+    | DeltaSpec
+    | ChannelDeltaSpec
+    | MambaSpec
+    | SelectiveSpec
+    | ShortConvolutionSpec
+    | SideBySideSpec
+)
+MlpSpec = GatedMlpSpec | PlainMlpSpec | SparseMlpSpec | DenseBesideExpertsSpec | ShortcutSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BranchSpec:
+    """How one half of a layer reads the residual stream and adds to it. Norms are named by their tensors."""
+
+    before: str = ""  # "": it reads the stream itself
+    after: str = ""  # norm of what it adds
+    after_eps: float = 0.0  # its epsilon; 0: the model's
+    multiplier: float = 1.0  # multiplies what it adds
+    shares: bool = False  # it reads what the half before has read
+    scalar: str = ""  # tensor [1] that the whole stream is multiplied by, after it
+    scale: float = 1.0  # or a number
+
+
+BEFORE_MIXER = BranchSpec(before="input_layernorm")
+BEFORE_MLP = BranchSpec(before="post_attention_layernorm")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerSpec:
+    """One layer: a mixer of tokens, then an MLP on each alone; or one of them."""
+
+    mixer: MixerSpec | None = None
+    mlp: MlpSpec | None = None
+    around_mixer: BranchSpec = BEFORE_MIXER
+    around_mlp: BranchSpec = BEFORE_MLP
+    around_input: BranchSpec | None = None  # where the model has `layer_inputs`
+    laurel: LaurelSpec | None = None  # before the mixer, which shares what it reads
+    ends_shortcut: bool = False  # what an earlier layer's experts gave is added behind it
+
+    @property
+    def attention(self) -> AttentionSpec | LatentAttentionSpec | None:
+        mixer = self.mixer.attention if isinstance(self.mixer, SideBySideSpec) else self.mixer
+        return mixer if isinstance(mixer, AttentionSpec | LatentAttentionSpec) else None
+
+    @property
+    def kept(self) -> tuple[Kept, ...]:
+        return self.mixer.kept if self.mixer is not None else ()
+
+    def with_attention(self, **changes: Any) -> LayerSpec:
+        """Return the same layer with changed fields of its attention."""
+        assert self.attention is not None
+        changed = replace(self.attention, **changes)
+        if isinstance(self.mixer, SideBySideSpec) and isinstance(changed, AttentionSpec):
+            return replace(self, mixer=replace(self.mixer, attention=changed))
+        return replace(self, mixer=changed)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSpec:
+    """One decoder-only model."""
+
+    vocab_size: int
+    hidden_size: int
+    max_position_embeddings: int
+    norm_eps: float
+    has_tied_head: bool  # the head uses the embedding's table
+    norm: NormKind = "rms"
+    end_norm: NormKind | None = None  # the last one's; None: as the others
+    norm_weight: bool = True  # else it is 1 everywhere, and the checkpoint has none
+    norm_bias: bool = False
+    embedding_norm: str = ""  # norm of the embeddings, by its tensor
+    norms_embedding: bool = False  # by a norm without a weight
+    final_norm: str = "model.norm"
+    embedding_multiplier: float = 1.0
+    logits_multiplier: float = 1.0
+    logits_softcap: float = 0.0
+    head_bias: bool = False
+    layer_inputs: LayerInputsSpec | None = None
+    altup: AltUpSpec | None = None
+    placeholders: tuple[PlaceholderSpec, ...] = ()
+    stored: StoredNames = AS_OURS
+    dtype: str  # the checkpoint's: "float32", "bfloat16", "float16"
+    layers: tuple[LayerSpec, ...]
+    quantization: Quantization = UNQUANTISED
+
+    def with_names(self, stored: StoredNames) -> ModelSpec:
+        """Return the same model in a checkpoint with other names. What is ignored stays so, under these."""
+        return replace(self, stored=self.stored.within(stored))
+
+    def within(self, longest: int) -> ModelSpec:
+        """Return the same model for sequences of at most `longest` tokens, without chunks that none outgrows."""
+        layers = [
+            layer.with_attention(window=0) if layer.attention and -layer.attention.window >= longest else layer
+            for layer in self.layers
+        ]
+        return replace(self, layers=tuple(layers))
+
+    def format_of(self, module: str) -> Format:
+        """How the matrix of a module is stored, by our name of it."""
+        return self.quantization.format_of(self.stored.theirs(module))
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.layers)
+
+    @property
+    def windows(self) -> tuple[int, ...]:
+        """Of each layer with attention."""
+        return tuple(mixer.window for mixer in self.attentions)
+
+    @property
+    def attentions(self) -> tuple[AttentionSpec | LatentAttentionSpec, ...]:
+        """Of the layers that have attention."""
+        return tuple(layer.attention for layer in self.layers if layer.attention is not None)
+
+    @property
+    def last_mixer(self) -> int:
+        """The last layer in which tokens meet: behind it only the sampled ones matter."""
+        return max(index for index, layer in enumerate(self.layers) if layer.mixer is not None)
+
+    @property
+    def has_state(self) -> bool:
+        """Whether some layers keep a state instead of each token's content."""
+        return any(not kept.per_token for kept in self.kept)
+
+    @property
+    def windows_by_heads(self) -> dict[HeadShape, tuple[int, ...]]:
+        """The distinct windows of the layers with each shape of attention heads, in the layers' order."""
+        found: dict[HeadShape, set[int]] = {}
+        for mixer in self.attentions:
+            found.setdefault(mixer.heads, set()).add(mixer.window)
+        return {heads: tuple(sorted(windows)) for heads, windows in found.items()}
+
+    @property
+    def kept(self) -> dict[Kept, int]:
+        """How many layers keep each kind of content. Each is a part of every block, or of every state.
+
+        What is kept of each token comes first, codes before all else: the first part's dtype is the pool's name elsewhere.
+        """
+        found = Counter(kept for layer in self.layers for kept in layer.kept)
+        return dict(sorted(found.items(), key=lambda item: item[0].rank))
+
+    @property
+    def places(self) -> tuple[tuple[tuple[int, int], ...], ...]:
+        """For each layer, where its content is: the number of the part and the layer's number in it."""
+        parts, used = list(self.kept), Counter[Kept]()
+        places, lent = [], dict[str, tuple[tuple[int, int], ...]]()
+        for layer in self.layers:
+            numbers, mixer = list[tuple[int, int]](), layer.mixer
+            for kept in layer.kept:  # a layer may keep two of a kind
+                numbers.append((parts.index(kept), used[kept]))
+                used[kept] += 1
+            own = tuple(numbers)
+            if isinstance(mixer, AttentionSpec) and mixer.lends:
+                lent[mixer.lends] = own
+            places.append(lent[mixer.borrows] if isinstance(mixer, AttentionSpec) and mixer.borrows else own)
+        return tuple(places)
+
+    @property
+    def widest_mlp(self) -> int:
+        """The largest intermediate size of a layer, and what its experts give for a token."""
+        return max((_width(layer.mlp, self.hidden_size) for layer in self.layers if layer.mlp is not None), default=0)
+
+    def has_plain_attention(self, heads: HeadShape) -> bool:
+        """Whether attention of this shape is a causal softmax over all positions, in all layers."""
+        mixers = [mixer for mixer in self.attentions if mixer.heads == heads]
+        return not any(mixer.window or mixer.softcap or mixer.sinks for mixer in mixers)
+
+
+def _width(mlp: MlpSpec, hidden_size: int) -> int:
+    if isinstance(mlp, DenseBesideExpertsSpec | ShortcutSpec):
+        return max(_width(mlp.dense, hidden_size), _width(mlp.experts, hidden_size))
+    return mlp.rule.chosen * (mlp.size + hidden_size) if isinstance(mlp, SparseMlpSpec) else mlp.size
