@@ -6,7 +6,8 @@ PIP := $(RUN) pip --disable-pip-version-check -q
 # On a terminal pip shows how far a download is.
 SHOWN := $(RUN) pip --disable-pip-version-check $(shell test -t 2 || echo -q)
 # a test that waits for ever ends the run, which names it (tests/conftest.py has the bound of an async one)
-PYTEST := $(RUN) pytest -q -rfEs -o faulthandler_timeout=300 -o faulthandler_exit_on_timeout=true --max-worker-restart=0
+STUCK_S := 300
+PYTEST = $(RUN) pytest -q -rfEs -o faulthandler_timeout=$(STUCK_S) -o faulthandler_exit_on_timeout=true --max-worker-restart=0
 # Python keeps what it compiled, whatever the shell says: the tests start it hundreds of times.
 unexport PYTHONDONTWRITEBYTECODE
 .PHONY: up setup test long check tiers unit-long compiled models real avx2 properties unit integration e2e fuzz-short fuzz audit simulation simulation-short chaos-short chaos redis-7 chart clients package hardened containers clean
@@ -51,6 +52,7 @@ tiers: $(VENV)/.testing
 	$(PYTEST) -n 3 --dist loadfile -m "not long" tests/unit tests/integration tests/e2e tests/chaos/test_kills.py
 
 # The rest that is marked long: `compiled` and `models` run their own.
+unit-long: STUCK_S := 900
 unit-long: $(VENV)/.testing
 	$(PYTEST) -n 2 --dist worksteal -m long tests --ignore=tests/unit/kernels/test_compiled.py --ignore=tests/e2e/test_parity.py
 

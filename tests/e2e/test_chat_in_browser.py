@@ -116,7 +116,7 @@ async def test_calls_thoughts_and_two_columns(cluster: Cluster, browser: Any) ->
         await page.get_by_role("button", name="Compare").click()
         await page.get_by_role("region", name="Column B").get_by_role("button", name="Settings").click()
         await page.get_by_label("Temperature").fill("0.25")
-        await page.get_by_role("button", name="Use").last.click()
+        await page.get_by_role("button", name="Apply").last.click()
         bodies: list[Any] = []
         page.on("request", lambda one: bodies.append(one.post_data_json) if one.url.endswith("/completions") else None)
         await ask(page, "both of you")
@@ -135,7 +135,7 @@ async def test_an_answer_is_stopped_and_goes_on_while_other_pages_are_shown(clus
         await page.get_by_role("button", name="Settings").click()
         await page.get_by_label("Longest answer, tokens").fill("2000")
         await page.get_by_label("Further fields of the body").fill('{"ignore_eos": true}')
-        await page.get_by_role("button", name="Use").last.click()
+        await page.get_by_role("button", name="Apply").last.click()
         await ask(page, "a long answer")
         await page.locator(".turn.running .timing summary").wait_for()
         await page.get_by_role("link", name="Fleet").click()
