@@ -217,9 +217,9 @@ class Answer:
         delivery.begin()
         return delivery
 
-    async def whole(self) -> list[Piece]:
-        """Each choice as one piece, by index. Raises ServingError."""
-        collected = _Collected(self.observer)
+    async def whole(self, each: Callable[[Choice, Piece], None] | None = None) -> list[Piece]:
+        """Each choice as one piece, by index. `each` sees all that it is joined of, in order. Raises ServingError."""
+        collected = _Collected(self.observer, each)
         delivery = self.deliver(collected)
         try:
             await collected.over
@@ -232,12 +232,14 @@ class Answer:
 class _Collected:
     """Joins each choice's pieces."""
 
-    def __init__(self, observer: PieceObserver | None) -> None:
+    is_ready = True
+
+    def __init__(self, observer: PieceObserver | None, each: Callable[[Choice, Piece], None] | None) -> None:
+        self.takes_text = each is None
         self.pieces: dict[int, Piece] = {}  # by their choice's index
         self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._observer = observer
-
-    is_ready = takes_text = True
+        self._each = each
 
     def say(self, choice: Choice, text: str, token_ids: Sequence[int]) -> None:
         if self._observer is not None:
@@ -252,6 +254,8 @@ class _Collected:
     def take(self, choice: Choice, piece: Piece) -> None:
         if self._observer is not None:
             self._observer.took(choice, piece)
+        if self._each is not None:
+            self._each(choice, piece)
         self.pieces.setdefault(choice.index, Piece(text="")).add(piece)
 
     def pause(self) -> None:

@@ -104,7 +104,7 @@ class Ask:
     """One request: a dialect makes it of a body, and `gateway.answers.start` answers it."""
 
     model: str
-    answer_prefix: str  # of the answer's id, before 32 hex digits: "chatcmpl-", "resp_"
+    answer_prefix: str  # the answer's id begins so, before 32 hex digits: "chatcmpl-", "resp_"
     prompts: Sequence[Prompt]
     stream: bool = False
     n: int = 1  # choices for each prompt

@@ -23,6 +23,7 @@ FOLLOWED = (
     "grammar",
     "json_schema",
 )
+_TYPED = ("response_format", "grammar", "text")  # may be objects with a type; the Responses API has the last
 _OTHERS = {"regex": "regex", "ebnf": "grammar", "grammar": "grammar", "json_schema": "json"}
 _GUIDED = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
 _KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
@@ -89,9 +90,7 @@ STRUCTURED_SCHEMA: dict[str, Any] = {
 
 def wanted_of(fields: Mapping[str, Any]) -> Wanted | None:
     """The one thing that a body wants followed. Raises ValueError that begins with a field's name."""
-    typed = [
-        _typed(name, fields[name]) for name in ("response_format", "grammar") if isinstance(fields.get(name), dict)
-    ]
+    typed = [_typed(name, fields[name]) for name in _TYPED if isinstance(fields.get(name), dict)]
     found = [one for one in (*typed, _structured(fields), *_guided(fields), *_others(fields)) if one is not None]
     if len(found) > 1:
         raise ValueError(f"{found[1].field}: an answer can't follow {found[0].field} as well: send one of them")

@@ -101,7 +101,7 @@ class Message(LenientFields):
     @field_validator("content", mode="before")
     @classmethod
     def _joined_parts(cls, content: Any) -> Any:
-        return "".join(map(_text_of, content)) if isinstance(content, list) else content
+        return "".join(map(text_of, content)) if isinstance(content, list) else content
 
     @field_validator("reasoning", mode="before")
     @classmethod
@@ -134,17 +134,17 @@ class Message(LenientFields):
         thoughts = None
         if self.role == "assistant":
             thoughts = self.reasoning_content if self.reasoning_content is not None else self.reasoning
-        extra = {
-            "name": self.name,
-            "tool_call_id": self.tool_call_id if self.role == "tool" else None,
-            # Families differ in the name they read.
-            "reasoning_content": thoughts,
-            "thinking": thoughts,
-        }
+        extra = {"name": self.name, "tool_call_id": self.tool_call_id if self.role == "tool" else None}
+        plain |= {} if thoughts is None else thoughts_as(thoughts)
         return plain | {name: value for name, value in extra.items() if value is not None}
 
 
-def _text_of(part: Any) -> str:
+def thoughts_as(text: str) -> dict[str, str]:
+    """An assistant's reasoning as chat templates get it: families differ in the name they read."""
+    return {"reasoning_content": text, "thinking": text}
+
+
+def text_of(part: Any) -> str:
     """A content part's text; thoughts of other servers have none here. Raises ValueError."""
     if not isinstance(part, dict) or not isinstance(part.get("type"), str):
         raise ValueError("a part must be an object with a type")

@@ -169,8 +169,13 @@ class CommonFields(TranslatedFields):
 
     @model_validator(mode="after")
     def _follows_one_thing(self) -> CommonFields:
-        self._grammar = wanted_of({name: getattr(self, name) for name in FOLLOWED})
+        self._grammar = wanted_of({name: getattr(self, name) for name in FOLLOWED} | self.other_formats)
         return self
+
+    @property
+    def other_formats(self) -> dict[str, Any]:
+        """What a dialect's own fields want followed, by their names."""
+        return {}
 
     @property
     def followed(self) -> Wanted | None:

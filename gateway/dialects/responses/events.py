@@ -1,0 +1,112 @@
+"""A streamed response: its events in order, numbered from 0."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+from common.words import Finish
+from gateway.answers.answer import Answer
+from gateway.answers.choice import Choice, Piece
+from gateway.dialects.responses import objects
+from gateway.dialects.responses.objects import Head, error_of, response_object
+from gateway.dialects.responses.output import Event, Output, OutputRules, Text
+from gateway.http.problem import Json, Problem
+from gateway.http.streaming import said
+
+
+class Making:
+    """A response in its making: the object at each of its stages. `echoed`: what it repeats of the body."""
+
+    def __init__(self, answer: Answer, echoed: Json, rules: OutputRules) -> None:
+        self.output = Output(answer.id, rules)
+        self._echoed = echoed
+        self._answer = answer
+        self._head = Head.of(answer)
+
+    def took(self, choice: Choice, piece: Piece) -> None:
+        """The next piece of an answer that is not streamed."""
+        self.output.take(piece)
+
+    def begun(self, status: str = objects.IN_PROGRESS) -> Json:
+        return response_object(self._head, self._echoed, status=status)
+
+    def ended(self) -> Json:
+        """The object when all pieces were taken."""
+        status = objects.INCOMPLETE if self.output.finish == Finish.LENGTH else objects.COMPLETED
+        return self._told(status, completed_at=int(time.time()) if status == objects.COMPLETED else None)
+
+    def failed(self, problem: Problem) -> Json:
+        return self._told(objects.FAILED, error=error_of(problem))
+
+    def cancelled(self) -> Json:
+        return self._told(objects.CANCELLED)
+
+    def _told(self, status: str, *, error: Json | None = None, completed_at: int | None = None) -> Json:
+        usage, items = self._answer.usage(), self.output.items()
+        return response_object(
+            self._head, self._echoed, status=status, output=items, usage=usage, error=error, completed_at=completed_at
+        )
+
+
+class ResponseEvents:
+    """The bytes of a stream. Most events add text to the open item: the JSON around it is made once for each item."""
+
+    def __init__(self, making: Making, *, tells_logprobs: bool) -> None:
+        self.making = making
+        self.tell_text_alone = not tells_logprobs
+        self._next = 0  # the next event's number
+        self._latest: Text | None = None
+        self._around: list[bytes] = []  # number and text of a delta to `_latest`
+
+    def opening(self) -> bytes:
+        begun = self.making.begun()
+        return self._told(Event(f"response.{status}", {"response": begun}) for status in ("created", "in_progress"))
+
+    def text(self, choice: Choice, text: str) -> bytes:
+        item = self.making.output.writing(reasoning=choice.is_reasoning)
+        if item is None:
+            said_so = Piece(text="", reasoning=text) if choice.is_reasoning else Piece(text=text)
+            return self.event(choice, said_so)
+        if item is not self._latest:
+            self._latest, self._around = item, _around(item)
+        item.parts.append(text)
+        before, between, behind = self._around
+        number, self._next = self._next, self._next + 1
+        return b"%b%d%b%b%b" % (before, number, between, said(text), behind)
+
+    def event(self, choice: Choice, piece: Piece) -> bytes:
+        return self._told(self.making.output.take(piece))
+
+    def closing(self) -> bytes:
+        ended = self.making.ended()
+        return self._told([Event(f"response.{ended['status']}", {"response": ended})])
+
+    def failed(self, problem: Problem) -> bytes:
+        """An event of the error alone, with our own code, and the failed response."""
+        error = {"code": problem.code or None, "message": problem.message, "param": problem.param}
+        failed = {"response": self.making.failed(problem)}
+        return self._told([Event("error", error), Event("response.failed", failed)])
+
+    def _told(self, events: Iterable[Event]) -> bytes:
+        told = [encoded(event, number) for number, event in enumerate(events, self._next)]
+        self._next += len(told)
+        return b"".join(told)
+
+
+def encoded(event: Event, number: int) -> bytes:
+    """A server-sent event. Clients go by its name, or by the type that its data repeats."""
+    data = said({"type": event.type, "sequence_number": number} | event.fields)
+    return b"event: %b\ndata: %b\n\n" % (event.type.encode(), data)
+
+
+def _around(item: Text) -> list[bytes]:
+    """A delta's bytes before its number, between that and the text, and behind."""
+    number, mark = 9_007_199_254_740_991, "\N{OBJECT REPLACEMENT CHARACTER}"
+    fields = item.place.fields | {item.form.index: 0, "delta": mark}
+    if not item.form.is_reasoning:
+        fields["logprobs"] = []
+    event = encoded(Event(f"{item.form.event}.delta", fields), number)
+    before, _, rest = event.partition(b"%d" % number)
+    between, _, behind = rest.partition(said(mark))
+    return [before, between, behind]

@@ -1,0 +1,318 @@
+"""The items of an answer as they come: what each adds to a stream, and how they are told when they are whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from common.messages import TokenLogprobs
+from common.words import Finish
+from gateway.answers.choice import Piece
+from gateway.dialects.responses.custom_input import CustomInput
+from gateway.dialects.responses.sealed import COMPACTION, REASONING, sealed
+from gateway.http.problem import Json
+from gateway.parsing.parsed import CallDelta
+
+IN_PROGRESS, COMPLETED, INCOMPLETE = "in_progress", "completed", "incomplete"
+
+
+class Event(NamedTuple):
+    """One event of a stream, but for its number."""
+
+    type: str
+    fields: Json
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Called:
+    """A tool as the client named it."""
+
+    name: str
+    namespace: str | None = None
+    is_custom: bool = False  # its input is text
+
+    @property
+    def named(self) -> Json:
+        """The fields of a call that name it."""
+        return {"name": self.name} | ({} if self.namespace is None else {"namespace": self.namespace})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputRules:
+    """How an answer is told."""
+
+    called: Mapping[str, Called] = field(default_factory=dict)  # by the names that the model knows
+    summarises: bool = False  # reasoning is told as its summary
+    seals: bool = False  # reasoning comes in `encrypted_content` as well
+    compacts: bool = False  # the answer's text is what a conversation is shortened to
+    logprobs: Callable[[Sequence[int], Sequence[TokenLogprobs]], list[Json]] | None = None
+
+
+class OpenItem(Protocol):
+    """An item in its making. Each method but `item` gives the events that tell of it."""
+
+    def begin(self) -> list[Event]: ...
+    def add(self, text: str, logprobs: list[Json]) -> list[Event]: ...
+    def end(self, status: str) -> list[Event]: ...
+    def item(self, status: str) -> Json: ...
+
+
+class Output:
+    """An answer's items, of its pieces in order."""
+
+    def __init__(self, answer_id: str, rules: OutputRules) -> None:
+        """`answer_id`: "resp_" and hex digits, which the items' own ids are made of."""
+        self.finish = Finish.NONE
+        self._suffix = answer_id.partition("_")[2]
+        self._rules = rules
+        self._items: list[Json] = []
+        self._open: OpenItem | None = None
+        self._call = -1  # the index of the open call among the answer's
+        self._logprobs: list[Json] = []  # tokens that have not become text yet
+
+    def items(self, status: str = INCOMPLETE) -> list[Json]:
+        """What there is. `status`: that of an item which is still open."""
+        return [*self._items, self._open.item(status)] if self._open is not None else list(self._items)
+
+    def writing(self, *, reasoning: bool) -> Text | None:
+        """The open item if it is the one that text goes on in, and tells each addition by an event."""
+        found = self._open
+        return found if isinstance(found, Text) and found.form.is_reasoning is reasoning else None
+
+    def take(self, piece: Piece) -> list[Event]:
+        """What a piece adds."""
+        events: list[Event] = []
+        self._score(piece)
+        if piece.reasoning:
+            events += self._said(piece.reasoning, is_reasoning=True)
+        if piece.text:
+            events += self._said(piece.text, is_reasoning=False)
+        for call in piece.calls:
+            events += self._called(call)
+        if piece.finish:
+            self.finish = piece.finish
+            events += self._end(INCOMPLETE if piece.finish == Finish.LENGTH else COMPLETED)
+        return events
+
+    def _score(self, piece: Piece) -> None:
+        if self._rules.logprobs is None:
+            return
+        if piece.reasoning or piece.calls:
+            self._logprobs = []
+        if not piece.reasoning and not piece.calls:
+            self._logprobs += self._rules.logprobs(piece.token_ids, piece.logprobs)
+
+    def _said(self, text: str, *, is_reasoning: bool) -> list[Event]:
+        events: list[Event] = []
+        if self._rules.compacts:
+            if is_reasoning:
+                return []
+            if not isinstance(self._open, Compaction):
+                events += self._begin(Compaction(self._place("cmp")))
+        elif self.writing(reasoning=is_reasoning) is None:
+            events += self._begin(self._text(is_reasoning=is_reasoning))
+        assert self._open is not None
+        logprobs, self._logprobs = ([], self._logprobs) if is_reasoning else (self._logprobs, [])
+        return events + self._open.add(text, logprobs)
+
+    def _text(self, *, is_reasoning: bool) -> Text:
+        if not is_reasoning:
+            return Text(self._place("msg"), MESSAGE, seals=False)
+        return Text(self._place("rs"), SUMMARY if self._rules.summarises else THOUGHTS, seals=self._rules.seals)
+
+    def _called(self, delta: CallDelta) -> list[Event]:
+        events: list[Event] = []
+        if delta.index != self._call or not isinstance(self._open, Call):
+            self._call = delta.index
+            called = self._rules.called.get(delta.name) or Called(name=delta.name)
+            events += self._begin(Call(self._place("ctc" if called.is_custom else "fc"), called, delta.id))
+        assert self._open is not None
+        return events + self._open.add(delta.arguments, []) if delta.arguments else events
+
+    def _place(self, kind: str) -> Place:
+        """The next item's, behind the open one."""
+        index = len(self._items) + (self._open is not None)
+        return Place(f"{kind}_{self._suffix}{index:04x}", index)
+
+    def _begin(self, item: OpenItem) -> list[Event]:
+        events = self._end(COMPLETED)
+        self._open = item
+        return events + item.begin()
+
+    def _end(self, status: str) -> list[Event]:
+        events: list[Event] = []
+        if self.finish and self._open is None and not self._items:  # the model said nothing
+            self._open = Compaction(self._place("cmp")) if self._rules.compacts else self._text(is_reasoning=False)
+            events += self._open.begin()
+        if self._open is not None:
+            events += self._open.end(status)
+            self._items.append(self._open.item(status))
+            self._open = None
+        return events
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """An item's id, and its index among the answer's items."""
+
+    id: str
+    index: int
+
+    @property
+    def fields(self) -> Json:
+        return {"item_id": self.id, "output_index": self.index}
+
+
+def _added(place: Place, item: Json) -> Event:
+    return Event("response.output_item.added", {"output_index": place.index, "item": item})
+
+
+def _done(place: Place, item: Json) -> Event:
+    return Event("response.output_item.done", {"output_index": place.index, "item": item})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextForm:
+    """How an item's one part of text is told."""
+
+    is_reasoning: bool
+    event: str  # what the types of its events begin with
+    part_event: str
+    index: str  # the field that says which part it is
+    part: str  # the part's type
+
+    def told(self, text: str, logprobs: list[Json]) -> Json:
+        more = {} if self.is_reasoning else {"annotations": [], "logprobs": logprobs}
+        return {"type": self.part, "text": text} | more
+
+
+MESSAGE = TextForm(
+    is_reasoning=False,
+    event="response.output_text",
+    part_event="response.content_part",
+    index="content_index",
+    part="output_text",
+)
+THOUGHTS = TextForm(
+    is_reasoning=True,
+    event="response.reasoning_text",
+    part_event="response.content_part",
+    index="content_index",
+    part="reasoning_text",
+)
+SUMMARY = TextForm(
+    is_reasoning=True,
+    event="response.reasoning_summary_text",
+    part_event="response.reasoning_summary_part",
+    index="summary_index",
+    part="summary_text",
+)
+
+
+class Text:
+    """A message, or reasoning: one part of text."""
+
+    def __init__(self, place: Place, form: TextForm, *, seals: bool) -> None:
+        self.place = place
+        self.form = form
+        self.parts: list[str] = []
+        self._logprobs: list[Json] = []
+        self._seals = seals
+        self._fields = place.fields | {form.index: 0}
+
+    def begin(self) -> list[Event]:
+        part = self.form.told("", [])
+        empty = self._told([], IN_PROGRESS)
+        return [_added(self.place, empty), Event(f"{self.form.part_event}.added", self._fields | {"part": part})]
+
+    def add(self, text: str, logprobs: list[Json]) -> list[Event]:
+        self.parts.append(text)
+        self._logprobs += logprobs
+        scored = {} if self.form.is_reasoning else {"logprobs": logprobs}
+        return [Event(f"{self.form.event}.delta", self._fields | {"delta": text} | scored)]
+
+    def end(self, status: str) -> list[Event]:
+        text = "".join(self.parts)
+        scored = {} if self.form.is_reasoning else {"logprobs": self._logprobs}
+        part = self.form.told(text, self._logprobs)
+        return [
+            Event(f"{self.form.event}.done", self._fields | {"text": text} | scored),
+            Event(f"{self.form.part_event}.done", self._fields | {"part": part}),
+            _done(self.place, self.item(status)),
+        ]
+
+    def item(self, status: str) -> Json:
+        return self._told([self.form.told("".join(self.parts), self._logprobs)], status)
+
+    def _told(self, parts: list[Json], status: str) -> Json:
+        if not self.form.is_reasoning:
+            return {"id": self.place.id, "type": "message", "role": "assistant", "status": status, "content": parts}
+        is_summary = self.form is SUMMARY
+        item: Json = {"id": self.place.id, "type": "reasoning", "summary": parts if is_summary else []}
+        item |= {"content": [] if is_summary else parts, "status": status}
+        return item | ({"encrypted_content": sealed(REASONING, "".join(self.parts))} if self._seals and parts else {})
+
+
+class Call:
+    """A call of a function, whose arguments are JSON, or of a tool whose input is text."""
+
+    def __init__(self, place: Place, called: Called, call_id: str) -> None:
+        self._place = place
+        self._called = called
+        self._call_id = call_id
+        self._parts: list[str] = []
+        self._input = CustomInput() if called.is_custom else None
+        self._event, self._name = (
+            ("response.custom_tool_call_input", "input")
+            if called.is_custom
+            else ("response.function_call_arguments", "arguments")
+        )
+
+    def begin(self) -> list[Event]:
+        return [_added(self._place, self.item(IN_PROGRESS))]
+
+    def add(self, text: str, logprobs: list[Json]) -> list[Event]:
+        return self._say(text if self._input is None else self._input.add(text))
+
+    def end(self, status: str) -> list[Event]:
+        rest = self._say("" if self._input is None else self._input.rest())
+        said = self._place.fields | {self._name: "".join(self._parts)}
+        named = {} if self._called.is_custom else {"name": self._called.name}
+        return [*rest, Event(f"{self._event}.done", said | named), _done(self._place, self.item(status))]
+
+    def item(self, status: str) -> Json:
+        kind = "custom_tool_call" if self._called.is_custom else "function_call"
+        head = {"id": self._place.id, "type": kind, "status": status, "call_id": self._call_id}
+        return head | self._called.named | {self._name: "".join(self._parts)}
+
+    def _say(self, text: str) -> list[Event]:
+        if not text:
+            return []
+        self._parts.append(text)
+        return [Event(f"{self._event}.delta", self._place.fields | {"delta": text})]
+
+
+class Compaction:
+    """What a conversation was shortened to: nothing is told of it before it is whole."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._parts: list[str] = []
+
+    def begin(self) -> list[Event]:
+        return [_added(self._place, self.item(IN_PROGRESS))]
+
+    def add(self, text: str, logprobs: list[Json]) -> list[Event]:
+        self._parts.append(text)
+        return []
+
+    def end(self, status: str) -> list[Event]:
+        return [_done(self._place, self.item(status))]
+
+    def item(self, status: str) -> Json:
+        return {
+            "id": self._place.id,
+            "type": "compaction",
+            "encrypted_content": sealed(COMPACTION, "".join(self._parts)),
+        }

@@ -1,0 +1,34 @@
+"""Texts that a client keeps for its model and gives back unread: reasoning, and what a conversation was shortened to.
+
+Nothing in them is secret, and whoever writes one may say as much in a message, so they are packed and not encrypted: each gateway
+reads those of the others.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+
+REASONING, COMPACTION = "reasoning", "compaction"
+MAX_SEALED_CHARS = 8 << 20
+_VERSION = "baton1"
+
+
+def sealed(kind: str, text: str) -> str:
+    """The text for `encrypted_content` of such an item."""
+    packed = base64.urlsafe_b64encode(text.encode("utf-8", "replace")).decode()
+    return f"{_VERSION}.{kind}.{packed}"
+
+
+def unsealed(kind: str, content: str) -> str:
+    """The text in `encrypted_content`. Raises ValueError for what no gateway of Baton wrote for this kind of item."""
+    if len(content) > MAX_SEALED_CHARS:
+        raise ValueError(f"encrypted_content: at most {MAX_SEALED_CHARS} characters are allowed")
+    version, _, rest = content.partition(".")
+    found, _, packed = rest.partition(".")
+    try:
+        if version == _VERSION and found == kind:
+            return base64.b64decode(packed, altchars=b"-_", validate=True).decode()
+    except (binascii.Error, UnicodeDecodeError):
+        pass
+    raise ValueError(f"encrypted_content: no {kind} of this server: leave the item out")
