@@ -12,8 +12,19 @@ JOBS_STREAM = "BATON_JOBS"  # work queue in memory: jobs admitted and not yet se
 DEAD_STREAM = "BATON_DEAD"  # dead letters: abandoned jobs and unreadable messages
 BATCH_STREAM = "BATON_BATCH"  # Batch API on disk: files, batches, results, one message a subject
 BATCH_WORK_STREAM = "BATON_BATCH_WORK"  # work queue on disk: lines to run, and batches to look after
+RESPONSES_STREAM = (
+    "BATON_RESPONSES"  # Responses API on disk: responses, their events, conversations, one message a subject
+)
+RESPONSES_WORK_STREAM = "BATON_RESPONSES_WORK"  # work queue on disk: responses to make in the background
 KEYS_STREAM = "BATON_KEYS"  # on disk: keys made at run time, one message
 USAGE_STREAM = "BATON_USAGE"  # on disk: what each key used, by day and gateway
+
+
+def root_of(stream: str) -> str:
+    """What the subjects of a kept stream or its work queue begin with: `baton.batchwork` for BATON_BATCH_WORK."""
+    first, *rest = stream.lower().split("_")
+    return f"{first}.{''.join(rest)}"
+
 
 _ID = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
 
@@ -140,6 +151,21 @@ def batch_line(batch: str, line: int | str) -> str:
 def batch_step(batch: str) -> str:
     """Work queue: an unfinished batch; it comes again until it is over."""
     return f"baton.batchwork.step.{batch}"
+
+
+def kept_response(tenant: str, response: str, *names: str | int) -> str:
+    """A response's record, content or events; with `>` all of them."""
+    return f"baton.responses.{tenant}.response.{response}.{'.'.join(map(str, names))}"
+
+
+def kept_conversation(tenant: str, conversation: str, *names: str | int) -> str:
+    """A conversation's record, or a turn of it."""
+    return f"baton.responses.{tenant}.conversation.{conversation}.{'.'.join(map(str, names))}"
+
+
+def response_run(tenant: str, response: str) -> str:
+    """Work queue: a response to make in the background."""
+    return f"baton.responseswork.run.{tenant}.{response}"
 
 
 KEYS = "baton.keys.register"  # JetStream: `gateway.tenants.register.Register`

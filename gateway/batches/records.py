@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import uuid
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -10,6 +9,7 @@ from typing import Any, Literal
 import msgspec
 
 from common import subjects
+from gateway.keeping.layout import token_of
 
 Status = Literal["validating", "in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled"]
 # The statuses that may follow each.
@@ -180,11 +180,6 @@ class BatchLimits:
     tenant_files: int = 1_000
     tenant_batches: int = 100  # running at a time
     tenant_kept_batches: int = 10_000  # ended ones included; all are read before one begins
-
-
-def token_of(tenant: str) -> str:
-    """A tenant's name as a token of a subject: names may have dots."""
-    return hashlib.sha256(tenant.encode()).hexdigest()[:32]
 
 
 def new_file_id() -> str:

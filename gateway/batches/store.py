@@ -26,10 +26,9 @@ from gateway.batches.records import (
     is_id,
     new_batch_id,
     new_file_id,
-    token_of,
 )
 from gateway.http.problem import ConflictError, NotKeptError
-from gateway.keeping.layout import Layout, StoreFullError
+from gateway.keeping.layout import Layout, StoreFullError, token_of
 from gateway.keeping.streams import KeptStreams, Stored
 
 log = logging.getLogger("baton.batches")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 
 from nats.js.api import DiscardPolicy, RetentionPolicy, StorageType, StreamConfig
 
 from common.errors import OverloadedError
+from common.subjects import root_of
 
 FULL_RETRY_S = 30.0
 WORK_BYTES = 256 << 20
@@ -40,7 +42,7 @@ class Layout:
 
     @property
     def work_root(self) -> str:
-        return _root(self.work)
+        return root_of(self.work)
 
     def full(self, told: str) -> StoreFullError:
         return StoreFullError(told, what=self.what, remedy=self.remedy)
@@ -48,7 +50,7 @@ class Layout:
     def streams(self) -> tuple[StreamConfig, StreamConfig]:
         kept = StreamConfig(
             name=self.kept,
-            subjects=[f"{_root(self.kept)}.>"],
+            subjects=[f"{root_of(self.kept)}.>"],
             storage=StorageType.FILE,
             discard=DiscardPolicy.NEW,  # what was acknowledged makes room for nothing
             max_msgs_per_subject=1,
@@ -69,7 +71,6 @@ class Layout:
         return kept, work
 
 
-def _root(stream: str) -> str:
-    """The beginning of a stream's subjects: `baton.batchwork` of BATON_BATCH_WORK."""
-    first, *rest = stream.lower().split("_")
-    return f"{first}.{''.join(rest)}"
+def token_of(tenant: str) -> str:
+    """A tenant's name as a token of a subject: names may have dots."""
+    return hashlib.sha256(tenant.encode()).hexdigest()[:32]

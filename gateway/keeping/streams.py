@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import json
 import logging
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass
 
 import nats.errors
@@ -158,9 +158,8 @@ class KeptStreams:
         _heed_cancellation()
         return Stored(subject=subject, seq=raw.seq or 0, data=raw.data or b"")
 
-    async def scan(self, subject: str) -> AsyncGenerator[Stored, None]:
-        """All messages of a subject with wildcards, the oldest first."""
-        after = 0
+    async def scan(self, subject: str, *, after: int = 0) -> AsyncGenerator[Stored, None]:
+        """All messages of a subject with wildcards, the oldest first; those behind a sequence."""
         while True:
             page = await self._read(subject, after=after, limit=PAGE)
             for stored in page:
@@ -168,6 +167,25 @@ class KeptStreams:
             if not page or not page[-1].pending:
                 return
             after = page[-1].seq
+
+    @contextlib.asynccontextmanager
+    async def heard(self, subject: str) -> AsyncIterator[asyncio.Event]:
+        """An event that is set whenever a message of a subject with wildcards is written, by any gateway."""
+        await self._ensure()
+        event = asyncio.Event()
+
+        async def hear(_: Msg) -> None:
+            event.set()
+
+        try:
+            subscription = await self._client.subscribe(subject, cb=hear)
+        except _ERRORS as error:
+            raise self._unavailable("could not follow", error) from error
+        try:
+            yield event
+        finally:
+            with contextlib.suppress(*_ERRORS):
+                await subscription.unsubscribe()
 
     async def count(self, subject: str) -> int:
         """Number of messages of a subject with wildcards."""

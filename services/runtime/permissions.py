@@ -181,6 +181,7 @@ def _gateway(gateway: str, inbox: str) -> Permissions:
             # Bury jobs that were delivered too often; delete cancelled ones.
             *(f"{api}.MSG.{verb}.{jobs}" for verb in ("GET", "DELETE")),
             *_BATCHES,
+            *_RESPONSES,
             *_KEYS,
             subjects.usage(subjects.ANY, gateway, subjects.ANY),
         ),
@@ -194,24 +195,33 @@ def _gateway(gateway: str, inbox: str) -> Permissions:
             subjects.ALL_HEARTBEATS,
             subjects.ALL_GATEWAY_HEARTBEATS,  # admission counts the prompts of other gateways
             subjects.PLANNER,  # the console shows its decisions
+            subjects.kept_response("*", "*", "events", "*"),  # streams of background responses
             f"$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.{jobs}.*",
         ),
     )
 
 
-_KEPT, _WORK = subjects.BATCH_STREAM, subjects.BATCH_WORK_STREAM
-# The Batch API is the gateways' alone: they own both streams, and share the consumers.
+def _kept(stream: str, work: str, kinds: Sequence[str]) -> tuple[str, ...]:
+    """What gateways need for a kept stream and its work queue: they own both, and share the consumers."""
+    root = subjects.root_of(work)
+    return (
+        f"{subjects.root_of(stream)}.>",
+        f"{root}.>",
+        *(f"$JS.API.STREAM.{verb}.{name}" for verb in ("CREATE", "UPDATE", "PURGE") for name in (stream, work)),
+        f"$JS.API.STREAM.MSG.GET.{stream}",
+        f"$JS.API.DIRECT.GET.{stream}",
+        *(f"$JS.API.CONSUMER.CREATE.{work}.{kind}.{root}.{kind}.>" for kind in kinds),
+        *(f"$JS.API.CONSUMER.MSG.NEXT.{work}.{kind}" for kind in kinds),
+        f"$JS.ACK.{work}.>",
+    )
+
+
+# The Batch API and kept responses are the gateways' alone.
 _BATCHES = (
-    "baton.batch.>",
-    "baton.batchwork.>",
-    *(f"$JS.API.STREAM.{verb}.{stream}" for verb in ("CREATE", "UPDATE", "PURGE") for stream in (_KEPT, _WORK)),
-    f"$JS.API.STREAM.INFO.{_KEPT}",
-    f"$JS.API.STREAM.MSG.GET.{_KEPT}",
-    f"$JS.API.DIRECT.GET.{_KEPT}",
-    *(f"$JS.API.CONSUMER.CREATE.{_WORK}.{kind}.baton.batchwork.{kind}.>" for kind in ("line", "step")),
-    *(f"$JS.API.CONSUMER.MSG.NEXT.{_WORK}.{kind}" for kind in ("line", "step")),
-    f"$JS.ACK.{_WORK}.>",
+    *_kept(subjects.BATCH_STREAM, subjects.BATCH_WORK_STREAM, ("line", "step")),
+    f"$JS.API.STREAM.INFO.{subjects.BATCH_STREAM}",  # uploads leave room for results
 )
+_RESPONSES = _kept(subjects.RESPONSES_STREAM, subjects.RESPONSES_WORK_STREAM, ("run",))
 
 # Keys made at run time, and what each key used: any gateway may make and revoke, as its administrators may there.
 _KEYS = (

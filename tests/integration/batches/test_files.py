@@ -20,11 +20,11 @@ from common.errors import (
     UnavailableError,
 )
 from gateway.answers.tokenizer import ChatTokenizer
-from gateway.batches.records import BatchLimits, FileRecord, token_of
+from gateway.batches.records import BatchLimits, FileRecord
 from gateway.batches.routes import BatchRoutes
 from gateway.http.problem import ConflictError
 from gateway.http.request_scope import request_scope
-from gateway.keeping.layout import StoreFullError
+from gateway.keeping.layout import StoreFullError, token_of
 from gateway.tenants.tenants import Tenant
 from services.runtime.servers import run_nats
 from tests.integration.batches.one import LIMITS, TENANT, One, each_once, echo, unattended

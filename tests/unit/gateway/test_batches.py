@@ -33,12 +33,12 @@ from gateway.batches.records import (
     is_id,
     new_batch_id,
     new_file_id,
-    token_of,
 )
 from gateway.batches.runner import of_batches
 from gateway.batches.store import page_of
 from gateway.batches.upload import FileForm
 from gateway.http.problem import NotKeptError
+from gateway.keeping.layout import token_of
 from gateway.tenants.budgets import Limits
 from gateway.tenants.tenants import Tenant
 

@@ -1,0 +1,1 @@
+"""What OpenAI's Responses API keeps: responses, their events while they are made, conversations."""
