@@ -147,7 +147,7 @@ def _gateway_costs(count: int = 2000) -> dict[str, float]:
     body = parse_body(json.dumps(asked).encode(), endpoint.body)
     recorder = RequestSpans(Keeps(), "gateway", ServiceLevels())
     began = time.process_time()
-    asyncio.run(serve(TraceRequests(app, tracer=Keeps(), share=1.0, operation=dialects.operation)))
+    asyncio.run(serve(TraceRequests(app, tracer=Keeps(), share=1.0, traced=dialects.traced)))
     made, each = time.process_time() - began, len(spans) / count
     readable = Readable(resource_of("gateway", "one"), SpanLimits())
     began = time.process_time()

@@ -157,22 +157,24 @@ def _layers(
 ) -> list[Middleware]:
     """From the outermost in: answers pass them in reverse."""
 
-    def is_clients(path: str) -> bool:
-        return path.startswith("/v1/") or table.owner(path) is not None
-
     return [
         Middleware(Paths),
-        Middleware(TraceRequests, tracer=tracer, share=settings.trace_share, operation=table.operation),
-        Middleware(RequestIds),
-        Middleware(RefusalTimes, is_measured=is_clients, observe=metrics.told_refusal),
+        Middleware(TraceRequests, tracer=tracer, share=settings.trace_share, traced=table.traced),
+        Middleware(RequestIds, id_header=table.id_header),
+        Middleware(RefusalTimes, is_measured=table.is_clients, observe=metrics.told_refusal),
         Middleware(Crashes, refuse=table.refusal),
         Middleware(
-            Origins, access=settings.web, has_keys=lambda: not settings.tenants.open_to_all, refuse=table.refusal
+            Origins,
+            access=settings.web,
+            has_keys=lambda: not settings.tenants.open_to_all,
+            refuse=table.refusal,
+            id_headers=table.id_headers,
         ),
         Middleware(
             KeyCheck,
             tenants=settings.tenants,
             key_form=table.key_form,
+            is_open=table.is_open,
             refuse=table.refusal,
             told=request_log.unauthorized,
         ),
@@ -242,13 +244,13 @@ def _on_serving_error(table: DialectTable) -> Handle:
         assert isinstance(error, ServingError)
         if isinstance(error, RefusedError) and error.waited:
             request_scope(request.scope).waited = True
-        return table.refusal(request.url.path, problem_of(error))
+        return table.refusal(request.scope, problem_of(error))
 
     return handle
 
 
 def _on_http_error(table: DialectTable) -> Handle:
-    served = f"POST {', '.join(table.entries)} answer, GET {OPENAPI_PATH} tells of all others"
+    served = f"POST {', '.join(entry.path for entry in table.entries.values())} answer, GET {OPENAPI_PATH} tells of all others"
 
     async def handle(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -257,6 +259,6 @@ def _on_http_error(table: DialectTable) -> Handle:
         is_plain = error.detail == HTTPStatus(error.status_code).phrase  # raised by the router, or without a text
         message = known.get(error.status_code, error.detail) if is_plain else error.detail
         problem = Problem(status=error.status_code, message=str(message), headers=error.headers or {})
-        return table.refusal(path, problem)
+        return table.refusal(request.scope, problem)
 
     return handle

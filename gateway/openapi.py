@@ -8,11 +8,12 @@ from typing import Any
 
 from pydantic.json_schema import models_json_schema
 
+from gateway.dialects.dialect import Dialect
 from gateway.dialects.table import DialectTable
-from gateway.http.api import ERROR, REF, ApiPart, fields
+from gateway.http.api import ERROR, JSON, REF, ApiPart, fields, path_parameters
 from gateway.http.fields import OFF
 from gateway.http.keys import BEARER
-from gateway.tenants.tenants import ADMIN_PATHS, OPERATOR_PATHS, is_open, is_under
+from gateway.tenants.tenants import ADMIN_PATHS, OPERATOR_PATHS, is_under
 
 Json = dict[str, Any]
 
@@ -22,16 +23,20 @@ def document(
 ) -> Json:
     """`needs_key`: API keys are asked for; `needs_admin`: operators' paths need the admin key."""
     whole = ApiPart.merged(parts)
+    bodies = _schemas(whole)
     schemes = {"key": dict(BEARER.scheme), "admin": {**BEARER.scheme, "description": "an admin key"}}
     paths: dict[str, Json] = {}
     for path, operations in whole.paths.items():
-        owner = dialects.owner(path)
-        scheme = "key" if owner is None or owner.key is BEARER else f"key_{owner.name}"
-        if owner is not None:
-            schemes[scheme] = dict(owner.key.scheme)
-        security = _security(path, scheme, needs_key=needs_key, needs_admin=needs_admin)
+        keys = {_scheme(owner): dict(owner.key.scheme) for owner in dialects.owners(path)} or {"key": schemes["key"]}
+        schemes |= keys
         paths[path] = {
-            method: operation | {"operationId": _operation_id(method, path), "security": security}
+            method: _by_path(path, operation, bodies)
+            | {"operationId": _operation_id(method, path)}
+            | {
+                "security": []
+                if dialects.is_open(method.upper(), path)
+                else _security(path, keys, needs_key=needs_key, needs_admin=needs_admin)
+            }
             for method, operation in operations.items()
         }
     described: Json = _readable(
@@ -40,7 +45,7 @@ def document(
             "info": {"title": "Baton", "version": version, "license": {"name": "Apache-2.0"}},
             "paths": paths,
             "components": {
-                "schemas": _schemas(whole) | dict(whole.schemas) | {"Error": ERROR},
+                "schemas": bodies | dict(whole.schemas) | {"Error": ERROR},
                 "securitySchemes": schemes,
             },
         }
@@ -94,9 +99,28 @@ def _schemas(whole: ApiPart) -> Json:
     return models_json_schema(bodies, ref_template=REF + "{model}")[1].get("$defs", {})
 
 
-def _security(path: str, scheme: str, *, needs_key: bool, needs_admin: bool) -> list[Json]:
-    if is_open(path):
-        return []
+def _scheme(dialect: Dialect) -> str:
+    return "key" if dialect.key is BEARER else f"key_{dialect.name}"
+
+
+def _by_path(path: str, operation: Json, bodies: Json) -> Json:
+    """An operation whose path may have parameters: they are no part of its body."""
+    parameters = path_parameters(path)
+    if not parameters:
+        return operation
+    names = {parameter["name"] for parameter in parameters}
+    told: Json = {"parameters": parameters, **operation}
+    if "requestBody" not in told:
+        return told
+    content = told["requestBody"]["content"]
+    body = bodies[content[JSON]["schema"]["$ref"].removeprefix(REF)]
+    properties = {name: rule for name, rule in body["properties"].items() if name not in names}
+    required = [name for name in body.get("required", []) if name not in names]
+    said = {JSON: {"schema": body | {"properties": properties, "required": required}}}
+    return told | {"requestBody": {"required": bool(required), "content": content | said}}
+
+
+def _security(path: str, keys: Iterable[str], *, needs_key: bool, needs_admin: bool) -> list[Json]:
     if is_under(path, ADMIN_PATHS) or (needs_admin and is_under(path, OPERATOR_PATHS)):
         return [{"admin": []}]
-    return [{scheme: []}] if needs_key else []
+    return [{key: []} for key in keys] if needs_key else []

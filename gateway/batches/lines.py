@@ -173,7 +173,7 @@ class LineChecker:
                     self.errors.append(told)
 
 
-def answered(batch: str, line: int, custom_id: str, *, status: int, body: dict[str, Any]) -> bytes:
+def answered(batch: str, line: int, custom_id: str, *, status: int, body: Any) -> bytes:
     """An entry with an answer, or an error with a status."""
     response = {"status_code": status, "request_id": request_id(batch, line), "body": body}
     return _entry(batch, line, custom_id, response=response, error=None)

@@ -29,7 +29,7 @@ from common.errors import (
 from common.tasks import cancel_all
 from common.tracing import NoTracer, Tracer, in_trace
 from gateway.answers.start import Answers, Origin
-from gateway.batches.lines import WrongLineError, answered, model_of, parse_line
+from gateway.batches.lines import WrongLineError, answered, model_of, parse_line, request_id
 from gateway.batches.metrics import BatchMetrics
 from gateway.batches.records import Line, Result, encode, line_decoder, result_decoder
 from gateway.batches.store import BatchStore
@@ -310,7 +310,7 @@ class LineRunner:
                 )
                 self._tracer.record(span)
 
-    async def _whole(self, entry: Entry, asked: Asked, tenant: Tenant, trace: RequestTrace) -> dict[str, Any]:
+    async def _whole(self, entry: Entry, asked: Asked, tenant: Tenant, trace: RequestTrace) -> Any:
         """Raises ServingError."""
         endpoint = entry.endpoint
         origin = Origin(of_batches(tenant), trace.context, trace.began_at)
@@ -334,7 +334,7 @@ class LineRunner:
     def _failure(self, asked: Asked, error: ServingError) -> Result:
         """The entry of a line that failed with an HTTP status, in its dialect's form."""
         line = asked.line
-        status, body = self._entries[line.endpoint].dialect.error(problem_of(error))
+        status, body = self._entries[line.endpoint].dialect.error(problem_of(error), request_id(line.batch, line.line))
         return Result(entry=answered(line.batch, line.line, asked.custom_id, status=status, body=body), failed=True)
 
 

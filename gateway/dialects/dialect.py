@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from pydantic import BaseModel
@@ -13,11 +14,26 @@ from gateway.answers.ask import Ask
 from gateway.answers.choice import Choice, Piece
 from gateway.answers.start import Answers
 from gateway.http.api import ApiPart
-from gateway.http.keys import KeyForm
+from gateway.http.keys import BEARER, KeyForm
 from gateway.http.problem import Json, Problem
+from gateway.tenants.tenants import Tenant
 
 Body = TypeVar("Body", bound=BaseModel)
-View = Callable[[Answers, Mapping[str, str]], Json]  # what a GET shows of the models, by the path's parameters
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A request beside its body."""
+
+    parameters: Mapping[str, str]  # from the path
+    query: Mapping[str, str]
+    headers: Mapping[str, str]  # by their names in lower case
+    tenant: Tenant
+    request_id: str
+
+
+# What a GET shows: see `gateway.http.responses.answer_of`. Raises ServingError.
+View = Callable[[Answers, Asked], Any]
 
 
 class Events(Protocol):
@@ -42,6 +58,10 @@ class Events(Protocol):
 
     def closing(self) -> bytes:
         """The end of a stream that did not fail."""
+        ...
+
+    def failed(self, problem: Problem) -> bytes:
+        """The end of a stream that failed after it began."""
         ...
 
 
@@ -76,12 +96,8 @@ class Endpoint(Protocol[Body]):
         """How a streamed answer is written."""
         ...
 
-    async def whole(self, body: Body, answer: Answer) -> Json:
-        """An answer that is not streamed. Raises ServingError."""
-        ...
-
-    def stream_error(self, problem: Problem) -> bytes:
-        """The last bytes of a stream that failed after it began."""
+    async def whole(self, body: Body, answer: Answer) -> Any:
+        """An answer that is not streamed: see `gateway.http.responses.answer_of`. Raises ServingError."""
         ...
 
     def describe(self, body: Body) -> Attributes:
@@ -89,30 +105,43 @@ class Endpoint(Protocol[Body]):
         ...
 
 
-class Dialect(Protocol):
-    """Its paths, where its clients put their key, and how it writes errors."""
+class Call(Protocol[Body]):
+    """A path that answers a body without generating."""
 
     @property
-    def name(self) -> str: ...
-
-    @property
-    def endpoints(self) -> Mapping[str, Endpoint[Any]]:
-        """Path -> what a POST there does."""
+    def body(self) -> type[Body]:
+        """See `Endpoint.body`."""
         ...
 
-    @property
-    def views(self) -> Mapping[str, View]:
-        """Path -> what a GET there shows."""
+    async def answer(self, body: Body, answers: Answers, asked: Asked) -> Any:
+        """What it answers: see `gateway.http.responses.answer_of`. Raises ServingError."""
         ...
 
-    @property
-    def key(self) -> KeyForm: ...
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Dialect:
+    """Its paths, where its clients put their key, and how it writes errors.
+
+    A path may have parameters: `/v2/models/{model}/infer`, or `{model:path}` where slashes may be in one. Those of an endpoint or
+    a call become fields of the body. The dialect also owns the paths below its own and below `prefixes`: it writes their errors.
+    Where dialects own the same path, it goes to the first that `recognises` the request's headers, else to the one that has no
+    such rule.
+    """
+
+    name: str
+    api: ApiPart  # the OpenAPI document's part about its paths
+    error: Callable[[Problem, str], tuple[int, Json]]  # status and body, for a request's id
+    key: KeyForm = BEARER
+    endpoints: Mapping[str, Endpoint[Any]] = field(default_factory=dict)  # path -> what a POST there generates
+    calls: Mapping[str, Call[Any]] = field(default_factory=dict)  # path -> what a POST there answers
+    deletes: Mapping[str, Call[Any]] = field(default_factory=dict)  # path -> what a DELETE there does
+    views: Mapping[str, View] = field(default_factory=dict)  # path -> what a GET there shows
+    open_paths: tuple[str, ...] = ()  # views that ask for no key
+    prefixes: tuple[str, ...] = ()
+    recognises: Callable[[Mapping[str, str]], bool] | None = None  # by headers
+    id_header: str = ""  # has the request's id, beside x-request-id
+    idle_event: bytes = b""  # says in a stream that nothing comes yet
 
     @property
-    def api(self) -> ApiPart:
-        """The OpenAPI document's part about its paths."""
-        ...
-
-    def error(self, problem: Problem) -> tuple[int, Json]:
-        """Status and body of an error, even if no endpoint was reached: 401, 404, 405, 413, 500."""
-        ...
+    def paths(self) -> tuple[str, ...]:
+        return (*self.endpoints, *self.calls, *self.deletes, *self.views)

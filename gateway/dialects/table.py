@@ -2,78 +2,153 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from starlette.responses import Response
+from starlette.types import Scope
 
 from gateway.answers.ask import Ask
-from gateway.dialects.dialect import Dialect, Endpoint
-from gateway.http.fields import parse_body
+from gateway.dialects.dialect import Dialect, Endpoint, View
+from gateway.http.fields import NOT_GIVEN, parse_body
 from gateway.http.keys import BEARER, KeyForm
 from gateway.http.problem import Problem
+from gateway.http.request_scope import fields_of, request_scope
 from gateway.http.responses import json_response, plain_error
-from gateway.tenants.tenants import is_under
+from gateway.http.routing import ByPath, told_path
+from gateway.tenants.tenants import is_open
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
     """An endpoint with its dialect. `ignores_unknown`: fields that nobody knows are left out instead of refused."""
 
     dialect: Dialect
+    path: str  # as metrics and traces tell it
     endpoint: Endpoint[Any]
     ignores_unknown: bool = False
 
-    def read(self, raw: bytes) -> tuple[Any, Ask]:
-        """A request's fields, and what it asks for. Raises InvalidRequestError."""
-        body = parse_body(raw, self.endpoint.body, ignores_unknown=self.ignores_unknown)
+    def read(self, raw: bytes, given: Mapping[str, str] = NOT_GIVEN) -> tuple[Any, Ask]:
+        """A request's fields, with those `given` by its path, and what it asks for. Raises InvalidRequestError."""
+        body = parse_body(raw, self.endpoint.body, given=given, ignores_unknown=self.ignores_unknown)
         return body, self.endpoint.ask(body)
 
 
+class Traced(NamedTuple):
+    """What traces tell of a path that generates."""
+
+    route: str
+    operation: str
+
+
 class DialectTable:
-    """The dialects of a gateway. A dialect also owns the paths below its own."""
+    """The dialects of a gateway."""
 
     def __init__(self, dialects: Sequence[Dialect], *, ignores_unknown: bool = False) -> None:
+        """Raises ValueError where two dialects have the same path, unless it is a GET and headers tell them apart."""
         self.dialects = tuple(dialects)
+        self.ignores_unknown = ignores_unknown
         self.entries: dict[str, Entry] = {}
-        self._roots: dict[str, Dialect] = {}
+        self.views: dict[str, dict[Dialect, View]] = {}
+        self._open = {path for dialect in dialects for path in dialect.open_paths}
+        _check(dialects)
         for dialect in dialects:
-            for path in (*dialect.endpoints, *dialect.views):
-                root = path.partition("/{")[0]
-                known = self._roots.setdefault(root, dialect)
-                if known is not dialect or path in self.entries:
-                    raise ValueError(f"{path}: claimed by both {known.name} and {dialect.name}")
-            self.entries |= {
-                path: Entry(dialect, endpoint, ignores_unknown) for path, endpoint in dialect.endpoints.items()
-            }
+            for path, view in dialect.views.items():
+                self.views.setdefault(path, {})[dialect] = view
+            for path, endpoint in dialect.endpoints.items():
+                self.entries[path] = Entry(
+                    dialect=dialect, path=told_path(path), endpoint=endpoint, ignores_unknown=ignores_unknown
+                )
+        self._generating = ByPath(self.entries)
+        self._owners = ByPath(_grouped([(path, one) for one in dialects for path in one.paths]))
+        below = [(path.partition("/{")[0], one) for one in dialects for path in (*one.paths, *one.prefixes)]
+        self._owners_below = _grouped(below)
 
     @property
     def batchable(self) -> Mapping[str, Entry]:
         """The paths that a batch line may have."""
-        return {path: entry for path, entry in self.entries.items() if entry.endpoint.is_batchable}
+        return {path: entry for path, entry in self.entries.items() if entry.endpoint.is_batchable and "{" not in path}
 
-    def owner(self, path: str) -> Dialect | None:
-        """The dialect that a path belongs to; None for the gateway's own paths."""
-        found = self._roots.get(path)
+    def owners(self, path: str) -> tuple[Dialect, ...]:
+        """The dialects that a path belongs to; none for the gateway's own paths."""
+        found = self._owners.find(path)
         if found is not None:
-            return found
-        return next((dialect for root, dialect in self._roots.items() if is_under(path, (root,))), None)
+            return found[0]
+        while path and path not in self._owners_below:
+            path = path.rpartition("/")[0]
+        return self._owners_below.get(path, ())
 
-    def key_form(self, path: str) -> KeyForm:
-        """How clients of a path send their key."""
-        owner = self.owner(path)
+    def owner(self, scope: Scope) -> Dialect | None:
+        """The dialect that a request belongs to."""
+        owners = self.owners(scope["path"])
+        return recognised(owners, fields_of(scope)) if owners else None
+
+    def key_form(self, scope: Scope) -> KeyForm:
+        """How a request's client sends its key."""
+        owner = self.owner(scope)
         return owner.key if owner is not None else BEARER
 
-    def refusal(self, path: str, problem: Problem) -> Response:
-        """An error as the path's dialect writes it."""
-        owner = self.owner(path)
+    def is_clients(self, scope: Scope) -> bool:
+        """Whether the path is one for clients."""
+        return bool(self.owners(scope["path"]))
+
+    def is_open(self, method: str, path: str) -> bool:
+        """Whether no key is asked for."""
+        return method in ("GET", "HEAD") and (is_open(path) or path in self._open)
+
+    @property
+    def id_headers(self) -> list[str]:
+        return [dialect.id_header for dialect in self.dialects if dialect.id_header]
+
+    def id_header(self, scope: Scope) -> str:
+        """The header for the request's id, beside x-request-id; "" for none."""
+        owner = self.owner(scope)
+        return owner.id_header if owner is not None else ""
+
+    def refusal(self, scope: Scope, problem: Problem) -> Response:
+        """An error as the request's dialect writes it."""
+        owner, state = self.owner(scope), request_scope(scope)
         if owner is None:
             return plain_error(problem)
-        status, body = owner.error(problem)
+        status, body = owner.error(problem, state.request_id)
         return json_response(body, status=status, headers=problem.headers)
 
-    def operation(self, path: str) -> str:
-        """The operation in a path's traces; "" for paths that don't generate."""
-        entry = self.entries.get(path)
-        return entry.endpoint.operation if entry is not None else ""
+    def traced(self, path: str) -> Traced | None:
+        """None for a path that doesn't generate."""
+        found = self._generating.find(path)
+        return Traced(found[0].path, found[0].endpoint.operation) if found is not None else None
+
+
+def recognised(dialects: Sequence[Dialect], headers: Mapping[str, str]) -> Dialect:
+    """The first that recognises the headers, else the one that any are right for."""
+    if len(dialects) == 1:
+        return dialects[0]
+    by_headers = (one for one in dialects if one.recognises is not None and one.recognises(headers))
+    return next(by_headers, None) or next((one for one in dialects if one.recognises is None), dialects[0])
+
+
+def _grouped(owned: Iterable[tuple[str, Dialect]]) -> dict[str, tuple[Dialect, ...]]:
+    found: dict[str, tuple[Dialect, ...]] = {}
+    for path, dialect in dict.fromkeys(owned):
+        found[path] = (*found.get(path, ()), dialect)
+    return found
+
+
+def _check(dialects: Sequence[Dialect]) -> None:
+    """Raises ValueError."""
+    known: dict[tuple[str, str], Dialect] = {}
+    written: dict[str, str] = {}
+    for dialect in dialects:
+        claims = [("POST", path) for path in (*dialect.endpoints, *dialect.calls)]
+        claims += [("DELETE", path) for path in dialect.deletes]
+        claims += [("GET", path) for path in dialect.views if dialect.recognises is None]
+        for claim in claims:
+            if claim in known:
+                raise ValueError(f"{claim[1]}: claimed by both {known[claim].name} and {dialect.name}")
+            known[claim] = dialect
+        for path in dialect.paths:
+            first = written.setdefault(re.sub(r"\{\w+", "{", path), path)
+            if first != path:
+                raise ValueError(f"{path} of {dialect.name} is another's {first}: name the parameters the same")

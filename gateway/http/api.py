@@ -59,10 +59,18 @@ class ApiPart:
         schemas: dict[str, Json] = {}
         for part in parts:
             for path, operations in part.paths.items():
-                paths[path] = {**paths.get(path, {}), **operations}
+                known = paths.get(path, {})
+                shared = {method: _either(known[method], operations[method]) for method in known.keys() & operations}
+                paths[path] = {**known, **operations, **shared}
             bodies += part.bodies
             schemas |= part.schemas
         return cls(paths=paths, bodies=tuple(bodies), schemas=schemas)
+
+
+def _either(first: Json, other: Json) -> Json:
+    """An operation of two parts: it answers as either of them says."""
+    one, two = (part["responses"]["200"]["content"].get(JSON, {}).get("schema", {}) for part in (first, other))
+    return first | {"responses": first["responses"] | {"200": _ok({JSON: {"schema": {"anyOf": [one, two]}}})}}
 
 
 def fields(properties: Json) -> Json:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,7 +14,7 @@ from fastapi import Request
 from starlette.exceptions import HTTPException
 
 from common.errors import InvalidRequestError, OverloadedError
-from gateway.http.fields import Body, Values, parse_body
+from gateway.http.fields import NOT_GIVEN, Body, Values, parse_body
 from gateway.http.request_scope import fields_of, request_scope
 
 CLOSE = {"connection": "close"}  # the rest of the body is not read
@@ -77,10 +77,19 @@ async def read_body(request: Request, limits: BodyLimits) -> bytes:
         reading.num_bytes -= size
 
 
-async def read_fields(request: Request, limits: BodyLimits, model: type[Body], *, default: bytes = b"") -> Body:
-    """The body's fields; those of `default` if it is empty. Raises as `read_body`, and InvalidRequestError."""
+async def read_fields(
+    request: Request,
+    limits: BodyLimits,
+    model: type[Body],
+    *,
+    default: bytes = b"",
+    given: Mapping[str, str] = NOT_GIVEN,
+    ignores_unknown: bool = False,
+) -> Body:
+    """The body's fields; those of `default` if it is empty. Raises as `read_body` and `parse_body`."""
     raw = await read_body(request, limits)
-    return await checked(raw or default, partial(parse_body, model=model), limits)
+    check = partial(parse_body, model=model, given=given, ignores_unknown=ignores_unknown)
+    return await checked(raw or default, check, limits)
 
 
 async def checked(raw: bytes, check: Callable[[bytes], Checked], limits: BodyLimits) -> Checked:

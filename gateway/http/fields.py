@@ -252,13 +252,19 @@ def _token_ids(text: bytes) -> list[int]:
     return ids
 
 
-def parse_body(raw: bytes, model: type[Body], *, ignores_unknown: bool = False) -> Body:
-    """Validate a JSON body. Raises InvalidRequestError that names the first wrong field.
+NOT_GIVEN: Mapping[str, str] = {}
+
+
+def parse_body(
+    raw: bytes, model: type[Body], *, given: Mapping[str, str] = NOT_GIVEN, ignores_unknown: bool = False
+) -> Body:
+    """Validate a JSON body, with the fields that its path has `given`. Raises InvalidRequestError that names the first wrong one.
 
     Validators get a `Reading` as their context.
     """
     raw, many = raw.removeprefix(BOM_UTF8), getattr(model, "many", {})
     check_values(raw, many)
+    raw = _with_given(raw, given) if given else raw
     raw, ids = _without_ids(raw, many) if many and len(raw) > SLICE_BYTES else (raw, {})
     try:
         return model.model_validate_json(raw, context=Reading(TextsLeft(), ignores_unknown, ids))
@@ -268,6 +274,23 @@ def parse_body(raw: bytes, model: type[Body], *, ignores_unknown: bool = False) 
         if first["type"] == "extra_forbidden":
             raise _unknown(where, model) from None
         raise _invalid(first["type"], where, first["msg"]) from None
+
+
+def _with_given(raw: bytes, given: Mapping[str, str]) -> bytes:
+    """A body with the fields that its path gives. Raises InvalidRequestError where it says others."""
+    try:
+        fields = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
+        said = {name: msgspec.json.decode(fields[name]) for name in given if name in fields}
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+        return raw  # its validator says what is wrong
+    for name, value in said.items():
+        if value is not None and value != given[name]:
+            raise InvalidRequestError(
+                f"{name}: the path says {given[name][:100]!r}: leave it out, or say the same", param=name
+            )
+    return msgspec.json.encode(
+        fields | {name: msgspec.Raw(msgspec.json.encode(value)) for name, value in given.items()}
+    )
 
 
 def _unknown(where: list[str], model: type[BaseModel]) -> InvalidRequestError:

@@ -22,31 +22,34 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from gateway.http.keys import BEARER, KeyForm
 from gateway.http.problem import INTERNAL, REFUSALS, Problem
 from gateway.http.request_scope import fields_of, request_scope
-from gateway.tenants.tenants import ADMIN_PATHS, OPERATOR_PATHS, Tenant, Tenants, is_open, is_under
+from gateway.http.routing import trimmed
+from gateway.tenants.tenants import ADMIN_PATHS, OPERATOR_PATHS, Tenant, Tenants, is_under
 
 log = logging.getLogger("baton.http")
 
-Refuse = Callable[[str, Problem], Response]  # an error in the form of the path's dialect
+Refuse = Callable[[Scope, Problem], Response]  # an error in the form of the request's dialect
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}\Z")
 
 
 class Paths:
-    """A path may end with a slash: joined URLs often do."""
+    """Forgives a slash at a path's end."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            scope["path"] = scope["path"].rstrip("/") or "/"
+            scope["path"] = trimmed(scope["path"])
         await self._app(scope, receive, send)
 
 
 class RequestIds:
     """Gives every request an id, the client's or a new one, and notes the answer's status."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, *, id_header: Callable[[Scope], str]) -> None:
+        """`id_header`: a further header for a request's id; "" for none."""
         self._app = app
+        self._id_header = id_header
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -60,6 +63,8 @@ class RequestIds:
                 state.status = message["status"]
                 headers = MutableHeaders(scope=message)
                 headers["x-request-id"] = state.request_id
+                if header := self._id_header(scope):
+                    headers[header] = state.request_id
                 for name, value in state.headers.items():
                     headers.append(name, value)
             await send(message)
@@ -76,7 +81,7 @@ class ObserveRefusal(Protocol):
 class RefusalTimes:
     """Measures how long refusals take, on clients' paths."""
 
-    def __init__(self, app: ASGIApp, *, is_measured: Callable[[str], bool], observe: ObserveRefusal) -> None:
+    def __init__(self, app: ASGIApp, *, is_measured: Callable[[Scope], bool], observe: ObserveRefusal) -> None:
         self._app = app
         self._is_measured = is_measured
         self._observe = observe
@@ -86,7 +91,7 @@ class RefusalTimes:
         if scope["type"] != "http":
             return
         state = request_scope(scope)
-        if state.status in REFUSALS and self._is_measured(scope["path"]):
+        if state.status in REFUSALS and self._is_measured(scope):
             self._observe(time.monotonic() - state.read_at, waited=state.waited)
 
 
@@ -109,7 +114,7 @@ class Crashes:
             log.exception("http.crash", extra={"request_id": state.request_id, "path": path})
             if state.status:
                 raise  # the server cuts the connection: half an answer must not look whole
-            await self._refuse(path, INTERNAL)(scope, receive, send)
+            await self._refuse(scope, INTERNAL)(scope, receive, send)
 
 
 class KeyCheck:
@@ -120,15 +125,17 @@ class KeyCheck:
         app: ASGIApp,
         *,
         tenants: Tenants,
-        key_form: Callable[[str], KeyForm],
+        key_form: Callable[[Scope], KeyForm],
+        is_open: Callable[[str, str], bool],
         refuse: Refuse,
         told: Callable[[str, str], None],
     ) -> None:
-        """`told` is called with the id and the path of each request that is refused."""
+        """`is_open`: no key is asked for by this method there. `told` hears the id and the path of each refused request."""
         self._told = told
         self._app = app
         self._tenants = tenants
         self._key_form = key_form
+        self._is_open = is_open
         self._refuse = refuse
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -136,23 +143,23 @@ class KeyCheck:
         if scope["type"] == "http":
             path = scope["path"]
             needs_admin = is_under(path, ADMIN_PATHS + OPERATOR_PATHS)
-            form = BEARER if needs_admin else self._key_form(path)
-            tenant = self._tenant(path, form.read(fields_of(scope)))
+            form = BEARER if needs_admin else self._key_form(scope)
+            tenant = self._tenant(scope, form.read(fields_of(scope)))
             if tenant is None:
                 kind = "admin key" if needs_admin else "API key"
                 self._told(request_scope(scope).request_id, path)
-                app = self._refuse(path, _unauthorized(kind, form))
+                app = self._refuse(scope, _unauthorized(kind, form))
             else:
                 request_scope(scope).tenant = tenant
         await app(scope, receive, send)
 
-    def _tenant(self, path: str, key: str) -> Tenant | None:
-        """The tenant; None when the key is not enough for `path`.
+    def _tenant(self, scope: Scope, key: str) -> Tenant | None:
+        """The tenant; None when the key is not enough for the path.
 
         Metrics and timelines tell of all tenants, so they need the admin key if there is one.
         """
-        tenants = self._tenants
-        if is_open(path):
+        tenants, path = self._tenants, scope["path"]
+        if self._is_open(scope["method"], path):
             return tenants.default
         if is_under(path, ADMIN_PATHS) or (tenants.needs_admin and is_under(path, OPERATOR_PATHS)):
             admin = tenants.keys.admin_of(key)

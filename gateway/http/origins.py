@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -60,12 +60,15 @@ class Origins:
         *,
         access: WebAccess,
         has_keys: Callable[[], bool],
-        refuse: Callable[[str, Problem], Response],
+        refuse: Callable[[Scope, Problem], Response],
+        id_headers: Sequence[str] = (),
     ) -> None:
+        """`id_headers`: pages may read them, as they may read the others that clients are told of."""
         self._app = app
         self._access = access
         self._has_keys = has_keys
         self._refuse = refuse
+        self._exposed = ", ".join([_EXPOSED, *id_headers])
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         app = self._app
@@ -82,11 +85,11 @@ class Origins:
             if is_let_in:
                 request_scope(scope).headers = {
                     "access-control-allow-origin": origin,
-                    "access-control-expose-headers": _EXPOSED,
+                    "access-control-expose-headers": self._exposed,
                     "vary": "origin",
                 }
             if problem is not None:
-                app = self._refuse(scope["path"], problem)
+                app = self._refuse(scope, problem)
             elif preflight:
                 app = Response(status_code=204, headers=_preflight(headers))
         await app(scope, receive, send)

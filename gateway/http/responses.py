@@ -1,8 +1,9 @@
-"""HTTP answers of one JSON object."""
+"""HTTP answers that are whole."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -17,6 +18,29 @@ _json = msgspec.json.Encoder()
 def json_response(content: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """An answer of one JSON value."""
     return Response(_json.encode(content), status, media_type="application/json", headers=headers)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Content:
+    """An answer that is more than a JSON value: it has a form, a status or headers of its own."""
+
+    body: bytes = b""
+    media_type: str = "application/json"
+    status: int = 200
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+def answer_of(value: Any, *, headers: Mapping[str, str] | None = None) -> Response:
+    """An answer that tells a value: `Content` as it is, a text as plain text, None with an empty body, others as JSON."""
+    match value:
+        case Content():
+            return Response(value.body, value.status, {**(headers or {}), **value.headers}, value.media_type)
+        case None:
+            return Response(headers=headers)
+        case str():
+            return Response(value, media_type="text/plain", headers=headers)
+        case _:
+            return json_response(value, headers=headers)
 
 
 def takes_gzip(request: Request) -> bool:

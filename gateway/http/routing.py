@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.routing import compile_path
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from common.errors import ServingError
@@ -16,6 +19,37 @@ from gateway.http.api import ApiPart
 Handler = Callable[[Request], Awaitable[Response]]
 Refuse = Callable[[Request, Exception], Awaitable[Response]]
 Paths = Mapping[str, Handler]
+Value = TypeVar("Value")
+_CONVERTOR = re.compile(r":\w+\}")
+
+
+def trimmed(path: str) -> str:
+    """A path may end with a slash: joined URLs often do."""
+    return path.rstrip("/") or "/"
+
+
+def told_path(path: str) -> str:
+    """A path with parameters for people: without how they are read."""
+    return _CONVERTOR.sub("}", path)
+
+
+class ByPath(Generic[Value]):
+    """Values by path. A path without parameters is found first, then others in their order."""
+
+    def __init__(self, values: Mapping[str, Value]) -> None:
+        self._plain = {path: value for path, value in values.items() if "{" not in path}
+        self._others = [(compile_path(path)[0], value) for path, value in values.items() if "{" in path]
+
+    def find(self, path: str) -> tuple[Value, Mapping[str, str]] | None:
+        """A path's value, and its parameters."""
+        plain = self._plain.get(path)
+        if plain is not None:
+            return plain, {}
+        for pattern, value in self._others:
+            found = pattern.match(path)
+            if found is not None:
+                return value, found.groupdict()
+        return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +77,7 @@ class HotPaths:
 
     def __init__(self, layers: Sequence[Middleware], posts: Paths, refuse: Refuse) -> None:
         """`refuse` makes an answer of a ServingError or an HTTPException."""
-        self._posts = posts
+        self._posts = ByPath(posts)
         self._refuse = refuse
         self._hot: ASGIApp = self._serve
         for layer in reversed(layers):
@@ -51,13 +85,16 @@ class HotPaths:
 
     def app_for(self, scope: Scope) -> ASGIApp | None:
         """What serves the request; None: the framework does."""
-        is_hot = scope["type"] == "http" and scope["method"] == "POST" and scope["path"].rstrip("/") in self._posts
-        return self._hot if is_hot else None
+        is_post = scope["type"] == "http" and scope["method"] == "POST"
+        return self._hot if is_post and self._posts.find(trimmed(scope["path"])) is not None else None
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        found = self._posts.find(scope["path"])
+        assert found is not None
+        handler, scope["path_params"] = found
         request = Request(scope, receive, send)
         try:
-            answer = await self._posts[scope["path"]](request)
+            answer = await handler(request)
         except (ServingError, HTTPException) as error:
             answer = await self._refuse(request, error)
         await answer(scope, receive, send)

@@ -37,18 +37,20 @@ MAX_KEPT = 1024  # traces in one heartbeat: 16 kB
 class TraceRequests:
     """ASGI: a server span around the requests that generate. Continues the client's trace even if its sampled flag is off.
 
-    `operation` names what a path's requests do; "": not traced.
+    `traced`: a path's route and the operation behind it; None: not traced.
     """
 
-    def __init__(self, app: ASGIApp, *, tracer: Tracer, share: float, operation: Callable[[str], str]) -> None:
+    def __init__(
+        self, app: ASGIApp, *, tracer: Tracer, share: float, traced: Callable[[str], tuple[str, str] | None]
+    ) -> None:
         self._app = app
         self._tracer = tracer
         self._share = share
-        self._operation = operation
+        self._traced = traced
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        operation = self._operation(scope["path"]) if scope["type"] == "http" else ""
-        if not operation:
+        traced = self._traced(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
+        if traced is None:
             await self._app(scope, receive, send)
             return
         state = request_scope(scope)
@@ -68,17 +70,17 @@ class TraceRequests:
             raise
         finally:
             trace.status = state.status
-            span = _server_span(trace, scope["method"], scope["path"], operation)
+            span = _server_span(trace, scope["path"], *traced)
             if span.error:
                 self._tracer.keep([trace.context[3:35]])
             self._tracer.record(span)
 
 
-def _server_span(trace: RequestTrace, method: str, path: str, operation: str) -> Span:
+def _server_span(trace: RequestTrace, path: str, route: str, operation: str) -> Span:
     attributes = trace.attributes
     attributes |= {
-        "http.request.method": method,
-        "http.route": path,
+        "http.request.method": "POST",
+        "http.route": route,
         "url.path": path,
         "url.scheme": "http",
         "http.response.status_code": trace.status,
@@ -91,7 +93,7 @@ def _server_span(trace: RequestTrace, method: str, path: str, operation: str) ->
     if failed:
         attributes["error.type"] = failed
     return Span(
-        name=f"{method} {path}",
+        name=f"POST {route}",
         context=trace.context,
         parent=trace.parent,
         began_at=trace.began_at,
@@ -104,7 +106,7 @@ def _server_span(trace: RequestTrace, method: str, path: str, operation: str) ->
 
 def line_span(trace: RequestTrace, *, url: str, operation: str, batch: str, custom_id: str) -> Span:
     """The span around a batch line: a request without HTTP."""
-    span = _server_span(trace, "POST", url, operation)
+    span = _server_span(trace, url, url, operation)
     kept = {name: value for name, value in span.attributes.items() if not name.startswith(("http.", "url."))}
     return msgspec.structs.replace(
         span,

@@ -13,14 +13,14 @@ from fastapi import Request, Response
 from common.errors import RateLimitedError, ServingError
 from gateway.answers.answer import Answer
 from gateway.answers.start import Answers, Origin
-from gateway.dialects.dialect import View
-from gateway.dialects.table import DialectTable, Entry
+from gateway.dialects.dialect import Asked, Call, Dialect, View
+from gateway.dialects.table import DialectTable, Entry, recognised
 from gateway.http.api import ApiPart
-from gateway.http.body import BodyLimits, checked, read_body
+from gateway.http.body import BodyLimits, checked, read_body, read_fields
 from gateway.http.fields import ignored_header
-from gateway.http.request_scope import request_scope
-from gateway.http.responses import json_response
-from gateway.http.routing import Routes
+from gateway.http.request_scope import fields_of, request_scope
+from gateway.http.responses import answer_of
+from gateway.http.routing import Handler, Routes, told_path
 from gateway.http.streaming import WrittenStream, disconnected
 from gateway.observe.metrics import AnswerMetrics, GatewayMetrics
 from gateway.observe.spans import describe_answer
@@ -35,7 +35,7 @@ CLIENT_LEFT = 499  # nobody reads this answer
 
 
 class ServingRoutes:
-    """The endpoints and views of all dialects."""
+    """The endpoints, calls and views of all dialects."""
 
     def __init__(
         self,
@@ -50,15 +50,36 @@ class ServingRoutes:
         self._metrics = metrics
         self._body_limits = body_limits
         self._turns = Turns()
-        views = [(path, view) for dialect in dialects.dialects for path, view in dialect.views.items()]
+        self._ignores_unknown = dialects.ignores_unknown
+        generating = {path: partial(self._generate, entry) for path, entry in dialects.entries.items()}
+        calls, deletes = dict[str, Handler](), dict[str, Handler]()
+        for dialect in dialects.dialects:
+            calls |= self._calls(dialect, dialect.calls)
+            deletes |= self._calls(dialect, dialect.deletes)
         self.routes = Routes(
-            gets={path: partial(self._show, view) for path, view in views},
-            posts={path: partial(self._generate, entry) for path, entry in dialects.entries.items()},
+            gets={path: partial(self._show, views) for path, views in dialects.views.items()},
+            posts=generating | calls,
+            deletes=deletes,
             api=ApiPart.merged(dialect.api for dialect in dialects.dialects),
         )
 
-    async def _show(self, view: View, request: Request) -> Response:
-        return json_response(view(self._answers, request.path_params))
+    def _calls(self, dialect: Dialect, calls: Mapping[str, Call[Any]]) -> dict[str, Handler]:
+        return {path: partial(self._call, dialect, told_path(path), call) for path, call in calls.items()}
+
+    async def _show(self, views: Mapping[Dialect, View], request: Request) -> Response:
+        dialect = recognised(tuple(views), fields_of(request.scope))
+        return answer_of(views[dialect](self._answers, _asked(request)))
+
+    async def _call(self, dialect: Dialect, path: str, call: Call[Any], request: Request) -> Response:
+        body = await read_fields(
+            request,
+            self._body_limits,
+            call.body,
+            default=b"{}",
+            given=request.path_params,
+            ignores_unknown=self._ignores_unknown,
+        )
+        return answer_of(await call.answer(body, self._answers, _asked(request)), headers=ignored_header(body))
 
     async def _generate(self, entry: Entry, request: Request) -> Response:
         endpoint, scope, model = entry.endpoint, request_scope(request.scope), ""
@@ -67,7 +88,7 @@ class ServingRoutes:
             self._answers.generations.turn_away(scope.tenant, priority=scope.tenant.max_priority)
             raw = await read_body(request, self._body_limits)
             await self._turns.take()
-            body, ask = await checked(raw, entry.read, self._body_limits)
+            body, ask = await checked(raw, partial(entry.read, given=request.path_params), self._body_limits)
             model = self._answers.catalogue.own_name(ask.model)
             served = self._answers.check(ask, scope.tenant)
             origin = Origin(scope.tenant, scope.trace.context, scope.received_at)
@@ -94,7 +115,7 @@ class ServingRoutes:
         answer.observer = metrics = AnswerMetrics(self._metrics, answer, scope.received_at)
         headers = {**answer.headers, **ignored_header(body)}
         if ask.stream:
-            stream = StreamedAnswer(endpoint, body, answer, metrics)
+            stream = StreamedAnswer(entry, body, answer, metrics)
             return WrittenStream(
                 media_type=endpoint.stream_type, begin=stream.begin, close=stream.close, headers=headers
             )
@@ -132,12 +153,12 @@ class ServingRoutes:
     async def _whole(
         self,
         request: Request,
-        making: Coroutine[Any, Any, dict[str, Any]],
+        making: Coroutine[Any, Any, Any],
         answer: Answer,
         metrics: AnswerMetrics,
         headers: Mapping[str, str],
     ) -> Response:
-        """One JSON object. A client that hangs up before cancels the work."""
+        """An answer at its end. A client that hangs up before cancels the work."""
         work = asyncio.create_task(making)
         gone = asyncio.create_task(disconnected(request))
         try:
@@ -147,7 +168,7 @@ class ServingRoutes:
                 return Response(status_code=CLIENT_LEFT)
             result = work.result()
             metrics.ended()
-            return json_response(result, headers=headers)
+            return answer_of(result, headers=headers)
         except ServingError as error:
             metrics.failed(error.code)
             raise
@@ -156,3 +177,14 @@ class ServingRoutes:
             work.cancel()
             answer.cancel("client disconnected")
             metrics.ended()
+
+
+def _asked(request: Request) -> Asked:
+    scope = request_scope(request.scope)
+    return Asked(
+        parameters=request.path_params,
+        query=request.query_params,
+        headers=fields_of(request.scope),
+        tenant=scope.tenant,
+        request_id=scope.request_id,
+    )

@@ -10,7 +10,7 @@ from typing import Any
 from common.errors import ServingError
 from gateway.answers.answer import Answer, Delivery
 from gateway.answers.choice import Choice, Piece
-from gateway.dialects.dialect import Endpoint
+from gateway.dialects.table import Entry
 from gateway.http.problem import INTERNAL, problem_of
 from gateway.http.request_scope import BodyWriter
 from gateway.observe.metrics import AnswerMetrics
@@ -24,7 +24,6 @@ class StreamedAnswer:
     __slots__ = (
         "_answer",
         "_delivery",
-        "_endpoint",
         "_events",
         "_metrics",
         "_parts",
@@ -33,11 +32,10 @@ class StreamedAnswer:
         "takes_text",
     )
 
-    def __init__(self, endpoint: Endpoint[Any], body: Any, answer: Answer, metrics: AnswerMetrics) -> None:
-        self._endpoint = endpoint
+    def __init__(self, entry: Entry, body: Any, answer: Answer, metrics: AnswerMetrics) -> None:
         self._answer = answer
         self._metrics = metrics
-        self._events = endpoint.events(body, answer)
+        self._events = entry.endpoint.events(body, answer)
         self.takes_text = self._events.tell_text_alone
         self._parts = [self._events.opening()]
         self._writer: BodyWriter | None = None
@@ -99,10 +97,10 @@ class StreamedAnswer:
         if isinstance(error, ServingError):
             self._metrics.failed(error.code)
             log.warning("http.stream_failed", extra={"answer": self._answer.id, "code": error.code})
-            return self._endpoint.stream_error(problem_of(error))
+            return self._events.failed(problem_of(error))
         self._metrics.failed(INTERNAL.code)
         log.error("http.stream_crashed", extra={"answer": self._answer.id}, exc_info=error)
-        return self._endpoint.stream_error(INTERNAL)
+        return self._events.failed(INTERNAL)
 
     async def _until_read(self, writer: BodyWriter) -> None:
         await writer.read()

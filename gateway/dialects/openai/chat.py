@@ -22,7 +22,6 @@ class Chat:
     operation = "chat"
     stream_type = EVENTS
     is_batchable = True
-    stream_error = staticmethod(framing.stream_error)
 
     def ask(self, body: ChatRequest) -> Ask:
         conversation = Conversation(

@@ -23,7 +23,6 @@ class Completions:
     operation = "text_completion"
     stream_type = EVENTS
     is_batchable = True
-    stream_error = staticmethod(framing.stream_error)
 
     def ask(self, body: CompletionRequest) -> Ask:
         parse_special = body.parse_special is not False

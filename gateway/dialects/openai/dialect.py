@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from gateway.answers.start import Answers, ModelCard
-from gateway.dialects.dialect import Dialect, Endpoint, View
+from gateway.dialects.dialect import Asked, Dialect
 from gateway.dialects.openai.chat import Chat
 from gateway.dialects.openai.completions import Completions
 from gateway.dialects.openai.described import ANSWERS
@@ -20,36 +17,12 @@ CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 MODELS = "/v1/models"
 
 
-class OpenAi:
-    """Chat and completions. The gateway's own form of errors is OpenAI's."""
-
-    name = "openai"
-    key = BEARER
-    endpoints: Mapping[str, Endpoint[Any]] = {CHAT: Chat(), COMPLETIONS: Completions()}
-
-    def __init__(self) -> None:
-        self.views: Mapping[str, View] = {MODELS: _listed, f"{MODELS}/{{model:path}}": _one}
-        self.api = ApiPart(
-            paths={
-                CHAT: {"post": post(ChatRequest, ref("ChatCompletion"), stream_type=EVENTS)},
-                COMPLETIONS: {"post": post(CompletionRequest, ref("Completion"), stream_type=EVENTS)},
-                MODELS: {"get": get(MODELS, "The served models.", JSON, answer=ref("ModelList"))},
-                f"{MODELS}/{{model}}": {"get": get(f"{MODELS}/{{model}}", "One model.", JSON, answer=ref("Model"))},
-            },
-            bodies=(ChatRequest, CompletionRequest),
-            schemas=ANSWERS,
-        )
-
-    def error(self, problem: Problem) -> tuple[int, Json]:
-        return problem.status, error_object(problem)
-
-
-def _listed(answers: Answers, parameters: Mapping[str, str]) -> Json:
+def _listed(answers: Answers, asked: Asked) -> Json:
     return {"object": "list", "data": [_card(model) for model in answers.models()]}
 
 
-def _one(answers: Answers, parameters: Mapping[str, str]) -> Json:
-    return _card(answers.model(parameters["model"]))
+def _one(answers: Answers, asked: Asked) -> Json:
+    return _card(answers.model(asked.parameters["model"]))
 
 
 def _card(model: ModelCard) -> Json:
@@ -68,4 +41,26 @@ def _card(model: ModelCard) -> Json:
     }
 
 
-DIALECT: Dialect = OpenAi()
+def _error(problem: Problem, request_id: str) -> tuple[int, Json]:
+    return problem.status, error_object(problem)
+
+
+# Chat and completions. The gateway's own form of errors is OpenAI's.
+DIALECT = Dialect(
+    name="openai",
+    key=BEARER,
+    endpoints={CHAT: Chat(), COMPLETIONS: Completions()},
+    views={MODELS: _listed, f"{MODELS}/{{model:path}}": _one},
+    prefixes=("/v1",),
+    error=_error,
+    api=ApiPart(
+        paths={
+            CHAT: {"post": post(ChatRequest, ref("ChatCompletion"), stream_type=EVENTS)},
+            COMPLETIONS: {"post": post(CompletionRequest, ref("Completion"), stream_type=EVENTS)},
+            MODELS: {"get": get(MODELS, "The served models.", JSON, answer=ref("ModelList"))},
+            f"{MODELS}/{{model}}": {"get": get(f"{MODELS}/{{model}}", "One model.", JSON, answer=ref("Model"))},
+        },
+        bodies=(ChatRequest, CompletionRequest),
+        schemas=ANSWERS,
+    ),
+)

@@ -98,11 +98,6 @@ def described(body: CommonFields, max_tokens: int | None) -> Attributes:
     }
 
 
-def stream_error(problem: Problem) -> bytes:
-    """An error in the middle of a stream is an event, and no `[DONE]` follows."""
-    return event(error_object(problem))
-
-
 class Chunks(Generic[Body]):
     """The events of a stream. `opening` is a choice's first entry, `content` a piece's addition.
 
@@ -165,6 +160,10 @@ class Chunks(Generic[Body]):
     def closing(self) -> bytes:
         sums = _sums(self._body, self._answer)
         return (event(self._head | {"choices": []} | sums) if sums else b"") + DONE
+
+    def failed(self, problem: Problem) -> bytes:
+        """An error is an event, and no `[DONE]` follows."""
+        return event(error_object(problem))
 
     def _varied(self, choice: Choice, piece: Piece) -> bytes:
         """An event of which anything may differ from the one before."""

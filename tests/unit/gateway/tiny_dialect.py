@@ -1,8 +1,7 @@
-"""A second dialect, as small as one can be: it has its own path, key header, error form and stream of JSON lines."""
+"""A second dialect, with a little of all that one may have: paths, a key's header, errors, calls, views, a stream of lines."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -14,13 +13,16 @@ from gateway.answers.answer import Answer
 from gateway.answers.ask import Ask, Text
 from gateway.answers.choice import Choice, Piece
 from gateway.answers.start import Answers
-from gateway.dialects.dialect import Dialect, Endpoint, Events, View
+from gateway.dialects.dialect import Asked, Dialect, Events
 from gateway.http.api import JSON, ApiPart, fields, get, post
 from gateway.http.fields import Count, StrictFields
 from gateway.http.keys import KeyForm
 from gateway.http.problem import Json, Problem
+from gateway.http.responses import Content
 
-SAY, NAMES = "/tiny/say", "/tiny/names"
+SAY, SAY_BY_PATH = "/tiny/say", "/tiny/{model}/say"
+COUNT = "/tiny/count/{model}"
+NAMES, NAME, ALIVE, SHARED = "/tiny/names", "/tiny/names/{model:path}", "/tiny/alive", "/v1/models/{model:path}"
 LINES = "application/x-ndjson"
 KEY = KeyForm(
     read=lambda headers: headers.get("x-tiny-key", ""),
@@ -58,6 +60,9 @@ class Lines:
     def closing(self) -> bytes:
         return line({"used": self._answer.usage().completion_tokens})
 
+    def failed(self, problem: Problem) -> bytes:
+        return line({"trouble": problem.message})
+
 
 class Say:
     """A text in, a text out."""
@@ -83,40 +88,83 @@ class Say:
     async def whole(self, body: SayRequest, answer: Answer) -> Json:
         return {"said": [piece.text for piece in await answer.whole()]}
 
-    def stream_error(self, problem: Problem) -> bytes:
-        return line({"trouble": problem.message})
-
     def describe(self, body: SayRequest) -> Attributes:
         return {"tiny.words": body.words or 0}
 
 
-class Tiny:
-    """The whole dialect."""
+class CountRequest(StrictFields):
+    """Body of POST /tiny/count/{model}."""
 
-    name = "tiny"
-    key = KEY
-    endpoints: Mapping[str, Endpoint[Any]] = {SAY: Say()}
-
-    def __init__(self) -> None:
-        self.views: Mapping[str, View] = {NAMES: _names}
-        self.api = ApiPart(
-            paths={
-                SAY: {"post": post(SayRequest, fields({"said": {"type": "array"}}), stream_type=LINES)},
-                NAMES: {"get": get(NAMES, "Names.", JSON)},
-            },
-            bodies=(SayRequest,),
-        )
-
-    def error(self, problem: Problem) -> tuple[int, Json]:
-        return problem.status, {"trouble": problem.message, "field": problem.param}
+    model: StrictStr
+    text: StrictStr = ""
 
 
-def _names(answers: Answers, parameters: Mapping[str, str]) -> Json:
+class Letters:
+    """A text in, how long it is out."""
+
+    body = CountRequest
+
+    async def answer(self, body: CountRequest, answers: Answers, asked: Asked) -> Any:
+        if body.text == "quota":
+            return Content(body=b"no", media_type="text/tiny", status=202, headers={"x-tiny-quota": asked.tenant.name})
+        return [answers.model(body.model).name, len(body.text), asked.query.get("unit", "letters")]
+
+
+class Forget:
+    """Nothing is kept here."""
+
+    body = CountRequest
+
+    async def answer(self, body: CountRequest, answers: Answers, asked: Asked) -> Any:
+        answers.find(body.model)
+
+
+def _names(answers: Answers, asked: Asked) -> Any:
     return {"names": [model.name for model in answers.models()]}
+
+
+def _name(answers: Answers, asked: Asked) -> Any:
+    return answers.model(asked.parameters["model"]).name
+
+
+def _alive(answers: Answers, asked: Asked) -> Any:
+    return None
+
+
+def _model(answers: Answers, asked: Asked) -> Any:
+    if asked.headers["x-tiny"] == "crash":
+        raise ZeroDivisionError
+    return {"tiny": answers.model(asked.parameters["model"]).name, "asked": asked.headers["x-tiny"]}
+
+
+def _error(problem: Problem, request_id: str) -> tuple[int, Json]:
+    return problem.status, {"trouble": problem.message, "field": problem.param, "id": request_id}
 
 
 def line(value: Json) -> bytes:
     return msgspec.json.encode(value) + b"\n"
 
 
-TINY: Dialect = Tiny()
+TINY = Dialect(
+    name="tiny",
+    key=KEY,
+    endpoints={SAY: Say(), SAY_BY_PATH: Say()},
+    calls={COUNT: Letters()},
+    deletes={COUNT: Forget()},
+    views={NAMES: _names, NAME: _name, ALIVE: _alive, SHARED: _model},
+    open_paths=(ALIVE,),
+    prefixes=("/tiny",),
+    recognises=lambda headers: "x-tiny" in headers,
+    id_header="x-tiny-id",
+    error=_error,
+    api=ApiPart(
+        paths={
+            SAY: {"post": post(SayRequest, fields({"said": {"type": "array"}}), stream_type=LINES)},
+            SAY_BY_PATH: {"post": post(SayRequest, fields({"said": {"type": "array"}}), stream_type=LINES)},
+            COUNT: {"post": post(CountRequest, {"type": "array", "items": {}}), "delete": post(CountRequest, {})},
+            NAMES: {"get": get(NAMES, "Names.", JSON)},
+            "/v1/models/{model}": {"get": get("/v1/models/{model}", "A name.", JSON, answer=fields({"tiny": {}}))},
+        },
+        bodies=(SayRequest, CountRequest),
+    ),
+)
