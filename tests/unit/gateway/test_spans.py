@@ -72,7 +72,9 @@ def test_an_answer_names_its_workers_and_the_waits_of_the_choice_that_began_firs
     late.gave_up(End.WORKER_LOST.text, 12.5)
     late.began(replace(attempt(2, 12.5), decode=[]))
     late.claimed("both", 12.6)
-    answer = Answer(id="a", model="m", tokenizer=None, choices=[choice(late), choice(early)], prompts=[[1]])  # type: ignore[arg-type]
+    answer = Answer(
+        id="a", model="m", own_model="m", tokenizer=None, choices=[choice(late), choice(early)], prompts=[[1]]
+    )  # type: ignore[arg-type]
     said = describe_answer(answer)
     assert said["gen_ai.server.time_to_first_token"] == 0.25
     assert said["baton.queue_ms"] == 40.0
@@ -82,7 +84,7 @@ def test_an_answer_names_its_workers_and_the_waits_of_the_choice_that_began_firs
 
 def test_an_answer_without_a_token_has_no_time_to_it() -> None:
     line = Timeline(request_id="r-0", received_at=0.0, submitted_at=0.0, prompt_tokens=1)
-    answer = Answer(id="a", model="m", tokenizer=None, choices=[choice(line)], prompts=[[1]])  # type: ignore[arg-type]
+    answer = Answer(id="a", model="m", own_model="m", tokenizer=None, choices=[choice(line)], prompts=[[1]])  # type: ignore[arg-type]
     said = describe_answer(answer)
     assert "gen_ai.server.time_to_first_token" not in said
     assert said["baton.prefill.workers"] == []
