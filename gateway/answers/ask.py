@@ -84,9 +84,28 @@ class Conversation:
     variables: Mapping[str, Any] | None = None  # the client's own, for the template
     parse_special: bool = False
     adds_special: bool = False  # most templates write BOS themselves
+    without_template: str | None = None  # the prompt where the model has none
 
 
-Prompt = Text | TokenIds | Conversation
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Infill:
+    """A text to be written between two others, by a model that was trained for that. `files` are (name, text) of its project."""
+
+    before: str
+    after: str
+    begun: str = ""  # the text's own beginning
+    files: Sequence[tuple[str, str]] = ()
+    field: str = "suffix"  # the client's, for errors
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """A prompt in parts, each with its own way to tokens."""
+
+    parts: Sequence[Text | TokenIds | Conversation]
+
+
+Prompt = Text | TokenIds | Conversation | Infill | Joined
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +136,7 @@ class Ask:
     grammar: Wanted | None = None  # what the answer follows
     limits: TokenLimits = NO_LIMITS
     longest_prompt: int | None = None  # tokens: only the end is kept; -1: what fits
+    ends_with_context: bool = False  # a `max_tokens` beyond the context isn't refused
     reply: Reply | None = None  # None: text as it is generated
     priority: int = 0
     cache_salt: str = ""

@@ -17,6 +17,7 @@ from gateway.answers.tokenizer import ChatTokenizer
 from gateway.request.contexts import cut_by_its_pool, longest, usual
 
 ANY = "*"  # the alias for every name that nothing else has
+LATEST = ":latest"  # the tag of a name without one, as Ollama's clients write it
 
 
 class ReadyWorkers(Protocol):
@@ -82,10 +83,12 @@ class Catalogue:
         return sum(1 for _ in self)
 
     def own_name(self, name: str) -> str:
-        """The model's own name; `name` itself where no model has it."""
-        if name in self._tokenizers or not self._aliases:
+        """The model's own name; `name` itself where no model has it. The tag `:latest` may be there or not."""
+        if name in self._tokenizers:
             return name
-        return self._aliases.get(name) or self._aliases.get(ANY, name)
+        other = name.removesuffix(LATEST) if name.endswith(LATEST) else name + LATEST
+        found = self._aliases.get(name) or (other if other in self._tokenizers else self._aliases.get(other))
+        return found or self._aliases.get(ANY, name)
 
     def find(self, name: str) -> Served | None:
         asked_as, name = name, self.own_name(name)

@@ -17,7 +17,7 @@ from common.errors import DeadlineExceededError, InvalidRequestError, Unavailabl
 from common.messages import Grammar, SamplingParams
 from common.tasks import Ready
 from gateway.answers.answer import Answer, Turn
-from gateway.answers.ask import Ask, Reply
+from gateway.answers.ask import Ask, Infill, Reply
 from gateway.answers.catalogue import Catalogue, Served
 from gateway.answers.choice import Choice, MessageReader
 from gateway.answers.tokenising import Tokenising, context_error
@@ -324,8 +324,14 @@ def _sampling(ask: Ask, prompt: list[int], served: Served) -> SamplingParams:
         **defaults,
         max_tokens=max_tokens,
         min_tokens=min(asked.min_tokens, max_tokens),
-        stop_token_ids=list(dict.fromkeys([*eos, *asked.stop_token_ids])),
+        stop_token_ids=list(dict.fromkeys([*eos, *_ends_of_infill(ask, served), *asked.stop_token_ids])),
     )
+
+
+def _ends_of_infill(ask: Ask, served: Served) -> list[int]:
+    form = served.tokenizer.infill
+    is_infill = form is not None and any(isinstance(prompt, Infill) for prompt in ask.prompts)
+    return form.ends if form is not None and is_infill else []
 
 
 def _check_scores(ask: Ask, prompt: list[int]) -> None:
@@ -344,6 +350,8 @@ def _max_tokens(ask: Ask, prompt: list[int], served: Served) -> int:
     limit, wanted = served.max_model_len, ask.sampling.max_tokens
     room = limit - len(prompt) if limit is not None else 2**31
     rest = (served.usual_len or 0) - len(prompt)
+    if ask.ends_with_context and room > 0:
+        wanted = min(wanted, room)
     if wanted > room:
         name, asked = ask.name_of("prompt"), ask.name_of("max_tokens")
         parts = f"{len(prompt)} in the {name}, {wanted} in the completion"

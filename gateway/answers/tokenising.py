@@ -11,8 +11,9 @@ from typing import Any, assert_never
 
 from common.errors import OverloadedError
 from common.tasks import Ready
-from gateway.answers.ask import Conversation, Prompt, Text, TokenIds
+from gateway.answers.ask import Conversation, Infill, Joined, Prompt, Text, TokenIds
 from gateway.answers.catalogue import Served
+from gateway.answers.tokenizer import ChatTokenizer
 from gateway.http.problem import ContextLengthError
 from gateway.templates.meter import DearError
 from gateway.templates.template import CHEAP_S, TooLongError
@@ -54,30 +55,17 @@ class Tokenising:
         limit = contexts * (served.max_model_len or UNKNOWN_CONTEXT)
         if keep is not None and keep > limit:
             keep = None  # what is left would be too long
-        make: Callable[..., list[int]]
-        match prompt:
-            case TokenIds():
-                return Ready(prompt.ids if keep is None else prompt.ids[-keep:])
-            case Text():
-                make = partial(served.tokenizer.encode, prompt.text, parse_special=prompt.parse_special)
-                make = partial(make, add_special_tokens=prompt.adds_special)
-            case Conversation():
-                make = partial(
-                    served.tokenizer.encode_chat,
-                    prompt.messages,
-                    add_generation_prompt=prompt.opens_answer,
-                    continue_final_message=prompt.continues_final_message,
-                    variables=prompt.variables,
-                    tools=[tool.as_template_input() for tool in prompt.tools],
-                    parse_special=prompt.parse_special,
-                    add_special_tokens=prompt.adds_special,
-                )
-            case _:
-                assert_never(prompt)
+        if isinstance(prompt, Joined):
+            return self._joined(prompt, served, name=name, contexts=contexts, keep=keep)
+        if isinstance(prompt, TokenIds):
+            return Ready(prompt.ids if keep is None else prompt.ids[-keep:])
+        if isinstance(prompt, Conversation) and prompt.without_template is not None and not served.tokenizer.can_chat:
+            prompt = Text(prompt.without_template, parse_special=prompt.parse_special)
+        make = _maker(prompt, served.tokenizer)
 
         def made(most_s: float | None) -> list[int]:
             try:
-                own = {} if isinstance(prompt, Text) else {"most_s": most_s}
+                own = {"most_s": most_s} if isinstance(prompt, Conversation) else {}
                 return make(limit=limit, keep=keep, **own)
             except TooLongError as error:
                 raise context_error(served.max_model_len, f"your {name} resulted in {error.what}", name) from None
@@ -89,6 +77,12 @@ class Tokenising:
             except DearError:
                 pass
         return self._made(made, prompt, chars, served.name)
+
+    async def _joined(self, prompt: Joined, served: Served, *, name: str, contexts: int, keep: int | None) -> list[int]:
+        ids: list[int] = []
+        for part in prompt.parts:
+            ids += await self.tokens(part, served, name=name, contexts=contexts)
+        return ids if keep is None else ids[-keep:]
 
     async def _made(
         self, make: Callable[[float | None], list[int]], prompt: Prompt, chars: int, model: str
@@ -122,6 +116,29 @@ class Tokenising:
             self._held_chars -= chars
 
 
+def _maker(prompt: Text | Conversation | Infill, tokenizer: ChatTokenizer) -> Callable[..., list[int]]:
+    """What makes a prompt's tokens, given `limit`, `keep` and, for a template, `most_s`."""
+    match prompt:
+        case Text():
+            make = partial(tokenizer.encode, prompt.text, parse_special=prompt.parse_special)
+            return partial(make, add_special_tokens=prompt.adds_special)
+        case Conversation():
+            return partial(
+                tokenizer.encode_chat,
+                prompt.messages,
+                add_generation_prompt=prompt.opens_answer,
+                continue_final_message=prompt.continues_final_message,
+                variables=prompt.variables,
+                tools=[tool.as_template_input() for tool in prompt.tools],
+                parse_special=prompt.parse_special,
+                add_special_tokens=prompt.adds_special,
+            )
+        case Infill():
+            return partial(tokenizer.encode_infill, prompt)
+        case _:
+            assert_never(prompt)
+
+
 def context_error(limit: int | None, what: str, name: str) -> ContextLengthError:
     """In OpenAI's words, which clients look for."""
     known = f"This model's maximum context length is {limit} tokens. However, " if limit is not None else ""
@@ -133,6 +150,8 @@ def _chars(prompt: Prompt, most: int) -> int:
     match prompt:
         case Text():
             return len(prompt.text)
+        case Infill():
+            return len(prompt.before) + len(prompt.after) + sum(len(text) for _, text in prompt.files)
         case Conversation():
             tools = [part for tool in prompt.tools for part in (tool.name, tool.description, tool.parameters)]
             waiting: list[Any] = [*prompt.messages, prompt.variables, *tools]

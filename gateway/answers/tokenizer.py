@@ -6,6 +6,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Unpack
 
@@ -14,7 +15,9 @@ from tokenizers import Tokenizer
 from common.blocks import tokenizer_fingerprint
 from common.errors import InvalidRequestError, UnavailableError
 from common.model.files import CONFIG, GENERATION_CONFIG, TOKENIZER, TOKENIZER_CONFIG, num_tokens, read_file, read_json
+from gateway.answers.ask import Infill
 from gateway.answers.controls import BYTE_CHARS, ControlTokens
+from gateway.answers.infill import infill_form
 from gateway.answers.lengths import Lengths
 from gateway.grammars.maker import GrammarMaker
 from gateway.parsing.choose import DEFAULT_PARSERS, Parsers, choose
@@ -95,6 +98,7 @@ class ChatTokenizer:
         )
         named = "\0".join([source.texts(), *map(self.added.__getitem__, self.added.keys() & self.format.ids)])
         self.controls = ControlTokens(self.tokenizer, described["model"], named)
+        self.infill = infill_form(self.tokenizer.token_to_id)
         self.lengths = Lengths(described, self.tokenizer.get_vocab(), self._plain_ids)
         self._template = source.compiled(self._special, self.controls.shade)
         self.eos_ids = list(dict.fromkeys([*self.eos_ids, *self.format.stops]))
@@ -175,6 +179,19 @@ class ChatTokenizer:
         text = self.controls.shade.plain(shaded)
         named = self.controls.named(shaded, text)
         return self._encoded(text, named, self._plain_ids, limit, keep, adds_special=add_special_tokens)
+
+    def encode_infill(self, prompt: Infill, *, limit: int | None = None, keep: int | None = None) -> list[int]:
+        """Tokens of a prompt for what stands between two texts. Raises as `encode`, and InvalidRequestError where the model knows
+        no such prompts.
+        """
+        if self.infill is None:
+            raise InvalidRequestError(
+                f"{prompt.field}: this model has no tokens for a text between two others: serve one that was trained for it",
+                param=prompt.field,
+            )
+        most = None if keep is not None else limit
+        encode = partial(self.encode, add_special_tokens=False, parse_special=False, limit=most)
+        return self.infill.tokens(prompt, encode, self.controls.around[0], keep)
 
     def _refuse(self, text: str, limit: int | None) -> None:
         fewest = self.lengths.fewest_tokens(text) if limit is not None else 0

@@ -58,7 +58,8 @@ def _whole(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-Count = Annotated[StrictInt, BeforeValidator(_whole), Field(ge=0)]
+Whole = Annotated[StrictInt, BeforeValidator(_whole)]
+Count = Annotated[Whole, Field(ge=0)]
 MetadataKey = Annotated[StrictStr, Field(max_length=64)]
 MetadataValue = Annotated[StrictStr, Field(max_length=512)]
 Metadata = Annotated[dict[MetadataKey, MetadataValue], Field(max_length=16)]

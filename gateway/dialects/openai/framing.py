@@ -12,8 +12,9 @@ from common.words import Finish
 from gateway.answers.answer import Answer
 from gateway.answers.ask import Ask, Prompt, Reply, TextRules
 from gateway.answers.choice import Choice, Piece
-from gateway.dialects.openai.objects import timings_object, usage_object
+from gateway.dialects.openai.objects import usage_object
 from gateway.dialects.openai.shared import CommonFields
+from gateway.dialects.timings import timings_object
 from gateway.grammars.limits import TokenLimits
 from gateway.http.problem import Json, Problem, error_object
 from gateway.http.streaming import event, said

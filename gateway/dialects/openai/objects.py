@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Sequence
 
 from common.messages import TokenLogprobs
@@ -28,37 +27,6 @@ def usage_object(usage: Usage) -> Json:
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens, "audio_tokens": 0},
         "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens, "audio_tokens": 0},
-    }
-
-
-def timings_object(answer: Answer) -> Json:
-    """llama.cpp's `timings` of an answer so far, in milliseconds; 0: not known yet. Several choices count as one answer.
-
-    A prompt's time is that of its longest computation, as a worker measured it. What is predicted takes from the first token to
-    the last, so its pace is by the tokens behind the first.
-    """
-    usage, now = answer.usage(), time.monotonic()
-    lines = [choice.generation.timeline for choice in answer.choices]
-    begun = [line for line in lines if line.first_token_at is not None]
-    first = min((line.first_token_at for line in begun if line.first_token_at is not None), default=now)
-    last = max((line.ended_at or now for line in begun), default=now)
-    further = max(0, usage.completion_tokens - len(begun))
-    fresh = usage.prompt_tokens - usage.cached_tokens
-    return {
-        "cache_n": usage.cached_tokens,
-        **_pace("prompt", fresh, max((line.phases.get("prefill", 0.0) for line in lines), default=0.0), fresh),
-        **_pace("predicted", usage.completion_tokens, 1000 * max(0.0, last - first), further),
-        "ttft_ms": round(max((line.ttft_ms or 0.0 for line in lines), default=0.0), 3),
-    }
-
-
-def _pace(name: str, count: int, milliseconds: float, by: int) -> Json:
-    each = milliseconds / by if by else 0.0
-    return {
-        f"{name}_n": count,
-        f"{name}_ms": round(milliseconds, 3),
-        f"{name}_per_token_ms": round(each, 4),
-        f"{name}_per_second": round(1000 / each, 3) if each else 0.0,
     }
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.answers.answer import Answer
-from gateway.dialects.openai.objects import timings_object
+from gateway.dialects.timings import timings_object
 from gateway.request.timeline import Timeline
 
 
@@ -21,7 +21,7 @@ def choice(tokens: int, cached: int, **times: Any) -> Any:
 
 
 def answer(*choices: Any) -> Answer:
-    return Answer(id="a", model="m", tokenizer=None, choices=list(choices), prompts=[[1] * 20])  # type: ignore[arg-type]
+    return Answer(id="a", model="m", own_model="m", tokenizer=None, choices=list(choices), prompts=[[1] * 20])  # type: ignore[arg-type]
 
 
 def test_paces_are_of_what_was_computed_and_of_the_tokens_behind_the_first() -> None:

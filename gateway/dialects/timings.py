@@ -1,0 +1,69 @@
+"""Where the time of an answer went, for the dialects that tell it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gateway.answers.answer import Answer, Usage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timings:
+    """Of an answer so far, in milliseconds; 0: not known yet. Several choices count as one answer."""
+
+    usage: Usage
+    prompt_ms: float  # its longest computation, as a worker measured it
+    predicted_ms: float  # from the first token to the last
+    further: int  # tokens behind the first of each choice, which took that time
+    ttft_ms: float  # from the request's receipt to its first token
+    total_ms: float  # from the request's receipt until now
+
+    @classmethod
+    def of(cls, answer: Answer) -> Timings:
+        usage, now = answer.usage(), time.monotonic()
+        lines = [choice.generation.timeline for choice in answer.choices]
+        firsts = [line.first_token_at for line in lines if line.first_token_at is not None]
+        last = max((line.ended_at or now for line in lines if line.first_token_at is not None), default=now)
+        received_at = min((line.received_at for line in lines), default=now)
+        return cls(
+            usage=usage,
+            prompt_ms=max((line.phases.get("prefill", 0.0) for line in lines), default=0.0),
+            predicted_ms=1000 * max(0.0, last - min(firsts, default=now)),
+            further=max(0, usage.completion_tokens - len(firsts)),
+            ttft_ms=max((line.ttft_ms or 0.0 for line in lines), default=0.0),
+            total_ms=1000 * max(0.0, now - received_at),
+        )
+
+    @property
+    def fresh(self) -> int:
+        """Prompt tokens that had to be computed."""
+        return self.usage.prompt_tokens - self.usage.cached_tokens
+
+    @property
+    def before_prompt_ms(self) -> float:
+        """Waiting and ways before a worker began with the prompt."""
+        return max(0.0, self.ttft_ms - self.prompt_ms)
+
+
+def timings_object(answer: Answer) -> dict[str, Any]:
+    """llama.cpp's `timings`; the pace of what is predicted is by the tokens behind the first."""
+    found = Timings.of(answer)
+    return {
+        "cache_n": found.usage.cached_tokens,
+        **_pace("prompt", found.fresh, found.prompt_ms, found.fresh),
+        **_pace("predicted", found.usage.completion_tokens, found.predicted_ms, found.further),
+        "ttft_ms": round(found.ttft_ms, 3),
+    }
+
+
+def _pace(name: str, count: int, milliseconds: float, by: int) -> Mapping[str, Any]:
+    each = milliseconds / by if by else 0.0
+    return {
+        f"{name}_n": count,
+        f"{name}_ms": round(milliseconds, 3),
+        f"{name}_per_token_ms": round(each, 4),
+        f"{name}_per_second": round(1000 / each, 3) if each else 0.0,
+    }
