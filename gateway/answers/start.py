@@ -20,6 +20,7 @@ from gateway.answers.answer import Answer, Turn
 from gateway.answers.ask import Ask, Infill, Reply
 from gateway.answers.catalogue import Catalogue, Served
 from gateway.answers.choice import Choice, MessageReader
+from gateway.answers.tallies import Tallies
 from gateway.answers.tokenising import Tokenising, context_error
 from gateway.answers.tokenizer import ChatTokenizer
 from gateway.grammars.messages import MessageWish, grammar_of_message
@@ -79,6 +80,8 @@ class Answers:
         self.generations = generations
         self.catalogue = catalogue
         self.tokenising = Tokenising()
+        self.tallies = Tallies(catalogue.names)
+        generations.timelines.on_end(self.tallies.observe)
 
     def models(self) -> list[ModelCard]:
         """The served models under each of their names, also those without a ready worker."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gateway.dialects.dialect import Dialect
+from gateway.dialects.kserve import DIALECT as KSERVE
 from gateway.dialects.openai import DIALECT as OPENAI
 
-DIALECTS: tuple[Dialect, ...] = (OPENAI,)
+DIALECTS: tuple[Dialect, ...] = (OPENAI, KSERVE)

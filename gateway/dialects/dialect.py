@@ -140,6 +140,7 @@ class Dialect:
     prefixes: tuple[str, ...] = ()
     recognises: Callable[[Mapping[str, str]], bool] | None = None  # by headers
     id_header: str = ""  # has the request's id, beside x-request-id
+    unpack: Callable[[bytes, Mapping[str, str]], bytes] | None = None  # an endpoint's body as JSON, by the headers
     idle_event: bytes = b""  # says in a stream that nothing comes yet
 
     @property

@@ -30,8 +30,12 @@ class Entry:
     endpoint: Endpoint[Any]
     ignores_unknown: bool = False
 
-    def read(self, raw: bytes, given: Mapping[str, str] = NOT_GIVEN) -> tuple[Any, Ask]:
+    def read(
+        self, raw: bytes, given: Mapping[str, str] = NOT_GIVEN, headers: Mapping[str, str] = NOT_GIVEN
+    ) -> tuple[Any, Ask]:
         """A request's fields, with those `given` by its path, and what it asks for. Raises InvalidRequestError."""
+        if self.dialect.unpack is not None:
+            raw = self.dialect.unpack(raw, headers)
         body = parse_body(raw, self.endpoint.body, given=given, ignores_unknown=self.ignores_unknown)
         return body, self.endpoint.ask(body)
 

@@ -21,6 +21,7 @@ from tests.unit.house.measures import ROOT
 
 PAGES = [
     *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs" / "dialects").glob("*.md")),
     *(ROOT / f"{name}.md" for name in ("README", "SECURITY", "CONTRIBUTING")),
 ]
 RESULTS = "benchmarks/results/"  # figures are made on other machines, and come after the page that names them

@@ -1,0 +1,48 @@
+"""Counts and times of the choices that ended here, by model, since this gateway began."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from common.words import Finish
+from gateway.request.timeline import Timeline
+
+
+@dataclass(slots=True)
+class Tally:
+    """One model's. Seconds are from a request's receipt."""
+
+    succeeded: int = 0
+    succeeded_s: float = 0.0
+    waited_s: float = 0.0  # a part of `succeeded_s`: until the last attempt was placed
+    failed: int = 0  # cancelled ones, too
+    failed_s: float = 0.0
+    last_unix_ms: int = 0  # when the newest ended; 0: none did
+
+
+class Tallies:
+    """Of the models with these names: what clients make up is not counted."""
+
+    def __init__(self, models: Sequence[str]) -> None:
+        self._tallies = {name: Tally() for name in models}
+
+    def of(self, model: str) -> Tally:
+        return self._tallies.get(model, Tally())
+
+    def observe(self, timeline: Timeline) -> None:
+        """A choice has ended."""
+        tally = self._tallies.get(timeline.model)
+        if tally is None or timeline.ended_at is None:
+            return
+        seconds = timeline.ended_at - timeline.received_at
+        tally.last_unix_ms = int(time.time() * 1000)
+        if timeline.status in (Finish.STOP, Finish.LENGTH):
+            attempt = timeline.attempt
+            tally.succeeded += 1
+            tally.succeeded_s += seconds
+            tally.waited_s += attempt.began_at - timeline.received_at if attempt is not None else 0.0
+        else:
+            tally.failed += 1
+            tally.failed_s += seconds

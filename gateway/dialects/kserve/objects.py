@@ -1,0 +1,128 @@
+"""What the server and its models tell of themselves. REST and gRPC have the same fields."""
+
+from __future__ import annotations
+
+from common import VERSION as RELEASE
+from common.errors import UnavailableError
+from gateway.answers.start import Answers
+from gateway.answers.tallies import Tally
+from gateway.dialects.kserve.generate import check_version
+from gateway.dialects.kserve.outputs import VERSION
+from gateway.dialects.kserve.tensors import BYTES
+from gateway.dialects.kserve.wish import INPUTS, OUTPUTS, TEXT_INPUT
+from gateway.http.problem import Json
+
+EXTENSIONS = ["binary_tensor_data", "generate", "model_configuration", "model_repository", "parameters", "statistics"]
+PLATFORM = "baton"
+_TYPES = {BYTES: "TYPE_STRING"}  # others are TYPE_ and the datatype
+
+
+def server(answers: Answers) -> Json:
+    return {"name": "baton", "version": RELEASE, "extensions": EXTENSIONS}
+
+
+def live(answers: Answers) -> Json:
+    return {"live": True}
+
+
+def ready(answers: Answers) -> Json:
+    """Raises UnavailableError while no model can be served."""
+    if not answers.generations.ready:
+        raise UnavailableError(answers.generations.not_ready_reason or "no worker is ready")
+    return {"ready": True}
+
+
+def model_ready(answers: Answers, model: str, version: str | None) -> Json:
+    """Raises ModelNotFoundError, or UnavailableError without a worker of the model."""
+    check_version(model, version)
+    if not answers.find(model).is_ready:
+        raise UnavailableError(f"the model {model!r} has no ready worker now")
+    return {"name": model, "ready": True}
+
+
+def metadata(answers: Answers, model: str, version: str | None) -> Json:
+    """Raises ModelNotFoundError."""
+    _check(answers, model, version)
+    return {
+        "name": model,
+        "versions": [VERSION],
+        "platform": PLATFORM,
+        "inputs": [{"name": name, "datatype": datatype, "shape": [1]} for name, datatype in INPUTS.items()],
+        "outputs": [{"name": name, "datatype": datatype, "shape": [-1]} for name, datatype in OUTPUTS.items()],
+    }
+
+
+def config(answers: Answers, model: str, version: str | None) -> Json:
+    """Triton's model configuration, as far as it says something here. Raises ModelNotFoundError."""
+    _check(answers, model, version)
+    return {
+        "name": model,
+        "platform": "",
+        "backend": PLATFORM,
+        "version_policy": {"latest": {"num_versions": 1}},
+        "max_batch_size": 0,
+        "input": [
+            {"name": name, "data_type": _data_type(datatype), "dims": [1], "optional": name != TEXT_INPUT}
+            for name, datatype in INPUTS.items()
+        ],
+        "output": [
+            {"name": name, "data_type": _data_type(datatype), "dims": [-1]} for name, datatype in OUTPUTS.items()
+        ],
+        "model_transaction_policy": {"decoupled": True},
+    }
+
+
+def _data_type(datatype: str) -> str:
+    return _TYPES.get(datatype, f"TYPE_{datatype}")
+
+
+def statistics(answers: Answers, model: str, version: str | None) -> Json:
+    """Counts since this gateway's start, of one model or of all. Raises ModelNotFoundError."""
+    if model:
+        _check(answers, model, version)
+    names = [answers.find(model).name] if model else [card.name for card in answers.models()]
+    return {"model_stats": [_statistics(name, answers.tallies.of(name)) for name in names]}
+
+
+def _statistics(model: str, tally: Tally) -> Json:
+    nothing = {"count": 0, "ns": 0}
+    return {
+        "name": model,
+        "version": VERSION,
+        "last_inference": tally.last_unix_ms,
+        "inference_count": tally.succeeded,
+        "execution_count": tally.succeeded,
+        "inference_stats": {
+            "success": {"count": tally.succeeded, "ns": _ns(tally.succeeded_s)},
+            "fail": {"count": tally.failed, "ns": _ns(tally.failed_s)},
+            "queue": {"count": tally.succeeded, "ns": _ns(tally.waited_s)},
+            "compute_input": nothing,
+            "compute_infer": {"count": tally.succeeded, "ns": _ns(tally.succeeded_s - tally.waited_s)},
+            "compute_output": nothing,
+            "cache_hit": nothing,
+            "cache_miss": nothing,
+        },
+        "batch_stats": [],
+        "memory_usage": [],
+        "response_stats": {},
+    }
+
+
+def _ns(seconds: float) -> int:
+    return round(seconds * 1e9)
+
+
+def index(answers: Answers, *, only_ready: bool) -> list[Json]:
+    """The served models, and whether workers are there."""
+    told = [_indexed(card.name, is_ready=answers.find(card.name).is_ready) for card in answers.models()]
+    return [one for one in told if one["state"] == "READY" or not only_ready]
+
+
+def _indexed(name: str, *, is_ready: bool) -> Json:
+    state, reason = ("READY", "") if is_ready else ("UNAVAILABLE", "no ready worker")
+    return {"name": name, "version": VERSION, "state": state, "reason": reason}
+
+
+def _check(answers: Answers, model: str, version: str | None) -> None:
+    answers.find(model)
+    check_version(model, version)
