@@ -4,21 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from benchmarks import perplexity
-from benchmarks.agreement import engine_of
-from common.settings import ConfigError
-from services.up.fetch import fetched
 from tests.e2e.cluster import Cluster
-from tests.needs import missing
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="session")]
 QUESTIONS = (
     "What is the capital of France?",
     "Name the largest ocean.",
@@ -29,36 +22,6 @@ QUESTIONS = (
     "Translate 'good morning' into Spanish.",
     "Count from one to five.",
 )
-# Percent of perplexity over float32, of five windows: chance moves it by half a percent.
-MOST_COST = {
-    "quantization=int8,dtype=float32": 1.5,
-    "quantization=int8,dtype=bfloat16": 1.5,
-    "kv_cache_dtype=int8,dtype=float32": 1.5,
-    "kv_cache_dtype=fp8,dtype=float32": 3.0,
-    "quantization=fp8,dtype=float32": 6.0,
-}
-
-
-@pytest.fixture(scope="module")
-def model() -> Path:
-    """The file, with the hash that is known; fetched once."""
-    try:
-        return fetched("smollm2", print)
-    except ConfigError as error:
-        missing(str(error))
-
-
-@pytest.fixture(scope="module")
-async def cluster(model: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Cluster]:
-    folder = tmp_path_factory.mktemp("real")
-    async with Cluster(folder, model=model, dtype="float32", kv_memory_mb=192) as running:
-        yield running
-
-
-@pytest.fixture
-async def client(cluster: Cluster) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=cluster.url, timeout=180) as opened:
-        yield opened
 
 
 def body(question: str, **options: Any) -> dict[str, Any]:
@@ -125,13 +88,3 @@ async def test_an_answer_outlives_its_decode_worker(cluster: Cluster, client: ht
                 await cluster.processes["decode-0"].wait()
                 await cluster.start("decode-0")
     assert "".join(pieces) == undisturbed
-
-
-@pytest.mark.parametrize("fields", MOST_COST)
-def test_no_format_costs_more_than_it_did(fields: str, model: Path) -> None:
-    """As benchmarks/results/perplexity.md has it, of one window of each text."""
-    windows = perplexity.texts(model, 1)
-    arms = perplexity.arms_of(["plain:dtype=float32", f"this:{fields}"])
-    plain, this = (perplexity.scored(engine_of(model, "cpu", each), windows) for each in arms.values())
-    lost = perplexity.perplexity(*this.values()) / perplexity.perplexity(*plain.values()) - 1
-    assert 100 * lost < MOST_COST[fields]
