@@ -122,7 +122,7 @@ class TextRules:
 class Ask:
     """One request: a dialect makes it of a body, and `gateway.answers.start` answers it."""
 
-    model: str
+    model: str  # "": the first one
     answer_prefix: str  # the answer's id begins so, before 32 hex digits: "chatcmpl-", "resp_"
     prompts: Sequence[Prompt]
     stream: bool = False

@@ -83,7 +83,9 @@ class Catalogue:
         return sum(1 for _ in self)
 
     def own_name(self, name: str) -> str:
-        """The model's own name; `name` itself where no model has it. The tag `:latest` may be there or not."""
+        """The model's own name; `name` itself where no model has it. "" is the first one, and the tag `:latest` may be left out."""
+        if not name:
+            return next(iter(self._tokenizers), "")
         if name in self._tokenizers:
             return name
         other = name.removesuffix(LATEST) if name.endswith(LATEST) else name + LATEST
@@ -100,7 +102,7 @@ class Catalogue:
         cut = cut_by_its_pool(decode)
         return Served(
             name=name,
-            asked_as=asked_as,
+            asked_as=asked_as or name,
             tokenizer=tokenizer,
             fingerprint=fingerprint,
             max_model_len=longest(decode),

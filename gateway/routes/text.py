@@ -128,7 +128,7 @@ class TextRoutes:
 
     def _served(self, model: str | None) -> Served:
         """The model that the body names, else the first one. Raises ModelNotFoundError."""
-        return self._answers.find(model if model is not None else self._answers.catalogue.names[0])
+        return self._answers.find(model or "")
 
 
 def _text_of(tokenizer: ChatTokenizer, tokens: list[int]) -> str:

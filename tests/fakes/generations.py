@@ -52,6 +52,7 @@ class ScriptedGenerations:
         self.entrance = asyncio.Event()  # submissions wait for it
         self.entrance.set()
         self.per_event = 1
+        self.logprob: Callable[[int], float] = lambda token: -0.5
         self.cached_tokens = 0
         self.timelines = Timelines()
 
@@ -227,4 +228,6 @@ class ScriptedGeneration:
 
     def _logprobs(self, token: int, count: int) -> TokenLogprobs:
         tops = [token, *(other for other in range(40, 40 + count) if other != token)][:count]
-        return TokenLogprobs(logprob=-0.5, top_ids=tops, top_logprobs=[-0.5 - index for index in range(len(tops))])
+        return TokenLogprobs(
+            logprob=self._owner.logprob(token), top_ids=tops, top_logprobs=[-0.5 - index for index in range(len(tops))]
+        )

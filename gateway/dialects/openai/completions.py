@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from common.tracing import Attributes
 from gateway.answers.answer import Answer
-from gateway.answers.ask import Ask, Text, TokenIds
+from gateway.answers.ask import Ask, Infill, Prompt, Text, TokenIds
 from gateway.answers.choice import Choice, Piece
 from gateway.dialects.dialect import Events
 from gateway.dialects.openai import framing
@@ -25,17 +25,14 @@ class Completions:
     is_batchable = True
 
     def ask(self, body: CompletionRequest) -> Ask:
-        parse_special = body.parse_special is not False
-        prompts = [
-            Text(prompt, parse_special, body.add_special_tokens) if isinstance(prompt, str) else TokenIds(prompt)
-            for prompt in body.prompts
-        ]
+        logprobs = body.logprobs
         return framing.asked(
             body,
             answer_prefix="cmpl-",
-            prompts=prompts,
+            prompts=[_prompt(body, prompt) for prompt in body.prompts],
+            n=body.best_of,
             max_tokens=body.max_tokens,
-            logprobs=body.logprobs,
+            logprobs=0 if logprobs is None and body.ranks else logprobs,
             prompt_logprobs=body.logprobs if body.echoes_logprobs else body.prompt_logprobs,
             field_names={"prompt_logprobs": "logprobs"} if body.echoes_logprobs else None,
         )
@@ -45,10 +42,19 @@ class Completions:
         return framing.Chunks(body, answer, first, opening=_opening, content=_text, has_more=has_more)
 
     async def whole(self, body: CompletionRequest, answer: Answer) -> Json:
-        return await framing.whole(body, answer, head(answer, KIND), _whole_text)
+        best = (body.n or 1) if body.ranks else None
+        return await framing.whole(body, answer, head(answer, KIND), _whole_text, best=best)
 
     def describe(self, body: CompletionRequest) -> Attributes:
         return framing.described(body, body.max_tokens)
+
+
+def _prompt(body: CompletionRequest, prompt: str | list[int]) -> Prompt:
+    if not isinstance(prompt, str):
+        return TokenIds(prompt)
+    if body.suffix:
+        return Infill(before=prompt, after=body.suffix)
+    return Text(prompt, body.parse_special is not False, body.add_special_tokens)
 
 
 def _opening(body: CompletionRequest, answer: Answer, choice: Choice) -> Json | None:

@@ -12,6 +12,7 @@ from common.words import Finish
 from gateway.answers.answer import Answer
 from gateway.answers.ask import Ask, Prompt, Reply, TextRules
 from gateway.answers.choice import Choice, Piece
+from gateway.dialects.best_of import by_likelihood
 from gateway.dialects.openai.objects import usage_object
 from gateway.dialects.openai.shared import CommonFields
 from gateway.dialects.timings import timings_object
@@ -34,6 +35,7 @@ def asked(
     max_tokens: int | None,
     logprobs: int | None,
     prompt_logprobs: int | None = None,
+    n: int | None = None,
     field_names: Mapping[str, str] | None = None,
     reply: Reply | None = None,
 ) -> Ask:
@@ -43,7 +45,7 @@ def asked(
         answer_prefix=answer_prefix,
         prompts=prompts,
         stream=body.stream,
-        n=body.n or 1,
+        n=n or body.n or 1,
         sampling=_sampling(body, max_tokens, logprobs, prompt_logprobs),
         left_open=frozenset(name for name in (*_SAME_NAMES, "top_k") if getattr(body, name) is None),
         seed=None if body.seed is None else body.seed % 2**64,
@@ -193,14 +195,29 @@ def _sums(body: CommonFields, answer: Answer) -> Json:
     return usage | ({"timings": timings_object(answer)} if body.ends_with_timings else {})
 
 
-async def whole(body: Body, answer: Answer, head: Json, content: Callable[[Body, Answer, int, Piece], Json]) -> Json:
-    """The object of a whole answer. `content` is what a choice, by its index, says."""
+async def whole(
+    body: Body,
+    answer: Answer,
+    head: Json,
+    content: Callable[[Body, Answer, int, Piece], Json],
+    *,
+    best: int | None = None,
+) -> Json:
+    """The object of a whole answer. `content` is what a choice, by its index, says; `best`: so many of each prompt are told."""
+    pieces = await answer.whole()
+    shown: Sequence[int] = range(len(pieces)) if best is None else _likeliest(pieces, answer.choices_per_prompt, best)
     choices = [
-        {"index": index} | content(body, answer, index, piece) | _ending(body, piece)
-        for index, piece in enumerate(await answer.whole())
+        {"index": index} | content(body, answer, made, pieces[made]) | _ending(body, pieces[made])
+        for index, made in enumerate(shown)
     ]
     told = head | {"choices": choices, "usage": usage_object(answer.usage()), "system_fingerprint": None}
     return told | {"timings": timings_object(answer)} if body.timings_per_token else told
+
+
+def _likeliest(pieces: Sequence[Piece], each: int, best: int) -> list[int]:
+    """The places of the `best` ones of each prompt's `each` choices."""
+    starts = range(0, len(pieces), each)
+    return [start + place for start in starts for place in by_likelihood(pieces[start : start + each])[:best]]
 
 
 def _ending(body: CommonFields, piece: Piece) -> Json:

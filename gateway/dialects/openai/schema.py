@@ -5,14 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, PrivateAttr, StrictBool, StrictInt, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    Field,
+    PrivateAttr,
+    StrictBool,
+    StrictInt,
+    StrictStr,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from gateway.answers.ask import ToolRules
 from gateway.answers.start import MAX_SEQUENCES
 from gateway.dialects.foreign import Foreign
 from gateway.dialects.openai.foreign import CHAT, COMPLETIONS
 from gateway.dialects.openai.messages import MAX_MESSAGES, Message
-from gateway.dialects.openai.shared import INERT, MAX_LOGPROBS, SCHEMAS, UNSUPPORTED, CommonFields
+from gateway.dialects.openai.shared import INERT, MAX_LOGPROBS, MAX_N, SCHEMAS, UNSUPPORTED, CommonFields
 from gateway.dialects.openai.tools import (
     CHOICE_SCHEMA,
     OLDER_CHOICE_SCHEMA,
@@ -148,16 +157,17 @@ class CompletionRequest(CommonFields):
     """Body of POST /v1/completions."""
 
     foreign: ClassVar[Mapping[str, Foreign]] = COMPLETIONS
-    unsupported: ClassVar[dict[str, str]] = UNSUPPORTED | {"suffix": "not supported"}
+    unsupported: ClassVar[dict[str, str]] = UNSUPPORTED
     schemas: ClassVar[dict[str, dict[str, Any]]] = _COMPLETION_SCHEMAS
 
     many: ClassVar[Mapping[str, int]] = {"prompt": MAX_TOKEN_IDS}
 
+    suffix: StrictStr | None = None  # the answer stands before it
     prompt: Any  # a validator makes it a list of prompts
     logprobs: Annotated[StrictInt, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     echo: StrictBool = False
     add_special_tokens: StrictBool = True
-    best_of: StrictInt | None = None
+    best_of: Annotated[StrictInt, Field(ge=1, le=MAX_N)] | None = None
 
     @field_validator("prompt")
     @classmethod
@@ -169,7 +179,8 @@ class CompletionRequest(CommonFields):
         prompts = prompt if isinstance(prompt, list) else [prompt]
         if len(prompts) > MAX_SEQUENCES:
             raise ValueError(f"at most {MAX_SEQUENCES} prompts times n are allowed")
-        if not prompts or any(entry in ("", []) for entry in prompts):
+        empty = [] if info.data.get("suffix") else [""]  # `suffix` alone is enough
+        if not prompts or any(entry in (*empty, []) for entry in prompts):
             raise ValueError("must not be empty")
         if not all(isinstance(entry, str) for entry in prompts) and not all(map(_is_token_ids, prompts)):
             raise ValueError("must be a string, a list of strings, a list of token ids or a list of lists of token ids")
@@ -179,9 +190,20 @@ class CompletionRequest(CommonFields):
     def _combinations(self) -> CompletionRequest:
         if self.echoes_logprobs and self.prompt_logprobs is not None:
             raise ValueError("prompt_logprobs: not together with echo and logprobs, which say the same")
-        if self.best_of is not None and self.best_of != (self.n or 1):
-            raise ValueError("best_of: only best_of equal to n is supported")
+        if self.suffix and self.echo:
+            raise ValueError("suffix: not together with echo")
+        if self.suffix and not all(isinstance(prompt, str) for prompt in self.prompts):
+            raise ValueError("suffix: only with prompts of text")
+        if self.best_of is not None and self.best_of < (self.n or 1):
+            raise ValueError("best_of: must be n at least")
+        if self.ranks and self.stream:
+            raise ValueError("best_of: above n only without stream")
         return self
+
+    @property
+    def ranks(self) -> bool:
+        """Whether more choices are made than told: the likeliest are."""
+        return self.best_of is not None and self.best_of > (self.n or 1)
 
     @property
     def echoes_logprobs(self) -> bool:

@@ -68,7 +68,8 @@ WRONG_CHAT: list[dict[str, Any]] = [
 WRONG_COMPLETIONS: list[dict[str, Any]] = [
     {"prompt": ""}, {"prompt": []}, {"prompt": [[]]}, {"prompt": None}, {"prompt": 5}, {"prompt": ["a", 1]},
     {"prompt": [1, "a"]}, {"prompt": [[1], "a"]}, {"prompt": [-1]}, {"prompt": [True]}, {"prompt": [999999]},
-    {"prompt": ["x"] * 65}, {"best_of": 3}, {"echo": True, "logprobs": 1, "prompt_logprobs": 1},
+    {"prompt": ["x"] * 65}, {"echo": True, "logprobs": 1, "prompt_logprobs": 1},
+    {"best_of": 17}, {"best_of": 1, "n": 2}, {"best_of": 3, "stream": True},
     {"stream": True, "prompt_logprobs": 1}, {"logprobs": 21}, {"logprobs": True},
 ]  # fmt: skip
 WRONG = [

@@ -1,0 +1,17 @@
+"""The likeliest of several texts, for `best_of`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gateway.answers.choice import Piece
+
+
+def by_likelihood(pieces: Sequence[Piece]) -> list[int]:
+    """The places of whole choices with logprobs, that with the highest mean logprob first."""
+    return sorted(range(len(pieces)), key=lambda place: _mean_logprob(pieces[place]), reverse=True)
+
+
+def _mean_logprob(piece: Piece) -> float:
+    values = [entry.logprob for entry in piece.logprobs]
+    return sum(values) / len(values) if values else float("-inf")
