@@ -141,7 +141,7 @@ class Dialect:
     recognises: Callable[[Mapping[str, str]], bool] | None = None  # by headers
     id_header: str = ""  # has the request's id, beside x-request-id
     unpack: Callable[[bytes, Mapping[str, str]], bytes] | None = None  # an endpoint's body as JSON, by the headers
-    idle_event: bytes = b""  # says in a stream that nothing comes yet
+    idle_event: bytes = b""  # says in a silent stream that nothing comes yet; may come between any two events
 
     @property
     def paths(self) -> tuple[str, ...]:

@@ -114,6 +114,7 @@ class DialectTable:
     def refusal(self, scope: Scope, problem: Problem) -> Response:
         """An error as the request's dialect writes it."""
         owner, state = self.owner(scope), request_scope(scope)
+        state.problem = problem.status
         if owner is None:
             return plain_error(problem)
         status, body = owner.error(problem, state.request_id)

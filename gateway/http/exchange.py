@@ -10,6 +10,7 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from gateway.http.request_scope import request_scope
 
+COMMENT = b":\n\n"  # server-sent events' own way to say nothing
 BEGINNING = b"HTTP/1.1 "  # all status lines of uvicorn begin so, also for HTTP/1.0
 
 
@@ -47,7 +48,7 @@ class Exchange(RequestResponseCycle):
         super().__init__(**parts)
         request_scope(cast(dict[str, Any], self.scope)).writer = self
         self._has_no_length = False
-        self.streams_events = False  # a comment may come between any two writes
+        self.idle_event = b""  # may come between any two writes
         self._holds_head = False
         self._head = b""
 
@@ -59,7 +60,8 @@ class Exchange(RequestResponseCycle):
             if self.scope["http_version"] == "1.0" and not lengths:
                 self._has_no_length, self.chunked_encoding = True, False
             kinds = [value for name, value in message.get("headers", []) if name == b"content-type"]
-            self.streams_events = not lengths and any(kind.startswith(b"text/event-stream") for kind in kinds)
+            if not lengths and not self.idle_event and any(kind.startswith(b"text/event-stream") for kind in kinds):
+                self.idle_event = COMMENT
             if self._holds_head:
                 await self._send_later(message)
                 return

@@ -91,7 +91,7 @@ class RefusalTimes:
         if scope["type"] != "http":
             return
         state = request_scope(scope)
-        if state.status in REFUSALS and self._is_measured(scope):
+        if state.problem in REFUSALS and self._is_measured(scope):
             self._observe(time.monotonic() - state.read_at, waited=state.waited)
 
 

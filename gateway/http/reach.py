@@ -2,7 +2,7 @@
 
 One that closed its side only and one that is gone send the same FIN. A closed socket answers further bytes with a reset, which
 the kernel notes as the socket's error. So a client of HTTP/1.1 whose answer has not begun gets one `100 Continue`, one of
-HTTP/1.0 the first bytes of its answer, and one in the middle of a stream of events a comment.
+HTTP/1.0 the first bytes of its answer, and one in the middle of a stream an event that says nothing.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ from gateway.http.exchange import Exchange
 
 LOOK_EVERY_S = 0.1
 PROBE = b"HTTP/1.1 100 Continue\r\n\r\n"
-COMMENT = b":\n\n"
-COMMENT_IN_CHUNK = b"3\r\n" + COMMENT + b"\r\n"
 
 
 class Reach:
@@ -45,12 +43,11 @@ class Reach:
         exchange = self._due()
         if exchange is not None and exchange is not self._probed:
             self._probed = exchange
-            is_old = exchange.scope["http_version"] == "1.0"
             if not exchange.response_started:
-                if is_old:
+                if exchange.scope["http_version"] == "1.0":
                     exchange.begin_status_line()
                 else:
                     self._transport.write(PROBE)
-            elif exchange.streams_events and not exchange.response_complete:
-                self._transport.write(COMMENT_IN_CHUNK if not is_old else COMMENT)
+            elif exchange.idle_event and not exchange.response_complete:
+                exchange.write(exchange.idle_event)
         self._timer = self._loop.call_later(LOOK_EVERY_S, self._look)

@@ -31,6 +31,8 @@ class RequestTrace:
 class BodyWriter(Protocol):
     """Writes an answer's body without waiting, once its head is sent."""
 
+    idle_event: bytes  # may be written between any two parts; empty: nothing may
+
     def take_body(self) -> bytes | None:
         """The request's body, if all of it has come and nobody took any."""
         ...
@@ -67,6 +69,7 @@ class RequestScope:
     tenant: Tenant = ANYBODY
     trace: RequestTrace = field(default_factory=RequestTrace)
     status: int = 0  # the answer's; 0: not begun
+    problem: int = 0  # the status of what was wrong, which a dialect may write as another; 0: nothing
     waited: bool = False  # refused after waiting
     headers: Mapping[str, str] = field(default_factory=dict)  # added to whatever answers
     writer: BodyWriter | None = None  # the connection's

@@ -73,10 +73,12 @@ class WrittenStream(Response):
         begin: Callable[[BodyWriter], None],
         close: Callable[[], None],
         headers: Mapping[str, str],
+        idle_event: bytes = b"",
     ) -> None:
         self.status_code, self.background, self.media_type = 200, None, media_type
         self.init_headers({**_HEADERS, **headers})
         self._begin = begin
+        self._idle_event = idle_event
         self._close = close
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -85,6 +87,7 @@ class WrittenStream(Response):
             if writer is None:
                 raise RuntimeError("streams are written by gateway.http.connection alone: serve with its protocol")
             writer.hold_head()
+            writer.idle_event = self._idle_event
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             self._begin(writer)
             writer.write(b"")  # the head, if nothing else was written

@@ -172,6 +172,9 @@ class GatewayMetrics:
         self._errors = Counter(
             "baton_request_errors", "Failed requests", ["model_name", "code"], registry=self.registry
         )
+        self._asked = Counter(
+            "baton_dialect_requests", "Requests by dialect and path", ["dialect", "path"], registry=self.registry
+        )
         self._decisions = DecisionCounters(names, self.registry, tenants or TenantLabels())
         self._refusal_s = Histogram(
             "baton_refusal_seconds",
@@ -189,6 +192,10 @@ class GatewayMetrics:
                 self._errors.labels(model, code)
         for when in REFUSED_WHEN:
             self._refusal_s.labels(names.first, when)
+
+    def asked(self, dialect: str, path: str) -> None:
+        """Count a request to one of a dialect's paths, as they are written with their parameters' names."""
+        self._asked.labels(dialect, path).inc()
 
     def finished(self, model: str, reason: str) -> None:
         self._success.labels(self._models.of(model), reason).inc()

@@ -71,6 +71,7 @@ class ServingRoutes:
         return answer_of(views[dialect](self._answers, _asked(request)))
 
     async def _call(self, dialect: Dialect, path: str, call: Call[Any], request: Request) -> Response:
+        self._metrics.asked(dialect.name, path)
         body = await read_fields(
             request,
             self._body_limits,
@@ -83,6 +84,7 @@ class ServingRoutes:
 
     async def _generate(self, entry: Entry, request: Request) -> Response:
         endpoint, scope, model = entry.endpoint, request_scope(request.scope), ""
+        self._metrics.asked(entry.dialect.name, entry.path)
         try:
             # Refuse a hopeless client before its body is read and tokenised.
             self._answers.generations.turn_away(scope.tenant, priority=scope.tenant.max_priority)
@@ -116,9 +118,14 @@ class ServingRoutes:
         answer.observer = metrics = AnswerMetrics(self._metrics, answer, scope.received_at)
         headers = {**answer.headers, **ignored_header(body)}
         if ask.stream:
-            stream = StreamedAnswer(entry, body, answer, metrics)
+            idle_event = entry.dialect.idle_event
+            stream = StreamedAnswer(endpoint.events(body, answer), answer, metrics, idle_event)
             return WrittenStream(
-                media_type=endpoint.stream_type, begin=stream.begin, close=stream.close, headers=headers
+                media_type=endpoint.stream_type,
+                begin=stream.begin,
+                close=stream.close,
+                headers=headers,
+                idle_event=idle_event,
             )
         return await self._whole(request, endpoint.whole(body, answer), answer, metrics, headers)
 

@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from typing import Any
 
 from common.errors import ServingError
 from gateway.answers.answer import Answer, Delivery
 from gateway.answers.choice import Choice, Piece
-from gateway.dialects.table import Entry
+from gateway.dialects.dialect import Events
 from gateway.http.problem import INTERNAL, problem_of
 from gateway.http.request_scope import BodyWriter
 from gateway.observe.metrics import AnswerMetrics
 
 log = logging.getLogger("baton.http")
+
+IDLE_EVENT_S = 10.0  # a stream is silent for as long, or twice as long
 
 
 class StreamedAnswer:
@@ -25,31 +26,40 @@ class StreamedAnswer:
         "_answer",
         "_delivery",
         "_events",
+        "_idle_event",
+        "_is_quiet",
         "_metrics",
         "_parts",
+        "_timer",
         "_waiting",
         "_writer",
         "takes_text",
     )
 
-    def __init__(self, entry: Entry, body: Any, answer: Answer, metrics: AnswerMetrics) -> None:
+    def __init__(self, events: Events, answer: Answer, metrics: AnswerMetrics, idle_event: bytes = b"") -> None:
         self._answer = answer
         self._metrics = metrics
-        self._events = entry.endpoint.events(body, answer)
+        self._events = events
         self.takes_text = self._events.tell_text_alone
         self._parts = [self._events.opening()]
         self._writer: BodyWriter | None = None
         self._delivery: Delivery | None = None
         self._waiting: asyncio.Task[None] | None = None  # the client doesn't read
+        self._idle_event = idle_event
+        self._is_quiet = False  # nothing was written since the timer was set
+        self._timer: asyncio.TimerHandle | None = None
 
     def begin(self, writer: BodyWriter) -> None:
         """Write the stream's beginning, and each token as it comes."""
         self._writer = writer
         self.pause()
+        if self._idle_event:
+            self._watch()
         self._delivery = self._answer.deliver(self)
 
     def close(self) -> None:
         """The connection is through with it."""
+        self._stop_watching()
         if self._delivery is not None:
             self._delivery.stop()
         if self._waiting is not None:
@@ -79,6 +89,7 @@ class StreamedAnswer:
         writer, parts = self._writer, self._parts
         assert writer is not None
         if parts:
+            self._is_quiet = False
             writer.write(parts[0] if len(parts) == 1 else b"".join(parts))
             parts.clear()
             if not writer.is_read:
@@ -86,6 +97,7 @@ class StreamedAnswer:
 
     def ended(self, error: Exception | None) -> None:
         assert self._writer is not None
+        self._stop_watching()
         self._parts.append(self._end(error))
         self._writer.end(b"".join(self._parts))
 
@@ -101,6 +113,18 @@ class StreamedAnswer:
         self._metrics.failed(INTERNAL.code)
         log.error("http.stream_crashed", extra={"answer": self._answer.id}, exc_info=error)
         return self._events.failed(INTERNAL)
+
+    def _watch(self) -> None:
+        """Say that nothing comes yet, where a client or something between would take silence for an end."""
+        assert self._writer is not None
+        if self._is_quiet and self.is_ready:
+            self._writer.write(self._idle_event)
+        self._is_quiet = True
+        self._timer = asyncio.get_running_loop().call_later(IDLE_EVENT_S, self._watch)
+
+    def _stop_watching(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
 
     async def _until_read(self, writer: BodyWriter) -> None:
         await writer.read()

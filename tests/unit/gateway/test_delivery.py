@@ -49,6 +49,7 @@ class Socket:
     """What was written, a part for each write; it may stop reading."""
 
     parts: list[bytes] = field(default_factory=list)
+    idle_event: bytes = b""
     is_ended: bool = False
     reads: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -109,7 +110,7 @@ class Stream:
             created=7,
         )
         metrics = AnswerMetrics(GatewayMetrics(["m"]), self.answer, 0.0)
-        self.streamed = StreamedAnswer(Chat(), self.body, self.answer, metrics)
+        self.streamed = StreamedAnswer(Chat().events(self.body, self.answer), self.answer, metrics)
         self.socket = Socket()
         self.streamed.begin(self.socket)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -16,9 +17,11 @@ from gateway.app import HttpSettings
 from gateway.dialects import DIALECTS
 from gateway.dialects.table import DialectTable
 from gateway.http.origins import WebAccess
+from gateway.routes import streamed
 from gateway.tenants.tenants import Tenants
 from tests.unit.gateway.conftest import MODEL, TEXT, Gateway, run_gateway
-from tests.unit.gateway.tiny_dialect import ALIVE, COUNT, LINES, NAMES, SAY, SAY_BY_PATH, TINY
+from tests.unit.gateway.tiny_dialect import ALIVE, COUNT, IDLE, LINES, NAMES, SAY, SAY_BY_PATH, TINY
+from tests.unit.gateway.wire import wire
 
 SECRET = "the-key-of-a-tiny-client"
 HEADERS = {"x-tiny-key": SECRET}
@@ -27,6 +30,8 @@ CHAT = "/v1/chat/completions"
 COUNTING, SHARED_MODEL = f"/tiny/count/{MODEL}", f"/v1/models/{MODEL}"
 FORM = {"trouble", "field", "id"}  # of a tiny error
 LARGEST = 100_000  # bytes of a body
+
+LIMIT_S = 60
 
 
 class Recorder(NoTracer):
@@ -88,9 +93,10 @@ async def test_errors_before_a_stream_have_the_dialect_s_form_and_its_names(gate
         assert answer.json().keys() == FORM
     gateway.script.refuse = OverloadedError("full", retry_after_s=7)
     answer = await gateway.http.post(SAY, json=BODY)
-    assert (answer.status_code, answer.json()["trouble"], answer.headers["retry-after"]) == (429, "full", "7")
+    assert (answer.status_code, answer.json()["trouble"], answer.headers["retry-after"]) == (529, "full", "7")
     metrics = (await gateway.http.get("/metrics", headers={"authorization": f"Bearer {SECRET}"})).text
     assert f'baton_refusal_seconds_count{{model_name="{MODEL}",when="at once"}} 1.0' in metrics
+    assert f'baton_dialect_requests_total{{dialect="tiny",path="{SAY}"}} {len(wrong) + 1}.0' in metrics
 
 
 @pytest.mark.parametrize("error", [WorkerFailedError("broke"), ZeroDivisionError("a bug")], ids=["ours", "a bug"])
@@ -103,6 +109,31 @@ async def test_an_error_in_a_stream_is_its_last_line(gateway: Gateway, error: Ex
     whole = await gateway.http.post(SAY, json=BODY)
     assert (whole.status_code, whole.json()) == (500, said[-1] | {"field": None, "id": whole.headers["x-request-id"]})
     assert gateway.script.running == {}
+
+
+async def test_a_silent_stream_says_so_in_the_dialect_s_way(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streamed, "IDLE_EVENT_S", 0.01)
+    gateway.script.hold_after = 3
+    read = b""
+    async with gateway.http.stream("POST", SAY, json=BODY | {"flowing": True}) as answer, asyncio.timeout(LIMIT_S):
+        async for data in answer.aiter_bytes():
+            read += data
+            if read.count(IDLE) > 1:
+                gateway.script.release.set()
+    *said, last = [line for line in lines(read.decode()) if "idle" not in line]
+    assert "".join(part["part"] for part in said) == TEXT
+    assert last == {"used": len(gateway.tokenizer.encode(TEXT)) + 1}
+
+
+async def test_a_client_that_sends_no_more_is_tried_with_the_dialect_s_idle_event(gateway: Gateway) -> None:
+    gateway.script.hold_after = 1
+    body = json.dumps(BODY | {"flowing": True}).encode()
+    head = f"POST {SAY} HTTP/1.1\r\nhost: localhost\r\nx-tiny-key: {SECRET}\r\ncontent-length: {len(body)}\r\n\r\n"
+    async with wire(gateway) as client:
+        await client.say(head.encode() + body)
+        client.writer.write_eof()
+        await client.until(b"%x\r\n%b\r\n" % (len(IDLE), IDLE))
+    await gateway.script.until(lambda: len(gateway.script.cancelled) == 1)
 
 
 async def test_a_key_is_read_and_asked_for_as_the_dialect_says(gateway: Gateway) -> None:
@@ -201,6 +232,8 @@ async def test_a_call_answers_without_generating(gateway: Gateway) -> None:
     forgotten = await gateway.http.delete(COUNTING)
     assert (forgotten.status_code, forgotten.content) == (200, b"")
     assert gateway.script.submitted == []
+    metrics = (await gateway.http.get("/metrics", headers={"authorization": f"Bearer {SECRET}"})).text
+    assert f'baton_dialect_requests_total{{dialect="tiny",path="{COUNT}"}} 4.0' in metrics
 
 
 async def test_a_view_knows_its_request_and_may_show_a_text_or_nothing(gateway: Gateway) -> None:

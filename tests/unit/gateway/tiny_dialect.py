@@ -24,6 +24,7 @@ SAY, SAY_BY_PATH = "/tiny/say", "/tiny/{model}/say"
 COUNT = "/tiny/count/{model}"
 NAMES, NAME, ALIVE, SHARED = "/tiny/names", "/tiny/names/{model:path}", "/tiny/alive", "/v1/models/{model:path}"
 LINES = "application/x-ndjson"
+IDLE = b'{"idle":true}\n'
 KEY = KeyForm(
     read=lambda headers: headers.get("x-tiny-key", ""),
     hint="`x-tiny-key: KEY`",
@@ -138,7 +139,8 @@ def _model(answers: Answers, asked: Asked) -> Any:
 
 
 def _error(problem: Problem, request_id: str) -> tuple[int, Json]:
-    return problem.status, {"trouble": problem.message, "field": problem.param, "id": request_id}
+    status = 529 if problem.status == 429 else problem.status
+    return status, {"trouble": problem.message, "field": problem.param, "id": request_id}
 
 
 def line(value: Json) -> bytes:
@@ -156,6 +158,7 @@ TINY = Dialect(
     prefixes=("/tiny",),
     recognises=lambda headers: "x-tiny" in headers,
     id_header="x-tiny-id",
+    idle_event=IDLE,
     error=_error,
     api=ApiPart(
         paths={
