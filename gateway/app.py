@@ -51,6 +51,7 @@ from gateway.tenants.kept import KeptKeys
 from gateway.tenants.tenants import Tenants
 
 OPENAPI_PATH = "/openapi.json"
+MAX_TOLD = 6  # paths, where one is not found
 
 MakeBatches = Callable[[Answers, DialectTable, GatewayMetrics], BatchRoutes]
 
@@ -250,7 +251,8 @@ def _on_serving_error(table: DialectTable) -> Handle:
 
 
 def _on_http_error(table: DialectTable) -> Handle:
-    served = f"POST {', '.join(entry.path for entry in table.entries.values())} answer, GET {OPENAPI_PATH} tells of all others"
+    some = [path for path in table.entries if "{" not in path][:MAX_TOLD]
+    served = f"POST {', '.join(some)} answer, GET {OPENAPI_PATH} tells of all others"
 
     async def handle(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)

@@ -56,17 +56,17 @@ class Refused:
     body = RefusedRequest
 
     def __init__(self, why: str) -> None:
-        self._why = why
+        self.why = why
 
     async def answer(self, body: RefusedRequest, answers: Answers, asked: Asked) -> Json:
-        raise InvalidRequestError(self._why)
+        raise InvalidRequestError(self.why)
 
     def view(self, answers: Answers, asked: Asked) -> Json:
         """Raises InvalidRequestError."""
-        raise InvalidRequestError(self._why)
+        raise InvalidRequestError(self.why)
 
 
-_REFUSED = {
+_REFUSED: Mapping[str, Refused] = {
     f"{ROOT}/systemsharedmemory/{{rest:path}}": Refused(NO_SHARED_MEMORY),
     f"{ROOT}/cudasharedmemory/{{rest:path}}": Refused(NO_SHARED_MEMORY),
     f"{ROOT}/trace/setting": Refused(NO_TRACE),
@@ -132,6 +132,12 @@ def _api() -> ApiPart:
         answer = ref("InferAnswer" if isinstance(endpoint, Infer) else "GenerateAnswer")
         for path in of_models(below):
             paths[told_path(path)] = {"post": post(endpoint.body, answer, stream_type=stream_type, error=_ERROR)}
+    for path, call in {**_CALLS, **_REFUSED}.items():
+        if isinstance(call, Refused):
+            why = f"Refused: {call.why}"
+            told = paths[told_path(path)] = {"post": post(RefusedRequest, {}, error=_ERROR) | {"summary": why}}
+            if path in _REFUSED:
+                told["get"] = get(told_path(path), why, JSON, error=_ERROR)
     text: Json = {"type": "string"}
     named = {"model_name": text, "model_version": text}
     tensor = fields({"name": text, "datatype": text, "shape": {"type": "array", "items": {"type": "integer"}}})
@@ -140,7 +146,7 @@ def _api() -> ApiPart:
         "GenerateAnswer": fields(named),
         "InferAnswer": fields(named | {"outputs": {"type": "array", "items": tensor}}),
     }
-    return ApiPart(paths=paths, bodies=(InferRequest, GenerateRequest, IndexRequest), schemas=schemas)
+    return ApiPart(paths=paths, bodies=(InferRequest, GenerateRequest, IndexRequest, RefusedRequest), schemas=schemas)
 
 
 def _error(problem: Problem, request_id: str) -> tuple[int, Json]:
