@@ -8,6 +8,7 @@ from itertools import groupby
 
 import torch
 
+from engine.formats.forms import PLAIN, InputForm, Rows
 from engine.formats.product import Format, Linear, LinearSpec
 from engine.kernels.activation import act_and_mul
 from engine.weights.parameters import Weights
@@ -18,6 +19,9 @@ class SideBySide:
     """Products of the same inputs."""
 
     linears: tuple[Linear, ...]
+
+    def wants(self, num_rows: int, dtype: torch.dtype) -> InputForm:
+        return PLAIN
 
     def __call__(self, x: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
         return torch.cat([linear(x) for linear in self.linears], dim=-1, out=out)
@@ -30,6 +34,9 @@ class SideBySide:
 
     def gated(self, x: torch.Tensor, activation: str = "silu") -> torch.Tensor:
         return act_and_mul(self(x), activation)
+
+    def gated_as(self, form: InputForm, x: torch.Tensor, activation: str = "silu") -> Rows:
+        return form.of(self.gated(x, activation))
 
 
 def declare(spec: LinearSpec, format_of: Callable[[str], Format], weights: Weights, *, under: str) -> Linear:

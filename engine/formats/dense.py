@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from engine.formats.forms import PLAIN, InputForm, Rows
 from engine.formats.product import ExpertsSpec, Linear, LinearSpec, Order, declare_bias
 from engine.kernels.linear import gated_linear, linear, linear_onto, linear_parts, packed
 from engine.weights.parameters import Parameter, Part, Shard, Way, Weights, of_experts
@@ -18,6 +19,9 @@ class Dense:
     weight: torch.Tensor  # [N, K]
     bias: torch.Tensor | None = None  # [N]
 
+    def wants(self, num_rows: int, dtype: torch.dtype) -> InputForm:
+        return PLAIN
+
     def __call__(self, x: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
         return linear(x, self.weight, self.bias, out=out)
 
@@ -29,6 +33,9 @@ class Dense:
 
     def gated(self, x: torch.Tensor, activation: str = "silu") -> torch.Tensor:
         return gated_linear(x, self.weight, self.bias, activation)
+
+    def gated_as(self, form: InputForm, x: torch.Tensor, activation: str = "silu") -> Rows:
+        return form.of(self.gated(x, activation))
 
     def pack(self) -> None:
         """Order the loaded weight as products read it fastest."""

@@ -12,6 +12,7 @@ from enum import Enum, auto
 import torch
 
 from engine.formats.dense import DENSE, Dense, rows_of_each, ways_of
+from engine.formats.forms import PLAIN, InFp8, InputForm, Rows
 from engine.formats.product import ExpertsSpec, Linear, LinearSpec, declare_bias
 from engine.formats.stored import (
     StoredPart,
@@ -30,7 +31,6 @@ from engine.kernels.quantised.fp8 import (
     PARTS,
     Fp8Matrix,
     Fp8Rows,
-    Rounding,
     gated_product,
     gated_product_of_rows,
     multiplies_fp8,
@@ -67,34 +67,34 @@ class Fp8Linear:
     matrix: Fp8Matrix
     bias: torch.Tensor | None
 
-    def __call__(self, x: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
+    def wants(self, num_rows: int, dtype: torch.dtype) -> InputForm:
+        """Rounded rows, but few of 32 bits as they are."""
+        is_kept = num_rows <= FEW_ROWS and dtype not in PARTS
+        return PLAIN if is_kept else InFp8(rounding_of(self.matrix, num_rows, dtype))
+
+    def __call__(self, x: torch.Tensor | Fp8Rows, *, out: torch.Tensor | None = None) -> torch.Tensor:
+        if isinstance(x, Fp8Rows):
+            return product_of_rows(x.values, x.scale, self.matrix, self.bias, x.dtype)
         return product(x, self.matrix, self.bias, out=out)
 
-    def parts(self, x: torch.Tensor) -> torch.Tensor:
+    def parts(self, x: torch.Tensor | Fp8Rows) -> torch.Tensor:
+        if isinstance(x, Fp8Rows):
+            return product_of_rows(x.values, x.scale, self.matrix, self.bias, x.dtype, partial=True)
         return product_parts(x, self.matrix, self.bias)
 
-    def onto(self, residual: torch.Tensor, x: torch.Tensor) -> torch.Tensor | None:
-        return product_parts(x, self.matrix, self.bias)
+    def onto(self, residual: torch.Tensor, x: torch.Tensor | Fp8Rows) -> torch.Tensor | None:
+        return self.parts(x)
 
-    def gated(self, x: torch.Tensor, activation: str = "silu") -> torch.Tensor:
+    def gated(self, x: torch.Tensor | Fp8Rows, activation: str = "silu") -> torch.Tensor:
+        if isinstance(x, Fp8Rows):
+            return gated_product_of_rows(x.values, x.scale, self.matrix, self.bias, x.dtype, activation)
         return gated_product(x, self.matrix, self.bias, activation)
 
-    def rounding(self, num_rows: int, dtype: torch.dtype) -> Rounding | None:
-        """How a product's rows become 8-bit floats: whoever writes them should do it. None: few of 32 bits stay as they are."""
-        is_kept = num_rows <= FEW_ROWS and dtype not in PARTS
-        return None if is_kept else rounding_of(self.matrix, num_rows, dtype)
-
-    def of_rows(self, rows: Fp8Rows, *, parts: bool = False) -> torch.Tensor:
-        """Return the product [T, N] of rounded rows; `parts`: or its partial sums, as `parts` does."""
-        return product_of_rows(rows.values, rows.scale, self.matrix, self.bias, rows.dtype, partial=parts)
-
-    def gated_of_rows(self, rows: Fp8Rows, activation: str = "silu") -> torch.Tensor:
-        """Return the gated product of rounded rows."""
-        return gated_product_of_rows(rows.values, rows.scale, self.matrix, self.bias, rows.dtype, activation)
-
-    def gated_rows(self, rows: Fp8Rows, rounding: Rounding, activation: str = "silu") -> Fp8Rows:
-        """Return the same, rounded for the next product."""
-        return rounded_gated_product(rows.values, rows.scale, self.matrix, self.bias, rows.dtype, rounding, activation)
+    def gated_as(self, form: InputForm, x: torch.Tensor | Fp8Rows, activation: str = "silu") -> Rows:
+        if isinstance(x, Fp8Rows) and isinstance(form, InFp8):  # one kernel
+            scaled = x.values, x.scale, self.matrix, self.bias, x.dtype
+            return rounded_gated_product(*scaled, form.rounding, activation)
+        return form.of(self.gated(x, activation))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 import torch
 
 from engine.formats.dense import Dense
+from engine.formats.forms import PLAIN, InFp8, InputForm, Rows
 from engine.formats.int8 import ROUNDED, Int8Linear
 from engine.formats.product import Linear
 from engine.kernels.device import use_triton
 from engine.kernels.linear import packed
 from engine.kernels.quantised import groups
-from engine.kernels.quantised.fp8 import Fp8Rows, Rounding, quantise_rows
+from engine.kernels.quantised.fp8 import Fp8Rows
 from engine.kernels.quantised.groups import Groups, narrow
 from engine.kernels.quantised.int8 import MOST_INPUTS, multiplies_bytes, quantise
 from engine.weights.parameters import Weights
@@ -26,33 +27,33 @@ class Grouped:
     bias: torch.Tensor | None = None  # [N]
     order: torch.Tensor | None = None  # [K] of the inputs; None: as they come
 
-    def __call__(self, x: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
+    def wants(self, num_rows: int, dtype: torch.dtype) -> InputForm:
+        """Rounded rows where a kernel multiplies them, unless the inputs have another order."""
+        rounding = groups.rounding_of(self.weight, num_rows, dtype) if self.order is None else None
+        return PLAIN if rounding is None else InFp8(rounding)
+
+    def __call__(self, x: torch.Tensor | Fp8Rows, *, out: torch.Tensor | None = None) -> torch.Tensor:
+        if isinstance(x, Fp8Rows):
+            return groups.product_of_rows(x.values, x.scale, self.weight, self.bias)
         return groups.linear(self._ordered(x), self.weight, self.bias, out=out)
 
-    def parts(self, x: torch.Tensor) -> torch.Tensor:
+    def parts(self, x: torch.Tensor | Fp8Rows) -> torch.Tensor:
+        if isinstance(x, Fp8Rows):
+            return groups.product_of_rows(x.values, x.scale, self.weight, self.bias, partial=True)
         return groups.linear_parts(self._ordered(x), self.weight, self.bias)
 
-    def onto(self, residual: torch.Tensor, x: torch.Tensor) -> torch.Tensor | None:
+    def onto(self, residual: torch.Tensor, x: torch.Tensor | Fp8Rows) -> torch.Tensor | None:
+        if isinstance(x, Fp8Rows):
+            return self.parts(x)
         return groups.linear_onto(residual, self._ordered(x), self.weight, self.bias)
 
-    def gated(self, x: torch.Tensor, activation: str = "silu") -> torch.Tensor:
+    def gated(self, x: torch.Tensor | Fp8Rows, activation: str = "silu") -> torch.Tensor:
+        if isinstance(x, Fp8Rows):
+            return groups.gated_product_of_rows(x.values, x.scale, self.weight, self.bias, activation)
         return groups.gated_linear(self._ordered(x), self.weight, self.bias, activation)
 
-    def rounding(self, num_rows: int, dtype: torch.dtype) -> Rounding | None:
-        """How a product's rows become 8-bit floats: whoever writes them should do it. None: they stay as they are."""
-        return None if self.order is not None else groups.rounding_of(self.weight, num_rows, dtype)
-
-    def of_rows(self, rows: Fp8Rows, *, parts: bool = False) -> torch.Tensor:
-        """Return the product [T, N] of rounded rows; `parts`: or its partial sums, as `parts` does."""
-        return groups.product_of_rows(rows.values, rows.scale, self.weight, self.bias, partial=parts)
-
-    def gated_of_rows(self, rows: Fp8Rows, activation: str = "silu") -> torch.Tensor:
-        """Return the gated product of rounded rows."""
-        return groups.gated_product_of_rows(rows.values, rows.scale, self.weight, self.bias, activation)
-
-    def gated_rows(self, rows: Fp8Rows, rounding: Rounding, activation: str = "silu") -> Fp8Rows:
-        """Return the same, rounded for the next product."""
-        return quantise_rows(self.gated_of_rows(rows, activation), rounding)
+    def gated_as(self, form: InputForm, x: torch.Tensor | Fp8Rows, activation: str = "silu") -> Rows:
+        return form.of(self.gated(x, activation))
 
     def narrow(self) -> None:
         """Keep the scales in 16 bits where that is exact."""
@@ -77,7 +78,7 @@ class WhenLoaded:
     product: Linear = field(init=False)
 
     def prepare(self) -> None:
-        """The groups go."""
+        """Release the packed groups: the prepared product replaces them."""
         assert self.loading is not None
         loading, self.loading = self.loading, None
         if self.in_rows:
@@ -86,17 +87,23 @@ class WhenLoaded:
         else:
             self.product = Dense(packed(loading.plain(self.dtype)), loading.bias)
 
-    def __call__(self, x: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
+    def wants(self, num_rows: int, dtype: torch.dtype) -> InputForm:
+        return self.product.wants(num_rows, dtype)
+
+    def __call__(self, x: Rows, *, out: torch.Tensor | None = None) -> torch.Tensor:
         return self.product(x, out=out)
 
-    def parts(self, x: torch.Tensor) -> torch.Tensor:
+    def parts(self, x: Rows) -> torch.Tensor:
         return self.product.parts(x)
 
-    def onto(self, residual: torch.Tensor, x: torch.Tensor) -> torch.Tensor | None:
+    def onto(self, residual: torch.Tensor, x: Rows) -> torch.Tensor | None:
         return self.product.onto(residual, x)
 
-    def gated(self, x: torch.Tensor, activation: str = "silu") -> torch.Tensor:
+    def gated(self, x: Rows, activation: str = "silu") -> torch.Tensor:
         return self.product.gated(x, activation)
+
+    def gated_as(self, form: InputForm, x: Rows, activation: str = "silu") -> Rows:
+        return self.product.gated_as(form, x, activation)
 
 
 def serving(grouped: Grouped, weights: Weights) -> Linear:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from engine.formats.dense import DENSE
+from engine.formats.forms import InInt8, InputForm, Rows
 from engine.formats.product import ExpertsSpec, Linear, LinearSpec, declare_bias
 from engine.formats.tables import Table
 from engine.kernels.activation import act_and_mul
@@ -18,11 +19,9 @@ from engine.kernels.quantised.int8 import (
     Int8Product,
     Int8Rows,
     gated_rows,
-    product,
     product_of_rows,
     product_onto,
     quantise,
-    quantised,
 )
 from engine.weights.parameters import Parameter, Weights
 
@@ -42,44 +41,34 @@ class Int8Linear:
     def put(self, matrix: Int8) -> None:
         self._weight = Int8Product.of(matrix)
 
-    def __call__(self, x: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
+    @property
+    def _loaded(self) -> Int8Product:
         assert self._weight is not None
-        return product(x, self._weight, self.bias, out=out)
+        return self._weight
 
-    def parts(self, x: torch.Tensor) -> torch.Tensor:
+    def wants(self, num_rows: int, dtype: torch.dtype) -> InputForm:
+        return InInt8(self._loaded.columns)
+
+    def __call__(self, x: torch.Tensor | Int8Rows, *, out: torch.Tensor | None = None) -> torch.Tensor:
+        return product_of_rows(self._rows(x), self._loaded, self.bias, out=out)
+
+    def parts(self, x: torch.Tensor | Int8Rows) -> torch.Tensor:
         return self(x)
 
-    def onto(self, residual: torch.Tensor, x: torch.Tensor) -> torch.Tensor | None:
-        self.rows_onto(residual, self.rows(x))
+    def onto(self, residual: torch.Tensor, x: torch.Tensor | Int8Rows) -> torch.Tensor | None:
+        product_onto(residual, self._rows(x), self._loaded, self.bias)
         return None
 
-    def gated(self, x: torch.Tensor, activation: str = "silu") -> torch.Tensor:
+    def gated(self, x: torch.Tensor | Int8Rows, activation: str = "silu") -> torch.Tensor:
         return act_and_mul.reference(self(x), activation)
 
-    @property
-    def columns(self) -> torch.Tensor:
-        """Factors of the inputs, applied before an input becomes a code, [K] float32."""
-        assert self._weight is not None
-        return self._weight.columns
+    def gated_as(self, form: InputForm, x: torch.Tensor | Int8Rows, activation: str = "silu") -> Rows:
+        if isinstance(form, InInt8):  # without a tensor of floats between
+            return gated_rows(self._rows(x), self._loaded, self.bias, activation, form.columns)
+        return form.of(self.gated(x, activation))
 
-    def rows(self, x: torch.Tensor) -> Int8Rows:
-        """Return x [T, K] quantised for this product."""
-        return quantised(x.float() * self.columns, x.dtype)
-
-    def of_rows(self, rows: Int8Rows) -> torch.Tensor:
-        """Return the product [T, N] of rows that are quantised."""
-        assert self._weight is not None
-        return product_of_rows(rows, self._weight, self.bias)
-
-    def rows_onto(self, residual: torch.Tensor, rows: Int8Rows) -> None:
-        """Add the product of rows that are quantised to `residual` [T, N]."""
-        assert self._weight is not None
-        product_onto(residual, rows, self._weight, self.bias)
-
-    def gated_rows(self, rows: Int8Rows, activation: str, reader: Int8Linear) -> Int8Rows:
-        """Return act(first half) * second half of the product of rows that are quantised, quantised for `reader`."""
-        assert self._weight is not None
-        return gated_rows(rows, self._weight, self.bias, activation, reader.columns)
+    def _rows(self, x: torch.Tensor | Int8Rows) -> Int8Rows:
+        return x if isinstance(x, Int8Rows) else InInt8(self._loaded.columns).of(x)
 
 
 @dataclass(slots=True)

@@ -10,6 +10,7 @@ from typing import Protocol
 
 import torch
 
+from engine.formats.forms import InputForm, Rows
 from engine.kernels.experts.mixture import Matrices
 from engine.weights.parameters import Parameter, Part, Shard, Weights, of_experts, stacked
 
@@ -98,22 +99,30 @@ class ExpertsSpec:
 
 
 class Linear(Protocol):
-    """A product with a weight, whatever its format."""
+    """A product with a weight, whatever its format. `x` are plain rows [T, K], or rows in the form that it wants for so many."""
 
-    def __call__(self, x: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
-        """Return the product [T, N], in `out` if it is given."""
+    def wants(self, num_rows: int, dtype: torch.dtype) -> InputForm:
+        """The form in which it reads so many rows fastest, of activations in `dtype`."""
         ...
 
-    def parts(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: Rows, *, out: torch.Tensor | None = None) -> torch.Tensor:
+        """Return the product [T, N], in `out` if it is given, for which rows are plain."""
+        ...
+
+    def parts(self, x: Rows) -> torch.Tensor:
         """Return the product, or partial sums [P, T, N] for a kernel that adds up as it reads."""
         ...
 
-    def onto(self, residual: torch.Tensor, x: torch.Tensor) -> torch.Tensor | None:
+    def onto(self, residual: torch.Tensor, x: Rows) -> torch.Tensor | None:
         """Add the product to `residual` [T, N] in place and return None, or leave it and return `parts`."""
         ...
 
-    def gated(self, x: torch.Tensor, activation: str = "silu") -> torch.Tensor:
+    def gated(self, x: Rows, activation: str = "silu") -> torch.Tensor:
         """Return act(first half) * second half of the product, [T, N / 2]; "silu" or "gelu_tanh"."""
+        ...
+
+    def gated_as(self, form: InputForm, x: Rows, activation: str = "silu") -> Rows:
+        """Return the same in the form that the next product wants."""
         ...
 
 

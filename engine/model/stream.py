@@ -6,12 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.formats.int8 import Int8Linear
+from engine.formats.forms import PLAIN, InputForm, Rows, summed
 from engine.formats.product import Linear
-from engine.kernels.quantised.fp8 import Fp8Rows, Rounding
-from engine.kernels.quantised.int8 import Int8Rows
-from engine.kernels.quantised.int8 import normed_rows as normed_codes
-from engine.model.layers.norm import Norm, RmsNorm
+from engine.model.layers.norm import Norm
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,24 +47,16 @@ class Stream:
         """Go on with this one alone."""
         self._residual, self._added, self.streams = residual, None, None
 
-    def normed(self, norm: Norm, *, again: bool = False) -> torch.Tensor:
-        """Add up, and return the sum's norm [T, E]: one kernel. `again`: the layer's other half reads it too."""
-        x, self._residual = norm.of_sum(self._added, self._residual)
-        self._added = None
-        if again:
-            self._read = x
-        return x
-
-    def normed_rows(self, norm: RmsNorm, rounding: Rounding) -> Fp8Rows:
-        """Add up, and return the sum's norm in 8-bit floats: one kernel."""
-        rows, self._residual = norm.rows_of_sum(self._added, self._residual, rounding)
+    def normed(self, norm: Norm, form: InputForm = PLAIN) -> Rows:
+        """Add up, and return the sum's norm [T, E] in a product's form."""
+        rows, self._residual = norm.of_sum(self._added, self._residual, form)
         self._added = None
         return rows
 
-    def normed_codes(self, norm: RmsNorm, linear: Int8Linear) -> Int8Rows:
-        """Add up, and return the sum's norm in whole numbers for a product."""
-        self._settle()
-        return normed_codes(self._residual, norm.weight, norm.eps, linear.columns, plus_one=norm.plus_one)
+    def normed_for_both(self, norm: Norm) -> torch.Tensor:
+        """Add up, and return the sum's norm [T, E], which the layer's other half reads, too."""
+        self._read = x = self.normed(norm)
+        return x
 
     @property
     def num_rows(self) -> int:
@@ -88,15 +77,10 @@ class Stream:
         self._settle()
         return self._residual
 
-    def plus(self, linear: Linear, x: torch.Tensor) -> None:
-        """Add a product."""
+    def plus(self, linear: Linear, x: Rows) -> None:
+        """Add the product of rows, which are plain or in its form."""
         self._settle()
         self._added = linear.onto(self._residual, x)
-
-    def plus_codes(self, linear: Int8Linear, rows: Int8Rows) -> None:
-        """Add a product of rows in whole numbers."""
-        self._settle()
-        linear.rows_onto(self._residual, rows)
 
     def add(self, added: torch.Tensor) -> None:
         """Add a sum [T, E], or its terms [P, T, E]."""
@@ -128,10 +112,4 @@ class Stream:
         self._residual = self._residual.index_select(0, rows)
 
     def _settle(self) -> None:
-        added = self._added
-        if added is None:
-            return
-        if added.dim() > self._residual.dim():
-            added = added.sum(dim=0)
-        self._residual = self._residual + added.to(self._residual.dtype)
-        self._added = None
+        self._residual, self._added = summed(self._added, self._residual), None

@@ -5,17 +5,11 @@ from __future__ import annotations
 import torch
 
 from engine.batch.batch import ForwardBatch
-from engine.formats.fp8 import Fp8Linear
-from engine.formats.grouped import Grouped
-from engine.formats.int8 import Int8Linear
+from engine.formats.forms import PLAIN, InputForm, Rows
 from engine.formats.product import Linear
-from engine.kernels.quantised.fp8 import Fp8Rows, quantise_rows
-from engine.kernels.quantised.int8 import Int8Rows
-from engine.model.layers.norm import Norm, RmsNorm
+from engine.model.layers.norm import Norm
 from engine.model.stream import Stream
 from engine.spec.model import BranchSpec
-
-Rounds = Fp8Linear | Grouped  # products whose rows may be 8-bit floats
 
 
 class Branch:
@@ -33,69 +27,34 @@ class Branch:
         self._before, self._after, self._scalar = before, after, scalar
         self._multiplier = spec.multiplier
         self._shares, self._is_read_again = spec.shares, is_read_again
-        self._is_shared = spec.shares or is_read_again
         self._adds_plainly = after is None and spec.multiplier == 1.0
 
-    def read(self, stream: Stream) -> torch.Tensor:
-        """Return what the half computes on, [T, E]."""
+    def read(self, stream: Stream, form: InputForm = PLAIN) -> Rows:
+        """Return what the half computes on, [T, E], in a product's form."""
         if self._shares:
-            return stream.read_again()
+            return form.of(stream.read_again())
         if self._before is None:
-            return stream.whole()
-        return stream.normed(self._before, again=self._is_read_again)
+            return form.of(stream.whole())
+        if self._is_read_again:
+            return form.of(stream.normed_for_both(self._before))
+        return stream.normed(self._before, form)
 
     def product(self, stream: Stream, linear: Linear, *, parts: bool = False) -> torch.Tensor:
         """Return the product of what the half computes on, [T, N], or its partial sums (`Linear.parts`)."""
-        if isinstance(linear, Rounds) and (rows := self._rounded(stream, linear)) is not None:
-            return linear.of_rows(rows, parts=parts)
-        if isinstance(linear, Int8Linear):
-            return linear.of_rows(self._codes(stream, linear))
-        x = self.read(stream)
-        return linear.parts(x) if parts else linear(x)
-
-    def gated(self, stream: Stream, linear: Linear, activation: str) -> torch.Tensor:
-        """Return act(first half) * second half of that product."""
-        if isinstance(linear, Rounds) and (rows := self._rounded(stream, linear)) is not None:
-            return linear.gated_of_rows(rows, activation)
-        return linear.gated(self.read(stream), activation)
+        rows = self.read(stream, _wanted(linear, stream))
+        return linear.parts(rows) if parts else linear(rows)
 
     def add_gated(self, stream: Stream, up: Linear, down: Linear, activation: str) -> None:
         """Add a whole gated MLP of what the half computes on."""
-        if self._adds_plainly and isinstance(up, Rounds) and isinstance(down, Rounds):
-            self._add_rounded(stream, up, down, activation)
-        elif self._adds_plainly and isinstance(up, Int8Linear) and isinstance(down, Int8Linear):
-            stream.plus_codes(down, up.gated_rows(self._codes(stream, up), activation, down))
+        form = _wanted(up, stream)
+        rows = self.read(stream, form)
+        if self._adds_plainly and form is not PLAIN:
+            self.add(stream, down, up.gated_as(_wanted(down, stream), rows, activation))
         else:
-            self.add(stream, down, self.gated(stream, up, activation))
-            return
-        if self._scalar is not None:
-            stream.times(self._scalar)
+            self.add(stream, down, up.gated(rows, activation))
 
-    def _add_rounded(self, stream: Stream, up: Rounds, down: Rounds, activation: str) -> None:
-        """Add a gated MLP whose products round what they read."""
-        rounding = down.rounding(stream.num_rows, stream.dtype)
-        if rounding is not None and (rows := self._rounded(stream, up)) is not None:
-            stream.add(down.of_rows(up.gated_rows(rows, rounding, activation), parts=True))
-        else:
-            stream.plus(down, self.gated(stream, up, activation))
-
-    def _rounded(self, stream: Stream, linear: Rounds) -> Fp8Rows | None:
-        """Return what the half computes on as a product rounds it; None: it doesn't."""
-        norm, rounding = self._before, linear.rounding(stream.num_rows, stream.dtype)
-        if rounding is None:
-            return None
-        if isinstance(norm, RmsNorm) and not self._is_shared:
-            return stream.normed_rows(norm, rounding)
-        return quantise_rows(self.read(stream), rounding)
-
-    def _codes(self, stream: Stream, linear: Int8Linear) -> Int8Rows:
-        """Return what the half computes on, in whole numbers for a product."""
-        if isinstance(self._before, RmsNorm) and not self._is_shared:
-            return stream.normed_codes(self._before, linear)
-        return linear.rows(self.read(stream))
-
-    def add(self, stream: Stream, linear: Linear, x: torch.Tensor) -> None:
-        """Add the product of x to the stream."""
+    def add(self, stream: Stream, linear: Linear, x: Rows) -> None:
+        """Add to the stream the product of x, which is plain or in its form."""
         if not self._adds_plainly:
             self.add_value(stream, linear(x))
             return
@@ -132,6 +91,10 @@ class Branch:
         stream.add(x if self._multiplier == 1.0 else x * self._multiplier)
         if self._scalar is not None:
             stream.times(self._scalar)
+
+
+def _wanted(linear: Linear, stream: Stream) -> InputForm:
+    return linear.wants(stream.num_rows, stream.dtype)
 
 
 def _summed(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

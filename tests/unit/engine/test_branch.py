@@ -16,7 +16,7 @@ from engine.spec.model import BranchSpec
 SIZE = 256
 
 
-def _floats(rows: int) -> Fp8Linear:
+def eight_bit_floats(rows: int) -> Fp8Linear:
     weight = torch.randn(rows, SIZE).to(FP8)
     return Fp8Linear(Fp8Matrix(weight, torch.full((rows,), 0.01)), None)
 
@@ -29,7 +29,7 @@ def _codes(rows: int) -> Grouped:
 def test_halves_that_read_the_same_take_an_mlp_in_two_formats() -> None:
     """On a CPU 8-bit floats are rounded and codes are not: what is read once must not be asked for again."""
     norm = RmsNorm(torch.ones(SIZE, dtype=torch.bfloat16), 1e-5)
-    up, down = _floats(2 * SIZE), _codes(SIZE)
+    up, down = eight_bit_floats(2 * SIZE), _codes(SIZE)
     stream = Stream(torch.randn(3, SIZE).bfloat16())
     first = Branch(BranchSpec(before="norm"), before=norm, after=None, scalar=None, is_read_again=True)
     second = Branch(BranchSpec(shares=True), before=None, after=None, scalar=None, is_read_again=False)

@@ -18,6 +18,7 @@ from cli.entry import PACKAGES
 ROOT = Path(__file__).resolve().parents[3]
 LONG_COMMENT_WORDS = 12
 FIRST_WORDS_THAT_LEAN = ("of", "for", "in", "so")  # such a comment can't be read without the name on its left
+FIRST_WORDS_OF_LEANING_LINES = ("of", "by", "behind", "instead", "what", "whose")
 VALUE_BASES = {"Struct", "BaseModel", "Protocol", "StrEnum", "Enum", "IntEnum", "NamedTuple", "TypedDict", "Exception"}
 
 
@@ -172,6 +173,32 @@ def circles_of_files() -> Measure:
     return Measure(len(found), [" ⇄ ".join(ring) for ring in found])
 
 
+def circles_of_rooms() -> Measure:
+    """Rooms, folders of a package, that import each other in a ring."""
+    rooms: dict[str, set[str]] = {}
+    for module, imported in _imports().items():
+        rooms.setdefault(_room(module), set()).update(map(_room, imported))
+    found = [sorted(ring) for ring in _rings({room: below - {room} for room, below in rooms.items()})]
+    return Measure(len(found), [" ⇄ ".join(ring) for ring in found])
+
+
+def _room(module: str) -> str:
+    package, *rest = module.split(".")
+    return f"{package}.{rest[0]}" if rest else package
+
+
+def formats_that_layers_ask_for() -> Measure:
+    """`isinstance` on a product's format where layers compute: they ask `Linear.wants` instead."""
+    layers = sources("engine/model")
+    found = [
+        f"{name_of(path)}:{node.lineno}"
+        for path in layers
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "isinstance" and "Linear" in ast.unparse(node)
+    ]
+    return Measure(len(found), found)
+
+
 def import_floors_of_the_gateway() -> Measure:
     """The longest chain of rooms below each other."""
     rooms: dict[str, set[str]] = {}
@@ -275,6 +302,26 @@ def leaning_trailing_comments() -> Measure:
     return Measure(len(found), found[:10])
 
 
+def leaning_comments() -> Measure:
+    """Comments on lines of their own whose first word leans on something that isn't named."""
+    found = [
+        f"{name_of(path)}:{line}"
+        for path in sources(*PACKAGES)
+        for line, text in _beginnings(path)
+        if text.split(" ")[0].lower().strip(",.") in FIRST_WORDS_OF_LEANING_LINES
+    ]
+    return Measure(len(found), found[:10])
+
+
+def _beginnings(path: Path) -> Iterator[tuple[int, str]]:
+    """The first line of each comment on lines of its own."""
+    before = 0
+    for line, text, trailing in _comments(path):
+        if not trailing and line != before + 1:
+            yield line, text
+        before = line if not trailing else 0
+
+
 def prose_words_per_100_lines() -> Measure:
     words = lines = 0
     for path in sources(*PACKAGES):
@@ -310,9 +357,12 @@ MEASURES: dict[str, Callable[[], Measure]] = {
         inheritance_between_our_classes,
         complexity,
         circles_of_files,
+        circles_of_rooms,
+        formats_that_layers_ask_for,
         import_floors_of_the_gateway,
         long_trailing_comments,
         leaning_trailing_comments,
+        leaning_comments,
         prose_words_per_100_lines,
         sentence_words_in_docs,
     )
