@@ -12,7 +12,7 @@ from typing import Annotated
 import msgspec
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1, "uint8": 1}
-# What people ask for, by the dtype of a part that holds codes of keys and values.
+# dtype of a part with quantised keys and values -> `--kv-cache-dtype`'s word.
 KV_NAMES = {"float8_e4m3fn": "fp8", "uint8": "int8"}
 LANE_BYTES = 4  # digests and copies count 32-bit words
 

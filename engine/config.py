@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-# What `kv_cache_dtype` asks for, also by vLLM's names. None: keys and values stay in the dtype that the model computes in.
+# `kv_cache_dtype`, also by vLLM's names -> the quantised form. None: keys and values keep the model's compute dtype.
 KV_CACHE_DTYPES: dict[str, Literal["fp8", "int8"] | None] = {
     "auto": None,
     "bfloat16": None,

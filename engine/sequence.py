@@ -19,7 +19,7 @@ from common.messages import Grammar, PromptLogprobs, SamplingParams
 from common.words import Finish
 from engine.arrays import Longs
 
-# Of a chunk that scores its prompt: each token needs logits, which are as wide as the vocabulary.
+# Tokens of a chunk that scores its prompt: each needs logits as wide as the vocabulary.
 MAX_SCORED_TOKENS = 64
 
 _BEGIN = attrgetter("begin")
@@ -191,7 +191,7 @@ class Chunk:
 
     def state_behind(self, position: int) -> State | None:
         """Where the state behind the token at this position is; None before the first one, or where it is nowhere."""
-        # By bisection: a prompt's chunk asks for every block of tokens, and has a state for each checkpoint.
+        # Bisection: a prompt's chunk asks for every block of tokens, and has a state for each checkpoint.
         if not (number := bisect_right(self.states, position, key=_BEGIN)):
             return None
         state = self.states[number - 1]

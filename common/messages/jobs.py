@@ -10,7 +10,7 @@ from msgspec import UNSET, UnsetType
 from common.messages.base import PROTOCOL_VERSION, WorkerMessage
 
 MAX_GRAMMAR_CHARS = 64 << 10
-# What llguidance may spend on one grammar; gateway and workers must agree, or one would take what the other refuses.
+# llguidance's limits for one grammar; gateway and workers must agree, or one would take what the other refuses.
 GRAMMAR_LIMITS: dict[str, Any] = {
     "initial_lexer_fuel": 400_000,  # 50,000 take a millisecond
     "step_lexer_fuel": 100_000,  # 14,000 take a mask a millisecond

@@ -23,7 +23,7 @@ from common.messages import (
 )
 from common.subjects import is_id
 
-# By the subject's kind: where the speaker's name is. `baton.planner` and the like without a name are release 0.1.0's.
+# Kind of subject -> index of the speaker's name. `baton.planner` and the like without a name are release 0.1.0's.
 _PLACES = {"heartbeat": 2, "gatebeat": 2, "planner": 2, "gateway": 3, "frames": 3, "peer": 3, "order": 3, "plan": 3}
 
 

@@ -20,7 +20,7 @@ _MAX_PIECE = 512  # letters; every way to cut a piece in two is looked at
 _ENDS_OF_TURNS = {"<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<turn|>", "<|return|>", "<eos>"}
 _ENDS_OF_TURNS |= {"<|endoftext|>", "<|end_of_text|>"}
 _END_TEXTS = {"eot_token_id": _ENDS_OF_TURNS, "eom_token_id": {"<|eom_id|>", "<|eom|>", "<|tool_response>"}}
-# What generation_config.json calls the tokens' choice that the makers want, by what a file calls it.
+# GGUF's names of the makers' sampling defaults -> generation_config.json's.
 _SAMPLING = {f"general.sampling.{name}": name for name in ("top_k", "top_p", "min_p")}
 _SAMPLING |= {"general.sampling.temp": "temperature", "general.sampling.penalty_repeat": "repetition_penalty"}
 

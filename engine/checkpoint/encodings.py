@@ -12,7 +12,7 @@ import torch
 from engine.checkpoint.safetensors import CheckpointError, StoredTensor, described_by
 from engine.kernels.quantised.gguf_blocks import BLOCK_BYTES, BLOCK_ELEMENTS, DECODERS, decoded
 
-# By safetensors' names. Integers, and floats of 8 bits that a format asks for, are copied as they are.
+# safetensors' dtype names. Integers, and 8-bit floats that a format asks for, are copied as they are.
 _DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,

@@ -37,10 +37,10 @@ class StoredTensor:
     file: Path
     begin: int  # first byte in the file
     end: int
-    # Of a GGUF file: a parameter's elements in the file's order, and what makes ours of the file's values.
+    # GGUF alone: a permutation into the file's order of elements, and the inverse of what the converter did to values.
     order: Callable[[Any], Any] | None = None
     undo: Callable[[Any], Any] | None = None
-    # Of each row in turn the file has a head's first part of every group, (groups, heads of a group, size of a head) are ours.
+    # The file interleaves groups within a row; ours is (groups, heads of a group, size of a head).
     columns: tuple[int, int, int] | None = None
 
 

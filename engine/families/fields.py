@@ -14,7 +14,7 @@ from engine.weights.names import StoredNames
 __all__ = ["Fields", "attention", "flag", "gated_mlp", "layer_types", "model", "number", "rope", "sliding_window"]
 
 FULL, SLIDING = "full_attention", "sliding_attention"
-# Of a text model in a checkpoint that sees, too.
+# Tensor names of the text model inside a vision-language checkpoint.
 BESIDE_VISION = StoredNames(
     renamed={
         "language_model.model.": "model.",

@@ -171,7 +171,7 @@ def _proportional(values: Mapping[str, Any], fields: Fields) -> ProportionalScal
     return ProportionalScaling(share=float(share), factor=float(factor))
 
 
-# By rope_type: how it is read, and its keys. "dynamic" changes nothing up to max_position_embeddings, and no model goes beyond.
+# `rope_type` -> reader and its keys. "dynamic" changes nothing up to max_position_embeddings, and no model goes beyond.
 _Read = Callable[[Mapping[str, Any], Fields], Scaling | None]
 _SCALINGS: dict[str, tuple[_Read, set[str]]] = {
     "default": (lambda values, fields: None, {"original_max_position_embeddings"}),

@@ -119,7 +119,7 @@ class OfCodebook:
         """Return the matrix [N, K] in float32."""
         rows, inputs = self.module.shape
         scales = self._scales(tensors)
-        # By whole bytes: a module's numbers of 32 bits are there once, beside half as many indices.
+        # Lookup by whole bytes, a pair of codebook entries each: half as many indices beside the float32 numbers.
         book = tensors["weight.quant_map"]
         pairs = torch.stack((book.repeat_interleave(16), book.repeat(16)), dim=1)
         numbers = pairs.index_select(0, tensors["weight"].view(-1).int()).view(-1)[: rows * inputs]

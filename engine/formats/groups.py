@@ -52,7 +52,7 @@ class Grouping(Stored, Protocol):
         ...
 
 
-# By our whole name of the module. All modules of a product have one layout.
+# Module name -> layout of its groups; all modules of a product have one.
 GroupingOf = Callable[[str], Grouping]
 
 

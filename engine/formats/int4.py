@@ -18,7 +18,7 @@ from engine.weights.parameters import Weights
 _SHRUNK = (1.0, 0.94, 0.88, 0.82, 0.76)  # tried ranges of a group, in parts of the widest
 _ELEMENTS_AT_ONCE = 1 << 20  # stays in the cache of a CPU's core
 _ELEMENTS_AT_ONCE_ON_GPU = 1 << 23  # made floats of 32 bits, several times
-# Of an element, while it is quantised.
+# Temporary bytes an element while it is quantised.
 _TEMPORARY_BYTES = 12
 
 

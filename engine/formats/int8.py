@@ -25,7 +25,7 @@ from engine.kernels.quantised.int8 import (
 )
 from engine.weights.parameters import Parameter, Weights
 
-# Of an element: its code, the same in the order of products, and slices in floats.
+# Temporary bytes an element: its code, the code in the order of products, and slices in float32.
 _TEMPORARY_BYTES = 5
 # In a model's fingerprint: another way of rounding takes another name.
 ROUNDED = "rows of 8 bits, columns scaled"

@@ -16,7 +16,7 @@ from engine.kernels.quantised.slabs import Slabs
 from engine.weights.parameters import Weights, of_experts
 
 GROUP = 32
-# Of an element of one expert: as `TEMPORARY_BYTES`, and its number in 16 bits where it becomes plain.
+# Temporary bytes an element of one expert: `TEMPORARY_BYTES`, and 16 bits more where it becomes plain.
 _TEMPORARY_BYTES = 13
 
 

@@ -14,7 +14,7 @@ from engine.formats.product import ExpertsSpec, Linear, LinearSpec, declare_bias
 from engine.weights.parameters import Parameter, Placement, Way, Weights, stacked
 from engine.weights.stage import Store
 
-# Of an element, while a module is taken apart or becomes plain: two numbers of 32 bits, and some of 8.
+# Temporary bytes an element while a module is unpacked or becomes plain: two of 32 bits, and some of 8.
 TEMPORARY_BYTES = 10
 
 

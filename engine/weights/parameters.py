@@ -122,7 +122,7 @@ class Weights:
         self.unused: set[str] = set()  # a checkpoint may have these tensors; the model does not need them
         self._rank, self._size = rank, size
         self._storing = threading.Lock()
-        # Of each stage its bytes, and those that storing it takes.
+        # Bytes of each stage, and temporary bytes that storing it takes.
         self._passing: list[tuple[int, int]] = []
         self._most_elements, self._elements = most_elements, 0
 
@@ -197,7 +197,7 @@ class Weights:
         self._check_size(self._elements, way.parameter)
         placements = self.share(way.parameter).placements
         names = frozenset(under + placement.name for placement in placements)
-        # What the checkpoint has of other ranks' experts.
+        # Tensors of other ranks' experts stay unread.
         self.unused |= {under + part.name for part in way.parameter.parts} - names
         if taken := names & self.destinations.keys():
             raise ValueError(f"two parameters are made of {', '.join(sorted(taken))}")

@@ -41,7 +41,7 @@ class ControlTokens:
         # New tokens are numbered from the vocabulary's size on, which may have gaps.
         gaps = [f"{secret}{number}" for number in range(max(own, default=-1) + 1 - len(own))]
         self._plain = self._without_controls(added, gaps)
-        # What the second tokenizer numbers in another way.
+        # Control tokens whose ids differ in the second tokenizer.
         others = {self._plain.token_to_id(name): controls[text] for text, name in self._names.items()}
         others |= {
             found: index

@@ -17,7 +17,7 @@ _BETWEEN_WORDS = re.compile(r"[A-Za-z](?= [A-Za-z])")
 _TOKEN_ACROSS = re.compile("[A-Za-z][ \u0120\u2581][A-Za-z]")  # with a space as BPE's bytes or SentencePiece write it
 _SAMPLE = "the quick Brown fox's x y paws jump over 12 lazy Dogs and it re ally is so WIDE a world of ours"
 _SPACES = str.maketrans("", "", " \t\r\n")
-# By how much a normalizer may shorten a text, in bytes.
+# Normalizer -> most bytes of a text that may become one.
 _SHORTENS = {"NFC": 4, "NFD": 4, "NFKC": 4, "NFKD": 4, "Lowercase": 3, "Prepend": 1}
 _KEEPS_ALL = {"ByteLevel", "Metaspace", "Digits", "Split", "Punctuation", "UnicodeScripts"}  # pre-tokenizers
 

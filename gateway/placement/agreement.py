@@ -34,7 +34,7 @@ class Blocks:
 
     kind: BlockKind
     name: str = field(repr=False)
-    # Of one of them: pools differ in size.
+    # One worker's KV layout: pools differ in size.
     layout: KVLayout = field(repr=False, compare=False)
 
     @classmethod

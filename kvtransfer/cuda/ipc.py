@@ -46,7 +46,7 @@ class CudaIpcTransport:
         self._layout: KVLayout | None = None
         self._probe: torch.Tensor | None = None
         self._life: tuple[Path, int] | None = None
-        # By the peer's locked file, which differs between incarnations.
+        # The peer's locked file, which differs between incarnations -> link.
         self._links: dict[str, CudaIpcLink] = {}
         self._opening = asyncio.Lock()
         self._gone_since: dict[str, float] = {}  # dead writers by their locked files' names

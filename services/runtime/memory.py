@@ -15,7 +15,7 @@ from collections.abc import Iterator
 YOUNG = 10_000  # new containers between two looks
 
 
-# What packages import where it is installed, for what Baton doesn't use: the Redis client its metrics.
+# Modules that packages import where installed and Baton never uses: the Redis client imports OpenTelemetry's metrics.
 UNUSED = ("opentelemetry.sdk.metrics",)
 
 

@@ -28,7 +28,7 @@ TOOLS = {
 }
 CHAT = '"messages": [{"role": "user", "content": "What is the capital of France?"}]'
 TEXT = '"prompt": "The capital of France is", "max_tokens": 16'
-# What a tool needs of the settings to look at NATS and Redis.
+# Settings that a tool needs to look at NATS and Redis.
 LOOKS_ON = tuple(name for name in Settings.model_fields if name.startswith(("nats_", "redis_")))
 
 

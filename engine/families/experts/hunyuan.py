@@ -16,7 +16,7 @@ from engine.kernels.experts.rule import RoutingRule, Score
 from engine.spec.experts import ExpertTensors, SharedExpertSpec
 from engine.spec.model import LayerSpec, ModelSpec, QkNorm, UnsupportedModelError
 
-# Of a list for each layer, all say the same; for what we don't compute that is nothing.
+# Fields that may be lists with one entry a layer: all entries must be equal, and those of what we don't compute absent.
 BY_LAYER = ("moe_topk", "num_experts", "moe_intermediate_size", "num_shared_expert")
 TENSORS = ExpertTensors(router=("mlp.gate.wg",), each=GATE_UP_DOWN)
 TENSORS_3 = ExpertTensors(

@@ -16,7 +16,7 @@ _FEW = 8
 # They say what other fields say, or nothing about the arithmetic.
 _HARMLESS = {"vocab_size", "rope.scaling.finetuned", "tensor_data_layout", "attention.value_length", "pooling_type"}
 _CAUSAL = "attention.causal"
-# Of images: the three positions of text are one, and it has no features of other layers.
+# M-RoPE and deep-stack fields of vision models: a text token's three positions are equal, and it has no image features.
 _HARMLESS |= {"rope.dimension_sections", "n_deepstack_layers"}
 
 

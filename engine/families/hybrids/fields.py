@@ -54,7 +54,7 @@ def experts(fields: Fields) -> SparseMlpSpec:
 
 def _attention(fields: Fields) -> AttentionSpec:
     bias = flag(fields, "attention_bias")
-    # Of images: the three positions of text are one.
+    # M-RoPE fields of vision models: a text token's three positions are equal.
     rotation = rope(fields, others=("mrope_section", "mrope_interleaved"))
     return attention(fields, rope=rotation, qk_norm=QkNorm(), qkv_bias=bias, output_bias=bias, output_gate=True)
 

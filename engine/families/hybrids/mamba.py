@@ -20,7 +20,7 @@ DEFAULTS = {
     "mamba_expand": 2,
     "mamba_conv_bias": True,
 }
-# What each field of the spec is called.
+# `MambaSpec`'s fields -> names in config.json.
 NAMES = {
     "num_heads": "mamba_n_heads",
     "groups": "mamba_n_groups",

@@ -38,8 +38,8 @@ METHODS: dict[str, Callable[[Fields], Quantization]] = {
     "modelopt": modelopt.read,
     "mxfp4": mxfp4.read,
 }
-# What plain weights become while they are loaded. In fp8 the head stays: it decides most of what is said. On a CPU it is
-# much of what a step reads.
+# `--quantization` -> formats of plain weights while they are loaded. fp8 leaves `lm_head` plain: its error shows most in
+# logits. int8 takes it, too: on a CPU a step reads little else of that size.
 _HEAD = Modules(named=frozenset({"lm_head"}))
 ONLINE: dict[str, Quantization] = {
     "fp8": Quantization(name="fp8", groups=((EVERY, FP8_WHILE_LOADING),), ignored=_HEAD),

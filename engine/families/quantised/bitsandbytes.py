@@ -16,9 +16,9 @@ from engine.formats.product import Format
 from engine.formats.quantization import Modules, Quantization
 from engine.spec.model import UnsupportedModelError
 
-# What config.json says; the rest is in the files.
+# Placeholder for config.json's word; block sizes and tables are in the checkpoint's files (`in_files`).
 ASKED = Quantization(name="bitsandbytes")
-# How numbers were found, and how others compute with them.
+# Fields that affect quantising or other runtimes, not inference here.
 _HARMLESS = """
 llm_int8_skip_modules llm_int8_threshold llm_int8_enable_fp32_cpu_offload llm_int8_has_fp16_weight bnb_4bit_compute_dtype
 bnb_4bit_quant_type bnb_4bit_use_double_quant

@@ -72,7 +72,7 @@ def _fp4(weights: Fields, group: int, *strategies: str) -> None:
     weights.only("strategy", *strategies)
 
 
-# By `format`. Reads a group's `weights`; fields that it doesn't read are refused.
+# `format` -> reader of a group's `weights`; fields that a reader leaves unread are refused.
 FORMATS: dict[str, Callable[[Fields], Format]] = {
     "float-quantized": _fp8,
     "naive-quantized": _fp8,
@@ -81,7 +81,7 @@ FORMATS: dict[str, Callable[[Fields], Format]] = {
     "nvfp4-pack-quantized": _nvfp4,
     "mxfp4-pack-quantized": _mxfp4,
 }
-# Of weights and activations: how the scales were found.
+# Fields of weights and activations that say how scales were calibrated.
 _HARMLESS = ("observer", "observer_kwargs", "dynamic", "scale_dtype", "zp_dtype")
 _CLASSES = {"Linear": EVERY}
 

@@ -9,7 +9,7 @@ from engine.families.fields import Fields
 from engine.spec.model import ModelSpec, UnsupportedModelError
 from engine.weights.names import StoredNames
 
-# By the `model_type` of their `text_config`.
+# `model_type` of a `text_config` -> family of the text model.
 TEXTS: dict[str, Callable[[Fields], ModelSpec]] = {
     "cohere2": dense.FAMILIES["Cohere2ForCausalLM"],
     "cohere2_moe": experts.FAMILIES["Cohere2MoeForCausalLM"],

@@ -61,7 +61,7 @@ def _attend_singles(
     first = begins // block_size
     count = int((-(-lengths // block_size) - first).max())
     at = (first + torch.arange(count, device=q.device)).clamp(max=batch.block_table.shape[1] - 1)
-    # Behind a context's blocks the table holds anything.
+    # Block-table entries past the context are undefined.
     blocks = batch.block_table.long().gather(1, at).clamp(min=0)
     keys, values = numbers_of(kv_layer, blocks, codes).unbind(2)  # [S, blocks, B, Hkv, D]
     keys, values = (x.flatten(1, 2).float() for x in (keys, values))  # [S, C, Hkv, D]

@@ -78,7 +78,7 @@ def _decode_codes(
         for key_start in tl.range(start, end, KEYS, num_stages=STAGES):
             at = key_start + tl.arange(0, KEYS)
             known = at < end
-            # Behind the end the last position is loaded again, which takes fewer instructions than a mask.
+            # Positions past `end` load the last one again: fewer instructions than a mask.
             at = tl.minimum(at, end - 1)
             block = tl.load(table + at // B).to(tl.int64)
             where = (block * kv_block + (at % B) * (HKV * HALF))[:, None]

@@ -192,7 +192,7 @@ def _score(
         for index in range(num_items):
             item = items_I8 + index * 8
             first_row, num_rows, first_position = tl.load(item), tl.load(item + 1), tl.load(item + 2)
-            # Of the tile's queries: those in the range that see more than they attend to.
+            # The tile's queries in this range that see more positions than they attend to.
             begin = tl.maximum(most - first_position, tl.maximum(first - first_row, 0))
             stop = tl.minimum(num_rows, first + count - first_row)
             end = first_position + stop

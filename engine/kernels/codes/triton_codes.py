@@ -15,7 +15,7 @@ from engine.kernels.quantised.triton_bytes import e4m3_numbers, e4m3_of_pairs, i
 NUMBERS, INT8, FP8, FP8_BY_BITS = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
 # 1.5 * 2^23, whose bits are 0x4B400000: adding it leaves no places behind the point.
 _ROUND = tl.constexpr(12582912.0)
-# What `of_pairs` multiplies e4m3 with, and where what is no number becomes infinite.
+# Factor of e4m3 in `of_pairs`, and the magnitude from which a NaN's code becomes infinite.
 PAIR_TIMES, PAIR_TIMES_TOLD = tl.constexpr(1 / 256), tl.constexpr(144.0)
 
 

@@ -15,7 +15,7 @@ import torch
 from engine.arrays import Integers, Ints, Longs
 
 TILE_ROWS = 64  # tokens of a prompt that are computed at once
-# Instead of a block's id: no state, or the one that the tile before left.
+# Values in place of a state's block id: no state, or the state that the tile before left.
 NOTHING, CARRIED = -1, -2
 
 

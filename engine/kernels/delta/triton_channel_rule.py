@@ -162,7 +162,7 @@ def _pairs(
             for back in range(piece):
                 earlier = piece - 1 - back
                 before, whole = first + earlier * SIZE + i, i < SIZE
-                # Behind each of its tokens: those of the next ones, up to the piece's end.
+                # Log decays of the tokens after each token, up to the piece's end.
                 g = _logarithms(decays, decay_H, bias_HD, before + 1, i + 1 < SIZE, head, d, DECAYS, DK)
                 left = unit_rows(keys, before, whole, d, C, DK, EPS)
                 left *= tl.exp(tl.cumsum(g, axis=0, reverse=True) + between[None, :])

@@ -121,7 +121,7 @@ def _route(
         chosen = tl.min(tl.min(tl.where(compared == highest, at, E - 1), axis=1), axis=0)
         weight = tl.sum(tl.sum(tl.where(at == chosen, scores, 0.0), axis=1), axis=0)
         if NEAR:
-            # What lies before it in the order of choice is gone from `compared`.
+            # Experts chosen before it are gone from `compared`.
             is_near = (compared > float("-inf")) & (weight - scores <= near * tl.maximum(tl.abs(scores), weight))
             others = tl.where(is_near, tl.exp(scores - weight), 0.0)
             weight = 1.0 / tl.sum(tl.sum(others, axis=1), axis=0)

@@ -20,7 +20,7 @@ from engine.kernels.device import describe, use_triton
 from engine.kernels.quantised.fp8 import Rounding
 from engine.kernels.twin import twin
 
-# Of a block, W. Wider planes are fewer products of more inputs; with 64 words loops run out of registers.
+# Words W a block. Wider planes are fewer products of more inputs; with 64 words loops run out of registers.
 WORDS = (32, 16)
 # A matrix has so many times the inputs that a wide block may pad.
 MOST_PADDING = 8

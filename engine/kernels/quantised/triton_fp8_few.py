@@ -45,7 +45,7 @@ class Tiles:
     splits: int = 1  # over K
 
 
-# By the most rows. For products: as long as 4 splits are not more programs than `programs`, and otherwise. For gate and up.
+# Most rows -> tiles: for products while 4 splits are no more programs than `programs`, for other products, for gate and up.
 # Measured on an H200 with the shapes of Llama-3.1-8B (ADR 0250).
 SHAPES = {
     PACKED_ROWS: (Tiles(64, 4, 8, 2), Tiles(64, 4, 6, 3), Tiles(128, 8, 4)),

@@ -40,16 +40,16 @@ class Tiles:
     stages: int = MOST_STAGES  # blocks in flight, at most
 
 
-# By the most rows of the activations, which fill shared memory and registers. Measured on an H200 (ADR 0248).
+# Most rows of the activations -> tiles that fill shared memory and registers. Measured on an H200 (ADR 0248).
 TILES = {
     4: Tiles(rows=32, warps=2, room=64 << 10, programs=6, stages=4),
     32: Tiles(rows=64, warps=4, room=72 << 10, programs=3),
     MAX_ROWS: Tiles(rows=128, warps=8, room=200 << 10, programs=1.25),
 }
-# Of devices before Hopper.
+# Shared memory of devices before Hopper.
 SMALL_ROOM = 72 << 10
 MOST_SPLITS = 4
-# Of a split.
+# Fewest blocks of a split-K part.
 FEWEST_BLOCKS = 4
 
 

@@ -17,7 +17,7 @@ NAMES = (
     ("self_attn.k_proj.output_scale", "self_attn.v_proj.output_scale"),
     ("self_attn.kv_scale", "self_attn.kv_scale"),
 )
-# Of queries and of weights in attention, which stay in the dtype that the model computes in.
+# Scales of queries and attention weights, which stay in the model's compute dtype.
 UNUSED = ("self_attn.q_scale", "self_attn.prob_scale", "self_attn.q_proj.q_scale")
 
 
@@ -32,7 +32,7 @@ def declare_factors(spec: AttentionSpec | LatentAttentionSpec, around: Surroundi
     if spec.codes != "fp8":
         weights.unused |= {under + name for name in names}
         return None if spec.codes is None else torch.ones(2, device=weights.device)
-    # Of latents the checkpoint may lack the factors of values.
+    # MLA's checkpoints may lack the scales of values.
     pairs = [pair[:1] for pair in NAMES] if isinstance(spec, LatentAttentionSpec) else NAMES
     weights.unused |= {under + name for name in names.difference(*pairs)}
     shape = (len(pairs[0]),)

@@ -59,7 +59,7 @@ NAMES = StoredNames(
         *("model.embed_vision.soft_embedding_norm.", "model.embed_audio.soft_embedding_norm."),
     ),
 )
-# Of a model with more layers, whose config.json says nothing.
+# Defaults of a deeper model (`num_hidden_layers`) whose config.json has no sparsity pattern.
 SPARSE_LAYERS, SPARSITY = 10, 0.95
 
 

@@ -35,7 +35,7 @@ MISTRAL_4 = {
     "v_head_dim": 128,
     "rope_interleave": True,
 }
-# What the field holds where a config.json has none.
+# Default of `rope_parameters` where a config.json has none.
 ROTATION = {
     "type": "yarn",
     "rope_theta": 10_000.0,

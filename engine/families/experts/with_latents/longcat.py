@@ -47,7 +47,7 @@ TENSORS = ExpertTensors(
 def read(fields: Fields) -> ModelSpec:
     """LongCat-Flash: latent attention twice a layer; experts, some without a product, that a shortcut joins to its end."""
     fields = fields.over(LONGCAT)
-    # What transformers computes whatever these say, and other servers only where they say so.
+    # transformers scales MLA's low ranks whatever these fields say, other servers only where they are true.
     for name in ("mla_scale_q_lora", "mla_scale_kv_lora"):
         fields.only(name, True)
     fields.only("attention_method", "MLA")

@@ -68,7 +68,7 @@ class LatentAttention:
         self._query_norm = _norm("self_attn.q_a_layernorm", inner, around) if inner else None
         self._factors, self._dtype = declare_factors(spec, around), around.weights.dtype
         self._latent_norm = _latent_norm(spec, around)
-        # Of each head, [N + V, C]: what makes keys and values of latents.
+        # Up-projection of MLA by head, [N + V, C]: keys and values of the compressed KV.
         self._out_of_latents = _head_by_head(spec, around) if spec.by_head else around.matrix(_out_of_latents(spec))
         self._forms = forms_on(around.weights.device, spec.shape(around.weights.dtype.itemsize))
         self._keys, self._values = self._out_of_latents.unflatten(0, (-1, spec.plain_dim + spec.value_dim)).split(
