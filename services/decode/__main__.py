@@ -8,5 +8,5 @@ from services.runtime.memory import importing
 
 if __name__ == "__main__":
     with importing():
-        from services.runtime.worker_process import main
+        from services.worker.process import main
     sys.exit(main("decode"))

@@ -30,8 +30,8 @@ def main() -> int:
     # A collection in a worker would write to every object that it looks at, and that page is shared no more.
     with importing(*OF_GPUS):
         from engine.processor import settle
-        from services.runtime.worker_process import build_lender
-        from services.runtime.worker_process import main as work
+        from services.worker.process import build_lender
+        from services.worker.process import main as work
     settle()
     link, lender = socket.socket(fileno=os.dup(0)), None
     while asked := link.recv(MAX_BYTES):

@@ -26,7 +26,7 @@ from tests.ports import own_port
 from tests.secure_servers import run_secure_nats, run_secure_redis
 
 ROOT = Path(__file__).resolve().parents[2]
-WORKERS, OTHERS = ("services.runtime.worker_process",), ("services.gateway.process",)  # what they load
+WORKERS, OTHERS = ("services.worker.process",), ("services.gateway.process",)  # what they load
 READY_S = 180.0  # eight processes that load torch on two busy cores
 
 

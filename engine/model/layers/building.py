@@ -7,8 +7,7 @@ from functools import partial
 
 import torch
 
-from engine.formats.beside import declare
-from engine.formats.product import ExpertsSpec, Format, Linear, LinearSpec
+from engine.formats.product import ExpertsSpec, Format, Linear, LinearSpec, declare
 from engine.kernels.experts.mixture import Matrices
 from engine.model.layers.branch import Branch
 from engine.model.layers.norm import LayerNorm, Norm, RmsNorm

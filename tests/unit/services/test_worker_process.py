@@ -11,7 +11,7 @@ import pytest
 from engine.config import KV_CACHE_DTYPES, SKIPPED_LAYERS
 from kvtransfer.shm import ShmTransport
 from services.runtime.loading import load_settings
-from services.runtime.worker_process import build_engine, build_lender
+from services.worker.process import build_engine, build_lender
 from services.worker.settings import WorkerServiceSettings
 from tests.models import build_tiny_model
 from tests.unit.engine.families import hybrids

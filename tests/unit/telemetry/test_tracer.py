@@ -68,7 +68,7 @@ def test_opentelemetry_is_imported_only_by_a_process_that_sends_traces() -> None
 import sys
 for name in ("opentelemetry.sdk", "opentelemetry.exporter", "google.protobuf"):
     sys.modules[name] = None  # as if it were not installed
-import services.gateway.process, services.runtime.worker_process
+import services.gateway.process, services.worker.process
 from common.settings import ConfigError
 from services.runtime.tracer import open_tracer
 open_tracer("", service="s", instance="i", variables={}).close()
