@@ -34,7 +34,8 @@ sys.path.insert(0, str(ROOT))
 from services.runtime.linux import die_with_parent  # noqa: E402
 from services.runtime.servers import find_nats_server, find_redis_server, free_port, stop  # noqa: E402
 
-KEY = "compose-without-containers"
+KEY, ADMIN_KEY = "compose-without-containers", "compose-for-its-admin"
+VARIABLES = {"BATON_API_KEYS": KEY, "BATON_ADMIN_KEY": ADMIN_KEY}
 PROFILES = ("cpu", "planner", "watch")
 SERVERS = ("nats", "redis")
 WATCH = "prometheus"  # of the profile watch the only one that Debian has
@@ -95,9 +96,6 @@ class Places:
         for target in service.get("tmpfs", []):
             paths[target] = str(self._folder / "roots" / name / target.lstrip("/"))
             Path(paths[target]).mkdir(parents=True, exist_ok=True)
-        if "metrics_key" in service.get("secrets", []):
-            paths["/run/secrets/metrics_key"] = str(self._folder / "metrics_key")
-            (self._folder / "metrics_key").write_text(KEY, encoding="utf-8")
         if name == WATCH:  # its file names paths and addresses
             link = Path(paths["/etc/prometheus/prometheus.yml"])
             text = self.here(link.read_text(encoding="utf-8"), paths)
@@ -144,8 +142,9 @@ async def run(folder: Path, queries: list[str]) -> int:
         answer = await _ask(f"http://127.0.0.1:{places.ports['8000']}")
         for name, service in wanted.items():
             await _check(name, service, places)
+        key = (folder / "volumes" / "metrics-key" / "key").read_text(encoding="utf-8")
         for name, port in METRICS.items():
-            (folder / f"{name}.metrics").write_text(await _exposed(places.ports[port]), encoding="utf-8")
+            (folder / f"{name}.metrics").write_text(await _exposed(places.ports[port], key), encoding="utf-8")
         if WATCH in wanted:
             await _watched(places.ports["9090"], queries, folder)
     print(answer)
@@ -155,7 +154,7 @@ async def run(folder: Path, queries: list[str]) -> int:
 async def _start(name: str, service: Mapping[str, Any], places: Places, folder: Path) -> asyncio.subprocess.Process:
     """Start one service with its own variables and no others of Baton's; its output goes to NAME.log."""
     mounts = places.mounts(name, service)
-    given = {key: expand(str(value), {"BATON_API_KEYS": KEY}) for key, value in service.get("environment", {}).items()}
+    given = {key: expand(str(value), VARIABLES) for key, value in service.get("environment", {}).items()}
     inherited = {key: value for key, value in os.environ.items() if not key.startswith("BATON_")}
     with (folder / f"{name}.log").open("ab") as log:
         return await asyncio.create_subprocess_exec(
@@ -210,9 +209,9 @@ async def _ask(url: str) -> str:
     return f"{answer['usage']['completion_tokens']} tokens: {answer['choices'][0]['text']!r}"
 
 
-async def _exposed(port: int) -> str:
-    """Return a service's metrics."""
-    async with httpx.AsyncClient(headers={"Authorization": f"Bearer {KEY}"}) as client:
+async def _exposed(port: int, key: str) -> str:
+    """Return a service's metrics, with the key that `users` made for Prometheus."""
+    async with httpx.AsyncClient(headers={"Authorization": f"Bearer {key}"}) as client:
         return (await client.get(f"http://127.0.0.1:{port}/metrics")).raise_for_status().text
 
 

@@ -1,4 +1,4 @@
-"""Make up users for NATS and Redis: `baton users`."""
+"""Make up users for NATS and Redis, and the key of Prometheus: `baton users`."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import sys
 from cli.users.settings import UsersSettings
 from common.access import write_secret
 from common.settings import ConfigError
+from gateway.tenants.tenants import new_key
 from services.runtime.loading import fail, load_settings
 from services.runtime.permissions import ROLES, Member, Role, make_users
 
-NATS_FILE, REDIS_FILE = "nats-users.conf", "redis-users.acl"
+NATS_FILE, REDIS_FILE, METRICS_FILE = "nats-users.conf", "redis-users.acl", "metrics-key"
 
 
 def main() -> int:
@@ -21,10 +22,12 @@ def main() -> int:
         users = make_users(members, settings.folder, beside_0_1_0=settings.beside_0_1_0)
         write_secret(settings.folder / NATS_FILE, users.nats)
         write_secret(settings.folder / REDIS_FILE, users.redis)
+        write_secret(settings.folder / METRICS_FILE, new_key())
     except (ConfigError, OSError) as error:
         return fail(error)
     print(f"{settings.folder / NATS_FILE}  for nats-server (deploy/nats/secure.conf includes it as users.conf)")
     print(f"{settings.folder / REDIS_FILE}  for Redis (deploy/redis/secure.conf names it as users.acl)")
+    print(f"{settings.folder / METRICS_FILE}  for the gateway (--metrics-key @FILE) and Prometheus")
     for member in [*members, Member("admin")]:
         nats, redis = users.nats_file(member.user), users.redis_file(member.user)
         print(f"{member.user}: --nats-credentials {nats} --redis-credentials {redis}")

@@ -23,7 +23,7 @@ from gateway.http.keys import BEARER, KeyForm
 from gateway.http.problem import INTERNAL, REFUSALS, Problem
 from gateway.http.request_scope import fields_of, request_scope
 from gateway.http.routing import trimmed
-from gateway.tenants.tenants import ADMIN_PATHS, OPERATOR_PATHS, Tenant, Tenants, is_under
+from gateway.tenants.tenants import ADMIN_PATHS, METRICS_PATHS, OPERATOR_PATHS, Tenant, Tenants, is_under
 
 log = logging.getLogger("baton.http")
 
@@ -156,10 +156,11 @@ class KeyCheck:
     def _tenant(self, scope: Scope, key: str) -> Tenant | None:
         """The tenant; None when the key is not enough for the path.
 
-        Metrics and timelines tell of all tenants, so they need the admin key if there is one.
+        Metrics and timelines tell of all tenants, so they need the admin key if there is one, or metrics their own.
         """
         tenants, path = self._tenants, scope["path"]
-        if self._is_open(scope["method"], path):
+        opens_metrics = is_under(path, METRICS_PATHS) and tenants.opens_metrics(key)
+        if opens_metrics or self._is_open(scope["method"], path):
             return tenants.default
         if is_under(path, ADMIN_PATHS) or (tenants.needs_admin and is_under(path, OPERATOR_PATHS)):
             admin = tenants.keys.admin_of(key)

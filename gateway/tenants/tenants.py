@@ -37,7 +37,8 @@ CONSOLE_DATA = ("/console/state", "/console/events", "/console/history", "/conso
 # Routes without a key, with the admin key, and with it if there is one. Any other address of the console is a page without data.
 OPEN_PATHS = ("/health", "/ready")
 ADMIN_PATHS = ("/admin",)
-OPERATOR_PATHS = ("/metrics", "/debug", *CONSOLE_DATA)
+METRICS_PATHS = ("/metrics",)
+OPERATOR_PATHS = (*METRICS_PATHS, "/debug", *CONSOLE_DATA)
 TENANT_NAME = r"^[A-Za-z0-9_.-]{1,64}$"
 _HASH = r"^[0-9a-fA-F]{64}$"
 _FEWEST_KEY_CHARS = 16
@@ -125,12 +126,17 @@ class Tenants:
         api_keys: Sequence[str] = (),
         admin_key: str = "",
         orders_key: str = "",
+        metrics_key: str = "",
         path: Path | None = None,
         needs_keys: bool = False,
     ) -> None:
-        """`orders_key`: an admin's that closes nothing. `needs_keys`: the network could ask. Raises ConfigError."""
+        """`orders_key`: an admin's that closes nothing. `metrics_key` opens METRICS_PATHS alone, and closes nothing either.
+
+        `needs_keys`: the network could ask. Raises ConfigError.
+        """
         self._needs_keys = needs_keys
         self._orders_key = orders_key
+        self._metrics_digest = hash_key(metrics_key) if metrics_key else b""
         self._api_keys = api_keys
         self._admin_key = admin_key
         self._path = path
@@ -190,6 +196,10 @@ class Tenants:
     def named(self, name: str) -> Tenant | None:
         """The tenant of this name now: its work may outlive its keys."""
         return self._named.get(name)
+
+    def opens_metrics(self, key: str) -> bool:
+        """Whether it is the key for metrics alone."""
+        return hmac.compare_digest(hash_key(key), self._metrics_digest)
 
     @property
     def open_to_all(self) -> bool:

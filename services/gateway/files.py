@@ -58,7 +58,7 @@ def read_tenants(settings: GatewaySettings) -> Tenants:
     """Return the tenants. Raises ConfigError when the network could ask without a key."""
     path = Path(settings.tenants) if settings.tenants else None
     needs_keys = settings.host not in LOOPBACK
-    own = {"admin_key": settings.admin_key, "orders_key": settings.orders_key}
+    own = {"admin_key": settings.admin_key, "orders_key": settings.orders_key, "metrics_key": settings.metrics_key}
     return Tenants(api_keys=settings.keys, path=path, needs_keys=needs_keys, **own)
 
 

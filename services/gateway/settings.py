@@ -76,6 +76,9 @@ class GatewaySettings(ModelSettings, ServiceLevelOptions):
         "",
         description="key for what tells of all tenants (/metrics, /debug, /console, /admin); empty: an API key is enough there",
     )
+    metrics_key: str = Field(
+        "", description="key that opens /metrics alone, for Prometheus; others that are enough there stay so"
+    )
     orders_key: str = Field(
         "",
         description="key for /admin alone: unlike --admin-key it closes nothing that is open without one. `baton up` makes one "

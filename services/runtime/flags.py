@@ -55,7 +55,19 @@ GROUPS = (  # title, beginnings of names; the first that fits counts
     ("Service levels", ("ttft_slo", "tpot_slo", "e2e_slo", "slo_window")),
     (
         "HTTP, keys and web pages",
-        ("host", "port", "api_key", "admin_key", "tenants", "cors_", "allowed_", "tls_", "unknown_fields", "console"),
+        (
+            "host",
+            "port",
+            "api_key",
+            "admin_key",
+            "metrics_key",
+            "tenants",
+            "cors_",
+            "allowed_",
+            "tls_",
+            "unknown_fields",
+            "console",
+        ),
     ),
     (
         "Model and answers",

@@ -21,8 +21,8 @@ from services.runtime.commands import known_names
 from services.runtime.flags import choices_of, flag_of, number, parser_of, words_of
 
 MAX_KEY_FILE = 64 << 10
-SECRETS = ("api_key", "api_keys", "admin_key")  # `@FILE` means what the file says
-SHOWN_FOR_LONG = ("api_keys", "admin_key")  # those of services, which run on and on
+SECRETS = ("api_key", "api_keys", "admin_key", "metrics_key")  # `@FILE` means what the file says
+SHOWN_FOR_LONG = ("api_keys", "admin_key", "metrics_key")  # those of services, which run on and on
 WORDS = {  # pydantic's kinds of errors, in ours
     "int_parsing": "a whole number is needed",
     "int_type": "a whole number is needed",

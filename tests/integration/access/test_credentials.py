@@ -68,6 +68,7 @@ async def test_the_shipped_configuration_runs_with_the_users_that_the_command_ma
     assert code == 0, said
     certificates = make_certificates(tmp_path / "certificates")
     made = (tmp_path / "made" / "nats-users.conf").read_text()
+    assert len((tmp_path / "made" / "metrics-key").read_text()) > 40
     async with run_secure_nats(data_dir=tmp_path / "nats", users=made, certificates=certificates) as server:
 
         def settings(user: str) -> NatsSettings:

@@ -33,7 +33,7 @@ def test_variables_are_settings_of_the_service(name: str) -> None:
     kind = KINDS.get(command, WorkerServiceSettings)
     unknown = {variable for variable in service["environment"] if variable[6:].lower() not in kind.model_fields}
     assert not unknown
-    plain = {key: str(value) for key, value in service["environment"].items() if not str(value).startswith("$")}
+    plain = {key: str(value) for key, value in service["environment"].items() if not str(value).startswith(("$", "@"))}
     if kind is GatewaySettings:
         plain["BATON_API_KEYS"] = "key"
     settings = load_settings(kind, command=command, arguments=[], environment=plain)
@@ -51,6 +51,20 @@ def test_each_service_has_the_login_of_its_role_and_no_other(name: str) -> None:
     assert files <= {f"/logins/{role}.nats", f"/logins/{role}.redis"}
     assert f"/logins/{role}.nats" in files
     assert "users" in service["depends_on"]
+
+
+def test_the_key_for_metrics_is_the_gateway_s_and_prometheus_s_alone() -> None:
+    mounted = {
+        name: volume.partition(":")[2]
+        for name, service in SERVICES.items()
+        for volume in service.get("volumes", [])
+        if volume.startswith("metrics-key:")
+    }
+    assert mounted == {"users": "/logins/metrics", "gateway": "/run/metrics:ro", "prometheus": "/run/metrics:ro"}
+    assert SERVICES["gateway"]["environment"]["BATON_METRICS_KEY"] == "@/run/metrics/key"
+    prometheus = yaml.safe_load((ROOT / "deploy/prometheus/prometheus.yml").read_text(encoding="utf-8"))
+    assert prometheus["scrape_configs"][0]["authorization"] == {"credentials_file": "/run/metrics/key"}
+    assert all("users" in SERVICES[name]["depends_on"] for name in ("gateway", "prometheus"))
 
 
 @pytest.mark.parametrize("name", SERVICES)

@@ -386,7 +386,7 @@ async def test_the_openapi_document_has_every_route(gateway: Gateway) -> None:
     answer = await gateway.http.get("/openapi.json")
     assert answer.status_code == 200
     assert "/console/state" not in answer.json()["paths"]
-    settings = HttpSettings(tenants=Tenants(api_keys=["k" * 20], admin_key="a" * 20))
+    settings = HttpSettings(tenants=Tenants(api_keys=["k" * 20], admin_key="a" * 20, metrics_key="m" * 20))
     for control in (None, FleetControl(None, Peers())):  # type: ignore[arg-type] - it is not started
         app = create_app(
             generations=gateway.script,
@@ -408,8 +408,9 @@ async def test_the_openapi_document_has_every_route(gateway: Gateway) -> None:
         assert {(path, method.upper()) for path, method in operations} == routes
         for (path, method), told in operations.items():
             url = path.replace("{", "").replace("}", "")
-            for key, scheme in (("", None), ("k" * 20, "key"), ("a" * 20, "admin")):
+            for key, scheme in (("", None), ("k" * 20, "key"), ("a" * 20, "admin"), ("m" * 20, "metrics")):
                 if path != "/console/events":  # it would not end
                     status = (await client.request(method, url, headers={"authorization": f"Bearer {key}"})).status_code
                     wanted = [name for each in told["security"] for name in each]
-                    assert (status != 401) == (wanted in ([], [scheme])), (path, key, status)
+                    opens = wanted in ([], [scheme]) or (scheme, path) == ("metrics", "/metrics")
+                    assert (status != 401) == opens, (path, key, status)
