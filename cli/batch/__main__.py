@@ -21,7 +21,7 @@ from services.runtime.loading import fail, load_settings
 LOOK_EVERY_S = 1.0
 TIMEOUT_S = 300.0  # a file's upload
 MAX_LINE = 16 << 20  # characters
-ENDPOINTS = ("/v1/chat/completions", "/v1/completions")
+ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 
 
 def main() -> int:

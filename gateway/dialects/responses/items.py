@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, StrictStr, Tag, field_validator
 
@@ -21,6 +21,7 @@ from gateway.http.problem import Json, NotKeptError
 MAX_ITEMS = 8_192
 SHORTENED = "The conversation up to here was shortened to this:\n\n"
 _TEMPLATE_ROLES = {"developer": "system"}
+_PARTS: Json = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}]}
 Role = Literal["system", "developer", "user", "assistant"]
 
 
@@ -60,7 +61,8 @@ class Turns:
         return last
 
 
-class Part(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Part:
     """A part of a message, with its type."""
 
     type: str
@@ -91,6 +93,8 @@ def joined(parts: list[Part]) -> str:
 
 class MessageItem(LenientFields):
     """What somebody said."""
+
+    schemas: ClassVar[dict[str, Json]] = {"content": _PARTS}
 
     type: Literal["message"] = "message"
     id: Id | None = None
@@ -143,6 +147,8 @@ class CustomCallItem(LenientFields):
 
 class OutputItem(LenientFields):
     """What a call gave."""
+
+    schemas: ClassVar[dict[str, Json]] = {"output": _PARTS}
 
     type: Literal["function_call_output", "custom_tool_call_output"]
     id: Id | None = None

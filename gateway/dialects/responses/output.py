@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
@@ -83,11 +84,11 @@ class Output:
     def take(self, piece: Piece) -> list[Event]:
         """What a piece adds."""
         events: list[Event] = []
-        self._score(piece)
+        logprobs = self._scored(piece)
         if piece.reasoning:
-            events += self._said(piece.reasoning, is_reasoning=True)
+            events += self._said(piece.reasoning, [], is_reasoning=True)
         if piece.text:
-            events += self._said(piece.text, is_reasoning=False)
+            events += self._said(piece.text, logprobs, is_reasoning=False)
         for call in piece.calls:
             events += self._called(call)
         if piece.finish:
@@ -95,15 +96,23 @@ class Output:
             events += self._end(INCOMPLETE if piece.finish == Finish.LENGTH else COMPLETED)
         return events
 
-    def _score(self, piece: Piece) -> None:
+    def _scored(self, piece: Piece) -> list[Json]:
+        """The logprobs of a piece's text: of the tokens that it is in, since others may be markup, or become text later."""
         if self._rules.logprobs is None:
-            return
-        if piece.reasoning or piece.calls:
-            self._logprobs = []
-        if not piece.reasoning and not piece.calls:
-            self._logprobs += self._rules.logprobs(piece.token_ids, piece.logprobs)
+            return []
+        waiting = self._logprobs + self._rules.logprobs(piece.token_ids, piece.logprobs)
+        if not piece.text:
+            self._logprobs = [] if piece.reasoning or piece.calls else waiting
+            return []
+        text, told = piece.text.encode(), b"".join(bytes(one["bytes"]) for one in waiting)
+        begin = max(0, told.rfind(text))
+        ends = list(itertools.accumulate(len(one["bytes"]) for one in waiting))
+        first = sum(end <= begin for end in ends)
+        behind = 1 + sum(end < begin + len(text) for end in ends)
+        self._logprobs = waiting[behind:]
+        return waiting[first:behind]
 
-    def _said(self, text: str, *, is_reasoning: bool) -> list[Event]:
+    def _said(self, text: str, logprobs: list[Json], *, is_reasoning: bool) -> list[Event]:
         events: list[Event] = []
         if self._rules.compacts:
             if is_reasoning:
@@ -113,7 +122,6 @@ class Output:
         elif self.writing(reasoning=is_reasoning) is None:
             events += self._begin(self._text(is_reasoning=is_reasoning))
         assert self._open is not None
-        logprobs, self._logprobs = ([], self._logprobs) if is_reasoning else (self._logprobs, [])
         return events + self._open.add(text, logprobs)
 
     def _text(self, *, is_reasoning: bool) -> Text:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 
+from common.messages import TokenLogprobs
 from common.tracing import Attributes
 from gateway.answers.answer import Answer
 from gateway.answers.ask import Ask, Conversation, Reply
@@ -19,6 +23,7 @@ from gateway.dialects.responses.schema import CompactRequest, ResponseRequest
 from gateway.http.problem import Json, NotKeptError
 from gateway.http.streaming import EVENTS
 
+FITS = -1  # see `Ask.longest_prompt`
 SHORTEN = (
     "The conversation grows too long. Write what a colleague needs who goes on with it and sees nothing of it but this:"
     " what was asked for, what was decided and done, what was found (names, paths, values), and what is left to do."
@@ -46,7 +51,7 @@ def conversation_of(body: ResponseRequest) -> Conversation:
 def _asked(body: ResponseRequest) -> Ask:
     """Raises InvalidRequestError."""
     rules = body.called.rules
-    return framing.asked(
+    asked = framing.asked(
         body,
         answer_prefix=ID_PREFIX,
         prompts=[conversation_of(body)],
@@ -55,6 +60,7 @@ def _asked(body: ResponseRequest) -> Ask:
         reply=Reply(tools=rules, thinking_budget=body.reasoning_budget, may_think=body.may_think),
         field_names={"prompt": "input", "max_tokens": "max_output_tokens"},
     )
+    return replace(asked, longest_prompt=FITS) if body.truncation == "auto" else asked
 
 
 def rules_of(body: ResponseRequest, tokenizer: ChatTokenizer) -> OutputRules:
@@ -64,10 +70,14 @@ def rules_of(body: ResponseRequest, tokenizer: ChatTokenizer) -> OutputRules:
         summarises=body.summarises,
         seals="reasoning.encrypted_content" in (body.include or ()),
         compacts=body.compacts,
-        logprobs=None
-        if body.num_logprobs is None
-        else lambda ids, scores: chat_logprobs(tokenizer, ids, scores, as_ids=False)["content"],
+        logprobs=None if body.num_logprobs is None else partial(_logprobs, tokenizer),
     )
+
+
+def _logprobs(tokenizer: ChatTokenizer, ids: Sequence[int], scores: Sequence[TokenLogprobs]) -> list[Json]:
+    """Those of tokens that may be text."""
+    told: list[Json] = chat_logprobs(tokenizer, ids, scores, as_ids=False)["content"]
+    return [one for token_id, one in zip(ids, told, strict=False) if token_id not in tokenizer.special_ids]
 
 
 class Respond:
@@ -79,7 +89,7 @@ class Respond:
     is_batchable = True
 
     def ask(self, body: ResponseRequest) -> Ask:
-        _check_kept(body)
+        check_kept(body)
         return _asked(body)
 
     def events(self, body: ResponseRequest, answer: Answer) -> Events:
@@ -97,7 +107,7 @@ class Respond:
         return Making(answer, body.echoed, rules_of(body, answer.tokenizer))
 
 
-def _check_kept(body: ResponseRequest) -> None:
+def check_kept(body: ResponseRequest) -> None:
     """Raises NotKeptError for what only a store of responses could answer."""
     for name, value in (("previous_response_id", body.previous_response_id), ("conversation", body.conversation)):
         if value is not None:
@@ -115,7 +125,7 @@ class Compact:
     is_batchable = False
 
     def ask(self, body: CompactRequest) -> Ask:
-        _check_kept(body.request)
+        check_kept(body.request)
         return _asked(body.request)
 
     def events(self, body: CompactRequest, answer: Answer) -> Events:

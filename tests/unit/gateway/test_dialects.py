@@ -297,7 +297,7 @@ async def test_the_openapi_document_has_the_dialect_and_its_key(gateway: Gateway
 
 
 def test_a_batch_s_lines_may_ask_for_what_the_dialects_say() -> None:
-    assert list(DialectTable((*DIALECTS, TINY)).batchable) == [CHAT, "/v1/completions", SAY]
+    assert list(DialectTable((*DIALECTS, TINY)).batchable) == [CHAT, "/v1/completions", "/v1/responses", SAY]
 
 
 def test_two_dialects_can_t_have_the_same_path() -> None:

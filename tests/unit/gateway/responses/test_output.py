@@ -6,7 +6,7 @@ import json
 from typing import Any, cast
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.words import Finish
@@ -108,6 +108,7 @@ def test_every_kind_of_item_comes_with_its_events_in_order() -> None:
     assert last["usage"]["output_tokens_details"]["reasoning_tokens"] == 3
 
 
+@settings(max_examples=30, deadline=None)
 @given(st.data())
 def test_an_answer_says_the_same_however_it_is_cut(data: st.DataObject) -> None:
     cut = [(kind, data.draw(bits_of(text))) for kind, text in SAID]
