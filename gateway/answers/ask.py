@@ -137,6 +137,7 @@ class Ask:
     limits: TokenLimits = NO_LIMITS
     longest_prompt: int | None = None  # tokens: only the end is kept; -1: what fits
     ends_with_context: bool = False  # a `max_tokens` beyond the context isn't refused
+    instead: Any = None  # the answer, where nothing is to be generated
     reply: Reply | None = None  # None: text as it is generated
     priority: int = 0
     cache_salt: str = ""

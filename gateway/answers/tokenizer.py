@@ -214,6 +214,11 @@ class ChatTokenizer:
         """Whether it has a chat template."""
         return self._template is not None
 
+    @property
+    def template_source(self) -> str:
+        """The chat template as it is written, with tools if it has several; "" for none."""
+        return self._template.source if self._template is not None else ""
+
     def _chat_template(self) -> ChatTemplate:
         if self._template is None:
             raise InvalidRequestError("this model has no chat template: use /v1/completions", param="messages")

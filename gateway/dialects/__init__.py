@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from gateway.dialects.dialect import Dialect
 from gateway.dialects.kserve import DIALECT as KSERVE
+from gateway.dialects.ollama import DIALECT as OLLAMA
 from gateway.dialects.openai import DIALECT as OPENAI
 from gateway.dialects.responses import DIALECT as RESPONSES
 
-DIALECTS: tuple[Dialect, ...] = (OPENAI, RESPONSES, KSERVE)
+DIALECTS: tuple[Dialect, ...] = (OPENAI, RESPONSES, KSERVE, OLLAMA)

@@ -94,6 +94,8 @@ class ServingRoutes:
             body, ask = await checked(raw, read, self._body_limits)
             model = self._answers.catalogue.own_name(ask.model)
             served = self._answers.check(ask, scope.tenant)
+            if ask.instead is not None:
+                return answer_of(ask.instead, headers=ignored_header(body))
             origin = Origin(scope.tenant, scope.trace.context, scope.received_at)
             answer = await self._unless_gone(request, self._answers.start(ask, origin, served))
         except ServingError as error:

@@ -40,8 +40,10 @@ CLIENTS = (
     Client("instructor_client.py", ("instructor==1.17.0",)),
     Client("litellm_client.py", ("litellm==1.106.2", "mcp")),
     Client("triton_http_client.py", ("tritonclient[http]==2.73.0", "numpy")),
+    Client("ollama_client.py", ("ollama==0.6.3",)),
     Client("openai_node.mjs", ("openai@6.49.0", "zod@4.6.7")),
     Client("ai_sdk.mjs", ("ai@6.0.326", "@ai-sdk/openai@3.0.141", "@ai-sdk/openai-compatible@2.0.91", "zod@4.6.7")),
+    Client("ollama_node.mjs", ("ollama@0.6.4",)),
 )
 
 

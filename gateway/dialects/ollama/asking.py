@@ -1,0 +1,54 @@
+"""What chat and generate have in common on their way to an answer."""
+
+from __future__ import annotations
+
+from common.tracing import Attributes
+from gateway.answers.ask import Ask, Prompt, Reply, TextRules
+from gateway.dialects.ollama.bodies import OllamaRequest
+from gateway.dialects.ollama.lines import at_once
+from gateway.http.problem import Json
+
+
+def asked(
+    body: OllamaRequest,
+    *,
+    answer_prefix: str,
+    prompt: Prompt,
+    prompt_name: str,
+    reply: Reply | None,
+    instead: Json | None,
+) -> Ask:
+    """What a body asks for. `instead`: the content of the answer where nothing is to be generated."""
+    options = body.options
+    return Ask(
+        model=body.model,
+        answer_prefix=answer_prefix,
+        prompts=[prompt],
+        stream=body.stream,
+        sampling=options.sampling(body.num_logprobs),
+        left_open=options.left_open,
+        seed=options.wanted_seed,
+        text=TextRules(stops=options.stop or []),
+        longest_prompt=-1 if body.truncate else None,
+        ends_with_context=True,
+        reply=reply,
+        grammar=body.followed,
+        instead=None if instead is None else at_once(body.model, instead, unloads=body.unloads),
+        field_names={"max_tokens": "options.num_predict", "prompt": prompt_name},
+    )
+
+
+def described(body: OllamaRequest) -> Attributes:
+    """The request as attributes of its span, by GenAI's semantic conventions."""
+    options = body.options
+    said = {
+        "gen_ai.request.max_tokens": options.num_predict,
+        "gen_ai.request.temperature": options.temperature,
+        "gen_ai.request.top_p": options.top_p,
+        "gen_ai.request.seed": options.seed,
+    }
+    return {
+        "gen_ai.request.model": body.model,
+        "gen_ai.request.stream": body.stream,
+        **{name: value for name, value in said.items() if value is not None},
+    }

@@ -1,0 +1,71 @@
+"""The messages of a chat as Ollama's clients write them: calls and their results may have no ids."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, StrictStr, field_validator
+
+from gateway.dialects.openai.messages import MAX_CALLS, Id, LenientFields, ToolCall
+
+ONLY_TEXT = "only text is read: leave images out"
+
+
+class OllamaMessage(LenientFields):
+    """One message of a chat."""
+
+    schemas: ClassVar[dict[str, dict[str, Any]]] = {"images": {"type": ["array", "null"], "maxItems": 0}}
+
+    role: Literal["system", "user", "assistant", "tool"]
+    content: StrictStr = ""
+    thinking: StrictStr | None = None
+    images: list[Any] | None = None
+    tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_CALLS)] | None = None
+    tool_name: StrictStr | None = None
+    tool_call_id: Id | None = None
+
+    @field_validator("images")
+    @classmethod
+    def _none(cls, images: list[Any]) -> list[Any]:
+        if images:
+            raise ValueError(ONLY_TEXT)
+        return images
+
+
+def template_input(messages: Sequence[OllamaMessage]) -> list[dict[str, Any]]:
+    """What chat templates expect. A call without an id gets one, and the result that answers it has the same."""
+    waiting: deque[tuple[str, str]] = deque()  # name and id of calls without a result
+    number, found = 0, list[dict[str, Any]]()
+    for message in messages:
+        plain: dict[str, Any] = {"role": message.role, "content": message.content}
+        if message.role == "assistant" and message.tool_calls:
+            calls = []
+            for call in message.tool_calls:
+                number += 1
+                call_id = call.id or f"call{number:05}"  # letters and digits, nine: Mistral's templates take no other
+                waiting.append((call.function.name, call_id))
+                calls.append({"id": call_id, "type": "function", "function": call.function.as_template_input()})
+            plain["tool_calls"] = calls
+        if message.role == "assistant" and message.thinking:
+            plain |= {"reasoning_content": message.thinking, "thinking": message.thinking}  # families differ
+        if message.role == "tool":
+            plain |= _answered(message, waiting)
+        found.append(plain)
+    return found
+
+
+def _answered(message: OllamaMessage, waiting: deque[tuple[str, str]]) -> dict[str, str]:
+    """A result's name and id: as it says, else those of the first call that has none yet, and suits."""
+    suits = (
+        call
+        for call in waiting
+        if message.tool_call_id in (None, call[1]) and (message.tool_call_id or message.tool_name in (None, call[0]))
+    )
+    call = next(suits, None)
+    if call is not None:
+        waiting.remove(call)
+    name = message.tool_name or (call[0] if call is not None else None)
+    call_id = message.tool_call_id or (call[1] if call is not None else None)
+    return {key: value for key, value in (("name", name), ("tool_call_id", call_id)) if value}

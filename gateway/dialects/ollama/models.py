@@ -1,0 +1,108 @@
+"""The served models as Ollama's clients see them: listed, loaded, shown in full."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import Any
+
+from gateway.answers.catalogue import LATEST, Served
+from gateway.answers.start import Answers
+from gateway.dialects.dialect import Asked
+from gateway.dialects.ollama.lines import stamp
+from gateway.http.problem import Json
+
+VERSION = "0.40.0"  # whose API this is: clients ask for a least one
+NEVER = "2300-01-01T00:00:00Z"  # models stay loaded
+_NS = 1_000_000_000
+_OF_CLASS = re.compile(r"(For[A-Z]\w*|LMHeadModel|Model)$")
+_DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
+_PARAMETERS = {"repetition_penalty": "repeat_penalty"}
+
+
+def version(answers: Answers, asked: Asked) -> Json:
+    return {"version": VERSION}
+
+
+def tags(answers: Answers, asked: Asked) -> Json:
+    """All models, also those without a ready worker."""
+    listed = answers.catalogue.listed()
+    return {"models": [_entry(served) | {"modified_at": _since(served, answers)} for served in listed]}
+
+
+def loaded(answers: Answers, asked: Asked) -> Json:
+    """The models that a worker is ready for."""
+    found = [served for served in answers.catalogue.listed() if served.is_ready]
+    return {
+        "models": [
+            _entry(served) | {"expires_at": NEVER, "size_vram": 0, "context_length": served.max_model_len or 0}
+            for served in found
+        ]
+    }
+
+
+def shown(served: Served, answers: Answers) -> Json:
+    """What /api/show tells."""
+    tokenizer, family = served.tokenizer, _family(served)
+    parameters = "\n".join(
+        f"{_PARAMETERS.get(name, name)} {value}" for name, value in sorted(tokenizer.defaults.items())
+    )
+    info: dict[str, Any] = {
+        "general.architecture": family,
+        "general.basename": served.asked_as,
+        f"{family}.vocab_size": tokenizer.vocab_size,
+    }
+    if served.max_model_len is not None:
+        info[f"{family}.context_length"] = served.max_model_len
+    return {
+        "modelfile": "\n".join([f"FROM {served.name}", *(f"PARAMETER {line}" for line in parameters.splitlines())]),
+        "parameters": parameters,
+        "template": tokenizer.template_source,
+        "details": _details(served),
+        "model_info": info,
+        "capabilities": capabilities(served),
+        "modified_at": _since(served, answers),
+    }
+
+
+def capabilities(served: Served) -> list[str]:
+    """What the model can do here, in Ollama's words."""
+    tokenizer, format_ = served.tokenizer, served.tokenizer.format.format
+    known = {
+        "tools": tokenizer.can_chat and bool(format_.name),
+        "thinking": tokenizer.can_chat and bool(format_.reasoning),
+        "insert": tokenizer.infill is not None,
+    }
+    return ["completion", *(name for name, can in known.items() if can)]
+
+
+def _entry(served: Served) -> Json:
+    name = served.asked_as if ":" in served.asked_as.rpartition("/")[2] else served.asked_as + LATEST
+    return {
+        "name": name,
+        "model": name,
+        "size": 0,  # workers don't tell
+        "digest": hashlib.sha256((served.fingerprint or served.name).encode()).hexdigest(),
+        "details": _details(served),
+    }
+
+
+def _details(served: Served) -> Json:
+    saved, family = served.tokenizer.saved, _family(served)
+    return {
+        "parent_model": served.name if served.name != served.asked_as else "",
+        "format": "safetensors" if saved.architecture else "gguf",
+        "family": family,
+        "families": [family],
+        "parameter_size": "",
+        "quantization_level": saved.quantised.upper() or _DTYPES.get(saved.dtype, saved.dtype),
+    }
+
+
+def _family(served: Served) -> str:
+    """`Qwen3ForCausalLM` is `qwen3`."""
+    return _OF_CLASS.sub("", served.tokenizer.saved.architecture).lower() or "unknown"
+
+
+def _since(served: Served, answers: Answers) -> str:
+    return stamp(answers.model(served.asked_as).created * _NS)

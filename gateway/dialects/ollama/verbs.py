@@ -1,0 +1,93 @@
+"""What Ollama's clients do with models besides asking them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from pydantic import StrictBool, StrictStr, model_validator
+
+from common.errors import InvalidRequestError
+from gateway.answers.catalogue import Served
+from gateway.answers.start import Answers
+from gateway.dialects.dialect import Asked
+from gateway.dialects.foreign import Foreign, TranslatedFields, as_ours, ignored
+from gateway.dialects.ollama.lines import LINES, line
+from gateway.dialects.ollama.models import shown
+from gateway.http.responses import Content
+
+DONE = {"status": "success"}
+_NAME = as_ours("model", "name", schema={"type": ["string", "null"]})  # as older clients call it
+
+
+class NamedModel(TranslatedFields):
+    """Fields of a request about a model."""
+
+    foreign: ClassVar[Mapping[str, Foreign]] = _NAME
+
+    model: StrictStr
+
+
+class ShowRequest(NamedModel):
+    """Body of POST /api/show."""
+
+    foreign: ClassVar[Mapping[str, Foreign]] = {
+        **_NAME,
+        **ignored("what is served is shown", "verbose", "system", "template", "options"),
+    }
+
+
+class PullRequest(NamedModel):
+    """Body of POST /api/pull."""
+
+    foreign: ClassVar[Mapping[str, Foreign]] = {
+        **_NAME,
+        **ignored("nothing is fetched", "insecure", "username", "password"),
+    }
+
+    stream: StrictBool = True
+
+
+class AnyRequest(TranslatedFields):
+    """Body of a request that is refused whatever it says, but for a model that isn't there."""
+
+    model: StrictStr = ""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _its_model(cls, body: Any) -> Any:
+        if not isinstance(body, dict):
+            return body
+        named = (body.get(name) for name in ("model", "name", "source"))
+        return {"model": next((name for name in named if isinstance(name, str)), "")}
+
+
+class Show:
+    body = ShowRequest
+
+    async def answer(self, body: ShowRequest, answers: Answers, asked: Asked) -> Any:
+        return shown(answers.find(body.model), answers)
+
+
+class Pull:
+    """A served model is there already; another one isn't fetched."""
+
+    body = PullRequest
+
+    async def answer(self, body: PullRequest, answers: Answers, asked: Asked) -> Any:
+        answers.find(body.model)
+        return Content(body=line(DONE), media_type=LINES) if body.stream else DONE
+
+
+class Refused:
+    """Refused, and why; where the model must be served, first that it isn't."""
+
+    body = AnyRequest
+
+    def __init__(self, why: str, *, about_served: bool) -> None:
+        self._why = why
+        self._about_served = about_served
+
+    async def answer(self, body: AnyRequest, answers: Answers, asked: Asked) -> Any:
+        served: Served | None = answers.find(body.model) if self._about_served else None
+        raise InvalidRequestError(f"{served.asked_as}: {self._why}" if served is not None else self._why)
