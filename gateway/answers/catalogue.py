@@ -83,7 +83,7 @@ class Catalogue:
         return sum(1 for _ in self)
 
     def own_name(self, name: str) -> str:
-        """The model's own name; `name` itself where no model has it. "" is the first one, and the tag `:latest` may be left out."""
+        """The model's own name; `name` itself where no model has it. "" is the first one; `:latest` may be there or not."""
         if not name:
             return next(iter(self._tokenizers), "")
         if name in self._tokenizers:
