@@ -16,6 +16,7 @@ from common.errors import InvalidRequestError
 from common.model.files import TEMPLATE, TOKENIZER_CONFIG, read_file
 from gateway.templates.apart import Apart, Opening
 from gateway.templates.meter import MAX_TEXT_CHARS, DearError, Meter, is_plain, metered
+from gateway.templates.reminders import with_reminders
 from gateway.templates.sandbox import Sandbox
 from gateway.templates.shade import END, Shade
 
@@ -47,6 +48,10 @@ class TooLongError(InvalidRequestError):
     def __init__(self, what: str, *, param: str | None = None) -> None:
         super().__init__(f"the prompt is too long: {what}", param=param)
         self.what = what
+
+
+class TemplateRefusalError(InvalidRequestError):
+    """The chat template raised an error of its own about the messages."""
 
 
 class ChatTemplate:
@@ -112,19 +117,28 @@ class ChatTemplate:
         return apart.text
 
     def shaded_here(self, messages: Sequence[Mapping[str, Any]], **options: Unpack[RenderOptions]) -> str:
-        """`shaded`, whatever it costs."""
-        shade = _NOTHING_SHADED if options.get("parse_special", False) else self._shade
+        """`shaded`, whatever it costs. System messages that the template refuses where they are become reminders."""
         variables = options.get("variables") or {}
         reserved = RESERVED.intersection(variables)
         if reserved:
             name = f"chat_template_kwargs.{min(reserved)}"
             raise InvalidRequestError(f"{name}: not the client's to set", param="chat_template_kwargs")
-        tools = options.get("tools") or None
-        self._check_tools(messages, tools)
+        self._check_tools(messages, options.get("tools"))
+        try:
+            return self._shaded(messages, options)
+        except TemplateRefusalError:
+            others = with_reminders(messages)
+            if others is messages:
+                raise
+            return self._shaded(others, options)
+
+    def _shaded(self, messages: Sequence[Mapping[str, Any]], options: RenderOptions) -> str:
+        shade = _NOTHING_SHADED if options.get("parse_special", False) else self._shade
         shaded = [_of_client(message, shade) for message in messages]
         resumes = options.get("continue_final_message", False)
         if resumes:
             shaded[-1]["content"] += END
+        variables, tools = options.get("variables") or {}, options.get("tools") or None
         context = {name: shade.all(value) for name, value in variables.items()} | {"tools": shade.all(tools)}
         context["add_generation_prompt"] = options.get("add_generation_prompt", True)
         text = self._rendered(shaded, context)
@@ -152,7 +166,7 @@ class ChatTemplate:
             jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError
         ) as error:  # fmt: skip
             reason = self._shade.plain(str(error))[:MAX_REASON_CHARS].replace(END, "")
-            raise InvalidRequestError(f"the chat template refused the messages: {reason}", param="messages") from error
+            raise TemplateRefusalError(f"the chat template refused the messages: {reason}", param="messages") from error
 
     def _bounded(self, template: jinja2.Template, context: Mapping[str, Any]) -> str:
         """Render piece by piece. Raises TooLongError once the text is too long."""
