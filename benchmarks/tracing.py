@@ -37,7 +37,7 @@ from gateway.dialects.table import DialectTable
 from gateway.http.fields import parse_body
 from gateway.http.request_scope import request_scope
 from gateway.observe.attainment import ServiceLevels
-from gateway.observe.spans import RequestSpans, TraceRequests
+from gateway.observe.spans import RequestSpans, ServerSpans, TraceRequests
 from gateway.request.timeline import AttemptLine, Timeline
 from services.runtime.servers import free_port
 from telemetry.spans import Readable
@@ -147,7 +147,7 @@ def _gateway_costs(count: int = 2000) -> dict[str, float]:
     body = parse_body(json.dumps(asked).encode(), endpoint.body)
     recorder = RequestSpans(Keeps(), "gateway", ServiceLevels())
     began = time.process_time()
-    asyncio.run(serve(TraceRequests(app, tracer=Keeps(), share=1.0, traced=dialects.traced)))
+    asyncio.run(serve(TraceRequests(app, spans=ServerSpans(Keeps(), 1.0), traced=dialects.traced)))
     made, each = time.process_time() - began, len(spans) / count
     readable = Readable(resource_of("gateway", "one"), SpanLimits())
     began = time.process_time()

@@ -38,10 +38,11 @@ from gateway.observe.fleet_metrics import FleetMetrics
 from gateway.observe.metrics import GatewayMetrics
 from gateway.observe.request_log import Logged, RequestLog
 from gateway.observe.request_metrics import RequestMetrics
-from gateway.observe.spans import TraceRequests
+from gateway.observe.spans import ServerSpans, TraceRequests
 from gateway.observe.tenant_metrics import TenantLabels, TenantMetrics
 from gateway.request.refused import Refusals
 from gateway.request.spec import Generations
+from gateway.routes.door import Door
 from gateway.routes.keys import KeyRoutes, count_usage
 from gateway.routes.operator import OperatorRoutes
 from gateway.routes.serving import ServingRoutes
@@ -108,7 +109,9 @@ def create_app(
     request_log = RequestLog(settings.log_requests)
     generations.timelines.on_end(request_log.ended)
     refusals = Refusals(request_log.refused)
-    serving = ServingRoutes(table, answers, metrics, body_limits, refusals).routes
+    spans = ServerSpans(tracer or NoTracer(), settings.trace_share)
+    door = Door(answers, settings.tenants, metrics, refusals, spans, told=request_log.unauthorized)
+    serving = ServingRoutes(table, answers, door, metrics, body_limits).routes
     routes = [
         serving,
         TextRoutes(answers, body_limits).routes,
@@ -131,7 +134,7 @@ def create_app(
         console = ConsoleRoutes(control, generations, tenant_metrics, _facts(catalogue, settings), refusals)
         routes += [console.routes] if settings.console else []
     routes.append(_document(routes, table, settings.tenants))
-    layers = _layers(settings, table, metrics, tracer or NoTracer(), request_log)
+    layers = _layers(settings, table, metrics, spans, request_log)
     refused, failed = _on_serving_error(table), _on_http_error(table)
     app = Application(
         title="Baton",
@@ -149,18 +152,19 @@ def create_app(
     async def refuse(request: Request, error: Exception) -> Response:
         return await (refused if isinstance(error, ServingError) else failed)(request, error)
 
+    app.state.door = door
     app.hot = HotPaths(layers, serving.posts, refuse)
     return app
 
 
 def _layers(
-    settings: HttpSettings, table: DialectTable, metrics: GatewayMetrics, tracer: Tracer, request_log: RequestLog
+    settings: HttpSettings, table: DialectTable, metrics: GatewayMetrics, spans: ServerSpans, request_log: RequestLog
 ) -> list[Middleware]:
     """From the outermost in: answers pass them in reverse."""
 
     return [
         Middleware(Paths),
-        Middleware(TraceRequests, tracer=tracer, share=settings.trace_share, traced=table.traced),
+        Middleware(TraceRequests, spans=spans, traced=table.traced),
         Middleware(RequestIds, id_header=table.id_header),
         Middleware(RefusalTimes, is_measured=table.is_clients, observe=metrics.told_refusal),
         Middleware(Crashes, refuse=table.refusal),

@@ -32,7 +32,7 @@ class Asked:
     request_id: str
 
 
-# What a GET shows: see `gateway.http.responses.answer_of`. Raises ServingError.
+# A GET's answer: see `gateway.http.responses.answer_of`. Raises ServingError.
 View = Callable[[Answers, Asked], Any]
 
 
@@ -141,7 +141,7 @@ class Dialect:
     recognises: Callable[[Mapping[str, str]], bool] | None = None  # by headers
     id_header: str = ""  # has the request's id, beside x-request-id
     unpack: Callable[[bytes, Mapping[str, str]], bytes] | None = None  # an endpoint's body as JSON, by the headers
-    idle_event: bytes = b""  # says in a silent stream that nothing comes yet; may come between any two events
+    idle_event: bytes = b""  # says in a silent stream that nothing comes yet
 
     @property
     def paths(self) -> tuple[str, ...]:

@@ -31,3 +31,8 @@ BEARER = KeyForm(
     challenge="Bearer",
     scheme={"type": "http", "scheme": "bearer", "description": "an API key; x-api-key and api-key headers do as well"},
 )
+
+
+def needed(kind: str, form: KeyForm) -> str:
+    """What to say to a client without a valid key of this kind."""
+    return f"a valid {kind} is needed: send {form.hint}"

@@ -7,8 +7,6 @@ look at the status that it notes.
 from __future__ import annotations
 
 import logging
-import re
-import secrets
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,16 +17,15 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway.http.keys import BEARER, KeyForm
-from gateway.http.problem import INTERNAL, REFUSALS, Problem
-from gateway.http.request_scope import fields_of, request_scope
+from gateway.http.keys import BEARER, KeyForm, needed
+from gateway.http.problem import INTERNAL, REFUSALS, Problem, UnauthorizedError
+from gateway.http.request_scope import fields_of, request_id_of, request_scope
 from gateway.http.routing import trimmed
 from gateway.tenants.tenants import ADMIN_PATHS, METRICS_PATHS, OPERATOR_PATHS, Tenant, Tenants, is_under
 
 log = logging.getLogger("baton.http")
 
 Refuse = Callable[[Scope, Problem], Response]  # an error in the form of the request's dialect
-_REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}\Z")
 
 
 class Paths:
@@ -55,8 +52,7 @@ class RequestIds:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         state = request_scope(scope)
-        asked = fields_of(scope).get("x-request-id", "")
-        state.request_id = asked if _REQUEST_ID.match(asked) else secrets.token_hex(16)
+        state.request_id = request_id_of(fields_of(scope))
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -165,13 +161,13 @@ class KeyCheck:
         if is_under(path, ADMIN_PATHS) or (tenants.needs_admin and is_under(path, OPERATOR_PATHS)):
             admin = tenants.keys.admin_of(key)
             return replace(tenants.default, key=admin) if admin else None
-        return tenants.default if tenants.open_to_all else tenants.keys.tenant_of(key)
+        return tenants.asking(key)
 
 
 def _unauthorized(kind: str, form: KeyForm) -> Problem:
     return Problem(
         status=401,
-        message=f"a valid {kind} is needed: send {form.hint}",
-        code="invalid_api_key",
+        message=needed(kind, form),
+        code=UnauthorizedError.code,
         headers={"www-authenticate": form.challenge} if form.challenge else {},
     )

@@ -34,6 +34,12 @@ class ModelNotFoundError(InvalidRequestError):
     code = "model_not_found"
 
 
+class UnauthorizedError(ServingError):
+    """No valid key came with the request."""
+
+    code = "invalid_api_key"
+
+
 class NotKeptError(InvalidRequestError):
     """There is no such file or batch for this tenant."""
 
@@ -76,6 +82,8 @@ def problem_of(error: ServingError) -> Problem:
 
 def _status(error: ServingError) -> int:
     match error:
+        case UnauthorizedError():
+            return 401
         case ModelNotFoundError() | NotKeptError():
             return 404
         case ConflictError():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import secrets
 import time
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
@@ -12,6 +14,7 @@ from gateway.tenants.tenants import ANYBODY, Tenant
 
 _KEY = "baton"
 _FIELDS = "baton.fields"
+_REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}\Z")
 
 
 @dataclass(slots=True, eq=False)
@@ -69,7 +72,7 @@ class RequestScope:
     tenant: Tenant = ANYBODY
     trace: RequestTrace = field(default_factory=RequestTrace)
     status: int = 0  # the answer's; 0: not begun
-    problem: int = 0  # the status of what was wrong, which a dialect may write as another; 0: nothing
+    problem: int = 0  # its own status, whatever a dialect writes; 0: none
     waited: bool = False  # refused after waiting
     headers: Mapping[str, str] = field(default_factory=dict)  # added to whatever answers
     writer: BodyWriter | None = None  # the connection's
@@ -90,3 +93,9 @@ def fields_of(scope: MutableMapping[str, Any]) -> Mapping[str, str]:
         fields = {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(scope["headers"])}
         scope[_FIELDS] = fields
     return fields
+
+
+def request_id_of(headers: Mapping[str, str]) -> str:
+    """The client's id for a request, or a new one."""
+    asked = headers.get("x-request-id", "")
+    return asked if _REQUEST_ID.match(asked) else secrets.token_hex(16)

@@ -16,7 +16,9 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from operator import itemgetter
 
 import msgspec
@@ -24,7 +26,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from common.tracing import Attributes, Children, Span, SpanEvent, Tracer, Value, child_of, in_trace
 from gateway.answers.answer import Answer
-from gateway.http.request_scope import RequestTrace, fields_of, request_scope
+from gateway.http.request_scope import RequestScope, RequestTrace, fields_of, request_scope
 from gateway.observe.attainment import ServiceLevels
 from gateway.observe.request_metrics import missed_target
 from gateway.request.ends import End
@@ -34,18 +36,57 @@ TOLD_FOR_S = 3.5  # a trace is named in three heartbeats
 MAX_KEPT = 1024  # traces in one heartbeat: 16 kB
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """How a request that generates came: names for its span."""
+
+    name: str
+    operation: str  # as GenAI's semantic conventions name it
+    attributes: Attributes
+    status: str  # the attribute for the answer's status
+
+
+class ServerSpans:
+    """Spans around requests. They continue the client's trace even if its sampled flag is off."""
+
+    def __init__(self, tracer: Tracer, share: float) -> None:
+        self._tracer = tracer
+        self._share = share
+
+    @contextmanager
+    def around(self, state: RequestScope, headers: Mapping[str, str], way: Way) -> Iterator[None]:
+        """Record a request, if its trace is wanted."""
+        parent = self._tracer.parent_of(headers)
+        context = child_of(parent) if parent else self._tracer.new_trace(self._share)
+        if not self._tracer.wants(context):
+            state.trace = RequestTrace(context=parent)
+            with in_trace(parent):
+                yield
+            return
+        trace = state.trace = RequestTrace(context, parent, time.monotonic(), is_recorded=True)
+        try:
+            with in_trace(context):
+                yield
+        except BaseException as error:
+            trace.error = trace.error or type(error).__name__
+            raise
+        finally:
+            trace.status = state.status
+            span = _server_span(trace, way)
+            if span.error:
+                self._tracer.keep([trace.context[3:35]])
+            self._tracer.record(span)
+
+
 class TraceRequests:
-    """ASGI: a server span around the requests that generate. Continues the client's trace even if its sampled flag is off.
+    """ASGI: a server span around the requests that generate.
 
     `traced`: a path's route and the operation behind it; None: not traced.
     """
 
-    def __init__(
-        self, app: ASGIApp, *, tracer: Tracer, share: float, traced: Callable[[str], tuple[str, str] | None]
-    ) -> None:
+    def __init__(self, app: ASGIApp, *, spans: ServerSpans, traced: Callable[[str], tuple[str, str] | None]) -> None:
         self._app = app
-        self._tracer = tracer
-        self._share = share
+        self._spans = spans
         self._traced = traced
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -53,38 +94,21 @@ class TraceRequests:
         if traced is None:
             await self._app(scope, receive, send)
             return
-        state = request_scope(scope)
-        parent = self._tracer.parent_of(fields_of(scope))
-        context = child_of(parent) if parent else self._tracer.new_trace(self._share)
-        if not self._tracer.wants(context):
-            state.trace = RequestTrace(context=parent)
-            with in_trace(parent):
-                await self._app(scope, receive, send)
-            return
-        trace = state.trace = RequestTrace(context, parent, time.monotonic(), is_recorded=True)
-        try:
-            with in_trace(context):
-                await self._app(scope, receive, send)
-        except BaseException as error:
-            trace.error = trace.error or type(error).__name__
-            raise
-        finally:
-            trace.status = state.status
-            span = _server_span(trace, scope["path"], *traced)
-            if span.error:
-                self._tracer.keep([trace.context[3:35]])
-            self._tracer.record(span)
+        with self._spans.around(request_scope(scope), fields_of(scope), _over_http(scope["path"], *traced)):
+            await self._app(scope, receive, send)
 
 
-def _server_span(trace: RequestTrace, path: str, route: str, operation: str) -> Span:
+def _over_http(path: str, route: str, operation: str) -> Way:
+    told: Attributes = {"http.request.method": "POST", "http.route": route, "url.path": path, "url.scheme": "http"}
+    return Way(name=f"POST {route}", operation=operation, attributes=told, status="http.response.status_code")
+
+
+def _server_span(trace: RequestTrace, way: Way) -> Span:
     attributes = trace.attributes
     attributes |= {
-        "http.request.method": "POST",
-        "http.route": route,
-        "url.path": path,
-        "url.scheme": "http",
-        "http.response.status_code": trace.status,
-        "gen_ai.operation.name": operation,
+        **way.attributes,
+        way.status: trace.status,
+        "gen_ai.operation.name": way.operation,
         "gen_ai.provider.name": "baton",
     }
     if trace.answered is not None:
@@ -93,7 +117,7 @@ def _server_span(trace: RequestTrace, path: str, route: str, operation: str) -> 
     if failed:
         attributes["error.type"] = failed
     return Span(
-        name=f"POST {route}",
+        name=way.name,
         context=trace.context,
         parent=trace.parent,
         began_at=trace.began_at,
@@ -106,15 +130,9 @@ def _server_span(trace: RequestTrace, path: str, route: str, operation: str) -> 
 
 def line_span(trace: RequestTrace, *, url: str, operation: str, batch: str, custom_id: str) -> Span:
     """The span around a batch line: a request without HTTP."""
-    span = _server_span(trace, url, url, operation)
-    kept = {name: value for name, value in span.attributes.items() if not name.startswith(("http.", "url."))}
-    return msgspec.structs.replace(
-        span,
-        name=f"batch line {url}",
-        kind="consumer",
-        attributes=kept
-        | {"baton.batch.id": batch, "baton.batch.custom_id": custom_id, "baton.batch.status": trace.status},
-    )
+    told: Attributes = {"baton.batch.id": batch, "baton.batch.custom_id": custom_id}
+    way = Way(name=f"batch line {url}", operation=operation, attributes=told, status="baton.batch.status")
+    return msgspec.structs.replace(_server_span(trace, way), kind="consumer")
 
 
 def describe_answer(answer: Answer) -> Attributes:

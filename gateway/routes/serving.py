@@ -1,4 +1,4 @@
-"""Requests that generate, in any dialect: read the body, start the answer, watch the connection, count."""
+"""The paths of all dialects: read the body, have the door start the answer, watch the connection."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 
 from fastapi import Request, Response
 
-from common.errors import RateLimitedError, ServingError
 from gateway.answers.answer import Answer
-from gateway.answers.start import Answers, Origin
+from gateway.answers.ask import Ask
+from gateway.answers.start import Answers
 from gateway.dialects.dialect import Asked, Call, Dialect, View
 from gateway.dialects.table import DialectTable, Entry, recognised
 from gateway.http.api import ApiPart
@@ -22,9 +22,8 @@ from gateway.http.request_scope import fields_of, request_scope
 from gateway.http.responses import answer_of
 from gateway.http.routing import Handler, Routes, told_path
 from gateway.http.streaming import WrittenStream, disconnected
-from gateway.observe.metrics import AnswerMetrics, GatewayMetrics
-from gateway.observe.spans import describe_answer
-from gateway.request.refused import Refusals
+from gateway.observe.metrics import GatewayMetrics
+from gateway.routes.door import Begun, ClientLeftError, Door, Start, Told
 from gateway.routes.streamed import StreamedAnswer
 from gateway.routes.turns import Turns
 
@@ -41,11 +40,11 @@ class ServingRoutes:
         self,
         dialects: DialectTable,
         answers: Answers,
+        door: Door,
         metrics: GatewayMetrics,
         body_limits: BodyLimits,
-        refusals: Refusals,
     ) -> None:
-        self._refusals = refusals
+        self._door = door
         self._answers = answers
         self._metrics = metrics
         self._body_limits = body_limits
@@ -83,110 +82,76 @@ class ServingRoutes:
         return answer_of(await call.answer(body, self._answers, _asked(request)), headers=ignored_header(body))
 
     async def _generate(self, entry: Entry, request: Request) -> Response:
-        endpoint, scope, model = entry.endpoint, request_scope(request.scope), ""
-        self._metrics.asked(entry.dialect.name, entry.path)
-        try:
-            # Refuse a hopeless client before its body is read and tokenised.
-            self._answers.generations.turn_away(scope.tenant, priority=scope.tenant.max_priority)
+        async def read() -> tuple[Any, Ask]:
             raw = await read_body(request, self._body_limits)
             await self._turns.take()
-            read = partial(entry.read, given=request.path_params, headers=fields_of(request.scope))
-            body, ask = await checked(raw, read, self._body_limits)
-            model = self._answers.catalogue.own_name(ask.model)
-            served = self._answers.check(ask, scope.tenant)
-            if ask.instead is not None:
-                return answer_of(ask.instead, headers=ignored_header(body))
-            origin = Origin(scope.tenant, scope.trace.context, scope.received_at)
-            answer = await self._unless_gone(request, self._answers.start(ask, origin, served))
-        except ServingError as error:
-            self._metrics.failed(error.code, model=model)
-            self._refusals.add(
-                error,
-                request_id=scope.request_id,
-                trace_id=scope.trace.context[3:35],
-                asker=scope.tenant,
-                model=model,
-                at=scope.received_at,
-            )
-            if isinstance(error, RateLimitedError):
-                self._metrics.refused(f"budget: {error.what}", model=model)
-            raise
-        if answer is None:
-            self._metrics.failed("client_left", model=model)
-            return Response(status_code=CLIENT_LEFT)
-        if scope.trace.is_recorded:
-            scope.trace.attributes |= endpoint.describe(body)
-            scope.trace.answered = partial(describe_answer, answer)
-        answer.observer = metrics = AnswerMetrics(self._metrics, answer, scope.received_at)
-        headers = {**answer.headers, **ignored_header(body)}
-        if ask.stream:
-            idle_event = entry.dialect.idle_event
-            stream = StreamedAnswer(endpoint.events(body, answer), answer, metrics, idle_event)
-            return WrittenStream(
-                media_type=endpoint.stream_type,
-                begin=stream.begin,
-                close=stream.close,
-                headers=headers,
-                idle_event=idle_event,
-            )
-        return await self._whole(request, endpoint.whole(body, answer), answer, metrics, headers)
+            reading = partial(entry.read, given=request.path_params, headers=fields_of(request.scope))
+            return await checked(raw, reading, self._body_limits)
 
-    async def _unless_gone(self, request: Request, start: Coroutine[Any, Any, Answer]) -> Answer | None:
-        """Start an answer, perhaps after a wait. None: the client hung up meanwhile."""
-        asking, gone, is_gone = asyncio.current_task(), list[asyncio.Task[None]](), False
-        assert asking is not None
-
-        def look() -> None:
-            gone.append(asyncio.create_task(disconnected(request)))
-            gone[0].add_done_callback(leave)
-
-        def leave(_: object) -> None:
-            nonlocal is_gone
-            if waits:
-                is_gone = True
-                asking.cancel()
-
-        waits = True
-        timer = asyncio.get_running_loop().call_later(WATCH_AFTER_S, look)
         try:
-            return await start
-        except asyncio.CancelledError:
-            if not is_gone or asking.uncancel():
-                raise
-            return None
-        finally:
-            waits = False
-            timer.cancel()
-            for task in gone:
-                task.cancel()
+            begun = await self._door.begin(entry, request_scope(request.scope), read, partial(_unless_gone, request))
+        except ClientLeftError:
+            return Response(status_code=CLIENT_LEFT)
+        if isinstance(begun, Told):
+            return answer_of(begun.content, headers=ignored_header(begun.body))
+        if not begun.ask.stream:
+            return await _whole(request, entry.endpoint.whole(begun.body, begun.answer), begun)
+        idle_event = entry.dialect.idle_event
+        events = entry.endpoint.events(begun.body, begun.answer)
+        stream = StreamedAnswer(events, begun.answer, begun.metrics, idle_event)
+        return WrittenStream(
+            media_type=entry.endpoint.stream_type,
+            begin=stream.begin,
+            close=stream.close,
+            headers=begun.headers,
+            idle_event=idle_event,
+        )
 
-    async def _whole(
-        self,
-        request: Request,
-        making: Coroutine[Any, Any, Any],
-        answer: Answer,
-        metrics: AnswerMetrics,
-        headers: Mapping[str, str],
-    ) -> Response:
-        """An answer at its end. A client that hangs up before cancels the work."""
-        work = asyncio.create_task(making)
-        gone = asyncio.create_task(disconnected(request))
+
+async def _unless_gone(request: Request, start: Start) -> Answer:
+    """Start an answer, perhaps after a wait. Raises ClientLeftError if the client hung up meanwhile."""
+    asking, gone, is_gone = asyncio.current_task(), list[asyncio.Task[None]](), False
+    assert asking is not None
+
+    def look() -> None:
+        gone.append(asyncio.create_task(disconnected(request)))
+        gone[0].add_done_callback(leave)
+
+    def leave(_: object) -> None:
+        nonlocal is_gone
+        if waits:
+            is_gone = True
+            asking.cancel()
+
+    waits = True
+    timer = asyncio.get_running_loop().call_later(WATCH_AFTER_S, look)
+    try:
+        return await start
+    except asyncio.CancelledError:
+        if not is_gone or asking.uncancel():
+            raise
+        raise ClientLeftError from None
+    finally:
+        waits = False
+        timer.cancel()
+        for task in gone:
+            task.cancel()
+
+
+async def _whole(request: Request, making: Coroutine[Any, Any, Any], begun: Begun) -> Response:
+    """An answer at its end. A client that hangs up before cancels the work."""
+    work = asyncio.create_task(making)
+    gone = asyncio.create_task(disconnected(request))
+    with begun.ending():
         try:
             await asyncio.wait([work, gone], return_when=asyncio.FIRST_COMPLETED)
             if not work.done():
-                log.info("http.client_left", extra={"answer": answer.id})
+                log.info("http.client_left", extra={"answer": begun.answer.id})
                 return Response(status_code=CLIENT_LEFT)
-            result = work.result()
-            metrics.ended()
-            return answer_of(result, headers=headers)
-        except ServingError as error:
-            metrics.failed(error.code)
-            raise
+            return answer_of(work.result(), headers=begun.headers)
         finally:
             gone.cancel()
             work.cancel()
-            answer.cancel("client disconnected")
-            metrics.ended()
 
 
 def _asked(request: Request) -> Asked:

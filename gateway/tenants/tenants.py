@@ -201,6 +201,10 @@ class Tenants:
         """Whether it is the key for metrics alone."""
         return hmac.compare_digest(hash_key(key), self._metrics_digest)
 
+    def asking(self, key: str) -> Tenant | None:
+        """The tenant who asks with a key, or without one if none is asked for; None: the key is not valid."""
+        return self.default if self.open_to_all else self.keys.tenant_of(key)
+
     @property
     def open_to_all(self) -> bool:
         """Whether no key is asked for: there never was one. An admin may have made some that are not read yet."""

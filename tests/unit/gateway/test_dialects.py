@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from common.errors import OverloadedError, WorkerFailedError
-from common.tracing import NoTracer, Span
 from gateway.answers.tokenizer import ChatTokenizer
 from gateway.app import HttpSettings
 from gateway.dialects import DIALECTS
@@ -20,6 +19,7 @@ from gateway.http.origins import WebAccess
 from gateway.routes import streamed
 from gateway.tenants.tenants import Tenants
 from tests.unit.gateway.conftest import MODEL, TEXT, Gateway, run_gateway
+from tests.unit.gateway.recorder import Recorder
 from tests.unit.gateway.tiny_dialect import ALIVE, COUNT, IDLE, LINES, NAMES, SAY, SAY_BY_PATH, TINY
 from tests.unit.gateway.wire import wire
 
@@ -32,19 +32,6 @@ FORM = {"trouble", "field", "id"}  # of a tiny error
 LARGEST = 100_000  # bytes of a body
 
 LIMIT_S = 60
-
-
-class Recorder(NoTracer):
-    """A tracer that keeps spans."""
-
-    def __init__(self) -> None:
-        self.spans: list[Span] = []
-
-    def wants(self, context: str) -> bool:
-        return bool(context)
-
-    def record(self, span: Span) -> None:
-        self.spans.append(span)
 
 
 @pytest.fixture

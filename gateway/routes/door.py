@@ -1,0 +1,166 @@
+"""What every request passes, whatever carries it: its id, who asks, its trace; whether it may; what is counted of it.
+
+The layers of HTTP do the first part for requests that HTTP carries (gateway/http/layers.py). `enter` does it for all others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from common.errors import RateLimitedError, ServingError
+from gateway.answers.answer import Answer
+from gateway.answers.ask import Ask
+from gateway.answers.start import Answers, Origin
+from gateway.dialects.table import Entry
+from gateway.http.fields import ignored_header
+from gateway.http.keys import KeyForm, needed
+from gateway.http.problem import INTERNAL, REFUSALS, UnauthorizedError, problem_of
+from gateway.http.request_scope import RequestScope, request_id_of
+from gateway.observe.metrics import AnswerMetrics, GatewayMetrics
+from gateway.observe.spans import ServerSpans, Way, describe_answer
+from gateway.request.refused import Refusals
+from gateway.tenants.tenants import Tenants
+
+Start = Coroutine[Any, Any, Answer]
+
+
+class ClientLeftError(Exception):
+    """The client hung up before its answer began."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Begun:
+    """An answer on its way."""
+
+    body: Any
+    ask: Ask
+    answer: Answer
+    metrics: AnswerMetrics
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What is left of the tenant's budget, and which fields were ignored."""
+        return {**self.answer.headers, **ignored_header(self.body)}
+
+    @contextmanager
+    def ending(self) -> Iterator[None]:
+        """Around the reading of the answer: its end is counted once, and work that nobody reads is cancelled."""
+        try:
+            yield
+        except ServingError as error:
+            self.metrics.failed(error.code)
+            raise
+        finally:
+            self.answer.cancel("client disconnected")
+            self.metrics.ended()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """What is answered where nothing is generated: see `Ask.instead`."""
+
+    body: Any
+    content: Any
+
+
+class Door:
+    """Where requests come in."""
+
+    def __init__(
+        self,
+        answers: Answers,
+        tenants: Tenants,
+        metrics: GatewayMetrics,
+        refusals: Refusals,
+        spans: ServerSpans,
+        *,
+        told: Callable[[str, str], None],
+    ) -> None:
+        """`told` hears the id and the way of each request without a valid key."""
+        self.answers = answers
+        self._tenants = tenants
+        self.metrics = metrics
+        self.refusals = refusals
+        self._spans = spans
+        self._told = told
+
+    @contextmanager
+    def enter(self, way: Way, headers: Mapping[str, str], form: KeyForm) -> Iterator[RequestScope]:
+        """Around a request that HTTP doesn't carry. `headers`: what it says of itself, by names in lower case.
+
+        Raises UnauthorizedError; traces and times what the request raises.
+        """
+        scope = RequestScope(request_id=request_id_of(headers))
+        with self._spans.around(scope, headers, way):
+            try:
+                tenant = self._tenants.asking(form.read(headers))
+                if tenant is None:
+                    self._told(scope.request_id, way.name)
+                    raise UnauthorizedError(needed("API key", form))
+                scope.tenant = tenant
+                yield scope
+            except ServingError as error:
+                scope.problem = problem_of(error).status
+                raise
+            except Exception:
+                scope.problem = INTERNAL.status
+                raise
+            finally:
+                if scope.problem in REFUSALS:
+                    self.metrics.told_refusal(time.monotonic() - scope.read_at, waited=scope.waited)
+
+    async def begin(
+        self,
+        entry: Entry,
+        scope: RequestScope,
+        read: Callable[[], Awaitable[tuple[Any, Ask]]],
+        wait: Callable[[Start], Awaitable[Answer]] | None = None,
+    ) -> Begun | Told:
+        """Start the answer to what `read` gives: the body, and what it asks for.
+
+        `wait` awaits the start where the client's leaving doesn't cancel this task. Raises ServingError, or ClientLeftError if
+        `wait` does; counts and keeps either.
+        """
+        model = ""
+        self.metrics.asked(entry.dialect.name, entry.path)
+        try:
+            # Refuse a hopeless client before its body is read and tokenised.
+            self.answers.generations.turn_away(scope.tenant, priority=scope.tenant.max_priority)
+            body, ask = await read()
+            model = self.answers.catalogue.own_name(ask.model)
+            served = self.answers.check(ask, scope.tenant)
+            if ask.instead is not None:
+                return Told(body=body, content=ask.instead)
+            origin = Origin(scope.tenant, scope.trace.context, scope.received_at)
+            start = self.answers.start(ask, origin, served)
+            answer = await (start if wait is None else wait(start))
+        except ServingError as error:
+            self._refused(error, scope, model)
+            raise
+        except (ClientLeftError, asyncio.CancelledError):
+            self.metrics.failed("client_left", model=model)
+            raise
+        if scope.trace.is_recorded:
+            scope.trace.attributes |= entry.endpoint.describe(body)
+            scope.trace.answered = partial(describe_answer, answer)
+        answer.observer = metrics = AnswerMetrics(self.metrics, answer, scope.received_at)
+        return Begun(body=body, ask=ask, answer=answer, metrics=metrics)
+
+    def _refused(self, error: ServingError, scope: RequestScope, model: str) -> None:
+        self.metrics.failed(error.code, model=model)
+        self.refusals.add(
+            error,
+            request_id=scope.request_id,
+            trace_id=scope.trace.context[3:35],
+            asker=scope.tenant,
+            model=model,
+            at=scope.received_at,
+        )
+        if isinstance(error, RateLimitedError):
+            self.metrics.refused(f"budget: {error.what}", model=model)
