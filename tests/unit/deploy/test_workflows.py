@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,25 @@ def test_jobs_have_no_more_rights_than_they_use(file: Path) -> None:
             "cosign sign" in step.get("run", "") or "pypi-publish" in step.get("uses", "") for step in job["steps"]
         )
         assert not signs or job["permissions"]["id-token"] == "write"
+
+
+def test_what_is_published_is_signed_and_lists_what_it_holds() -> None:
+    """Each by the workflow's own identity, so that no job has a key or a password of an index."""
+    release = jobs(ROOT / ".github" / "workflows" / "release.yml")
+    steps = {name: "\n".join(yaml.safe_dump(step) for step in job["steps"]) for name, job in release.items()}
+    assert set(steps) == {"test", "images", "chart", "package"}
+    assert all(job["needs"] for name, job in release.items() if name != "test")  # nothing that fails is published
+    assert all("cosign sign" in steps[name] and "cosign-installer" in steps[name] for name in ("images", "chart"))
+    publish = release["package"]["steps"][-1]
+    assert publish["uses"].startswith("pypa/gh-action-pypi-publish@")
+    assert publish["with"] == {"attestations": True}
+    assert release["package"]["environment"] == "pypi"
+    assert "--sbom=true" in steps["images"]
+    assert "cyclonedx-py requirements" in steps["package"]
+    assert "secrets." not in steps["package"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert f"dist/{project['name'].replace('-', '_')}-" in steps["package"]
+    assert any(tool.startswith("cyclonedx-bom==") for tool in project["optional-dependencies"]["audit"])
 
 
 def test_what_they_run_exists() -> None:
