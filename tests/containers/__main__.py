@@ -26,8 +26,9 @@ from tests.containers.compose import Project, container, make_network, remove_ev
 from tests.containers.images import OURS, build_all, size_mb
 from tests.containers.podman import PodmanError, inspected, podman
 
-KEY = "key-of-this-test"
+KEY, ADMIN_KEY = "key-of-this-test", "admin-key-of-this-test"
 PROFILES = {"cpu", "planner"}
+WATCH = "prometheus"  # of the profile watch the only one that Debian has
 TOOLS = ("podman", "runc", "mmdebstrap")
 SERVES = ("nats", "redis", "gateway", "planner", "decode-cpu", "prefill-cpu")  # in the order in which each is killed
 HEALTHY_S, ANSWER_S = 180.0, 120.0
@@ -48,12 +49,12 @@ def main() -> int:
     if missing := [tool for tool in TOOLS if shutil.which(tool) is None]:
         print(f"containers: apt-get install {' '.join(missing)}", file=sys.stderr)
         return 2
-    variables = {"BATON_API_KEYS": KEY, "BATON_MODELS": "./demo"}
-    project = Project.of(PROFILES, variables, free_port())
+    variables = {"BATON_API_KEYS": KEY, "BATON_ADMIN_KEY": ADMIN_KEY, "BATON_MODELS": "./demo"}
+    project = Project.of(PROFILES, {WATCH}, variables, free_port())
     remove_everything(project)
     try:
         if not options.skip_build:
-            build_all(project.services["nats"]["image"], project.services["redis"]["image"])
+            build_all(*(project.services[name]["image"] for name in ("nats", "redis", WATCH)))
         for row in check(project):
             print(f"| {row[0]} | {row[1]} |", flush=True)
     except (Failed, PodmanError, subprocess.SubprocessError, httpx.HTTPError) as error:
@@ -78,10 +79,12 @@ def check(project: Project) -> Iterator[tuple[str, str]]:
         if name in ("gateway", "planner", "spaces"):  # after `users`, NATS and Redis, as depends_on says
             until(lambda: all(project.is_healthy(one) for one in ("nats", "redis")), "NATS and Redis to be healthy")
         project.start(name)
-    until(lambda: all(project.is_healthy(name) for name in SERVES), "all services to be healthy")
+    until(lambda: all(project.is_healthy(name) for name in (*SERVES, WATCH)), "all services to be healthy")
     yield "all healthy after", f"{time.monotonic() - started:.1f} s"
     expected = answer(project)
     yield "an answer, streamed", json.dumps(expected)
+    until(lambda: scraped() == {"baton-gateway": "up", "baton-planner": "up"}, "Prometheus to scrape both")
+    yield "Prometheus scrapes with the key of `users`", ", ".join(scraped())
     for name in SERVES:
         yield f"memory of {name}", memory(name)
     for name in SERVES:
@@ -153,6 +156,12 @@ def _streamed(project: Project) -> str:
     except httpx.TransportError:  # the gateway itself is being started again
         return ""
     raise Failed(f"the stream ended without [DONE] after {text!r}")
+
+
+def scraped() -> dict[str, str]:
+    """The health of what Prometheus scrapes, by its job."""
+    told = podman("exec", container(WATCH), "wget", "-qO-", "http://127.0.0.1:9090/api/v1/targets")
+    return {one["labels"]["job"]: one["health"] for one in json.loads(told)["data"]["activeTargets"]}
 
 
 def memory(name: str) -> str:

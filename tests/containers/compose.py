@@ -34,7 +34,7 @@ def _expand() -> ModuleType:
 class Project:
     """The services of some profiles, each a container of its own name, in one network with addresses that never change.
 
-    `variables`: what compose takes from the environment. Published ports are `port` on this machine's loopback.
+    `variables`: what compose takes from the environment. The gateway is published as `port` on this machine's loopback.
     """
 
     variables: Mapping[str, str]
@@ -42,10 +42,14 @@ class Project:
     port: int
 
     @staticmethod
-    def of(profiles: set[str], variables: Mapping[str, str], port: int) -> Project:
-        """Read the file."""
+    def of(profiles: set[str], also: set[str], variables: Mapping[str, str], port: int) -> Project:
+        """Read the file. `also`: services of other profiles."""
         every = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))["services"]
-        wanted = {name: one for name, one in every.items() if not one.get("profiles") or profiles & {*one["profiles"]}}
+        wanted = {
+            name: one
+            for name, one in every.items()
+            if name in also or not one.get("profiles") or profiles & {*one["profiles"]}
+        }
         return Project(variables, wanted, port)
 
     def text(self, value: object) -> str:
@@ -100,7 +104,7 @@ class Project:
             yield from ("-v", f"{real}:{rest}")
         for key, value in one.get("environment", {}).items():
             yield from ("-e", f"{key}={self.text(value)}")
-        if one.get("ports"):
+        if name == "gateway":
             yield from ("-p", f"127.0.0.1:{self.port}:{one['ports'][0].rpartition(':')[2]}")
         entrypoint = one.get("entrypoint", [])
         if entrypoint:

@@ -1,6 +1,6 @@
 """Images for a machine that reaches no registry: Debian's packages under the names that Dockerfile and compose file say.
 
-They stand in for the official images: the same programs (Python, NATS, Redis) in other releases, on another base.
+They stand in for the official images: the same programs (Python, NATS, Redis, Prometheus) in other releases, on another base.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from tests.containers.podman import BUILD_S, ROOT, podman, succeeds
 BASE = re.findall(r"^FROM (\S+)$", (ROOT / "deploy/Dockerfile").read_text(encoding="utf-8"), re.MULTILINE)[-1]
 PYTHON = "python3,python3-venv,python-is-python3,ca-certificates"
 REDIS = "redis-server,busybox"  # for `wget`, which alpine images have
+PROMETHEUS = "prometheus,busybox"
 OURS = "baton:cpu"
 
 
-def build_all(nats: str, redis: str) -> None:
-    """Make the base and the two servers' images unless they are there, and ours as deploy/Dockerfile says. Raises PodmanError."""
+def build_all(nats: str, redis: str, prometheus: str) -> None:
+    """Make the base and the servers' images unless they are there, and ours as deploy/Dockerfile says. Raises PodmanError."""
     with tempfile.TemporaryDirectory(prefix="baton-images-") as temporary:
         folder = Path(temporary)
         if not succeeds("image", "exists", _full(BASE)):
@@ -38,6 +39,14 @@ def build_all(nats: str, redis: str) -> None:
                 'ENTRYPOINT ["nats-server"]\n'
             )
             podman("build", "-t", _full(nats), str(folder), limit_s=BUILD_S)
+        if not succeeds("image", "exists", _full(prometheus)):
+            _import(folder, PROMETHEUS, "prometheus-base")
+            # The official image's user, and its folder for data, which a new volume takes over.
+            (folder / "Dockerfile").write_text(
+                f"FROM {_full('prometheus-base')}\nRUN busybox --install -s /usr/local/bin; install -d -o 65534 /prometheus\n"
+                'USER 65534\nENTRYPOINT ["prometheus"]\n'
+            )
+            podman("build", "-t", _full(prometheus), str(folder), limit_s=BUILD_S)
     podman("build", "-f", "deploy/Dockerfile", "-t", OURS, *_as_here(), ".", limit_s=BUILD_S)
 
 
@@ -47,7 +56,7 @@ def size_mb(image: str) -> int:
 
 
 def _full(name: str) -> str:
-    return name if name.count("/") > 1 else f"docker.io/library/{name}"
+    return f"docker.io/{name}" if "/" in name else f"docker.io/library/{name}"
 
 
 def _import(folder: Path, packages: str, name: str, hook: str = "true") -> None:
