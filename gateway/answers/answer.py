@@ -176,6 +176,7 @@ class Answer:
     model: str  # as the client calls it
     own_model: str  # the model's own name, for metrics and traces
     tokenizer: ChatTokenizer
+    weights: str = ""  # their fingerprint; "": not known
     created: int = field(default_factory=lambda: int(time.time()))
     choices: list[Choice] = field(default_factory=list)
     prompts: list[list[int]] = field(default_factory=list)

@@ -150,6 +150,7 @@ class Answers:
             id=f"{ask.answer_prefix}{uuid.uuid4().hex}",
             model=served.asked_as,
             own_model=served.name,
+            weights=served.fingerprint,
             tokenizer=served.tokenizer,
             turn=self._turn,
             prompts=prompts,

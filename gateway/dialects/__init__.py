@@ -7,5 +7,6 @@ from gateway.dialects.kserve import DIALECT as KSERVE
 from gateway.dialects.ollama import DIALECT as OLLAMA
 from gateway.dialects.openai import DIALECT as OPENAI
 from gateway.dialects.responses import DIALECT as RESPONSES
+from gateway.dialects.tgi import DIALECT as TGI
 
-DIALECTS: tuple[Dialect, ...] = (OPENAI, RESPONSES, KSERVE, OLLAMA)
+DIALECTS: tuple[Dialect, ...] = (OPENAI, RESPONSES, KSERVE, OLLAMA, TGI)

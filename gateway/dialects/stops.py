@@ -8,7 +8,10 @@ from pydantic import BeforeValidator
 
 MAX_STOPS = 16
 MAX_STOP_CHARS = 1_000
-STOP_SCHEMA = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARS}
+STOP_SCHEMA: dict[str, Any] = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARS}
+STOPS_SCHEMA = {
+    "anyOf": [STOP_SCHEMA, {"type": "array", "maxItems": MAX_STOPS, "items": STOP_SCHEMA}, {"type": "null"}]
+}
 
 
 def _bounded(stop: Any) -> list[str]:

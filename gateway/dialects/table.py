@@ -68,7 +68,7 @@ class DialectTable:
         self._generating = ByPath(self.entries)
         self._owners = ByPath(_grouped([(path, one) for one in dialects for path in one.paths]))
         below = [(path.partition("/{")[0], one) for one in dialects for path in (*one.paths, *one.prefixes)]
-        self._owners_below = _grouped(below)
+        self._owners_below = _grouped([(root, one) for root, one in below if root != "/"])  # every path is below it
 
     @property
     def batchable(self) -> Mapping[str, Entry]:

@@ -16,10 +16,12 @@ from gateway.answers.start import Answers
 from gateway.answers.tokenizer import ChatTokenizer
 from gateway.dialects.openai.messages import MAX_MESSAGES, Message
 from gateway.dialects.openai.tools import ToolDefinition, rules_of
+from gateway.dialects.tgi.objects import simple_tokens
 from gateway.dialects.tools import MAX_TOOLS
-from gateway.http.api import ApiPart, fields, post
+from gateway.http.api import ApiPart, fields, post, ref
 from gateway.http.body import BodyLimits, read_fields
 from gateway.http.fields import MAX_TOKEN_IDS, StrictFields, TokenIds
+from gateway.http.problem import Json
 from gateway.http.responses import json_response
 from gateway.http.routing import Routes
 
@@ -28,10 +30,12 @@ COUNTED_CONTEXTS = 4  # people count what doesn't fit, too, but not without end
 
 
 class TokenizeRequest(StrictFields):
-    """Body of POST /tokenize: `prompt` or `messages`."""
+    """Body of POST /tokenize: `prompt`, `messages` or `inputs`, which is answered in TGI's form."""
 
     model: StrictStr | None = None
     prompt: StrictStr | None = None
+    inputs: Annotated[StrictStr, Field(min_length=1)] | None = None
+    parameters: Annotated[dict[str, Any], Field(max_length=64)] | None = None  # TGI's, which change no tokens
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)] | None = None
     add_special_tokens: StrictBool | None = None  # unset: a prompt gets them, a chat template writes its own
     parse_special: StrictBool | None = None  # unset: a prompt is parsed, messages are not
@@ -45,8 +49,10 @@ class TokenizeRequest(StrictFields):
 
     @model_validator(mode="after")
     def _one_of_both(self) -> TokenizeRequest:
-        if (self.prompt is None) == (self.messages is None):
-            raise ValueError("prompt: give either prompt or messages")
+        if [self.prompt, self.messages, self.inputs].count(None) != 2:
+            raise ValueError("prompt: give one of prompt, messages and inputs")
+        if self.parameters is not None and self.inputs is None:
+            raise ValueError("parameters: only with inputs")
         if self.messages is None:
             given = [name for name in _OF_MESSAGES if getattr(self, name)]
             if given:
@@ -61,7 +67,9 @@ class TokenizeRequest(StrictFields):
     @property
     def asked(self) -> Prompt:
         if self.messages is None:
-            return Text(self.prompt or "", self.parse_special is not False, self.add_special_tokens is not False)
+            return Text(
+                self.prompt or self.inputs or "", self.parse_special is not False, self.add_special_tokens is not False
+            )
         opens = self.add_generation_prompt
         return Conversation(
             messages=[message.as_template_input() for message in self.messages],
@@ -84,7 +92,7 @@ class DetokenizeRequest(StrictFields):
 
 
 class TextRoutes:
-    """vLLM's /tokenize and /detokenize."""
+    """vLLM's /tokenize and /detokenize, the first one TGI's as well."""
 
     def __init__(self, answers: Answers, body_limits: BodyLimits) -> None:
         self._answers = answers
@@ -96,12 +104,13 @@ class TextRoutes:
                 "max_model_len": {"type": ["integer", "null"]},
             }
         )
+        spans = {"type": "array", "items": ref("SimpleToken")}
         text = fields({"prompt": {"type": "string"}})
         self.routes = Routes(
             posts={"/tokenize": self.tokenize, "/detokenize": self.detokenize},
             api=ApiPart(
                 paths={
-                    "/tokenize": {"post": post(TokenizeRequest, tokens)},
+                    "/tokenize": {"post": post(TokenizeRequest, {"anyOf": [tokens, spans]})},
                     "/detokenize": {"post": post(DetokenizeRequest, text)},
                 },
                 bodies=(TokenizeRequest, DetokenizeRequest),
@@ -109,15 +118,14 @@ class TextRoutes:
         )
 
     async def tokenize(self, request: Request) -> Response:
-        """Token ids of `prompt` or of chat `messages`."""
+        """Token ids of `prompt` or of chat `messages`; those of `inputs` with their places in it."""
         body = await read_fields(request, self._body_limits, TokenizeRequest)
         served = self._served(body.model)
-        tokens = await self._answers.tokenising.tokens(
-            body.asked,
-            served,
-            name="messages" if body.messages is not None else "prompt",
-            contexts=COUNTED_CONTEXTS,
-        )
+        name = "messages" if body.messages is not None else "prompt" if body.prompt is not None else "inputs"
+        tokens = await self._answers.tokenising.tokens(body.asked, served, name=name, contexts=COUNTED_CONTEXTS)
+        if body.inputs is not None:
+            own = served.tokenizer.controls.around if body.add_special_tokens is not False else ([], [])
+            return json_response(await asyncio.to_thread(_spans, served.tokenizer, tokens, own))
         return json_response({"tokens": tokens, "count": len(tokens), "max_model_len": served.max_model_len})
 
     async def detokenize(self, request: Request) -> Response:
@@ -129,6 +137,12 @@ class TextRoutes:
     def _served(self, model: str | None) -> Served:
         """The model that the body names, else the first one. Raises ModelNotFoundError."""
         return self._answers.find(model or "")
+
+
+def _spans(tokenizer: ChatTokenizer, tokens: list[int], own: tuple[list[int], list[int]]) -> list[Json]:
+    """TGI's form of tokens, of which the tokenizer added its `own` before and behind."""
+    before, after = own
+    return list(simple_tokens(tokenizer, tokens[len(before) : len(tokens) - len(after)], own))
 
 
 def _text_of(tokenizer: ChatTokenizer, tokens: list[int]) -> str:

@@ -33,12 +33,15 @@ class Client:
     packages: tuple[str, ...]
 
 
+ALIASES = ("--alias", "gpt-4o=tiny,tgi=tiny,dummy=tiny")  # names that clients insist on
 CLIENTS = (
     Client("openai_client.py", ("openai==3.54.0", "pydantic")),
     Client("langchain.py", ("langchain-openai==1.7.3",)),
     Client("pydantic_ai_client.py", ("pydantic-ai-slim[openai]==2.68.0",)),
     Client("instructor_client.py", ("instructor==1.17.0",)),
     Client("litellm_client.py", ("litellm==1.106.2", "mcp")),
+    Client("text_generation_client.py", ("text-generation==0.7.0",)),
+    Client("huggingface_client.py", ("huggingface_hub==2.4.0",)),
     Client("triton_http_client.py", ("tritonclient[http]==2.73.0", "numpy")),
     Client("ollama_client.py", ("ollama==0.6.3",)),
     Client("openai_node.mjs", ("openai@6.49.0", "zod@4.6.7")),
@@ -130,7 +133,9 @@ async def main() -> int:
     chosen = [one for one in CLIENTS if not options.names or any(name in one.packages[0] for name in options.names)]
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as folder:
-        async with Cluster(Path(folder), model=ROOT / "demo", transport="shm", kv_memory_mb=64) as cluster:
+        async with Cluster(
+            Path(folder), model=ROOT / "demo", transport="shm", kv_memory_mb=64, gateway_options=ALIASES
+        ) as cluster:
             for client in usable(chosen):
                 rows += await rows_of(client, cluster.url, "tiny")
     print(table(rows))

@@ -210,7 +210,7 @@ async def whole(
         {"index": index} | content(body, answer, made, pieces[made]) | _ending(body, pieces[made])
         for index, made in enumerate(shown)
     ]
-    told = head | {"choices": choices, "usage": usage_object(answer.usage()), "system_fingerprint": None}
+    told = head | {"choices": choices, "usage": usage_object(answer.usage())}
     return told | {"timings": timings_object(answer)} if body.timings_per_token else told
 
 

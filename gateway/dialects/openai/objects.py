@@ -16,7 +16,14 @@ MIN_LOGPROB = -9999.0  # JSON has no infinity
 
 def head(answer: Answer, kind: str) -> Json:
     """The fields that every object of an answer carries."""
-    return {"id": answer.id, "object": kind, "created": answer.created, "model": answer.model}
+    fingerprint = f"fp_{answer.weights[:12]}" if answer.weights else None
+    return {
+        "id": answer.id,
+        "object": kind,
+        "created": answer.created,
+        "model": answer.model,
+        "system_fingerprint": fingerprint,
+    }
 
 
 def usage_object(usage: Usage) -> Json:

@@ -16,7 +16,7 @@ from pydantic import (
 
 from gateway.dialects.foreign import TranslatedFields
 from gateway.dialects.openai.formats import FOLLOWED, RESPONSE_FORMAT_SCHEMA, STRUCTURED_SCHEMA, wanted_of
-from gateway.dialects.stops import MAX_STOPS, STOP_SCHEMA, Stops
+from gateway.dialects.stops import STOPS_SCHEMA, Stops
 from gateway.grammars.wanted import Wanted
 from gateway.http.fields import Count, Metadata, Number, StrictFields, TokenId
 
@@ -40,7 +40,7 @@ _TIERS = ("auto", "default", "flex", "scale", "priority")
 # JSON schemas of the fields that validators check in code.
 _NULL = {"type": "null"}
 SCHEMAS: dict[str, dict[str, Any]] = {
-    "stop": {"anyOf": [STOP_SCHEMA, {"type": "array", "maxItems": MAX_STOPS, "items": STOP_SCHEMA}, _NULL]},
+    "stop": STOPS_SCHEMA,
     "logit_bias": {
         "anyOf": [
             {

@@ -403,6 +403,7 @@ async def test_completions_write_their_text_as_it_is(demo: ChatTokenizer) -> Non
         assert len(told.decode().splitlines()) == 2
         assert json.loads(told[6:]) == {
             "id": "a", "object": "text_completion", "created": 7, "model": 'with "quotes"',
+            "system_fingerprint": None,
             "choices": [{"index": 0, "text": text, "logprobs": None, "finish_reason": None}],
         }  # fmt: skip
 

@@ -377,8 +377,9 @@ async def test_decisions_are_counted_by_reason_once_however_often_they_are_asked
 
 
 async def test_without_a_console_there_is_no_page(gateway: Gateway) -> None:
-    for path in ("/", "/console/state", "/console/static/main.js"):
+    for path in ("/console/state", "/console/static/main.js"):
         assert (await gateway.http.get(path)).status_code == 404, path
+    assert (await gateway.http.get("/")).status_code == 405  # what is POSTed there is TGI's
 
 
 async def test_the_openapi_document_has_every_route(gateway: Gateway) -> None:
