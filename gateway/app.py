@@ -24,10 +24,11 @@ from gateway.console.control import FleetControl
 from gateway.console.routes import ConsoleFacts, ConsoleRoutes
 from gateway.dialects import DIALECTS
 from gateway.dialects.dialect import Dialect
+from gateway.dialects.ollama.models import RUNNING
 from gateway.dialects.table import DialectTable
 from gateway.http.api import JSON, ApiPart, get
 from gateway.http.body import BodyLimits
-from gateway.http.layers import Crashes, KeyCheck, Paths, RefusalTimes, RequestIds
+from gateway.http.layers import Crashes, Greeting, KeyCheck, Paths, RefusalTimes, RequestIds
 from gateway.http.origins import Origins, WebAccess
 from gateway.http.problem import Problem, problem_of
 from gateway.http.request_scope import request_scope
@@ -71,6 +72,7 @@ class HttpSettings:
     console: bool = True  # serve the page and what it asks for
     trace_url: str = ""  # where the console's page links to for a trace
     web: WebAccess = field(default_factory=WebAccess)
+    ollama_port: int = 0  # `/` there says that Ollama runs; 0: no such port
     log_requests: Logged = "errors"
     ignores_unknown_fields: bool = False  # otherwise requests with some are refused
 
@@ -175,6 +177,7 @@ def _layers(
             refuse=table.refusal,
             id_headers=table.id_headers,
         ),
+        *([Middleware(Greeting, port=settings.ollama_port, text=RUNNING)] if settings.ollama_port else []),
         Middleware(
             KeyCheck,
             tenants=settings.tenants,

@@ -113,6 +113,22 @@ class Crashes:
             await self._refuse(scope, INTERNAL)(scope, receive, send)
 
 
+class Greeting:
+    """Says at the root of one port that somebody is there, as clients of that port expect it; no key is asked for."""
+
+    def __init__(self, app: ASGIApp, *, port: int, text: str) -> None:
+        self._app = app
+        self._port = port
+        self._text = text
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        is_root = scope["type"] == "http" and scope["path"] == "/" and scope["method"] in ("GET", "HEAD")
+        app = self._app
+        if is_root and scope["server"] is not None and scope["server"][1] == self._port:
+            app = Response(self._text, media_type="text/plain")
+        await app(scope, receive, send)
+
+
 class KeyCheck:
     """Finds the tenant of a request's key; refuses a key that is not enough for the path."""
 

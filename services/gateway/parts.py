@@ -142,6 +142,7 @@ def app_of(parts: Parts, settings: GatewaySettings) -> FastAPI:
             ignores_unknown_fields=settings.unknown_fields == "ignore",
             trace_url=settings.trace_url,
             web=settings.web(),
+            ollama_port=settings.ollama_port,
         ),
         tracer=parts.tracer,
         control=parts.control,

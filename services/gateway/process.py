@@ -38,8 +38,9 @@ async def run(settings: GatewaySettings) -> None:
     """Serve HTTP until signalled; then refuse new requests, finish the running ones, leave."""
     if settings.tls_cert:
         check_server_files(settings.tls_cert, settings.tls_key)
-    shares = len(settings.ports) > 1
-    listeners = [listen(settings.host, port, shared=shares and port == settings.port) for port in settings.ports]
+    shares = bool(settings.own_port)
+    public = [listen(settings.host, port, flag, shared=shares) for flag, port in settings.public_ports.items()]
+    own = [listen(settings.host, settings.own_port, "--own-port")] if shares else public
     make_room(settings.max_connections)
     tokenizers, tenants = read_tokenizers(settings), read_tenants(settings)
     models = read_own(settings, tokenizers)
@@ -51,21 +52,28 @@ async def run(settings: GatewaySettings) -> None:
         started(settings, bus=bus, store=store, tenants=tenants, tokenizers=tokenizers, models=models) as parts,
     ):
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload, tenants)
-        await serve(app_of(parts, settings), parts, settings, listeners, stopping)
+        await serve(app_of(parts, settings), parts, settings, own, public if shares else [], stopping)
 
 
 async def serve(
-    app: FastAPI, parts: Parts, settings: GatewaySettings, listeners: list[socket.socket], stopping: asyncio.Event
+    app: FastAPI,
+    parts: Parts,
+    settings: GatewaySettings,
+    own: list[socket.socket],
+    shared: list[socket.socket],
+    stopping: asyncio.Event,
 ) -> None:
-    """Serve at the last listener, and at one that others share once requests are answered."""
-    server, (*shared, own) = new_server(app, settings), listeners
-    take_connections(own)
+    """Serve at its own listeners, and at those that others share once requests are answered."""
+    server = new_server(app, settings)
+    for listener in own:
+        take_connections(listener)
     if parts.batches is not None:
         await parts.batches.start()
-    serving = asyncio.create_task(server.serve(sockets=[own]))
+    serving = asyncio.create_task(server.serve(sockets=own))
     joining = asyncio.create_task(_join(server, shared, parts, settings))
     keep_what_is_loaded()
-    tell_listening(own, settings)
+    for listener in own:
+        tell_listening(listener, settings)
     try:
         await stopping.wait()
     except asyncio.CancelledError:  # the name is lost
@@ -75,8 +83,8 @@ async def serve(
         await _leave(parts, server, serving)
         raise
     joining.cancel()
-    if shared:
-        server.leave(settings.port)  # new clients need not be told to come again
+    for port in settings.public_ports.values() if shared else ():
+        server.leave(port)  # new clients need not be told to come again
     if parts.batches is not None:
         await parts.batches.stop()
     await parts.requests.drain(settings.drain_s)

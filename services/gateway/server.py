@@ -62,8 +62,8 @@ def new_server(app: ASGIApp, settings: GatewaySettings) -> Server:
     )
 
 
-def listen(host: str, port: int, *, shared: bool = False) -> socket.socket:
-    """Bind before anything else starts, so that a port in use is one clear line. Raises ConfigError.
+def listen(host: str, port: int, flag: str = "--port", *, shared: bool = False) -> socket.socket:
+    """Bind before anything else starts, so that a port in use is one clear line, which names its `flag`. Raises ConfigError.
 
     The kernel deals the connections at a `shared` port out to all that share it, and to no dead one.
     """
@@ -80,7 +80,7 @@ def listen(host: str, port: int, *, shared: bool = False) -> socket.socket:
     try:
         listener.bind((host, port))
     except OSError as error:
-        raise _in_use(host, port, error) from None
+        raise _in_use(host, port, error, flag) from None
     return listener
 
 
@@ -93,8 +93,8 @@ def take_connections(listener: socket.socket) -> None:
         raise _in_use(host, port, error) from None
 
 
-def _in_use(host: str, port: int, error: OSError) -> ConfigError:
-    return ConfigError(f"--port {port} on {host}: {error.strerror}: choose another port or stop what uses it")
+def _in_use(host: str, port: int, error: OSError, flag: str = "--port") -> ConfigError:
+    return ConfigError(f"{flag} {port} on {host}: {error.strerror}: choose another port or stop what uses it")
 
 
 def _keep_alive(listener: socket.socket) -> None:

@@ -57,6 +57,10 @@ class GatewaySettings(ModelSettings, ServiceLevelOptions):
         description="share --port with the gateways of this host that have an --own-port, too; this one is this gateway's "
         "alone, for /metrics, /debug and probes",
     )
+    ollama_port: Annotated[Port, OFF] = Field(
+        0,
+        description="serve at this port, too: Ollama's clients look for it at 11434, and are told at `/` that it runs",
+    )
     api_keys: str = Field("", description="comma-separated API keys; empty: none is asked for (loopback only)")
     cors_origins: str = Field(
         "",
@@ -137,9 +141,9 @@ class GatewaySettings(ModelSettings, ServiceLevelOptions):
     )
 
     @property
-    def ports(self) -> tuple[int, ...]:
-        """Where it listens: the port that clients know, then its own."""
-        return (self.port, self.own_port) if self.own_port else (self.port,)
+    def public_ports(self) -> dict[str, int]:
+        """The ports that clients know, by their flags. Gateways with a port of their own share them."""
+        return {"--port": self.port} | ({"--ollama-port": self.ollama_port} if self.ollama_port else {})
 
     def limits(self) -> RequestLimits:
         """Bounds of what this gateway accepts."""
@@ -299,6 +303,8 @@ class GatewaySettings(ModelSettings, ServiceLevelOptions):
     def _guarded(self) -> Self:
         if self.own_port and self.own_port == self.port:
             raise ConfigError(f"--own-port {self.own_port}: is --port, which is shared: give each gateway another one")
+        if self.ollama_port and self.ollama_port in (self.port, self.own_port):
+            raise ConfigError(f"--ollama-port {self.ollama_port}: is this gateway's already: leave it out")
         if self.tls_key and not self.tls_cert:
             raise ConfigError("--tls-key is given without --tls-cert: give both, or none for HTTP")
         for model in self.folders:

@@ -16,11 +16,12 @@ log = logging.getLogger("baton.gateway")
 
 
 class SharedPort:
-    """The port that gateways share, as `server` listens on it. `listener` is bound and not yet used."""
+    """A port that gateways share, as `server` listens on it. `listener` is bound and not yet used."""
 
     def __init__(self, server: Server, listener: socket.socket, settings: GatewaySettings) -> None:
         self._server = server
         self._listener = listener
+        self._port = listener.getsockname()[1]
         self._settings = settings
         self._moves_again = asyncio.Event()
 
@@ -32,7 +33,7 @@ class SharedPort:
                 while True:
                     await self._moves_again.wait()
                     self._moves_again.clear()
-                    self._listener = listen(self._settings.host, self._settings.port, shared=True)
+                    self._listener = listen(self._settings.host, self._port, shared=True)
                     await self._take()
         except (ConfigError, OSError):
             log.exception("gateway.cannot_share")
@@ -47,7 +48,7 @@ class SharedPort:
             self._listener.shutdown(socket.SHUT_RD)
 
     def _back(self) -> None:
-        self._server.leave(self._settings.port)
+        self._server.leave(self._port)
         self._moves_again.set()
 
 

@@ -58,6 +58,7 @@ GROUPS = (  # title, beginnings of names; the first that fits counts
         (
             "host",
             "port",
+            "ollama_port",
             "api_key",
             "admin_key",
             "metrics_key",

@@ -78,8 +78,7 @@ def welcome(
         f"{settings.decode} decode, transport {settings.kv_transport}, logs in {data / 'logs'}",
         *(line for each in models for line in _of_note(each)),
         f"\n  {_first_request(settings, url, data, model, can_chat=can_chat)}\n",
-        *([f"  console        {url}/"] if settings.console else []),
-        *([f"  admin key      {data / 'users' / ADMIN_FILE} (orders to workers, keys)"] if settings.orders_key else []),
+        *_doors(settings, url, data),
         *(f"  {baton} {name:<{13 - len(baton)}} {about}" for name, about in tools),
     ]
     if settings.own_ports:
@@ -90,6 +89,16 @@ def welcome(
     if settings.tenants and not settings.keys:
         lines.append(f"\nKEY is a key of {settings.tenants}; the tools take it from BATON_API_KEY.")
     return "\n".join((*lines, "\nCtrl-C drains and stops everything."))
+
+
+def _doors(settings: UpSettings, url: str, data: Path) -> Iterator[str]:
+    """Lines about what else there is: the page, another port, a key."""
+    if settings.console:
+        yield f"  console        {url}/"
+    if settings.ollama_port:
+        yield f"  Ollama clients port {settings.ollama_port} answers them, too"
+    if settings.orders_key:
+        yield f"  admin key      {data / 'users' / ADMIN_FILE} (orders to workers, keys)"
 
 
 def _of_note(model: Mapping[str, Any]) -> Iterator[str]:

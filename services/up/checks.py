@@ -64,7 +64,8 @@ def command() -> str:
 
 def ports(settings: UpSettings) -> Iterator[Finding]:
     """Each port that is in use."""
-    for flag, port in (("--port", settings.port), *(("--own-port", own) for own in settings.own_ports)):
+    own = (("--own-port", port) for port in settings.own_ports)
+    for flag, port in (*settings.public_ports.items(), *own):
         if not port_is_free(port, settings.host):
             yield in_use(flag, port)
 

@@ -95,7 +95,7 @@ class Stack:
         began = time.monotonic()
         self._held.enter_context(_locked(self._data / "lock"))
         if self._settings.own_ports:
-            self._hold_port()
+            self._hold_ports()
         self._logs.mkdir(exist_ok=True)
         forget(self._data)
         for log in self._logs.glob("*.log"):
@@ -136,12 +136,13 @@ class Stack:
         finally:
             told.cancel()
 
-    def _hold_port(self) -> None:
-        """Keep the shared port, so that gateways of another `baton up` don't share it as well. Raises ConfigError."""
-        try:
-            self._held.enter_context(held_port(self._settings.port, self._settings.host))
-        except OSError:
-            raise ConfigError(in_use("--port", self._settings.port).said) from None
+    def _hold_ports(self) -> None:
+        """Keep the shared ports, so that gateways of another `baton up` don't share them as well. Raises ConfigError."""
+        for flag, port in self._settings.public_ports.items():
+            try:
+                self._held.enter_context(held_port(port, self._settings.host))
+            except OSError:
+                raise ConfigError(in_use(flag, port).said) from None
 
     async def watch(self, stopping: asyncio.Event) -> None:
         """Restart services that die, with growing pauses, until `stopping`.

@@ -12,6 +12,7 @@ from gateway.dialects.dialect import Asked
 from gateway.dialects.ollama.lines import stamp
 from gateway.http.problem import Json
 
+RUNNING = "Ollama is running"  # at `/` of a port of its own
 VERSION = "0.40.0"  # whose API this is: clients ask for a least one
 NEVER = "2300-01-01T00:00:00Z"  # models stay loaded
 _NS = 1_000_000_000

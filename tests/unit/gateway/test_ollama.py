@@ -7,7 +7,9 @@ import re
 from collections.abc import AsyncIterator
 from typing import Any
 
+import httpx
 import pytest
+from starlette.responses import Response
 
 from common.errors import OverloadedError, UnavailableError, WorkerFailedError
 from gateway.answers.tokenizer import ChatTokenizer
@@ -15,6 +17,8 @@ from gateway.app import HttpSettings
 from gateway.dialects.ollama.calls import WholeCalls
 from gateway.dialects.ollama.lines import stamp
 from gateway.dialects.ollama.messages import OllamaMessage, template_input
+from gateway.dialects.ollama.models import RUNNING
+from gateway.http.layers import Greeting
 from gateway.parsing.parsed import CallDelta
 from gateway.tenants.tenants import Tenants
 from tests.fakes.generations import ScriptedGenerations
@@ -356,6 +360,17 @@ async def test_a_served_model_is_pulled_already_and_other_verbs_are_refused(olla
     for method, path, body, status in cases:
         refused = await ollama.http.request(method, path, json=body)
         assert (refused.status_code, refused.json().keys()) == (status, {"error"}), path
+
+
+async def test_only_the_port_of_ollama_s_clients_says_that_it_runs() -> None:
+    async def page(scope: Any, receive: Any, send: Any) -> None:
+        await Response("the console")(scope, receive, send)
+
+    greeting = Greeting(page, port=11434, text=RUNNING)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(greeting)) as client:
+        told = {url: (await client.get(f"http://x{url}")).text for url in (":11434/", ":11434/api/tags", ":8000/")}
+        assert (await client.head("http://x:11434/")).status_code == 200
+    assert told == {":11434/": "Ollama is running", ":11434/api/tags": "the console", ":8000/": "the console"}
 
 
 def test_instants_have_nanoseconds() -> None:

@@ -8,7 +8,9 @@ import socket
 from types import SimpleNamespace
 from typing import Any, cast
 
+import httpx
 import pytest
+from starlette.responses import Response
 
 from common.settings import ConfigError
 from services.gateway.process import serve
@@ -47,6 +49,44 @@ def test_a_port_is_shared_only_with_those_that_ask_for_it() -> None:
         take_connections(alone)
         with pytest.raises(ConfigError, match="Address already in use"):
             listen("127.0.0.1", alone.getsockname()[1], shared=True)
+
+
+def test_a_port_in_use_is_told_by_its_flag() -> None:
+    with listen("127.0.0.1", 0) as alone:
+        take_connections(alone)
+        port = alone.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"--ollama-port {port} on 127.0.0.1: Address already in use"):
+            listen("127.0.0.1", port, "--ollama-port")
+
+
+@pytest.mark.parametrize("wrong", [{"port": 11434}, {"port": 8000, "own_port": 11434}])
+def test_a_port_for_ollama_s_clients_is_another_one(wrong: dict[str, int]) -> None:
+    with pytest.raises(ConfigError, match="--ollama-port 11434: is this gateway's already"):
+        GatewaySettings(**wrong, ollama_port=11434)
+    both = GatewaySettings(port=8000, ollama_port=11434)
+    assert both.public_ports == {"--port": 8000, "--ollama-port": 11434}
+
+
+async def test_a_gateway_answers_at_each_of_its_ports() -> None:
+    stopping = asyncio.Event()
+
+    async def drain(grace_s: float) -> None:
+        pass
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await Response("here")(scope, receive, send)
+
+    parts: Any = SimpleNamespace(
+        batches=None, requests=SimpleNamespace(drain=drain), control=SimpleNamespace(leaving=asyncio.Event())
+    )
+    own = [listen("127.0.0.1", 0), listen("127.0.0.1", 0)]
+    serving = asyncio.create_task(serve(cast(Any, app), parts, GatewaySettings(), own, [], stopping))
+    async with httpx.AsyncClient(timeout=60) as client:
+        for listener in own:
+            port = listener.getsockname()[1]
+            assert (await client.get(f"http://127.0.0.1:{port}/")).text == "here"
+    stopping.set()
+    await serving
 
 
 def test_a_held_port_is_one_holders_and_gives_every_connection_to_a_listener() -> None:
@@ -95,5 +135,5 @@ async def test_a_gateway_that_shares_its_port_may_be_stopped_before_it_serves() 
     with listen("127.0.0.1", 0, shared=True) as shared, listen("127.0.0.1", 0) as own:
         port, own_port = (listener.getsockname()[1] for listener in (shared, own))
         settings = GatewaySettings(port=port, own_port=own_port)
-        await serve(cast(Any, app), parts, settings, [shared, own], stopping)
+        await serve(cast(Any, app), parts, settings, [own], [shared], stopping)
     assert drained == [settings.drain_s]
