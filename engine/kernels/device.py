@@ -15,12 +15,12 @@ _INTERPRET = os.environ.get("TRITON_INTERPRET") == "1"  # Triton's interpreter, 
 class Device:
     """A device's description. Grids and tile tables take the number of processors from here."""
 
-    processors: int  # streaming multiprocessors: H200 132, B200 148, A100 108
+    processors: int  # streaming multiprocessors: H100 and H200 132, B200 148, A100 108
     has_tma: bool  # copies in bulk; kernels that start while the one before still runs
     is_hopper: bool  # instructions that only this generation has
 
 
-# Without a GPU, deal work out as for an H200, so that the interpreter checks its shapes.
+# Without a GPU, deal work out as for Hopper, so that the interpreter checks its shapes.
 _NO_GPU = Device(processors=132, has_tma=False, is_hopper=False)
 
 

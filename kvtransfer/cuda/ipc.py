@@ -31,7 +31,7 @@ log = logging.getLogger("baton.cuda_ipc")
 PREFIX = "baton-ipc"
 PROBE_BYTES = 128 << 20
 PROBES = 5
-SLOW_LINK_BYTES_PER_S = 150e9  # NVLink of an H200 copies at 390e9, PCIe 5 at 55e9
+SLOW_LINK_BYTES_PER_S = 150e9  # Hopper's NVLink copies at 390e9, PCIe 5 at 55e9
 GONE_AFTER_S = 1.0
 FORGOTTEN_S = 60.0  # a writer gone this long is forgotten; a later question waits GONE_AFTER_S
 

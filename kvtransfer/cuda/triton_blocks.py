@@ -12,7 +12,7 @@ import triton.language as tl
 # The fastest of eight choices between two H200s over NVLink, from 2 to 512 MiB (benchmarks/results/handover.notes.md).
 CHUNK = 2048  # lanes of a loop step
 STEPS = 2  # loop steps of a piece
-PROGRAMS = 528  # four for each processor of an H200
+PROGRAMS = 528  # four for each processor of an H100 or H200
 # One program for each processor pushes 3 to 6 % slower up to 32 MiB, but slows a prompt beside it less.
 PUSHING_PROGRAMS = 132
 

@@ -22,7 +22,7 @@ from engine.kernels.chosen import triton_choosing
 from engine.kernels.launch import Kernel
 
 MOST, TILE, BLOCK = 2048, 128, 64
-MOST_PROGRAMS = 132 * triton_choosing.PROGRAMS_A_PROCESSOR  # of an H200, which grids are made for without a GPU
+MOST_PROGRAMS = 132 * triton_choosing.PROGRAMS_A_PROCESSOR  # of Hopper, which grids are made for without a GPU
 
 Launch = tuple[int, int, int]  # programs, first row, rows
 

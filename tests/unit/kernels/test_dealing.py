@@ -8,7 +8,7 @@ from engine.kernels.attention import Tiling, deal_out, deal_out_tiles, items_at_
 from engine.kernels.attention.tiles import HOPPER_STEP, LARGE_TILE, MIN_STEPS_PER_PART
 from engine.kernels.device import Device
 
-H200 = Device(processors=132, has_tma=True, is_hopper=True)
+HOPPER = Device(processors=132, has_tma=True, is_hopper=True)
 
 
 @given(
@@ -41,7 +41,7 @@ def test_items_cover_every_position_once_and_are_over_as_early_as_whole_contexts
 
 def test_a_number_of_contexts_that_fills_no_round_is_cut_further() -> None:
     """17 contexts are 136 programs of 8 heads, half of what a GPU computes at once. Three pieces each take two full rounds."""
-    items, _ = deal_out(np.full(17, 2112), window=0, at_once=items_at_once(H200, 8))
+    items, _ = deal_out(np.full(17, 2112), window=0, at_once=items_at_once(HOPPER, 8))
     assert len(items) == 3 * 17
 
 
