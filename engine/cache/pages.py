@@ -111,7 +111,10 @@ def layout_of(parts: Sequence[PagePart], config: EngineConfig, memory: int) -> K
     num_state = _blocks_of_state(tokens, states, size)
     num_blocks = config.num_blocks or memory // block_bytes
     if num_blocks <= 0:
-        raise ValueError(f"{memory} bytes of memory for KV are less than one block of {block_bytes} bytes")
+        raise ValueError(
+            f"{max(memory, 0)} bytes of memory for KV are less than one block of {block_bytes} bytes: give more --kv-memory-mb,"
+            " or on a GPU fewer --max-batch-tokens, or weights of fewer bits (--quantization)"
+        )
     if num_blocks <= num_state:
         raise ValueError(f"{num_blocks} blocks for KV hold no sequence: a state alone has {num_state} blocks")
     layout = KVLayout.of(tokens, num_blocks=num_blocks, block_size=size)

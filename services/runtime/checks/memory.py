@@ -17,6 +17,7 @@ BLOCKS = {name for name, elements, _ in KINDS.values() if elements > 1} - {
     "MXFP4"
 }  # a GGUF file's codes that a CPU opens
 BFLOAT16_FLAGS = {"avx512_bf16", "amx_tile"}
+GPU_SHARE = 0.92  # of a card's memory: the rest is for CUDA, graphs, a pass and a small pool
 V1_LIMIT, V2_LIMIT = "sys/fs/cgroup/memory/memory.limit_in_bytes", "sys/fs/cgroup/memory.max"
 
 
@@ -28,7 +29,9 @@ def check_fit(
     if gpus is None:
         available, what = available_bytes(), "memory that is free"
     else:
-        available, what = min((gpu.total_bytes for gpu in gpus), default=None), "a GPU's memory"
+        total = min((gpu.total_bytes for gpu in gpus), default=None)
+        available = None if total is None else int(GPU_SHARE * total)
+        what = "a GPU's memory that a pass and a small pool leave"
     needed = bytes_in_memory(
         weights, on_cpu=gpus is None, dtype=dtype, quantization=quantization, has_bfloat16=has_bfloat16()
     )
