@@ -235,6 +235,11 @@ class Choice:
     def reasoning_tokens(self) -> int:
         return self._reader.reasoning_tokens
 
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that ended the text."""
+        return self._stop.matched
+
     def plain(self, token_ids: Sequence[int]) -> str:
         """What the next tokens add if they are text and nothing else, content or reasoning. "": `take` must say."""
         table = self._plain

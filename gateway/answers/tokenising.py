@@ -25,6 +25,7 @@ LONG_CHARS = 100_000  # such prompts go one after the other
 MAX_HELD_CHARS = 100_000_000  # long prompts that wait
 HERE_S = 0.015  # processor time of the event loop for a template
 MOST_APART = 32  # prompts that wait for one child; more are refused
+COUNTED_CONTEXTS = 4  # people count what doesn't fit, too, but not without end
 UNKNOWN_CONTEXT = 1 << 20  # tokens, while no worker says how many it can take
 
 

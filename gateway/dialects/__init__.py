@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gateway.dialects.anthropic import DIALECT as ANTHROPIC
 from gateway.dialects.dialect import Dialect
 from gateway.dialects.kserve import DIALECT as KSERVE
 from gateway.dialects.ollama import DIALECT as OLLAMA
@@ -9,4 +10,4 @@ from gateway.dialects.openai import DIALECT as OPENAI
 from gateway.dialects.responses import DIALECT as RESPONSES
 from gateway.dialects.tgi import DIALECT as TGI
 
-DIALECTS: tuple[Dialect, ...] = (OPENAI, RESPONSES, KSERVE, OLLAMA, TGI)
+DIALECTS: tuple[Dialect, ...] = (OPENAI, RESPONSES, ANTHROPIC, KSERVE, OLLAMA, TGI)

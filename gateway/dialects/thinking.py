@@ -16,3 +16,8 @@ def may_think(variables: Mapping[str, Any]) -> bool:
     """Whether nothing in a template's variables says that there is to be no reasoning."""
     is_off = variables.get("enable_thinking") is False or variables.get("thinking") is False
     return not is_off and variables.get("reasoning_effort") != "none"
+
+
+def thoughts_as(text: str) -> dict[str, str]:
+    """An assistant's reasoning as chat templates get it: families differ in the name they read."""
+    return {"reasoning_content": text, "thinking": text}

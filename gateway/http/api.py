@@ -68,9 +68,15 @@ class ApiPart:
 
 
 def _either(first: Json, other: Json) -> Json:
-    """An operation of two parts: it answers as either of them says."""
+    """An operation of two parts: it answers as either of them says, and takes the parameters of both."""
     one, two = (part["responses"]["200"]["content"].get(JSON, {}).get("schema", {}) for part in (first, other))
-    return first | {"responses": first["responses"] | {"200": _ok({JSON: {"schema": {"anyOf": [one, two]}}})}}
+    answers = _ok({JSON: {"schema": {"anyOf": [*one.get("anyOf", [one]), two]}}})
+    known = {each["name"] for each in first["parameters"]}
+    further = [each for each in other["parameters"] if each["name"] not in known]
+    return first | {
+        "responses": first["responses"] | {"200": answers},
+        "parameters": [*first["parameters"], *further],
+    }
 
 
 def fields(properties: Json) -> Json:

@@ -116,6 +116,12 @@ class StrictFields(BaseModel):
         return kept
 
 
+class LenientFields(StrictFields):
+    """Ignores unknown fields: histories carry what other servers and frameworks added."""
+
+    model_config = ConfigDict(extra="ignore", json_schema_extra=described)
+
+
 IGNORED_HEADER = "x-baton-ignored-fields"
 MAX_NAMED = 32
 MAX_NAME_CHARS = 64

@@ -24,6 +24,11 @@ def event(chunk: dict[str, Any]) -> bytes:
     return b"data: " + said(chunk) + b"\n\n"
 
 
+def named_event(chunk: dict[str, Any]) -> bytes:
+    """An event that is named as its chunk's `type`."""
+    return b"event: " + chunk["type"].encode() + b"\n" + event(chunk)
+
+
 def said(value: Any) -> bytes:
     """JSON for an event."""
     text = _json.encode(value)

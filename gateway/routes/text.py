@@ -13,6 +13,7 @@ from common.errors import InvalidRequestError
 from gateway.answers.ask import Conversation, Prompt, Text, ToolRules
 from gateway.answers.catalogue import Served
 from gateway.answers.start import Answers
+from gateway.answers.tokenising import COUNTED_CONTEXTS
 from gateway.answers.tokenizer import ChatTokenizer
 from gateway.dialects.openai.messages import MAX_MESSAGES, Message
 from gateway.dialects.openai.tools import ToolDefinition, rules_of
@@ -26,7 +27,6 @@ from gateway.http.responses import json_response
 from gateway.http.routing import Routes
 
 _OF_MESSAGES = ("add_generation_prompt", "continue_final_message", "chat_template_kwargs", "tools")
-COUNTED_CONTEXTS = 4  # people count what doesn't fit, too, but not without end
 
 
 class TokenizeRequest(StrictFields):

@@ -8,7 +8,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, StrictStr, field_validator
 
-from gateway.dialects.openai.messages import MAX_CALLS, Id, LenientFields, ToolCall
+from gateway.dialects.openai.messages import MAX_CALLS, Id, ToolCall
+from gateway.http.fields import LenientFields
 
 ONLY_TEXT = "only text is read: leave images out"
 

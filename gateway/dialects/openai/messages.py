@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, ClassVar
 
-from pydantic import AfterValidator, ConfigDict, Field, StrictStr, ValidationInfo, field_validator, model_validator
+from pydantic import AfterValidator, Field, StrictStr, ValidationInfo, field_validator, model_validator
 
-from gateway.http.fields import Reading, StrictFields, described
+from gateway.dialects.thinking import thoughts_as
+from gateway.http.fields import LenientFields, Reading
 
 MAX_MESSAGES = 4_096
 MAX_CALLS = 128
@@ -33,12 +34,6 @@ def _function_only(kind: str) -> str:
 
 Kind = Annotated[StrictStr, AfterValidator(_function_only)]  # a tool's, or a call's
 Id = Annotated[StrictStr, Field(max_length=256)]
-
-
-class LenientFields(StrictFields):
-    """Ignores unknown fields: histories carry what other servers and frameworks added."""
-
-    model_config = ConfigDict(extra="ignore", json_schema_extra=described)
 
 
 class CalledFunction(LenientFields):
@@ -137,11 +132,6 @@ class Message(LenientFields):
         extra = {"name": self.name, "tool_call_id": self.tool_call_id if self.role == "tool" else None}
         plain |= {} if thoughts is None else thoughts_as(thoughts)
         return plain | {name: value for name, value in extra.items() if value is not None}
-
-
-def thoughts_as(text: str) -> dict[str, str]:
-    """An assistant's reasoning as chat templates get it: families differ in the name they read."""
-    return {"reasoning_content": text, "thinking": text}
 
 
 def text_of(part: Any) -> str:

@@ -7,8 +7,9 @@ from typing import Any, ClassVar
 from pydantic import StrictBool, StrictStr
 
 from gateway.answers.ask import Tool, ToolRules
-from gateway.dialects.openai.messages import Kind, LenientFields
+from gateway.dialects.openai.messages import Kind
 from gateway.dialects.tools import ANY_ARGUMENTS, ArgumentsSchema, Mode, Name, tool_rules
+from gateway.http.fields import LenientFields
 
 
 class Function(LenientFields):

@@ -12,10 +12,12 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, StrictStr, Tag, field_validator
 
-from gateway.dialects.openai.messages import CalledFunction, Id, LenientFields, text_of, thoughts_as
+from gateway.dialects.openai.messages import CalledFunction, Id, text_of
 from gateway.dialects.responses.custom_input import as_arguments
 from gateway.dialects.responses.sealed import COMPACTION, REASONING, unsealed
 from gateway.dialects.responses.tools import full_name
+from gateway.dialects.thinking import thoughts_as
+from gateway.http.fields import LenientFields
 from gateway.http.problem import Json, NotKeptError
 
 MAX_ITEMS = 8_192

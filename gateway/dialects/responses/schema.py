@@ -6,7 +6,6 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, PrivateAttr, StrictBool, StrictInt, StrictStr, model_validator
 
-from gateway.dialects.openai.messages import LenientFields
 from gateway.dialects.openai.schema import Effort
 from gateway.dialects.openai.shared import INERT, MAX_LOGPROBS, SCHEMAS, UNSUPPORTED, CommonFields
 from gateway.dialects.openai.tools import CHOICE_SCHEMA
@@ -14,7 +13,7 @@ from gateway.dialects.responses.items import CompactionTrigger, Item, MessageIte
 from gateway.dialects.responses.tools import AnyTool, Tools, read_tools
 from gateway.dialects.thinking import may_think, template_variables
 from gateway.dialects.tools import MAX_TOOLS
-from gateway.http.fields import Count, StrictFields
+from gateway.http.fields import Count, LenientFields, StrictFields
 from gateway.http.problem import Json
 
 _NOT_HERE = "no field of responses"

@@ -9,10 +9,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, StrictStr, Tag
 
 from gateway.answers.ask import Tool, ToolRules
-from gateway.dialects.openai.messages import LenientFields
 from gateway.dialects.openai.tools import Function, rules_of
 from gateway.dialects.responses.custom_input import INPUT
 from gateway.dialects.responses.output import Called
+from gateway.http.fields import LenientFields
 from gateway.http.problem import Json
 
 MAX_DEFINITION_CHARS = 65_536

@@ -273,18 +273,19 @@ async def test_the_openapi_document_has_the_dialect_and_its_key(gateway: Gateway
     assert say["responses"]["200"]["content"].keys() == {"application/json", LINES}
     assert document["components"]["securitySchemes"]["key_tiny"]["name"] == "x-tiny-key"
     assert set(document["components"]["schemas"]["SayRequest"]["properties"]) == {"model", "text", "words", "flowing"}
-    assert document["paths"]["/v1/models"]["get"]["security"] == [{"key": []}]
+    assert document["paths"]["/v1/completions"]["post"]["security"] == [{"key": []}]
     count = document["paths"][COUNT]
     assert [each["name"] for each in count["post"]["parameters"]] == ["model"]
     body = count["delete"]["requestBody"]
     assert (body["required"], body["content"]["application/json"]["schema"]["properties"].keys()) == (False, {"text"})
     shared = document["paths"]["/v1/models/{model}"]["get"]
-    assert shared["security"] == [{"key": []}, {"key_tiny": []}]
-    assert len(shared["responses"]["200"]["content"]["application/json"]["schema"]["anyOf"]) == 2
+    assert shared["security"] == [{"key": []}, {"key_anthropic": []}, {"key_tiny": []}]
+    assert len(shared["responses"]["200"]["content"]["application/json"]["schema"]["anyOf"]) == 3
 
 
 def test_a_batch_s_lines_may_ask_for_what_the_dialects_say() -> None:
-    assert list(DialectTable((*DIALECTS, TINY)).batchable) == [CHAT, "/v1/completions", "/v1/responses", SAY]
+    generating = [CHAT, "/v1/completions", "/v1/responses", "/v1/messages", SAY]
+    assert list(DialectTable((*DIALECTS, TINY)).batchable) == generating
 
 
 def test_two_dialects_can_t_have_the_same_path() -> None:

@@ -77,7 +77,7 @@ async def test_an_answer_to_a_path_with_a_slash_is_no_redirect(gateway: Gateway)
 
 
 async def test_an_unknown_path_is_told_what_is_served(gateway: Gateway) -> None:
-    for path in ("/v1/messages", "/api/chat", "/" + "x" * 9_000):
+    for path in ("/v1/moderations", "/v0/chat", "/" + "x" * 9_000):
         answer = await gateway.http.post(path, json={})
         message = answer.json()["error"]["message"]
         assert answer.status_code == 404

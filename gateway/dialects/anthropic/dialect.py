@@ -1,0 +1,106 @@
+"""Anthropic's dialect as one entry."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gateway.answers.start import Answers
+from gateway.dialects.anthropic import models
+from gateway.dialects.anthropic.described import ANSWERS
+from gateway.dialects.anthropic.events import PING
+from gateway.dialects.anthropic.messages import CountTokens, Messages
+from gateway.dialects.anthropic.objects import error_object, status_of
+from gateway.dialects.anthropic.schema import CountTokensRequest, MessagesRequest
+from gateway.dialects.dialect import Asked, Dialect
+from gateway.http.api import JSON, ApiPart, fields, get, post, ref
+from gateway.http.fields import LenientFields
+from gateway.http.keys import KeyForm, bearer_key
+from gateway.http.problem import Json, NotKeptError, Problem
+from gateway.http.streaming import EVENTS
+
+MESSAGES, COUNT, BATCHES = "/v1/messages", "/v1/messages/count_tokens", "/v1/messages/batches"
+MODELS = "/v1/models"
+_ELSEWHERE = (
+    "batches of messages are OpenAI's batches here: POST their lines with url /v1/messages as a file to /v1/files, then its id to"
+    " /v1/batches"
+)
+KEY = KeyForm(
+    read=bearer_key,
+    hint="`x-api-key: KEY`",
+    scheme={
+        "type": "apiKey",
+        "in": "header",
+        "name": "x-api-key",
+        "description": "an API key; a bearer token does as well",
+    },
+)
+_PAGES: tuple[Json, ...] = (
+    {"name": "limit", "in": "query", "schema": {"type": "integer", "minimum": 1, "maximum": models.MAX_LIMIT}},
+    *({"name": name, "in": "query", "schema": {"type": "string"}} for name in ("after_id", "before_id")),
+)
+
+
+class AnyBody(LenientFields):
+    """A body that nobody reads."""
+
+
+class NoBatches:
+    """Anthropic's own batches are not served: says where they are."""
+
+    body = AnyBody
+
+    async def answer(self, body: AnyBody, answers: Answers, asked: Asked) -> Json:
+        return _no_batches(answers, asked)
+
+
+def _no_batches(answers: Answers, asked: Asked) -> Any:
+    raise NotKeptError(_ELSEWHERE)
+
+
+def _error(problem: Problem, request_id: str) -> tuple[int, Json]:
+    return status_of(problem), error_object(problem) | {"request_id": request_id}
+
+
+DIALECT = Dialect(
+    name="anthropic",
+    key=KEY,
+    endpoints={MESSAGES: Messages()},
+    calls={COUNT: CountTokens(), BATCHES: NoBatches()},
+    views={
+        MODELS: models.listed,
+        f"{MODELS}/{{model:path}}": models.one,
+        BATCHES: _no_batches,
+        f"{BATCHES}/{{rest:path}}": _no_batches,
+    },
+    recognises=lambda headers: "anthropic-version" in headers,
+    id_header="request-id",
+    idle_event=PING,
+    error=_error,
+    api=ApiPart(
+        paths={
+            MESSAGES: {
+                "post": post(MessagesRequest, ref("AnthropicMessage"), stream_type=EVENTS, error="AnthropicError")
+            },
+            COUNT: {
+                "post": post(CountTokensRequest, fields({"input_tokens": {"type": "integer"}}), error="AnthropicError"),
+            },
+            MODELS: {
+                "get": get(
+                    MODELS,
+                    "The served models.",
+                    JSON,
+                    query=_PAGES,
+                    error="AnthropicError",
+                    answer=ref("AnthropicModelList"),
+                )
+            },
+            f"{MODELS}/{{model}}": {
+                "get": get(
+                    f"{MODELS}/{{model}}", "One model.", JSON, error="AnthropicError", answer=ref("AnthropicModel")
+                )
+            },
+        },
+        bodies=(MessagesRequest, CountTokensRequest),
+        schemas=ANSWERS,
+    ),
+)
