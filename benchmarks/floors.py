@@ -14,10 +14,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Self
 
+from engine.spec.attention import AttentionSpec
 from engine.spec.experts import SparseMlpSpec
 from engine.spec.latents import IndexerSpec, LatentAttentionSpec
 from engine.spec.model import (
-    AttentionSpec,
     BranchSpec,
     DenseBesideExpertsSpec,
     LayerSpec,
@@ -298,11 +298,12 @@ def _mixer_parameters(mixer: MixerSpec, hidden: int) -> int:
 
 
 def _attention_parameters(mixer: AttentionSpec, hidden: int) -> int:
-    values = 0 if mixer.values_are_keys else mixer.value_size
-    kv = 0 if mixer.borrows else mixer.num_kv_heads * (mixer.head_dim + values)
-    qkv, output = mixer.q_size * (1 + mixer.output_gate) + kv, mixer.num_heads * mixer.value_size
-    biases = qkv * mixer.qkv_bias + hidden * mixer.output_bias + mixer.num_heads * mixer.sinks
-    norms = (1 if mixer.borrows else 2) * mixer.head_dim * (mixer.qk_norm is not None)
+    heads, borrows, bias = mixer.heads, mixer.sharing.borrows, mixer.projections
+    values = 0 if mixer.values.are_keys else mixer.value_size
+    kv = 0 if borrows else heads.num_kv_heads * (heads.head_dim + values)
+    qkv, output = mixer.q_size * (1 + mixer.has_fused_gate) + kv, heads.num_heads * mixer.value_size
+    biases = qkv * bias.qkv_bias + hidden * bias.output_bias + heads.num_heads * mixer.scores.sinks
+    norms = (1 if borrows else 2) * heads.head_dim * (mixer.qk_norm is not None)
     return hidden * (qkv + output + mixer.gate_size) + biases + norms
 
 

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from engine.cache.pages import DEFAULT_BLOCK_SIZE, column_places, page_parts
 from engine.config import EngineConfig
-from engine.spec.model import AttentionSpec, ModelSpec
+from engine.spec.attention import AttentionSpec
+from engine.spec.model import ModelSpec
 
 LEAST_LENGTHS = 2  # windows in the longest sequence
 MAX_COLUMN_WASTE = 0.25  # share of a short sequence's bytes that its blocks have more
@@ -39,12 +40,12 @@ def _are_alike(model: ModelSpec) -> bool:
     """Whether one shape of blocks suits all layers with a window, and what borrowers see is kept for them."""
     kept = {layer.kept for layer in model.layers if layer.kept and layer.attention and layer.attention.window}
     grouped = [mixer for mixer in model.attentions if isinstance(mixer, AttentionSpec)]
-    lent = {mixer.lends: bool(mixer.window) for mixer in grouped if mixer.lends}
-    borrowers = [mixer for mixer in grouped if mixer.borrows]
+    lent = {mixer.sharing.lends: bool(mixer.window) for mixer in grouped if mixer.sharing.lends}
+    borrowers = [mixer for mixer in grouped if mixer.sharing.borrows]
     return (
         len(kept) == 1
         and len(grouped) == len(model.attentions)
-        and all(lent[mixer.borrows] == bool(mixer.window) for mixer in borrowers)
+        and all(lent[mixer.sharing.borrows] == bool(mixer.window) for mixer in borrowers)
     )
 
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Sequence
+from inspect import signature
+from typing import Any, Literal, TypeVar
 
 from engine.families.known import Fields
 from engine.families.quantised import read_quantization
 from engine.families.ropes import rope
-from engine.spec.model import AttentionSpec, GatedMlpSpec, LayerSpec, ModelSpec, UnsupportedModelError
+from engine.kernels.attention import HeadShape
+from engine.spec.attention import AttentionSpec, ProjectionSpec, ScoreSpec
+from engine.spec.model import GatedMlpSpec, LayerSpec, ModelSpec, UnsupportedModelError
 from engine.weights.names import StoredNames
 
 __all__ = ["Fields", "attention", "flag", "gated_mlp", "layer_types", "model", "number", "rope", "sliding_window"]
 
+Part = TypeVar("Part")
 FULL, SLIDING = "full_attention", "sliding_attention"
 # Tensor names of the text model inside a vision-language checkpoint.
 BESIDE_VISION = StoredNames(
@@ -48,7 +52,10 @@ def model(fields: Fields, layers: Iterable[LayerSpec], *, eps: str = "rms_norm_e
 
 
 def attention(fields: Fields, *, rope: Any = _OWN, **switches: Any) -> AttentionSpec:
-    """Read heads and rope, unless it is given; `switches` are further fields of the spec, the family's own."""
+    """Read heads and rope, unless it is given.
+
+    `switches` are further fields of the spec, or of its scores and projections, by their own names: the family's own.
+    """
     num_heads = number(fields, "num_attention_heads")
     num_kv_heads = switches.pop("num_kv_heads", None) or count(fields, "num_key_value_heads") or num_heads
     if num_heads % num_kv_heads:
@@ -57,12 +64,17 @@ def attention(fields: Fields, *, rope: Any = _OWN, **switches: Any) -> Attention
         )
     head_dim = switches.pop("head_dim", None) or count(fields, "head_dim")
     return AttentionSpec(
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim or number(fields, "hidden_size") // num_heads,
+        heads=HeadShape(num_heads, num_kv_heads, head_dim or number(fields, "hidden_size") // num_heads),
         rope=_rope(fields) if rope is _OWN else rope,
+        scores=_taken(ScoreSpec, switches),
+        projections=_taken(ProjectionSpec, switches),
         **switches,
     )
+
+
+def _taken(part: Callable[..., Part], switches: dict[str, Any]) -> Part:
+    """Make a part of a spec from those of the switches that are its fields."""
+    return part(**{name: switches.pop(name) for name in signature(part).parameters if name in switches})
 
 
 _rope = rope

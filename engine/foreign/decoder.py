@@ -16,7 +16,8 @@ from engine.kernels.attention import HeadShape, Scores, needs_qkv, paged_attenti
 from engine.kernels.codes import opened
 from engine.kernels.rope import Heads, rope_and_write_kv
 from engine.model.places import kept_at
-from engine.spec.model import AttentionSpec, ModelSpec
+from engine.spec.attention import AttentionSpec
+from engine.spec.model import ModelSpec
 from engine.weights.parameters import Weights
 
 log = logging.getLogger("baton.engine")

@@ -11,7 +11,9 @@ from typing import Any
 
 import torch
 
-from engine.spec.model import AttentionSpec, GatedMlpSpec, LayerSpec, ModelSpec, UnsupportedModelError
+from engine.kernels.attention import HeadShape
+from engine.spec.attention import AttentionSpec, ScoreSpec
+from engine.spec.model import GatedMlpSpec, LayerSpec, ModelSpec, UnsupportedModelError
 
 NAME = "baton"
 TRIAL_TOKENS = 3
@@ -112,14 +114,10 @@ def spec_of(config: Any, calls: list[Call]) -> ModelSpec:
     layers = [
         LayerSpec(
             mixer=AttentionSpec(
-                num_heads=call.num_heads,
-                num_kv_heads=call.num_kv_heads,
-                head_dim=call.head_dim,
+                heads=HeadShape(call.num_heads, call.num_kv_heads, call.head_dim),
                 rope=None,
                 window=call.window,
-                softcap=call.softcap,
-                sinks=call.sinks,
-                scale=call.scale,
+                scores=ScoreSpec(scale=call.scale, softcap=call.softcap, sinks=call.sinks),
             ),
             mlp=mlp,
         )

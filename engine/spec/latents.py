@@ -40,8 +40,6 @@ class LatentAttentionSpec:
     query_growth: QueryGrowth | None = None
     bias: bool = False
     window: int = 0
-    softcap: float = 0.0
-    sinks: bool = False
     by_head: bool = False  # each head's keys and values have tensors of their own
     codes: Kind | None = None  # what latents are kept as; other keys stay numbers
     most: int = 0  # positions that a query attends to; 0: all

@@ -9,11 +9,10 @@ from typing import Any, Literal
 from engine.formats.product import Format
 from engine.formats.quantization import UNQUANTISED, Quantization
 from engine.kernels.attention import HeadShape
-from engine.kernels.codes import KINDS, Kind
 from engine.spec.additions import AltUpSpec, LaurelSpec, LayerInputsSpec, PlaceholderSpec
+from engine.spec.attention import AttentionSpec
 from engine.spec.experts import SparseMlpSpec
 from engine.spec.latents import LatentAttentionSpec
-from engine.spec.scaling import QueryGrowth, RopeSpec
 from engine.spec.states import ChannelDeltaSpec, DeltaSpec, Kept, MambaSpec, SelectiveSpec, ShortConvolutionSpec
 from engine.weights.names import AS_OURS, StoredNames
 
@@ -22,83 +21,6 @@ NormKind = Literal["rms", "rms_plus_one", "layer", "layer_plus_one"]  # x * weig
 
 class UnsupportedModelError(ValueError):
     """The checkpoint's config.json asks for something that the engine doesn't compute."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QkNorm:
-    """RMSNorm of queries and keys: of each head alone, or of all together; or LayerNorm of each, with weights of its own."""
-
-    over: Literal["head", "all", "each"] = "head"
-    has_weight: bool = True
-    after_rope: bool = False
-    q_name: str = "self_attn.q_norm"  # with `{}`: each head has a module
-    k_name: str = "self_attn.k_norm"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttentionSpec:
-    """Attention whose query heads share key and value heads in groups."""
-
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    rope: RopeSpec | None  # None: positions are not encoded
-    window: int = 0  # positions attended to, see `first_seen`
-    qk_norm: QkNorm | None = None
-    clip: float = 0.0  # queries, keys and values are cut off there; 0: they aren't
-    qkv_bias: bool = False
-    output_bias: bool = False
-    scale: float | None = None  # multiplies scores; None: head_dim ** -0.5
-    softcap: float = 0.0  # scores become softcap * tanh(score / softcap); 0: they stay
-    sinks: bool = False  # a learned score for each head joins the softmax, without a value
-    query_growth: QueryGrowth | None = None
-    value_norm: bool = False  # RMSNorm without a weight over each head of the values
-    values_are_keys: bool = False  # values are the product that keys are made of
-    value_features: int = 0  # fewer than a key's, with zeros behind them; 0: as many
-    value_scale: float = 1.0  # multiplies values
-    output_gate: bool = False  # behind each query head's rows are those of its output's gate
-    gate: str = ""  # module with a gate for each number of the output; "": none
-    gates_heads: bool = False  # it has one for each head
-    gate_activation: Literal["sigmoid", "softplus"] = "sigmoid"
-    lends: str = ""  # later layers attend to its keys and values by this name
-    borrows: str = ""  # it has none, and attends to those that were lent so
-    fused: str = ""  # the module that holds queries', keys' and values' rows; "": one each
-    output: str = "self_attn.o_proj"
-    codes: Kind | None = None  # what keys and values are kept as; None: the numbers themselves
-    keeps: int = 0  # positions for which they are kept; 0: all
-
-    @property
-    def heads(self) -> HeadShape:
-        return HeadShape(self.num_heads, self.num_kv_heads, self.head_dim)
-
-    @property
-    def kept(self) -> tuple[Kept, ...]:
-        """Keys and values, or their codes and the codes' scales."""
-        if self.borrows:
-            return ()
-        if self.codes is None:
-            return (Kept(planes=2, heads=self.num_kv_heads, dim=self.head_dim, window=self.keeps),)
-        plain = Kept(planes=2, heads=self.num_kv_heads, dim=1, window=self.keeps)
-        sizes = zip(KINDS[self.codes], (self.head_dim, 1), strict=False)
-        return tuple(replace(plain, dim=dim, dtype=dtype) for dtype, dim in sizes)
-
-    @property
-    def q_size(self) -> int:
-        return self.num_heads * self.head_dim
-
-    @property
-    def kv_size(self) -> int:
-        return self.num_kv_heads * self.head_dim
-
-    @property
-    def gate_size(self) -> int:
-        """Rows of the output's gate."""
-        return self.num_heads * (1 if self.gates_heads else self.value_size) if self.gate else 0
-
-    @property
-    def value_size(self) -> int:
-        """Features that a head's values have in the checkpoint."""
-        return self.value_features or self.head_dim
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -320,9 +242,10 @@ class ModelSpec:
                 numbers.append((parts.index(kept), used[kept]))
                 used[kept] += 1
             own = tuple(numbers)
-            if isinstance(mixer, AttentionSpec) and mixer.lends:
-                lent[mixer.lends] = own
-            places.append(lent[mixer.borrows] if isinstance(mixer, AttentionSpec) and mixer.borrows else own)
+            if isinstance(mixer, AttentionSpec) and mixer.sharing.lends:
+                lent[mixer.sharing.lends] = own
+            borrows = mixer.sharing.borrows if isinstance(mixer, AttentionSpec) else ""
+            places.append(lent[borrows] if borrows else own)
         return tuple(places)
 
     @property
@@ -333,7 +256,8 @@ class ModelSpec:
     def has_plain_attention(self, heads: HeadShape) -> bool:
         """Whether attention of this shape is a causal softmax over all positions, in all layers."""
         mixers = [mixer for mixer in self.attentions if mixer.heads == heads]
-        return not any(mixer.window or mixer.softcap or mixer.sinks for mixer in mixers)
+        scores = [mixer.scores for mixer in mixers if isinstance(mixer, AttentionSpec)]
+        return not any(mixer.window for mixer in mixers) and not any(each.softcap or each.sinks for each in scores)
 
 
 def _width(mlp: MlpSpec, hidden_size: int) -> int:

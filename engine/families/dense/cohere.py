@@ -20,7 +20,8 @@ from engine.families.fields import (
     rope,
     sliding_window,
 )
-from engine.spec.model import AttentionSpec, BranchSpec, LayerSpec, ModelSpec, QkNorm
+from engine.spec.attention import AttentionSpec, QkNorm
+from engine.spec.model import BranchSpec, LayerSpec, ModelSpec
 
 COHERE = {
     "vocab_size": 256000,

@@ -13,7 +13,8 @@ from engine.families.fields import (
     rope,
     sliding_window,
 )
-from engine.spec.model import AttentionSpec, BranchSpec, LayerSpec, ModelSpec, QkNorm
+from engine.spec.attention import AttentionSpec, QkNorm
+from engine.spec.model import BranchSpec, LayerSpec, ModelSpec
 
 DEFAULTS = {
     "vocab_size": 102400,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from engine.families.fields import Fields, attention, flag, gated_mlp, model, number, rope
-from engine.spec.model import BEFORE_MIXER, BEFORE_MLP, AttentionSpec, BranchSpec, LayerSpec, ModelSpec
+from engine.spec.attention import AttentionSpec
+from engine.spec.model import BEFORE_MIXER, BEFORE_MLP, BranchSpec, LayerSpec, ModelSpec
 
 DEFAULTS = {
     "vocab_size": 151552,

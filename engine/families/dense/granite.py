@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from engine.families.fields import Fields, attention, flag, gated_mlp, model, number, real, rope
-from engine.spec.model import AttentionSpec, BranchSpec, LayerSpec, MixerSpec, MlpSpec, ModelSpec
+from engine.spec.attention import AttentionSpec
+from engine.spec.model import BranchSpec, LayerSpec, MixerSpec, MlpSpec, ModelSpec
 
 GRANITE = {
     "vocab_size": 32000,

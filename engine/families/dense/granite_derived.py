@@ -19,7 +19,8 @@ from engine.families.fields import (
     rope,
     sliding_window,
 )
-from engine.spec.model import AttentionSpec, ModelSpec, UnsupportedModelError
+from engine.spec.attention import AttentionSpec
+from engine.spec.model import ModelSpec, UnsupportedModelError
 
 HYPERCLOVA_X = granite.GRANITE | {"attention_multiplier": None, "use_post_norm": True}
 GRANITE_SWA = {
@@ -41,7 +42,8 @@ def read_hyperclova_x(fields: Fields) -> ModelSpec:
     fields = fields.over(HYPERCLOVA_X)
     bias = flag(fields, "attention_bias")
     mixer = attention(fields, qkv_bias=bias, output_bias=bias)
-    mixer = replace(mixer, scale=real(fields, "attention_multiplier", mixer.head_dim**-0.5))
+    scale = real(fields, "attention_multiplier", mixer.heads.head_dim**-0.5)
+    mixer = replace(mixer, scores=replace(mixer.scores, scale=scale))
     layer = granite.layer(fields, mixer, gated_mlp(fields, bias=flag(fields, "mlp_bias")))
     if flag(fields, "use_post_norm"):
         around_mixer, around_mlp = (

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from engine.families.fields import Fields, attention, flag, gated_mlp, model, number, rope
 from engine.families.ropes import rope_values
-from engine.spec.model import AttentionSpec, LayerSpec, ModelSpec, QkNorm
+from engine.spec.attention import AttentionSpec, QkNorm
+from engine.spec.model import LayerSpec, ModelSpec
 
 DEFAULTS = {
     "vocab_size": 290943,
@@ -42,6 +43,7 @@ def mixer(fields: Fields) -> AttentionSpec:
     found = attention(fields, rope=rope(fields, others=others), qk_norm=QK_NORM, qkv_bias=bias, output_bias=bias)
     _, values = rope_values(fields)
     if found.rope is not None and (values.get("rope_type") or values.get("type")) == "dynamic" and values.get("alpha"):
-        theta = found.rope.theta * float(values["alpha"]) ** (found.head_dim / (found.head_dim - 2))
+        dim = found.heads.head_dim
+        theta = found.rope.theta * float(values["alpha"]) ** (dim / (dim - 2))
         found = replace(found, rope=replace(found.rope, theta=theta))
     return found

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from engine.families.fields import Fields, attention, flag, gated_mlp, model, number, sliding_window
-from engine.spec.model import BEFORE_MLP, BranchSpec, LayerSpec, ModelSpec, PlainMlpSpec, QkNorm
+from engine.spec.attention import QkNorm
+from engine.spec.model import BEFORE_MLP, BranchSpec, LayerSpec, ModelSpec, PlainMlpSpec
 
 STARCODER_2 = {
     "vocab_size": 49152,

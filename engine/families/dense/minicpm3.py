@@ -6,8 +6,9 @@ from dataclasses import replace
 
 from engine.families.fields import Fields, attention, count, flag, gated_mlp, model, number, real
 from engine.families.latents import latent_attention
+from engine.spec.attention import AttentionSpec
 from engine.spec.latents import LatentAttentionSpec
-from engine.spec.model import BEFORE_MIXER, BEFORE_MLP, AttentionSpec, LayerSpec, ModelSpec
+from engine.spec.model import BEFORE_MIXER, BEFORE_MLP, LayerSpec, ModelSpec
 
 DEFAULTS = {
     "vocab_size": 73448,

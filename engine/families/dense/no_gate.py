@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from engine.families.fields import Fields, attention, flag, model, number, real, rope
-from engine.spec.model import BranchSpec, LayerSpec, ModelSpec, PlainMlpSpec, QkNorm
+from engine.spec.attention import QkNorm
+from engine.spec.model import BranchSpec, LayerSpec, ModelSpec, PlainMlpSpec
 
 APERTUS = {
     "vocab_size": 131072,

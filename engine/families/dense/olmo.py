@@ -17,7 +17,8 @@ from engine.families.fields import (
     rope,
     sliding_window,
 )
-from engine.spec.model import AttentionSpec, BranchSpec, LayerSpec, ModelSpec, QkNorm
+from engine.spec.attention import AttentionSpec, QkNorm
+from engine.spec.model import BranchSpec, LayerSpec, ModelSpec
 from engine.spec.scaling import RopeSpec
 
 OLMO_2 = {

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from engine.families.fields import Fields, attention, flag, gated_mlp, model, windows_by_layer
-from engine.spec.model import LayerSpec, ModelSpec, QkNorm
+from engine.spec.attention import QkNorm
+from engine.spec.model import LayerSpec, ModelSpec
 
 QWEN_3 = {
     "vocab_size": 151936,

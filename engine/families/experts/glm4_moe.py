@@ -10,7 +10,8 @@ from engine.families.experts.fields import (
     without_predictions,
 )
 from engine.families.fields import Fields, attention, count, flag, gated_mlp, model, number, rope
-from engine.spec.model import LayerSpec, ModelSpec, QkNorm
+from engine.spec.attention import QkNorm
+from engine.spec.model import LayerSpec, ModelSpec
 
 GLM_4_5 = {
     "vocab_size": 151552,

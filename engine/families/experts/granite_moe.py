@@ -6,8 +6,9 @@ from engine.families.dense import granite, granite_derived
 from engine.families.experts.fields import checked, sparse_mlp
 from engine.families.fields import Fields, count, number
 from engine.kernels.experts.rule import RoutingRule, Score
+from engine.spec.attention import AttentionSpec
 from engine.spec.experts import ExpertTensors, SharedExpertSpec
-from engine.spec.model import AttentionSpec, ModelSpec
+from engine.spec.model import ModelSpec
 
 GRANITE_MOE = granite.GRANITE | {"num_local_experts": 8, "num_experts_per_tok": 2}
 TENSORS = ExpertTensors(

@@ -13,8 +13,9 @@ from engine.families.experts.fields import (
 )
 from engine.families.fields import Fields, attention, count, flag, gated_mlp, model, number, real, rope
 from engine.kernels.experts.rule import RoutingRule, Score
+from engine.spec.attention import QkNorm
 from engine.spec.experts import ExpertTensors, SharedExpertSpec
-from engine.spec.model import LayerSpec, ModelSpec, QkNorm, UnsupportedModelError
+from engine.spec.model import LayerSpec, ModelSpec, UnsupportedModelError
 
 # Fields that may be lists with one entry a layer: all entries must be equal, and those of what we don't compute absent.
 BY_LAYER = ("moe_topk", "num_experts", "moe_intermediate_size", "num_shared_expert")

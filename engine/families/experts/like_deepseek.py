@@ -34,8 +34,9 @@ from engine.families.fields import (
     sliding_window,
 )
 from engine.kernels.experts.rule import RoutingRule, Score
+from engine.spec.attention import AttentionSpec, OutputGate, QkNorm
 from engine.spec.experts import ExpertTensors, SharedExpertSpec
-from engine.spec.model import AttentionSpec, BranchSpec, LayerSpec, ModelSpec, QkNorm, UnsupportedModelError
+from engine.spec.model import BranchSpec, LayerSpec, ModelSpec, UnsupportedModelError
 from engine.weights.names import StoredNames
 
 DOTS_1 = {
@@ -168,7 +169,7 @@ def read_trinity(fields: Fields) -> ModelSpec:
                 rope=rotation if kind == SLIDING else None,
                 window=window if kind == SLIDING else 0,
                 qk_norm=QkNorm(),
-                gate="self_attn.gate_proj",
+                gate=OutputGate(module="self_attn.gate_proj"),
             ),
             mlp=sparse if index >= num_dense else dense,
             around_mixer=AROUND_MIXER,
@@ -222,7 +223,7 @@ def _laguna_mixers(fields: Fields, kinds: list[str]) -> list[AttentionSpec]:
     of_kind = {
         kind: attention(
             fields, rope=rope(fields, kind=kind), window=window if kind == SLIDING else 0, qk_norm=QkNorm(),
-            gate="self_attn.g_proj", gates_heads=by_head, gate_activation="softplus",
+            gate=OutputGate(module="self_attn.g_proj", by_head=by_head, activation="softplus"),
         )
         for kind in set(kinds)
     }  # fmt: skip
@@ -236,7 +237,10 @@ def _laguna_mixers(fields: Fields, kinds: list[str]) -> list[AttentionSpec]:
         raise UnsupportedModelError(
             f"config.json: num_attention_heads_per_layer = {wrong[0]} is no multiple of num_key_value_heads = {kv_heads}"
         )
-    return [replace(of_kind[kind], num_heads=each) for kind, each in zip(kinds, heads, strict=True)]
+    return [
+        replace(of_kind[kind], heads=replace(of_kind[kind].heads, num_heads=each))
+        for kind, each in zip(kinds, heads, strict=True)
+    ]
 
 
 def _behind_named(fields: Fields) -> list[bool]:

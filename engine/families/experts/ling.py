@@ -13,8 +13,9 @@ from engine.families.experts.fields import (
     without_predictions,
 )
 from engine.families.fields import Fields, attention, count, flag, gated_mlp, model, number
+from engine.spec.attention import QkNorm
 from engine.spec.experts import ExpertTensors, SharedExpertSpec
-from engine.spec.model import LayerSpec, ModelSpec, QkNorm
+from engine.spec.model import LayerSpec, ModelSpec
 from engine.weights.names import StoredNames
 
 TENSORS = ExpertTensors(each=GATE_UP_DOWN, all=(), correction=("mlp.gate.expert_bias",))

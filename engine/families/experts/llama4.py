@@ -19,8 +19,9 @@ from engine.families.fields import (
 )
 from engine.formats.product import Order
 from engine.kernels.experts.rule import RoutingRule, Score
+from engine.spec.attention import AttentionSpec, QkNorm
 from engine.spec.experts import ExpertTensors, SharedExpertSpec
-from engine.spec.model import AttentionSpec, LayerSpec, ModelSpec, QkNorm
+from engine.spec.model import LayerSpec, ModelSpec
 from engine.spec.scaling import QueryGrowth
 from engine.weights.names import StoredNames
 

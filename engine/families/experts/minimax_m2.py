@@ -8,8 +8,9 @@ from engine.families.experts.fields import checked, sparse_mlp
 from engine.families.experts.mixtral import W1_W3_W2
 from engine.families.fields import Fields, attention, model, number, rope
 from engine.kernels.experts.rule import RoutingRule, Score
+from engine.spec.attention import QkNorm
 from engine.spec.experts import ExpertTensors
-from engine.spec.model import LayerSpec, ModelSpec, QkNorm
+from engine.spec.model import LayerSpec, ModelSpec
 
 MINIMAX_M2 = {
     "vocab_size": 200064,
@@ -48,7 +49,7 @@ def read(fields: Fields) -> ModelSpec:
     rotation = rope(fields, theta=5_000_000.0)
     mixer = attention(fields, rope=rotation, qk_norm=QkNorm(over="all"))
     if rotated := fields.get("rotary_dim"):
-        mixer = replace(mixer, rope=replace(rotation, share=rotated / mixer.head_dim))
+        mixer = replace(mixer, rope=replace(rotation, share=rotated / mixer.heads.head_dim))
     layer = LayerSpec(
         mixer=mixer,
         mlp=sparse_mlp(fields, checked(fields, rule), size_field="intermediate_size", tensors=TENSORS),

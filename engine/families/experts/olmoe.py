@@ -5,8 +5,9 @@ from __future__ import annotations
 from engine.families.dense.olmo import AROUND_MIXER, AROUND_MLP
 from engine.families.experts.fields import softmax_rule, sparse_mlp
 from engine.families.fields import Fields, attention, flag, model, number, rope
+from engine.spec.attention import AttentionSpec, QkNorm
 from engine.spec.experts import SparseMlpSpec
-from engine.spec.model import AttentionSpec, LayerSpec, ModelSpec, QkNorm
+from engine.spec.model import LayerSpec, ModelSpec
 
 OLMOE = {
     "vocab_size": 50304,

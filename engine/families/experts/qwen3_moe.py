@@ -17,7 +17,8 @@ from engine.families.fields import (
     sliding_window,
     windows_by_layer,
 )
-from engine.spec.model import LayerSpec, ModelSpec, QkNorm
+from engine.spec.attention import QkNorm
+from engine.spec.model import LayerSpec, ModelSpec
 
 MELLUM = {
     "vocab_size": 98304,

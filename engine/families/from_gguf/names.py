@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
+from engine.spec.attention import AttentionSpec
 from engine.spec.experts import ExpertTensors, SparseMlpSpec
 from engine.spec.latents import LatentAttentionSpec
 from engine.spec.model import (
-    AttentionSpec,
     BranchSpec,
     DenseBesideExpertsSpec,
     GatedMlpSpec,
@@ -59,7 +59,8 @@ def _mixer(mixer: MixerSpec, under: str, tensors: Collection[str]) -> MixerSpec:
         norm = mixer.qk_norm
         if norm is not None and "{}" not in norm.q_name:
             norm = replace(norm, q_name="self_attn.q_norm", k_name="self_attn.k_norm")
-        return replace(mixer, fused=fused, output="self_attn.o_proj", qk_norm=norm)
+        projections = replace(mixer.projections, fused=fused, output="self_attn.o_proj")
+        return replace(mixer, projections=projections, qk_norm=norm)
     if isinstance(mixer, LatentAttentionSpec):
         return replace(mixer, by_head=f"{under}attn_k_b.weight" in tensors)
     if isinstance(mixer, DeltaSpec):

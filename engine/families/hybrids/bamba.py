@@ -26,7 +26,7 @@ def read(fields: Fields) -> ModelSpec:
     full = attention(fields, qkv_bias=bias, output_bias=bias)
     if full.rope is None or full.rope.share != ROTATED:
         raise UnsupportedModelError(f"config.json: partial_rotary_factor is not supported; supported: {ROTATED}")
-    fields.only("attn_rotary_emb", full.rope.rotary_dim(full.head_dim))
+    fields.only("attn_rotary_emb", full.rope.rotary_dim(full.heads.head_dim))
     mixers: dict[str, MixerSpec] = {FULL: full, LINEAR: mamba.mamba(fields, head_dim=mamba.head_dim(fields))}
     mlp = gated_mlp(fields, bias=flag(fields, "mlp_bias"), under="feed_forward", down="feed_forward.down_proj")
     after = BranchSpec(before="pre_ff_layernorm")

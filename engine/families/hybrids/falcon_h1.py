@@ -54,7 +54,7 @@ def _mixer(fields: Fields) -> SideBySideSpec:
         if has_bias and value != 1.0:
             raise UnsupportedModelError(f"config.json: {name} = {value} is not supported beside a bias; supported: 1.0")
     full = attention(fields, qkv_bias=bias, output_bias=bias)
-    scale = full.head_dim**-0.5 * real(fields, "key_multiplier", 1.0) * of_input**2
+    scale = full.heads.head_dim**-0.5 * real(fields, "key_multiplier", 1.0) * of_input**2
     multipliers = tuple(of_state * each for each in _several(fields, "ssm_multipliers", 5))
     total = None
     if fields.get("mamba_d_ssm") is not None:
@@ -70,7 +70,7 @@ def _mixer(fields: Fields) -> SideBySideSpec:
     )
     return SideBySideSpec(
         mamba=state,
-        attention=replace(full, scale=scale),
+        attention=replace(full, scores=replace(full.scores, scale=scale)),
         around_mamba=BranchSpec(before="input_layernorm", multiplier=real(fields, "ssm_out_multiplier", 1.0)),
         around_attention=BranchSpec(shares=True, multiplier=of_input * real(fields, "attention_out_multiplier", 1.0)),
     )

@@ -7,8 +7,9 @@ from typing import Any
 
 from engine.families.experts.fields import softmax_rule, sparse_mlp
 from engine.families.fields import FULL, Fields, attention, flag, layer_types, model, number, rope
+from engine.spec.attention import AttentionSpec, OutputGate, QkNorm
 from engine.spec.experts import SharedExpertSpec, SparseMlpSpec
-from engine.spec.model import AttentionSpec, LayerSpec, MlpSpec, ModelSpec, QkNorm, UnsupportedModelError
+from engine.spec.model import LayerSpec, MlpSpec, ModelSpec, UnsupportedModelError
 from engine.spec.states import DeltaSpec, Stored
 
 LINEAR = "linear_attention"
@@ -56,7 +57,7 @@ def _attention(fields: Fields) -> AttentionSpec:
     bias = flag(fields, "attention_bias")
     # M-RoPE fields of vision models: a text token's three positions are equal.
     rotation = rope(fields, others=("mrope_section", "mrope_interleaved"))
-    return attention(fields, rope=rotation, qk_norm=QkNorm(), qkv_bias=bias, output_bias=bias, output_gate=True)
+    return attention(fields, rope=rotation, qk_norm=QkNorm(), qkv_bias=bias, output_bias=bias, gate=OutputGate())
 
 
 def delta(fields: Fields, *, stored: Stored, **switches: Any) -> DeltaSpec:

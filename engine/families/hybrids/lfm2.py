@@ -8,17 +8,9 @@ from typing import Any
 from engine.families.experts.fields import checked, sparse_mlp
 from engine.families.fields import FULL, Fields, attention, count, flag, layer_types, model, number, real, rope
 from engine.kernels.experts.rule import RoutingRule, Score
+from engine.spec.attention import AttentionSpec, QkNorm
 from engine.spec.experts import ExpertTensors
-from engine.spec.model import (
-    AttentionSpec,
-    BranchSpec,
-    GatedMlpSpec,
-    LayerSpec,
-    MlpSpec,
-    ModelSpec,
-    QkNorm,
-    UnsupportedModelError,
-)
+from engine.spec.model import BranchSpec, GatedMlpSpec, LayerSpec, MlpSpec, ModelSpec, UnsupportedModelError
 from engine.spec.states import ShortConvolutionSpec
 
 CONVOLUTION = "conv"

@@ -16,7 +16,8 @@ from engine.families.fields import (
     rope,
 )
 from engine.families.hybrids.fields import LINEAR, delta
-from engine.spec.model import LayerSpec, ModelSpec, QkNorm, UnsupportedModelError
+from engine.spec.attention import QkNorm
+from engine.spec.model import LayerSpec, ModelSpec, UnsupportedModelError
 from engine.spec.scaling import RopeSpec
 from engine.spec.states import DeltaSpec
 from engine.weights.names import StoredNames

@@ -16,7 +16,8 @@ from engine.families.fields import (
     sliding_window,
 )
 from engine.families.vision.qwen import text_of
-from engine.spec.model import BranchSpec, LayerSpec, ModelSpec, QkNorm, UnsupportedModelError
+from engine.spec.attention import OutputGate, QkNorm
+from engine.spec.model import BranchSpec, LayerSpec, ModelSpec, UnsupportedModelError
 from engine.weights.names import StoredNames
 
 DEFAULTS = {
@@ -69,7 +70,7 @@ def read(fields: Fields) -> ModelSpec:
                 window=window if kind == SLIDING else 0,
                 qk_norm=QkNorm(has_weight=False),
                 scale=scale,
-                gate="self_attn.gate_proj",
+                gate=OutputGate(module="self_attn.gate_proj"),
             ),
             mlp=mlp,
             around_mixer=BranchSpec(before="input_layernorm", after="post_attention_layernorm", after_eps=eps),

@@ -10,8 +10,9 @@ from engine.families.experts.fields import GATE_UP_DOWN, checked, sparse_layers,
 from engine.families.fields import Fields, attention, flag, gated_mlp, model, number, rope, windows_by_layer
 from engine.formats.product import Order
 from engine.kernels.experts.rule import RoutingRule
+from engine.spec.attention import AttentionSpec, QkNorm
 from engine.spec.experts import ExpertTensors
-from engine.spec.model import AttentionSpec, LayerSpec, ModelSpec, QkNorm
+from engine.spec.model import LayerSpec, ModelSpec
 from engine.weights.names import StoredNames
 
 NAMES = StoredNames(renamed={"model.language_model.": "model."}, ignored=("model.visual.", "visual."))

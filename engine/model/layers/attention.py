@@ -23,7 +23,7 @@ from engine.model.layers.building import Surroundings
 from engine.model.layers.kv_scales import declare_factors
 from engine.model.layers.norm import RmsNorm
 from engine.model.stream import Lent, Stream
-from engine.spec.model import AttentionSpec
+from engine.spec.attention import AttentionSpec
 from engine.weights.parameters import Parameter, Shard, Way, stacked
 
 VALUES = "self_attn.v_proj"
@@ -32,50 +32,51 @@ SINKS = ("self_attn.sinks", "self_attn.attention_sink_bias")
 
 class GroupedQueryAttention:
     def __init__(self, spec: AttentionSpec, around: Surroundings) -> None:
-        hidden, head_dim = around.model.hidden_size, spec.head_dim
+        hidden, head_dim, num_heads = around.model.hidden_size, spec.heads.head_dim, spec.heads.num_heads
+        projections, borrows = spec.projections, spec.sharing.borrows
         self._branch = around.branch
-        outputs = {"self_attn.q_proj": spec.q_size * (1 + spec.output_gate)}
-        if not spec.borrows:
-            outputs |= {"self_attn.k_proj": spec.kv_size, VALUES: spec.num_kv_heads * spec.value_size}
+        outputs = {"self_attn.q_proj": spec.q_size * (1 + spec.has_fused_gate)}
+        if not borrows:
+            outputs |= {"self_attn.k_proj": spec.kv_size, VALUES: spec.heads.num_kv_heads * spec.value_size}
         self._gate_rows = spec.gate_size
-        if spec.gate:
-            outputs[spec.gate] = self._gate_rows
+        if spec.gate is not None and spec.gate.module:
+            outputs[spec.gate.module] = self._gate_rows
         self._qkv = around.linear(
             LinearSpec(
                 inputs=hidden,
                 outputs=outputs,
-                bias=spec.qkv_bias,
+                bias=projections.qkv_bias,
                 shard=Shard.HEADS,
                 unit=gcd(head_dim, spec.value_size, spec.gate_size),
-                fused=spec.fused,
-                twice={VALUES: "self_attn.k_proj"} if spec.values_are_keys and not spec.borrows else {},
+                fused=projections.fused,
+                twice={VALUES: "self_attn.k_proj"} if spec.values.are_keys and not borrows else {},
             )
         )
-        output = {spec.output: hidden}
+        output = {projections.output: hidden}
         self._output = around.linear(
             LinearSpec(
-                inputs=spec.num_heads * spec.value_size,
+                inputs=num_heads * spec.value_size,
                 outputs=output,
-                bias=spec.output_bias,
+                bias=projections.output_bias,
                 shard=Shard.INPUTS,
                 unit=spec.value_size,
             )
         )
         self._turning = _turning(spec, around)
-        self._of_product, self._clip = _of_product(spec, around), spec.clip
+        self._of_product, self._clip = _of_product(spec, around), projections.clip
         self._value_size = spec.value_size
         self._cos_sin = None if spec.rope is None else around.rotations.table(spec.rope, head_dim)
         self._scores = Scores(
-            scale=head_dim**-0.5 if spec.scale is None else spec.scale,
+            scale=head_dim**-0.5 if spec.scores.scale is None else spec.scores.scale,
             window=spec.window,
-            softcap=spec.softcap,
-            sinks=_sinks(spec, around) if spec.sinks else None,
+            softcap=spec.scores.softcap,
+            sinks=_sinks(spec, around) if spec.scores.sinks else None,
         )
         self._heads = spec.heads
-        self._lends, self._borrows = spec.lends, spec.borrows
-        self._factors = declare_factors(replace(spec, codes=None) if spec.borrows else spec, around)
-        self._is_gated, self._dtype = spec.output_gate, around.weights.dtype
-        self._has_softplus = spec.gate_activation == "softplus"
+        self._lends, self._borrows = spec.sharing.lends, borrows
+        self._factors = declare_factors(replace(spec, codes=None) if borrows else spec, around)
+        self._is_gated, self._dtype = spec.has_fused_gate, around.weights.dtype
+        self._has_softplus = spec.gate is not None and spec.gate.activation == "softplus"
 
     def __call__(self, stream: Stream, batch: ForwardBatch, kept: Sequence[torch.Tensor], *, is_last: bool) -> None:
         """Attend; `kept` is one view of the pool, [num_blocks, 2, block_size, Hkv, D]; of int8, also one of the scales."""
@@ -188,10 +189,10 @@ def _turning(spec: AttentionSpec, around: Surroundings) -> Heads:
     """What happens to each head between the product and the pool."""
     norm, weights = spec.qk_norm, list[torch.Tensor | None]([None, None])
     if norm is not None and norm.over == "head" and norm.has_weight:
-        weights[0] = weights[1] = around.norm(norm.q_name, spec.head_dim).weight
-        if not spec.borrows:  # else there are no keys
-            weights[1] = around.norm(norm.k_name, spec.head_dim).weight
-    growth = spec.query_growth
+        weights[0] = weights[1] = around.norm(norm.q_name, spec.heads.head_dim).weight
+        if not spec.sharing.borrows:  # else there are no keys
+            weights[1] = around.norm(norm.k_name, spec.heads.head_dim).weight
+    growth = spec.scores.query_growth
     return Heads(
         q_norm=weights[0],
         k_norm=weights[1],
@@ -199,23 +200,23 @@ def _turning(spec: AttentionSpec, around: Surroundings) -> Heads:
         norm_plus_one=around.model.norm == "rms_plus_one",
         norms_without_weight=norm is not None and not norm.has_weight,
         norm_after=norm is not None and norm.after_rope,
-        norms_values=spec.value_norm,
+        norms_values=spec.values.norm,
         interleaved=spec.rope is not None and spec.rope.interleaved,
         query_growth=None if growth is None else around.rotations.query_growth(growth),
-        gated=spec.output_gate,
+        gated=spec.has_fused_gate,
     )
 
 
 def _of_product(spec: AttentionSpec, around: Surroundings) -> _OverAll | _OverEach | _WiderValues | None:
     """What happens to the product as a whole."""
-    norm = spec.qk_norm
-    if spec.value_size != spec.head_dim or spec.value_scale != 1.0:
+    norm, heads = spec.qk_norm, spec.heads
+    if spec.value_size != heads.head_dim or spec.values.scale != 1.0:
         assert norm is None or norm.over == "head", "no family has both"
         size = spec.value_size
-        return _WiderValues(spec.num_kv_heads * size, size, spec.head_dim - size, spec.value_scale)
+        return _WiderValues(heads.num_kv_heads * size, size, heads.head_dim - size, spec.values.scale)
     if norm is not None and norm.over == "each":
-        rows = _modules(norm.q_name, spec.num_heads) | _modules(norm.k_name, spec.num_kv_heads)
-        shape = (sum(rows.values()), spec.head_dim)
+        rows = _modules(norm.q_name, heads.num_heads) | _modules(norm.k_name, heads.num_kv_heads)
+        shape = (sum(rows.values()), heads.head_dim)
         weights = Parameter(shape=shape, parts=stacked(rows), shard=Shard.HEADS, format=torch.float32)
         return _OverEach(around.weights.new(weights, under=around.under), around.model.norm_eps)
     if norm is None or norm.over != "all":
@@ -232,7 +233,10 @@ def _sinks(spec: AttentionSpec, around: Surroundings) -> torch.Tensor:
     """[Hq] float32: the kernels add up in it."""
     named = [
         Parameter(
-            shape=(spec.num_heads,), parts=stacked({name: spec.num_heads}), shard=Shard.OUTPUTS, format=torch.float32
+            shape=(spec.heads.num_heads,),
+            parts=stacked({name: spec.heads.num_heads}),
+            shard=Shard.OUTPUTS,
+            format=torch.float32,
         )
         for name in SINKS
     ]

@@ -20,16 +20,10 @@ from engine.model.layers.short_convolution import ShortConvolution
 from engine.model.layers.side_by_side import SideBySide
 from engine.model.layers.sparse_mlp import SparseMlp
 from engine.model.stream import Stream
+from engine.spec.attention import AttentionSpec
 from engine.spec.experts import SparseMlpSpec
 from engine.spec.latents import LatentAttentionSpec
-from engine.spec.model import (
-    AttentionSpec,
-    DenseBesideExpertsSpec,
-    GatedMlpSpec,
-    PlainMlpSpec,
-    ShortcutSpec,
-    SideBySideSpec,
-)
+from engine.spec.model import DenseBesideExpertsSpec, GatedMlpSpec, PlainMlpSpec, ShortcutSpec, SideBySideSpec
 from engine.spec.states import ChannelDeltaSpec, DeltaSpec, MambaSpec, SelectiveSpec, ShortConvolutionSpec
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 
 from engine.model.layers.building import Surroundings
+from engine.spec.attention import AttentionSpec
 from engine.spec.latents import LatentAttentionSpec
-from engine.spec.model import AttentionSpec, UnsupportedModelError
+from engine.spec.model import UnsupportedModelError
 from engine.weights.parameters import Parameter, Part, Way
 
 # Tensors [1] of keys and of values, as one writer or another calls them; the last one is of both.

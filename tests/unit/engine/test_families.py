@@ -14,7 +14,8 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from engine.families import model_spec, read_model_spec
 from engine.model.rope import cos_sin_table, inverse_frequencies
-from engine.spec.model import QkNorm, UnsupportedModelError
+from engine.spec.attention import QkNorm
+from engine.spec.model import UnsupportedModelError
 from engine.spec.scaling import LinearScaling, RopeSpec
 
 LLAMA3 = {
@@ -61,7 +62,11 @@ def test_absent_fields_have_the_formats_defaults() -> None:
     del config["num_key_value_heads"]
     spec = model_spec(config)
     assert spec.layers == (spec.layers[0],) * 4
-    assert (spec.layers[0].mixer.num_kv_heads, spec.layers[0].mixer.head_dim, spec.dtype) == (4, 16, "bfloat16")
+    assert (spec.layers[0].mixer.heads.num_kv_heads, spec.layers[0].mixer.heads.head_dim, spec.dtype) == (
+        4,
+        16,
+        "bfloat16",
+    )
     assert spec.layers[0].mixer.rope == RopeSpec(theta=500000.0)
     assert not spec.has_tied_head
 
@@ -150,9 +155,12 @@ def test_biases_and_head_norms_are_those_of_the_family(
     architecture: str, read: tuple[str, ...], biases: tuple[bool, ...], qk_norm: QkNorm | None
 ) -> None:
     asked = model_spec(fields(architecture, **dict.fromkeys(read, True))).layers[0]
-    assert (asked.mixer.qkv_bias, asked.mixer.output_bias, asked.mlp.bias) == biases
+    assert (asked.mixer.projections.qkv_bias, asked.mixer.projections.output_bias, asked.mlp.bias) == biases
     plain = model_spec(fields(architecture)).layers[0]
-    assert (plain.mixer.qkv_bias, plain.mixer.output_bias) == (architecture == "Qwen2ForCausalLM", False)
+    assert (plain.mixer.projections.qkv_bias, plain.mixer.projections.output_bias) == (
+        architecture == "Qwen2ForCausalLM",
+        False,
+    )
     assert asked.mixer.qk_norm == plain.mixer.qk_norm == qk_norm
 
 

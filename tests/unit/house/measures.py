@@ -130,6 +130,17 @@ def attributes_of_a_class() -> Measure:
     return _largest(counts)
 
 
+def fields_of_a_value() -> Measure:
+    """The fields of a frozen dataclass; wire messages, bodies and settings aside."""
+    return _largest(
+        {
+            name: sum(isinstance(part, ast.AnnAssign) for part in node.body)
+            for name, node in _classes()
+            if any("frozen=True" in ast.unparse(each) for each in node.decorator_list) and "Settings" not in node.name
+        }
+    )
+
+
 def inheritance_between_our_classes() -> Measure:
     """Classes that take methods from a class of ours; errors, structs, settings and protocols aside."""
     ours = {node.name: node for _, node in _classes() if not _is_value(node)}
@@ -354,6 +365,7 @@ MEASURES: dict[str, Callable[[], Measure]] = {
         modules_in_a_folder,
         settings,
         attributes_of_a_class,
+        fields_of_a_value,
         inheritance_between_our_classes,
         complexity,
         circles_of_files,

@@ -24,7 +24,8 @@ from engine.families.fields import (
     rope,
     sliding_window,
 )
-from engine.spec.model import BEFORE_MIXER, BranchSpec, LayerSpec, ModelSpec, QkNorm, UnsupportedModelError
+from engine.spec.attention import QkNorm
+from engine.spec.model import BEFORE_MIXER, BranchSpec, LayerSpec, ModelSpec, UnsupportedModelError
 from engine.spec.scaling import RopeSpec
 
 GEMMA = {

@@ -25,7 +25,8 @@ from engine.families.fields import (
     sliding_window,
 )
 from engine.spec.additions import AltUpSpec, LaurelSpec, LayerInputsSpec, PlaceholderSpec
-from engine.spec.model import BranchSpec, GatedMlpSpec, LayerSpec, ModelSpec, QkNorm, UnsupportedModelError
+from engine.spec.attention import KVSharing, QkNorm, ValueSpec
+from engine.spec.model import BranchSpec, GatedMlpSpec, LayerSpec, ModelSpec, UnsupportedModelError
 from engine.weights.names import AS_OURS, StoredNames
 
 DEFAULTS = {
@@ -79,12 +80,11 @@ def read(fields: Fields) -> ModelSpec:
                 rope=ropes[kind],
                 window=window if kind == SLIDING else 0,
                 qk_norm=QkNorm(),
-                value_norm=True,
+                values=ValueSpec(norm=True),
                 qkv_bias=bias,
                 output_bias=bias,
                 scale=1.0,
-                lends=kind if index in lenders else "",
-                borrows=kind if index >= first else "",
+                sharing=KVSharing(lends=kind if index in lenders else "", borrows=kind if index >= first else ""),
             ),
             mlp=mlps[index],
             around_mixer=AROUND_MIXER,

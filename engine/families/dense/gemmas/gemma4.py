@@ -29,15 +29,14 @@ from engine.families.fields import (
 )
 from engine.kernels.experts.rule import RoutingRule
 from engine.spec.additions import LayerInputsSpec
+from engine.spec.attention import AttentionSpec, KVSharing, QkNorm, ValueSpec
 from engine.spec.experts import ExpertTensors, SparseMlpSpec
 from engine.spec.model import (
-    AttentionSpec,
     BranchSpec,
     DenseBesideExpertsSpec,
     GatedMlpSpec,
     LayerSpec,
     ModelSpec,
-    QkNorm,
     UnsupportedModelError,
 )
 from engine.weights.names import AS_OURS, StoredNames
@@ -100,7 +99,10 @@ def _read(fields: Fields, defaults: Mapping[str, Any]) -> ModelSpec:
     layers = [
         LayerSpec(
             mixer=_attention(
-                fields, kind, index, lends=kind if index in lenders else "", borrows=kind if index >= first else ""
+                fields,
+                kind,
+                index,
+                KVSharing(lends=kind if index in lenders else "", borrows=kind if index >= first else ""),
             ),
             mlp=_mlp(fields, borrows=index >= first),
             around_mixer=AROUND_MIXER,
@@ -174,7 +176,7 @@ def _layer_inputs(fields: Fields) -> LayerInputsSpec | None:
     return LayerInputsSpec(vocab_size=rows, size=size, activation=gated_mlp(fields).activation)
 
 
-def _attention(fields: Fields, kind: str, index: int, **shared: str) -> AttentionSpec:
+def _attention(fields: Fields, kind: str, index: int, sharing: KVSharing) -> AttentionSpec:
     bias, shares, window = flag(fields, "attention_bias"), flag(fields, "attention_k_eq_v"), sliding_window(fields)
     own = _own_sizes(fields, kind, index)
     return attention(
@@ -184,12 +186,11 @@ def _attention(fields: Fields, kind: str, index: int, **shared: str) -> Attentio
         num_kv_heads=own.get("num_key_value_heads"),
         window=window if kind == SLIDING else 0,
         qk_norm=QkNorm(),
-        value_norm=True,
-        values_are_keys=shares and kind == FULL,
+        values=ValueSpec(norm=True, are_keys=shares and kind == FULL),
         qkv_bias=bias,
         output_bias=bias,
         scale=1.0,
-        **shared,
+        sharing=sharing,
     )
 
 

@@ -19,7 +19,8 @@ from engine.families.fields import (
     real,
     rope,
 )
-from engine.spec.model import AttentionSpec, LayerSpec, MlpSpec, ModelSpec, UnsupportedModelError
+from engine.spec.attention import AttentionSpec, ValueSpec
+from engine.spec.model import LayerSpec, MlpSpec, ModelSpec, UnsupportedModelError
 from engine.spec.scaling import RopeSpec
 from engine.weights.names import StoredNames
 
@@ -93,8 +94,9 @@ def _attention(fields: Fields, rotation: RopeSpec, *, slides: bool) -> Attention
         window=window if slides else 0,
         qkv_bias=flag(fields, "attention_bias"),
         sinks=sinks[slides],
-        value_features=0 if value_dim == head_dim else value_dim,
-        value_scale=real(fields, "attention_value_scale", 1.0),
+        values=ValueSpec(
+            features=0 if value_dim == head_dim else value_dim, scale=real(fields, "attention_value_scale", 1.0)
+        ),
     )
 
 

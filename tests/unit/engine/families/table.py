@@ -13,17 +13,10 @@ from inspect import getmodule
 from typing import Any
 
 from engine.families import FAMILIES, dense, experts, model_spec, vision
+from engine.spec.attention import AttentionSpec
 from engine.spec.experts import SparseMlpSpec
 from engine.spec.latents import LatentAttentionSpec
-from engine.spec.model import (
-    AttentionSpec,
-    DenseBesideExpertsSpec,
-    GatedMlpSpec,
-    LayerSpec,
-    ModelSpec,
-    ShortcutSpec,
-    SideBySideSpec,
-)
+from engine.spec.model import DenseBesideExpertsSpec, GatedMlpSpec, LayerSpec, ModelSpec, ShortcutSpec, SideBySideSpec
 from engine.spec.scaling import RopeSpec
 from engine.spec.states import MambaSpec, SelectiveSpec, ShortConvolutionSpec
 from tests.unit.engine.families.case import Case
@@ -88,8 +81,6 @@ This page is written by `python -m tests.unit.engine.families.table > docs/model
 """
 NAMES = {
     "backwards": "rotation backwards",
-    "gate": "gate beside attention's product",
-    "gates_heads": "gates of heads",
     "clip": "queries, keys, values cut off",
     "embedding_norm": "norm of embeddings",
     "norms_embedding": "norm of embeddings",
@@ -103,17 +94,12 @@ NAMES = {
     "softcap": "soft-cap of scores",
     "sinks": "attention sinks",
     "query_growth": "queries grow with the position",
-    "value_norm": "norm of values",
-    "values_are_keys": "values are keys",
-    "value_features": "values of another size",
-    "value_scale": "scale of values",
     "borrows": "keys and values of earlier layers",
     "layer_inputs": "inputs of each layer",
     "altup": "several residual streams",
     "placeholders": "rows of images' tokens",
     "laurel": "residual of low rank",
     "sparsity": "sparse gates",
-    "output_gate": "gate of attention's output",
     "window": "windows",
     "fused": "fused tensors",
     "bias": "biases of the MLP",
@@ -250,7 +236,18 @@ def _of_attention(mixer: AttentionSpec) -> set[str]:
         where = "after rope " if norm.after_rope else ""
         found.add(f"QK-norm {where}over {'all heads' if norm.over == 'all' else 'each head'}")
         found |= {"LayerNorm of each head"} if norm.over == "each" else set()
-    return found | _of_rope(mixer.rope)
+    for part in (mixer.scores, mixer.projections, mixer.sharing):
+        found |= set(_on(part))
+    told = {
+        "norm of values": mixer.values.norm,
+        "values are keys": mixer.values.are_keys,
+        "values of another size": bool(mixer.values.features),
+        "scale of values": mixer.values.scale != 1.0,
+        "gate of attention's output": mixer.has_fused_gate,
+        "gate beside attention's product": bool(mixer.gate_size),
+        "gates of heads": mixer.gate is not None and mixer.gate.by_head,
+    }
+    return found | {name for name, is_on in told.items() if is_on} | _of_rope(mixer.rope)
 
 
 def _of_rope(rope: RopeSpec | None) -> set[str]:

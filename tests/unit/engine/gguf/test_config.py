@@ -26,7 +26,8 @@ from engine.engine import Engine
 from engine.families import from_gguf, model_spec, read_model_spec
 from engine.foreign import is_foreign
 from engine.kernels.quantised.gguf_blocks import BLOCK_ELEMENTS, DECODERS
-from engine.spec.model import AttentionSpec, UnsupportedModelError
+from engine.spec.attention import AttentionSpec
+from engine.spec.model import UnsupportedModelError
 from engine.spec.scaling import YarnScaling
 from tests.gguf_files import changed, write_gguf
 from tests.models import build_tiny_model
