@@ -17,7 +17,8 @@ BLOCKS = {name for name, elements, _ in KINDS.values() if elements > 1} - {
     "MXFP4"
 }  # a GGUF file's codes that a CPU opens
 BFLOAT16_FLAGS = {"avx512_bf16", "amx_tile"}
-GPU_SHARE = 0.92  # of a card's memory: the rest is for CUDA, graphs, a pass and a small pool
+# Share of a card's memory for weights: CUDA, graphs, a pass and a small pool take the rest.
+GPU_SHARE = 0.92
 V1_LIMIT, V2_LIMIT = "sys/fs/cgroup/memory/memory.limit_in_bytes", "sys/fs/cgroup/memory.max"
 
 

@@ -11,11 +11,11 @@ import torch
 from benchmarks.drawn import DRAWN
 from engine.cache.pages import blocks_of_a_sequence, plan_layout
 from engine.config import EngineConfig
+from engine.families import model_spec
 from services.runtime.checks import memory
 from services.runtime.checks.finding import Finding
 from services.runtime.checks.gpus import Gpu
 from services.runtime.checks.weights import Weights
-from tests.unit.engine.test_pages import model_spec
 
 GB = 10**9
 # Bytes that CUDA tells of as a card's.
