@@ -8,6 +8,7 @@ from gateway.dialects.kserve import DIALECT as KSERVE
 from gateway.dialects.ollama import DIALECT as OLLAMA
 from gateway.dialects.openai import DIALECT as OPENAI
 from gateway.dialects.responses import DIALECT as RESPONSES
+from gateway.dialects.sagemaker import DIALECT as SAGEMAKER
 from gateway.dialects.tgi import DIALECT as TGI
 
-DIALECTS: tuple[Dialect, ...] = (OPENAI, RESPONSES, ANTHROPIC, KSERVE, OLLAMA, TGI)
+DIALECTS: tuple[Dialect, ...] = (OPENAI, RESPONSES, ANTHROPIC, KSERVE, OLLAMA, TGI, SAGEMAKER)

@@ -130,7 +130,7 @@ _NAMEABLE = re.compile(rf"[A-Za-z0-9_.-]{{1,{MAX_NAME_CHARS}}}\Z")
 
 def ignored_header(body: BaseModel) -> dict[str, str]:
     """The answer's header that names what of the body was ignored; clients choose names, so odd ones are counted alone."""
-    ignored = body.ignored if isinstance(body, StrictFields) else ()
+    ignored: tuple[str, ...] = getattr(body, "ignored", ())
     named = [name for name in ignored if _NAMEABLE.match(name)][:MAX_NAMED]
     others = [f"and {len(ignored) - len(named)} more"] if len(ignored) > len(named) else []
     return {IGNORED_HEADER: ", ".join([*named, *others])} if ignored else {}
@@ -277,7 +277,7 @@ def parse_body(
         return model.model_validate_json(raw, context=Reading(TextsLeft(), ignores_unknown, ids))
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        where = [str(part) for part in first["loc"]]
+        where = [str(part) for part in first["loc"]][getattr(model, "kind_depth", 0) :]
         if first["type"] == "extra_forbidden":
             raise _unknown(where, model) from None
         raise _invalid(first["type"], where, first["msg"]) from None

@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from gateway.http.keys import BEARER, KeyForm, needed
 from gateway.http.problem import INTERNAL, REFUSALS, Problem, UnauthorizedError
 from gateway.http.request_scope import fields_of, request_id_of, request_scope
-from gateway.http.routing import trimmed
+from gateway.http.routing import served_path
 from gateway.tenants.tenants import ADMIN_PATHS, METRICS_PATHS, OPERATOR_PATHS, Tenant, Tenants, is_under
 
 log = logging.getLogger("baton.http")
@@ -29,14 +29,14 @@ Refuse = Callable[[Scope, Problem], Response]  # an error in the form of the req
 
 
 class Paths:
-    """Forgives a slash at a path's end."""
+    """Brings a path into the form that is served: see `served_path`."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            scope["path"] = trimmed(scope["path"])
+            scope["path"] = served_path(scope["path"])
         await self._app(scope, receive, send)
 
 

@@ -23,9 +23,11 @@ Value = TypeVar("Value")
 _CONVERTOR = re.compile(r":\w+\}")
 
 
-def trimmed(path: str) -> str:
-    """A path may end with a slash: joined URLs often do."""
-    return path.rstrip("/") or "/"
+def served_path(path: str) -> str:
+    """The path that serves a request: without a slash at its end, and OpenAI's own for Azure's, but for those of deployments."""
+    path = path.rstrip("/") or "/"
+    rest = path.removeprefix("/openai/")
+    return path if rest == path or rest.startswith("deployments/") else f"/v1/{rest.removeprefix('v1/')}"
 
 
 def told_path(path: str) -> str:
@@ -86,7 +88,7 @@ class HotPaths:
     def app_for(self, scope: Scope) -> ASGIApp | None:
         """What serves the request; None: the framework does."""
         is_post = scope["type"] == "http" and scope["method"] == "POST"
-        return self._hot if is_post and self._posts.find(trimmed(scope["path"])) is not None else None
+        return self._hot if is_post and self._posts.find(served_path(scope["path"])) is not None else None
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         found = self._posts.find(scope["path"])

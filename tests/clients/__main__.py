@@ -36,6 +36,7 @@ class Client:
 ALIASES = ("--alias", "gpt-4o=tiny,tgi=tiny,dummy=tiny")  # names that clients insist on
 CLIENTS = (
     Client("openai_client.py", ("openai==3.54.0", "pydantic")),
+    Client("azure_client.py", ("openai==3.57.0",)),
     Client("langchain.py", ("langchain-openai==1.7.3",)),
     Client("pydantic_ai_client.py", ("pydantic-ai-slim[openai]==2.68.0",)),
     Client("instructor_client.py", ("instructor==1.17.0",)),

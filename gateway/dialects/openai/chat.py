@@ -18,10 +18,12 @@ from gateway.parsing.parsed import CallDelta
 class Chat:
     """Messages in, a message out."""
 
-    body = ChatRequest
     operation = "chat"
     stream_type = EVENTS
     is_batchable = True
+
+    def __init__(self, body: type[ChatRequest] = ChatRequest) -> None:
+        self.body = body
 
     def ask(self, body: ChatRequest) -> Ask:
         conversation = Conversation(

@@ -19,10 +19,12 @@ KIND = "text_completion"
 class Completions:
     """Prompts in, texts out."""
 
-    body = CompletionRequest
     operation = "text_completion"
     stream_type = EVENTS
     is_batchable = True
+
+    def __init__(self, body: type[CompletionRequest] = CompletionRequest) -> None:
+        self.body = body
 
     def ask(self, body: CompletionRequest) -> Ask:
         logprobs = body.logprobs

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gateway.answers.start import Answers, ModelCard
 from gateway.dialects.dialect import Asked, Dialect
+from gateway.dialects.openai import azure
 from gateway.dialects.openai.chat import Chat
 from gateway.dialects.openai.completions import Completions
 from gateway.dialects.openai.described import ANSWERS
@@ -49,9 +50,9 @@ def _error(problem: Problem, request_id: str) -> tuple[int, Json]:
 DIALECT = Dialect(
     name="openai",
     key=BEARER,
-    endpoints={CHAT: Chat(), COMPLETIONS: Completions()},
+    endpoints={CHAT: Chat(), COMPLETIONS: Completions(), **azure.ENDPOINTS},
     views={MODELS: _listed, f"{MODELS}/{{model:path}}": _one},
-    prefixes=("/v1",),
+    prefixes=("/v1", "/openai"),
     error=_error,
     api=ApiPart(
         paths={
@@ -59,6 +60,7 @@ DIALECT = Dialect(
             COMPLETIONS: {"post": post(CompletionRequest, ref("Completion"), stream_type=EVENTS)},
             MODELS: {"get": get(MODELS, "The served models.", JSON, answer=ref("ModelList"))},
             f"{MODELS}/{{model}}": {"get": get(f"{MODELS}/{{model}}", "One model.", JSON, answer=ref("Model"))},
+            **azure.API.paths,
         },
         bodies=(ChatRequest, CompletionRequest),
         schemas=ANSWERS,

@@ -72,7 +72,7 @@ class CommonFields(TranslatedFields):
     inert: ClassVar[frozenset[str]] = INERT
     schemas: ClassVar[dict[str, dict[str, Any]]] = SCHEMAS
 
-    model: Annotated[StrictStr, Field(min_length=1)]
+    model: StrictStr  # "": the first one
     stream: StrictBool = False
     stream_options: StreamOptions | None = None
     n: Annotated[StrictInt, Field(ge=1, le=MAX_N)] | None = None
