@@ -4,16 +4,25 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, PrivateAttr, StrictBool, StrictInt, StrictStr, model_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    PrivateAttr,
+    StrictBool,
+    StrictInt,
+    StrictStr,
+    ValidationInfo,
+    model_validator,
+)
 
 from gateway.dialects.openai.schema import Effort
 from gateway.dialects.openai.shared import INERT, MAX_LOGPROBS, SCHEMAS, UNSUPPORTED, CommonFields
 from gateway.dialects.openai.tools import CHOICE_SCHEMA
 from gateway.dialects.responses.items import CompactionTrigger, Item, MessageItem, checked_items
-from gateway.dialects.responses.tools import AnyTool, Tools, read_tools
+from gateway.dialects.responses.tools import AnyTool, HostedTool, Tools, read_tools
 from gateway.dialects.thinking import may_think, template_variables
 from gateway.dialects.tools import MAX_TOOLS
-from gateway.http.fields import Count, LenientFields, StrictFields
+from gateway.http.fields import Count, LenientFields, Reading, StrictFields
 from gateway.http.problem import Json
 
 _NOT_HERE = "no field of responses"
@@ -26,7 +35,7 @@ _UNSUPPORTED = UNSUPPORTED | {
     "moderation": "", "image": "only text is supported", "access_programs": "", "background_options": "",
     "context_management": "send a compaction_trigger item, or ask /v1/responses/compact",
 }  # fmt: skip
-_INERT = INERT | {"prompt_cache_retention", "prompt_cache_options"}
+_INERT = INERT | {"prompt_cache_retention", "prompt_cache_options", "client_metadata"}
 INCLUDES = (
     "reasoning.encrypted_content",
     "message.output_text.logprobs",
@@ -124,7 +133,7 @@ class ResponseRequest(CommonFields):
     _tools: Tools = PrivateAttr(default_factory=Tools)
 
     @model_validator(mode="after")
-    def _combinations(self) -> ResponseRequest:
+    def _combinations(self, info: ValidationInfo) -> ResponseRequest:
         if not (self.input or self.previous_response_id or self.conversation):
             raise ValueError("input: this field is required")
         if self.previous_response_id and self.conversation:
@@ -138,7 +147,10 @@ class ResponseRequest(CommonFields):
             self.stream_options.include_timings or self.stream_options.continuous_usage_stats
         ):
             raise ValueError("stream_options: a response tells its usage at its end, and no timings")
-        self._tools = read_tools(self.tools or (), self.tool_choice, parallel=self.parallel_tool_calls is not False)
+        leaves_out = isinstance(info.context, Reading) and info.context.ignores_unknown
+        parallel = self.parallel_tool_calls is not False
+        self._tools = read_tools(self.tools or (), self.tool_choice, parallel=parallel, leaves_out=leaves_out)
+        self._ignored += tuple(f"tools.{kind}" for kind in self._tools.left_out)
         return self
 
     @property
@@ -191,7 +203,7 @@ class ResponseRequest(CommonFields):
             "temperature": self.temperature,
             "top_p": self.top_p,
             "tool_choice": self.tool_choice or "auto",
-            "tools": [tool.told for tool in self.tools or ()],
+            "tools": [tool.told for tool in self.tools or () if not isinstance(tool, HostedTool)],
             "background": bool(self.background),
             "conversation": None if self.conversation is None else {"id": self.conversation.id},
             "max_output_tokens": self.max_output_tokens,

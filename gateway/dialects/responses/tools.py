@@ -127,6 +127,7 @@ class Tools:
 
     rules: ToolRules = field(default_factory=ToolRules)
     called: Mapping[str, Called] = field(default_factory=dict)
+    left_out: tuple[str, ...] = ()  # types of tools that the model never hears of
 
 
 def full_name(name: str, namespace: str | None) -> str:
@@ -134,16 +135,25 @@ def full_name(name: str, namespace: str | None) -> str:
     return name if not namespace else f"{namespace}{BETWEEN}{name}"
 
 
-def read_tools(tools: Sequence[AnyTool], choice: Any, *, parallel: bool) -> Tools:
-    """What tools and choice say together. Raises ValueError that begins with a field's name."""
+def read_tools(tools: Sequence[AnyTool], choice: Any, *, parallel: bool, leaves_out: bool = False) -> Tools:
+    """What tools and choice say together. Raises ValueError that begins with a field's name.
+
+    Tools that others would run are refused, or left out: with `leaves_out`, and a search beside tools that are served. Agents
+    send one with each request, and go on without.
+    """
+    has_others = any(not isinstance(tool, HostedTool) for tool in tools)
     made: list[Tool] = []
     called: dict[str, Called] = {}
+    left_out: list[str] = []
     for tool in tools:
         match tool:
             case FunctionTool() | CustomTool():
                 inner, namespace = [tool], None
             case NamespaceTool():
                 inner, namespace = list(tool.tools), tool.name
+            case HostedTool() if leaves_out or (has_others and tool.type.startswith("web_search")):
+                left_out.append(tool.type)
+                continue
             case HostedTool():
                 raise ValueError(
                     f"tools: {tool.type[:64]!r} would be run by OpenAI's own servers: leave it out, or send a function"
@@ -153,7 +163,7 @@ def read_tools(tools: Sequence[AnyTool], choice: Any, *, parallel: bool) -> Tool
             made.append(one.tool(name))
             called[name] = Called(name=one.name, namespace=namespace, is_custom=isinstance(one, CustomTool))
     rules = rules_of(made, _read_choice(choice, called), parallel=parallel)
-    return Tools(rules, called)
+    return Tools(rules, called, tuple(dict.fromkeys(left_out)))
 
 
 def _read_choice(choice: Any, called: Mapping[str, Called]) -> Any:

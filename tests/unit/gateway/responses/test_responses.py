@@ -10,6 +10,8 @@ from llguidance import LLMatcher, LLTokenizer
 from pydantic import BaseModel
 
 from common.errors import OverloadedError, WorkerFailedError
+from gateway.dialects.responses.schema import ResponseRequest
+from gateway.http.fields import parse_body
 from tests.unit.gateway.conftest import MODEL, Gateway
 from tests.unit.gateway.responses.conftest import (
     ANSWER,
@@ -278,6 +280,20 @@ async def test_what_can_t_be_honoured_is_refused_by_name(
 )
 async def test_what_changes_nothing_is_taken(gateway: Gateway, fields: Json) -> None:
     response_of(await post(gateway, **fields))
+
+
+async def test_an_agent_s_search_is_left_out_and_named(gateway: Gateway) -> None:
+    search = {"type": "web_search", "external_web_access": True}
+    body = {"model": MODEL, "input": "Hello", "tools": [WEATHER, search], "client_metadata": {"a": "b"}}
+    answer = await gateway.http.post(PATH, json=body)
+    assert answer.headers["x-baton-ignored-fields"] == "tools.web_search"
+    assert [tool["type"] for tool in response_of(answer.json())["tools"]] == ["function"]
+
+
+def test_a_gateway_that_ignores_unknown_fields_names_the_tools_it_leaves_out() -> None:
+    body = {"model": MODEL, "input": "x", "tools": [{"type": "mcp", "server_label": "s"}, WEATHER], "colour": 1}
+    read = parse_body(json.dumps(body).encode(), ResponseRequest, ignores_unknown=True)
+    assert (set(read.ignored), list(read.called.called)) == ({"tools.mcp", "colour"}, ["get_weather"])
 
 
 async def takes(gateway: Gateway, said: str, /, **fields: Any) -> bool:
