@@ -66,6 +66,12 @@ class Piece:
     offset: int = 0  # characters before these tokens, for logprobs
     prompt: ScoredPrompt | None = None  # with the first piece, if its logprobs were asked for
 
+    @property
+    def calls_around(self) -> tuple[list[CallDelta], list[CallDelta]]:
+        """What goes on with a call of before, and calls that begin here. Text and reasoning of this piece are between them."""
+        begun = next((at for at, call in enumerate(self.calls) if call.name), len(self.calls))
+        return self.calls[:begun], self.calls[begun:]
+
     def add(self, other: Piece) -> None:
         """Join the next one behind this."""
         joined = Parsed(content=self.text, reasoning=self.reasoning, calls=self.calls)

@@ -51,12 +51,13 @@ class MessageEvents:
         return before + said(text) + after
 
     def event(self, choice: Choice, piece: Piece) -> bytes:
-        parts = [self._beginning()]
+        going_on, begun = piece.calls_around
+        parts = [self._beginning(), *map(self._call, going_on)]
         if piece.reasoning:
             parts.append(self._say(_THINKING, piece.reasoning))
         if piece.text:
             parts.append(self._say(_TEXT, piece.text))
-        parts += map(self._call, piece.calls)
+        parts += map(self._call, begun)
         if piece.finish != Finish.NONE:
             self._stop = stop_of(self._answer, piece.finish, self._max_tokens, has_calls=piece.has_calls)
         return b"".join(parts)

@@ -85,11 +85,14 @@ class Output:
         """What a piece adds."""
         events: list[Event] = []
         logprobs = self._scored(piece)
+        going_on, begun = piece.calls_around
+        for call in going_on:
+            events += self._called(call)
         if piece.reasoning:
             events += self._said(piece.reasoning, [], is_reasoning=True)
         if piece.text:
             events += self._said(piece.text, logprobs, is_reasoning=False)
-        for call in piece.calls:
+        for call in begun:
             events += self._called(call)
         if piece.finish:
             self.finish = piece.finish
