@@ -33,7 +33,7 @@ class Client:
     packages: tuple[str, ...]
 
 
-ALIASES = ("--alias", "gpt-4o=tiny,tgi=tiny,dummy=tiny")  # names that clients insist on
+ALIASES = ("--alias", "gpt-4o=tiny,tgi=tiny,dummy=tiny,claude-haiku-4-5=tiny")  # names that clients insist on
 CLIENTS = (
     Client("openai_client.py", ("openai==3.54.0", "pydantic")),
     Client("azure_client.py", ("openai==3.57.0",)),
@@ -45,8 +45,13 @@ CLIENTS = (
     Client("huggingface_client.py", ("huggingface_hub==2.4.0",)),
     Client("triton_http_client.py", ("tritonclient[http]==2.73.0", "numpy")),
     Client("ollama_client.py", ("ollama==0.6.3",)),
+    Client("anthropic_client.py", ("anthropic==2.13.0",)),
     Client("openai_node.mjs", ("openai@6.49.0", "zod@4.6.7")),
     Client("ai_sdk.mjs", ("ai@6.0.326", "@ai-sdk/openai@3.0.141", "@ai-sdk/openai-compatible@2.0.91", "zod@4.6.7")),
+    Client(
+        "anthropic_node.mjs",
+        ("@anthropic-ai/sdk@1.13.0", "@ai-sdk/anthropic@3.0.140", "ai@6.0.326", "zod@4.6.7"),
+    ),
     Client("ollama_node.mjs", ("ollama@0.6.4",)),
 )
 

@@ -23,6 +23,8 @@ _KINDS = {
     529: "overloaded_error",
 }
 OVERLOADED = 529
+# Anthropic's libraries send the request again with the whole conversation when they are told so.
+_NO_THREADS: Json = {"error_code": "thread_unsupported_request", "unsupported": []}
 
 
 class Stop(NamedTuple):
@@ -101,7 +103,8 @@ def signature(answer: Answer) -> str:
 
 def error_object(problem: Problem) -> Json:
     kind = _KINDS.get(status_of(problem), "invalid_request_error" if problem.status < 500 else "api_error")
-    return {"type": "error", "error": {"type": kind, "message": problem.message}}
+    details = {"details": _NO_THREADS} if problem.status == 400 and problem.param == "thread" else {}
+    return {"type": "error", "error": {"type": kind, "message": problem.message} | details}
 
 
 def status_of(problem: Problem) -> int:

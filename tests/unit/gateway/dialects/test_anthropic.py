@@ -285,6 +285,12 @@ async def test_refusals_have_its_form(messages: Gateway, change: dict[str, Any],
     assert answer.json()["request_id"] == answer.headers["request-id"]
 
 
+async def test_a_client_that_wants_its_conversation_kept_is_told_so_that_it_sends_all_of_it(messages: Gateway) -> None:
+    refused = await messages.http.post(PATH, json=body(thread={"type": "create"}))
+    assert refused.status_code == 400
+    assert refused.json()["error"]["details"] == {"error_code": "thread_unsupported_request", "unsupported": []}
+
+
 async def test_a_bearer_token_is_a_key_too(messages: Gateway) -> None:
     headers = {"x-api-key": "", "authorization": f"Bearer {SECRET}"}
     assert (await messages.http.post(PATH, json=body(), headers=headers)).status_code == 200
