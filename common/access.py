@@ -1,4 +1,4 @@
-"""Who a process is on NATS and Redis: a user and a password, from a file."""
+"""The identity of a process on NATS and Redis: a user and a password, from a file."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def tokenizer_fingerprint(content: bytes) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockKind:
-    """What two workers must share to use each other's blocks."""
+    """The facts that two workers must share to use each other's blocks."""
 
     model: str  # fingerprint
     kv_dtype: str

@@ -6,7 +6,7 @@ from common.words import Refusal
 
 
 def text_of(error: BaseException) -> str:
-    """What happened, for people."""
+    """Return an error's text for people."""
     return f"{type(error).__name__}: {error}"[:200]
 
 

@@ -1,4 +1,4 @@
-"""What a block of a worker's KV pool holds, as data: sizes, memory layout and compatibility follow from it.
+"""The contents of a block in a worker's KV pool, as data: sizes, memory layout and compatibility follow from it.
 
 A block is one contiguous run of bytes with the layout's parts one after the other. A part is an array
 [layers, planes, slots, heads, dim] of one dtype; it has `block_size` slots, or one if it is part of a state.
@@ -21,7 +21,7 @@ _Count = Annotated[int, msgspec.Meta(ge=0, le=2**31)]  # gateways compute with a
 
 
 class PagePart(msgspec.Struct, frozen=True, kw_only=True):
-    """What some layers keep in each block."""
+    """The array that some layers keep in each block."""
 
     layers: int
     planes: int  # 2: keys and values; 1: a latent, or a state

@@ -1,4 +1,4 @@
-"""What settings are made of (`services.runtime.loading` reads them): types, and the error of a wrong one."""
+"""Types of settings (`services.runtime.loading` reads them), and the error of a wrong one."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Id = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{0,64}$"), Form("up to 64 lett
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """What people write instead of the number that stands for it: `auto`, `off`."""
+    """A word in place of a number: `auto`, `off`."""
 
     word: str
     number: int

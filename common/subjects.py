@@ -21,7 +21,7 @@ USAGE_STREAM = "BATON_USAGE"  # on disk: what each key used, by day and gateway
 
 
 def root_of(stream: str) -> str:
-    """What the subjects of a kept stream or its work queue begin with: `baton.batchwork` for BATON_BATCH_WORK."""
+    """Return the beginning of a kept stream's subjects, or its work queue's: `baton.batchwork` for BATON_BATCH_WORK."""
     first, *rest = stream.lower().split("_")
     return f"{first}.{''.join(rest)}"
 

@@ -22,7 +22,7 @@ async def cancel_all(tasks: Iterable[asyncio.Task[Any]]) -> None:
 
 
 async def in_time(work: Coroutine[Any, Any, Result], seconds: float) -> Result:
-    """What `work` returns; TimeoutError after so long, also if it swallows a cancellation."""
+    """Return the result of `work`; TimeoutError after so long, also if it swallows a cancellation."""
     task = asyncio.ensure_future(work)
     try:
         await asyncio.wait([task], timeout=seconds)
@@ -34,7 +34,7 @@ async def in_time(work: Coroutine[Any, Any, Result], seconds: float) -> Result:
 
 
 class Ready(Generic[Result]):
-    """What is there already, for callers that would await it."""
+    """A value that is there already, for callers that would await it."""
 
     __slots__ = ("result",)
 

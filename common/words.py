@@ -9,7 +9,7 @@ from enum import StrEnum
 
 
 class Role(StrEnum):
-    """What a worker takes new work of."""
+    """The kind of new work that a worker takes."""
 
     PREFILL = "prefill"
     DECODE = "decode"

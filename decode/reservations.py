@@ -70,7 +70,7 @@ class Room:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Reservation:
-    """What a lease stands for: the job, and its prompt's blocks in order."""
+    """The job behind a lease, and its prompt's blocks in order."""
 
     lease: Lease
     job: Job

@@ -257,7 +257,7 @@ class DecodeScheduler:
 
     @property
     def _spare(self) -> int:
-        """What checkpoints and prompts' columns leave: a block for each running sequence, and a state's."""
+        """Return the blocks that state snapshots and prompts' windows leave: one a running sequence, and one a state."""
         return self._room_to_grow + self._pool.state_blocks
 
 

@@ -1,4 +1,4 @@
-"""What an engine is asked for. Its own decisions (dtype, number of blocks) are attributes of the engine."""
+"""The settings of an engine. Its own decisions (dtype, number of blocks) are attributes of the engine."""
 
 from __future__ import annotations
 

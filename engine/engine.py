@@ -197,7 +197,7 @@ class Engine:
         )
 
     def _forms(self, heads: HeadShape) -> Forms | None:
-        """Of the layers that attend to latents with this shape."""
+        """Return the MLA forms of the layers with heads of this shape."""
         dtype, device = self._decoder.weights.dtype, self.kv.device
         mixers = (mixer for mixer in self._decoder.spec.attentions if mixer.heads == heads)
         found = (mixer.shape(dtype.itemsize) for mixer in mixers if isinstance(mixer, LatentAttentionSpec))
@@ -253,7 +253,7 @@ class Engine:
         return Finished(_in_order(chunks, sampling, sampled, masks.problems))
 
     def _pending(self, sequence: Sequence) -> int:
-        """What the pass before sampled for the sequence; on a GPU that may not be over."""
+        """Return the token that the pass before samples for the sequence; on a GPU that pass may not be over."""
         if self._drawn is None:
             return self._known[sequence]
         return self._drawn.token_of(sequence)
@@ -327,7 +327,7 @@ def _read(config: EngineConfig) -> ModelSpec:
 
 
 def _marks(config: EngineConfig, model: ModelSpec, dtype: str) -> list[str]:
-    """What makes other keys and values of the same files. `dtype`: computed in."""
+    """Return the settings that make other keys and values of the same files. `dtype`: computed in."""
     asked = config.quantization if config.quantization != "auto" else ""
     named = asked or (model.quantization.name if is_gguf(config.model) else "")
     marks = [f"quantization={named}"] if named else []

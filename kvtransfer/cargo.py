@@ -1,4 +1,4 @@
-"""What a hand-over moves, in the order in which both ends number and push it.
+"""The cargo of a handoff, in the order in which both ends number and push it.
 
 A prompt's blocks have indices: those of its tokens, then those of all columns, one column after the other, then the state's.
 They go in the order in which they become final: each block of tokens, its column behind it, and the state last. Columns that

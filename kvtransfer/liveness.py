@@ -21,7 +21,7 @@ def host() -> str:
 
 
 def shared_memory() -> str:
-    """Which /dev/shm this is: containers may have one each."""
+    """Return the identity of /dev/shm: containers may have one each."""
     return f"{host()}/{SHM_FOLDER.stat().st_dev}"
 
 

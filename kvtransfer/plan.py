@@ -47,7 +47,7 @@ class Copy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What one source writes into each block of one destination."""
+    """The writes of one source into each block of one destination."""
 
     copies: tuple[Copy, ...]
     source_bytes: int  # a whole block's

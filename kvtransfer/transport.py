@@ -1,4 +1,4 @@
-"""What a transport does: make a worker's pool reachable, and push blocks into a peer's pool.
+"""A transport's protocol: make a worker's pool reachable, and push blocks into a peer's pool.
 
 The worker allocates the pool with `allocate`, opens the transport on it, and publishes the returned `Region`. Writers
 `connect` to a region and `push`.

@@ -13,7 +13,7 @@ TransportName = Literal["shm", "cuda_ipc", "ucx", "local"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransportKind:
-    """What is known of a transport before it is opened."""
+    """The facts about a transport before it is opened."""
 
     implementation: str  # module:class, imported when it is opened
     devices: tuple[str, ...]  # whose memory it moves

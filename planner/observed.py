@@ -1,4 +1,4 @@
-"""What the planner sees: each worker's load, and the gateways' arrivals and service levels. Values, no I/O."""
+"""The planner's observations: each worker's load, and the gateways' arrivals and service levels. Values, no I/O."""
 
 from __future__ import annotations
 

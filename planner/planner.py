@@ -41,7 +41,7 @@ SILENT_PERIODS = 3  # another planner that misses this many is gone
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannerConfig:
-    """Who the planner is and how it acts."""
+    """The planner's identity and settings."""
 
     planner_id: str
     incarnation: int = 0
@@ -164,7 +164,7 @@ class Planner:
         self._take_planner(state)
 
     def _saw_planner(self, state: PlannerState) -> None:
-        """Of release 0.1.0, or for its sake."""
+        """Note another planner's heartbeat; a name is missing in those of release 0.1.0."""
         if state.planner not in self._named:
             self._take_planner(state)
 

@@ -1,4 +1,4 @@
-"""Which worker should change its role: a pure function of an observation and the last decision's memory.
+"""The choice of a worker that should change its role: a pure function of an observation and the last decision's memory.
 
 A role is *pressed* when its pressure is above its upper threshold, or above `least_load` while too few requests meet its
 service level (time to first token: prefill; time per token: decode).
@@ -29,7 +29,7 @@ from planner.settings import PlanSettings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """What one decision leaves to the next."""
+    """The memory that one decision leaves to the next."""
 
     pressed: Role | None = None  # the role that would get a worker
     since: float = 0.0  # when that began

@@ -1,4 +1,4 @@
-"""Which decode workers may still grant a lease, by their answers so far. Decides only; `prefill.reserving` asks."""
+"""Decode workers that may still grant a lease, by their answers so far. Decides only; `prefill.reserving` asks."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Candidates:
             self._refused[worker] = reply
 
     def round_ended(self, *, num_silent: int) -> Stop | None:
-        """What ends the attempt, if anything, after each candidate was asked once."""
+        """Return the end of the attempt, if any, after each candidate was asked once."""
         self._silent_rounds = self._silent_rounds + 1 if num_silent == len(self._open) else 0
         if self._open and self._silent_rounds < MAX_SILENT_ROUNDS:
             return None

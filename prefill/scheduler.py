@@ -1,4 +1,4 @@
-"""Which prompt tokens the next pass computes. It chooses, the role acts."""
+"""The choice of the prompt tokens that the next pass computes. It chooses, the role acts."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ class OtelTracer:
 
 
 def resource_of(service: str, instance: str) -> Resource:
-    """Whose spans they are. `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES` have the last word."""
+    """Return the owner of spans. `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES` have the last word."""
     ours = {"service.name": f"baton-{service}", "service.namespace": "baton", "service.instance.id": instance}
     return Resource.create(ours).merge(OTELResourceDetector().detect())
 

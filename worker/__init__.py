@@ -1,1 +1,1 @@
-"""What the roles of a worker process share: the device loop, job claims, token frames, heartbeats, control messages."""
+"""The common part of worker processes: the device loop, job claims, token frames, heartbeats, control messages."""

@@ -1,4 +1,4 @@
-"""What a role uses of its worker."""
+"""The parts of a worker that a role uses."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ MAX_NAMED = 100
 
 
 class Heard(Enum):
-    """What a gateway's heartbeat says about it."""
+    """A verdict on a gateway from its heartbeat."""
 
     NEW = auto()
     KNOWN = auto()

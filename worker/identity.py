@@ -1,4 +1,4 @@
-"""Who this worker is, the head of its messages about a request, and the subjects on which it speaks under its name."""
+"""The worker's identity, the head of its messages about a request, and the subjects on which it speaks under its name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the prefix index in Redis must learn about a pool: everything at first, then the changes."""
+"""News of a pool for the prefix index in Redis: everything at first, then the changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What may differ between two workers."""
+"""Settings that may differ between two workers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from worker.device.step_policy import StepTargets
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSettings:
-    """What may differ between two sane deployments of a worker."""
+    """Settings that may differ between two sane deployments of a worker."""
 
     served_model: str
     tokenizer_fingerprint: str

@@ -74,7 +74,7 @@ EXIT_DEVICE_BROKEN = 70  # sysexits: a restart may help; twice in a row blames t
 
 
 class WorkerEngine(SteppingEngine, Protocol):
-    """What a worker needs of its engine besides stepping."""
+    """The worker's view of its engine besides stepping."""
 
     layout: KVLayout
     kv: torch.Tensor

@@ -1,4 +1,4 @@
-"""What a process lets in: not what is unreadable, of a foreign version or in another's name."""
+"""The filter of arriving messages: unreadable ones, foreign versions and messages in another's name are dropped."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class PromptLogprobs(msgspec.Struct, frozen=True, kw_only=True):
         return len(self.ranks) // 4
 
     def first(self, count: int) -> PromptLogprobs:
-        """Of the first `count` of them."""
+        """Return the logprobs of the first `count` tokens."""
         width = len(self.top_ids) // max(1, self.count)
         return PromptLogprobs(
             logprobs=self.logprobs[: 4 * count],
@@ -40,7 +40,7 @@ class PromptLogprobs(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def then(self, more: PromptLogprobs) -> PromptLogprobs:
-        """Of these tokens and the ones after them."""
+        """Return the logprobs of these tokens and of the ones after them."""
         return PromptLogprobs(
             logprobs=self.logprobs + more.logprobs,
             ranks=self.ranks + more.ranks,

@@ -24,7 +24,7 @@ class Region(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def public(self) -> Region:
-        """What everybody may know: from where it is reached, and the file whose lock shows that it lives."""
+        """The part of a region for everybody: from where it is reached, and the file whose lock shows that it lives."""
         shown = {"file": self.address.get("life", ""), "reach": self.address.get("reach", "")}
         return msgspec.structs.replace(self, address={name: text for name, text in shown.items() if text})
 

@@ -42,7 +42,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Grammar(msgspec.Struct, frozen=True, kw_only=True):
-    """What the generated tokens must follow. They alone say how far they are, so any worker can go on inside it."""
+    """A grammar for the generated tokens. They alone say how far they are, so any worker can go on inside it."""
 
     text: str = ""  # as llguidance reads it; "": anything
     after: list[int] | None = None  # begins behind these tokens, the end of thinking; None: at once

@@ -21,7 +21,7 @@ MAX_BYTES = 64 << 10
 
 
 def nonsense(message: msgspec.Struct) -> str:
-    """What can't be so in a heartbeat; "" if all can, or it is none."""
+    """Return the first impossible value of a heartbeat; "" if there is none, or the message is no heartbeat."""
     if not isinstance(message, WorkerState | GatewayState | PlannerState):
         return ""
     wrong = next(_found(message, ""), "")

@@ -1,4 +1,4 @@
-"""Whose word a message is: the name in its subject, to which NATS' permissions bind the sender.
+"""The speaker of a message: the name in its subject, to which NATS' permissions bind the sender.
 
 A message that names somebody else, or contradicts itself, is forged: counted and dropped.
 """
@@ -52,7 +52,7 @@ def claimed_by(message: msgspec.Struct) -> str | None:
 
 
 def contradiction(subject: str, message: msgspec.Struct) -> str:
-    """What is said twice and differs; "" if nothing does."""
+    """Return the fact that is said twice and differs; "" if nothing does."""
     speaker, claimed = speaker_of(subject), claimed_by(message)
     if speaker and claimed is not None and claimed != speaker:
         return f"{speaker} speaks as {claimed[:64]!r}"

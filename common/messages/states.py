@@ -88,7 +88,7 @@ class TenantPlaces(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelLoad(msgspec.Struct, frozen=True, kw_only=True):
-    """What a gateway holds of one model's prompts, in tokens."""
+    """A gateway's load of one model's prompts, in tokens."""
 
     waiting_tokens: int = 0  # kept by the gateway
     started_tokens: int = 0  # started, without a first token yet

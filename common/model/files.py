@@ -52,7 +52,7 @@ def gguf_files(folder: Path) -> list[Path]:
 
 
 def name_of(model: Path) -> str:
-    """What a model is called that nobody gave a name: the folder's, or the file's without its number."""
+    """Return the name of a model that nobody named: the folder's, or the file's without its number."""
     if not is_gguf(model):
         return model.resolve().name
     whole, _, number = model.stem.rpartition("-00001-of-")

@@ -72,7 +72,7 @@ def tokenizer_config(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def generation_config(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Which tokens end an answer, and how the makers want them chosen."""
+    """The model's generation defaults: tokens that end an answer, and the makers' sampling parameters."""
     config = {name: metadata[key] for key, name in _SAMPLING.items() if key in metadata}
     ends = _ends(metadata, _list(metadata, "tokens", str))
     return config | ({"eos_token_id": list(dict.fromkeys(ends))} if ends else {})
@@ -181,7 +181,7 @@ def _added(index: int, text: str, kind: int) -> dict[str, Any]:
 
 
 def _around(metadata: Mapping[str, Any], tokens: list[str]) -> dict[str, Any] | None:
-    """What every text gets at its ends."""
+    """Return the tokens that every text gets at its ends."""
     is_llama = (kind := metadata.get("tokenizer.ggml.model")) == "llama"
     rules = splits().get(str(metadata.get("tokenizer.ggml.pre")))
     adds_bos = kind in ("llama", "gemma4") or (rules is not None and rules.begins_with_bos)

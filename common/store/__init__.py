@@ -54,7 +54,7 @@ class RedisSettings:
 
 
 class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What placement needs of a heartbeat. Lua reads these fields by name; a rate of 0 is not measured."""
+    """The fields of a heartbeat that placement needs. Lua reads them by name; a rate of 0 is not measured."""
 
     protocol: int  # version of its messages
     roles: list[str]

@@ -91,7 +91,7 @@ class PromptsSize(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StatesSize(msgspec.Struct, frozen=True, kw_only=True):
-    """What changes states, in a model that has them."""
+    """The sizes of a pass's state updates, in a model that has states."""
 
     moves: Count  # places for decoding sequences
     tiles: Count = 0  # tiles of prompts

@@ -1,4 +1,4 @@
-"""Which blocks of the KV pool are held, and which have contents to share. No tensors, no locks: one owner thread.
+"""The block pool: blocks that are held, and blocks with contents to share. No tensors, no locks: one owner thread.
 
 A block is in exactly one of three states:
 

@@ -1,4 +1,4 @@
-"""What `kv_cache_dtype` means for a model: which layers keep codes of their keys and values."""
+"""`kv_cache_dtype` applied to a model: the layers whose keys and values are quantised."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which models keep what layers with a window see in blocks of its own, see ADR 0240: where a sequence then holds less."""
+"""Models whose sliding-window layers keep blocks of their own, where a sequence then holds less; see ADR 0240."""
 
 from __future__ import annotations
 

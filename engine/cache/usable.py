@@ -1,4 +1,4 @@
-"""Which prefixes lead somewhere: those that a sequence can go on from, or from something behind them.
+"""Prefixes that lead somewhere: those that a sequence can go on from, or from something after them.
 
 A tree of digests. A node stands for a prefix by its last block's digest, and is there while it is an end, where a sequence can
 go on, or has an end behind it. Adding and removing an end costs O(1), besides O(1) for each node that comes or goes with it.

@@ -1,4 +1,4 @@
-"""What a GGUF file calls its tensors, by our names; and what its converter did to them, to be undone.
+"""GGUF's names of tensors, by our names; and the converter's changes to their values, to be undone.
 
 Rows of Llama's queries and keys stand in pairs that are rotated together; Gemma's norms hold the 1 that is added to them;
 the experts of a layer are one tensor.

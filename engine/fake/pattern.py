@@ -1,4 +1,4 @@
-"""What the fake engine keeps of each token in every part of a block, and how it reads that back.
+"""The fake engine's KV contents: a pattern for each token in every part of a block, and how it is read back.
 
 A slot holds a running hash of the tokens up to it: pieces of the hash repeated over its lanes, each under its own mask.
 N blocks, P = layers * planes, S slots, W = heads * dim lanes of 1, 2 or 4 bytes. A state's hash follows from the state before.
@@ -64,13 +64,13 @@ class FakePart:
         return self._pattern.checksum(by_slot[start - offset : end - offset], np.arange(start, end))
 
     def expected(self, hashes: Words, *, start: int = 0) -> int:
-        """What positions from `start` on add to the checksum of a context with these running hashes."""
+        """Return the sum that positions from `start` on add to the checksum of a context with these running hashes."""
         positions = np.arange(start, len(hashes))
         return self._pattern.checksum(self._pattern.lanes(hashes[positions]), positions)
 
 
 class FakeColumn:
-    """What one layer keeps within a window of so many positions."""
+    """One layer's contents within a sliding window of so many positions."""
 
     def __init__(self, kept: KeptColumn, part: PagePart, *, index: int, block_size: int) -> None:
         self._number, self._window = kept.number, part.window
@@ -93,7 +93,7 @@ class FakeColumn:
 
 
 class FakeState:
-    """What one layer keeps of each state: the running hash behind its newest token."""
+    """One layer's contents of each state: the running hash after its newest token."""
 
     def __init__(self, kept: KeptState, *, index: int) -> None:
         self._number = kept.number
@@ -110,7 +110,7 @@ class FakeState:
                 self._lanes[state.blocks[self._number]] = self._pattern.lanes(hashes[last - chunk.start :][:1])[0]
 
     def checksum(self, chunk: Chunk) -> int:
-        """What the state behind the chunk adds to the sum over a context."""
+        """Return the sum that the state after the chunk adds to the checksum of a context."""
         return mix(self._read(chunk, chunk.end - 1) + self._pattern.salt)
 
     def expected(self, hashes: Words) -> int:

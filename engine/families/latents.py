@@ -34,7 +34,7 @@ def without_rope(fields: Fields, *, value_dim: int) -> LatentAttentionSpec:
 
 
 def magnitude(fields: Fields) -> float:
-    """What yarn makes of scores besides cosines and sines."""
+    """Return YaRN's attention scale (mscale) besides cosines and sines."""
     _, values = rope_values(fields)
     factor, scale = values.get("factor") or 1.0, values.get("mscale_all_dim") or 0.0
     if (values.get("rope_type") or values.get("type") or "default") == "default" or factor <= 1:

@@ -1,5 +1,5 @@
 # mypy: allow-untyped-calls
-"""What a model of `transformers` asks of attention, found by a pass over tensors without memory. Refuses what we can't do."""
+"""Attention calls of a `transformers` model, found by a pass over tensors without memory. Refuses those we can't compute."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def calls_of(config: Any) -> list[Call]:
 
 
 def spec_of(config: Any, calls: list[Call]) -> ModelSpec:
-    """What the rest of the engine asks of a model."""
+    """Return the spec that the rest of the engine needs of such a model."""
     text = config.get_text_config(decoder=True)
     hidden = int(text.hidden_size)
     mlp = GatedMlpSpec(size=int(getattr(text, "intermediate_size", None) or 4 * hidden))

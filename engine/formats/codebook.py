@@ -24,7 +24,7 @@ Tensors = Mapping[str, torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Module4:
-    """What is said of one module beside its tensors. `mean`: of the scales; their codes stand for what is added to it."""
+    """One module's sizes beside its tensors. `mean`: of the scales, which are quantised around it."""
 
     name: str
     shape: tuple[int, int]
@@ -80,7 +80,7 @@ class Codebook4:
 
 @dataclass(frozen=True, slots=True)
 class OfCodebook:
-    """What a checkpoint has of one module."""
+    """A checkpoint's tensors of one module with a codebook."""
 
     bits = 4
     scales = torch.float32

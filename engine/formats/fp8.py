@@ -53,7 +53,7 @@ FEWEST_OUTPUTS = 64  # that are worth to be quantised
 
 
 class Scales(Enum):
-    """What one scale is for."""
+    """The span of one scale."""
 
     TENSOR = auto()
     ROW = auto()

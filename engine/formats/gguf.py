@@ -89,7 +89,7 @@ class GgufBlocks:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What a kind of blocks becomes in our layout of groups."""
+    """A kind of GGUF blocks in our layout of groups."""
 
     bits: int
     group: int

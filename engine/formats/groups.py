@@ -1,4 +1,4 @@
-"""What formats with groups of 4 and 8 bits share: modules are packed into one layout as they arrive. N rows, K inputs."""
+"""Formats with groups of 4 and 8 bits: modules are packed into one layout as they arrive. N rows, K inputs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from engine.weights.parameters import Placement, Weights
 
 
 class Grouping(Stored, Protocol):
-    """What a checkpoint has of the matrix of one module in groups."""
+    """A checkpoint's tensors of one module's matrix in groups."""
 
     @property
     def bits(self) -> int: ...
@@ -150,7 +150,7 @@ def _packed(format: Grouping, found: Unpacked, group: int) -> Groups:
 
 @dataclass(frozen=True, slots=True)
 class _Shared:
-    """What each module of a matrix has said, and all must say alike. Known when they are loaded.
+    """The facts that all modules of a matrix must agree on. Known when they are loaded.
 
     `orders`: in which inputs are read. Experts have none.
     """

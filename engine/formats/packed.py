@@ -111,7 +111,7 @@ class Gptq(_Common):
 
     @property
     def bits(self) -> int:
-        """What a code is kept in."""
+        """Bits that a quantised value is stored in."""
         return max(4, self.stored_bits)
 
     @property

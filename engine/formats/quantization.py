@@ -1,4 +1,4 @@
-"""Which of a checkpoint's modules have which format."""
+"""The formats of a checkpoint's modules."""
 
 from __future__ import annotations
 

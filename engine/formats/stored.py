@@ -28,7 +28,7 @@ class StoredPart:
 
 
 class Stored(Protocol):
-    """What a checkpoint has of the matrix of one module."""
+    """A checkpoint's tensors of one module's matrix."""
 
     def tensors(self, rows: int, inputs: int) -> dict[str, StoredPart]:
         """The tensors below the module's name."""
@@ -81,7 +81,7 @@ def plain_matrix(stored: Stored | StoredOf, spec: LinearSpec, weights: Weights, 
 
 
 def places_by_module(spec: LinearSpec, weights: Weights) -> dict[str, list[Placement]]:
-    """Which parts of each module's whole matrix go where in this rank's share of the stack."""
+    """Return the parts of each module's whole matrix, and their places in this rank's share of the stack."""
     places: dict[str, list[Placement]] = {}
     for placement in weights.share(spec.parameter("")).placements:
         places.setdefault(placement.name.removesuffix("."), []).append(placement)
@@ -89,7 +89,7 @@ def places_by_module(spec: LinearSpec, weights: Weights) -> dict[str, list[Place
 
 
 def of_module(stored: AnyStored | Callable[[str], AnyStored], module: str) -> AnyStored:
-    """What is stored of one module, by our whole name; modules may have it in common."""
+    """Return the stored tensors of one module, by our whole name; modules may have them in common."""
     return stored(module) if callable(stored) else stored
 
 

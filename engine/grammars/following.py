@@ -56,7 +56,7 @@ class Following:
 
     @property
     def asked(self) -> LLMatcher | None:
-        """Who must fill the next mask before `complete`; None: nobody."""
+        """Return the matcher that must fill the next mask before `complete`; None: nobody."""
         return None if self._is_thinking or self.is_free else self._matcher
 
     def follow(self, tokens: list[int]) -> None:

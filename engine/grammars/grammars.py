@@ -34,7 +34,7 @@ KEPT = 64  # built grammars that later requests may ask for again
 
 @dataclass(slots=True)
 class Masks:
-    """What rows of a pass may get; those without a grammar may get anything."""
+    """Masks of a pass's rows; those without a grammar may get anything."""
 
     rows: list[int] = field(default_factory=list)
     words: Longs = field(
@@ -43,7 +43,7 @@ class Masks:
     problems: dict[Sequence, str] = field(default_factory=dict)  # sequences that can't get a token
 
     def allowed(self, vocab_size: int) -> dict[int, npt.NDArray[np.bool_]]:
-        """By listed row: [V] bool, the tokens that it may get."""
+        """Return the tokens that each listed row may get, [V] bool."""
         bits = np.unpackbits(self.words.view(np.uint8), axis=1, count=vocab_size, bitorder="little")
         return dict(zip(self.rows, bits.view(np.bool_), strict=True))
 
@@ -88,7 +88,7 @@ class Grammars:
         return building is None or building.done()
 
     def masks(self, chunks: SequenceOf[Chunk], pending: Callable[[Sequence], int]) -> Masks:
-        """What the sampled tokens of these chunks may be, rows in their order; the words are good until the next call.
+        """Return the masks of these chunks' sampled tokens, rows in their order; the words are good until the next call.
 
         `pending(sequence)`: the token that the pass before sampled for it, which its tokens lack. It may wait for that.
         """

@@ -1,4 +1,4 @@
-"""What kernels must know of their device, and which of a kernel's two versions runs there."""
+"""Facts about a kernel's device, and the choice of a kernel's two versions there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the layers of one pass have in common, computed by the first that needs it. For plain torch; kernels compute it again."""
+"""Values common to a pass's layers, computed by the first that needs them. For plain torch; kernels compute them again."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def constant(value: float, device: torch.device) -> torch.Tensor:
 
 
 class Once:
-    """Of one pass. Keys that are `id`s must be of what outlives it."""
+    """The shared values of one pass. Keys that are `id`s must be of objects that outlive it."""
 
     __slots__ = ("_found",)
 

@@ -17,7 +17,7 @@ from engine.kernels.twin import twin
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heads:
-    """What happens to each head on its way. All norms are RMSNorm."""
+    """The steps of each head on its way into the pool. All norms are RMSNorm."""
 
     q_norm: torch.Tensor | None = None  # [D]: weight of the queries' norm; None: none, or no weight
     k_norm: torch.Tensor | None = None

@@ -95,7 +95,7 @@ class Decoder:
         return self._head(stream, batch, out=logits)
 
     def _views(self, parts: Sequence[Part]) -> list[tuple[int | None, list[Content]]]:
-        """What each layer keeps, of the pool, and in which block of a column; passes after one another have the same."""
+        """Return each layer's views of the pool, and its block of a window's column; passes after one another have the same."""
         if self._kept is None or self._kept[0] is not parts:
             self._kept = (parts, [kept_at(parts, layer.places) for layer in self._layers])
         return self._kept[1]

@@ -13,7 +13,7 @@ from engine.model.layers.norm import Norm
 
 @dataclass(frozen=True, slots=True)
 class Lent:
-    """What later layers read of a layer whose keys and values they attend to."""
+    """A layer's keys and values for later layers that attend to them."""
 
     product: torch.Tensor | None  # where attention reads keys and values there
     factors: torch.Tensor | None

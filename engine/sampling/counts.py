@@ -24,7 +24,7 @@ _PROMPT = -0x8000  # the sign bit of an int16
 
 @dataclass(slots=True)
 class CountChanges:
-    """What a pass does to the counts. The arrays travel with the pass's other words."""
+    """A pass's changes of the counts. The arrays travel with the pass's other words."""
 
     rows: list[int] = field(default_factory=list)  # each chunk's count row
     cleared: list[int] = field(default_factory=list)  # count rows that start from zero

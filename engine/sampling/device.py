@@ -114,7 +114,7 @@ class DeviceSampler:
 
 
 class _Roster:
-    """What stays the same while the same sequences are sampled in the same order."""
+    """The part of the sampling table that stays while the same sequences are sampled in the same order."""
 
     def __init__(self, sequences: list[Sequence], table: SamplingTable, vocab_size: int) -> None:
         own = table.rows(sequences)

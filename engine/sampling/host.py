@@ -32,7 +32,7 @@ MIN_TEMPERATURE = 1e-5  # below, logits / temperature could overflow; the argmax
 
 @dataclass(frozen=True, slots=True)
 class SampledRow:
-    """What the choice of one token depends on, besides its logits."""
+    """The inputs of one token's choice, besides its logits."""
 
     sampling: SamplingParams
     token_ids: list[int]  # prompt and generated so far

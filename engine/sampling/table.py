@@ -26,7 +26,7 @@ _NO_WORDS = np.zeros(0, dtype=np.int64)
 
 
 class Feature(IntFlag):
-    """What a row asks for beyond the most likely token."""
+    """A request beyond the most likely token."""
 
     RANDOM = 1
     FILTERS = 2
@@ -37,7 +37,7 @@ class Feature(IntFlag):
 
 
 class RowFact(IntEnum):
-    """What the host must know about a row: columns of `SamplingTable.facts`."""
+    """A fact about a row for the host: columns of `SamplingTable.facts`."""
 
     FEATURES = 0
     NUM_PROMPT_TOKENS = 1

@@ -1,1 +1,1 @@
-"""What a model is, as plain values from its config.json: layers, attention, experts, states, and the format of each module."""
+"""The description of a model, as plain values from its config.json: layers, attention, experts, states, formats of modules."""

@@ -1,4 +1,4 @@
-"""What a model has beside one residual stream: inputs of layers, further streams, a low rank beside the mixer, other tokens."""
+"""Additions to one residual stream: inputs of layers, further streams, a low rank beside the mixer, other tokens."""
 
 from __future__ import annotations
 

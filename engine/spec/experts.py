@@ -1,4 +1,4 @@
-"""What a layer of experts is, as plain values, and how checkpoints name its tensors. Sizes are element counts."""
+"""Layers of experts as plain values, and how checkpoints name their tensors. Sizes are element counts."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from engine.spec.states import Kept
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexerSpec:
-    """What chooses positions to attend to: small queries, and one small key a token, whose rotated part comes first."""
+    """The chooser of positions to attend to: small queries, and one small key a token, whose rotated part comes first."""
 
     num_heads: int
     dim: int  # size of a query's head and of the key
@@ -51,7 +51,7 @@ class LatentAttentionSpec:
 
     @property
     def heads(self) -> HeadShape:
-        """Of the queries among the latents."""
+        """Heads of the absorbed queries among the latents."""
         return HeadShape(self.num_heads, 1, self.rank + self.rotated_dim)
 
     def shape(self, itemsize: int) -> LatentShape:

@@ -1,4 +1,4 @@
-"""What a model is, as plain values from its config.json. Sizes are element counts."""
+"""The description of a model, as plain values from its config.json. Sizes are element counts."""
 
 from __future__ import annotations
 
@@ -196,12 +196,12 @@ class ModelSpec:
 
     @property
     def windows(self) -> tuple[int, ...]:
-        """Of each layer with attention."""
+        """The window of each layer with attention."""
         return tuple(mixer.window for mixer in self.attentions)
 
     @property
     def attentions(self) -> tuple[AttentionSpec | LatentAttentionSpec, ...]:
-        """Of the layers that have attention."""
+        """The specs of the layers that have attention."""
         return tuple(layer.attention for layer in self.layers if layer.attention is not None)
 
     @property

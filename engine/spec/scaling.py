@@ -24,7 +24,7 @@ class LinearScaling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class YarnScaling:
-    """What turns less than `beta_slow` times over the original context is slowed down, by a ramp up to `beta_fast`."""
+    """YaRN: frequencies below `beta_slow` turns over the original context are interpolated, by a ramp up to `beta_fast`."""
 
     factor: float
     original_max_position_embeddings: int
@@ -45,7 +45,7 @@ class LongRopeScaling:
     long_attention_factor: float | None = None  # where the long divisors are used; None: the same
 
     def magnitude(self, num_positions: int) -> float:
-        """What multiplies cosines and sines where sequences may have so many positions."""
+        """Return the factor of cosines and sines where sequences may have so many positions."""
         if self.long_attention_factor is None or num_positions <= self.original_max_position_embeddings:
             return self.attention_factor
         return self.long_attention_factor

@@ -1,4 +1,4 @@
-"""What a layer keeps, and the layers that keep a state instead of keys and values, as plain values. Sizes are element counts."""
+"""Contents that layers keep, and recurrent layers, as plain values. Sizes are element counts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from engine.kernels.codes import KINDS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
-    """What a layer keeps in each block of the pool, or in a state: an array [planes, slots, heads, dim], see `common.pages`."""
+    """A layer's array in each block of the pool, or in a state: [planes, slots, heads, dim], see `common.pages`."""
 
     planes: int
     heads: int
@@ -143,5 +143,5 @@ def _state(heads: int, dim: int) -> Kept:
 
 
 def _last_inputs(taps: int, channels: int) -> Kept:
-    """What a convolution has read before a token."""
+    """The inputs of a convolution before a token."""
     return Kept(planes=taps - 1, heads=1, dim=channels, per_token=False)

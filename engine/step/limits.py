@@ -1,4 +1,4 @@
-"""What a chunk may ask for, and what a model's passes share."""
+"""Bounds of chunks, and what a model's passes share."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class HeadLimits:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a chunk may ask for, and how its attention is cut."""
+    """The bounds of a chunk, and how its attention is cut."""
 
     block_size: int
     num_blocks: int

@@ -10,7 +10,7 @@ from engine.sequence import Sequence
 
 
 class NewestTokens:
-    """What one pass samples: `tensor` [R] int64 on the device, one row for each sequence."""
+    """The tokens that one pass samples: `tensor` [R] int64 on the device, one row for each sequence."""
 
     def __init__(self, tensor: torch.Tensor, sequences: Iterable[Sequence] = ()) -> None:
         self.tensor = tensor

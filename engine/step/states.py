@@ -18,7 +18,7 @@ _PLACES = [2, 3, 5]  # the columns of tiles that name states
 
 
 class DecodingStates:
-    """What decoding sequences read and write, kept for the next pass: nearly all of them go on in the same blocks."""
+    """The state blocks that decoding sequences read and write, kept for the next pass: nearly all go on in the same blocks."""
 
     def __init__(self) -> None:
         self._states: list[tuple[State, ...]] = []  # each sequence's; none where some did not stay in one
@@ -57,7 +57,7 @@ class DecodingStates:
 
 @dataclass(frozen=True, slots=True)
 class States:
-    """What changes states in a pass. In prompts' tiles the places are numbers of states first."""
+    """State updates of one pass. Prompt tiles refer to states by index at first."""
 
     moves: Ints  # [state_blocks, S, 2]
     tiles: Integers  # [I, 8]

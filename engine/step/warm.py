@@ -75,7 +75,7 @@ def time_prompts(
 
 
 def _tokens_in(layout: KVLayout) -> int:
-    """Of one sequence whose columns all stay."""
+    """Return the tokens of one sequence whose window columns all stay."""
     return layout.num_blocks // (1 + layout.column_blocks) * layout.block_size
 
 
@@ -104,6 +104,6 @@ def columns_from(layout: KVLayout, first: int, count: int) -> list[tuple[int, ..
 
 
 def states_at_the_end(layout: KVLayout, number: int = 0) -> tuple[State, ...]:
-    """What a sequence needs where no pool hands out blocks: one open state in the pool's last blocks, before `number` others."""
+    """Return a sequence's states without a pool: one open state in the pool's last blocks, before `number` others."""
     end = layout.num_blocks - number * layout.state_blocks
     return (State(0, None, tuple(range(end - layout.state_blocks, end))),) if layout.state_blocks else ()

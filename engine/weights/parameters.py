@@ -66,7 +66,7 @@ class Way:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Which part of a checkpoint's tensor goes to which region of a rank's share."""
+    """A part of a checkpoint's tensor, and its region in a rank's share."""
 
     name: str
     stored_shape: tuple[int, ...]

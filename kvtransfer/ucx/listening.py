@@ -1,4 +1,4 @@
-"""Which address a UCX listener hears. The binding can't say it and listens on all of them.
+"""The address that a UCX listener hears. The binding can't say it and listens on all of them.
 
 So a filter on the socket lets the kernel drop what is for another address.
 """

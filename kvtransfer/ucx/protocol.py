@@ -1,4 +1,4 @@
-"""What the two ends of a UCX link say to each other.
+"""The messages between the two ends of a UCX link.
 
     writer                                          receiver
       ◀──────────────── greeting (16 bytes that a writer reads and ignores) ─  stream

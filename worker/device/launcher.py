@@ -17,7 +17,7 @@ Clock = Callable[[], float]
 
 
 class SteppingEngine(Protocol):
-    """What the launcher needs of an engine."""
+    """The launcher's view of an engine."""
 
     def launch(self, chunks: list[Chunk]) -> Pass: ...
 

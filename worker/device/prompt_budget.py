@@ -19,7 +19,7 @@ from worker.device.step_policy import StepPolicy
 
 @dataclass(frozen=True, slots=True)
 class PassLoad:
-    """What a pass computes."""
+    """The load of one pass."""
 
     decoding: int = 0  # sequences that get their next token
     prompt_tokens: int = 0

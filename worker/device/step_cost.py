@@ -66,7 +66,7 @@ class StepCost:
 
 
 def _by_slots(pass_ms: Mapping[tuple[int, int], float]) -> dict[int, dict[int, float]]:
-    """By slots: prompt tokens -> ms, where steps with and without prompts were timed.
+    """Return by slots: prompt tokens -> ms, where steps with and without prompts were timed.
 
     More tokens never take less time: where a clock says so it was a disturbance, and the smaller step's time counts.
     """

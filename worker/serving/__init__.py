@@ -1,1 +1,1 @@
-"""What both roles do for a request: claim its job, check it, give it blocks, send its tokens, forget it."""
+"""Steps of both roles for a request: claim its job, check it, give it blocks, send its tokens, forget it."""

@@ -1,4 +1,4 @@
-"""What a worker checks of a job before it touches memory: it trusts no message, though the gateway checked too."""
+"""Checks of a job before it touches memory: a worker trusts no message, though the gateway checked too."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def oldest_needed(pool: BlockPool, num_tokens: int) -> int:
 
 
 def cargo_of(pool: BlockPool, num_tokens: int) -> Cargo:
-    """What a prompt of so many tokens has to hand over."""
+    """Return the cargo of a prompt of so many tokens."""
     return Cargo(
         num_tokens=num_tokens,
         block_size=pool.block_size,

@@ -1,4 +1,4 @@
-"""Whose turn it is for the pool's blocks, when somebody who came found no room.
+"""Anti-starvation for block allocation: the order of those that found no room in the pool.
 
 Whoever fits is admitted past those who don't: their blocks would be idle. But small ones that keep coming would never let a large
 one in. So each that waits counts who came later and was admitted first. After `MOST_PASSED` of them it is its turn: what

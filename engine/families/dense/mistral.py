@@ -77,7 +77,7 @@ def read_3(fields: Fields) -> ModelSpec:
 
 
 def query_growth(fields: Fields) -> QueryGrowth | None:
-    """What `llama_4_scaling_beta` of the rotation says."""
+    """Read `llama_4_scaling_beta` of the rotation."""
     _, values = rope_values(fields)
     beta = values.get("llama_4_scaling_beta")
     if not beta:

@@ -125,7 +125,7 @@ class Entries:
             return list(struct.unpack(f"<{count}f", opened.read(found.end - found.begin)))
 
     def dtype(self) -> str:
-        """What most weights are stored in, where that can be computed in."""
+        """Return the dtype that most weights are stored in, if the engine computes in it."""
         sizes: dict[str, int] = {}
         for tensor in self._header.tensors.values():
             if len(tensor.shape) > 1:

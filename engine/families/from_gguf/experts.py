@@ -185,7 +185,7 @@ def _deepseek_2(entries: Entries) -> Config:
 
 
 def _magnitudes(entries: Entries) -> Config:
-    """What yarn makes of scores; cosines and sines stay."""
+    """Read YaRN's attention scale (mscale): it multiplies scores, not the rotary tables."""
     scale = entries.get("rope.scaling.yarn_log_multiplier")
     return dict.fromkeys(("mscale", "mscale_all_dim"), 10 * scale) if scale else {}
 

@@ -48,7 +48,7 @@ def _with_windows(entries: Entries, architecture: str, layers_of_the_largest: in
 
 
 def _gemma_3n(entries: Entries) -> Config:
-    """Of the gates' sparsity a file has the deviations instead of the shares below."""
+    """Read Gemma 3n. A file has the deviations of the gates' sparsity, config.json the shares below them."""
     scales = entries.of_layers("activation_sparsity_scale")
     return _with_layer_inputs(entries, "Gemma3nForCausalLM") | {
         "head_dim": head_dim(entries),

@@ -117,7 +117,7 @@ def _jamba(entries: Entries) -> Config:
 
 
 def _distance(entries: Entries, name: str, field: str, there: list[bool]) -> Config:
-    """Which layers are such, by the first and the distance to the next. Raises UnsupportedModelError, naming the entry."""
+    """Read the distance of such layers from the first and the next. Raises UnsupportedModelError, naming the entry."""
     found = [layer for layer, is_there in enumerate(there) if is_there]
     first, period = (*found, 0)[0], found[1] - found[0] if len(found) > 1 else len(there)
     if first >= period or found != list(range(first, len(there), period)):

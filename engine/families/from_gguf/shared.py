@@ -1,4 +1,4 @@
-"""What several architectures say in the same entries."""
+"""Readers of entries that several architectures have in common."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def windows_by_layer(entries: Entries) -> Config:
 
 
 def common(entries: Entries, architecture: str, *, kv_heads: int | None = None, norm: str = "attn_norm") -> Config:
-    """What nearly all have; `kv_heads`: where layers differ in it; `norm`: a tensor of each layer."""
+    """Read the fields of nearly all architectures; `kv_heads`: where layers differ in it; `norm`: a tensor of each layer."""
     return frame(entries, architecture, norm=norm) | {
         "intermediate_size": entries.size("feed_forward_length"),
         "num_key_value_heads": kv_heads or num_kv_heads(entries),
@@ -36,7 +36,7 @@ def num_kv_heads(entries: Entries) -> int:
 
 
 def frame(entries: Entries, architecture: str, *, norm: str = "attn_norm") -> Config:
-    """What all have.
+    """Read the fields of all architectures.
 
     Sizes that nothing of is there would take memory before a tensor is looked at.
     """
@@ -98,7 +98,7 @@ def rotation(entries: Entries, *, theta: float = 10_000.0) -> Config:
 
 
 def _magnitudes(entries: Entries) -> Config:
-    """What yarn multiplies cosines and sines by, where a file says it."""
+    """Read YaRN's factor of cosines and sines, where a file has it."""
     if entries.get("rope.scaling.yarn_ext_factor", 1.0) != 1:
         raise entries.unsupported("rope.scaling.yarn_ext_factor")
     whole, scale = (entries.get(f"rope.scaling.yarn_{name}") for name in ("attn_factor", "log_multiplier"))
@@ -112,7 +112,7 @@ def _betas(entries: Entries) -> Config:
 
 
 def experts(entries: Entries, *, renormalised: bool) -> Config:
-    """Of a mixture whose router's softmax is over all experts."""
+    """Read a mixture of experts whose router's softmax is over all experts."""
     if entries.get("expert_gating_func", SOFTMAX) != SOFTMAX:
         raise entries.unsupported("expert_gating_func")
     if entries.get("expert_weights_scale", 1.0) not in (0.0, 1.0):
@@ -132,14 +132,14 @@ def dense_layers(entries: Entries) -> list[int]:
 
 
 def sigmoid_experts(entries: Entries) -> Config:
-    """Of a mixture whose router's sigmoids are corrected, behind dense layers, as DeepSeek-V3 has it."""
+    """Read a mixture of experts with corrected sigmoids after dense layers, as DeepSeek-V3 has it."""
     if entries.get("expert_gating_func", SIGMOID) != SIGMOID:
         raise entries.unsupported("expert_gating_func")
     return grouped_experts(entries)
 
 
 def grouped_experts(entries: Entries) -> Config:
-    """What such mixtures say of their experts, whichever their scores are."""
+    """Read the experts of such mixtures, whichever their scores are."""
     num_dense = entries.number_or("leading_dense_block_count", 0)
     if entries.get("leading_dense_block_count") is not None:
         dense = dense_layers(entries)

@@ -1,4 +1,4 @@
-"""What several architectures say of layers with a state."""
+"""Readers of recurrent layers that several architectures have in common."""
 
 from __future__ import annotations
 

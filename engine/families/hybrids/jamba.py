@@ -99,6 +99,6 @@ def _each(fields: Fields, name: str) -> list[bool]:
 
 
 def _check_names(fields: Fields, with_attention: list[bool]) -> None:
-    """What a checkpoint may say again."""
+    """Check the names that a checkpoint may give again."""
     for name, linear, full in (("layers_block_type", "mamba", "attention"), ("layer_types", LINEAR, FULL)):
         fields.only(name, [full if attends else linear for attends in with_attention])

@@ -104,7 +104,7 @@ def _experts(fields: Fields) -> SparseMlpSpec:
 
 
 def _kinds(fields: Fields) -> list[str]:
-    """What each layer is: a list of names, or a letter for each."""
+    """Read the kind of each layer: a list of names, or a letter for each."""
     named, pattern = fields.get("layers_block_type") or fields.get("layer_types"), fields.get("hybrid_override_pattern")
     fields.ignore("layer_types")
     if not named:

@@ -1,4 +1,4 @@
-"""What a checkpoint says of its quantisation, and what `--quantization` asks for. One module for each `quant_method`."""
+"""A checkpoint's quantisation, and that of `--quantization`. One module for each `quant_method`."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def modules(entries: Iterable[str]) -> Modules:
 
 
 def kv_cache(fields: Fields) -> str:
-    """What keys and values are said to be kept in: "fp8", or ""."""
+    """Read the form that keys and values are said to be kept in: "fp8", or ""."""
     if algorithm := fields.get("kv_cache_quant_algo"):
         fields.only("kv_cache_quant_algo", "FP8")
         fields.ignore("kv_cache_scheme")

@@ -1,4 +1,4 @@
-"""What the weights of a GGUF file are kept as: in its own groups on a GPU, in rows of 8 bits on a CPU, or as floats."""
+"""The formats that a GGUF file's weights are kept in: its own groups on a GPU, rows of 8 bits on a CPU, or floats."""
 
 from __future__ import annotations
 

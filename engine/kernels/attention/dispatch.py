@@ -1,4 +1,4 @@
-"""Which kernel computes a pass's attention: by the tensors, the device, and whether there is a window."""
+"""The choice of a pass's attention kernel: by the tensors, the device, and whether there is a window."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def _try(
     queries: int,
     before: int,
 ) -> str:
-    """What is wrong with the result for `queries`, alone or after `before` positions in a pool; "" if nothing is."""
+    """Return the mistake in the result for `queries`, alone or after `before` positions in a pool; "" if there is none."""
     random = torch.Generator(device).manual_seed(0)
     context, scale, at_once = queries + before, head_dim**-0.5, tiles_at_once(device, num_heads)
     counts = -(-context // BLOCK_SIZE)

@@ -1,4 +1,4 @@
-"""What a pass attends to, and how its work is dealt out: values on the device.
+"""The positions that a pass attends to, and how its work is dealt out: values on the device.
 
 T tokens of S sequences in a row: decoding sequences (one new token each) first, then prompts or parts of them.
 """
@@ -51,7 +51,7 @@ class HeadShape:
 
 @dataclass(frozen=True, slots=True)
 class KeptColumn:
-    """What one layer with a window keeps, beside the blocks of tokens."""
+    """The contents of one sliding-window layer, apart from the blocks of tokens."""
 
     number: int  # which block of a column has it
     kept: torch.Tensor  # [num_blocks, planes, slots, heads, dim], a strided view of the pool
@@ -98,7 +98,7 @@ class MadePlan:
 
 @dataclass(frozen=True, slots=True)
 class AttentionPlan:
-    """What one pass attends to: `num_decode` sequences of one new token each, then prompts or parts of them.
+    """The work of one pass's attention: `num_decode` sequences of one new token each, then prompts or parts of them.
 
     Prompts are in `prefill`, or behind those in `made`.
     """

@@ -1,4 +1,4 @@
-"""What kernels of attention share about scores and their sums."""
+"""Scores and their sums, as attention kernels share them."""
 
 import triton
 import triton.language as tl

@@ -1,4 +1,4 @@
-"""What the codes of a layer's keys and values mean: a number is its code times a factor.
+"""Quantised keys and values: a number is its quantised value times a factor.
 
 fp8 (e4m3) has one factor for all keys of a layer and one for all values. int8 has one for each head and token, its scale, which
 the pool keeps beside the codes. B block size, Hkv key and value heads, D head size.

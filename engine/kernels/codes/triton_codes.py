@@ -48,7 +48,7 @@ def scales_of(codes: Codes | None) -> tuple[torch.Tensor | None, torch.Tensor | 
 
 @triton.jit
 def widened(kept, dtype: tl.constexpr, CODES: tl.constexpr):
-    """What was loaded, as numbers of `dtype` without their factor: exact, as codes have at most 8 significant bits."""
+    """Return loaded values as numbers of `dtype` without their factor: exact, as they have at most 8 significant bits."""
     if CODES == NUMBERS:
         return kept
     elif CODES == FP8 and dtype == tl.float32:

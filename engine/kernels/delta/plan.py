@@ -1,4 +1,4 @@
-"""Which tokens change which states, and where a layer's numbers lie in its product.
+"""State updates of a pass by tokens, and the places of a layer's numbers in its product.
 
 A token reads the state that the token before it left, and writes its own one's place. That is the same place but at a
 checkpoint, which never changes again. A state has several blocks, so each layer has its block of each state.
@@ -34,7 +34,7 @@ class StateBatch:
 
 @dataclass(frozen=True, slots=True)
 class KeptState:
-    """What one layer keeps of each state."""
+    """One layer's array of each state."""
 
     number: int  # which of the state's blocks has it
     kept: torch.Tensor  # [num_blocks, planes, 1, heads, dim], a strided view of the pool
@@ -64,7 +64,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Channels:
-    """What a convolution mixes: one to three spans of a product side by side."""
+    """The inputs of a convolution: one to three spans of a product side by side."""
 
     spans: tuple[Span, ...]
     taps: int  # inputs that it reads: a token's own and those before it
@@ -87,7 +87,7 @@ class Channels:
         return inputs if self.gates is None else inputs * self._gate(x, self.gates[0])
 
     def gated(self, out: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        """What is given of the outputs [T, C]."""
+        """Return the gated outputs [T, C]."""
         return out if self.gates is None else out * self._gate(x, self.gates[1])
 
     def _gate(self, x: torch.Tensor, first: int) -> torch.Tensor:
@@ -125,7 +125,7 @@ class DeltaHeads:
 
     @property
     def channels(self) -> Channels:
-        """What the convolution mixes: queries, keys and values side by side."""
+        """The convolution's channels: queries, keys and values side by side."""
         parts = ((self.q, self.key_dim), (self.k, self.key_dim), (self.v, self.ratio * self.value_dim))
         spans = tuple(Span(columns=columns, groups=self.num_key_heads, width=width) for columns, width in parts)
         return Channels(spans=spans, taps=self.taps)

@@ -97,7 +97,7 @@ def _step(
 
 @triton.jit
 def _logarithms(decays, decay_H, bias_HD, row, there, head, d, DECAYS: tl.constexpr, DK: tl.constexpr):
-    """Of each channel of each token's decay [.., Dk]. Rows that aren't there change nothing."""
+    """Return the log decay of each channel of each token, [.., Dk]. Rows that aren't there change nothing."""
     inside = there[:, None] & (d < DK)[None, :]
     a = tl.load(decays + row[:, None] * DECAYS + head * DK + d[None, :], mask=inside, other=0.0).to(tl.float32)
     a += tl.load(bias_HD + head * DK + d, mask=d < DK, other=0.0)[None, :]

@@ -79,7 +79,7 @@ def _gated(value, row, c, mask, GATE: tl.constexpr):
 
 @triton.jit
 def _output(total, row, c, mask, dtype: tl.constexpr, HAS_SILU: tl.constexpr, GATE: tl.constexpr):
-    """What follows the sums."""
+    """Return the activated and gated sums."""
     total = total.to(dtype)
     if HAS_SILU:
         wide = total.to(tl.float32)

@@ -106,14 +106,14 @@ class Product:
 
     @property
     def flags(self) -> tuple[bool, int, bool, bool, bool, bool]:
-        """Which product, its sides, and what becomes of sums: plus a bias, times a pair's weight, clamped, gelu not silu."""
+        """The product's variant: its sides, and what follows sums: plus a bias, times a pair's weight, clamped, gelu not silu."""
         experts, clamped = self.experts, self.first and self.experts.clamp is not None
         weighted, has_gelu = self.first == experts.weighs_inputs, experts.activation == "gelu_tanh"
         return self.first, self.sides, self.bias is not None, weighted, clamped, has_gelu
 
     @property
     def behind(self) -> tuple[torch.Tensor | int | float, ...]:
-        """What every kernel takes behind `x` and the matrices. Nobody reads a bias that is not there."""
+        """The arguments of every kernel after `x` and the matrices. Nobody reads a bias that is not there."""
         bias = self.weights if self.bias is None else self.bias
         return self.out, bias, self.weights, self.order, self.tiles, self.weights.shape[0], *self.experts.bounds
 

@@ -7,7 +7,7 @@ from enum import Enum, auto
 
 
 class Score(Enum):
-    """What a router's logits become."""
+    """The function of a router's logits."""
 
     SOFTMAX = auto()  # over all experts
     SIGMOID = auto()  # each alone
@@ -16,7 +16,7 @@ class Score(Enum):
 
 
 class GroupScore(Enum):
-    """What a group of experts is worth."""
+    """The score of a group of experts."""
 
     BEST = auto()
     TWO_BEST = auto()  # their sum

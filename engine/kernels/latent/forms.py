@@ -46,12 +46,12 @@ class LatentShape:
 
     @property
     def position_bytes(self) -> int:
-        """What a position takes while its keys and values are there."""
+        """Return the bytes of a position while its keys and values are up-projected."""
         return self.itemsize * (self.made + self.rank + self.rotated)
 
     @property
     def token_bytes(self) -> int:
-        """What a new token takes meanwhile: its queries before and after they are rotated, what they find, a float32 state.
+        """Return the temporary bytes of a new token: its queries before and after they are rotated, its output, a float32 state.
 
         Where positions are chosen, long prompts are absorbed: their queries among the latents, what they find, and the choice.
         """

@@ -23,7 +23,7 @@ class MambaHeads:
 
     @property
     def size(self) -> int:
-        """Of all values."""
+        """Features of all values."""
         return self.num_heads * self.head_dim
 
     @property
@@ -36,7 +36,7 @@ class MambaHeads:
 
     @property
     def channels(self) -> Channels:
-        """What the convolution mixes: values, keys and queries side by side. The gate's columns are before them."""
+        """The convolution's channels: values, keys and queries side by side. The gate's columns are before them."""
         width = self.size + 2 * self.keys_size
         return Channels(
             spans=(Span(columns=Columns(first=self.size, step=width), groups=1, width=width),), taps=self.taps

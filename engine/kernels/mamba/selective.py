@@ -101,7 +101,7 @@ def _tile(
 def _prepared(
     lengths: torch.Tensor, added: torch.Tensor, k: torch.Tensor, rates: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What each token adds to a state, and what is left of the state before it, [n, D, N]."""
+    """Return each token's addition to a state, and the share that is left of the state before it, [n, D, N]."""
     return added[:, :, None] * k[:, None], (lengths[:, :, None] * rates).exp_()
 
 

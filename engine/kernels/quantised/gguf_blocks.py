@@ -1,4 +1,4 @@
-"""What the bytes of GGUF's blocks mean: codes of a few bits, in groups that share a scale and perhaps a minimum.
+"""The bytes of GGUF's blocks: values of a few bits, in groups that share a scale and perhaps a minimum.
 
 B blocks, E elements of a block, G groups of a block.
 """

@@ -57,12 +57,12 @@ class Groups:
 
     @property
     def columns(self) -> int:
-        """Of a block."""
+        """Inputs of a block."""
         return self.words * 32 // self.bits
 
     @property
     def blocks(self) -> int:
-        """Of a row."""
+        """Blocks of a row."""
         return self.codes.shape[-1] // self.words
 
     @property
@@ -158,7 +158,7 @@ def _lower(
     zeros: torch.Tensor | None,
     minimums: torch.Tensor | None,
 ) -> list[torch.Tensor]:
-    """What each group has beside its scale. Raises ValueError where it doesn't go with what codes are."""
+    """Return each group's zeros, minimums or levels. Raises ValueError where they don't go with the codes' kind."""
     found = [each for each in (zeros, minimums) if each is not None]
     if bits not in (4, 8) or (is_e2m1 and bits != 4) or len(found) > 1:
         raise ValueError("codes have 4 or 8 bits, floats 4, and zeros or minimums, not both")
@@ -280,7 +280,7 @@ def values(weight: Groups) -> torch.Tensor:
 
 
 def _numbers(codes: torch.Tensor, weight: Groups) -> torch.Tensor:
-    """What codes stand for without zeros and scales, in float32."""
+    """Return the codes' numbers without zeros and scales, in float32."""
     levels = weight.levels
     if weight.is_e2m1:
         magnitudes = torch.tensor(E2M1, device=codes.device)

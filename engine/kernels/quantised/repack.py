@@ -14,7 +14,7 @@ AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # where in its word each of eight neighbou
 
 @dataclass(frozen=True, slots=True)
 class Unpacked:
-    """What `groups.pack` takes."""
+    """The operands of `groups.pack`."""
 
     codes: torch.Tensor  # uint8 [N, K]
     scales: torch.Tensor  # [N, G]

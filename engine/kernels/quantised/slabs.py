@@ -138,7 +138,7 @@ def _plain(codes: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> tor
 
 @functools.cache
 def _table(dtype: torch.dtype) -> torch.Tensor:
-    """What each run of codes stands for, as int64."""
+    """Return the numbers of each run of codes, as int64."""
     count = 8 // dtype.itemsize
     runs = torch.arange(1 << (4 * count))
     levels = torch.tensor((*E2M1, *(-level for level in E2M1)), dtype=dtype)

@@ -77,7 +77,7 @@ def _floats(plane, wide, scaled=False):
 
 @triton.constexpr_function
 def _offset(bits, plain, dtype):
-    """What integers of 4 bits are put into; others don't keep it."""
+    """Return the offset that 4-bit integers are put into; other kinds don't keep it."""
     return 0.0 if plain or bits != 4 else 128.0 if dtype == tl.bfloat16 else 1024.0
 
 
@@ -174,20 +174,20 @@ def _is_narrow(e2m1, plain, dtype, scales):
 
 @triton.constexpr_function
 def groups_of(group, columns):
-    """Of a block; one that is longer counts as one."""
+    """Return the groups of a block; a group that is longer counts as one."""
     return max(1, columns // group)
 
 
 @triton.jit
 def first_group(block, G: tl.constexpr, GROUP: tl.constexpr, COLUMNS: tl.constexpr):
-    """Of a block, or of the last one if there are no more."""
+    """Return the first group of a block, or of the last block if there are no more."""
     GROUPS: tl.constexpr = groups_of(GROUP, COLUMNS)
     return tl.minimum(block * COLUMNS // GROUP, (G - 1) // GROUPS * GROUPS)
 
 
 @triton.jit
 def of_group(at, first, j: tl.constexpr, width, G: tl.constexpr, GROUP: tl.constexpr, COLUMNS: tl.constexpr):
-    """What is at `at` [BN] for group `j` of the block whose first one is `first`."""
+    """Return the values at `at` [BN] for group `j` of the block whose first group is `first`."""
     at += first.to(tl.int64) * width
     if G % groups_of(GROUP, COLUMNS) == 0:  # a step that is known when this is compiled costs no instruction
         return tl.load(at + j * width)

@@ -37,7 +37,7 @@ def quantise_rows(x: torch.Tensor, rounding: Rounding = TO_ROWS) -> Fp8Rows:
 
 
 def warps_of(width: int) -> int:
-    """Of a program that holds so many numbers."""
+    """Return the warps of a program that holds so many numbers."""
     return 4 if width < 4096 else 8 if width < 16384 else 16
 
 

@@ -173,7 +173,7 @@ def operands(weight: Groups) -> tuple[torch.Tensor, ...]:
 
 
 def dtypes(weight: Groups) -> tuple[torch.dtype, torch.dtype]:
-    """Of the scales, and of zeros, minimums or levels."""
+    """The dtypes of the scales, and of zeros, minimums or levels."""
     _, scales, lower = operands(weight)
     return scales.dtype, lower.dtype
 

@@ -1,4 +1,4 @@
-"""What the filters share: a row's scores, their order, their weights, and which tokens a cut keeps.
+"""Rows of scores as the filters share them: their order, their weights, and the tokens that a cut keeps.
 
 A token's `rank` is an int64 that orders a row: score first, then smaller id. Weights are integers, so the order of adding
 changes no sum.
@@ -46,7 +46,7 @@ def share_of(weight, part):
 
 @triton.jit
 def is_kept(scores, at, vocab_size, words, row, plan):
-    """What the row's cut (top_k, top_p) and min_p keep."""
+    """Return whether the row's cut (top_k, top_p) and min_p keep a token."""
     highest = tl.load(plan).to(tl.int32).to(tl.float32, bitcast=True)
     min_p = tl.minimum(number(words, row, MIN_P), 1.0)
     return (at < vocab_size) & (rank_of(scores, at) >= tl.load(plan + 7)) & (likelihood(scores, highest) >= min_p)

@@ -29,7 +29,7 @@ _EVERYWHERE = tl.constexpr((1 << 62) - 1)
 def find_typical(
     logits: torch.Tensor, inputs: SamplingInputs, counts: torch.Tensor, plan: torch.Tensor, variant: tuple[object, ...]
 ) -> torch.Tensor:
-    """What `is_typical` reads, after the filters that wrote `plan` [F, 8]."""
+    """Return the sums that `is_typical` reads, after the filters that wrote `plan` [F, 8]."""
     grid = (inputs.filtered, -(-logits.shape[1] // TILE))
     found = torch.zeros((inputs.filtered, _WIDTH.value), dtype=torch.int64, device=logits.device)
     row = (logits, inputs.words, counts, inputs.filtered_at, logits.shape[1], logits.stride(0), plan, found)

@@ -43,7 +43,7 @@ def mask_words(vocab_size: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingInputs:
-    """What a pass asks for. Flags let a kernel leave out what no row needs."""
+    """The sampling parameters of a pass. Flags let a kernel leave out what no row needs."""
 
     words: torch.Tensor  # int64, on the device; empty if all rows are greedy without extras
     counts: torch.Tensor | None  # [S, V] int16

@@ -186,7 +186,7 @@ class _WiderValues:
 
 
 def _turning(spec: AttentionSpec, around: Surroundings) -> Heads:
-    """What happens to each head between the product and the pool."""
+    """Return the steps of each head between the product and the pool."""
     norm, weights = spec.qk_norm, list[torch.Tensor | None]([None, None])
     if norm is not None and norm.over == "head" and norm.has_weight:
         weights[0] = weights[1] = around.norm(norm.q_name, spec.heads.head_dim).weight
@@ -208,7 +208,7 @@ def _turning(spec: AttentionSpec, around: Surroundings) -> Heads:
 
 
 def _of_product(spec: AttentionSpec, around: Surroundings) -> _OverAll | _OverEach | _WiderValues | None:
-    """What happens to the product as a whole."""
+    """Return the step on the product as a whole."""
     norm, heads = spec.qk_norm, spec.heads
     if spec.value_size != heads.head_dim or spec.values.scale != 1.0:
         assert norm is None or norm.over == "head", "no family has both"

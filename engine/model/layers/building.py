@@ -1,4 +1,4 @@
-"""What layers are built with besides their spec, and their shared tables of rotations."""
+"""The surroundings that layers are built in besides their spec, and their shared tables of rotations."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class GatedMlp:
 
 
 def _between(spec: GatedMlpSpec) -> Callable[[torch.Tensor], torch.Tensor] | None:
-    """What is computed between the products, [T, 2 I] -> [T, I], where they don't do it themselves."""
+    """Return the activation between the products, [T, 2 I] -> [T, I], where they don't compute it themselves."""
     if spec.sparsity:
         # Deviations from the mean of a gate: where a normal distribution has the share below.
         cutoff = NormalDist().inv_cdf(spec.sparsity)

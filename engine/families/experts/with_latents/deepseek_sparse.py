@@ -84,7 +84,7 @@ def _mixer(fields: Fields, *, interleaved: bool) -> LatentAttentionSpec:
 
 
 def _indexer_types(fields: Fields) -> list[str]:
-    """Of each layer: `indexer_types`, or `index_topk_pattern`, or by `index_topk_freq` behind `index_skip_topk_offset` layers."""
+    """Read each layer's kind: `indexer_types`, `index_topk_pattern`, or `index_topk_freq` after `index_skip_topk_offset`."""
     num_layers, every = number(fields, "num_hidden_layers"), count(fields, "index_topk_freq") or 1
     offset = 2 if fields.get("index_skip_topk_offset") is None else count(fields, "index_skip_topk_offset")
     name, pattern, said = "indexer_types", fields.get("index_topk_pattern"), fields.get("indexer_types")

@@ -1,1 +1,1 @@
-"""What layers have beside a mixer and an MLP on one residual stream."""
+"""Additional parts of layers: those beside a mixer and an MLP on one residual stream."""

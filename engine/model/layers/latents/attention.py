@@ -171,7 +171,7 @@ def _rotations(spec: LatentAttentionSpec, around: Surroundings) -> torch.Tensor:
 
 
 def _indexer(spec: LatentAttentionSpec, around: Surroundings, table: torch.Tensor) -> Indexer | None:
-    """What chooses for this layer; None where all is attended to, or the layer before has chosen."""
+    """Return this layer's indexer; None where all is attended to, or the layer before has chosen."""
     if spec.indexer is None:
         return None
     return Indexer(spec.indexer, around, table, query_rank=spec.query_rank, most=spec.most)
