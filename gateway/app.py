@@ -43,6 +43,7 @@ from gateway.observe.spans import ServerSpans, TraceRequests
 from gateway.observe.tenant_metrics import TenantLabels, TenantMetrics
 from gateway.request.refused import Refusals
 from gateway.request.spec import Generations
+from gateway.responses.service import Joined, nothing_kept
 from gateway.routes.door import Door
 from gateway.routes.keys import KeyRoutes, count_usage
 from gateway.routes.operator import OperatorRoutes
@@ -56,6 +57,7 @@ OPENAPI_PATH = "/openapi.json"
 MAX_TOLD = 6  # paths, where one is not found
 
 MakeBatches = Callable[[Answers, DialectTable, GatewayMetrics], BatchRoutes]
+MakeResponses = Callable[[Answers, DialectTable, GatewayMetrics, BodyLimits], Joined]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,14 +88,16 @@ def create_app(
     budgets: Budgets | None = None,
     control: FleetControl | None = None,
     batches: MakeBatches | None = None,
+    responses: MakeResponses = nothing_kept,
     keys: KeptKeys | None = None,
     dialects: Sequence[Dialect] = DIALECTS,
 ) -> FastAPI:
     """Build the application. It owns no connection: start and stop `generations` around it.
 
     `catalogue` has at least one model. `budgets` are counted in this process by default. Other gateways are asked, and answered,
-    through `control`; without it there is no console. `batches` makes the Batch API's routes; without it there are none. `keys`
-    are those made at run time; without them nobody makes any.
+    through `control`; without it there is no console. `batches` makes the Batch API's routes; without it there are none.
+    `responses` makes those of kept responses; by default nothing is kept. `keys` are those made at run time; without them nobody
+    makes any.
     """
     table = DialectTable(dialects, ignores_unknown=settings.ignores_unknown_fields)
     budgets = budgets or LocalBudgets()
@@ -113,9 +117,11 @@ def create_app(
     refusals = Refusals(request_log.refused)
     spans = ServerSpans(tracer or NoTracer(), settings.trace_share)
     door = Door(answers, settings.tenants, metrics, refusals, spans, told=request_log.unauthorized)
-    serving = ServingRoutes(table, answers, door, metrics, body_limits).routes
+    kept = responses(answers, table, metrics, body_limits)
+    serving = ServingRoutes(table, answers, door, metrics, body_limits, kept.memories).routes
     routes = [
         serving,
+        kept.routes,
         TextRoutes(answers, body_limits).routes,
         OperatorRoutes(
             generations,

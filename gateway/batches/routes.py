@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from fastapi import Request, Response
 from pydantic import Field, StrictStr
@@ -13,13 +13,14 @@ from starlette.responses import StreamingResponse
 from common.errors import InvalidRequestError, OverloadedError
 from gateway.batches.openapi import batch_api
 from gateway.batches.records import BatchRecord, FileRecord
-from gateway.batches.store import BatchStore, page_of
+from gateway.batches.store import BatchStore
 from gateway.batches.upload import receive_file
 from gateway.http.body import BodyLimits, read_fields
 from gateway.http.fields import Metadata, StrictFields
 from gateway.http.request_scope import request_scope
 from gateway.http.responses import json_response
 from gateway.http.routing import Routes
+from gateway.keeping.paging import Page, listed, page_asked
 
 MAX_UPLOADS = 8  # concurrent uploads; each holds a part and a line in memory
 MAX_TENANT_UPLOADS = 4
@@ -78,16 +79,12 @@ class BatchRoutes:
         return json_response(record.as_json())
 
     async def files(self, request: Request) -> Response:
-        query = _query(request, {"purpose", "after", "limit", "order"})
-        order = query.get("order", "desc")
-        if order not in ("asc", "desc"):
-            raise InvalidRequestError("order: must be asc or desc", param="order")
+        query = request.query_params
+        page = page_asked(query, default=FILES_PAGE[0], most=FILES_PAGE[1], others={"purpose"})
         found = await self._store.files(_tenant(request))
         if "purpose" in query:
             found = [file for file in found if file.purpose == query["purpose"]]
-        limit = _limit(query, *FILES_PAGE)
-        page, more = page_of(found, after=query.get("after", ""), limit=limit, newest_first=order == "desc")
-        return _list(page, more)
+        return _listed(found, page)
 
     async def file(self, request: Request) -> Response:
         return json_response((await self._file(request)).as_json())
@@ -124,10 +121,8 @@ class BatchRoutes:
         return json_response(record.as_json())
 
     async def batches(self, request: Request) -> Response:
-        query = _query(request, {"after", "limit"})
-        found = await self._store.batches(_tenant(request))
-        page, more = page_of(found, after=query.get("after", ""), limit=_limit(query, *BATCHES_PAGE))
-        return _list(page, more)
+        page = page_asked(request.query_params, default=BATCHES_PAGE[0], most=BATCHES_PAGE[1], has_order=False)
+        return _listed(await self._store.batches(_tenant(request)), page)
 
     async def batch(self, request: Request) -> Response:
         record = await self._store.batch(_tenant(request), request.path_params["batch_id"])
@@ -143,25 +138,10 @@ def _tenant(request: Request) -> str:
     return request_scope(request.scope).tenant.name
 
 
-def _query(request: Request, known: set[str]) -> dict[str, str]:
-    for name in request.query_params:
-        if name not in known:
-            raise InvalidRequestError(f"unknown parameter {name[:100]!r}: remove it", param=name[:100])
-    return dict(request.query_params)
-
-
-def _limit(query: dict[str, str], default: int, most: int) -> int:
-    text = query.get("limit", str(default))
-    if not (text.isascii() and text.isdecimal() and len(text) < 6 and 1 <= int(text) <= most):
-        raise InvalidRequestError(f"limit: must be 1 to {most}", param="limit")
-    return int(text)
-
-
-def _list(page: list[Any], more: bool) -> Response:
-    records: list[FileRecord | BatchRecord] = page
-    data = [record.as_json() for record in records]
-    ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]} if data else {"first_id": None, "last_id": None}
-    return json_response({"object": "list", "data": data, **ends, "has_more": more})
+def _listed(found: Sequence[FileRecord | BatchRecord], page: Page) -> Response:
+    """Raises NotKeptError."""
+    records, more = page.of(found, lambda record: record.id)
+    return json_response(listed([record.as_json() for record in records], has_more=more))
 
 
 async def _flow(first: bytes, parts: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from typing import Protocol
 
 from common.bus import NatsSettings
@@ -17,17 +16,12 @@ from gateway.batches.runner import LineRunner
 from gateway.batches.steps import Steps
 from gateway.batches.store import BatchStore, batch_streams
 from gateway.dialects.table import DialectTable
+from gateway.keeping import running
 from gateway.observe.metrics import GatewayMetrics
 from gateway.tenants.tenants import Tenants
 
-log = logging.getLogger("baton.batches")
 
-RESTART_DELAY_S = 1.0
-
-
-class Worker(Protocol):
-    async def run(self) -> None: ...
-
+class Worker(running.Worker, Protocol):
     async def stop(self) -> None: ...
 
 
@@ -62,20 +56,10 @@ class Batches:
     async def start(self) -> None:
         """Connect and begin. Raises UnavailableError without NATS."""
         await self._streams.open()
-        self._loops = [asyncio.create_task(keep_running(worker)) for worker in self._workers]
+        self._loops = [asyncio.create_task(running.keep_running(worker)) for worker in self._workers]
 
     async def stop(self) -> None:
         for worker in self._workers:
             await worker.stop()
         await cancel_all(self._loops)  # a hanging pull ends with the connection
         await self._streams.close()
-
-
-async def keep_running(worker: Worker) -> None:
-    """Run a worker until it is told to stop, also after a crash."""
-    while True:
-        try:
-            return await worker.run()
-        except Exception:
-            log.exception("batches.crashed")
-            await asyncio.sleep(RESTART_DELAY_S)

@@ -295,14 +295,3 @@ def _read(decoder: msgspec.msgpack.Decoder[R], stored: Stored) -> Iterator[R]:
         yield decoder.decode(stored.data)
     except msgspec.MsgspecError as error:
         log.warning("batches.record_unreadable", extra={"subject": stored.subject, "error": str(error)[:200]})
-
-
-def page_of(records: list[R], *, after: str, limit: int, newest_first: bool = True) -> tuple[list[R], bool]:
-    """A page of a list, oldest first, and whether there are more. Raises NotKeptError for an unknown `after`."""
-    ordered = list(reversed(records)) if newest_first else records
-    if after:
-        places = [place for place, record in enumerate(ordered) if record.id == after]
-        if not places:
-            raise NotKeptError(f"after: nothing has the id {after[:100]!r}", param="after")
-        ordered = ordered[places[0] + 1 :]
-    return ordered[:limit], len(ordered) > limit

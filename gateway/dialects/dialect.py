@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from pydantic import BaseModel
+from starlette.responses import Response
 
 from common.tracing import Attributes
 from gateway.answers.answer import Answer
@@ -102,6 +103,22 @@ class Endpoint(Protocol[Body]):
 
     def describe(self, body: Body) -> Attributes:
         """Attributes of the request's span."""
+        ...
+
+
+class Memory(Protocol[Body]):
+    """What an endpoint's requests may refer to: it keeps their answers."""
+
+    async def recall(self, body: Body, raw: bytes, asked: Asked) -> tuple[Body, Ask] | Response:
+        """The body with what it refers to, and what it asks for; or an answer that needs no tokens. Raises ServingError."""
+        ...
+
+    async def keep(self, body: Body, told: Json) -> Json:
+        """Keep a whole answer, before its client has it; return what to tell it. Raises ServingError."""
+        ...
+
+    async def keep_streamed(self, body: Body, events: Events) -> None:
+        """Keep what a stream told, before it ends. Raises ServingError."""
         ...
 
 

@@ -34,10 +34,15 @@ class Entry:
         self, raw: bytes, given: Mapping[str, str] = NOT_GIVEN, headers: Mapping[str, str] = NOT_GIVEN
     ) -> tuple[Any, Ask]:
         """A request's fields, with those `given` by its path, and what it asks for. Raises InvalidRequestError."""
-        if self.dialect.unpack is not None:
-            raw = self.dialect.unpack(raw, headers)
-        body = parse_body(raw, self.endpoint.body, given=given, ignores_unknown=self.ignores_unknown)
+        body = self.parse(self.unpacked(raw, headers), given)
         return body, self.endpoint.ask(body)
+
+    def unpacked(self, raw: bytes, headers: Mapping[str, str]) -> bytes:
+        return raw if self.dialect.unpack is None else self.dialect.unpack(raw, headers)
+
+    def parse(self, raw: bytes, given: Mapping[str, str] = NOT_GIVEN) -> Any:
+        """Raises InvalidRequestError."""
+        return parse_body(raw, self.endpoint.body, given=given, ignores_unknown=self.ignores_unknown)
 
 
 class Traced(NamedTuple):

@@ -31,8 +31,10 @@ class Content:
 
 
 def answer_of(value: Any, *, headers: Mapping[str, str] | None = None) -> Response:
-    """An answer that tells a value: `Content` as it is, a text as plain text, None with an empty body, others as JSON."""
+    """An answer that tells a value: a response or `Content` as it is, a text as such, None with an empty body, others as JSON."""
     match value:
+        case Response():
+            return value
         case Content():
             return Response(value.body, value.status, {**(headers or {}), **value.headers}, value.media_type)
         case None:

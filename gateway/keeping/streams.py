@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass
 
@@ -34,6 +35,7 @@ from gateway.keeping.layout import Layout
 
 API_TIMEOUT_S = 5.0  # a disk may be slow
 RETRY_PAUSE_S = 0.5
+OPEN_AGAIN_S = 2.0
 PULL_S = 1.0
 ACK_WAIT_S = 6.0  # a dead gateway's work goes elsewhere after this
 BEAT_S = 2.0
@@ -98,6 +100,7 @@ class KeptStreams:
         self._js: JetStreamContext = self._client.jetstream(timeout=API_TIMEOUT_S)
         self._opening = asyncio.Lock()
         self._is_open = False
+        self._failed, self._failed_at = "", 0.0
         self._told = False  # logged that no work can be had
         self._pulls: dict[str, JetStreamContext.PullSubscription] = {}
         self._held: set[Delivery] = set()
@@ -309,13 +312,16 @@ class KeptStreams:
         async with self._opening:
             if self._is_open:
                 return
+            if self._failed and time.monotonic() < self._failed_at + OPEN_AGAIN_S:
+                raise UnavailableError(self._failed)  # others that wait must not fail one after the other
             try:
                 await self._make_streams()
                 for kind in self.layout.kinds:
                     await self._make_consumer(kind)
             except _ERRORS as error:
-                raise UnavailableError(f"{self.layout.what} are not ready: {text_of(error)}") from error
-            self._is_open = True
+                self._failed, self._failed_at = f"{self.layout.what} are not ready: {text_of(error)}", time.monotonic()
+                raise UnavailableError(self._failed) from error
+            self._is_open, self._failed = True, ""
 
     async def _make_streams(self) -> None:
         for config in self.layout.streams():
@@ -339,7 +345,7 @@ class KeptStreams:
             self._pulls[kind] = await self._js.pull_subscribe_bind(kind, stream=self.layout.work)
 
     async def _on_reconnected(self) -> None:
-        self._is_open = False
+        self._is_open, self._failed = False, ""
 
     async def _on_error(self, error: Exception) -> None:
         self._log.debug(f"{self.layout.what}.connection", extra={"error": text_of(error)})

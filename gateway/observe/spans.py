@@ -135,6 +135,13 @@ def line_span(trace: RequestTrace, *, url: str, operation: str, batch: str, cust
     return msgspec.structs.replace(_server_span(trace, way), kind="consumer")
 
 
+def background_span(trace: RequestTrace, *, url: str, operation: str, response: str) -> Span:
+    """The span around a response that is made in the background."""
+    told: Attributes = {"baton.response.id": response}
+    way = Way(name=f"background {url}", operation=operation, attributes=told, status="baton.response.status")
+    return msgspec.structs.replace(_server_span(trace, way), kind="consumer")
+
+
 def describe_answer(answer: Answer) -> Attributes:
     """An ended answer as attributes of its request's span."""
     usage = answer.usage()

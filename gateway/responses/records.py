@@ -211,6 +211,14 @@ def owner_of(item: str) -> str | None:
     return found[1] if found is not None else None
 
 
+def response_of(owner: str) -> str:
+    return f"resp_{owner}"
+
+
+def conversation_of(owner: str) -> str:
+    return f"conv_{owner}"
+
+
 def with_ids(items: Sequence[Json], owner: str, first: int) -> list[Json]:
     """The items, those without an id with one of `owner`."""
     return [

@@ -122,10 +122,13 @@ class ResponseStore:
         record = await self.record(tenant, response_id)
         return record, await self.content(record)
 
-    async def history(self, tenant: str, response_ids: list[str]) -> list[Content]:
+    async def history(self, tenant: str, response_ids: Sequence[str]) -> list[Content]:
         """Contents of responses, in order. Raises NotKeptError, which names the one that is gone."""
-        found = await gathered([partial(self.whole, tenant, response_id) for response_id in response_ids])
-        return [content for _, content in found]
+        return await self.contents(await gathered([partial(self.record, tenant, one) for one in response_ids]))
+
+    async def contents(self, records: Sequence[ResponseRecord]) -> list[Content]:
+        """Raises NotKeptError."""
+        return await gathered([partial(self.content, record) for record in records])
 
     async def change(
         self, tenant: str, response_id: str, to: Callable[[ResponseRecord], ResponseRecord]
@@ -140,19 +143,26 @@ class ResponseStore:
 
     async def delete(self, tenant: str, response_id: str) -> None:
         """Raises NotKeptError."""
-        record = await self.record(tenant, response_id)
-        await self.streams.purge(subjects.kept_response(token_of(tenant), record.id, ">"))
+        await self.drop(await self.record(tenant, response_id))
         self.rooms.forget(tenant)
+
+    async def drop(self, record: ResponseRecord) -> None:
+        """Delete what there is of a response."""
+        await self.streams.purge(subjects.kept_response(token_of(record.tenant), record.id, ">"))
 
     # -- events --------------------------------------------------------------------------------------------------------
 
     async def add_events(self, record: ResponseRecord, number: int, events: Events) -> bool:
         """Keep a run of events, whose runs are numbered from 0. False: another gateway wrote it."""
-        subject = subjects.kept_response(token_of(record.tenant), record.id, "events", number)
-        return await self.streams.create(subject, encode(events))
+        subject, data = subjects.kept_response(token_of(record.tenant), record.id, "events", number), encode(events)
+        if await self.streams.create(subject, data):
+            return True
+        there = await self.streams.get(subject)  # our own word, if only its acknowledgement was lost
+        return there is not None and there.data == data
 
-    async def has_events(self, record: ResponseRecord) -> bool:
-        subject = subjects.kept_response(token_of(record.tenant), record.id, "events", 0)
+    async def has_events(self, record: ResponseRecord, number: int) -> bool:
+        """Whether this run of events is kept."""
+        subject = subjects.kept_response(token_of(record.tenant), record.id, "events", number)
         return await self.streams.get(subject) is not None
 
     async def follow(self, record: ResponseRecord) -> AsyncGenerator[Events | ResponseRecord, None]:

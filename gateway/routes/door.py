@@ -63,7 +63,7 @@ class Begun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Told:
-    """What is answered where nothing is generated: see `Ask.instead`."""
+    """What is answered where nothing is generated now: see `Ask.instead` and `Memory.recall`."""
 
     body: Any
     content: Any
@@ -119,10 +119,10 @@ class Door:
         self,
         entry: Entry,
         scope: RequestScope,
-        read: Callable[[], Awaitable[tuple[Any, Ask]]],
+        read: Callable[[], Awaitable[tuple[Any, Ask] | Told]],
         wait: Callable[[Start], Awaitable[Answer]] | None = None,
     ) -> Begun | Told:
-        """Start the answer to what `read` gives: the body, and what it asks for.
+        """Start the answer to what `read` gives: the body, and what it asks for, unless that is told at once.
 
         `wait` awaits the start where the client's leaving doesn't cancel this task. Raises ServingError, or ClientLeftError if
         `wait` does; counts and keeps either.
@@ -132,7 +132,10 @@ class Door:
         try:
             # Refuse a hopeless client before its body is read and tokenised.
             self.answers.generations.turn_away(scope.tenant, priority=scope.tenant.max_priority)
-            body, ask = await read()
+            found = await read()
+            if isinstance(found, Told):
+                return found
+            body, ask = found
             model = self.answers.catalogue.own_name(ask.model)
             served = self.answers.check(ask, scope.tenant)
             if ask.instead is not None:

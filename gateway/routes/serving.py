@@ -13,7 +13,7 @@ from fastapi import Request, Response
 from gateway.answers.answer import Answer
 from gateway.answers.ask import Ask
 from gateway.answers.start import Answers
-from gateway.dialects.dialect import Asked, Call, Dialect, View
+from gateway.dialects.dialect import Asked, Call, Dialect, Memory, View
 from gateway.dialects.table import DialectTable, Entry, recognised
 from gateway.http.api import ApiPart
 from gateway.http.body import BodyLimits, checked, read_body, read_fields
@@ -43,14 +43,18 @@ class ServingRoutes:
         door: Door,
         metrics: GatewayMetrics,
         body_limits: BodyLimits,
+        memories: Mapping[str, Memory[Any]],
     ) -> None:
+        """`memories`: path -> what keeps the answers of its endpoint."""
         self._door = door
         self._answers = answers
         self._metrics = metrics
         self._body_limits = body_limits
         self._turns = Turns()
         self._ignores_unknown = dialects.ignores_unknown
-        generating = {path: partial(self._generate, entry) for path, entry in dialects.entries.items()}
+        generating = {
+            path: partial(self._generate, entry, memories.get(path)) for path, entry in dialects.entries.items()
+        }
         calls, deletes = dict[str, Handler](), dict[str, Handler]()
         for dialect in dialects.dialects:
             calls |= self._calls(dialect, dialect.calls)
@@ -81,10 +85,12 @@ class ServingRoutes:
         )
         return answer_of(await call.answer(body, self._answers, _asked(request)), headers=ignored_header(body))
 
-    async def _generate(self, entry: Entry, request: Request) -> Response:
-        async def read() -> tuple[Any, Ask]:
+    async def _generate(self, entry: Entry, memory: Memory[Any] | None, request: Request) -> Response:
+        async def read() -> tuple[Any, Ask] | Told:
             raw = await read_body(request, self._body_limits)
             await self._turns.take()
+            if memory is not None:
+                return await self._recalled(entry, memory, raw, request)
             reading = partial(entry.read, given=request.path_params, headers=fields_of(request.scope))
             return await checked(raw, reading, self._body_limits)
 
@@ -95,10 +101,11 @@ class ServingRoutes:
         if isinstance(begun, Told):
             return answer_of(begun.content, headers=ignored_header(begun.body))
         if not begun.ask.stream:
-            return await _whole(request, entry.endpoint.whole(begun.body, begun.answer), begun)
+            return await _whole(request, _made(entry, memory, begun), begun)
         idle_event = entry.dialect.idle_event
         events = entry.endpoint.events(begun.body, begun.answer)
-        stream = StreamedAnswer(events, begun.answer, begun.metrics, idle_event)
+        keep = None if memory is None else partial(memory.keep_streamed, begun.body, events)
+        stream = StreamedAnswer(events, begun.answer, begun.metrics, idle_event, keep)
         return WrittenStream(
             media_type=entry.endpoint.stream_type,
             begin=stream.begin,
@@ -106,6 +113,25 @@ class ServingRoutes:
             headers=begun.headers,
             idle_event=idle_event,
         )
+
+    async def _recalled(
+        self, entry: Entry, memory: Memory[Any], raw: bytes, request: Request
+    ) -> tuple[Any, Ask] | Told:
+        """A request's fields with what they refer to, or an answer that needs no tokens. Raises ServingError."""
+        given, headers = request.path_params, fields_of(request.scope)
+
+        def parsed(raw: bytes) -> tuple[bytes, Any]:
+            unpacked = entry.unpacked(raw, headers)
+            return unpacked, entry.parse(unpacked, given)
+
+        unpacked, body = await checked(raw, parsed, self._body_limits)
+        found = await memory.recall(body, unpacked, _asked(request))
+        return Told(body=body, content=found) if isinstance(found, Response) else found
+
+
+async def _made(entry: Entry, memory: Memory[Any] | None, begun: Begun) -> Any:
+    told = await entry.endpoint.whole(begun.body, begun.answer)
+    return told if memory is None else await memory.keep(begun.body, told)
 
 
 async def _unless_gone(request: Request, start: Start) -> Answer:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from common.errors import ServingError
 from gateway.answers.answer import Answer, Delivery
@@ -28,6 +28,7 @@ class StreamedAnswer:
         "_events",
         "_idle_event",
         "_is_quiet",
+        "_keep",
         "_metrics",
         "_parts",
         "_timer",
@@ -36,7 +37,16 @@ class StreamedAnswer:
         "takes_text",
     )
 
-    def __init__(self, events: Events, answer: Answer, metrics: AnswerMetrics, idle_event: bytes = b"") -> None:
+    def __init__(
+        self,
+        events: Events,
+        answer: Answer,
+        metrics: AnswerMetrics,
+        idle_event: bytes = b"",
+        keep: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        """`keep` is called when all tokens are told, and awaited before the end."""
+        self._keep = keep
         self._answer = answer
         self._metrics = metrics
         self._events = events
@@ -96,8 +106,23 @@ class StreamedAnswer:
                 self._waiting = asyncio.create_task(self._until_read(writer))
 
     def ended(self, error: Exception | None) -> None:
-        assert self._writer is not None
         self._stop_watching()
+        if error is None and self._keep is not None:
+            self._waiting = asyncio.create_task(self._end_kept(self._keep))
+        else:
+            self._write_end(error)
+
+    async def _end_kept(self, keep: Callable[[], Awaitable[None]]) -> None:
+        """Who has the end may refer to the answer at once, so it is kept before."""
+        try:
+            await keep()
+        except Exception as error:
+            self._write_end(error)
+        else:
+            self._write_end(None)
+
+    def _write_end(self, error: Exception | None) -> None:
+        assert self._writer is not None
         self._parts.append(self._end(error))
         self._writer.end(b"".join(self._parts))
 

@@ -26,6 +26,7 @@ from gateway.placement.enrolment import Enrolment
 from gateway.placement.incumbents import Incumbents
 from gateway.placement.ledger import Ledger
 from gateway.placement.memory import Memory
+from gateway.responses.service import Responses, nothing_kept
 from gateway.tenants.budgets import SharedBudgets
 from gateway.tenants.kept import KeptKeys
 from gateway.tenants.tenants import Tenants
@@ -36,7 +37,7 @@ from services.runtime.tracer import open_tracer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """What the HTTP application is built of: all started, except the Batch API, whose routes come first."""
+    """What the HTTP application is built of: all started, except batches and kept responses, whose routes come first."""
 
     gateway_id: str
     tenants: Tenants
@@ -45,6 +46,7 @@ class Parts:
     keys: KeptKeys
     control: FleetControl
     batches: Batches | None
+    responses: Responses | None
     tracer: Tracer
 
 
@@ -101,6 +103,7 @@ async def started(
                     keys=keys,
                     control=control,
                     batches=_batches(settings, tenants, tracer) if settings.batch_store_mb else None,
+                    responses=_responses(settings, tenants, tracer) if settings.responses_keep_days else None,
                     tracer=tracer,
                 )
         finally:  # also when the name is lost: that cancels
@@ -148,8 +151,13 @@ def app_of(parts: Parts, settings: GatewaySettings) -> FastAPI:
         control=parts.control,
         keys=parts.keys,
         batches=parts.batches.connect if parts.batches is not None else None,
+        responses=parts.responses.connect if parts.responses is not None else nothing_kept,
     )
 
 
 def _batches(settings: GatewaySettings, tenants: Tenants, tracer: Tracer) -> Batches:
     return Batches(settings.nats(), settings.batches(), tenants, tracer=tracer, trace_share=settings.trace_share)
+
+
+def _responses(settings: GatewaySettings, tenants: Tenants, tracer: Tracer) -> Responses:
+    return Responses(settings.nats(), settings.responses(), tenants, tracer=tracer, trace_share=settings.trace_share)

@@ -69,6 +69,8 @@ async def serve(
         take_connections(listener)
     if parts.batches is not None:
         await parts.batches.start()
+    if parts.responses is not None:
+        await parts.responses.start()
     serving = asyncio.create_task(server.serve(sockets=own))
     joining = asyncio.create_task(_join(server, shared, parts, settings))
     keep_what_is_loaded()
@@ -87,8 +89,12 @@ async def serve(
         server.leave(port)  # new clients need not be told to come again
     if parts.batches is not None:
         await parts.batches.stop()
+    if parts.responses is not None:
+        parts.responses.leave()
     await parts.requests.drain(settings.drain_s)
     await _leave(parts, server, serving)
+    if parts.responses is not None:
+        await parts.responses.stop()  # the last answers are kept
 
 
 async def _join(server: Server, shared: list[socket.socket], parts: Parts, settings: GatewaySettings) -> None:

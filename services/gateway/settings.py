@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from gateway.http.origins import WebAccess
     from gateway.observe.attainment import ServiceLevels
     from gateway.parsing.choose import Parsers
+    from gateway.responses.records import ResponseLimits
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 DAY_S = 86_400.0
@@ -140,6 +141,13 @@ class GatewaySettings(ModelSettings, ServiceLevelOptions):
         30.0, description="Batch API: files and batches are kept so long; the same for all gateways"
     )
 
+    responses_keep_days: Annotated[float, Field(ge=0, le=3650), OFF] = Field(
+        30.0,
+        description="Responses API: responses and conversations are kept so long; the same for all gateways; off: nothing is "
+        "kept",
+    )
+    responses_store_mb: Positive = Field(2048, description="Responses API: disk of NATS for what is kept, MiB")
+
     @property
     def public_ports(self) -> dict[str, int]:
         """The ports that clients know, by their flags. Gateways with a port of their own share them."""
@@ -176,6 +184,12 @@ class GatewaySettings(ModelSettings, ServiceLevelOptions):
             window_s=self.batch_window_s,
             keep_s=self.batch_keep_days * DAY_S,
         )
+
+    def responses(self) -> ResponseLimits:
+        """Bounds of what the Responses API keeps."""
+        from gateway.responses.records import ResponseLimits
+
+        return ResponseLimits(store_bytes=self.responses_store_mb << 20, keep_s=self.responses_keep_days * DAY_S)
 
     def web(self) -> WebAccess:
         """What web pages may do."""

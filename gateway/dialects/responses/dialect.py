@@ -33,6 +33,7 @@ def _error(problem: Problem, request_id: str) -> tuple[int, Json]:
 
 DIALECT = Dialect(
     name="responses",
+    prefixes=("/v1/conversations",),
     endpoints={RESPONSES: Respond(), COMPACT: Compact()},
     calls={INPUT_TOKENS: InputTokens()},
     error=_error,

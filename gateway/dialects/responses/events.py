@@ -14,6 +14,8 @@ from gateway.dialects.responses.output import Event, Output, OutputRules, Text
 from gateway.http.problem import Json, Problem
 from gateway.http.streaming import said
 
+NUM_QUEUED = 2
+
 
 class Making:
     """A response in its making: the object at each of its stages. `echoed`: what it repeats of the body."""
@@ -23,6 +25,12 @@ class Making:
         self._echoed = echoed
         self._answer = answer
         self._head = Head.of(answer)
+        self._ended: Json | None = None
+
+    def not_kept(self) -> None:
+        """The response could not be stored, and says so."""
+        self._echoed = self._echoed | {"store": False}
+        self._ended = None
 
     def took(self, choice: Choice, piece: Piece) -> None:
         """The next piece of an answer that is not streamed."""
@@ -33,8 +41,11 @@ class Making:
 
     def ended(self) -> Json:
         """The object when all pieces were taken."""
-        status = objects.INCOMPLETE if self.output.finish == Finish.LENGTH else objects.COMPLETED
-        return self._told(status, completed_at=int(time.time()) if status == objects.COMPLETED else None)
+        if self._ended is None:
+            status = objects.INCOMPLETE if self.output.finish == Finish.LENGTH else objects.COMPLETED
+            completed_at = int(time.time()) if status == objects.COMPLETED else None
+            self._ended = self._told(status, completed_at=completed_at)
+        return self._ended
 
     def failed(self, problem: Problem) -> Json:
         return self._told(objects.FAILED, error=error_of(problem))
@@ -52,16 +63,19 @@ class Making:
 class ResponseEvents:
     """The bytes of a stream. Most events add text to the open item: the JSON around it is made once for each item."""
 
-    def __init__(self, making: Making, *, tells_logprobs: bool) -> None:
+    def __init__(self, making: Making, *, tells_logprobs: bool, was_queued: bool = False) -> None:
+        """`was_queued`: the events of `queued` were told before."""
         self.making = making
         self.tell_text_alone = not tells_logprobs
-        self._next = 0  # the next event's number
+        self._was_queued = was_queued
+        self._next = NUM_QUEUED if was_queued else 0  # the next event's number
         self._latest: Text | None = None
         self._around: list[bytes] = []  # number and text of a delta to `_latest`
 
     def opening(self) -> bytes:
         begun = self.making.begun()
-        return self._told(Event(f"response.{status}", {"response": begun}) for status in ("created", "in_progress"))
+        statuses = ("in_progress",) if self._was_queued else ("created", "in_progress")
+        return self._told(Event(f"response.{status}", {"response": begun}) for status in statuses)
 
     def text(self, choice: Choice, text: str) -> bytes:
         item = self.making.output.writing(reasoning=choice.is_reasoning)
@@ -92,6 +106,12 @@ class ResponseEvents:
         told = [encoded(event, number) for number, event in enumerate(events, self._next)]
         self._next += len(told)
         return b"".join(told)
+
+
+def queued(told: Json) -> bytes:
+    """The first events of a response that waits in the background: as many as `NUM_QUEUED`."""
+    events = (Event(f"response.{status}", {"response": told}) for status in ("created", "queued"))
+    return b"".join(encoded(event, number) for number, event in enumerate(events))
 
 
 def encoded(event: Event, number: int) -> bytes:

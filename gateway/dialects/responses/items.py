@@ -17,7 +17,7 @@ from gateway.dialects.responses.custom_input import as_arguments
 from gateway.dialects.responses.sealed import COMPACTION, REASONING, unsealed
 from gateway.dialects.responses.tools import full_name
 from gateway.dialects.thinking import thoughts_as
-from gateway.http.fields import LenientFields
+from gateway.http.fields import LenientFields, StrictFields
 from gateway.http.problem import Json, NotKeptError
 
 MAX_ITEMS = 8_192
@@ -229,6 +229,10 @@ class CompactionTrigger(LenientFields):
         return {"type": self.type, "id": self.id}
 
 
+def no_item(item_id: str) -> NotKeptError:
+    return NotKeptError(f"input: no item {item_id[:100]!r} is kept here: send the item itself", param="input")
+
+
 class ItemReference(LenientFields):
     """An item that is kept, by its id."""
 
@@ -236,7 +240,7 @@ class ItemReference(LenientFields):
     id: Id
 
     def tell(self, turns: Turns) -> None:
-        raise NotKeptError(f"input: no item {self.id[:100]!r} is kept here: send the item itself", param="input")
+        raise no_item(self.id)
 
     def told(self) -> Json:
         return {"type": self.type, "id": self.id}
@@ -293,3 +297,9 @@ def checked_items(given: Any) -> Any:
         if kind is not None and kind not in KINDS:
             raise ValueError(f"item {index}: items of type {str(kind)[:64]!r} are not served: leave it out")
     return given
+
+
+class KeptItems(StrictFields):
+    """Items as a store gives them back."""
+
+    input: list[Item]

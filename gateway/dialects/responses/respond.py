@@ -16,6 +16,7 @@ from gateway.dialects.dialect import Events
 from gateway.dialects.openai import framing
 from gateway.dialects.openai.objects import chat_logprobs
 from gateway.dialects.responses.events import Making, ResponseEvents
+from gateway.dialects.responses.history import NOT_KEPT
 from gateway.dialects.responses.items import Turns
 from gateway.dialects.responses.objects import ID_PREFIX, usage_object
 from gateway.dialects.responses.output import OutputRules
@@ -93,7 +94,9 @@ class Respond:
         return _asked(body)
 
     def events(self, body: ResponseRequest, answer: Answer) -> Events:
-        return ResponseEvents(self._making(body, answer), tells_logprobs=body.num_logprobs is not None)
+        return ResponseEvents(
+            self._making(body, answer), tells_logprobs=body.num_logprobs is not None, was_queued=bool(body.background)
+        )
 
     async def whole(self, body: ResponseRequest, answer: Answer) -> Json:
         making = self._making(body, answer)
@@ -109,6 +112,8 @@ class Respond:
 
 def check_kept(body: ResponseRequest) -> None:
     """Raises NotKeptError for what only a store of responses could answer."""
+    if body.history is not NOT_KEPT:
+        return
     for name, value in (("previous_response_id", body.previous_response_id), ("conversation", body.conversation)):
         if value is not None:
             raise NotKeptError(f"{name}: responses are not kept here: send the whole conversation in input", param=name)

@@ -18,6 +18,7 @@ from pydantic import (
 from gateway.dialects.openai.schema import Effort
 from gateway.dialects.openai.shared import INERT, MAX_LOGPROBS, SCHEMAS, UNSUPPORTED, CommonFields
 from gateway.dialects.openai.tools import CHOICE_SCHEMA
+from gateway.dialects.responses.history import NOT_KEPT, History
 from gateway.dialects.responses.items import CompactionTrigger, Item, MessageItem, checked_items
 from gateway.dialects.responses.tools import AnyTool, HostedTool, Tools, read_tools
 from gateway.dialects.thinking import may_think, template_variables
@@ -131,6 +132,7 @@ class ResponseRequest(CommonFields):
     chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=64)] | None = None
     thinking_token_budget: Annotated[StrictInt, Field(ge=-1, lt=2**31)] | None = None
     _tools: Tools = PrivateAttr(default_factory=Tools)
+    _history: History | None = PrivateAttr(default=None)
 
     @model_validator(mode="after")
     def _combinations(self, info: ValidationInfo) -> ResponseRequest:
@@ -156,6 +158,16 @@ class ResponseRequest(CommonFields):
     @property
     def called(self) -> Tools:
         return self._tools
+
+    @property
+    def history(self) -> History:
+        return self._history or NOT_KEPT
+
+    def recalled(self, history: History) -> ResponseRequest:
+        """The request with what a store knows of it."""
+        found = self.model_copy(update={"input": [*history.before, *history.own]})
+        found._history = history
+        return found
 
     @property
     def other_formats(self) -> dict[str, Any]:
@@ -214,7 +226,7 @@ class ResponseRequest(CommonFields):
             "reasoning": (self.reasoning or ReasoningOptions()).told,
             "safety_identifier": self.safety_identifier,
             "service_tier": "default",
-            "store": False,  # nothing is kept
+            "store": self.history.stores,
             "text": (self.text or TextOptions(format={"type": "text"})).told,
             "top_logprobs": self.top_logprobs or 0,
             "truncation": self.truncation or "disabled",

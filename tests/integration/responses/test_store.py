@@ -7,18 +7,22 @@ import dataclasses
 import time
 import uuid
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
+from common.bus import NatsSettings
 from common.errors import InvalidRequestError, OverloadedError
 from gateway.http.problem import NotKeptError
 from gateway.keeping.layout import StoreFullError
 from gateway.responses import store as store_module
 from gateway.responses.conversations import Conversations
-from gateway.responses.records import Content, Events, ResponseRecord, new_response_id
-from gateway.responses.store import ResponseStore
+from gateway.responses.records import Content, Events, ResponseLimits, ResponseRecord, new_response_id
+from gateway.responses.store import ResponseStore, response_streams
+from services.runtime.servers import run_nats
+from tests.integration.waiting import eventually
 
 CONTENT = Content(input=b'[{"id":"msg_1"}]', object=b'{"id":"resp","output":[]}')
 
@@ -155,6 +159,28 @@ async def test_who_follows_hears_of_an_end_without_a_last_event(
 
 async def _all(found: AsyncIterator[Any]) -> list[Any]:
     return [one async for one in found]
+
+
+async def test_what_is_kept_goes_after_its_time(tmp_path: Path, tenant: str) -> None:
+    async with run_nats(data_dir=tmp_path) as server:
+        limits = ResponseLimits(keep_s=0.5)
+        streams = response_streams(NatsSettings(url=server.url), limits)
+        await streams.open()
+        brief = ResponseStore(streams, limits)
+        kept, conversations = await brief.keep(response(tenant), CONTENT), Conversations(brief)
+        conversation = await conversations.create(tenant, {})
+
+        async def is_gone() -> bool:
+            try:
+                await brief.record(tenant, kept.id)
+            except NotKeptError:
+                return True
+            return False
+
+        await eventually(is_gone)
+        with pytest.raises(NotKeptError):
+            await conversations.record(tenant, conversation.id)
+        await streams.close()
 
 
 # -- conversations -------------------------------------------------------------------------------------------------------

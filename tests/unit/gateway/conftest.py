@@ -18,10 +18,11 @@ from tokenizers import Tokenizer, decoders, models, normalizers
 from common.tracing import Tracer
 from gateway.answers.catalogue import Catalogue
 from gateway.answers.tokenizer import ChatTokenizer
-from gateway.app import HttpSettings, create_app
+from gateway.app import HttpSettings, MakeResponses, create_app
 from gateway.dialects import DIALECTS
 from gateway.dialects.dialect import Dialect
 from gateway.http.connection import BoundedProtocol
+from gateway.responses.service import nothing_kept
 from tests.fakes.generations import ScriptedGenerations
 from tests.models import build_tokenizer
 from tests.unit.gateway.tokenizers_of_others import SHAPES, write_folder
@@ -101,11 +102,19 @@ async def run_gateway(
     dialects: Sequence[Dialect] = DIALECTS,
     tracer: Tracer | None = None,
     catalogue: Callable[[ScriptedGenerations], Catalogue] | None = None,
+    responses: MakeResponses = nothing_kept,
 ) -> AsyncIterator[Gateway]:
     """Serve on an ephemeral port of the loopback address. `catalogue`: by default of one model."""
     script = ScriptedGenerations(lambda spec: [*tokenizer.encode(TEXT), *tokenizer.eos_ids])
     served = script.catalogue(tokenizer) if catalogue is None else catalogue(script)
-    app = create_app(generations=script, catalogue=served, settings=settings, dialects=dialects, tracer=tracer)
+    app = create_app(
+        generations=script,
+        catalogue=served,
+        settings=settings,
+        dialects=dialects,
+        tracer=tracer,
+        responses=responses,
+    )
     listener = socket.create_server(("127.0.0.1", 0))
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     server = uvicorn.Server(

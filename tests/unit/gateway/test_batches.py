@@ -10,7 +10,6 @@ from typing import get_args
 import pytest
 
 from common.errors import InvalidRequestError
-from gateway.batches import service
 from gateway.batches.lines import (
     PART_BYTES,
     PART_LINES,
@@ -35,10 +34,11 @@ from gateway.batches.records import (
     new_file_id,
 )
 from gateway.batches.runner import of_batches
-from gateway.batches.store import page_of
 from gateway.batches.upload import FileForm
 from gateway.http.problem import NotKeptError
+from gateway.keeping import running
 from gateway.keeping.layout import token_of
+from gateway.keeping.paging import Page
 from gateway.tenants.budgets import Limits
 from gateway.tenants.tenants import Tenant
 
@@ -271,12 +271,15 @@ def test_only_forms_are_taken(kind: str) -> None:
 
 def test_pages() -> None:
     records = [BatchRecord(id=str(number), tenant="t", endpoint="e", input_file_id="f") for number in range(5)]
-    page, more = page_of(records, after="", limit=2)
-    assert ([record.id for record in page], more) == (["4", "3"], True)
-    page, more = page_of(records, after="3", limit=3)
-    assert ([record.id for record in page], more) == (["2", "1", "0"], False)
+
+    def page(after: str, limit: int) -> tuple[list[str], bool]:
+        found, more = Page(after=after, limit=limit, newest_first=True).of(records, lambda record: record.id)
+        return [record.id for record in found], more
+
+    assert page("", 2) == (["4", "3"], True)
+    assert page("3", 3) == (["2", "1", "0"], False)
     with pytest.raises(NotKeptError):
-        page_of(records, after="9", limit=3)
+        page("9", 3)
 
 
 def test_lines_take_nothing_of_what_a_tenant_s_clients_may_ask_for() -> None:
@@ -298,7 +301,7 @@ async def test_a_worker_that_crashes_runs_again(monkeypatch: pytest.MonkeyPatch)
 
         async def stop(self) -> None: ...
 
-    monkeypatch.setattr(service, "RESTART_DELAY_S", 0.0)
+    monkeypatch.setattr(running, "RESTART_DELAY_S", 0.0)
     worker = Crashing()
-    await asyncio.wait_for(service.keep_running(worker), 60)
+    await asyncio.wait_for(running.keep_running(worker), 60)
     assert worker.runs == 3

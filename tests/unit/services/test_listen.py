@@ -77,7 +77,10 @@ async def test_a_gateway_answers_at_each_of_its_ports() -> None:
         await Response("here")(scope, receive, send)
 
     parts: Any = SimpleNamespace(
-        batches=None, requests=SimpleNamespace(drain=drain), control=SimpleNamespace(leaving=asyncio.Event())
+        batches=None,
+        responses=None,
+        requests=SimpleNamespace(drain=drain),
+        control=SimpleNamespace(leaving=asyncio.Event()),
     )
     own = [listen("127.0.0.1", 0), listen("127.0.0.1", 0)]
     serving = asyncio.create_task(serve(cast(Any, app), parts, GatewaySettings(), own, [], stopping))
@@ -130,7 +133,10 @@ async def test_a_gateway_that_shares_its_port_may_be_stopped_before_it_serves() 
         raise AssertionError("nobody asked")
 
     parts: Any = SimpleNamespace(
-        batches=None, requests=SimpleNamespace(drain=drain), control=SimpleNamespace(leaving=asyncio.Event())
+        batches=None,
+        responses=None,
+        requests=SimpleNamespace(drain=drain),
+        control=SimpleNamespace(leaving=asyncio.Event()),
     )
     with listen("127.0.0.1", 0, shared=True) as shared, listen("127.0.0.1", 0) as own:
         port, own_port = (listener.getsockname()[1] for listener in (shared, own))

@@ -1,0 +1,112 @@
+"""A background answer's events on their way to where they are kept."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import TypeVar
+
+from common.errors import OverloadedError, UnavailableError
+from gateway.answers.answer import Delivery
+from gateway.answers.choice import Choice, Piece
+from gateway.dialects.dialect import Events as Writing
+from gateway.observe.metrics import AnswerMetrics
+from gateway.responses.records import END_OF_EVENT, Events, ResponseRecord
+from gateway.responses.store import ResponseStore
+
+KEEP_FOR_S = 60.0
+KEEP_RETRY_S = 0.5
+MAX_UNKEPT_BYTES = 1 << 20  # then tokens wait until some is kept
+FIRST_RUN, FIRST_EVENT = 1, 2  # run 0 told that the response is queued
+
+
+Value = TypeVar("Value")
+
+
+class SupersededError(Exception):
+    """Others ended this response, or make it."""
+
+
+async def insisting(call: Callable[[], Awaitable[Value]]) -> Value:
+    """What `call` returns, tried again while NATS is away or full, for a time. Raises ServingError."""
+    until = time.monotonic() + KEEP_FOR_S
+    while True:
+        try:
+            return await call()
+        except (UnavailableError, OverloadedError):
+            if time.monotonic() > until:
+                raise
+        await asyncio.sleep(KEEP_RETRY_S)
+
+
+class KeptStream:
+    """Reads an answer; `write` keeps what came since it was called last."""
+
+    def __init__(self, store: ResponseStore, record: ResponseRecord, writing: Writing, metrics: AnswerMetrics) -> None:
+        self.writing = writing
+        self.takes_text = writing.tell_text_alone
+        self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.kept_bytes = 0
+        self.delivery: Delivery | None = None
+        self._store = store
+        self._record = record
+        self._metrics = metrics
+        self._parts = [writing.opening()]
+        self._size = 0
+        self._has_said = False
+        self._run, self._event = FIRST_RUN, FIRST_EVENT
+
+    async def write(self, closing: bytes = b"") -> None:
+        """Keep a run, the last one with `closing`. Raises SupersededError, StoreFullError, UnavailableError.
+
+        Nothing is kept before the first piece came: until then another gateway may begin the answer anew.
+        """
+        if not closing and not self._has_said:
+            return
+        data = b"".join((*self._parts, closing))
+        self._parts.clear()
+        self._size = 0
+        if self.delivery is not None:
+            self.delivery.wake()
+        if not data:
+            return
+        run = Events(first=self._event, data=data, is_last=bool(closing))
+        if not await insisting(partial(self._store.add_events, self._record, self._run, run)):
+            raise SupersededError
+        self._run += 1
+        self._event += data.count(END_OF_EVENT)
+        self.kept_bytes += len(data)
+
+    # -- as the delivery's reader --------------------------------------------------------------------------------------
+
+    @property
+    def is_ready(self) -> bool:
+        return self._size < MAX_UNKEPT_BYTES
+
+    def say(self, choice: Choice, text: str, token_ids: Sequence[int]) -> None:
+        self._metrics.went_on(choice)
+        self._add(self.writing.text(choice, text))
+
+    def take(self, choice: Choice, piece: Piece) -> None:
+        self._metrics.took(choice, piece)
+        self._add(self.writing.event(choice, piece))
+
+    def pause(self) -> None:
+        """`write` comes by and by."""
+
+    def ended(self, error: Exception | None) -> None:
+        if self.over.done():
+            return
+        if error is not None:
+            self.over.set_exception(error)
+        else:
+            self.over.set_result(None)
+
+    def _add(self, data: bytes) -> None:
+        if data:
+            self._has_said = True
+            self._metrics.sending()
+            self._parts.append(data)
+            self._size += len(data)

@@ -1,0 +1,113 @@
+"""What one gateway keeps of the Responses API, to be started and stopped as a whole."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from fastapi import Request, Response
+
+from common.bus import NatsSettings
+from common.errors import UnavailableError
+from common.tasks import cancel_all
+from common.tracing import Tracer
+from gateway.answers.start import Answers
+from gateway.dialects.dialect import Memory as MemoryProtocol
+from gateway.dialects.responses.dialect import RESPONSES
+from gateway.dialects.table import DialectTable
+from gateway.http.body import BodyLimits
+from gateway.http.problem import NotKeptError
+from gateway.http.routing import Handler, Routes
+from gateway.keeping.running import keep_running
+from gateway.observe.metrics import GatewayMetrics
+from gateway.responses.conversations import Conversations
+from gateway.responses.memory import Memory
+from gateway.responses.metrics import KeptMetrics
+from gateway.responses.openapi import RESPONSES_API
+from gateway.responses.records import ResponseLimits
+from gateway.responses.routes import KeptRoutes
+from gateway.responses.runner import Runner
+from gateway.responses.store import ResponseStore, response_streams
+from gateway.tenants.tenants import Tenants
+
+NO_STORE = "this gateway keeps no responses and no conversations (--responses-keep-days 0): send all of it in input"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Joined:
+    """What the application gets: routes, and the memory of each path that has one."""
+
+    routes: Routes
+    memories: Mapping[str, MemoryProtocol[Any]] = field(default_factory=dict)
+
+
+class Responses:
+    """Keeps responses and conversations, and makes background responses between `start` and `leave`."""
+
+    def __init__(
+        self, nats: NatsSettings, limits: ResponseLimits, tenants: Tenants, *, tracer: Tracer, trace_share: float
+    ) -> None:
+        self._streams = response_streams(nats, limits)
+        self._store = ResponseStore(self._streams, limits)
+        self._tenants = tenants
+        self._tracer = tracer
+        self._trace_share = trace_share
+        self._runner: Runner | None = None
+        self._loop: asyncio.Task[None] | None = None
+
+    def connect(
+        self, answers: Answers, dialects: DialectTable, metrics: GatewayMetrics, body_limits: BodyLimits
+    ) -> Joined:
+        """Make the routes. Background responses are made through `answers`."""
+        conversations, kept = Conversations(self._store), KeptMetrics(metrics.registry)
+        memory = Memory(self._store, conversations, answers, kept)
+        self._runner = Runner(
+            self._store,
+            memory,
+            answers,
+            dialects.entries[RESPONSES],
+            self._tenants,
+            kept,
+            metrics,
+            tracer=self._tracer,
+            trace_share=self._trace_share,
+        )
+        routes = KeptRoutes(self._store, conversations, memory, body_limits, self._runner.cancelled)
+        return Joined(routes=routes.routes, memories={RESPONSES: memory})
+
+    async def start(self) -> None:
+        """Connect and begin. Raises UnavailableError without NATS."""
+        assert self._runner is not None
+        await self._streams.open()
+        self._loop = asyncio.create_task(keep_running(self._runner))
+
+    def leave(self) -> None:
+        """Take no more background responses; those that are made go on."""
+        assert self._runner is not None
+        self._runner.leave()
+
+    async def stop(self) -> None:
+        """Give to other gateways what is still made, and disconnect."""
+        if self._runner is not None and self._loop is not None:
+            await self._runner.stop()
+            await cancel_all([self._loop])  # a hanging pull ends with the connection
+        with contextlib.suppress(UnavailableError):
+            await self._streams.close()
+
+
+def nothing_kept(*_: object) -> Joined:
+    """The same paths where nothing is kept: each says so."""
+
+    async def refuse(request: Request) -> Response:
+        raise NotKeptError(NO_STORE)
+
+    def with_method(method: str) -> dict[str, Handler]:
+        return {path: refuse for path, operations in RESPONSES_API.paths.items() if method in operations}
+
+    routes = Routes(
+        gets=with_method("get"), posts=with_method("post"), deletes=with_method("delete"), api=RESPONSES_API
+    )
+    return Joined(routes=routes)
