@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import zlib
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -13,8 +12,9 @@ from typing import TypeVar
 from fastapi import Request
 from starlette.exceptions import HTTPException
 
-from common.errors import InvalidRequestError, OverloadedError
+from common.errors import OverloadedError
 from gateway.http.fields import NOT_GIVEN, Body, Values, parse_body
+from gateway.http.packed import ENCODINGS, ZSTD_REMEDY, TooLargeError, unpacked
 from gateway.http.request_scope import fields_of, request_scope
 
 CLOSE = {"connection": "close"}  # the rest of the body is not read
@@ -42,21 +42,21 @@ class BodyLimits:
 
 
 async def read_body(request: Request, limits: BodyLimits) -> bytes:
-    """The whole body, unpacked. Raises HTTPException 413 when too large, 408 when too slow, 415 when not packed by gzip.
+    """The whole body, unpacked. Raises HTTPException 413 when too large, 408 when too slow, 415 when packed in another way.
 
     Raises OverloadedError when too much is being read.
     """
-    is_packed = check_encoding(request, "gzip")
+    encoding = check_encoding(request, *ENCODINGS)
     writer = request_scope(request.scope).writer
     whole = writer.take_body() if writer is not None else None
     if whole is not None:  # most come with their head
         if len(whole) > limits.max_bytes:
             raise _too_large(limits)
-        if not is_packed:
+        if not encoding:
             return whole
         limits.reading.num_bytes += len(whole)
         try:
-            return await asyncio.to_thread(_unpacked, whole, limits)
+            return await asyncio.to_thread(_unpacked, whole, encoding, limits)
         finally:
             limits.reading.num_bytes -= len(whole)
     chunks, size, reading = [], 0, limits.reading
@@ -70,7 +70,7 @@ async def read_body(request: Request, limits: BodyLimits) -> bytes:
                 _check_room(limits)
                 chunks.append(chunk)
         body = b"".join(chunks)
-        return await asyncio.to_thread(_unpacked, body, limits) if is_packed else body
+        return await asyncio.to_thread(_unpacked, body, encoding, limits) if encoding else body
     except TimeoutError:
         raise HTTPException(408, f"the body was not complete after {limits.timeout_s:g} s", CLOSE) from None
     finally:
@@ -109,32 +109,27 @@ def _check_room(limits: BodyLimits) -> None:
         raise OverloadedError("too much of other requests' bodies is being read: try again later")
 
 
-def check_encoding(request: Request, *known: str) -> bool:
-    """Whether the body has one of the `known` encodings; False: it has none. Raises HTTPException 415 for others."""
+def check_encoding(request: Request, *known: str) -> str:
+    """Which of the `known` encodings the body has; "" for none. Raises HTTPException 415 for others."""
     if "content-encoding" not in fields_of(request.scope):
-        return False
+        return ""
     encoding = ", ".join(request.headers.getlist("content-encoding")).strip().lower()
     if encoding in ("", "identity"):
-        return False
+        return ""
     if encoding not in known:
         remedy = f"send {' or '.join((*known, 'none'))}" if known else "send none"
+        if known and encoding == "zstd":
+            remedy = ZSTD_REMEDY
         message = f"content-encoding: {encoding[:50]!r} is not supported here: {remedy}"
         raise HTTPException(415, message, CLOSE | {"accept-encoding": ", ".join(known) or "identity"})
-    return True
+    return encoding
 
 
-def _unpacked(body: bytes, limits: BodyLimits) -> bytes:
-    """A gzip body, as far as it may be large."""
-    unpacking = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
+def _unpacked(body: bytes, encoding: str, limits: BodyLimits) -> bytes:
     try:
-        unpacked = unpacking.decompress(body, limits.max_bytes + 1)
-    except zlib.error as error:
-        raise InvalidRequestError(f"the body is no gzip, as content-encoding says: {error}") from None
-    if len(unpacked) > limits.max_bytes:
-        raise _too_large(limits)
-    if not unpacking.eof or unpacking.unused_data:
-        raise InvalidRequestError("the gzip body is not complete, or something follows it")
-    return unpacked
+        return unpacked(body, encoding, limits.max_bytes)
+    except TooLargeError:
+        raise _too_large(limits) from None
 
 
 def _too_large(limits: BodyLimits) -> HTTPException:

@@ -5,12 +5,17 @@ from __future__ import annotations
 import gzip
 import json
 import zlib
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
 
 import httpx
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_families
 from prometheus_client.parser import text_string_to_metric_families as families
 
+from gateway.http.packed import ENCODINGS, ZSTD_MODULES
+from tests.needs import missing
 from tests.unit.gateway.conftest import MODEL, Gateway
 from tests.unit.gateway.wire import get, wire
 
@@ -51,10 +56,42 @@ async def test_a_wrong_gzip_body_is_refused_within_the_bound(
     assert words in answer.json()["error"]["message"]
 
 
-@pytest.mark.parametrize("encoding", ["br", "zstd", "gzip, gzip", "deflate", "x" * 99])
+@pytest.fixture
+def zstd() -> Any:
+    """The library, where it is installed."""
+    if "zstd" not in ENCODINGS:
+        missing("backports.zstd is not installed: `make test` installs it")
+    return next(import_module(name) for name in ZSTD_MODULES if find_spec(name.partition(".")[0]) is not None)
+
+
+async def test_a_zstd_body_is_read_within_the_bound(gateway: Gateway, zstd: Any) -> None:
+    packed = zstd.compress(BODY)
+    far = {zstd.CompressionParameter.window_log: 24, zstd.CompressionParameter.enable_long_distance_matching: 1}
+    cases = [
+        (packed, 200, ""),
+        (BODY, 400, "zstd"),
+        (packed[:-3], 400, "not complete"),
+        (packed + b"x", 400, "follows"),
+        (zstd.compress(b"[" * 200_001), 413, "200000"),
+        (zstd.compress(bytes(300_000_000), 1)[:150_000], 413, "200000"),
+        (zstd.compress(bytes(1 << 25), options=far), 400, "zstd"),
+    ]
+    for body, status, words in cases:
+        answer = await post(gateway, body, {"content-encoding": "zstd"})
+        assert (answer.status_code, words in answer.text) == (status, True), answer.text
+
+
+async def test_zstd_without_its_library_has_a_remedy(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(ENCODINGS, "zstd", raising=False)
+    answer = await post(gateway, BODY, {"content-encoding": "zstd"})
+    assert (answer.status_code, answer.headers["accept-encoding"]) == (415, "gzip")
+    assert "backports.zstd" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("encoding", ["br", "gzip, gzip", "deflate", "x" * 99])
 async def test_another_encoding_is_named(gateway: Gateway, encoding: str) -> None:
     answer = await post(gateway, BODY, {"content-encoding": encoding})
-    assert (answer.status_code, answer.headers["accept-encoding"]) == (415, "gzip")
+    assert (answer.status_code, answer.headers["accept-encoding"]) == (415, ", ".join(ENCODINGS))
     assert encoding[:50] in answer.json()["error"]["message"]
 
 
