@@ -36,6 +36,8 @@ class Client:
 ALIASES = ("--alias", "gpt-4o=tiny,tgi=tiny,dummy=tiny,claude-haiku-4-5=tiny")  # names that clients insist on
 CLIENTS = (
     Client("openai_client.py", ("openai==3.54.0", "pydantic")),
+    Client("responses_client.py", ("openai==3.57.0", "pydantic")),
+    Client("agents_client.py", ("openai-agents==0.24.0",)),
     Client("azure_client.py", ("openai==3.57.0",)),
     Client("langchain.py", ("langchain-openai==1.7.3",)),
     Client("pydantic_ai_client.py", ("pydantic-ai-slim[openai]==2.68.0",)),

@@ -1,4 +1,4 @@
-// Vercel's AI SDK by its own documentation, with both of its providers for such servers.
+// Vercel's AI SDK by its own documentation, with its providers for such servers, one of them by both of its APIs.
 
 import assert from "node:assert/strict";
 import { createOpenAI } from "@ai-sdk/openai";
@@ -9,6 +9,7 @@ import { baseURL, DESCRIPTION, model, PERSON, run, SUNNY, WEATHER } from "./case
 
 const providers = {
   "@ai-sdk/openai": createOpenAI({ baseURL, apiKey: "none" }).chat(model),
+  "@ai-sdk/openai, the Responses API": createOpenAI({ baseURL, apiKey: "none" })(model),
   "@ai-sdk/openai-compatible": createOpenAICompatible({
     name: "baton", baseURL, supportsStructuredOutputs: true, includeUsage: true,
   })(model),

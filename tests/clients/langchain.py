@@ -64,4 +64,24 @@ def by_mode() -> None:
     assert llm.with_structured_output(Person, method="json_mode").invoke(PERSON) == Person(name="Anna", age=25)
 
 
+@case("the Responses API: whole, streamed, a tool and its result, an object by schema")
+def responses() -> None:
+    other = ChatOpenAI(
+        base_url=BASE_URL,
+        api_key="none",
+        model=MODEL,
+        temperature=0,
+        max_retries=0,
+        use_responses_api=True,  # type: ignore[arg-type]
+    )
+    assert "Paris" in other.invoke("What is the capital of France?").text
+    assert "Paris" in "".join(chunk.text for chunk in other.stream("What is the capital of France?"))
+    bound = other.bind_tools([get_weather])
+    first = bound.invoke(WEATHER)
+    (call,) = first.tool_calls
+    result = ToolMessage(content=get_weather.invoke(call["args"]), tool_call_id=call["id"])
+    assert "sunny" in bound.invoke([HumanMessage(WEATHER), first, result]).text
+    assert other.with_structured_output(Person).invoke(PERSON) == Person(name="Anna", age=25)
+
+
 run()

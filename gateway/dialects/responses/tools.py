@@ -17,6 +17,7 @@ from gateway.http.problem import Json
 
 MAX_DEFINITION_CHARS = 65_536
 SERVED = ("function", "custom", "namespace")
+SEARCHES = ("web_search", "tool_search")  # types begin so
 BETWEEN = "__"  # a namespace's name and a tool's
 
 
@@ -138,8 +139,8 @@ def full_name(name: str, namespace: str | None) -> str:
 def read_tools(tools: Sequence[AnyTool], choice: Any, *, parallel: bool, leaves_out: bool = False) -> Tools:
     """What tools and choice say together. Raises ValueError that begins with a field's name.
 
-    Tools that others would run are refused, or left out: with `leaves_out`, and a search beside tools that are served. Agents
-    send one with each request, and go on without.
+    Tools that others would run are refused, or left out: with `leaves_out`, and searches beside tools that are served. Agents
+    send them with each request, and go on without.
     """
     has_others = any(not isinstance(tool, HostedTool) for tool in tools)
     made: list[Tool] = []
@@ -151,7 +152,7 @@ def read_tools(tools: Sequence[AnyTool], choice: Any, *, parallel: bool, leaves_
                 inner, namespace = [tool], None
             case NamespaceTool():
                 inner, namespace = list(tool.tools), tool.name
-            case HostedTool() if leaves_out or (has_others and tool.type.startswith("web_search")):
+            case HostedTool() if leaves_out or (has_others and tool.type.startswith(SEARCHES)):
                 left_out.append(tool.type)
                 continue
             case HostedTool():

@@ -282,11 +282,11 @@ async def test_what_changes_nothing_is_taken(gateway: Gateway, fields: Json) -> 
     response_of(await post(gateway, **fields))
 
 
-async def test_an_agent_s_search_is_left_out_and_named(gateway: Gateway) -> None:
-    search = {"type": "web_search", "external_web_access": True}
-    body = {"model": MODEL, "input": "Hello", "tools": [WEATHER, search], "client_metadata": {"a": "b"}}
+async def test_an_agent_s_searches_are_left_out_and_named(gateway: Gateway) -> None:
+    search = [{"type": "web_search", "external_web_access": True}, {"type": "tool_search", "execution": "client"}]
+    body = {"model": MODEL, "input": "Hello", "tools": [WEATHER, *search], "client_metadata": {"a": "b"}}
     answer = await gateway.http.post(PATH, json=body)
-    assert answer.headers["x-baton-ignored-fields"] == "tools.web_search"
+    assert answer.headers["x-baton-ignored-fields"] == "tools.web_search, tools.tool_search"
     assert [tool["type"] for tool in response_of(answer.json())["tools"]] == ["function"]
 
 
