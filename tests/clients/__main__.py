@@ -39,6 +39,7 @@ CLIENTS = (
     Client("responses_client.py", ("openai==3.57.0", "pydantic")),
     Client("agents_client.py", ("openai-agents==0.24.0",)),
     Client("azure_client.py", ("openai==3.57.0",)),
+    Client("kept_responses_client.py", ("openai-agents==0.24.0",)),
     Client("langchain.py", ("langchain-openai==1.7.3",)),
     Client("pydantic_ai_client.py", ("pydantic-ai-slim[openai]==2.68.0",)),
     Client("instructor_client.py", ("instructor==1.17.0",)),
