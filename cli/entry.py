@@ -1,4 +1,4 @@
-"""What `baton COMMAND …` runs. What a command needs is imported when it runs; help needs the standard library alone."""
+"""The entry of `baton COMMAND …`. What a command needs is imported when it runs; help needs the standard library alone."""
 
 from __future__ import annotations
 

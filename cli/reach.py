@@ -1,4 +1,4 @@
-"""Which gateway a tool talks to: the one that it was told, the one of a `baton up`, or the one that OpenAI's clients use."""
+"""The gateway that a tool talks to: the one it was told, the one of a `baton up`, or the one that OpenAI's clients use."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Gateway:
 
     @property
     def trusted(self) -> ssl.SSLContext | None:
-        """What HTTPS of a `baton up` on this machine is checked by: its own certificate. None: the system's authorities."""
+        """Return the certificate that checks HTTPS of a `baton up` on this machine. None: the system's authorities."""
         if not self.certificate:
             return None
         # This very certificate is trusted: it names the address for clients, which is another one.
@@ -56,7 +56,7 @@ class Gateway:
         return httpx.Client(base_url=self.url, headers=self.headers, verify=self.trusted or True, timeout=timeout)
 
     def silent(self, error: object) -> str:
-        """What a person is told when it does not answer."""
+        """Return the text for a person when it does not answer."""
         return f"no answer from {self.url} ({self.said}): {error}; is `baton up` running?"
 
 

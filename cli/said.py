@@ -1,4 +1,4 @@
-"""What a server's refusal says, for people."""
+"""A server's refusal as text for people."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def main() -> int:
 
 
 class Batches:
-    """What a person wants of a gateway's batches. All raise ConfigError with what the gateway says, and httpx.HTTPError."""
+    """A person's operations on a gateway's batches. All raise ConfigError with what the gateway says, and httpx.HTTPError."""
 
     def __init__(self, client: httpx.Client, settings: BatchSettings) -> None:
         self._client, self._settings = client, settings

@@ -45,7 +45,7 @@ def progress(batch: Batch, seconds: float, done_before: int) -> str:
 
 
 def ended(batch: Batch) -> str:
-    """What came of a batch, and what to type next."""
+    """Return a batch's outcome, and what to type next."""
     counts = batch["request_counts"]
     lines = [
         f"{batch['id']} {batch['status']}: {counts['completed']} of {counts['total']} lines, {counts['failed']} failed"

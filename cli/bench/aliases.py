@@ -76,7 +76,7 @@ def _renamed(name: str, values: list[str]) -> list[str]:
 
 
 def _arrivals(how: str) -> list[str]:
-    """What release 0.1.0 called two kinds of burstiness. Raises ConfigError."""
+    """Return release 0.1.0's two kinds of burstiness by their new names. Raises ConfigError."""
     if how not in ("poisson", "constant"):
         raise ConfigError(f"--arrivals {how}: it is --burstiness now, 1 for Poisson or inf for gaps that are all alike")
     return ["--burstiness", "inf"] if how == "constant" else []

@@ -121,7 +121,7 @@ class Connection:
         return int(words[1]), headers
 
     async def _reason(self, headers: dict[str, str]) -> str:
-        """What a refusal's body says, with a colon before it; "" for a body that says nothing."""
+        """Return the reason in a refusal's body, with a colon before it; "" for a body that says nothing."""
         try:
             if headers.get("transfer-encoding") == "chunked":
                 body = b"".join([chunk async for chunk, _ in self._chunks(headers)])

@@ -1,4 +1,4 @@
-"""What is sent, and when: prompts and arrivals from a seed, pure but for the file of prompts."""
+"""The load that is sent: prompts and arrivals from a seed, pure but for the file of prompts."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _is_from_file(settings: BenchSettings) -> bool:
 
 
 def more_fields(settings: BenchSettings) -> dict[str, Any]:
-    """What `--extra-body` adds to each request. Raises ConfigError."""
+    """Return the fields that `--extra-body` adds to each request. Raises ConfigError."""
     if not settings.extra_body:
         return {}
     try:

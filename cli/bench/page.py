@@ -134,7 +134,7 @@ def _by_load(told: Mapping[str, Any]) -> str:
 
 
 def _trade(told: Mapping[str, Any]) -> str:
-    """What a reader of tokens gets against what the server puts out; and the steps that no other beats in both."""
+    """Draw a reader's tokens a second against the server's, and the steps that no other beats in both."""
     charts = []
     for title, unit, of in (
         ("Speed of one answer", "tokens/s of one answer", lambda step: _speed(step)),

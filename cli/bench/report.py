@@ -196,6 +196,6 @@ def progress_line(run: Run, settings: BenchSettings, seconds: float) -> str:
 
 
 def options_of(settings: BenchSettings) -> dict[str, Any]:
-    """What a result keeps of the settings: no keys, no files."""
+    """Return the settings that a result keeps: no keys, no files."""
     left_out = {"url", "api_key", "json_file", "html_file", "csv_file", "requests_file", "compare_files", "data_dir"}
     return settings.model_dump(exclude=left_out)

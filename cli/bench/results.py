@@ -1,4 +1,4 @@
-"""What the samples say, as JSON-ready values: percentiles, throughput, goodput, errors by kind; pure."""
+"""Results of samples, as JSON-ready values: percentiles, throughput, goodput, errors by kind; pure."""
 
 from __future__ import annotations
 

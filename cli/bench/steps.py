@@ -1,4 +1,4 @@
-"""Which loads are sent: one, a sweep, or a search for the highest rate within the objectives; pure."""
+"""The loads of a run: one, a sweep, or a search for the highest rate within the objectives; pure."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def of_step(settings: BenchSettings, step: Step) -> BenchSettings:
 
 
 def seed_of(settings: BenchSettings, index: int) -> int:
-    """Of a step's prompts: each step has others, or the second would find the first's in the prefix cache."""
+    """Return the seed of a step's prompts: with equal ones the second step would find the first's in the prefix cache."""
     return settings.seed + SEED_STEP * index
 
 

@@ -32,7 +32,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Axes:
-    """What a chart is of."""
+    """The axes of a chart."""
 
     title: str
     x: str

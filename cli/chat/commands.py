@@ -1,4 +1,4 @@
-"""What begins with a slash is for the chat, not for the model."""
+"""Commands that begin with a slash: they are for the chat, not for the model."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ OPTIONS: dict[str, type] = {  # fields of a request that `/set` knows
 
 @dataclass(slots=True)
 class Talk:
-    """What was said, and the settings of what comes."""
+    """A conversation, and the settings of the answers to come."""
 
     model: str
     models: list[str]

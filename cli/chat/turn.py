@@ -20,7 +20,7 @@ class Call:
 
 @dataclass(slots=True)
 class Turn:
-    """What an answer holds so far. Instants are seconds of one clock."""
+    """An answer so far. Instants are seconds of one clock."""
 
     asked_at: float = 0.0
     text: str = ""

@@ -1,4 +1,4 @@
-"""What a person types: lines with editing, history and completion on a terminal; texts of several lines; or a pipe."""
+"""A person's input: lines with editing, history and completion on a terminal; texts of several lines; or a pipe."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is wrong here, and how to mend it: `baton doctor`."""
+"""Findings about this machine and how to mend them: `baton doctor`."""
 
 from __future__ import annotations
 

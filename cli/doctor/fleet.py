@@ -59,7 +59,7 @@ async def check_fleet(settings: DoctorSettings) -> AsyncIterator[Finding]:
 
 
 def findings(peers: Peers, gateways: Gateways, settings: DoctorSettings) -> list[Finding]:
-    """What is wrong with those who were heard."""
+    """Return what is wrong with the workers and gateways that were heard."""
     raw = read_file(settings.model, TOKENIZER)
     own = raw and Own(tokenizer=tokenizer_fingerprint(raw), files=files_fingerprint(settings.model))
     serves = {settings.served_name: own} if own else {}

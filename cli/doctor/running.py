@@ -20,7 +20,7 @@ SERVERS = ("nats", "redis")
 
 
 async def running(settings: DoctorSettings) -> tuple[list[Finding], DoctorSettings]:
-    """What the known gateway says; and the settings, with `baton up`'s where none were given. Raises ConfigError."""
+    """Return the known gateway's state; and the settings, with `baton up`'s where none were given. Raises ConfigError."""
     try:
         gateway = settings.gateway()
     except ConfigError as error:

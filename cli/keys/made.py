@@ -31,7 +31,7 @@ class KeysSettings(ClientOptions):
 
 
 def run(action: str, given: Namespace, gateway: Gateway) -> str:
-    """What to print. Raises ConfigError with what the gateway said, httpx.HTTPError when it is silent."""
+    """Return the text to print. Raises ConfigError with what the gateway said, httpx.HTTPError when it is silent."""
     if action == "create":
         body = {"name": given.name, "admin": given.admin}
         body |= {} if given.admin else {"tenant": given.tenant}

@@ -1,4 +1,4 @@
-"""What a person chose, and what keys do to it; pure."""
+"""A person's choices, and how keys change them; pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a gateway's feed told, and what follows from its course: rates and their last minute; pure."""
+"""A gateway's feed so far, and what follows from its course: rates and their last minute; pure."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def picture(state: State, columns: int) -> list[str]:
 
 
 def header(state: State, chosen: Chosen) -> list[Line]:
-    """Who is there, what goes on, and its last minute."""
+    """Return the head of the page: gateways and workers, their work, and its last minute."""
     fleet, figures = state.section("fleet"), state.section("figures")
     gateways = [str(gateway["id"]) for gateway in fleet.get("gateways", [])]
     title = f"baton top   {len(fleet.get('workers', []))} workers   {len(gateways)} gateways: {', '.join(gateways) or 'none'}"

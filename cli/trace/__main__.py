@@ -103,7 +103,7 @@ def _print(settings: TraceSettings, told: Any) -> int:
 
 
 def _read(path: str) -> Any:
-    """What `--json` wrote. Raises ConfigError."""
+    """Read the output of `--json`. Raises ConfigError."""
     try:
         told = json.loads(Path(path).read_text(encoding="utf-8"))
         if isinstance(told.get("requests"), list) or isinstance(told.get("latest"), list):

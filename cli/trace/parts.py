@@ -96,7 +96,7 @@ def _bars(attempt: Entry, frames: Sequence[float], total: float) -> list[Bar]:
 
 
 def _after_the_first(attempt: Entry, frames: Sequence[float], first: float, ended: float) -> list[Bar]:
-    """What of the hand-over came after the first token, the wait for the second, and the rest."""
+    """Return the part of the handoff after the first token, the wait for the second, and the rest."""
     bars, since, transfer = list[Bar](), first, attempt["transfer"]
     if transfer is not None:
         verified = transfer["verified_ms"]

@@ -1,4 +1,4 @@
-"""What `baton trace` shows, as text; pure."""
+"""The text of `baton trace`; pure."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ class ProjectionSpec:
 class OutputGate:
     """A gate on attention's output, sigmoid by default."""
 
-    module: str = ""  # its matrix; "": its rows follow each query head's in the queries' matrix
+    module: str = ""  # "": its rows follow each query head's
     by_head: bool = False  # one gate a head, else one a feature
     activation: Literal["sigmoid", "softplus"] = "sigmoid"
 
@@ -83,7 +83,7 @@ class AttentionSpec:
     projections: ProjectionSpec = ProjectionSpec()
     gate: OutputGate | None = None
     sharing: KVSharing = KVSharing()
-    codes: Kind | None = None  # the quantised form of keys and values in the pool; None: the numbers themselves
+    codes: Kind | None = None  # the quantised form of keys and values; None: plain
     keeps: int = 0  # positions for which keys and values are kept; 0: all
 
     @property

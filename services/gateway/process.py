@@ -1,4 +1,4 @@
-"""What the gateway process does, from its settings to its end."""
+"""The gateway's process, from its settings to its end."""
 
 from __future__ import annotations
 

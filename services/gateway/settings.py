@@ -166,7 +166,7 @@ class GatewaySettings(ModelSettings, ServiceLevelOptions):
         )
 
     def levels(self) -> ServiceLevels:
-        """What a good answer is, and the window that the planner sees."""
+        """The objectives of a good answer, and the window that the planner sees."""
         from gateway.observe.attainment import ServiceLevels
 
         return ServiceLevels(ttft_s=self.ttft_slo_ms / 1000, tpot_s=self.tpot_slo_ms / 1000, window_s=self.slo_window_s)
@@ -192,7 +192,7 @@ class GatewaySettings(ModelSettings, ServiceLevelOptions):
         return ResponseLimits(store_bytes=self.responses_store_mb << 20, keep_s=self.responses_keep_days * DAY_S)
 
     def web(self) -> WebAccess:
-        """What web pages may do."""
+        """The rights of web pages."""
         from gateway.http.origins import WebAccess
 
         hosts = tuple(host.lower() for host in _entries(self.allowed_hosts))

@@ -1,4 +1,4 @@
-"""What `baton up` tells the nursery of a worker. It imports nothing that workers need."""
+"""The message of `baton up` to the nursery of a worker. It imports nothing that workers need."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What the processes share: signals, connections, tracing, logging, servers as children."""
+"""The common part of processes: signals, connections, tracing, logging, servers as children."""

@@ -1,4 +1,4 @@
-"""What Linux alone offers processes about their parents, orphans and names."""
+"""Linux' own means for processes: parents, orphans and names."""
 
 from __future__ import annotations
 

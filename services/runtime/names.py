@@ -73,7 +73,7 @@ class Name:
 
 
 class Rivals:
-    """Who else beats under a name. Without I/O; `clock` in seconds."""
+    """Other processes that beat under this one's name. Without I/O; `clock` in seconds."""
 
     def __init__(self, name: Name, clock: Callable[[], float] = time.monotonic) -> None:
         self._name = name

@@ -1,4 +1,4 @@
-"""Who may do what on NATS and Redis: a user for each process, with its role's permissions only.
+"""Permissions on NATS and Redis: a user for each process, with its role's permissions only.
 
 A process's user can't read another's messages: not a gateway's frames, and no answers. Where ids are not known beforehand
 (replicas), one user stands for every process of its role (`id` "*").
@@ -202,7 +202,7 @@ def _gateway(gateway: str, inbox: str) -> Permissions:
 
 
 def _kept(stream: str, work: str, kinds: Sequence[str]) -> tuple[str, ...]:
-    """What gateways need for a kept stream and its work queue: they own both, and share the consumers."""
+    """Return gateways' permissions for a kept stream and its work queue: they own both, and share the consumers."""
     root = subjects.root_of(work)
     return (
         f"{subjects.root_of(stream)}.>",

@@ -1,4 +1,4 @@
-"""What a running `baton up` says of itself: a file that tools read, so that they find it without options."""
+"""The record of a running `baton up`: a file that tools read, so that they find it without options."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def find_running(folder: Path) -> tuple[Path, Running] | None:
 
 
 def read_running(folder: Path) -> Running | None:
-    """What `folder` says; None when nothing runs there, or another user may have written it."""
+    """Return the record in `folder`; None when nothing runs there, or another user may have written it."""
     file = folder / FILE
     try:
         with file.open("rb") as opened:

@@ -40,14 +40,14 @@ class NatsOptions(Options):
 
 
 class LogOptions(Options):
-    """What a process writes about itself."""
+    """Settings of a process's log and traces."""
 
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least severe log lines shown")
     log_format: Literal["text", "json"] = Field("text", description="log lines for people or for machines")
 
 
 class ServiceLevelOptions(Options):
-    """What a good answer is, for goodput and for the planner."""
+    """The objectives of a good answer, for goodput and for the planner."""
 
     ttft_slo_ms: Annotated[float, Field(gt=0)] = Field(
         1000.0, description="goodput: longest time to first token that is good, ms"
@@ -58,7 +58,7 @@ class ServiceLevelOptions(Options):
 
 
 class Settings(NatsOptions, LogOptions):
-    """What every service has."""
+    """Settings of every service."""
 
     redis_url: str = Field("redis://127.0.0.1:6379", description="Redis 7.0+ or Valkey server; rediss:// encrypts")
     redis_credentials: str = Field("", description="file with user:password for Redis")
@@ -85,7 +85,7 @@ class Settings(NatsOptions, LogOptions):
 
 
 class ModelSettings(Settings):
-    """What services that know the model have."""
+    """Settings of services that know the model."""
 
     model: Path = Field(
         Path("demo"),
@@ -137,7 +137,7 @@ def _place(folder: Path) -> Path:
 
 
 def no_model(folder: Path) -> str:
-    """What a person is told when there is none."""
+    """Return the text for a person when there is no model."""
     if str(folder) in NAMED:
         return f"--model {folder}: not here yet: `baton up --model {folder}` fetches it, once"
     if is_id(str(folder)):

@@ -1,4 +1,4 @@
-"""What `baton up` writes down of itself for tools (`services.runtime.running`), and the keys that it was given."""
+"""The record that `baton up` writes for tools (`services.runtime.running`), and the keys that it was given."""
 
 from __future__ import annotations
 

@@ -252,7 +252,7 @@ def members_of(settings: UpSettings, tag: str) -> dict[str, Member]:
 
 
 def tag_of(folder: Path) -> str:
-    """What tells this folder's processes from others': the same at each start, so that metrics keep their labels."""
+    """Return the tag of this folder's processes: the same at each start, so that metrics keep their labels."""
     file = folder / "tag"
     known = file.read_text().strip() if file.is_file() else ""
     if not re.fullmatch(TAG, known):

@@ -1,4 +1,4 @@
-"""What the workers of one deployment have in common; `baton up` hands it on to each of them."""
+"""Options that the workers of one deployment have in common; `baton up` hands them on to each worker."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from services.runtime.settings import ModelSettings
 
 
 class WorkerOptions(ModelSettings):
-    """What the workers of one deployment have in common."""
+    """Options that the workers of one deployment have in common."""
 
     transport: Literal["auto", TransportName] = Field(
         "auto",
