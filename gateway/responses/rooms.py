@@ -22,6 +22,7 @@ from gateway.keeping.streams import KeptStreams
 from gateway.responses.records import ResponseLimits, ResponseRecord, conversation_decoder, record_decoder
 
 LOOK_EVERY_S = 60.0
+LOOK_AGAIN_S = 0.5
 TURN_TIMEOUT_S = 10.0  # wait for the tenant's other writes
 
 
@@ -58,6 +59,8 @@ class Rooms:
     async def for_response(self, record: ResponseRecord) -> None:
         """Raises StoreFullError, OverloadedError or UnavailableError."""
         async with self._turn(record.tenant) as held:
+            if not record.is_over and held.running >= self._limits.tenant_running:
+                held = await self._look_again(record.tenant, held)  # some may have ended
             if not record.is_over and held.running >= self._limits.tenant_running:
                 raise OverloadedError(
                     f"{held.running} background responses of this API key are not over: try again later"
@@ -100,6 +103,12 @@ class Rooms:
             yield held
         finally:
             turn.release()
+
+    async def _look_again(self, tenant: str, held: Held) -> Held:
+        """What a tenant has, unless that was seen just now."""
+        if time.monotonic() - held.looked_at > LOOK_AGAIN_S:
+            held = self._held[tenant] = await self._look(tenant)
+        return held
 
     async def _look(self, tenant: str) -> Held:
         held, token = Held(looked_at=time.monotonic()), token_of(tenant)

@@ -89,6 +89,10 @@ class Responses:
         assert self._runner is not None
         self._runner.leave()
 
+    def hang_up(self) -> None:
+        """End the streams of background responses, or the server would wait for them; clients go on with them elsewhere."""
+        self._store.leaving.set()
+
     async def stop(self) -> None:
         """Give to other gateways what is still made, and disconnect."""
         if self._runner is not None and self._loop is not None:

@@ -71,6 +71,7 @@ class ResponseStore:
         self.streams = streams
         self.limits = limits
         self.rooms = Rooms(streams, limits)
+        self.leaving = asyncio.Event()
 
     async def keep(self, record: ResponseRecord, content: Content) -> ResponseRecord:
         """Keep a new response; it is acknowledged when this returns. Raises StoreFullError, OverloadedError, InvalidRequestError.
@@ -166,10 +167,13 @@ class ResponseStore:
         return await self.streams.get(subject) is not None
 
     async def follow(self, record: ResponseRecord) -> AsyncGenerator[Events | ResponseRecord, None]:
-        """A response's runs of events as they are kept, up to the last one; its record if it is over and no last one was kept."""
+        """A response's runs of events as they are kept, up to the last one; its record if it is over and no last one was kept.
+
+        Nothing more comes when this gateway is `leaving`: another one goes on with it.
+        """
         subject, seq = subjects.kept_response(token_of(record.tenant), record.id, "events", "*"), 0
         async with self.streams.heard(subject) as heard:
-            while True:
+            while not self.leaving.is_set():
                 was_over = record.is_over
                 heard.clear()
                 async for stored in self.streams.scan(subject, after=seq):

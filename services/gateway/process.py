@@ -107,6 +107,8 @@ async def _join(server: Server, shared: list[socket.socket], parts: Parts, setti
 
 async def _leave(parts: Parts, server: Server, serving: asyncio.Task[None]) -> None:
     """Let what was written reach the clients."""
+    if parts.responses is not None:
+        parts.responses.hang_up()
     parts.control.leaving.set()  # or the server would wait for open consoles
     server.should_exit = True
     await serving

@@ -206,6 +206,19 @@ async def test_a_gateway_that_ends_gives_back_what_it_has_not_told(url: str, tok
         assert record.starts == 1  # an orderly end does not count
 
 
+async def test_a_gateway_that_ends_waits_for_no_stream(url: str, tokenizer: ChatTokenizer) -> None:
+    async with one_of(url, tokenizer) as ending, one_of(url, tokenizer) as staying:
+        hold(ending, staying)
+        stream = await begun(ending, stream=True)
+        response_id = (await anext(stream)).response.id
+        ending.kept.hang_up()
+        told = await events_of(stream)
+        assert not any(event.type == "response.completed" for event in told)
+        go_on(ending, staying)
+        done = await events_of(await staying.openai.responses.retrieve(response_id, stream=True))
+        assert done[-1].type == "response.completed"
+
+
 async def test_one_that_gateways_die_of_is_given_up(here: One, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "MAX_STARTS", 0)
     failed = await over(here, (await begun(here)).id)

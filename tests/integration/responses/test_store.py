@@ -17,6 +17,7 @@ from common.bus import NatsSettings
 from common.errors import InvalidRequestError, OverloadedError
 from gateway.http.problem import NotKeptError
 from gateway.keeping.layout import StoreFullError
+from gateway.responses import rooms
 from gateway.responses import store as store_module
 from gateway.responses.conversations import Conversations
 from gateway.responses.records import Content, Events, ResponseLimits, ResponseRecord, new_response_id
@@ -103,11 +104,17 @@ async def test_a_tenant_s_bytes_are_bounded_and_no_other_s_suffer(store: Respons
         await bounded(store, content_bytes=100).keep(response(tenant), large)
 
 
-async def test_background_responses_that_are_not_over_are_bounded_and_stay(store: ResponseStore, tenant: str) -> None:
+async def test_background_responses_that_are_not_over_are_bounded_and_stay(
+    store: ResponseStore, tenant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rooms, "LOOK_AGAIN_S", 60.0)
     few = bounded(store, tenant_running=2, tenant_responses=3)
     running = [(await few.keep(response(tenant, status="queued"), CONTENT)).id for _ in range(2)]
     with pytest.raises(OverloadedError, match="not over"):
         await few.keep(response(tenant, status="queued"), CONTENT)
+    await few.change(tenant, running.pop(), lambda now: now.to("cancelled"))
+    monkeypatch.setattr(rooms, "LOOK_AGAIN_S", 0.0)
+    running.append((await few.keep(response(tenant, status="queued"), CONTENT)).id)
     for _ in range(3):
         await few.keep(response(tenant), CONTENT)
     for response_id in running:
