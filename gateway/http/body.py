@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import zlib
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeVar
+from importlib import import_module
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from fastapi import Request
 from starlette.exceptions import HTTPException
 
-from common.errors import OverloadedError
+from common.errors import InvalidRequestError, OverloadedError
 from gateway.http.fields import NOT_GIVEN, Body, Values, parse_body
-from gateway.http.packed import ENCODINGS, ZSTD_REMEDY, TooLargeError, unpacked
 from gateway.http.request_scope import fields_of, request_scope
 
 CLOSE = {"connection": "close"}  # the rest of the body is not read
@@ -22,7 +23,45 @@ MAX_LARGEST_BODIES = 32  # read or checked at a time, or more smaller ones
 SHORT_BYTES = 32 << 10  # read by the event loop itself, if they have few values
 SHORT_VALUES = 2_000
 Checked = TypeVar("Checked")
+MAX_WINDOW_LOG = 23  # 8 MiB that a frame makes its reader hold
+ZSTD_MODULES = ("compression.zstd", "backports.zstd")  # from Python 3.14 on, and for older ones
+ZSTD_REMEDY = "install backports.zstd beside the gateway, or send gzip or none"
 _LARGE = ThreadPoolExecutor(1, thread_name_prefix="large-body")  # one after the other
+
+
+class Unpacker(Protocol):
+    """Unpacks one body, as zlib and zstd have it."""
+
+    @property
+    def eof(self) -> bool: ...
+
+    @property
+    def unused_data(self) -> bytes: ...
+
+    def decompress(self, data: bytes, max_length: int, /) -> bytes: ...
+
+
+class Encoding(NamedTuple):
+    """How to unpack one body, and what the library raises for a wrong one."""
+
+    unpacker: Callable[[], Unpacker]
+    error: type[Exception]
+
+
+def _found() -> dict[str, Encoding]:
+    """The encodings that can be read here, by their names in `content-encoding`."""
+    found = {"gzip": Encoding(partial(zlib.decompressobj, 16 + zlib.MAX_WBITS), zlib.error)}
+    for name in ZSTD_MODULES:
+        try:
+            zstd: Any = import_module(name)
+        except ImportError:
+            continue
+        options = {zstd.DecompressionParameter.window_log_max: MAX_WINDOW_LOG}
+        return found | {"zstd": Encoding(partial(zstd.ZstdDecompressor, options=options), zstd.ZstdError)}
+    return found
+
+
+ENCODINGS = _found()
 
 
 @dataclass(slots=True)
@@ -126,10 +165,18 @@ def check_encoding(request: Request, *known: str) -> str:
 
 
 def _unpacked(body: bytes, encoding: str, limits: BodyLimits) -> bytes:
+    """A packed body, as far as it may be large."""
+    kind = ENCODINGS[encoding]
+    unpacking = kind.unpacker()
     try:
-        return unpacked(body, encoding, limits.max_bytes)
-    except TooLargeError:
-        raise _too_large(limits) from None
+        unpacked = unpacking.decompress(body, limits.max_bytes + 1)
+    except kind.error as error:
+        raise InvalidRequestError(f"the body is no {encoding}, as content-encoding says: {error}") from None
+    if len(unpacked) > limits.max_bytes:
+        raise _too_large(limits)
+    if not unpacking.eof or unpacking.unused_data:
+        raise InvalidRequestError(f"the {encoding} body is not complete, or something follows it")
+    return unpacked
 
 
 def _too_large(limits: BodyLimits) -> HTTPException:

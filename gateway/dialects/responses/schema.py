@@ -140,6 +140,14 @@ class ResponseRequest(CommonFields):
             raise ValueError("input: this field is required")
         if self.previous_response_id and self.conversation:
             raise ValueError("previous_response_id: not together with conversation")
+        leaves_out = isinstance(info.context, Reading) and info.context.ignores_unknown
+        parallel = self.parallel_tool_calls is not False
+        self._tools = read_tools(self.tools or (), self.tool_choice, parallel=parallel, leaves_out=leaves_out)
+        self._ignored += tuple(f"tools.{kind}" for kind in self._tools.left_out)
+        return self
+
+    @model_validator(mode="after")
+    def _can_be_told(self) -> ResponseRequest:
         unknown = [one for one in self.include or () if one not in INCLUDES]
         if unknown:
             raise ValueError(f"include: {unknown[0][:64]!r} is not known: choose from {', '.join(INCLUDES)}")
@@ -149,10 +157,6 @@ class ResponseRequest(CommonFields):
             self.stream_options.include_timings or self.stream_options.continuous_usage_stats
         ):
             raise ValueError("stream_options: a response tells its usage at its end, and no timings")
-        leaves_out = isinstance(info.context, Reading) and info.context.ignores_unknown
-        parallel = self.parallel_tool_calls is not False
-        self._tools = read_tools(self.tools or (), self.tool_choice, parallel=parallel, leaves_out=leaves_out)
-        self._ignored += tuple(f"tools.{kind}" for kind in self._tools.left_out)
         return self
 
     @property

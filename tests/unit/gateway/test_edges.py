@@ -14,7 +14,7 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_families
 from prometheus_client.parser import text_string_to_metric_families as families
 
-from gateway.http.packed import ENCODINGS, ZSTD_MODULES
+from gateway.http.body import ENCODINGS, ZSTD_MODULES
 from tests.needs import missing
 from tests.unit.gateway.conftest import MODEL, Gateway
 from tests.unit.gateway.wire import get, wire
