@@ -214,6 +214,10 @@ class ChatTokenizer:
         """Whether it has a chat template."""
         return self._template is not None
 
+    def special(self, name: str) -> str:
+        """The text of `bos_token`, `eos_token`, `pad_token` or `unk_token`; "" where there is none."""
+        return self._special.get(name, "")
+
     @property
     def template_source(self) -> str:
         """The chat template as it is written, with tools if it has several; "" for none."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gateway.answers.answer import Answer, Usage
+from gateway.answers.choice import Choice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,9 +23,10 @@ class Timings:
     total_ms: float  # from the request's receipt until now
 
     @classmethod
-    def of(cls, answer: Answer) -> Timings:
-        usage, now = answer.usage(), time.monotonic()
-        lines = [choice.generation.timeline for choice in answer.choices]
+    def of(cls, answer: Answer, only: Choice | None = None) -> Timings:
+        """`only`: one of its choices."""
+        usage, now = answer.usage() if only is None else _usage(answer, only), time.monotonic()
+        lines = [choice.generation.timeline for choice in (answer.choices if only is None else [only])]
         firsts = [line.first_token_at for line in lines if line.first_token_at is not None]
         last = max((line.ended_at or now for line in lines if line.first_token_at is not None), default=now)
         received_at = min((line.received_at for line in lines), default=now)
@@ -48,9 +50,18 @@ class Timings:
         return max(0.0, self.ttft_ms - self.prompt_ms)
 
 
-def timings_object(answer: Answer) -> dict[str, Any]:
-    """llama.cpp's `timings`; the pace of what is predicted is by the tokens behind the first."""
-    found = Timings.of(answer)
+def _usage(answer: Answer, choice: Choice) -> Usage:
+    return Usage(
+        prompt_tokens=len(answer.prompts[choice.index // answer.choices_per_prompt]),
+        completion_tokens=choice.completion_tokens,
+        cached_tokens=choice.cached_tokens,
+        reasoning_tokens=choice.reasoning_tokens,
+    )
+
+
+def timings_object(answer: Answer, only: Choice | None = None) -> dict[str, Any]:
+    """llama.cpp's `timings`, of `only` one choice or of all. What is predicted has its pace by the tokens behind the first."""
+    found = Timings.of(answer, only)
     return {
         "cache_n": found.usage.cached_tokens,
         **_pace("prompt", found.fresh, found.prompt_ms, found.fresh),

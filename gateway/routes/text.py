@@ -26,16 +26,24 @@ from gateway.http.problem import Json
 from gateway.http.responses import json_response
 from gateway.http.routing import Routes
 
-_OF_MESSAGES = ("add_generation_prompt", "continue_final_message", "chat_template_kwargs", "tools")
+_TEXTS = ("messages", "prompt", "inputs", "content")
+_ONLY_WITH = {
+    "messages": ("add_generation_prompt", "continue_final_message", "chat_template_kwargs", "tools"),
+    "inputs": ("parameters",),
+    "content": ("add_special", "with_pieces"),
+}
 
 
 class TokenizeRequest(StrictFields):
-    """Body of POST /tokenize: `prompt`, `messages` or `inputs`, which is answered in TGI's form."""
+    """Body of POST /tokenize: `prompt`, `messages`, `inputs`, which is answered in TGI's form, or `content`, in llama.cpp's."""
 
     model: StrictStr | None = None
     prompt: StrictStr | None = None
     inputs: Annotated[StrictStr, Field(min_length=1)] | None = None
     parameters: Annotated[dict[str, Any], Field(max_length=64)] | None = None  # TGI's, which change no tokens
+    content: StrictStr | None = None
+    add_special: StrictBool = False  # llama.cpp's, as the next
+    with_pieces: StrictBool = False
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)] | None = None
     add_special_tokens: StrictBool | None = None  # unset: a prompt gets them, a chat template writes its own
     parse_special: StrictBool | None = None  # unset: a prompt is parsed, messages are not
@@ -49,23 +57,28 @@ class TokenizeRequest(StrictFields):
 
     @model_validator(mode="after")
     def _one_of_both(self) -> TokenizeRequest:
-        if [self.prompt, self.messages, self.inputs].count(None) != 2:
-            raise ValueError("prompt: give one of prompt, messages and inputs")
-        if self.parameters is not None and self.inputs is None:
-            raise ValueError("parameters: only with inputs")
-        if self.messages is None:
-            given = [name for name in _OF_MESSAGES if getattr(self, name)]
-            if given:
-                raise ValueError(f"{given[0]}: only with messages")
-        elif self.continue_final_message and self.add_generation_prompt:
+        if [getattr(self, name) for name in _TEXTS].count(None) != len(_TEXTS) - 1:
+            raise ValueError("prompt: give one of prompt, messages, inputs and content")
+        for text, names in _ONLY_WITH.items():
+            given = [name for name in names if getattr(self, name) not in (None, False, [], {})]
+            if given and self.field != text:
+                raise ValueError(f"{given[0]}: only with {text}")
+        if self.continue_final_message and self.add_generation_prompt:
             raise ValueError("continue_final_message: not allowed together with add_generation_prompt")
-        elif self.continue_final_message and self.messages[-1].role != "assistant":
+        if self.continue_final_message and self.messages and self.messages[-1].role != "assistant":
             raise ValueError("continue_final_message: the final message must be the assistant's")
         self._tools = rules_of([tool.function.as_tool() for tool in self.tools or ()], None, parallel=True)
         return self
 
     @property
+    def field(self) -> str:
+        """The one that has the text."""
+        return next(name for name in _TEXTS if getattr(self, name) is not None)
+
+    @property
     def asked(self) -> Prompt:
+        if self.content is not None:
+            return Text(self.content, self.parse_special is not False, self.add_special)
         if self.messages is None:
             return Text(
                 self.prompt or self.inputs or "", self.parse_special is not False, self.add_special_tokens is not False
@@ -92,7 +105,7 @@ class DetokenizeRequest(StrictFields):
 
 
 class TextRoutes:
-    """vLLM's /tokenize and /detokenize, the first one TGI's as well."""
+    """vLLM's and llama.cpp's /tokenize and /detokenize, the first one TGI's as well."""
 
     def __init__(self, answers: Answers, body_limits: BodyLimits) -> None:
         self._answers = answers
@@ -105,7 +118,7 @@ class TextRoutes:
             }
         )
         spans = {"type": "array", "items": ref("SimpleToken")}
-        text = fields({"prompt": {"type": "string"}})
+        text = fields({"prompt": {"type": "string"}, "content": {"type": "string"}})
         self.routes = Routes(
             posts={"/tokenize": self.tokenize, "/detokenize": self.detokenize},
             api=ApiPart(
@@ -121,18 +134,20 @@ class TextRoutes:
         """Token ids of `prompt` or of chat `messages`; those of `inputs` with their places in it."""
         body = await read_fields(request, self._body_limits, TokenizeRequest)
         served = self._served(body.model)
-        name = "messages" if body.messages is not None else "prompt" if body.prompt is not None else "inputs"
-        tokens = await self._answers.tokenising.tokens(body.asked, served, name=name, contexts=COUNTED_CONTEXTS)
+        tokens = await self._answers.tokenising.tokens(body.asked, served, name=body.field, contexts=COUNTED_CONTEXTS)
+        if body.with_pieces:
+            return json_response({"tokens": [_with_piece(served.tokenizer, token) for token in tokens]})
         if body.inputs is not None:
             own = served.tokenizer.controls.around if body.add_special_tokens is not False else ([], [])
             return json_response(await asyncio.to_thread(_spans, served.tokenizer, tokens, own))
         return json_response({"tokens": tokens, "count": len(tokens), "max_model_len": served.max_model_len})
 
     async def detokenize(self, request: Request) -> Response:
-        """The text of `tokens`."""
+        """The text of `tokens`: vLLM's clients read `prompt`, llama.cpp's `content`."""
         body = await read_fields(request, self._body_limits, DetokenizeRequest)
         tokenizer = self._served(body.model).tokenizer
-        return json_response({"prompt": await asyncio.to_thread(_text_of, tokenizer, body.tokens)})
+        text = await asyncio.to_thread(_text_of, tokenizer, body.tokens)
+        return json_response({"prompt": text, "content": text})
 
     def _served(self, model: str | None) -> Served:
         """The model that the body names, else the first one. Raises ModelNotFoundError."""
@@ -143,6 +158,15 @@ def _spans(tokenizer: ChatTokenizer, tokens: list[int], own: tuple[list[int], li
     """TGI's form of tokens, of which the tokenizer added its `own` before and behind."""
     before, after = own
     return list(simple_tokens(tokenizer, tokens[len(before) : len(tokens) - len(after)], own))
+
+
+def _with_piece(tokenizer: ChatTokenizer, token_id: int) -> Json:
+    """A token's text, or its bytes where they are part of a character."""
+    raw = tokenizer.token_bytes(token_id)
+    try:
+        return {"id": token_id, "piece": raw.decode()}
+    except UnicodeDecodeError:
+        return {"id": token_id, "piece": list(raw)}
 
 
 def _text_of(tokenizer: ChatTokenizer, tokens: list[int]) -> str:

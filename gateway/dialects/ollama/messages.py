@@ -17,7 +17,7 @@ ONLY_TEXT = "only text is read: leave images out"
 class OllamaMessage(LenientFields):
     """One message of a chat."""
 
-    schemas: ClassVar[dict[str, dict[str, Any]]] = {"images": {"type": ["array", "null"], "maxItems": 0}}
+    schemas: ClassVar[dict[str, dict[str, Any]]] = {"images": {"type": ["array", "null"], "maxItems": 0, "items": {}}}
 
     role: Literal["system", "user", "assistant", "tool"]
     content: StrictStr = ""

@@ -205,6 +205,17 @@ def object_of_ollama(whole: Json) -> Said:
     return Said(message["content"], message.get("thinking") or "", calls, whole.get("done_reason"))
 
 
+def chunks_of_llama_cpp(events: list[Json]) -> Said:
+    """The last one has no text of its own."""
+    assert [event["stop"] for event in events] == [False] * (len(events) - 1) + [True]
+    assert events[-1]["content"] == ""
+    return Said("".join(event["content"] for event in events), end=events[-1]["stop_type"])
+
+
+def object_of_llama_cpp(whole: Json) -> Said:
+    return Said(whole["content"], end=whole["stop_type"])
+
+
 def events_of_triton(events: list[Json]) -> Said:
     return Said("".join(event["text_output"] for event in events))
 
@@ -262,6 +273,7 @@ WAYS = {
     ),
     "/api/chat": Way({"model": "m", "messages": MESSAGES, "tools": TOOLS}, lines_of_ollama, object_of_ollama),
     "/api/generate": Way({"model": "m", "prompt": "?"}, lines_of_ollama, object_of_ollama),
+    "/completion": Way({"prompt": "?"}, chunks_of_llama_cpp, object_of_llama_cpp),
     "/v2/models/{model}/generate_stream": Way({"model": "m", "text_input": "?"}, events_of_triton, object_of_triton),
     "/generate_stream": _TGI,
     "/": _TGI,

@@ -1,0 +1,217 @@
+"""The bodies of completion and infill. What can't be honoured is refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
+
+from pydantic import (
+    Field,
+    PrivateAttr,
+    StrictBool,
+    StrictInt,
+    StrictStr,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+
+from common.messages import SamplingParams
+from gateway.answers.start import MAX_SEQUENCES
+from gateway.dialects.foreign import EMPTY, Foreign, TranslatedFields, as_ours, ignored, refused
+from gateway.dialects.llamacpp.prompts import Prompts, prompts_of
+from gateway.dialects.stops import MAX_STOPS, STOP_SCHEMA, Stops
+from gateway.grammars import wanted
+from gateway.grammars.wanted import Wanted
+from gateway.http.fields import MAX_TOKEN_IDS, Number, StrictFields, Whole, ids_read
+
+RANDOM_SEED = -1
+MAX_PROBS = 20
+MAX_FILES = 256
+MAX_BIASES = 1_024
+BANNED = -1e9  # as a bias
+# llama.cpp's name -> ours.
+SAMPLING = {
+    "temperature": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "typical_p": "typical_p",
+    "repeat_penalty": "repetition_penalty",
+    "presence_penalty": "presence_penalty",
+    "frequency_penalty": "frequency_penalty",
+}
+_NO_SAMPLER = "not supported; top_p, top_k, min_p, typical_p and penalties are"
+FOREIGN: dict[str, Foreign] = {
+    **as_ours("n_predict", "max_tokens", schema={"type": ["integer", "null"]}),
+    **ignored(
+        "one KV cache serves all requests, and forgets by itself",
+        "cache_prompt", "id_slot", "n_keep", "n_discard", "n_cache_reuse",
+    ),
+    **ignored(
+        "samplers have one order, and penalties look at the whole text",
+        "samplers", "min_keep", "repeat_last_n", "n_indent",
+    ),
+    **ignored(
+        "this only shapes a sampler that is refused",
+        "mirostat_tau", "mirostat_eta", "dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers",
+        "xtc_threshold", "dynatemp_exponent", "adaptive_decay",
+    ),
+    **ignored("there are no drafts", "speculative.n_max", "speculative.n_min", "speculative.p_min"),
+    **ignored("an answer has what is documented here", "return_progress"),
+    **refused(_NO_SAMPLER, "mirostat", "dry_multiplier", "xtc_probability", "dynatemp_range"),
+    **refused(_NO_SAMPLER, "top_n_sigma", "adaptive_target", off=(*EMPTY, -1)),
+    **refused("probabilities are told as the model gives them", "post_sampling_probs"),
+    **refused("no adapters are served: name a model of /v1/models", "lora"),
+    **refused("not supported", "grammar_lazy", "grammar_triggers", "preserved_tokens"),
+    **refused("there is no such clock", "t_max_predict_ms", "t_max_prompt_ms", off=(*EMPTY, -1)),
+    **refused("only text is read", "image_data"),
+}  # fmt: skip
+_SCHEMAS: dict[str, dict[str, Any]] = {
+    "stop": {"anyOf": [STOP_SCHEMA, {"type": "array", "maxItems": MAX_STOPS, "items": STOP_SCHEMA}, {"type": "null"}]},
+    "logit_bias": {
+        "anyOf": [{"type": "array", "maxItems": MAX_BIASES, "items": {}}, {"type": "object"}, {"type": "null"}]
+    },
+}
+
+
+class LlamaRequest(TranslatedFields):
+    """Fields that both have in common."""
+
+    foreign: ClassVar[Mapping[str, Foreign]] = FOREIGN
+    schemas: ClassVar[dict[str, dict[str, Any]]] = _SCHEMAS
+
+    model: StrictStr = ""  # the first served one
+    stream: StrictBool = False
+    n_predict: Annotated[Whole, Field(ge=-2, lt=2**31)] | None = None
+    n_cmpl: Annotated[StrictInt, Field(ge=1, le=MAX_SEQUENCES)] = 1
+    temperature: Annotated[Number, Field(ge=0, le=100)] | None = None
+    top_k: Annotated[Whole, Field(ge=-1, lt=2**31)] | None = None
+    top_p: Annotated[Number, Field(ge=0, le=1)] | None = None
+    min_p: Annotated[Number, Field(ge=0, le=1)] | None = None
+    typical_p: Annotated[Number, Field(ge=0, le=1)] | None = None
+    repeat_penalty: Annotated[Number, Field(gt=0, le=100)] | None = None
+    presence_penalty: Annotated[Number, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[Number, Field(ge=-2, le=2)] | None = None
+    seed: Annotated[StrictInt, Field(ge=-(2**63), lt=2**64)] | None = None
+    stop: Stops | None = None
+    logit_bias: Any = None
+    ignore_eos: StrictBool = False
+    grammar: StrictStr = ""
+    json_schema: dict[str, Any] | None = None
+    n_probs: Annotated[StrictInt, Field(ge=0, le=MAX_PROBS)] = 0
+    return_tokens: StrictBool = False
+    timings_per_token: StrictBool = False
+    response_fields: Annotated[list[StrictStr], Field(max_length=64)] | None = None
+    _followed: Wanted | None = PrivateAttr(default=None)
+
+    @field_validator("logit_bias")
+    @classmethod
+    def _biases(cls, said: Any) -> dict[int, float]:
+        pairs = list(said.items()) if isinstance(said, dict) else said
+        if not isinstance(pairs, list) or len(pairs) > MAX_BIASES:
+            raise ValueError(f"must be a list of at most {MAX_BIASES} pairs of a token's id and its bias")
+        return dict(map(_bias, pairs))
+
+    @model_validator(mode="after")
+    def _follows_one_thing(self) -> LlamaRequest:
+        if self.grammar and self.json_schema is not None:
+            raise ValueError("json_schema: an answer can't follow grammar as well: send one of them")
+        if self.grammar:
+            self._followed = wanted.ebnf("grammar", self.grammar)
+        elif self.json_schema is not None:
+            self._followed = wanted.json_schema("json_schema", self.json_schema)
+        return self
+
+    @property
+    def followed(self) -> Wanted | None:
+        """What the answer must follow."""
+        return self._followed
+
+    @property
+    def most_tokens(self) -> int:
+        """0: as far as the context goes, as -1 and -2 say."""
+        return max(0, self.n_predict or 0)
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether any text is: with 0 tokens the prompt alone is computed."""
+        return self.n_predict != 0
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """How to choose tokens, as far as the body says."""
+        given: dict[str, Any] = {
+            ours: float(value)
+            for name, ours in SAMPLING.items()
+            if name != "top_k" and (value := getattr(self, name)) is not None
+        }
+        return SamplingParams(
+            **given,
+            top_k=max(0, self.top_k or 0),
+            logit_bias=self.logit_bias or {},
+            logprobs=self.n_probs or None,
+            max_tokens=self.most_tokens,
+        )
+
+    @property
+    def left_open(self) -> frozenset[str]:
+        """Our fields that the body doesn't give."""
+        return frozenset(ours for name, ours in SAMPLING.items() if getattr(self, name) is None)
+
+    @property
+    def wanted_seed(self) -> int | None:
+        return None if self.seed is None or self.seed == RANDOM_SEED else self.seed % 2**64
+
+
+class LlamaCompletionRequest(LlamaRequest):
+    """Body of POST /completion."""
+
+    many: ClassVar[Mapping[str, int]] = {"prompt": MAX_TOKEN_IDS}
+    schemas: ClassVar[dict[str, dict[str, Any]]] = {
+        **_SCHEMAS,
+        "prompt": {"anyOf": [{"type": "string"}, {"type": "array", "minItems": 1, "items": {}}, {"type": "object"}]},
+    }
+
+    prompt: Any  # a validator makes it a list of prompts
+
+    @field_validator("prompt")
+    @classmethod
+    def _list_of_prompts(cls, prompt: Any, info: ValidationInfo) -> Prompts:
+        return prompts_of(prompt if (ids := ids_read(info)) is None else ids)
+
+
+class ExtraFile(StrictFields):
+    """A file of the same project."""
+
+    filename: Annotated[StrictStr, Field(max_length=1_024)] = "file"
+    text: StrictStr
+
+
+class InfillRequest(LlamaRequest):
+    """Body of POST /infill."""
+
+    input_prefix: StrictStr = ""
+    input_suffix: StrictStr = ""
+    input_extra: Annotated[list[ExtraFile], Field(max_length=MAX_FILES)] = Field(default_factory=list)
+    prompt: StrictStr = ""
+
+    @model_validator(mode="after")
+    def _has_context(self) -> InfillRequest:
+        if not (self.input_prefix or self.input_suffix or self.prompt):
+            raise ValueError("input_prefix: nothing stands around the text: send it, or input_suffix")
+        return self
+
+
+def _bias(pair: Any) -> tuple[int, float]:
+    """Raises ValueError."""
+    match pair:
+        case [str(text), _] if not text.isdecimal():
+            raise ValueError("tokens are named by their ids: /tokenize tells them")
+        case [bool(), _]:
+            pass
+        case [int() | str() as token, False] if int(token) >= 0:
+            return int(token), BANNED
+        case [int() | str() as token, int() | float() as bias] if int(token) >= 0 and not isinstance(bias, bool):
+            return int(token), float(bias)
+    raise ValueError("a bias is a pair of a token's id and a number, or false")

@@ -1,0 +1,90 @@
+"""POST /completion and /infill."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Generic, Protocol, TypeVar
+
+from common.tracing import Attributes
+from gateway.answers.answer import Answer
+from gateway.answers.ask import Ask, Infill, Prompt, TextRules
+from gateway.dialects.dialect import Events
+from gateway.dialects.llamacpp.bodies import InfillRequest, LlamaCompletionRequest, LlamaRequest
+from gateway.dialects.llamacpp.objects import Chunks, whole
+from gateway.http.streaming import EVENTS
+
+Body = TypeVar("Body", bound=LlamaRequest)
+BodyIn = TypeVar("BodyIn", bound=LlamaRequest, contravariant=True)
+
+
+class PromptsOf(Protocol[BodyIn]):
+    """The prompts of a body."""
+
+    def __call__(self, body: BodyIn) -> Sequence[Prompt]: ...
+
+
+class Completion(Generic[Body]):
+    """Prompts in, texts out."""
+
+    operation = "text_completion"
+    stream_type = EVENTS
+    is_batchable = False
+
+    def __init__(self, body: type[Body], prompts: PromptsOf[Body], field: str) -> None:
+        """`field`: the client's for its prompt."""
+        self.body = body
+        self._prompts = prompts
+        self._field = field
+
+    def ask(self, body: Body) -> Ask:
+        return Ask(
+            model=body.model,
+            answer_prefix="cmpl-",
+            prompts=self._prompts(body),
+            stream=body.stream,
+            n=body.n_cmpl,
+            sampling=body.sampling,
+            left_open=body.left_open,
+            seed=body.wanted_seed,
+            ignore_eos=body.ignore_eos,
+            text=TextRules(stops=body.stop or [], is_wanted=body.is_wanted),
+            grammar=body.followed,
+            ends_with_context=True,
+            field_names={"max_tokens": "n_predict", "prompt": self._field},
+        )
+
+    def events(self, body: Body, answer: Answer) -> Events:
+        return Chunks(body, answer)
+
+    async def whole(self, body: Body, answer: Answer) -> object:
+        return await whole(body, answer)
+
+    def describe(self, body: Body) -> Attributes:
+        said = {
+            "gen_ai.request.choice.count": body.n_cmpl,
+            "gen_ai.request.max_tokens": body.n_predict,
+            "gen_ai.request.temperature": body.temperature,
+            "gen_ai.request.top_p": body.top_p,
+            "gen_ai.request.seed": body.seed,
+        }
+        return {
+            "gen_ai.request.model": body.model,
+            "gen_ai.request.stream": body.stream,
+            **{name: value for name, value in said.items() if value is not None},
+        }
+
+
+def _of_completion(body: LlamaCompletionRequest) -> Sequence[Prompt]:
+    prompts: Sequence[Prompt] = body.prompt
+    return prompts
+
+
+def _of_infill(body: InfillRequest) -> Sequence[Prompt]:
+    files = [(extra.filename, extra.text) for extra in body.input_extra]
+    return [
+        Infill(before=body.input_prefix, after=body.input_suffix, begun=body.prompt, files=files, field="input_suffix")
+    ]
+
+
+COMPLETION = Completion(LlamaCompletionRequest, _of_completion, "prompt")
+INFILL = Completion(InfillRequest, _of_infill, "input_prefix")

@@ -1,0 +1,47 @@
+"""llama.cpp's own dialect as one entry."""
+
+from __future__ import annotations
+
+from gateway.dialects.dialect import Dialect
+from gateway.dialects.llamacpp.bodies import InfillRequest, LlamaCompletionRequest
+from gateway.dialects.llamacpp.completions import COMPLETION, INFILL
+from gateway.dialects.llamacpp.objects import error_object
+from gateway.dialects.llamacpp.server import ApplyTemplate, ApplyTemplateRequest, props, slots
+from gateway.http.api import JSON, ApiPart, fields, get, post
+from gateway.http.keys import BEARER
+from gateway.http.problem import Json, Problem
+from gateway.http.streaming import EVENTS
+
+COMPLETIONS = ("/completion", "/completions")
+INFILL_PATH, APPLY_TEMPLATE, PROPS, SLOTS = "/infill", "/apply-template", "/props", "/slots"
+_TEXT: Json = {"type": "string"}
+_COMPLETION = fields({"content": _TEXT, "stop": {"type": "boolean"}})
+_ONE_OR_MORE: Json = {"anyOf": [_COMPLETION, {"type": "array", "items": _COMPLETION}]}
+
+
+def _error(problem: Problem, request_id: str) -> tuple[int, Json]:
+    return problem.status, error_object(problem)
+
+
+DIALECT = Dialect(
+    name="llama.cpp",
+    key=BEARER,
+    endpoints={**dict.fromkeys(COMPLETIONS, COMPLETION), INFILL_PATH: INFILL},
+    calls={APPLY_TEMPLATE: ApplyTemplate()},
+    views={PROPS: props, SLOTS: slots},
+    error=_error,
+    api=ApiPart(
+        paths={
+            **{path: {"post": post(LlamaCompletionRequest, _ONE_OR_MORE, stream_type=EVENTS)} for path in COMPLETIONS},
+            INFILL_PATH: {"post": post(InfillRequest, _ONE_OR_MORE, stream_type=EVENTS)},
+            APPLY_TEMPLATE: {"post": post(ApplyTemplateRequest, fields({"prompt": _TEXT}))},
+            PROPS: {
+                "get": get(PROPS, "A model's properties.", JSON, answer=fields({"total_slots": {"type": "integer"}}))
+            },
+            SLOTS: {
+                "get": get(SLOTS, "Places for answers.", JSON, answer={"type": "array", "items": {"type": "object"}})
+            },
+        },
+        bodies=(LlamaCompletionRequest, InfillRequest, ApplyTemplateRequest),
+    ),
+)
