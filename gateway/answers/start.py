@@ -307,8 +307,6 @@ def _check_prompt(ask: Ask, prompt: list[int], served: Served) -> None:
     limit = served.max_model_len
     if limit is not None and len(prompt) >= limit:
         raise context_error(limit, f"your {name} resulted in {len(prompt)} tokens", name)
-    if max(prompt) >= served.tokenizer.vocab_size:
-        raise InvalidRequestError(f"a token id is not below {served.tokenizer.vocab_size}", param=name)
 
 
 def _sampling(ask: Ask, prompt: list[int], served: Served) -> SamplingParams:

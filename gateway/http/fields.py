@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import re
 from codecs import BOM_UTF8
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Set
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar
 
@@ -34,14 +34,16 @@ from common.errors import InvalidRequestError
 
 MAX_VALUES = 100_000  # a body may have; a list or an object counts as two
 MAX_TOKEN_IDS = 1 << 20
+MAX_LISTS = 1024  # lists of ids in a field
 SLICE_BYTES = 1 << 16  # other threads run between two slices
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]  # integers pass; "1" and true do not
 TokenId = Annotated[StrictInt, Field(ge=0, lt=2**32)]
+_COMMA = re.compile(rb"[ \t\r\n]*,[ \t\r\n]*")
 _ids_of = msgspec.json.Decoder(list[Annotated[int, msgspec.Meta(ge=0, lt=2**32)]]).decode
 
 
-def ids_read(info: ValidationInfo) -> list[int] | None:
-    """This field's value as `parse_body` has read it by itself: checked already."""
+def ids_read(info: ValidationInfo) -> list[Any] | None:
+    """This field's value as `parse_body` has read it by itself, checked already: ids, or lists of ids."""
     return info.context.ids.get(info.field_name or "") if isinstance(info.context, Reading) else None
 
 
@@ -230,16 +232,20 @@ class Reading:
 
     texts: TextsLeft
     ignores_unknown: bool  # leaves out what no rule knows
-    ids: Mapping[str, list[int]]  # long fields that are checked, and empty in the body
+    ids: Mapping[str, list[Any]]  # long fields that are checked, and empty in the body
 
 
-def _without_ids(raw: bytes, names: Iterable[str]) -> tuple[bytes, dict[str, list[int]]]:
-    """A body with `[]` for those of these fields that are token ids, and the ids."""
+def _without_ids(raw: bytes, names: Set[str], lists: Container[str]) -> tuple[bytes, dict[str, list[Any]]]:
+    """A body with `[]` for those of these fields that are token ids, or lists of them if in `lists`, and the ids."""
     try:
         fields = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
         return raw, {}  # its validator says what is wrong
-    found = {name: ids for name in names if name in fields and (ids := _token_ids(bytes(fields[name])))}
+    found = dict[str, list[Any]]()
+    for name in names & fields.keys():
+        text = bytes(fields[name])
+        if ids := _token_ids(text) or (_lists_of_ids(text) if name in lists else []):
+            found[name] = ids
     return (msgspec.json.encode(fields | dict.fromkeys(found, msgspec.Raw(b"[]"))), found) if found else (raw, {})
 
 
@@ -259,6 +265,24 @@ def _token_ids(text: bytes) -> list[int]:
     return ids
 
 
+def _lists_of_ids(text: bytes) -> list[list[int]]:
+    """Those of a JSON list of lists of ids. Empty if something else is in it, an empty list, or too many lists."""
+    inner, found, start = text[1:-1].strip(), list[list[int]](), 0
+    while len(found) < MAX_LISTS and inner.startswith(b"[", start):
+        stop = inner.find(b"]", start) + 1
+        ids = _token_ids(inner[start:stop])
+        if not ids:
+            return []
+        found.append(ids)
+        if stop == len(inner):
+            return found
+        comma = _COMMA.match(inner, stop)
+        if comma is None:
+            return []
+        start = comma.end()
+    return []
+
+
 NOT_GIVEN: Mapping[str, str] = {}
 
 
@@ -272,7 +296,8 @@ def parse_body(
     raw, many = raw.removeprefix(BOM_UTF8), getattr(model, "many", {})
     check_values(raw, many)
     raw = _with_given(raw, given) if given else raw
-    raw, ids = _without_ids(raw, many) if many and len(raw) > SLICE_BYTES else (raw, {})
+    lists = getattr(model, "lists_of_ids", ())
+    raw, ids = _without_ids(raw, many.keys(), lists) if many and len(raw) > SLICE_BYTES else (raw, {})
     try:
         return model.model_validate_json(raw, context=Reading(TextsLeft(), ignores_unknown, ids))
     except ValidationError as error:

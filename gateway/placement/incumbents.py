@@ -40,14 +40,14 @@ class Incumbents:
     def choose(self, subject: str, found: Mapping[str, Sequence[WorkerState]]) -> str:
         """The group that counts, of at least one."""
         now = self._clock()
-        self._began_at = now if self._began_at is None else self._began_at
+        began_at = self._began_at = now if self._began_at is None else self._began_at
         if len(self._groups) >= MAX_SUBJECTS and subject not in self._groups:
             self._groups.clear()
         known = self._groups.setdefault(subject, {})
         for name, workers in found.items():
             group = known.get(name)
             if group is None:
-                known[name] = group = _Group(self._turn(subject, name, workers, now), now)
+                known[name] = group = _Group(self._turn(subject, name, workers, now, since_s=now - began_at), now)
             group.seen_at = now
         for name in [name for name, group in known.items() if now - group.seen_at > REMEMBERED_S]:
             del known[name]
@@ -60,9 +60,8 @@ class Incumbents:
         return {subject: mark(name) for subject, name in first.items()}
 
     def _turn(
-        self, subject: str, name: str, workers: Sequence[WorkerState], now: float
+        self, subject: str, name: str, workers: Sequence[WorkerState], now: float, *, since_s: float
     ) -> tuple[bool, float, int, str]:
-        since_s = now - (now if self._began_at is None else self._began_at)
         is_written = self._written.get(subject) == mark(name) and since_s < REMEMBERED_S
         was_before = since_s < BEFORE_S
         return not is_written, 0.0 if was_before else now, min(state.incarnation for state in workers), name

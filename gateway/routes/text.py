@@ -13,7 +13,7 @@ from common.errors import InvalidRequestError
 from gateway.answers.ask import Conversation, Prompt, Text, ToolRules
 from gateway.answers.catalogue import Served
 from gateway.answers.start import Answers
-from gateway.answers.tokenising import COUNTED_CONTEXTS
+from gateway.answers.tokenising import COUNTED_CONTEXTS, largest
 from gateway.answers.tokenizer import ChatTokenizer
 from gateway.dialects.openai.messages import MAX_MESSAGES, Message
 from gateway.dialects.openai.tools import ToolDefinition, rules_of
@@ -171,6 +171,6 @@ def _with_piece(tokenizer: ChatTokenizer, token_id: int) -> Json:
 
 def _text_of(tokenizer: ChatTokenizer, tokens: list[int]) -> str:
     """Raises InvalidRequestError."""
-    if tokens and max(tokens) >= tokenizer.vocab_size:
+    if largest(tokens) >= tokenizer.vocab_size:
         raise InvalidRequestError("a token is not in the vocabulary", param="tokens")
     return tokenizer.decode(tokens, skip_special_tokens=False)

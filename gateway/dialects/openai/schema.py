@@ -161,6 +161,7 @@ class CompletionRequest(CommonFields):
     schemas: ClassVar[dict[str, dict[str, Any]]] = _COMPLETION_SCHEMAS
 
     many: ClassVar[Mapping[str, int]] = {"prompt": MAX_TOKEN_IDS}
+    lists_of_ids: ClassVar[tuple[str, ...]] = ("prompt",)
 
     suffix: StrictStr | None = None  # the answer stands before it
     prompt: Any  # a validator makes it a list of prompts
@@ -172,14 +173,15 @@ class CompletionRequest(CommonFields):
     @field_validator("prompt")
     @classmethod
     def _list_of_prompts(cls, prompt: Any, info: ValidationInfo) -> list[str | list[int]]:
-        if (ids := ids_read(info)) is not None:
-            return [ids]
-        if _is_token_ids(prompt):
-            return [prompt]
-        prompts = prompt if isinstance(prompt, list) else [prompt]
+        read = ids_read(info)
+        if isinstance(read[0], int) if read else _is_token_ids(prompt):
+            return [read or prompt]
+        prompts = read or (prompt if isinstance(prompt, list) else [prompt])
         if len(prompts) > MAX_SEQUENCES:
             raise ValueError(f"at most {MAX_SEQUENCES} prompts times n are allowed")
         empty = [] if info.data.get("suffix") else [""]  # `suffix` alone is enough
+        if read:
+            return prompts
         if not prompts or any(entry in (*empty, []) for entry in prompts):
             raise ValueError("must not be empty")
         if not all(isinstance(entry, str) for entry in prompts) and not all(map(_is_token_ids, prompts)):

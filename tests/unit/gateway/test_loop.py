@@ -167,6 +167,7 @@ TAKEN: dict[str, tuple[str, Callable[[], bytes]]] = {
     "no JSON": (CHAT, lambda: b'{"a":[' + b"[]," * 3_300_000),
     "no object": (CHAT, lambda: b"[" + b"{}," * 3_300_000 + b"1]"),
     "token ids": (COMPLETIONS, lambda: with_field("prompt", several("11", MAX_TOKEN_IDS - 1_000))),
+    "lists of token ids": (COMPLETIONS, lambda: with_field("prompt", several(several("11", 16_000), 64))),
     "64 prompts": (COMPLETIONS, lambda: complete(prompt=["hello there " * 41] * 64)),
     "a long prompt": (COMPLETIONS, lambda: complete(prompt=long())),
     "16 choices": (

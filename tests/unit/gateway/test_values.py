@@ -91,8 +91,9 @@ def test_long_lists_of_token_ids_are_what_was_sent(separators: tuple[str, str]) 
     assert parse_body(json.dumps({"tokens": LONG}, separators=separators).encode(), DetokenizeRequest).tokens == LONG
     text = json.dumps(LONG)[1:-1]
     assert parse_body(json.dumps({"model": "a", "prompt": text}).encode(), CompletionRequest).prompts == [text]
-    lists = [LONG, LONG]
-    assert parse_body(json.dumps({"model": "a", "prompt": lists}).encode(), CompletionRequest).prompts == lists
+    for lists in ([LONG], [LONG, [7], LONG]):
+        body = json.dumps({"model": "a", "prompt": lists}, separators=separators).encode()
+        assert parse_body(body, CompletionRequest).prompts == lists
 
 
 @pytest.mark.parametrize("wrong", [-1, 2**32, 1.0, True, None, "a", [1]])
@@ -101,6 +102,23 @@ def test_a_wrong_entry_of_a_long_list_is_told_as_in_a_short_one(wrong: Any) -> N
         with pytest.raises(InvalidRequestError, match=f"^tokens.{len(ids) - 1}: Input should be ") as refused:
             parse_body(json.dumps({"tokens": ids}).encode(), DetokenizeRequest)
         assert refused.value.param == "tokens"
+
+
+@pytest.mark.parametrize("wrong", [[-1], [2**32], [True], [[1]], [], 1, "a", None])
+def test_a_wrong_list_among_long_ones_is_told_as_among_short_ones(wrong: Any) -> None:
+    told = []
+    for ids in ([1], LONG):
+        with pytest.raises(InvalidRequestError) as refused:
+            parse_body(json.dumps({"model": "a", "prompt": [ids, wrong, ids]}).encode(), CompletionRequest)
+        told.append((str(refused.value), refused.value.param))
+    assert told[0] == told[1]
+    assert told[0][1] == "prompt"
+
+
+@pytest.mark.parametrize("more", [64, 2000])
+def test_more_lists_of_ids_than_prompts_are_refused(more: int) -> None:
+    with pytest.raises(InvalidRequestError, match="at most 64 prompts"):
+        parse_body(json.dumps({"model": "a", "prompt": [LONG] + [[1]] * more}).encode(), CompletionRequest)
 
 
 def test_a_field_that_is_there_twice_counts_twice() -> None:

@@ -27,14 +27,20 @@ class Watch:
 
     thread: int = 0
     longest_s: float = 0.0
-    where: str = ""
+    handle: asyncio.Handle | None = None
 
     def begin(self) -> None:
-        self.longest_s, self.where = 0.0, ""
+        self.longest_s, self.handle = 0.0, None
 
     def saw(self, took_s: float, handle: asyncio.Handle) -> None:
+        """On the watched loop itself, whose time a handle's text would take: `where` makes that later."""
         if took_s > self.longest_s:
-            self.longest_s, self.where = took_s, repr(handle)
+            self.longest_s, self.handle = took_s, handle
+
+    @property
+    def where(self) -> str:
+        """The handle of the longest turn."""
+        return repr(self.handle)
 
 
 @dataclass
