@@ -1,0 +1,67 @@
+"""Bodies for the paths of all dialects that are as long as they may be in the place where it costs most."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tests.unit.gateway.conftest import MODEL
+
+TEXT = "Hello, world (a text) [of] sorts {all}. " * 10_000  # 400 kB
+MANY = 24_000  # objects of a body, nearly as many as it may have
+Json = dict[str, Any]
+
+_USER = [{"role": "user", "content": TEXT}]
+_BLOCKS = [{"role": "user", "content": [{"type": "text", "text": ""}] * MANY}]
+_ITEMS = [{"role": "user", "content": ""}] * (MANY // 8)
+_TENSOR = {"name": "text_input", "datatype": "BYTES", "shape": [1]}
+_OF_MODEL = f"/v2/models/{MODEL}"
+_MESSAGES = {"model": MODEL, "max_tokens": 1}
+_NAMED = {"model": TEXT, "name": TEXT}
+
+BODIES: Mapping[str, tuple[Json, ...]] = {
+    "/openai/deployments/scripted/chat/completions": ({"messages": _USER}, {"messages": _BLOCKS}),
+    "/openai/deployments/scripted/completions": ({"prompt": TEXT},),
+    "/invocations": ({"messages": _BLOCKS}, {"prompt": TEXT}, {"inputs": TEXT}),
+    "/v1/responses": ({"model": MODEL, "input": TEXT}, {"model": MODEL, "input": _ITEMS}),
+    "/v1/responses/compact": ({"model": MODEL, "input": _ITEMS},),
+    "/v1/responses/input_tokens": ({"model": MODEL, "input": TEXT},),
+    "/v1/responses/resp_1/cancel": ({"a": TEXT},),
+    "/v1/conversations": ({"items": _ITEMS},),
+    "/v1/conversations/conv_1": ({"metadata": {"a": TEXT}},),
+    "/v1/conversations/conv_1/items": ({"items": _ITEMS},),
+    "/v1/messages": (_MESSAGES | {"messages": _USER}, _MESSAGES | {"messages": _BLOCKS}),
+    "/v1/messages/count_tokens": ({"model": MODEL, "messages": _BLOCKS},),
+    "/v1/messages/batches": ({"requests": [{}] * MANY},),
+    "/api/chat": ({"model": MODEL, "messages": _USER}, {"model": MODEL, "messages": [{"role": "user"}] * (MANY // 8)}),
+    "/api/generate": ({"model": MODEL, "prompt": TEXT}, {"model": MODEL, "prompt": "x", "context": [1] * MANY}),
+    **dict.fromkeys([f"/api/{verb}" for verb in ("show", "pull", "embed", "embeddings", "create", "push", "copy")], (_NAMED,)),
+    f"{_OF_MODEL}/infer": ({"inputs": [_TENSOR | {"data": [TEXT]}]}, {"inputs": [_TENSOR | {"data": [""] * MANY}]}),
+    f"{_OF_MODEL}/versions/1/infer": ({"inputs": [_TENSOR] * MANY},),
+    f"{_OF_MODEL}/generate": ({"text_input": TEXT},),
+    f"{_OF_MODEL}/versions/1/generate": ({"text_input": "x", "parameters": {f"p{number}": 1 for number in range(MANY)}},),
+    f"{_OF_MODEL}/generate_stream": ({"text_input": TEXT},),
+    f"{_OF_MODEL}/versions/1/generate_stream": ({"text_input": TEXT},),
+    f"{_OF_MODEL}/trace/setting": ({"a": TEXT},),
+    "/v2/repository/index": ({"ready": TEXT},),
+    f"/v2/repository/models/{MODEL}/load": ({"parameters": [{}] * MANY},),
+    f"/v2/repository/models/{MODEL}/unload": ({"parameters": [{}] * MANY},),
+    "/v2/systemsharedmemory/region/x/register": ({"key": TEXT},),
+    "/v2/cudasharedmemory/region/x/register": ({"raw_handle": TEXT},),
+    "/v2/trace/setting": ({"a": [{}] * MANY},),
+    "/v2/logging": ({"a": [{}] * MANY},),
+    "/": ({"inputs": TEXT},),
+    "/generate": ({"inputs": TEXT}, {"inputs": "x", "parameters": {"stop": ["x"] * MANY}}),
+    "/generate_stream": ({"inputs": TEXT},),
+    "/chat_tokenize": ({"messages": _BLOCKS},),
+}  # fmt: skip
+
+
+def _made(body: Json) -> Callable[[], bytes]:
+    return lambda: json.dumps(body).encode()
+
+
+OF_DIALECTS: Mapping[str, tuple[str, Callable[[], bytes]]] = {
+    f"{path} {number}": (path, _made(body)) for path, bodies in BODIES.items() for number, body in enumerate(bodies)
+}
