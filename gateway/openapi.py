@@ -45,7 +45,7 @@ def document(
             "info": {"title": "Baton", "version": version, "license": {"name": "Apache-2.0"}},
             "paths": paths,
             "components": {
-                "schemas": bodies | dict(whole.schemas) | {"Error": ERROR},
+                "schemas": _by_name(bodies | dict(whole.schemas) | {"Error": ERROR}),
                 "securitySchemes": schemes,
             },
         }
@@ -60,7 +60,9 @@ def _operation_id(method: str, path: str) -> str:
 
 
 def _readable(part: Any) -> Any:
-    """The same, without enumerations of several kinds, which generators of clients can't read."""
+    """The same without what generators of clients can't read: enumerations of several kinds, lists of nobody knows what, defaults
+    that are no plain value.
+    """
     if isinstance(part, list):
         return [_readable(each) for each in part]
     if not isinstance(part, dict):
@@ -69,7 +71,31 @@ def _readable(part: Any) -> Any:
         return {"$ref": f"{REF}Off"}
     if isinstance(part.get("enum"), list) and len({type(value) for value in part["enum"]}) > 1:
         return _one_of_kinds(part)
-    return {name: _readable(each) for name, each in part.items()}
+    kept = {name: _readable(each) for name, each in part.items() if name != "default" or _is_plain(part, each)}
+    is_list = part.get("type") == "array" or (isinstance(part.get("type"), list) and "array" in part["type"])
+    return {"items": {}} | kept if is_list else kept
+
+
+def _is_plain(part: Json, default: Any) -> bool:
+    """Whether a schema may tell this default; a field of this name is none."""
+    is_schema = isinstance(part.get("type"), str | list) or any(
+        isinstance(part.get(name), list) for name in ("anyOf", "oneOf")
+    )
+    return not is_schema or isinstance(default, str | int | float)
+
+
+def _by_name(schemas: Json) -> Json:
+    """Schemas of which each form of several has a name of its own: generators write a class for each."""
+    found: Json = {}
+    for name, schema in schemas.items():
+        forms = [
+            (f"{name}{number}", form) if "properties" in form else ("", form)
+            for number, form in enumerate(schema.get("oneOf", ()), 1)
+        ]
+        found |= {own: form for own, form in forms if own}
+        told = {"oneOf": [{"$ref": f"{REF}{own}"} if own else form for own, form in forms]} if forms else {}
+        found[name] = schema | told
+    return found
 
 
 def _one_of_kinds(schema: Json) -> Json:

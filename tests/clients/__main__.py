@@ -44,6 +44,7 @@ CLIENTS = (
     Client("pydantic_ai_client.py", ("pydantic-ai-slim[openai]==2.68.0",)),
     Client("instructor_client.py", ("instructor==1.17.0",)),
     Client("litellm_client.py", ("litellm==1.106.2", "mcp")),
+    Client("openapi_client.py", ("openapi-python-client==0.29.1",)),
     Client("text_generation_client.py", ("text-generation==0.7.0",)),
     Client("huggingface_client.py", ("huggingface_hub==2.4.0",)),
     Client("triton_http_client.py", ("tritonclient[http]==2.73.0", "numpy")),

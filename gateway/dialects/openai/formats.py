@@ -76,13 +76,14 @@ STRUCTURED_SCHEMA: dict[str, Any] = {
                 "regex": {"type": "string"},
                 "choice": {"type": "array", "items": {"type": "string"}},
                 "grammar": {"type": "string"},
-                "json_object": {"const": True},
+                "json_object": {"type": "boolean", "description": "false: nothing is followed"},
                 "structural_tag": {"type": ["object", "string"]},
                 "disable_any_whitespace": {"type": "boolean"},
                 "disable_additional_properties": {"type": "boolean"},
                 "whitespace_pattern": {"type": "string"},
             },
             "additionalProperties": False,
+            "minProperties": 1,
         },
     ]
 }
@@ -128,6 +129,8 @@ def _structured(fields: Mapping[str, Any]) -> Wanted | None:
     if unknown:
         raise ValueError(f"{field}: unknown field {min(unknown)!r}: remove it or check its spelling")
     kinds = [name for name in _KINDS if name in given]
+    if not given and value.get("json_object") is False:
+        return None
     if len(kinds) != 1:
         raise ValueError(f"{field}: needs exactly one of {', '.join(_KINDS)}")
     whitespace = _whitespace(given.get("whitespace_pattern"), f"{field}: whitespace_pattern")

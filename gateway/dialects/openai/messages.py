@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, ClassVar
 
-from pydantic import AfterValidator, Field, StrictStr, ValidationInfo, field_validator, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, StrictStr, ValidationInfo, field_validator, model_validator
 
 from gateway.dialects.thinking import thoughts_as
-from gateway.http.fields import LenientFields, Reading
+from gateway.http.fields import LenientFields, Reading, described
 
 MAX_MESSAGES = 4_096
 MAX_CALLS = 128
@@ -23,7 +23,8 @@ _PART = {
     "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
     "required": ["type", "text"],
 }
-_CONTENT = {"anyOf": [{"type": "string"}, {"type": "array", "items": _PART}, _NULL]}
+_SAID: list[dict[str, Any]] = [{"type": "string"}, {"type": "array", "items": _PART}]
+_OF_ASSISTANTS = ("refusal", "reasoning_content", "reasoning", "tool_calls", "function_call")
 
 
 def _function_only(kind: str) -> str:
@@ -71,10 +72,34 @@ class ToolCall(LenientFields):
     function: CalledFunction
 
 
+def _described_by_role(schema: dict[str, Any], model: type[LenientFields]) -> None:
+    """See `described`; what an assistant may leave out others must say."""
+    described(schema, model)
+    assistants = dict(schema["properties"])
+    others = {name: rule for name, rule in assistants.items() if name not in _OF_ASSISTANTS}
+    by_role = [
+        {"properties": assistants | {"role": {"const": "assistant"}}, "required": ["role"]},
+        {
+            "properties": others
+            | {"role": {"enum": [role for role in ROLES if role != "assistant"]}, "content": {"anyOf": _SAID}},
+            "required": ["role", "content"],
+        },
+    ]
+    for name in ("properties", "required", "type"):
+        del schema[name]
+    schema["oneOf"] = [{"type": "object", **one} for one in by_role]
+
+
 class Message(LenientFields):
     """One message of a chat. `content` may be parts; only text parts are served, and they are joined."""
 
-    schemas: ClassVar[dict[str, dict[str, Any]]] = {"role": {"enum": list(ROLES)}, "content": _CONTENT, "reasoning": {}}
+    model_config = ConfigDict(extra="ignore", json_schema_extra=_described_by_role)
+
+    schemas: ClassVar[dict[str, dict[str, Any]]] = {
+        "role": {"enum": list(ROLES)},
+        "content": {"anyOf": [*_SAID, _NULL]},
+        "reasoning": {},
+    }
 
     role: StrictStr
     content: StrictStr | None = None

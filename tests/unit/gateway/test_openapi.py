@@ -113,3 +113,33 @@ async def test_chunks_are_as_they_are_described(gateway: Gateway, document: dict
     )
     async for chunk in stream:
         Draft202012Validator(schema).validate(chunk.model_dump(exclude_unset=True))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "is_right"),
+    [
+        ("Message", {"role": "assistant"}, True),
+        ("Message", {"role": "assistant", "content": None, "tool_calls": [], "refusal": "no"}, True),
+        ("Message", {"role": "tool"}, False),
+        ("Message", {"role": "user", "content": None}, False),
+        ("Message", {"role": "user", "content": [{"type": "text", "text": "Hi"}]}, True),
+        ("Message", {"role": "user", "content": "Hi", "tool_calls": [1]}, True),  # not looked at
+        (
+            "ChatRequest",
+            {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "structured_outputs": {}},
+            False,
+        ),
+    ],
+    ids=str,
+)
+async def test_what_is_refused_is_said(document: dict[str, Any], name: str, value: Any, is_right: bool) -> None:
+    schema = {"$ref": f"#/components/schemas/{name}", "components": document["components"]}
+    assert Draft202012Validator(schema).is_valid(value) is is_right
+
+
+async def test_defaults_are_plain_values_and_forms_have_names(document: dict[str, Any]) -> None:
+    for name, schema in document["components"]["schemas"].items():
+        assert all("$ref" in form or "properties" not in form for form in schema.get("oneOf", ())), name
+    for part in within(document):
+        if isinstance(part.get("type"), str):
+            assert not isinstance(part.get("default"), dict | list), part
