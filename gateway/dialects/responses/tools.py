@@ -70,11 +70,16 @@ class CustomTool(LenientFields):
         return {"type": "custom", "name": self.name, **described, "format": self.format.model_dump()}
 
     def tool(self, name: str) -> Tool:
-        """A function with the text as its one argument: so models write calls. They are shown the grammar as well."""
+        """A function with the text as its one argument: so models write calls. They are shown the grammar as well.
+
+        Text in JSON can be held to an expression, but to no grammar of Lark's: that one is a model's to keep.
+        """
         said, format_ = [self.description] if self.description else [], self.format
         argument: Json = {"type": "string"}
         if isinstance(format_, GrammarFormat):
             said.append(f"The {INPUT} must follow this {format_.syntax} grammar:\n{format_.definition}")
+            if format_.syntax == "regex":
+                argument["pattern"] = f"^(?:{format_.definition})$"
         parameters = {
             "type": "object",
             "properties": {INPUT: argument},

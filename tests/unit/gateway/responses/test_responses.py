@@ -336,6 +336,19 @@ async def test_a_choice_binds_the_answer(gateway: Gateway, choice: Any, may: lis
     assert found == may
 
 
+async def test_a_custom_tool_s_grammar_is_shown_and_an_expression_enforced(gateway: Gateway) -> None:
+    words = PATCH | {"format": {"type": "grammar", "syntax": "regex", "definition": r"[a-z]+\n|\+a"}}
+    fields = {"tools": [words], "tool_choice": "required"}
+    for written, may in (("+a", True), (r"ab\n", True), ("+b", False), ("+a+a", False)):
+        assert await takes(gateway, PATCHED.replace("+a", written), **fields) is may
+    lark = PATCH | {"format": {"type": "grammar", "syntax": "lark", "definition": "start: /[a-z]+/"}}
+    await post(gateway, tools=[lark])
+    assert "must follow this lark grammar" in prompt(gateway)
+    wrong = {"format": {"type": "grammar", "syntax": "regex", "definition": "("}}
+    refused = await gateway.http.post(PATH, json={"model": MODEL, "input": "x", **fields, "tools": [PATCH | wrong]})
+    assert refused.status_code == 400
+
+
 async def test_no_tools_are_shown_if_none_may_be_called(gateway: Gateway) -> None:
     await post(gateway, tools=[WEATHER, NAMESPACE], tool_choice="none")
     assert "get_weather" not in prompt(gateway)
