@@ -225,7 +225,7 @@ async def test_tokens_have_their_places(gateway: Gateway, prefix_space_tokenizer
     assert "".join(token["text"] for token in told) == text
     assert all(text[token["start"] : token["stop"]] == token["text"] for token in told)
     both = await gateway.http.post("/tokenize", json={"inputs": "a", "prompt": "b"})
-    assert both.json()["error"]["message"] == "prompt: give one of prompt, messages and inputs"
+    assert both.json()["error"]["message"].startswith("prompt: give one of prompt, messages, inputs")
 
 
 async def test_a_chat_s_prompt_and_its_tokens(gateway: Gateway) -> None:
