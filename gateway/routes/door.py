@@ -25,7 +25,7 @@ from gateway.http.request_scope import RequestScope, request_id_of
 from gateway.observe.metrics import AnswerMetrics, GatewayMetrics
 from gateway.observe.spans import ServerSpans, Way, describe_answer
 from gateway.request.refused import Refusals
-from gateway.tenants.tenants import Tenants
+from gateway.tenants.tenants import Tenant, Tenants
 
 Start = Coroutine[Any, Any, Answer]
 
@@ -99,11 +99,7 @@ class Door:
         scope = RequestScope(request_id=request_id_of(headers))
         with self._spans.around(scope, headers, way):
             try:
-                tenant = self._tenants.asking(form.read(headers))
-                if tenant is None:
-                    self._told(scope.request_id, way.name)
-                    raise UnauthorizedError(needed("API key", form))
-                scope.tenant = tenant
+                scope.tenant = self.asker(way.name, headers, form, request_id=scope.request_id)
                 yield scope
             except ServingError as error:
                 scope.problem = problem_of(error).status
@@ -114,6 +110,14 @@ class Door:
             finally:
                 if scope.problem in REFUSALS:
                     self.metrics.told_refusal(time.monotonic() - scope.read_at, waited=scope.waited)
+
+    def asker(self, way: str, headers: Mapping[str, str], form: KeyForm, *, request_id: str = "") -> Tenant:
+        """Who asks. Raises UnauthorizedError."""
+        tenant = self._tenants.asking(form.read(headers))
+        if tenant is None:
+            self._told(request_id or request_id_of(headers), way)
+            raise UnauthorizedError(needed("API key", form))
+        return tenant
 
     async def begin(
         self,

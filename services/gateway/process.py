@@ -20,6 +20,7 @@ from common.tls import check_server_files
 from services.gateway.descriptors import make_room
 from services.gateway.files import read_own, read_tenants, read_tokenizers, reload
 from services.gateway.parts import Parts, app_of, started
+from services.gateway.rpc import check_rpc, rpc_served
 from services.gateway.server import Server, listen, new_server, take_connections
 from services.gateway.settings import GatewaySettings
 from services.gateway.shared import SharedPort, tell_listening
@@ -41,6 +42,7 @@ async def run(settings: GatewaySettings) -> None:
     shares = bool(settings.own_port)
     public = [listen(settings.host, port, flag, shared=shares) for flag, port in settings.public_ports.items()]
     own = [listen(settings.host, settings.own_port, "--own-port")] if shares else public
+    check_rpc(settings)
     make_room(settings.max_connections)
     tokenizers, tenants = read_tokenizers(settings), read_tenants(settings)
     models = read_own(settings, tokenizers)
@@ -52,7 +54,9 @@ async def run(settings: GatewaySettings) -> None:
         started(settings, bus=bus, store=store, tenants=tenants, tokenizers=tokenizers, models=models) as parts,
     ):
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload, tenants)
-        await serve(app_of(parts, settings), parts, settings, own, public if shares else [], stopping)
+        app = app_of(parts, settings)
+        async with rpc_served(app, settings):
+            await serve(app, parts, settings, own, public if shares else [], stopping)
 
 
 async def serve(

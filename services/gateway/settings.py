@@ -62,6 +62,9 @@ class GatewaySettings(ModelSettings, ServiceLevelOptions):
         0,
         description="serve at this port, too: Ollama's clients look for it at 11434, and are told at `/` that it runs",
     )
+    grpc_port: Annotated[Port, OFF] = Field(
+        0, description="serve KServe's protocol over gRPC at this port, too; needs grpcio (docs/dialects/kserve.md)"
+    )
     api_keys: str = Field("", description="comma-separated API keys; empty: none is asked for (loopback only)")
     cors_origins: str = Field(
         "",
@@ -319,6 +322,8 @@ class GatewaySettings(ModelSettings, ServiceLevelOptions):
             raise ConfigError(f"--own-port {self.own_port}: is --port, which is shared: give each gateway another one")
         if self.ollama_port and self.ollama_port in (self.port, self.own_port):
             raise ConfigError(f"--ollama-port {self.ollama_port}: is this gateway's already: leave it out")
+        if self.grpc_port and self.grpc_port in (self.port, self.own_port, self.ollama_port):
+            raise ConfigError(f"--grpc-port {self.grpc_port}: HTTP is served there: choose another one, usually 8001")
         if self.tls_key and not self.tls_cert:
             raise ConfigError("--tls-key is given without --tls-cert: give both, or none for HTTP")
         for model in self.folders:

@@ -59,6 +59,7 @@ GROUPS = (  # title, beginnings of names; the first that fits counts
             "host",
             "port",
             "ollama_port",
+            "grpc_port",
             "api_key",
             "admin_key",
             "metrics_key",

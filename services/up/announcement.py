@@ -97,6 +97,8 @@ def _doors(settings: UpSettings, url: str, data: Path) -> Iterator[str]:
         yield f"  console        {url}/"
     if settings.ollama_port:
         yield f"  Ollama clients port {settings.ollama_port} answers them, too"
+    if settings.grpc_port:
+        yield f"  gRPC           port {settings.grpc_port} (KServe's protocol)"
     if settings.orders_key:
         yield f"  admin key      {data / 'users' / ADMIN_FILE} (orders to workers, keys)"
 

@@ -65,7 +65,8 @@ def command() -> str:
 def ports(settings: UpSettings) -> Iterator[Finding]:
     """Each port that is in use."""
     own = (("--own-port", port) for port in settings.own_ports)
-    for flag, port in (*settings.public_ports.items(), *own):
+    rpc = [("--grpc-port", settings.grpc_port)] if settings.grpc_port else []
+    for flag, port in (*settings.public_ports.items(), *rpc, *own):
         if not port_is_free(port, settings.host):
             yield in_use(flag, port)
 

@@ -55,8 +55,9 @@ class UpSettings(GatewaySettings, WorkerOptions, PlannerOptions):
             )
         if own_port and own_port <= port < own_port + self.gateways:
             raise ConfigError(f"--own-port {own_port}: --port {port} is among the gateways' own: choose another one")
-        if own_port and own_port <= self.ollama_port < own_port + self.gateways:
-            raise ConfigError(f"--ollama-port {self.ollama_port}: is among the gateways' own ports: choose another one")
+        for flag, public in (("--ollama-port", self.ollama_port), ("--grpc-port", self.grpc_port)):
+            if own_port and own_port <= public < own_port + self.gateways:
+                raise ConfigError(f"{flag} {public}: is among the gateways' own ports: choose another one")
         prefill = self.prefill if self.prefill >= 0 else int(not on_cpu or self.model.resolve() == DEMO)
         shared = max(1, physical_cores() // (prefill + self.decode)) if on_cpu else 0
         threads = self.threads or shared

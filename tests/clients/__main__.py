@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.e2e.cluster import ROOT, Cluster
+from tests.ports import own_port
 
 HERE = Path(__file__).parent
 ENVIRONMENTS = ROOT / ".clients"
@@ -48,6 +50,7 @@ CLIENTS = (
     Client("text_generation_client.py", ("text-generation==0.7.0",)),
     Client("huggingface_client.py", ("huggingface_hub==2.4.0",)),
     Client("triton_http_client.py", ("tritonclient[http]==2.73.0", "numpy")),
+    Client("triton_grpc_client.py", ("tritonclient[grpc]==2.73.0", "numpy")),
     Client("ollama_client.py", ("ollama==0.6.3",)),
     Client("anthropic_client.py", ("anthropic==2.13.0",)),
     Client("openai_node.mjs", ("openai@6.49.0", "zod@4.6.7")),
@@ -142,9 +145,12 @@ async def main() -> int:
     options = parser.parse_args()
     chosen = [one for one in CLIENTS if not options.names or any(name in one.packages[0] for name in options.names)]
     rows: list[Row] = []
+    rpc_port = own_port()
+    os.environ["GRPC_ADDRESS"] = f"127.0.0.1:{rpc_port}"  # for scripts that have no use for a URL
     with tempfile.TemporaryDirectory() as folder:
+        gateway_options = (*ALIASES, "--grpc-port", str(rpc_port))
         async with Cluster(
-            Path(folder), model=ROOT / "demo", transport="shm", kv_memory_mb=64, gateway_options=ALIASES
+            Path(folder), model=ROOT / "demo", transport="shm", kv_memory_mb=64, gateway_options=gateway_options
         ) as cluster:
             for client in usable(chosen):
                 rows += await rows_of(client, cluster.url, "tiny")

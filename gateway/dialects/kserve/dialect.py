@@ -100,7 +100,7 @@ _SERVER_VIEWS = (
     ("/health/ready", "Whether requests can be served now.", objects.ready),
 )
 _ENDPOINTS: tuple[tuple[str, Endpoint[Any]], ...] = (
-    ("/infer", Infer()),
+    ("/infer", Infer(streams=False)),
     ("/generate", Generate(streams=False)),
     ("/generate_stream", Generate(streams=True)),
 )

@@ -13,7 +13,7 @@ from gateway.answers.answer import Answer
 from gateway.answers.ask import Ask
 from gateway.dialects.dialect import Events
 from gateway.dialects.kserve.binary import BINARY, HEADER, SIZE, packed
-from gateway.dialects.kserve.generate import KServeBody, TextEvents, reading_of
+from gateway.dialects.kserve.generate import KServeBody, TextEvents, check_no_input, reading_of
 from gateway.dialects.kserve.outputs import Outputs, head
 from gateway.dialects.kserve.tensors import BYTES, check_datatype, values_of
 from gateway.dialects.kserve.wish import INPUTS, STREAM, TEXT_INPUT, Wish, joined
@@ -108,25 +108,30 @@ class InferRequest(KServeBody):
 
 
 class Infer:
-    """One answer, whole."""
+    """One answer: whole, or, where what carries it `streams`, piece by piece if its input `stream` says so."""
 
     body = InferRequest
     operation = "text_completion"
     stream_type = EVENTS
     is_batchable = False
 
+    def __init__(self, *, streams: bool) -> None:
+        self._streams = streams
+
     def ask(self, body: InferRequest) -> Ask:
-        if body.wish.streams:
+        if body.wish.streams and not self._streams:
             raise InvalidRequestError(
                 "stream: infer has one response: use generate_stream, or gRPC's ModelStreamInfer", param=STREAM
             )
-        return body.ask(streams=False)
+        if body.wish.streams:
+            check_no_input(body.wish)
+        return body.ask(streams=body.wish.streams is True)
 
     def events(self, body: InferRequest, answer: Answer) -> Events:
         return TextEvents(body, answer)
 
     def describe(self, body: InferRequest) -> Attributes:
-        return body.attributes
+        return {**body.attributes, "gen_ai.request.stream": body.wish.streams is True}
 
     async def whole(self, body: InferRequest, answer: Answer) -> Any:
         outputs = Outputs(body.wish, answer, includes_input=body.wish.includes_input is not False)

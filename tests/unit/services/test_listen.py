@@ -13,6 +13,7 @@ import pytest
 from starlette.responses import Response
 
 from common.settings import ConfigError
+from services.gateway import rpc
 from services.gateway.process import serve
 from services.gateway.server import listen, take_connections
 from services.gateway.settings import GatewaySettings
@@ -143,3 +144,23 @@ async def test_a_gateway_that_shares_its_port_may_be_stopped_before_it_serves() 
         settings = GatewaySettings(port=port, own_port=own_port)
         await serve(cast(Any, app), parts, settings, [own], [shared], stopping)
     assert drained == [settings.drain_s]
+
+
+@pytest.mark.parametrize("other", ["port", "own_port", "ollama_port"])
+def test_the_port_for_rpc_is_another_one(other: str) -> None:
+    with pytest.raises(ConfigError, match="--grpc-port 8001: HTTP is served there"):
+        GatewaySettings(grpc_port=8001, **{other: 8001})
+
+
+def test_a_port_for_rpc_is_tried_before_anything_costly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rpc, "find_spec", lambda name: None)
+    rpc.check_rpc(GatewaySettings())  # nothing is asked for
+    settings = GatewaySettings(grpc_port=own_port())
+    with pytest.raises(ConfigError, match="--grpc-port: needs grpcio"):
+        rpc.check_rpc(settings)
+    monkeypatch.setattr(rpc, "find_spec", lambda name: object())
+    rpc.check_rpc(settings)
+    with listen("127.0.0.1", settings.grpc_port) as taken:
+        take_connections(taken)
+        with pytest.raises(ConfigError, match="Address already in use"):
+            rpc.check_rpc(settings)

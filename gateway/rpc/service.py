@@ -1,0 +1,286 @@
+"""The methods of the gRPC service. Requests that generate pass the same door as HTTP's, and become the same bodies."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, NoReturn
+
+import grpc
+from google.protobuf import json_format
+
+from common.errors import ServingError, UnavailableError
+from gateway.answers.ask import Ask
+from gateway.answers.start import Answers
+from gateway.dialects.kserve import DIALECT, objects
+from gateway.dialects.kserve.dialect import NO_LOADING, NO_LOGGING, NO_SHARED_MEMORY, NO_TRACE
+from gateway.dialects.kserve.infer import Infer, InferRequest
+from gateway.dialects.kserve.outputs import Outputs, head
+from gateway.dialects.kserve.wish import TEXT_OUTPUT, Wish
+from gateway.dialects.table import Entry
+from gateway.http.body import BodyLimits, checked
+from gateway.http.problem import INTERNAL, Json, Problem, problem_of
+from gateway.http.request_scope import RequestScope
+from gateway.observe.spans import Way
+from gateway.routes.door import Begun, Door
+from gateway.rpc.messages import MESSAGES
+from gateway.rpc.pieces import Pieces
+from gateway.rpc.tensors import body_of, response_of
+
+log = logging.getLogger("baton.rpc")
+
+SERVICE = "inference.GRPCInferenceService"
+MAX_AT_ONCE = 64  # answers of one stream
+SHORTEST_S = 0.001
+_CODES = {
+    400: grpc.StatusCode.INVALID_ARGUMENT, 401: grpc.StatusCode.UNAUTHENTICATED, 403: grpc.StatusCode.PERMISSION_DENIED,
+    404: grpc.StatusCode.NOT_FOUND, 409: grpc.StatusCode.ABORTED, 429: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    503: grpc.StatusCode.UNAVAILABLE, 504: grpc.StatusCode.DEADLINE_EXCEEDED,
+}  # fmt: skip
+_REFUSED = {
+    **dict.fromkeys(("RepositoryModelLoad", "RepositoryModelUnload"), NO_LOADING),
+    **{f"SystemSharedMemory{what}": NO_SHARED_MEMORY for what in ("Status", "Register", "Unregister")},
+    **{f"CudaSharedMemory{what}": NO_SHARED_MEMORY for what in ("Status", "Register", "Unregister")},
+    "TraceSetting": NO_TRACE,
+    "LogSettings": NO_LOGGING,
+}  # fmt: skip
+OPEN = ("ServerLive", "ServerReady")  # no key is asked for
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A method that shows something: its request's and its response's message, and the response's fields."""
+
+    request: str
+    response: str
+    show: Callable[[Answers, Any], Json]
+
+
+def _of_model(show: Callable[[Answers, str, str | None], Json], answers: Answers, request: Any) -> Json:
+    return show(answers, request.name, request.version)
+
+
+def _readiness(show: Callable[[Answers, Any], Json], answers: Answers, request: Any) -> Json:
+    """Whether something is ready is an answer, and no error."""
+    try:
+        return {"ready": show(answers, request)["ready"]}
+    except UnavailableError:
+        return {"ready": False}
+
+
+_VIEWS = {
+    "ServerLive": View("Nothing", "Live", lambda answers, request: objects.live(answers)),
+    "ServerReady": View("Nothing", "Ready", partial(_readiness, lambda answers, request: objects.ready(answers))),
+    "ModelReady": View("Model", "Ready", partial(_readiness, partial(_of_model, objects.model_ready))),
+    "ServerMetadata": View("Nothing", "Server", lambda answers, request: objects.server(answers)),
+    "ModelMetadata": View("Model", "ModelMetadata", partial(_of_model, objects.metadata)),
+    "ModelConfig": View(
+        "Model", "ModelConfig", lambda answers, request: {"config": _of_model(objects.config, answers, request)}
+    ),
+    "ModelStatistics": View("Model", "Statistics", partial(_of_model, objects.statistics)),
+    "RepositoryIndex": View(
+        "IndexRequest", "Index", lambda answers, request: {"models": objects.index(answers, only_ready=request.ready)}
+    ),
+}
+
+
+class InferenceService:
+    """All methods, for `grpc.aio`."""
+
+    def __init__(self, door: Door, limits: BodyLimits, *, ignores_unknown: bool = False) -> None:
+        self._door = door
+        self._limits = limits
+        self._whole = _entry("ModelInfer", Infer(streams=False), ignores_unknown=ignores_unknown)
+        self._streamed = _entry("ModelStreamInfer", Infer(streams=True), ignores_unknown=ignores_unknown)
+
+    def handler(self) -> Any:
+        """What a server is given."""
+        unary, infer = grpc.unary_unary_rpc_method_handler, MESSAGES["InferRequest"].FromString
+        methods = {
+            name: unary(
+                partial(self._show, name, view),
+                request_deserializer=MESSAGES[view.request].FromString,
+                response_serializer=_serialized,
+            )
+            for name, view in _VIEWS.items()
+        }
+        methods |= {name: unary(partial(_refuse, why)) for name, why in _REFUSED.items()}
+        methods["ModelInfer"] = unary(self.infer, request_deserializer=infer, response_serializer=_serialized)
+        methods["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(
+            self.stream_infer, request_deserializer=infer, response_serializer=_serialized
+        )
+        return grpc.method_handlers_generic_handler(SERVICE, methods)
+
+    async def _show(self, name: str, view: View, request: Any, context: Any) -> Any:
+        try:
+            if name not in OPEN:
+                self._door.asker(f"{SERVICE}/{name}", _headers(context), DIALECT.key)
+            return json_format.ParseDict(view.show(self._door.answers, request), MESSAGES[view.response]())
+        except Exception as error:
+            await _abort(context, error)
+
+    # -- answers -------------------------------------------------------------------------------------------------------
+
+    async def infer(self, request: Any, context: Any) -> Any:
+        """One answer, whole."""
+        try:
+            with self._entered(self._whole, context) as scope:
+                begun = await self._begin(self._whole, scope, request, context)
+                context.set_trailing_metadata(_metadata(scope, begun.headers))
+                with begun.ending():
+                    return await _whole(begun)
+        except Exception as error:
+            await _abort(context, error)
+
+    async def stream_infer(self, requests: AsyncIterator[Any], context: Any) -> None:
+        """Answers to many requests, each whole or in pieces, some at a time. An error ends its request alone."""
+        try:
+            self._door.asker(self._streamed.path, _headers(context), DIALECT.key)
+        except ServingError as error:
+            await _abort(context, error)
+        places, writing = asyncio.Semaphore(MAX_AT_ONCE), asyncio.Lock()
+
+        async def write(response: Any) -> None:
+            async with writing:
+                await context.write(response)
+
+        async def answer(request: Any) -> None:
+            try:
+                await self._answered(request, context, write)
+            finally:
+                places.release()
+
+        async with asyncio.TaskGroup() as group:
+            async for request in requests:
+                await places.acquire()
+                group.create_task(answer(request))
+
+    async def _answered(self, request: Any, context: Any, write: Callable[[Any], Any]) -> None:
+        """One of a stream's answers, or what went wrong with it."""
+        try:
+            with self._entered(self._streamed, context) as scope:
+                begun = await self._begin(self._streamed, scope, request, context)
+                with begun.ending():
+                    async with aclosing(_responses(begun)) as responses:
+                        async for response in responses:
+                            await write(MESSAGES["StreamedResponse"](infer_response=response))
+        except Exception as error:
+            named = MESSAGES["InferResponse"](model_name=request.model_name, id=request.id)
+            await write(MESSAGES["StreamedResponse"](error_message=_problem(error).message, infer_response=named))
+
+    @contextmanager
+    def _entered(self, entry: Entry, context: Any) -> Iterator[RequestScope]:
+        """Raises ServingError."""
+        method = entry.path.rpartition("/")[2]
+        way = Way(
+            name=entry.path,
+            operation=entry.endpoint.operation,
+            attributes={"rpc.system": "grpc", "rpc.service": SERVICE, "rpc.method": method},
+            status="rpc.grpc.status_code",
+        )
+        with self._door.enter(way, _headers(context), DIALECT.key) as scope:
+            try:
+                yield scope
+            except ServingError as error:
+                scope.status = _code(problem_of(error).status).value[0]
+                raise
+
+    async def _begin(self, entry: Entry, scope: RequestScope, request: Any, context: Any) -> Begun:
+        """Start an answer, which ends by the call's deadline. Raises ServingError."""
+
+        def read_body(raw: bytes) -> tuple[InferRequest, Ask]:
+            body, ask = entry.read(raw)
+            return body, ask if left_s is None else _within(ask, left_s)
+
+        async def read() -> tuple[InferRequest, Ask]:
+            return await checked(body_of(request), read_body, self._limits)
+
+        left_s = context.time_remaining()
+        begun = await self._door.begin(entry, scope, read)
+        assert isinstance(begun, Begun), "a text is always generated"
+        return begun
+
+
+def _entry(method: str, endpoint: Infer, *, ignores_unknown: bool) -> Entry:
+    return Entry(dialect=DIALECT, path=f"{SERVICE}/{method}", endpoint=endpoint, ignores_unknown=ignores_unknown)
+
+
+def _within(ask: Ask, left_s: float) -> Ask:
+    return replace(ask, deadline_s=max(SHORTEST_S, min(left_s, ask.deadline_s or left_s)))
+
+
+async def _whole(begun: Begun, *, is_final: bool | None = None) -> Any:
+    """All of an answer as one response. Raises ServingError."""
+    wish, answer = begun.body.wish, begun.answer
+    outputs = Outputs(wish, answer, includes_input=wish.includes_input is not False)
+    tensors = outputs.of(dict(enumerate(await answer.whole())))
+    return response_of(head(answer, begun.body.id), tensors, is_final=is_final)
+
+
+async def _responses(begun: Begun) -> AsyncGenerator[Any, None]:
+    """The responses to one request of a stream; the last one says so. Raises what ended the answer."""
+    wish = begun.body.wish
+    if begun.ask.stream:
+        async with aclosing(_parts(begun, wish)) as parts:
+            async for response in parts:
+                yield response
+    else:
+        yield await _whole(begun, is_final=not wish.ends_empty)
+    if wish.ends_empty:
+        yield response_of(head(begun.answer, begun.body.id), (), is_final=True)
+
+
+async def _parts(begun: Begun, wish: Wish) -> AsyncGenerator[Any, None]:
+    """A response for each turn in which something came."""
+    answer, named = begun.answer, head(begun.answer, begun.body.id)
+    outputs, num_open = Outputs(wish, answer), len(answer.choices)
+    async with aclosing(Pieces(begun).turns()) as turns:
+        async for pieces in turns:
+            num_open -= sum(bool(piece.finish) for piece in pieces.values())
+            is_last = not num_open and not wish.ends_empty
+            if is_last or wish.outputs != (TEXT_OUTPUT,) or any(piece.text for piece in pieces.values()):
+                yield response_of(named, outputs.of(pieces), is_final=is_last)
+
+
+# -- what gRPC has for headers and statuses -----------------------------------------------------------------------------
+
+
+def _headers(context: Any) -> dict[str, str]:
+    """The call's metadata that is text; of several with a name, the first."""
+    return {name: value for name, value in reversed(context.invocation_metadata() or ()) if isinstance(value, str)}
+
+
+def _metadata(scope: RequestScope, headers: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    return tuple(({"x-request-id": scope.request_id} | dict(headers)).items())
+
+
+def _code(status: int) -> Any:
+    """The code of an HTTP status."""
+    return _CODES.get(status, grpc.StatusCode.INTERNAL)
+
+
+def _problem(error: Exception) -> Problem:
+    """What went wrong, for the client; a crash tells nothing of itself but in the log."""
+    if isinstance(error, ServingError):
+        return problem_of(error)
+    log.error("rpc.crash", exc_info=error)
+    return INTERNAL
+
+
+async def _abort(context: Any, error: Exception) -> NoReturn:
+    """End the call. Raises grpc's own exception."""
+    problem = _problem(error)
+    await context.abort(_code(problem.status), problem.message, tuple(problem.headers.items()))
+    raise AssertionError("a call goes on behind its end")
+
+
+async def _refuse(why: str, request: Any, context: Any) -> None:
+    await context.abort(grpc.StatusCode.UNIMPLEMENTED, why)
+
+
+def _serialized(message: Any) -> bytes:
+    return bytes(message.SerializeToString())
