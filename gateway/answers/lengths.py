@@ -51,7 +51,7 @@ class Lengths:
                 _count_roughly(piece, encode, limit, len(ids))
             ids += encode(piece)
             if limit is not None and len(ids) > limit:
-                raise TooLongError(f"more than {limit} tokens")
+                raise TooLongError(f"at least {limit + 1} tokens")
         return ids
 
     def last(self, text: str, encode: Callable[[str], list[int]], count: int) -> list[int]:
@@ -78,7 +78,7 @@ def _count_roughly(text: str, encode: Callable[[str], list[int]], limit: int, co
     for start in range(0, len(text), PIECE_CHARS):
         count += len(encode(text[start : start + PIECE_CHARS]))
         if count > limit * ROUGH + PIECE_CHARS:
-            raise TooLongError(f"more than {limit} tokens")
+            raise TooLongError(f"at least {limit + 1} tokens")
 
 
 def _last(piece: str, encode: Callable[[str], list[int]], count: int) -> list[int]:

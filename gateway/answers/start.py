@@ -21,7 +21,7 @@ from gateway.answers.ask import Ask, Infill, Reply
 from gateway.answers.catalogue import Catalogue, Served
 from gateway.answers.choice import Choice, MessageReader
 from gateway.answers.tallies import Tallies
-from gateway.answers.tokenising import Tokenising, context_error
+from gateway.answers.tokenising import Tokenising, context_error, prompt_error
 from gateway.answers.tokenizer import ChatTokenizer
 from gateway.grammars.messages import MessageWish, grammar_of_message
 from gateway.grammars.wanted import Wanted
@@ -306,7 +306,7 @@ def _check_prompt(ask: Ask, prompt: list[int], served: Served) -> None:
         raise InvalidRequestError("the prompt has no tokens", param=name)
     limit = served.max_model_len
     if limit is not None and len(prompt) >= limit:
-        raise context_error(limit, f"your {name} resulted in {len(prompt)} tokens", name)
+        raise prompt_error(limit, f"{len(prompt)} tokens", name)
 
 
 def _sampling(ask: Ask, prompt: list[int], served: Served) -> SamplingParams:

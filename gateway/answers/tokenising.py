@@ -73,7 +73,7 @@ class Tokenising:
                 own = {"most_s": most_s} if isinstance(prompt, Conversation) else {}
                 return make(limit=limit, keep=keep, **own)
             except TooLongError as error:
-                raise context_error(served.max_model_len, f"your {name} resulted in {error.what}", name) from None
+                raise prompt_error(served.max_model_len, error.what, name) from None
 
         chars = _chars(prompt, LONG_CHARS)
         if chars <= SHORT_CHARS and not (isinstance(prompt, Conversation) and len(prompt.messages) > SHORT_MESSAGES):
@@ -158,6 +158,14 @@ def _maker(prompt: Text | Conversation | Infill, tokenizer: ChatTokenizer) -> Ca
             return partial(tokenizer.encode_infill, prompt)
         case _:
             assert_never(prompt)
+
+
+def prompt_error(limit: int | None, length: str, name: str) -> ContextLengthError:
+    """`length`: the prompt's by itself, as "4001 tokens"."""
+    error = context_error(limit, f"your {name} resulted in {length}", name)
+    if limit is not None and length.endswith("tokens"):
+        error.excess = f"{length} > {limit}"
+    return error
 
 
 def context_error(limit: int | None, what: str, name: str) -> ContextLengthError:

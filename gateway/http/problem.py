@@ -23,9 +23,13 @@ REFUSALS = (429, 503)  # their answers say when to come back
 
 
 class ContextLengthError(InvalidRequestError):
-    """The prompt leaves no room for the answer."""
+    """The prompt leaves no room for the answer. `excess` is both in tokens, as "4001 tokens > 2048"; "": not known."""
 
     code = "context_length_exceeded"
+
+    def __init__(self, message: str, *, param: str | None = None, excess: str = "") -> None:
+        super().__init__(message, param=param)
+        self.excess = excess
 
 
 class ModelNotFoundError(InvalidRequestError):
@@ -60,6 +64,7 @@ class Problem:
     message: str
     code: str = ""  # clients may branch on it; "": none
     param: str | None = None  # the wrong field
+    excess: str = ""  # see `ContextLengthError`
     headers: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
 
@@ -77,7 +82,10 @@ def problem_of(error: ServingError) -> Problem:
         headers |= error.headers
     if isinstance(error, QuarantinedError):
         headers["x-should-retry"] = "false"  # OpenAI's clients repeat a 500; this request must not come again
-    return Problem(status=status, message=error.message, code=error.code, param=error.param, headers=headers)
+    excess = error.excess if isinstance(error, ContextLengthError) else ""
+    return Problem(
+        status=status, message=error.message, code=error.code, param=error.param, excess=excess, headers=headers
+    )
 
 
 def _status(error: ServingError) -> int:

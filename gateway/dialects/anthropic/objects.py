@@ -104,7 +104,9 @@ def signature(answer: Answer) -> str:
 def error_object(problem: Problem) -> Json:
     kind = _KINDS.get(status_of(problem), "invalid_request_error" if problem.status < 500 else "api_error")
     details = {"details": _NO_THREADS} if problem.status == 400 and problem.param == "thread" else {}
-    return {"type": "error", "error": {"type": kind, "message": problem.message} | details}
+    # Agents look for these words, and shorten their conversation then.
+    message = f"prompt is too long: {problem.excess} maximum" if problem.excess else problem.message
+    return {"type": "error", "error": {"type": kind, "message": message} | details}
 
 
 def status_of(problem: Problem) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -289,6 +290,21 @@ async def test_a_client_that_wants_its_conversation_kept_is_told_so_that_it_send
     refused = await messages.http.post(PATH, json=body(thread={"type": "create"}))
     assert refused.status_code == 400
     assert refused.json()["error"]["details"] == {"error_code": "thread_unsupported_request", "unsupported": []}
+
+
+@pytest.mark.parametrize("words", [2_100, 9_000], ids=["counted", "counted in part"])
+async def test_a_prompt_that_is_too_long_is_told_in_the_words_that_agents_look_for(
+    messages: Gateway, words: int
+) -> None:
+    """Claude Code compacts its conversation then, by the two numbers."""
+    long = body(messages=[{"role": "user", "content": "word " * words}])
+    answer = await messages.http.post(PATH, json=long)
+    assert answer.status_code == 400
+    found = re.fullmatch(
+        r"prompt is too long: (?:at least )?(\d+) tokens > 2048 maximum", answer.json()["error"]["message"]
+    )
+    assert found is not None, answer.text
+    assert int(found[1]) > 2048
 
 
 async def test_a_bearer_token_is_a_key_too(messages: Gateway) -> None:
