@@ -70,7 +70,8 @@ class ResponseEvents:
         self._was_queued = was_queued
         self._next = NUM_QUEUED if was_queued else 0  # the next event's number
         self._latest: Text | None = None
-        self._around: list[bytes] = []  # number and text of a delta to `_latest`
+        self._reasons = False  # `_latest` does
+        self._before, self._between, self._behind = "", "", b""  # a delta to it, around its number and text
 
     def opening(self) -> bytes:
         begun = self.making.begun()
@@ -78,16 +79,22 @@ class ResponseEvents:
         return self._told(Event(f"response.{status}", {"response": begun}) for status in statuses)
 
     def text(self, choice: Choice, text: str) -> bytes:
-        item = self.making.output.writing(reasoning=choice.is_reasoning)
-        if item is None:
-            said_so = Piece(text="", reasoning=text) if choice.is_reasoning else Piece(text=text)
-            return self.event(choice, said_so)
-        if item is not self._latest:
-            self._latest, self._around = item, _around(item)
+        item = self._latest
+        if item is None or item is not self.making.output.open_item or choice.is_reasoning is not self._reasons:
+            return self._begun(choice, text)
         item.parts.append(text)
-        before, between, behind = self._around
-        number, self._next = self._next, self._next + 1
-        return b"%b%d%b%b%b" % (before, number, between, said(text), behind)
+        number = self._next
+        self._next = number + 1
+        return f"{self._before}{number}{self._between}".encode() + said(text) + self._behind
+
+    def _begun(self, choice: Choice, text: str) -> bytes:
+        """The first text behind something else."""
+        told = self.event(choice, Piece(text="", reasoning=text) if choice.is_reasoning else Piece(text=text))
+        self._reasons = choice.is_reasoning
+        self._latest = item = self.making.output.writing(reasoning=self._reasons)
+        if item is not None:
+            self._before, self._between, self._behind = _around(item)
+        return told
 
     def event(self, choice: Choice, piece: Piece) -> bytes:
         return self._told(self.making.output.take(piece))
@@ -120,8 +127,8 @@ def encoded(event: Event, number: int) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (event.type.encode(), data)
 
 
-def _around(item: Text) -> list[bytes]:
-    """A delta's bytes before its number, between that and the text, and behind."""
+def _around(item: Text) -> tuple[str, str, bytes]:
+    """A delta's text before its number, between that and what is added, and behind."""
     number, mark = 9_007_199_254_740_991, "\N{OBJECT REPLACEMENT CHARACTER}"
     fields = item.place.fields | {item.form.index: 0, "delta": mark}
     if not item.form.is_reasoning:
@@ -129,4 +136,4 @@ def _around(item: Text) -> list[bytes]:
     event = encoded(Event(f"{item.form.event}.delta", fields), number)
     before, _, rest = event.partition(b"%d" % number)
     between, _, behind = rest.partition(said(mark))
-    return [before, between, behind]
+    return before.decode(), between.decode(), behind

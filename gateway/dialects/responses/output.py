@@ -68,17 +68,17 @@ class Output:
         self._suffix = answer_id.partition("_")[2]
         self._rules = rules
         self._items: list[Json] = []
-        self._open: OpenItem | None = None
+        self.open_item: OpenItem | None = None
         self._call = -1  # the index of the open call among the answer's
         self._logprobs: list[Json] = []  # tokens that have not become text yet
 
     def items(self, status: str = INCOMPLETE) -> list[Json]:
         """What there is. `status`: that of an item which is still open."""
-        return [*self._items, self._open.item(status)] if self._open is not None else list(self._items)
+        return [*self._items, self.open_item.item(status)] if self.open_item is not None else list(self._items)
 
     def writing(self, *, reasoning: bool) -> Text | None:
-        """The open item if it is the one that text goes on in, and tells each addition by an event."""
-        found = self._open
+        """The open item if text goes on in it."""
+        found = self.open_item
         return found if isinstance(found, Text) and found.form.is_reasoning is reasoning else None
 
     def take(self, piece: Piece) -> list[Event]:
@@ -120,12 +120,12 @@ class Output:
         if self._rules.compacts:
             if is_reasoning:
                 return []
-            if not isinstance(self._open, Compaction):
+            if not isinstance(self.open_item, Compaction):
                 events += self._begin(Compaction(self._place("cmp")))
         elif self.writing(reasoning=is_reasoning) is None:
             events += self._begin(self._text(is_reasoning=is_reasoning))
-        assert self._open is not None
-        return events + self._open.add(text, logprobs)
+        assert self.open_item is not None
+        return events + self.open_item.add(text, logprobs)
 
     def _text(self, *, is_reasoning: bool) -> Text:
         if not is_reasoning:
@@ -134,32 +134,32 @@ class Output:
 
     def _called(self, delta: CallDelta) -> list[Event]:
         events: list[Event] = []
-        if delta.index != self._call or not isinstance(self._open, Call):
+        if delta.index != self._call or not isinstance(self.open_item, Call):
             self._call = delta.index
             called = self._rules.called.get(delta.name) or Called(name=delta.name)
             events += self._begin(Call(self._place("ctc" if called.is_custom else "fc"), called, delta.id))
-        assert self._open is not None
-        return events + self._open.add(delta.arguments, []) if delta.arguments else events
+        assert self.open_item is not None
+        return events + self.open_item.add(delta.arguments, []) if delta.arguments else events
 
     def _place(self, kind: str) -> Place:
         """The next item's, behind the open one."""
-        index = len(self._items) + (self._open is not None)
+        index = len(self._items) + (self.open_item is not None)
         return Place(f"{kind}_{self._suffix}{index:04x}", index)
 
     def _begin(self, item: OpenItem) -> list[Event]:
         events = self._end(COMPLETED)
-        self._open = item
+        self.open_item = item
         return events + item.begin()
 
     def _end(self, status: str) -> list[Event]:
         events: list[Event] = []
-        if self.finish and self._open is None and not self._items:  # the model said nothing
-            self._open = Compaction(self._place("cmp")) if self._rules.compacts else self._text(is_reasoning=False)
-            events += self._open.begin()
-        if self._open is not None:
-            events += self._open.end(status)
-            self._items.append(self._open.item(status))
-            self._open = None
+        if self.finish and self.open_item is None and not self._items:  # the model said nothing
+            self.open_item = Compaction(self._place("cmp")) if self._rules.compacts else self._text(is_reasoning=False)
+            events += self.open_item.begin()
+        if self.open_item is not None:
+            events += self.open_item.end(status)
+            self._items.append(self.open_item.item(status))
+            self.open_item = None
         return events
 
 
