@@ -69,6 +69,8 @@ async def serve(
 ) -> None:
     """Serve at its own listeners, and at those that others share once requests are answered."""
     server = new_server(app, settings)
+    if not server.can_join:
+        own, shared = [*own, *shared], []
     for listener in own:
         take_connections(listener)
     if parts.batches is not None:

@@ -1,4 +1,4 @@
-"""The HTTP protocol of the gateway's server: ours, which overrides parts of uvicorn's that are no public interface.
+"""What the gateway overrides of uvicorn that is no public interface: the HTTP protocol, and parts of the server.
 
 Where a release of uvicorn lacks one of them, uvicorn's own serves, with what it has of bounds.
 """
@@ -55,6 +55,9 @@ OF_AN_EXCHANGE = (
     *("scope", "transport", "flow", "logger", "access_logger", "access_log", "default_headers", "message_event"),
     *("expect_100_continue", "keep_alive", "on_response"),
 )
+# Attributes that `services.gateway.server` reads or replaces.
+OF_A_SERVER = ("capture_signals", "lifespan", "server_state", "servers")
+LOST_BY_A_SERVER = "a drain before uvicorn hears a signal, leaving a shared port while the event loop stands still"
 LOST = "bounds on heads, on the time that they take and on clients that do not read; answers to clients that sent all they have"
 
 
@@ -84,6 +87,16 @@ def lacking() -> list[str]:
     lacks = [f"HttpToolsProtocol.{name}" for name in OF_A_CONNECTION if not hasattr(made, name)]
     lacks += [f"RequestResponseCycle({name}=…)" for name in OF_AN_EXCHANGE if name not in taken]
     return lacks if STATUS_LINE else [*lacks, "STATUS_LINE"]
+
+
+def can_join() -> bool:
+    """Whether uvicorn's server has what joining and leaving ports takes; else the log says what is lost."""
+    codes = [each.__code__ for each in vars(uvicorn.Server).values() if hasattr(each, "__code__")]
+    named = {name for code in codes for name in code.co_names}
+    lacks = [f"Server.{name}" for name in OF_A_SERVER if name not in named]
+    if lacks:
+        log.warning("gateway.library_differs", extra=difference("uvicorn", lacks, LOST_BY_A_SERVER))
+    return not lacks
 
 
 async def _nobody(scope: Any, receive: Any, send: Any) -> None:

@@ -10,7 +10,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from common.settings import ConfigError
-from services.gateway.protocol import http_options
+from services.gateway.protocol import can_join, http_options
 from services.gateway.settings import GatewaySettings
 
 SEND_BUFFER_BYTES = 128 << 10  # per connection; the kernel takes twice that
@@ -18,10 +18,14 @@ KEEP_ALIVE_S = 75
 
 
 class Server(uvicorn.Server):
-    """Uvicorn without its own signal handlers: ours drain first."""
+    """Uvicorn without its own signal handlers: ours drain first.
+
+    Where it `can_join` no port later, all are given to `serve`, and `leave` leaves none.
+    """
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
+        self.can_join = can_join()
         self.servers = []  # a gateway may have to leave before it serves
 
     def capture_signals(self):  # type: ignore[no-untyped-def]

@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
+import uvicorn
 
 from gateway.http.connection import BoundedProtocol
 from services.gateway import protocol
@@ -21,9 +22,10 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "http.response.body", "body": b"served"})
 
 
-async def served() -> tuple[str, bool]:
+async def served(*, can_join: bool = True) -> tuple[str, bool]:
     """An answer over HTTP, and whether the gateway's own protocol gave it."""
     server = new_server(app, GatewaySettings())
+    assert server.can_join == can_join
     with listen("127.0.0.1", 0) as listener:
         port = listener.getsockname()[1]
         serving = asyncio.create_task(server.serve(sockets=[listener]))
@@ -55,6 +57,23 @@ async def test_without_one_of_them_uvicorn_serves_by_itself(
     assert told["library"] == "uvicorn"
     assert "renamed_since" in told["lacks"][0]
     assert "bounds on heads" in told["lost"]
+
+
+@pytest.mark.parametrize("name", protocol.OF_A_SERVER)
+async def test_a_server_that_lacks_one_of_them_takes_all_ports_at_the_start(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    """As if a release had renamed it: the functions that name it are away."""
+    for each, made in list(vars(uvicorn.Server).items()):
+        if name in getattr(getattr(made, "__code__", None), "co_names", ()):
+            monkeypatch.setattr(uvicorn.Server, each, staticmethod(made))
+    assert not protocol.can_join()
+    monkeypatch.undo()
+    monkeypatch.setattr(protocol, "OF_A_SERVER", ("renamed_since",))
+    assert await served(can_join=False) == ("served", True)
+    told = [record.__dict__ for record in caplog.records if record.msg == "gateway.library_differs"]
+    assert [one["lacks"] for one in told] == [[f"Server.{name}"], ["Server.renamed_since"]]
+    assert "drain" in told[0]["lost"]
 
 
 async def test_a_module_that_moved_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
