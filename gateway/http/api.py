@@ -20,6 +20,8 @@ STATUSES = {
     409: "not as things are now",
     413: "the body is too large",
     415: "the body is packed, or of a type, that is not read here",
+    422: "a field is wrong; TGI's paths say it so",
+    424: "a worker failed the request; TGI's paths say it so",
     429: "no room or no budget now; Retry-After says when",
     431: "the headers are too large",
     500: "a mistake of the server",
