@@ -140,11 +140,11 @@ def load() -> None:
 
 @case("list, ps, show, pull")
 def models() -> None:
-    (listed,) = client.list().models
+    listed, *_ = client.list().models  # aliases follow
     assert listed.model
     assert listed.model.removesuffix(":latest") == MODEL
     assert listed.modified_at
-    (loaded,) = client.ps().models
+    loaded, *_ = client.ps().models
     assert loaded.model == listed.model
     assert loaded.context_length
     assert loaded.expires_at

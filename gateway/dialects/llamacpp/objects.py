@@ -31,7 +31,7 @@ class Chunks:
     def __init__(self, body: LlamaRequest, answer: Answer) -> None:
         self._body = body
         self._answer = answer
-        self._texts = [""] * len(answer.choices)  # as far as they came
+        self._has_new_line = [False] * len(answer.choices)
         self.tell_text_alone = not (
             body.return_tokens or body.n_probs or body.timings_per_token or body.response_fields
         )
@@ -40,12 +40,13 @@ class Chunks:
         return b""
 
     def text(self, choice: Choice, text: str) -> bytes:
-        self._texts[choice.index] += text
+        if "\n" in text:
+            self._has_new_line[choice.index] = True
         return _PLAIN % (choice.index, said(text), choice.completion_tokens, len(_prompt(self._answer, choice)))
 
     def event(self, choice: Choice, piece: Piece) -> bytes:
         body, answer = self._body, self._answer
-        self._texts[choice.index] += piece.text
+        self._has_new_line[choice.index] |= "\n" in piece.text
         told = b""
         if piece.text or (body.return_tokens and piece.token_ids) or (body.n_probs and piece.logprobs):
             chunk = {
@@ -59,8 +60,8 @@ class Chunks:
             }
             told = event(chunk | _probabilities(body, answer, piece) | _timings(body, answer, choice))
         if piece.finish:
-            ended = Piece(text="", finish=piece.finish)
-            told += event(_of_fields(body, _ended(body, answer, choice, ended, self._texts[choice.index])))
+            ended = _ended(body, answer, choice, Piece(text="", finish=piece.finish))
+            told += event(_of_fields(body, ended | {"has_new_line": self._has_new_line[choice.index]}))
         return told
 
     def closing(self) -> bytes:
@@ -74,7 +75,7 @@ async def whole(body: LlamaRequest, answer: Answer) -> Json | list[Json]:
     """An object, or a list of them where several were asked for."""
     pieces = await answer.whole()
     told = [
-        _of_fields(body, _ended(body, answer, choice, piece, piece.text) | _probabilities(body, answer, piece))
+        _of_fields(body, _ended(body, answer, choice, piece) | _probabilities(body, answer, piece))
         for choice, piece in zip(answer.choices, pieces, strict=True)
     ]
     return told[0] if len(told) == 1 else told
@@ -108,7 +109,7 @@ def settings_of(defaults: Mapping[str, Any], body: LlamaRequest | None = None) -
     }
 
 
-def _ended(body: LlamaRequest, answer: Answer, choice: Choice, piece: Piece, text: str) -> Json:
+def _ended(body: LlamaRequest, answer: Answer, choice: Choice, piece: Piece) -> Json:
     """Everything about a choice at its end."""
     prompt = _prompt(answer, choice)
     kinds = {Finish.STOP: "eos" if choice.stop_string is None else "word", Finish.LENGTH: "limit"}
@@ -123,7 +124,7 @@ def _ended(body: LlamaRequest, answer: Answer, choice: Choice, piece: Piece, tex
         "tokens_evaluated": len(prompt),
         "generation_settings": settings_of(answer.tokenizer.defaults, body),
         "prompt": answer.tokenizer.decode(prompt, skip_special_tokens=False),
-        "has_new_line": "\n" in text,
+        "has_new_line": "\n" in piece.text,
         "truncated": False,
         "stop_type": kinds.get(piece.finish, "none"),
         "stopping_word": choice.stop_string or "",

@@ -49,6 +49,7 @@ class Lines:
         self._end = end
         self._calls = WholeCalls()
         self._reason = ""
+        self._second, self._until_ns = b"", 0  # of the newest stamp
         self._around: dict[bool, list[bytes]] = {}  # by whether it is reasoning
         self.tell_text_alone = not logprobs
 
@@ -61,7 +62,11 @@ class Lines:
             content = self._content(*(("", _MARK) if choice.is_reasoning else (_MARK, "")), [])
             whole = said({"model": self._answer.model} | content | {"done": False})
             around = self._around[choice.is_reasoning] = (b'",' + whole[1:] + b"\n").split(said(_MARK))
-        return b'{"created_at":"' + stamp().encode() + said(text).join(around)
+        now_ns = time.time_ns()
+        if now_ns >= self._until_ns:  # another second
+            self._until_ns = now_ns - now_ns % _NS + _NS
+            self._second = _second(now_ns // _NS).encode()
+        return b'{"created_at":"%b.%09dZ%b' % (self._second, now_ns % _NS, said(text).join(around))
 
     def event(self, choice: Choice, piece: Piece) -> bytes:
         self._reason = piece.finish or self._reason

@@ -109,6 +109,13 @@ async def test_what_ended_it_is_told(llama: Gateway) -> None:
         assert llama.script.submitted[-1].num_tokens == 4096
 
 
+async def test_a_new_line_in_any_chunk_is_told(llama: Gateway) -> None:
+    ids = [*llama.tokenizer.encode("One.\nTwo.", add_special_tokens=False), *llama.tokenizer.eos_ids[:1]]
+    llama.script.script = lambda spec: ids
+    *_, last = await asked(llama, stream=True)
+    assert (last["has_new_line"], (await asked(llama))["has_new_line"]) == (True, True)
+
+
 async def test_several_prompts_and_choices_are_a_list(llama: Gateway) -> None:
     several = await asked(llama, prompt=["Hello", "You", [5, 6]], n_cmpl=2)
     assert [one["index"] for one in several] == [0, 1, 2, 3, 4, 5]
