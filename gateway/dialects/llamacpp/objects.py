@@ -8,6 +8,7 @@ from typing import Any
 from common.messages import TokenLogprobs
 from common.words import Finish
 from gateway.answers.answer import Answer
+from gateway.answers.ask import Text
 from gateway.answers.choice import Choice, Piece
 from gateway.answers.tokenizer import ChatTokenizer
 from gateway.dialects.llamacpp.bodies import SAMPLING, LlamaRequest
@@ -123,7 +124,7 @@ def _ended(body: LlamaRequest, answer: Answer, choice: Choice, piece: Piece) -> 
         "tokens_predicted": choice.completion_tokens,
         "tokens_evaluated": len(prompt),
         "generation_settings": settings_of(answer.tokenizer.defaults, body),
-        "prompt": answer.tokenizer.decode(prompt, skip_special_tokens=False),
+        "prompt": _prompt_text(body, answer, choice),
         "has_new_line": "\n" in piece.text,
         "truncated": False,
         "stop_type": kinds.get(piece.finish, "none"),
@@ -131,6 +132,17 @@ def _ended(body: LlamaRequest, answer: Answer, choice: Choice, piece: Piece) -> 
         "tokens_cached": choice.cached_tokens,
         "timings": timings_object(answer, choice),
     }
+
+
+def _prompt_text(body: LlamaRequest, answer: Answer, choice: Choice) -> str:
+    """A prompt as its client wrote it; else of its tokens. To read those of a long text would hold the event loop."""
+    asked = getattr(body, "prompt", None)
+    prompt = asked[choice.index // answer.choices_per_prompt] if isinstance(asked, list) else None
+    return (
+        prompt.text
+        if isinstance(prompt, Text)
+        else answer.tokenizer.decode(_prompt(answer, choice), skip_special_tokens=False)
+    )
 
 
 def _of_fields(body: LlamaRequest, told: Json) -> Json:
