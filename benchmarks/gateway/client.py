@@ -29,10 +29,12 @@ class Counts:
 
 
 class Stream(asyncio.Protocol):
-    """One connection, one answer at a time."""
+    """One connection, one answer at a time. `end` closes a whole stream."""
 
-    def __init__(self, counts: Counts) -> None:
+    def __init__(self, counts: Counts, path: str, end: bytes) -> None:
         self._counts = counts
+        self._path = path
+        self._end = end
         self._transport: asyncio.Transport | None = None
         self._tail = b""
         self._over: asyncio.Future[None] | None = None
@@ -45,7 +47,8 @@ class Stream(asyncio.Protocol):
         """Send a request and wait until its answer has ended. Raises RuntimeError for another one than a whole stream."""
         assert self._transport is not None
         self._over, self._tail = asyncio.get_running_loop().create_future(), b""
-        head = f"POST {PATH} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+        head = f"POST {self._path} HTTP/1.1\r\nhost: localhost\r\n"
+        head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
         self._transport.write(head.encode() + body)
         async with asyncio.timeout(TIMEOUT_S):
             await self._over
@@ -62,7 +65,7 @@ class Stream(asyncio.Protocol):
         if data.startswith(b"HTTP/1.1 ") and not data.startswith(b"HTTP/1.1 200 ") and not self._over.done():
             self._over.set_exception(RuntimeError(f"refused: {data[-500:]!r}"))
         if self._tail.endswith(b"0\r\n\r\n") and not self._over.done():
-            if DONE not in self._tail:
+            if self._end not in self._tail:
                 self._over.set_exception(RuntimeError(f"no whole answer: {self._tail[-500:]!r}"))
             else:
                 self._over.set_result(None)
@@ -72,10 +75,12 @@ class Stream(asyncio.Protocol):
             self._over.set_exception(exc or ConnectionError("the server closed the connection"))
 
 
-async def load(port: int, body: bytes, *, streams: int, requests: int = 0) -> Counts:
+async def load(
+    port: int, body: bytes, *, streams: int, requests: int = 0, path: str = PATH, end: bytes = DONE
+) -> Counts:
     """Have `streams` connections ask at once, and again until there were `requests` in all; 0: each once."""
     counts, loop = Counts(), asyncio.get_running_loop()
-    made = [await loop.create_connection(lambda: Stream(counts), "127.0.0.1", port) for _ in range(streams)]
+    made = [await loop.create_connection(lambda: Stream(counts, path, end), "127.0.0.1", port) for _ in range(streams)]
     left = max(0, requests - streams)
 
     async def ask(stream: Stream) -> None:

@@ -122,6 +122,15 @@ TEXTS = {
         refused=lambda body: sorted(body),
         limited=["error"],
     ),
+    "llama.cpp": Way(
+        "/completion",
+        GREEDY | {"prompt": QUESTION},
+        lambda event: str(event["content"]),
+        lambda body: str(body["content"]),
+        ("n_predict",),
+        refused=lambda body: body["error"]["type"],
+        limited="unavailable_error",
+    ),
     "tgi": Way(
         "/generate_stream",
         {"inputs": QUESTION, "parameters": {"do_sample": False}},
