@@ -49,7 +49,7 @@ class Lines:
         self._end = end
         self._calls = WholeCalls()
         self._reason = ""
-        self._second, self._until_ns = b"", 0  # of the newest stamp
+        self._second, self._until_ns = b"", 0  # the newest stamp's
         self._around: dict[bool, list[bytes]] = {}  # by whether it is reasoning
         self.tell_text_alone = not logprobs
 
