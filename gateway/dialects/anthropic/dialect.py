@@ -99,8 +99,15 @@ DIALECT = Dialect(
                     f"{MODELS}/{{model}}", "One model.", JSON, error="AnthropicError", answer=ref("AnthropicModel")
                 )
             },
+            BATCHES: {
+                "post": post(AnyBody, {}, error="AnthropicError"),
+                "get": get(BATCHES, "Says where batches are.", error="AnthropicError"),
+            },
+            f"{BATCHES}/{{rest}}": {
+                "get": get(f"{BATCHES}/{{rest}}", "Says where batches are.", error="AnthropicError")
+            },
         },
-        bodies=(MessagesRequest, CountTokensRequest),
+        bodies=(MessagesRequest, CountTokensRequest, AnyBody),
         schemas=ANSWERS,
     ),
 )
