@@ -34,6 +34,7 @@ ASK_AGAIN_S = 0.1
 LEASE_S = 3.0  # a holder that neither answers nor beats for so long is dead
 RIVAL_BEATS, RIVAL_S = 3, 1.0  # a message on its way when its sender died is no rival
 MAX_RIVALS = 8
+FRACTION_BITS = 8  # of two workers of one second the older one counts where groups are equally large
 
 Beat = WorkerState | GatewayState
 
@@ -49,8 +50,11 @@ def made_up_tag() -> str:
 
 
 def new_incarnation() -> int:
-    """The number of a life that begins now: later ones are larger, of this release."""
-    return int(time.time()) << INCARNATION_BITS | secrets.randbits(INCARNATION_BITS)
+    """Return the number of a life that begins now: seconds, their fraction in `FRACTION_BITS`, then chance. Later ones are larger."""
+    seconds, ns = divmod(time.time_ns(), 10**9)
+    chance = INCARNATION_BITS - FRACTION_BITS
+    fraction = (ns << FRACTION_BITS) // 10**9
+    return seconds << INCARNATION_BITS | fraction << chance | secrets.randbits(chance)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
