@@ -50,7 +50,7 @@ def made_up_tag() -> str:
 
 
 def new_incarnation() -> int:
-    """Return the number of a life that begins now: seconds, their fraction in `FRACTION_BITS`, then chance. Later ones are larger."""
+    """Return the number of a life that begins now: seconds, `FRACTION_BITS` of their fraction, chance. Later ones are larger."""
     seconds, ns = divmod(time.time_ns(), 10**9)
     chance = INCARNATION_BITS - FRACTION_BITS
     fraction = (ns << FRACTION_BITS) // 10**9

@@ -63,8 +63,8 @@ def test_made_up_names_have_the_host_and_are_valid_and_unlike(
 
 def test_lives_are_numbered_in_the_order_in_which_they_began(monkeypatch: pytest.MonkeyPatch) -> None:
     numbers = []
-    for second in (1_800_000_000, 1_800_000_001, 4_000_000_000):
-        monkeypatch.setattr("time.time", lambda second=second: second + 0.5)
+    for second in (1_800_000_000.0, 1_800_000_000.25, 1_800_000_000.99, 1_800_000_001.0, 4_000_000_000.5):
+        monkeypatch.setattr("time.time_ns", lambda second=second: int(second * 1e9))
         numbers.append(new_incarnation())
     assert numbers == sorted(numbers)
     assert numbers[-1] < 2**63
