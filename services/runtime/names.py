@@ -34,7 +34,7 @@ ASK_AGAIN_S = 0.1
 LEASE_S = 3.0  # a holder that neither answers nor beats for so long is dead
 RIVAL_BEATS, RIVAL_S = 3, 1.0  # a message on its way when its sender died is no rival
 MAX_RIVALS = 8
-FRACTION_BITS = 8  # of two workers of one second the older one counts where groups are equally large
+FRACTION_BITS = 8  # among equally large groups the one with the older worker counts
 
 Beat = WorkerState | GatewayState
 
