@@ -70,6 +70,7 @@ class Reply:
     tools: ToolRules = ToolRules()
     shows_reasoning: bool = True
     thinking_budget: int | None = None  # tokens of reasoning at most
+    is_steered: bool = False  # its reasoning may be ended while it runs: `gateway.answers.steering`
     may_think: bool = True  # nothing says that it should not
 
 

@@ -242,6 +242,11 @@ class Choice:
         return self._reader.reasoning_tokens
 
     @property
+    def is_thinking(self) -> bool:
+        """Whether reasoning is what comes next, as far as it was read."""
+        return not self.finish and self._reader.is_reasoning
+
+    @property
     def stop_string(self) -> str | None:
         """The stop string that ended the text."""
         return self._stop.matched

@@ -8,7 +8,7 @@ import logging
 import secrets
 import time
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import msgspec
@@ -20,6 +20,7 @@ from gateway.answers.answer import Answer, Turn
 from gateway.answers.ask import Ask, Infill, Reply
 from gateway.answers.catalogue import Catalogue, Served
 from gateway.answers.choice import Choice, MessageReader
+from gateway.answers.steering import Steering
 from gateway.answers.tallies import Tallies
 from gateway.answers.tokenising import Tokenising, context_error, prompt_error
 from gateway.answers.tokenizer import ChatTokenizer
@@ -80,6 +81,7 @@ class Answers:
         self.generations = generations
         self.catalogue = catalogue
         self.tokenising = Tokenising()
+        self.steering = Steering()
         self.tallies = Tallies(catalogue.names)
         generations.timelines.on_end(self.tallies.observe)
 
@@ -183,6 +185,9 @@ class Answers:
             )
             for index, (spec, generation) in enumerate(zip(specs, generations, strict=True))
         ]
+        if ask.reply is not None:
+            closing = partial(_closing, ask, ask.reply, served, prompts[0], origin.tenant.name)
+            self.steering.add(answer, origin.tenant.name, closing if ask.reply.is_steered else None)
         return answer
 
     async def _tokenised(self, ask: Ask, served: Served, give_up_at: float) -> list[list[int]]:
@@ -234,11 +239,21 @@ class Answers:
         return specs
 
 
-async def _grammar(ask: Ask, served: Served, prompt: list[int], tenant: str) -> Grammar | None:
+async def _closing(ask: Ask, reply: Reply, served: Served, prompt: list[int], tenant: str) -> Grammar:
+    """The grammar of an answer that thinks now, with no more reasoning. Raises as `_grammar`."""
+    ended = replace(ask, reply=replace(reply, thinking_budget=0))
+    grammar = await _grammar(ended, served, prompt, tenant, is_thinking=True)
+    assert grammar is not None  # its budget binds
+    return grammar
+
+
+async def _grammar(
+    ask: Ask, served: Served, prompt: list[int], tenant: str, *, is_thinking: bool = False
+) -> Grammar | None:
     """Raises what `GrammarMaker.make` raises, and UnavailableError while a worker of the release before would ignore it."""
     wanted = ask.grammar
     if ask.reply is not None:
-        wanted = await _message_grammar(ask, ask.reply, served.tokenizer, prompt, tenant)
+        wanted = await _message_grammar(ask, ask.reply, served.tokenizer, prompt, tenant, is_thinking=is_thinking)
     if wanted is None and not ask.limits:
         return None
     if not served.follows_grammars:
@@ -253,9 +268,9 @@ async def _grammar(ask: Ask, served: Served, prompt: list[int], tenant: str) -> 
 
 
 async def _message_grammar(
-    ask: Ask, reply: Reply, tokenizer: ChatTokenizer, prompt: list[int], tenant: str
+    ask: Ask, reply: Reply, tokenizer: ChatTokenizer, prompt: list[int], tenant: str, *, is_thinking: bool
 ) -> Wanted | None:
-    """Raises as `grammar_of_message`."""
+    """`is_thinking`: the answer opened its reasoning itself, if the prompt didn't. Raises as `grammar_of_message`."""
     tools = reply.tools
     body = None if tools.must_call else ask.grammar
     is_bound = tools.must_call or tools.restricts or body is not None
@@ -269,8 +284,8 @@ async def _message_grammar(
         is_single=not tools.parallel,
         body=body,
         budget=reply.thinking_budget,
-        is_reasoning=begun.is_reasoning,
-        has_reasoned=begun.has_reasoned,
+        is_reasoning=is_thinking or begun.is_reasoning,
+        has_reasoned=is_thinking or begun.has_reasoned,
         may_think=reply.may_think and not tokenizer.opens_reasoning,
     )
     return await grammar_of_message(

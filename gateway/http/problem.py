@@ -45,7 +45,7 @@ class UnauthorizedError(ServingError):
 
 
 class NotKeptError(InvalidRequestError):
-    """There is no such file or batch for this tenant."""
+    """There is no such file, batch or running answer for this tenant."""
 
     code = "not_found"
 

@@ -9,9 +9,11 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+import msgspec
+
 from common.bus import Bus
 from common.errors import OverloadedError, QuarantinedError, ServingError, UnavailableError
-from common.messages import Cancel, Job, WorkerState
+from common.messages import Cancel, Grammar, Job, WorkerState
 from common.peers import Peers
 from common.tracing import in_trace
 from common.words import WorkerStatus
@@ -32,6 +34,12 @@ from gateway.request.timeline import AttemptLine, Timeline
 log = logging.getLogger("baton.requests")
 
 REPLACE_PERIOD_S = 0.1  # pause before an unplaceable request is placed again
+
+# Moves that nothing failed for: how they are counted, and logged.
+_TOLD = {
+    End.PREEMPTED: ("preemptions", "request.preempted", logging.INFO),
+    End.REASONING_ENDED: ("reasoning_ended", "request.reasoning_ended", logging.INFO),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +102,14 @@ class Attempts:
         """Place and queue an admitted request's first attempt. Raises ServingError."""
         received = timeline.submitted_at
         state = RequestState(spec=spec, deadline_at=received + spec.deadline_s)
-        request = ActiveRequest(state, received, self._cancel, waited_s=waited_s, timeline=timeline)
+        request = ActiveRequest(
+            state,
+            received,
+            self._cancel,
+            waited_s=waited_s,
+            timeline=timeline,
+            on_end_reasoning=self._end_reasoning,
+        )
         self._running.add(request)
         self._records.started(request)
         try:
@@ -207,6 +222,17 @@ class Attempts:
         request.place.lost()
         self.move_soon(request, Why(end=End.PREEMPTED, until=until))
 
+    def _end_reasoning(self, request: ActiveRequest, grammar: Grammar) -> bool:
+        """Move it to an attempt that may think no longer than it has. False: it is over, or thinks no more."""
+        state = request.state
+        if state.is_over or state.has_generated(grammar.after or []):
+            return False
+        if not state.is_closing(grammar.after):
+            closed = msgspec.structs.replace(grammar, budget=state.next_position)
+            state.spec = replace(state.spec, grammar=closed)
+            self.move_soon(request, Why(end=End.REASONING_ENDED))
+        return True
+
     async def _wait_for_place(self, request: ActiveRequest, until: asyncio.Future[None]) -> None:
         began_at = self._clock()
         with contextlib.suppress(ServingError):  # the gateway shuts down, and ends the request
@@ -216,11 +242,11 @@ class Attempts:
         request.timings["preempted"] = request.timings.get("preempted", 0.0) + waited_ms
 
     def _note_move(self, request: ActiveRequest, why: Why) -> None:
-        is_preempted = why.end is End.PREEMPTED
-        self._counters[Event(request.state.spec.model, "preemptions" if is_preempted else "retries")] += 1
+        event, name, level = _TOLD.get(why.end, ("retries", "request.retry", logging.WARNING))
+        self._counters[Event(request.state.spec.model, event)] += 1
         log.log(
-            logging.INFO if is_preempted else logging.WARNING,
-            "request.preempted" if is_preempted else "request.retry",
+            level,
+            name,
             extra={"request_id": request.state.spec.request_id, "reason": why.reason, "blame": why.blame},
         )
 

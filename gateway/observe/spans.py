@@ -181,6 +181,10 @@ def _gave_way(attempt: AttemptLine) -> bool:
     return attempt.outcome == End.PREEMPTED.text
 
 
+def _failed(attempt: AttemptLine) -> bool:
+    return attempt.outcome not in (End.PREEMPTED.text, End.REASONING_ENDED.text)
+
+
 class RequestSpans:
     """Records a timeline's spans at the request's end."""
 
@@ -247,7 +251,7 @@ class RequestSpans:
             context=attempt.traceparent,
             events=first,
             links=[before] if before else [],
-            outcome="" if timeline.status == "cancelled" or _gave_way(attempt) else attempt.outcome,
+            outcome=attempt.outcome if timeline.status != "cancelled" and _failed(attempt) else "",
         )
         placed = SpanEvent(
             name="placement",

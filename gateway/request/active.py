@@ -11,7 +11,7 @@ from msgspec import UNSET, UnsetType
 
 from common.blocks import pack_tokens
 from common.errors import DeadlineExceededError, ServingError
-from common.messages import Imported, Job, Settle, Tokens
+from common.messages import Grammar, Imported, Job, Settle, Tokens
 from gateway.request.mailbox import Mailbox
 from gateway.request.spec import GenerationSpec
 from gateway.request.state import RequestState
@@ -55,8 +55,10 @@ class ActiveRequest:
         *,
         waited_s: float = 0.0,
         timeline: Timeline | None = None,  # begun while it waited; None: it begins now
+        on_end_reasoning: Callable[[ActiveRequest, Grammar], bool] = lambda request, grammar: False,
     ) -> None:
         self._on_cancel = on_cancel
+        self._on_end_reasoning = on_end_reasoning
         self.state = state
         self.started_at = started_at
         self.waited_s = waited_s
@@ -120,6 +122,9 @@ class ActiveRequest:
 
     def cancel(self, reason: str) -> None:
         self._on_cancel(self, reason)
+
+    def end_reasoning(self, grammar: Grammar) -> bool:
+        return self._on_end_reasoning(self, grammar)
 
 
 def timeline_of(spec: GenerationSpec, submitted_at: float) -> Timeline:

@@ -24,6 +24,7 @@ class End(Enum):
     """Why an attempt was given up."""
 
     PREEMPTED = "its place went to another tenant", Sign.NOTHING
+    REASONING_ENDED = "its client ended the reasoning", Sign.NOTHING
     ROLE_LOST = "the worker takes no such work any more", Sign.NOTHING
     PLACE_AGAIN = "no candidate takes sequences", Sign.NOTHING
     NOT_CLAIMED = "not claimed", Sign.NOTHING

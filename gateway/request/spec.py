@@ -60,6 +60,10 @@ class Generation(Protocol):
         """Stop it on all workers. Idempotent."""
         ...
 
+    def end_reasoning(self, grammar: Grammar) -> bool:
+        """Go on under `grammar`, whose reasoning closes at once; False: it ended, or closed its reasoning already."""
+        ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:

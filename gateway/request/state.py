@@ -96,6 +96,20 @@ class RequestState:
         """Whether `attempt` is the current one and unclaimed."""
         return self.attempt == attempt and self.phase is Phase.QUEUED
 
+    def has_generated(self, run: list[int]) -> bool:
+        """Whether these tokens, one behind the other, were delivered."""
+        return any(self.generated[at : at + len(run)] == run for at in range(self.next_position))
+
+    def is_closing(self, closing: list[int] | None) -> bool:
+        """Whether a budget of reasoning is spent, so that `closing` comes next."""
+        grammar = self.spec.grammar
+        return (
+            grammar is not None
+            and grammar.after == closing
+            and grammar.budget is not None
+            and grammar.budget <= self.next_position
+        )
+
     def begin_attempt(self, now: float) -> bool:
         """Start another attempt; False once it is over."""
         if self.is_over:

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from common.errors import ServingError
-from common.messages import KVLayout, PromptLogprobs, Region, TokenLogprobs, WorkerState
+from common.messages import Grammar, KVLayout, PromptLogprobs, Region, TokenLogprobs, WorkerState
 from gateway.answers.catalogue import Catalogue
 from gateway.answers.tokenizer import ChatTokenizer
 from gateway.request.mailbox import TokenEvent
@@ -144,6 +144,7 @@ class ScriptedGeneration:
         )
         self.position = 0  # how far it was asked
         self.is_over = False
+        self.followed: Grammar | None = spec.grammar
         self.mailbox = self
         self.has_more = False  # it says so itself
         self.plain: list[int] = []
@@ -190,6 +191,18 @@ class ScriptedGeneration:
             self._owner.cancelled[self.spec.request_id] = reason
             self._end()
             self._wake()
+
+    def end_reasoning(self, grammar: Grammar) -> bool:
+        """What closes it comes next, and then what the script has behind it."""
+        closing = grammar.after or []
+        tokens, finish = self._script = self._script or self._answer()
+        ends = [at for at in range(len(tokens)) if tokens[at : at + len(closing)] == closing]
+        if self.is_over or (ends and ends[0] + len(closing) <= self._next):
+            return False
+        behind = tokens[ends[0] + len(closing) :] if ends else self.spec.sampling.stop_token_ids[:1]
+        self._script = [*tokens[: self._next], *closing, *behind], finish
+        self.followed = grammar
+        return True
 
     def _end(self) -> None:
         self.is_over = True

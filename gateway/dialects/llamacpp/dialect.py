@@ -6,7 +6,7 @@ from gateway.dialects.dialect import Dialect
 from gateway.dialects.llamacpp.bodies import InfillRequest, LlamaCompletionRequest
 from gateway.dialects.llamacpp.completions import COMPLETION, INFILL
 from gateway.dialects.llamacpp.objects import error_object
-from gateway.dialects.llamacpp.server import ApplyTemplate, ApplyTemplateRequest, props, slots
+from gateway.dialects.llamacpp.server import ApplyTemplate, ApplyTemplateRequest, Control, ControlRequest, props, slots
 from gateway.http.api import JSON, ApiPart, fields, get, post
 from gateway.http.keys import BEARER
 from gateway.http.problem import Json, Problem
@@ -14,6 +14,7 @@ from gateway.http.streaming import EVENTS
 
 COMPLETIONS = ("/completion", "/completions")
 INFILL_PATH, APPLY_TEMPLATE, PROPS, SLOTS = "/infill", "/apply-template", "/props", "/slots"
+CONTROL = "/v1/chat/completions/control"
 _TEXT: Json = {"type": "string"}
 _COMPLETION = fields({"content": _TEXT, "stop": {"type": "boolean"}})
 _ONE_OR_MORE: Json = {"anyOf": [_COMPLETION, {"type": "array", "items": _COMPLETION}]}
@@ -27,7 +28,7 @@ DIALECT = Dialect(
     name="llama.cpp",
     key=BEARER,
     endpoints={**dict.fromkeys(COMPLETIONS, COMPLETION), INFILL_PATH: INFILL},
-    calls={APPLY_TEMPLATE: ApplyTemplate()},
+    calls={APPLY_TEMPLATE: ApplyTemplate(), CONTROL: Control()},
     views={PROPS: props, SLOTS: slots},
     error=_error,
     api=ApiPart(
@@ -35,6 +36,7 @@ DIALECT = Dialect(
             **{path: {"post": post(LlamaCompletionRequest, _ONE_OR_MORE, stream_type=EVENTS)} for path in COMPLETIONS},
             INFILL_PATH: {"post": post(InfillRequest, _ONE_OR_MORE, stream_type=EVENTS)},
             APPLY_TEMPLATE: {"post": post(ApplyTemplateRequest, fields({"prompt": _TEXT}))},
+            CONTROL: {"post": post(ControlRequest, fields({"success": {"type": "boolean"}}))},
             PROPS: {
                 "get": get(PROPS, "A model's properties.", JSON, answer=fields({"total_slots": {"type": "integer"}}))
             },
@@ -42,6 +44,6 @@ DIALECT = Dialect(
                 "get": get(SLOTS, "Places for answers.", JSON, answer={"type": "array", "items": {"type": "object"}})
             },
         },
-        bodies=(LlamaCompletionRequest, InfillRequest, ApplyTemplateRequest),
+        bodies=(LlamaCompletionRequest, InfillRequest, ApplyTemplateRequest, ControlRequest),
     ),
 )

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from pydantic import StrictStr
+from pydantic import Field, StrictStr
 
 from common import VERSION
 from common.errors import UnavailableError
@@ -20,6 +20,7 @@ from gateway.dialects.dialect import Asked
 from gateway.dialects.llamacpp.objects import settings_of
 from gateway.dialects.openai.chat import Chat
 from gateway.dialects.openai.schema import ChatRequest
+from gateway.http.fields import StrictFields
 from gateway.http.problem import Json
 
 MAX_SLOTS = 1_024  # listed
@@ -50,6 +51,22 @@ class ApplyTemplate:
             parse_special=prompt.parse_special,
         )
         return {"prompt": await asyncio.to_thread(render)}
+
+
+class ControlRequest(StrictFields):
+    """Body of POST /v1/chat/completions/control."""
+
+    id: Annotated[StrictStr, Field(min_length=1, max_length=256)]
+    action: Literal["reasoning_end"]
+
+
+class Control:
+    """Ends the reasoning of an answer that runs. `success` is false where nothing thinks any more."""
+
+    body = ControlRequest
+
+    async def answer(self, body: ControlRequest, answers: Answers, asked: Asked) -> Json:
+        return {"success": await answers.steering.end_reasoning(body.id, asked.tenant.name)}
 
 
 def props(answers: Answers, asked: Asked) -> Json:

@@ -46,6 +46,7 @@ class Chat:
                 tools=body.tool_rules,
                 shows_reasoning=body.include_reasoning,
                 thinking_budget=body.reasoning_budget,
+                is_steered=body.reasoning_control,
                 may_think=body.may_think,
             ),
             field_names={"prompt": "messages"}

@@ -84,6 +84,7 @@ class ChatRequest(CommonFields):
     thinking_token_budget: Budget | None = None
     max_thinking_tokens: Budget | None = None
     thinking_budget: Budget | None = None
+    reasoning_control: StrictBool = False  # llama.cpp's: the reasoning may be ended while it runs
     _tool_rules: ToolRules = PrivateAttr(default_factory=ToolRules)
 
     @model_validator(mode="after")
@@ -94,6 +95,8 @@ class ChatRequest(CommonFields):
             raise ValueError("continue_final_message: not allowed together with add_generation_prompt")
         if self.continue_final_message and self.messages[-1].role != "assistant":
             raise ValueError("continue_final_message: the final message must be the assistant's")
+        if self.reasoning_control and self.ignore_eos:
+            raise ValueError("reasoning_control: not allowed together with ignore_eos")
         if self.tools and self.functions:
             raise ValueError("functions: not allowed together with tools")
         self._tool_rules = self._read_tools()

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from common.messages import TokenLogprobs
+from common.messages import Grammar, TokenLogprobs
 from common.words import Finish
 from gateway.request.mailbox import Mailbox, TokenEvent
 from gateway.request.timeline import Timeline
@@ -27,6 +27,9 @@ class Generation:
         if not self.mailbox.is_over and not self.cancelled:
             self.cancelled.append(reason)
             self.mailbox.close(None)
+
+    def end_reasoning(self, grammar: Grammar) -> bool:
+        return False
 
 
 @dataclass

@@ -55,6 +55,7 @@ BODIES: Mapping[str, tuple[Json, ...]] = {
     "/completions": ({"prompt": [1] * MANY},),
     "/infill": ({"input_prefix": TEXT, "input_suffix": TEXT}, {"input_prefix": "x", "input_extra": [{"text": ""}] * MANY}),
     "/apply-template": ({"messages": _BLOCKS},),
+    "/v1/chat/completions/control": ({"id": TEXT, "action": "reasoning_end"},),
     "/": ({"inputs": TEXT},),
     "/generate": ({"inputs": TEXT}, {"inputs": "x", "parameters": {"stop": ["x"] * MANY}}),
     "/generate_stream": ({"inputs": TEXT},),

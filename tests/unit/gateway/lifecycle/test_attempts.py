@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
+import numpy as np
 import pytest
 
 from common.blocks import unpack_tokens
@@ -16,8 +18,10 @@ from common.errors import (
 )
 from common.messages import Cancel, Grammar, Job
 from common.peers import Incarnation
+from engine.grammars.following import Following
 from gateway.lifecycle.attempts import REPLACE_PERIOD_S, Why
 from gateway.lifecycle.suspects import MAX_UNNAMED_DEATHS, Death
+from gateway.request.active import ActiveRequest
 from gateway.request.ends import MAX_FAILED, MAX_HARMED, End, pause_s
 from gateway.request.placement import Placement, Reason
 from gateway.request.state import CLEAR_AFTER_TOKENS, PROGRESS_TOKENS, Phase
@@ -121,6 +125,79 @@ async def test_a_moved_request_goes_on_from_what_the_client_has(gateway: Gateway
     await p1.claim(request)
     p1.send(request, 2, 102, finish="stop")
     assert await answer_of(request) == [100, 101, 102]
+
+
+CLOSING = Grammar(after=[7, 8], budget=0)
+
+
+def next_allowed(job: Job, *generated: int) -> list[int]:
+    """The tokens below 128 that the job's grammar lets come next."""
+    assert job.grammar is not None
+    following, mask = Following(job.grammar, job.sampling, None, []), np.zeros(4, np.uint32)
+    following.follow(list(generated))
+    following.complete(mask)
+    return [token for token in range(128) if mask[token >> 5] >> np.uint32(token & 31) & 1]
+
+
+async def thinking(gateway: Gateway, **changes: Any) -> ActiveRequest:
+    """A request whose client has two tokens of reasoning."""
+    for name, role in (("p0", "prefill"), ("d0", "decode")):
+        await gateway.worker(name, role, grammars=True)
+    return await gateway.decoding(**changes)
+
+
+@pytest.mark.parametrize("before", [None, Grammar(after=[7, 8], budget=15), Grammar(text="in it")], ids=str)
+async def test_reasoning_that_is_ended_closes_in_an_attempt_that_goes_on(
+    gateway: Gateway, before: Grammar | None
+) -> None:
+    request = await thinking(gateway, grammar=before)
+    assert request.end_reasoning(CLOSING)
+    await gateway.idle()
+    [job] = [job for job in gateway.jobs("p0") if job.attempt == 2]
+    assert job.grammar == Grammar(after=[7, 8], budget=2)
+    assert (list(unpack_tokens(job.token_ids))[40:], job.num_prompt_tokens) == ([100, 101], 40)
+    assert [next_allowed(job, *run) for run in ([100, 101], [100, 101, 7])] == [[7], [8]]
+    assert len(next_allowed(job, 100, 101, 7, 8)) == 128
+    assert gateway.requests.in_flight == 1
+    assert [line.outcome for line in request.timeline.attempts] == ["its client ended the reasoning", ""]
+    assert (gateway.requests.counters["retries"], gateway.requests.counters["reasoning_ended"]) == (0, 1)
+    gateway.workers["d0"].send(request, 2, 99, attempt=1)  # too late
+    await gateway.workers["p0"].claim(request)
+    gateway.workers["p0"].send(request, 2, 7)
+    gateway.workers["d0"].send(request, 3, 8)
+    assert not request.end_reasoning(CLOSING)
+    gateway.workers["d0"].send(request, 4, 50, finish="stop")
+    assert await answer_of(request) == [100, 101, 7, 8, 50]
+    await gateway.idle()
+    assert (gateway.ledger.charged, gateway.requests.in_flight, request.state.attempt) == (set(), 0, 2)
+    assert not request.end_reasoning(CLOSING)
+
+
+async def test_reasoning_that_closes_already_is_not_moved_again(gateway: Gateway) -> None:
+    request = await thinking(gateway)
+    assert [request.end_reasoning(CLOSING), request.end_reasoning(CLOSING)] == [True, True]
+    await gateway.idle()
+    assert (request.state.attempt, request.state.failed) == (2, 0)
+    for number in range(3, 5):  # the workers are lost meanwhile: what is forced stays so
+        await gateway.requests.parts.attempts.move(request, LOST)
+        assert request.state.attempt == number
+        assert request.job is not None
+        assert request.job.grammar == Grammar(after=[7, 8], budget=2)
+    assert request.end_reasoning(CLOSING)
+
+
+async def test_reasoning_is_ended_while_the_request_is_being_moved(gateway: Gateway) -> None:
+    request = await thinking(gateway)
+    until = asyncio.get_running_loop().create_future()
+    gateway.requests.parts.attempts.preempt(request, until)
+    await gateway.idle()
+    assert request.end_reasoning(CLOSING)
+    await gateway.idle()
+    assert request.state.attempt == 1
+    until.set_result(None)
+    await gateway.idle()
+    assert request.job is not None
+    assert (request.job.attempt, request.job.grammar) == (2, Grammar(after=[7, 8], budget=2))
 
 
 async def test_an_answer_with_a_grammar_waits_for_a_worker_that_follows_it(gateway: Gateway) -> None:
