@@ -16,6 +16,10 @@ COMPLETIONS = ("/completion", "/completions")
 INFILL_PATH, APPLY_TEMPLATE, PROPS, SLOTS = "/infill", "/apply-template", "/props", "/slots"
 CONTROL = "/v1/chat/completions/control"
 _TEXT: Json = {"type": "string"}
+_ERROR = "LlamaError"
+_ERROR_OBJECT = fields(
+    {"code": {"type": "integer"}, "message": _TEXT, "type": _TEXT, "param": {"type": ["string", "null"]}}
+)
 _COMPLETION = fields({"content": _TEXT, "stop": {"type": "boolean"}})
 _ONE_OR_MORE: Json = {"anyOf": [_COMPLETION, {"type": "array", "items": _COMPLETION}]}
 
@@ -33,17 +37,33 @@ DIALECT = Dialect(
     error=_error,
     api=ApiPart(
         paths={
-            **{path: {"post": post(LlamaCompletionRequest, _ONE_OR_MORE, stream_type=EVENTS)} for path in COMPLETIONS},
-            INFILL_PATH: {"post": post(InfillRequest, _ONE_OR_MORE, stream_type=EVENTS)},
-            APPLY_TEMPLATE: {"post": post(ApplyTemplateRequest, fields({"prompt": _TEXT}))},
-            CONTROL: {"post": post(ControlRequest, fields({"success": {"type": "boolean"}}))},
+            **{
+                path: {"post": post(LlamaCompletionRequest, _ONE_OR_MORE, stream_type=EVENTS, error=_ERROR)}
+                for path in COMPLETIONS
+            },
+            INFILL_PATH: {"post": post(InfillRequest, _ONE_OR_MORE, stream_type=EVENTS, error=_ERROR)},
+            APPLY_TEMPLATE: {"post": post(ApplyTemplateRequest, fields({"prompt": _TEXT}), error=_ERROR)},
+            CONTROL: {"post": post(ControlRequest, fields({"success": {"type": "boolean"}}), error=_ERROR)},
             PROPS: {
-                "get": get(PROPS, "A model's properties.", JSON, answer=fields({"total_slots": {"type": "integer"}}))
+                "get": get(
+                    PROPS,
+                    "A model's properties.",
+                    JSON,
+                    answer=fields({"total_slots": {"type": "integer"}}),
+                    error=_ERROR,
+                )
             },
             SLOTS: {
-                "get": get(SLOTS, "Places for answers.", JSON, answer={"type": "array", "items": {"type": "object"}})
+                "get": get(
+                    SLOTS,
+                    "Places for answers.",
+                    JSON,
+                    answer={"type": "array", "items": {"type": "object"}},
+                    error=_ERROR,
+                )
             },
         },
+        schemas={_ERROR: fields({"error": _ERROR_OBJECT})},
         bodies=(LlamaCompletionRequest, InfillRequest, ApplyTemplateRequest, ControlRequest),
     ),
 )

@@ -28,6 +28,7 @@ REFUSED = {
 }
 DELETE = "/api/delete"
 _TEXT: Json = {"type": "string"}
+_ERROR = "OllamaError"
 _ENDED = {"model": _TEXT, "created_at": _TEXT, "done": {"type": "boolean"}}
 _LIST = fields({"models": {"type": "array", "items": {"type": "object"}}})
 
@@ -49,17 +50,30 @@ DIALECT = Dialect(
     api=ApiPart(
         paths={
             CHAT: {
-                "post": post(OllamaChatRequest, fields(_ENDED | {"message": {"type": "object"}}), stream_type=LINES)
+                "post": post(
+                    OllamaChatRequest, fields(_ENDED | {"message": {"type": "object"}}), stream_type=LINES, error=_ERROR
+                )
             },
-            GENERATE: {"post": post(OllamaGenerateRequest, fields(_ENDED | {"response": _TEXT}), stream_type=LINES)},
-            SHOW: {"post": post(ShowRequest, fields({"capabilities": {"type": "array", "items": _TEXT}}))},
-            PULL: {"post": post(PullRequest, fields({"status": _TEXT}), stream_type=LINES)},
-            **{path: {"post": post(AnyRequest, {})} for path in REFUSED},
-            DELETE: {"delete": post(AnyRequest, {})},
-            TAGS: {"get": get(TAGS, "The served models.", JSON, answer=_LIST)},
-            LOADED: {"get": get(LOADED, "The models that a worker is ready for.", JSON, answer=_LIST)},
-            VERSION: {"get": get(VERSION, "The release whose API this is.", JSON, answer=fields({"version": _TEXT}))},
+            GENERATE: {
+                "post": post(
+                    OllamaGenerateRequest, fields(_ENDED | {"response": _TEXT}), stream_type=LINES, error=_ERROR
+                )
+            },
+            SHOW: {
+                "post": post(ShowRequest, fields({"capabilities": {"type": "array", "items": _TEXT}}), error=_ERROR)
+            },
+            PULL: {"post": post(PullRequest, fields({"status": _TEXT}), stream_type=LINES, error=_ERROR)},
+            **{path: {"post": post(AnyRequest, {}, error=_ERROR)} for path in REFUSED},
+            DELETE: {"delete": post(AnyRequest, {}, error=_ERROR)},
+            TAGS: {"get": get(TAGS, "The served models.", JSON, answer=_LIST, error=_ERROR)},
+            LOADED: {"get": get(LOADED, "The models that a worker is ready for.", JSON, answer=_LIST, error=_ERROR)},
+            VERSION: {
+                "get": get(
+                    VERSION, "The release whose API this is.", JSON, answer=fields({"version": _TEXT}), error=_ERROR
+                )
+            },
         },
+        schemas={_ERROR: fields({"error": _TEXT})},
         bodies=(OllamaChatRequest, OllamaGenerateRequest, ShowRequest, PullRequest, AnyRequest),
     ),
 )
