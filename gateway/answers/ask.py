@@ -1,4 +1,4 @@
-"""What a client asks for, in no dialect's words."""
+"""The ask of a client, in no dialect's words."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Tool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolRules:
-    """Which tools the model knows, and what it may or must do with them."""
+    """The tools that the model knows, and what it may or must do with them."""
 
     tools: Sequence[Tool] = ()
     must_call: bool = False
@@ -86,6 +86,17 @@ class Conversation:
     parse_special: bool = False
     adds_special: bool = False  # most templates write BOS themselves
     without_template: str | None = None  # the prompt where the model has none
+
+    @property
+    def rendering(self) -> dict[str, Any]:
+        """The arguments of a tokenizer's `render` and `encode_chat` besides the messages."""
+        return {
+            "add_generation_prompt": self.opens_answer,
+            "continue_final_message": self.continues_final_message,
+            "variables": self.variables,
+            "tools": [tool.as_template_input() for tool in self.tools],
+            "parse_special": self.parse_special,
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -138,22 +138,14 @@ def _known(ids: list[int], vocab_size: int, name: str) -> Awaitable[list[int]]:
 
 
 def _maker(prompt: Text | Conversation | Infill, tokenizer: ChatTokenizer) -> Callable[..., list[int]]:
-    """What makes a prompt's tokens, given `limit`, `keep` and, for a template, `most_s`."""
+    """Return the maker of a prompt's tokens, to be given `limit`, `keep` and, for a template, `most_s`."""
     match prompt:
         case Text():
             make = partial(tokenizer.encode, prompt.text, parse_special=prompt.parse_special)
             return partial(make, add_special_tokens=prompt.adds_special)
         case Conversation():
-            return partial(
-                tokenizer.encode_chat,
-                prompt.messages,
-                add_generation_prompt=prompt.opens_answer,
-                continue_final_message=prompt.continues_final_message,
-                variables=prompt.variables,
-                tools=[tool.as_template_input() for tool in prompt.tools],
-                parse_special=prompt.parse_special,
-                add_special_tokens=prompt.adds_special,
-            )
+            own = prompt.rendering
+            return partial(tokenizer.encode_chat, prompt.messages, **own, add_special_tokens=prompt.adds_special)
         case Infill():
             return partial(tokenizer.encode_infill, prompt)
         case _:

@@ -18,30 +18,18 @@ from pydantic import (
 
 from common.messages import SamplingParams
 from gateway.answers.start import MAX_SEQUENCES
-from gateway.dialects.foreign import EMPTY, Foreign, TranslatedFields, as_ours, ignored, refused
+from gateway.dialects.foreign import EMPTY, Foreign, as_ours, ignored, refused
 from gateway.dialects.llamacpp.prompts import Prompts, prompts_of
+from gateway.dialects.local_sampling import NO_SAMPLER, LocalSamplingFields
 from gateway.dialects.stops import MAX_STOPS, STOP_SCHEMA, Stops
 from gateway.grammars import wanted
 from gateway.grammars.wanted import Wanted
-from gateway.http.fields import MAX_TOKEN_IDS, Number, StrictFields, Whole, ids_read
+from gateway.http.fields import MAX_TOKEN_IDS, StrictFields, Whole, ids_read
 
-RANDOM_SEED = -1
 MAX_PROBS = 20
 MAX_FILES = 256
 MAX_BIASES = 1_024
 BANNED = -1e9  # as a bias
-# llama.cpp's name -> ours.
-SAMPLING = {
-    "temperature": "temperature",
-    "top_k": "top_k",
-    "top_p": "top_p",
-    "min_p": "min_p",
-    "typical_p": "typical_p",
-    "repeat_penalty": "repetition_penalty",
-    "presence_penalty": "presence_penalty",
-    "frequency_penalty": "frequency_penalty",
-}
-_NO_SAMPLER = "not supported; top_p, top_k, min_p, typical_p and penalties are"
 FOREIGN: dict[str, Foreign] = {
     **as_ours("n_predict", "max_tokens", schema={"type": ["integer", "null"]}),
     **ignored(
@@ -59,8 +47,8 @@ FOREIGN: dict[str, Foreign] = {
     ),
     **ignored("there are no drafts", "speculative.n_max", "speculative.n_min", "speculative.p_min"),
     **ignored("an answer has what is documented here", "return_progress"),
-    **refused(_NO_SAMPLER, "mirostat", "dry_multiplier", "xtc_probability", "dynatemp_range"),
-    **refused(_NO_SAMPLER, "top_n_sigma", "adaptive_target", off=(*EMPTY, -1)),
+    **refused(NO_SAMPLER, "mirostat", "dry_multiplier", "xtc_probability", "dynatemp_range"),
+    **refused(NO_SAMPLER, "top_n_sigma", "adaptive_target", off=(*EMPTY, -1)),
     **refused("probabilities are told as the model gives them", "post_sampling_probs"),
     **refused("no adapters are served: name a model of /v1/models", "lora"),
     **refused("not supported", "grammar_lazy", "grammar_triggers", "preserved_tokens"),
@@ -75,7 +63,7 @@ _SCHEMAS: dict[str, dict[str, Any]] = {
 }
 
 
-class LlamaRequest(TranslatedFields):
+class LlamaRequest(LocalSamplingFields):
     """Fields that both have in common."""
 
     foreign: ClassVar[Mapping[str, Foreign]] = FOREIGN
@@ -85,15 +73,6 @@ class LlamaRequest(TranslatedFields):
     stream: StrictBool = False
     n_predict: Annotated[Whole, Field(ge=-2, lt=2**31)] | None = None
     n_cmpl: Annotated[StrictInt, Field(ge=1, le=MAX_SEQUENCES)] = 1
-    temperature: Annotated[Number, Field(ge=0, le=100)] | None = None
-    top_k: Annotated[Whole, Field(ge=-1, lt=2**31)] | None = None
-    top_p: Annotated[Number, Field(ge=0, le=1)] | None = None
-    min_p: Annotated[Number, Field(ge=0, le=1)] | None = None
-    typical_p: Annotated[Number, Field(ge=0, le=1)] | None = None
-    repeat_penalty: Annotated[Number, Field(gt=0, le=100)] | None = None
-    presence_penalty: Annotated[Number, Field(ge=-2, le=2)] | None = None
-    frequency_penalty: Annotated[Number, Field(ge=-2, le=2)] | None = None
-    seed: Annotated[StrictInt, Field(ge=-(2**63), lt=2**64)] | None = None
     stop: Stops | None = None
     logit_bias: Any = None
     ignore_eos: StrictBool = False
@@ -125,7 +104,7 @@ class LlamaRequest(TranslatedFields):
 
     @property
     def followed(self) -> Wanted | None:
-        """What the answer must follow."""
+        """The grammar or schema that the answer must follow."""
         return self._followed
 
     @property
@@ -141,27 +120,9 @@ class LlamaRequest(TranslatedFields):
     @property
     def sampling(self) -> SamplingParams:
         """How to choose tokens, as far as the body says."""
-        given: dict[str, Any] = {
-            ours: float(value)
-            for name, ours in SAMPLING.items()
-            if name != "top_k" and (value := getattr(self, name)) is not None
-        }
-        return SamplingParams(
-            **given,
-            top_k=max(0, self.top_k or 0),
-            logit_bias=self.logit_bias or {},
-            logprobs=self.n_probs or None,
-            max_tokens=self.most_tokens,
+        return self.sampled(
+            logit_bias=self.logit_bias or {}, logprobs=self.n_probs or None, max_tokens=self.most_tokens
         )
-
-    @property
-    def left_open(self) -> frozenset[str]:
-        """Our fields that the body doesn't give."""
-        return frozenset(ours for name, ours in SAMPLING.items() if getattr(self, name) is None)
-
-    @property
-    def wanted_seed(self) -> int | None:
-        return None if self.seed is None or self.seed == RANDOM_SEED else self.seed % 2**64
 
 
 class LlamaCompletionRequest(LlamaRequest):

@@ -8,6 +8,7 @@ from typing import Generic, Protocol, TypeVar
 from common.tracing import Attributes
 from gateway.answers.answer import Answer
 from gateway.answers.ask import Ask, Infill, Prompt, TextRules
+from gateway.dialects.described import described
 from gateway.dialects.dialect import Events
 from gateway.dialects.llamacpp.bodies import InfillRequest, LlamaCompletionRequest, LlamaRequest
 from gateway.dialects.llamacpp.objects import Chunks, whole
@@ -60,18 +61,15 @@ class Completion(Generic[Body]):
         return await whole(body, answer)
 
     def describe(self, body: Body) -> Attributes:
-        said = {
-            "gen_ai.request.choice.count": body.n_cmpl,
-            "gen_ai.request.max_tokens": body.n_predict,
-            "gen_ai.request.temperature": body.temperature,
-            "gen_ai.request.top_p": body.top_p,
-            "gen_ai.request.seed": body.seed,
-        }
-        return {
-            "gen_ai.request.model": body.model,
-            "gen_ai.request.stream": body.stream,
-            **{name: value for name, value in said.items() if value is not None},
-        }
+        return described(
+            model=body.model,
+            stream=body.stream,
+            choices=body.n_cmpl,
+            max_tokens=body.n_predict,
+            temperature=body.temperature,
+            top_p=body.top_p,
+            seed=body.seed,
+        )
 
 
 def _of_completion(body: LlamaCompletionRequest) -> Sequence[Prompt]:

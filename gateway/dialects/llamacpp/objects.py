@@ -11,7 +11,8 @@ from gateway.answers.answer import Answer
 from gateway.answers.ask import Text
 from gateway.answers.choice import Choice, Piece
 from gateway.answers.tokenizer import ChatTokenizer
-from gateway.dialects.llamacpp.bodies import SAMPLING, LlamaRequest
+from gateway.dialects.llamacpp.bodies import LlamaRequest
+from gateway.dialects.local_sampling import SAMPLING
 from gateway.dialects.openai.objects import MIN_LOGPROB
 from gateway.dialects.timings import timings_object
 from gateway.http.problem import Json, Problem
@@ -146,7 +147,7 @@ def _prompt_text(body: LlamaRequest, answer: Answer, choice: Choice) -> str:
 
 
 def _of_fields(body: LlamaRequest, told: Json) -> Json:
-    """What `response_fields` names of it: `a/b` is b of a, told as `b`."""
+    """Return the fields that `response_fields` names: `a/b` is b of a, told as `b`."""
     if body.response_fields is None:
         return told
     found: Json = {}

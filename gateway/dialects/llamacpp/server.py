@@ -1,4 +1,4 @@
-"""What llama.cpp's clients ask about the server: its properties, its slots, a prompt by the chat template."""
+"""Calls and views about the server: its properties, its slots, a prompt by the chat template."""
 
 from __future__ import annotations
 
@@ -41,15 +41,7 @@ class ApplyTemplate:
         tokenizer = answers.find(body.model).tokenizer
         (prompt,) = Chat().ask(body).prompts
         assert isinstance(prompt, Conversation)
-        render = partial(
-            tokenizer.render,
-            prompt.messages,
-            add_generation_prompt=prompt.opens_answer,
-            continue_final_message=prompt.continues_final_message,
-            variables=prompt.variables,
-            tools=[tool.as_template_input() for tool in prompt.tools],
-            parse_special=prompt.parse_special,
-        )
+        render = partial(tokenizer.render, prompt.messages, **prompt.rendering)
         return {"prompt": await asyncio.to_thread(render)}
 
 
