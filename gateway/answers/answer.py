@@ -266,9 +266,14 @@ class _Collected:
         """More comes."""
 
     def ended(self, error: Exception | None) -> None:
-        if self.over.done():
-            return
-        if error is not None:
-            self.over.set_exception(error)
-        else:
-            self.over.set_result(None)
+        settle(self.over, error)
+
+
+def settle(over: asyncio.Future[None], error: Exception | None) -> None:
+    """End a reader's wait, unless it ended already."""
+    if over.done():
+        return
+    if error is not None:
+        over.set_exception(error)
+    else:
+        over.set_result(None)

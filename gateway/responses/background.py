@@ -9,7 +9,7 @@ from functools import partial
 from typing import TypeVar
 
 from common.errors import OverloadedError, UnavailableError
-from gateway.answers.answer import Delivery
+from gateway.answers.answer import Delivery, settle
 from gateway.answers.choice import Choice, Piece
 from gateway.dialects.dialect import Events as Writing
 from gateway.observe.metrics import AnswerMetrics
@@ -30,7 +30,7 @@ class SupersededError(Exception):
 
 
 async def insisting(call: Callable[[], Awaitable[Value]]) -> Value:
-    """What `call` returns, tried again while NATS is away or full, for a time. Raises ServingError."""
+    """Return the result of `call`, tried again while NATS is away or full, for a time. Raises ServingError."""
     until = time.monotonic() + KEEP_FOR_S
     while True:
         try:
@@ -97,12 +97,7 @@ class KeptStream:
         """`write` comes by and by."""
 
     def ended(self, error: Exception | None) -> None:
-        if self.over.done():
-            return
-        if error is not None:
-            self.over.set_exception(error)
-        else:
-            self.over.set_result(None)
+        settle(self.over, error)
 
     def _add(self, data: bytes) -> None:
         if data:

@@ -43,7 +43,7 @@ class ToolUse:
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """What a call gave, as text."""
+    """The result of a call, as text."""
 
     id: str
     text: str

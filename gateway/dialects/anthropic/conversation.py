@@ -12,7 +12,7 @@ Json = dict[str, Any]
 
 
 class Turn(NamedTuple):
-    """Who says what."""
+    """A message: its role and its blocks."""
 
     role: Literal["user", "assistant", "system"]
     blocks: Sequence[Block]

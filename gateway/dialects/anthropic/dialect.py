@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from gateway.answers.start import Answers
 from gateway.dialects.anthropic import models
 from gateway.dialects.anthropic.described import ANSWERS
 from gateway.dialects.anthropic.events import PING
 from gateway.dialects.anthropic.messages import CountTokens, Messages
 from gateway.dialects.anthropic.objects import error_object, status_of
 from gateway.dialects.anthropic.schema import CountTokensRequest, MessagesRequest
-from gateway.dialects.dialect import Asked, Dialect
+from gateway.dialects.dialect import Dialect
+from gateway.dialects.unserved import Refused, RefusedRequest
 from gateway.http.api import JSON, ApiPart, fields, get, post, ref
-from gateway.http.fields import LenientFields
 from gateway.http.keys import KeyForm, bearer_key
 from gateway.http.problem import Json, NotKeptError, Problem
 from gateway.http.streaming import EVENTS
 
 MESSAGES, COUNT, BATCHES = "/v1/messages", "/v1/messages/count_tokens", "/v1/messages/batches"
 MODELS = "/v1/models"
-_ELSEWHERE = (
+_NO_BATCHES = Refused(
     "batches of messages are OpenAI's batches here: POST their lines with url /v1/messages as a file to /v1/files, then its id to"
-    " /v1/batches"
+    " /v1/batches",
+    NotKeptError,
 )
 KEY = KeyForm(
     read=bearer_key,
@@ -40,23 +38,6 @@ _PAGES: tuple[Json, ...] = (
 )
 
 
-class AnyBody(LenientFields):
-    """A body that nobody reads."""
-
-
-class NoBatches:
-    """Anthropic's own batches are not served: says where they are."""
-
-    body = AnyBody
-
-    async def answer(self, body: AnyBody, answers: Answers, asked: Asked) -> Json:
-        return _no_batches(answers, asked)
-
-
-def _no_batches(answers: Answers, asked: Asked) -> Any:
-    raise NotKeptError(_ELSEWHERE)
-
-
 def _error(problem: Problem, request_id: str) -> tuple[int, Json]:
     return status_of(problem), error_object(problem) | {"request_id": request_id}
 
@@ -65,12 +46,12 @@ DIALECT = Dialect(
     name="anthropic",
     key=KEY,
     endpoints={MESSAGES: Messages()},
-    calls={COUNT: CountTokens(), BATCHES: NoBatches()},
+    calls={COUNT: CountTokens(), BATCHES: _NO_BATCHES},
     views={
         MODELS: models.listed,
         f"{MODELS}/{{model:path}}": models.one,
-        BATCHES: _no_batches,
-        f"{BATCHES}/{{rest:path}}": _no_batches,
+        BATCHES: _NO_BATCHES.view,
+        f"{BATCHES}/{{rest:path}}": _NO_BATCHES.view,
     },
     recognises=lambda headers: "anthropic-version" in headers,
     id_header="request-id",
@@ -100,14 +81,14 @@ DIALECT = Dialect(
                 )
             },
             BATCHES: {
-                "post": post(AnyBody, {}, error="AnthropicError"),
+                "post": post(RefusedRequest, {}, error="AnthropicError"),
                 "get": get(BATCHES, "Says where batches are.", error="AnthropicError"),
             },
             f"{BATCHES}/{{rest}}": {
                 "get": get(f"{BATCHES}/{{rest}}", "Says where batches are.", error="AnthropicError")
             },
         },
-        bodies=(MessagesRequest, CountTokensRequest, AnyBody),
+        bodies=(MessagesRequest, CountTokensRequest, RefusedRequest),
         schemas=ANSWERS,
     ),
 )

@@ -11,6 +11,7 @@ from gateway.answers.tokenising import COUNTED_CONTEXTS
 from gateway.dialects.anthropic.events import MessageEvents
 from gateway.dialects.anthropic.objects import content_blocks, message_object, stop_of
 from gateway.dialects.anthropic.schema import CountTokensRequest, MessagesRequest
+from gateway.dialects.described import described
 from gateway.dialects.dialect import Asked, Events
 from gateway.http.problem import Json
 from gateway.http.streaming import EVENTS
@@ -56,16 +57,13 @@ class Messages:
         return message_object(answer, content_blocks(answer, piece), stop)
 
     def describe(self, body: MessagesRequest) -> Attributes:
-        said = {
-            "gen_ai.request.max_tokens": body.max_tokens,
-            "gen_ai.request.temperature": body.temperature,
-            "gen_ai.request.top_p": body.top_p,
-        }
-        return {
-            "gen_ai.request.model": body.model,
-            "gen_ai.request.stream": body.stream,
-            **{name: value for name, value in said.items() if value is not None},
-        }
+        return described(
+            model=body.model,
+            stream=body.stream,
+            max_tokens=body.max_tokens,
+            temperature=body.temperature,
+            top_p=body.top_p,
+        )
 
 
 class CountTokens:

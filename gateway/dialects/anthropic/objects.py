@@ -97,7 +97,7 @@ def input_of(arguments: str) -> Json:
 
 
 def signature(answer: Answer) -> str:
-    """What clients send back with the thinking; nothing is read from it."""
+    """The signature that clients send back with the thinking; nothing is read from it."""
     return answer.id.partition("_")[2]
 
 

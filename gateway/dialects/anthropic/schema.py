@@ -85,7 +85,7 @@ class OutputConfig(LenientFields):
 
 
 class PromptFields(TranslatedFields):
-    """What a prompt is made of, and how long its thoughts may be."""
+    """The fields of a prompt, and how long its thoughts may be."""
 
     foreign: ClassVar[Mapping[str, Foreign]] = _FOREIGN
     inert: ClassVar[frozenset[str]] = _INERT
@@ -133,7 +133,7 @@ class PromptFields(TranslatedFields):
 
     @property
     def template_variables(self) -> dict[str, Any]:
-        """What thinking and effort say in the names that templates read."""
+        """Thinking and effort in the names that templates read."""
         kind = self.thinking.type if self.thinking is not None else "adaptive"
         effort = self.output_config.effort if self.output_config is not None else None
         return template_variables(thinks={"enabled": True, "disabled": False}.get(kind), effort=effort)
@@ -177,7 +177,7 @@ class MessagesRequest(PromptFields):
 
     @property
     def followed(self) -> Wanted | None:
-        """What the answer's text follows."""
+        """The schema that the answer's text follows."""
         config = self.output_config.format if self.output_config is not None else None
         format_, field = (config, "output_config") if config is not None else (self.output_format, "output_format")
         return wanted.json_schema(field, format_.schema_) if format_ is not None else None

@@ -77,7 +77,7 @@ class ChosenTool(LenientFields):
 
 
 def rules_of(tools: Sequence[ClientTool], choice: ChosenTool | None) -> ToolRules:
-    """What tools and choice say together. Raises ValueError that begins with a field's name."""
+    """Return the rules of tools and choice together. Raises ValueError that begins with a field's name."""
     own = [tool.as_tool for tool in tools if not tool.is_search]
     if choice is None:
         return tool_rules(own, "auto", None, parallel=True)

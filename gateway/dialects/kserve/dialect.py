@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from pydantic import ConfigDict, StrictBool
+from pydantic import StrictBool
 
-from common.errors import InvalidRequestError
 from gateway.answers.start import Answers
 from gateway.dialects.dialect import Asked, Call, Dialect, Endpoint, View
 from gateway.dialects.kserve import objects
 from gateway.dialects.kserve.binary import unpacked
 from gateway.dialects.kserve.generate import Generate, GenerateRequest
 from gateway.dialects.kserve.infer import Infer, InferRequest
+from gateway.dialects.unserved import Refused, RefusedRequest
 from gateway.http.api import JSON, ApiPart, fields, get, post, ref
 from gateway.http.fields import StrictFields
 from gateway.http.problem import Json, Problem
@@ -35,12 +35,6 @@ class IndexRequest(StrictFields):
     ready: StrictBool = False  # models that are ready alone
 
 
-class RefusedRequest(StrictFields):
-    """Whatever is sent to a path that refuses it."""
-
-    model_config = ConfigDict(extra="allow")
-
-
 class Index:
     """The served models."""
 
@@ -48,22 +42,6 @@ class Index:
 
     async def answer(self, body: IndexRequest, answers: Answers, asked: Asked) -> list[Json]:
         return objects.index(answers, only_ready=body.ready)
-
-
-class Refused:
-    """A path that can't do here what it does elsewhere, and says why."""
-
-    body = RefusedRequest
-
-    def __init__(self, why: str) -> None:
-        self.why = why
-
-    async def answer(self, body: RefusedRequest, answers: Answers, asked: Asked) -> Json:
-        raise InvalidRequestError(self.why)
-
-    def view(self, answers: Answers, asked: Asked) -> Json:
-        """Raises InvalidRequestError."""
-        raise InvalidRequestError(self.why)
 
 
 _REFUSED: Mapping[str, Refused] = {

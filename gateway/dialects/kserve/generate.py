@@ -27,7 +27,7 @@ PREFIX = "infer-"
 
 
 class KServeBody(StrictFields):
-    """What bodies have in common: the model of their path, and a wish."""
+    """The common part of bodies: the model of their path, and a wish."""
 
     model: StrictStr
     version: StrictStr | None = None
@@ -58,7 +58,7 @@ def check_version(model: str, version: str | None) -> None:
 
 
 def reading_of(info: ValidationInfo) -> Reading | None:
-    """What the validators of a body share."""
+    """Return the reading that the validators of a body share."""
     return info.context if isinstance(info.context, Reading) else None
 
 

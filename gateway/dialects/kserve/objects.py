@@ -1,4 +1,4 @@
-"""What the server and its models tell of themselves. REST and gRPC have the same fields."""
+"""Objects about the server and its models. REST and gRPC have the same fields."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class Outputs:
         self._sums = [0.0] * len(answer.choices)
 
     def of(self, pieces: Mapping[int, Piece]) -> list[Tensor]:
-        """What is told of pieces, by their choices; other choices add nothing."""
+        """Return the tensors of pieces, by their choices; other choices add nothing."""
         for index, piece in pieces.items():
             self._sums[index] += sum(entry.logprob for entry in piece.logprobs)
         return [

@@ -1,4 +1,4 @@
-"""What a request wants of a text model, by the names of Triton's vLLM and TensorRT-LLM backends. No I/O.
+"""The wish of a request for a text model, by the names of Triton's vLLM and TensorRT-LLM backends. No I/O.
 
 Inputs, request parameters and `sampling_parameters` all say it: the first two by name, the last one as JSON in a text.
 """
@@ -126,7 +126,7 @@ class Wish:
 
 
 def joined(*parts: Mapping[str, Any]) -> Json:
-    """What several parts of a body say by name. Raises ValueError where they differ."""
+    """Return the values of several parts of a body by name. Raises ValueError where they differ."""
     found: Json = {}
     for part in parts:
         for name, value in part.items():
@@ -202,7 +202,7 @@ def _typed(fields: Mapping[str, Any], reading: Reading | None) -> Json:
 
 
 def _decoded_or_text(text: str, reading: Reading | None) -> Any:
-    """What is no JSON stays a text: its field's rule says what is wrong."""
+    """Return the JSON of a text, or the text itself: its field's rule says what is wrong."""
     if reading is not None:
         reading.texts.take(text)
     try:

@@ -1,9 +1,10 @@
-"""What chat and generate have in common on their way to an answer."""
+"""The ask that chat and generate make of their bodies, and its description."""
 
 from __future__ import annotations
 
 from common.tracing import Attributes
 from gateway.answers.ask import Ask, Prompt, Reply, TextRules
+from gateway.dialects.described import described as attributes
 from gateway.dialects.ollama.bodies import OllamaRequest
 from gateway.dialects.ollama.lines import at_once
 from gateway.http.problem import Json
@@ -18,7 +19,7 @@ def asked(
     reply: Reply | None,
     instead: Json | None,
 ) -> Ask:
-    """What a body asks for. `instead`: the content of the answer where nothing is to be generated."""
+    """Return a body's ask. `instead`: the content of the answer where nothing is to be generated."""
     options = body.options
     return Ask(
         model=body.model,
@@ -39,16 +40,13 @@ def asked(
 
 
 def described(body: OllamaRequest) -> Attributes:
-    """The request as attributes of its span, by GenAI's semantic conventions."""
+    """The request as attributes of its span."""
     options = body.options
-    said = {
-        "gen_ai.request.max_tokens": options.num_predict,
-        "gen_ai.request.temperature": options.temperature,
-        "gen_ai.request.top_p": options.top_p,
-        "gen_ai.request.seed": options.seed,
-    }
-    return {
-        "gen_ai.request.model": body.model,
-        "gen_ai.request.stream": body.stream,
-        **{name: value for name, value in said.items() if value is not None},
-    }
+    return attributes(
+        model=body.model,
+        stream=body.stream,
+        max_tokens=options.num_predict,
+        temperature=options.temperature,
+        top_p=options.top_p,
+        seed=options.seed,
+    )

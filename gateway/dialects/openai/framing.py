@@ -1,4 +1,4 @@
-"""What chat and completions share: common fields, the chunks of a stream, the whole object."""
+"""The common part of chat and completions: common fields, the chunks of a stream, the whole object."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from gateway.answers.answer import Answer
 from gateway.answers.ask import Ask, Prompt, Reply, TextRules
 from gateway.answers.choice import Choice, Piece
 from gateway.dialects.best_of import by_likelihood
+from gateway.dialects.described import described as attributes
 from gateway.dialects.openai.objects import usage_object
 from gateway.dialects.openai.shared import CommonFields
 from gateway.dialects.timings import timings_object
@@ -39,7 +40,7 @@ def asked(
     field_names: Mapping[str, str] | None = None,
     reply: Reply | None = None,
 ) -> Ask:
-    """What a body asks for, given its prompts and the fields that chat and completions name differently."""
+    """Return a body's ask, given its prompts and the fields that chat and completions name differently."""
     return Ask(
         model=body.model,
         answer_prefix=answer_prefix,
@@ -86,19 +87,16 @@ def _sampling(
 
 
 def described(body: CommonFields, max_tokens: int | None) -> Attributes:
-    """The request as attributes of its span, by GenAI's semantic conventions."""
-    said = {
-        "gen_ai.request.choice.count": body.n,
-        "gen_ai.request.max_tokens": max_tokens,
-        "gen_ai.request.temperature": body.temperature,
-        "gen_ai.request.top_p": body.top_p,
-        "gen_ai.request.seed": body.seed,
-    }
-    return {
-        "gen_ai.request.model": body.model,
-        "gen_ai.request.stream": body.stream,
-        **{name: value for name, value in said.items() if value is not None},
-    }
+    """The request as attributes of its span."""
+    return attributes(
+        model=body.model,
+        stream=body.stream,
+        choices=body.n,
+        max_tokens=max_tokens,
+        temperature=body.temperature,
+        top_p=body.top_p,
+        seed=body.seed,
+    )
 
 
 class Chunks(Generic[Body]):
@@ -152,7 +150,7 @@ class Chunks(Generic[Body]):
         return said(text).join(self._latest_around)
 
     def _frame(self, choice: Choice, *, is_reasoning: bool) -> list[bytes]:
-        """What is around a text."""
+        """Return the JSON around a text."""
         around = self._around.get((choice.index, is_reasoning))
         if around is None:
             mark = uuid.uuid4().hex
@@ -190,7 +188,7 @@ class Chunks(Generic[Body]):
 
 
 def _sums(body: CommonFields, answer: Answer) -> Json:
-    """What the last chunk has when it was asked for."""
+    """Return the sums of the last chunk, where they were asked for."""
     usage = {"usage": usage_object(answer.usage())} if body.include_usage else {}
     return usage | ({"timings": timings_object(answer)} if body.ends_with_timings else {})
 

@@ -105,7 +105,7 @@ class TgiParameters(StrictFields):
 
     @property
     def wanted(self) -> Wanted | None:
-        """What the answer follows."""
+        """The grammar that the answer follows."""
         return self._wanted
 
 

@@ -11,6 +11,7 @@ from gateway.answers.answer import Answer
 from gateway.answers.ask import Ask, Text, TextRules
 from gateway.answers.choice import Piece
 from gateway.dialects.best_of import by_likelihood
+from gateway.dialects.described import described
 from gateway.dialects.dialect import Events
 from gateway.dialects.tgi.bodies import TgiParameters, TgiRequest
 from gateway.dialects.tgi.events import TokenEvents
@@ -74,20 +75,17 @@ class Generate:
 
     def describe(self, body: TgiRequest) -> Attributes:
         parameters = body.parameters
-        said = {
-            "gen_ai.request.temperature": parameters.temperature,
-            "gen_ai.request.top_p": parameters.top_p,
-            "gen_ai.request.seed": parameters.seed,
-        }
-        return {
-            "gen_ai.request.model": body.model,
-            "gen_ai.request.stream": self._streams or body.stream,
-            "gen_ai.request.max_tokens": parameters.max_new_tokens,
-            **{name: value for name, value in said.items() if value is not None},
-        }
+        return described(
+            model=body.model,
+            stream=self._streams or body.stream,
+            max_tokens=parameters.max_new_tokens,
+            temperature=parameters.temperature,
+            top_p=parameters.top_p,
+            seed=parameters.seed,
+        )
 
     def _before(self, body: TgiRequest) -> str:
-        """What every text begins with."""
+        """Return the beginning of every text."""
         wanted = body.parameters.return_full_text
         return body.inputs if (self._as_pipeline if wanted is None else wanted) else ""
 
