@@ -7,6 +7,7 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from functools import partial
 from typing import TypeVar
 
 import msgspec
@@ -28,12 +29,12 @@ from gateway.batches.records import (
     new_file_id,
 )
 from gateway.http.problem import ConflictError, NotKeptError
+from gateway.keeping.changing import changed
 from gateway.keeping.layout import Layout, StoreFullError, token_of
 from gateway.keeping.streams import KeptStreams, Stored
 
 log = logging.getLogger("baton.batches")
 
-CHANGE_TRIES = 20
 SLICE_BYTES = 8 << 10  # one turn of the event loop: lines may be of one byte
 MAX_CACHED_PARTS = 8  # half a megabyte or a line each
 UPLOADS_SHARE = 0.7  # share of the store; the rest is for results
@@ -253,12 +254,12 @@ class BatchStore:
 
     async def change(self, tenant: str, batch_id: str, to: Callable[[BatchRecord], BatchRecord]) -> BatchRecord:
         """Apply `to` to the newest record until nobody else interferes. Raises what `to` raises, UnavailableError."""
-        for _ in range(CHANGE_TRIES):
-            record, seq = await self.load(tenant, batch_id)
-            changed = to(record)
-            if changed == record or await self.streams.replace(record.subject, encode(changed), seq=seq):
-                return changed
-        raise UnavailableError(f"batch {batch_id} is changed all the time: try again")
+        return await changed(
+            f"batch {batch_id}",
+            partial(self.load, tenant, batch_id),
+            to,
+            lambda record, seq: self.streams.replace(record.subject, encode(record), seq=seq),
+        )
 
     async def load(self, tenant: str, batch_id: str) -> tuple[BatchRecord, int]:
         """A tenant's batch, and its sequence for `KeptStreams.replace`. Raises NotKeptError."""

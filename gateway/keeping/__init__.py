@@ -1,1 +1,1 @@
-"""What gateways keep on NATS' disk, and the work that waits there."""
+"""Contents that gateways keep on NATS' disk, and the work that waits there."""

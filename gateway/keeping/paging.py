@@ -14,7 +14,7 @@ Entry = TypeVar("Entry")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """Which entries are asked for."""
+    """The page of entries that is asked for."""
 
     after: str
     limit: int

@@ -1,4 +1,4 @@
-"""What gateways keep in JetStream, through a connection of its own so that nothing of this delays a token.
+"""Kept contents in JetStream, through a connection of its own so that nothing of this delays a token.
 
 NATS acknowledges what is on disk (`sync_interval: always`), and nothing is reported before. A `Layout` names two streams:
 
@@ -150,7 +150,7 @@ class KeptStreams:
         await self._publish(subject, data)
 
     async def get(self, subject: str) -> Stored | None:
-        """What a subject has."""
+        """Return the message of a subject, or None."""
         await self._ensure()
         try:
             raw: RawStreamMsg = await self._js.get_msg(self.layout.kept, subject=subject)
@@ -196,7 +196,7 @@ class KeptStreams:
         return 1 + page[0].pending if page else 0
 
     async def used_bytes(self) -> int:
-        """What is kept in all."""
+        """Return the bytes kept in all."""
         await self._ensure()
         try:
             return (await self._js.stream_info(self.layout.kept)).state.bytes or 0

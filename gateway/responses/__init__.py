@@ -1,1 +1,1 @@
-"""What OpenAI's Responses API keeps: responses, their events while they are made, conversations."""
+"""The kept part of OpenAI's Responses API: responses, their events while they are made, conversations."""

@@ -16,6 +16,7 @@ import msgspec
 from common import subjects
 from common.errors import InvalidRequestError, UnavailableError
 from gateway.http.problem import NotKeptError
+from gateway.keeping.changing import CHANGE_TRIES
 from gateway.keeping.layout import token_of
 from gateway.keeping.streams import KeptStreams, Stored
 from gateway.responses.records import (
@@ -28,7 +29,7 @@ from gateway.responses.records import (
     no_conversation,
     with_ids,
 )
-from gateway.responses.store import CHANGE_TRIES, ResponseStore, off_loop
+from gateway.responses.store import ResponseStore, off_loop
 
 TURN_BYTES = 4 << 20  # a message; NATS carries 8 MiB
 _json = msgspec.json.Encoder()

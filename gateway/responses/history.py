@@ -1,4 +1,4 @@
-"""What a request goes on from: the items of kept responses or of a conversation, and those that it refers to."""
+"""The history of a request: the items of kept responses or of a conversation, and those that it refers to."""
 
 from __future__ import annotations
 

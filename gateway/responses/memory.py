@@ -1,4 +1,4 @@
-"""What stands behind POST /v1/responses: history before an answer, keeping after it, answers in the background."""
+"""The memory behind POST /v1/responses: history before an answer, keeping after it, answers in the background."""
 
 from __future__ import annotations
 

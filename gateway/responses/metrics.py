@@ -9,7 +9,7 @@ STATES = ("completed", "incomplete", "failed", "cancelled", "again")
 
 
 class KeptMetrics:
-    """What this gateway kept, and what became of the background responses that it took."""
+    """Counts of the responses that this gateway kept, and of the background responses that it took."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._kept = Counter(

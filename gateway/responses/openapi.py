@@ -1,4 +1,4 @@
-"""What the OpenAPI document says of kept responses and conversations."""
+"""The OpenAPI document's part about kept responses and conversations."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ class ResponseRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 class Content(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What was asked and what came of it, as JSON texts: the input's items, the response object, the body if it is to be run."""
+    """The content of a response as JSON texts: the input's items, the response object, the body if it is to be run."""
 
     input: bytes
     object: bytes

@@ -28,7 +28,7 @@ TURN_TIMEOUT_S = 10.0  # wait for the tenant's other writes
 
 @dataclass(slots=True)
 class Held:
-    """What a tenant has, as this gateway knows it."""
+    """The room that a tenant takes, as this gateway knows it."""
 
     looked_at: float = 0.0
     bytes: int = 0
@@ -105,7 +105,7 @@ class Rooms:
             turn.release()
 
     async def _look_again(self, tenant: str, held: Held) -> Held:
-        """What a tenant has, unless that was seen just now."""
+        """Look at a tenant's room, unless that was seen just now."""
         if time.monotonic() - held.looked_at > LOOK_AGAIN_S:
             held = self._held[tenant] = await self._look(tenant)
         return held

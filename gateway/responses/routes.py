@@ -84,7 +84,7 @@ class KeptRoutes:
         return self._memory.stream(record, after=after)
 
     async def input_items(self, request: Request) -> Response:
-        """What was asked, without what it goes on from."""
+        """Show the items that were asked, without those that they go on from."""
         page = page_asked(request.query_params, default=ITEMS_PAGE[0], most=ITEMS_PAGE[1], others=INCLUDE)
         _, content = await self._store.whole(_tenant(request), request.path_params["response_id"])
         items: list[Json] = await off_loop(len(content.input), msgspec.json.decode, content.input)

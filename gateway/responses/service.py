@@ -1,4 +1,4 @@
-"""What one gateway keeps of the Responses API, to be started and stopped as a whole."""
+"""The Responses API's kept part of one gateway, to be started and stopped as a whole."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ NO_STORE = "this gateway keeps no responses and no conversations (--responses-ke
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Joined:
-    """What the application gets: routes, and the memory of each path that has one."""
+    """The parts for the application: routes, and the memory of each path that has one."""
 
     routes: Routes
     memories: Mapping[str, MemoryProtocol[Any]] = field(default_factory=dict)

@@ -11,7 +11,8 @@ import msgspec
 
 from common import subjects
 from common.bus import NatsSettings
-from common.errors import InvalidRequestError, UnavailableError
+from common.errors import InvalidRequestError
+from gateway.keeping.changing import changed
 from gateway.keeping.layout import Layout, token_of
 from gateway.keeping.streams import KeptStreams
 from gateway.responses.records import (
@@ -31,7 +32,6 @@ from gateway.responses.rooms import Rooms
 
 PART_BYTES = 512 << 10
 SHORT_BYTES = 64 << 10  # read and written by the event loop itself
-CHANGE_TRIES = 20
 CONCURRENT_CALLS = 8
 FOLLOW_S = 1.0  # look at the record, where no event came
 Value = TypeVar("Value")
@@ -52,7 +52,7 @@ def response_streams(nats: NatsSettings, limits: ResponseLimits) -> KeptStreams:
 
 
 async def off_loop(num_bytes: int, make: Callable[..., Value], *arguments: Any) -> Value:
-    """What `make` returns; in a thread if it handles many bytes."""
+    """Return the result of `make`; made in a thread if it handles many bytes."""
     return make(*arguments) if num_bytes <= SHORT_BYTES else await asyncio.to_thread(make, *arguments)
 
 
@@ -135,12 +135,12 @@ class ResponseStore:
         self, tenant: str, response_id: str, to: Callable[[ResponseRecord], ResponseRecord]
     ) -> ResponseRecord:
         """Apply `to` to the newest record until nobody else interferes. Raises what `to` raises, NotKeptError."""
-        for _ in range(CHANGE_TRIES):
-            record, seq = await self.load(tenant, response_id)
-            changed = to(record)
-            if changed == record or await self.streams.replace(record.subject, encode(changed), seq=seq):
-                return changed
-        raise UnavailableError(f"response {response_id} is changed all the time: try again")
+        return await changed(
+            f"response {response_id}",
+            partial(self.load, tenant, response_id),
+            to,
+            lambda record, seq: self.streams.replace(record.subject, encode(record), seq=seq),
+        )
 
     async def delete(self, tenant: str, response_id: str) -> None:
         """Raises NotKeptError."""

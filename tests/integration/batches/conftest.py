@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
 import pytest
-import pytest_asyncio
 
 from gateway.answers.tokenizer import ChatTokenizer
 from gateway.batches import runner, steps
 from gateway.keeping import streams
-from services.runtime.servers import run_nats
+from tests.integration.kept_streams import quick_streams, url
 from tests.models import build_tokenizer
 
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def url(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str]:
-    """A server of this module's own: it counts what is in the streams."""
-    async with run_nats(data_dir=tmp_path_factory.mktemp("nats")) as server:
-        yield server.url
+__all__ = ["quick_streams", "url"]  # fixtures
 
 
 @pytest.fixture(scope="module")
@@ -37,9 +29,6 @@ def soon_missed(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Times that only decide how long a test takes."""
-    monkeypatch.setattr(streams, "ACK_WAIT_S", 30.0)
-    monkeypatch.setattr(streams, "PULL_S", 0.3)
-    monkeypatch.setattr(streams, "BEAT_S", 0.2)
     monkeypatch.setattr(steps, "STEP_INTERVAL_S", 0.05)
     monkeypatch.setattr(steps, "FAILURE_RETRY_S", 0.1)
     monkeypatch.setattr(runner, "RETRY_S", 0.02)

@@ -13,7 +13,6 @@ from prometheus_client import CollectorRegistry
 
 from common import subjects
 from common.bus import NatsSettings
-from common.tracing import NoTracer, Span
 from gateway.answers.start import Answers
 from gateway.answers.tokenizer import ChatTokenizer
 from gateway.batches.metrics import BatchMetrics
@@ -30,23 +29,11 @@ from gateway.tenants.budgets import Budgets, LocalBudgets
 from gateway.tenants.tenants import Tenants
 from tests.fakes.generations import ScriptedGenerations
 from tests.integration.waiting import eventually
+from tests.unit.gateway.recorder import Recorder
 
 MODEL = "scripted"
 TENANT = "default"
 LIMITS = BatchLimits(store_bytes=64 << 20, file_bytes=1 << 20, line_bytes=10_000, concurrency=4)
-
-
-class Recorder(NoTracer):
-    """A tracer that keeps spans."""
-
-    def __init__(self) -> None:
-        self.spans: list[Span] = []
-
-    def wants(self, context: str) -> bool:
-        return bool(context)
-
-    def record(self, span: Span) -> None:
-        self.spans.append(span)
 
 
 class One:

@@ -15,25 +15,20 @@ from common.bus import NatsSettings
 from common.tracing import NoTracer
 from gateway.answers.tokenizer import ChatTokenizer
 from gateway.app import HttpSettings
-from gateway.keeping import streams
 from gateway.responses import background, runner
 from gateway.responses import store as store_module
 from gateway.responses.records import ResponseLimits
 from gateway.responses.service import Responses
 from gateway.responses.store import ResponseStore, response_streams
 from gateway.tenants.tenants import Tenants, hash_key
-from services.runtime.servers import run_nats
+from tests.integration.kept_streams import quick_streams, url
 from tests.unit.gateway.conftest import Gateway, run_gateway
+
+__all__ = ["quick_streams", "url"]  # fixtures
 
 ROOT = Path(__file__).resolve().parents[3]
 KEYS = ("key-of-acme", "key-of-others")
 LIMITS = ResponseLimits(store_bytes=16 << 20)
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def url(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str]:
-    async with run_nats(data_dir=tmp_path_factory.mktemp("nats")) as server:
-        yield server.url
 
 
 @pytest.fixture(scope="session")
@@ -45,9 +40,6 @@ def tokenizer() -> ChatTokenizer:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Times that only decide how long a test takes."""
-    monkeypatch.setattr(streams, "ACK_WAIT_S", 30.0)
-    monkeypatch.setattr(streams, "PULL_S", 0.3)
-    monkeypatch.setattr(streams, "BEAT_S", 0.2)
     monkeypatch.setattr(runner, "RETRY_S", 0.02)
     monkeypatch.setattr(runner, "FLUSH_S", 0.02)
     monkeypatch.setattr(runner, "WATCH_S", 0.05)
