@@ -1,4 +1,4 @@
-"""What a streamed token costs the gateway in each dialect, held against OpenAI's.
+"""The gateway's cost of a streamed token in each dialect, held against OpenAI's.
 
     python -m benchmarks.gateway.dialects --out benchmarks/results      two cores, about four minutes
 
@@ -133,7 +133,7 @@ async def _cpu_s(arm: Arm, way: Way, tokens: int, *, requests: int) -> float:
 
 
 def _results(way: Way, costs: dict[str, list[float]]) -> list[Result]:
-    """What a token costs, and as a share of what it costs in OpenAI's dialect in the same rounds."""
+    """Return the cost of a token, and its share of the cost in OpenAI's dialect in the same rounds."""
     cost = Result(name=way.name, value=median(costs[way.name]), unit="us", better="lower")
     if way.name in OPENAI.values():
         return [cost]

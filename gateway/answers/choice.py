@@ -54,7 +54,7 @@ def _unpacked(kind: str, packed: bytes) -> tuple[Any, ...]:
 
 @dataclass(slots=True, kw_only=True)
 class Piece:
-    """What one event adds to a choice. `text` is all of it, or a message's content."""
+    """An event's addition to a choice. `text` is all of it, or a message's content."""
 
     text: str
     reasoning: str = ""
@@ -68,7 +68,7 @@ class Piece:
 
     @property
     def calls_around(self) -> tuple[list[CallDelta], list[CallDelta]]:
-        """What goes on with a call of before, and calls that begin here. Text and reasoning of this piece are between them."""
+        """Pieces of earlier calls, and the calls that begin here. Text and reasoning of this piece are between them."""
         begun = next((at for at, call in enumerate(self.calls) if call.name), len(self.calls))
         return self.calls[:begun], self.calls[begun:]
 
@@ -252,7 +252,7 @@ class Choice:
         return self._stop.matched
 
     def plain(self, token_ids: Sequence[int]) -> str:
-        """What the next tokens add if they are text and nothing else, content or reasoning. "": `take` must say."""
+        """Return the next tokens' text if they are text and nothing else, content or reasoning. "": `take` must say."""
         table = self._plain
         if table is None:
             return ""
@@ -269,7 +269,7 @@ class Choice:
         return text
 
     def take(self, event: TokenEvent) -> Piece:
-        """What the next tokens add; the last piece has `finish`, perhaps before the tokens' end: a stop string was found."""
+        """Return the next tokens' piece; the last one has `finish`, perhaps before the tokens' end: a stop string was found."""
         if event.cached_tokens >= 0:
             self.cached_tokens = event.cached_tokens
         piece = Piece(text="", offset=self._offset, prompt=self._scores(event))

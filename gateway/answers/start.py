@@ -49,7 +49,7 @@ class Origin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCard:
-    """What clients may know of a served model, under one of its names."""
+    """A served model for clients, under one of its names."""
 
     name: str
     own_name: str  # another one: `name` is an alias

@@ -23,7 +23,7 @@ class Tally:
 
 
 class Tallies:
-    """Of the models with these names: what clients make up is not counted."""
+    """The tallies of the models with these names: names that clients make up are not counted."""
 
     def __init__(self, models: Sequence[str]) -> None:
         self._tallies = {name: Tally() for name in models}

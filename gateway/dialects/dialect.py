@@ -41,7 +41,7 @@ class Events(Protocol):
     """One streamed answer as bytes, piece by piece. Called where tokens arrive: it must not wait."""
 
     def opening(self) -> bytes:
-        """What comes before any token; may be empty, as all that follows."""
+        """Return the bytes before any token; may be empty, as all that follows."""
         ...
 
     @property
@@ -54,7 +54,7 @@ class Events(Protocol):
         ...
 
     def event(self, choice: Choice, piece: Piece) -> bytes:
-        """What a piece adds. It has one token, or all that came since the piece before."""
+        """Return a piece's addition. It has one token, or all that came since the piece before."""
         ...
 
     def closing(self) -> bytes:
@@ -90,7 +90,7 @@ class Endpoint(Protocol[Body]):
         ...
 
     def ask(self, body: Body) -> Ask:
-        """What the body asks for, in no dialect's words. Raises InvalidRequestError."""
+        """Return the body's ask, in no dialect's words. Raises InvalidRequestError."""
         ...
 
     def events(self, body: Body, answer: Answer) -> Events:
@@ -107,7 +107,7 @@ class Endpoint(Protocol[Body]):
 
 
 class Memory(Protocol[Body]):
-    """What an endpoint's requests may refer to: it keeps their answers."""
+    """The memory of an endpoint: what its requests may refer to, and where their answers are kept."""
 
     async def recall(self, body: Body, raw: bytes, asked: Asked) -> tuple[Body, Ask] | Response:
         """The body with what it refers to, and what it asks for; or an answer that needs no tokens. Raises ServingError."""
@@ -131,7 +131,7 @@ class Call(Protocol[Body]):
         ...
 
     async def answer(self, body: Body, answers: Answers, asked: Asked) -> Any:
-        """What it answers: see `gateway.http.responses.answer_of`. Raises ServingError."""
+        """Return the answer: see `gateway.http.responses.answer_of`. Raises ServingError."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Which dialect a path belongs to, and with it the form of keys and errors, and the name in traces."""
+"""The table of dialects: the owner of each path, and with it the form of keys and errors, and the name in traces."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Entry:
 
 
 class Traced(NamedTuple):
-    """What traces tell of a path that generates."""
+    """A path that generates, for traces."""
 
     route: str
     operation: str

@@ -1,4 +1,4 @@
-"""What clients say of reasoning, in the names that chat templates read."""
+"""Clients' words about reasoning, in the names that chat templates read."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from gateway.answers.choice import Choice
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timings:
-    """Of an answer so far, in milliseconds; 0: not known yet. Several choices count as one answer."""
+    """Times of an answer so far, in milliseconds; 0: not known yet. Several choices count as one answer."""
 
     usage: Usage
     prompt_ms: float  # its longest computation, as a worker measured it

@@ -30,7 +30,7 @@ ArgumentsSchema = Annotated[dict[str, Any], AfterValidator(_bounded)]
 def tool_rules(
     tools: Sequence[Tool], mode: Mode, allowed: Sequence[str] | None, *, parallel: bool, field: str = "tool_choice"
 ) -> ToolRules:
-    """What may be called of `tools`; `allowed` None: all of them. Raises ValueError that begins with a field's name.
+    """Return the rules for `tools`; `allowed` None: all may be called. Raises ValueError that begins with a field's name.
 
     `field`: the client's name for the choice.
     """

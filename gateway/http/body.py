@@ -149,7 +149,7 @@ def _check_room(limits: BodyLimits) -> None:
 
 
 def check_encoding(request: Request, *known: str) -> str:
-    """Which of the `known` encodings the body has; "" for none. Raises HTTPException 415 for others."""
+    """Return the encoding of the body, one of `known`; "" for none. Raises HTTPException 415 for others."""
     if "content-encoding" not in fields_of(request.scope):
         return ""
     encoding = ", ".join(request.headers.getlist("content-encoding")).strip().lower()

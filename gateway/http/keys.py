@@ -34,5 +34,5 @@ BEARER = KeyForm(
 
 
 def needed(kind: str, form: KeyForm) -> str:
-    """What to say to a client without a valid key of this kind."""
+    """Return the text for a client without a valid key of this kind."""
     return f"a valid {kind} is needed: send {form.hint}"

@@ -1,4 +1,4 @@
-"""What every request passes, whatever carries it: its id, who asks, its trace; whether it may; what is counted of it.
+"""The door of every request, whatever carries it: its id, its tenant, its trace; whether it may; what is counted of it.
 
 The layers of HTTP do the first part for requests that HTTP carries (gateway/http/layers.py). `enter` does it for all others.
 """
@@ -45,7 +45,7 @@ class Begun:
 
     @property
     def headers(self) -> dict[str, str]:
-        """What is left of the tenant's budget, and which fields were ignored."""
+        """The rest of the tenant's budget, and the fields that were ignored."""
         return {**self.answer.headers, **ignored_header(self.body)}
 
     @contextmanager
@@ -63,7 +63,7 @@ class Begun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Told:
-    """What is answered where nothing is generated now: see `Ask.instead` and `Memory.recall`."""
+    """An answer where nothing is generated now: see `Ask.instead` and `Memory.recall`."""
 
     body: Any
     content: Any
@@ -112,7 +112,7 @@ class Door:
                     self.metrics.told_refusal(time.monotonic() - scope.read_at, waited=scope.waited)
 
     def asker(self, way: str, headers: Mapping[str, str], form: KeyForm, *, request_id: str = "") -> Tenant:
-        """Who asks. Raises UnauthorizedError."""
+        """Return the tenant that asks. Raises UnauthorizedError."""
         tenant = self._tenants.asking(form.read(headers))
         if tenant is None:
             self._told(request_id or request_id_of(headers), way)

@@ -113,7 +113,7 @@ class StreamedAnswer:
             self._write_end(error)
 
     async def _end_kept(self, keep: Callable[[], Awaitable[None]]) -> None:
-        """Who has the end may refer to the answer at once, so it is kept before."""
+        """Keep the answer before its end is sent: whoever has the end may refer to it at once."""
         try:
             await keep()
         except Exception as error:

@@ -20,7 +20,7 @@ MS = 1_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RpcSettings:
-    """What the gRPC side needs to know."""
+    """Settings of the gRPC side."""
 
     host: str
     port: int  # 0: any that is free

@@ -98,7 +98,7 @@ class InferenceService:
         self._streamed = _entry("ModelStreamInfer", Infer(streams=True), ignores_unknown=ignores_unknown)
 
     def handler(self) -> Any:
-        """What a server is given."""
+        """The handler that a server is given."""
         unary, infer = grpc.unary_unary_rpc_method_handler, MESSAGES["InferRequest"].FromString
         methods = {
             name: unary(
@@ -264,7 +264,7 @@ def _code(status: int) -> Any:
 
 
 def _problem(error: Exception) -> Problem:
-    """What went wrong, for the client; a crash tells nothing of itself but in the log."""
+    """Return the problem for the client; a crash tells nothing of itself but in the log."""
     if isinstance(error, ServingError):
         return problem_of(error)
     log.error("rpc.crash", exc_info=error)

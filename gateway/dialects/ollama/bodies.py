@@ -54,7 +54,7 @@ class OllamaRequest(TranslatedFields):
 
     @property
     def ignored(self) -> tuple[str, ...]:
-        """What of the body and of its options changed nothing."""
+        """The fields of the body and of its options that changed nothing."""
         kept = () if self.keep_alive is None else ("keep_alive",)  # models stay loaded
         return (*self._ignored, *kept, *(f"options.{name}" for name in self.options.ignored))
 
@@ -70,12 +70,12 @@ class OllamaRequest(TranslatedFields):
 
     @property
     def followed(self) -> Wanted | None:
-        """What the answer must follow."""
+        """The schema that the answer must follow."""
         return self._followed
 
     @property
     def variables(self) -> dict[str, Any]:
-        """What `think` says in the names that chat templates read."""
+        """The value of `think` in the names that chat templates read."""
         thinks = None if self.think is None else self.think is not False
         return template_variables(thinks=thinks, effort=self.think if isinstance(self.think, str) else None)
 
@@ -130,7 +130,7 @@ class OllamaGenerateRequest(OllamaRequest):
 
 
 def followed(format: Any) -> Wanted | None:
-    """What a `format` says; what of a schema can't be enforced is left out. Raises ValueError."""
+    """Return the schema of a `format`; rules that can't be enforced are left out. Raises ValueError."""
     if format in (None, ""):
         return None
     if format == "json":

@@ -36,7 +36,7 @@ class OllamaMessage(LenientFields):
 
 
 def template_input(messages: Sequence[OllamaMessage]) -> list[dict[str, Any]]:
-    """What chat templates expect. A call without an id gets one, and the result that answers it has the same."""
+    """Return what chat templates expect. A call without an id gets one, and the result that answers it has the same."""
     waiting: deque[tuple[str, str]] = deque()  # name and id of calls without a result
     number, found = 0, list[dict[str, Any]]()
     for message in messages:

@@ -43,7 +43,7 @@ def loaded(answers: Answers, asked: Asked) -> Json:
 
 
 def shown(served: Served, answers: Answers) -> Json:
-    """What /api/show tells."""
+    """Return the answer of /api/show."""
     tokenizer, family = served.tokenizer, _family(served)
     parameters = "\n".join(
         f"{_PARAMETERS.get(name, name)} {value}" for name, value in sorted(tokenizer.defaults.items())
@@ -67,7 +67,7 @@ def shown(served: Served, answers: Answers) -> Json:
 
 
 def capabilities(served: Served) -> list[str]:
-    """What the model can do here, in Ollama's words."""
+    """Return the model's capabilities here, in Ollama's words."""
     tokenizer, format_ = served.tokenizer, served.tokenizer.format.format
     known = {
         "tools": tokenizer.can_chat and bool(format_.name),

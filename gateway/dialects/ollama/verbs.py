@@ -1,4 +1,4 @@
-"""What Ollama's clients do with models besides asking them."""
+"""Ollama's verbs about models, besides asking them."""
 
 from __future__ import annotations
 

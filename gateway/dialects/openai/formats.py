@@ -1,4 +1,4 @@
-"""What an answer must follow, in the words of OpenAI, vLLM and TGI."""
+"""Formats that an answer must follow, in the words of OpenAI, vLLM and TGI."""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ def _closed(schema: Any) -> Any:
 
 
 def _read(said: Any, name: str) -> Any:
-    """What may be written as JSON text as well."""
+    """Return the value of a field that may be written as JSON text as well."""
     if not isinstance(said, str):
         return said
     try:

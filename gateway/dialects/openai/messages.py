@@ -38,7 +38,7 @@ Id = Annotated[StrictStr, Field(max_length=256)]
 
 
 class CalledFunction(LenientFields):
-    """What an assistant called. `arguments` is JSON; a client may send it as an object."""
+    """A function that an assistant called. `arguments` is JSON; a client may send it as an object."""
 
     schemas: ClassVar[dict[str, dict[str, Any]]] = {"arguments": {"type": "string"}}
 
@@ -144,7 +144,7 @@ class Message(LenientFields):
         return [ToolCall(id="call_0", function=self.function_call)]
 
     def as_template_input(self) -> dict[str, Any]:
-        """What chat templates expect: `developer` is their `system`, a refusal an assistant's content."""
+        """Return the message that chat templates expect: `developer` is their `system`, a refusal an assistant's content."""
         content = self.content if self.content is not None else self.refusal or ""
         plain: dict[str, Any] = {"role": _TEMPLATE_ROLES.get(self.role, self.role), "content": content}
         if calls := self.calls:

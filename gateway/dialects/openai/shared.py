@@ -174,7 +174,7 @@ class CommonFields(TranslatedFields):
 
     @property
     def other_formats(self) -> dict[str, Any]:
-        """What a dialect's own fields want followed, by their names."""
+        """The formats in a dialect's own fields, by their names."""
         return {}
 
     @property

@@ -47,7 +47,7 @@ OLDER_CHOICE_SCHEMA: dict[str, Any] = {
 
 
 def rules_of(tools: list[Tool], choice: Any, *, parallel: bool, field: str = "tool_choice") -> ToolRules:
-    """What tools and choice say together. Raises ValueError that begins with a field's name."""
+    """Return the rules of tools and choice together. Raises ValueError that begins with a field's name."""
     mode, allowed = _read_choice(choice, field)
     names_one = isinstance(choice, dict) and choice.get("type") == "function"
     return tool_rules(tools, mode, allowed, parallel=parallel and not names_one, field=field)

@@ -23,7 +23,7 @@ class CustomInput:
         self._is_other = False
 
     def add(self, arguments: str) -> str:
-        """What is new of the text."""
+        """Return the new part of the text."""
         self._buffer += arguments
         if not self._is_text and not self._is_other:
             head = _HEAD.match(self._buffer)

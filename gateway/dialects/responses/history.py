@@ -1,4 +1,4 @@
-"""What a store adds to a request: the items that it goes on from, and whether its answer is kept."""
+"""The history that a store adds to a request: items that it goes on from, and whether its answer is kept."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ def joined(parts: list[Part]) -> str:
 
 
 class MessageItem(LenientFields):
-    """What somebody said."""
+    """A message of anybody."""
 
     schemas: ClassVar[dict[str, Json]] = {"content": _PARTS}
 
@@ -148,7 +148,7 @@ class CustomCallItem(LenientFields):
 
 
 class OutputItem(LenientFields):
-    """What a call gave."""
+    """The output of a call."""
 
     schemas: ClassVar[dict[str, Json]] = {"output": _PARTS}
 
@@ -165,7 +165,7 @@ class OutputItem(LenientFields):
 
 
 class ReasoningItem(LenientFields):
-    """What the model thought: sealed, or in the open."""
+    """The reasoning of the model: sealed, or in the open."""
 
     type: Literal["reasoning"]
     id: Id | None = None
@@ -197,7 +197,7 @@ class ReasoningItem(LenientFields):
 
 
 class CompactionItem(LenientFields):
-    """What a conversation was shortened to."""
+    """A conversation that was shortened."""
 
     type: Literal["compaction"]
     id: Id | None = None

@@ -73,7 +73,7 @@ class Output:
         self._logprobs: list[Json] = []  # tokens that have not become text yet
 
     def items(self, status: str = INCOMPLETE) -> list[Json]:
-        """What there is. `status`: that of an item which is still open."""
+        """Return the items so far. `status`: that of an item which is still open."""
         return [*self._items, self.open_item.item(status)] if self.open_item is not None else list(self._items)
 
     def writing(self, *, reasoning: bool) -> Text | None:
@@ -82,7 +82,7 @@ class Output:
         return found if isinstance(found, Text) and found.form.is_reasoning is reasoning else None
 
     def take(self, piece: Piece) -> list[Event]:
-        """What a piece adds."""
+        """Return the events of a piece."""
         events: list[Event] = []
         logprobs = self._scored(piece)
         going_on, begun = piece.calls_around
@@ -305,7 +305,7 @@ class Call:
 
 
 class Compaction:
-    """What a conversation was shortened to: nothing is told of it before it is whole."""
+    """A conversation that is being shortened: nothing is told of it before it is whole."""
 
     def __init__(self, place: Place) -> None:
         self._place = place

@@ -211,7 +211,7 @@ class ResponseRequest(CommonFields):
 
     @property
     def echoed(self) -> Json:
-        """What a response repeats of its request."""
+        """The fields of the request that a response repeats."""
         return {
             "instructions": self.instructions,
             "metadata": self.metadata or {},

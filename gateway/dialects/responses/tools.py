@@ -142,7 +142,7 @@ def full_name(name: str, namespace: str | None) -> str:
 
 
 def read_tools(tools: Sequence[AnyTool], choice: Any, *, parallel: bool, leaves_out: bool = False) -> Tools:
-    """What tools and choice say together. Raises ValueError that begins with a field's name.
+    """Return the rules of tools and choice together. Raises ValueError that begins with a field's name.
 
     Tools that others would run are refused, or left out: with `leaves_out`, and searches beside tools that are served. Agents
     send them with each request, and go on without.
