@@ -6,13 +6,13 @@ with the remedy.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
 from pydantic import ConfigDict, ModelWrapValidatorHandler, ValidationInfo, model_validator
 
-from gateway.http.fields import OFF, Reading, StrictFields, described
+from gateway.http.fields import Reading, StrictFields, described
 
 Json = dict[str, Any]
 EMPTY: tuple[Any, ...] = (False, "", [], {})
@@ -31,10 +31,11 @@ class Foreign:
     @property
     def described(self) -> Json:
         """Its JSON schema."""
+        absent = [*self.off, *_twins(self.off)]
         if self.is_refused:
-            values = {"enum": [None, *self.off]} if self.off != EMPTY else OFF
-            return {**values, "description": self.fate}
-        return {**self.schema, "description": self.fate}
+            return {"enum": [None, *absent], "description": self.fate}
+        schema: Json = {"anyOf": [self.schema, {"enum": absent}]} if self.schema and absent else dict(self.schema)
+        return schema | {"description": self.fate}
 
     @property
     def fate(self) -> str:
@@ -42,6 +43,11 @@ class Foreign:
         if self.means is not None:
             return f"as {self.says}"
         return f"refused: {self.says}" if self.is_refused else f"ignored: {self.says}"
+
+
+def _twins(values: Iterable[Any]) -> list[Any]:
+    """0 and 1 beside false and true, and the other way round: they are compared as equal."""
+    return [int(one) if one is False or one is True else bool(one) for one in values if one in (0, 1)]
 
 
 def translated(

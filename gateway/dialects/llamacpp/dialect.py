@@ -20,7 +20,8 @@ _ERROR = "LlamaError"
 _ERROR_OBJECT = fields(
     {"code": {"type": "integer"}, "message": _TEXT, "type": _TEXT, "param": {"type": ["string", "null"]}}
 )
-_COMPLETION = fields({"content": _TEXT, "stop": {"type": "boolean"}})
+# `response_fields` may ask for others.
+_COMPLETION: Json = {"type": "object", "properties": {"content": _TEXT, "stop": {"type": "boolean"}}}
 _ONE_OR_MORE: Json = {"anyOf": [_COMPLETION, {"type": "array", "items": _COMPLETION}]}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from pydantic import StrictBool, StrictStr, model_validator
 
@@ -17,7 +17,17 @@ from gateway.dialects.ollama.models import shown
 from gateway.http.responses import Content
 
 DONE = {"status": "success"}
-_NAME = as_ours("model", "name", schema={"type": ["string", "null"]})  # as older clients call it
+
+
+def _named(name: Any) -> dict[str, str]:
+    """Raises ValueError, also where `model` goes before."""
+    if not isinstance(name, str):
+        raise ValueError("must be a string")
+    return {"model": name}
+
+
+# As older clients call it.
+_NAME = as_ours("model", "name", schema={"type": ["string", "null"]}, means=_named)
 
 
 class NamedModel(TranslatedFields):
@@ -25,7 +35,13 @@ class NamedModel(TranslatedFields):
 
     foreign: ClassVar[Mapping[str, Foreign]] = _NAME
 
-    model: StrictStr
+    model: StrictStr = ""
+
+    @model_validator(mode="after")
+    def _is_named(self) -> Self:
+        if "model" not in self.model_fields_set:
+            raise ValueError("model: is missing")
+        return self
 
 
 class ShowRequest(NamedModel):

@@ -144,7 +144,7 @@ SHARED: dict[str, Foreign] = {
     **as_ours("stop", "stop_sequences", schema=_TEXTS),
     **as_ours("bad_words", "banned_strings", schema=_TEXTS),
     **as_ours(
-        "truncate_prompt_tokens", "truncate", "prompt_truncate_len", schema={**_INTEGER, "minimum": 1}, off=(False,)
+        "truncate_prompt_tokens", "truncate", "prompt_truncate_len", schema={**_INTEGER, "minimum": -1}, off=(False,)
     ),
     **as_ours("cache_salt", "extra_key", schema=_TEXT),
     **as_ours("ignore_eos", "ban_eos_token", schema=_BOOL),

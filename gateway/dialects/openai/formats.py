@@ -181,7 +181,8 @@ def _of_kind(kind: str, said: Any, field: str, whitespace: Whitespace) -> Wanted
 def _structural_tag(value: Mapping[str, Any], field: str, whitespace: Whitespace = AS_DUMPED) -> Wanted:
     """Its `format`, or the older form: schemas between tags that triggers announce."""
     if "format" in value:
-        return wanted.structural_tag(field, value["format"], whitespace=whitespace)
+        described = _mapping(value["format"], f"{field}: format")
+        return wanted.structural_tag(field, described, whitespace=whitespace)
     if "structures" not in value:
         raise ValueError(f"{field}: a structural_tag needs a format, or structures and triggers")
     structures = [_mapping(one, f"{field}: structures") for one in _list(value["structures"], f"{field}: structures")]

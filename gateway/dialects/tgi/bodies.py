@@ -34,7 +34,7 @@ _GRAMMAR: dict[str, Any] = {
             "type": "object",
             "properties": {
                 "type": {"const": "json_schema"},
-                "value": {"type": "object", "properties": {"schema": {"type": "object"}}, "required": ["schema"]},
+                "value": {"type": "object", "properties": {"schema": {"type": "object"}}},
             },
             "required": ["type", "value"],
         },
