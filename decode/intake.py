@@ -30,7 +30,7 @@ from worker.serving.allocation import blocks_for, publish_computed, sequence_of
 from worker.serving.building import built
 from worker.serving.checks import check_job
 from worker.serving.columns import cargo_of
-from worker.serving.tombstones import Tombstones
+from worker.serving.tombstones import Cancelled, Tombstones
 
 log = logging.getLogger("baton.intake")
 
@@ -50,7 +50,7 @@ class Intake:
         *,
         placed: Callable[[], int],
         running: Callable[[], int],
-        cancelled: Tombstones,
+        cancelled: Cancelled,
         activate: Callable[[DecodeRequest], None],
     ) -> None:
         """`placed()`: requests that have a place of the batch, or wait for blocks with one; `running()`: those with blocks."""
@@ -104,7 +104,7 @@ class Intake:
             return Refusal.DRAINING, ""
         if not self._context.layout.compatible_with(message.layout):
             return Refusal.INCOMPATIBLE, _unlike(message.layout, self._context.layout)
-        if self._cancelled.covers(job.request_id, job.attempt) or self.reservations.gave_up(message):
+        if self._cancelled.covers(job) or self.reservations.gave_up(message):
             return Refusal.CANCELLED, ""
         if self._accepted.covers(job.request_id, job.attempt):
             return Refusal.HANDED_OVER, ""  # a late repetition, whose lease nobody would end
@@ -184,7 +184,7 @@ class Intake:
             return error.refusal
         refusal = await self._check(reservation, message)
         self._context.transport.forget(message.lease_id, message.generation)
-        if reservation.lease.cancelled or self._cancelled.covers(message.request_id, message.attempt):
+        if reservation.lease.cancelled or self._cancelled.covers(reservation.job):
             refusal = Refusal.CANCELLED
         if refusal:
             self.reservations.reject(reservation)

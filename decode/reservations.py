@@ -220,7 +220,12 @@ class Reservations:
         return OLD_WRITERS if self._context.peers.speaks_unnamed(worker) else worker
 
     async def cancel(self, request_id: str, attempt: int) -> bool:
-        """Abort the request's lease; its blocks stay in quarantine until no write can land."""
+        """Abort the request's lease; its blocks stay in quarantine until no write can land.
+
+        A request without a lease leaves no tombstone here: anybody can name it, and `Cancelled` knows whose word it was.
+        """
+        if not any(one.job.request_id == request_id for one in self):
+            return False
         lease = self._table.cancel(time.monotonic(), request_id, attempt)
         if lease is None:
             return False

@@ -43,7 +43,7 @@ from worker.serving.allocation import publish_computed, sequence_of, withdraw
 from worker.serving.building import built
 from worker.serving.checks import check_job
 from worker.serving.jobs import ClaimedJob
-from worker.serving.tombstones import Tombstones
+from worker.serving.tombstones import Cancelled
 
 log = logging.getLogger("baton.decode")
 
@@ -70,7 +70,7 @@ class DecodeRole:
         self._requests: dict[str, DecodeRequest] = {}  # includes ended ones until received
         self._local: dict[DecodeRequest, ClaimedJob] = {}  # local jobs without a first token yet
         self._building: set[DecodeRequest] = set()  # wait for their grammar, and have a place nevertheless
-        self._cancelled = Tombstones()
+        self._cancelled = Cancelled()
         self._intake = Intake(
             context,
             placed=lambda: len(self._placed),
@@ -162,7 +162,7 @@ class DecodeRole:
 
     def _supersede(self, job: Job) -> bool:
         """Make way for a newer attempt of the same request; False if `job` itself is already over."""
-        if self._cancelled.covers(job.request_id, job.attempt):
+        if self._cancelled.covers(job):
             return False
         older = self._requests.get(job.request_id)
         if older is not None and older.attempt >= job.attempt:
@@ -329,7 +329,7 @@ class DecodeRole:
             return await self._intake.give_up(message)
         if self._is_anothers(message):
             return False
-        self._cancelled.add(message.request_id, message.attempt)
+        self._cancelled.add(message)
         known = await self._reservations.cancel(message.request_id, message.attempt)
         request = self._requests.get(message.request_id)
         if request is None or request.attempt > message.attempt:

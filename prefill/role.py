@@ -53,7 +53,7 @@ from worker.serving.building import built
 from worker.serving.checks import check_job
 from worker.serving.columns import cover, num_held
 from worker.serving.jobs import ClaimedJob
-from worker.serving.tombstones import Tombstones
+from worker.serving.tombstones import Cancelled
 
 log = logging.getLogger("baton.prefill")
 
@@ -78,7 +78,7 @@ class PrefillRole:
         self._tasks: dict[PrefillRequest, asyncio.Task[None]] = {}  # includes older attempts that are ending
         self._in_flight: dict[Sequence, PrefillRequest] = {}
         self.blocks = HeldBlocks(context.pool)
-        self._cancelled = Tombstones()
+        self._cancelled = Cancelled()
         self._links: dict[tuple[str, int], float] = {}  # bytes/s at opening, by worker and incarnation
 
     @property
@@ -122,7 +122,7 @@ class PrefillRole:
             await self._context.jobs.fail(claimed, code=error.code, message=error.message, retryable=False)
             return
         older = self._requests.get(job.request_id)
-        if self._cancelled.covers(job.request_id, job.attempt) or (older and older.job.attempt >= job.attempt):
+        if self._cancelled.covers(job) or (older and older.job.attempt >= job.attempt):
             await self._context.jobs.drop(claimed)
             return
         if older is not None:
@@ -308,7 +308,7 @@ class PrefillRole:
         request = self._requests.get(message.request_id)
         if request is not None and message.gateway not in ("", request.job.gateway):
             return False
-        self._cancelled.add(message.request_id, message.attempt)
+        self._cancelled.add(message)
         if request is None or request.job.attempt > message.attempt:
             return False
         request.stop(Stop.CANCELLED)

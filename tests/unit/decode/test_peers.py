@@ -66,6 +66,16 @@ async def test_a_gateway_ends_its_own_requests_and_nobody_elses(receiver: Receiv
     assert (await receiver.reserve(JOB)).reason is Refusal.CANCELLED
 
 
+async def test_another_gateways_cancellation_ends_nothing_that_comes_after_it(receiver: Receiver) -> None:
+    assert not await receiver.cancel(gateway="another")
+    assert (await receiver.reserve(JOB)).granted
+
+
+async def test_a_gateways_cancellation_may_come_before_its_request(receiver: Receiver) -> None:
+    assert not await receiver.cancel(gateway=GATEWAY)
+    assert (await receiver.reserve(JOB)).reason is Refusal.CANCELLED
+
+
 async def test_a_peer_is_told_how_to_reach_the_pool(receiver: Receiver) -> None:
     reply = await receiver.role.handle(Dial(worker="p0", incarnation=1))
     assert reply == DialReply(region=receiver.bench.context.region)

@@ -31,6 +31,7 @@ from prefill.stop import Stop
 from tests.fakes.device import settled
 from tests.fakes.worker import (
     BLOCK,
+    GATEWAY,
     Bench,
     claim,
     grammars_built,
@@ -292,6 +293,16 @@ async def test_newer_attempts_leave_the_newest(prefill: Prefill, cancelled: int,
     assert [request.job.attempt for request in prefill.role.serving] == left
     assert [request.job.attempt for request in prefill.role.requests] == left
     assert prefill.pool.num_used == len(PROMPT) // BLOCK * len(left)
+
+
+@pytest.mark.parametrize(("gateway", "served"), [("another", 1), (GATEWAY, 0)])
+async def test_a_cancellation_before_its_job_counts_for_its_own_gateway_alone(
+    prefill: Prefill, gateway: str, served: int
+) -> None:
+    await prefill.role.handle(Cancel(request_id="r", attempt=1, gateway=gateway))
+    await prefill.claim(another_attempt(1))
+    await settled()
+    assert len(prefill.role.requests) == served
 
 
 async def test_a_lease_of_an_older_attempt_is_given_up_when_its_push_is_over(prefill: Prefill) -> None:
