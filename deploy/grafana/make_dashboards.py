@@ -108,7 +108,7 @@ DASHBOARDS: dict[str, tuple[str, list[Panel]]] = {
                 (f"count(max by (worker) (baton_worker_ready{{{MODEL}}}) == 1)", "ready"),
             ], "stat"),
             Panel("KV in use", "percentunit", [(f"baton:worker_kv_used:ratio{{{MODEL}}}", "{{worker}}")]),
-            Panel("Blocks held (leases, hand-overs, quarantine)", "none", [(worker("baton_worker_kv_held_blocks"), "{{worker}}")]),
+            Panel("Blocks held (leases, handoffs, quarantine)", "none", [(worker("baton_worker_kv_held_blocks"), "{{worker}}")]),
             Panel("Running sequences", "none", [(worker("baton_worker_running_sequences"), "{{worker}}")]),
             Panel("Waiting: sequences and prompt tokens", "none", [
                 (worker("baton_worker_waiting_sequences"), "{{worker}}"),

@@ -66,10 +66,10 @@ COUNTERS: dict[str, tuple[str, Callable[[WorkerState], float]]] = {
     "baton_worker_failed_steps": ("Forward passes without results", lambda state: state.totals.failed_steps),
     "baton_worker_out_of_memory": ("Those of them for lack of memory", lambda state: state.totals.out_of_memory),
     "baton_worker_refused_handoffs": (
-        "Hand-overs refused: stale, expired, incomplete or wrong",
+        "Handoffs refused: stale, expired, incomplete or wrong",
         lambda state: state.totals.refused_handoffs,
     ),
-    "baton_worker_bad_digests": ("Hand-overs with a wrong byte, refused", lambda state: state.totals.bad_digests),
+    "baton_worker_bad_digests": ("Handoffs with a wrong byte, refused", lambda state: state.totals.bad_digests),
     "baton_worker_expired_jobs": ("Jobs claimed too late to begin", lambda state: state.totals.expired_jobs),
     "baton_worker_lost_frames": ("Token frames that the bus did not take", lambda state: state.totals.lost_frames),
     "baton_worker_malformed_messages": ("Messages that no decoder accepts", lambda state: state.totals.malformed),

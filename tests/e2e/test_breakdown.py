@@ -1,4 +1,4 @@
-"""The parts of the time to first token, as `benchmarks.handover` measures them, add up to it."""
+"""The parts of the time to first token, as `benchmarks.handoff` measures them, add up to it."""
 
 from __future__ import annotations
 

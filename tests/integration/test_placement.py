@@ -73,7 +73,7 @@ async def test_a_short_uncached_rest_is_prefilled_on_the_decode_worker(store: Fl
 @pytest.mark.parametrize(
     ("prefill", "decode", "num_tokens", "reason"),
     [
-        ({}, {}, 48, "local: earlier"),  # nobody decodes there: the hand-over is spared
+        ({}, {}, 48, "local: earlier"),  # nobody decodes there: the handoff is spared
         ({}, {}, 64, "load"),  # a pass of 64 ms is too long for those who join
         ({}, {"running": 1}, 48, "load"),  # beside others it is thought to be four times as slow
         ({"queued_tokens": 300}, {"running": 1}, 48, "local: earlier"),  # but the queue is longer than that

@@ -1,4 +1,4 @@
-"""Seeds of the whole hand-over, and planted bugs that they must find.
+"""Seeds of the whole handoff, and planted bugs that they must find.
 
 A failing seed is named with what did not hold; `.venv/bin/python -m tests.simulation SEED` replays it with a log.
 """

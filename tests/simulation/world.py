@@ -1,6 +1,6 @@
 """One run: gateways, workers and clients made of the real classes, in one loop, with the faults of one seed.
 
-`play(seed)` runs it and raises `Violation` when an invariant of the hand-over did not hold.
+`play(seed)` runs it and raises `Violation` when an invariant of the handoff did not hold.
 """
 
 from __future__ import annotations

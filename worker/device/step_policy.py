@@ -24,7 +24,7 @@ class StepTargets:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPolicy:
-    """Constants of the prompt budget, tuned with an 8B model on an H200 (benchmarks/results/handover.md).
+    """Constants of the prompt budget, tuned with an 8B model on an H200 (benchmarks/results/handoff.md).
 
     Ratios are to a bare step: at most 16 sequences, no contexts, no prompts.
     """

@@ -28,7 +28,7 @@ def join(scheduler: DecodeScheduler, pool: BlockPool, *names: str) -> list[Decod
 
 
 def hand_over(scheduler: DecodeScheduler, pool: BlockPool, request: DecodeRequest, max_sequences: int) -> bool:
-    """Join with blocks for the prompt and a token, if a hand-over would find room."""
+    """Join with blocks for the prompt and a token, if a handoff would find room."""
     needed = blocks_for(request.sequence.num_tokens + 1, BLOCK)
     if len(scheduler.running) >= max_sequences or pool.num_free < needed + len(scheduler.running):
         return False

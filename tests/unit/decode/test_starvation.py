@@ -1,4 +1,4 @@
-"""A stream of small hand-overs that always find room, and a large request that does not: it gets its turn."""
+"""A stream of small handoffs that always find room, and a large request that does not: it gets its turn."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The prefill worker's side of the hand-over: what may be pushed when."""
+"""The prefill worker's side of the handoff: what may be pushed when."""
 
 from __future__ import annotations
 

@@ -193,7 +193,7 @@ class Receiver:
 
 
 @dataclass(eq=False)
-class Handover:
+class Handoff:
     """One request at its writer."""
 
     request: str
@@ -210,115 +210,113 @@ class Handover:
 
 
 class Writer:
-    """A prefill worker's hand-overs without their I/O: real senders."""
+    """A prefill worker's handoffs without their I/O: real senders."""
 
     def __init__(self, world: World, name: str, incarnation: int) -> None:
         self.world = world
         self.name = name
         self.incarnation = incarnation
         self.alive = True
-        self.handovers: dict[tuple[str, int], Handover] = {}
+        self.handoffs: dict[tuple[str, int], Handoff] = {}
 
     def start(self, request: str, attempt: int, num_tokens: int) -> None:
         if self.alive:
             sender = Sender(Cargo(num_tokens=num_tokens, block_size=BLOCK_SIZE))
-            handover = self.handovers[request, attempt] = Handover(request, attempt, num_tokens, sender)
-            self.world.at(GIVE_UP_S, lambda: self.give_up(handover, "deadline"))
-            self.compute(handover)
-            self.advance(handover)
+            handoff = self.handoffs[request, attempt] = Handoff(request, attempt, num_tokens, sender)
+            self.world.at(GIVE_UP_S, lambda: self.give_up(handoff, "deadline"))
+            self.compute(handoff)
+            self.advance(handoff)
 
     def kill(self) -> None:
         """No write of it lands after this; the receiver learns of it later."""
         self.alive = False
-        for handover in self.handovers.values():
-            handover.over = handover.over or "killed"
+        for handoff in self.handoffs.values():
+            handoff.over = handoff.over or "killed"
         receiver = self.world.receiver
         self.world.at(FENCE_S, lambda: receiver.fence(self.name, self.incarnation))
 
-    def compute(self, handover: Handover) -> None:
-        if handover.computed < handover.num_tokens and not handover.over:
-            handover.computed += min(self.world.random.randint(1, 7), handover.num_tokens - handover.computed)
-            handover.sender.computed(handover.computed)
-            self.world.at(0.02, lambda: self.compute(handover))
+    def compute(self, handoff: Handoff) -> None:
+        if handoff.computed < handoff.num_tokens and not handoff.over:
+            handoff.computed += min(self.world.random.randint(1, 7), handoff.num_tokens - handoff.computed)
+            handoff.sender.computed(handoff.computed)
+            self.world.at(0.02, lambda: self.compute(handoff))
 
-    def advance(self, handover: Handover) -> None:
+    def advance(self, handoff: Handoff) -> None:
         """What `prefill.handoff` does, again and again until the request is over here."""
-        if handover.over or not self.alive:
+        if handoff.over or not self.alive:
             return
-        run = handover.sender.next_run()
-        if handover.sender.state is SenderState.COMPUTING:
-            self.tell("reserve", handover)
+        run = handoff.sender.next_run()
+        if handoff.sender.state is SenderState.COMPUTING:
+            self.tell("reserve", handoff)
         elif run is not None:
-            self.push(handover, run)
-        elif handover.sender.manifest() is not None:
-            self.tell("handoff", handover, digests=handover.sender.manifest() or b"")
-        self.world.at(AGAIN_S, lambda: self.advance(handover))
+            self.push(handoff, run)
+        elif handoff.sender.manifest() is not None:
+            self.tell("handoff", handoff, digests=handoff.sender.manifest() or b"")
+        self.world.at(AGAIN_S, lambda: self.advance(handoff))
 
-    def push(self, handover: Handover, run: Run) -> None:
-        assert handover.lease is not None
-        handover.in_flight = len(run.indices)
+    def push(self, handoff: Handoff, run: Run) -> None:
+        assert handoff.lease is not None
+        handoff.in_flight = len(run.indices)
         for index, block in zip(run.indices, run.destination_blocks, strict=True):
             delay = self.world.random.uniform(0.0, self.world.random.choice([0.01, 2 * LEASE_S]))
-            self.world.at(delay, lambda index=index, block=block: self.landed(handover, run, index, block))  # type: ignore[misc]
+            self.world.at(delay, lambda index=index, block=block: self.landed(handoff, run, index, block))  # type: ignore[misc]
 
-    def landed(self, handover: Handover, run: Run, index: int, block: int) -> None:
-        if not self.alive or handover.lease is None:
+    def landed(self, handoff: Handoff, run: Run, index: int, block: int) -> None:
+        if not self.alive or handoff.lease is None:
             return
-        self.world.receiver.land(handover.lease[0], block, (handover.request, handover.attempt, index))
-        handover.in_flight -= 1
-        if handover.in_flight == 0:
-            stamps: list[Stamp] = [(handover.request, handover.attempt, each) for each in run.indices]
-            handover.sender.pushed(run, digests_of(stamps))
-            if handover.over:
-                self.say_goodbye(handover, handover.lease)
+        self.world.receiver.land(handoff.lease[0], block, (handoff.request, handoff.attempt, index))
+        handoff.in_flight -= 1
+        if handoff.in_flight == 0:
+            stamps: list[Stamp] = [(handoff.request, handoff.attempt, each) for each in run.indices]
+            handoff.sender.pushed(run, digests_of(stamps))
+            if handoff.over:
+                self.say_goodbye(handoff, handoff.lease)
 
     def replied(self, answer: tuple[Message, ReserveReply | str]) -> None:
         message, reply = answer
-        handover = self.handovers.get((message.request, message.attempt))
-        if handover is None or not self.alive:
+        handoff = self.handoffs.get((message.request, message.attempt))
+        if handoff is None or not self.alive:
             return
         if isinstance(reply, ReserveReply):
-            if reply.granted and handover.sender.state is SenderState.COMPUTING and not handover.over:
-                handover.lease = (reply.lease_id, reply.generation)
-                handover.sender.reserved(reply)
-        elif handover.over or handover.lease != message.lease:
+            if reply.granted and handoff.sender.state is SenderState.COMPUTING and not handoff.over:
+                handoff.lease = (reply.lease_id, reply.generation)
+                handoff.sender.reserved(reply)
+        elif handoff.over or handoff.lease != message.lease:
             return
         elif reply == "accepted":
-            handover.sender.handed_off()
-            handover.over = "handed off"
+            handoff.sender.handed_off()
+            handoff.over = "handed off"
         else:
-            self.give_up(handover, reply)
+            self.give_up(handoff, reply)
 
     def lease_aborted(self, lease: tuple[str, int, int, int]) -> None:
         """Any abort ends the attempt, also of a lease that it doesn't know: its grant may still be on the way."""
         request, attempt, lease_id, generation = lease
-        handover = self.handovers.get((request, attempt))
-        if handover is not None and self.alive:
-            self.give_up(handover, "aborted")
-            self.say_goodbye(handover, (lease_id, generation))
+        handoff = self.handoffs.get((request, attempt))
+        if handoff is not None and self.alive:
+            self.give_up(handoff, "aborted")
+            self.say_goodbye(handoff, (lease_id, generation))
 
-    def give_up(self, handover: Handover, reason: str) -> None:
-        if not handover.over:
-            handover.over = reason
-            handover.sender.abort()
-            if handover.lease is not None:
-                self.say_goodbye(handover, handover.lease)
+    def give_up(self, handoff: Handoff, reason: str) -> None:
+        if not handoff.over:
+            handoff.over = reason
+            handoff.sender.abort()
+            if handoff.lease is not None:
+                self.say_goodbye(handoff, handoff.lease)
 
-    def say_goodbye(self, handover: Handover, lease: tuple[int, int]) -> None:
+    def say_goodbye(self, handoff: Handoff, lease: tuple[int, int]) -> None:
         """Only when no write under this lease is in flight. Lost: the receiver asks again."""
-        if handover.lease != lease or not handover.is_pushing():
-            self.tell("writer_done", handover, lease=lease)
+        if handoff.lease != lease or not handoff.is_pushing():
+            self.tell("writer_done", handoff, lease=lease)
 
-    def tell(
-        self, kind: str, handover: Handover, *, digests: bytes = b"", lease: tuple[int, int] | None = None
-    ) -> None:
+    def tell(self, kind: str, handoff: Handoff, *, digests: bytes = b"", lease: tuple[int, int] | None = None) -> None:
         message = Message(
             kind,
             self,
-            handover.request,
-            handover.attempt,
-            lease=lease or handover.lease or (0, 0),
-            num_tokens=handover.num_tokens,
+            handoff.request,
+            handoff.attempt,
+            lease=lease or handoff.lease or (0, 0),
+            num_tokens=handoff.num_tokens,
             digests=digests,
         )
         self.world.send(self.world.receiver.handle, message)
@@ -351,8 +349,8 @@ def play(seed: int) -> World:
 
 def check(world: World) -> None:
     """What must hold when everything is quiet; what must hold before is asserted where it happens."""
-    handovers = [handover for writer in world.writers for handover in writer.handovers.values()]
-    assert all(handover.over for handover in handovers), "a request never ended"
+    handoffs = [handoff for writer in world.writers for handoff in writer.handoffs.values()]
+    assert all(handoff.over for handoff in handoffs), "a request never ended"
     assert world.receiver.table.held_blocks == 0
     assert world.receiver.free == set(range(NUM_BLOCKS)), "blocks leaked"
     assert len(set(world.receiver.accepted)) == len(world.receiver.accepted), "accepted twice"
@@ -370,7 +368,7 @@ def test_every_request_ends_and_no_write_lands_in_somebody_elses_block(batch: in
             raise AssertionError(f"seed {seed}") from error
         ends += world.faults
         ends["accepted"] += len(world.receiver.accepted)
-        ends.update(handover.over for writer in world.writers for handover in writer.handovers.values())
+        ends.update(handoff.over for writer in world.writers for handoff in writer.handoffs.values())
     wanted = {"lost", "repeated", "accepted", "handed off", "killed", "aborted", "deadline", "cancelled", "full"}
     assert {name for name in wanted if ends[name] < 100} == set()  # the simulation is worth its name
 
@@ -414,7 +412,7 @@ def goodbye_ignored(patch: pytest.MonkeyPatch) -> None:
 
 def goodbye_with_writes_in_flight(patch: pytest.MonkeyPatch) -> None:
     """The writer gives a lease up before its push is over."""
-    patch.setattr(Handover, "is_pushing", lambda self: False)
+    patch.setattr(Handoff, "is_pushing", lambda self: False)
 
 
 def accepted_again(patch: pytest.MonkeyPatch) -> None:

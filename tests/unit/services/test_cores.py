@@ -46,7 +46,7 @@ def test_this_machine_has_cores() -> None:
 @pytest.mark.parametrize(
     ("given", "prefill"),
     [
-        ({}, 1),  # the demo shows a hand-over
+        ({}, 1),  # the demo shows a handoff
         ({"model": "/"}, 0),  # weights in memory once
         ({"model": "/", "prefill": 1}, 1),
         ({"prefill": 0}, 0),

@@ -82,7 +82,7 @@ const REASONS = {
   load: "a prefill worker, where its first token was expected earliest",
   prefix: "a prefill worker that had part of the prompt cached",
   full: "a prefill worker; every decode worker was full",
-  "local: earlier": "on the decode worker: its first token was expected earlier there than after a hand-over",
+  "local: earlier": "on the decode worker: its first token was expected earlier there than after a handoff",
   "local: short": "on the decode worker: the uncached prompt was short",
   "local: no prefill worker": "on the decode worker: there was no prefill worker",
   "local: same worker": "on one worker: it was the best for both",

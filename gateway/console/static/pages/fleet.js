@@ -28,7 +28,7 @@ const COLUMNS = [
   ["host", "host", (worker) => partsOf(worker.id).host, "The machine it runs on, as its name says"],
   ["status", "status", statusOf, "Whether it takes new work"],
   ["roles", "roles", (worker) => [...worker.roles].sort().join(" + "), "Which work it takes: prompts (prefill), answers (decode)"],
-  ["KV cache", "kv", (worker) => held(worker) / Math.max(1, worker.kv_blocks), "Share of its KV blocks that are used, or held for a hand-over"],
+  ["KV cache", "kv", (worker) => held(worker) / Math.max(1, worker.kv_blocks), "Share of its KV blocks that are used, or held for a handoff"],
   ["batch", "batch", (worker) => worker.running / Math.max(1, worker.max_sequences), "Requests that are computed together, of the most it takes"],
   ["waiting", "waiting", (worker) => worker.waiting, "Requests that it has and does not compute yet"],
   ["to prefill", "queue", (worker) => worker.queued_tokens, "Prompt tokens that it has claimed and not computed yet"],
@@ -194,10 +194,10 @@ function gatewayTable(state) {
 
 function linksOf(state, only = null) {
   const links = state.links.filter((link) => !only || link.from === only || link.to === only);
-  if (!links.length) return h("p", { class: "empty" }, "No hand-over in the last minute.");
+  if (!links.length) return h("p", { class: "empty" }, "No handoff in the last minute.");
   if (!only && links.length > MANY_LINKS) return matrix(links);
   const transports = Object.fromEntries([...(state.lost ?? []), ...state.workers].map((worker) => [worker.id, worker.transport]));
-  const head = ["link", "transport", "hand-overs", "failures", "bytes", "bandwidth", "transfer p50"];
+  const head = ["link", "transport", "handoffs", "failures", "bytes", "bandwidth", "transfer p50"];
   return h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Links" }, h("table", { class: "links" }, h("thead", {}, h("tr", {}, head.map((name, index) => h("th", { scope: "col", class: index > 1 ? "num" : null }, name)))),
     h("tbody", {}, links.map((link) => h("tr", { "data-key": `${link.from}>${link.to}` }, h("th", { scope: "row", title: `${link.from} → ${link.to}` }, `${shortName(link.from)} → ${shortName(link.to)}`), h("td", {}, transports[link.to] ?? "–"),
       h("td", { class: "num" }, count(link.handovers)), h("td", { class: `num ${link.failures ? "bad" : ""}` }, count(link.failures ?? 0)),
@@ -213,7 +213,7 @@ function matrix(links) {
   const cell = (a, b) => {
     const link = known.get(`${a}>${b}`);
     if (!link) return h("td", {});
-    const told = `${a} → ${b}: ${plural(link.handovers, "hand-over")}, ${bytes(link.bytes)}, ${rate(link.bytes_per_s)}, p50 ${ms(link.transfer_ms)}, ${plural(link.failures ?? 0, "failure")}`;
+    const told = `${a} → ${b}: ${plural(link.handovers, "handoff")}, ${bytes(link.bytes)}, ${rate(link.bytes_per_s)}, p50 ${ms(link.transfer_ms)}, ${plural(link.failures ?? 0, "failure")}`;
     return h("td", { class: `cell ${link.failures ? "bad" : ""}`, title: told, style: { "--heat": `${Math.round((100 * link.bytes) / most)}%` } }, link.bytes_per_s ? bytes(link.bytes_per_s).replace(" ", "\u2009") : "·");
   };
   return h("div", {}, h("p", { class: "hint" }, "Bandwidth, a second; the darker, the more bytes moved. Rows hand over to columns."), h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Links" },

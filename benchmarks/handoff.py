@@ -1,7 +1,7 @@
 """What a handoff costs: a prefill and a decode worker beside two that do both, through the gateway's HTTP.
 
-    python -m benchmarks.handover --out DIR                                          on two H200s, in less than 8 minutes
-    python -m benchmarks.handover --out DIR --device cpu --model demo --quick       the same code; its figures say nothing
+    python -m benchmarks.handoff --out DIR                                          on two H200s, in less than 8 minutes
+    python -m benchmarks.handoff --out DIR --device cpu --model demo --quick       the same code; its figures say nothing
 
 Arm `pd`: 1 prefill + 1 decode worker. Arm `both`, the control: the same code and GPUs, two workers that prefill and decode. Each
 arm is a whole Baton (`baton up`): real NATS, Redis, gateway and worker processes. Low load is asked for while both are there, a
@@ -32,7 +32,7 @@ from benchmarks.client import Load, Sample, percentile, run_load
 from benchmarks.environment import ROOT, describe
 from benchmarks.results_format import Result, ResultsPage, number
 
-NOTES = ROOT / "benchmarks/results/handover.notes.md"
+NOTES = ROOT / "benchmarks/results/handoff.notes.md"
 DEFAULT_SHAPE = "llama-3.1-8b"
 START_S = 240.0
 ARMS = {"pd": (1, 1), "both": (0, 2)}
@@ -96,14 +96,14 @@ def main(arguments: Sequence[str]) -> int:
     """Return the exit code: 1 when a request failed, else 0. A missed target is no failure."""
     options = _parse(arguments)
     device = torch.device("cpu" if options.device == "cpu" else "cuda:0")
-    facts = describe("benchmarks.handover", arguments, device, commit=options.commit)
+    facts = describe("benchmarks.handoff", arguments, device, commit=options.commit)
     if device.type == "cuda":
         facts["device"] = f"{torch.cuda.device_count()} x {facts['device']}"
     facts["reference"] = (
         "vLLM 0.26.0 as 1 prefill + 1 decode over NIXL, two H200s, Llama-3.1-8B shape, bf16 (MEASUREMENTS.md)"
     )
     notes = NOTES.read_text() if NOTES.is_file() and not options.quick else ""
-    page = ResultsPage(options.out, "handover", title="The handoff on two devices", facts=facts, notes=notes)
+    page = ResultsPage(options.out, "handoff", title="The handoff on two devices", facts=facts, notes=notes)
     run = Run(options, page)
     run.measure(options.arms.split(","))
     run.compare()
@@ -298,7 +298,7 @@ def _figures(samples: list[Sample]) -> dict[str, float]:
 def _serving(options: argparse.Namespace, model: Path, *, arm: str, port: int) -> Iterator[Server]:
     """A whole Baton as `baton up` starts it, until the block ends."""
     prefill, decode = ARMS[arm]
-    with tempfile.TemporaryDirectory(prefix="baton-handover-") as data:
+    with tempfile.TemporaryDirectory(prefix="baton-handoff-") as data:
         command = [sys.executable, "-m", "services.up", "--model", str(model), "--port", str(port)]
         command += ["--device", options.device, "--prefill", str(prefill), "--decode", str(decode), "--data-dir", data]
         command += [] if options.device == "cpu" else ["--kv-memory-mb", str(KV_MEMORY_MB)]
@@ -342,9 +342,9 @@ def _checkpoint(folder: Path) -> Path:
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.handover", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.handoff", description=__doc__.splitlines()[0])
     parser.add_argument(
-        "--out", type=Path, required=True, help="folder for handover.json, handover.md and the services' logs"
+        "--out", type=Path, required=True, help="folder for handoff.json, handoff.md and the services' logs"
     )
     parser.add_argument("--device", default="cuda:0,cuda:1", help="as `baton up` takes it")
     parser.add_argument("--model", type=Path, help="a checkpoint; default: random weights of Llama-3.1-8B's shape")
