@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from pydantic import BaseModel
 
 from common.settings import PREFIX
@@ -9,6 +11,7 @@ from services.gateway.settings import GatewaySettings
 from services.planner.settings import PlannerSettings
 from services.runtime.commands import COMMANDS, settings_of
 from services.runtime.flags import default_of, flag_of
+from services.runtime.removed import REMOVED
 from services.up.settings import UpSettings
 from services.worker.settings import WorkerServiceSettings
 
@@ -20,6 +23,10 @@ Precedence: flag, then variable, then file (`--config FILE` or `BATON_CONFIG`; T
 the prefix), then default. An unknown flag or key
 stops the start, an unknown variable is warned of. An API key `@FILE` means what the file says. `auto` and `off` stand for
 the numbers of older releases (0, -1), which are still taken. `baton up` hands its settings on to the services.
+"""
+_GONE = """## Settings that are gone
+
+Whoever gives one, by flag, variable or file, is told this and nothing starts.
 """
 
 
@@ -40,7 +47,13 @@ def render() -> str:
         if kind is UpSettings:
             title, skip = f"{title}: all of the above but --worker-id, and", shared
         parts.append(f"## {title}\n\n{_table(kind, skip)}\n")
-    return "\n".join(parts)
+    return "\n".join([*parts, _GONE, *_removed(), ""])
+
+
+def _removed() -> Iterator[str]:
+    for commands, names in REMOVED.items():
+        for name, said in names.items():
+            yield f"- `{flag_of(name)}` of {', '.join(f'`baton {command}`' for command in commands)}: {said}."
 
 
 def _table(kind: type[BaseModel], skip: set[str]) -> str:

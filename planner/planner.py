@@ -45,7 +45,7 @@ class PlannerConfig:
 
     planner_id: str
     incarnation: int = 0
-    period_s: float
+    period_s: float = 2.0  # between two decisions
     dry_run: bool
     plan: PlanSettings
 

@@ -71,7 +71,7 @@ class PrefillRole:
 
     name = Role.PREFILL
 
-    def __init__(self, context: RoleContext, *, max_requests: int) -> None:
+    def __init__(self, context: RoleContext, *, max_requests: int = 16) -> None:
         self._context = context
         self._max_requests = max_requests
         self._requests: dict[str, PrefillRequest] = {}  # newest attempts, in order of arrival

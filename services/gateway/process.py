@@ -120,10 +120,10 @@ async def _leave(parts: Parts, server: Server, serving: asyncio.Task[None]) -> N
     await serving
 
 
-def main() -> int:
+def main(kind: type[GatewaySettings] = GatewaySettings) -> int:
     """Entry point; returns the exit code."""
     try:
-        settings = load_settings(GatewaySettings, command="gateway", arguments=sys.argv[1:])
+        settings = load_settings(kind, command="gateway", arguments=sys.argv[1:])
         start_logging(service="gateway", level=settings.log_level, form=settings.log_format)
         asyncio.run(run(settings))
     except (ConfigError, ServingError, OSError, ValueError) as error:

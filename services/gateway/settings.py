@@ -113,10 +113,6 @@ class GatewaySettings(ModelSettings, ServiceLevelOptions):
     max_queued_tokens: Positive = Field(
         4_000_000, description="prompt tokens waiting for prefill at most, of each model"
     )
-    window_s: Annotated[float, Field(gt=0, le=60)] = Field(
-        1.0,
-        description="work given to the workers before the rest waits in the gateway, seconds of their prefill rates",
-    )
     reserved: Annotated[float, Field(ge=0, le=0.9)] = Field(
         0.1, description="share of window and queue that only requests of priority above 0 may use"
     )
@@ -127,7 +123,6 @@ class GatewaySettings(ModelSettings, ServiceLevelOptions):
         "workers measure say that its first token comes earlier there",
     )
 
-    slo_window_s: Seconds = Field(30.0, description="the planner is told how it went over so long")
     trace_share: Annotated[float, Field(ge=0, le=1)] = Field(
         1.0, description="share of the requests without a traceparent of their own that are traced"
     )
@@ -135,11 +130,7 @@ class GatewaySettings(ModelSettings, ServiceLevelOptions):
     batch_store_mb: Annotated[int, Field(ge=0), OFF] = Field(
         2048, description="Batch API: disk of NATS for files, batches and results, MiB; off: no Batch API"
     )
-    batch_file_mb: Positive = Field(100, description="Batch API: largest input file, MiB")
-    batch_lines: Positive = Field(50_000, description="Batch API: lines of a file at most")
-    batch_line_kb: Annotated[int, Field(ge=1, le=4096)] = Field(1024, description="Batch API: longest line, KiB")
     batch_concurrency: Positive = Field(16, description="Batch API: lines that this gateway runs at a time")
-    batch_window_s: Seconds = Field(86_400.0, description="Batch API: a batch that takes longer expires")
     batch_keep_days: Annotated[float, Field(gt=0, le=3650)] = Field(
         30.0, description="Batch API: files and batches are kept so long; the same for all gateways"
     )
@@ -164,15 +155,14 @@ class GatewaySettings(ModelSettings, ServiceLevelOptions):
             max_requests=self.max_requests,
             max_queued_tokens=self.max_queued_tokens,
             cut_over_tokens=self.local_prefill_tokens,
-            window_s=self.window_s,
             reserved=self.reserved,
         )
 
     def levels(self) -> ServiceLevels:
-        """The objectives of a good answer, and the window that the planner sees."""
+        """The objectives of a good answer."""
         from gateway.observe.attainment import ServiceLevels
 
-        return ServiceLevels(ttft_s=self.ttft_slo_ms / 1000, tpot_s=self.tpot_slo_ms / 1000, window_s=self.slo_window_s)
+        return ServiceLevels(ttft_s=self.ttft_slo_ms / 1000, tpot_s=self.tpot_slo_ms / 1000)
 
     def batches(self) -> BatchLimits:
         """Bounds of the Batch API."""
@@ -180,11 +170,7 @@ class GatewaySettings(ModelSettings, ServiceLevelOptions):
 
         return BatchLimits(
             store_bytes=self.batch_store_mb << 20,
-            file_bytes=self.batch_file_mb << 20,
-            file_lines=self.batch_lines,
-            line_bytes=self.batch_line_kb << 10,
             concurrency=self.batch_concurrency,
-            window_s=self.batch_window_s,
             keep_s=self.batch_keep_days * DAY_S,
         )
 

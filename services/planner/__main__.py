@@ -42,10 +42,10 @@ async def run(settings: PlannerSettings) -> None:
         await peers.close()
 
 
-def main() -> int:
+def main(kind: type[PlannerSettings] = PlannerSettings) -> int:
     """Entry point; returns the exit code."""
     try:
-        settings = load_settings(PlannerSettings, command="planner", arguments=sys.argv[1:])
+        settings = load_settings(kind, command="planner", arguments=sys.argv[1:])
         start_logging(service=settings.planner_id or "planner", level=settings.log_level, form=settings.log_format)
         asyncio.run(run(settings))
     except (ConfigError, ServingError, OSError, ValueError) as error:

@@ -12,6 +12,7 @@ from pydantic.fields import FieldInfo
 
 from common.settings import PREFIX, ConfigError, Word
 from services.runtime import foreign
+from services.runtime.removed import removed_from
 
 # Where a field cannot have the name of its flag.
 FLAGS = {"json_file": "--json", "print_json": "--json", "html_file": "--html", "csv_file": "--csv"}
@@ -52,7 +53,7 @@ GROUPS = (  # title, beginnings of names; the first that fits counts
     ("NATS", ("nats_",)),
     ("Redis", ("redis_",)),
     ("Logs and traces", ("log_", "otlp_", "trace_")),
-    ("Service levels", ("ttft_slo", "tpot_slo", "e2e_slo", "slo_window")),
+    ("Service levels", ("ttft_slo", "tpot_slo", "e2e_slo")),
     (
         "HTTP, keys and web pages",
         (
@@ -87,7 +88,7 @@ GROUPS = (  # title, beginnings of names; the first that fits counts
     ),
     (
         "Limits",
-        ("max_requests", "max_queued", "max_connections", "max_body", "request_timeout", "window_s", "reserved"),
+        ("max_requests", "max_queued", "max_connections", "max_body", "request_timeout", "reserved"),
     ),
     ("Workers", ("transport", "device", "kv_", "block_size", "max_", "step_", "threads", "local_prefill", "worker_id")),
 )
@@ -138,6 +139,9 @@ class Parser(argparse.ArgumentParser):
         if not unknown:
             raise ConfigError(f"{message}; see {self.prog} --help")
         flag = unknown[0].partition("=")[0]
+        for name, said in removed_from(self.prog.removeprefix("baton ")).items():
+            if flag in (flag_of(name), f"--no-{flag_of(name)[2:]}"):
+                raise ConfigError(f"{flag}: {said}")
         known = [option for action in self._actions for option in action.option_strings]
         near = difflib.get_close_matches(flag, known, n=1)
         meant = foreign.ELSEWHERE.get(flag) or (f"did you mean {near[0]}?" if near else "")

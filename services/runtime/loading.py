@@ -19,6 +19,7 @@ from pydantic import BaseModel, ValidationError
 from common.settings import PREFIX, ConfigError, Form
 from services.runtime.commands import known_names
 from services.runtime.flags import choices_of, flag_of, number, parser_of, words_of
+from services.runtime.removed import is_removed, removed_from
 
 MAX_KEY_FILE = 64 << 10
 SECRETS = ("api_key", "api_keys", "admin_key", "metrics_key")  # `@FILE` means what the file says
@@ -48,8 +49,9 @@ def load_settings(
     environment = os.environ if environment is None else environment
     flags = vars(parser_of(kind, command, everything="--help-all" in arguments).parse_args(list(arguments)))
     config_file = flags.pop("config") or environment.get(f"{PREFIX}CONFIG")
-    values = _from_file(kind, Path(config_file)) if config_file else {}
-    values |= _from_environment(kind, environment)
+    gone = removed_from(command)
+    values = _from_file(kind, Path(config_file), gone) if config_file else {}
+    values |= _from_environment(kind, environment, gone)
     given = {name: value for name, value in flags.items() if value is not None}
     for name, value in given.items():
         if str(value) == "0" and words_of(kind.model_fields[name]).get(0) == "auto":  # processes hand it on as 0
@@ -79,8 +81,10 @@ def fail(error: object) -> int:
     return 2
 
 
-def _from_environment(kind: type[BaseModel], environment: Mapping[str, str]) -> dict[str, Any]:
+def _from_environment(kind: type[BaseModel], environment: Mapping[str, str], gone: Mapping[str, str]) -> dict[str, Any]:
     for name in environment:
+        if name.startswith(PREFIX) and (said := gone.get(name[len(PREFIX) :].lower())):
+            raise ConfigError(f"{name}: {said}")
         if name.startswith(PREFIX) and name != f"{PREFIX}CONFIG" and not _is_known(kind, name[len(PREFIX) :].lower()):
             known = [f"{PREFIX}{each.upper()}" for each in sorted(known_names())]
             print(f"baton: warning: unknown variable {name}{nearest(name, known)}", file=sys.stderr)
@@ -92,7 +96,7 @@ def _from_environment(kind: type[BaseModel], environment: Mapping[str, str]) -> 
     return values
 
 
-def _from_file(kind: type[BaseModel], path: Path) -> dict[str, Any]:
+def _from_file(kind: type[BaseModel], path: Path, gone: Mapping[str, str]) -> dict[str, Any]:
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -100,6 +104,8 @@ def _from_file(kind: type[BaseModel], path: Path) -> dict[str, Any]:
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"--config {path}: {error}") from None
     for name in content:
+        if said := gone.get(name):
+            raise ConfigError(f"--config {path}: {name}: {said}")
         if not _is_known(kind, name):
             raise ConfigError(f"--config {path}: unknown setting {name!r}{nearest(name, sorted(known_names()))}")
     return {name: value for name, value in content.items() if name in kind.model_fields}
@@ -115,8 +121,8 @@ def _read(flag: str, file: Path) -> str:
 
 
 def _is_known(kind: type[BaseModel], name: str) -> bool:
-    """Whether any command has the setting. Loads other commands' settings only for a name that `kind` lacks."""
-    return name in kind.model_fields or name in known_names()
+    """Whether any command has or had the setting. Loads other commands' settings only for a name that `kind` lacks."""
+    return name in kind.model_fields or is_removed(name) or name in known_names()
 
 
 def _explain(kind: type[BaseModel], error: ValidationError) -> str:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from common.settings import AUTO, Device, Positive
+from common.settings import AUTO, Device
 from kvtransfer.transports import TransportName, automatic
 from services.runtime.settings import ModelSettings
 
@@ -66,15 +66,10 @@ class WorkerOptions(ModelSettings):
     max_sequences: Annotated[int, Field(ge=0), AUTO] = Field(
         0, description="sequences in the decode batch at most; auto: 64 on the CPU, 256 on a GPU"
     )
-    step_target_ms: Annotated[float, Field(ge=0), AUTO] = Field(
-        0.0,
-        description="mean step with prompts, ms; auto: 1.77 bare ones, 3.5 if no worker only prefills; none on CPUs",
-    )
     step_timeout_s: Annotated[float, Field(ge=0, le=3600), AUTO] = Field(
         0.0,
         description="a longer step hangs: the worker ends, its requests go elsewhere; auto: 60 on a GPU, 120 on the CPU",
     )
-    max_prefills: Positive = Field(16, description="prompts that a prefill worker holds at most")
     threads: Annotated[int, Field(ge=0, le=1024), AUTO] = Field(
         0, description="CPU threads of a step; auto: the physical cores, which `up` shares out among its workers"
     )

@@ -70,9 +70,7 @@ async def run(settings: WorkerServiceSettings, roles: Sequence[str], lender: Eng
     ):
         transport = open_transport(settings.kv_transport, host=settings.transport_host)
         engine = await asyncio.to_thread(build_engine, settings, transport, lender)
-        targets = StepTargets(settings.step_target_ms)
-        if settings.device != "cpu" and not settings.step_target_ms:
-            targets = StepPolicy().targets(engine.pass_ms)
+        targets = StepTargets() if settings.device == "cpu" else StepPolicy().targets(engine.pass_ms)
         async with connect_store(settings.redis()) as store:
             tracer = open_tracer(
                 settings.otlp_endpoint,
@@ -104,8 +102,7 @@ async def run(settings: WorkerServiceSettings, roles: Sequence[str], lender: Eng
                 tracer=tracer,
             )
             worker.attach(DecodeRole(worker.context), active="decode" in roles)
-            prefill = PrefillRole(worker.context, max_requests=settings.max_prefills)
-            worker.attach(prefill, active="prefill" in roles)
+            worker.attach(PrefillRole(worker.context), active="prefill" in roles)
             keep_what_is_loaded()
             await still_free()  # loading takes long
             await worker.run(stopping)

@@ -22,6 +22,7 @@ from services.runtime.servers import Server, run_nats, run_redis, stop
 from services.up.servers import install_library
 from tests import preloaded
 from tests.certificates import Certificates
+from tests.e2e.tuned import is_tuned
 from tests.ports import own_port
 from tests.secure_servers import run_secure_nats, run_secure_redis
 
@@ -150,9 +151,10 @@ class Cluster:
             if root == ROOT:
                 loads = OTHERS if service in ("gateway", "planner") else WORKERS
                 files = (log.fileno(), log.fileno())
-                self.processes[name] = await preloaded.start(
-                    f"services.{service}", options, loads=loads, env=env, files=files
-                )
+                module = f"services.{service}"
+                if is_tuned(service, options):
+                    module, options = "tests.e2e.tuned", [service, *options]
+                self.processes[name] = await preloaded.start(module, options, loads=loads, env=env, files=files)
             else:  # another release
                 self.processes[name] = await asyncio.create_subprocess_exec(
                     *(sys.executable, "-m", f"services.{service}", *options),

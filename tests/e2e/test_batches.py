@@ -47,7 +47,8 @@ async def cluster(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Asyn
     folder = tmp_path_factory.mktemp("batches")
     tenants = folder / "tenants.toml"
     tenants.write_text(TENANTS)
-    options = ("--tenants", str(tenants), "--batch-line-kb", "64", "--batch-lines", "2000", "--batch-file-mb", "1")
+    options = ("--tenants", str(tenants), "--batch-lines", "2000")
+    options += ("--batch-line-bytes", str(64 << 10), "--batch-file-bytes", str(1 << 20))
     async with Cluster(folder / "run", model=model, gateway_options=options, **FAKE) as cluster:  # type: ignore[arg-type]
         yield cluster
 

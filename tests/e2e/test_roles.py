@@ -151,7 +151,7 @@ async def test_roles_that_can_t_be_are_refused_with_the_reason(fleet: Fleet) -> 
 
 @pytest.mark.long
 async def test_the_planner_moves_workers_to_where_the_load_is_and_back(model: Path, tmp_path: Path) -> None:
-    quick = ("--plan-period-s", "0.2", "--plan-hold-s", "0.6", "--plan-cooldown-s", "1", "--plan-reverse-s", "1")
+    quick = ("--plan-period-s", "0.2", "--plan-hold-s", "0.6", "--plan-pause-s", "1")
     options = FAKE | {"fake_token_us": 2000, "max_sequences": 12}
     async with (
         Cluster(

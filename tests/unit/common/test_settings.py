@@ -13,11 +13,12 @@ from pydantic import BaseModel
 from cli.chat.settings import ChatSettings
 from common.settings import ROOT, ConfigError
 from services.gateway.settings import GatewaySettings
-from services.planner.settings import PlannerOptions
+from services.planner.settings import PlannerOptions, PlannerSettings
 from services.runtime import foreign
 from services.runtime.commands import COMMANDS, known_names, settings_of
 from services.runtime.flags import COMMON, GROUPS, flag_of
 from services.runtime.loading import as_environment, load_settings
+from services.runtime.removed import REMOVED, removed_from
 from services.runtime.settings import ServiceLevelOptions, no_model
 from services.up.settings import UpSettings
 from services.worker.options import WorkerOptions
@@ -47,7 +48,7 @@ def test_a_flag_beats_a_variable_beats_the_file_beats_the_default(file: Path) ->
     )
     assert isinstance(settings, WorkerServiceSettings)
     assert (settings.max_sequences, settings.block_size, settings.threads) == (13, 64, 3)
-    assert settings.max_prefills == WorkerServiceSettings.model_fields["max_prefills"].default
+    assert settings.max_batch_tokens == WorkerServiceSettings.model_fields["max_batch_tokens"].default
 
 
 def test_the_file_may_be_named_by_a_variable_and_serve_several_services(file: Path) -> None:
@@ -71,7 +72,7 @@ def test_a_variable_that_is_true_can_be_denied_by_a_flag() -> None:
             {},
             "--max-sequences (BATON_MAX_SEQUENCES): a whole number is needed, not 'none'",
         ),
-        ([], {"BATON_MAX_PREFILLS": "0"}, "--max-prefills (BATON_MAX_PREFILLS): 1 or more is needed, not '0'"),
+        ([], {"BATON_MAX_SEQUENCES": "-1"}, "--max-sequences (BATON_MAX_SEQUENCES): 0 or more is needed, not '-1'"),
         (
             ["--block-size", "17"],
             {},
@@ -93,6 +94,30 @@ def test_what_is_wrong_is_named(arguments: list[str], environment: dict[str, str
         load(*arguments, environment=environment)
     assert told in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("by", ["flag", "variable", "file"])
+def test_what_is_gone_is_refused_with_what_holds_now(by: str, tmp_path: Path) -> None:
+    file = tmp_path / "baton.toml"
+    file.write_text("plan_hold_s = 3\n")
+    arguments = {"flag": ("--plan-hold-s", "3"), "file": ("--config", str(file))}.get(by, ())
+    environment = {"BATON_PLAN_HOLD_S": "3"} if by == "variable" else {}
+    told = {"flag": "--plan-hold-s", "variable": "BATON_PLAN_HOLD_S", "file": f"--config {file}: plan_hold_s"}[by]
+    for command, kind in (("up", UpSettings), ("planner", PlannerSettings)):
+        with pytest.raises(ConfigError) as raised:
+            load(*arguments, kind=kind, command=command, environment=environment)
+        assert str(raised.value) == f"{told}: a constant since 0.2: 10 s"
+
+
+def test_what_is_gone_elsewhere_stops_nobody_and_nothing_is_both_gone_and_there(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert load(kind=GatewaySettings, command="gateway", environment={"BATON_PLAN_HOLD_S": "3"})
+    assert capsys.readouterr().err == ""
+    for command in COMMANDS:
+        kind = settings_of(command)
+        assert removed_from(command).keys() & set(kind.model_fields if kind else ()) == set()
+    assert {command for commands in REMOVED for command in commands} <= COMMANDS.keys()
 
 
 def test_an_unknown_variable_is_warned_of_and_stops_nobody(capsys: pytest.CaptureFixture[str]) -> None:
@@ -300,11 +325,10 @@ def test_an_engine_is_told_what_the_worker_was() -> None:
 
 
 def test_a_gateway_counts_in_bytes_and_seconds() -> None:
-    settings = GatewaySettings(ttft_slo_ms=250, batch_store_mb=2, batch_line_kb=4, batch_keep_days=2)
+    settings = GatewaySettings(ttft_slo_ms=250, batch_store_mb=2, batch_keep_days=2)
 
     assert settings.levels().ttft_s == 0.25
     assert settings.batches().store_bytes == 2 << 20
-    assert settings.batches().line_bytes == 4 << 10
     assert settings.batches().keep_s == 2 * 86_400
 
 

@@ -1,0 +1,41 @@
+"""Settings of earlier releases that are gone: what to do instead, for whoever still gives one. No I/O."""
+
+from __future__ import annotations
+
+_GATEWAY, _PLANNER, _WORKERS = ("gateway", "up"), ("planner", "up"), ("prefill", "decode", "worker", "up")
+# Commands that had them -> name -> what holds now.
+REMOVED: dict[tuple[str, ...], dict[str, str]] = {
+    _GATEWAY: {
+        "window_s": "a constant since 0.2: 1 s of the workers' prefill rates",
+        "slo_window_s": "a constant since 0.2: 30 s",
+        "batch_file_mb": "a constant since 0.2: 100 MiB",
+        "batch_lines": "a constant since 0.2: 50,000",
+        "batch_line_kb": "a constant since 0.2: 1024 KiB",
+        "batch_window_s": "a constant since 0.2: a day, as `completion_window` says",
+    },
+    _WORKERS: {
+        "step_target_ms": "measured since 0.2: 1.77 bare steps on a GPU, 3.5 where no worker only prefills",
+        "max_prefills": "a constant since 0.2: 16",
+    },
+    _PLANNER: {
+        "plan_period_s": "a constant since 0.2: 2 s",
+        "plan_hold_s": "a constant since 0.2: 10 s",
+        "plan_cooldown_s": "a constant since 0.2: 30 s",
+        "plan_reverse_s": "a constant since 0.2: 60 s",
+        "plan_prefill_high": "a constant since 0.2: 0.9",
+        "plan_prefill_low": "a constant since 0.2: 0.6",
+        "plan_decode_high": "a constant since 0.2: 0.85",
+        "plan_decode_low": "a constant since 0.2: 0.6",
+        "plan_attainment": "a constant since 0.2: 0.95",
+    },
+}
+
+
+def removed_from(command: str) -> dict[str, str]:
+    """The settings that a command had, each with what holds now."""
+    return {name: said for commands, names in REMOVED.items() if command in commands for name, said in names.items()}
+
+
+def is_removed(name: str) -> bool:
+    """Whether any command had the setting: one environment may serve them all."""
+    return any(name in names for names in REMOVED.values())
