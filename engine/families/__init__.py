@@ -6,27 +6,73 @@ Unsupported settings are refused with the field's name; nothing is guessed.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from common.model.gguf import is_gguf, read_header
 from common.model.served import named_in, refusal
-from engine.families import dense, experts, hybrids, vision
-from engine.families.fields import Fields
+from engine.families import (
+    ai21,
+    allenai,
+    arcee,
+    baidu,
+    bigcode,
+    bytedance,
+    cohere,
+    deepseek,
+    glm,
+    google,
+    huggingface,
+    ibm,
+    inception,
+    inclusionai,
+    internlm,
+    jetbrains,
+    karpathy,
+    kimi,
+    kyutai,
+    lg,
+    liquid,
+    meituan,
+    meta,
+    microsoft,
+    minimax,
+    mistral,
+    naver,
+    nvidia,
+    openai,
+    openbmb,
+    poolside,
+    qwen,
+    rednote,
+    skt,
+    stability,
+    swiss_ai,
+    tencent,
+    tii,
+    towers,
+    upstage,
+    xiaomi,
+)
 from engine.families.from_gguf import config_of
 from engine.families.from_gguf.names import as_in_file
 from engine.families.quantised import beside_config, in_files, online
 from engine.families.quantised.gguf import beside_experts, kept_as
+from engine.families.reading import Family, Fields
 from engine.spec.model import ModelSpec, UnsupportedModelError
 
-FAMILIES: dict[str, Callable[[Fields], ModelSpec]] = {
-    **dense.FAMILIES,
-    **experts.FAMILIES,
-    **hybrids.FAMILIES,
-    **vision.FAMILIES,
-}
+# fmt: off
+_MAKERS = (
+    ai21, allenai, arcee, baidu, bigcode, bytedance, cohere, deepseek, glm, google, huggingface, ibm, inception,
+    inclusionai, internlm, jetbrains, karpathy, kimi, kyutai, lg, liquid, meituan, meta, microsoft, minimax, mistral,
+    naver, nvidia, openai, openbmb, poolside, qwen, rednote, skt, stability, swiss_ai, tencent, tii, towers, upstage,
+    xiaomi,
+)
+# fmt: on
+# Architectures as config.json names them.
+FAMILIES: dict[str, Family] = {name: read for maker in _MAKERS for name, read in maker.FAMILIES.items()}
 
 
 def read_model_spec(

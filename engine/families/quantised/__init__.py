@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from engine.families.known import Fields
 from engine.families.quantised import (
     auto_round,
     awq,
@@ -20,6 +19,7 @@ from engine.families.quantised import (
     mxfp4,
 )
 from engine.families.quantised.fields import check_letters
+from engine.families.reading.fields import Fields
 from engine.formats.fp8 import FP8_WHILE_LOADING
 from engine.formats.int4 import INT4_WHILE_LOADING
 from engine.formats.int8 import INT8_TABLES, INT8_WHILE_LOADING

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from engine.families.known import Fields
 from engine.families.quantised.fields import is_expression, modules, names
+from engine.families.reading.fields import Fields
 from engine.formats.dense import DENSE
 from engine.formats.packed import Awq, Gptq
 from engine.formats.product import Format

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from engine.families.known import Fields
 from engine.families.quantised.auto_round import HOW_FOUND
 from engine.families.quantised.fields import modules, names
+from engine.families.reading.fields import Fields
 from engine.formats.packed import Awq
 from engine.formats.quantization import EVERY, Quantization
 from engine.kernels.quantised.groups import GROUPS

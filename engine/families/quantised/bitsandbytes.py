@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.checkpoint.safetensors import StoredTensor, stored_tensors
-from engine.families.known import Fields
+from engine.families.reading.fields import Fields
 from engine.formats.codebook import Codebook4, Module4
 from engine.formats.packed import RowsOfBytes
 from engine.formats.product import Format

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from engine.families.known import Fields
 from engine.families.quantised.fields import block, kv_cache, modules, names
+from engine.families.reading.fields import Fields
 from engine.formats.fp8 import Fp8, Scales
 from engine.formats.packed import Fp4, PackedRows, SignedBytes
 from engine.formats.product import Format

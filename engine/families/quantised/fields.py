@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from engine.families.known import Fields
+from engine.families.reading.fields import Fields
 from engine.formats.patterns import PatternError, compiled
 from engine.formats.quantization import Modules
 from engine.spec.model import UnsupportedModelError

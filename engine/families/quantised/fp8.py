@@ -5,8 +5,8 @@ And fbgemm_fp8, as Meta wrote Llama 3.1: a scale for each row.
 
 from __future__ import annotations
 
-from engine.families.known import Fields
 from engine.families.quantised.fields import block, kv_cache, modules, names
+from engine.families.reading.fields import Fields
 from engine.formats.fp8 import Fp8, Scales
 from engine.formats.quantization import EVERY, Quantization
 

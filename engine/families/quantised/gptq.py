@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from engine.families.known import Fields
 from engine.families.quantised.auto_round import HOW_FOUND
 from engine.families.quantised.fields import modules, names
+from engine.families.reading.fields import Fields
 from engine.formats.dense import DENSE
 from engine.formats.packed import Gptq
 from engine.formats.product import Format

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from engine.families.known import Fields
 from engine.families.quantised.fields import kv_cache, modules, names
+from engine.families.reading.fields import Fields
 from engine.formats.fp8 import Fp8, Scales
 from engine.formats.packed import Fp4
 from engine.formats.product import Format

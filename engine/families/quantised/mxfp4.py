@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from engine.families.known import Fields
 from engine.families.quantised.fields import modules, names
+from engine.families.reading.fields import Fields
 from engine.formats.mxfp4 import MXFP4
 from engine.formats.quantization import Modules, Quantization
 

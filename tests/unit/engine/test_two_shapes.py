@@ -20,8 +20,8 @@ from common.pages import PagePart
 from engine import families
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.families.dense import llama
-from engine.families.fields import Fields
+from engine.families.meta import read_llama
+from engine.families.reading import Fields
 from engine.spec.model import ModelSpec
 from tests.models import build_tiny_model
 from tests.unit.engine.generate import Generator, handed_over, new_sequence
@@ -46,8 +46,8 @@ class OwnRotation(torch.nn.Module):
 
 def read(fields: Fields) -> ModelSpec:
     """Llama, with some wide layers; every fourth has a window too."""
-    narrow = llama.read(fields)
-    wide = llama.read(Fields({**fields, **WIDE})).layers[0]
+    narrow = read_llama(fields)
+    wide = read_llama(Fields({**fields, **WIDE})).layers[0]
     layers = tuple(wide if index in WIDE_LAYERS else layer for index, layer in enumerate(narrow.layers))
     return replace(narrow, layers=layers)
 

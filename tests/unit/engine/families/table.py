@@ -9,10 +9,9 @@ import sys
 from collections.abc import Iterable
 from dataclasses import fields as fields_of
 from dataclasses import is_dataclass, replace
-from inspect import getmodule
 from typing import Any
 
-from engine.families import FAMILIES, dense, experts, model_spec, vision
+from engine.families import FAMILIES, model_spec
 from engine.spec.attention import AttentionSpec
 from engine.spec.experts import SparseMlpSpec
 from engine.spec.latents import LatentAttentionSpec
@@ -74,9 +73,10 @@ Tool calls and reasoning are told from content where the last two columns name a
 (`tests/unit/gateway/parsing/families.py`). Elsewhere, and where a folder shows no format, calls come as text. Templates of
 Phi-4-mini, InternLM 3 and DeepSeek-V3.2 show the model no tools.
 
-This page is written by `python -m tests.unit.engine.families.table > docs/models.md`.
+This page is written by `python -m tests.unit.engine.families.table > docs/models.md`. The first column is the file in
+`engine/families/` that reads it: the maker's, or `towers`, where `text_config` says whose text model it is.
 
-| tier | architecture | what | switches that were checked | calls | reasoning |
+| maker | architecture | what | switches that were checked | calls | reasoning |
 |---|---|---|---|---|---|
 """
 NAMES = {
@@ -124,28 +124,25 @@ NAMES = {
 
 
 def table() -> str:
-    rows = [_row(architecture) for architecture in sorted(FAMILIES, key=lambda name: (_tier(name), name.lower()))]
+    rows = [_row(architecture) for architecture in sorted(FAMILIES, key=lambda name: (_maker(name), name.lower()))]
     return HEAD.replace("CARDS", cards()) + "".join(rows)
 
 
 def _row(architecture: str) -> str:
     cases = [case for case in CASES if case.architecture() == architecture]
     found = sorted({switch for case in cases for switch in switches(_spec(case))})
-    module = getmodule(FAMILIES[architecture])
-    assert module is not None
-    what = (FAMILIES[architecture].__doc__ or module.__doc__ or "").split("\n", 1)[0]
+    what = (FAMILIES[architecture].__doc__ or "").split("\n", 1)[0]
     checked = (", ".join(found) or "none beside the plain ones") if cases else "not checked by itself"
     if architecture in REWRITTEN:
         other, _ = REWRITTEN[architecture]
         checked = f"those of `{other.architecture()}`, by other names"
     calls, reasoning = formats_of(architecture)
-    return f"| {_tier(architecture)} | `{architecture}` | {what} | {checked} | {calls} | {reasoning} |\n"
+    return f"| {_maker(architecture)} | `{architecture}` | {what} | {checked} | {calls} | {reasoning} |\n"
 
 
-def _tier(architecture: str) -> int:
-    if architecture in vision.FAMILIES:
-        return 2 if architecture in vision.WITH_EXPERTS else 1
-    return 1 if architecture in dense.FAMILIES else 2 if architecture in experts.FAMILIES else 3
+def _maker(architecture: str) -> str:
+    """The maker's file or folder in `engine/families/`."""
+    return FAMILIES[architecture].__module__.split(".")[2]
 
 
 def _spec(case: Case) -> ModelSpec:

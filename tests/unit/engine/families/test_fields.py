@@ -10,7 +10,7 @@ import pytest
 import transformers
 
 from engine.families import model_spec
-from engine.families.known import HARMLESS
+from engine.families.reading.fields import HARMLESS
 from engine.spec.model import ModelSpec, UnsupportedModelError
 from tests.unit.engine.families import dense, experts, hybrids, vision, wrapped
 from tests.unit.engine.families.case import Case

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.families.known import Fields
 from engine.families.quantised import read_quantization
 from engine.families.quantised.fields import modules
+from engine.families.reading.fields import Fields
 from engine.formats.patterns import PatternError, begins, compiled
 from engine.spec.model import UnsupportedModelError
 

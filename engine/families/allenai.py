@@ -1,0 +1,219 @@
+"""Ai2 (Allen Institute for AI): OLMo 1 to 3, OLMoE, FlexOlmo, OLMo hybrid.
+
+From OLMo 2 on norms stand after each half, none before; queries and keys are normed over all heads.
+"""
+
+from __future__ import annotations
+
+from engine.families.reading import (
+    FULL,
+    LINEAR,
+    SLIDING,
+    Family,
+    Fields,
+    attention,
+    count,
+    delta,
+    every,
+    flag,
+    gated_mlp,
+    layer_types,
+    model,
+    number,
+    real,
+    rope,
+    sliding_window,
+    softmax_rule,
+    sparse_mlp,
+)
+from engine.spec.attention import AttentionSpec, QkNorm
+from engine.spec.experts import SparseMlpSpec
+from engine.spec.model import BranchSpec, LayerSpec, ModelSpec, UnsupportedModelError
+from engine.spec.scaling import RopeSpec
+from engine.spec.states import DeltaSpec
+from engine.weights.names import StoredNames
+
+OLMO_2 = {
+    "vocab_size": 50304,
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-5,
+}
+OLMO = OLMO_2 | {"layer_norm_eps": 1e-5}
+OLMO_3 = OLMO_2 | {"sliding_window": 4096}
+AROUND_MIXER = BranchSpec(after="post_attention_layernorm")
+AROUND_MLP = BranchSpec(after="post_feedforward_layernorm")
+OLMOE = {
+    "vocab_size": 50304,
+    "hidden_size": 2048,
+    "intermediate_size": 2048,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 16,
+    "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-5,
+    "num_experts_per_tok": 8,
+}
+FLEX_OLMO = OLMOE | {
+    "vocab_size": 100352,
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "rms_norm_eps": 1e-6,
+    "num_experts_per_tok": 5,
+}
+OLMO_HYBRID = {
+    "vocab_size": 100352,
+    "hidden_size": 3840,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 30,
+    "max_position_embeddings": 65536,
+    "rms_norm_eps": 1e-6,
+    "linear_conv_kernel_dim": 4,
+    "linear_allow_neg_eigval": True,
+}
+# How weights were drawn.
+OF_TRAINING = ("linear_a_log_min", "linear_a_log_max", "linear_dt_min", "linear_dt_max", "linear_dt_init_floor")
+OUTPUT_NORM_EPS = 1e-5  # whatever the model's is
+
+
+def read_olmo(fields: Fields) -> ModelSpec:
+    """OLMo 1: LayerNorm without weights; queries, keys and values may be cut off."""
+    fields = fields.over(OLMO)
+    fields.only("layer_norm_eps", 1e-5)
+    fields.ignore("rms_norm_eps")
+    bias, clip = flag(fields, "attention_bias"), real(fields, "clip_qkv", 0.0)
+    layer = LayerSpec(mixer=attention(fields, clip=clip, qkv_bias=bias, output_bias=bias), mlp=gated_mlp(fields))
+    layers = [layer] * number(fields, "num_hidden_layers")
+    return model(fields, layers, eps="layer_norm_eps", norm="layer", norm_weight=False)
+
+
+def read_olmo2(fields: Fields) -> ModelSpec:
+    """OLMo 2: norms after both halves; queries and keys normed over all heads."""
+    fields = fields.over(OLMO_2)
+    fields.only("clip_qkv")
+    layer = _layer(fields, _attention(fields, rope(fields)))
+    return model(fields, [layer] * number(fields, "num_hidden_layers"))
+
+
+def read_olmo3(fields: Fields) -> ModelSpec:
+    """OLMo 3: OLMo 2 with a window on three layers of four."""
+    fields = fields.over(OLMO_3)
+    fields.only("clip_qkv")
+    theta, window = real(fields, "rope_theta", 500_000.0), sliding_window(fields)
+    nested = any(kind in (fields.get("rope_parameters") or {}) for kind in (FULL, SLIDING))
+    full = rope(fields, kind=FULL, theta=theta)
+    sliding = rope(fields, kind=SLIDING, theta=theta) if nested else RopeSpec(theta=full.theta)
+    kinds = layer_types(fields, every(fields, 4))
+    layers = {
+        FULL: _layer(fields, _attention(fields, full)),
+        SLIDING: _layer(fields, _attention(fields, sliding, window=window)),
+    }
+    return model(fields, [layers[kind] for kind in kinds])
+
+
+def _attention(fields: Fields, rotation: RopeSpec, window: int = 0) -> AttentionSpec:
+    bias = flag(fields, "attention_bias")
+    qk_norm = QkNorm(over="all")
+    return attention(fields, rope=rotation, window=window, qk_norm=qk_norm, qkv_bias=bias, output_bias=bias)
+
+
+def _layer(fields: Fields, mixer: AttentionSpec) -> LayerSpec:
+    return LayerSpec(mixer=mixer, mlp=gated_mlp(fields), around_mixer=AROUND_MIXER, around_mlp=AROUND_MLP)
+
+
+def read_olmoe(fields: Fields) -> ModelSpec:
+    """OLMoE: queries and keys are normed over all heads; experts in every layer."""
+    if "num_local_experts" not in fields:
+        fields = fields.over({"num_experts": 64})
+    fields = fields.over(OLMOE)
+    fields.only("clip_qkv")
+    layer = LayerSpec(mixer=_attention_of_olmoe(fields, theta=10_000.0), mlp=_experts(fields))
+    return model(fields, [layer] * number(fields, "num_hidden_layers"))
+
+
+def read_flex_olmo(fields: Fields) -> ModelSpec:
+    """FlexOlmo: OLMoE with OLMo 2's norms, after each half."""
+    if "num_local_experts" not in fields:
+        fields = fields.over({"num_experts": 7})
+    fields = fields.over(FLEX_OLMO)
+    mixer = _attention_of_olmoe(fields, theta=500_000.0)
+    layer = LayerSpec(mixer=mixer, mlp=_experts(fields), around_mixer=AROUND_MIXER, around_mlp=AROUND_MLP)
+    return model(fields, [layer] * number(fields, "num_hidden_layers"))
+
+
+def _attention_of_olmoe(fields: Fields, *, theta: float) -> AttentionSpec:
+    bias, rotation = flag(fields, "attention_bias"), rope(fields, theta=theta)
+    return attention(fields, rope=rotation, qk_norm=QkNorm(over="all"), qkv_bias=bias, output_bias=bias)
+
+
+def _experts(fields: Fields) -> SparseMlpSpec:
+    return sparse_mlp(fields, softmax_rule(fields), size_field="intermediate_size")
+
+
+def read_olmo_hybrid(fields: Fields) -> ModelSpec:
+    """OLMo hybrid: three layers of four keep a state and are normed before, the fourth attends without rope, normed after."""
+    fields = _with_sizes(fields.over(OLMO_HYBRID))
+    fields.ignore(*OF_TRAINING)
+    num_layers = number(fields, "num_hidden_layers")
+    kinds = layer_types(fields, _default_kinds(num_layers), known=(FULL, LINEAR))
+    if FULL not in kinds:
+        raise UnsupportedModelError(f"config.json: layer_types without {FULL} is not supported")
+    bias, mlp = flag(fields, "attention_bias"), gated_mlp(fields)
+    mixer = attention(fields, rope=_rotation(fields), qk_norm=QkNorm(over="all"), qkv_bias=bias, output_bias=bias)
+    layers = {
+        FULL: LayerSpec(mixer=mixer, mlp=mlp, around_mixer=AROUND_MIXER, around_mlp=AROUND_MLP),
+        LINEAR: LayerSpec(mixer=_delta(fields), mlp=mlp),
+    }
+    return model(fields, [layers[kind] for kind in kinds], stored=_names(num_layers))
+
+
+def _with_sizes(fields: Fields) -> Fields:
+    """The heads that follow from others."""
+    heads = number(fields, "num_attention_heads")
+    keys = count(fields, "linear_num_key_heads") or heads
+    key_dim = count(fields, "linear_key_head_dim") or int(0.75 * number(fields, "hidden_size") / keys)
+    return fields.with_values(
+        linear_num_key_heads=keys,
+        linear_num_value_heads=count(fields, "linear_num_value_heads") or heads,
+        linear_key_head_dim=key_dim,
+        linear_value_head_dim=count(fields, "linear_value_head_dim") or 2 * key_dim,
+    )
+
+
+def _default_kinds(num_layers: int) -> list[str]:
+    kinds = [FULL if layer % 4 == 3 else LINEAR for layer in range(num_layers)]
+    return kinds if FULL in kinds else [*kinds[:-1], FULL]
+
+
+def _delta(fields: Fields) -> DeltaSpec:
+    most = 2.0 if flag(fields, "linear_allow_neg_eigval") else 1.0
+    return delta(fields, stored="apart", most_strength=most, norm_eps=OUTPUT_NORM_EPS)
+
+
+def _rotation(fields: Fields) -> RopeSpec | None:
+    """None where the base of the rotation is written as null, which is how positions are left out."""
+    values = fields.get("rope_parameters") or fields
+    fields.ignore("rope_parameters", "rope_theta")
+    return None if "rope_theta" in values and values["rope_theta"] is None else rope(fields)
+
+
+def _names(num_layers: int) -> StoredNames:
+    """Norms around states have other names than those around attention."""
+    renamed = {"attention_layer_norm": "input_layernorm", "feedforward_layer_norm": "post_attention_layernorm"}
+    layers = [f"model.layers.{layer}." for layer in range(num_layers)]
+    return StoredNames(renamed={f"{at}{theirs}.": f"{at}{ours}." for at in layers for theirs, ours in renamed.items()})
+
+
+FAMILIES: dict[str, Family] = {
+    "OlmoForCausalLM": read_olmo,
+    "Olmo2ForCausalLM": read_olmo2,
+    "Olmo3ForCausalLM": read_olmo3,
+    "FlexOlmoForCausalLM": read_flex_olmo,
+    "OlmoeForCausalLM": read_olmoe,
+    "OlmoHybridForCausalLM": read_olmo_hybrid,
+}

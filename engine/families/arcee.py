@@ -1,0 +1,116 @@
+"""Arcee: AFM (Arcee), Trinity."""
+
+from __future__ import annotations
+
+from engine.families.reading import (
+    GATE_UP_DOWN,
+    SLIDING,
+    Family,
+    Fields,
+    attention,
+    checked,
+    count,
+    every,
+    flag,
+    gated_mlp,
+    layer_types,
+    model,
+    number,
+    real,
+    rope,
+    shared_experts,
+    sliding_window,
+    sparse_mlp,
+)
+from engine.kernels.experts.rule import RoutingRule, Score
+from engine.spec.attention import OutputGate, QkNorm
+from engine.spec.experts import ExpertTensors
+from engine.spec.model import BranchSpec, LayerSpec, ModelSpec, PlainMlpSpec
+
+ARCEE = {
+    "vocab_size": 32000,
+    "hidden_size": 2560,
+    "intermediate_size": 18432,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-5,
+    "hidden_act": "relu2",
+}
+AFMOE = {
+    "vocab_size": 200192,
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 16,
+    "head_dim": 128,
+    "max_position_embeddings": 16384,
+    "rms_norm_eps": 1e-5,
+    "moe_intermediate_size": 1408,
+    "num_dense_layers": 1,
+    "num_experts_per_tok": 6,
+    "num_shared_experts": 2,
+    "global_attn_every_n_layers": 4,
+    "sliding_window": 1024,
+}
+AROUND_MIXER = BranchSpec(before="input_layernorm", after="post_attention_layernorm")
+AROUND_MLP = BranchSpec(before="pre_mlp_layernorm", after="post_mlp_layernorm")
+TENSORS = ExpertTensors(router=("mlp.router.gate",), each=GATE_UP_DOWN, correction=("mlp.expert_bias",))
+ONE_GROUP = ("n_group", "topk_group", "num_expert_groups", "num_limited_groups")
+
+
+def read_arcee(fields: Fields) -> ModelSpec:
+    """Arcee: an MLP of relu² without a gate."""
+    fields = fields.over(ARCEE)
+    fields.only("hidden_act", "relu2")
+    bias = flag(fields, "attention_bias")
+    size = number(fields, "intermediate_size")
+    mlp = PlainMlpSpec(size=size, bias=flag(fields, "mlp_bias"), activation="relu2")
+    layer = LayerSpec(mixer=attention(fields, qkv_bias=bias, output_bias=bias), mlp=mlp)
+    return model(fields, [layer] * number(fields, "num_hidden_layers"))
+
+
+def read_trinity(fields: Fields) -> ModelSpec:
+    """Trinity (Arcee): gated attention, with a rotation where it has a window; norms around both halves."""
+    if "num_local_experts" not in fields:
+        fields = fields.over({"num_experts": 64})
+    fields = fields.over(AFMOE)
+    fields.only("attention_bias", False)
+    fields.only("score_func", "sigmoid")
+    fields.only("route_norm", True)
+    for name in ONE_GROUP:
+        fields.only(name, 1)
+    fields.ignore("load_balance_coeff", "use_grouped_mm")
+    rule = RoutingRule(
+        chosen=number(fields, "num_experts_per_tok"),
+        score=Score.SIGMOID,
+        renormalised=True,
+        scale=real(fields, "route_scale", 1.0),
+    )
+    shared = shared_experts(fields, "num_shared_experts")
+    dense, sparse = gated_mlp(fields), sparse_mlp(fields, checked(fields, rule), tensors=TENSORS, shared=shared)
+    window, rotation, num_dense = sliding_window(fields), rope(fields), count(fields, "num_dense_layers")
+    kinds = layer_types(fields, every(fields, number(fields, "global_attn_every_n_layers")))
+    layers = [
+        LayerSpec(
+            mixer=attention(
+                fields,
+                rope=rotation if kind == SLIDING else None,
+                window=window if kind == SLIDING else 0,
+                qk_norm=QkNorm(),
+                gate=OutputGate(module="self_attn.gate_proj"),
+            ),
+            mlp=sparse if index >= num_dense else dense,
+            around_mixer=AROUND_MIXER,
+            around_mlp=AROUND_MLP,
+        )
+        for index, kind in enumerate(kinds)
+    ]
+    scale = number(fields, "hidden_size") ** 0.5 if flag(fields, "mup_enabled") else 1.0
+    return model(fields, layers, embedding_multiplier=scale)
+
+
+FAMILIES: dict[str, Family] = {
+    "ArceeForCausalLM": read_arcee,
+    "AfmoeForCausalLM": read_trinity,
+}

@@ -1,0 +1,42 @@
+"""BigCode: StarCoder2."""
+
+from __future__ import annotations
+
+from engine.families.reading import Family, Fields, attention, flag, model, number, sliding_window
+from engine.spec.model import LayerSpec, ModelSpec, PlainMlpSpec
+
+STARCODER_2 = {
+    "vocab_size": 49152,
+    "hidden_size": 3072,
+    "intermediate_size": 12288,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 24,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 4096,
+    "norm_epsilon": 1e-5,
+    "use_bias": True,
+    "tie_word_embeddings": True,
+}
+
+
+def read_starcoder2(fields: Fields) -> ModelSpec:
+    """StarCoder2: LayerNorm, biases everywhere, an MLP without a gate."""
+    fields = fields.over(STARCODER_2)
+    fields.only("hidden_act", "gelu_pytorch_tanh")
+    fields.only("norm_type", "layer_norm")
+    fields.only("mlp_type", "default")
+    fields.ignore("attention_softmax_in_fp32", "scale_attention_softmax_in_fp32")
+    fields.only("scale_attn_weights", True)
+    fields.ignore("layer_norm_epsilon")  # `norm_epsilon` is read instead
+    bias = flag(fields, "use_bias")
+    mixer = attention(fields, window=sliding_window(fields), qkv_bias=bias, output_bias=bias)
+    mlp = PlainMlpSpec(
+        size=number(fields, "intermediate_size"), bias=bias, activation="gelu_tanh", up="mlp.c_fc", down="mlp.c_proj"
+    )
+    layers = [LayerSpec(mixer=mixer, mlp=mlp)] * number(fields, "num_hidden_layers")
+    return model(fields, layers, eps="norm_epsilon", norm="layer", norm_bias=True)
+
+
+FAMILIES: dict[str, Family] = {
+    "Starcoder2ForCausalLM": read_starcoder2,
+}

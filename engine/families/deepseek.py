@@ -1,0 +1,174 @@
+"""DeepSeek: V2, V3 (R1) and V3.2.
+
+Latent attention; experts behind dense layers, with groups and shared ones. V3.2's attention sees only positions that an indexer
+chooses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from engine.families.reading import (
+    CORRECTED,
+    ONE_EACH,
+    Family,
+    Fields,
+    behind_dense,
+    checked,
+    count,
+    flag,
+    gated_mlp,
+    latent_attention,
+    layer_types,
+    layers_by_kind,
+    model,
+    number,
+    real,
+    shared_experts,
+    sigmoid_rule,
+    sparse_mlp,
+    without_predictions,
+)
+from engine.kernels.experts.rule import GroupScore, RoutingRule
+from engine.spec.experts import ExpertTensors
+from engine.spec.latents import IndexerSpec, LatentAttentionSpec
+from engine.spec.model import BEFORE_MLP, BranchSpec, LayerSpec, ModelSpec, UnsupportedModelError
+
+LATENTS = {
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "kv_lora_rank": 512,
+    "q_lora_rank": 1536,
+    "max_position_embeddings": 2048,
+}
+V2 = LATENTS | {
+    "vocab_size": 102400,
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "n_shared_experts": 2,
+    "first_k_dense_replace": 0,
+    "moe_intermediate_size": 1407,
+}
+V3 = LATENTS | {
+    "vocab_size": 129280,
+    "hidden_size": 7168,
+    "intermediate_size": 18432,
+    "num_hidden_layers": 61,
+    "num_attention_heads": 128,
+    "max_position_embeddings": 4096,
+    "moe_intermediate_size": 2048,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 8,
+    "n_group": 8,
+    "topk_group": 4,
+    "first_k_dense_replace": 3,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 2.5,
+    "rope_interleave": True,
+    "num_nextn_predict_layers": 1,
+}
+SPARSE_ATTENTION = "deepseek_sparse_attention"
+V3_2 = V3 | {
+    "max_position_embeddings": 163840,
+    "num_nextn_predict_layers": 0,
+    "index_topk": 2048,
+    "index_head_dim": 128,
+    "index_n_heads": 64,
+}
+
+
+def read_v2(fields: Fields) -> ModelSpec:
+    """DeepSeek-V2: latent attention; softmax routing, within groups in the large model; shared experts."""
+    if "num_experts" not in fields:
+        fields = fields.over({"n_routed_experts": 64})
+    fields = fields.over(V2)
+    fields.only("topk_method", "greedy", "group_limited_greedy")
+    fields.only("scoring_func", "softmax")
+    fields.only("norm_topk_prob", False)
+    fields.only("mlp_bias", False)
+    in_groups = fields.get("topk_method") == "group_limited_greedy"
+    num_groups, groups_kept = count(fields, "n_group"), count(fields, "topk_group")
+    rule = RoutingRule(
+        chosen=number(fields, "num_experts_per_tok"),
+        num_groups=int(num_groups or 1) if in_groups else 1,
+        groups_kept=int(groups_kept or 1) if in_groups else 1,
+        group_score=GroupScore.BEST,
+        scale=real(fields, "routed_scaling_factor", 1.0),
+    )
+    return with_one_attention(fields, checked(fields, rule), ONE_EACH, interleaved=True)
+
+
+def read_v3(fields: Fields) -> ModelSpec:
+    """DeepSeek-V3 and R1: latent attention; sigmoid routing within groups, corrected; a shared expert."""
+    if "num_local_experts" not in fields:
+        fields = fields.over({"n_routed_experts": 256})
+    fields = fields.over(V3)
+    return with_one_attention(fields, sigmoid_rule(fields), CORRECTED, interleaved=flag(fields, "rope_interleave"))
+
+
+def with_one_attention(fields: Fields, rule: RoutingRule, tensors: ExpertTensors, *, interleaved: bool) -> ModelSpec:
+    mixer = latent_attention(fields, interleaved=interleaved, value_dim=number(fields, "v_head_dim"))
+    return with_experts(fields, [mixer] * number(fields, "num_hidden_layers"), rule, tensors)
+
+
+def with_experts(
+    fields: Fields,
+    mixers: Sequence[LatentAttentionSpec],
+    rule: RoutingRule,
+    tensors: ExpertTensors,
+    *,
+    around_experts: BranchSpec = BEFORE_MLP,
+) -> ModelSpec:
+    """Read a model of these mixers, one a layer, with experts behind dense layers."""
+    fields.only("moe_layer_freq", 1)
+    fields.only("ep_size", 1)
+    fields.ignore("aux_loss_alpha", "seq_aux")
+    stored, dense = without_predictions(fields), gated_mlp(fields)
+    sparse = sparse_mlp(fields, rule, tensors=tensors, shared=shared_experts(fields))
+    has_experts = layers_by_kind(fields, behind_dense(fields))
+    layers = [
+        LayerSpec(mixer=mixer, mlp=sparse, around_mlp=around_experts) if there else LayerSpec(mixer=mixer, mlp=dense)
+        for mixer, there in zip(mixers, has_experts, strict=True)
+    ]
+    return model(fields, layers, stored=stored)
+
+
+def read_v3_2(fields: Fields) -> ModelSpec:
+    """DeepSeek-V3.2: DeepSeek-V3's layers, attention to the positions that each layer's indexer chooses."""
+    fields = over_sparse(fields, V3_2)
+    fields.only("indexer_rope_interleave", False)
+    mixers = [sparse_attention(fields, interleaved=False)] * number(fields, "num_hidden_layers")
+    return with_experts(fields, mixers, sigmoid_rule(fields), CORRECTED)
+
+
+def over_sparse(fields: Fields, defaults: Mapping[str, object]) -> Fields:
+    if "num_local_experts" not in fields and "num_experts" not in fields:
+        fields = fields.over({"n_routed_experts": 256})
+    fields = fields.over(defaults)
+    fields.only("mlp_bias", False)
+    fields.only("rope_interleave", True)
+    layer_types(fields, [SPARSE_ATTENTION] * number(fields, "num_hidden_layers"), known=(SPARSE_ATTENTION,))
+    return fields
+
+
+def sparse_attention(fields: Fields, *, interleaved: bool) -> LatentAttentionSpec:
+    """`interleaved`: how the indexer's heads are rotated; the layer's own are always."""
+    mixer = latent_attention(fields, interleaved=True, value_dim=number(fields, "v_head_dim"))
+    rank, dim = number(fields, "q_lora_rank"), number(fields, "index_head_dim")
+    if dim < mixer.rotated_dim:
+        raise UnsupportedModelError(
+            f"config.json: index_head_dim = {dim} is less than qk_rope_head_dim = {mixer.rotated_dim}, which it rotates"
+        )
+    indexer = IndexerSpec(num_heads=number(fields, "index_n_heads"), dim=dim, interleaved=interleaved)
+    return replace(mixer, query_rank=rank, most=number(fields, "index_topk"), indexer=indexer)
+
+
+FAMILIES: dict[str, Family] = {
+    "DeepseekV2ForCausalLM": read_v2,
+    "DeepseekV3ForCausalLM": read_v3,
+    "DeepseekV32ForCausalLM": read_v3_2,
+}

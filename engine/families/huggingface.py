@@ -1,0 +1,63 @@
+"""Hugging Face: SmolLM3."""
+
+from __future__ import annotations
+
+from engine.families.reading import (
+    SLIDING,
+    Family,
+    Fields,
+    attention,
+    flag,
+    gated_mlp,
+    layer_types,
+    model,
+    number,
+    rope,
+    sliding_window,
+)
+from engine.spec.model import LayerSpec, ModelSpec, UnsupportedModelError
+
+SMOLLM3 = {
+    "vocab_size": 128256,
+    "hidden_size": 2048,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 32768,
+    "rope_theta": 2_000_000.0,
+    "no_rope_layer_interval": 4,
+    "tie_word_embeddings": True,
+}
+
+
+def read_smollm3(fields: Fields) -> ModelSpec:
+    """SmolLM3: every fourth layer has no rope."""
+    fields = fields.over(SMOLLM3)
+    num_layers, interval = number(fields, "num_hidden_layers"), number(fields, "no_rope_layer_interval")
+    rotated = fields.get("no_rope_layers") or [int((index + 1) % interval != 0) for index in range(num_layers)]
+    if len(rotated) != num_layers:
+        raise UnsupportedModelError(f"config.json: no_rope_layers names {len(rotated)} layers of {num_layers}")
+    window = sliding_window(fields) if flag(fields, "use_sliding_window") else 0
+    fields.ignore("sliding_window", "max_window_layers")
+    kinds = layer_types(fields, ["full_attention" if each or not window else SLIDING for each in rotated])
+    bias, mlp = flag(fields, "attention_bias"), gated_mlp(fields, bias=flag(fields, "mlp_bias"))
+    layers = [
+        LayerSpec(
+            mixer=attention(
+                fields,
+                rope=rope(fields) if is_rotated else None,
+                window=window if kind == SLIDING else 0,
+                qkv_bias=bias,
+                output_bias=bias,
+            ),
+            mlp=mlp,
+        )
+        for kind, is_rotated in zip(kinds, rotated, strict=True)
+    ]
+    return model(fields, layers)
+
+
+FAMILIES: dict[str, Family] = {
+    "SmolLM3ForCausalLM": read_smollm3,
+}

@@ -1,0 +1,75 @@
+"""JetBrains: Mellum 2."""
+
+from __future__ import annotations
+
+from engine.families.reading import (
+    FULL,
+    SLIDING,
+    SPARSE,
+    Family,
+    Fields,
+    attention,
+    flag,
+    gated_mlp,
+    layer_types,
+    layers_by_kind,
+    model,
+    number,
+    rope,
+    sliding_window,
+    softmax_rule,
+    sparse_mlp,
+)
+from engine.spec.attention import QkNorm
+from engine.spec.model import LayerSpec, ModelSpec
+
+MELLUM = {
+    "vocab_size": 98304,
+    "hidden_size": 2304,
+    "intermediate_size": 7168,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "max_position_embeddings": 131072,
+    "sliding_window": 1024,
+    "moe_intermediate_size": 896,
+    "num_experts_per_tok": 8,
+    "norm_topk_prob": True,
+}
+BASES = {FULL: 500_000.0, SLIDING: 10_000.0}
+
+
+def read_mellum(fields: Fields) -> ModelSpec:
+    """Mellum 2: Qwen3-MoE with windows, and a rope of each kind of layer."""
+    if "num_local_experts" not in fields:
+        fields = fields.over({"num_experts": 64})
+    fields = fields.over(MELLUM)
+    bias, window, num_layers = (
+        flag(fields, "attention_bias"),
+        sliding_window(fields),
+        number(fields, "num_hidden_layers"),
+    )
+    dense, sparse = gated_mlp(fields), sparse_mlp(fields, softmax_rule(fields))
+    mixers = {
+        kind: attention(
+            fields,
+            rope=rope(fields, kind=kind, theta=theta),
+            window=window if kind == SLIDING else 0,
+            qk_norm=QkNorm(),
+            qkv_bias=bias,
+            output_bias=bias,
+        )
+        for kind, theta in BASES.items()
+    }
+    kinds, has_experts = layer_types(fields, [FULL] * num_layers), layers_by_kind(fields, [SPARSE] * num_layers)
+    layers = [
+        LayerSpec(mixer=mixers[kind], mlp=sparse if there else dense)
+        for kind, there in zip(kinds, has_experts, strict=True)
+    ]
+    return model(fields, layers)
+
+
+FAMILIES: dict[str, Family] = {
+    "MellumForCausalLM": read_mellum,
+}

@@ -1,0 +1,44 @@
+"""Andrej Karpathy: NanoChat."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from engine.families.reading import Family, Fields, attention, flag, model, number, real, rope
+from engine.spec.attention import QkNorm
+from engine.spec.model import LayerSpec, ModelSpec, PlainMlpSpec
+
+NANOCHAT = {
+    "vocab_size": 50304,
+    "hidden_size": 768,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 6,
+    "max_position_embeddings": 2048,
+    "hidden_act": "relu2",
+    "final_logit_softcapping": 15.0,
+}
+
+
+def read_nanochat(fields: Fields) -> ModelSpec:
+    """NanoChat: norms without weights, also of embeddings and of turned heads, which turn backwards; relu² without a gate."""
+    fields = fields.over(NANOCHAT)
+    fields.only("hidden_act", "relu2")
+    bias, normed = flag(fields, "attention_bias"), QkNorm(has_weight=False, after_rope=True)
+    rotation, size = replace(rope(fields), backwards=True), number(fields, "intermediate_size")
+    layer = LayerSpec(
+        mixer=attention(fields, rope=rotation, qk_norm=normed, qkv_bias=bias, output_bias=bias),
+        mlp=PlainMlpSpec(size=size, bias=False, activation="relu2", up="mlp.fc1", down="mlp.fc2"),
+    )
+    return model(
+        fields,
+        [layer] * number(fields, "num_hidden_layers"),
+        norm_weight=False,
+        embedding_norm="model.norm",
+        logits_softcap=real(fields, "final_logit_softcapping", 0.0),
+    )
+
+
+FAMILIES: dict[str, Family] = {
+    "NanoChatForCausalLM": read_nanochat,
+}

@@ -1,0 +1,151 @@
+"""Liquid AI: LFM2, dense and with experts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from engine.families.reading import (
+    FULL,
+    Family,
+    Fields,
+    attention,
+    checked,
+    count,
+    flag,
+    layer_types,
+    model,
+    number,
+    real,
+    rope,
+    sparse_mlp,
+)
+from engine.kernels.experts.rule import RoutingRule, Score
+from engine.spec.attention import AttentionSpec, QkNorm
+from engine.spec.experts import ExpertTensors
+from engine.spec.model import BranchSpec, GatedMlpSpec, LayerSpec, MlpSpec, ModelSpec, UnsupportedModelError
+from engine.spec.states import ShortConvolutionSpec
+
+CONVOLUTION = "conv"
+LFM_2_COMMON: dict[str, Any] = {
+    "vocab_size": 65536,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 128_000,
+    "norm_eps": 1e-5,
+    "tie_word_embeddings": True,
+    "conv_L_cache": 3,
+}
+LFM_2 = LFM_2_COMMON | {
+    "hidden_size": 2560,
+    "intermediate_size": 12288,
+    "block_multiple_of": 256,
+    "block_ffn_dim_multiplier": 1.0,
+    "block_auto_adjust_ff_dim": True,
+}
+LFM_2_MOE = LFM_2_COMMON | {
+    "hidden_size": 2048,
+    "intermediate_size": 7168,
+    "moe_intermediate_size": 1792,
+    "num_dense_layers": 2,
+    "num_experts_per_tok": 4,
+    "num_experts": 32,
+    "use_expert_bias": True,
+    "norm_topk_prob": True,
+}
+# They say what other fields say, or how weights were drawn.
+WRITTEN_TWICE = {"block_dim": "hidden_size", "conv_dim": "hidden_size", "conv_dim_out": "hidden_size"}
+WRITTEN_TWICE |= {"num_heads": "num_attention_heads", "block_norm_eps": "norm_eps", "theta": "rope_theta"}
+OF_TRAINING = ("block_mlp_init_scale", "block_out_init_scale", "block_use_xavier_init", "conv_use_xavier_init")
+QK_NORM = QkNorm(q_name="self_attn.q_layernorm", k_name="self_attn.k_layernorm")
+AROUND_MIXER, AROUND_MLP = BranchSpec(before="operator_norm"), BranchSpec(before="ffn_norm")
+FINAL_NORM = "model.embedding_norm"
+EACH = ("feed_forward.experts.{}.w1", "feed_forward.experts.{}.w3", "feed_forward.experts.{}.w2")
+TOGETHER = ("feed_forward.experts.gate_up_proj", "feed_forward.experts.down_proj")
+
+
+def read_lfm2(fields: Fields) -> ModelSpec:
+    """LFM2: most layers are short convolutions between two gates, the others attention with QK-norm."""
+    fields = _renamed(fields.over(LFM_2), "block_ff_dim", "intermediate_size")
+    fields = _renamed(fields, "tie_embedding", "tie_word_embeddings")
+    if fields.get("layer_types") is None:
+        layers, with_attention = range(number(fields, "num_hidden_layers")), fields.get("full_attn_idxs")
+        chosen = set(layers if with_attention is None else with_attention)
+        fields = fields.with_values(layer_types=[FULL if layer in chosen else CONVOLUTION for layer in layers])
+    fields.ignore("full_attn_idxs", "block_ff_dim")
+    return _model(fields, [_gated(_adjusted(fields))] * number(fields, "num_hidden_layers"))
+
+
+def read_lfm2_moe(fields: Fields) -> ModelSpec:
+    """LFM2 with experts behind a few dense layers: sigmoid routing, corrected."""
+    fields = _renamed(fields.over(LFM_2_MOE), "tie_embedding", "tie_word_embeddings")
+    rule = RoutingRule(
+        chosen=number(fields, "num_experts_per_tok"),
+        score=Score.SIGMOID,
+        renormalised=flag(fields, "norm_topk_prob"),
+        scale=real(fields, "routed_scaling_factor", 1.0),
+        smallest_sum=1e-6,  # which is added to sums near 1
+    )
+    correction = ("feed_forward.expert_bias",) if flag(fields, "use_expert_bias") else ()
+    tensors = ExpertTensors(router=("feed_forward.gate",), each=EACH, all=(TOGETHER,), correction=correction)
+    sparse = sparse_mlp(fields, checked(fields, rule), tensors=tensors)
+    dense, num_dense = _gated(number(fields, "intermediate_size")), count(fields, "num_dense_layers")
+    layers = range(number(fields, "num_hidden_layers"))
+    return _model(fields, [dense if layer < num_dense else sparse for layer in layers])
+
+
+def _renamed(fields: Fields, name: str, meant: str) -> Fields:
+    """The same with the value of another field, if that is there."""
+    value = fields.get(name)
+    return fields if value is None else fields.with_values(**{meant: value})
+
+
+def _model(fields: Fields, mlps: Iterable[MlpSpec]) -> ModelSpec:
+    for name, other in WRITTEN_TWICE.items():
+        if other in fields:
+            fields.only(name, fields[other])
+    fields.only("block_use_swiglu", True)
+    fields.only("use_pos_enc", True)
+    fields.ignore("tie_embedding", *OF_TRAINING)
+    kinds = layer_types(fields, [], known=(FULL, CONVOLUTION))
+    if FULL not in kinds:
+        raise UnsupportedModelError(f"config.json: layer_types without {FULL} is not supported")
+    taps = number(fields, "conv_L_cache")
+    if taps < 2:
+        raise UnsupportedModelError("config.json: conv_L_cache = 1 is not supported")
+    mixers: dict[str, AttentionSpec | ShortConvolutionSpec] = {
+        FULL: attention(fields, rope=rope(fields, theta=1_000_000.0), qk_norm=QK_NORM, output="self_attn.out_proj"),
+        CONVOLUTION: ShortConvolutionSpec(
+            size=number(fields, "hidden_size"), taps=taps, has_bias=flag(fields, "conv_bias")
+        ),
+    }
+    layers = [
+        LayerSpec(mixer=mixers[kind], mlp=mlp, around_mixer=AROUND_MIXER, around_mlp=AROUND_MLP)
+        for kind, mlp in zip(kinds, mlps, strict=True)
+    ]
+    return model(fields, layers, eps="norm_eps", final_norm=FINAL_NORM)
+
+
+def _adjusted(fields: Fields) -> int:
+    """The width of an MLP: two thirds of the field, in whole multiples of another, unless it is said to be meant."""
+    size, multiple = number(fields, "intermediate_size"), number(fields, "block_multiple_of")
+    factor = fields.get("block_ffn_dim_multiplier")
+    if not flag(fields, "block_auto_adjust_ff_dim"):
+        return size
+    size = int(2 * size / 3)
+    if factor is not None:
+        size = -(-int(real(fields, "block_ffn_dim_multiplier", 1.0) * size) // multiple) * multiple
+    if size < 1:
+        raise UnsupportedModelError(f"config.json: block_ffn_dim_multiplier = {factor!r:.40} leaves no MLP")
+    return size
+
+
+def _gated(size: int) -> GatedMlpSpec:
+    return GatedMlpSpec(size=size, under="feed_forward", gate="w1", up="w3", down="feed_forward.w2")
+
+
+FAMILIES: dict[str, Family] = {
+    "Lfm2ForCausalLM": read_lfm2,
+    "Lfm2MoeForCausalLM": read_lfm2_moe,
+}

@@ -1,0 +1,105 @@
+"""Meituan: LongCat-Flash.
+
+One of its layers is two of ours. Its experts read what the first one's MLP reads, and add behind the second one's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from engine.families.reading import Family, Fields, count, gated_mlp, latent_attention, model, number, real
+from engine.kernels.experts.rule import RoutingRule
+from engine.spec.experts import ExpertTensors, SparseMlpSpec
+from engine.spec.latents import LatentAttentionSpec
+from engine.spec.model import LayerSpec, ModelSpec, ShortcutSpec, UnsupportedModelError
+from engine.weights.names import StoredNames
+
+LONGCAT = {
+    "vocab_size": 131072,
+    "hidden_size": 6144,
+    "num_layers": 28,
+    "num_attention_heads": 64,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10_000_000.0,
+    "ffn_hidden_size": 12288,
+    "expert_ffn_hidden_size": 2048,
+    "q_lora_rank": 1536,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "moe_topk": 12,
+    "n_routed_experts": 512,
+    "zero_expert_num": 256,
+    "routed_scaling_factor": 6.0,
+}
+TENSORS = ExpertTensors(
+    router=("moe.router.classifier",),
+    each=("moe.experts.{}.gate_proj", "moe.experts.{}.up_proj", "moe.experts.{}.down_proj"),
+    all=(("moe.experts.gate_up_proj", "moe.experts.down_proj"),),
+    correction=("moe.router.e_score_correction_bias",),
+)
+
+
+def read_longcat(fields: Fields) -> ModelSpec:
+    """LongCat-Flash: latent attention twice a layer; experts, some without a product, that a shortcut joins to its end."""
+    fields = fields.over(LONGCAT)
+    # transformers scales MLA's low ranks whatever these fields say, other servers only where they are true.
+    for name in ("mla_scale_q_lora", "mla_scale_kv_lora"):
+        fields.only(name, True)
+    fields.only("attention_method", "MLA")
+    fields.only("router_bias", False)
+    fields.only("router_dtype", "float32")
+    fields.only("norm_topk_prob", False)
+    fields.ignore("num_hidden_layers", "num_nextn_predict_layers", "nextn_use_scmoe")
+    mixer, dense, num_layers = (
+        _attention(fields),
+        gated_mlp(fields, size="ffn_hidden_size"),
+        number(fields, "num_layers"),
+    )
+    first = LayerSpec(mixer=mixer, mlp=ShortcutSpec(dense=dense, experts=_experts(fields)))
+    second = LayerSpec(mixer=mixer, mlp=dense, ends_shortcut=True)
+    names = StoredNames(renamed=dict(_names(num_layers)), ignored=("model.mtp.",))
+    return model(fields, [first, second] * num_layers, stored=names)
+
+
+def _attention(fields: Fields) -> LatentAttentionSpec:
+    """Queries, and latents, are as large as if they were made of all features."""
+    mixer = latent_attention(fields, interleaved=True, value_dim=number(fields, "v_head_dim"))
+    hidden = number(fields, "hidden_size")
+    of_queries = (hidden / number(fields, "q_lora_rank")) ** 0.5
+    return replace(mixer, scale=mixer.scale * of_queries, latent_scale=(hidden / mixer.rank) ** 0.5)
+
+
+def _experts(fields: Fields) -> SparseMlpSpec:
+    fields.only("zero_expert_type", "identity")
+    num_experts, identities = number(fields, "n_routed_experts"), count(fields, "zero_expert_num")
+    chosen = number(fields, "moe_topk")
+    if chosen > num_experts + identities:
+        raise UnsupportedModelError(f"config.json: moe_topk = {chosen} of {num_experts + identities} experts")
+    return SparseMlpSpec(
+        num_experts=num_experts,
+        size=number(fields, "expert_ffn_hidden_size"),
+        rule=RoutingRule(chosen=chosen, scale=real(fields, "routed_scaling_factor", 1.0)),
+        tensors=TENSORS,
+        identities=identities,
+        wide_router=True,
+    )
+
+
+def _names(num_layers: int) -> Iterator[tuple[str, str]]:
+    """Beginnings of a checkpoint's names, and ours."""
+    for layer in range(num_layers):
+        theirs, ours = f"model.layers.{layer}.", [f"model.layers.{2 * layer + half}." for half in (0, 1)]
+        for half in (0, 1):
+            yield f"{theirs}mlps.{half}.", f"{ours[half]}mlp."
+            for module in ("self_attn", "input_layernorm", "post_attention_layernorm"):
+                yield f"{theirs}{module}.{half}.", f"{ours[half]}{module}."
+        yield f"{theirs}mlp.", f"{ours[0]}moe."
+
+
+FAMILIES: dict[str, Family] = {
+    "LongcatFlashForCausalLM": read_longcat,
+}

@@ -1,0 +1,182 @@
+"""NVIDIA: Nemotron (Minitron), Nemotron-H, Nemotron Nano 2 and Nemotron 3."""
+
+from __future__ import annotations
+
+from engine.families.reading import (
+    FULL,
+    LINEAR,
+    Family,
+    Fields,
+    attention,
+    count,
+    flag,
+    mamba,
+    model,
+    num_experts_of,
+    number,
+    real,
+    sigmoid_rule,
+)
+from engine.spec.experts import ExpertTensors, LatentExperts, SharedExpertSpec, SparseMlpSpec
+from engine.spec.model import BranchSpec, LayerSpec, ModelSpec, PlainMlpSpec, UnsupportedModelError
+from engine.weights.names import StoredNames
+
+NEMOTRON = {
+    "vocab_size": 256000,
+    "hidden_size": 6144,
+    "intermediate_size": 24576,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 48,
+    "max_position_embeddings": 4096,
+    "hidden_act": "relu2",
+    "norm_eps": 1e-5,
+    "partial_rotary_factor": 0.5,
+}
+NEMOTRON_H = {
+    "vocab_size": 131072,
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 4096,
+    "intermediate_size": 21504,
+    "ssm_state_size": 128,
+    "mamba_num_heads": 128,
+    "mamba_head_dim": 64,
+    "n_groups": 8,
+    "conv_kernel": 4,
+    "use_conv_bias": True,
+    "n_routed_experts": 8,
+    "moe_intermediate_size": 7688,
+    "moe_shared_expert_intermediate_size": 7688,
+    "num_experts_per_tok": 2,
+    "norm_topk_prob": True,
+    "layer_norm_epsilon": 1e-5,
+}
+OF_MAMBA = {
+    "num_heads": "mamba_num_heads",
+    "groups": "n_groups",
+    "state_size": "ssm_state_size",
+    "taps": "conv_kernel",
+    "taps_bias": "use_conv_bias",
+    "bias": "use_bias",
+    "activation": "mamba_hidden_act",
+    "chunk": "chunk_size",
+}
+MLP, EXPERTS = "mlp", "moe"
+DEFAULT = (LINEAR, EXPERTS, FULL, MLP)
+_LETTERS = {"M": LINEAR, "*": FULL, "-": MLP, "E": EXPERTS}
+_OLD = {"mamba": LINEAR, "attention": FULL}
+# Where the checkpoint says `mixer`.
+_MODULES = {LINEAR: "mamba", FULL: "self_attn", MLP: "mlp", EXPERTS: "mlp"}
+TENSORS = ExpertTensors(
+    each=("mlp.experts.{}.up_proj", "mlp.experts.{}.down_proj"),
+    all=(("mlp.experts.up_proj", "mlp.experts.down_proj"),),
+    correction=("mlp.gate.e_score_correction_bias",),
+)
+AROUND = BranchSpec(before="norm")
+
+
+def read_nemotron(fields: Fields) -> ModelSpec:
+    """Nemotron and Minitron: LayerNorm of 1 + weight, half of each head rotated, an MLP of relu² without a gate."""
+    fields = fields.over(NEMOTRON)
+    return model(fields, squared_layers(fields), eps="norm_eps", norm="layer_plus_one", norm_bias=True)
+
+
+def squared_layers(fields: Fields) -> list[LayerSpec]:
+    """Layers with an MLP of relu² without a gate."""
+    fields.only("hidden_act", "relu2")
+    bias, size = flag(fields, "attention_bias"), number(fields, "intermediate_size")
+    mlp = PlainMlpSpec(size=size, bias=flag(fields, "mlp_bias"), activation="relu2")
+    layer = LayerSpec(mixer=attention(fields, qkv_bias=bias, output_bias=bias), mlp=mlp)
+    return [layer] * number(fields, "num_hidden_layers")
+
+
+def read_nemotron_h(fields: Fields) -> ModelSpec:
+    """Nemotron-H, Nemotron Nano 2 and Nemotron 3: each layer is Mamba-2, attention, an MLP or experts, without gates or rope."""
+    fields = fields.over(NEMOTRON_H)
+    _refuse_what_differs(fields)
+    kinds = _kinds(fields)
+    made = {kind: _layer(fields, kind) for kind in dict.fromkeys((*DEFAULT, *kinds))}
+    names = {
+        f"{theirs}.layers.{index}.mixer.": f"model.layers.{index}.{_MODULES[kind]}."
+        for theirs in ("backbone", "model")
+        for index, kind in enumerate(kinds)
+    }
+    names |= {"backbone.layers.": "model.layers."}
+    for theirs in ("backbone", "model"):
+        names |= {f"{theirs}.embeddings.": "model.embed_tokens.", f"{theirs}.norm_f.": "model.norm."}
+    stored = StoredNames(renamed=names, ignored=("mtp.",))
+    return model(fields, [made[kind] for kind in kinds], eps="layer_norm_epsilon", stored=stored)
+
+
+def _layer(fields: Fields, kind: str) -> LayerSpec:
+    if kind == FULL:
+        return LayerSpec(mixer=attention(fields, rope=None), around_mixer=AROUND)
+    if kind == LINEAR:
+        head_dim, groups = number(fields, "mamba_head_dim"), number(fields, "n_groups")
+        mixer = mamba(fields, head_dim=head_dim, names=OF_MAMBA, norm_groups=groups)
+        return LayerSpec(mixer=mixer, around_mixer=AROUND)
+    if kind == MLP:
+        size, bias = number(fields, "intermediate_size"), flag(fields, "mlp_bias")
+        return LayerSpec(mlp=PlainMlpSpec(size=size, bias=bias, activation="relu2"), around_mlp=AROUND)
+    return LayerSpec(mlp=_experts(fields), around_mlp=AROUND)
+
+
+def _experts(fields: Fields) -> SparseMlpSpec:
+    shared, bias = number(fields, "moe_shared_expert_intermediate_size"), flag(fields, "mlp_bias")
+    latent = None
+    if size := count(fields, "moe_latent_size"):
+        latent = LatentExperts(size=size, before="mlp.fc1_latent_proj", behind="mlp.fc2_latent_proj", bias=bias)
+    return SparseMlpSpec(
+        num_experts=num_experts_of(fields),
+        size=number(fields, "moe_intermediate_size"),
+        rule=sigmoid_rule(fields),
+        tensors=TENSORS,
+        latent=latent,
+        shared=SharedExpertSpec(
+            size=shared, under="mlp.shared_experts", activation="relu2", bias=flag(fields, "mlp_bias")
+        ),
+        activation="relu2",
+    )
+
+
+def _kinds(fields: Fields) -> list[str]:
+    """Read the kind of each layer: a list of names, or a letter for each."""
+    named, pattern = fields.get("layers_block_type") or fields.get("layer_types"), fields.get("hybrid_override_pattern")
+    fields.ignore("layer_types")
+    if not named:
+        named = [_LETTERS.get(letter, letter) for letter in pattern] if pattern else DEFAULT
+    kinds = [_OLD.get(kind, kind) for kind in named]
+    if unknown := set(kinds) - set(_MODULES):
+        raise UnsupportedModelError(f"config.json: layers_block_type = {sorted(unknown)} is not supported")
+    if FULL not in kinds:
+        raise UnsupportedModelError("config.json: layers_block_type without attention is not supported")
+    if fields.get("num_hidden_layers") not in (None, len(kinds)):
+        asked = fields["num_hidden_layers"]
+        raise UnsupportedModelError(
+            f"config.json: num_hidden_layers = {asked!r:.40}, but {len(kinds)} layers have a kind"
+        )
+    return kinds
+
+
+def _refuse_what_differs(fields: Fields) -> None:
+    fields.only("mlp_hidden_act", "relu2")
+    fields.only("mamba_ssm_cache_dtype", "float32")
+    fields.only("n_shared_experts", 1)
+    for name in ("attention_bias", "mamba_proj_bias", "residual_in_fp32", "tie_word_embeddings"):
+        fields.only(name, False)
+    fields.only("sliding_window")
+    fields.only("attention_head_dim", number(fields, "head_dim"))
+    for name in ("norm_eps", "rms_norm_eps"):
+        fields.only(name, real(fields, "layer_norm_epsilon", 1e-5))
+    # Where training began, what is computed at the same time, and layers that predict further tokens.
+    fields.ignore("rescale_prenorm_residual", "moe_shared_expert_overlap", "num_logits_to_keep", "expand")
+    fields.ignore("num_nextn_predict_layers", "mtp_layers_block_type", "mtp_hybrid_override_pattern")
+    fields.ignore("rope_theta", "rope_parameters", "partial_rotary_factor")  # nothing is rotated
+
+
+FAMILIES: dict[str, Family] = {
+    "NemotronForCausalLM": read_nemotron,
+    "NemotronHForCausalLM": read_nemotron_h,
+}

@@ -1,0 +1,78 @@
+"""OpenBMB: MiniCPM."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from engine.families.reading import (
+    Family,
+    Fields,
+    attention,
+    count,
+    flag,
+    gated_mlp,
+    latent_attention,
+    model,
+    number,
+    real,
+)
+from engine.spec.attention import AttentionSpec
+from engine.spec.latents import LatentAttentionSpec
+from engine.spec.model import BEFORE_MIXER, BEFORE_MLP, LayerSpec, ModelSpec
+
+MINICPM_3 = {
+    "vocab_size": 73448,
+    "hidden_size": 2560,
+    "intermediate_size": 6400,
+    "num_hidden_layers": 62,
+    "num_attention_heads": 40,
+    "max_position_embeddings": 32768,
+    "rms_norm_eps": 1e-5,
+    "kv_lora_rank": 256,
+    "q_lora_rank": 768,
+    "qk_nope_head_dim": 64,
+    "qk_rope_head_dim": 32,
+    "scale_emb": 12,
+    "scale_depth": 1.4,
+    "dim_model_base": 256,
+    "tie_word_embeddings": True,
+}
+
+
+def read_minicpm3(fields: Fields) -> ModelSpec:
+    """MiniCPM3: latent attention with LongRoPE before a dense MLP; embeddings, residuals and logits are multiplied."""
+    fields = fields.over(MINICPM_3)
+    hidden = number(fields, "hidden_size")
+    value_dim = count(fields, "v_head_dim") or hidden // number(fields, "num_attention_heads")
+    return _model(fields, latent_attention(fields, interleaved=False, value_dim=value_dim))
+
+
+def read_minicpm(fields: Fields) -> ModelSpec:
+    """MiniCPM 1, 2 and 4: Llama whose embeddings, residuals and logits are multiplied."""
+    fields = fields.over({"tie_word_embeddings": True, "scale_emb": 1, "scale_depth": 1, "dim_model_base": 1})
+    fields.ignore("mup_denominator")
+    fields.only("num_experts", 0)
+    return _model(fields, attention(fields, qkv_bias=flag(fields, "attention_bias")))
+
+
+def _model(fields: Fields, mixer: AttentionSpec | LatentAttentionSpec) -> ModelSpec:
+    hidden, num_layers = number(fields, "hidden_size"), number(fields, "num_hidden_layers")
+    share = real(fields, "scale_depth", num_layers**0.5) / num_layers**0.5
+    layer = LayerSpec(
+        mixer=mixer,
+        mlp=gated_mlp(fields, bias=flag(fields, "mlp_bias")),
+        around_mixer=replace(BEFORE_MIXER, multiplier=share),
+        around_mlp=replace(BEFORE_MLP, multiplier=share),
+    )
+    return model(
+        fields,
+        [layer] * num_layers,
+        embedding_multiplier=real(fields, "scale_emb", 12.0),
+        logits_multiplier=real(fields, "dim_model_base", float(hidden)) / hidden,
+    )
+
+
+FAMILIES: dict[str, Family] = {
+    "MiniCPMForCausalLM": read_minicpm,
+    "MiniCPM3ForCausalLM": read_minicpm3,
+}

@@ -1,0 +1,389 @@
+"""Qwen (Alibaba): 1.5 with experts, 2, 2.5, 3, 3-Next, 3.5 and 3.6, and the text models of VL and Omni.
+
+The three positions that images have are one in text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from engine.families.reading import (
+    FULL,
+    GATE_UP_DOWN,
+    LINEAR,
+    OF_IMAGES,
+    VISUAL,
+    Family,
+    Fields,
+    attention,
+    checked,
+    delta,
+    flag,
+    gated_mlp,
+    layer_types,
+    model,
+    number,
+    rope,
+    softmax_rule,
+    sparse_layers,
+    sparse_mlp,
+    text_of,
+    windows_by_layer,
+)
+from engine.formats.product import Order
+from engine.kernels.experts.rule import RoutingRule
+from engine.spec.attention import AttentionSpec, OutputGate, QkNorm
+from engine.spec.experts import ExpertTensors, SharedExpertSpec, SparseMlpSpec
+from engine.spec.model import LayerSpec, MlpSpec, ModelSpec, UnsupportedModelError
+from engine.spec.states import DeltaSpec, Stored
+from engine.weights.names import StoredNames
+
+QWEN_2 = {
+    "vocab_size": 151936,
+    "hidden_size": 4096,
+    "intermediate_size": 22016,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+    "max_position_embeddings": 32768,
+    "sliding_window": 4096,
+    "max_window_layers": 28,
+}
+QWEN_3 = {
+    "vocab_size": 151936,
+    "hidden_size": 4096,
+    "intermediate_size": 22016,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+    "head_dim": 128,
+    "max_position_embeddings": 32768,
+    "sliding_window": 4096,
+    "max_window_layers": 28,
+}
+QWEN_HYBRID = {
+    "vocab_size": 151936,
+    "max_position_embeddings": 32768,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 2,
+    "head_dim": 256,
+    "partial_rotary_factor": 0.25,
+    "full_attention_interval": 4,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "shared_expert_intermediate_size": 512,
+    "moe_intermediate_size": 512,
+    "norm_topk_prob": True,
+}
+QWEN_3_NEXT = QWEN_HYBRID | {
+    "hidden_size": 2048,
+    "intermediate_size": 5632,
+    "num_hidden_layers": 48,
+    "num_experts_per_tok": 10,
+    "num_experts": 512,
+}
+QWEN_3_5 = QWEN_HYBRID | {
+    "vocab_size": 248320,
+    "hidden_size": 4096,
+    "intermediate_size": 12288,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 4,
+}
+QWEN_3_5_MOE = QWEN_HYBRID | {
+    "vocab_size": 248320,
+    "hidden_size": 2048,
+    "intermediate_size": 5632,  # layers without experts, of which there are none
+    "num_hidden_layers": 40,
+    "num_experts_per_tok": 8,
+    "num_experts": 256,
+}
+QWEN_3_5_NAMES = StoredNames(renamed={"model.language_model.": "model."}, ignored=("model.visual.", "mtp."))
+QWEN_2_VL = QWEN_2 | {
+    "vocab_size": 152064,
+    "hidden_size": 8192,
+    "intermediate_size": 29568,
+    "num_hidden_layers": 80,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "max_window_layers": 80,
+    "rms_norm_eps": 1e-5,
+}
+QWEN_3_VL_MOE = {
+    "vocab_size": 151936,
+    "hidden_size": 2048,
+    "intermediate_size": 5632,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "max_position_embeddings": 128000,
+    "moe_intermediate_size": 1408,
+    "num_experts_per_tok": 4,
+}
+QWEN_3_VL = {
+    "vocab_size": 151936,
+    "hidden_size": 4096,
+    "intermediate_size": 22016,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+    "head_dim": 128,
+    "max_position_embeddings": 128000,
+    "rope_theta": 500_000.0,
+}
+# Qwen published experts by columns, transformers 5 saves them by rows.
+EITHER_WAY = ExpertTensors(each=GATE_UP_DOWN, order=Order.ROWS_OR_COLUMNS)
+_TOWERS = ("audio_tower.", "visual.")
+OF_THINKERS = StoredNames(
+    renamed={"thinker.": ""},
+    ignored=(*_TOWERS, *(f"thinker.{tower}" for tower in _TOWERS), "talker.", "token2wav.", "code2wav."),
+)
+QWEN_2_OMNI = QWEN_2_VL | {
+    "hidden_size": 3584,
+    "intermediate_size": 18944,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+    "max_window_layers": 28,
+    "rms_norm_eps": 1e-6,
+}
+QWEN_3_OMNI = {
+    "vocab_size": 3584,
+    "hidden_size": 2048,
+    "intermediate_size": 18944,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 32768,
+    "rope_theta": 1_000_000.0,
+    "moe_intermediate_size": 768,
+    "num_experts_per_tok": 8,
+    "norm_topk_prob": True,
+}
+
+
+def read_qwen2(fields: Fields) -> ModelSpec:
+    """Qwen2 and Qwen2.5: biases on queries, keys and values; a window on some layers."""
+    fields = _within_chunks(fields.over(QWEN_2))
+    mlp = gated_mlp(fields)
+    fields.only("use_mrope", False)
+    return model(
+        fields,
+        [
+            LayerSpec(mixer=attention(fields, qkv_bias=True, window=window), mlp=mlp)
+            for window in windows_by_layer(fields)
+        ],
+    )
+
+
+def _within_chunks(fields: Fields) -> Fields:
+    """A model of 1M tokens attends to chunks in ways of its own beyond what it was trained for. It is served up to there."""
+    chunks = fields.get("dual_chunk_attention_config")
+    if not isinstance(chunks, Mapping):
+        return fields
+    own = Fields(chunks)
+    trained = min(number(own, "original_max_position_embeddings"), number(own, "chunk_size"))
+    longest = min(number(fields, "max_position_embeddings"), trained)
+    return fields.with_values(max_position_embeddings=longest, dual_chunk_attention_config=None)
+
+
+def read_qwen3(fields: Fields) -> ModelSpec:
+    """Qwen3: queries and keys are normalised head by head; a window on some layers."""
+    fields = fields.over(QWEN_3)
+    bias, mlp = flag(fields, "attention_bias"), gated_mlp(fields)
+    fields.only("use_mrope", False)
+    return model(
+        fields,
+        [
+            LayerSpec(
+                mixer=attention(fields, qkv_bias=bias, output_bias=bias, qk_norm=QkNorm(), window=window), mlp=mlp
+            )
+            for window in windows_by_layer(fields)
+        ],
+    )
+
+
+def read_qwen2_moe(fields: Fields) -> ModelSpec:
+    """Qwen1.5-MoE and Qwen2-MoE: Qwen2's attention; beside the chosen experts a gated one that all tokens share."""
+    bias, dense = bool(fields.get("qkv_bias", True)), gated_mlp(fields)
+    size = number(fields, "shared_expert_intermediate_size")
+    shared = SharedExpertSpec(size=size, under="mlp.shared_expert", is_gated=True)
+    sparse = sparse_mlp(fields, softmax_rule(fields), shared=shared)
+    return model(
+        fields,
+        [
+            LayerSpec(mixer=attention(fields, qkv_bias=bias, window=window), mlp=sparse if has_experts else dense)
+            for window, has_experts in zip(windows_by_layer(fields), sparse_layers(fields), strict=True)
+        ],
+    )
+
+
+def read_qwen3_moe(fields: Fields) -> ModelSpec:
+    """Qwen3-MoE: Qwen3's attention; experts in the layers that `decoder_sparse_step` and `mlp_only_layers` leave."""
+    fields.only("use_qk_norm", True)
+    bias, dense, sparse = flag(fields, "attention_bias"), gated_mlp(fields), sparse_mlp(fields, softmax_rule(fields))
+    return model(
+        fields,
+        [
+            LayerSpec(
+                mixer=attention(fields, qkv_bias=bias, output_bias=bias, qk_norm=QkNorm(), window=window),
+                mlp=sparse if has_experts else dense,
+            )
+            for window, has_experts in zip(windows_by_layer(fields), sparse_layers(fields), strict=True)
+        ],
+    )
+
+
+def _hybrid(fields: Fields, mlps: Iterable[MlpSpec], *, stored: Stored) -> ModelSpec:
+    """Read a model of layers with the gated delta rule and, every few, attention with an output gate."""
+    period = number(fields, "full_attention_interval")
+    period_kinds = [
+        FULL if (index + 1) % period == 0 else LINEAR for index in range(number(fields, "num_hidden_layers"))
+    ]
+    kinds = layer_types(fields, period_kinds, known=(FULL, LINEAR))
+    if FULL not in kinds:
+        raise UnsupportedModelError(f"config.json: layer_types without {FULL} is not supported")
+    mixers: dict[str, AttentionSpec | DeltaSpec] = {
+        FULL: _gated_attention(fields),
+        LINEAR: delta(fields, stored=stored),
+    }
+    layers = [LayerSpec(mixer=mixers[kind], mlp=mlp) for kind, mlp in zip(kinds, mlps, strict=True)]
+    return model(fields, layers, norm="rms_plus_one")
+
+
+def _experts(fields: Fields) -> SparseMlpSpec:
+    """Experts, and one that all tokens pass through, by a gate."""
+    size = number(fields, "shared_expert_intermediate_size")
+    shared = SharedExpertSpec(size=size, under="mlp.shared_expert", is_gated=True)
+    return sparse_mlp(fields, softmax_rule(fields), shared=shared)
+
+
+def _gated_attention(fields: Fields) -> AttentionSpec:
+    bias = flag(fields, "attention_bias")
+    # M-RoPE fields of vision models: a text token's three positions are equal.
+    rotation = rope(fields, others=("mrope_section", "mrope_interleaved"))
+    return attention(fields, rope=rotation, qk_norm=QkNorm(), qkv_bias=bias, output_bias=bias, gate=OutputGate())
+
+
+def read_qwen3_next(fields: Fields) -> ModelSpec:
+    """Qwen3-Next: three layers of four keep a state; experts with one that is shared, in the layers that two fields leave."""
+    fields = fields.over(QWEN_3_NEXT)
+    dense, sparse = gated_mlp(fields), _experts(fields)
+    spec = _hybrid(fields, [sparse if chosen else dense for chosen in sparse_layers(fields)], stored="by_group")
+    return spec.with_names(StoredNames(ignored=("mtp.",)))
+
+
+def read_qwen3_5(fields: Fields) -> ModelSpec:
+    """Qwen3.5 and 3.6: three layers of four keep a state; dense, or with experts and one that is shared."""
+    fields = _text_of_3_5(fields).over(QWEN_3_5)
+    return _model_of_3_5(fields, gated_mlp(fields))
+
+
+def read_qwen3_5_moe(fields: Fields) -> ModelSpec:
+    """Qwen3.5 and 3.6: three layers of four keep a state; dense, or with experts and one that is shared."""
+    fields = _text_of_3_5(fields).over(QWEN_3_5_MOE)
+    fields.only("mlp_only_layers", [])
+    fields = fields.with_values(norm_topk_prob=True)
+    return _model_of_3_5(fields, _experts(fields))
+
+
+def _model_of_3_5(fields: Fields, mlp: MlpSpec) -> ModelSpec:
+    fields.only("attn_output_gate", True)
+    fields.only("output_gate_type", "swish")
+    fields.only("mamba_ssm_dtype", "float32")
+    fields.ignore("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings")
+    return _hybrid(fields, [mlp] * number(fields, "num_hidden_layers"), stored="by_kind").with_names(QWEN_3_5_NAMES)
+
+
+def _text_of_3_5(fields: Fields) -> Fields:
+    vision = ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")
+    fields.ignore("vision_config", "language_model_only", *vision)
+    return fields.text()
+
+
+def read_qwen2_vl(fields: Fields) -> ModelSpec:
+    """Qwen2-VL and Qwen2.5-VL: Qwen2's text model in a checkpoint with a vision tower."""
+    return _text_of_qwen2_vl(text_of(fields, QWEN_2_VL)).with_names(VISUAL)
+
+
+def read_qwen2_omni(fields: Fields) -> ModelSpec:
+    """Qwen2.5-Omni: the thinker's text part, Qwen2."""
+    return _text_of_qwen2_vl(_thinker(fields, QWEN_2_OMNI)).with_names(OF_THINKERS)
+
+
+def _text_of_qwen2_vl(fields: Fields) -> ModelSpec:
+    rotation, mlp = rope(fields, theta=1_000_000.0, others=OF_IMAGES), gated_mlp(fields)
+    layers = [
+        LayerSpec(mixer=attention(fields, rope=rotation, qkv_bias=True, window=window), mlp=mlp)
+        for window in windows_by_layer(fields)
+    ]
+    return model(fields, layers)
+
+
+def read_qwen3_vl(fields: Fields) -> ModelSpec:
+    """Qwen3-VL: Qwen3's text model in a checkpoint with a vision tower."""
+    fields = text_of(fields, QWEN_3_VL)
+    layer = LayerSpec(mixer=_attention_of_qwen3_vl(fields), mlp=gated_mlp(fields))
+    return model(fields, [layer] * number(fields, "num_hidden_layers"), stored=VISUAL)
+
+
+def read_qwen3_vl_moe(fields: Fields) -> ModelSpec:
+    """Qwen3-VL with experts: Qwen3-MoE's text model in a checkpoint with a vision tower."""
+    return _text_of_qwen3_vl_moe(text_of(fields, QWEN_3_VL_MOE), num_experts=60).with_names(VISUAL)
+
+
+def read_qwen3_omni(fields: Fields) -> ModelSpec:
+    """Qwen3-Omni: the thinker's text part, Qwen3 with experts."""
+    return _text_of_qwen3_vl_moe(_thinker(fields, QWEN_3_OMNI), num_experts=128).with_names(OF_THINKERS)
+
+
+def _text_of_qwen3_vl_moe(fields: Fields, *, num_experts: int) -> ModelSpec:
+    if "num_local_experts" not in fields:
+        fields = fields.over({"num_experts": num_experts})
+    fields.only("norm_topk_prob", True)
+    rule = checked(fields, RoutingRule(chosen=number(fields, "num_experts_per_tok"), renormalised=True))
+    dense, sparse = gated_mlp(fields), sparse_mlp(fields, rule, tensors=EITHER_WAY)
+    mixer = _attention_of_qwen3_vl(fields)
+    layers = [LayerSpec(mixer=mixer, mlp=sparse if there else dense) for there in sparse_layers(fields)]
+    return model(fields, layers)
+
+
+def _attention_of_qwen3_vl(fields: Fields) -> AttentionSpec:
+    bias, rotation = flag(fields, "attention_bias"), rope(fields, theta=500_000.0, others=OF_IMAGES)
+    return attention(fields, rope=rotation, qkv_bias=bias, output_bias=bias, qk_norm=QkNorm())
+
+
+def _thinker(fields: Fields, defaults: Mapping[str, Any]) -> Fields:
+    """The text model's fields of a thinker, or of a checkpoint with a thinker and a talker."""
+    inner = fields.get("thinker_config")
+    if isinstance(inner, Mapping):
+        fields = fields.with_values(**inner)
+        fields.ignore("thinker_config", "talker_config", "token2wav_config", "code2wav_config", "enable_audio_output")
+    fields.ignore("audio_config", "position_id_per_seconds", "seconds_per_chunk", "enable_talker")
+    fields.ignore(*(name for name in fields if name.endswith("_token_index")))
+    return text_of(fields, defaults)
+
+
+FAMILIES: dict[str, Family] = {
+    "Qwen2ForCausalLM": read_qwen2,
+    "Qwen3ForCausalLM": read_qwen3,
+    "Qwen2MoeForCausalLM": read_qwen2_moe,
+    "Qwen3MoeForCausalLM": read_qwen3_moe,
+    "Qwen3NextForCausalLM": read_qwen3_next,
+    "Qwen3_5ForCausalLM": read_qwen3_5,
+    "Qwen3_5ForConditionalGeneration": read_qwen3_5,
+    "Qwen3_5MoeForCausalLM": read_qwen3_5_moe,
+    "Qwen3_5MoeForConditionalGeneration": read_qwen3_5_moe,
+    "Qwen2VLForConditionalGeneration": read_qwen2_vl,
+    "Qwen2_5_VLForConditionalGeneration": read_qwen2_vl,
+    "Qwen2_5OmniForConditionalGeneration": read_qwen2_omni,
+    "Qwen2_5OmniModel": read_qwen2_omni,
+    "Qwen2_5OmniThinkerForConditionalGeneration": read_qwen2_omni,
+    "Qwen3VLForConditionalGeneration": read_qwen3_vl,
+    "Qwen3VLMoeForConditionalGeneration": read_qwen3_vl_moe,
+    "Qwen3OmniMoeForConditionalGeneration": read_qwen3_omni,
+    "Qwen3OmniMoeThinkerForConditionalGeneration": read_qwen3_omni,
+}

@@ -1,0 +1,54 @@
+"""Readers of config.json that makers' files share: its fields, and the parts of a model that several families describe alike."""
+
+from __future__ import annotations
+
+from engine.families.reading.experts import (
+    CORRECTED,
+    DENSE,
+    GATE_UP_DOWN,
+    ONE_EACH,
+    SPARSE,
+    W1_W3_W2,
+    behind_dense,
+    checked,
+    layers_by_kind,
+    num_experts_of,
+    shared_experts,
+    sigmoid_rule,
+    softmax_rule,
+    sparse_layers,
+    sparse_mlp,
+    without_predictions,
+)
+from engine.families.reading.fields import Fields
+from engine.families.reading.layers import (
+    FULL,
+    SLIDING,
+    Family,
+    attention,
+    count,
+    every,
+    flag,
+    gated_mlp,
+    layer_types,
+    model,
+    number,
+    real,
+    sliding_window,
+    windows_by_layer,
+)
+from engine.families.reading.mla import latent_attention, magnitude, without_rope
+from engine.families.reading.recurrent import LINEAR, MAMBA_2, delta, kinds_of_layers, mamba, mamba_head_dim
+from engine.families.reading.ropes import rope, rope_values
+from engine.families.reading.vision import BESIDE_VISION, OF_IMAGES, VISUAL, text_of
+
+# fmt: off
+__all__ = [
+    "BESIDE_VISION", "CORRECTED", "DENSE", "FULL", "GATE_UP_DOWN", "LINEAR", "MAMBA_2", "OF_IMAGES", "ONE_EACH",
+    "SLIDING", "SPARSE", "VISUAL", "W1_W3_W2", "Family", "Fields", "attention", "behind_dense", "checked", "count",
+    "delta", "every", "flag", "gated_mlp", "kinds_of_layers", "latent_attention", "layer_types", "layers_by_kind",
+    "magnitude", "mamba", "mamba_head_dim", "model", "num_experts_of", "number", "real", "rope", "rope_values",
+    "shared_experts", "sigmoid_rule", "sliding_window", "softmax_rule", "sparse_layers", "sparse_mlp", "text_of",
+    "windows_by_layer", "without_predictions", "without_rope",
+]
+# fmt: on

@@ -1,0 +1,116 @@
+"""Mixtures of experts as several families describe them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from engine.families.reading.fields import Fields
+from engine.families.reading.layers import count, flag, gated_mlp, number, real
+from engine.kernels.experts.rule import GroupScore, RoutingRule, Score
+from engine.spec.experts import ExpertTensors, SharedExpertSpec, SparseMlpSpec
+from engine.spec.model import UnsupportedModelError
+from engine.weights.names import StoredNames
+
+DENSE, SPARSE = "dense", "sparse"
+GATE_UP_DOWN = ("mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj", "mlp.experts.{}.down_proj")
+_NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+ONE_EACH = ExpertTensors(each=GATE_UP_DOWN)
+CORRECTED = ExpertTensors(each=GATE_UP_DOWN, correction=("mlp.gate.e_score_correction_bias",))
+W1_W3_W2 = tuple(f"block_sparse_moe.experts.{{}}.{name}" for name in ("w1", "w3", "w2"))
+
+
+def softmax_rule(fields: Fields) -> RoutingRule:
+    """The highest of softmax, made to add up to 1 if `norm_topk_prob`."""
+    rule = RoutingRule(
+        chosen=number(fields, "num_experts_per_tok"),
+        score=Score.SOFTMAX,
+        renormalised=flag(fields, "norm_topk_prob"),
+    )
+    return checked(fields, rule)
+
+
+def sigmoid_rule(fields: Fields) -> RoutingRule:
+    """The highest of sigmoid, within the groups whose two best add up to most."""
+    fields.only("scoring_func", "sigmoid")
+    fields.only("topk_method", "noaux_tc")
+    rule = RoutingRule(
+        chosen=number(fields, "num_experts_per_tok"),
+        score=Score.SIGMOID,
+        num_groups=count(fields, "n_group") or 1,
+        groups_kept=count(fields, "topk_group") or 1,
+        group_score=GroupScore.TWO_BEST,
+        renormalised=flag(fields, "norm_topk_prob"),
+        scale=real(fields, "routed_scaling_factor", 1.0),
+    )
+    return checked(fields, rule)
+
+
+def num_experts_of(fields: Fields) -> int:
+    """Experts of a layer, whichever name the release of transformers gave the field."""
+    return number(fields, next((name for name in _NUM_EXPERTS if name in fields), _NUM_EXPERTS[0]))
+
+
+def checked(fields: Fields, rule: RoutingRule) -> RoutingRule:
+    """Return the rule. Raises UnsupportedModelError when it can't choose among so many experts."""
+    num_experts = num_experts_of(fields)
+    if num_experts % rule.num_groups:
+        raise UnsupportedModelError(f"config.json: {num_experts} experts in n_group = {rule.num_groups} groups")
+    if rule.groups_kept > rule.num_groups:
+        raise UnsupportedModelError(f"config.json: topk_group = {rule.groups_kept} of n_group = {rule.num_groups}")
+    if rule.chosen > num_experts // rule.num_groups * rule.groups_kept:
+        raise UnsupportedModelError(f"config.json: num_experts_per_tok = {rule.chosen} of {num_experts} experts")
+    return rule
+
+
+def sparse_mlp(
+    fields: Fields,
+    rule: RoutingRule,
+    *,
+    size_field: str = "moe_intermediate_size",
+    tensors: ExpertTensors = ONE_EACH,
+    shared: SharedExpertSpec | None = None,
+) -> SparseMlpSpec:
+    gated_mlp(fields)  # experts have the activation of dense layers
+    return SparseMlpSpec(
+        num_experts=num_experts_of(fields),
+        size=number(fields, size_field),
+        rule=rule,
+        tensors=tensors,
+        shared=shared,
+    )
+
+
+def shared_experts(fields: Fields, name: str = "n_shared_experts") -> SharedExpertSpec | None:
+    """The experts that the field counts, computed as one."""
+    num_shared = count(fields, name)
+    if not num_shared:
+        return None
+    return SharedExpertSpec(size=num_shared * number(fields, "moe_intermediate_size"), under="mlp.shared_experts")
+
+
+def without_predictions(fields: Fields) -> StoredNames:
+    """Checkpoints that hold layers for predicting further tokens behind the last one: they are not computed."""
+    fields.ignore("num_nextn_predict_layers", "num_mtp_layers")
+    first = number(fields, "num_hidden_layers")
+    extra = count(fields, "num_nextn_predict_layers")
+    return StoredNames(ignored=tuple(f"model.layers.{layer}." for layer in range(first, first + extra)))
+
+
+def layers_by_kind(fields: Fields, default: Sequence[str]) -> list[bool]:
+    """Whether each layer has experts, by `mlp_layer_types` or the default."""
+    kinds, num_layers = fields.get("mlp_layer_types") or default, number(fields, "num_hidden_layers")
+    if set(kinds) - {DENSE, SPARSE} or len(kinds) != num_layers:
+        raise UnsupportedModelError(f"config.json: mlp_layer_types = {kinds!r:.80} is not supported")
+    return [kind == SPARSE for kind in kinds]
+
+
+def behind_dense(fields: Fields) -> list[str]:
+    """Layer kinds where the first `first_k_dense_replace` have no experts."""
+    num_dense = count(fields, "first_k_dense_replace")
+    return [SPARSE if layer >= num_dense else DENSE for layer in range(number(fields, "num_hidden_layers"))]
+
+
+def sparse_layers(fields: Fields) -> list[bool]:
+    """Whether each layer has experts: every `decoder_sparse_step`th one, without those of `mlp_only_layers`."""
+    step, dense = count(fields, "decoder_sparse_step") or 1, set(fields.get("mlp_only_layers") or ())
+    return [layer not in dense and (layer + 1) % step == 0 for layer in range(number(fields, "num_hidden_layers"))]

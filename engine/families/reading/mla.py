@@ -1,0 +1,43 @@
+"""Latent attention (MLA) as several families describe it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from engine.families.reading.fields import Fields
+from engine.families.reading.layers import count, flag, number
+from engine.families.reading.ropes import rope, rope_values
+from engine.spec.latents import LatentAttentionSpec
+
+
+def latent_attention(fields: Fields, *, interleaved: bool, value_dim: int) -> LatentAttentionSpec:
+    """Read it, with rotated parts of heads."""
+    plain = without_rope(fields, value_dim=value_dim)
+    return replace(plain, rope=rope(fields, interleaved=interleaved), scale=plain.scale * magnitude(fields) ** 2)
+
+
+def without_rope(fields: Fields, *, value_dim: int) -> LatentAttentionSpec:
+    """Read it; heads' sizes that follow from others don't matter."""
+    fields.ignore("num_key_value_heads", "head_dim", "qk_head_dim")
+    own, shared = number(fields, "qk_nope_head_dim"), number(fields, "qk_rope_head_dim")
+    return LatentAttentionSpec(
+        num_heads=number(fields, "num_attention_heads"),
+        rank=number(fields, "kv_lora_rank"),
+        query_rank=count(fields, "q_lora_rank"),
+        plain_dim=own,
+        rotated_dim=shared,
+        value_dim=value_dim,
+        rope=None,
+        bias=flag(fields, "attention_bias"),
+        scale=(own + shared) ** -0.5,
+    )
+
+
+def magnitude(fields: Fields) -> float:
+    """Return YaRN's attention scale (mscale) besides cosines and sines."""
+    _, values = rope_values(fields)
+    factor, scale = values.get("factor") or 1.0, values.get("mscale_all_dim") or 0.0
+    if (values.get("rope_type") or values.get("type") or "default") == "default" or factor <= 1:
+        return 1.0
+    return 0.1 * scale * math.log(factor) + 1.0 if scale else 1.0

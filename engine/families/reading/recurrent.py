@@ -1,0 +1,127 @@
+"""Recurrent layers (the gated delta rule, Mamba-2) as several families describe them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from engine.families.reading.fields import Fields
+from engine.families.reading.layers import FULL, flag, layer_types, number
+from engine.spec.model import UnsupportedModelError
+from engine.spec.states import DeltaSpec, MambaSpec, Stored
+
+LINEAR = "linear_attention"
+MAMBA_2 = {
+    "mamba_n_heads": 128,
+    "mamba_n_groups": 1,
+    "mamba_d_state": 256,
+    "mamba_d_conv": 4,
+    "mamba_expand": 2,
+    "mamba_conv_bias": True,
+}
+# `MambaSpec`'s fields -> names in config.json.
+MAMBA_NAMES = {
+    "num_heads": "mamba_n_heads",
+    "groups": "mamba_n_groups",
+    "state_size": "mamba_d_state",
+    "taps": "mamba_d_conv",
+    "taps_bias": "mamba_conv_bias",
+    "bias": "mamba_proj_bias",
+    "activation": "hidden_act",
+    "chunk": "mamba_chunk_size",
+}
+_KINDS = {"mamba": LINEAR, LINEAR: LINEAR, "attention": FULL, FULL: FULL}
+
+
+def delta(fields: Fields, *, stored: Stored, **switches: Any) -> DeltaSpec:
+    """Read heads and convolution; `switches` are further fields of the spec, the family's own."""
+    keys, values = number(fields, "linear_num_key_heads"), number(fields, "linear_num_value_heads")
+    if values % keys:
+        raise UnsupportedModelError(
+            f"config.json: linear_num_value_heads = {values} is no multiple of linear_num_key_heads = {keys}"
+        )
+    taps = number(fields, "linear_conv_kernel_dim")
+    if taps < 2:
+        raise UnsupportedModelError("config.json: linear_conv_kernel_dim = 1 is not supported")
+    return DeltaSpec(
+        num_key_heads=keys,
+        num_value_heads=values,
+        key_dim=number(fields, "linear_key_head_dim"),
+        value_dim=number(fields, "linear_value_head_dim"),
+        taps=taps,
+        stored=stored,
+        **switches,
+    )
+
+
+def mamba(fields: Fields, *, head_dim: int, names: Mapping[str, str] = MAMBA_NAMES, **switches: Any) -> MambaSpec:
+    """Read a mixer whose heads have `head_dim` numbers; `switches` are further fields of the spec, the family's own."""
+    num_heads, groups = number(fields, names["num_heads"]), number(fields, names["groups"])
+    taps, bias = number(fields, names["taps"]), flag(fields, names["bias"])
+    if num_heads % groups:
+        raise UnsupportedModelError(
+            f"config.json: {names['num_heads']} = {num_heads} is no multiple of {names['groups']} = {groups}"
+        )
+    if taps < 2:
+        raise UnsupportedModelError(f"config.json: {names['taps']} = 1 is not supported")
+    fields.only(names["activation"], "silu")
+    # Tokens that are computed at once, by which kernels, and where training began.
+    fields.ignore(
+        names["chunk"], "use_mamba_kernels", *(f"time_step_{name}" for name in ("min", "max", "floor", "rank"))
+    )
+    shortest, longest = _limits(fields)
+    spec = MambaSpec(
+        num_heads=num_heads,
+        head_dim=head_dim,
+        groups=groups,
+        state_size=number(fields, names["state_size"]),
+        taps=taps,
+        taps_bias=flag(fields, names["taps_bias"]),
+        in_bias=bias,
+        out_bias=bias,
+        shortest=shortest,
+        longest=longest,
+    )
+    return replace(spec, **switches)
+
+
+def mamba_head_dim(fields: Fields, *, total: int | None = None) -> int:
+    """Read `mamba_d_head`; all heads together have `total` numbers, or `mamba_expand` times the hidden size."""
+    if total is None:
+        total = number(fields, "mamba_expand") * number(fields, "hidden_size")
+    num_heads = number(fields, "mamba_n_heads")
+    size = total // num_heads if fields.get("mamba_d_head", "auto") == "auto" else number(fields, "mamba_d_head")
+    if size * num_heads != total:
+        raise UnsupportedModelError(
+            f"config.json: mamba_n_heads = {num_heads} heads of mamba_d_head = {size} are not the inner size {total}"
+        )
+    return size
+
+
+def kinds_of_layers(fields: Fields, default: Sequence[str]) -> list[str]:
+    """Whether each layer has attention or a state, by whichever name. Raises UnsupportedModelError where none has attention."""
+    named = layer_types(fields, fields.get("layers_block_type") or default, known=tuple(_KINDS))
+    kinds = [_KINDS[kind] for kind in named]
+    if FULL not in kinds:
+        raise UnsupportedModelError("config.json: layer_types without attention is not supported")
+    return kinds
+
+
+def _limits(fields: Fields) -> tuple[float, float]:
+    """The shortest and longest step."""
+    value = fields.get("time_step_limit")
+    if value is None:
+        return 0.0, math.inf
+    limits = [_infinity(each) for each in value] if isinstance(value, list | tuple) else []
+    if len(limits) != 2 or not 0 <= limits[0] < limits[1]:
+        raise UnsupportedModelError(f"config.json: time_step_limit must be two rising numbers, not {value!r:.40}")
+    return limits[0], limits[1]
+
+
+def _infinity(value: Any) -> float:
+    """Checkpoints that transformers 5 writes have an object for it: JSON has no word."""
+    if value == {"__float__": "Infinity"}:
+        return math.inf
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan

@@ -1,0 +1,62 @@
+"""Rednote: dots.llm1."""
+
+from __future__ import annotations
+
+from engine.families.reading import (
+    CORRECTED,
+    FULL,
+    SLIDING,
+    Family,
+    Fields,
+    attention,
+    behind_dense,
+    flag,
+    gated_mlp,
+    layer_types,
+    layers_by_kind,
+    model,
+    number,
+    shared_experts,
+    sigmoid_rule,
+    sliding_window,
+    sparse_mlp,
+)
+from engine.spec.attention import QkNorm
+from engine.spec.model import LayerSpec, ModelSpec
+
+DOTS_1 = {
+    "vocab_size": 152064,
+    "hidden_size": 4608,
+    "intermediate_size": 10944,
+    "num_hidden_layers": 62,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+    "max_position_embeddings": 2048,
+    "moe_intermediate_size": 1408,
+    "sliding_window": 4096,
+    "max_window_layers": 62,
+}
+
+
+def read_dots(fields: Fields) -> ModelSpec:
+    """dots.llm1: Qwen3's attention, DeepSeek-V3's experts."""
+    fields = fields.over(DOTS_1)
+    window, first = sliding_window(fields), number(fields, "max_window_layers")
+    default = [SLIDING if window and layer >= first else FULL for layer in range(number(fields, "num_hidden_layers"))]
+    bias, dense = flag(fields, "attention_bias"), gated_mlp(fields)
+    sparse = sparse_mlp(fields, sigmoid_rule(fields), tensors=CORRECTED, shared=shared_experts(fields))
+    layers = [
+        LayerSpec(
+            mixer=attention(
+                fields, qkv_bias=bias, output_bias=bias, qk_norm=QkNorm(), window=window if kind == SLIDING else 0
+            ),
+            mlp=sparse if there else dense,
+        )
+        for kind, there in zip(layer_types(fields, default), layers_by_kind(fields, behind_dense(fields)), strict=True)
+    ]
+    return model(fields, layers)
+
+
+FAMILIES: dict[str, Family] = {
+    "Dots1ForCausalLM": read_dots,
+}

@@ -1,0 +1,36 @@
+"""Stability AI: StableLM."""
+
+from __future__ import annotations
+
+from engine.families.reading import Family, Fields, attention, flag, gated_mlp, model, number
+from engine.spec.attention import QkNorm
+from engine.spec.model import BEFORE_MLP, BranchSpec, LayerSpec, ModelSpec
+
+STABLELM = {
+    "vocab_size": 50304,
+    "hidden_size": 2560,
+    "intermediate_size": 6912,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+    "max_position_embeddings": 4096,
+    "layer_norm_eps": 1e-5,
+    "partial_rotary_factor": 0.25,
+}
+BY_HEAD = QkNorm(over="each", q_name="self_attn.q_layernorm.norms.{}", k_name="self_attn.k_layernorm.norms.{}")
+
+
+def read_stablelm(fields: Fields) -> ModelSpec:
+    """StableLM 3B and 2: LayerNorm, a quarter of each head rotated; heads normed and parallel halves in the 12B."""
+    fields = fields.over(STABLELM)
+    normed = BY_HEAD if flag(fields, "qk_layernorm") else None
+    mixer = attention(fields, qk_norm=normed, qkv_bias=flag(fields, "use_qkv_bias"))
+    around_mlp = BranchSpec(shares=True) if flag(fields, "use_parallel_residual") else BEFORE_MLP
+    layer = LayerSpec(mixer=mixer, mlp=gated_mlp(fields), around_mlp=around_mlp)
+    layers = [layer] * number(fields, "num_hidden_layers")
+    return model(fields, layers, eps="layer_norm_eps", norm="layer", norm_bias=True)
+
+
+FAMILIES: dict[str, Family] = {
+    "StableLmForCausalLM": read_stablelm,
+}

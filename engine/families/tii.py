@@ -1,0 +1,109 @@
+"""TII (Technology Innovation Institute): Falcon-H1."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+from engine.families.reading import (
+    MAMBA_2,
+    Family,
+    Fields,
+    attention,
+    flag,
+    gated_mlp,
+    mamba,
+    mamba_head_dim,
+    model,
+    number,
+    real,
+)
+from engine.spec.model import BranchSpec, LayerSpec, ModelSpec, SideBySideSpec, UnsupportedModelError
+
+FALCON_H1 = MAMBA_2 | {
+    "vocab_size": 128000,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 8192,
+    "mamba_d_ssm": 1024,
+    "mamba_norm_before_gate": True,
+    "rms_norm_eps": 1e-5,
+}
+
+
+def read_falcon_h1(fields: Fields) -> ModelSpec:
+    """Falcon-H1: Mamba-2 and attention side by side in each layer, and a multiplier of every product."""
+    fields = fields.over(FALCON_H1)
+    fields.only("mamba_use_mlp", True)
+    fields.only("attn_layer_indices")
+    # The size is said, and the rest is of generation.
+    fields.ignore("mlp_expansion_factor", "num_logits_to_keep", "layer_types", "layers_block_type")
+    of_gate, of_down = _several(fields, "mlp_multipliers", 2)
+    bias = flag(fields, "mlp_bias")
+    mlp = gated_mlp(fields, bias=bias, gate_multiplier=of_gate, under="feed_forward", down="feed_forward.down_proj")
+    around_mlp = BranchSpec(before="pre_ff_layernorm", multiplier=of_down)
+    layer = LayerSpec(mixer=_mixer(fields), mlp=mlp, around_mixer=BranchSpec(), around_mlp=around_mlp)
+    return model(
+        fields,
+        [layer] * number(fields, "num_hidden_layers"),
+        final_norm="model.final_layernorm",
+        embedding_multiplier=real(fields, "embedding_multiplier", 1.0),
+        logits_multiplier=real(fields, "lm_head_multiplier", 1.0),
+    )
+
+
+def _mixer(fields: Fields) -> SideBySideSpec:
+    """Multipliers of what is read go into those behind: products without a bias are linear."""
+    bias, inner_bias = flag(fields, "attention_bias"), flag(fields, "mamba_proj_bias")
+    of_input, of_state = real(fields, "attention_in_multiplier", 1.0), real(fields, "ssm_in_multiplier", 1.0)
+    for name, value, has_bias in (
+        ("attention_in_multiplier", of_input, bias),
+        ("ssm_in_multiplier", of_state, inner_bias),
+    ):
+        if has_bias and value != 1.0:
+            raise UnsupportedModelError(f"config.json: {name} = {value} is not supported beside a bias; supported: 1.0")
+    full = attention(fields, qkv_bias=bias, output_bias=bias)
+    scale = full.heads.head_dim**-0.5 * real(fields, "key_multiplier", 1.0) * of_input**2
+    multipliers = tuple(of_state * each for each in _several(fields, "ssm_multipliers", 5))
+    total = None
+    if fields.get("mamba_d_ssm") is not None:
+        total = number(fields, "mamba_d_ssm")
+        fields.ignore("mamba_expand")
+    state = mamba(
+        fields,
+        head_dim=mamba_head_dim(fields, total=total),
+        out_bias=flag(fields, "projectors_bias"),
+        norm=_norm(fields),
+        norm_groups=number(fields, "mamba_n_groups"),
+        multipliers=multipliers if set(multipliers) != {1.0} else (),
+    )
+    return SideBySideSpec(
+        mamba=state,
+        attention=replace(full, scores=replace(full.scores, scale=scale)),
+        around_mamba=BranchSpec(before="input_layernorm", multiplier=real(fields, "ssm_out_multiplier", 1.0)),
+        around_attention=BranchSpec(shares=True, multiplier=of_input * real(fields, "attention_out_multiplier", 1.0)),
+    )
+
+
+def _norm(fields: Fields) -> Literal["before", "after", "none"]:
+    is_before = flag(fields, "mamba_norm_before_gate")
+    if not flag(fields, "mamba_rms_norm"):
+        return "none"
+    return "before" if is_before else "after"
+
+
+def _several(fields: Fields, name: str, count: int) -> list[float]:
+    values = fields.get(name)
+    if values is None:
+        return [1.0] * count
+    if not isinstance(values, list | tuple) or len(values) != count:
+        raise UnsupportedModelError(f"config.json: {name} must be {count} numbers, not {values!r:.40}")
+    return [real(Fields({name: value}), name, 1.0) for value in values]
+
+
+FAMILIES: dict[str, Family] = {
+    "FalconH1ForCausalLM": read_falcon_h1,
+}
