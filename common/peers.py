@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from common import subjects
 from common.bus import Bus, Subscription
-from common.messages import WorkerState, worker_state_decoder
+from common.messages import Feature, WorkerState, worker_state_decoder
 from common.words import Role, WorkerStatus
 
 log = logging.getLogger("baton.peers")
@@ -170,13 +170,12 @@ class Peers:
 
     def to(self, worker: str, speaker: str, subject: Callable[[str, str], str]) -> str:
         """Where `speaker` says something to a worker: `subjects.peer` or `.order`, or where release 0.1.0 listens."""
-        known = self._table.state_of(worker)
-        return subjects.worker(worker) if known is not None and not known.named else subject(worker, speaker)
+        return subjects.worker(worker) if self.speaks_unnamed(worker) else subject(worker, speaker)
 
     def speaks_unnamed(self, worker: str) -> bool:
         """Whether this worker is of release 0.1.0: its words come on subjects without its name."""
         known = self._table.state_of(worker)
-        return known is not None and not known.named
+        return known is not None and Feature.NAMED not in known.can
 
     def ready(self, role: Role) -> list[WorkerState]:
         """Workers that may get new work of `role` now: the same list until they change."""

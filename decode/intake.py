@@ -220,8 +220,9 @@ class Intake:
         publish_computed(self._context.pool, sequence)
         sequence.append(message.first_token)
         # The prompt's logprobs are the prefill worker's alone, and go with the first token: that one is never sent from here.
-        knows_first = job.sampling.prompt_logprobs is None
-        knows_first = knows_first and (job.sampling.logprobs is None or message.first_logprobs is not None)
+        sampling = sequence.sampling
+        knows_first = sampling.prompt_logprobs is None
+        knows_first = knows_first and (sampling.logprobs is None or message.first_logprobs is not None)
         request = DecodeRequest(
             job=job,
             sequence=sequence,

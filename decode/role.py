@@ -116,7 +116,7 @@ class DecodeRole:
         self._local[request] = claimed
         self._requests[job.request_id] = request
         self._context.trials.watch(sequence, job.gateway, job.context)
-        if job.grammar is None:
+        if sequence.grammar is None:
             self._enqueue(request)
         else:
             self._building.add(request)

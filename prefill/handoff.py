@@ -66,7 +66,7 @@ async def hand_over(request: PrefillRequest, context: RoleContext) -> None:
 
 
 def _needs_decode_worker(request: PrefillRequest) -> bool:
-    return request.sequence.num_generated + 1 < request.job.sampling.max_tokens
+    return request.sequence.num_generated + 1 < request.sequence.sampling.max_tokens
 
 
 class _HandoffTask:

@@ -7,7 +7,7 @@ import contextlib
 import time
 
 from common.errors import UnavailableError
-from common.messages import Cancel, Reserve, ReserveReply, worker_reply_decoder
+from common.messages import Cancel, Reserve, ReserveReply, features_of, worker_reply_decoder
 from common.words import Refusal, Role
 from prefill.candidates import Candidates
 from prefill.request import PrefillRequest
@@ -86,9 +86,8 @@ class Reserving:
             takes = self._context.roles.takes(Role.DECODE)
             return ReserveReply(granted=False, reason=Refusal.FULL if takes else Refusal.DRAINING)
         known = self._context.peers.states.get(worker)
-        job = self._request.job
-        if known is not None and not known.follows(job.sampling, job.grammar):
-            detail = "it doesn't follow grammars, or not typical_p"
+        if known is not None and (lacks := features_of(self._request.job.work) - known.can):
+            detail = f"it doesn't follow {' and '.join(sorted(lacks))}"
             return ReserveReply(granted=False, reason=Refusal.DRAINING, detail=detail)
         message = Reserve(
             job=self._request.job,

@@ -130,7 +130,7 @@ class PrefillRole:
             del self._requests[job.request_id]  # the newest comes last
         request = PrefillRequest(claimed=claimed, sequence=sequence_of(job))
         self._requests[job.request_id] = request
-        if job.grammar is not None:
+        if request.sequence.grammar is not None:
             self._context.background.spawn(self._wake_when_built(request))
         self._context.trials.watch(request.sequence, job.gateway, job.context)
         self._context.wake()  # first: the device begins before the handoff asks for room
@@ -346,7 +346,7 @@ class PrefillRole:
 
     async def _region_of(self, state: WorkerState) -> Region:
         """How to reach a worker's pool. One of release 0.1.0 says it to everybody. Raises UnavailableError."""
-        if not state.named:
+        if self._context.peers.speaks_unnamed(state.worker):
             return state.region
         identity = self._context.identity
         question = Dial(worker=identity.worker, incarnation=identity.incarnation)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from common import subjects
 from common.blocks import hash_blocks, hash_root
 from common.errors import UnavailableError
-from common.messages import KVLayout, WorkerState
+from common.messages import Feature, KVLayout, WorkerState, said_features
 from common.store import Store
 from engine.cache.pages import blocks_of_a_sequence
 from worker.context import RoleContext
@@ -88,8 +88,6 @@ class Heartbeat:
             prefill_double_tokens=budget.prompt_cost.double_tokens,
             local_tokens_per_s=budget.local_tokens_per_s,
             link_bytes_per_s=max((load.link_bytes_per_s for load in loads), default=0.0),
-            named=True,
-            typical_p=True,
             totals=context.totals.as_message(
                 preemptions=sum(load.preemptions for load in loads),
                 bad_digests=sum(load.bad_digests for load in loads),
@@ -100,7 +98,7 @@ class Heartbeat:
                 forged=context.bus.forged,
                 pass_s=self._pipeline.pass_s,
             ),
-            grammars=context.grammars.available,
+            **said_features(lacking=() if context.grammars.available else (Feature.GRAMMARS,)),
         )
 
     async def beat(self) -> None:

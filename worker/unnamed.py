@@ -47,7 +47,7 @@ class Unnamed:
         if isinstance(message, SetRoles | Drain):
             self._refuse(UPGRADE)
             return RolesReply(accepted=False, roles=[], reason=UPGRADE)
-        if isinstance(message, Received) or not any(not state.named for state in self._peers.states.values()):
+        if isinstance(message, Received) or not any(map(self._peers.speaks_unnamed, self._peers.states)):
             return self._refuse(UPGRADE)
         if isinstance(message, Cancel):
             message = msgspec.structs.replace(message, worker=OLD_WRITERS)

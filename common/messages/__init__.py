@@ -6,6 +6,7 @@ milliseconds, never wall-clock instants: hosts' clocks differ.
 
     base      the protocol's version, and the head of each message about a request
     jobs      gateway -> worker: what to compute; claims, and how it ended
+    features  what a worker must be able to do for a job
     handoff   prefill worker <-> decode worker: leases and manifests
     frames    worker -> gateway: tokens; gateway -> worker: resend, received, cancel
     states    heartbeats
@@ -46,6 +47,7 @@ from common.messages.codec import (
     worker_state_decoder,
 )
 from common.messages.control import Ack, Drain, RolesReply, SetRoles
+from common.messages.features import Feature, features_of
 from common.messages.frames import ANYBODY_THERE, Cancel, Frame, PromptLogprobs, Received, Resend, TokenLogprobs, Tokens
 from common.messages.handoff import (
     Dial,
@@ -65,12 +67,14 @@ from common.messages.jobs import (
     Claim,
     ClaimReply,
     Failed,
+    Generate,
     Grammar,
     Job,
     SamplingParams,
     Settle,
     SettleReply,
     Trying,
+    Work,
 )
 from common.messages.states import (
     INCARNATION_BITS,
@@ -80,6 +84,7 @@ from common.messages.states import (
     TenantPlaces,
     WorkerState,
     WorkerTotals,
+    said_features,
 )
 from common.pages import KVLayout, PagePart
 
@@ -100,11 +105,13 @@ __all__ = [
     "DialReply",
     "Drain",
     "Failed",
+    "Feature",
     "Frame",
     "FromGateway",
     "FromPeer",
     "GatewayReply",
     "GatewayState",
+    "Generate",
     "Grammar",
     "Handoff",
     "HandoffReply",
@@ -133,6 +140,7 @@ __all__ = [
     "TokenLogprobs",
     "Tokens",
     "Trying",
+    "Work",
     "WorkerMessage",
     "WorkerReply",
     "WorkerState",
@@ -140,6 +148,7 @@ __all__ = [
     "WriterDone",
     "decode",
     "encode",
+    "features_of",
     "frame_decoder",
     "from_gateway_decoder",
     "from_peer_decoder",
@@ -148,6 +157,7 @@ __all__ = [
     "gateway_state_decoder",
     "job_decoder",
     "planner_state_decoder",
+    "said_features",
     "to_gateway_decoder",
     "to_worker_decoder",
     "worker_reply_decoder",

@@ -38,7 +38,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     min_tokens: int = 0  # stop tokens are banned before this many were generated
     stop_token_ids: list[int] = []  # the model's EOS (unless ignore_eos) and the client's; output includes it
     prompt_logprobs: int | None = None  # None = off; k = also the k most likely
-    typical_p: float = 1.0  # an older worker would ignore it, as a grammar
+    typical_p: float = 1.0
 
 
 class Grammar(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,6 +49,17 @@ class Grammar(msgspec.Struct, frozen=True, kw_only=True):
     budget: int | None = None  # thinking tokens before `after` is forced; None: any number
     allowed: list[int] = []  # the only tokens that may come, wherever the text is; []: all
     banned: list[list[int]] = []  # runs of tokens that may not come
+
+
+class Generate(msgspec.Struct, frozen=True, kw_only=True):
+    """Work: tokens after a prompt."""
+
+    sampling: SamplingParams
+    grammar: Grammar | None = None
+
+
+# All kinds of work that some worker does. Another is a member, a `Feature` that it needs, and a field of `Job`.
+Work = Generate
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True, tag="job"):
@@ -72,7 +83,12 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, tag="job"):
     traceparent: str = ""
     # > 0: a suspect (it may have killed a worker). Compute it alone and send `Trying` until it has this many tokens.
     suspect_until: int = 0
-    grammar: Grammar | None = None  # an older worker would ignore it: see `WorkerState.grammars`
+    grammar: Grammar | None = None
+
+    @property
+    def work(self) -> Work:
+        """What to do with the prompt. On the wire a job that names no other work generates, by the fields above."""
+        return Generate(sampling=self.sampling, grammar=self.grammar)
 
     @property
     def context(self) -> str | UnsetType:

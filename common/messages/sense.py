@@ -58,9 +58,9 @@ def _found(value: Any, name: str) -> Iterator[str]:
             yield f"{name} is no line of text"
         case bytes() if len(value) > MAX_BYTES:
             yield f"{name} has {len(value)} bytes"
-        case list() | dict() | tuple() if len(value) > MAX_ENTRIES:
+        case list() | dict() | tuple() | frozenset() if len(value) > MAX_ENTRIES:
             yield f"{name} has {len(value)} entries"
-        case list() | tuple():
+        case list() | tuple() | frozenset():
             for one in value:
                 yield from _found(one, name)
         case dict():

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 import msgspec
 
 from common.messages.base import PROTOCOL_VERSION
+from common.messages.features import Feature
 from common.messages.handoff import Region
-from common.messages.jobs import Grammar, SamplingParams
 from common.words import Role, WorkerStatus
 
 INCARNATION_BITS = 30  # random ones, below the second in which the process began
+# Builds between release 0.1.0 and `WorkerState.features` say each of these features as a field of its name.
+_BOOLS = (Feature.NAMED, Feature.GRAMMARS, Feature.TYPICAL_P)
 
 
 class WorkerTotals(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,16 +71,24 @@ class WorkerState(msgspec.Struct, frozen=True, kw_only=True, tag="worker_state")
     local_tokens_per_s: float = 0.0  # prompt tokens computed beside decoding, within the step target
     link_bytes_per_s: float = 0.0  # the slowest measured link to a decode worker
     totals: WorkerTotals = WorkerTotals()
-    grammars: bool = False  # it follows `Job.grammar`
-    named: bool = False  # speaks and listens on subjects with its name; release 0.1.0 does not
-    typical_p: bool = False  # it follows `SamplingParams.typical_p`
+    grammars: bool = False  # this, `named` and `typical_p`: see `_BOOLS`, and read `can`
+    named: bool = False
+    typical_p: bool = False
     files_fingerprint: str = ""  # config and weights as stored; "" if not told
     whole_len: int = 0  # above `max_model_len` where the pool holds less
     whole_kv_mb: int = 0  # MiB of KV that it would need
+    features: frozenset[str] = frozenset()  # words of `Feature`, and those of later releases
 
-    def follows(self, sampling: SamplingParams, grammar: Grammar | None) -> bool:
-        """Whether it does all that is asked for."""
-        return (grammar is None or self.grammars) and (sampling.typical_p >= 1.0 or self.typical_p)
+    @property
+    def can(self) -> frozenset[str]:
+        """Its features: it may do work with `features_of(work) <= can`."""
+        return self.features or frozenset(name for name in _BOOLS if getattr(self, name))
+
+
+def said_features(*, lacking: Iterable[Feature] = ()) -> dict[str, Any]:
+    """The fields of `WorkerState` with the features of this release, but the lacking ones."""
+    features = frozenset[str](Feature).difference(lacking)
+    return {"features": features} | {name: name in features for name in _BOOLS}
 
 
 class TenantPlaces(msgspec.Struct, frozen=True, kw_only=True):
@@ -119,7 +132,7 @@ class GatewayState(msgspec.Struct, frozen=True, kw_only=True, tag="gateway_state
     unclaimed_tokens: int = 0  # the started ones that no worker has claimed yet
     models: dict[str, ModelLoad] = {}  # the three by model; empty from older releases
     kept_traces: bytes = b""  # 16-byte ids: recently ended requests whose traces tail sampling keeps
-    named: bool = False  # as in `WorkerState`
+    named: bool = False  # speaks and listens on subjects with its name; release 0.1.0 does not
 
 
 class PlannerState(msgspec.Struct, frozen=True, kw_only=True, tag="planner_state"):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Protocol
 
-from common.messages import WorkerState
+from common.messages import Feature, WorkerState
 from common.words import Role
 from gateway.answers.tokenizer import ChatTokenizer
 from gateway.request.contexts import cut_by_its_pool, longest, usual
@@ -109,7 +109,7 @@ class Catalogue:
             usual_len=usual(decode),
             whole_len=cut.whole_len if cut is not None else None,
             whole_kv_mb=cut.whole_kv_mb if cut is not None else None,
-            follows_grammars=all(state.grammars for state in (*decode, *prefill)),
+            follows_grammars=all(Feature.GRAMMARS in state.can for state in (*decode, *prefill)),
         )
 
     def all(self) -> list[Served]:

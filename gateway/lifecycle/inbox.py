@@ -122,8 +122,9 @@ class Inbox:
         if request is None:
             return ClaimReply(granted=False, reason="unknown")
         now = self._clock()
-        if request.state.waits(message.attempt) and not self._suits(request, sender):
-            why = f"{sender.worker} isn't known to follow grammars"  # an older release may have come under the name
+        if request.state.waits(message.attempt) and (lacks := self._lacks(request, sender)):
+            # An older release may have come under the name.
+            why = f"{sender.worker} isn't known to follow {' and '.join(sorted(lacks))}"
             self._attempts.move_soon(request, Why(end=End.ROLE_LOST, detail=why))
             return ClaimReply(granted=False, reason=why)
         refusal = request.state.claim(message.attempt, sender, now)
@@ -135,11 +136,11 @@ class Inbox:
             request.timeline.claimed(sender.worker, now)
         return ClaimReply(granted=True, remaining_ms=max(0, int((request.state.deadline_at - now) * 1000)))
 
-    def _suits(self, request: ActiveRequest, claimer: Incarnation) -> bool:
+    def _lacks(self, request: ActiveRequest, claimer: Incarnation) -> frozenset[str]:
+        """The features that the request needs and the claimer isn't known to have."""
         known = self._peers.states.get(claimer.worker)
-        if known is None or known.incarnation != claimer.number:
-            return request.state.spec.grammar is None
-        return request.state.spec.suits(known)
+        is_known = known is not None and known.incarnation == claimer.number
+        return request.state.spec.features - (known.can if known is not None and is_known else frozenset())
 
     def _settle(self, request: ActiveRequest | None, message: Settle, sender: Incarnation) -> SettleReply:
         if request is None:

@@ -57,7 +57,8 @@ class Placer:
 
     def decoders(self, spec: GenerationSpec) -> list[str]:
         """The decode workers that the request may go to, whatever their blocks."""
-        return [state.worker for state in self.workers(Role.DECODE, spec.model_fingerprint) if spec.suits(state)]
+        needed = spec.features
+        return [state.worker for state in self.workers(Role.DECODE, spec.model_fingerprint) if needed <= state.can]
 
     def root(self, spec: GenerationSpec) -> bytes:
         """The root of the request's block hashes. There must be a decode worker."""
@@ -107,9 +108,8 @@ class Placer:
                 state.cached_tokens = usable * kind.block_size  # the last token is always computed
                 return _among(placement, decode)
         if not decode:
-            wanted = {"grammars": state.spec.grammar is not None, "typical_p": state.spec.sampling.typical_p < 1}
-            asked = [name for name, is_asked in wanted.items() if is_asked]
-            follows = f" that follows {' and '.join(asked)}" if asked else ""
+            needed = sorted(state.spec.features)
+            follows = f" that follows {' and '.join(needed)}" if needed else ""
             raise UnavailableError(f"no decode worker{follows} is ready")
         return choose(
             loads_of((*prefill, *decode), others),
@@ -132,9 +132,9 @@ class Placer:
 
         Without a decode worker for all of the answer, those that go on with it: it ends where their context does.
         """
-        spec, begun = state.spec, len(state.token_ids) + 1
+        spec, needed, begun = state.spec, state.spec.features, len(state.token_ids) + 1
         prefill, decode = (
-            [one for one in states if spec.suits(one) and (island is None or one.worker in island)]
+            [one for one in states if needed <= one.can and (island is None or one.worker in island)]
             for states in (self._agreement.with_blocks(role, blocks) for role in (Role.PREFILL, Role.DECODE))
         )
         decode = long_enough(decode, spec.num_tokens) or long_enough(decode, begun)

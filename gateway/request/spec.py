@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from common.messages import Grammar, SamplingParams, WorkerState
+from common.messages import Generate, Grammar, SamplingParams, WorkerState, features_of
 from gateway.request.mailbox import Mailbox
 from gateway.request.placement import Difference
 from gateway.request.timeline import Timeline, Timelines
@@ -38,9 +38,10 @@ class GenerationSpec:
         """Prompt and answer at most."""
         return len(self.token_ids) + self.sampling.max_tokens
 
-    def suits(self, worker: WorkerState) -> bool:
-        """Whether the worker would do all that is asked for: one of release 0.1.0 ignores a grammar and typical_p."""
-        return worker.follows(self.sampling, self.grammar)
+    @property
+    def features(self) -> frozenset[str]:
+        """The features of the workers that may serve it: others would ignore what asks for them."""
+        return features_of(Generate(sampling=self.sampling, grammar=self.grammar))
 
 
 class Generation(Protocol):

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from common.errors import ServingError
-from common.messages import Grammar, KVLayout, PromptLogprobs, Region, TokenLogprobs, WorkerState
+from common.messages import Feature, Grammar, KVLayout, PromptLogprobs, Region, TokenLogprobs, WorkerState
 from gateway.answers.catalogue import Catalogue
 from gateway.answers.tokenizer import ChatTokenizer
 from gateway.request.mailbox import TokenEvent
@@ -81,7 +81,7 @@ class ScriptedGenerations:
             worker=f"scripted-{role}", incarnation=1, roles=[role], status="ready", model=self.model,
             model_fingerprint="scripted", tokenizer_fingerprint="", vocab_size=1 << 20,
             max_model_len=self.max_model_len or 1 << 30,
-            region=Region(transport="shm", incarnation=1, layout=layout, address={}), grammars=True,
+            region=Region(transport="shm", incarnation=1, layout=layout, address={}), features=frozenset(Feature),
         )  # fmt: skip
 
     @property

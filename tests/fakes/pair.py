@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from common.messages import Reserve, ReserveReply, SamplingParams, ToWorker, WorkerReply
+from common.messages import Feature, Reserve, ReserveReply, SamplingParams, ToWorker, WorkerReply
 from decode.role import DecodeRole
 from kvtransfer.shm import ShmTransport
 from prefill.role import PrefillRole
@@ -31,7 +31,7 @@ class Pair:
         self.decode = DecodeRole(receiver.context)
         writer.roles.attach(self.prefill, active=True)
         receiver.roles.attach(self.decode, active=True)
-        receiver.peers.saw(msgspec.structs.replace(writer.state("w"), named=True))
+        receiver.peers.saw(msgspec.structs.replace(writer.state("w"), features=frozenset(Feature)))
         self.replies: list[ReserveReply] = []
         self.pass_s = 0.0  # how long the writer computes a chunk
 

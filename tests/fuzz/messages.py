@@ -50,7 +50,7 @@ def values_of(kind: Any) -> st.SearchStrategy[Any]:
         )
     inner = [values_of(one) for one in get_args(kind) if one not in (Ellipsis, msgspec.UnsetType)]
     origin = getattr(kind, "__origin__", None)
-    if origin in (list, tuple):
+    if origin in (list, tuple, frozenset):
         return st.lists(inner[0], max_size=3)
     if origin is dict:
         return st.dictionaries(inner[0], inner[1], max_size=3)

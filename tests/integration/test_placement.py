@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import redis.asyncio
 
+from common.errors import UnavailableError
+from common.messages import SamplingParams
+from common.messages.features import NEEDED
+from common.peers import Peers
 from common.policy import placement_policy
-from gateway.placement.ledger import Ledger
-from gateway.request.placement import Placement, Reason
+from gateway.placement.agreement import Agreement
+from gateway.placement.ledger import Ledger, PlacementRequest
+from gateway.placement.placer import Placer
+from gateway.request.placement import Charged, Placement, Reason
+from gateway.request.spec import GenerationSpec
+from gateway.request.state import RequestState
 from tests.integration.fleet import (
     AT_MS,
     TTL_MS,
@@ -32,6 +41,42 @@ async def test_a_long_queue_outweighs_a_prefix(store: FleetStore, ledger: Ledger
     await store.register(a_worker("p0", "prefill", queued_tokens=1000))
     await doubt(raw, "p0")
     assert (await ledger.place(a_request(digests=prompt))).prefill == "p1"
+
+
+@pytest.mark.parametrize("asked", [{"min_p": 0.1}, {"typical_p": 0.9}, {}])
+async def test_redis_and_the_gateway_choose_among_workers_with_what_a_request_needs(
+    store: FleetStore, ledger: Ledger, monkeypatch: pytest.MonkeyPatch, asked: dict[str, float]
+) -> None:
+    """Also of a feature that nobody thought of: both rules know no feature's name."""
+    monkeypatch.setitem(NEEDED, "made up", lambda work: work.sampling.min_p > 0)
+    peers = Peers(clock=lambda: 0.0)
+    for role in ("prefill", "decode"):
+        for name, features in (("lacks", {"grammars"}), ("has", {"made up", "typical_p"})):
+            # Who lacks it would be chosen by the costs.
+            state = a_worker(f"{role}-{name}", role, queued_tokens=900 * (name == "has"), features=frozenset(features))
+            peers.saw(state)
+            await store.register(state)
+    spec = GenerationSpec(
+        request_id="r", token_ids=[1] * 64, sampling=SamplingParams(max_tokens=8, **asked), deadline_s=60
+    )
+    chosen = []
+    for of in (ledger, NoStore()):
+        placer = Placer(store=of, agreement=Agreement(peers), cut_over_tokens=0)
+        placement = await placer.place(RequestState(spec=spec, deadline_at=1e12), [])
+        chosen.append((placement.prefill, set(placement.decode)))
+    needed = "has" if asked else "lacks"
+    decoders = {"decode-has"} if asked else {"decode-has", "decode-lacks"}
+    assert chosen == [(f"prefill-{needed}", decoders)] * 2
+
+
+class NoStore:
+    """Redis is away."""
+
+    async def place(self, request: PlacementRequest) -> Placement:
+        raise UnavailableError("Redis is away")
+
+    async def release(self, charges: Sequence[Charged]) -> int:
+        return len(charges)
 
 
 async def test_the_faster_worker_takes_the_longer_queue(store: FleetStore, ledger: Ledger) -> None:

@@ -26,15 +26,16 @@ LEAST_CHECKPOINT = 0.25
 
 def sequence_of(job: Job) -> Sequence:
     """The sequence that a job describes, without blocks."""
+    work = job.work
     return Sequence(
         request_id=job.request_id,
         attempt=job.attempt,
         token_ids=unpack_tokens(job.token_ids),
         num_prompt_tokens=job.num_prompt_tokens,
-        sampling=job.sampling,
+        sampling=work.sampling,
         hash_root=job.hash_root,
         suspect_until=job.suspect_until,
-        grammar=job.grammar,
+        grammar=work.grammar,
     )
 
 

@@ -7,7 +7,7 @@ from array import array
 
 from common.blocks import DIGEST_BYTES
 from common.errors import InvalidRequestError
-from common.messages import MAX_GRAMMAR_CHARS, Grammar, Job, SamplingParams
+from common.messages import MAX_GRAMMAR_CHARS, Generate, Grammar, Job, SamplingParams
 from common.subjects import is_id
 
 MAX_CLOSING = 64  # tokens that end a reasoning
@@ -53,12 +53,16 @@ def check_job(job: Job, *, vocab_size: int, max_model_len: int) -> None:
             raise InvalidRequestError("gateway and decode_workers must be ids", param="gateway")
     if len(job.request_id) > MAX_ID_CHARS or len(job.traceparent) > MAX_ID_CHARS or job.attempt < 1:
         raise InvalidRequestError("request_id, traceparent or attempt is out of range", param="request_id")
-    check_sampling(job.sampling)
-    biased = [*job.sampling.logit_bias, *job.sampling.stop_token_ids]
+    _check_generation(job.work, vocab_size)
+
+
+def _check_generation(work: Generate, vocab_size: int) -> None:
+    check_sampling(work.sampling)
+    biased = [*work.sampling.logit_bias, *work.sampling.stop_token_ids]
     if any(not 0 <= token < vocab_size for token in biased):
         raise InvalidRequestError("logit_bias or stop_token_ids name a token that is not in the vocabulary")
-    if job.grammar is not None:
-        _check_grammar(job.grammar, vocab_size)
+    if work.grammar is not None:
+        _check_grammar(work.grammar, vocab_size)
 
 
 def _check_grammar(grammar: Grammar, vocab_size: int) -> None:

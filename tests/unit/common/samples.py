@@ -28,7 +28,7 @@ def sample(kind: Any, *, nth_word: int = 1) -> Any:
         return kind(**values | ({"v": messages.PROTOCOL_VERSION} if "v" in values else {}))
     inner = [sample(one, nth_word=nth_word) for one in get_args(kind) if one not in (type(None), UnsetType, ...)]
     origin = getattr(kind, "__origin__", None)
-    return origin(inner) if origin in (list, tuple) else dict([inner]) if origin is dict else inner[0]  # type: ignore[list-item]
+    return origin(inner) if origin in (list, tuple, frozenset) else dict([inner]) if origin is dict else inner[0]  # type: ignore[list-item]
 
 
 def has_words(kind: Any) -> bool:

@@ -46,6 +46,8 @@ def test_a_figure_that_is_none_is_named(message: msgspec.Struct, name: str, valu
         msgspec.structs.replace(WORKER, model="m" * 1000),
         msgspec.structs.replace(WORKER, model_fingerprint="a\nb"),
         msgspec.structs.replace(WORKER, roles=["decode"] * 5000),
+        msgspec.structs.replace(WORKER, features=frozenset(map(str, range(5000)))),
+        msgspec.structs.replace(WORKER, features=frozenset({"a\nb"})),
         msgspec.structs.replace(GATEWAY, models={str(n): messages.ModelLoad() for n in range(5000)}),
         msgspec.structs.replace(GATEWAY, models={"m": messages.ModelLoad(waiting_tokens=-5)}),
         msgspec.structs.replace(GATEWAY, kept_traces=bytes(1 << 20)),

@@ -7,7 +7,17 @@ import asyncio
 import msgspec
 
 from common import subjects
-from common.messages import Ack, LeaseAborted, Resend, Reserve, ReserveReply, SamplingParams, ToWorker, WriterDone
+from common.messages import (
+    Ack,
+    Feature,
+    LeaseAborted,
+    Resend,
+    Reserve,
+    ReserveReply,
+    SamplingParams,
+    ToWorker,
+    WriterDone,
+)
 from decode.reservations import ASK_WRITER_S, LEASE_S
 from decode.role import DecodeRole
 from tests.fakes.pair import Pair, running_worker
@@ -26,7 +36,7 @@ class Writer:
         self.receiver = receiver
         self.role = DecodeRole(receiver.context)
         receiver.roles.attach(self.role, active=True)
-        receiver.peers.saw(msgspec.structs.replace(receiver.state("p"), named=True))
+        receiver.peers.saw(msgspec.structs.replace(receiver.state("p"), features=frozenset(Feature)))
         self.knows = True
         self.asked: list[Resend] = []
         self.aborted_at: list[float] = []

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import msgspec
 import pytest
 
-from common.messages import Ack, Cancel, Dial, DialReply, Job, Reserve, ReserveReply, SamplingParams
+from common.messages import Ack, Cancel, Dial, DialReply, Feature, Job, Reserve, ReserveReply, SamplingParams
 from common.words import Refusal
 from decode.role import DecodeRole
 from kvtransfer.local import LocalTransport
@@ -22,7 +22,7 @@ class Receiver:
         self.role = DecodeRole(bench.context)
         bench.roles.attach(self.role, active=True)
         for writer in ("p0", "p1"):
-            bench.peers.saw(msgspec.structs.replace(bench.state(writer), named=True))
+            bench.peers.saw(msgspec.structs.replace(bench.state(writer), features=frozenset(Feature)))
 
     async def reserve(self, job: Job, writer: str = "p0") -> ReserveReply:
         context = self.bench.context

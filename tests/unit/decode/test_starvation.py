@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 import msgspec
 import pytest
 
-from common.messages import Ack, Cancel, Job, Reserve, ReserveReply, SamplingParams, WriterDone
+from common.messages import Ack, Cancel, Feature, Job, Reserve, ReserveReply, SamplingParams, WriterDone
 from common.words import Refusal
 from decode import intake
 from decode.role import DecodeRole
@@ -36,7 +36,7 @@ class Busy:
         self.decode, self.prefill = DecodeRole(bench.context), PrefillRole(bench.context, max_requests=4)
         for role in (self.decode, self.prefill):
             bench.roles.attach(role, active=True)
-        bench.peers.saw(msgspec.structs.replace(bench.state("p0"), named=True))
+        bench.peers.saw(msgspec.structs.replace(bench.state("p0"), features=frozenset(Feature)))
         self._open: list[tuple[Job, ReserveReply]] = []
         self._num_small = 0
 

@@ -10,7 +10,8 @@ import msgspec
 import pytest
 
 from common.errors import UnavailableError
-from common.messages import Grammar, Region, SamplingParams, WorkerState
+from common.messages import Feature, Grammar, Region, SamplingParams, WorkerState
+from common.messages.features import NEEDED
 from common.peers import Peers
 from gateway.placement.agreement import Agreement, Own
 from gateway.placement.ledger import PlacementRequest
@@ -234,7 +235,7 @@ async def test_where_all_agree_nobody_is_excluded() -> None:
 
 FOLLOWED = Grammar(text='start: "yes"')
 FLEET = [
-    a_worker(f"{role}-{age}", role, grammars=age == "new", typical_p=age == "new")
+    a_worker(f"{role}-{age}", role, features=frozenset(Feature if age == "new" else ()))
     for role in ROLES
     for age in ("new", "old")
 ]
@@ -262,10 +263,10 @@ async def test_a_request_with_a_grammar_goes_to_workers_that_follow_it(chosen: t
 async def test_a_candidate_that_joined_meanwhile_gets_no_grammar_that_it_would_ignore() -> None:
     peers = Peers(clock=lambda: 0.0)
     for state in FLEET:
-        if state.grammars:
+        if state.features:
             peers.saw(state)
     both = Placement(prefill="prefill-new", decode=["decode-old", "decode-new"], reason=Reason.LOAD)
-    store = LateStore(both, peers, [state for state in FLEET if not state.grammars])
+    store = LateStore(both, peers, [state for state in FLEET if not state.features])
     placer = Placer(store=store, agreement=Agreement(peers), cut_over_tokens=0)
     assert (await placer.place(a_request_for("model", FOLLOWED), [])).decode == ["decode-new"]
     assert (await placer.place(a_request_for("model"), [])).decode == both.decode
@@ -288,6 +289,21 @@ async def test_typical_p_is_for_workers_that_know_it() -> None:
         await without.place(found, [])
 
 
+async def test_placement_needs_no_change_for_another_feature(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(NEEDED, "made up", lambda work: work.sampling.min_p > 0)
+    fleet = [
+        a_worker(f"{role}-{age}", role, features=frozenset({"made up"} if age == "new" else Feature))
+        for role in ROLES
+        for age in ("new", "old")
+    ]
+    found = a_request_for("model")
+    found.spec = dataclasses.replace(found.spec, sampling=SamplingParams(max_tokens=4, min_p=0.1))
+    placement = await a_placer(*fleet).place(found, [])
+    assert (placement.prefill, placement.decode) == ("prefill-new", ["decode-new"])
+    with pytest.raises(UnavailableError, match="no decode worker that follows made up is ready"):
+        await a_placer(*(state for state in fleet if state.worker != "decode-new")).place(found, [])
+
+
 async def test_a_follower_is_the_last_resort_even_after_it_failed() -> None:
     """Nobody else may go on with the answer."""
     placer, state = a_placer(*FLEET), a_request_for("model", FOLLOWED)
@@ -297,5 +313,11 @@ async def test_a_follower_is_the_last_resort_even_after_it_failed() -> None:
 
 
 async def test_a_request_with_a_grammar_stays_off_an_island_where_nobody_follows_it() -> None:
-    placer = a_placer(*(on_host(f"{role}-{host}", role, grammars=host == "b") for role in ROLES for host in "ab"))
+    placer = a_placer(
+        *(
+            on_host(f"{role}-{host}", role, features=frozenset(Feature if host == "b" else ()))
+            for role in ROLES
+            for host in "ab"
+        )
+    )
     assert (await placer.place(a_request_for("model", FOLLOWED), [])).prefill == "prefill-b"

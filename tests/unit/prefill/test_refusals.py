@@ -13,6 +13,7 @@ import pytest
 from common.messages import (
     Ack,
     Failed,
+    Feature,
     Grammar,
     Resend,
     Reserve,
@@ -124,15 +125,20 @@ async def test_a_candidate_that_refuses_for_good_is_not_asked_while_another_is_f
 
 
 @pytest.mark.parametrize(
-    "asked", [{"grammar": Grammar(allowed=[5])}, {"sampling": SamplingParams(max_tokens=4, typical_p=0.9)}]
+    ("feature", "asked"),
+    [
+        ("grammars", {"grammar": Grammar(allowed=[5])}),
+        ("typical_p", {"sampling": SamplingParams(max_tokens=4, typical_p=0.9)}),
+    ],
 )
 async def test_a_candidate_that_would_ignore_what_is_asked_is_not_asked(
-    refused: Refused, asked: dict[str, Any]
+    refused: Refused, feature: str, asked: dict[str, Any]
 ) -> None:
     """It may have come under the name of one that follows grammars."""
     bench = refused.bench
     for name, does in (("d0", False), ("d1", True)):
-        bench.peers.saw(msgspec.structs.replace(bench.state(name), named=True, grammars=does, typical_p=does))
+        features = frozenset(Feature if does else {Feature.NAMED})
+        bench.peers.saw(msgspec.structs.replace(bench.state(name), features=features))
 
     async def answer(worker: str, message: Reserve) -> WorkerReply:
         return ReserveReply(granted=False, reason=Refusal.DRAINING)
@@ -140,7 +146,7 @@ async def test_a_candidate_that_would_ignore_what_is_asked_is_not_asked(
     await refused.run(answer, "d0", "d1", **asked)
     assert refused.asked == {"d1": 1}
     assert (refused.told.code, refused.told.retryable) == ("place_again", True)
-    assert "d0: it doesn't follow grammars" in refused.told.message
+    assert f"d0: it doesn't follow {feature}" in refused.told.message
 
 
 async def test_who_finds_every_decode_worker_full_says_that_it_waits(refused: Refused) -> None:

@@ -12,6 +12,7 @@ from common.messages import (
     Ack,
     Cancel,
     Drain,
+    Feature,
     GatewayState,
     Received,
     Resend,
@@ -44,7 +45,8 @@ class Listening:
 
     def hear(self, worker: str, *, named: bool) -> None:
         """A worker's heartbeat."""
-        self.bench.peers.saw(msgspec.structs.replace(self.bench.state(worker), named=named))
+        features = frozenset({Feature.NAMED} if named else ())
+        self.bench.peers.saw(msgspec.structs.replace(self.bench.state(worker), features=features))
 
     def hear_gateway(self, *, named: bool) -> None:
         self.bench.context.identity.heard(GatewayState(gateway="g", incarnation=1, named=named))

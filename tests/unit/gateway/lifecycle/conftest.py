@@ -16,6 +16,7 @@ from common.messages import (
     Ack,
     Claim,
     ClaimReply,
+    Feature,
     Frame,
     Job,
     KVLayout,
@@ -67,7 +68,7 @@ class FakeWorker:
             worker=name, incarnation=incarnation, roles=list(roles), status=WorkerStatus.READY, model="m", model_fingerprint="m",
             tokenizer_fingerprint="", vocab_size=100, max_model_len=1000, max_sequences=8, free_blocks=100,
             region=Region(transport="shm", incarnation=incarnation, layout=LAYOUT, address={}),
-            prefill_tokens_per_s=1000.0, local_tokens_per_s=100.0, named=True,
+            prefill_tokens_per_s=1000.0, local_tokens_per_s=100.0, features=frozenset({Feature.NAMED}),
         )  # fmt: skip
         self.state = msgspec.structs.replace(self.state, **facts)
         self._gateway = gateway

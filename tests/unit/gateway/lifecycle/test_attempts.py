@@ -16,7 +16,7 @@ from common.errors import (
     QuarantinedError,
     UnavailableError,
 )
-from common.messages import Cancel, Grammar, Job
+from common.messages import Cancel, Feature, Grammar, Job
 from common.peers import Incarnation
 from engine.grammars.following import Following
 from gateway.lifecycle.attempts import REPLACE_PERIOD_S, Why
@@ -142,7 +142,7 @@ def next_allowed(job: Job, *generated: int) -> list[int]:
 async def thinking(gateway: Gateway, **changes: Any) -> ActiveRequest:
     """A request whose client has two tokens of reasoning."""
     for name, role in (("p0", "prefill"), ("d0", "decode")):
-        await gateway.worker(name, role, grammars=True)
+        await gateway.worker(name, role, features=frozenset(Feature))
     return await gateway.decoding(**changes)
 
 
@@ -202,11 +202,11 @@ async def test_reasoning_is_ended_while_the_request_is_being_moved(gateway: Gate
 
 async def test_an_answer_with_a_grammar_waits_for_a_worker_that_follows_it(gateway: Gateway) -> None:
     """Moved to one of release 0.1.0, the rest of it would follow nothing."""
-    follows = {"grammars": True}
+    follows = {"features": frozenset(Feature)}
     p0 = await gateway.worker("p0", "prefill", **follows)
     d0 = await gateway.worker("d0", "decode", **follows)
     for name, role in (("p1", "prefill"), ("d1", "decode")):
-        await gateway.worker(name, role, named=False)
+        await gateway.worker(name, role, features=frozenset())
     request = await gateway.decoding(grammar=Grammar(text='start: "yes"'))
     await d0.stop()
     await gateway.idle()

@@ -9,7 +9,20 @@ import pytest
 from common import subjects
 from common.blocks import pack_tokens
 from common.errors import InvalidRequestError, PlaceAgainError, QuarantinedError, WorkerFailedError
-from common.messages import Ack, Cancel, Claim, Failed, Frame, Grammar, Imported, Received, Settle, Tokens, Trying
+from common.messages import (
+    Ack,
+    Cancel,
+    Claim,
+    Failed,
+    Feature,
+    Frame,
+    Grammar,
+    Imported,
+    Received,
+    Settle,
+    Tokens,
+    Trying,
+)
 from common.peers import DEAD_AFTER_S
 from gateway.lifecycle.inbox import MAX_FRAME_TOKENS
 from gateway.request.ends import MAX_PAUSE_S
@@ -55,12 +68,12 @@ async def test_a_worker_of_an_older_release_with_the_same_name_gets_no_grammar(
     gateway: Gateway, is_heard: bool
 ) -> None:
     """Its pod was rolled back, and it found the job in the queue; its first heartbeat may come later than its claim."""
-    p0 = await gateway.worker("p0", "prefill", grammars=True)
-    await gateway.worker("d0", "decode", grammars=True)
+    p0 = await gateway.worker("p0", "prefill", features=frozenset(Feature))
+    await gateway.worker("d0", "decode", features=frozenset(Feature))
     request = await gateway.submit(grammar=Grammar(text='start: "yes"'))
-    await gateway.worker("p1", "prefill", grammars=True)
+    await gateway.worker("p1", "prefill", features=frozenset(Feature))
     if is_heard:
-        await p0.beat(grammars=False)
+        await p0.beat(features=frozenset())
     claim = {} if is_heard else {"incarnation": 2}
     reply = await p0.claim(request, **claim)
     assert (reply.granted, reply.reason) == (False, "p0 isn't known to follow grammars")
