@@ -1,6 +1,6 @@
 """Baton as an installed package. Its folders lie in here as they lie in the repository, and are no names in site-packages.
 
-The command `baton` puts this folder first on the path, for itself and by PYTHONPATH for its children (docs/adr/0190).
+The command `baton` puts this folder first on the path, for itself and by PYTHONPATH for its children (docs/design/packaging.md).
 """
 
 from __future__ import annotations

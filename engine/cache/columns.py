@@ -1,4 +1,7 @@
-"""Models whose sliding-window layers keep blocks of their own, where a sequence then holds less; see ADR 0240."""
+"""Models whose sliding-window layers keep blocks of their own, where a sequence then holds less.
+
+See docs/design/sliding-windows.md.
+"""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ one in. So each that waits counts who came later and was admitted first. After `
 becomes free is kept for it, and who came later is admitted only beside that. Who runs may grow, and gives its blocks back as
 it ends. If it is the turn of several, what is kept is for all, and they go in the order in which they began to wait.
 
-Nobody who waits holds blocks of this pool, and nobody who holds some waits for one who waits: see ADR 0242.
+Nobody who waits holds blocks of this pool, and nobody who holds some waits for one who waits: see docs/design/deadlock.md.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Products with weights of 8-bit floats. T tokens, K inputs, N outputs, I intermediate size, P partial sums.
 
 On a GPU the tensor cores multiply 8 bits by 8 bits. Each of many rows is rounded. Each of few becomes several 8-bit floats that
-add up to it: a number of 16 bits has 8 or 11 significant ones, an e4m3 has 4 (ADR 0250). The plain versions here multiply the
-weights that the bits stand for.
+add up to it: a number of 16 bits has 8 or 11 significant ones, an e4m3 has 4 (docs/design/quantised-gemm.md). The plain versions
+here multiply the weights that the bits stand for.
 """
 
 from __future__ import annotations

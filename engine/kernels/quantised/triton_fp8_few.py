@@ -46,7 +46,7 @@ class Tiles:
 
 
 # Most rows -> tiles: for products while 4 splits are no more programs than `programs`, for other products, for gate and up.
-# Measured on an H200 with the shapes of Llama-3.1-8B (ADR 0250).
+# Measured on an H200 with the shapes of Llama-3.1-8B (docs/design/quantised-gemm.md).
 SHAPES = {
     PACKED_ROWS: (Tiles(64, 4, 8, 2), Tiles(64, 4, 6, 3), Tiles(128, 8, 4)),
     16: (Tiles(64, 4, 8, 2), Tiles(64, 4, 6, 3), Tiles(128, 8, 4)),

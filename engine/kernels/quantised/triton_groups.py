@@ -40,7 +40,8 @@ class Tiles:
     stages: int = MOST_STAGES  # blocks in flight, at most
 
 
-# Most rows of the activations -> tiles that fill shared memory and registers. Measured on an H200 (ADR 0248).
+# Most rows of the activations -> tiles that fill shared memory and registers.
+# Measured on an H200 (docs/design/quantised-gemm.md).
 TILES = {
     4: Tiles(rows=32, warps=2, room=64 << 10, programs=6, stages=4),
     32: Tiles(rows=64, warps=4, room=72 << 10, programs=3),

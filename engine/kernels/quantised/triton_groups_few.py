@@ -33,7 +33,7 @@ class Tiles:
     splits: int = 1  # over K
 
 
-# Most rows of the activations -> tiles. Measured on an H200 (ADR 0252).
+# Most rows of the activations -> tiles. Measured on an H200 (docs/design/quantised-gemm.md).
 TILES = {
     8: Tiles(blocks=2, stages=2, lines=4),
     16: Tiles(blocks=1, stages=3, lines=2),

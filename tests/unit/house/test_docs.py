@@ -22,10 +22,17 @@ from tests.unit.house.measures import ROOT
 PAGES = [
     *sorted((ROOT / "docs").glob("*.md")),
     *sorted((ROOT / "docs" / "dialects").glob("*.md")),
+    *sorted((ROOT / "docs" / "design").glob("*.md")),
     *(ROOT / f"{name}.md" for name in ("README", "SECURITY", "CONTRIBUTING")),
 ]
 RESULTS = "benchmarks/results/"  # figures are made on other machines, and come after the page that names them
 ENDS = {"|", ";", "&&", ">", "&"}
+NOTES = [page for page in sorted((ROOT / "docs" / "design").glob("*.md")) if page.stem != "index"]
+INDEX = (ROOT / "docs" / "design" / "index.md").read_text(encoding="utf-8")
+NO_NOUNS = re.compile(
+    r"\b(is|are|was|were|has|have|had|can|could|may|must|will|does|do|goes|stays|becomes|keeps|makes|gets|takes|gives"
+    r"|says|tells|who|what|which|how|when|where|why|whether|that)\b"
+)
 
 
 def commands_of(text: str) -> Iterator[list[str]]:
@@ -106,3 +113,23 @@ def headings(file: Path) -> set[str]:
     titles = re.findall(r"^#+ (.+)$", file.read_text(encoding="utf-8"), re.MULTILINE)
     plain = [re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", title).lower().strip() for title in titles]
     return {re.sub(r"[^\w\- ]", "", title).replace(" ", "-") for title in plain}
+
+
+@pytest.mark.parametrize("note", NOTES, ids=lambda note: note.stem)
+def test_every_design_note_is_dated_and_in_the_index(note: Path) -> None:
+    """A note's second paragraph begins with "Decided"; its row in the index has the first and the last date there."""
+    title, decided, *_ = note.read_text(encoding="utf-8").split("\n\n")
+    assert verbs_of(title) == [], "a title is a noun of the field"
+    assert decided.startswith("Decided ")
+    dates = sorted(re.findall(r"\b20\d\d-\d\d-\d\d\b", decided))
+    rows = re.findall(rf"^\| \[{note.stem}\]\({note.name}\) \| [^|]+ \| ([^|]+) \|", INDEX, re.MULTILINE)
+    assert rows == [" to ".join(dict.fromkeys((dates[0], dates[-1])))]
+
+
+def verbs_of(title: str) -> list[str]:
+    return NO_NOUNS.findall(title.lower())
+
+
+def test_titles_with_verbs_are_found() -> None:
+    assert verbs_of("# What Redis is") == ["what", "is"]
+    assert verbs_of("# Quantised GEMM") == []

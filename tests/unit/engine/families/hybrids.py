@@ -62,7 +62,7 @@ NEMOTRON_H = {
     "n_groups": 2,
     "ssm_state_size": 16,
     "chunk_size": 8,
-    # It bounds prompts' steps in transformers 5.17, see ADR 0183.
+    # It bounds prompts' steps in transformers 5.17, see docs/design/linear-attention.md.
     "time_step_min": 1e-9,
     "n_routed_experts": 6,
     "num_experts_per_tok": 3,
