@@ -124,7 +124,7 @@ def _serving(page: ResultsPage, baton: str, folder: Path) -> bool:
         first, whole, text = _answer(f"http://127.0.0.1:{port}")
         _add(page, "first_token", first)
         _add(page, "first_answer", whole, target=TARGETS["first_answer"])
-        for name, line in {"top": ["top", "--once"], "trace": ["trace"], "doctor": ["doctor"]}.items():
+        for name, line in {"top": ["top"], "trace": ["trace"], "doctor": ["doctor"]}.items():
             wall, cpu = _timed([baton, *line], folder)
             _add(page, f"beside_up_{name}", wall)
             _add(page, f"beside_up_{name}_cpu", cpu)

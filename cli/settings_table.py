@@ -10,7 +10,7 @@ from common.settings import PREFIX
 from services.gateway.settings import GatewaySettings
 from services.planner.settings import PlannerSettings
 from services.runtime.commands import COMMANDS, settings_of
-from services.runtime.flags import default_of, flag_of
+from services.runtime.flags import ARGUMENTS, default_of, flag_of
 from services.runtime.removed import REMOVED
 from services.up.settings import UpSettings
 from services.worker.settings import WorkerServiceSettings
@@ -59,7 +59,7 @@ def _removed() -> Iterator[str]:
 def _table(kind: type[BaseModel], skip: set[str]) -> str:
     rows = ["| flag | variable | default | what |", "|---|---|---|---|"]
     for name, field in kind.model_fields.items():
-        if name not in skip:
+        if name not in skip and name not in ARGUMENTS:
             flag, variable = flag_of(name), f"{PREFIX}{name.upper()}"
             default = (
                 f"`{shown}`"

@@ -6,7 +6,6 @@ import json
 import os
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from common.settings import ConfigError
 from services.runtime.loading import fail, load_settings
 
 LOOK_EVERY_S = 1.0
+LISTED = 20
 TIMEOUT_S = 300.0  # a file's upload
 MAX_LINE = 16 << 20  # characters
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
@@ -27,7 +27,7 @@ ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 def main() -> int:
     """Entry point; 1 when lines failed, 2 when nothing could be done."""
     try:
-        settings = load_settings(BatchSettings, command="batch", arguments=_named(sys.argv[1:]))
+        settings = load_settings(BatchSettings, command="batch", arguments=sys.argv[1:])
         gateway = settings.gateway()
         with gateway.client(timeout_s=TIMEOUT_S) as client:
             return Batches(client, settings).do()
@@ -76,7 +76,7 @@ class Batches:
         return 0
 
     def _list(self) -> int:
-        told = self._told(self._client.get("/v1/batches", params={"limit": self._settings.limit}))
+        told = self._told(self._client.get("/v1/batches", params={"limit": LISTED}))
         self._print(told, table(told["data"]))
         return 0
 
@@ -171,15 +171,6 @@ def _save(answer: httpx.Response, path: Path) -> None:
         raise ConfigError(f"--output {path}: {error.strerror}") from None
     finally:
         part.unlink(missing_ok=True)
-
-
-def _named(arguments: Sequence[str]) -> list[str]:
-    """`baton batch watch ID …` is `baton batch --action watch --name ID …`."""
-    words: list[str] = []
-    while len(words) < 2 and len(words) < len(arguments) and not arguments[len(words)].startswith("-"):
-        words.append(arguments[len(words)])
-    flags = [part for flag, word in zip(("--action", "--name"), words, strict=False) for part in (flag, word)]
-    return [*flags, *arguments[len(words) :]]
 
 
 if __name__ == "__main__":

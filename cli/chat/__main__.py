@@ -56,7 +56,7 @@ def talk_of(settings: ChatSettings, models: Mapping[str, bool]) -> Talk:
     model = settings.served_model_name or next(iter(talkers or models))
     if not models.get(model, True):
         raise ConfigError(f"{model} has no chat template: it continues text, at /v1/completions, and can't chat")
-    talk = Talk(model=model, models=talkers, system=settings.system, shows_pace=settings.stats)
+    talk = Talk(model=model, models=talkers, system=settings.system)
     talk.options["temperature"] = settings.temperature
     if settings.max_tokens:
         talk.options["max_tokens"] = settings.max_tokens

@@ -21,6 +21,5 @@ class ChatSettings(ClientOptions):
     temperature: Annotated[float, Field(ge=0, le=2)] = Field(0.7, description="0: always the most likely token")
     tools: str = Field("", description="file with functions that the model may call, a list as in OpenAI's `tools`")
     think: bool = Field(False, description="let the model think before it answers, if it can (`enable_thinking`)")
-    stats: bool = Field(True, description="speed after each answer, on a terminal")
     markdown: bool = Field(True, description="draw Markdown, on a terminal and with `rich` installed")
     history: bool = Field(True, description="keep what was typed for the next chat, in ~/.local/state/baton")

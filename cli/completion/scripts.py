@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from services.runtime.commands import COMMANDS, settings_of
-from services.runtime.flags import choices_of, flag_of
+from services.runtime.flags import ARGUMENTS, choices_of, flag_of
 
 MAX_ABOUT = 70
 
@@ -39,6 +39,8 @@ def _of(command: str) -> list[Option]:
         return [HELP[0]]
     found = [Option("--config", "TOML file with settings", True)]
     for name, field in kind.model_fields.items():
+        if name in ARGUMENTS:
+            continue
         flag, is_switch = flag_of(name), field.annotation is bool
         if is_switch and field.default:
             flag = f"--no-{flag[2:]}"

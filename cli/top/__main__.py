@@ -13,13 +13,13 @@ from cli.top.feed import Feed
 from cli.top.keys import Chosen
 from cli.top.settings import TopSettings
 from cli.top.state import State
-from cli.top.tables import TABS, worker_rows
+from cli.top.tables import worker_rows
 from cli.top.terminal import draw, keys, screen
 from cli.top.view import frame, painted, picture
 from common.settings import ConfigError
 from services.runtime.loading import fail, load_settings
 
-SAMPLE_S = 1.0
+SAMPLE_S = DRAW_S = 1.0
 FIRST_S = 10.0  # a gateway's first picture takes less, or it answers nothing
 WIDE = 1_000  # columns of a picture that no window holds
 
@@ -35,17 +35,17 @@ def main() -> int:
 
 
 async def top(settings: TopSettings) -> int:
-    """Show the live view, or with --once or --json one picture. Raises ConfigError without a gateway."""
+    """Show the live view, or with --json, or without a terminal, one picture. Raises ConfigError without a gateway."""
     gateway, state, changed = settings.gateway(admin=True), State(), asyncio.Event()
     feed = Feed(gateway, state, changed.set)
     following = asyncio.create_task(feed.follow())
     following.add_done_callback(lambda task: changed.set())
     try:
         await _first(state, changed, following)
-        if settings.once or settings.print_json or not sys.stdin.isatty() or not sys.stdout.isatty():
+        if settings.print_json or not sys.stdin.isatty() or not sys.stdout.isatty():
             await _one(settings, state)
         else:
-            await _live(settings, state, changed, following)
+            await _live(state, following)
     finally:
         following.cancel()
         with contextlib.suppress(asyncio.CancelledError, ConfigError):
@@ -83,9 +83,9 @@ async def _one(settings: TopSettings, state: State) -> None:
     )
 
 
-async def _live(settings: TopSettings, state: State, changed: asyncio.Event, following: asyncio.Task[None]) -> None:
-    """Draw until the person leaves: every `interval_s`, and at once for a key. Raises ConfigError when refused meanwhile."""
-    chosen, hurry = Chosen(tab=[tab.name for tab in TABS].index(settings.tab)), asyncio.Event()
+async def _live(state: State, following: asyncio.Task[None]) -> None:
+    """Draw until the person leaves: every `DRAW_S`, and at once for a key. Raises ConfigError when refused meanwhile."""
+    chosen, hurry = Chosen(), asyncio.Event()
 
     def pressed(key: str) -> None:
         chosen.key(key)
@@ -103,7 +103,7 @@ async def _live(settings: TopSettings, state: State, changed: asyncio.Event, fol
                 size = shutil.get_terminal_size()
                 draw(painted(frame(held or state, chosen, size.columns, size.lines)))
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(hurry.wait(), settings.interval_s)
+                    await asyncio.wait_for(hurry.wait(), DRAW_S)
     finally:
         sampling.cancel()
 

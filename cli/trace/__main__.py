@@ -10,7 +10,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlencode
 
 import httpx
 
@@ -22,7 +21,8 @@ from common.settings import ConfigError
 from services.runtime.loading import fail, load_settings
 
 ID = re.compile(r"[A-Za-z0-9_.:-]{1,200}")
-FILTERS = ("status", "tenant", "worker", "min_ms")
+WORDS = ("slowest", "latest")  # the first of these lists
+LISTED = 10
 ASK = "which? its number, or Enter to leave: "
 WIDTH = 160  # columns where there is no terminal
 
@@ -30,7 +30,7 @@ WIDTH = 160  # columns where there is no terminal
 def main() -> int:
     """Entry point; returns the exit code."""
     try:
-        settings = load_settings(TraceSettings, command="trace", arguments=_named(sys.argv[1:]))
+        settings = load_settings(TraceSettings, command="trace", arguments=sys.argv[1:])
         if Path(settings.request).is_file():
             return _print(settings, _read(settings.request))
         gateway = settings.gateway(admin=True)
@@ -50,11 +50,11 @@ def main() -> int:
 
 def trace(settings: TraceSettings, gateway: Gateway) -> int:
     """Print one request's waterfall (all choices of an answer), or lists to choose from; on a terminal ask which."""
-    if settings.request:
+    if settings.request and settings.request not in WORDS:
         return _print(settings, _get(gateway, _path(settings.request)))
-    told = _lists(settings, gateway)
-    if settings.slowest or settings.latest:
-        entries = told["slowest" if settings.slowest else "latest"]
+    told = _get(gateway, f"/debug/requests?limit={LISTED}")
+    if settings.request:
+        entries = told[settings.request]
         if not entries:
             raise ConfigError(f"{gateway.url}: no request ended lately")
         return _print(settings, _get(gateway, _path(entries[0]["request_id"])))
@@ -65,15 +65,6 @@ def trace(settings: TraceSettings, gateway: Gateway) -> int:
             break
         _print(settings, _get(gateway, _path(chosen)))
     return 0
-
-
-def _lists(settings: TraceSettings, gateway: Gateway) -> Any:
-    """The gateway's own lists, or what all gateways find. Raises ConfigError."""
-    wanted = {name: getattr(settings, name) for name in FILTERS if getattr(settings, name)}
-    if not wanted:
-        return _get(gateway, f"/debug/requests?limit={settings.limit}")
-    found = _get(gateway, f"/console/search?{urlencode(wanted | {'limit': settings.limit})}")
-    return {"found": found["requests"]}
 
 
 def _chosen(ids: Sequence[str]) -> str | None:
@@ -127,12 +118,6 @@ def _get(gateway: Gateway, path: str) -> Any:
     if response.status_code == 200:
         return response.json()
     raise ConfigError(f"{gateway.url}: {message_of(response.content) or f'status {response.status_code}'}")
-
-
-def _named(arguments: Sequence[str]) -> list[str]:
-    """`baton trace ID …` is `baton trace --request ID …`."""
-    first = list(arguments[:1])
-    return ["--request", *arguments] if first and not first[0].startswith("-") else list(arguments)
 
 
 if __name__ == "__main__":

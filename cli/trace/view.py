@@ -118,13 +118,13 @@ def _fitted(line: str, columns: int) -> str:
 
 def listed(requests: Mapping[str, Sequence[Entry]]) -> list[str]:
     """The ids in the order in which `table` numbers them, from 1."""
-    return [str(entry["request_id"]) for title in _titles(requests) for entry in requests.get(title, [])]
+    return [str(entry["request_id"]) for title in LISTS for entry in requests.get(title, [])]
 
 
 def table(requests: Mapping[str, Sequence[Entry]], columns: int) -> list[str]:
     """The lines of the lists of requests, numbered, none longer than `columns`."""
     lines, number = list[str](), 0
-    for title in _titles(requests):
+    for title in LISTS:
         entries = requests.get(title, [])  # older gateways have no such list
         lines.append(f"{title}:" + ("" if entries else " none"))
         if entries:
@@ -136,10 +136,6 @@ def table(requests: Mapping[str, Sequence[Entry]], columns: int) -> list[str]:
             lines.append(_entry(number, entry))
         lines.append("")
     return [_fitted(line, columns) for line in lines[:-1]]
-
-
-def _titles(requests: Mapping[str, Sequence[Entry]]) -> Sequence[str]:
-    return [title for title in requests if title not in LISTS] or LISTS
 
 
 def _entry(number: int, entry: Entry) -> str:

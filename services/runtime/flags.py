@@ -17,8 +17,12 @@ from services.runtime.removed import removed_from
 # Where a field cannot have the name of its flag.
 FLAGS = {"json_file": "--json", "print_json": "--json", "html_file": "--html", "csv_file": "--csv"}
 FLAGS |= {"requests_file": "--per-request", "compare_files": "--compare"}
-POSITIONAL = {"up": "model", "gateway": "model", "prefill": "model", "decode": "model", "worker": "model"}
-POSITIONAL |= {"doctor": "model", "trace": "request"}
+# Words without a flag, by command; those that are arguments have no flag, no variable and no key of a file either.
+POSITIONAL: dict[str, tuple[str, ...]] = dict.fromkeys(
+    ("up", "gateway", "prefill", "decode", "worker", "doctor"), ("model",)
+)
+POSITIONAL |= {"trace": ("request",), "batch": ("action", "name")}
+ARGUMENTS = ("request", "action", "name")
 REPEATABLE = ("alias",)  # a flag for each entry, or one with commas
 SERVERS = ("nats_url", "redis_url")
 # A command that is not here has so few options that it shows them all.
@@ -150,21 +154,20 @@ class Parser(argparse.ArgumentParser):
 
 def parser_of(kind: type[BaseModel], command: str, *, everything: bool = False) -> argparse.ArgumentParser:
     """Options of `kind`. Without `everything`, help shows those that a command is mostly started with."""
-    fields = kind.model_fields
-    positional = POSITIONAL.get(command, "")
+    fields = {name: field for name, field in kind.model_fields.items() if name not in ARGUMENTS}
+    words = _words(kind, command)
     first = [name for name in COMMON.get(command, ()) if name in fields]
     short = bool(first) and not everything
     hint = "--help-all lists all options. " if short else ""
     parser = Parser(
         prog=f"baton {command}",
-        usage=f"baton {command}{f' [{positional.upper()}]' if positional in fields else ''} [options]",
+        usage=" ".join((f"baton {command}", *(f"[{word.upper()}]" for word in words), "[options]")),
         allow_abbrev=False,
         add_help=False,
         description=(kind.__doc__ or "").strip(),
-        epilog=f"{hint}Each is also a variable ({PREFIX}NAME) and a key of --config's file.",
+        epilog=f"{hint}Each option is also a variable ({PREFIX}NAME) and a key of --config's file.",
     )
-    if positional in fields:
-        parser.add_argument(positional, nargs="?", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+    _take_words(parser, words)
     for title, names in _groups(fields, first):
         group = parser.add_argument_group(title)
         for name in names:
@@ -175,6 +178,17 @@ def parser_of(kind: type[BaseModel], command: str, *, everything: bool = False) 
     group.add_argument("--help-all", action="help", help="all options" if short else argparse.SUPPRESS)
     _take_vllms(parser, fields)
     return parser
+
+
+def _words(kind: type[BaseModel], command: str) -> dict[str, FieldInfo]:
+    return {name: kind.model_fields[name] for name in POSITIONAL.get(command, ()) if name in kind.model_fields}
+
+
+def _take_words(parser: argparse.ArgumentParser, words: dict[str, FieldInfo]) -> None:
+    """Add the words without a flag; of those that have one, too, help shows that."""
+    for word, field in words.items():
+        said = field.description if word in ARGUMENTS else argparse.SUPPRESS
+        parser.add_argument(word, nargs="?", default=argparse.SUPPRESS, metavar=word.upper(), help=said)
 
 
 def _take_vllms(parser: argparse.ArgumentParser, fields: dict[str, FieldInfo]) -> None:

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ValidationError
 
 from common.settings import PREFIX, ConfigError, Form
 from services.runtime.commands import known_names
-from services.runtime.flags import choices_of, flag_of, number, parser_of, words_of
+from services.runtime.flags import ARGUMENTS, choices_of, flag_of, number, parser_of, words_of
 from services.runtime.removed import is_removed, removed_from
 
 MAX_KEY_FILE = 64 << 10
@@ -134,7 +134,8 @@ def _explain(kind: type[BaseModel], error: ValidationError) -> str:
         form = next((each.words for each in kind.model_fields[name].metadata if isinstance(each, Form)), "another form")
         text = WORDS[first["type"]].format(**first.get("ctx", {}) | {"expected": written, "form": form})
     given = "" if name in SECRETS else f", not {first['input']!r}"
-    return f"{flag_of(name)} ({PREFIX}{name.upper()}): {text}{given}"
+    label = name.upper() if name in ARGUMENTS else f"{flag_of(name)} ({PREFIX}{name.upper()})"
+    return f"{label}: {text}{given}"
 
 
 def nearest(name: str, known: Sequence[str]) -> str:

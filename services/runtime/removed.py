@@ -28,6 +28,27 @@ REMOVED: dict[tuple[str, ...], dict[str, str]] = {
         "plan_decode_low": "a constant since 0.2: 0.6",
         "plan_attainment": "a constant since 0.2: 0.95",
     },
+    ("top",): {
+        "tab": "a key of the running view since 0.2: 1 to 4, or Tab",
+        "interval_s": "a constant since 0.2: 1 s",
+        "once": "what `baton top | cat` does since 0.2: one picture where the output is no terminal",
+    },
+    ("trace",): {
+        "request": "an argument since 0.2: baton trace REQUEST",
+        "slowest": "a word since 0.2: baton trace slowest",
+        "latest": "a word since 0.2: baton trace latest",
+        "status": "a filter of the console's requests since 0.2",
+        "tenant": "a filter of the console's requests since 0.2",
+        "worker": "a filter of the console's requests since 0.2",
+        "min_ms": "a filter of the console's requests since 0.2",
+        "limit": "a constant since 0.2: 10",
+    },
+    ("batch",): {
+        "action": "an argument since 0.2: baton batch ACTION",
+        "name": "an argument since 0.2: baton batch ACTION NAME",
+        "limit": "a constant since 0.2: 20, the newest",
+    },
+    ("chat",): {"stats": "a word in the chat since 0.2: /stats off"},
 }
 
 

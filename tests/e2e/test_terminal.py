@@ -161,14 +161,14 @@ async def test_top_shows_every_worker_and_the_gateway(cluster: Cluster) -> None:
     assert len(found["gateways"]) == 1
     assert found["figures"]["in_flight"] == 0
     assert found["requests"].keys() == {"waiting", "running", "latest", "slowest"}
-    code, out, err = await output("top", *asked, "--once")
+    code, out, err = await output("top", *asked)
     assert code == 0, err
     assert "prefill-0" in out
     assert "1 gateways" in out
 
 
 async def test_what_tells_of_everybody_needs_the_admin_key_and_says_so(cluster: Cluster) -> None:
-    code, _, err = await output("top", "--url", cluster.url, "--once")
+    code, _, err = await output("top", "--url", cluster.url)
     assert code == 2
     assert "a key is needed: --api-key" in err
     code, _, err = await output("trace", "--url", cluster.url)
@@ -253,7 +253,7 @@ async def test_chat_in_a_terminal_does_commands_and_tells_its_pace(cluster: Clus
 async def test_top_lives_in_a_terminal_until_q(cluster: Cluster) -> None:
     async with httpx.AsyncClient(base_url=cluster.url, timeout=60) as client:
         await client.post("/v1/completions", json={"model": "tiny", "prompt": [7] * 20, "max_tokens": 2})
-    options = ("--url", cluster.url, "--api-key", ADMIN_KEY, "--interval-s", "0.1")
+    options = ("--url", cluster.url, "--api-key", ADMIN_KEY)
     async with in_a_terminal("top", *options) as top:
         await top.shows(b"decode-0")
         top.types(b"2")
@@ -279,7 +279,7 @@ async def test_trace_asks_which_request_to_show(cluster: Cluster) -> None:
 
 
 async def test_top_without_a_gateway_says_so() -> None:
-    code, _, err = await output("top", "--url", "http://127.0.0.1:1", "--once")
+    code, _, err = await output("top", "--url", "http://127.0.0.1:1")
     assert code == 2
     assert "baton:" in err
     assert "Traceback" not in err
@@ -303,15 +303,12 @@ async def test_trace_tells_where_a_request_s_time_went(cluster: Cluster, tmp_pat
     code, out, _ = await output("trace", *asked, "--json")
     assert code == 0
     assert f"{answer['id']}-0" in [entry["request_id"] for entry in json.loads(out)["latest"]]
-    code, out, err = await output("trace", "--slowest", *asked, "--json")
+    code, out, err = await output("trace", "slowest", *asked, "--json")
     assert code == 0, err
     (tmp_path / "slow.json").write_text(out)
     code, out, err = await output("trace", str(tmp_path / "slow.json"))
     assert code == 0, err
     assert "where it went: " in out
-    code, out, err = await output("trace", "--tenant", "default", "--min-ms", "0.01", *asked)
-    assert code == 0, err
-    assert f"{answer['id']}-1" in out
     code, _, err = await output("trace", "cmpl-nobody", *asked)
     assert (code, err.count("\n")) == (2, 1)
     assert "cmpl-nobody" in err

@@ -11,10 +11,11 @@ import httpx
 import pytest
 
 from cli.batch import __main__ as batch_command
-from cli.batch.__main__ import Batches, _named, endpoint_of
+from cli.batch.__main__ import Batches, endpoint_of
 from cli.batch.settings import BatchSettings
 from cli.batch.view import ended, is_good, progress, table
 from common.settings import ConfigError
+from services.runtime.loading import load_settings
 
 LINE = {"custom_id": "1", "method": "POST", "url": "/v1/completions", "body": {}}
 
@@ -26,9 +27,17 @@ def batch(status: str = "in_progress", completed: int = 0, failed: int = 0, **mo
 
 
 def test_two_words_come_first() -> None:
-    assert _named(["watch", "batch_1", "--url", "x"]) == ["--action", "watch", "--name", "batch_1", "--url", "x"]
-    assert _named(["list", "--json"]) == ["--action", "list", "--json"]
-    assert _named(["--json"]) == ["--json"]
+    def typed(*words: str) -> tuple[str, str]:
+        settings = load_settings(BatchSettings, command="batch", arguments=words, environment={})
+        return settings.action, settings.name
+
+    assert typed("watch", "batch_1", "--url", "x") == ("watch", "batch_1")
+    assert typed("list", "--json") == ("list", "")
+    assert typed("--json") == ("list", "")
+    with pytest.raises(ConfigError, match="ACTION: one of submit, list, watch, cancel, get is needed, not 'take'"):
+        typed("take")
+    with pytest.raises(ConfigError, match=r"--action: an argument since 0\.2: baton batch ACTION"):
+        typed("--action", "list")
 
 
 def test_a_file_s_endpoint_is_that_of_its_first_line(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from cli.trace.__main__ import _named
 from cli.trace.parts import parts_of
 from cli.trace.view import listed, table, waterfall
 
@@ -166,11 +165,3 @@ def test_lists_are_numbered_through() -> None:
     assert listed(lists) == ["a", "b", "a"]
     numbers = [line.split()[0] for line in table(lists, 200) if line.split()[:1] and line.split()[0].isdigit()]
     assert numbers == ["1", "2", "3"]
-    assert listed({"found": [request(request_id="c")]}) == ["c"]
-    assert table({"found": []}, 80) == ["found: none"]
-
-
-def test_the_request_may_be_named_without_its_flag() -> None:
-    assert _named(["cmpl-1", "--url", "http://x"]) == ["--request", "cmpl-1", "--url", "http://x"]
-    assert _named(["--url", "http://x"]) == ["--url", "http://x"]
-    assert _named([]) == []

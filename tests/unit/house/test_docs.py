@@ -10,10 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from cli.batch.__main__ import _named as named_of_batch
 from cli.bench.aliases import translated
 from cli.completion.scripts import VALUES
-from cli.trace.__main__ import _named as named_of_trace
 from common.settings import ConfigError
 from services.runtime.commands import COMMANDS, settings_of
 from services.runtime.flags import parser_of
@@ -70,7 +68,6 @@ def fault_of(words: Sequence[str]) -> str:
         return "" if not rest or rest[0] in VALUES[name] else f"unknown word {rest[0]!r}"
     rest = [word for word in rest if word not in ("--help", "--help-all")]
     try:
-        rest = {"batch": named_of_batch, "trace": named_of_trace}.get(name, list)(rest)
         parser_of(kind, name).parse_args(translated(rest)[0] if name == "bench" else rest)
     except (ConfigError, argparse.ArgumentError) as error:
         return str(error)
