@@ -7,6 +7,7 @@ import io
 import re
 import sys
 import tokenize
+import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -16,10 +17,16 @@ from statistics import median
 from cli.entry import PACKAGES
 
 ROOT = Path(__file__).resolve().parents[3]
+RATCHETS = Path(__file__).with_name("ratchets.toml")
 LONG_COMMENT_WORDS = 12
 FIRST_WORDS_THAT_LEAN = ("of", "for", "in", "so")  # such a comment can't be read without the name on its left
 FIRST_WORDS_OF_LEANING_LINES = ("of", "by", "behind", "instead", "what", "whose")
 VALUE_BASES = {"Struct", "BaseModel", "Protocol", "StrEnum", "Enum", "IntEnum", "NamedTuple", "TypedDict", "Exception"}
+
+
+def allowed() -> dict[str, float]:
+    """What each measure is at most."""
+    return {name: float(limit) for name, limit in tomllib.loads(RATCHETS.read_text(encoding="utf-8")).items()}
 
 
 @dataclass(frozen=True, slots=True)

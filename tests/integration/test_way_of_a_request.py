@@ -1,0 +1,113 @@
+"""The way of a streamed chat request through a gateway and its workers: so few files that a person can read them.
+
+A file counts if a function of it is entered during every one of some requests, and never while nothing is asked: heartbeats
+don't count. On a GPU others of the engine's files would, so workers compute on the CPU here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+from tests.e2e.cluster import ROOT, Cluster
+from tests.unit.house.measures import allowed
+
+HOOK = Path(__file__).with_name("traced")
+SETTLED_S = 1.0
+IDLE_S = 3.0  # longer than every period of what serves nobody
+REQUESTS = 3
+MIN_FILES = 30
+TIMER = "Watchdog.run"
+PATIENCE_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A function of ours."""
+
+    file: str
+    function: str
+
+
+QUEUES = Place("common/job_queue.py", "JobStream.publish")
+
+
+class TracedCluster(Cluster):
+    """A gateway and its workers, each in a process that notes what it enters."""
+
+    turns = 0
+
+    async def start(self, name: str) -> None:
+        service = name.partition("-")[0]
+        flags = self._gateway_flags(name) if service == "gateway" else self._worker_flags(name)
+        variables = {
+            "PYTHONPATH": f"{ROOT}{os.pathsep}{HOOK}",
+            "TRACED_TO": str(self.folder),
+            "TRACED_NOT_OF": TIMER,
+            "CUDA_VISIBLE_DEVICES": "",
+        }
+        env = {key: value for key, value in os.environ.items() if not key.startswith("BATON_")} | variables
+        with (self.folder / f"{name}.log").open("ab") as log:
+            self.processes[name] = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", f"services.{service}", *flags), env=env, cwd=ROOT, stdout=log, stderr=log
+            )
+
+    async def ask(self, prompt: str) -> None:
+        """Have a streamed chat request answered, by both workers."""
+        body = {"model": "tiny", "messages": [{"role": "user", "content": prompt}], "stream": True, "max_tokens": 16}
+        async with httpx.AsyncClient(timeout=PATIENCE_S) as client:
+            answer = await client.post(f"{self.url}/v1/chat/completions", json=body)
+        assert answer.text.endswith("data: [DONE]\n\n"), answer.text
+
+    async def entered(self) -> dict[Place, float]:
+        """Place -> the instant of its first entry since the last call."""
+        self.turns += 1
+        pids = [process.pid for process in self.processes.values()]
+        for pid in pids:
+            os.kill(pid, signal.SIGUSR2)
+        found: dict[Place, float] = {}
+        for pid in pids:
+            for file, function, at in await _written(self.folder / f"{pid}.{self.turns}.json"):
+                path = Path(file)
+                if path.is_relative_to(ROOT) and path.suffix == ".py" and ".venv" not in path.parts:
+                    place = Place(str(path.relative_to(ROOT)), function)
+                    found[place] = min(at, found.get(place, at))
+        return found
+
+
+async def _written(path: Path) -> list[tuple[str, str, float]]:
+    async with asyncio.timeout(PATIENCE_S):
+        while not path.exists():
+            await asyncio.sleep(0.01)
+    lines: list[tuple[str, str, float]] = json.loads(path.read_text())
+    return lines
+
+
+async def test_a_streamed_chat_request_enters_few_files(tmp_path: Path) -> None:
+    async with TracedCluster(tmp_path, model=ROOT / "demo", dtype="float32") as cluster:
+        for number in range(REQUESTS):
+            await cluster.ask(f"What is {number}?")  # the first ones load what later ones find
+        await asyncio.sleep(SETTLED_S)
+        await cluster.entered()
+        await asyncio.sleep(IDLE_S)
+        idle, found = await cluster.entered(), list[dict[Place, float]]()
+        for number in range(REQUESTS):
+            await cluster.ask(f"What is {number} about?")
+            await asyncio.sleep(SETTLED_S)  # what workers tell of it comes later
+            found.append(await cluster.entered())
+    before = [{place for place, at in each.items() if at <= each[QUEUES]} for each in found]
+    ways = {
+        "files_of_a_request": {place.file for place in set.intersection(*map(set, found)) - idle.keys()},
+        "files_before_a_job_is_queued": {place.file for place in set.intersection(*before) - idle.keys()},
+    }
+    for name, way in ways.items():
+        print(f"{name} = {len(way)}", *sorted(way), sep="\n    ")  # `pytest -s` shows them
+        assert len(way) <= allowed()[name], f"{name} is {len(way)}: {', '.join(sorted(way))}"
+        assert len(way) > MIN_FILES, f"not all was traced: {', '.join(sorted(way))}"
