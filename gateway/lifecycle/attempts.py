@@ -5,25 +5,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import msgspec
 
-from common.bus import Bus
 from common.errors import OverloadedError, QuarantinedError, ServingError, UnavailableError
 from common.messages import Cancel, Grammar, Job, WorkerState
-from common.peers import Peers
 from common.tracing import in_trace
 from common.words import WorkerStatus
 from gateway.admission.rooms import WaitingRooms
-from gateway.lifecycle.background import Background
-from gateway.lifecycle.outbox import Orders
-from gateway.lifecycle.records import Event, Records
-from gateway.lifecycle.running import Running
-from gateway.lifecycle.suspects import Death, Suspects
-from gateway.placement.placer import Placer
+from gateway.lifecycle.outbox import Means
+from gateway.lifecycle.records import Event, Keeping
+from gateway.lifecycle.running import Seen
+from gateway.lifecycle.suspects import Death
 from gateway.request.active import ActiveRequest, job_of, within_deadline
 from gateway.request.ends import End, Sign, pause_s
 from gateway.request.placement import Charged, Placement
@@ -67,34 +62,19 @@ class Attempts:
 
     def __init__(
         self,
+        seen: Seen,
+        means: Means,
+        keeping: Keeping,
+        rooms: WaitingRooms,
         *,
         gateway_id: str,
-        running: Running,
-        bus: Bus,
-        peers: Peers,
-        placer: Placer,
-        orders: Orders,
-        suspects: Suspects,
-        rooms: WaitingRooms,
-        records: Records,
-        background: Background,
-        counters: Counter[Event],
         weights: Callable[[str], str],
-        clock: Callable[[], float],
     ) -> None:
+        """`weights`: see `Catalogue.fingerprint`."""
+        self._seen, self._means, self._keeping = seen, means, keeping
         self._gateway_id = gateway_id
-        self._running = running
-        self._bus = bus
-        self._peers = peers
-        self._placer = placer
-        self._orders = orders
-        self._suspects = suspects
         self._rooms = rooms
-        self._records = records
-        self._background = background
-        self._counters = counters
         self._weights = weights
-        self._clock = clock
 
     # -- begin ---------------------------------------------------------------------------------------------------------
 
@@ -110,30 +90,30 @@ class Attempts:
             timeline=timeline,
             on_end_reasoning=self._end_reasoning,
         )
-        self._running.add(request)
-        self._records.started(request)
+        self._seen.running.add(request)
+        self._keeping.records.started(request)
         try:
-            async with within_deadline(state, self._clock()):
+            async with within_deadline(state, self._keeping.clock()):
                 await self._attempt(request)
         except BaseException as error:
             if isinstance(error, UnavailableError) and (state.attempt > 1 or state.phase is not Phase.QUEUED):
                 return request  # only the answer was lost: a worker has the job
             state.phase = Phase.ENDED
-            self._records.not_started(request, error)
-            if self._running.remove(request):
+            self._keeping.records.not_started(request, error)
+            if self._seen.running.remove(request):
                 self._abandon(request, "failed")  # the job may be queued although no answer came
             raise
         return request
 
     async def _attempt(self, request: ActiveRequest, because: str = "") -> None:
         """Place and queue another attempt. Raises ServingError."""
-        state, now = request.state, self._clock()
+        state, now = request.state, self._keeping.clock()
         if not state.begin_attempt(now):
             return
         request.place.lost()
         attempt = state.attempt
         self._choose_weights(state)
-        placement = await self._placer.place(state, self._running.states)
+        placement = await self._means.placer.place(state, self._seen.running.states)
         self._note_placement(request, placement)
         if state.is_over or state.attempt != attempt:  # it ended before there were charges to give back
             self._release(state, "prefill", "decode")
@@ -141,20 +121,20 @@ class Attempts:
         job = job_of(
             state,
             gateway=self._gateway_id,
-            root=self._placer.root(state.spec),
+            root=self._means.placer.root(state.spec),
             decode_workers=placement.decode,
-            traceparent=self._records.context_for(state.spec.traceparent),
+            traceparent=self._keeping.records.context_for(state.spec.traceparent),
             now=now,
         )
         state.placed(placement.prefill, placement.decode)
         line = AttemptLine.of(job, placement, because=because, began_at=now, promised_tokens=state.cached_tokens)
         request.timeline.began(line)
-        line.published_at = self._clock()
+        line.published_at = self._keeping.clock()
         if request.queued_at is None:
             request.queued_at = line.published_at
             request.timings["admission"] = (request.queued_at - request.started_at - request.waited_s) * 1000
         request.job, request.stream_seq = job, 0
-        request.stream_seq = await self._bus.publish_job(placement.prefill, job)
+        request.stream_seq = await self._means.bus.publish_job(placement.prefill, job)
 
     def _choose_weights(self, state: RequestState) -> None:
         """Take the model's newest weights, unless the client has tokens of older ones."""
@@ -164,7 +144,7 @@ class Attempts:
 
     def _note_placement(self, request: ActiveRequest, placement: Placement) -> None:
         state = request.state
-        self._counters[Event(state.spec.model, f"placed:{placement.reason}")] += 1
+        self._keeping.counters[Event(state.spec.model, f"placed:{placement.reason}")] += 1
         request.work = max(1, len(state.token_ids) - state.cached_tokens)
         self._rooms.placed(state.spec, request.work)
         log.debug(
@@ -180,7 +160,7 @@ class Attempts:
     # -- move ----------------------------------------------------------------------------------------------------------
 
     def move_soon(self, request: ActiveRequest, why: Why) -> None:
-        self._background.spawn(self.move(request, why))
+        self._keeping.background.spawn(self.move(request, why))
 
     async def move(self, request: ActiveRequest, why: Why) -> None:
         """Give the current attempt up and start another, from what the client has already."""
@@ -195,18 +175,18 @@ class Attempts:
             request.lost_attempt = state.attempt  # it failed before its queueing was acknowledged
             return
         request.retrying, queued = True, False
-        request.timeline.gave_up(why.reason, self._clock())
+        request.timeline.gave_up(why.reason, self._keeping.clock())
         self._note_move(request, why)
         try:
             self._abandon(request, "retry")
-            if why.death is not None and self._suspects.convict(state, why.death):
+            if why.death is not None and self._seen.suspects.convict(state, why.death):
                 self._give_up(request, QuarantinedError(f"{state.deaths} workers died of it"))
                 return
             error = state.gave_up(why.sign)
             if error is not None:
                 self._give_up(request, type(error)(f"{error.message}; last: {why.reason}"))
                 return
-            state.exclude(why.blame, self._placer.decoders(state.spec))
+            state.exclude(why.blame, self._means.placer.decoders(state.spec))
             if why.until is not None:
                 await self._wait_for_place(request, why.until)
             await asyncio.sleep(pause_s(why.end, state.fruitless))
@@ -214,7 +194,7 @@ class Attempts:
         finally:
             request.retrying = False
             if queued:  # the worker's roles may have changed meanwhile
-                self.take_back(request, self._peers.states.get(state.assigned))
+                self.take_back(request, self._seen.peers.states.get(state.assigned))
 
     def preempt(self, request: ActiveRequest, until: asyncio.Future[None]) -> None:
         """It goes on when `until` is done."""
@@ -234,16 +214,16 @@ class Attempts:
         return True
 
     async def _wait_for_place(self, request: ActiveRequest, until: asyncio.Future[None]) -> None:
-        began_at = self._clock()
+        began_at = self._keeping.clock()
         with contextlib.suppress(ServingError):  # the gateway shuts down, and ends the request
             await until
-        request.place.returns_at = self._clock()
+        request.place.returns_at = self._keeping.clock()
         waited_ms = 1000 * (request.place.returns_at - began_at)
         request.timings["preempted"] = request.timings.get("preempted", 0.0) + waited_ms
 
     def _note_move(self, request: ActiveRequest, why: Why) -> None:
         event, name, level = _TOLD.get(why.end, ("retries", "request.retry", logging.WARNING))
-        self._counters[Event(request.state.spec.model, event)] += 1
+        self._keeping.counters[Event(request.state.spec.model, event)] += 1
         log.log(
             level,
             name,
@@ -253,15 +233,15 @@ class Attempts:
     async def _place_again(self, request: ActiveRequest, reason: str) -> bool:
         """Try until an attempt is queued, or the request is over or late. Whether one is queued."""
         state, because = request.state, reason
-        while self._clock() < state.deadline_at and not state.is_over:
+        while self._keeping.clock() < state.deadline_at and not state.is_over:
             try:
                 await self._attempt(request, because)
                 if request.lost_attempt != state.attempt:
                     return not state.is_over
-                request.timeline.gave_up("worker lost", self._clock())
+                request.timeline.gave_up("worker lost", self._keeping.clock())
                 self._abandon(request, "retry")
             except (UnavailableError, OverloadedError) as error:
-                request.timeline.gave_up(f"not queued: {error.message}", self._clock())
+                request.timeline.gave_up(f"not queued: {error.message}", self._keeping.clock())
                 self._abandon(request, "not queued")  # its number is spent: the job may be queued nevertheless
                 because = f"{reason}, then {error.message}"
                 await asyncio.sleep(REPLACE_PERIOD_S)
@@ -279,7 +259,7 @@ class Attempts:
 
         A server that kept them stores none of them twice.
         """
-        for request in self._running:
+        for request in self._seen.running:
             job = request.job
             if job is None or request.retrying or request.state.phase not in (Phase.QUEUED, Phase.CLAIMED):
                 continue
@@ -290,7 +270,7 @@ class Attempts:
     async def _publish_again(self, request: ActiveRequest, job: Job) -> int:
         """The job's place in the queue; 0: it could not be queued, and the request moves."""
         try:
-            return await self._bus.publish_job(request.state.assigned, job)
+            return await self._means.bus.publish_job(request.state.assigned, job)
         except ServingError as error:
             with in_trace(job.traceparent):
                 log.warning("request.not_queued_again", extra={"request_id": job.request_id, "error": error.message})
@@ -303,16 +283,16 @@ class Attempts:
     def end(self, request: ActiveRequest, error: ServingError | None, *, cancel: str = "") -> None:
         """The request is over: with its last token, with `error`, or cancelled."""
         state = request.state
-        if not self._running.remove(request):
+        if not self._seen.running.remove(request):
             return
         if cancel or error is not None:
             self._abandon(request, cancel or "failed")
         else:
             self._release(state, "decode")
-        self._records.ended(request, error, cancelled=cancel)
+        self._keeping.records.ended(request, error, cancelled=cancel)
         state.phase = Phase.ENDED
         self._rooms.ended(state.spec, len(state.generated))
-        self._suspects.heard(state)
+        self._seen.suspects.heard(state)
         request.finish(error)
 
     def _cancel(self, request: ActiveRequest, reason: str) -> None:
@@ -321,10 +301,10 @@ class Attempts:
     def _give_up(self, request: ActiveRequest, error: ServingError) -> None:
         """End the request for good; a harmful one's job goes to the dead letters."""
         is_harmful = isinstance(error, QuarantinedError)
-        self._counters[Event(request.state.spec.model, "quarantined" if is_harmful else "given_up")] += 1
+        self._keeping.counters[Event(request.state.spec.model, "quarantined" if is_harmful else "given_up")] += 1
         if is_harmful and request.job is not None:
             assigned = request.state.assigned or "none"
-            self._background.spawn(self._bus.bury_job(assigned, request.job, reason=error.message))
+            self._keeping.background.spawn(self._means.bus.bury_job(assigned, request.job, reason=error.message))
         self.end(request, type(error)(f"the request was given up: {error.message}"))
 
     def _abandon(self, request: ActiveRequest, reason: str) -> None:
@@ -334,9 +314,9 @@ class Attempts:
             request_id=state.spec.request_id, attempt=state.attempt, traceparent=request.context, reason=reason
         )
         for worker in state.workers():
-            self._background.spawn(self._orders.cancel(worker, cancel))
+            self._keeping.background.spawn(self._means.orders.cancel(worker, cancel))
         if request.job is not None and request.stream_seq and (state.claimed_by is None or reason == "retry"):
-            self._background.spawn(self._bus.delete_job(request.stream_seq, request.job))
+            self._keeping.background.spawn(self._means.bus.delete_job(request.stream_seq, request.job))
         self._release(state, "prefill", "decode")
 
     def release_prefill(self, request: ActiveRequest) -> None:
@@ -346,4 +326,4 @@ class Attempts:
     def _release(self, state: RequestState, *stages: str) -> None:
         """Give back the current attempt's charges. Its workers are unknown if Redis's answer was lost."""
         workers = tuple(name for name in dict.fromkeys([state.assigned, *state.candidates, *state.workers()]) if name)
-        self._placer.releases.add(Charged(state.spec.request_id, state.attempt, stages, workers))
+        self._means.placer.releases.add(Charged(state.spec.request_id, state.attempt, stages, workers))

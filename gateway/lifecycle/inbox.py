@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable
-
 from msgspec import UnsetType
 
 from common import subjects
-from common.bus import Bus
 from common.errors import error_from_code
 from common.messages import (
     Ack,
@@ -26,18 +22,15 @@ from common.messages import (
     Trying,
     WorkerState,
 )
-from common.peers import Incarnation, Peers, incarnation_of
+from common.peers import Incarnation, incarnation_of
 from common.tasks import Ready
 from gateway.admission.capacity import Fleet
 from gateway.admission.rooms import WaitingRooms
 from gateway.lifecycle.attempts import Attempts, Why
-from gateway.lifecycle.background import Background
-from gateway.lifecycle.losses import Losses
-from gateway.lifecycle.outbox import Orders
-from gateway.lifecycle.pulse import Pulse
-from gateway.lifecycle.records import Event
-from gateway.lifecycle.running import Running
-from gateway.lifecycle.suspects import Suspects
+from gateway.lifecycle.outbox import Means
+from gateway.lifecycle.probes import Losses
+from gateway.lifecycle.records import Event, Keeping
+from gateway.lifecycle.running import Seen
 from gateway.request.active import ActiveRequest
 from gateway.request.ends import End
 
@@ -48,34 +41,19 @@ MAX_SENDERS = 4096
 class Inbox:
     def __init__(
         self,
-        *,
-        bus: Bus,
-        running: Running,
+        seen: Seen,
+        means: Means,
+        keeping: Keeping,
         attempts: Attempts,
         losses: Losses,
-        peers: Peers,
-        orders: Orders,
-        suspects: Suspects,
-        pulse: Pulse,
         rooms: WaitingRooms,
         fleet: Fleet,
-        background: Background,
-        counters: Counter[Event],
-        clock: Callable[[], float],
     ) -> None:
-        self._bus = bus
-        self._running = running
+        self._seen, self._means, self._keeping = seen, means, keeping
         self._attempts = attempts
         self._losses = losses
-        self._peers = peers
-        self._orders = orders
-        self._suspects = suspects
-        self._pulse = pulse
         self._rooms = rooms
         self._fleet = fleet
-        self._background = background
-        self._counters = counters
-        self._clock = clock
         self._senders: dict[str, Incarnation] = {}
 
     # -- of release 0.1.0, whose subjects don't bind the speaker -------------------------------------------------------
@@ -88,9 +66,9 @@ class Inbox:
             self.take_frame(frame)
 
     def _may_be_unnamed(self, message: ToGateway | Frame) -> bool:
-        if self._peers.speaks_unnamed(message.worker):
+        if self._seen.peers.speaks_unnamed(message.worker):
             return True
-        self._bus.refuse("unnamed", f"somebody speaks as {message.worker[:64]!r}, which says its name")
+        self._means.bus.refuse("unnamed", f"somebody speaks as {message.worker[:64]!r}, which says its name")
         return False
 
     # -- messages ------------------------------------------------------------------------------------------------------
@@ -100,9 +78,9 @@ class Inbox:
         return Ready(self._answer(message))
 
     def _answer(self, message: ToGateway) -> GatewayReply:
-        request = self._running.find(message.request_id)
+        request = self._seen.running.find(message.request_id)
         sender = Incarnation(message.worker, message.incarnation)
-        self._pulse.heard(message.worker, self._clock())
+        self._seen.pulse.heard(message.worker, self._keeping.clock())
         match message:
             case Claim():
                 return self._claim(request, message, sender)
@@ -110,9 +88,9 @@ class Inbox:
                 return self._settle(request, message, sender)
             case Imported():
                 if request is not None and request.state.imported(message.attempt, sender):
-                    request.imported(message, self._clock())
+                    request.imported(message, self._keeping.clock())
             case Trying():
-                self._suspects.trying(sender, message.request_id)
+                self._seen.suspects.trying(sender, message.request_id)
             case Failed():
                 if request is not None and request.state.is_held_by(sender):
                     self._failed(request, message)
@@ -121,7 +99,7 @@ class Inbox:
     def _claim(self, request: ActiveRequest | None, message: Claim, sender: Incarnation) -> ClaimReply:
         if request is None:
             return ClaimReply(granted=False, reason="unknown")
-        now = self._clock()
+        now = self._keeping.clock()
         if request.state.waits(message.attempt) and (lacks := self._lacks(request, sender)):
             # An older release may have come under the name.
             why = f"{sender.worker} isn't known to follow {' and '.join(sorted(lacks))}"
@@ -129,7 +107,7 @@ class Inbox:
             return ClaimReply(granted=False, reason=why)
         refusal = request.state.claim(message.attempt, sender, now)
         if refusal:
-            self._counters[Event(request.state.spec.model, "claims_refused")] += 1
+            self._keeping.counters[Event(request.state.spec.model, "claims_refused")] += 1
             return ClaimReply(granted=False, reason=refusal)
         if not message.is_held:
             request.claimed_at = now
@@ -138,7 +116,7 @@ class Inbox:
 
     def _lacks(self, request: ActiveRequest, claimer: Incarnation) -> frozenset[str]:
         """The features that the request needs and the claimer isn't known to have."""
-        known = self._peers.states.get(claimer.worker)
+        known = self._seen.peers.states.get(claimer.worker)
         is_known = known is not None and known.incarnation == claimer.number
         return request.state.spec.features - (known.can if known is not None and is_known else frozenset())
 
@@ -167,12 +145,12 @@ class Inbox:
     # -- frames --------------------------------------------------------------------------------------------------------
 
     def take_frame(self, frame: Frame) -> None:
-        sender, now = self._named(frame), self._clock()
-        self._pulse.heard(frame.worker, now)
+        sender, now = self._named(frame), self._keeping.clock()
+        self._seen.pulse.heard(frame.worker, now)
         if len(frame.tokens) > MAX_FRAME_TOKENS:  # each unknown stream's end is answered
-            self._bus.refuse(subjects.frames("any", frame.worker), f"{len(frame.tokens)} entries in a frame")
+            self._means.bus.refuse(subjects.frames("any", frame.worker), f"{len(frame.tokens)} entries in a frame")
             return
-        find, are_tried = self._running.find, self._suspects.are_tried
+        find, are_tried = self._seen.running.find, self._seen.suspects.are_tried
         for tokens in frame.tokens:
             request = find(tokens.request_id)
             if request is None:
@@ -196,7 +174,7 @@ class Inbox:
     def _take(self, request: ActiveRequest, tokens: Tokens, sender: Incarnation, now: float) -> None:
         state = request.state
         if tokens.attempt != state.attempt:
-            self._counters[Event(state.spec.model, "stale_tokens")] += 1
+            self._keeping.counters[Event(state.spec.model, "stale_tokens")] += 1
             return
         was_first = state.next_position == 0
         tokens = state.without_own(tokens) if was_first else tokens
@@ -212,8 +190,8 @@ class Inbox:
             request.prefilled = state.attempt
             self._rooms.computed(state.spec, is_first=was_first)
             self._attempts.release_prefill(request)
-        if self._suspects.are_tried or state.deaths or state.is_suspect:
-            self._suspects.heard(state, sender)
+        if self._seen.suspects.are_tried or state.deaths or state.is_suspect:
+            self._seen.suspects.heard(state, sender)
         elif events:
             state.flows(sender)
         if state.is_over:
@@ -224,28 +202,30 @@ class Inbox:
     def _acknowledge(self, worker: str, last: Tokens, traceparent: str | UnsetType) -> None:
         """The worker may forget the stream: its last tokens are here."""
         received = Received(request_id=last.request_id, attempt=last.attempt, traceparent=traceparent)
-        self._background.see_to(self._orders.received(worker, received))
+        self._keeping.background.see_to(self._means.orders.received(worker, received))
 
     # -- heartbeats ----------------------------------------------------------------------------------------------------
 
     def listen(self) -> None:
         """Follow workers' heartbeats, changes of roles, and losses."""
-        self._peers.on_lost(self._on_lost)
-        self._peers.on_heard(self._on_heard)
-        self._peers.on_changed(self._on_changed)
+        self._seen.peers.on_lost(self._on_lost)
+        self._seen.peers.on_heard(self._on_heard)
+        self._seen.peers.on_changed(self._on_changed)
 
     def _on_heard(self, worker: str) -> None:
-        now = self._clock()
-        self._pulse.heard(worker, now)
+        now = self._keeping.clock()
+        self._seen.pulse.heard(worker, now)
         self._fleet.heard(worker, now)
-        state = self._peers.states.get(worker)
+        state = self._seen.peers.states.get(worker)
         if state is not None:
-            self._suspects.returned(incarnation_of(state))
+            self._seen.suspects.returned(incarnation_of(state))
 
     def _on_changed(self, worker: WorkerState) -> None:
-        for request in self._running:
+        for request in self._seen.running:
             self._attempts.take_back(request, worker)
 
     def _on_lost(self, worker: str, incarnation: int) -> None:
-        died = self._pulse.is_fresh(worker, self._clock()) and not self._peers.left(worker, incarnation)
+        died = self._seen.pulse.is_fresh(worker, self._keeping.clock()) and not self._seen.peers.left(
+            worker, incarnation
+        )
         self._losses.lost(Incarnation(worker, incarnation), "worker lost", died=died)

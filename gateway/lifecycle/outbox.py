@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable
+from dataclasses import dataclass
 
 import msgspec
 
@@ -17,6 +18,7 @@ from common.tasks import Ready
 from gateway.admission.rooms import WaitingRooms
 from gateway.lifecycle.records import Records
 from gateway.lifecycle.running import Running
+from gateway.placement.placer import Placer
 
 CANCEL_TRIES = 3
 CANCEL_TIMEOUT_S = 0.3
@@ -63,24 +65,29 @@ class Orders:
         return self._peers.to(worker, self._gateway_id, subjects.order)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Means:
+    """The ways to workers: the bus, the choice among them, and the orders to one."""
+
+    bus: Bus
+    placer: Placer
+    orders: Orders
+
+
 class Heartbeat:
     """Publishes this gateway's state. Workers drop the requests of a silent gateway."""
 
-    def __init__(
-        self, *, bus: Bus, gateway_id: str, incarnation: int, running: Running, rooms: WaitingRooms, records: Records
-    ) -> None:
+    def __init__(self, bus: Bus, running: Running, rooms: WaitingRooms, records: Records) -> None:
         self._bus = bus
-        self._gateway_id = gateway_id
-        self._incarnation = incarnation
         self._running = running
         self._rooms = rooms
         self._records = records
 
-    async def run(self) -> None:
+    async def run(self, gateway_id: str, incarnation: int) -> None:
         """Beat until cancelled."""
         while True:
             with contextlib.suppress(UnavailableError):
-                state = self._records.heartbeat(self._gateway_id, self._incarnation, self._running)
+                state = self._records.heartbeat(gateway_id, incarnation, self._running)
                 state = self._rooms.tell(state, self._running)
-                await self._bus.publish(subjects.gateway_heartbeat(self._gateway_id), state)
+                await self._bus.publish(subjects.gateway_heartbeat(gateway_id), state)
             await asyncio.sleep(HEARTBEAT_PERIOD_S)

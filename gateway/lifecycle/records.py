@@ -1,18 +1,25 @@
-"""What is written down: time line, service levels and trace of each request, and counts of events."""
+"""Records of requests: time lines, service levels, traces, counts of events, and the tasks that nobody awaits."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import NamedTuple
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import msgspec
 
 from common.errors import ServingError
 from common.messages import GatewayState
+from common.tasks import Ready
 from gateway.observe.attainment import Attainment, ServiceLevels
 from gateway.observe.spans import RequestSpans
 from gateway.request.active import ActiveRequest
 from gateway.request.timeline import Timelines
+
+log = logging.getLogger("baton.requests")
 
 
 class Event(NamedTuple):
@@ -51,3 +58,48 @@ class Records:
         now = self._clock()
         state = self._attainment.state(gateway, incarnation, requests, now)
         return msgspec.structs.replace(state, kept_traces=self._spans.kept(now))
+
+
+class Background:
+    """Keeps tasks until they end, and logs those that fail."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def __iter__(self) -> Iterator[asyncio.Task[Any]]:
+        return iter(list(self._tasks))
+
+    def spawn(self, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        task = asyncio.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def see_to(self, work: Awaitable[Any]) -> None:
+        """A task for what is not done already."""
+        if not isinstance(work, Ready):
+            self.spawn(_awaited(work))
+
+    async def settle(self, timeout_s: float) -> None:
+        """Wait until the current tasks have ended, up to a time limit."""
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=timeout_s)
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            log.error("request.task_failed", exc_info=task.exception())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keeping:
+    """The records of what happens, and the clock that they are dated by."""
+
+    records: Records
+    counters: Counter[Event]
+    background: Background
+    clock: Callable[[], float]
+
+
+async def _awaited(work: Awaitable[Any]) -> None:
+    await work

@@ -11,7 +11,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
+from dataclasses import dataclass, field
 
 from common import subjects
 from common.bus import Bus
@@ -20,14 +20,27 @@ from common.messages import WorkerState, frame_decoder, gateway_state_decoder, t
 from common.peers import Peers
 from common.tracing import NoTracer, Tracer
 from common.words import Role
+from gateway.admission.capacity import Fleet
 from gateway.admission.policy import RequestLimits
+from gateway.admission.rooms import WaitingRooms
+from gateway.admission.supply import Capacity
+from gateway.admission.waiting_room import WaitingRoom
 from gateway.answers.catalogue import Catalogue
 from gateway.answers.tokenizer import ChatTokenizer
-from gateway.lifecycle.parts import Parts, assemble
+from gateway.lifecycle.attempts import Attempts
+from gateway.lifecycle.inbox import Inbox
+from gateway.lifecycle.outbox import Heartbeat, Means, Orders
+from gateway.lifecycle.probes import Losses, Probes
+from gateway.lifecycle.pulse import Pulse
+from gateway.lifecycle.records import Background, Keeping, Records
+from gateway.lifecycle.running import Running, Seen
+from gateway.lifecycle.suspects import Suspects
+from gateway.lifecycle.watchdog import Watchdog
 from gateway.observe.attainment import ServiceLevels
+from gateway.observe.spans import RequestSpans
 from gateway.placement.agreement import Agreement, Own
 from gateway.placement.incumbents import Incumbents
-from gateway.placement.placer import PlacementStore
+from gateway.placement.placer import PlacementStore, Placer
 from gateway.request.active import ActiveRequest, timeline_of
 from gateway.request.contexts import longest
 from gateway.request.placement import Difference
@@ -40,64 +53,91 @@ CLOSE_TIMEOUT_S = 2.0
 TELL_PERIOD_S = 2.0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnerSettings:
+    """A gateway's name, and what it promises its clients."""
+
+    gateway_id: str
+    incarnation: int
+    limits: RequestLimits = field(default_factory=RequestLimits)
+    levels: ServiceLevels = field(default_factory=ServiceLevels)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnModels:
+    """The models that a gateway serves, by name; without any it takes requests that name none."""
+
+    tokenizers: Mapping[str, ChatTokenizer] = field(default_factory=dict)
+    known: Mapping[str, Own] = field(default_factory=dict)  # what else is known of those here
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    incumbents: Incumbents | None = None
+
+
 class Requests:
     """Implements `gateway.request.spec.Generations` over the bus."""
 
     def __init__(
         self,
-        *,
         bus: Bus,
         store: PlacementStore,
         peers: Peers,
-        gateway_id: str,
-        incarnation: int,
-        limits: RequestLimits | None = None,
-        levels: ServiceLevels | None = None,
+        settings: OwnerSettings,
+        models: OwnModels,
+        *,
         tracer: Tracer | None = None,
-        tokenizers: Mapping[str, ChatTokenizer] = MappingProxyType({}),
-        models: Mapping[str, Own] = MappingProxyType({}),
-        aliases: Mapping[str, str] = MappingProxyType({}),
-        incumbents: Incumbents | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`tokenizers`: of the models that it serves, by name; without any it takes requests that name none. `models`: what
-        else is known of those here. `aliases`: see `Catalogue`."""
-        self._bus = bus
-        self._peers = peers
-        own = {name: Own(tokenizer=tokenizer.fingerprint) for name, tokenizer in tokenizers.items()}
-        self._agreement = Agreement(peers, {**own, **models}, incumbents)
-        self.catalogue = Catalogue(tokenizers, self._agreement, aliases)
-        self._gateway_id = gateway_id
-        self._clock = clock
+        own = {name: Own(tokenizer=tokenizer.fingerprint) for name, tokenizer in models.tokenizers.items()}
+        self._agreement = Agreement(peers, {**own, **models.known}, models.incumbents)
+        self.catalogue = Catalogue(models.tokenizers, self._agreement, models.aliases)
+        self._settings = settings
+        gateway_id, limits = settings.gateway_id, settings.limits
         self._leaves = ""  # why, once it does
         self._loops: list[asyncio.Task[None]] = []
-        self.parts: Parts = assemble(
+        self.seen = Seen(running=Running(), pulse=Pulse(), suspects=Suspects(), peers=peers)
+        self.means = Means(
             bus=bus,
-            store=store,
-            peers=peers,
-            agreement=self._agreement,
-            gateway_id=gateway_id,
-            incarnation=incarnation,
-            limits=limits or RequestLimits(),
-            levels=levels or ServiceLevels(),
-            tracer=tracer or NoTracer(),
-            weights=self.catalogue.fingerprint,
-            clock=clock,
+            placer=Placer(store=store, agreement=self._agreement, cut_over_tokens=limits.cut_over_tokens),
+            orders=Orders(bus, peers, gateway_id=gateway_id),
         )
+        spans = RequestSpans(tracer or NoTracer(), gateway_id, settings.levels)
+        records = Records(spans=spans, levels=settings.levels, clock=clock)
+        self.keeping = Keeping(records=records, counters=Counter(), background=Background(), clock=clock)
+        groups = self.seen, self.means, self.keeping
+        self.capacities = Fleet(self.means.placer, gateway_id=gateway_id, local=limits.cut_over_tokens < 0)
+        self.rooms = WaitingRooms(self._room_for)
+        weights = self.catalogue.fingerprint
+        self.attempts = Attempts(*groups, self.rooms, gateway_id=gateway_id, weights=weights)
+        losses = Losses(self.seen, self.keeping, self.attempts, self.capacities)
+        self.inbox = Inbox(*groups, self.attempts, losses, self.rooms, self.capacities)
+        self._watchdog = Watchdog(*groups, self.attempts, Probes(*groups, self.attempts, losses), self.rooms)
+
+    def _room_for(self, model: str) -> WaitingRoom:
+        def capacity() -> Capacity:
+            weights = self.catalogue.fingerprint(model)
+            return self.capacities.capacity(self.seen.running, model=model, weights=weights)
+
+        def started() -> list[ActiveRequest]:
+            return [one for one in self.seen.running if one.state.spec.model == model]
+
+        work, clock = self.means.placer.uncached_tokens, self.keeping.clock
+        preempt = self.attempts.preempt
+        return WaitingRoom(self._settings.limits, capacity, work=work, started=started, preempt=preempt, clock=clock)
 
     # -- life ----------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Listen for workers; from now on requests can be submitted."""
-        inbox, background = self.parts.inbox, self.parts.background
-        here, anybody = self._gateway_id, subjects.ANY
-        await self._bus.serve(subjects.gateway(here, anybody), to_gateway_decoder, inbox.answer)
-        await self._bus.subscribe(subjects.frames(here, anybody), frame_decoder, inbox.take_frame)
-        await self._bus.serve(subjects.gateway(here), to_gateway_decoder, inbox.answer_unnamed)
-        await self._bus.subscribe(subjects.frames(here), frame_decoder, inbox.take_unnamed)
-        await self._bus.subscribe(subjects.ALL_GATEWAY_HEARTBEATS, gateway_state_decoder, self.parts.fleet.saw)
+        inbox, background = self.inbox, self.keeping.background
+        here, anybody = self._settings.gateway_id, subjects.ANY
+        await self.means.bus.serve(subjects.gateway(here, anybody), to_gateway_decoder, inbox.answer)
+        await self.means.bus.subscribe(subjects.frames(here, anybody), frame_decoder, inbox.take_frame)
+        await self.means.bus.serve(subjects.gateway(here), to_gateway_decoder, inbox.answer_unnamed)
+        await self.means.bus.subscribe(subjects.frames(here), frame_decoder, inbox.take_unnamed)
+        await self.means.bus.subscribe(subjects.ALL_GATEWAY_HEARTBEATS, gateway_state_decoder, self.capacities.saw)
         inbox.listen()
-        loops = (self.parts.heartbeat.run(), self.parts.watchdog.run(), self._tell_differences())
+        heartbeat = Heartbeat(self.means.bus, self.seen.running, self.rooms, self.keeping.records)
+        loops = (heartbeat.run(here, self._settings.incarnation), self._watchdog.run(), self._tell_differences())
         self._loops = [background.spawn(loop) for loop in loops]
 
     async def _tell_differences(self) -> None:
@@ -108,28 +148,28 @@ class Requests:
     async def drain(self, timeout_s: float, *, why: str = "the gateway is shutting down") -> None:
         """Admit no more, let the others finish, and after `timeout_s` end them with an error that says why."""
         self._leaves = why
-        give_up_at = self._clock() + timeout_s
-        while (self.parts.running or self.parts.rooms.in_flight) and self._clock() < give_up_at:
+        give_up_at = self.keeping.clock() + timeout_s
+        while (self.seen.running or self.rooms.in_flight) and self.keeping.clock() < give_up_at:
             await asyncio.sleep(DRAIN_CHECK_S)
-        self.parts.rooms.refuse_all(UnavailableError(self.not_ready_reason))
-        for request in self.parts.running:
-            self.parts.attempts.end(request, UnavailableError(why), cancel="gateway drained")
+        self.rooms.refuse_all(UnavailableError(self.not_ready_reason))
+        for request in self.seen.running:
+            self.attempts.end(request, UnavailableError(why), cancel="gateway drained")
 
     async def close(self) -> None:
         for loop in self._loops:
             loop.cancel()
-        await self.parts.background.settle(CLOSE_TIMEOUT_S)
-        await self.parts.placer.releases.close()
+        await self.keeping.background.settle(CLOSE_TIMEOUT_S)
+        await self.means.placer.releases.close()
 
     # -- what HTTP sees ------------------------------------------------------------------------------------------------
 
     @property
     def in_flight(self) -> int:
-        return self.parts.rooms.in_flight
+        return self.rooms.in_flight
 
     @property
     def waiting(self) -> Mapping[str, tuple[int, int]]:
-        return self.parts.rooms.waiting
+        return self.rooms.waiting
 
     @property
     def counters(self) -> Counter[str]:
@@ -142,26 +182,26 @@ class Requests:
 
     def _load(self, model: str, *, is_first: bool) -> Load:
         """`is_first`: what belongs to no model counts as this one's."""
-        counters = self.parts.rooms.counters(model)
-        for event, count in self.parts.counters.items():
+        counters = self.rooms.counters(model)
+        for event, count in self.keeping.counters.items():
             if event.model == model or (is_first and not event.model):
                 counters[event.name] += count
         if is_first:
-            counters |= Counter(forged_messages=self._bus.forged, malformed_messages=self._bus.malformed)
-        room = self.parts.rooms.of(model)
+            counters |= Counter(forged_messages=self.means.bus.forged, malformed_messages=self.means.bus.malformed)
+        room = self.rooms.of(model)
         return Load(in_flight=room.in_flight, waiting=room.waiting, counters=counters)
 
     @property
     def timelines(self) -> Timelines:
-        return self.parts.records.timelines
+        return self.keeping.records.timelines
 
     @property
     def fleet(self) -> list[WorkerState]:
-        return list(self._peers.states.values())
+        return list(self.seen.peers.states.values())
 
     @property
     def ready_workers(self) -> dict[str, int]:
-        return {role: len(self.parts.placer.workers(role)) for role in (Role.PREFILL, Role.DECODE)}
+        return {role: len(self.means.placer.workers(role)) for role in (Role.PREFILL, Role.DECODE)}
 
     @property
     def differences(self) -> list[Difference]:
@@ -175,7 +215,7 @@ class Requests:
     def not_ready_reason(self) -> str:
         if self._leaves:
             return self._leaves
-        if not self._bus.connected:
+        if not self.means.bus.connected:
             return "no connection to NATS"
         names = self.catalogue.names
         if any(map(self.catalogue.fingerprint, names)) or (not names and self._agreement.ready(Role.DECODE)):
@@ -192,32 +232,32 @@ class Requests:
             return  # another model may have room
         name = names[0] if model is None else model
         self._check_model(name, self.catalogue.fingerprint(name))
-        self.parts.rooms.turn_away(name, tenant, priority=priority, first_token_s=first_token_s)
+        self.rooms.turn_away(name, tenant, priority=priority, first_token_s=first_token_s)
 
     def _check_model(self, name: str, weights: str) -> None:
         """Raise UnavailableError while nobody decodes the model."""
-        if name and not (weights and self.parts.placer.workers(Role.DECODE, weights)):
+        if name and not (weights and self.means.placer.workers(Role.DECODE, weights)):
             differences = [one for one in self.differences if one.model == name]
             raise UnavailableError(_nobody(f"no decode worker of model {name!r}", differences))
 
     async def submit(self, specs: Sequence[GenerationSpec]) -> list[ActiveRequest]:
-        received = self._clock()
+        received = self.keeping.clock()
         for spec in specs:
             self._check(spec)
         lines = [timeline_of(spec, received) for spec in specs]
         for line in lines:
-            line.ahead = self.parts.rooms.of(line.model).queued_requests
+            line.ahead = self.rooms.of(line.model).queued_requests
         with self.timelines.waiting(lines):
-            waited_s = await self.parts.rooms.enter(specs)
+            waited_s = await self.rooms.enter(specs)
             begun: list[ActiveRequest] = []
             try:
                 for spec, line in zip(specs, lines, strict=True):
-                    begun.append(await self.parts.attempts.begin(spec, line, waited_s))
+                    begun.append(await self.attempts.begin(spec, line, waited_s))
             except BaseException:
                 for request in begun:
-                    self.parts.attempts.end(request, None, cancel="not all choices could start")
+                    self.attempts.end(request, None, cancel="not all choices could start")
                 for spec in specs:
-                    self.parts.rooms.ended(spec, 0)
+                    self.rooms.ended(spec, 0)
                 raise
         return begun
 
@@ -228,12 +268,12 @@ class Requests:
         if spec.deadline_s <= 0:
             raise DeadlineExceededError("the deadline has passed")
         self._check_model(spec.model, spec.model_fingerprint)
-        limit = longest(self.parts.placer.workers(Role.DECODE, spec.model_fingerprint))
+        limit = longest(self.means.placer.workers(Role.DECODE, spec.model_fingerprint))
         if limit is not None and len(spec.token_ids) >= limit:
             raise InvalidRequestError(
                 f"the prompt has {len(spec.token_ids)} tokens, the context {limit}", param="prompt"
             )
-        self.parts.running.refuse_twin(spec.request_id)
+        self.seen.running.refuse_twin(spec.request_id)
 
 
 def _nobody(who: str, differences: Sequence[Difference]) -> str:

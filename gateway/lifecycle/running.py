@@ -1,10 +1,14 @@
-"""The requests in flight."""
+"""The requests in flight, and what was heard of their workers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from common.errors import InvalidRequestError
+from common.peers import Peers
+from gateway.lifecycle.pulse import Pulse
+from gateway.lifecycle.suspects import Suspects
 from gateway.request.active import ActiveRequest
 from gateway.request.state import Phase, RequestState
 
@@ -65,3 +69,13 @@ class Running:
                 for worker in request.state.needs:
                     needed[worker] = needed.get(worker, False) or request.state.phase is Phase.DECODING
         return needed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """The state that messages from workers change."""
+
+    running: Running
+    pulse: Pulse
+    suspects: Suspects
+    peers: Peers

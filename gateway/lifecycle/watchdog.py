@@ -5,21 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable
 
-from common.bus import Bus
 from common.errors import DeadlineExceededError
-from common.peers import Peers
 from common.tracing import in_trace
 from common.words import Role
 from gateway.admission.rooms import WaitingRooms
 from gateway.lifecycle.attempts import Attempts, Why
-from gateway.lifecycle.background import Background
+from gateway.lifecycle.outbox import Means
 from gateway.lifecycle.probes import Probes
-from gateway.lifecycle.pulse import Pulse
-from gateway.lifecycle.running import Running
+from gateway.lifecycle.records import Keeping
+from gateway.lifecycle.running import Seen
 from gateway.lifecycle.silence import Action, Silence, diagnose
-from gateway.placement.placer import Placer
 from gateway.request.active import ActiveRequest
 
 log = logging.getLogger("baton.requests")
@@ -33,53 +29,36 @@ class Watchdog:
     """Looks at every request ten times a second."""
 
     def __init__(
-        self,
-        *,
-        bus: Bus,
-        peers: Peers,
-        running: Running,
-        attempts: Attempts,
-        probes: Probes,
-        pulse: Pulse,
-        placer: Placer,
-        rooms: WaitingRooms,
-        background: Background,
-        clock: Callable[[], float],
+        self, seen: Seen, means: Means, keeping: Keeping, attempts: Attempts, probes: Probes, rooms: WaitingRooms
     ) -> None:
-        self._bus = bus
-        self._peers = peers
-        self._running = running
+        self._seen, self._means, self._keeping = seen, means, keeping
         self._attempts = attempts
         self._probes = probes
-        self._pulse = pulse
-        self._placer = placer
         self._rooms = rooms
-        self._background = background
-        self._clock = clock
-        self._connections = bus.reconnects
-        self._looked_at = clock()
+        self._connections = means.bus.reconnects
+        self._looked_at = keeping.clock()
         self._settled_at = 0.0  # before this, nobody's silence counts
 
     async def run(self) -> None:
         """Look until cancelled."""
-        self._connections, self._looked_at = self._bus.reconnects, self._clock()
+        self._connections, self._looked_at = self._means.bus.reconnects, self._keeping.clock()
         while True:
             await asyncio.sleep(WATCH_PERIOD_S)
-            self.look(self._clock())
+            self.look(self._keeping.clock())
 
     def look(self, now: float) -> None:
         before, self._looked_at = self._looked_at, now
-        self._pulse.was_late(max(0.0, now - before - WATCH_PERIOD_S))
+        self._seen.pulse.was_late(max(0.0, now - before - WATCH_PERIOD_S))
         if now - before > STALL_S:  # first hear what came meanwhile
-            for request in self._running:
+            for request in self._seen.running:
                 request.state.pardon(now - before)
-            self._pulse.pardon(now)
+            self._seen.pulse.pardon(now)
             return
         self._check_bus(now)
-        self._probes.ask_silent(self._running.needed_workers(), now)
+        self._probes.ask_silent(self._seen.running.needed_workers(), now)
         self._rooms.look_again()
-        prefillers = Counter(state.model_fingerprint for state in self._placer.workers(Role.PREFILL))
-        for request in self._running:
+        prefillers = Counter(state.model_fingerprint for state in self._means.placer.workers(Role.PREFILL))
+        for request in self._seen.running:
             try:
                 weights = request.state.spec.model_fingerprint
                 num_prefillers = prefillers[weights] if weights else prefillers.total()
@@ -89,13 +68,13 @@ class Watchdog:
                     log.exception("request.watch_failed", extra={"request_id": request.state.spec.request_id})
 
     def _check_bus(self, now: float) -> None:
-        if not self._bus.connected:
+        if not self._means.bus.connected:
             self._settled_at = now + RECONNECT_GRACE_S
-        elif self._bus.reconnects != self._connections:
-            self._connections, self._settled_at = self._bus.reconnects, now + RECONNECT_GRACE_S
-            self._background.spawn(self._attempts.queue_again())
+        elif self._means.bus.reconnects != self._connections:
+            self._connections, self._settled_at = self._means.bus.reconnects, now + RECONNECT_GRACE_S
+            self._keeping.background.spawn(self._attempts.queue_again())
         if now < self._settled_at:
-            self._pulse.pardon(now)
+            self._seen.pulse.pardon(now)
 
     def _look_at(self, request: ActiveRequest, now: float, *, has_other_prefiller: bool) -> None:
         state = request.state
@@ -106,7 +85,7 @@ class Watchdog:
             error = DeadlineExceededError("the first token did not come in time")
             self._attempts.end(request, error, cancel="deadline")
             return
-        if request.retrying or request.probing or not self._bus.connected or self._peers.hears_nobody:
+        if request.retrying or request.probing or not self._means.bus.connected or self._seen.peers.hears_nobody:
             return
         action, end = diagnose(_silence_of(request, now, has_other_prefiller=has_other_prefiller))
         match action:

@@ -20,7 +20,7 @@ from gateway.app import HttpSettings, create_app
 from gateway.batches.service import Batches
 from gateway.console.control import FleetControl
 from gateway.console.messages import ConsoleAsk, console_told_decoder
-from gateway.lifecycle.requests import Requests
+from gateway.lifecycle.requests import OwnerSettings, OwnModels, Requests
 from gateway.placement.agreement import Own
 from gateway.placement.enrolment import Enrolment
 from gateway.placement.incumbents import Incumbents
@@ -73,20 +73,11 @@ async def started(
         enrolment.start()
         memory = Memory(store, models)
         incumbents = Incumbents(written=await memory.read())
-        requests = Requests(
-            bus=bus,
-            store=ledger,
-            peers=peers,
-            gateway_id=gateway_id,
-            incarnation=incarnation,
-            limits=settings.limits(),
-            levels=settings.levels(),
-            tracer=tracer,
-            tokenizers=tokenizers,
-            models=models,
-            aliases=settings.aliases,
-            incumbents=incumbents,
+        own = OwnerSettings(
+            gateway_id=gateway_id, incarnation=incarnation, limits=settings.limits(), levels=settings.levels()
         )
+        served = OwnModels(tokenizers=tokenizers, known=models, aliases=settings.aliases, incumbents=incumbents)
+        requests = Requests(bus, ledger, peers, own, served, tracer=tracer)
         await requests.start()
         memory.start(incumbents)
         control = FleetControl(bus, peers, gateway_id=gateway_id)

@@ -20,7 +20,7 @@ from engine.engine import Chunk
 from engine.fake.engine import FakeEngine
 from engine.passes import Finished, Pass
 from engine.sequence import first_column
-from gateway.lifecycle.requests import Requests
+from gateway.lifecycle.requests import OwnerSettings, OwnModels, Requests
 from prefill.role import PrefillRole
 from tests.simulation.bus import SimBus
 from tests.simulation.clock import Process
@@ -224,11 +224,11 @@ class GatewayNode(Node):
         await peers.start(self.bus)
         bus: Any = WatchedBus(self, self.bus)
         self.requests = Requests(
-            bus=bus,
-            store=SimStore(world.ledger),
-            peers=peers,
-            gateway_id=self.name,
-            incarnation=world.random.getrandbits(62),
+            bus,
+            SimStore(world.ledger),
+            peers,
+            OwnerSettings(gateway_id=self.name, incarnation=world.random.getrandbits(62)),
+            OwnModels(),
             clock=world.loop.time,
         )
         await self.requests.start()
@@ -236,8 +236,10 @@ class GatewayNode(Node):
     def remains(self) -> list[str]:
         if not self.process.alive:
             return []
-        parts = self.requests.parts
-        left = {"requests": len(parts.running), "tasks": _unusual(parts.background, _GATEWAY_TASKS)}
+        left = {
+            "requests": len(self.requests.seen.running),
+            "tasks": _unusual(self.requests.keeping.background, _GATEWAY_TASKS),
+        }
         return [f"{what}: {amount}" for what, amount in left.items() if amount]
 
 
@@ -271,7 +273,7 @@ class WatchedBus:
 
     @contextlib.contextmanager
     def _checking(self, tokens: Tokens) -> Iterator[None]:
-        world, request = self._node.world, self._node.requests.parts.running.find(tokens.request_id)
+        world, request = self._node.world, self._node.requests.seen.running.find(tokens.request_id)
         if request is None:
             yield
             return

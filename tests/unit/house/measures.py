@@ -152,6 +152,16 @@ def fields_of_a_value() -> Measure:
     )
 
 
+def arguments_of_a_constructor() -> Measure:
+    """The parameters of `__init__`, `self` aside."""
+    counts: dict[str, float] = {}
+    for name, node in _classes():
+        for part in node.body:
+            if isinstance(part, ast.FunctionDef) and part.name == "__init__":
+                counts[name] = len(part.args.args) + len(part.args.kwonlyargs) - 1
+    return _largest(counts)
+
+
 def inheritance_between_our_classes() -> Measure:
     """Classes that take methods from a class of ours; errors, structs, settings and protocols aside."""
     ours = {node.name: node for _, node in _classes() if not _is_value(node)}
@@ -377,6 +387,7 @@ MEASURES: dict[str, Callable[[], Measure]] = {
         settings,
         attributes_of_a_class,
         fields_of_a_value,
+        arguments_of_a_constructor,
         inheritance_between_our_classes,
         complexity,
         circles_of_files,

@@ -32,7 +32,7 @@ from common.peers import Incarnation, Peers
 from common.words import WorkerStatus
 from gateway.admission.policy import RequestLimits
 from gateway.answers.tokenizer import ChatTokenizer
-from gateway.lifecycle.requests import Requests
+from gateway.lifecycle.requests import OwnerSettings, OwnModels, Requests
 from gateway.request.active import ActiveRequest
 from gateway.request.spec import GenerationSpec
 from tests.fakes.bus import MemoryBus
@@ -112,14 +112,14 @@ class FakeWorker:
     async def say(self, kind: type[Any], request: ActiveRequest, **changes: Any) -> Any:
         state, (worker, number) = request.state, self.itself
         about = {"request_id": state.spec.request_id, "attempt": state.attempt, "worker": worker, "incarnation": number}
-        return await self._gateway.requests.parts.inbox.answer(kind(**(about | changes)))
+        return await self._gateway.requests.inbox.answer(kind(**(about | changes)))
 
     def send(self, request: ActiveRequest, position: int, *ids: int, finish: str = "", **changes: Any) -> None:
         """A frame with tokens of the current attempt, or the one in `changes`."""
         about = {"request_id": request.state.spec.request_id, "attempt": request.state.attempt}
         tokens = Tokens(**(about | changes), position=position, token_ids=pack_tokens(list(ids)), finish=finish)
         frame = Frame(worker=self.itself.worker, incarnation=self.itself.number, tokens=[tokens])
-        self._gateway.requests.parts.inbox.take_frame(frame)
+        self._gateway.requests.inbox.take_frame(frame)
 
     async def _beat_often(self) -> None:
         while True:
@@ -141,14 +141,13 @@ class Gateway:
         self.bus = MemoryBus()
         self.ledger = MemoryLedger()
         self.peers = Peers(clock=loop.time)
+        limits = RequestLimits(cut_over_tokens=0)  # decode workers compute no prompts
         self.requests = Requests(
-            bus=self.bus,
-            store=self.ledger,
-            peers=self.peers,
-            gateway_id="here",
-            incarnation=1,
-            limits=RequestLimits(cut_over_tokens=0),  # decode workers compute no prompts
-            tokenizers=tokenizers or {},
+            self.bus,
+            self.ledger,
+            self.peers,
+            OwnerSettings(gateway_id="here", incarnation=1, limits=limits),
+            OwnModels(tokenizers=tokenizers or {}),
             clock=loop.time,
         )
         self.workers: dict[str, FakeWorker] = {}
@@ -208,7 +207,7 @@ async def open_gateway(tokenizers: Mapping[str, ChatTokenizer] | None = None) ->
     loop.callbacks = 0  # the loop is the module's, its bound a test's
     world = Gateway(loop, tokenizers)
     with monotonic_is(loop):
-        world.requests.parts.inbox.listen()
+        world.requests.inbox.listen()
         await world.peers.start(world.bus)
         yield world
         await world.peers.close()

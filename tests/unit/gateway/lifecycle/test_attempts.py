@@ -42,7 +42,7 @@ async def test_a_request_is_placed_and_its_job_queued(gateway: Gateway) -> None:
     assert (job.request_id, job.attempt, job.gateway, job.decode_workers) == ("r", 1, "here", ["d0"])
     assert list(unpack_tokens(job.token_ids)) == request.state.spec.token_ids
     assert (request.state.assigned, request.state.candidates, request.work) == ("p1", ["d0"], 40 - 32)
-    assert gateway.requests.parts.running.find("r") is request
+    assert gateway.requests.seen.running.find("r") is request
     assert gateway.requests.counters["placed:prefix"] == 1
     assert [line.reason for line in request.timeline.attempts] == ["prefix"]
     assert gateway.ledger.charged == {("r", 1, "prefill"), ("r", 1, "decode")}
@@ -55,7 +55,7 @@ async def test_a_job_that_the_queue_refuses_is_an_error_and_leaves_nothing(gatew
     with pytest.raises(OverloadedError, match="the queue is full"):
         await gateway.submit()
     await gateway.idle()
-    assert (len(gateway.requests.parts.running), gateway.requests.in_flight) == (0, 0)
+    assert (len(gateway.requests.seen.running), gateway.requests.in_flight) == (0, 0)
     assert gateway.ledger.charged == set()
     assert not gateway.bus.queued
 
@@ -73,7 +73,7 @@ async def test_a_job_whose_answer_was_lost_is_an_error_unless_a_worker_has_it(ga
 
     async def claimed_before_the_answer(worker: str, job: Job) -> int:
         number = await publish(worker, job)
-        await p0.claim(next(iter(gateway.requests.parts.running)))
+        await p0.claim(next(iter(gateway.requests.seen.running)))
         raise UnavailableError(f"the answer for job {number} was lost")
 
     gateway.bus.publish_job = claimed_before_the_answer  # type: ignore[method-assign]
@@ -87,7 +87,7 @@ async def test_all_choices_start_or_none(gateway: Gateway) -> None:
     first = await gateway.submit("taken")
     with pytest.raises(InvalidRequestError, match="taken is running already"):
         await gateway.submit("taken")
-    assert list(gateway.requests.parts.running) == [first]
+    assert list(gateway.requests.seen.running) == [first]
 
 
 async def test_a_request_that_cannot_be_queued_by_its_deadline_is_late(gateway: Gateway) -> None:
@@ -96,7 +96,7 @@ async def test_a_request_that_cannot_be_queued_by_its_deadline_is_late(gateway: 
     started_at = gateway.loop.now
     with pytest.raises(DeadlineExceededError, match="before it was queued"):
         await gateway.submit(deadline_s=3.0)
-    assert (gateway.loop.now - started_at, len(gateway.requests.parts.running)) == (pytest.approx(3.0), 0)
+    assert (gateway.loop.now - started_at, len(gateway.requests.seen.running)) == (pytest.approx(3.0), 0)
 
 
 async def never(*_: object) -> Placement:
@@ -113,7 +113,7 @@ async def test_a_moved_request_goes_on_from_what_the_client_has(gateway: Gateway
     request = await gateway.submit()
     await p0.claim(request)
     p0.send(request, 0, 100, 101)
-    await gateway.requests.parts.attempts.move(request, Why(end=End.UNANSWERED, blame="p0"))
+    await gateway.requests.attempts.move(request, Why(end=End.UNANSWERED, blame="p0"))
     await gateway.idle()
     [job] = gateway.jobs("p1")
     assert (job.attempt, list(unpack_tokens(job.token_ids))[40:], job.num_prompt_tokens) == (2, [100, 101], 40)
@@ -179,7 +179,7 @@ async def test_reasoning_that_closes_already_is_not_moved_again(gateway: Gateway
     await gateway.idle()
     assert (request.state.attempt, request.state.failed) == (2, 0)
     for number in range(3, 5):  # the workers are lost meanwhile: what is forced stays so
-        await gateway.requests.parts.attempts.move(request, LOST)
+        await gateway.requests.attempts.move(request, LOST)
         assert request.state.attempt == number
         assert request.job is not None
         assert request.job.grammar == Grammar(after=[7, 8], budget=2)
@@ -189,7 +189,7 @@ async def test_reasoning_that_closes_already_is_not_moved_again(gateway: Gateway
 async def test_reasoning_is_ended_while_the_request_is_being_moved(gateway: Gateway) -> None:
     request = await thinking(gateway)
     until = asyncio.get_running_loop().create_future()
-    gateway.requests.parts.attempts.preempt(request, until)
+    gateway.requests.attempts.preempt(request, until)
     await gateway.idle()
     assert request.end_reasoning(CLOSING)
     await gateway.idle()
@@ -224,7 +224,7 @@ async def test_a_request_that_nobody_can_take_is_placed_again_and_again(gateway:
     request = await gateway.submit()
     gateway.bus.refusals = [UnavailableError("no answer") for _ in range(MAX_FAILED + 2)]
     started_at = gateway.loop.now
-    await gateway.requests.parts.attempts.move(request, LOST)
+    await gateway.requests.attempts.move(request, LOST)
     assert gateway.loop.now - started_at == pytest.approx((MAX_FAILED + 2) * REPLACE_PERIOD_S)
     assert (request.state.attempt, request.state.failed) == (MAX_FAILED + 4, 1)  # who isn't queued has not failed
     assert [job.attempt for _, job in gateway.bus.queued.values()] == [MAX_FAILED + 4]
@@ -232,7 +232,7 @@ async def test_a_request_that_nobody_can_take_is_placed_again_and_again(gateway:
 
 async def test_a_worker_lost_while_its_job_was_being_queued_is_not_waited_for(gateway: Gateway) -> None:
     await gateway.fleet()
-    request, attempts, publish = await gateway.submit(), gateway.requests.parts.attempts, gateway.bus.publish_job
+    request, attempts, publish = await gateway.submit(), gateway.requests.attempts, gateway.bus.publish_job
 
     async def lost_meanwhile(worker: str, job: Job) -> int:
         gateway.bus.publish_job = publish  # type: ignore[method-assign]
@@ -250,7 +250,7 @@ async def test_attempts_end_and_the_job_is_kept_for_whoever_looks_into_it(gatewa
     await gateway.fleet()
     request = await gateway.submit()
     for _ in range(MAX_HARMED):
-        await gateway.requests.parts.attempts.move(request, Why(end=End.PASS_FAILED, detail="it failed"))
+        await gateway.requests.attempts.move(request, Why(end=End.PASS_FAILED, detail="it failed"))
     await gateway.idle()
     with pytest.raises(QuarantinedError, match="given up: 3 passes with it failed; last: it failed"):
         await answer_of(request)
@@ -264,7 +264,7 @@ async def test_a_pass_that_failed_makes_a_suspect_until_it_got_further(gateway: 
     """Whose pass fails for another request's sake is computed alone next, and cleared."""
     await gateway.fleet()
     request = await gateway.submit()
-    await gateway.requests.parts.attempts.move(request, Why(end=End.PASS_FAILED))
+    await gateway.requests.attempts.move(request, Why(end=End.PASS_FAILED))
     assert [job.suspect_until for _, job in gateway.bus.queued.values()] == [CLEAR_AFTER_TOKENS]
     worker = gateway.workers[request.state.assigned]
     await worker.claim(request)
@@ -277,7 +277,7 @@ async def test_a_way_that_fails_again_and_again_is_no_quarantine(gateway: Gatewa
     request = await gateway.submit()
     started_at = gateway.loop.now
     for _ in range(MAX_FAILED):
-        await gateway.requests.parts.attempts.move(request, Why(end=End.WORKER_FAILED, detail="no link"))
+        await gateway.requests.attempts.move(request, Why(end=End.WORKER_FAILED, detail="no link"))
     with pytest.raises(UnavailableError, match="10 attempts failed on their way; last: no link"):
         await answer_of(request)
     assert gateway.bus.buried == []
@@ -294,7 +294,7 @@ async def test_progress_begins_the_count_again(gateway: Gateway) -> None:
         worker = gateway.workers[request.state.assigned]
         await worker.claim(request)
         worker.send(request, number * PROGRESS_TOKENS, *range(PROGRESS_TOKENS))
-        await gateway.requests.parts.attempts.move(request, Why(end=End.UNANSWERED))
+        await gateway.requests.attempts.move(request, Why(end=End.UNANSWERED))
     assert (request.state.is_over, request.state.failed) == (False, 1)
 
 
@@ -302,7 +302,7 @@ async def test_attempts_that_nobody_tried_do_not_count(gateway: Gateway) -> None
     await gateway.fleet()
     request = await gateway.submit()
     for _ in range(3 * MAX_FAILED):
-        await gateway.requests.parts.attempts.move(request, Why(end=End.ROLE_LOST))
+        await gateway.requests.attempts.move(request, Why(end=End.ROLE_LOST))
     assert (request.state.failed, request.state.harmed, request.state.is_over) == (0, 0, False)
 
 
@@ -311,7 +311,7 @@ async def test_a_request_that_killed_its_workers_is_given_up(gateway: Gateway) -
     request = await gateway.submit()
     for number in range(MAX_UNNAMED_DEATHS):
         death = Death(Incarnation("p0", number), others=0)
-        await gateway.requests.parts.attempts.move(request, Why(end=End.WORKER_LOST, death=death))
+        await gateway.requests.attempts.move(request, Why(end=End.WORKER_LOST, death=death))
     with pytest.raises(QuarantinedError, match="3 workers died of it"):
         await answer_of(request)
 
@@ -320,7 +320,7 @@ async def test_a_request_that_is_over_does_not_move(gateway: Gateway) -> None:
     await gateway.fleet()
     request = await gateway.submit()
     request.cancel("the client left")
-    await gateway.requests.parts.attempts.move(request, LOST)
+    await gateway.requests.attempts.move(request, LOST)
     assert (request.state.attempt, gateway.requests.counters["retries"]) == (1, 0)
 
 
@@ -344,7 +344,7 @@ async def test_a_role_that_was_lost_while_the_job_was_being_queued_is_seen_after
         return await publish(worker, job)
 
     gateway.bus.publish_job = changing_its_role_meanwhile  # type: ignore[method-assign]
-    await gateway.requests.parts.attempts.move(request, Why(end=End.WORKER_FAILED, detail="it failed"))
+    await gateway.requests.attempts.move(request, Why(end=End.WORKER_FAILED, detail="it failed"))
     await gateway.idle()
     outcomes = [line.outcome for line in request.timeline.attempts]
     assert outcomes == ["it failed", "p0 takes no such work any more", ""]
@@ -355,10 +355,10 @@ async def test_jobs_that_nobody_began_are_queued_again_after_the_bus_was_lost(ga
     p0, _, _ = await gateway.fleet()
     waits, kept = await gateway.submit("waits"), await gateway.decoding("kept")
     gateway.bus.forget_jobs()
-    await gateway.requests.parts.attempts.queue_again()
+    await gateway.requests.attempts.queue_again()
     [(number, (worker, job))] = gateway.bus.queued.items()
     assert (worker, job.request_id, job.attempt, waits.stream_seq) == (waits.state.assigned, "waits", 1, number)
-    await gateway.requests.parts.attempts.queue_again()  # a server that kept it stores it once
+    await gateway.requests.attempts.queue_again()  # a server that kept it stores it once
     assert list(gateway.bus.queued) == [number]
     assert (kept.state.attempt, p0.told(Cancel)) == (1, [])
 
@@ -367,7 +367,7 @@ async def test_a_job_that_cannot_be_queued_again_moves(gateway: Gateway) -> None
     await gateway.fleet()
     request = await gateway.submit()
     gateway.bus.refusals = [OverloadedError("the queue is full", retry_after_s=1.0)]
-    await gateway.requests.parts.attempts.queue_again()
+    await gateway.requests.attempts.queue_again()
     await gateway.idle()
     assert [line.outcome for line in request.timeline.attempts] == ["the bus was lost", ""]
     assert [job.attempt for _, job in gateway.bus.queued.values()] == [2]
@@ -383,7 +383,7 @@ async def test_an_end_wakes_the_reader_and_gives_everything_back(gateway: Gatewa
     d0.send(request, 2, 102, finish="length")
     assert await answer_of(request) == [100, 101, 102]
     await gateway.idle()
-    assert (gateway.ledger.charged, gateway.requests.in_flight, len(gateway.requests.parts.running)) == (set(), 0, 0)
+    assert (gateway.ledger.charged, gateway.requests.in_flight, len(gateway.requests.seen.running)) == (set(), 0, 0)
     assert (p1.told(Cancel), d0.told(Cancel)) == ([], [])
     assert request.timeline.status == "length"
 

@@ -181,7 +181,7 @@ async def test_one_frame_brings_tokens_of_many_requests(gateway: Gateway) -> Non
         Tokens(request_id=name, attempt=1, position=2, token_ids=pack_tokens([102]), finish="stop")
         for name in ("a", "gone", "b")
     ]
-    gateway.requests.parts.inbox.take_frame(Frame(worker="d0", incarnation=1, tokens=last))
+    gateway.requests.inbox.take_frame(Frame(worker="d0", incarnation=1, tokens=last))
     assert [await answer_of(request) for request in requests] == [[100, 101, 102]] * 2
 
 
@@ -309,17 +309,17 @@ async def test_a_worker_that_was_cut_off_and_comes_back_was_not_killed(gateway: 
 
 async def test_nothing_is_kept_of_workers_that_are_gone(gateway: Gateway) -> None:
     """Names may be new each time, as pods' are. Their last words come after everybody was told that they are lost."""
-    parts = gateway.requests.parts
+    capacities, pulse = gateway.requests.capacities, gateway.requests.seen.pulse
     await gateway.fleet()
     await gateway.worker("d1", "decode")
-    before = (len(parts.fleet), len(parts.pulse))
+    before = (len(capacities), len(pulse))
     for number in range(20):
         worker = await gateway.worker(f"p-{number}", "prefill")
-        assert len(parts.fleet.capacity([]).workers) == 3  # decode workers compute no prompts here
-        assert (len(parts.fleet), len(parts.pulse)) == (before[0] + 1, before[1] + 1)
+        assert len(capacities.capacity([]).workers) == 3  # decode workers compute no prompts here
+        assert (len(capacities), len(pulse)) == (before[0] + 1, before[1] + 1)
         await worker.die()
         await worker.beat(status="stopped" if number % 2 else "broken")
-        assert (len(parts.fleet), len(parts.pulse)) == before
+        assert (len(capacities), len(pulse)) == before
 
 
 async def test_who_does_not_have_a_request_has_no_say_in_it(gateway: Gateway) -> None:
@@ -339,8 +339,8 @@ async def test_a_frame_is_no_longer_than_workers_make_them(gateway: Gateway) -> 
     p0, _, _ = await gateway.fleet()
     end = Tokens(request_id="unknown", attempt=1, position=0, token_ids=b"", finish="stop")
     for number in (MAX_FRAME_TOKENS, MAX_FRAME_TOKENS + 1):
-        gateway.requests.parts.inbox.take_frame(Frame(worker="p0", incarnation=1, tokens=[end] * number))
-    assert len(list(gateway.requests.parts.background)) == MAX_FRAME_TOKENS
+        gateway.requests.inbox.take_frame(Frame(worker="p0", incarnation=1, tokens=[end] * number))
+    assert len(list(gateway.requests.keeping.background)) == MAX_FRAME_TOKENS
     assert gateway.bus.forged == 1
     assert p0.told(Received) == []
 
@@ -355,7 +355,7 @@ async def test_a_worker_that_says_its_name_is_not_believed_without_it(gateway: G
     assert gateway.bus.forged == 2
     assert gateway.requests.counters["forged_messages"] == 2
     await gateway.bus.publish(subjects.gateway("here", "p0"), claim)
-    assert [request.state.phase for request in gateway.requests.parts.running] == [Phase.CLAIMED]
+    assert [request.state.phase for request in gateway.requests.seen.running] == [Phase.CLAIMED]
     await gateway.requests.close()
 
 
@@ -372,4 +372,4 @@ async def test_the_bus_brings_it_all(gateway: Gateway) -> None:
     await gateway.idle()
     assert p0.told(Received)
     await gateway.requests.close()
-    assert not list(gateway.requests.parts.background)
+    assert not list(gateway.requests.keeping.background)

@@ -96,30 +96,30 @@ async def test_a_request_without_a_token_takes_newer_weights_and_one_with_tokens
     for name, role in (("p-new", "prefill"), ("d-new", "decode"), ("d-new2", "decode")):
         await gateway.worker(name, role, model="a", model_fingerprint="newer")
     for request in (waits, decoding):
-        await gateway.requests.parts.attempts.move(request, Why(end=End.REQUEST_LOST))
+        await gateway.requests.attempts.move(request, Why(end=End.REQUEST_LOST))
     assert (waits.state.assigned, waits.state.spec.model_fingerprint) == ("p-new", "newer")
     assert (decoding.state.assigned, decoding.state.spec.model_fingerprint) == ("p-a", "a's")
 
 
 async def test_the_heartbeat_tells_each_models_load_and_others_are_believed_by_model(gateway: Gateway) -> None:
     await submit(gateway, "a")
-    parts = gateway.requests.parts
-    state = parts.rooms.tell(GatewayState(gateway="here", incarnation=1), parts.running)
+    requests = gateway.requests
+    state = requests.rooms.tell(GatewayState(gateway="here", incarnation=1), requests.seen.running)
     assert state.models == {
         "a": ModelLoad(started_tokens=40, unclaimed_tokens=40, tenants={"default": TenantPlaces(held=1)})
     }
     loads = {"a": ModelLoad(waiting_tokens=7), "b": ModelLoad(waiting_tokens=5)}
-    parts.fleet.saw(GatewayState(gateway="there", incarnation=1, waiting_tokens=12, models=loads))
-    waiting = [parts.fleet.capacity([], model=m, weights=f"{m}'s").waiting_elsewhere for m in ("a", "b")]
+    requests.capacities.saw(GatewayState(gateway="there", incarnation=1, waiting_tokens=12, models=loads))
+    waiting = [requests.capacities.capacity([], model=m, weights=f"{m}'s").waiting_elsewhere for m in ("a", "b")]
     assert waiting == [7, 5]
-    parts.fleet.saw(GatewayState(gateway="there", incarnation=1, waiting_tokens=12))  # an older release
-    assert parts.fleet.capacity([], model="a", weights="a's").waiting_elsewhere == 12
+    requests.capacities.saw(GatewayState(gateway="there", incarnation=1, waiting_tokens=12))  # an older release
+    assert requests.capacities.capacity([], model="a", weights="a's").waiting_elsewhere == 12
 
 
 async def test_each_models_capacity_is_its_own_workers(gateway: Gateway) -> None:
     await gateway.worker("p-a2", "prefill", model="a", model_fingerprint="a's")
     await submit(gateway, "a")
-    fleet, running = gateway.requests.parts.fleet, gateway.requests.parts.running
+    fleet, running = gateway.requests.capacities, gateway.requests.seen.running
     a = fleet.capacity(running, model="a", weights="a's")
     b = fleet.capacity(running, model="b", weights="b's")
     assert (len(a.workers), sum(one.queued_tokens for one in a.workers)) == (2, 40)

@@ -176,7 +176,7 @@ async def test_a_stream_that_returned_leaves_the_window_with_its_next_token(gate
     for name in "abcd":
         await gateway.decoding(name, tenant=LONG, token_ids=[1] * 900)
     await asyncio.sleep(MIN_RUN_S)
-    streams = list(gateway.requests.parts.running)
+    streams = list(gateway.requests.seen.running)
     request = await gateway.submit("e", tenant=SHORT)
     [moved] = [one for one in streams if one.place.preemptions]
     p0, d0 = gateway.workers["p0"], gateway.workers["d0"]
@@ -191,9 +191,7 @@ async def test_a_stream_that_returned_leaves_the_window_with_its_next_token(gate
         if one is not moved:
             d0.send(one, 2, 102, finish="stop")
     await gateway.idle()
-    state = gateway.requests.parts.rooms.tell(
-        GatewayState(gateway="here", incarnation=1), gateway.requests.parts.running
-    )
+    state = gateway.requests.rooms.tell(GatewayState(gateway="here", incarnation=1), gateway.requests.seen.running)
     assert state.started_tokens == 0
     names = [submitted(gateway, name, tenant=SHORT, token_ids=[1] * 10) for name in "fg"]
     await gateway.idle()

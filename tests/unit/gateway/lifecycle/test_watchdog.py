@@ -294,7 +294,7 @@ async def test_a_drain_serves_what_runs_and_ends_the_rest_with_an_error(watched:
     with pytest.raises(UnavailableError, match="shutting down"):
         await answer_of(stays)
     await draining
-    assert len(watched.requests.parts.running) == 0
+    assert len(watched.requests.seen.running) == 0
 
 
 async def test_a_request_is_refused_at_once_while_nobody_decodes(watched: Gateway) -> None:
