@@ -35,6 +35,7 @@ from engine.engine import Chunk, Sampled
 from engine.sequence import Sequence
 from kvtransfer.transport import TransferError
 from prefill.handoff import hand_over
+from prefill.lateness import InFlight, stop_late
 from prefill.request import PrefillRequest
 from prefill.scheduler import FULL_PASS_TOKENS, next_chunks
 from prefill.stop import Stop
@@ -79,6 +80,7 @@ class PrefillRole:
         self._in_flight: dict[Sequence, PrefillRequest] = {}
         self.blocks = HeldBlocks(context.pool)
         self._cancelled = Cancelled()
+        self._ahead = InFlight()
         self._links: dict[tuple[str, int], float] = {}  # bytes/s at opening, by worker and incarnation
 
     @property
@@ -160,17 +162,19 @@ class PrefillRole:
     # -- the pipeline --------------------------------------------------------------------------------------------------
 
     def plan(self, token_budget: int) -> list[Chunk]:
-        self._stop_expired()
+        cost = self._context.budget.prompt_cost
+        stop_late(self._requests.values(), self._ahead, cost, time.monotonic())
         self._admit_waiting()
-        pool = self._context.pool
-        spare = self._spare_blocks()
+        pool, spare = self._context.pool, self._spare_blocks()
         chunks = next_chunks(
             self._requests.values(),
             token_budget,
+            full_pass_tokens=cost.full_pass_tokens(FULL_PASS_TOKENS),
             trials=self._context.trials,
             schedule=partial(schedule, pool, spare=spare + pool.state_blocks),
             cover=partial(cover, pool, spare=spare),
         )
+        self._ahead.launched(sum(chunk.num_tokens for chunk in chunks), time.monotonic())
         for chunk in chunks:
             request = self._requests[chunk.sequence.request_id]
             self.blocks.launched(chunk.sequence)
@@ -202,14 +206,10 @@ class PrefillRole:
         """The chunk's pass is over: its handoff may have blocks to push or give back."""
         request = self._in_flight[chunk.sequence]
         self.blocks.landed(chunk.sequence)
+        self._ahead.landed(chunk.num_tokens, time.monotonic())
         if not self.blocks.in_use(chunk.sequence):
             del self._in_flight[chunk.sequence]
         return request
-
-    def _stop_expired(self) -> None:
-        for request in self._requests.values():
-            if request.first_token is None and request.expired:
-                request.stop(Stop.DEADLINE)
 
     def _admit_waiting(self) -> None:
         for request in self._requests.values():

@@ -21,6 +21,7 @@ def next_chunks(
     requests: Iterable[PrefillRequest],
     token_budget: int,
     *,
+    full_pass_tokens: int = FULL_PASS_TOKENS,
     trials: Trials | None = None,
     schedule: Callable[[Sequence, int], Chunk] = Sequence.schedule,
     cover: Callable[[Sequence, int], int] = lambda _, num_tokens: num_tokens,
@@ -48,7 +49,7 @@ def next_chunks(
             continue  # it waits for what passes in flight leave behind, or others
         chunks.append(schedule(request.sequence, num_tokens))
         token_budget -= num_tokens
-        room = 0 if is_tail else min(token_budget, FULL_PASS_TOKENS - sum(chunk.num_tokens for chunk in chunks))
+        room = 0 if is_tail else min(token_budget, full_pass_tokens - sum(chunk.num_tokens for chunk in chunks))
     return chunks
 
 

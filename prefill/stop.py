@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from enum import Enum
 
-from common.errors import InvalidRequestError, PlaceAgainError, ServingError, StepFailedError, WorkerFailedError
+from common.errors import (
+    DeadlineExceededError,
+    InvalidRequestError,
+    PlaceAgainError,
+    ServingError,
+    StepFailedError,
+    WorkerFailedError,
+)
 
 
 class Stop(Enum):
@@ -18,6 +25,8 @@ class Stop(Enum):
     # The work never began: place the request again, which counts as no attempt.
     NOBODY_DECODES = "no candidate takes sequences any more", PlaceAgainError
     NOBODY_ANSWERS = "no decode worker answers", PlaceAgainError
+    # It can't be done in time, here or elsewhere.
+    LATE = "the first token can't come in time", DeadlineExceededError
     # The attempt failed, and another one may work.
     REFUSED = "every candidate refuses the attempt for good", WorkerFailedError
     DECODER_LOST = "decode worker lost", WorkerFailedError

@@ -103,11 +103,12 @@ class Claim(WorkerMessage, frozen=True, kw_only=True, tag="claim"):
 
 
 class ClaimReply(msgspec.Struct, frozen=True, kw_only=True, tag="claim_reply"):
-    """Not granted: `term` the job. Another worker owns the request, or it is no longer wanted."""
+    """Not granted: `term` the job. Another worker owns the request, or it is no longer wanted. -1: no deadline of its own."""
 
     granted: bool
     reason: str = ""
     remaining_ms: int = 0
+    first_token_ms: int = -1  # likewise, of the first token
 
 
 class Settle(WorkerMessage, frozen=True, kw_only=True, tag="settle"):

@@ -112,7 +112,11 @@ class Inbox:
         if not message.is_held:
             request.claimed_at = now
             request.timeline.claimed(sender.worker, now)
-        return ClaimReply(granted=True, remaining_ms=max(0, int((request.state.deadline_at - now) * 1000)))
+        return ClaimReply(
+            granted=True,
+            remaining_ms=_ms_until(request.state.deadline_at, now),
+            first_token_ms=-1 if request.state.next_position else _ms_until(request.first_token_by, now),
+        )
 
     def _lacks(self, request: ActiveRequest, claimer: Incarnation) -> frozenset[str]:
         """The features that the request needs and the claimer isn't known to have."""
@@ -229,3 +233,7 @@ class Inbox:
             worker, incarnation
         )
         self._losses.lost(Incarnation(worker, incarnation), "worker lost", died=died)
+
+
+def _ms_until(instant: float, now: float) -> int:
+    return max(0, int((instant - now) * 1000))

@@ -42,6 +42,10 @@ class Form:
     places: int = 0  # of a batch; 0: as drawn elsewhere
     pass_s: tuple[float, float] = (0.001, 0.03)  # how long a device computes, the least and the most
     deadline_s: float = 0.0  # of each request; 0: as drawn elsewhere
+    token_s: float = 0.0  # what a pass takes besides, for each of its tokens
+    batch_tokens: int = 8  # a pass's tokens
+    context: int = 64  # the longest
+    prompts: int = 4  # that a prefill worker has at once
 
     def crowds(self, seed: int) -> bool:
         return seed % CROWDED == 0 if self.is_crowded is None else self.is_crowded
@@ -141,5 +145,18 @@ SLOW = Form(
     answer=(2, 2),
     pass_s=(10.0, 14.0),
     deadline_s=600.0,
+)
+# A prefill and a decode worker of 500 prompt tokens a second each, as the fake device of tests/chaos/overload.py.
+SURGE = Form(
+    states=2**30,
+    windows=2**30,
+    is_crowded=False,
+    is_fair=True,
+    places=64,
+    pass_s=(0.002, 0.002),
+    token_s=0.002,
+    batch_tokens=512,
+    context=256,
+    prompts=64,
 )
 FORMS = {"free": FREE, "cramped": CRAMPED, "resuming": RESUMING, "streaming": STREAMING, "slow": SLOW}

@@ -138,7 +138,7 @@ class WorkerNode(Node):
         settings = WorkerSettings(
             served_model="sim",
             tokenizer_fingerprint="",
-            max_batch_tokens=8,
+            max_batch_tokens=world.form.batch_tokens,
             max_sequences=world.form.places or dice.choice([2, 4]),
             step_targets=StepTargets(5.0 if engine.as_on_gpus else 0.0),  # many steps take longer: prompts pause
         )
@@ -156,7 +156,7 @@ class WorkerNode(Node):
             end_process=self._device_broke,
         )
         self.decode = DecodeRole(worker.context)
-        self.prefill = PrefillRole(worker.context, max_requests=4)
+        self.prefill = PrefillRole(worker.context, max_requests=world.form.prompts)
         self.decode.adopt = self._adopt  # type: ignore[method-assign]
         self.intake = self.decode._intake
         self.pool = worker.context.pool
@@ -295,6 +295,9 @@ class VirtualThread:
     def submit(self, function: Callable[..., object], /, *arguments: object) -> None:
         world = self._node.world
         self._free_at = max(self._free_at, world.loop.now) + world.random.uniform(*world.form.pass_s)
+        for argument in arguments:
+            if isinstance(argument, Waited):
+                self._free_at += argument.takes_s
         self._process.at(self._free_at - world.loop.now, function, *arguments)
 
     def shutdown(self, wait: bool = True) -> None:
@@ -312,11 +315,14 @@ class WatchedEngine(FakeEngine):
     def __init__(self, node: WorkerNode, transport: SimTransport) -> None:
         parts = node.world.parts
         num_blocks = node.num_blocks + sum(map(_blocks_beside, parts[1:]))
-        config = EngineConfig(model=Path("sim"), num_blocks=num_blocks, block_size=BLOCK, max_model_len=64)
+        config = EngineConfig(
+            model=Path("sim"), num_blocks=num_blocks, block_size=BLOCK, max_model_len=node.world.form.context
+        )
         super().__init__(config, vocab_size=VOCAB, parts=parts, sleep=None, allocate=transport.allocate)
         self.fingerprint = "sim"  # whatever the size of the pool
         self._node = node
-        self.as_on_gpus = node.world.random.random() < 0.5  # a pass is waited for in another thread, its time measured
+        # A pass is waited for in another thread, its time measured.
+        self.as_on_gpus = node.world.random.random() < 0.5 or node.world.form.token_s > 0
 
     def launch(self, chunks: list[Chunk]) -> Pass:
         node, weather = self._node, self._node.world.weather
@@ -356,14 +362,20 @@ class WatchedEngine(FakeEngine):
         if weather.happens(weather.no_logits):
             node.world.faults["no logits"] += 1
             done = Finished([None for _ in chunks])
-        return Waited(done) if self.as_on_gpus else done
+        takes_s = node.world.form.token_s * sum(chunk.num_tokens for chunk in chunks if not _decodes(chunk))
+        return Waited(done, takes_s) if self.as_on_gpus else done
 
 
 class Waited:
     """A pass that is over when somebody has waited for it."""
 
-    def __init__(self, done: Pass) -> None:
+    def __init__(self, done: Pass, takes_s: float) -> None:
         self.wait = done.wait
+        self.takes_s = takes_s
+
+
+def _decodes(chunk: Chunk) -> bool:
+    return chunk.num_tokens == 1 and chunk.sample
 
 
 _WORKER_TASKS = Counter({"every": 5, "Pipeline.run": 1, "FrameOutbox.run": 1, "JobIntake.keep_alive": 1})

@@ -28,8 +28,9 @@ from gateway.request.active import ActiveRequest
 from kvtransfer.digest import block_digests
 from kvtransfer.lease import LeaseTable
 from tests.simulation.forms import FORMS, FREE, Form
+from tests.simulation.surge import PROMPTS_PER_S, Surge
 from tests.simulation.transport import SimTransport
-from tests.simulation.world import Violation, no_garbage_collection, play
+from tests.simulation.world import Violation, no_garbage_collection, play, run_world
 from worker.serving import allocation
 from worker.serving.allocation import HeldBlocks
 from worker.serving.columns import let_go
@@ -87,6 +88,15 @@ def test_a_prompt_that_is_computed_longer_than_a_lease_lasts_is_computed_once() 
     with no_garbage_collection():
         for seed in range(SLOW_SEEDS):
             play(seed, form=FORMS["slow"])
+
+
+@pytest.mark.parametrize("times", [2, 5, 10])
+def test_a_prefill_worker_answers_what_it_can_under_any_load(times: int) -> None:
+    """It computed prompts that were a little late, one after the other, and answered 2 a second of 5."""
+    world = Surge(rate=times * PROMPTS_PER_S, seconds=20.0)
+    with no_garbage_collection():
+        run_world(world)
+    assert len(world.served_by("p0")) >= 0.95 * 20.0 * PROMPTS_PER_S
 
 
 @pytest.mark.parametrize("seed", [11, 22, 35])  # in the last two, what passes took decides what comes next

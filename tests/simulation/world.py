@@ -361,7 +361,7 @@ class World:
 
     def _check_answer(self, client: Client) -> None:
         sampling = client.spec.sampling
-        expected = oracle(self.parts).expected(client.spec.token_ids, sampling.max_tokens, sampling)
+        expected = oracle(self.parts, self.form).expected(client.spec.token_ids, sampling.max_tokens, sampling)
         if client.tokens != expected[: len(client.tokens)]:
             self.violate(f"{client.name} got {client.tokens}, expected {expected}")
         if client.end == "complete":
@@ -369,7 +369,8 @@ class World:
             if client.tokens != expected or client.finish != finish:
                 self.violate(f"{client.name} got {client.tokens} {client.finish}, expected {expected} {finish}")
         has_decoder = any(node.process.alive for node in self.workers if "decode" in node.roles)
-        calm_s = client.deadline_at - max(self.calm_at, self.hurt_at)
+        waits_s = client.spec.first_token_s or client.spec.deadline_s
+        calm_s = waits_s - max(0.0, self.calm_at - client.starts_at, self.hurt_at - client.starts_at)
         attempts = client.generation.timeline.attempts if client.generation is not None else []
         if self.weather.is_fair and any(Stop.LEASE_ABORTED.text in attempt.outcome for attempt in attempts):
             self.violate(f"{client.name} was computed again: its lease ended under a writer that lives")
@@ -384,7 +385,13 @@ class World:
 def play(seed: int, *, form: Form = FREE, log: Callable[[str], None] | None = None) -> World:
     """Run one seed; raise Violation, naming it, if something did not hold."""
     world = World(seed, form=form, log=log)
-    loop = world.loop
+    run_world(world)
+    return world
+
+
+def run_world(world: World) -> None:
+    """Run a world to its end in its own time; raise Violation if something did not hold."""
+    loop, form = world.loop, world.form
     loop.set_exception_handler(lambda _, context: world.failures(context))
     kept, decode.role.KEEP_ENDED_S = decode.role.KEEP_ENDED_S, KEEP_ENDED_S
     run_s = places.MIN_RUN_S
@@ -401,18 +408,17 @@ def play(seed: int, *, form: Form = FREE, log: Callable[[str], None] | None = No
     finally:
         decode.role.KEEP_ENDED_S, places.MIN_RUN_S = kept, run_s
     if world.violations:
-        raise Violation(f"seed {seed}:\n  " + "\n  ".join(world.violations[:12]))
-    return world
+        raise Violation(f"seed {world.seed}:\n  " + "\n  ".join(world.violations[:12]))
 
 
 _oracles: dict[str, FakeEngine] = {}
 
 
-def oracle(parts: list[PagePart]) -> FakeEngine:
+def oracle(parts: list[PagePart], form: Form) -> FakeEngine:
     """Says what the answers must be."""
-    kind = repr(parts)
+    kind = repr((parts, form.context))
     if kind not in _oracles:
-        config = EngineConfig(model=Path("sim"), num_blocks=9, block_size=BLOCK, max_model_len=64)
+        config = EngineConfig(model=Path("sim"), num_blocks=9, block_size=BLOCK, max_model_len=form.context)
         _oracles[kind] = FakeEngine(config, vocab_size=VOCAB, parts=parts, sleep=None)
     return _oracles[kind]
 

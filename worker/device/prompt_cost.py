@@ -17,6 +17,8 @@ MIN_WEIGHT = 3.0  # total weight of the passes before attention is fitted
 MIN_SPREAD = 0.01
 ONE_SIZE_SPREAD = 1e-6  # below it, all passes have one size
 MIN_UNEXPLAINED = 0.02  # share of the pairs' variance that the tokens must leave unexplained
+FULL_PASS_S = 0.1  # nobody notices that several prompts' first tokens come this late
+FULL_PASS_PARTS = 20.0  # a full pass's time by its fixed part
 MAX_ATTENTION_SHARE = 0.8  # the most that attention may take of a mean pass
 SCALE = np.array((1.0, 1e3, 1e6, 1.0))  # 1, tokens, pairs, seconds: brings them to one magnitude
 
@@ -70,6 +72,18 @@ class PromptCost:
     def average_fixed_ms(self) -> float:
         """The part of a pass that its tokens don't explain at the average rate."""
         return 1000 * self._average_fixed_s
+
+    def least_s(self, tokens: int) -> float:
+        """Seconds that so many tokens take at least, in one pass without context; 0 = not measured yet."""
+        return self._fixed_s + self._token_s * tokens
+
+    def full_pass_tokens(self, most: int) -> int:
+        """The tokens, at most `most`, from which on a larger pass delays its first prompt and computes no faster.
+
+        Its fixed part is a twentieth by then, and it takes `FULL_PASS_S` at least.
+        """
+        seconds = max(FULL_PASS_S, FULL_PASS_PARTS * self._average_fixed_s)
+        return min(most, int(seconds * self.average_tokens_per_s) or most)
 
     def add(self, tokens: int, pairs: float, seconds: float, *, after_idling: bool = False) -> None:
         """Learn from a pass of prompts alone. `tokens` is positive.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -43,6 +44,7 @@ class ClaimedJob:
     delivery: Delivery
     claimed_at: float
     deadline_at: float
+    first_token_by: float = math.inf  # a later one is of no use
     finished: bool = field(default=False)
 
     def remaining_ms(self) -> int:
@@ -196,6 +198,7 @@ class JobIntake:
                     delivery=delivery,
                     claimed_at=now,
                     deadline_at=now + reply.remaining_ms / 1000,
+                    first_token_by=now + reply.first_token_ms / 1000 if reply.first_token_ms >= 0 else math.inf,
                 )
                 self._held.add(claimed)
                 await start(claimed)

@@ -24,6 +24,12 @@ def test_a_pass(lengths: tuple[int, ...], budget: int, planned: list[int]) -> No
     assert [chunk.num_tokens for chunk in next_chunks(waiting(*lengths), budget)] == planned
 
 
+def test_a_slow_devices_full_pass_is_smaller() -> None:
+    planned = [chunk.num_tokens for chunk in next_chunks(waiting(100, 200, 300), 8192, full_pass_tokens=150)]
+    assert planned == [100, 50]
+    assert [chunk.num_tokens for chunk in next_chunks(waiting(400, 10), 8192, full_pass_tokens=150)] == [400]
+
+
 def test_nobody_joins_the_tail_of_a_long_prompt() -> None:
     requests = waiting(5000, 10)
     next_chunks(requests, 8192)

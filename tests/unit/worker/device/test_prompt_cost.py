@@ -124,3 +124,19 @@ def test_passes_that_find_the_device_idle_count_little_beside_those_of_a_queue_a
     for seconds_, idled in ((0.012, False), (0.010, True)) * 60:
         cost.add(512, pairs_of(0, 512), seconds_, after_idling=idled)
     assert queued < cost.average_tokens_per_s < queued + 0.25 * (idle - queued)
+
+
+@pytest.mark.parametrize(
+    ("fixed_s", "token_s", "full"),
+    [
+        (0.0, 0.0, 2048),  # not measured yet
+        (0.005, 1 / 40_000, 2048),  # a GPU
+        (0.002, 1 / 500, 51),  # a tenth of a second
+        (0.02, 1 / 1000, 400),  # twenty times the fixed part
+    ],
+)
+def test_a_full_pass_is_one_whose_fixed_part_is_small(fixed_s: float, token_s: float, full: int) -> None:
+    cost = PromptCost()
+    for tokens in (100, 200, 400, 800) if token_s else ():
+        cost.add(tokens, pairs_of(0, tokens), fixed_s + tokens * token_s)
+    assert cost.full_pass_tokens(2048) == pytest.approx(full, rel=0.03)
