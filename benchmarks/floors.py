@@ -16,7 +16,7 @@ from typing import Self
 
 from engine.spec.attention import AttentionSpec
 from engine.spec.experts import SparseMlpSpec
-from engine.spec.latents import IndexerSpec, LatentAttentionSpec
+from engine.spec.mla import IndexerSpec, MLASpec
 from engine.spec.model import (
     BranchSpec,
     DenseBesideExpertsSpec,
@@ -265,7 +265,7 @@ def _mixer_parameters(mixer: MixerSpec, hidden: int) -> int:
         case SideBySideSpec():
             both = _mixer_parameters(mixer.mamba, hidden) + _attention_parameters(mixer.attention, hidden)
             return both + hidden * (_norms(mixer.around_mamba) + _norms(mixer.around_attention))
-        case LatentAttentionSpec():
+        case MLASpec():
             queries, heads = mixer.num_heads * mixer.query_dim, mixer.num_heads * (mixer.plain_dim + mixer.value_dim)
             into = (hidden + queries + 1) * mixer.query_rank if mixer.query_rank else hidden * queries
             latents = hidden * (mixer.rank + mixer.rotated_dim) + mixer.rank * (1 + heads)
@@ -307,27 +307,27 @@ def _attention_parameters(mixer: AttentionSpec, hidden: int) -> int:
     return hidden * (qkv + output + mixer.gate_size) + biases + norms
 
 
-def _attention_flops(mixer: AttentionSpec | LatentAttentionSpec) -> int:
+def _attention_flops(mixer: AttentionSpec | MLASpec) -> int:
     """Of one query at one position. Latents cost less opened than absorbed."""
     if isinstance(mixer, AttentionSpec):
         return 4 * mixer.q_size
     return 2 * mixer.num_heads * (mixer.query_dim + mixer.value_dim)
 
 
-def _indexer(mixer: AttentionSpec | LatentAttentionSpec) -> IndexerSpec | None:
-    return mixer.indexer if isinstance(mixer, LatentAttentionSpec) else None
+def _indexer(mixer: AttentionSpec | MLASpec) -> IndexerSpec | None:
+    return mixer.indexer if isinstance(mixer, MLASpec) else None
 
 
-def _of_indexer(mixer: LatentAttentionSpec, hidden: int) -> int:
+def _of_indexer(mixer: MLASpec, hidden: int) -> int:
     """Parameters of what chooses its positions."""
     if (its := mixer.indexer) is None:
         return 0
     return its.num_heads * (mixer.query_rank * its.dim + hidden) + (hidden + 2) * its.dim
 
 
-def _most(mixer: AttentionSpec | LatentAttentionSpec) -> float:
+def _most(mixer: AttentionSpec | MLASpec) -> float:
     """Positions that a query attends to at most."""
-    chosen = mixer.most if isinstance(mixer, LatentAttentionSpec) else 0
+    chosen = mixer.most if isinstance(mixer, MLASpec) else 0
     return abs(mixer.window) or chosen or math.inf
 
 

@@ -27,7 +27,7 @@ from engine.kernels import activation, attention, linear, norm, rope
 from engine.kernels.chosen import chosen_attention, chosen_positions
 from engine.kernels.codes import KINDS, Kind, coded, decoded, numbers_of
 from engine.kernels.device import describe, use_triton
-from engine.kernels.latent import latent_attention, opened
+from engine.kernels.mla import mla_attention, opened
 
 DTYPE = torch.bfloat16
 HEADS, KV_HEADS, HEAD_DIM, FEATURES, HIDDEN = 32, 8, 128, 4096, 14336
@@ -221,7 +221,7 @@ def _latent_case(device: torch.device, count: int, context: int, kind: Kind | No
 
     return Case(
         f"latents_b{count}_ctx{context}{f'_{kind}' if kind else ''}",
-        lambda: latent_attention(q, kept, plan, rank=LATENTS, scale=scale),
+        lambda: mla_attention(q, kept, plan, rank=LATENTS, scale=scale),
         exact,
         lambda out: out[: COMPARED_ROWS // 3],
         count * context * (LATENTS * kept.latents.element_size() + 2 * ROTATED + (4 if kind == "int8" else 0)),

@@ -34,9 +34,9 @@ from engine.foreign import ForeignDecoder, is_foreign
 from engine.grammars.grammars import Grammars, Masks
 from engine.kernels.attention import HeadShape, items_at_once, tiling
 from engine.kernels.device import describe
-from engine.kernels.latent import Forms, forms_on, latent_items_at_once
 from engine.kernels.launch import compiled_ahead
 from engine.kernels.linear import computes_in_bfloat16
+from engine.kernels.mla import Forms, forms_on, mla_items_at_once
 from engine.model.decoder import Decoder
 from engine.model.places import Part, kept_at
 from engine.passes import Finished, InvalidChunkError, Pass, Sampled
@@ -44,7 +44,7 @@ from engine.sampling.device import DeviceSampler, Draw
 from engine.sampling.host import SampledRow, sample
 from engine.sampling.scores import ScoredPass, split
 from engine.sequence import Chunk, Sequence
-from engine.spec.latents import LatentAttentionSpec
+from engine.spec.mla import MLASpec
 from engine.spec.model import ModelSpec
 from engine.step.limits import HeadLimits, Limits
 from engine.step.newest import NewestTokens
@@ -189,7 +189,7 @@ class Engine:
             windows,
             items_at_once=items_at_once(describe(device), heads.num_kv_heads)
             if forms is None
-            else latent_items_at_once(describe(device), heads.num_heads),
+            else mla_items_at_once(describe(device), heads.num_heads),
             tiling=tiling(
                 device, self._decoder.weights.dtype, heads, is_plain=self._decoder.spec.has_plain_attention(heads)
             ),
@@ -200,7 +200,7 @@ class Engine:
         """Return the MLA forms of the layers with heads of this shape."""
         dtype, device = self._decoder.weights.dtype, self.kv.device
         mixers = (mixer for mixer in self._decoder.spec.attentions if mixer.heads == heads)
-        found = (mixer.shape(dtype.itemsize) for mixer in mixers if isinstance(mixer, LatentAttentionSpec))
+        found = (mixer.shape(dtype.itemsize) for mixer in mixers if isinstance(mixer, MLASpec))
         return next((forms_on(device, shape) for shape in found), None)
 
     def warm_up(self) -> None:

@@ -17,8 +17,8 @@ from common.pages import LANE_BYTES, KVLayout, PagePart
 from engine.config import EngineConfig
 from engine.kernels.attention import KeptColumn
 from engine.kernels.delta.plan import KeptState
-from engine.kernels.latent import ROOM_ON_GPUS
-from engine.spec.latents import LatentAttentionSpec
+from engine.kernels.mla import ROOM_ON_GPUS
+from engine.spec.mla import MLASpec
 from engine.spec.model import ModelSpec
 
 DEFAULT_CPU_BYTES = 256 << 20
@@ -235,7 +235,7 @@ def _free_bytes(model: ModelSpec, config: EngineConfig, while_loading: int) -> i
     free, total = torch.cuda.mem_get_info(config.device)
     # The widest moment of a pass: the MLP's input, its two halves and their product, or attention over what is made of
     # latents; and the logits, twice, in float32.
-    mixers = (mixer for mixer in model.attentions if isinstance(mixer, LatentAttentionSpec))
+    mixers = (mixer for mixer in model.attentions if isinstance(mixer, MLASpec))
     latent_bytes = [mixer.shape(2).token_bytes for mixer in mixers]
     token_bytes = 2 * 4 * model.hidden_size + max(2 * 3 * model.widest_mlp, *latent_bytes, 0)
     logits_bytes = 8 * model.vocab_size * min(config.max_sequences, config.max_batch_tokens)

@@ -19,9 +19,9 @@ from engine.families.reading import (
     count,
     flag,
     gated_mlp,
-    latent_attention,
     layer_types,
     layers_by_kind,
+    mla_attention,
     model,
     number,
     real,
@@ -32,7 +32,7 @@ from engine.families.reading import (
 )
 from engine.kernels.experts.rule import GroupScore, RoutingRule
 from engine.spec.experts import ExpertTensors
-from engine.spec.latents import IndexerSpec, LatentAttentionSpec
+from engine.spec.mla import IndexerSpec, MLASpec
 from engine.spec.model import BEFORE_MLP, BranchSpec, LayerSpec, ModelSpec, UnsupportedModelError
 
 LATENTS = {
@@ -111,13 +111,13 @@ def read_v3(fields: Fields) -> ModelSpec:
 
 
 def with_one_attention(fields: Fields, rule: RoutingRule, tensors: ExpertTensors, *, interleaved: bool) -> ModelSpec:
-    mixer = latent_attention(fields, interleaved=interleaved, value_dim=number(fields, "v_head_dim"))
+    mixer = mla_attention(fields, interleaved=interleaved, value_dim=number(fields, "v_head_dim"))
     return with_experts(fields, [mixer] * number(fields, "num_hidden_layers"), rule, tensors)
 
 
 def with_experts(
     fields: Fields,
-    mixers: Sequence[LatentAttentionSpec],
+    mixers: Sequence[MLASpec],
     rule: RoutingRule,
     tensors: ExpertTensors,
     *,
@@ -155,9 +155,9 @@ def over_sparse(fields: Fields, defaults: Mapping[str, object]) -> Fields:
     return fields
 
 
-def sparse_attention(fields: Fields, *, interleaved: bool) -> LatentAttentionSpec:
+def sparse_attention(fields: Fields, *, interleaved: bool) -> MLASpec:
     """`interleaved`: how the indexer's heads are rotated; the layer's own are always."""
-    mixer = latent_attention(fields, interleaved=True, value_dim=number(fields, "v_head_dim"))
+    mixer = mla_attention(fields, interleaved=True, value_dim=number(fields, "v_head_dim"))
     rank, dim = number(fields, "q_lora_rank"), number(fields, "index_head_dim")
     if dim < mixer.rotated_dim:
         raise UnsupportedModelError(

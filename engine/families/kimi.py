@@ -24,7 +24,7 @@ from engine.families.reading import (
     without_rope,
 )
 from engine.spec.experts import ExpertTensors
-from engine.spec.latents import LatentAttentionSpec
+from engine.spec.mla import MLASpec
 from engine.spec.model import LayerSpec, MlpSpec, ModelSpec, UnsupportedModelError
 from engine.spec.states import ChannelDeltaSpec
 from engine.weights.names import StoredNames
@@ -99,7 +99,7 @@ def read_kimi_linear(fields: Fields) -> ModelSpec:
     if set(mlps) - {DENSE, SPARSE} or len(mlps) != num_layers:
         raise UnsupportedModelError(f"config.json: mlp_layer_types = {mlps!r:.80} is not supported")
     attention = without_rope(fields, value_dim=number(fields, "v_head_dim"))
-    mixers: dict[str, LatentAttentionSpec | ChannelDeltaSpec] = {FULL: attention, LINEAR: _delta(fields)}
+    mixers: dict[str, MLASpec | ChannelDeltaSpec] = {FULL: attention, LINEAR: _delta(fields)}
     sparse = sparse_mlp(fields, sigmoid_rule(fields), tensors=TENSORS, shared=shared_experts(fields))
     by_kind: dict[str, MlpSpec] = {DENSE: gated_mlp(fields), SPARSE: sparse}
     layers = [LayerSpec(mixer=mixers[kind], mlp=by_kind[mlp]) for kind, mlp in zip(kinds, mlps, strict=True)]

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from engine.families.reading import Family, Fields, count, gated_mlp, latent_attention, model, number, real
+from engine.families.reading import Family, Fields, count, gated_mlp, mla_attention, model, number, real
 from engine.kernels.experts.rule import RoutingRule
 from engine.spec.experts import ExpertTensors, SparseMlpSpec
-from engine.spec.latents import LatentAttentionSpec
+from engine.spec.mla import MLASpec
 from engine.spec.model import LayerSpec, ModelSpec, ShortcutSpec, UnsupportedModelError
 from engine.weights.names import StoredNames
 
@@ -65,9 +65,9 @@ def read_longcat(fields: Fields) -> ModelSpec:
     return model(fields, [first, second] * num_layers, stored=names)
 
 
-def _attention(fields: Fields) -> LatentAttentionSpec:
+def _attention(fields: Fields) -> MLASpec:
     """Queries, and latents, are as large as if they were made of all features."""
-    mixer = latent_attention(fields, interleaved=True, value_dim=number(fields, "v_head_dim"))
+    mixer = mla_attention(fields, interleaved=True, value_dim=number(fields, "v_head_dim"))
     hidden = number(fields, "hidden_size")
     of_queries = (hidden / number(fields, "q_lora_rank")) ** 0.5
     return replace(mixer, scale=mixer.scale * of_queries, latent_scale=(hidden / mixer.rank) ** 0.5)

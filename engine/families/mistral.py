@@ -29,7 +29,7 @@ from engine.families.reading import (
 )
 from engine.kernels.experts.rule import GroupScore, RoutingRule
 from engine.spec.experts import ExpertTensors
-from engine.spec.latents import LatentAttentionSpec
+from engine.spec.mla import MLASpec
 from engine.spec.model import LayerSpec, ModelSpec, UnsupportedModelError
 from engine.spec.scaling import QueryGrowth
 
@@ -165,7 +165,7 @@ def read_mistral4(fields: Fields) -> ModelSpec:
     return with_experts(fields, mixers, checked(fields, rule), ONE_EACH)
 
 
-def _attention_of_mistral4(fields: Fields) -> LatentAttentionSpec:
+def _attention_of_mistral4(fields: Fields) -> MLASpec:
     mixer = without_rope(fields, value_dim=number(fields, "v_head_dim"))
     name, values = rope_values(fields)
     share = values.get("partial_rotary_factor")

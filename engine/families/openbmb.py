@@ -11,13 +11,13 @@ from engine.families.reading import (
     count,
     flag,
     gated_mlp,
-    latent_attention,
+    mla_attention,
     model,
     number,
     real,
 )
 from engine.spec.attention import AttentionSpec
-from engine.spec.latents import LatentAttentionSpec
+from engine.spec.mla import MLASpec
 from engine.spec.model import BEFORE_MIXER, BEFORE_MLP, LayerSpec, ModelSpec
 
 MINICPM_3 = {
@@ -44,7 +44,7 @@ def read_minicpm3(fields: Fields) -> ModelSpec:
     fields = fields.over(MINICPM_3)
     hidden = number(fields, "hidden_size")
     value_dim = count(fields, "v_head_dim") or hidden // number(fields, "num_attention_heads")
-    return _model(fields, latent_attention(fields, interleaved=False, value_dim=value_dim))
+    return _model(fields, mla_attention(fields, interleaved=False, value_dim=value_dim))
 
 
 def read_minicpm(fields: Fields) -> ModelSpec:
@@ -55,7 +55,7 @@ def read_minicpm(fields: Fields) -> ModelSpec:
     return _model(fields, attention(fields, qkv_bias=flag(fields, "attention_bias")))
 
 
-def _model(fields: Fields, mixer: AttentionSpec | LatentAttentionSpec) -> ModelSpec:
+def _model(fields: Fields, mixer: AttentionSpec | MLASpec) -> ModelSpec:
     hidden, num_layers = number(fields, "hidden_size"), number(fields, "num_hidden_layers")
     share = real(fields, "scale_depth", num_layers**0.5) / num_layers**0.5
     layer = LayerSpec(

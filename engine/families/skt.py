@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from engine.families.deepseek import V3, with_experts
-from engine.families.reading import CORRECTED, Family, Fields, flag, latent_attention, number, sigmoid_rule
+from engine.families.reading import CORRECTED, Family, Fields, flag, mla_attention, number, sigmoid_rule
 from engine.spec.model import BranchSpec, ModelSpec
 
 AXK_1 = V3 | {
@@ -22,7 +22,7 @@ def read_axk(fields: Fields) -> ModelSpec:
         fields = fields.over({"n_routed_experts": 192})
     fields = fields.over(AXK_1)
     interleaved = flag(fields, "rope_interleave")
-    mixer = latent_attention(fields, interleaved=interleaved, value_dim=number(fields, "v_head_dim"))
+    mixer = mla_attention(fields, interleaved=interleaved, value_dim=number(fields, "v_head_dim"))
     mixers = [mixer] * number(fields, "num_hidden_layers")
     return with_experts(fields, mixers, sigmoid_rule(fields), CORRECTED, around_experts=NORMED)
 

@@ -15,8 +15,8 @@ from engine.families.reading import (
     count,
     flag,
     gated_mlp,
-    latent_attention,
     layers_by_kind,
+    mla_attention,
     model,
     number,
     real,
@@ -172,7 +172,7 @@ def read_youtu(fields: Fields) -> ModelSpec:
     fields = fields.over(YOUTU)
     fields.ignore("embedding_initializer_range")
     interleaved, value_dim = flag(fields, "rope_interleave"), number(fields, "v_head_dim")
-    mixer = latent_attention(fields, interleaved=interleaved, value_dim=value_dim)
+    mixer = mla_attention(fields, interleaved=interleaved, value_dim=value_dim)
     layer = LayerSpec(mixer=mixer, mlp=gated_mlp(fields, bias=flag(fields, "mlp_bias")))
     return model(fields, [layer] * number(fields, "num_hidden_layers"))
 

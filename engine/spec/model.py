@@ -12,7 +12,7 @@ from engine.kernels.attention import HeadShape
 from engine.spec.additions import AltUpSpec, LaurelSpec, LayerInputsSpec, PlaceholderSpec
 from engine.spec.attention import AttentionSpec
 from engine.spec.experts import SparseMlpSpec
-from engine.spec.latents import LatentAttentionSpec
+from engine.spec.mla import MLASpec
 from engine.spec.states import ChannelDeltaSpec, DeltaSpec, Kept, MambaSpec, SelectiveSpec, ShortConvolutionSpec
 from engine.weights.names import AS_OURS, StoredNames
 
@@ -88,7 +88,7 @@ class SideBySideSpec:
 # The next kinds join these unions.
 MixerSpec = (
     AttentionSpec
-    | LatentAttentionSpec
+    | MLASpec
     | DeltaSpec
     | ChannelDeltaSpec
     | MambaSpec
@@ -129,9 +129,9 @@ class LayerSpec:
     ends_shortcut: bool = False  # what an earlier layer's experts gave is added behind it
 
     @property
-    def attention(self) -> AttentionSpec | LatentAttentionSpec | None:
+    def attention(self) -> AttentionSpec | MLASpec | None:
         mixer = self.mixer.attention if isinstance(self.mixer, SideBySideSpec) else self.mixer
-        return mixer if isinstance(mixer, AttentionSpec | LatentAttentionSpec) else None
+        return mixer if isinstance(mixer, AttentionSpec | MLASpec) else None
 
     @property
     def kept(self) -> tuple[Kept, ...]:
@@ -200,7 +200,7 @@ class ModelSpec:
         return tuple(mixer.window for mixer in self.attentions)
 
     @property
-    def attentions(self) -> tuple[AttentionSpec | LatentAttentionSpec, ...]:
+    def attentions(self) -> tuple[AttentionSpec | MLASpec, ...]:
         """The specs of the layers that have attention."""
         return tuple(layer.attention for layer in self.layers if layer.attention is not None)
 

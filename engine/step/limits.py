@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from engine.kernels.attention import HeadShape, Tiling
-from engine.kernels.latent import Forms
+from engine.kernels.mla import Forms
 from engine.passes import InvalidChunkError
 from engine.sequence import Chunk, State, first_column
 from engine.step.newest import NewestTokens

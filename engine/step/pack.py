@@ -26,7 +26,7 @@ from engine.batch.layout import (
 )
 from engine.kernels.attention import LONGEST_STEP, deal_out, max_items, point
 from engine.kernels.delta import max_tiles
-from engine.kernels.latent import MADE_TILING
+from engine.kernels.mla import UP_PROJECTED_TILING
 from engine.passes import InvalidChunkError
 from engine.sequence import Chunk, first_column
 from engine.step.block_tables import BlockTables
@@ -170,17 +170,20 @@ class _Prompts:
         cls, lengths: Longs, ends: Longs, tables: Ints, limits: Limits, graph: GraphSize | None, first_row: int
     ) -> _Prompts:
         """A graph of prompts alone reads them from the projection; others read contexts from the pool."""
-        made_from = [len(ends)] * len(limits.attention)
+        up_projected_from = [len(ends)] * len(limits.attention)
         if graph is not None:
             has_context, longest = graph.decoding > 0, 1
         else:
-            made_from = [_first_made(heads, lengths, ends) for heads in limits.attention]
-            has_context, longest = bool(np.any(lengths < ends)) or min(made_from) < len(ends), int(lengths.max())
+            up_projected_from = [_first_up_projected(heads, lengths, ends) for heads in limits.attention]
+            has_context, longest = (
+                bool(np.any(lengths < ends)) or min(up_projected_from) < len(ends),
+                int(lengths.max()),
+            )
         starts, blocks = np.cumsum(lengths) - lengths, None
         if has_context:
             blocks, starts = _context_blocks(ends - lengths, ends, tables, limits)
         cuts = []
-        for heads, first in zip(limits.attention, made_from, strict=True):
+        for heads, first in zip(limits.attention, up_projected_from, strict=True):
             size = _heads_size(heads, longest, behind=has_context)
             tiles = heads.tiling.deal_out(lengths[:first], ends[:first], starts[:first], rows=size.tile_rows)
             if first < len(ends):
@@ -214,13 +217,13 @@ def _made(
     lengths: Longs, ends: Longs, starts: Longs, limits: Limits, *, first: int, first_row: int, tiles: int
 ) -> tuple[Integers, MadeSize]:
     """The tiles of the prompts from `first` on, whose keys and values are made of latents; and what comes before theirs."""
-    rows = MADE_TILING.rows(int(lengths[first:].max()), behind=False)
-    made = MADE_TILING.deal_out(lengths[first:], ends[first:], starts[first:] - starts[first], rows=rows)
+    rows = UP_PROJECTED_TILING.rows(int(lengths[first:].max()), behind=False)
+    made = UP_PROJECTED_TILING.deal_out(lengths[first:], ends[first:], starts[first:] - starts[first], rows=rows)
     tokens, blocks = first_row + int(lengths[:first].sum()), int(starts[first]) // limits.block_size
     return made, MadeSize(prompts=first, rows=tokens, tiles=tiles, blocks=blocks, tile_rows=rows)
 
 
-def _first_made(heads: HeadLimits, lengths: Longs, ends: Longs) -> int:
+def _first_up_projected(heads: HeadLimits, lengths: Longs, ends: Longs) -> int:
     """The first of those prompts at the end whose keys and values are made of latents; behind all prompts, if none are."""
     if heads.forms is None:
         return len(ends)

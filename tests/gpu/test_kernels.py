@@ -18,8 +18,8 @@ from tests.unit.kernels import (
     far_checks,
     fp8_checks,
     group_checks,
-    latent_checks,
     mamba_checks,
+    mla_checks,
     selective_checks,
     switch_checks,
     triton_checks,
@@ -39,7 +39,7 @@ def memory_goes_back() -> Iterator[None]:
 
 
 MODULES = (
-    triton_checks, expert_checks, switch_checks, latent_checks, chosen_checks, group_checks, codes_checks, fp8_checks,
+    triton_checks, expert_checks, switch_checks, mla_checks, chosen_checks, group_checks, codes_checks, fp8_checks,
     far_checks,
 )  # fmt: skip
 OF_STATES = (channel_checks, convolution_checks, delta_checks, mamba_checks, selective_checks)

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from engine.spec.attention import AttentionSpec
 from engine.spec.experts import ExpertTensors, SparseMlpSpec
-from engine.spec.latents import LatentAttentionSpec
+from engine.spec.mla import MLASpec
 from engine.spec.model import (
     BranchSpec,
     DenseBesideExpertsSpec,
@@ -61,7 +61,7 @@ def _mixer(mixer: MixerSpec, under: str, tensors: Collection[str]) -> MixerSpec:
             norm = replace(norm, q_name="self_attn.q_norm", k_name="self_attn.k_norm")
         projections = replace(mixer.projections, fused=fused, output="self_attn.o_proj")
         return replace(mixer, projections=projections, qk_norm=norm)
-    if isinstance(mixer, LatentAttentionSpec):
+    if isinstance(mixer, MLASpec):
         return replace(mixer, by_head=f"{under}attn_k_b.weight" in tensors)
     if isinstance(mixer, DeltaSpec):
         return replace(mixer, stored="apart_but_rates" if f"{under}ssm_ba.weight" in tensors else "apart")

@@ -8,20 +8,20 @@ from dataclasses import replace
 from engine.families.reading.fields import Fields
 from engine.families.reading.layers import count, flag, number
 from engine.families.reading.ropes import rope, rope_values
-from engine.spec.latents import LatentAttentionSpec
+from engine.spec.mla import MLASpec
 
 
-def latent_attention(fields: Fields, *, interleaved: bool, value_dim: int) -> LatentAttentionSpec:
+def mla_attention(fields: Fields, *, interleaved: bool, value_dim: int) -> MLASpec:
     """Read it, with rotated parts of heads."""
     plain = without_rope(fields, value_dim=value_dim)
     return replace(plain, rope=rope(fields, interleaved=interleaved), scale=plain.scale * magnitude(fields) ** 2)
 
 
-def without_rope(fields: Fields, *, value_dim: int) -> LatentAttentionSpec:
+def without_rope(fields: Fields, *, value_dim: int) -> MLASpec:
     """Read it; heads' sizes that follow from others don't matter."""
     fields.ignore("num_key_value_heads", "head_dim", "qk_head_dim")
     own, shared = number(fields, "qk_nope_head_dim"), number(fields, "qk_rope_head_dim")
-    return LatentAttentionSpec(
+    return MLASpec(
         num_heads=number(fields, "num_attention_heads"),
         rank=number(fields, "kv_lora_rank"),
         query_rank=count(fields, "q_lora_rank"),

@@ -3,7 +3,7 @@
 Reading order: `choosing` (keys, scores, the choice), `attention` (over the chosen latents), and their Triton versions.
 """
 
-from engine.kernels.chosen.attention import chosen_attention
-from engine.kernels.chosen.choosing import chosen_positions, sees_more, write_keys
+from engine.kernels.sparse.attention import chosen_attention
+from engine.kernels.sparse.choosing import chosen_positions, sees_more, write_keys
 
 __all__ = ["chosen_attention", "chosen_positions", "sees_more", "write_keys"]

@@ -8,15 +8,15 @@ from __future__ import annotations
 import torch
 
 from engine.kernels.attention import AttentionPlan
-from engine.kernels.chosen.choosing import sequences_of
+from engine.kernels.sparse.choosing import sequences_of
 from engine.kernels.codes import decoded
-from engine.kernels.latent import Latents
+from engine.kernels.mla import Latents
 from engine.kernels.twin import twin
 
 ELEMENTS_AT_ONCE = 1 << 22  # numbers of latents that are copied at once, on a CPU
 
 
-@twin("engine.kernels.chosen.triton_attention")
+@twin("engine.kernels.sparse.triton_attention")
 def chosen_attention(
     q: torch.Tensor, kept: Latents, plan: AttentionPlan, chosen: torch.Tensor, *, rank: int, scale: float
 ) -> torch.Tensor:

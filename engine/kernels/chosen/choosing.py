@@ -11,7 +11,7 @@ import torch
 from torch.nn.functional import layer_norm
 
 from engine.kernels.attention import AttentionBatch, AttentionPlan
-from engine.kernels.latent import turned
+from engine.kernels.mla import turned
 from engine.kernels.twin import twin
 
 ELEMENTS_AT_ONCE = 1 << 22  # products of queries and keys, on a CPU
@@ -25,7 +25,7 @@ def sees_more(plan: AttentionPlan, most: int) -> bool:
     return prompts is not None and (prompts.batch.max_context_len > most or not len(prompts.batch.context_len))
 
 
-@twin("engine.kernels.chosen.triton_choosing")
+@twin("engine.kernels.sparse.triton_choosing")
 def write_keys(
     product: torch.Tensor,
     positions: torch.Tensor,
@@ -49,7 +49,7 @@ def write_keys(
     keys[at // block_size, 0, at % block_size, 0] = normed[written].to(keys.dtype)
 
 
-@twin("engine.kernels.chosen.triton_choosing")
+@twin("engine.kernels.sparse.triton_choosing")
 def chosen_positions(
     q: torch.Tensor,
     weights: torch.Tensor,

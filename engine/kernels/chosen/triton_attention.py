@@ -11,10 +11,10 @@ import triton.language as tl
 from engine.kernels.attention import AttentionPlan
 from engine.kernels.codes.triton_codes import FP8
 from engine.kernels.device import describe
-from engine.kernels.latent import Latents
-from engine.kernels.latent.forms import ROWS
-from engine.kernels.latent.triton_latent import STEP, attend_to, combine, launch
 from engine.kernels.launch import Kernel
+from engine.kernels.mla import Latents
+from engine.kernels.mla.forms import ROWS
+from engine.kernels.mla.triton_absorbed import STEP, attend_to, combine, launch
 
 FEWEST_STEPS = 4  # loop steps of a part
 

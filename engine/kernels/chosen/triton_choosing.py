@@ -12,9 +12,9 @@ import triton.language as tl
 
 from engine.kernels.attention import AttentionPlan
 from engine.kernels.device import describe
-from engine.kernels.latent import ROOM_ON_GPUS
-from engine.kernels.latent.triton_write import pair, turn
 from engine.kernels.launch import Kernel
+from engine.kernels.mla import ROOM_ON_GPUS
+from engine.kernels.mla.triton_write import pair, turn
 
 STEP, PROMPT_STEP = 64, 128  # positions that are scored at once
 BLOCK = 1024  # scores that are looked at at once

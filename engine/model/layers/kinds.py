@@ -12,8 +12,8 @@ from engine.model.layers.building import Surroundings
 from engine.model.layers.channel_delta import ChannelDelta
 from engine.model.layers.delta import GatedDelta
 from engine.model.layers.dense_beside_experts import DenseBesideExperts
-from engine.model.layers.latents.attention import LatentAttention
 from engine.model.layers.mamba import Mamba
+from engine.model.layers.mla.attention import MLAAttention
 from engine.model.layers.mlp import GatedMlp, PlainMlp
 from engine.model.layers.selective import Selective
 from engine.model.layers.short_convolution import ShortConvolution
@@ -22,7 +22,7 @@ from engine.model.layers.sparse_mlp import SparseMlp
 from engine.model.stream import Stream
 from engine.spec.attention import AttentionSpec
 from engine.spec.experts import SparseMlpSpec
-from engine.spec.latents import LatentAttentionSpec
+from engine.spec.mla import MLASpec
 from engine.spec.model import DenseBesideExpertsSpec, GatedMlpSpec, PlainMlpSpec, ShortcutSpec, SideBySideSpec
 from engine.spec.states import ChannelDeltaSpec, DeltaSpec, MambaSpec, SelectiveSpec, ShortConvolutionSpec
 
@@ -50,7 +50,7 @@ MIXERS: dict[type, Callable[[Any, Surroundings], Mixer]] = {
     AttentionSpec: GroupedQueryAttention,
     ChannelDeltaSpec: ChannelDelta,
     DeltaSpec: GatedDelta,
-    LatentAttentionSpec: LatentAttention,
+    MLASpec: MLAAttention,
     MambaSpec: Mamba,
     SelectiveSpec: Selective,
     ShortConvolutionSpec: ShortConvolution,

@@ -6,7 +6,7 @@ import torch
 
 from engine.model.layers.building import Surroundings
 from engine.spec.attention import AttentionSpec
-from engine.spec.latents import LatentAttentionSpec
+from engine.spec.mla import MLASpec
 from engine.spec.model import UnsupportedModelError
 from engine.weights.parameters import Parameter, Part, Way
 
@@ -22,7 +22,7 @@ NAMES = (
 UNUSED = ("self_attn.q_scale", "self_attn.prob_scale", "self_attn.q_proj.q_scale")
 
 
-def declare_factors(spec: AttentionSpec | LatentAttentionSpec, around: Surroundings) -> torch.Tensor | None:
+def declare_factors(spec: AttentionSpec | MLASpec, around: Surroundings) -> torch.Tensor | None:
     """Declare [2] float32, of keys and of values, or [1] of latents, which are both; None where a layer keeps no codes.
 
     Only fp8 reads the checkpoint's.
@@ -34,7 +34,7 @@ def declare_factors(spec: AttentionSpec | LatentAttentionSpec, around: Surroundi
         weights.unused |= {under + name for name in names}
         return None if spec.codes is None else torch.ones(2, device=weights.device)
     # MLA's checkpoints may lack the scales of values.
-    pairs = [pair[:1] for pair in NAMES] if isinstance(spec, LatentAttentionSpec) else NAMES
+    pairs = [pair[:1] for pair in NAMES] if isinstance(spec, MLASpec) else NAMES
     weights.unused |= {under + name for name in names.difference(*pairs)}
     shape = (len(pairs[0]),)
     whole = Parameter(shape=shape, parts=_parts(pairs[0]), format=torch.float32)

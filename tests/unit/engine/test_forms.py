@@ -18,9 +18,9 @@ from engine.engine import Engine
 from engine.families import read_model_spec
 from engine.kernels.attention import AttentionPlan, deal_out
 from engine.kernels.device import Device
-from engine.kernels.latent import ROOM_ON_GPUS, Forms, LatentShape, forms_on, latent_items_at_once
+from engine.kernels.mla import ROOM_ON_GPUS, Forms, MLAShape, forms_on, mla_items_at_once
 from engine.model.decoder import Decoder
-from engine.model.layers.latents import attention as latent
+from engine.model.layers.mla import attention as latent
 from engine.passes import Pass
 from engine.sequence import Sequence
 from tests.unit.engine.families import experts
@@ -28,11 +28,11 @@ from tests.unit.engine.families.exact import Bench, asked, prompt_of
 from tests.unit.engine.generate import new_sequence
 
 CASES = {case.name: case for case in experts.CASES}
-V2_LITE = LatentShape(num_heads=16, rank=512, plain=128, rotated=64, value=128, itemsize=2)
+V2_LITE = MLAShape(num_heads=16, rank=512, plain=128, rotated=64, value=128, itemsize=2)
 GPU, CPU = torch.device("cuda"), torch.device("cpu")
 
 
-def _least(device: torch.device, shape: LatentShape, cached: int) -> int:
+def _least(device: torch.device, shape: MLAShape, cached: int) -> int:
     """The fewest new tokens behind cached ones for which keys and values are made."""
     forms = forms_on(device, shape)
     return next(new for new in range(1, 1000) if forms.makes(new, cached + new))
@@ -45,7 +45,7 @@ def test_keys_and_values_are_made_for_long_chunks() -> None:
 
 
 def test_the_form_is_the_one_of_which_a_count_says_less() -> None:
-    shape = LatentShape(num_heads=3, rank=16, plain=8, rotated=8, value=16, itemsize=2)
+    shape = MLAShape(num_heads=3, rank=16, plain=8, rotated=8, value=16, itemsize=2)
     for per_byte in (0, 2):
         forms, made_for = Forms(shape=shape, per_byte=per_byte, room=1), 0
         for new in range(1, 30):
@@ -98,11 +98,11 @@ def test_a_piece_is_whole_blocks_within_the_room() -> None:
 def test_one_long_context_fills_the_processors_once() -> None:
     h200 = Device(processors=132, has_tma=True, is_hopper=True)
     for num_heads, programs_of_an_item in ((16, 1), (128, 2)):
-        at_once = latent_items_at_once(h200, num_heads)
+        at_once = mla_items_at_once(h200, num_heads)
         for context in (8_000, 30_000, 128_000):
             items, _ = deal_out(np.array([context]), window=0, at_once=at_once)
             assert 110 < len(items) * programs_of_an_item <= 132
-    assert latent_items_at_once(h200, 128 * 132) == 1
+    assert mla_items_at_once(h200, 128 * 132) == 1
 
 
 def test_the_pool_leaves_room_for_what_is_made(tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def _always(makes: bool) -> Iterator[None]:
     """Within, every prompt gets this form; little is made at once."""
     with (
         mock.patch.object(Forms, "makes", return_value=makes),
-        mock.patch("engine.kernels.latent.forms.ROOM_ON_CPUS", 20_000),
+        mock.patch("engine.kernels.mla.forms.ROOM_ON_CPUS", 20_000),
     ):
         yield
 
@@ -131,7 +131,10 @@ def _always(makes: bool) -> Iterator[None]:
 @pytest.mark.parametrize("makes", [True, False])
 def test_either_form_answers_as_transformers(makes: bool, tmp_path: Path) -> None:
     """In chunks behind others, behind a prefix, beside sequences that decode; handed over and lost."""
-    with _always(makes), mock.patch.object(latent, "made_attention", wraps=latent.made_attention) as made:
+    with (
+        _always(makes),
+        mock.patch.object(latent, "up_projected_attention", wraps=latent.up_projected_attention) as made,
+    ):
         bench = Bench(CASES["deepseek_v3"], tmp_path)
         prefill, decode = bench.generators(chunk_size=23)
         moved, beside = asked("moved", prompt_of(70)), asked("beside", prompt_of(40))

@@ -15,7 +15,7 @@ from engine.kernels import chosen
 from engine.kernels.attention import AttentionBatch, AttentionPlan, DecodeItems
 from engine.kernels.codes import KINDS, Kind
 from tests.unit.kernels import references
-from tests.unit.kernels.latent_checks import as_halves, kept_of, meant
+from tests.unit.kernels.mla_checks import as_halves, kept_of, meant
 from tests.unit.kernels.references import close
 from tests.unit.kernels.triton_checks import Suite
 
@@ -53,12 +53,12 @@ def check_choosing(device: str, large: bool) -> None:
         for heads, dim, most in [(4, 16, 8), (20, 24, 33)]:
             _check_choosing(lengths, heads, dim, most, torch.float32, device)
     _check_choosing([(1, 1), (1, 1500)], 2, 16, 1100, torch.float16, device)
-    with mock.patch("engine.kernels.chosen.triton_choosing.ROOM_ON_GPUS", 3_000):  # some rows at a time
+    with mock.patch("engine.kernels.sparse.triton_choosing.ROOM_ON_GPUS", 3_000):  # some rows at a time
         _check_choosing(PROMPTS, 4, 16, 8, torch.float16, device)
     for programs in (1, 3):  # each scores several pieces
         with (
-            mock.patch("engine.kernels.chosen.triton_choosing.programs_of", lambda *given, count=programs: count),
-            mock.patch("engine.kernels.chosen.triton_choosing.PROMPT_STEP", 16),
+            mock.patch("engine.kernels.sparse.triton_choosing.programs_of", lambda *given, count=programs: count),
+            mock.patch("engine.kernels.sparse.triton_choosing.PROMPT_STEP", 16),
         ):
             _check_choosing(PROMPTS, 4, 16, 8, torch.float16, device)
     if large:

@@ -17,13 +17,13 @@ import triton
 import triton.language as tl
 
 from engine.kernels import attention, delta, mamba, rope
-from engine.kernels.chosen import chosen_attention, chosen_positions, write_keys
+from engine.kernels.sparse import chosen_attention, chosen_positions, write_keys
 from engine.kernels.codes import Codes
 from engine.kernels.delta import Channels, Columns, Span, StateBatch, convolve
 from engine.kernels.embedding import embed
 from engine.kernels.experts import Experts, triton_few, triton_few_groups, triton_many, triton_many_codes
 from engine.kernels.experts.mixture import Product
-from engine.kernels.latent import Latents, latent_attention, write_latents
+from engine.kernels.mla import Latents, mla_attention, write_latents
 from engine.kernels.quantised.fp8 import Fp8Matrix
 from engine.kernels.quantised.groups import Groups
 from engine.model.layers.delta import delta_heads
@@ -39,7 +39,7 @@ from tests.unit.kernels import (
     codes_checks,
     fp8_checks,
     group_checks,
-    latent_checks,
+    mla_checks,
     references,
     selective_checks,
 )
@@ -125,17 +125,17 @@ def check_latents(device: str) -> None:
         q, both, batch = references.attention_case(
             lengths, heads=(4, 1), head_dim=48, block_size=16, dtype=torch.float16, device=device
         )
-        q, kept = q.contiguous(), latent_checks.kept_of(both[:, :1].nan_to_num(), 32, kind)
+        q, kept = q.contiguous(), mla_checks.kept_of(both[:, :1].nan_to_num(), 32, kind)
         before, found = rows_before(kept.latents), []
         positions, cos_sin = torch.arange(3, dtype=torch.int32, device=device), torch.rand(9, 16, device=device)
         product, norm = torch.randn(3, 48, device=device).half(), torch.ones(32, device=device).half()
         for pool, first in ((kept, 0), (_far_latents(kept, before), before)):
             moved = replace(batch, block_table=batch.block_table + first)
             plan = references.plan_of(q, moved, num_kv_heads=1, block_size=16, window=0)
-            found.append(latent_attention(q, pool, plan, rank=32, scale=0.1))
+            found.append(mla_attention(q, pool, plan, rank=32, scale=0.1))
             slots = torch.tensor([first * 16 + slot for slot in (3, 17, 40)], dtype=torch.int32, device=device)
             write_latents(product, positions, cos_sin, slots, pool, norm=norm, eps=1e-6, interleaved=False)
-            found.append(latent_attention(q, pool, plan, rank=32, scale=0.1))
+            found.append(mla_attention(q, pool, plan, rank=32, scale=0.1))
         same(found[2], found[0], (lengths, kind))
         same(found[3], found[1], (lengths, kind, "written"))
 

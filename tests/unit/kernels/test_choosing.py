@@ -18,7 +18,7 @@ from tests.needs import needs
 needs("triton")
 
 from engine.kernels.attention import AttentionBatch, AttentionPlan, PrefillPlan, deal_out_tiles
-from engine.kernels.chosen import triton_choosing
+from engine.kernels.sparse import triton_choosing
 from engine.kernels.launch import Kernel
 
 MOST, TILE, BLOCK = 2048, 128, 64

@@ -18,7 +18,7 @@ from tests.unit.kernels import (
     expert_checks,
     fp8_checks,
     group_checks,
-    latent_checks,
+    mla_checks,
     sampling_checks,
     switch_checks,
     triton_checks,
@@ -45,9 +45,9 @@ def test_codes_kernel(interpreter: Interpreter, name: str) -> None:
     interpreter.check("codes_checks", name)
 
 
-@pytest.mark.parametrize("name", latent_checks.CHECKS)
+@pytest.mark.parametrize("name", mla_checks.CHECKS)
 def test_latent_kernel(interpreter: Interpreter, name: str) -> None:
-    interpreter.check("latent_checks", name)
+    interpreter.check("mla_checks", name)
 
 
 @pytest.mark.parametrize("name", chosen_checks.CHECKS)

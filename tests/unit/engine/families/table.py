@@ -14,7 +14,7 @@ from typing import Any
 from engine.families import FAMILIES, model_spec
 from engine.spec.attention import AttentionSpec
 from engine.spec.experts import SparseMlpSpec
-from engine.spec.latents import LatentAttentionSpec
+from engine.spec.mla import MLASpec
 from engine.spec.model import DenseBesideExpertsSpec, GatedMlpSpec, LayerSpec, ModelSpec, ShortcutSpec, SideBySideSpec
 from engine.spec.scaling import RopeSpec
 from engine.spec.states import MambaSpec, SelectiveSpec, ShortConvolutionSpec
@@ -192,7 +192,7 @@ def _of_layer(layer: LayerSpec) -> set[str]:
         found |= {"experts beside the MLP", layer.mlp.dense.activation, *_of_experts(layer.mlp.experts)}
     if isinstance(layer.mixer, AttentionSpec):
         found |= _of_attention(layer.mixer)
-    if isinstance(layer.mixer, LatentAttentionSpec):
+    if isinstance(layer.mixer, MLASpec):
         found |= {"latents", *_of_rope(layer.mixer.rope)}
         found |= {"queries through fewer features"} if layer.mixer.query_rank else set()
         found |= {"chosen positions"} if layer.mixer.most else set()

@@ -16,10 +16,10 @@ from torch.nn.functional import linear
 from engine.batch.batch import ForwardBatch
 from engine.formats.product import LinearSpec
 from engine.kernels.attention import AttentionPlan
-from engine.kernels.chosen import chosen_positions, sees_more, write_keys
-from engine.kernels.latent import rotate_queries
+from engine.kernels.sparse import chosen_positions, sees_more, write_keys
+from engine.kernels.mla import rotate_queries
 from engine.model.layers.building import Surroundings
-from engine.spec.latents import IndexerSpec
+from engine.spec.mla import IndexerSpec
 from engine.weights.parameters import Shard, whole
 
 NORM_EPS = 1e-6  # whatever the model's is

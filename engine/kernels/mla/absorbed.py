@@ -1,4 +1,4 @@
-"""Latents of a token, its rotated key beside them, and the attention of queries that live among the latents.
+"""The absorbed form of MLA: the cached latents and rotated keys, and attention of queries projected into the latent space.
 
 T tokens, Hq query heads, C size of the latents, R size of the rotated part, B block size.
 """
@@ -36,7 +36,7 @@ def opened(kept: Sequence[torch.Tensor], rank: int, factors: torch.Tensor | None
     return Latents(pages, rotated, Codes(dtype, factors, scales[0] if scales else None))
 
 
-@twin("engine.kernels.latent.triton_write")
+@twin("engine.kernels.mla.triton_write")
 def write_latents(
     product: torch.Tensor,
     positions: torch.Tensor,
@@ -69,7 +69,7 @@ def write_latents(
         kept.codes.scales[place] = scales
 
 
-@twin("engine.kernels.latent.triton_write")
+@twin("engine.kernels.mla.triton_write")
 def rotate_queries(
     q: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor, out: torch.Tensor, *, interleaved: bool
 ) -> None:
@@ -78,8 +78,8 @@ def rotate_queries(
     out[..., -size:] = turned(q[..., -size:], positions, cos_sin, interleaved)
 
 
-@twin("engine.kernels.latent.triton_latent")
-def latent_attention(q: torch.Tensor, kept: Latents, plan: AttentionPlan, *, rank: int, scale: float) -> torch.Tensor:
+@twin("engine.kernels.mla.triton_absorbed")
+def mla_attention(q: torch.Tensor, kept: Latents, plan: AttentionPlan, *, rank: int, scale: float) -> torch.Tensor:
     """Return the weighted latents [T, Hq, C] for `q` [T, Hq, C + R]; `rank` is C.
 
     `kept` holds the new tokens' latents already. Sums are in float32.

@@ -1,7 +1,7 @@
-"""Attention over latents: each token keeps one vector for all heads, of which keys and values can be made.
+"""Multi-head latent attention (MLA): each token caches one compressed vector that all heads share.
 
-Absorbed, queries are taken among the latents, and nothing is made. The pass's plan says which prompts are not. An indexer may
-choose the positions that absorbed queries attend to, for its layer and for those behind it that have none.
+The absorbed form projects queries into the latent space; the plan names the prompts that are up-projected instead. An indexer
+may select the positions that absorbed queries attend to, for its layer and for the following layers that have none.
 
 T tokens, E hidden size, Hq heads, C size of the latents, R rotated and N other features of a query, V features of a value.
 """
@@ -16,30 +16,30 @@ import torch
 from engine.batch.batch import ForwardBatch
 from engine.formats.product import LinearSpec
 from engine.kernels.attention import AttentionPlan
-from engine.kernels.chosen import chosen_attention
-from engine.kernels.latent import (
+from engine.kernels.sparse import chosen_attention
+from engine.kernels.mla import (
     Latents,
     forms_on,
-    latent_attention,
-    made_attention,
+    mla_attention,
     opened,
     rotate_queries,
+    up_projected_attention,
     write_latents,
 )
 from engine.kernels.norm import rms_norm
 from engine.model.layers.building import Surroundings
 from engine.model.layers.kv_scales import declare_factors
-from engine.model.layers.latents.indexer import Indexer
+from engine.model.layers.mla.indexer import Indexer
 from engine.model.stream import Stream
-from engine.spec.latents import LatentAttentionSpec
+from engine.spec.mla import MLASpec
 from engine.weights.parameters import Parameter, Part, Shard, whole
 
 NORM_EPS = 1e-6  # these norms have their own, whatever the model's is
 INTO_LATENTS, QUERIES = "self_attn.kv_a_proj_with_mqa", "self_attn.q_a_proj"
 
 
-class LatentAttention:
-    def __init__(self, spec: LatentAttentionSpec, around: Surroundings) -> None:
+class MLAAttention:
+    def __init__(self, spec: MLASpec, around: Surroundings) -> None:
         hidden, inner = around.model.hidden_size, spec.query_rank
         self._spec, self._branch = spec, around.branch
         self._rope = _rotations(spec, around)
@@ -136,7 +136,9 @@ class LatentAttention:
         spec, behind = self._spec, slice(made.first, None)
         queries = q[behind].clone()
         rotate_queries(q[behind], positions[behind], self._rope, queries, interleaved=self._is_interleaved)
-        found = made_attention(queries, latents, made.prompts, self._out_of_latents, self._forms, scale=spec.scale)
+        found = up_projected_attention(
+            queries, latents, made.prompts, self._out_of_latents, self._forms, scale=spec.scale
+        )
         if not made.first:
             return found
         chosen = None if chosen is None else chosen[: made.first]
@@ -156,13 +158,13 @@ class LatentAttention:
         absorbed[..., : spec.rank] = torch.matmul(q[..., : spec.plain_dim].transpose(0, 1), self._keys).transpose(0, 1)
         rotate_queries(q, positions, self._rope, absorbed, interleaved=self._is_interleaved)
         if chosen is None:
-            found = latent_attention(absorbed, latents, plan, rank=spec.rank, scale=spec.scale)
+            found = mla_attention(absorbed, latents, plan, rank=spec.rank, scale=spec.scale)
         else:
             found = chosen_attention(absorbed, latents, plan, chosen, rank=spec.rank, scale=spec.scale)
         return torch.matmul(found.transpose(0, 1), self._values.transpose(1, 2)).transpose(0, 1)
 
 
-def _rotations(spec: LatentAttentionSpec, around: Surroundings) -> torch.Tensor:
+def _rotations(spec: MLASpec, around: Surroundings) -> torch.Tensor:
     """The table of the rotations; without any, of the first position, where nothing turns."""
     if spec.rope is not None:
         return around.rotations.table(spec.rope, spec.rotated_dim)
@@ -170,7 +172,7 @@ def _rotations(spec: LatentAttentionSpec, around: Surroundings) -> torch.Tensor:
     return torch.cat((half, torch.zeros_like(half)), dim=1)
 
 
-def _indexer(spec: LatentAttentionSpec, around: Surroundings, table: torch.Tensor) -> Indexer | None:
+def _indexer(spec: MLASpec, around: Surroundings, table: torch.Tensor) -> Indexer | None:
     """Return this layer's indexer; None where all is attended to, or the layer before has chosen."""
     if spec.indexer is None:
         return None
@@ -181,7 +183,7 @@ def _norm(name: str, size: int, around: Surroundings) -> torch.Tensor:
     return around.weights.new(whole(f"{name}.weight", size), under=around.under)
 
 
-def _latent_norm(spec: LatentAttentionSpec, around: Surroundings) -> torch.Tensor:
+def _latent_norm(spec: MLASpec, around: Surroundings) -> torch.Tensor:
     """The norm's weight, times what multiplies latents: that is in float32, for the product is rounded, not the weight."""
     if spec.latent_scale == 1.0:
         return _norm("self_attn.kv_a_layernorm", spec.rank, around)
@@ -194,13 +196,13 @@ def _times(weight: torch.Tensor, scale: float) -> None:
     weight.mul_(scale)
 
 
-def _out_of_latents(spec: LatentAttentionSpec) -> LinearSpec:
+def _out_of_latents(spec: MLASpec) -> LinearSpec:
     size = spec.plain_dim + spec.value_dim
     outputs = {"self_attn.kv_b_proj": spec.num_heads * size}
     return LinearSpec(inputs=spec.rank, outputs=outputs, bias=False, shard=Shard.HEADS, unit=size)
 
 
-def _head_by_head(spec: LatentAttentionSpec, around: Surroundings) -> torch.Tensor:
+def _head_by_head(spec: MLASpec, around: Surroundings) -> torch.Tensor:
     """The same matrix, where each head's rows for keys and for values are tensors of their own."""
     size = spec.plain_dim + spec.value_dim
     parts = tuple(

@@ -1,4 +1,4 @@
-"""Attention over latents as plain values. Sizes are element counts."""
+"""Multi-head latent attention (MLA) as plain values. Sizes are element counts."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 from engine.kernels.attention import HeadShape
 from engine.kernels.codes import KINDS, Kind
-from engine.kernels.latent import LatentShape
+from engine.kernels.mla import MLAShape
 from engine.spec.scaling import QueryGrowth, RopeSpec
 from engine.spec.states import Kept
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexerSpec:
-    """The chooser of positions to attend to: small queries, and one small key a token, whose rotated part comes first."""
+    """The indexer of sparse attention: small queries and one small key a token, whose rotated part comes first."""
 
     num_heads: int
     dim: int  # size of a query's head and of the key
@@ -25,25 +25,25 @@ class IndexerSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LatentAttentionSpec:
-    """Attention whose heads share one vector a token: latents, from which keys and values are made, and a rotated key."""
+class MLASpec:
+    """Multi-head latent attention: heads share one compressed KV vector a token (latents), and one rotated key."""
 
     num_heads: int
-    rank: int  # size of the latents
-    query_rank: int  # queries are made of so many features; 0: of the hidden state
-    plain_dim: int  # features of a query, and of a key, that are not rotated
-    rotated_dim: int
-    value_dim: int
+    rank: int  # size of the latents (kv_lora_rank)
+    query_rank: int  # size of the compressed query (q_lora_rank); 0: queries are not compressed
+    plain_dim: int  # features of a query, and of a key, that are not rotated (qk_nope_head_dim)
+    rotated_dim: int  # qk_rope_head_dim
+    value_dim: int  # v_head_dim
     rope: RopeSpec | None  # None: positions are not encoded
     scale: float
-    latent_scale: float = 1.0  # multiplies latents behind their norm
+    latent_scale: float = 1.0  # multiplies the latents after their norm
     query_growth: QueryGrowth | None = None
     bias: bool = False
     window: int = 0
     by_head: bool = False  # each head's keys and values have tensors of their own
-    codes: Kind | None = None  # what latents are kept as; other keys stay numbers
-    most: int = 0  # positions that a query attends to; 0: all
-    indexer: IndexerSpec | None = None  # what chooses them; None: the layer before had them chosen
+    codes: Kind | None = None  # the quantised type of the cached latents; rotated keys stay unquantised
+    most: int = 0  # positions that a query attends to (index_topk); 0: all
+    indexer: IndexerSpec | None = None  # selects them; None: the preceding layer's selection is reused
 
     @property
     def query_dim(self) -> int:
@@ -54,9 +54,9 @@ class LatentAttentionSpec:
         """Heads of the absorbed queries among the latents."""
         return HeadShape(self.num_heads, 1, self.rank + self.rotated_dim)
 
-    def shape(self, itemsize: int) -> LatentShape:
+    def shape(self, itemsize: int) -> MLAShape:
         """The sizes, with numbers of so many bytes."""
-        return LatentShape(
+        return MLAShape(
             num_heads=self.num_heads,
             rank=self.rank,
             plain=self.plain_dim,

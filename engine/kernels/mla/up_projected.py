@@ -1,4 +1,4 @@
-"""Attention of prompts over latents, each head's keys and values made of them first.
+"""The up-projected form of MLA for prompts: each head's keys and values are computed from the latents first.
 
 T tokens, H heads, C size of the latents, N and R plain and rotated features of a key, V features of a value, S positions.
 """
@@ -12,13 +12,13 @@ from torch.nn.functional import linear, scaled_dot_product_attention
 
 from engine.kernels.attention import PrefillPlan
 from engine.kernels.codes import decoded
-from engine.kernels.latent.forms import Forms
-from engine.kernels.latent.latent import Latents
+from engine.kernels.mla.absorbed import Latents
+from engine.kernels.mla.forms import Forms
 from engine.kernels.twin import twin
 
 
-@twin("engine.kernels.latent.triton_made")
-def made_attention(
+@twin("engine.kernels.mla.triton_up_projected")
+def up_projected_attention(
     q: torch.Tensor, kept: Latents, plan: PrefillPlan, out_of_latents: torch.Tensor, forms: Forms, *, scale: float
 ) -> torch.Tensor:
     """Return [T, H, V] for `q` [T, H, N + R], rotated; `out_of_latents` [H (N + V), C]: of each head keys' rows, then values'.

@@ -1,4 +1,4 @@
-"""Triton versions of `latent.write_latents` and `latent.rotate_queries`: a program a token.
+"""Triton versions of `absorbed.write_latents` and `absorbed.rotate_queries`: a program a token.
 
 T tokens, Hq query heads, C size of the latents, R size of the rotated part, B block size.
 """
@@ -8,8 +8,8 @@ import triton
 import triton.language as tl
 
 from engine.kernels.codes.triton_codes import INT8, NUMBERS, bytes_of, in_fp8, in_int8, kind_of, largest_of, scales_of
-from engine.kernels.latent.latent import Latents
 from engine.kernels.launch import Kernel
+from engine.kernels.mla.absorbed import Latents
 
 
 def write_latents(

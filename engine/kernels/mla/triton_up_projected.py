@@ -1,10 +1,10 @@
-"""Triton version of `made.made_attention`: contexts go by in pieces, and of each all heads' keys and values are made at once.
+"""Triton version of `up_projected.up_projected_attention`: the latents of a context are up-projected piece by piece.
 
 T tokens, H heads, C size of the latents, N and R plain and rotated features of a key, V features of a value, B block size,
-P positions of a piece. A piece's latents are gathered from the pool, one product makes [P, H (N + V)] of them, and attention
-reads that product as it is, a head's keys beside its values. Rotated keys, which all heads share, are multiplied apart: they are
-not copied to each head, and no key is padded from 192 to 256. A query whose context has several pieces leaves its softmax's
-state in memory between them and goes on with it, so nothing is merged afterwards.
+P positions of a piece. A piece's latents are gathered from the pool, one GEMM up-projects them to [P, H (N + V)], and attention
+reads that product in place, each head's keys beside its values. Rotated keys, which all heads share, are multiplied separately:
+they are not copied to each head, and no key is padded from 192 to 256. A query whose context has several pieces keeps its
+softmax state in memory between them, so nothing is merged afterwards.
 """
 
 import torch
@@ -14,9 +14,9 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from engine.kernels.attention import PrefillPlan
 from engine.kernels.codes.triton_codes import FP8, INT8, NUMBERS, bytes_of, kind_of, scales_of, widened
-from engine.kernels.latent.forms import Forms
-from engine.kernels.latent.latent import Latents
 from engine.kernels.launch import Kernel
+from engine.kernels.mla.absorbed import Latents
+from engine.kernels.mla.forms import Forms
 
 LOG2_E = 1.4426950408889634
 GATHERED_ROWS = 16  # positions of a block that a program copies
@@ -28,7 +28,7 @@ SHAPES = {
 }
 
 
-def made_attention(
+def up_projected_attention(
     q: torch.Tensor, kept: Latents, plan: PrefillPlan, out_of_latents: torch.Tensor, forms: Forms, *, scale: float
 ) -> torch.Tensor:
     blocks, its, size = plan.blocks, forms.shape, kept.rotated.shape[2]

@@ -1,6 +1,7 @@
-"""Two forms of a prompt's attention over latents, and which of them costs less.
+"""The two forms of MLA for a prompt, and the cost model that picks one.
 
-Absorbed: queries are taken among the latents. Made: each head's keys and values are made of the latents first.
+Absorbed: queries are projected into the latent space and attend to the latents, as in decoding (MQA). Up-projected: each head's
+keys and values are computed from the latents first (MHA).
 """
 
 from __future__ import annotations
@@ -12,36 +13,35 @@ import torch
 from engine.kernels.attention.tiles import LARGE_TILE, SMALL_TILE, Tiling
 from engine.kernels.device import Device
 
-# Multiplications (and additions) in the time in which a byte comes from memory, or goes there.
-# Of 16-bit numbers an H200 makes 100, an A100 80, a B200 140.
+# Multiply-adds a byte of memory traffic (the roofline's ridge) with 16-bit operands: H200 100, A100 80, B200 140.
 PER_BYTE_ON_GPUS = 100
 PER_BYTE_ON_CPUS = 5
-# Bytes of latents, keys and values that are there at once.
+# Scratch space in bytes for gathered latents and up-projected keys and values.
 ROOM_ON_GPUS = 256 << 20
 ROOM_ON_CPUS = 32 << 20
-COPIED_BYTES = 16  # all bulk copies begin at multiples
+COPIED_BYTES = 16  # alignment of bulk copies
 ROWS = 64  # queries of all heads in a program of the absorbed form
-# Plain, rotated and value features of a head that `triton_made` has room for.
+# Largest non-rotated, rotated and value sizes of a head that `triton_up_projected` supports.
 MOST = (256, 64, 256)
-# How the queries are cut whose keys and values are made.
-MADE_TILING = Tiling(SMALL_TILE, LARGE_TILE)
+# Query tiles of the up-projected form.
+UP_PROJECTED_TILING = Tiling(SMALL_TILE, LARGE_TILE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LatentShape:
+class MLAShape:
     """The sizes that both forms' cost depends on."""
 
     num_heads: int  # H
-    rank: int  # C, size of the latents
-    plain: int  # N, features of a key that are made of latents
-    rotated: int  # R, features of a key that all heads share
+    rank: int  # C, size of the latents (kv_lora_rank)
+    plain: int  # N, features of a key that are up-projected (qk_nope_head_dim)
+    rotated: int  # R, features of a key that all heads share (qk_rope_head_dim)
     value: int  # V
     itemsize: int  # b, bytes of a number
     most: int = 0  # positions that a query attends to; 0: all
 
     @property
     def made(self) -> int:
-        """Numbers that are made of a position's latents."""
+        """The elements that one position's latents are up-projected to."""
         return self.num_heads * (self.plain + self.value)
 
     @property
@@ -61,14 +61,14 @@ class LatentShape:
         return self.num_heads * (self.itemsize * numbers + 4 * (self.value + 2)) + 4 * self.most
 
 
-def forms_on(device: torch.device, shape: LatentShape) -> Forms:
+def forms_on(device: torch.device, shape: MLAShape) -> Forms:
     """The forms of a model with these sizes."""
     if device.type == "cpu":
         return Forms(shape=shape, per_byte=PER_BYTE_ON_CPUS, room=ROOM_ON_CPUS)
     return Forms(shape=shape, per_byte=PER_BYTE_ON_GPUS, room=ROOM_ON_GPUS)
 
 
-def latent_items_at_once(device: Device, num_heads: int) -> int:
+def mla_items_at_once(device: Device, num_heads: int) -> int:
     """Items of decoding sequences that the device computes at once. A program's registers leave no room for a second one."""
     return max(1, device.processors // -(-num_heads // ROWS))
 
@@ -77,7 +77,7 @@ def latent_items_at_once(device: Device, num_heads: int) -> int:
 class Forms:
     """How a model's prompts attend to latents on a device."""
 
-    shape: LatentShape
+    shape: MLAShape
     per_byte: int
     room: int  # bytes
 
@@ -85,7 +85,7 @@ class Forms:
         """Whether keys and values are made for `new` tokens at the end of `context` positions, theirs included.
 
         With T new tokens, S positions, P = T S - T (T - 1) / 2 pairs of a token and a position that it sees, w multiplications
-        a byte, and the letters of `LatentShape`, the costs are
+        a byte, and the letters of `MLAShape`, the costs are
 
             made      H (S C (N + V) + P (N + R + V)) + 2 w b S (H (N + V) + C + R)
             absorbed  H (T C (N + V) + P (2 C + R)) + 2 w b T H (2 C + R)

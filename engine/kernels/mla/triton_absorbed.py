@@ -1,5 +1,5 @@
 # ruff: noqa: SIM102 - Triton decides an outer `if` of constants at compile time, an `and` with one at run time
-"""Triton version of `latent.latent_attention`: the heads of a token share the tensor core's rows, since they share all keys.
+"""Triton version of `absorbed.mla_attention`: the heads of a token share the tensor core's rows, since they share all keys.
 
 T tokens, S sequences that decode, Hq query heads, C size of the latents, R size of the rotated part, B block size. A decoding
 sequence's context is cut into items as in `attention.triton_decode`; prompts are cut into tiles of queries. A loop step's
@@ -12,15 +12,15 @@ import triton.language as tl
 
 from engine.kernels.attention import AttentionPlan
 from engine.kernels.codes.triton_codes import FP8, INT8, bytes_of, kind_of, scales_of, widened
-from engine.kernels.latent.forms import ROWS
-from engine.kernels.latent.latent import Latents
 from engine.kernels.launch import Kernel
+from engine.kernels.mla.absorbed import Latents
+from engine.kernels.mla.forms import ROWS
 
 STEP, STAGES, WARPS = 32, 2, 8
 LOG2_E = 1.4426950408889634
 
 
-def latent_attention(q: torch.Tensor, kept: Latents, plan: AttentionPlan, *, rank: int, scale: float) -> torch.Tensor:
+def mla_attention(q: torch.Tensor, kept: Latents, plan: AttentionPlan, *, rank: int, scale: float) -> torch.Tensor:
     num_heads = q.shape[1]
     out = torch.empty((q.shape[0], num_heads, rank), dtype=q.dtype, device=q.device)
     heads = min(ROWS, triton.next_power_of_2(num_heads))

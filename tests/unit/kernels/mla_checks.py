@@ -12,14 +12,14 @@ import torch
 
 from engine.kernels.attention.tiles import LARGE_TILE, SMALL_TILE, Tiling
 from engine.kernels.codes import KINDS, Kind, decoded, encoded
-from engine.kernels.latent import (
+from engine.kernels.mla import (
     Forms,
     Latents,
-    LatentShape,
-    latent_attention,
-    made_attention,
+    MLAShape,
+    mla_attention,
     opened,
     rotate_queries,
+    up_projected_attention,
     write_latents,
 )
 from tests.unit.kernels import references
@@ -108,7 +108,7 @@ def _check_attention(
     plan = references.plan_of(q, batch, num_kv_heads=1, block_size=block_size, window=0)
     latents = torch.cat((meant(kept).double(), kept.rotated.double()), dim=-1)
     expected = references.attention(q, latents.expand(-1, 2, -1, -1, -1), batch, scale, 0)[..., :rank]
-    for compute in (latent_attention, latent_attention.reference):
+    for compute in (mla_attention, mla_attention.reference):
         close(compute(q.contiguous(), kept, plan, rank=rank, scale=scale), expected)
 
 
@@ -139,7 +139,7 @@ def _check_made(
     cut: tuple[int, int] = (SMALL_TILE, LARGE_TILE),
 ) -> None:
     heads, rank, size, plain, value = sizes
-    shape = LatentShape(num_heads=heads, rank=rank, plain=plain, rotated=size, value=value, itemsize=dtype.itemsize)
+    shape = MLAShape(num_heads=heads, rank=rank, plain=plain, rotated=size, value=value, itemsize=dtype.itemsize)
     forms = Forms(shape=shape, per_byte=1, room=room)
     _, both, batch = references.attention_case(
         lengths, heads=(heads, 1), head_dim=rank + size, block_size=16, dtype=dtype, device=device
@@ -156,7 +156,7 @@ def _check_made(
     pool[:, 1, ..., :value] = made[:, 0, ..., plain:]
     asked = torch.nn.functional.pad(q, (0, wide - plain - size))
     expected = references.attention(asked, pool, batch, scale, 0)[..., :value]
-    for compute in (made_attention, made_attention.reference):
+    for compute in (up_projected_attention, up_projected_attention.reference):
         close(compute(q, kept, prompts, out_of_latents, forms, scale=scale), expected)
 
 
