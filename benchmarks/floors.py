@@ -144,8 +144,8 @@ class ModelCost:
 
     def read_bytes(self, context: int) -> float:
         """What a token behind so many positions reads of what is kept of them."""
-        chosen_by = context * self.index_bytes if context > self.most else 0
-        return self.read_positions(context) * self.kv_bytes + chosen_by
+        indexer_keys = context * self.index_bytes if context > self.most else 0
+        return self.read_positions(context) * self.kv_bytes + indexer_keys
 
     def attention_work(self, context: int) -> float:
         """Its operations."""

@@ -24,10 +24,10 @@ from benchmarks.kernel_case import Case, errors
 from benchmarks.quantised_kernels import INTERPRETED, REAL, column_of, quantised_cases
 from benchmarks.results_format import MISSING, Result, number
 from engine.kernels import activation, attention, linear, norm, rope
-from engine.kernels.chosen import chosen_attention, chosen_positions
 from engine.kernels.codes import KINDS, Kind, coded, decoded, numbers_of
 from engine.kernels.device import describe, use_triton
 from engine.kernels.mla import mla_attention, opened
+from engine.kernels.sparse import selected_positions, sparse_attention
 
 DTYPE = torch.bfloat16
 HEADS, KV_HEADS, HEAD_DIM, FEATURES, HIDDEN = 32, 8, 128, 4096, 14336
@@ -79,9 +79,9 @@ def _cases(device: torch.device) -> Iterator[Case]:
         yield _latent_case(device, 64, 1088, kept)
         yield _latent_case(device, 32, 8256, kept)
     for count, context in ((1, 32768), (1, 131072), (32, 8256)):
-        yield from _chosen_cases(device, count, context)
-    yield _choosing_case(device, 8192, 8192)
-    yield _choosing_case(device, 2048, 131072)
+        yield from _sparse_cases(device, count, context)
+    yield _selection_case(device, 8192, 8192)
+    yield _selection_case(device, 2048, 131072)
     yield _prefill_case(device, 2048, 2048)
     yield _prefill_case(device, 8192, 8192)
     yield _prefill_case(device, 2048, 4096)
@@ -229,7 +229,7 @@ def _latent_case(device: torch.device, count: int, context: int, kind: Kind | No
     )
 
 
-def _chosen_cases(device: torch.device, count: int, context: int) -> Iterator[Case]:
+def _sparse_cases(device: torch.device, count: int, context: int) -> Iterator[Case]:
     """Make cases of DeepSeek-V3.2's sparse attention: positions are chosen, and attended to by 16 heads."""
     width, size, compared = -(-context // BLOCK), LATENTS + ROTATED, slice(COMPARED_ROWS // 3)
     table = torch.randperm(count * width, device=device).int().view(count, width)
@@ -244,7 +244,7 @@ def _chosen_cases(device: torch.device, count: int, context: int) -> Iterator[Ca
 
     yield Case(
         f"chosen_positions_b{count}_ctx{context}",
-        lambda: chosen_positions(q, weights, positions, keys, plan, CHOSEN, context),
+        lambda: selected_positions(q, weights, positions, keys, plan, CHOSEN, context),
         lambda: scores().topk(CHOSEN).values.sort().values,
         lambda out: scores().gather(1, out[compared].long()).sort().values,
         2.0 * count * context * INDEX_DIM,
@@ -262,7 +262,7 @@ def _chosen_cases(device: torch.device, count: int, context: int) -> Iterator[Ca
 
     yield Case(
         f"chosen_latents_b{count}_ctx{context}",
-        lambda: chosen_attention(asking, kept, plan, lists, rank=LATENTS, scale=scale),
+        lambda: sparse_attention(asking, kept, plan, lists, rank=LATENTS, scale=scale),
         exact,
         lambda out: out[compared],
         2.0 * count * CHOSEN * size,
@@ -270,7 +270,7 @@ def _chosen_cases(device: torch.device, count: int, context: int) -> Iterator[Ca
     )
 
 
-def _choosing_case(device: torch.device, new: int, context: int) -> Case:
+def _selection_case(device: torch.device, new: int, context: int) -> Case:
     """Make a case of DeepSeek-V3.2's choice of positions for `new` tokens at the end of a prompt."""
     table = torch.randperm(context // BLOCK, device=device).int()[None]
     positions = torch.arange(context - new, context, dtype=torch.int32, device=device)
@@ -289,7 +289,7 @@ def _choosing_case(device: torch.device, new: int, context: int) -> Case:
 
     return Case(
         f"chosen_positions_{new}_of_{context}",
-        lambda: chosen_positions(q, weights, positions, keys, plan, CHOSEN, context),
+        lambda: selected_positions(q, weights, positions, keys, plan, CHOSEN, context),
         lambda: scores().topk(CHOSEN).values.sort().values,
         lambda out: scores().gather(1, out[compared].long()).sort().values,
         2.0 * context * INDEX_DIM,

@@ -25,7 +25,7 @@ class Stream:
     That is nothing, a tensor [T, E] or partial sums [P, T, E]. The next norm adds it up, because it reads the residual anyway.
     """
 
-    __slots__ = ("_added", "_read", "_residual", "chosen", "is_empty", "layer_inputs", "lent", "shortcut", "streams")
+    __slots__ = ("_added", "_read", "_residual", "is_empty", "layer_inputs", "lent", "selected", "shortcut", "streams")
 
     def __init__(self, residual: torch.Tensor) -> None:
         self._residual = residual
@@ -34,7 +34,7 @@ class Stream:
         self.is_empty = False  # no row goes on, because none is sampled
         self.layer_inputs: torch.Tensor | None = None  # [T, layers, size]
         self.lent: dict[str, Lent] = {}
-        self.chosen: torch.Tensor | None = None  # [T, K] int32: see `chosen_positions`; None: all that a token sees
+        self.selected: torch.Tensor | None = None  # [T, K] int32: see `selected_positions`; None: all that a token sees
         self.shortcut: torch.Tensor | None = None  # [T, E], to be added behind a later layer
         self.streams: torch.Tensor | None = None  # all of them [S, T, E], where the model has several
 
@@ -101,8 +101,8 @@ class Stream:
             self._added = self._added.index_select(-2, rows)
         if self._read is not None:
             self._read = self._read.index_select(0, rows)
-        if self.chosen is not None:
-            self.chosen = self.chosen.index_select(0, rows)
+        if self.selected is not None:
+            self.selected = self.selected.index_select(0, rows)
         if self.layer_inputs is not None:
             self.layer_inputs = self.layer_inputs.index_select(0, rows)
         if self.shortcut is not None:

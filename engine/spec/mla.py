@@ -69,11 +69,11 @@ class MLASpec:
     @property
     def kept(self) -> tuple[Kept, ...]:
         """Latents and the rotated key; or codes, the key, and the codes' scales. Last an indexer's key."""
-        chosen_by = () if self.indexer is None else (self.indexer.kept,)
+        indexer_keys = () if self.indexer is None else (self.indexer.kept,)
         if self.codes is None:
-            return (Kept(planes=1, heads=1, dim=self.rank + self.rotated_dim), *chosen_by)
+            return (Kept(planes=1, heads=1, dim=self.rank + self.rotated_dim), *indexer_keys)
         codes, *scales = (
             Kept(planes=1, heads=1, dim=dim, dtype=dtype)
             for dtype, dim in zip(KINDS[self.codes], (self.rank, 1), strict=False)
         )
-        return (codes, Kept(planes=1, heads=1, dim=self.rotated_dim), *scales, *chosen_by)
+        return (codes, Kept(planes=1, heads=1, dim=self.rotated_dim), *scales, *indexer_keys)

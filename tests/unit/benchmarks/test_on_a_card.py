@@ -31,8 +31,8 @@ SIZES = {"HEADS": 4, "KV_HEADS": 2, "HEAD_DIM": 64, "FEATURES": 256, "HIDDEN": 2
 SHAPES = {  # of each function that makes cases: its own arguments here
     "_decode_case": (2, 48),
     "_latent_case": (2, 48),
-    "_chosen_cases": (2, 48),
-    "_choosing_case": (128, 128),
+    "_sparse_cases": (2, 48),
+    "_selection_case": (128, 128),
     "_prefill_case": (128, 128),
 }
 

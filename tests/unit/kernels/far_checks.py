@@ -17,7 +17,6 @@ import triton
 import triton.language as tl
 
 from engine.kernels import attention, delta, mamba, rope
-from engine.kernels.sparse import chosen_attention, chosen_positions, write_keys
 from engine.kernels.codes import Codes
 from engine.kernels.delta import Channels, Columns, Span, StateBatch, convolve
 from engine.kernels.embedding import embed
@@ -26,6 +25,7 @@ from engine.kernels.experts.mixture import Product
 from engine.kernels.mla import Latents, mla_attention, write_latents
 from engine.kernels.quantised.fp8 import Fp8Matrix
 from engine.kernels.quantised.groups import Groups
+from engine.kernels.sparse import selected_positions, sparse_attention, write_keys
 from engine.model.layers.delta import delta_heads
 from engine.model.layers.mamba import mamba_heads
 from engine.sampling.device import DeviceSampler
@@ -35,13 +35,13 @@ from kvtransfer.cuda.mover import BlockMover
 from kvtransfer.digest import block_digests
 from tests.unit.engine.generate import new_sequence
 from tests.unit.kernels import (
-    chosen_checks,
     codes_checks,
     fp8_checks,
     group_checks,
     mla_checks,
     references,
     selective_checks,
+    sparse_checks,
 )
 from tests.unit.kernels.state_passes import passes
 from tests.unit.kernels.triton_checks import checking
@@ -140,7 +140,7 @@ def check_latents(device: str) -> None:
         same(found[3], found[1], (lengths, kind, "written"))
 
 
-def check_chosen(device: str) -> None:
+def check_sparse(device: str) -> None:
     """An indexer's keys, its choice, and attention to that."""
     for lengths in (DECODING, PROMPTS):
         q, both, batch = references.attention_case(
@@ -148,15 +148,15 @@ def check_chosen(device: str) -> None:
         )
         q, both = q.contiguous(), both[:, :1].nan_to_num()
         before, found = rows_before(both), []
-        positions, cos_sin = chosen_checks.positions_of(batch), torch.rand(80, 16, device=device)
+        positions, cos_sin = sparse_checks.positions_of(batch), torch.rand(80, 16, device=device)
         weights, product = torch.rand(len(q), 4, device=device), torch.randn(3, 48, device=device).half()
         norm, places = (torch.ones(48, device=device).half(),) * 2, torch.arange(3, dtype=torch.int32, device=device)
         for pool, first in ((both, 0), (far(both, before), before)):
             moved = replace(batch, block_table=batch.block_table + first)
             plan = references.plan_of(q, moved, num_kv_heads=1, block_size=16, window=0)
-            lists = chosen_positions(q, weights, positions, pool, plan, 8, 80)
+            lists = selected_positions(q, weights, positions, pool, plan, 8, 80)
             kept = Latents(pool[..., :32], pool[..., 32:])
-            found.append((lists, chosen_attention(q, kept, plan, lists, rank=32, scale=0.1)))
+            found.append((lists, sparse_attention(q, kept, plan, lists, rank=32, scale=0.1)))
             slots = torch.tensor([first * 16 + slot for slot in (3, 17, 40)], dtype=torch.int32, device=device)
             write_keys(product, places, cos_sin, slots, pool, norm=norm, eps=1e-6, interleaved=False)
         for near, away in zip(*found, strict=True):
@@ -355,7 +355,7 @@ CHECKS: dict[str, Callable[[str], None]] = {
     "attention": check_attention,
     "writing": check_writing,
     "latents": check_latents,
-    "chosen": check_chosen,
+    "sparse": check_sparse,
     "states": check_states,
     "experts": check_experts,
     "tokens": check_tokens,

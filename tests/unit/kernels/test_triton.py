@@ -13,13 +13,13 @@ from tests.gpu.waves import WITH_STATES
 from tests.models import build_tiny_model
 from tests.unit.engine.families import dense, experts
 from tests.unit.kernels import (
-    chosen_checks,
     codes_checks,
     expert_checks,
     fp8_checks,
     group_checks,
     mla_checks,
     sampling_checks,
+    sparse_checks,
     switch_checks,
     triton_checks,
 )
@@ -50,9 +50,9 @@ def test_latent_kernel(interpreter: Interpreter, name: str) -> None:
     interpreter.check("mla_checks", name)
 
 
-@pytest.mark.parametrize("name", chosen_checks.CHECKS)
-def test_chosen_kernel(interpreter: Interpreter, name: str) -> None:
-    interpreter.check("chosen_checks", name)
+@pytest.mark.parametrize("name", sparse_checks.CHECKS)
+def test_sparse_kernel(interpreter: Interpreter, name: str) -> None:
+    interpreter.check("sparse_checks", name)
 
 
 @pytest.mark.parametrize("name", expert_checks.CHECKS)
@@ -130,7 +130,7 @@ def test_a_pass_over_codes_in_a_larger_graph(interpreter: Interpreter, kind: str
 
 
 @pytest.mark.long
-def test_a_pass_over_chosen_latents_in_a_larger_graph(interpreter: Interpreter, tmp_path: Path) -> None:
+def test_a_pass_of_sparse_attention_in_a_larger_graph(interpreter: Interpreter, tmp_path: Path) -> None:
     (case,) = (case for case in experts.CASES if case.name == "glm_moe_dsa")  # over all latents: Kimi-Linear below
     interpreter.check("graph_checks", str(case.build(tmp_path)))
 

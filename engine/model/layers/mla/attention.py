@@ -16,7 +16,6 @@ import torch
 from engine.batch.batch import ForwardBatch
 from engine.formats.product import LinearSpec
 from engine.kernels.attention import AttentionPlan
-from engine.kernels.sparse import chosen_attention
 from engine.kernels.mla import (
     Latents,
     forms_on,
@@ -27,6 +26,7 @@ from engine.kernels.mla import (
     write_latents,
 )
 from engine.kernels.norm import rms_norm
+from engine.kernels.sparse import sparse_attention
 from engine.model.layers.building import Surroundings
 from engine.model.layers.kv_scales import declare_factors
 from engine.model.layers.mla.indexer import Indexer
@@ -114,12 +114,12 @@ class MLAAttention:
         if self._query_norm is not None:
             asking = rms_norm(asking.contiguous(), self._query_norm, NORM_EPS)
         if self._indexer is not None:
-            stream.chosen = self._indexer.choose(x, asking, positions, keys, plan)
+            stream.selected = self._indexer.choose(x, asking, positions, keys, plan)
         q = self._queries(asking).unflatten(-1, (-1, spec.query_dim))  # not rotated yet
         if self._growth is not None:
             q = q * self._growth[positions].to(q.dtype)[:, None, None]
-        chosen = stream.chosen if spec.most else None
-        self._branch.add(stream, self._output, self._attend(q, positions, latents, plan, chosen).flatten(1))
+        selected = stream.selected if spec.most else None
+        self._branch.add(stream, self._output, self._attend(q, positions, latents, plan, selected).flatten(1))
 
     def _attend(
         self,
@@ -127,12 +127,12 @@ class MLAAttention:
         positions: torch.Tensor,
         latents: Latents,
         plan: AttentionPlan,
-        chosen: torch.Tensor | None,
+        selected: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Return [T, Hq, V] for `q` [T, Hq, N + R]; `chosen` [T, K]: positions for absorbed queries, None: all."""
+        """Return [T, Hq, V] for `q` [T, Hq, N + R]; `selected` [T, K]: positions for absorbed queries, None: all."""
         made = plan.made
         if made is None:
-            return self._absorbed(q, positions, latents, plan, chosen)
+            return self._absorbed(q, positions, latents, plan, selected)
         spec, behind = self._spec, slice(made.first, None)
         queries = q[behind].clone()
         rotate_queries(q[behind], positions[behind], self._rope, queries, interleaved=self._is_interleaved)
@@ -141,8 +141,8 @@ class MLAAttention:
         )
         if not made.first:
             return found
-        chosen = None if chosen is None else chosen[: made.first]
-        return torch.cat((self._absorbed(q[: made.first], positions[: made.first], latents, plan, chosen), found))
+        selected = None if selected is None else selected[: made.first]
+        return torch.cat((self._absorbed(q[: made.first], positions[: made.first], latents, plan, selected), found))
 
     def _absorbed(
         self,
@@ -150,17 +150,17 @@ class MLAAttention:
         positions: torch.Tensor,
         latents: Latents,
         plan: AttentionPlan,
-        chosen: torch.Tensor | None,
+        selected: torch.Tensor | None,
     ) -> torch.Tensor:
         """Return [T, Hq, V], by queries among the latents, [T, Hq, C + R]."""
         spec = self._spec
         absorbed = q.new_empty((*q.shape[:2], spec.rank + spec.rotated_dim))
         absorbed[..., : spec.rank] = torch.matmul(q[..., : spec.plain_dim].transpose(0, 1), self._keys).transpose(0, 1)
         rotate_queries(q, positions, self._rope, absorbed, interleaved=self._is_interleaved)
-        if chosen is None:
+        if selected is None:
             found = mla_attention(absorbed, latents, plan, rank=spec.rank, scale=spec.scale)
         else:
-            found = chosen_attention(absorbed, latents, plan, chosen, rank=spec.rank, scale=spec.scale)
+            found = sparse_attention(absorbed, latents, plan, selected, rank=spec.rank, scale=spec.scale)
         return torch.matmul(found.transpose(0, 1), self._values.transpose(1, 2)).transpose(0, 1)
 
 
@@ -173,7 +173,7 @@ def _rotations(spec: MLASpec, around: Surroundings) -> torch.Tensor:
 
 
 def _indexer(spec: MLASpec, around: Surroundings, table: torch.Tensor) -> Indexer | None:
-    """Return this layer's indexer; None where all is attended to, or the layer before has chosen."""
+    """Return this layer's indexer; None where all is attended to, or the layer before has selected."""
     if spec.indexer is None:
         return None
     return Indexer(spec.indexer, around, table, query_rank=spec.query_rank, most=spec.most)

@@ -16,8 +16,8 @@ from torch.nn.functional import linear
 from engine.batch.batch import ForwardBatch
 from engine.formats.product import LinearSpec
 from engine.kernels.attention import AttentionPlan
-from engine.kernels.sparse import chosen_positions, sees_more, write_keys
 from engine.kernels.mla import rotate_queries
+from engine.kernels.sparse import sees_more, selected_positions, write_keys
 from engine.model.layers.building import Surroundings
 from engine.spec.mla import IndexerSpec
 from engine.weights.parameters import Shard, whole
@@ -70,4 +70,4 @@ class Indexer:
             q[..., :size], positions, self._rope, queries[..., :size], interleaved=self._spec.interleaved
         )  # fmt: skip
         weights = linear(x.float(), self._weights) * self._scale
-        return chosen_positions(queries, weights, positions, keys, plan, self._most, longest)
+        return selected_positions(queries, weights, positions, keys, plan, self._most, longest)

@@ -1,4 +1,4 @@
-"""Attention of queries among the latents to chosen positions.
+"""Attention of queries among the latents to selected positions.
 
 T tokens, Hq query heads, C size of the latents, R size of the rotated part, B block size, K positions at most.
 """
@@ -8,28 +8,28 @@ from __future__ import annotations
 import torch
 
 from engine.kernels.attention import AttentionPlan
-from engine.kernels.sparse.choosing import sequences_of
 from engine.kernels.codes import decoded
 from engine.kernels.mla import Latents
+from engine.kernels.sparse.selection import sequences_of
 from engine.kernels.twin import twin
 
 ELEMENTS_AT_ONCE = 1 << 22  # numbers of latents that are copied at once, on a CPU
 
 
 @twin("engine.kernels.sparse.triton_attention")
-def chosen_attention(
-    q: torch.Tensor, kept: Latents, plan: AttentionPlan, chosen: torch.Tensor, *, rank: int, scale: float
+def sparse_attention(
+    q: torch.Tensor, kept: Latents, plan: AttentionPlan, selected: torch.Tensor, *, rank: int, scale: float
 ) -> torch.Tensor:
     """Return the weighted latents [T, Hq, C] for `q` [T, Hq, C + R]; `rank` is C.
 
-    `chosen` [T, K] int32 is what `chosen_positions` returned. Sums are in float32.
+    `selected` [T, K] int32 is what `selected_positions` returned. Sums are in float32.
     """
     out = q.new_empty((*q.shape[:2], rank))
-    step = max(1, ELEMENTS_AT_ONCE // (chosen.shape[1] * q.shape[2]))
+    step = max(1, ELEMENTS_AT_ONCE // (selected.shape[1] * q.shape[2]))
     for rows, table, _ in sequences_of(plan):
         for first in range(rows.start, rows.stop, step):
             some = slice(first, min(first + step, rows.stop))
-            at = chosen[some, : int((chosen[some] >= 0).sum(dim=1).max())]
+            at = selected[some, : int((selected[some] >= 0).sum(dim=1).max())]
             found = _gathered(kept, table, at.clamp(min=0)).float()
             scores = torch.matmul(q[some].float(), found.transpose(1, 2)) * scale  # [rows, Hq, K]
             weights = scores.masked_fill(at[:, None] < 0, float("-inf")).softmax(dim=-1)

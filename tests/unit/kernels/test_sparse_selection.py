@@ -18,11 +18,11 @@ from tests.needs import needs
 needs("triton")
 
 from engine.kernels.attention import AttentionBatch, AttentionPlan, PrefillPlan, deal_out_tiles
-from engine.kernels.sparse import triton_choosing
 from engine.kernels.launch import Kernel
+from engine.kernels.sparse import triton_selection
 
 MOST, TILE, BLOCK = 2048, 128, 64
-MOST_PROGRAMS = 132 * triton_choosing.PROGRAMS_A_PROCESSOR  # of Hopper, which grids are made for without a GPU
+MOST_PROGRAMS = 132 * triton_selection.PROGRAMS_A_PROCESSOR  # of Hopper, which grids are made for without a GPU
 
 Launch = tuple[int, int, int]  # programs, first row, rows
 
@@ -44,7 +44,7 @@ def launches() -> Iterator[list[Launch]]:
     found: list[Launch] = []
 
     def note(kernel: Kernel, grid: tuple[int, ...], variant: object, *given: Any, **named: Any) -> None:
-        if kernel is triton_choosing._SCORE:
+        if kernel is triton_selection._SCORE:
             found.append((grid[0], *given[8:10]))
 
     with mock.patch.object(Kernel, "launch", note):
@@ -57,7 +57,7 @@ def launched(lengths: list[tuple[int, int]]) -> list[tuple[int, int]]:
     rows = sum(new for new, _ in lengths)
     q, keys = torch.empty((rows, 4, 16)), torch.empty((1, 1, BLOCK, 1, 16))
     with launches() as found:
-        triton_choosing.chosen_positions(
+        triton_selection.selected_positions(
             q, torch.empty(rows, 4), torch.empty(rows, dtype=torch.int32), keys, plan, MOST, 1 << 17
         )
     return [(programs, _pieces(tiles, first, count)) for programs, first, count in found]
@@ -67,7 +67,7 @@ def _pieces(tiles: np.ndarray[Any, Any], first: int, count: int) -> int:
     stop = np.minimum(tiles[:, 0] + tiles[:, 1], first + count) - tiles[:, 0]
     begin = np.maximum(first - tiles[:, 0], MOST - tiles[:, 2])
     ends = np.where(np.maximum(begin, 0) < stop, tiles[:, 2] + stop, 0)
-    return int((-(-ends // triton_choosing.PROMPT_STEP)).sum())
+    return int((-(-ends // triton_selection.PROMPT_STEP)).sum())
 
 
 @pytest.mark.parametrize(

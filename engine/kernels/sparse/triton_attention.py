@@ -1,4 +1,4 @@
-"""Triton version of `attention.chosen_attention`: a program a token and some of its heads, which share all that they attend to.
+"""Triton version of `attention.sparse_attention`: a program a token and some of its heads, which share all that they attend to.
 
 T tokens, Hq query heads, C size of the latents, R size of the rotated part, B block size, K positions at most. Few tokens'
 positions are cut into parts, so that all processors have work.
@@ -19,15 +19,15 @@ from engine.kernels.mla.triton_absorbed import STEP, attend_to, combine, launch
 FEWEST_STEPS = 4  # loop steps of a part
 
 
-def chosen_attention(
-    q: torch.Tensor, kept: Latents, plan: AttentionPlan, chosen: torch.Tensor, *, rank: int, scale: float
+def sparse_attention(
+    q: torch.Tensor, kept: Latents, plan: AttentionPlan, selected: torch.Tensor, *, rank: int, scale: float
 ) -> torch.Tensor:
     num_heads, decoding = q.shape[1], plan.num_decode
     out = torch.empty((q.shape[0], num_heads, rank), dtype=q.dtype, device=q.device)
     heads = max(16, min(ROWS, triton.next_power_of_2(num_heads)))
     if decoding:
         programs = decoding * triton.cdiv(num_heads, heads)
-        most_parts = max(1, chosen.shape[1] // (FEWEST_STEPS * STEP))
+        most_parts = max(1, selected.shape[1] // (FEWEST_STEPS * STEP))
         parts = max(1, min(most_parts, describe(q.device).processors // programs))
         sums = out
         stats = torch.empty((decoding * parts, num_heads, 2), dtype=torch.float32, device=q.device)
@@ -36,8 +36,8 @@ def chosen_attention(
         items = plan.items[0]
         launch(
             _ATTEND, decoding * parts, q, kept, rank, scale,
-            chosen, items.items, items.parts, plan.tables, 0, sums, stats, parts, 0,
-            K=chosen.shape[1], HEADS=heads, DECODE=True, WHOLE=parts == 1,
+            selected, items.items, items.parts, plan.tables, 0, sums, stats, parts, 0,
+            K=selected.shape[1], HEADS=heads, DECODE=True, WHOLE=parts == 1,
         )  # fmt: skip
         if parts > 1:
             combine(sums, stats, items.parts, out, each=parts)
@@ -45,8 +45,8 @@ def chosen_attention(
         prompts, table, tiles = slice(decoding, None), plan.prefill.batch.block_table, plan.prefill.tiles
         launch(
             _ATTEND, len(tiles) * plan.prefill.rows, q[prompts], kept, rank, scale,
-            chosen[prompts], tiles, tiles, table, table.stride(0), out[prompts], out, 1, plan.prefill.rows,
-            K=chosen.shape[1], HEADS=heads, DECODE=False, WHOLE=True,
+            selected[prompts], tiles, tiles, table, table.stride(0), out[prompts], out, 1, plan.prefill.rows,
+            K=selected.shape[1], HEADS=heads, DECODE=False, WHOLE=True,
         )  # fmt: skip
     return out
 
@@ -54,7 +54,7 @@ def chosen_attention(
 @triton.jit(do_not_specialize=["table_row", "parts", "rows"])
 def _attend(
     q_THD, kv, rotated_keys, factors_2, scales, scale_log2, kv_block, kv_slot, rotated_block, rotated_slot, scale_block,
-    chosen_TK, items_I8, items_of_S2, tables, table_row, out_THC, stats_TH2, parts, rows,
+    selected_TK, items_I8, items_of_S2, tables, table_row, out_THC, stats_TH2, parts, rows,
     HQ: tl.constexpr, C: tl.constexpr, C_PADDED: tl.constexpr, R: tl.constexpr, R_PADDED: tl.constexpr, B: tl.constexpr,
     N: tl.constexpr, STAGES: tl.constexpr, CODES: tl.constexpr, HEADS: tl.constexpr, K: tl.constexpr,
     DECODE: tl.constexpr, WHOLE: tl.constexpr,
@@ -93,7 +93,7 @@ def _attend(
     for at in tl.range(begin, end, N, num_stages=STAGES):
         listed = at + tl.arange(0, N)
         known = listed < end
-        n = tl.load(chosen_TK + token * K + listed, mask=known, other=0)
+        n = tl.load(selected_TK + token * K + listed, mask=known, other=0)
         sums, top, total = attend_to(
             q_latent, q_rotated, kv, rotated_keys, scales, table, n, known, known[None, :], factor, scale_log2,
             kv_block, kv_slot, rotated_block, rotated_slot, scale_block, sums, top, total, C, C_PADDED, R, R_PADDED, B, CODES,

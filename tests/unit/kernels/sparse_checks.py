@@ -11,7 +11,7 @@ from unittest import mock
 
 import torch
 
-from engine.kernels import chosen
+from engine.kernels import sparse
 from engine.kernels.attention import AttentionBatch, AttentionPlan, DecodeItems
 from engine.kernels.codes import KINDS, Kind
 from tests.unit.kernels import references
@@ -47,27 +47,27 @@ def with_room(plan: AttentionPlan) -> AttentionPlan:
     )
 
 
-def check_choosing(device: str, large: bool) -> None:
+def check_selection(device: str, large: bool) -> None:
     """Scores are whole numbers, many of them equal: the choice is told exactly. The last row's are infinite or no numbers."""
     for lengths in (DECODING, PROMPTS):
         for heads, dim, most in [(4, 16, 8), (20, 24, 33)]:
-            _check_choosing(lengths, heads, dim, most, torch.float32, device)
-    _check_choosing([(1, 1), (1, 1500)], 2, 16, 1100, torch.float16, device)
-    with mock.patch("engine.kernels.sparse.triton_choosing.ROOM_ON_GPUS", 3_000):  # some rows at a time
-        _check_choosing(PROMPTS, 4, 16, 8, torch.float16, device)
+            _check_selection(lengths, heads, dim, most, torch.float32, device)
+    _check_selection([(1, 1), (1, 1500)], 2, 16, 1100, torch.float16, device)
+    with mock.patch("engine.kernels.sparse.triton_selection.ROOM_ON_GPUS", 3_000):  # some rows at a time
+        _check_selection(PROMPTS, 4, 16, 8, torch.float16, device)
     for programs in (1, 3):  # each scores several pieces
         with (
-            mock.patch("engine.kernels.sparse.triton_choosing.programs_of", lambda *given, count=programs: count),
-            mock.patch("engine.kernels.sparse.triton_choosing.PROMPT_STEP", 16),
+            mock.patch("engine.kernels.sparse.triton_selection.programs_of", lambda *given, count=programs: count),
+            mock.patch("engine.kernels.sparse.triton_selection.PROMPT_STEP", 16),
         ):
-            _check_choosing(PROMPTS, 4, 16, 8, torch.float16, device)
+            _check_selection(PROMPTS, 4, 16, 8, torch.float16, device)
     if large:
         for heads in (32, 64):
             for lengths in ([(1, 1 + 997 * index) for index in range(40)], [(200, 9000), (1, 1), (700, 3000)]):
-                _check_choosing(lengths, heads, 128, 2048, torch.bfloat16, device)
+                _check_selection(lengths, heads, 128, 2048, torch.bfloat16, device)
 
 
-def _check_choosing(
+def _check_selection(
     lengths: list[tuple[int, int]], heads: int, dim: int, most: int, dtype: torch.dtype, device: str
 ) -> None:
     q, pool, batch = references.attention_case(
@@ -80,11 +80,11 @@ def _check_choosing(
     positions, plan = positions_of(batch), references.plan_of(q, batch, num_kv_heads=1, block_size=16, window=0)
     expected = _expected(q, weights, keys, batch, most)
     longest = max(9000, *(context for _, context in lengths))
-    for compute in (chosen.chosen_positions, chosen.chosen_positions.reference):
+    for compute in (sparse.selected_positions, sparse.selected_positions.reference):
         assert torch.equal(compute(q, weights, positions, keys, plan, most, longest), expected), compute
     if plan.num_decode:
         more = [torch.cat((each, torch.zeros_like(each[:1]))) for each in (q, weights, positions)]
-        found = chosen.chosen_positions(*more, keys, with_room(plan), most, longest)
+        found = sparse.selected_positions(*more, keys, with_room(plan), most, longest)
         assert torch.equal(found[:-1], expected)
 
 
@@ -145,11 +145,11 @@ def _check_attending(
         found = latents[batch.block_table[sequence].long()[at // 16], 0, at % 16, 0]
         expected[row] = (q[row].double() @ found.T * scale).softmax(dim=-1) @ found[:, :rank]
     lists = torch.stack(listed)
-    for compute in (chosen.chosen_attention, chosen.chosen_attention.reference):
+    for compute in (sparse.sparse_attention, sparse.sparse_attention.reference):
         close(compute(q, kept, plan, lists, rank=rank, scale=scale), expected, dtype)
     if plan.num_decode:
         more = [torch.cat((each, torch.zeros_like(each[:1]))) for each in (q, lists)]
-        found = chosen.chosen_attention(more[0], kept, with_room(plan), more[1], rank=rank, scale=scale)
+        found = sparse.sparse_attention(more[0], kept, with_room(plan), more[1], rank=rank, scale=scale)
         close(found[:-1], expected, dtype)
         assert bool(found[-1].isnan().all()), "a place without a sequence was computed"
 
@@ -174,7 +174,7 @@ def _check_writing(device: str, tokens: int, dim: int, size: int, interleaved: b
     keys = references.rotated(as_halves(normed[:, None, :size], interleaved), positions, cos_sin)[:, 0]
     expected = torch.cat((keys, normed[:, size:]), dim=-1)
     written, at = slots >= 0, slots[slots >= 0].long()
-    for compute in (chosen.write_keys, chosen.write_keys.reference):
+    for compute in (sparse.write_keys, sparse.write_keys.reference):
         pool = torch.full((num_blocks, 3, 1, block_size, 1, dim), 7.0, device=device).to(dtype)
         compute(product, positions, cos_sin, slots, pool[:, 1], norm=norm, eps=1e-6, interleaved=interleaved)
         close(pool[at // block_size, 1, 0, at % block_size, 0], expected[written])
@@ -183,7 +183,7 @@ def _check_writing(device: str, tokens: int, dim: int, size: int, interleaved: b
 
 
 CHECKS: dict[str, Callable[[str, bool], None]] = {
-    "choosing": check_choosing,
+    "selection": check_selection,
     "attending": check_attending,
     "writing": check_writing,
 }

@@ -1,7 +1,7 @@
-"""Triton versions of `choosing.write_keys` and `choosing.chosen_positions`.
+"""Triton versions of `selection.write_keys` and `selection.selected_positions`.
 
-Scores are written for some rows at a time, each row's highest are found digit by digit of their bits, and listed in the order of
-positions: what is chosen depends on no order in which programs run. Rows that see no more than K positions need no scores.
+Scores are written for some rows at a time. A radix select over their bits finds each row's top-k, listed in the order of
+positions: the selection does not depend on the order in which programs run. Rows that see at most K positions need no scores.
 
 T tokens, H heads of the indexer, D their size, B block size, K positions at most, S scores of a row.
 """
@@ -16,9 +16,9 @@ from engine.kernels.launch import Kernel
 from engine.kernels.mla import ROOM_ON_GPUS
 from engine.kernels.mla.triton_write import pair, turn
 
-STEP, PROMPT_STEP = 64, 128  # positions that are scored at once
-BLOCK = 1024  # scores that are looked at at once
-# Programs that score a prompt: more than are computed at once, so that the last ones to end are few.
+STEP, PROMPT_STEP = 64, 128  # positions a loop step scores
+BLOCK = 1024  # scores a loop step reads
+# Scoring programs a processor, for prompts: several waves, so that the tail of the last wave is short.
 PROGRAMS_A_PROCESSOR = 32
 
 
@@ -44,7 +44,7 @@ def write_keys(
     )  # fmt: skip
 
 
-def chosen_positions(
+def selected_positions(
     q: torch.Tensor,
     weights: torch.Tensor,
     positions: torch.Tensor,
@@ -53,11 +53,13 @@ def chosen_positions(
     most: int,
     longest: int,
 ) -> torch.Tensor:
-    chosen = torch.empty((len(q), most), dtype=torch.int32, device=q.device)
+    selected = torch.empty((len(q), most), dtype=torch.int32, device=q.device)
     decoding = plan.num_decode
     if decoding:
         rows, width = slice(decoding), longest if plan.decode is None else plan.decode.max_context_len
-        _choose(q[rows], weights[rows], positions[rows], keys, plan.items[0].items, plan.tables, 0, chosen[rows], width)
+        _choose(
+            q[rows], weights[rows], positions[rows], keys, plan.items[0].items, plan.tables, 0, selected[rows], width
+        )
     if decoding < len(q):
         rows, nothing = slice(decoding, None), plan.tables.new_empty((0, 8))
         tiles, tables, width, tile_rows = nothing, plan.tables, 0, 1
@@ -65,10 +67,10 @@ def chosen_positions(
             tiles, tables = plan.prefill.tiles, plan.prefill.batch.block_table
             width, tile_rows = plan.prefill.batch.max_context_len, plan.prefill.rows
         _choose(
-            q[rows], weights[rows], positions[rows], keys, tiles, tables, tables.stride(0), chosen[rows], width,
+            q[rows], weights[rows], positions[rows], keys, tiles, tables, tables.stride(0), selected[rows], width,
             tile_rows=tile_rows,
         )  # fmt: skip
-    return chosen
+    return selected
 
 
 def programs_of(rows: int, sequences: int, tile_rows: int, width: int, most: int, processors: int) -> int:
@@ -90,16 +92,16 @@ def _choose(
     items: torch.Tensor,
     tables: torch.Tensor,
     table_row: int,
-    chosen: torch.Tensor,
+    selected: torch.Tensor,
     width: int,
     *,
     tile_rows: int = 0,
 ) -> None:
-    """Fill `chosen`; `width`: positions of the longest context. Rows that no item has see no more than K positions.
+    """Fill `selected`; `width`: positions of the longest context. Rows that no item has see no more than K positions.
 
     `tile_rows`: queries of a tile; 0: the items are those of sequences that decode.
     """
-    (num_rows, num_heads, dim), most = q.shape, chosen.shape[1]
+    (num_rows, num_heads, dim), most = q.shape, selected.shape[1]
     has_scores = width > most and len(items) > 0
     step = max(1, min(num_rows, ROOM_ON_GPUS // (4 * width))) if has_scores else num_rows
     if 0 < tile_rows < step:  # whole tiles, whose keys are read once
@@ -123,7 +125,7 @@ def _choose(
                 num_warps=4, num_stages=2,
             )  # fmt: skip
         _HIGHEST.launch(
-            (count,), None, scores, positions, chosen, first, width, K=most, BLOCK=BLOCK, num_warps=8,
+            (count,), None, scores, positions, selected, first, width, K=most, BLOCK=BLOCK, num_warps=8,
         )  # fmt: skip
 
 
@@ -230,14 +232,14 @@ def _store_scores(q, weights, known, scores, at, end, STEP: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["first", "width"])
-def _highest(scores_TS, positions_T, chosen_TK, first, width, K: tl.constexpr, BLOCK: tl.constexpr):
+def _highest(scores_TS, positions_T, selected_TK, first, width, K: tl.constexpr, BLOCK: tl.constexpr):
     index = tl.program_id(0).to(tl.int64)
     seen = tl.load(positions_T + first + index) + 1
-    scores, chosen = scores_TS + index * width, chosen_TK + (first + index) * K
+    scores, selected = scores_TS + index * width, selected_TK + (first + index) * K
     if seen <= K:
         for at in range(0, K, BLOCK):
             n = at + tl.arange(0, BLOCK)
-            tl.store(chosen + n, tl.where(n < seen, n, -1), mask=n < K)
+            tl.store(selected + n, tl.where(n < seen, n, -1), mask=n < K)
     else:
         # The digits of the last score that is taken, and how many that begin so are taken.
         last, room = 0, K
@@ -264,7 +266,7 @@ def _highest(scores_TS, positions_T, chosen_TK, first, width, K: tl.constexpr, B
             before = equal + tl.cumsum(alike, axis=0) - alike
             taken = (n < seen) & ((bits > last) | ((bits == last) & (before < room)))
             one = taken.to(tl.int32)
-            tl.store(chosen + higher + tl.cumsum(one, axis=0) - one, n, mask=taken)
+            tl.store(selected + higher + tl.cumsum(one, axis=0) - one, n, mask=taken)
             higher += tl.sum(one, axis=0)
             equal += tl.sum(alike, axis=0)
 

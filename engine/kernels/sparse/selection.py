@@ -25,7 +25,7 @@ def sees_more(plan: AttentionPlan, most: int) -> bool:
     return prompts is not None and (prompts.batch.max_context_len > most or not len(prompts.batch.context_len))
 
 
-@twin("engine.kernels.sparse.triton_choosing")
+@twin("engine.kernels.sparse.triton_selection")
 def write_keys(
     product: torch.Tensor,
     positions: torch.Tensor,
@@ -49,8 +49,8 @@ def write_keys(
     keys[at // block_size, 0, at % block_size, 0] = normed[written].to(keys.dtype)
 
 
-@twin("engine.kernels.sparse.triton_choosing")
-def chosen_positions(
+@twin("engine.kernels.sparse.triton_selection")
+def selected_positions(
     q: torch.Tensor,
     weights: torch.Tensor,
     positions: torch.Tensor,
@@ -67,7 +67,7 @@ def chosen_positions(
     no sequence more than `longest`.
     """
     at = torch.arange(most, dtype=torch.int32, device=positions.device)
-    chosen = torch.where(at <= positions[:, None], at, -1)
+    selected = torch.where(at <= positions[:, None], at, -1)
     for rows, table, context in sequences_of(plan):
         if context <= most:
             continue
@@ -80,8 +80,8 @@ def chosen_positions(
             scores = torch.matmul(weights[some, None], products)[:, 0]
             seen = positions[some, None] + 1
             found = _highest(scores, seen, most)
-            chosen[some] = torch.where(seen > most, found, chosen[some])
-    return chosen
+            selected[some] = torch.where(seen > most, found, selected[some])
+    return selected
 
 
 def sequences_of(plan: AttentionPlan) -> Iterator[tuple[slice, torch.Tensor, int]]:
