@@ -66,7 +66,7 @@ def _of_layer(tensor: GgufTensor, header: GgufHeader, layer: str, module: str, n
             f"{tensor.file}: {tensor.name} holds queries, keys and values: convert without --fuse-qkv"
         )
     elif "{}" in name:
-        yield from _each(tensor, name, order=_turned if module == "attn_k_b" else None)
+        yield from _each(tensor, name, order=_transposed if module == "attn_k_b" else None)
     else:
         yield _whole(tensor, header, int(layer), module, name)
 
@@ -105,7 +105,7 @@ def _each(
         )
 
 
-def _turned(ours: torch.Tensor) -> torch.Tensor:
+def _transposed(ours: torch.Tensor) -> torch.Tensor:
     return ours.t()
 
 

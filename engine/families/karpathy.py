@@ -21,7 +21,7 @@ NANOCHAT = {
 
 
 def read_nanochat(fields: Fields) -> ModelSpec:
-    """NanoChat: norms without weights, also of embeddings and of turned heads, which turn backwards; relu² without a gate."""
+    """NanoChat: norms without weights, also of embeddings and of rotated heads, which rotate backwards; relu² without a gate."""
     fields = fields.over(NANOCHAT)
     fields.only("hidden_act", "relu2")
     bias, normed = flag(fields, "attention_bias"), QkNorm(has_weight=False, after_rope=True)

@@ -187,7 +187,7 @@ def _attention_of_llama4(fields: Fields, *, has_rope: bool, window: int) -> Atte
 
 
 def read_muse(fields: Fields) -> ModelSpec:
-    """Muse Glimmer: gated attention whose heads are normed without weights; windows where heads turn, none where they do not."""
+    """Muse Glimmer: gated attention whose heads are normed without weights; sliding windows where heads are rotated."""
     fields.ignore("out_hidden_size", "projector_hidden_act", "projector_hidden_size")
     fields = text_of(fields, MUSE)
     fields.only("attention_bias", False)

@@ -93,7 +93,7 @@ def together(name: str, shape: tuple[int, ...], order: Order, *, halves: bool) -
     """One tensor with all experts."""
     if order is Order.ROWS_OR_COLUMNS:
         rows, columns = (together(name, shape, each, halves=halves) for each in (Order.ROWS, Order.COLUMNS))
-        return replace(rows, turned=columns)
+        return replace(rows, transposed=columns)
     num_experts, *matrix = shape
     swapped = len(matrix) == 2 and order is not Order.ROWS
     stored = (num_experts, *(reversed(matrix) if swapped else matrix))

@@ -30,7 +30,7 @@ class Heads:
     query_growth: torch.Tensor | None = None  # [positions] float32: factors of queries
     gated: bool = False  # behind each query head in the product is its output's gate
 
-    def are_turned_alone(self, cos_sin: torch.Tensor, head_dim: int) -> bool:
+    def are_only_rotated(self, cos_sin: torch.Tensor, head_dim: int) -> bool:
         """Whether there is nothing but a rotation of halves of the whole head."""
         return self.q_norm is None and self.k_norm is None and self.are_plain(cos_sin, head_dim)
 
@@ -73,11 +73,11 @@ def rope_and_write_kv(
     _, _, block_size, num_kv_heads, head_dim = kv_layer.shape
     once = once or Once()
     heads = _heads(qkv, kv_layer.dtype if codes is None else codes.dtype, head_dim)
-    num_turned = heads.shape[1] - num_kv_heads  # there may be no keys and values
-    if is_spare and cos_sin is not None and codes is None and how.are_turned_alone(cos_sin, head_dim):
-        return _turned_in_place(heads, num_kv_heads, positions, cos_sin, slots, kv_layer, how, once)
-    q, k = _queries_and_keys(heads[:, :num_turned], num_turned - num_kv_heads, positions, cos_sin, how, once)
-    v = heads[:, num_turned:]
+    num_rotated = heads.shape[1] - num_kv_heads  # there may be no keys and values
+    if is_spare and cos_sin is not None and codes is None and how.are_only_rotated(cos_sin, head_dim):
+        return _rotated_in_place(heads, num_kv_heads, positions, cos_sin, slots, kv_layer, how, once)
+    q, k = _queries_and_keys(heads[:, :num_rotated], num_rotated - num_kv_heads, positions, cos_sin, how, once)
+    v = heads[:, num_rotated:]
     if how.norms_values:
         v = rms_norm.reference(v, None, how.eps)
     written, blocks, offsets = once((id(slots), block_size), lambda: _places(slots, block_size))
@@ -107,7 +107,7 @@ def _heads(qkv: torch.Tensor, dtype: torch.dtype, head_dim: int) -> torch.Tensor
     return qkv.to(dtype).unflatten(-1, (-1, head_dim))
 
 
-def _turned_in_place(
+def _rotated_in_place(
     heads: torch.Tensor,
     num_kv_heads: int,
     positions: torch.Tensor,
@@ -118,11 +118,11 @@ def _turned_in_place(
     once: Once,
 ) -> torch.Tensor:
     """Rotate within the product [T, Hq + 2 Hkv, D], where keys and values then lie as the pool has them."""
-    cos, sin = once((id(cos_sin), how.interleaved), lambda: _turn_at(positions, cos_sin, how))
-    turning = heads[:, :-num_kv_heads]
-    wide = turning.float()
+    cos, sin = once((id(cos_sin), how.interleaved), lambda: _angles_at(positions, cos_sin, how))
+    pairs = heads[:, :-num_kv_heads]
+    wide = pairs.float()
     others = wide.roll(wide.shape[-1] // 2, -1).mul_(sin)
-    turning.copy_(others.add_(wide.mul_(cos)))
+    pairs.copy_(others.add_(wide.mul_(cos)))
     block_size = kv_layer.shape[2]
     written, blocks, offsets = once((id(slots), block_size), lambda: _places(slots, block_size))
     both = heads[:, -2 * num_kv_heads :].unflatten(1, (2, num_kv_heads))
@@ -139,15 +139,18 @@ def _queries_and_keys(
     once: Once,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Normed and rotated queries and keys, of the product's [T, Hq + Hkv, D]: together, where nothing tells them apart."""
-    turn = None
+    angles = None
     if cos_sin is not None:
         table = cos_sin
-        turn = once((id(table), how.interleaved), lambda: _turn_at(positions, table, how))
+        angles = once((id(table), how.interleaved), lambda: _angles_at(positions, table, how))
     if how.gated or how.q_norm is not None or how.k_norm is not None:
         q, k = heads[:, :num_query_heads], heads[:, num_query_heads:]
-        q, k = _turned(q[:, ::2] if how.gated else q, how.q_norm, turn, how), _turned(k, how.k_norm, turn, how)
+        q, k = (
+            _prepared(q[:, ::2] if how.gated else q, how.q_norm, angles, how),
+            _prepared(k, how.k_norm, angles, how),
+        )
     else:
-        q, k = _turned(heads, None, turn, how).tensor_split((num_query_heads,), dim=1)
+        q, k = _prepared(heads, None, angles, how).tensor_split((num_query_heads,), dim=1)
     if how.query_growth is not None:
         q = (q.float() * how.query_growth[positions.long()][:, None, None]).to(q.dtype)
     return q, k
@@ -160,7 +163,7 @@ def _places(slots: torch.Tensor, block_size: int) -> tuple[torch.Tensor | slice,
     return written, slots // block_size, slots % block_size
 
 
-def _turn_at(positions: torch.Tensor, cos_sin: torch.Tensor, how: Heads) -> tuple[torch.Tensor, torch.Tensor]:
+def _angles_at(positions: torch.Tensor, cos_sin: torch.Tensor, how: Heads) -> tuple[torch.Tensor, torch.Tensor]:
     """Factors [T, 1, R] of each dimension, and of the other one of its pair."""
     cos, sin = cos_sin[positions.long(), None].chunk(2, dim=-1)
     if how.interleaved:
@@ -168,15 +171,15 @@ def _turn_at(positions: torch.Tensor, cos_sin: torch.Tensor, how: Heads) -> tupl
     return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
 
 
-def _turned(
-    x: torch.Tensor, weight: torch.Tensor | None, turn: tuple[torch.Tensor, torch.Tensor] | None, how: Heads
+def _prepared(
+    x: torch.Tensor, weight: torch.Tensor | None, angles: tuple[torch.Tensor, torch.Tensor] | None, how: Heads
 ) -> torch.Tensor:
     """Normed and rotated heads."""
     is_normed = weight is not None or how.norms_without_weight
     if is_normed and not how.norm_after:
         x = rms_norm.reference(x, weight, how.eps, plus_one=how.norm_plus_one)
-    if turn is not None:
-        x = _rotate(x, *turn, interleaved=how.interleaved)
+    if angles is not None:
+        x = _rotate(x, *angles, interleaved=how.interleaved)
     if is_normed and how.norm_after:
         x = rms_norm.reference(x, weight, how.eps, plus_one=how.norm_plus_one)
     return x
@@ -184,10 +187,10 @@ def _turned(
 
 def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *, interleaved: bool) -> torch.Tensor:
     size = cos.shape[-1]
-    turning = x.float() if size == x.shape[-1] else x[..., :size].float()
+    pairs = x.float() if size == x.shape[-1] else x[..., :size].float()
     if interleaved:
-        others = turning.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+        others = pairs.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
     else:
-        others = torch.cat((turning[..., size // 2 :], turning[..., : size // 2]), dim=-1)
-    turned = (turning * cos).add_(others.mul_(sin)).to(x.dtype)
-    return turned if size == x.shape[-1] else torch.cat((turned, x[..., size:]), dim=-1)
+        others = torch.cat((pairs[..., size // 2 :], pairs[..., : size // 2]), dim=-1)
+    rotated = (pairs * cos).add_(others.mul_(sin)).to(x.dtype)
+    return rotated if size == x.shape[-1] else torch.cat((rotated, x[..., size:]), dim=-1)

@@ -106,9 +106,9 @@ def _rope(
         a, b = first.to(tl.float32), second.to(tl.float32)
         first, second = (a * cos - b * sin).to(dtype), (b * cos + a * sin).to(dtype)
     if head < HQ:
-        turned = out_THD + (token * HQ + head)[:, None] * D + d
-        tl.store(turned, first, mask=inside)
-        tl.store(turned + HALF, second, mask=inside)
+        rotated_at = out_THD + (token * HQ + head)[:, None] * D + d
+        tl.store(rotated_at, first, mask=inside)
+        tl.store(rotated_at + HALF, second, mask=inside)
     else:
         plane = (head >= HQ + HKV).to(tl.int64)
         kv_at = head - HQ - plane * HKV

@@ -54,12 +54,12 @@ def inverse_frequencies(rope: RopeSpec, head_dim: int, *, num_positions: int = 0
             if len(divisors) != len(frequencies):
                 raise UnsupportedModelError(
                     f"config.json: the rotation has {len(divisors)} factors (short_factor, long_factor, or a GGUF file's"
-                    f" rope_freqs), and a head {len(frequencies)} pairs to turn: each needs one"
+                    f" rope_freqs), and a head {len(frequencies)} pairs to rotate: each needs one"
                 )
             return frequencies / torch.tensor(divisors)
         case ProportionalScaling(share=share, factor=factor):
-            turning = torch.arange(len(frequencies)) < int(share * dim // 2)
-            return torch.where(turning, frequencies / factor, 0.0)
+            is_rotated = torch.arange(len(frequencies)) < int(share * dim // 2)
+            return torch.where(is_rotated, frequencies / factor, 0.0)
 
 
 def query_growth_table(growth: QueryGrowth, num_positions: int) -> torch.Tensor:

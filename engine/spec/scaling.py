@@ -53,7 +53,7 @@ class LongRopeScaling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProportionalScaling:
-    """The first `share` of the frequencies of the whole head; the others don't turn."""
+    """The first `share` of the frequencies of the whole head; the others are not rotated."""
 
     share: float
     factor: float = 1.0
@@ -70,7 +70,7 @@ class RopeSpec:
     scaling: Scaling | None = None
     share: float = 1.0  # leading part of a head that is rotated
     interleaved: bool = False  # neighbours are a pair; else dimensions half of the rotated part apart
-    backwards: bool = False  # turned the other way
+    backwards: bool = False  # rotated by negative angles
 
     def rotary_dim(self, head_dim: int) -> int:
         return int(head_dim * self.share)

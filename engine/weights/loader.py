@@ -105,23 +105,23 @@ def _match(folder: Path, weights: Weights) -> list[_Run]:
 def _by_shape(placed: Sequence[tuple[StoredTensor, Destination]]) -> Iterator[tuple[StoredTensor, Destination]]:
     """Settle what is stored in one shape or the other. A shape that is both is as the other tensors are."""
     ways = [_fitting(stored, destination) for stored, destination in placed]
-    told = {turned for fitting in ways if len(fitting) == 1 for turned in fitting}
+    told = {transposed for fitting in ways if len(fitting) == 1 for transposed in fitting}
     for (stored, destination), fitting in zip(placed, ways, strict=True):
         if len(fitting) == 2 and len(told) != 1:
             raise CheckpointError(
                 f"{stored.name} of shape {list(stored.shape)}: no tensor tells which way around it is: store each expert's"
                 " matrices as tensors of their own (gate_proj, up_proj, down_proj), or save the model with transformers again"
             )
-        is_turned = (told if len(fitting) == 2 else fitting) == {True}
-        yield stored, (is_turned and destination.turned) or destination
+        is_transposed = (told if len(fitting) == 2 else fitting) == {True}
+        yield stored, (is_transposed and destination.transposed) or destination
 
 
 def _fitting(stored: StoredTensor, destination: Destination) -> set[bool]:
-    """Whether the stored shape is the turned one, of a destination with two; both, if it is either."""
-    if destination.turned is None:
+    """Whether the stored shape is the transposed one, of a destination with two; both, if it is either."""
+    if destination.transposed is None:
         return set()
-    shapes = {False: destination.stored_shape, True: destination.turned.stored_shape}
-    return {turned for turned, shape in shapes.items() if _without_ones(stored.shape) == _without_ones(shape)}
+    shapes = {False: destination.stored_shape, True: destination.transposed.stored_shape}
+    return {transposed for transposed, shape in shapes.items() if _without_ones(stored.shape) == _without_ones(shape)}
 
 
 def _computed(folder: Path, weights: Weights) -> Iterator[tuple[str, StoredTensor]]:

@@ -61,7 +61,7 @@ class Way:
     parameter: Parameter
     # A view of the share whose elements, row by row, are in the stored tensor's order.
     seen: Callable[[torch.Tensor], torch.Tensor] = lambda share: share
-    turned: Way | None = None  # the same tensors, if they are stored in this one's shapes
+    transposed: Way | None = None  # the same tensors, if they are stored in this one's shapes
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class Destination:
     source: tuple[slice, ...]  # the wanted part of it
     tensor: torch.Tensor  # a view of the share, or of the slot's plan
     slot: Slot | None = None  # it exists only while it is loaded
-    turned: Destination | None = None  # where the tensor goes if it is stored in this one's shape
+    transposed: Destination | None = None  # where the tensor goes if it is stored in this one's shape
 
 
 # One layer is stored while the next ones are read; experts' gate and up, and down, are the most of it.
@@ -208,10 +208,10 @@ class Weights:
     def _places(self, way: Way, tensor: torch.Tensor, slot: Slot | None) -> list[Destination]:
         """Where each of the way's placements goes."""
         placements, seen = self.share(way.parameter).placements, way.seen(tensor)
-        turned = [None] * len(placements) if way.turned is None else self._places(way.turned, tensor, slot)
+        transposed = [None] * len(placements) if way.transposed is None else self._places(way.transposed, tensor, slot)
         return [
             Destination(each.stored_shape, each.source, seen[each.target], slot, other)
-            for each, other in zip(placements, turned, strict=True)
+            for each, other in zip(placements, transposed, strict=True)
         ]
 
 

@@ -65,7 +65,7 @@ def _gemma_4(entries: Entries) -> Config:
     """Layers without a window have heads of another size; later layers borrow keys and have wider MLPs."""
     config = _with_layer_inputs(entries, "Gemma4ForCausalLM")
     kinds, sizes = config["layer_types"], entries.layers_of("feed_forward_length")
-    entries.rows("rope_freqs.weight")  # without them all of a head would turn
+    entries.rows("rope_freqs.weight")  # without them whole heads would be rotated
     first_full, is_wide = kinds.index("full_attention"), sizes[-1] != sizes[0]
     heads, own = entries.layers_of("attention.head_count_kv"), entries.number("attention.key_length_swa")
     full = {"head_dim": entries.size("attention.key_length"), "num_key_value_heads": heads[first_full]}

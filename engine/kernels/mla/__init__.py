@@ -4,7 +4,7 @@
 values are up-projected from them (`up_projected`, `triton_up_projected`).
 """
 
-from engine.kernels.mla.absorbed import Latents, mla_attention, opened, rotate_queries, turned, write_latents
+from engine.kernels.mla.absorbed import Latents, mla_attention, opened, rotate, rotate_queries, write_latents
 from engine.kernels.mla.forms import ROOM_ON_GPUS, UP_PROJECTED_TILING, Forms, MLAShape, forms_on, mla_items_at_once
 from engine.kernels.mla.up_projected import up_projected_attention
 
@@ -18,8 +18,8 @@ __all__ = [
     "mla_attention",
     "mla_items_at_once",
     "opened",
+    "rotate",
     "rotate_queries",
-    "turned",
     "up_projected_attention",
     "write_latents",
 ]

@@ -56,7 +56,7 @@ def write_latents(
     """
     rank, block_size = norm.shape[0], kept.rotated.shape[2]
     latents = rms_norm.reference(product[:, :rank], norm, eps)
-    keys = turned(product[:, None, rank:], positions, cos_sin, interleaved)[:, 0]
+    keys = rotate(product[:, None, rank:], positions, cos_sin, interleaved)[:, 0]
     written = slots >= 0
     at = slots[written].long()
     place = (at // block_size, 0, at % block_size, 0)
@@ -75,7 +75,7 @@ def rotate_queries(
 ) -> None:
     """Write the rotated last R features of `q` [T, Hq, ...] to the last R of `out` [T, Hq, C + R]."""
     size = cos_sin.shape[1]
-    out[..., -size:] = turned(q[..., -size:], positions, cos_sin, interleaved)
+    out[..., -size:] = rotate(q[..., -size:], positions, cos_sin, interleaved)
 
 
 @twin("engine.kernels.mla.triton_absorbed")
@@ -104,8 +104,8 @@ def _gathered(kept: Latents, batch: AttentionBatch) -> tuple[torch.Tensor, Atten
     return both.expand(-1, 2, -1, -1, -1), replace(batch, block_table=numbers.int())
 
 
-def turned(x: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor, interleaved: bool) -> torch.Tensor:
-    """Turn `x` [T, heads, R]; the results' pairs lie half of it apart."""
+def rotate(x: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor, interleaved: bool) -> torch.Tensor:
+    """Rotate `x` [T, heads, R]; the pairs of the result are R / 2 apart."""
     wide = x.float()
     first, second = (wide[..., 0::2], wide[..., 1::2]) if interleaved else wide.chunk(2, dim=-1)
     cos, sin = cos_sin[positions.long()][:, None].chunk(2, dim=-1)

@@ -78,13 +78,13 @@ def _write(
             kept, _ = in_fp8(latents, tl.load(factors_2), CODES)
         tl.store(target + c, kept, mask=c < C)
         inside = r < HALF
-        cos, sin = turn(positions_T + token, cos_sin_PR, r, inside, HALF)
+        cos, sin = cos_sin_at(positions_T + token, cos_sin_PR, r, inside, HALF)
         first_at, second_at = pair(r, HALF, INTERLEAVED)
         first = tl.load(source + C + first_at, mask=inside, other=0.0).to(tl.float32)
         second = tl.load(source + C + second_at, mask=inside, other=0.0).to(tl.float32)
-        turned = rotated + slot // B * rotated_block + slot % B * rotated_slot + r
-        tl.store(turned, (first * cos - second * sin).to(rotated.dtype.element_ty), mask=inside)
-        tl.store(turned + HALF, (second * cos + first * sin).to(rotated.dtype.element_ty), mask=inside)
+        rotated_at = rotated + slot // B * rotated_block + slot % B * rotated_slot + r
+        tl.store(rotated_at, (first * cos - second * sin).to(rotated.dtype.element_ty), mask=inside)
+        tl.store(rotated_at + HALF, (second * cos + first * sin).to(rotated.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -95,7 +95,7 @@ def _rotate(
     token = tl.program_id(0).to(tl.int64)
     head, r = tl.arange(0, HQ_PADDED)[:, None], tl.arange(0, HALF_PADDED)[None, :]
     inside = (head < HQ) & (r < HALF)
-    cos, sin = turn(positions_T + token, cos_sin_PR, r, r < HALF, HALF)
+    cos, sin = cos_sin_at(positions_T + token, cos_sin_PR, r, r < HALF, HALF)
     first_at, second_at = pair(r, HALF, INTERLEAVED)
     source = q + token * q_token + head * q_head + q_first
     first = tl.load(source + first_at, mask=inside, other=0.0).to(tl.float32)
@@ -106,7 +106,7 @@ def _rotate(
 
 
 @triton.jit
-def turn(position_at, cos_sin_PR, r, inside, HALF: tl.constexpr):
+def cos_sin_at(position_at, cos_sin_PR, r, inside, HALF: tl.constexpr):
     row = cos_sin_PR + tl.load(position_at).to(tl.int64) * (2 * HALF)
     return tl.load(row + r, mask=inside, other=0.0), tl.load(row + HALF + r, mask=inside, other=0.0)
 

@@ -11,7 +11,7 @@ import torch
 from torch.nn.functional import layer_norm
 
 from engine.kernels.attention import AttentionBatch, AttentionPlan
-from engine.kernels.mla import turned
+from engine.kernels.mla import rotate
 from engine.kernels.twin import twin
 
 ELEMENTS_AT_ONCE = 1 << 22  # products of queries and keys, on a CPU
@@ -43,7 +43,7 @@ def write_keys(
     """
     size, block_size = cos_sin.shape[1], keys.shape[2]
     normed = layer_norm(product, product.shape[1:], *norm, eps)
-    normed[:, :size] = turned(normed[:, None, :size], positions, cos_sin, interleaved)[:, 0]
+    normed[:, :size] = rotate(normed[:, None, :size], positions, cos_sin, interleaved)[:, 0]
     written = slots >= 0
     at = slots[written].long()
     keys[at // block_size, 0, at % block_size, 0] = normed[written].to(keys.dtype)

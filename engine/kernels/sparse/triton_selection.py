@@ -14,7 +14,7 @@ from engine.kernels.attention import AttentionPlan
 from engine.kernels.device import describe
 from engine.kernels.launch import Kernel
 from engine.kernels.mla import ROOM_ON_GPUS
-from engine.kernels.mla.triton_write import pair, turn
+from engine.kernels.mla.triton_write import cos_sin_at, pair
 
 STEP, PROMPT_STEP = 64, 128  # positions a loop step scores
 BLOCK = 1024  # scores a loop step reads
@@ -148,7 +148,7 @@ def _write(
         normed = _normed(source, norm_D, bias_D, d, rest, mean, scale)
         tl.store(target + d, normed.to(keys.dtype.element_ty), mask=rest)
         inside = r < HALF
-        cos, sin = turn(positions_T + token, cos_sin_PR, r, inside, HALF)
+        cos, sin = cos_sin_at(positions_T + token, cos_sin_PR, r, inside, HALF)
         first_at, second_at = pair(r, HALF, INTERLEAVED)
         first = _normed(source, norm_D, bias_D, first_at, inside, mean, scale)
         second = _normed(source, norm_D, bias_D, second_at, inside, mean, scale)

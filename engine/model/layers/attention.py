@@ -62,7 +62,7 @@ class GroupedQueryAttention:
                 unit=spec.value_size,
             )
         )
-        self._turning = _turning(spec, around)
+        self._rotation = _rotation(spec, around)
         self._of_product, self._clip = _of_product(spec, around), projections.clip
         self._value_size = spec.value_size
         self._cos_sin = None if spec.rope is None else around.rotations.table(spec.rope, head_dim)
@@ -131,13 +131,13 @@ class GroupedQueryAttention:
         if self._borrows:  # nothing is written
             nothing = kv[:, :, :, :0].to(self._dtype)
             return (
-                rope_and_write_kv(qkv, batch.positions, self._cos_sin, batch.slots, nothing, self._turning),
+                rope_and_write_kv(qkv, batch.positions, self._cos_sin, batch.slots, nothing, self._rotation),
                 qkv,
                 gate,
             )
         stays = needs_qkv(plan, kv, codes)
         q = rope_and_write_kv(
-            qkv, batch.positions, self._cos_sin, batch.slots, kv, self._turning,
+            qkv, batch.positions, self._cos_sin, batch.slots, kv, self._rotation,
             codes=codes, in_place=stays, is_spare=not stays, once=batch.once,
         )  # fmt: skip
         return q, qkv, gate
@@ -185,7 +185,7 @@ class _WiderValues:
         return torch.cat((others, wider.flatten(-2)), dim=-1)
 
 
-def _turning(spec: AttentionSpec, around: Surroundings) -> Heads:
+def _rotation(spec: AttentionSpec, around: Surroundings) -> Heads:
     """Return the steps of each head between the product and the pool."""
     norm, weights = spec.qk_norm, list[torch.Tensor | None]([None, None])
     if norm is not None and norm.over == "head" and norm.has_weight:

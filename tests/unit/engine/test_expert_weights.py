@@ -75,13 +75,13 @@ def test_experts_that_are_there_twice_are_named(tmp_path: Path) -> None:
         load(folder)
 
 
-def turned(folder: Path, *endings: str) -> Path:
+def transposed(folder: Path, *endings: str) -> Path:
     """The same checkpoint with the experts' tensors of these names the other way around."""
     weights = load_file(folder / "model.safetensors")
     for name in weights:
         if name.endswith(endings):
             weights[name] = weights[name].transpose(1, 2).contiguous()
-    target = Path(shutil.copytree(folder, folder.with_name("turned")))
+    target = Path(shutil.copytree(folder, folder.with_name("transposed")))
     save_file(weights, target / "model.safetensors")
     return target
 
@@ -91,14 +91,14 @@ def test_experts_load_either_way_around(size: int, tmp_path: Path) -> None:
     """Of 32 the tensor of gates is square: the other tensor tells how it lies."""
     case = replace(QWEN3_VL_MOE, fields={**QWEN3_VL_MOE.fields, "moe_intermediate_size": size})
     folder = case.build(tmp_path / "hub")
-    other = turned(folder, "experts.gate_up_proj", "experts.down_proj")
+    other = transposed(folder, "experts.gate_up_proj", "experts.down_proj")
     ours, theirs = load(folder), load(other)
     assert all(torch.equal(one, another) for one, another in zip(ours, theirs, strict=True))
 
 
 def test_a_square_tensor_among_both_ways_is_refused(tmp_path: Path) -> None:
     case = replace(QWEN3_VL_MOE, fields={**QWEN3_VL_MOE.fields, "moe_intermediate_size": 32})
-    folder = turned(case.build(tmp_path / "hub"), "layers.0.mlp.experts.down_proj")
+    folder = transposed(case.build(tmp_path / "hub"), "layers.0.mlp.experts.down_proj")
     with pytest.raises(CheckpointError, match=r"gate_up_proj.*no tensor tells .*: store each expert.s matrices"):
         load(folder)
 

@@ -110,7 +110,7 @@ def test_frequencies_are_those_of_transformers(scaling: dict[str, Any]) -> None:
 def test_each_pair_has_a_factor_of_longrope() -> None:
     scaling = {"rope_type": "longrope", "short_factor": [1.0] * 7, "long_factor": [1.0] * 8}
     rope = model_spec(fields(rope_scaling=scaling)).layers[0].mixer.rope
-    with pytest.raises(UnsupportedModelError, match=r"has 7 factors .*, and a head 8 pairs to turn: each needs one"):
+    with pytest.raises(UnsupportedModelError, match=r"has 7 factors .*, and a head 8 pairs to rotate: each needs one"):
         inverse_frequencies(rope, head_dim=16, num_positions=100)
 
 

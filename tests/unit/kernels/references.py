@@ -76,11 +76,11 @@ def streams_case(
 
 
 def rotated(x: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor) -> torch.Tensor:
-    """[T, heads, D]: the complex numbers (first half) + i (second half), turned."""
+    """[T, heads, D]: the complex numbers (first half) + i (second half), rotated."""
     first, second = x.double().chunk(2, dim=-1)
     cos, sin = cos_sin.double()[positions].chunk(2, dim=-1)
-    turned = torch.complex(first, second) * torch.complex(cos, sin)[:, None]
-    return torch.cat((turned.real, turned.imag), dim=-1)
+    rotated = torch.complex(first, second) * torch.complex(cos, sin)[:, None]
+    return torch.cat((rotated.real, rotated.imag), dim=-1)
 
 
 def attention(

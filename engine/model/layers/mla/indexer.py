@@ -2,8 +2,8 @@
 
 T tokens, E hidden size, Q features that queries are made of, H heads of the indexer, D their size, K positions at most.
 
-Its makers turn queries and keys by one Hadamard matrix before they round them to 8 bits. It is orthogonal, so products stay the
-same without it; nothing is rounded here.
+DeepSeek rotates queries and keys by one Hadamard matrix before quantising them to 8 bits. It is orthogonal, so products are the
+same without it, and nothing is quantised here.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ nothing is fused, and no graph is captured. Refused by name: models with states,
 masks of their own, LongRoPE and dynamic ropes. Six are checked as above.
 
 DeepSeek-V3.2 and GLM-5 attend to the 2,048 positions that an indexer chooses; of equal scores the earliest. Its queries and keys
-are not turned by a Hadamard matrix (which changes no product) and not rounded to 8 bits, as in `transformers`. Its kernels'
+are not rotated by a Hadamard matrix (which changes no product) and not rounded to 8 bits, as in `transformers`. Its kernels'
 checks passed on an H200; those of prompts' scores have changed since.
 
 LongCat-Flash counts as twice its `num_layers`: each is two layers with latents. Experts that do nothing take no part in the

@@ -129,8 +129,8 @@ def _beside(stored: Tensors, config: Mapping[str, Any], architecture: str) -> Te
     if architecture == "gemma4":
         full = config["rope_parameters"]["full_attention"]
         half = max(len(tensor) for name, tensor in stored.items() if "k_norm" in name) // 2
-        turned = int(half * full["partial_rotary_factor"])
-        found["rope_freqs.weight"] = torch.tensor([1.0] * turned + [1e30] * (half - turned))
+        rotated = int(half * full["partial_rotary_factor"])
+        found["rope_freqs.weight"] = torch.tensor([1.0] * rotated + [1e30] * (half - rotated))
     return found
 
 
@@ -174,8 +174,8 @@ def _changed(
     if architecture in _DELTA:
         name, tensor = name.replace("model.language_model.", "model."), _delta(name, tensor, config, architecture)
     if architecture == "llama4" and ".experts." in name:
-        turned = tensor.transpose(1, 2)
-        halves = turned.chunk(2, dim=1) if "gate_up" in name else (turned,)
+        transposed = tensor.transpose(1, 2)
+        halves = transposed.chunk(2, dim=1) if "gate_up" in name else (transposed,)
         for kind, part in zip(("gate", "up") if "gate_up" in name else ("down",), halves, strict=True):
             yield f"{name.rpartition('.')[0]}.{kind}_proj.weight", part
         return
