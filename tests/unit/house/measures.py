@@ -306,7 +306,7 @@ def _rings(graph: dict[str, set[str]]) -> Iterator[set[str]]:
 
 
 @cache
-def _comments(path: Path) -> tuple[tuple[int, str, bool], ...]:
+def comments_of(path: Path) -> tuple[tuple[int, str, bool], ...]:
     """Line, text, and whether code stands before it."""
     found = []
     lines = text_of(path).splitlines()
@@ -319,7 +319,7 @@ def _comments(path: Path) -> tuple[tuple[int, str, bool], ...]:
 
 def _trailing() -> Iterator[tuple[str, str]]:
     for path in sources(*PACKAGES):
-        for line, text, trailing in _comments(path):
+        for line, text, trailing in comments_of(path):
             if trailing and not text.startswith(("noqa", "type:", "pragma", "fmt:")):
                 yield f"{name_of(path)}:{line}", text
 
@@ -348,7 +348,7 @@ def leaning_comments() -> Measure:
 def _beginnings(path: Path) -> Iterator[tuple[int, str]]:
     """The first line of each comment on lines of its own."""
     before = 0
-    for line, text, trailing in _comments(path):
+    for line, text, trailing in comments_of(path):
         if not trailing and line != before + 1:
             yield line, text
         before = line if not trailing else 0
@@ -358,7 +358,7 @@ def prose_words_per_100_lines() -> Measure:
     words = lines = 0
     for path in sources(*PACKAGES):
         lines += len(text_of(path).splitlines())
-        words += sum(len(text.split()) for _, text, _ in _comments(path))
+        words += sum(len(text.split()) for _, text, _ in comments_of(path))
         for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
                 words += len((ast.get_docstring(node) or "").split())
