@@ -26,7 +26,7 @@ def hash_root(*, model: str, kv_dtype: str, block_size: int, adapter: str = "", 
 
 
 def tokenizer_fingerprint(content: bytes) -> str:
-    """Return 32 hex digits over a tokenizer.json: what text means as tokens."""
+    """Return 32 hex digits over a tokenizer.json: two equal ones map text to the same tokens."""
     return hashlib.blake2b(content, digest_size=DIGEST_BYTES, key=b"baton.tokenizer.v1").hexdigest()
 
 
@@ -39,7 +39,7 @@ class BlockKind:
     block_size: int
 
     def __str__(self) -> str:
-        """Its name in Redis."""
+        """The name of this kind in Redis."""
         return f"{self.model}/{self.kv_dtype}/{self.block_size}"
 
     def root(self, *, adapter: str = "", salt: str = "") -> bytes:
@@ -63,7 +63,7 @@ def iter_hashes(root: bytes, token_ids: Sequence[int], block_size: int) -> Itera
     """`hash_blocks`, lazily: a caller may need only the first few."""
     packed = pack_tokens(token_ids)
     stride, parent = 4 * block_size, root
-    begin = hashlib.blake2b(digest_size=DIGEST_BYTES, key=_KEY).copy  # cheaper than to read the arguments again
+    begin = hashlib.blake2b(digest_size=DIGEST_BYTES, key=_KEY).copy  # cheaper than parsing the arguments again
     for end in range(stride, len(packed) + 1, stride):
         digest = begin()
         digest.update(parent + packed[end - stride : end])

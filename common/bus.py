@@ -46,9 +46,9 @@ log = logging.getLogger("baton.bus")
 M = TypeVar("M")
 MAX_HANDLERS = 256  # concurrent handler tasks of one subscription
 ATTEMPT_TIMEOUT_S = 5  # on a starved host a handshake takes seconds
-HEARD_S = 1  # waits for the server's word on a subscription
+HEARD_S = 1  # wait for the server to confirm a subscription
 
-_LOST = (nats.errors.UnexpectedEOF, nats.errors.StaleConnectionError, OSError)  # the connection, whatever is said of it
+_LOST = (nats.errors.UnexpectedEOF, nats.errors.StaleConnectionError, OSError)  # the connection, whatever the error
 _ERRORS = (nats.errors.Error, OSError, TimeoutError)
 
 
@@ -77,7 +77,7 @@ class Bus(Protocol):
         ...
 
     def refuse(self, subject: str, why: str) -> None:
-        """Count a message that its speaker had no right to."""
+        """Count a message whose sender had no permission to send it."""
         ...
 
     def publish(self, subject: str, message: msgspec.Struct) -> Awaitable[None]:
@@ -85,7 +85,7 @@ class Bus(Protocol):
         ...
 
     async def flush(self, timeout_s: float) -> None:
-        """Wait until the server has what was published: it then survives this process. Raises UnavailableError."""
+        """Wait until the server has received everything published: it then survives this process. Raises UnavailableError."""
         ...
 
     async def request(
@@ -142,7 +142,7 @@ async def connect_bus(
 
     Raises UnavailableError, naming the server, when it does not answer in time, and ConfigError when a file is wrong.
     """
-    identity = identity_of(settings)  # report a wrong file before anything is opened
+    identity = identity_of(settings)  # a bad file is reported before anything is opened
     bus = NatsBus(limits or QueueLimits(), owns_streams=owns_streams)
     try:
         await bus.connect(settings, name=name, identity=identity)
@@ -165,7 +165,7 @@ class NatsBus:
         self._arrivals = Arrivals(self._bury)
 
     async def connect(self, settings: NatsSettings, *, name: str, identity: dict[str, Any]) -> None:
-        """Connect, or raise UnavailableError in time: the client itself would try for ever."""
+        """Connect or raise UnavailableError in time; the client itself would retry for ever."""
         try:
             await in_time(self._open(settings, name=name, identity=identity), settings.connect_timeout_s)
         except _ERRORS as error:
@@ -201,7 +201,7 @@ class NatsBus:
 
     @property
     def forged(self) -> int:
-        """Messages in another's name, or with an answer's address that is none."""
+        """Messages sent in another's name, or with a reply address outside the inbox prefix."""
         return self._arrivals.forged
 
     @property
@@ -219,7 +219,7 @@ class NatsBus:
             with contextlib.suppress(*_ERRORS):
                 await self._client.flush(1)
         if not self.connected:
-            # Nobody hears it, and asyncio of Python 3.12.1 and 3.13.0 fails where it writes to a lost connection.
+            # A handler error has no listener, and asyncio of Python 3.12.1 and 3.13.0 raises when it writes to a lost connection.
             self._client._pending_data_size = 0
         with contextlib.suppress(*_ERRORS):
             await self._client.close()
@@ -229,7 +229,7 @@ class NatsBus:
     def publish(self, subject: str, message: msgspec.Struct) -> Ready[None]:
         try:
             self._client.say(subject, encode(message))
-        except _ERRORS as error:  # includes OutboundBufferLimitError: the store is full
+        except _ERRORS as error:  # includes OutboundBufferLimitError: the client's buffer is full
             raise UnavailableError(f"could not publish: {text_of(error)}") from error
         return Ready(None)
 
@@ -281,7 +281,7 @@ class NatsBus:
         async def receive(raw: Msg) -> None:
             message = self._arrivals.take(raw, decoder)
             if message is not None:
-                await slots.acquire()  # meanwhile the client stores incoming messages
+                await slots.acquire()  # meanwhile the client buffers incoming messages
                 self._spawn(answer(raw, message))
 
         return await self._subscribe(subject, self._client.subscribe(subject, cb=receive))
@@ -298,7 +298,7 @@ class NatsBus:
         handler: Callable[[M], msgspec.Struct | None],
         failed: msgspec.Struct | None = None,
     ) -> Subscription:
-        """Run `handler` where a message is read, and reply with its result; with `failed` where it raises."""
+        """Run `handler` synchronously as a message is read, and reply with its result, or with `failed` if it raises."""
 
         def take(raw: Msg) -> None:
             if (message := self._arrivals.take(raw, decoder)) is None:
@@ -321,7 +321,7 @@ class NatsBus:
         except _ERRORS as error:
             raise UnavailableError(f"could not subscribe to {subject}: {text_of(error)}") from error
         with contextlib.suppress(*_ERRORS):  # a client that is reconnecting subscribes again by itself
-            for _ in range(2):  # the first ping is written before what the client has in store
+            for _ in range(2):  # the first ping is written ahead of what the client has buffered
                 await self._client.flush(HEARD_S)
         return subscription
 

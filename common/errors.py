@@ -29,7 +29,7 @@ class InvalidRequestError(ServingError):
 
 
 class OverloadedError(ServingError):
-    """No room now; `retry_after_s` says when to come back."""
+    """No capacity now; `retry_after_s` says when to try again."""
 
     code = "overloaded"
     retryable = True
@@ -51,7 +51,7 @@ class RateLimitedError(OverloadedError):
 
 
 class UnavailableError(ServingError):
-    """A needed part is missing: no live worker, no bus."""
+    """A required part is missing: no live worker, no bus."""
 
     code = "unavailable"
     retryable = True
@@ -87,7 +87,7 @@ class StepFailedError(WorkerFailedError):
 
 
 class PlaceAgainError(ServingError):
-    """The worker no longer takes such work. Place the request again; this was no attempt."""
+    """The worker no longer takes this kind of work. Place the request again; this does not count as an attempt."""
 
     code = "place_again"
     retryable = True

@@ -35,7 +35,7 @@ log = logging.getLogger("baton.job_queue")
 
 API_TIMEOUT_S = 2.0
 RETRY_PAUSE_S = 0.2  # after a failed pull: no hot loop, short against any deadline
-MALFORMED_MAX_BYTES = 64 << 10  # longer malformed messages are cut in the dead letters
+MALFORMED_MAX_BYTES = 64 << 10  # longer malformed messages are truncated in the dead letters
 DEAD_MAX_MESSAGES = 10_000
 DEAD_MAX_BYTES = 64 << 20
 BURY_TRIES, BURY_AGAIN_S = 10, 0.5  # an unburied job would stay for `max_age_s`
@@ -48,7 +48,7 @@ _ERRORS = (nats.errors.Error, OSError, TimeoutError)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueLimits:
-    """How long and how often jobs are delivered, and how many may wait."""
+    """Limits of the queue: how long and how often jobs are delivered, and how many may wait."""
 
     ack_wait_s: float = 5.0  # workers send `in_progress` each second
     max_deliver: int = 3
@@ -57,7 +57,7 @@ class QueueLimits:
     max_bytes: int = 128 << 20  # half of what deploy/nats/nats.conf gives to memory streams
     max_age_s: float = 3_600.0
     duplicate_window_s: float = 120.0
-    idle_consumer_s: float = 60.0  # forgets a consumer without pulls; its jobs stay
+    idle_consumer_s: float = 60.0  # an idle consumer is deleted after this; its jobs stay
 
 
 class Delivery(Protocol):
@@ -93,7 +93,7 @@ class JobStream:
         self._jetstream = client.jetstream(timeout=API_TIMEOUT_S)
 
     async def open(self) -> None:
-        """Create the streams and watch for jobs delivered too often, if they are ours. Raises UnavailableError."""
+        """Create the streams, if they are ours, and watch for jobs that reached `max_deliver`. Raises UnavailableError."""
         if not self.owned:
             return
         await self.ensure()
@@ -126,7 +126,7 @@ class JobStream:
             for config in (jobs, dead):
                 try:
                     await self._jetstream.add_stream(config)
-                except nats.js.errors.BadRequestError:  # another release made it: the last to start decides
+                except nats.js.errors.BadRequestError:  # another release created it: the last process to start decides
                     await self._update(config)
         except _ERRORS as error:
             raise UnavailableError(f"JetStream is not ready: {text_of(error)}") from error
@@ -142,7 +142,7 @@ class JobStream:
 
     async def publish(self, worker: str, job: Job) -> int:
         """Queue a job and return its sequence. The same (request, attempt) again is stored once."""
-        if not self._client.is_connected:  # the client would store it and send it later
+        if not self._client.is_connected:  # the client would buffer it and send it later
             raise UnavailableError("not connected to NATS")
         subject, raw, name = subjects.jobs(worker), encode(job), _message_id(job)
         try:
@@ -161,14 +161,14 @@ class JobStream:
             raise UnavailableError(f"could not queue the job: {text_of(error)}") from error
 
     async def delete(self, stream_seq: int, job: Job) -> None:
-        """Take a job out of the queue; best effort. A restarted server reuses numbers, so check whose message it is."""
+        """Remove a job from the queue; best effort. A restarted server reuses sequence numbers, so check whose message it is."""
         with contextlib.suppress(*_ERRORS):
             message = await self._jetstream.get_msg(subjects.JOBS_STREAM, stream_seq)
             if (message.headers or {}).get(MESSAGE_ID) == _message_id(job):
                 await self._jetstream.delete_msg(subjects.JOBS_STREAM, stream_seq)
 
     async def has(self, stream_seq: int) -> bool:
-        """Whether a job is in the queue. Raises UnavailableError."""
+        """Return True if a job is in the queue. Raises UnavailableError."""
         try:
             await self._jetstream.get_msg(subjects.JOBS_STREAM, stream_seq)
         except nats.js.errors.NotFoundError:
@@ -212,7 +212,7 @@ class JobStream:
             raise UnavailableError(f"could not open the job queue: {text_of(error)}") from error
 
     async def dead_letter(self, kind: str, raw: bytes, *, subject: str, reason: str, known_as: str = "") -> None:
-        """Keep what was given up, best effort; once for each `known_as`. `kind` is `job` or `malformed`."""
+        """Copy a job or message to the dead letters, best effort; once for each `known_as`. `kind` is `job` or `malformed`."""
         self.dead_letters += 1
         headers = {"Baton-Subject": subject, "Baton-Reason": reason[:200], "Baton-Bytes": str(len(raw))}
         headers |= {MESSAGE_ID: known_as} if known_as else {}
@@ -232,7 +232,7 @@ class JobStream:
                 await self._bury(advisory)
                 return
             except nats.js.errors.NotFoundError:
-                return  # ended or deleted meanwhile
+                return  # acked or deleted meanwhile
             except _ERRORS as error:
                 if not tries_left:
                     log.warning("job_queue.dead_letter_failed", extra={"error": text_of(error)})
@@ -273,7 +273,7 @@ class NatsJobQueue:
         self._lost = self._told = False
 
     async def fetch(self, max_jobs: int, *, expires_s: float = 1.0) -> list[Delivery]:
-        """Return what is queued, or the next job within `expires_s`. Transient errors are logged and give []."""
+        """Return what is queued, or the next job within `expires_s`. Transient errors are logged and return []."""
         if not self._client.is_connected:
             await asyncio.sleep(min(RETRY_PAUSE_S, expires_s))
             return []
@@ -295,7 +295,7 @@ class NatsJobQueue:
         return [delivery for delivery in deliveries if delivery is not None]
 
     async def _arrived(self, max_jobs: int) -> list[Msg]:
-        """Jobs that came after their pull was given up: they are delivered, so work on them."""
+        """Take jobs that arrived after their pull timed out: the server has delivered them, so they are processed."""
         assert self._arrivals is not None
         jobs: list[Msg] = []
         while self._arrivals.pending_msgs and len(jobs) < max_jobs:
@@ -305,7 +305,7 @@ class NatsJobQueue:
         return jobs
 
     async def _pull(self, batch: int, *, wait_s: float) -> list[Msg]:
-        """Ask for `batch` jobs: what is there now, or with `wait_s` until they came. Ends with the server's status or in time."""
+        """Pull up to `batch` jobs: those queued now, or with `wait_s` the ones that arrive. Ends on a status or timeout."""
         assert self._arrivals is not None
         self._pulls += 1
         reply = f"{self._inbox}.{self._pulls}"
@@ -325,7 +325,7 @@ class NatsJobQueue:
                 jobs.append(message)
             elif message.subject == reply:
                 status = (message.headers or {}).get("Status", "")
-                # 404 nothing there, 408 time is up; 409 and 503: the consumer was deleted or is unknown
+                # 404 no messages, 408 timeout; 409 and 503: the consumer was deleted or is unknown
                 self._lost = status not in ("404", "408")
                 break
         return jobs
@@ -335,7 +335,7 @@ class NatsJobQueue:
 
     async def _delivery(self, raw: Msg) -> Delivery | None:
         if raw.subject != subjects.jobs(self._worker):
-            self._lost = True  # made anew, the consumer leaves this to its worker
+            self._lost = True  # once recreated, the consumer belongs to its worker
             return None
         try:
             return NatsDelivery(raw, decode(job_decoder, raw.data))

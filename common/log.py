@@ -23,29 +23,29 @@ def start_logging(*, service: str, level: str, form: str) -> None:
 
 
 def difference(library: str, lacks: list[str], lost: str) -> dict[str, object]:
-    """The fields of a warning that `library` lacks what Baton overrides, so that its own way serves."""
+    """Fields of a warning: the private parts that `library` lacks, so that its own implementation runs."""
     told: dict[str, object] = {"library": library, "version": version(library), "lacks": lacks, "lost": lost}
     return told | {"remedy": "install the release that constraints.txt names"}
 
 
 class Outage:
-    """Says once that a server is away and once that it is back, however often it is tried meanwhile."""
+    """Logs once when a server goes away and once when it is back, however many tries there are in between."""
 
     def __init__(self, log: logging.Logger, server: str) -> None:
         self._log = log
         self._server = server
         self._since = 0.0
-        self.tries = 0  # that failed, since it went
+        self.tries = 0  # failed tries since the server went away
 
     def failed(self, error: str) -> None:
-        """A try failed."""
+        """Record a failed try."""
         self.tries += 1
         if self.tries == 1:
             self._since = time.monotonic()
             self._log.warning(f"{self._server}.away", extra={"error": error})
 
     def ended(self) -> None:
-        """A try went well."""
+        """Record a try that succeeded."""
         if self.tries:
             away_s = round(time.monotonic() - self._since, 1)
             self._log.info(f"{self._server}.back", extra={"tries": self.tries, "away_s": away_s})
@@ -58,7 +58,7 @@ def _fields(record: logging.LogRecord) -> dict[str, object]:
 
 
 def printable(value: object) -> str:
-    """As text of one line: others' words make no further line, and tell a terminal nothing."""
+    """Escape text for one log line: foreign text can neither break the line nor control a terminal."""
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in str(value))
 
 

@@ -1,4 +1,4 @@
-"""The contents of a block in a worker's KV pool, as data: sizes, memory layout and compatibility follow from it.
+"""The contents of a KV block as data: sizes, memory layout and compatibility follow from it.
 
 A block is one contiguous run of bytes with the layout's parts one after the other. A part is an array
 [layers, planes, slots, heads, dim] of one dtype; it has `block_size` slots, or one if it is part of a state.
@@ -12,7 +12,7 @@ from typing import Annotated
 import msgspec
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1, "uint8": 1}
-# dtype of a part with quantised keys and values -> `--kv-cache-dtype`'s word.
+# dtype of quantised keys and values -> the word of `--kv-cache-dtype`.
 KV_NAMES = {"float8_e4m3fn": "fp8", "uint8": "int8"}
 LANE_BYTES = 4  # digests and copies count 32-bit words
 
@@ -24,12 +24,12 @@ class PagePart(msgspec.Struct, frozen=True, kw_only=True):
     """The array that some layers keep in each block."""
 
     layers: int
-    planes: int  # 2: keys and values; 1: a latent, or a state
+    planes: int  # 2: keys and values; 1: a latent or a recurrent state
     heads: int  # on this worker
     dim: int
     dtype: str
-    per_token: bool = True  # False: one a sequence, in blocks of its own
-    window: _Count = 0  # positions; 0: all are kept
+    per_token: bool = True  # False: one a sequence, in separate blocks
+    window: _Count = 0  # sliding window in positions; 0: full attention
     first_head: int = 0  # first head of this worker in the whole model
     all_heads: int = 0  # heads of the whole model; 0: as many as here
 
@@ -48,7 +48,7 @@ class PagePart(msgspec.Struct, frozen=True, kw_only=True):
         return block_size if self.per_token else 1
 
     def rows(self, block_size: int) -> int:
-        """Groups of neighbouring heads in a block: one a layer, plane and slot."""
+        """Groups of adjacent heads in a block: one a layer, plane and slot."""
         return self.layers * self.planes * self.slots(block_size)
 
     def block_bytes(self, block_size: int) -> int:
@@ -57,7 +57,7 @@ class PagePart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KVLayout(msgspec.Struct, frozen=True, kw_only=True):
-    """Shape of a pool: how many blocks, and what is in one.
+    """The layout of a pool: the number of blocks and the parts of one.
 
     Without `parts`: `kv[num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim]`. With `parts`, the fields from
     `num_layers` to `dtype` describe the first of them, for older peers.
@@ -70,15 +70,15 @@ class KVLayout(msgspec.Struct, frozen=True, kw_only=True):
     head_dim: _Count
     dtype: str  # a key of `ITEM_BYTES`
     parts: tuple[PagePart, ...] = ()
-    states: tuple[PagePart, ...] = ()  # what a state consists of, see `engine.cache.pages.state_places`
-    state_blocks: _Count = 0  # blocks that it fills
-    windowed: tuple[PagePart, ...] = ()  # what a column consists of, see `engine.cache.pages.column_places`
-    column_blocks: _Count = 0  # M: blocks beside each block of tokens; 0: the model has none
-    window: _Count = 0  # positions of the longest such window, the own one included
+    states: tuple[PagePart, ...] = ()  # parts of a recurrent state, see `engine.cache.pages.state_places`
+    state_blocks: _Count = 0  # blocks a state fills
+    windowed: tuple[PagePart, ...] = ()  # parts of a sliding-window column, see `engine.cache.pages.column_places`
+    column_blocks: _Count = 0  # M: sliding-window blocks beside each block of tokens; 0: none
+    window: _Count = 0  # positions of the widest sliding window, the token's own included
 
     @classmethod
     def of(cls, parts: Sequence[PagePart], *, num_blocks: int, block_size: int) -> KVLayout:
-        """Return the layout of these parts. Plain keys and values of whole layers are written without `parts`."""
+        """Return the layout of these parts. Plain keys and values of whole layers leave `parts` empty."""
         first = parts[0]
         plain = cls(
             num_blocks=num_blocks,
@@ -102,6 +102,6 @@ class KVLayout(msgspec.Struct, frozen=True, kw_only=True):
         return sum(part.block_bytes(self.block_size) for part in self.pages)
 
     def compatible_with(self, other: KVLayout) -> bool:
-        """Whether blocks can move between the two pools unchanged (pool sizes may differ)."""
+        """True if blocks can move between the two pools unchanged (pool sizes may differ)."""
         content = ("block_size", "pages", "states", "state_blocks", "windowed", "column_blocks", "window")
         return all(getattr(self, name) == getattr(other, name) for name in content)

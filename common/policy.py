@@ -1,4 +1,4 @@
-"""The constants of placement, from `policy.toml`: one file for Lua, the gateway, the planner and the simulation."""
+"""The placement constants of `policy.toml`: one file for Lua, the gateway, the planner and the simulation."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ FILE = Path(__file__).with_name("policy.toml")
 
 @functools.cache
 def placement_policy() -> Mapping[str, Mapping[str, float]]:
-    """Section -> name -> value."""
+    """Return section -> name -> value."""
     return tomllib.loads(FILE.read_text())
 
 
 def kv_read_bytes_per_s() -> float:
-    """The speed at which a decode step is assumed to read its context."""
+    """The memory bandwidth assumed for a decode step that reads its context."""
     return float(placement_policy()["decode"]["kv_read_bytes_per_s"])
 
 

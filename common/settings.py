@@ -1,4 +1,4 @@
-"""Types of settings (`services.runtime.loading` reads them), and the error of a wrong one."""
+"""Types of settings (`services.runtime.loading` reads them), and the error of an invalid one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Share = Annotated[float, Field(gt=0, le=1)]
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """A pattern's demand, as a person would say it."""
+    """The description of a pattern for people."""
 
     words: str
 
@@ -50,6 +50,6 @@ class ConfigError(Exception):
 
 
 class Options(BaseModel):
-    """Frozen; unknown fields are errors. Built when it is used: of the classes that settings are made of only the last one is."""
+    """Base of option groups: frozen, unknown fields are errors. Pydantic builds only the final classes, on first use."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), defer_build=True)

@@ -21,7 +21,7 @@ USAGE_STREAM = "BATON_USAGE"  # on disk: what each key used, by day and gateway
 
 
 def root_of(stream: str) -> str:
-    """Return the beginning of a kept stream's subjects, or its work queue's: `baton.batchwork` for BATON_BATCH_WORK."""
+    """Return the subject prefix of a stored stream or its work queue: `baton.batchwork` for BATON_BATCH_WORK."""
     first, *rest = stream.lower().split("_")
     return f"{first}.{''.join(rest)}"
 
@@ -30,7 +30,7 @@ _ID = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
 
 
 def is_id(name: str) -> bool:
-    """Whether `name` may be part of a subject or key."""
+    """True if `name` may be part of a subject or key."""
     return _ID.match(name) is not None
 
 
@@ -114,7 +114,7 @@ def dead_letter(kind: str) -> str:
 
 
 def batch_file(tenant: str, file: str) -> str:
-    """JetStream, like all below: a file's description. `tenant` is its digest."""
+    """JetStream, like all below: a file's metadata. `tenant` is its digest."""
     return f"baton.batch.file.{tenant}.{file}"
 
 
@@ -139,7 +139,7 @@ def batch_failure(batch: str, line: int | str) -> str:
 
 
 def batch_start(batch: str, line: int | str) -> str:
-    """How often a line was begun and its gateway died."""
+    """Count of a line's starts whose gateway died."""
     return f"baton.batch.start.{batch}.{line}"
 
 
@@ -149,7 +149,7 @@ def batch_line(batch: str, line: int | str) -> str:
 
 
 def batch_step(batch: str) -> str:
-    """Work queue: an unfinished batch; it comes again until it is over."""
+    """Work queue: an unfinished batch; redelivered until it is done."""
     return f"baton.batchwork.step.{batch}"
 
 

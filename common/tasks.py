@@ -1,4 +1,4 @@
-"""The end of tasks, futures that are due, and answers that need no wait."""
+"""Cancelling tasks, timing out futures, and awaitables that are ready."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ async def cancel_all(tasks: Iterable[asyncio.Task[Any]]) -> None:
 
 
 async def in_time(work: Coroutine[Any, Any, Result], seconds: float) -> Result:
-    """Return the result of `work`; TimeoutError after so long, also if it swallows a cancellation."""
+    """Return the result of `work`; raise TimeoutError in time even if it swallows a cancellation."""
     task = asyncio.ensure_future(work)
     try:
         await asyncio.wait([task], timeout=seconds)
@@ -34,7 +34,7 @@ async def in_time(work: Coroutine[Any, Any, Result], seconds: float) -> Result:
 
 
 class Ready(Generic[Result]):
-    """A value that is there already, for callers that would await it."""
+    """An awaitable whose value is already known."""
 
     __slots__ = ("result",)
 
@@ -47,7 +47,7 @@ class Ready(Generic[Result]):
 
 
 class Deadlines:
-    """One timer for the time-outs of many futures."""
+    """One timer for the timeouts of many futures."""
 
     def __init__(self) -> None:
         self._due: list[tuple[float, int, asyncio.Future[Any]]] = []  # a heap
@@ -55,7 +55,7 @@ class Deadlines:
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, future: asyncio.Future[Any], seconds: float) -> None:
-        """Raise TimeoutError in whoever awaits the future, if it is not done after so long."""
+        """Set TimeoutError on the future if it is not done in time."""
         loop = asyncio.get_running_loop()
         entry = loop.time() + seconds, next(self._numbers), future
         heappush(self._due, entry)

@@ -11,7 +11,7 @@ from common.settings import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tls:
-    """Whom to trust and who we are; None: the system's authorities, no certificate of our own."""
+    """Trusted authorities and our own certificate; None: the system's authorities, no certificate."""
 
     ca: Path | None = None
     cert: Path | None = None

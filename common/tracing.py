@@ -1,4 +1,4 @@
-"""Spans of one request across processes (OpenTelemetry), recorded whole after they ended.
+"""Spans of a request across processes (OpenTelemetry), recorded when they end.
 
 So no token waits for a span. A span's context is a W3C `traceparent`, carried by every message about a request. Instants are
 `time.monotonic()` here. Handlers run `in_trace` of their message, so log lines and tasks begun there carry the trace's id.
@@ -19,13 +19,13 @@ Value = str | bool | int | float | list[str]
 Attributes = Mapping[str, Value]
 
 _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}\Z")
-_random = random.Random()  # ids need to differ, not to be secret
-os.register_at_fork(after_in_child=_random.seed)  # workers of one machine are forked of one process
+_random = random.Random()  # ids must be unique, not secret
+os.register_at_fork(after_in_child=_random.seed)  # workers of one host are forked from one process
 trace_id: ContextVar[str] = ContextVar("baton.trace_id", default="")  # 32 hex digits; see `in_trace`
 
 
 class SpanEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """Something at one instant within a span."""
+    """An event within a span."""
 
     name: str
     at: float
@@ -33,7 +33,7 @@ class SpanEvent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Span(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that took time. `context` is its own `traceparent`, `parent` and `links` are others'."""
+    """A timed operation. `context` is its own `traceparent`, `parent` and `links` are others'."""
 
     name: str
     context: str
@@ -48,25 +48,25 @@ class Span(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tracer(Protocol):
-    """Where spans go."""
+    """The recorder of spans."""
 
     def wants(self, context: str) -> bool:
-        """Whether the spans of this trace are recorded here."""
+        """True if spans of this trace are recorded here."""
 
     def parent_of(self, headers: Mapping[str, str]) -> str:
         """The W3C `traceparent` in a caller's headers (names in lower case), or ""."""
 
     def new_trace(self, share: float) -> str:
-        """The context of a new trace's first span; sampled with the probability `share`."""
+        """The context of a new trace's root span; sampled with the probability `share`."""
 
     def record(self, span: Span) -> None:
         """Take an ended span. Never blocks; drops the oldest ones beyond a bound."""
 
     def keep(self, traces: Iterable[str]) -> None:
-        """Mark traces (32 hex digits) as worth sending although they were held back. Idempotent."""
+        """Mark held-back traces (32 hex digits) for sending. Idempotent."""
 
     def close(self) -> None:
-        """Send what is left, within seconds."""
+        """Send what is queued, within seconds."""
 
 
 class NoTracer:
@@ -89,7 +89,7 @@ class NoTracer:
 
 
 class Children(msgspec.Struct, frozen=True):
-    """Records the spans below `parent`; all of them have `attributes`."""
+    """A recorder of the spans below `parent`; all of them have `attributes`."""
 
     tracer: Tracer
     parent: str
@@ -102,12 +102,12 @@ class Children(msgspec.Struct, frozen=True):
         ended_at: float,
         attributes: Attributes,
         *,
-        context: str = "",  # set if a message already carried it
+        context: str = "",  # given if a message already carried it
         events: Sequence[SpanEvent] = (),
         links: Sequence[str] = (),
         outcome: str = "",
     ) -> None:
-        """Record one more. `outcome` says how it went; it is an error if `is_failure` says so."""
+        """Record one more span. `outcome` is how it ended; `is_failure` tells if that is an error."""
         span = Span(
             name=name,
             context=context or child_of(self.parent),
@@ -123,22 +123,22 @@ class Children(msgspec.Struct, frozen=True):
 
 
 def is_failure(outcome: str) -> bool:
-    """Whether something broke. Cancelled work is no error."""
+    """True if an outcome is an error. Cancelled work is none."""
     return outcome not in ("", "ok", "cancelled")
 
 
 def child_of(context: str) -> str:
-    """The context of a new span of the same trace."""
+    """The context of a new child span."""
     return f"{context[:36]}{_random.getrandbits(64) | 1:016x}{context[52:]}"
 
 
 def valid(traceparent: str) -> str:
-    """`traceparent` if it is a W3C one, else "": its sender is not trusted."""
+    """`traceparent` if it is valid W3C, else "": its sender is not trusted."""
     return traceparent if _TRACEPARENT.match(traceparent) else ""
 
 
 class in_trace:  # noqa: N801 - used with `with`; a generator costs 1 us more per frame
-    """Give log lines and tasks begun inside the trace's id, or none."""
+    """Context manager that gives log lines and new tasks the trace's id, or none."""
 
     def __init__(self, traceparent: str | msgspec.UnsetType) -> None:
         self._id = valid(traceparent)[3:35] if traceparent else ""

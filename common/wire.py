@@ -1,4 +1,4 @@
-"""The connection to NATS: nats-py's client with a shorter way in and out.
+"""The connection to NATS: nats-py's client with a shorter path in and out.
 
 nats-py hands each message to a queue and a task of its subscription, and waits for each answer with a timer. Here a handler that
 does not wait runs where the message is read, and one timer serves all answers. What is taken over is private: what the parser
@@ -33,17 +33,17 @@ from common.tls import Tls, client_context
 log = logging.getLogger("baton.bus")
 
 STATUS, NO_RESPONDERS = "Status", "503"
-MESSAGE_ID = "Nats-Msg-Id"  # the server stores each id once
-PENDING_BYTES = 32 << 20  # stored while disconnected; more is refused
+MESSAGE_ID = "Nats-Msg-Id"  # the server deduplicates by it
+PENDING_BYTES = 32 << 20  # buffered while disconnected; more is refused
 OVERRIDDEN = ("_process_msg", "_init_request_sub", "_process_headers", "_error_cb")
 READ = ("_subs", "_resp_map", "_resp_sub_prefix")
-ARGUMENTS = ["sid", "subject", "reply", "data", "headers"]  # `_process_msg` takes them
+ARGUMENTS = ["sid", "subject", "reply", "data", "headers"]  # the arguments of `_process_msg`
 LOST = "speed: each message takes a queue and a task of its subscription, each answer a timer"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NatsSettings:
-    """How to reach NATS. The URL may carry `user:password@` and start with `tls://`."""
+    """Connection settings of NATS. The URL may carry `user:password@` and start with `tls://`."""
 
     url: str = "nats://127.0.0.1:4222"
     credentials: Path | None = None  # a file with `user:password`; answers then use this user's own inbox
@@ -52,7 +52,7 @@ class NatsSettings:
 
 
 class _Stored(msgspec.Struct):
-    """JetStream's word on a message."""
+    """JetStream's acknowledgement of a message."""
 
     seq: int = 0
     error: dict[str, Any] | None = None
@@ -76,10 +76,10 @@ class Wire(Client):  # type: ignore[misc]  # nats-py has no types
         self._init_request_sub = self._hear_answers
 
     async def hear(self, subject: str, take: Callable[[Msg], None]) -> Subscription:
-        """Call `take` for each message, in order, where it is read. What it raises goes to `error_cb`."""
+        """Call `take` for each message, in order, as it is read. Exceptions go to `error_cb`."""
 
         async def first(message: Msg) -> None:
-            take(message)  # without `_read`, or it came before `take` was known
+            take(message)  # without our `_read`, or before `take` was set
 
         subscription = await self.subscribe(subject, cb=first)
         subscription.take = take
@@ -95,11 +95,11 @@ class Wire(Client):  # type: ignore[misc]  # nats-py has no types
         known = await self._process_headers(headers) if headers else None
         try:
             take(Msg(_client=self, subject=subject.decode(), reply=reply.decode(), data=data, headers=known, _sid=sid))
-        except Exception as error:  # it would end the loop that reads all messages
+        except Exception as error:  # an exception would end the loop that reads all messages
             await self._error_cb(error)
 
     def say(self, subject: str, data: bytes, *, reply: str = "", headers: Mapping[str, str] | None = None) -> None:
-        """As `publish`, which waits only if too much is stored: that is refused here. Raises nats-py's errors."""
+        """Publish without waiting. Refused, with nats-py's errors, if too much is buffered."""
         if self.pending_data_size > PENDING_BYTES:
             raise nats.errors.OutboundBufferLimitError
         publishing = self.publish(subject, data, reply=reply, headers=None if headers is None else dict(headers))
@@ -107,12 +107,12 @@ class Wire(Client):  # type: ignore[misc]  # nats-py has no types
             publishing.send(None)
         except StopIteration:
             return
-        publishing.close()  # it is stored, and was about to wait until that is sent
+        publishing.close()  # the message is buffered; the coroutine would only wait for the flush
 
     async def ask(
         self, subject: str, data: bytes, *, timeout_s: float, headers: Mapping[str, str] | None = None
     ) -> Msg:
-        """As `request`. Raises nats-py's errors, and TimeoutError."""
+        """Send a request and return the reply. Raises nats-py's errors, and TimeoutError."""
         if self._lacks:
             return await self.request(subject, data, timeout=timeout_s, headers=headers and dict(headers))
         if not self._resp_sub_prefix:
@@ -131,7 +131,7 @@ class Wire(Client):  # type: ignore[misc]  # nats-py has no types
         return message
 
     async def store(self, subject: str, data: bytes, *, name: str, timeout_s: float) -> int:
-        """Store a message in its subject's stream, once by its `name`; its number there. As `ask`, raises APIError, too."""
+        """Store a message in its subject's stream, once for each `name`; return its sequence. Raises as `ask`, and APIError."""
         raw = await self.ask(subject, data, timeout_s=timeout_s, headers={MESSAGE_ID: name})
         try:
             stored = _stored_decoder.decode(raw.data)
@@ -154,7 +154,7 @@ class Wire(Client):  # type: ignore[misc]  # nats-py has no types
 
 
 def lacking(client: Client) -> list[str]:
-    """Missing parts of nats-py's private ones that a `Wire` calls, reads or replaces."""
+    """Private parts of nats-py that `Wire` uses and this release lacks."""
     lacks = [f"Client.{name}" for name in OVERRIDDEN + READ if not hasattr(client, name)]
     if not lacks and list(inspect.signature(Client._process_msg).parameters)[1:] != ARGUMENTS:
         lacks.append(f"Client._process_msg({', '.join(ARGUMENTS)})")
@@ -162,7 +162,7 @@ def lacking(client: Client) -> list[str]:
 
 
 def identity_of(settings: NatsSettings) -> dict[str, Any]:
-    """The client's options for login and TLS. Raises ConfigError."""
+    """Client options for login and TLS. Raises ConfigError."""
     options: dict[str, Any] = {}
     if settings.credentials:
         login = read_login(settings.credentials)
@@ -173,7 +173,7 @@ def identity_of(settings: NatsSettings) -> dict[str, Any]:
 
 
 def why_not(error: BaseException, url: str, user: str | None) -> str:
-    """Why there is no connection, without secrets."""
+    """The reason that there is no connection, without secrets."""
     if "authorization" in str(error).lower():
         who = f"user {user!r}" if user else "a client without credentials"
         return f"NATS at {_address(url)} refuses {who}: correct --nats-credentials"
@@ -181,6 +181,6 @@ def why_not(error: BaseException, url: str, user: str | None) -> str:
 
 
 def _address(url: str) -> str:
-    """The URL without user and password."""
+    """The URL without credentials."""
     parts = urlsplit(url)
     return f"{parts.hostname}:{parts.port or 4222}"

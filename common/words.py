@@ -1,4 +1,4 @@
-"""Words on the wire that decide what a process does.
+"""Wire values that decide what a process does.
 
 An unknown word (a newer peer's) reads as OTHER, so the rest of the message is still understood.
 """
@@ -9,7 +9,7 @@ from enum import StrEnum
 
 
 class Role(StrEnum):
-    """The kind of new work that a worker takes."""
+    """A kind of work that a worker takes."""
 
     PREFILL = "prefill"
     DECODE = "decode"
@@ -21,7 +21,7 @@ class Role(StrEnum):
 
 
 class WorkerStatus(StrEnum):
-    """How far a worker is. Only a READY one takes new work."""
+    """The stage of a worker's life. Only READY takes new work."""
 
     STARTING = "starting"
     READY = "ready"
@@ -36,14 +36,14 @@ class WorkerStatus(StrEnum):
 
     @property
     def is_gone(self) -> bool:
-        """Whether the worker says that it is gone."""
+        """True if the status says that the worker is gone."""
         return self in (WorkerStatus.STOPPED, WorkerStatus.BROKEN)
 
 
 class Finish(StrEnum):
-    """Why a sequence ended with its last token."""
+    """The reason that a sequence ended with its last token."""
 
-    NONE = ""  # it goes on
+    NONE = ""  # not finished
     STOP = "stop"  # the last token is a stop token, or completes a stop text
     LENGTH = "length"
     OTHER = "other"
@@ -54,9 +54,9 @@ class Finish(StrEnum):
 
 
 class Refusal(StrEnum):
-    """Why a decode worker refuses a lease or a sequence."""
+    """A decode worker's reason to refuse a lease or a sequence."""
 
-    NONE = ""  # it was not refused
+    NONE = ""  # not refused
     FULL = "full"
     DRAINING = "draining"
     INCOMPATIBLE = "incompatible"  # another model or pool layout
@@ -65,7 +65,7 @@ class Refusal(StrEnum):
     UNKNOWN_WRITER = "unknown writer"  # the writer's heartbeat has not arrived yet
     STALE = "stale"  # a newer attempt or another lease took its place
     VERIFYING = "verifying"  # an earlier manifest of the request is being checked
-    INVALID = "invalid"  # the job itself, for this worker
+    INVALID = "invalid"  # the job is invalid for this worker
     EXPIRED = "expired"  # the manifest came after the lease's end
     INCOMPLETE = "incomplete"  # blocks are missing
     DIGEST = "digest"  # a block's bytes are wrong
@@ -73,11 +73,11 @@ class Refusal(StrEnum):
 
     @classmethod
     def _missing_(cls, value: object) -> Refusal:
-        """Releases before 0.1.0 appended the detail: `invalid: max_tokens must be at least 1`."""
+        """Parse releases before 0.1.0, which appended the detail: `invalid: max_tokens must be at least 1`."""
         word = str(value).partition(":")[0]
         return next((refusal for refusal in cls if refusal.value == word), cls.OTHER)
 
     @property
     def is_final(self) -> bool:
-        """Whether the same worker would refuse again."""
+        """True if the same worker would refuse again."""
         return self not in (Refusal.FULL, Refusal.UNKNOWN_WRITER, Refusal.VERIFYING)

@@ -1,1 +1,1 @@
-"""Moving KV blocks between workers: who may write where until when, what was written, and what writes it."""
+"""Moving KV blocks between workers: leases, verification, and transports."""

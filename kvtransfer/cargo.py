@@ -1,4 +1,4 @@
-"""The cargo of a handoff, in the order in which both ends number and push it.
+"""The blocks of a handoff, in the order in which both ends number and push them.
 
 A prompt's blocks have indices: those of its tokens, then those of all columns, one column after the other, then the state's.
 They go in the order in which they become final: each block of tokens, its column behind it, and the state last. Columns that
@@ -14,25 +14,25 @@ from itertools import islice
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cargo:
-    """A prompt of `num_tokens` tokens. The rest is its layout's; `first_column`: the oldest column that its next token needs."""
+    """A prompt of `num_tokens` tokens in a layout; `first_column`: the oldest column that the next token needs."""
 
     num_tokens: int
     block_size: int
     state_blocks: int = 0
     column_blocks: int = 0
     first_column: int = 0
-    num_blocks: int = field(init=False)  # those of its tokens
+    num_blocks: int = field(init=False)  # token blocks
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "num_blocks", -(-self.num_tokens // self.block_size))
 
     @property
     def _first_of_state(self) -> int:
-        """The index behind the columns'."""
+        """The index after the last column's."""
         return self.num_blocks * (1 + self.column_blocks)
 
     def lacking(self, first_block: int, first_column: int) -> list[int]:
-        """The blocks that go to a receiver with the blocks before `first_block` and the columns before `first_column`."""
+        """The blocks to push to a receiver that has those before `first_block` and the columns before `first_column`."""
         columns = self.column_blocks
         oldest = max(first_column, self.first_column) if columns else self.num_blocks
         indices = []
@@ -46,7 +46,7 @@ class Cargo:
         return [*indices, *range(first, first + self.state_blocks)]
 
     def final_at(self, index: int) -> int:
-        """The number of computed tokens from which on a block is final."""
+        """The number of computed tokens after which a block is final."""
         if index < self.num_blocks:
             entry = index
         elif index < self._first_of_state:
@@ -58,7 +58,7 @@ class Cargo:
     def pick(
         self, indices: Sequence[int], tokens: Sequence[int], columns: Sequence[tuple[int, ...]], state: Sequence[int]
     ) -> list[int]:
-        """The blocks with these indices, of those that a sequence has."""
+        """Select the blocks with these indices from a sequence's."""
         picked = []
         for index in indices:
             if index < self.num_blocks:
@@ -73,7 +73,7 @@ class Cargo:
     def place(
         self, indices: Sequence[int], blocks: Sequence[int]
     ) -> tuple[list[int], list[tuple[int, ...]], list[int]]:
-        """Sort the blocks that were pushed for these indices: those of tokens, the columns, and the state's."""
+        """Sort the pushed blocks of these indices into token blocks, columns and state blocks."""
         tokens, columns, state = list[int](), list[int](), list[int]()
         for index, block in zip(indices, blocks, strict=True):
             is_of_column = self.num_blocks <= index < self._first_of_state

@@ -1,4 +1,4 @@
-"""The digest of a block's bytes, by which the receiver checks what the writer sent.
+"""The digest of a block's bytes, which the receiver compares with the writer's.
 
     digest(block) = sum_i (x_i + 1) * m_i  mod 2^64,   m_i = splitmix64(i) | 1
 
@@ -36,7 +36,7 @@ def block_digests(pool: torch.Tensor, blocks: Sequence[int], layout: KVLayout | 
     lanes = lane_view(pool)
     factors = multipliers(lanes.shape[1]) if layout is None else factors_of(layout)
     digests = np.empty(len(blocks), dtype="<u8")
-    for index, block in enumerate(blocks):  # one at a time: the temporaries stay in the cache
+    for index, block in enumerate(blocks):  # one at a time, so that temporaries stay in the cache
         digests[index] = lane_digest(lanes[block], factors)
     return digests.tobytes()
 

@@ -1,4 +1,4 @@
-"""The decode worker's side of the handoff, without I/O: who may write into which blocks, until when.
+"""The lease table of a decode worker, without I/O: which writer may write into which blocks, until when.
 
     RESERVED ──begin_verify──▶ VERIFYING ──accept──▶ ACCEPTED      blocks are the sequence's
        │                          └────────reject──▶ RELEASED      blocks are the pool's again
@@ -41,7 +41,7 @@ TOMBSTONE_S = 3600.0  # longer than any message of a cancelled attempt travels
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Lease:
-    """A right to write into `blocks`. Only `LeaseTable` changes it."""
+    """A right to write into `blocks`, changed by `LeaseTable` alone."""
 
     lease_id: int
     generation: int
@@ -52,23 +52,23 @@ class Lease:
     blocks: list[int]
     expires_at: float
     state: LeaseState = LeaseState.RESERVED
-    cancelled: bool = False  # cancelled during verification: the verdict is no
+    cancelled: bool = False  # cancelled during verification: it will be rejected
 
     def move(self, state: LeaseState) -> None:
-        """Change the state; raises RuntimeError for a change that is not in the table above."""
+        """Change the state; raises RuntimeError for a transition that is not in the table above."""
         if state not in _NEXT[self.state]:
             raise RuntimeError(f"lease {self.lease_id} can't go from {self.state.value} to {state.value}")
         self.state = state
 
 
 class LeaseTable:
-    """All leases of one decode worker that may still be written under. `generation` makes a lease unique for ever."""
+    """All leases of one decode worker under which writes may still land. `generation` makes a lease unique for ever."""
 
     def __init__(self, *, incarnation: int) -> None:
         self._incarnation = incarnation
         self._leases: dict[int, Lease] = {}
         self._next_id = 1
-        self._tombstones: OrderedDict[str, tuple[int, float]] = OrderedDict()  # newest cancelled attempt, when
+        self._tombstones: OrderedDict[str, tuple[int, float]] = OrderedDict()  # newest cancelled attempt, and when
 
     @property
     def held_blocks(self) -> int:
@@ -179,13 +179,13 @@ class LeaseTable:
         return late
 
     def renew(self, lease_id: int, expires_at: float) -> None:
-        """Let an open lease last until `expires_at`; one that ended meanwhile stays ended."""
+        """Extend an open lease to `expires_at`; one that ended meanwhile stays ended."""
         lease = self._leases.get(lease_id)
         if lease is not None and lease.state is LeaseState.RESERVED:
             lease.expires_at = max(lease.expires_at, expires_at)
 
     def give_up(self, lease_id: int) -> bool:
-        """Quarantine a lease that its writer does not know; return whether it was open."""
+        """Quarantine a lease that its writer no longer knows; return True if it was open."""
         lease = self._leases.get(lease_id)
         if lease is None or lease.state is not LeaseState.RESERVED:
             return False
@@ -193,12 +193,12 @@ class LeaseTable:
         return True
 
     def writer_done(self, *, lease_id: int, generation: int, writer_incarnation: int) -> list[int]:
-        """No write under this lease is in flight or will follow: return the blocks that are free now."""
+        """Record that no write under this lease is in flight or will follow; return the blocks that are free now."""
         lease = self._leases.get(lease_id)
         if lease is None or (lease.generation, lease.writer_incarnation) != (generation, writer_incarnation):
             return []
         if lease.state is LeaseState.VERIFYING:
-            return []  # the verdict ends it
+            return []  # the end of verification frees them
         return self._end(lease_id, LeaseState.RELEASED)
 
     def _bury(self, now: float, request_id: str, attempt: int) -> None:

@@ -1,4 +1,4 @@
-"""Locked files in /dev/shm that show which workers live.
+"""Lock files in /dev/shm that show which workers are alive.
 
 A worker holds a `flock` on its file. The kernel releases it with the process, however that ends, and shows it across PID
 namespaces, where a pid means nothing.
@@ -16,7 +16,7 @@ SHM_FOLDER = Path("/dev/shm")
 
 
 def host() -> str:
-    """This host, until it is started again; containers on it share the name."""
+    """Identity of this host until it reboots; its containers share it."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
@@ -34,11 +34,11 @@ def create_locked(prefix: str) -> tuple[Path, int]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.fstat(descriptor).st_nlink > 0:
                 return path, descriptor
-        os.close(descriptor)  # another worker's start removed it before it was locked
+        os.close(descriptor)  # another worker's start removed it before the lock was taken
 
 
 def is_locked(path: Path) -> bool:
-    """Whether a process holds the file's lock. False for a missing file."""
+    """True if a process holds the file's lock. False for a missing file."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     except FileNotFoundError:
@@ -55,7 +55,7 @@ def is_locked(path: Path) -> bool:
 
 
 def is_name(name: str, prefix: str) -> bool:
-    """Whether `create_locked` can have made a peer's `name`."""
+    """True if `name` has the form that `create_locked` makes."""
     return name.startswith(f"{prefix}-") and "/" not in name
 
 

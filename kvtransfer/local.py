@@ -29,16 +29,16 @@ class LocalTransport:
         raise TransferError("transport local connects to no peer: give the workers another one")
 
     def expect(self, lease_id: int, generation: int, blocks: Sequence[int]) -> None:
-        """Nothing to do: no writer can connect."""
+        """No-op: no writer can connect."""
 
     async def arrived(self, lease_id: int, generation: int, timeout_s: float) -> bool:
         return False
 
     def forget(self, lease_id: int, generation: int) -> None:
-        """Nothing to do."""
+        """No-op."""
 
     def writer_gone(self, writer: Region | None) -> bool:
         return True
 
     async def close(self) -> None:
-        """Nothing to do: the pool goes with the engine."""
+        """No-op: the pool goes with the engine."""

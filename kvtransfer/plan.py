@@ -1,4 +1,4 @@
-"""How a block moves between two pools: which heads of which part go where, as runs of bytes.
+"""The plan for moving a block between two pools: which heads of which part go where, as runs of bytes.
 
 Pure. Parts are matched by their place in the layout. Workers of a model sharded by heads keep different heads; between
 equal layouts a block is one run.
@@ -24,19 +24,19 @@ class LayoutMismatchError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Runs:
-    """`count` runs of `num_bytes`, at regular distances in the source's block and in the destination's."""
+    """`count` runs of `num_bytes`, with constant strides in the source's block and in the destination's."""
 
-    source: int  # bytes from the block's beginning to the first run
+    source: int  # bytes from the block's start to the first run
     destination: int
     num_bytes: int
     count: int = 1
-    source_step: int = 0  # bytes from one run's beginning to the next one's
+    source_step: int = 0  # stride between runs in bytes
     destination_step: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copy:
-    """Neighbouring heads of one part, counted from the worker's first head."""
+    """Adjacent heads of one part, counted from the worker's first head."""
 
     part: int
     source_head: int
@@ -47,10 +47,10 @@ class Copy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The writes of one source into each block of one destination."""
+    """The writes from one source into each block of one destination."""
 
     copies: tuple[Copy, ...]
-    source_bytes: int  # a whole block's
+    source_bytes: int  # size of a whole block
     destination_bytes: int
 
     @property
@@ -71,7 +71,7 @@ class Plan:
 
     @property
     def is_whole(self) -> bool:
-        """Whether a block moves as one run that is all of it at both ends."""
+        """True if a block moves whole, as one run at both ends."""
         whole = Runs(source=0, destination=0, num_bytes=self.source_bytes)
         return self.runs == (whole,) and self.source_bytes == self.destination_bytes
 
@@ -104,7 +104,7 @@ def plan_copies(source: KVLayout, destination: KVLayout) -> Plan:
 
 
 def is_sharded(layout: KVLayout) -> bool:
-    """Whether a worker of this layout keeps some of the model's heads only."""
+    """True if a worker with this layout holds only some of the model's heads."""
     return any(part.heads != part.all_heads for part in layout.pages)
 
 
@@ -145,7 +145,7 @@ def differences(source: KVLayout, destination: KVLayout) -> list[str]:
 
 
 def _broken(part: PagePart, of_part: str) -> list[str]:
-    """Why a part can't be cut into heads, or is no part; "" if it can."""
+    """Return why a part is invalid or can't be split by heads; "" if it is fine."""
     if not 0 <= part.first_head <= part.first_head + part.heads <= part.all_heads:
         return [f"heads{of_part} are {_span(part)} of {part.all_heads}"]
     if part.heads < part.all_heads and part.head_bytes % LANE_BYTES:

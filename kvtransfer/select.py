@@ -1,4 +1,4 @@
-"""The transport by name, from a setting; nothing falls back silently."""
+"""Opening a transport by the name in a setting; there is no silent fallback."""
 
 from __future__ import annotations
 

@@ -46,13 +46,13 @@ class Run:
 
 
 class Sender:
-    """State of one (request, attempt). At most one run is in flight."""
+    """The state of one (request, attempt). At most one run is in flight."""
 
     def __init__(self, cargo: Cargo) -> None:
         self._cargo = cargo
         self._num_computed = 0  # tokens
-        self._indices: list[int] = []  # what the receiver lacks
-        self._final_at: list[int] = []  # tokens to be computed first, for each
+        self._indices: list[int] = []  # indices of blocks that the receiver lacks
+        self._final_at: list[int] = []  # tokens that must be computed first, for each
         self._destinations: list[int] = []
         self._num_pushed = 0  # blocks
         self._digests = bytearray()
@@ -60,7 +60,7 @@ class Sender:
         self.state = SenderState.COMPUTING
 
     def reserved(self, reply: ReserveReply) -> None:
-        """A lease was granted. Raises HandoffRefusedError when it doesn't fit this prompt."""
+        """Record a granted lease. Raises HandoffRefusedError when it doesn't fit this prompt."""
         destinations = unpack_tokens(reply.destination_blocks)
         wanted = self._cargo.lacking(reply.first_block, reply.first_column)
         if len(destinations) != len(wanted) or not 0 <= reply.first_block <= self._cargo.num_blocks:
@@ -73,7 +73,7 @@ class Sender:
         self._complete_if_done()
 
     def computed(self, num_tokens: int) -> None:
-        """The KV of the first `num_tokens` tokens is final."""
+        """Record that the KV of the first `num_tokens` tokens is final."""
         self._num_computed = max(self._num_computed, num_tokens)
 
     def next_run(self) -> Run | None:
@@ -87,7 +87,7 @@ class Sender:
         return self._in_flight
 
     def pushed(self, run: Run, digests: bytes) -> None:
-        """A run arrived. `digests`: packed u64, one a block. Raises HandoffRefusedError when their number is wrong."""
+        """Record a completed run. `digests`: packed u64, one a block. Raises HandoffRefusedError when their number is wrong."""
         if run is not self._in_flight:
             raise RuntimeError("this run is not in flight")
         self._in_flight = None
@@ -98,15 +98,15 @@ class Sender:
         self._complete_if_done()
 
     def failed(self) -> None:
-        """The run in flight raised, and none of its writes will land."""
+        """Record that the run in flight failed; none of its writes will land."""
         self._in_flight = None
 
     def manifest(self) -> bytes | None:
-        """The digests of all pushed blocks, in order, once every block was pushed."""
+        """Digests of all pushed blocks, in order, once every block was pushed."""
         return bytes(self._digests) if self.state is SenderState.COMPLETE else None
 
     def handed_off(self) -> None:
-        """The receiver accepted the manifest."""
+        """Record that the receiver accepted the manifest."""
         self._move(SenderState.HANDED_OFF)
 
     def abort(self) -> None:

@@ -54,7 +54,7 @@ class ShmTransport:
         num_bytes = torch.empty((), dtype=dtype).element_size() * math.prod(shape)
         self._path, self._lock = create_locked(PREFIX)
         try:
-            os.posix_fallocate(self._lock, 0, num_bytes)  # a lack of memory shows now, not as SIGBUS later
+            os.posix_fallocate(self._lock, 0, num_bytes)  # out of memory shows now, not as SIGBUS later
             memory = mmap.mmap(self._lock, num_bytes)
         except OSError as error:
             self._unlink()
@@ -83,21 +83,21 @@ class ShmTransport:
         return self._links[name]
 
     async def _drop_dead_links(self) -> None:
-        """Unmap dead workers' pools: the kernel keeps mapped memory."""
+        """Unmap dead workers' pools, whose memory the kernel otherwise keeps."""
         for name in [name for name in self._links if not (SHM_FOLDER / name).exists()]:
             await self._links.pop(name).close()
 
     def expect(self, lease_id: int, generation: int, blocks: Sequence[int]) -> None:
-        """Nothing to do: the writer writes by itself."""
+        """No-op: the writer writes by itself."""
 
     async def arrived(self, lease_id: int, generation: int, timeout_s: float) -> bool:
         return True
 
     def forget(self, lease_id: int, generation: int) -> None:
-        """Nothing to do: see `writer_gone`."""
+        """No-op: see `writer_gone`."""
 
     def writer_gone(self, writer: Region | None) -> bool:
-        """Whether the writer's process ended or closed its transport. Unknown writers (None) may still write."""
+        """True if the writer's process ended or closed its transport. Unknown writers (None) may still write."""
         if writer is None:
             return False
         name = writer.address.get("file", "")
@@ -122,7 +122,7 @@ class ShmTransport:
 
 
 class ShmLink:
-    """The peer's pool mapped into this process. The peer may keep other heads than we do."""
+    """The peer's pool mapped into this process. The peer may hold other heads than we do."""
 
     def __init__(self, pool: torch.Tensor, layout: KVLayout, region: Region, plan: Plan) -> None:
         self._source = lane_view(pool)
@@ -157,7 +157,7 @@ class ShmLink:
         try:
             return await asyncio.shield(copy)
         except asyncio.CancelledError:
-            await asyncio.wait([copy])  # no write may be in flight when push is over
+            await asyncio.wait([copy])  # no write may be in flight when push returns
             raise
 
     def _copy(

@@ -1,4 +1,4 @@
-"""A transport's protocol: make a worker's pool reachable, and push blocks into a peer's pool.
+"""The protocol of transports: make a worker's pool reachable, and push blocks into a peer's pool.
 
 The worker allocates the pool with `allocate`, opens the transport on it, and publishes the returned `Region`. Writers
 `connect` to a region and `push`.
@@ -16,7 +16,7 @@ from kvtransfer.plan import Plan, plan_copies
 
 
 class TransferError(Exception):
-    """Blocks could not be pushed, or a peer not be reached. No write of the failed push is in flight."""
+    """Blocks could not be pushed, or a peer could not be reached. No write of the failed push is in flight."""
 
 
 def check_run(
@@ -51,7 +51,7 @@ def check_whole(plan: Plan, *, transport: str) -> None:
 
 
 class Link(Protocol):
-    """A way into one peer's pool."""
+    """A connection to one peer's pool."""
 
     bandwidth: float  # bytes/s, measured once at connect
 
@@ -99,11 +99,11 @@ class Transport(Protocol):
         ...
 
     def forget(self, lease_id: int, generation: int) -> None:
-        """Accept no more writes under this lease. A transport whose receiver takes part drops late writes."""
+        """Accept no more writes under this lease. Two-sided transports drop late writes."""
         ...
 
     def writer_gone(self, writer: Region | None) -> bool:
-        """Whether no write of this writer can land after `forget`."""
+        """True if no write of this writer can land after `forget`."""
         ...
 
     async def close(self) -> None: ...

@@ -1,4 +1,4 @@
-"""The table of transports. To add one: a module with a class that is a `Transport`, and an entry here.
+"""The table of transports. To add one, write a module with a `Transport` class and add an entry here.
 
 Loads neither torch nor a transport's library, so settings, `baton up` and the roles can use it.
 """
@@ -13,15 +13,15 @@ TransportName = Literal["shm", "cuda_ipc", "ucx", "local"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransportKind:
-    """The facts about a transport before it is opened."""
+    """Facts about a transport that are known before it is opened."""
 
     implementation: str  # module:class, imported when it is opened
-    devices: tuple[str, ...]  # whose memory it moves
+    devices: tuple[str, ...]  # devices whose memory it moves
     reaches_others: bool = True  # False: its workers hand no KV over
     listens_at: bool = False  # takes the address at which peers on other hosts reach it
 
     def suits(self, device: str) -> bool:
-        """Whether it moves the memory of `cpu`, `cuda` or `cuda:N`."""
+        """True if it moves the memory of `cpu`, `cuda` or `cuda:N`."""
         return device.partition(":")[0] in self.devices
 
 
@@ -43,5 +43,5 @@ def automatic(device: str) -> TransportName:
 
 
 def reaches_others(name: str) -> bool:
-    """Whether workers with this transport hand KV over; so do unknown ones, which tests use."""
+    """True if workers with this transport can hand KV over; unknown transports, which tests use, can."""
     return all(kind.reaches_others for known, kind in TRANSPORTS.items() if known == name)

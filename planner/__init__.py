@@ -1,1 +1,1 @@
-"""When a worker changes its role: observation, pressures, policy, and the loop that carries moves out."""
+"""The planner moves workers between roles: observation, pressures, policy, and the loop that carries moves out."""

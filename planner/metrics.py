@@ -24,7 +24,7 @@ class PlannerMetrics:
         return Gauge(name, text, ["role"], registry=self.registry)
 
     def take(self, state: PlannerState) -> None:
-        """Show the newest decision."""
+        """Publish the newest decision."""
         for gauge, values in (
             (self._workers, state.workers),
             (self._desired, state.desired),

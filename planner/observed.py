@@ -1,4 +1,4 @@
-"""The planner's observations: each worker's load, and the gateways' arrivals and service levels. Values, no I/O."""
+"""The planner's observations: each worker's load, the gateways' arrivals and service levels. Values, no I/O."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ ROLES = (Role.PREFILL, Role.DECODE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerLoad:
-    """One worker that takes new work. Rates are measured; 0 is not measured yet."""
+    """The load of one worker that takes new work. A rate of 0 is not measured yet."""
 
     worker: str
     roles: tuple[Role, ...]
     sequences: int = 0  # running, or waiting to join its batch
     max_sequences: int = 1
-    used_blocks: int = 0  # KV that can't be evicted
+    used_blocks: int = 0  # KV blocks that can't be evicted
     num_blocks: int = 1
     queued_tokens: int = 0  # prompt tokens claimed and not computed
     prefill_tokens_per_s: float = 0.0
     decode_step_ms: float = 0.0  # a pass of its batch without prompts
-    block_read_ms: float = 0.0  # estimate of what a used block adds to a step
+    block_read_ms: float = 0.0  # estimate of the time that a used block adds to a step
     movable: bool = True  # False: it refused to change its roles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
-    """The fleet at one instant. Counts of service levels cover a recent window and all gateways."""
+    """The fleet at one instant. Service-level counts cover a recent window and all gateways."""
 
     workers: tuple[WorkerLoad, ...]
     num_models: int = 1  # different weights among these workers
-    unclaimed_tokens: int = 0  # prompt tokens that no worker has taken yet
-    handing_over: int = 0  # requests with a first token that no decode worker has yet
+    unclaimed_tokens: int = 0  # prompt tokens not claimed yet
+    handing_over: int = 0  # requests that have a first token and no decode worker yet
     arriving_tokens_per_s: float = 0.0  # prompt tokens for prefill workers
     ttft_met: int = 0
     ttft_count: int = 0
@@ -47,7 +47,7 @@ class Observed:
 def observe(
     workers: Iterable[WorkerState], gateways: Collection[GatewayState], *, refused: Collection[tuple[str, int]]
 ) -> Observed:
-    """Heartbeats as an observation; `refused`: workers (id, incarnation) that would not change their roles."""
+    """Turn heartbeats into an observation; `refused`: workers (id, incarnation) that refused to change roles."""
 
     states = list(workers)
 
@@ -68,7 +68,7 @@ def observe(
 
 
 def load_of(state: WorkerState, *, movable: bool) -> WorkerLoad:
-    """One heartbeat. Only a decode worker's batch and a prefill worker's prompts count: the rest is leaving."""
+    """The load of one heartbeat. Only a decode worker's batch and a prefill worker's prompts count; the rest is draining."""
     layout = state.region.layout
     decodes = Role.DECODE in state.roles
     return WorkerLoad(

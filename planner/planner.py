@@ -1,4 +1,4 @@
-"""The planner's loop: heartbeats become an observation, `planner.policy` decides, and the worker is told.
+"""The planner's loop: observe heartbeats, decide by `planner.policy`, tell the worker.
 
 Nothing survives a restart; its pauses begin anew. Of several planners the one with the smallest name acts; the others
 decide and report only.
@@ -36,7 +36,7 @@ GATEWAY_SILENT_S = 5.0
 SWITCH_TIMEOUT_S = 10.0  # a worker opens links before it answers
 REFUSED_FOR_S = 300.0  # pause before a worker that refused is asked again
 MAX_NAMED = 1_000
-SILENT_PERIODS = 3  # another planner that misses this many is gone
+SILENT_PERIODS = 3  # a planner that misses this many periods is gone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ class PlannerConfig:
 
 
 class Planner:
-    """Listens, decides each period, tells workers. `report` gets each decision with its pressures."""
+    """The loop: listens, decides each period, orders moves. `report` gets each decision with its pressures."""
 
     def __init__(
         self, bus: Bus, peers: Peers, config: PlannerConfig, *, report: Callable[[PlannerState], None] = lambda _: None
@@ -62,7 +62,7 @@ class Planner:
         self._report = report
         self._gateways: dict[str, tuple[float, GatewayState]] = {}
         self._planners: dict[tuple[str, int], float] = {}  # others (id, incarnation), and when they were heard
-        self._named: set[str] = set()  # planners whose subject says their name
+        self._named: set[str] = set()  # planners whose subject carries their name
         self._refused: dict[tuple[str, int], float] = {}  # (worker, incarnation) and when it refused
         self._me = config.planner_id, config.incarnation
         self._memory = Memory()
@@ -80,7 +80,7 @@ class Planner:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(stopping.wait(), self._config.period_s)
                 return
-            if self._bus.connected:  # without the bus all figures are old
+            if self._bus.connected:  # without the bus all figures are stale
                 await self._decide()
 
     async def _decide(self) -> None:
@@ -164,7 +164,7 @@ class Planner:
         self._take_planner(state)
 
     def _saw_planner(self, state: PlannerState) -> None:
-        """Note another planner's heartbeat; a name is missing in those of release 0.1.0."""
+        """Note another planner's heartbeat; release 0.1.0 sends no name."""
         if state.planner not in self._named:
             self._take_planner(state)
 

@@ -1,4 +1,4 @@
-"""The choice of a worker that should change its role: a pure function of an observation and the last decision's memory.
+"""The choice of the next role change: a pure function of an observation and the memory of the last decision.
 
 A role is *pressed* when its pressure is above its upper threshold, or above `least_load` while too few requests meet its
 service level (time to first token: prefill; time per token: decode).
@@ -29,17 +29,17 @@ from planner.settings import PlanSettings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """The memory that one decision leaves to the next."""
+    """The memory passed from one decision to the next."""
 
-    pressed: Role | None = None  # the role that would get a worker
-    since: float = 0.0  # when that began
-    moved_to: Role | None = None  # the role that the last move gave
+    pressed: Role | None = None  # the role that needs a worker
+    since: float = 0.0  # since when
+    moved_to: Role | None = None  # the role that gained in the last move
     moved_at: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
-    """A worker's new roles, in place of the present ones."""
+    """A worker's new roles, replacing the present ones."""
 
     worker: str
     roles: tuple[Role, ...]
@@ -92,7 +92,7 @@ def _is_pressed(role: Role, pressures: Pressures, observed: Observed, settings: 
 
 
 def _best_move(gaining: Role, before: Pressures, observed: Observed, settings: PlanSettings) -> tuple[Move | None, str]:
-    """The move that helps `gaining`, or None and why there is none."""
+    """The move that helps `gaining`, or None with the reason."""
     giving = Role.DECODE if gaining == Role.PREFILL else Role.PREFILL
     reason = f"{gaining} is pressed: {before.of(gaining):.2f}"
     if before.of(gaining) <= _high(gaining, settings):
@@ -116,12 +116,12 @@ def _best_move(gaining: Role, before: Pressures, observed: Observed, settings: P
 
 
 def _cost_of_leaving(worker: WorkerLoad) -> tuple[int, int, int, str]:
-    """Sort key: the worker with the least to finish leaves first."""
+    """Sort key: the worker with the least work to finish leaves first."""
     return worker.sequences, worker.queued_tokens, worker.used_blocks, worker.worker
 
 
 def _after(donor: WorkerLoad, gaining: Role, observed: Observed, settings: PlanSettings) -> Pressures:
-    """The pressures after the move. More prefill lets more prompts through to decode."""
+    """The pressures after the move. More prefill capacity sends more prompts on to decode."""
     workers = [replace(worker, roles=(gaining,)) if worker is donor else worker for worker in observed.workers]
     growth = 1.0
     if gaining == Role.PREFILL:
@@ -132,7 +132,7 @@ def _after(donor: WorkerLoad, gaining: Role, observed: Observed, settings: PlanS
 
 
 def _must_wait(now: float, gaining: Role, memory: Memory, settings: PlanSettings) -> str:
-    """Why a good move has to wait; "" when it need not."""
+    """Return why a good move must wait; "" if it need not."""
     if now - memory.since < settings.hold_s:
         return f"for {now - memory.since:.0f} of {settings.hold_s:.0f} s"
     if memory.moved_to is None:
@@ -148,7 +148,7 @@ def _must_wait(now: float, gaining: Role, memory: Memory, settings: PlanSettings
 def _desired(
     pressures: Pressures, pressed: Sequence[Role], observed: Observed, settings: PlanSettings
 ) -> dict[Role, int]:
-    """Workers of each role that bring its pressure between its thresholds; today's number if it is there already.
+    """Workers of each role that would bring its pressure between its thresholds; the present number if it is there already.
 
     Long steps ask for more decode workers only as far as those would shorten them. Prefill may fall to 0 without prompts;
     decode may not, as it serves everybody.
@@ -173,7 +173,7 @@ def _prompts_come(observed: Observed) -> bool:
 
 
 def _enough(role: Role, share: float, pressures: Pressures, observed: Observed, settings: PlanSettings) -> int:
-    """The fewest workers that bring the role's pressure to at most `share`, ignoring steps that no number shortens."""
+    """The fewest workers that bring the role's pressure to at most `share`, ignoring step times that they can't shorten."""
     workers = with_role(observed.workers, role)
     if role == Role.PREFILL:
         return math.ceil(len(workers) * pressures.prefill / share)
@@ -182,7 +182,7 @@ def _enough(role: Role, share: float, pressures: Pressures, observed: Observed, 
 
 
 def _more_decode_helps(observed: Observed, settings: PlanSettings) -> bool:
-    """Whether more workers would shorten the step: not if it is long without a batch."""
+    """True if more workers would shorten the step: not if it is long even without a batch."""
     decode = with_role(observed.workers, Role.DECODE)
     steps = steps_of(observed)
     by_room = occupancy(decode, observed, 1.0) * settings.step_level_ms >= steps.on(len(decode))
@@ -198,5 +198,5 @@ def _low(role: Role, settings: PlanSettings) -> float:
 
 
 def _worst(pressures: Pressures, settings: PlanSettings) -> float:
-    """The larger pressure, each as a share of its upper threshold."""
+    """The larger of both pressures, each relative to its upper threshold."""
     return max(pressures.of(role) / _high(role, settings) for role in ROLES)

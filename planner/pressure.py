@@ -1,4 +1,4 @@
-"""Two pressures describe a fleet, each as a share of capacity; above 1 work piles up.
+"""Two pressures describe a fleet, each as a share of capacity; above 1 work accumulates.
 
     prefill   (prompt tokens that arrive in the horizon + waiting ones) / tokens that the prefill workers compute in it
     decode    the largest of: sequences / places for them; KV blocks in use / KV blocks; predicted step / longest good step
@@ -17,7 +17,7 @@ from common.words import Role
 from planner.observed import Observed, WorkerLoad, with_role
 from planner.settings import PlanSettings
 
-MIN_OWN_STEP_SHARE = 0.25  # least part of a step that is not reading context
+MIN_OWN_STEP_SHARE = 0.25  # minimum share of a step that is not reading context
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,7 @@ class Pressures:
 def pressures_of(
     workers: Sequence[WorkerLoad], observed: Observed, settings: PlanSettings, *, growth: float = 1.0
 ) -> Pressures:
-    """The pressures if the fleet were `workers`, under the observed load. `growth` scales decoding."""
+    """Pressures if the fleet were `workers`, under the observed load. `growth` scales decoding."""
     prefill, decode = with_role(workers, Role.PREFILL), with_role(workers, Role.DECODE)
     rate = sum(rate_of(worker, observed.workers) for worker in prefill)
     waiting = sum(worker.queued_tokens for worker in observed.workers)
@@ -48,7 +48,7 @@ def pressures_of(
 
 
 def occupancy(decode: Sequence[WorkerLoad], observed: Observed, growth: float) -> float:
-    """Share of sequences or blocks in use if today's decoding were on the workers `decode`."""
+    """Share of batch slots or blocks in use if the present decode load were on `decode`."""
     today = with_role(observed.workers, Role.DECODE)
     sequences = sum(worker.sequences for worker in today) + observed.handing_over
     blocks = sum(worker.used_blocks for worker in today)
@@ -59,10 +59,10 @@ def occupancy(decode: Sequence[WorkerLoad], observed: Observed, growth: float) -
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """How long a decode step takes when workers share the batch. Both 0: not measured."""
+    """The duration of a decode step when workers share the batch. Both 0: not measured."""
 
-    own_ms: float  # each worker's, whatever its batch
-    shared_ms: float  # added by all sequences on one worker
+    own_ms: float  # each worker's own part, whatever its batch
+    shared_ms: float  # added by all sequences of one worker
 
     def on(self, workers: int, growth: float = 1.0) -> float:
         """The step in ms on each of `workers`. `growth` scales the sequences."""
@@ -75,7 +75,7 @@ class Steps:
 
 
 def steps_of(observed: Observed) -> Steps:
-    """Split the measured steps into both parts. Requests on their way to a worker count as well.
+    """Split the measured steps into both parts. Requests on their way to a worker count, too.
 
     As in placement, a full batch doubles the step of one sequence, and context adds the time to read it.
     """
@@ -90,20 +90,20 @@ def steps_of(observed: Observed) -> Steps:
 
 
 def _own_step_ms(worker: WorkerLoad) -> float:
-    """The part of a step that does not depend on its sequences, with a lower bound: reading may be overestimated."""
+    """The part of a step that does not depend on its sequences, with a lower bound: the read time may be overestimated."""
     step_ms = worker.decode_step_ms
     rest = max(step_ms - worker.used_blocks * worker.block_read_ms, MIN_OWN_STEP_SHARE * step_ms)
     return rest / (1 + worker.sequences / max(worker.max_sequences, 1))
 
 
 def _waits_for_decode(observed: Observed, settings: PlanSettings) -> bool:
-    """Whether prefill workers hold finished prompts because decode is full. Their queues then say nothing about prefill."""
+    """True if prefill workers hold finished prompts because decode is full. Their queues then say nothing about prefill."""
     full = occupancy(with_role(observed.workers, Role.DECODE), observed, 1.0) > settings.decode_high
     return full and observed.handing_over > 0
 
 
 def rate_of(worker: WorkerLoad, fleet: Iterable[WorkerLoad]) -> float:
-    """Prompt tokens a second. A worker without a measurement counts as an average one."""
+    """Prompt tokens a second. A worker without a measurement counts as average."""
     if worker.prefill_tokens_per_s:
         return worker.prefill_tokens_per_s
     known = [other.prefill_tokens_per_s for other in fleet if other.prefill_tokens_per_s]
@@ -123,5 +123,5 @@ def level(role: Role, observed: Observed) -> tuple[int, int]:
 
 
 def _first_tokens_are_in_time(observed: Observed, settings: PlanSettings) -> bool:
-    """Whether enough requests show it. Then a queue that is computed within the horizon needs no worker."""
+    """True if enough requests met their TTFT. A queue that is computed within the horizon then needs no more workers."""
     return observed.ttft_count >= settings.least_samples and not misses_level(Role.PREFILL, observed, settings)

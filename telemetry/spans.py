@@ -1,4 +1,4 @@
-"""Our spans as OpenTelemetry's: the same facts in the types that its processors and exporters read."""
+"""Conversion of our spans to OpenTelemetry's types, as its processors and exporters read them."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _UNSET = Status(StatusCode.UNSET)
 
 
 class Readable:
-    """Makes a `ReadableSpan` of a span that ended. `limits` are those of the `OTEL_SPAN_*` variables."""
+    """Converts an ended span to a `ReadableSpan`. `limits` are those of the `OTEL_SPAN_*` variables."""
 
     def __init__(self, resource: Resource, limits: SpanLimits) -> None:
         self._resource = resource
         self._limits = limits
 
     def __call__(self, span: Span, offset_ns: int) -> ReadableSpan:
-        """`offset_ns` turns instants of `time.monotonic()` into unix time."""
+        """Convert; `offset_ns` turns `time.monotonic()` instants into unix time."""
         limits = self._limits
         return ReadableSpan(
             name=_text(span.name),
@@ -76,5 +76,5 @@ def _value(value: Value) -> Value:
 
 
 def _text(text: str) -> str:
-    """Text that Protocol Buffers take: half a surrogate would cost a whole batch."""
+    """Replace lone surrogates, which Protocol Buffers refuse and which would cost a whole batch."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode()

@@ -1,4 +1,4 @@
-"""Tail sampling: a trace is sent or not by how its request ended, and every process decides alike.
+"""Tail sampling: the outcome of a request decides whether its trace is sent, and every process decides alike.
 
 The gateway knows at the end whether a request was slow, failed or was moved. It keeps such traces and names them in its
 heartbeats. A share of the others is sent, chosen by the trace's id. Spans wait here until their trace is decided.
@@ -12,12 +12,12 @@ from collections.abc import Iterable
 from opentelemetry.context import Context
 from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor
 
-MAX_HELD_SPANS = 16_384  # beyond it the oldest traces are forgotten
+MAX_HELD_SPANS = 16_384  # beyond this the oldest traces are dropped
 MAX_KEPT_TRACES = 8192  # spans may still come after their request ended
 
 
 class TailSampling(SpanProcessor):
-    """A span processor in front of another one."""
+    """A span processor that wraps another one."""
 
     def __init__(self, inner: SpanProcessor, *, rest_share: float) -> None:
         self._inner = inner
@@ -27,14 +27,14 @@ class TailSampling(SpanProcessor):
         self.num_held = 0
 
     def on_start(self, span: Span, parent_context: Context | None = None) -> None:
-        """Nothing is decided before a span ended."""
+        """No-op: nothing is decided before a span ends."""
 
     def on_end(self, span: ReadableSpan) -> None:
-        """Send a span of a trace that is kept; hold any other until its trace is decided."""
+        """Forward a span of a kept trace; hold any other until its trace is decided."""
         context = span.get_span_context()
         assert context is not None
         trace = context.trace_id
-        # The low 32 bits of an id are random, whoever made it.
+        # The low 32 bits of a trace id are random, whoever made it.
         if trace in self._kept or trace & 0xFFFF_FFFF < self._send_below:
             self._inner.on_end(span)
             return
@@ -44,7 +44,7 @@ class TailSampling(SpanProcessor):
             self.num_held -= len(self._held.popitem(last=False)[1])
 
     def keep(self, traces: Iterable[int]) -> None:
-        """Send what is held of these traces, and what comes of them later. Idempotent."""
+        """Forward the held spans of these traces, and any later ones. Idempotent."""
         for trace in traces:
             self._kept[trace] = None
             held = self._held.pop(trace, [])
@@ -55,7 +55,7 @@ class TailSampling(SpanProcessor):
             self._kept.popitem(last=False)
 
     def shutdown(self) -> None:
-        """Forget what is held; send what is queued."""
+        """Drop what is held; send what is queued."""
         self._inner.shutdown()
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:

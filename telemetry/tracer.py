@@ -24,7 +24,7 @@ from common.tracing import Span, valid
 from telemetry.spans import Readable, traceparent_of
 from telemetry.tail import TailSampling
 
-QUEUE_SPANS = 8192  # beyond it the oldest spans are dropped
+QUEUE_SPANS = 8192  # beyond this the oldest spans are dropped
 BATCH_SPANS = 512
 SEND_EVERY_MS = 2000.0
 CLOSE_S = 3.0
@@ -34,7 +34,7 @@ _IDS = RandomIdGenerator()
 
 
 class OtelTracer:
-    """A `common.tracing.Tracer`. `endpoint` "": what `OTEL_EXPORTER_OTLP_*` names.
+    """A `common.tracing.Tracer` over OTLP. `endpoint` "": use `OTEL_EXPORTER_OTLP_*`.
 
     `rest_share`: the share of traces to send that nobody said are worth keeping.
     """
@@ -87,27 +87,27 @@ class OtelTracer:
         self._processor.force_flush()
 
     def close(self) -> None:
-        # The SDK waits half a minute for a collector that doesn't answer; a service that stops does not.
+        # The SDK waits half a minute for a collector that doesn't answer; a stopping service must not.
         closing = threading.Thread(target=self._processor.shutdown, name="otel-close", daemon=True)
         closing.start()
         closing.join(CLOSE_S)
         if closing.is_alive():
-            self._exporter.shutdown()  # ends its retries; what is queued is dropped
+            self._exporter.shutdown()  # stops its retries; queued spans are dropped
             closing.join(1.0)
 
 
 def resource_of(service: str, instance: str) -> Resource:
-    """Return the owner of spans. `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES` have the last word."""
+    """Return the resource of spans. `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES` take precedence."""
     ours = {"service.name": f"baton-{service}", "service.namespace": "baton", "service.instance.id": instance}
     return Resource.create(ours).merge(OTELResourceDetector().detect())
 
 
 def traces_url(endpoint: str) -> str:
-    """The URL of traces at a collector's address: OTLP over HTTP has a path of its own for each signal."""
+    """The URL for traces at a collector's address: OTLP over HTTP has a path for each signal."""
     base = endpoint.rstrip("/")
     return base if not base or base.endswith("/v1/traces") else f"{base}/v1/traces"
 
 
 def is_sampled(context: str) -> bool:
-    """Whether whoever began the trace wants it recorded. False for text that is no context."""
+    """True if the trace's originator wants it recorded. False for invalid contexts."""
     return bool(valid(context)) and bool(int(context[53:55], 16) & 1)

@@ -19,13 +19,13 @@ log = logging.getLogger("baton.bus")
 
 M = TypeVar("M")
 
-MAX_TOLD = 1_000  # subjects and speakers that a log line was written about
+MAX_TOLD = 1_000  # subjects and speakers that have a log line already
 COMPLAINTS_A_SECOND = 5  # log lines and dead letters about bad messages; all are counted
-INBOXES = "_INBOX."  # where answers go
+INBOXES = "_INBOX."  # the prefix of reply subjects
 
 
 class RateLimit:
-    """Lets a number of events pass in each second."""
+    """Limits the number of events a second."""
 
     def __init__(self, a_second: int) -> None:
         self._a_second = a_second
@@ -41,7 +41,7 @@ class RateLimit:
 
 
 class Arrivals:
-    """Lets through what may be handled. `bury(raw, reason)` keeps a malformed message."""
+    """The filter of incoming messages. `bury(raw, reason)` keeps a malformed one."""
 
     def __init__(self, bury: Callable[[Msg, str], None]) -> None:
         self.malformed = 0
@@ -51,12 +51,12 @@ class Arrivals:
         self._told: set[str] = set()
 
     def take(self, raw: Msg, decoder: msgspec.msgpack.Decoder[M]) -> M | None:
-        """The message, or None."""
+        """Return the decoded message, or None if it is dropped."""
         try:
             message = decode(decoder, raw.data)
             if isinstance(message, msgspec.Struct) and (why := nonsense(message)):
                 raise MalformedMessageError(why)
-        except ForeignVersionError as error:  # the peer will go on: log once, keep none
+        except ForeignVersionError as error:  # the peer will keep sending: log once, keep none
             self.malformed += 1
             if self._is_new(f"version {raw.subject}"):
                 log.error("bus.version_refused", extra={"subject": raw.subject, "error": error.message})
@@ -70,7 +70,7 @@ class Arrivals:
             return None
         wrong = contradiction(raw.subject, message) if isinstance(message, msgspec.Struct) else ""
         if raw.reply and not raw.reply.startswith(INBOXES):
-            # An answer there would be a word of ours: we may answer anywhere.
+            # A reply address elsewhere would let the sender publish with our permissions.
             wrong = wrong or f"it wants its answer on {raw.reply[:64]!r}"
         if wrong:
             self.refuse(raw.subject, wrong)
@@ -78,7 +78,7 @@ class Arrivals:
         return message
 
     def refuse(self, subject: str, wrong: str) -> None:
-        """Count a forged message, with one line for each speaker."""
+        """Count a forged message; log one line a speaker."""
         self.forged += 1
         if self._is_new(f"speaker {speaker_of(subject) or subject}"):
             log.warning("bus.forged", extra={"subject": subject, "why": wrong})

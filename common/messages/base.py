@@ -7,7 +7,7 @@ from msgspec import UNSET, UnsetType
 
 PROTOCOL_VERSION = 1
 MIN_PROTOCOL_VERSION = 1  # version N understands N-1
-MAX_PROTOCOL_VERSION = PROTOCOL_VERSION + 1  # nothing is promised about N+2
+MAX_PROTOCOL_VERSION = PROTOCOL_VERSION + 1  # version N+2 is not promised to work
 
 
 class AttemptMessage(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,7 +15,7 @@ class SetRoles(msgspec.Struct, frozen=True, kw_only=True, tag="set_roles"):
     """
 
     v: int = PROTOCOL_VERSION
-    roles: list[str]  # not Role: the answer names unknown ones
+    roles: list[str]  # not Role: the reply names unknown ones
     reason: str = ""  # shown in the worker's log
 
 
@@ -42,4 +42,4 @@ class Ack(msgspec.Struct, frozen=True, kw_only=True, tag="ack"):
     """Plain answer. `known` is False when the receiver had nothing to do for this id."""
 
     known: bool
-    waits: bool = False  # the request waits here for room at a decode worker
+    waits: bool = False  # the request waits here until a decode worker has room

@@ -18,7 +18,7 @@ class TokenLogprobs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PromptLogprobs(msgspec.Struct, frozen=True, kw_only=True):
-    """How likely each of N prompt tokens was after those before it, packed little-endian; K most likely ones with it."""
+    """Logprobs of N prompt tokens, each given the tokens before it, packed little-endian, with the K most likely ones."""
 
     logprobs: bytes  # [N] float32
     ranks: bytes  # [N] uint32; 1: no token was likelier

@@ -12,7 +12,7 @@ from common.words import Refusal
 
 
 class Region(msgspec.Struct, frozen=True, kw_only=True):
-    """How a peer reaches a worker's registered pool. `address` is the transport's own (a shm name, host, port and token, ...).
+    """Address of a worker's registered pool. `address` is the transport's own (a shm name, host, port and token, ...).
 
     Whoever has the whole address may write into the pool: it is told to writers alone. Heartbeats and Redis have its public part.
     """
@@ -24,13 +24,13 @@ class Region(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def public(self) -> Region:
-        """The part of a region for everybody: from where it is reached, and the file whose lock shows that it lives."""
+        """The public part of a region: the host it is reachable from, and the lock file that shows its owner is alive."""
         shown = {"file": self.address.get("life", ""), "reach": self.address.get("reach", "")}
         return msgspec.structs.replace(self, address={name: text for name, text in shown.items() if text})
 
 
 class Dial(msgspec.Struct, frozen=True, kw_only=True, tag="dial"):
-    """Prefill -> decode worker, request: how do I reach your pool? Answered by `DialReply`."""
+    """Prefill -> decode worker, request: ask how to reach the pool. Answered by `DialReply`."""
 
     v: int = PROTOCOL_VERSION
     worker: str  # the writer
@@ -38,7 +38,7 @@ class Dial(msgspec.Struct, frozen=True, kw_only=True, tag="dial"):
 
 
 class DialReply(msgspec.Struct, frozen=True, kw_only=True, tag="dial_reply"):
-    """The receiver's region, to open a link to before a request needs it."""
+    """The receiver's region, so that a link can be opened before a request needs it."""
 
     region: Region
 
@@ -66,12 +66,12 @@ class ReserveReply(msgspec.Struct, frozen=True, kw_only=True, tag="reserve_reply
     incarnation: int = 0  # the decode worker's
     lease_id: int = 0
     generation: int = 0
-    first_block: int = 0  # blocks [0, first_block) of the prompt are here already, verified
-    destination_blocks: bytes = b""  # packed u32: where the others go, see `kvtransfer.cargo`
+    first_block: int = 0  # blocks [0, first_block) of the prompt are already here, verified
+    destination_blocks: bytes = b""  # packed u32: destinations of the other blocks, see `kvtransfer.cargo`
     lease_ms: int = 0
     region: Region | None = None
     detail: str = ""  # shown to people
-    first_column: int = 0  # the last window's columns before this one are here already
+    first_column: int = 0  # sliding-window columns before this one are already here
 
 
 class Handoff(WorkerMessage, frozen=True, kw_only=True, tag="handoff"):

@@ -1,4 +1,4 @@
-"""Whether what a process says of itself can be: figures that are numbers, names of a line's length, a pool that has blocks.
+"""Sanity checks of heartbeats: figures must be numbers, names must fit a line, a pool must have blocks.
 
 Heartbeats are read by everybody, and counted with. One that makes no sense is dropped, and its process is missed.
 """
@@ -29,7 +29,7 @@ def nonsense(message: msgspec.Struct) -> str:
 
 
 def _worker(state: WorkerState) -> str:
-    """Impossible facts of a worker; each fact is a figure or a text that is judged for itself."""
+    """Yield impossible facts of a worker; each figure or text is checked on its own."""
     layout = state.region.layout
     wrong = {
         "model_fingerprint is empty": not state.model_fingerprint,

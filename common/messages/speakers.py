@@ -29,14 +29,14 @@ _PLACES = {"heartbeat": 2, "gatebeat": 2, "planner": 2, "gateway": 3, "frames": 
 
 @lru_cache(maxsize=1024)
 def speaker_of(subject: str) -> str:
-    """The name that the subject says its speaker has; "" on a subject without one."""
+    """The speaker's name in the subject; "" on a subject without one."""
     parts = subject.split(".")
     place = _PLACES.get(parts[1], len(parts)) if len(parts) > 1 else len(parts)
     return parts[place] if place < len(parts) else ""
 
 
 def claimed_by(message: msgspec.Struct) -> str | None:
-    """The name that a message's own fields say its speaker has; None where it says none."""
+    """The speaker's name in the message's own fields; None if it has none."""
     match message:
         case WorkerMessage() | Dial() | Frame() | Reserve() | WorkerState():
             return message.worker
@@ -52,7 +52,7 @@ def claimed_by(message: msgspec.Struct) -> str | None:
 
 
 def contradiction(subject: str, message: msgspec.Struct) -> str:
-    """Return the fact that is said twice and differs; "" if nothing does."""
+    """Return the fact on which the subject and the message disagree; "" if none."""
     speaker, claimed = speaker_of(subject), claimed_by(message)
     if speaker and claimed is not None and claimed != speaker:
         return f"{speaker} speaks as {claimed[:64]!r}"

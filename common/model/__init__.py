@@ -1,1 +1,1 @@
-"""A model, as far as processes must agree on it: where its files are, and what text means as tokens. No tensor is read."""
+"""A model as processes must agree on it: its files, and its tokenizer's fingerprint. No tensor is read."""

@@ -1,4 +1,4 @@
-"""The files of a model, whether it is a folder in Hugging Face's format or a GGUF file, whose metadata say the same.
+"""The files of a model: a folder in Hugging Face's format, or a GGUF file with the same facts in its metadata.
 
 A tokenizer.json beside a GGUF file wins over the one inside, with the files that belong to it.
 """
@@ -24,12 +24,12 @@ _INSIDE: Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
 
 
 def is_model(model: Path) -> bool:
-    """Whether something is there that could be loaded."""
+    """True if the path has something that can be loaded."""
     return model.is_file() if is_gguf(model) else (model / CONFIG).is_file()
 
 
 def found(model: Path, kind: str = "") -> Path:
-    """The first file of a split model; of a folder that holds one GGUF file and nothing else to load, that one.
+    """Return the first file of a split model; for a folder with a single GGUF file and nothing else to load, that file.
 
     `kind` is a part of the file's name, such as "Q4_K_M". Raises GgufError when there are several, or none of the kind.
     """
@@ -46,13 +46,13 @@ def found(model: Path, kind: str = "") -> Path:
 
 
 def gguf_files(folder: Path) -> list[Path]:
-    """Models in a folder and those below it, as split ones are published; without what goes with a model."""
+    """GGUF models in a folder and its subfolders, split ones included; companion files such as projectors are left out."""
     files = sorted([*folder.glob("*.gguf"), *folder.glob("*/*.gguf")])
     return [file for file in files if not any(part in file.name.lower() for part in ("mmproj", "imatrix"))]
 
 
 def name_of(model: Path) -> str:
-    """Return the name of a model that nobody named: the folder's, or the file's without its number."""
+    """Return the default name of a model: the folder's, or the file's without its part number."""
     if not is_gguf(model):
         return model.resolve().name
     whole, _, number = model.stem.rpartition("-00001-of-")
@@ -60,7 +60,7 @@ def name_of(model: Path) -> str:
 
 
 def read_file(model: Path, name: str) -> bytes | None:
-    """A file of the model that says what text means to it; None where there is none. Raises OSError, GgufError."""
+    """Return a file of the model that defines its text processing; None if absent. Raises OSError, GgufError."""
     folder = model.parent if is_gguf(model) else model
     if is_gguf(model) and not (folder / TOKENIZER).is_file():
         return _made(model, name) if name in _INSIDE else None
@@ -69,12 +69,12 @@ def read_file(model: Path, name: str) -> bytes | None:
 
 
 def read_json(model: Path, name: str) -> dict[str, Any]:
-    """The same as JSON; empty where there is none. Raises ValueError, too."""
+    """Return `read_file` as JSON; empty if absent. Also raises ValueError."""
     return json.loads(read_file(model, name) or b"{}")
 
 
 def num_tokens(model: Path) -> int | None:
-    """How many tokens a GGUF file has, with those that nothing means; None: its config.json says so."""
+    """Number of tokens in a GGUF file, padding included; None: read config.json."""
     return inside.num_tokens(read_header(model).metadata) if is_gguf(model) else None
 
 

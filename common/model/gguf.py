@@ -1,4 +1,4 @@
-"""The header of a GGUF file: metadata, and where each tensor is. Whatever the file says is held against its size and bounds.
+"""The header of a GGUF file: metadata and tensor offsets. All values are checked against the file's size and fixed bounds.
 
 "GGUF", version, two counts, metadata (key, kind, value), tensors (name, dimensions, kind, offset), padding, then the tensors.
 """
@@ -29,7 +29,7 @@ _MAX_ALIGNMENT = 1 << 16
 _MAX_DIMENSIONS = 4
 _STRING, _ARRAY, _BOOL = 8, 9, 7
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", _BOOL: "B", 10: "Q", 11: "q", 12: "d"}
-# The kinds of tensors by number: name, elements of a block, bytes of a block.
+# Tensor types by number: name, elements a block, bytes a block.
 KINDS = {
     0: ("F32", 1, 4), 1: ("F16", 1, 2), 2: ("Q4_0", 32, 18), 3: ("Q4_1", 32, 20), 6: ("Q5_0", 32, 22), 7: ("Q5_1", 32, 24),
     8: ("Q8_0", 32, 34), 9: ("Q8_1", 32, 40), 10: ("Q2_K", 256, 84), 11: ("Q3_K", 256, 110), 12: ("Q4_K", 256, 144),
@@ -47,7 +47,7 @@ class GgufError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class GgufTensor:
-    """Where a tensor's bytes are: row-major, little-endian, whole blocks a row."""
+    """The location of a tensor: row-major, little-endian, whole blocks a row."""
 
     name: str
     kind: str  # "Q4_K"
@@ -59,7 +59,7 @@ class GgufTensor:
 
 @dataclass(frozen=True, slots=True)
 class GgufHeader:
-    """One model: the metadata of its first file, the tensors of all."""
+    """A model's header: the metadata of its first file, the tensors of all files."""
 
     file: Path
     metadata: Mapping[str, Any]
@@ -72,12 +72,12 @@ class GgufHeader:
 
 
 def is_gguf(model: Path) -> bool:
-    """Whether the name is that of such a file."""
+    """True if the file's name ends in .gguf."""
     return model.suffix.lower() == SUFFIX and not model.is_dir()
 
 
 def parts_of(file: Path) -> tuple[Path, ...]:
-    """All files of a model that is split as `…-00001-of-00003.gguf`; else the file itself."""
+    """All files of a model split as `…-00001-of-00003.gguf`; else the file itself."""
     found = _PART.match(file.name)
     if found is None or not 1 <= int(found[3]) <= _MAX_PARTS:
         return (file,)
@@ -85,7 +85,7 @@ def parts_of(file: Path) -> tuple[Path, ...]:
 
 
 def read_header(file: Path) -> GgufHeader:
-    """Raises GgufError, naming the file, for one that is not whole or not to be trusted; OSError."""
+    """Read the header of a model. Raises GgufError, naming the file, if it is truncated or malformed; OSError."""
     files = parts_of(file)
     if missing := [each.name for each in files if not each.is_file()]:
         raise GgufError(f"{file}: there is no {', '.join(missing[:3])} beside it: all parts of the model are needed")
@@ -114,7 +114,7 @@ def _read(stamps: tuple[tuple[Path, int, int], ...]) -> GgufHeader:
 
 
 def _read_one(file: Path) -> tuple[dict[str, Any], list[GgufTensor], int]:
-    """Metadata, tensors, and how many bytes describe them."""
+    """Read one file's metadata, tensors and header size."""
     with file.open("rb") as opened:
         size = os.fstat(opened.fileno()).st_size
         try:
@@ -124,11 +124,11 @@ def _read_one(file: Path) -> tuple[dict[str, Any], list[GgufTensor], int]:
 
 
 class _MalformedError(ValueError):
-    """Not what the format asks for."""
+    """The file does not follow the GGUF format."""
 
 
 class _Reader:
-    """Reads values in order, never more than the file has."""
+    """A sequential reader that never reads past the end of the file."""
 
     def __init__(self, file: BinaryIO, size: int) -> None:
         self._file, self._size, self._at, self._values = file, size, 0, 0
@@ -196,14 +196,14 @@ class _Reader:
             raise _MalformedError(f"{key!r:.80} makes more than {_MAX_VALUES} values")
         if kind == _STRING:
             return [self._string() for _ in range(count)]
-        if kind not in _SCALARS:  # arrays of arrays, too: no model has any
+        if kind not in _SCALARS:  # arrays of arrays are refused, too: no model has any
             raise _MalformedError(f"{key!r:.80} holds values of the unknown kind {kind}")
         values = array(_SCALARS[kind])
         values.frombytes(self._bytes(count * struct.calcsize(f"<{_SCALARS[kind]}")))
         return [bool(value) for value in values] if kind == _BOOL else values.tolist()
 
     def _tensor(self) -> tuple[str, str, tuple[int, ...], int, int]:
-        """Name, kind, shape, bytes and offset."""
+        """Read a tensor's name, shape, kind and offset."""
         name = self._string(_MAX_NAME_BYTES)
         count = self._scalar("I")
         if not 1 <= count <= _MAX_DIMENSIONS:
@@ -234,7 +234,7 @@ def _placed(
 
 
 def _check_apart(tensors: list[GgufTensor]) -> None:
-    """Refuse tensors that share bytes."""
+    """Refuse overlapping tensors."""
     end, before = 0, ""
     for tensor in sorted(tensors, key=lambda tensor: tensor.begin):
         if tensor.begin < end:

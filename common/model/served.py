@@ -1,4 +1,4 @@
-"""Served models, by the names of their classes in a config.json or GGUF file: no engine is loaded to tell."""
+"""Names of the supported architectures, as in config.json and GGUF files, without importing the engine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def names() -> Mapping[str, frozenset[str]]:
 
 
 def named_in(fields: Mapping[str, Any]) -> list[str]:
-    """The classes that a config.json names; none if it has none. Raises ValueError."""
+    """The classes named in a config.json; none if it names none. Raises ValueError."""
     named = fields.get("architectures") or []
     if not isinstance(named, list) or not all(isinstance(name, str) for name in named):
         raise ValueError(f"config.json: architectures must be a list of names, not {named!r:.40}")
@@ -30,11 +30,11 @@ def named_in(fields: Mapping[str, Any]) -> list[str]:
 
 
 def refusal(named: Sequence[str], kind: str = "classes") -> str:
-    """Why a model with these names is not served, with the nearest that are; "" for one that is."""
+    """Return why a model with these names is not supported, with the nearest ones that are; "" if it is supported."""
     served = names()[kind]
     if served & {*named}:
         return ""
-    stems = {name: _TASK.sub("", name) for name in sorted(served)}  # all end alike, which makes none nearer
+    stems = {name: _TASK.sub("", name) for name in sorted(served)}  # a common suffix would make all names look alike
     near = [stem for name in named for stem in difflib.get_close_matches(_TASK.sub("", name), stems.values())]
     nearest = f"; nearest: {', '.join(name for name in stems if stems[name] in near)}" if near else ""
     return f"{', '.join(named)[:200] or 'a model without architectures'} is not served (docs/models.md){nearest}"
@@ -42,7 +42,7 @@ def refusal(named: Sequence[str], kind: str = "classes") -> str:
 
 @lru_cache(maxsize=1)
 def of_transformers() -> frozenset[str]:
-    """The causal models of the installed `transformers`, read from its table without importing it; none without it."""
+    """Causal models of the installed `transformers`, read from its table without importing it; none if it is missing."""
     folders = getattr(find_spec("transformers"), "submodule_search_locations", None) or [""]
     table = Path(folders[0]) / "models/auto/modeling_auto.py"
     return frozenset(re.findall(r'"(\w+)"', table.read_text(encoding="utf-8"))) if table.is_file() else frozenset()

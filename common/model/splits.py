@@ -1,4 +1,4 @@
-"""How a byte-level BPE cuts a text into words, by the name that a GGUF file has for it (`tokenizer.ggml.pre`).
+"""Pre-tokenization rules of byte-level BPEs, by their names in GGUF files (`tokenizer.ggml.pre`).
 
 The rules are facts about others' tokenizers, and stand in splits.toml.
 """
@@ -18,7 +18,7 @@ _BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Splits:
-    """One rule, in a tokenizer.json's words."""
+    """One rule in the form of tokenizer.json."""
 
     pre_tokenizer: Mapping[str, Any]
     normalizer: str = ""  # "NFC"
@@ -28,7 +28,7 @@ class Splits:
 
 @cache
 def splits() -> Mapping[str, Splits]:
-    """All rules by their names."""
+    """Return all rules by name."""
     described = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
     found: dict[str, Splits] = {}
     for rule in described["rules"]:

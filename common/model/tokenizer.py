@@ -1,4 +1,4 @@
-"""The tokenizer of a GGUF file in the form of a model folder: tokenizer.json, tokenizer_config.json, generation_config.json.
+"""Conversion of a GGUF file's tokenizer to a model folder's: tokenizer.json, tokenizer_config.json, generation_config.json.
 
 GGUF names a tokenizer's rules instead of holding them; what each name means is a table here. An unknown name is refused:
 rules that are nearly right make other tokens.
@@ -15,21 +15,21 @@ from common.model.splits import splits
 _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 2, 3, 4, 5  # tokenizer.ggml.token_type
 _BESIDE = "put the model's tokenizer.json beside the file"
 _SPACE = "\u2581"
-_MAX_PIECE = 512  # letters; every way to cut a piece in two is looked at
-# Ends that files name no id for are plain control tokens: of a turn, and of a message that a tool answers.
+_MAX_PIECE = 512  # characters; every split into two pieces is tried
+# End tokens without an id in the file are plain control tokens: end of turn, and end of a message that a tool answers.
 _ENDS_OF_TURNS = {"<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<turn|>", "<|return|>", "<eos>"}
 _ENDS_OF_TURNS |= {"<|endoftext|>", "<|end_of_text|>"}
 _END_TEXTS = {"eot_token_id": _ENDS_OF_TURNS, "eom_token_id": {"<|eom_id|>", "<|eom|>", "<|tool_response>"}}
-# GGUF's names of the makers' sampling defaults -> generation_config.json's.
+# GGUF names of the default sampling parameters -> those of generation_config.json.
 _SAMPLING = {f"general.sampling.{name}": name for name in ("top_k", "top_p", "min_p")}
 _SAMPLING |= {"general.sampling.temp": "temperature", "general.sampling.penalty_repeat": "repetition_penalty"}
 
-# gpt-oss ends an answer with one of these, and a part of it, such as its reasoning, with a token that ends others' answers.
+# gpt-oss ends an answer with one of these, and a part of it, such as reasoning, with a token that ends answers elsewhere.
 _HARMONY, _END_OF_A_PART = {"<|return|>", "<|call|>"}, "<|end|>"
 
 
 def tokenizer_json(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Raises GgufError for rules that are not known."""
+    """Convert to a tokenizer.json. Raises GgufError for unknown rules."""
     kind = metadata.get("tokenizer.ggml.model")
     if not isinstance(kind, str) or kind not in _MODELS:
         raise GgufError(f"tokenizer.ggml.model = {kind!r:.40} is not supported: {_BESIDE}")
@@ -50,7 +50,7 @@ def tokenizer_json(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def tokenizer_config(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Names of special tokens, and the chat templates."""
+    """Special tokens' names, and the chat templates."""
     tokens = _list(metadata, "tokens", str)
     config: dict[str, Any] = {}
     for name, key in (("bos_token", "bos"), ("eos_token", "eos"), ("pad_token", "padding"), ("unk_token", "unknown")):
@@ -95,7 +95,7 @@ def num_tokens(metadata: Mapping[str, Any]) -> int:
 
 
 def _bpe(metadata: Mapping[str, Any], vocabulary: dict[str, int], tokens: list[str]) -> dict[str, Any]:
-    """GPT-2's: bytes as characters, and merges in order."""
+    """A byte-level BPE as in GPT-2: bytes mapped to characters, and merges in order."""
     named = metadata.get("tokenizer.ggml.pre", "default")
     if not isinstance(named, str) or named not in splits():
         raise GgufError(f"tokenizer.ggml.pre = {named!r:.40} is not supported: {_BESIDE}")
@@ -109,7 +109,7 @@ def _bpe(metadata: Mapping[str, Any], vocabulary: dict[str, int], tokens: list[s
 
 
 def _sentencepiece(metadata: Mapping[str, Any], vocabulary: dict[str, int], tokens: list[str]) -> dict[str, Any]:
-    """Llama's: pieces with scores, bytes for what has none, spaces as a character. The best score is first, or Gemma 4's list."""
+    """A SentencePiece BPE as in Llama: scored pieces, byte fallback, escaped spaces. Merges go by score, or Gemma 4's list."""
     scores = _list(metadata, "scores", float)
     if len(scores) != len(tokens):
         raise GgufError(f"tokenizer.ggml.scores has {len(scores)} values for {len(tokens)} tokens: {_BESIDE}")
@@ -144,7 +144,7 @@ def _listed(metadata: Mapping[str, Any]) -> list[list[str]]:
 
 
 def _merges_of(vocabulary: Mapping[str, int], scores: list[float], pieces: set[str]) -> Iterator[tuple[str, str]]:
-    """Every way to make a piece of two, the best piece first; between equal ones as Hugging Face's converter has them."""
+    """All merges of two pieces into one, best piece first; ties are ordered as by Hugging Face's converter."""
     ways = [
         (-scores[index], -cut, cut - len(piece), index, vocabulary[piece[:cut]], piece[:cut], piece[cut:])
         for piece, index in vocabulary.items()
@@ -167,7 +167,7 @@ def _model(vocabulary: dict[str, int], merges: Iterable[list[str]]) -> dict[str,
 
 
 def _vocabulary(tokens: list[str], types: list[int]) -> dict[str, int]:
-    """Without the entries that only fill the table up."""
+    """The vocabulary without padding entries."""
     return {text: index for index, text in enumerate(tokens) if types[index] != _UNUSED}
 
 
@@ -181,7 +181,7 @@ def _added(index: int, text: str, kind: int) -> dict[str, Any]:
 
 
 def _around(metadata: Mapping[str, Any], tokens: list[str]) -> dict[str, Any] | None:
-    """Return the tokens that every text gets at its ends."""
+    """Return the tokens that are added at both ends of every text."""
     is_llama = (kind := metadata.get("tokenizer.ggml.model")) == "llama"
     rules = splits().get(str(metadata.get("tokenizer.ggml.pre")))
     adds_bos = kind in ("llama", "gemma4") or (rules is not None and rules.begins_with_bos)
@@ -207,7 +207,7 @@ def _around(metadata: Mapping[str, Any], tokens: list[str]) -> dict[str, Any] | 
 
 
 def _id(metadata: Mapping[str, Any], name: str, count: int) -> int | None:
-    """A token's number, if the file names one. Raises GgufError for none of the tokens."""
+    """A token's id, if the file names one. Raises GgufError if it is out of range."""
     index = metadata.get(f"tokenizer.ggml.{name}")
     if index is None or index == 0xFFFFFFFF or index == -1:
         return None
@@ -217,7 +217,7 @@ def _id(metadata: Mapping[str, Any], name: str, count: int) -> int | None:
 
 
 def _list(metadata: Mapping[str, Any], name: str, kind: type, *, under: str = "tokenizer.ggml") -> list[Any]:
-    """A list of such values; an absent one is empty."""
+    """A list of values of one type; empty if absent."""
     values = metadata.get(f"{under}.{name}", [])
     if not isinstance(values, list) or not all(type(value) is kind for value in values[:1]):
         raise GgufError(f"{under}.{name} is no list of {kind.__name__}")

@@ -1,4 +1,4 @@
-"""Redis: the worker registry and the prefix index, through Lua functions of the gateways. A worker only writes news.
+"""The Redis client: the worker registry and the prefix index, through Lua functions. A worker only writes news.
 
 Everything in Redis is a hint that can be rebuilt. Calls have short time-outs and raise UnavailableError when Redis is
 away; a breaker keeps an unreachable Redis from slowing down every request.
@@ -34,10 +34,10 @@ from common.words import Role
 log = logging.getLogger("baton.store")
 
 SAFELY = Path(__file__).parents[1] / "lua/safely.lua"
-DIGESTS_A_CALL = 1_000  # about 2 ms, in which Redis serves nobody else
+DIGESTS_A_CALL = 1_000  # about 2 ms during which Redis serves nobody else
 NEWS_TTL_MS = 60_000
 NEWS_POLL_S = 0.02
-HEARD_WITHIN_S = 10.0  # else the gateways may be of 0.1.0
+HEARD_WITHIN_S = 10.0  # after this, the gateways may be of 0.1.0
 MAX_CONNECTIONS = 16  # more calls at once wait for a connection
 BREAKER_ERRORS = 5
 BREAKER_OPEN_S = 1.0
@@ -45,7 +45,7 @@ BREAKER_OPEN_S = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RedisSettings:
-    """How to reach Redis; the URL may carry user and password, and start with `rediss://`."""
+    """Connection settings of Redis; the URL may carry user and password, and start with `rediss://`."""
 
     url: str = "redis://127.0.0.1:6379"
     credentials: Path | None = None  # a file with `user:password`
@@ -54,7 +54,7 @@ class RedisSettings:
 
 
 class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields of a heartbeat that placement needs. Lua reads them by name; a rate of 0 is not measured."""
+    """The heartbeat's fields that placement needs. Lua reads them by name; a rate of 0 is not measured yet."""
 
     protocol: int  # version of its messages
     roles: list[str]
@@ -67,16 +67,16 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True):
     max_sequences: int
     sequences: int  # running, or waiting to join the batch
     queued_tokens: int  # prompt tokens not yet computed
-    prefill_tokens_per_s: float  # without context, where that is measured
-    prefill_fixed_ms: float  # each pass's cost besides its tokens
-    attention_doubles_at: float  # context length that doubles a token's time; 0: not known
-    local_tokens_per_s: float  # prompt tokens beside a batch
+    prefill_tokens_per_s: float  # without context, if that is measured
+    prefill_fixed_ms: float  # fixed cost of a pass
+    attention_doubles_at: float  # context length that doubles a token's time; 0: unknown
+    local_tokens_per_s: float  # prompt tokens computed beside a decode batch
     decode_step_ms: float
     link_bytes_per_s: float
 
 
 def kind_of(state: WorkerState) -> BlockKind:
-    """The kind of blocks that a worker's pool holds."""
+    """The kind of blocks in a worker's pool."""
     layout = state.region.layout
     return BlockKind(model=state.model_fingerprint, kv_dtype=layout.dtype, block_size=layout.block_size)
 
@@ -110,12 +110,12 @@ def entry_of(state: WorkerState) -> tuple[str, str, bytes]:
 
 
 def with_safe_reads(name: str, *texts: Path, before: str = "") -> str:
-    """A library of Redis functions: `before`, `safely.lua`, then `texts`."""
+    """A Redis function library: `before`, `safely.lua`, then `texts`."""
     return "\n".join([f"#!lua name={name}", before, *(part.read_text() for part in (SAFELY, *texts))])
 
 
 class Store:
-    """Calls of the function library. One per process; safe for concurrent use."""
+    """The client of the function library. One a process; safe for concurrent use."""
 
     def __init__(
         self,
@@ -133,13 +133,13 @@ class Store:
         self.outage = Outage(log, "redis")
         self._errors = 0
         self._open_until = 0.0
-        self._turn = 0  # number of the last news that a gateway took
+        self._turn = 0  # number of the last news that a gateway read
         self._said = 0  # number of the last news written
-        self._unheard_since: float | None = None  # without a gateway of this release
+        self._unheard_since: float | None = None  # since when no gateway of this release answers
         self._enters_itself = False
 
     async def register(self, state: WorkerState, *, ttl_ms: int = 3_000) -> bool:
-        """Whether Redis knows less of this incarnation than was announced: announce every block again.
+        """Return True if Redis lost blocks of this incarnation, so that all must be announced again.
 
         Gateways enter the workers that they hear. Those of 0.1.0 don't: there a worker enters itself.
         """
@@ -161,12 +161,12 @@ class Store:
         return bool(answer) or not was_entered
 
     async def unregister(self, worker: str, incarnation: int) -> None:
-        """End a worker's lease at gateways of 0.1.0. Those of this release hear its last heartbeat."""
+        """End a worker's lease at gateways of 0.1.0. Those of this release see its last heartbeat."""
         if self._enters_itself:
             await self._call_0_1_0("unregister", worker, str(incarnation))
 
     async def announce(self, worker: str, incarnation: int, added: list[bytes], removed: list[bytes]) -> None:
-        """Tell the index which blocks came into a worker's pool and which left it. Raises UnavailableError."""
+        """Announce the blocks that entered or left a worker's pool. Raises UnavailableError."""
         for start in range(0, len(added), DIGESTS_A_CALL):
             part = added[start : start + DIGESTS_A_CALL]
             await self._announce(worker, incarnation, len(part), part)
@@ -174,7 +174,7 @@ class Store:
             await self._announce(worker, incarnation, 0, removed[start : start + DIGESTS_A_CALL])
 
     async def _announce(self, worker: str, incarnation: int, num_added: int, digests: list[bytes]) -> None:
-        """Write news, and wait until a gateway has taken them: a worker's user may write no other key."""
+        """Write the news and wait until a gateway has read it: a worker's user may write no other key."""
         if self._enters_itself:
             await self._call_0_1_0("announce", f"{worker}@{incarnation}", num_added, *digests)
             return
@@ -182,7 +182,7 @@ class Store:
         if told is None or told < self._turn:
             raise UnavailableError("no gateway has entered this worker yet, or Redis lost what it announced")
         self._said = turn = max(told, self._said) + 1
-        head = f"{incarnation}:{turn}:{num_added}:{len(digests[0])}:"  # all have as many bytes
+        head = f"{incarnation}:{turn}:{num_added}:{len(digests[0])}:"  # all digests have the same length
         news = head.encode() + b"".join(digests)
         await self._guarded(lambda: self._in_time(self._client.set(f"baton:news:{worker}", news, px=NEWS_TTL_MS)))
         give_up_at = time.monotonic() + self._settings.timeout_s
@@ -193,13 +193,13 @@ class Store:
         self._turn = turn
 
     async def _told(self, worker: str, incarnation: int) -> int | None:
-        """The number of the last news that a gateway took, 0 for none yet; None where no gateway entered this incarnation."""
+        """Number of the last news that a gateway read, 0 for none yet; None if no gateway registered this incarnation."""
         told = await self._guarded(lambda: self._in_time(self._client.get(f"baton:told:{worker}")))
         whose, _, number = bytes(told or b"").partition(b":")
         return int(number) if whose == b"%d" % incarnation and number.isdigit() and len(number) < 16 else None
 
     async def _call_0_1_0(self, function: str, *args: Any) -> Any:
-        """Call a function of the release before, where its gateways installed it and this user may. None without an answer."""
+        """Call a function of release 0.1.0, if its gateways installed it and this user may. Returns None without an answer."""
         try:
             return await self._in_time(self._client.fcall(f"baton3_{function}", 0, *args))
         except (redis.exceptions.RedisError, OSError, TimeoutError):
@@ -215,7 +215,7 @@ class Store:
         return await self._guarded(lambda: self._call_loading(function, args, timeout_s))
 
     async def recall(self, key: str) -> Any:
-        """The bytes of a hint that was kept, or None. Raises UnavailableError."""
+        """Return a stored hint's bytes, or None. Raises UnavailableError."""
         return await self._guarded(lambda: self._in_time(self._client.get(key)))
 
     async def keep(self, key: str, hint: bytes, *, ttl_s: float) -> None:
@@ -267,7 +267,7 @@ async def connect_store(settings: RedisSettings, *, libraries: Sequence[str] = (
         timeout=settings.timeout_s,
         socket_timeout=settings.timeout_s,
         socket_connect_timeout=settings.timeout_s,
-        # One retry, for a connection that a restart of Redis closed: the default tries for seconds.
+        # One retry, for a connection that Redis closed by restarting: the default retries for seconds.
         retry=Retry(NoBackoff(), 1, supported_errors=(redis.exceptions.ConnectionError,)),
         protocol=2,
     )
@@ -289,7 +289,7 @@ async def connect_store(settings: RedisSettings, *, libraries: Sequence[str] = (
 
 
 def identity_of(settings: RedisSettings) -> dict[str, Any]:
-    """The client's options for login and TLS. Raises ConfigError."""
+    """Client options for login and TLS. Raises ConfigError."""
     # No CLIENT SETINFO: Redis 7.0 does not know it and refuses users that may call it.
     options: dict[str, Any] = {"driver_info": None}
     if settings.credentials:
@@ -297,7 +297,7 @@ def identity_of(settings: RedisSettings) -> dict[str, Any]:
         options |= {"username": login.user, "password": login.password}
     if settings.url.startswith("rediss://"):
         tls = settings.tls
-        client_context(tls)  # names the wrong file
+        client_context(tls)  # an error names the bad file
         options |= {"ssl_ca_certs": tls.ca, "ssl_certfile": tls.cert, "ssl_keyfile": tls.key}
         options |= {"ssl_check_hostname": True, "ssl_min_version": ssl.TLSVersion.TLSv1_2}
     return options

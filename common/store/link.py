@@ -1,4 +1,4 @@
-"""Calls of Redis functions on one connection, one behind the other. What is called in one turn of the loop is one write.
+"""Pipelined calls of Redis functions on one connection. Calls of one event-loop turn are one write.
 
 redis-py connects, with its login, TLS and addresses; its layers of pool, retries and parser cost more than a short call.
 Answers come in the order of the calls: one that nobody waits for any more is read and dropped, and no other call gets it.
@@ -26,19 +26,19 @@ log = logging.getLogger("baton.store")
 
 MAX_ANSWER_BYTES = 4 << 20
 MAX_UNANSWERED_BYTES = 32 << 20
-MAX_DEPTH = 4  # arrays in arrays
-MOVED = ("READONLY", "LOADING", "MASTERDOWN")  # another server answers this address by now, or will
+MAX_DEPTH = 4  # nested arrays
+MOVED = ("READONLY", "LOADING", "MASTERDOWN")  # another server has this address by now, or will
 OVERRIDDEN = ("_reader", "_writer")
 LOST = "speed: each call takes a connection of the pool; a server that became a replica is asked until it cuts the connection"
 
 
 class PartError(Exception):
-    """An answer is not all there yet."""
+    """The reply is incomplete."""
 
 
 @dataclass(slots=True, eq=False)
 class _Call:
-    """A call whose answer is due."""
+    """A call that awaits its reply."""
 
     answer: asyncio.Future[Any]
     give_up_at: float
@@ -47,20 +47,20 @@ class _Call:
 
 
 class Link:
-    """Makes its connection when there is something to call. Safe for concurrent use."""
+    """A connection opened on first use. Safe for concurrent use."""
 
     def __init__(self, client: Redis, new_connection: Callable[[], AbstractConnection], *, timeout_s: float) -> None:
-        self._client = client  # calls in its own way where redis-py lacks what is taken over
+        self._client = client  # the fallback where redis-py lacks the overridden parts
         self._new_connection = new_connection
         self._lacks = [f"AbstractConnection.{name}" for name in OVERRIDDEN if not hasattr(new_connection(), name)]
         if self._lacks:
             log.warning("store.library_differs", extra=difference("redis", self._lacks, LOST))
-        self._timeout_s = timeout_s  # until it is connected, and that an answer may be due
+        self._timeout_s = timeout_s  # limit for connecting, and for a reply
         self._stream: _Stream | None = None
         self._connecting: asyncio.Task[_Stream] | None = None
 
     async def fcall(self, function: str, arguments: Sequence[Any], *, timeout_s: float) -> Any:
-        """A function's answer. Raises redis-py's errors, OSError, and TimeoutError after `timeout_s`."""
+        """Call a function and return its reply. Raises redis-py's errors, OSError, and TimeoutError after `timeout_s`."""
         if self._lacks:
             return await self._pooled(function, arguments, timeout_s)
         command = encoded((b"FCALL", function, b"0", *arguments))
@@ -70,7 +70,7 @@ class Link:
             try:
                 return await stream.ask(command, give_up_at)
             except redis.exceptions.ConnectionError:
-                pass  # a restart closed it; all functions may be called twice
+                pass  # a restart closed it; every function may be called twice
         async with asyncio.timeout_at(give_up_at):
             stream = await self._connected()
         return await stream.ask(command, give_up_at)
@@ -89,7 +89,7 @@ class Link:
             self._stream.cut("this process leaves")
 
     async def _connected(self) -> _Stream:
-        """One attempt to connect, for all who wait."""
+        """Connect once for all waiting callers."""
         if self._stream is not None and not self._stream.is_lost:
             return self._stream
         if self._connecting is None or self._connecting.done():
@@ -110,10 +110,10 @@ class Link:
 
 
 class _Stream(asyncio.Protocol):
-    """Commands out, answers in."""
+    """The protocol of the connection: commands out, replies in."""
 
     def __init__(self, connection: Any, *, timeout_s: float) -> None:
-        self._connection = connection  # would close what it holds when it is forgotten
+        self._connection = connection  # a connection closes its socket when it is garbage-collected
         self._transport: asyncio.Transport = connection._writer.transport
         self._transport.set_protocol(self)
         self._timeout_s = timeout_s
@@ -121,12 +121,12 @@ class _Stream(asyncio.Protocol):
         self._due: deque[_Call] = deque()
         self._out: list[bytes] = []
         self._in = b""
-        self._num_bytes = 0  # not answered yet
+        self._num_bytes = 0  # bytes not answered yet
         self._timer: asyncio.TimerHandle | None = None  # one for all calls
         self.is_lost = False
 
     async def ask(self, command: bytes, give_up_at: float) -> Any:
-        if self.is_lost:  # between connecting and this
+        if self.is_lost:  # lost since it was connected
             raise redis.exceptions.ConnectionError("Redis closed the connection at once")
         if self._num_bytes + len(command) > MAX_UNANSWERED_BYTES:
             raise TimeoutError("too many calls wait for their answers")
@@ -169,7 +169,7 @@ class _Stream(asyncio.Protocol):
         self._num_bytes -= call.num_bytes
         is_error = isinstance(answer, redis.exceptions.ResponseError)
         tell = call.answer.set_exception if is_error else call.answer.set_result
-        if not call.answer.done():  # else it timed out, or its caller left
+        if not call.answer.done():  # otherwise it timed out or its caller was cancelled
             tell(answer)
         if is_error and str(answer).startswith(MOVED):
             self.cut(str(answer))
@@ -182,7 +182,7 @@ class _Stream(asyncio.Protocol):
         self._timer = self._loop.call_at(instant, self._look)
 
     def _look(self) -> None:
-        """Time out whose time it is; look again when the next one's comes."""
+        """Time out overdue calls; schedule the check of the next one."""
         self._timer, now = None, self._loop.time()
         if self._due and now - self._due[0].asked_at >= self._timeout_s:
             self.cut("Redis does not answer")
@@ -202,7 +202,7 @@ class _Stream(asyncio.Protocol):
         self.cut(str(error or "Redis closed the connection"))
 
     def cut(self, why: str) -> None:
-        """Nothing more is asked or heard here."""
+        """Close: nothing more is sent or received on this connection."""
         self.is_lost = True
         self._transport.abort()
         self._connection._writer = self._connection._reader = None
@@ -217,7 +217,7 @@ class _Stream(asyncio.Protocol):
 
 
 def encoded(words: Sequence[Any]) -> bytes:
-    """A command: bytes, texts and numbers, or a list of bytes of one length."""
+    """Encode a command: bytes, texts and numbers, or a list of equally long byte strings."""
     parts, count = [], len(words)
     for word in words:
         if isinstance(word, list):
@@ -230,7 +230,7 @@ def encoded(words: Sequence[Any]) -> bytes:
 
 
 def _alike(words: list[bytes]) -> bytes:
-    """Raises ValueError if they differ in length."""
+    """Return the common length. Raises ValueError if they differ."""
     if not words:
         return b""
     size, joined = len(words[0]), b"".join(words)
@@ -241,7 +241,7 @@ def _alike(words: list[bytes]) -> bytes:
 
 
 def decoded(data: bytes, at: int, depth: int = 0) -> tuple[Any, int]:
-    """The answer that begins at `at`, and where the next one does. Raises PartError, and ValueError for what is none."""
+    """Return the reply at offset `at`, and the offset after it. Raises PartError if incomplete, ValueError if malformed."""
     end = data.find(b"\r\n", at)
     if end < 0:
         raise PartError

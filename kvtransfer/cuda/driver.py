@@ -1,4 +1,4 @@
-"""The few calls of CUDA's driver that torch lacks: sharing an allocation with another process of this host."""
+"""CUDA driver calls that torch lacks: sharing an allocation with another process of this host."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class _Handle(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class SharedMemory:
-    """How another process finds an address: the allocation's handle, and the offset in it."""
+    """The means to map an address in another process: the allocation's IPC handle and the offset in it."""
 
     handle: bytes
     offset: int
 
 
 def share(address: int) -> SharedMemory:
-    """Return what opens the allocation around `address`. Raises CudaDriverError, also for memory that can't be shared."""
+    """Return the handle of the allocation around `address`. Raises CudaDriverError, also for memory that can't be shared."""
     base, size, handle = ctypes.c_uint64(), ctypes.c_size_t(), _Handle()
     _call("cuMemGetAddressRange_v2", ctypes.byref(base), ctypes.byref(size), ctypes.c_uint64(address))
     _call("cuIpcGetMemHandle", ctypes.byref(handle), ctypes.c_uint64(address))
@@ -44,7 +44,7 @@ def open_shared(memory: SharedMemory) -> int:
 
 
 def close_shared(address: int, memory: SharedMemory) -> None:
-    """Unmap what `open_shared` returned."""
+    """Unmap an address that `open_shared` returned."""
     _call("cuIpcCloseMemHandle", ctypes.c_uint64(address - memory.offset))
 
 

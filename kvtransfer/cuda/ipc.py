@@ -33,7 +33,7 @@ PROBE_BYTES = 128 << 20
 PROBES = 5
 SLOW_LINK_BYTES_PER_S = 150e9  # Hopper's NVLink copies at 390e9, PCIe 5 at 55e9
 GONE_AFTER_S = 1.0
-FORGOTTEN_S = 60.0  # a writer gone this long is forgotten; a later question waits GONE_AFTER_S
+FORGOTTEN_S = 60.0  # a dead writer is forgotten after this; a later question waits GONE_AFTER_S
 
 
 class CudaIpcTransport:
@@ -46,10 +46,10 @@ class CudaIpcTransport:
         self._layout: KVLayout | None = None
         self._probe: torch.Tensor | None = None
         self._life: tuple[Path, int] | None = None
-        # The peer's locked file, which differs between incarnations -> link.
+        # The peer's lock file, a new one for each incarnation -> link.
         self._links: dict[str, CudaIpcLink] = {}
         self._opening = asyncio.Lock()
-        self._gone_since: dict[str, float] = {}  # dead writers by their locked files' names
+        self._gone_since: dict[str, float] = {}  # dead writers by the names of their lock files
         remove_stale(PREFIX)
 
     def allocate(self, shape: tuple[int, ...], dtype: torch.dtype, device: str) -> torch.Tensor:
@@ -106,16 +106,16 @@ class CudaIpcTransport:
             await self._links.pop(name).close()
 
     def expect(self, lease_id: int, generation: int, blocks: Sequence[int]) -> None:
-        """Nothing to do: the writer writes by itself."""
+        """No-op: the writer writes by itself."""
 
     async def arrived(self, lease_id: int, generation: int, timeout_s: float) -> bool:
         return True
 
     def forget(self, lease_id: int, generation: int) -> None:
-        """Nothing to do: see `writer_gone`."""
+        """No-op: see `writer_gone`."""
 
     def writer_gone(self, writer: Region | None) -> bool:
-        """Whether the writer's process ended long enough ago. Unknown writers (None) may still write."""
+        """True if the writer's process ended long enough ago. Unknown writers (None) may still write."""
         name = writer.address.get("file", "") if writer is not None else ""
         if not is_name(name, PREFIX) or is_locked(SHM_FOLDER / name):
             return False
@@ -126,7 +126,7 @@ class CudaIpcTransport:
         return now - self._gone_since[name] >= GONE_AFTER_S
 
     async def close(self) -> None:
-        """Wait for the writes in flight, then let peers know that none will follow."""
+        """Wait for writes in flight, then tell peers that none will follow."""
         for link in self._links.values():
             await link.close()
         self._links.clear()
@@ -137,7 +137,7 @@ class CudaIpcTransport:
 
 
 class CudaIpcLink:
-    """The peer's pool, mapped. At most one push is in flight."""
+    """The peer's mapped pool. At most one push is in flight."""
 
     def __init__(self, mover: BlockMover, move: Move, region: Region, target: int, shared: SharedMemory) -> None:
         self._mover, self._move = mover, move
@@ -155,7 +155,7 @@ class CudaIpcLink:
                 SharedMemory(bytes.fromhex(region.address[name]), int(region.address[f"{name}_offset"]))
                 for name in ("pool", "probe")
             )
-            mover = BlockMover(pool, layout)  # the event loop's own
+            mover = BlockMover(pool, layout)  # used by the event loop alone
             target = await asyncio.to_thread(mover.on_device, partial(open_shared, shared))
             move = await asyncio.to_thread(mover.move_to, target)
             link = cls(mover, move, region, target, shared)

@@ -1,4 +1,4 @@
-"""Whole blocks on a GPU: copied between pools, staging buffers and a peer's memory, and digested on the way.
+"""Moving whole blocks on a GPU between pools, staging buffers and a peer's memory, digesting them on the way.
 
 The work runs on its own streams, parallel to the engine's. A block's bytes must be final: the caller has seen the result of
 the pass that wrote them.
@@ -21,15 +21,15 @@ from kvtransfer.cuda.driver import launch_graph, use_device
 from kvtransfer.plan import is_sharded, lane_indices
 
 HOLD_S = 0.0005  # longest time that a wait may block the event loop
-WAKE_UP_S = 0.00015  # a sleeping wait ends this long before the move is expected to
-SPIN_S = 0.005  # an ordinary push is shorter; longer waits look once a millisecond
+WAKE_UP_S = 0.00015  # a sleeping wait ends this long before the expected end
+SPIN_S = 0.005  # an ordinary push is shorter; longer waits poll once a millisecond
 MAX_BLOCKS = 4096  # moved by one launch
 
 Result = TypeVar("Result")
 
 
 class Move:
-    """A prepared way of moving blocks from one address to another. Each move is a single launch.
+    """A prepared move of blocks from one address to another, as a single launch.
 
     With `source_ids` or `target_ids` a move names its blocks there by index; without, they lie one after the other. `target`
     None: the blocks are only digested. Use one thread and one move at a time: between `start` and its end only `is_done` and
@@ -63,7 +63,7 @@ class Move:
         self._finished = torch.zeros(1, dtype=torch.int32, device=device)
         self._sequence = self._count = 0
         self._graph: torch.cuda.CUDAGraph | None = None
-        self._thread = 0  # it launched last
+        self._thread = 0  # id of the thread that launched last
         self._way = (source, target)
         self._block_lanes = block_bytes // 4
         self._kind = {"source_ids": source_ids, "target_ids": target_ids, "digest": digest}
@@ -73,9 +73,9 @@ class Move:
     def _capture(self) -> None:
         """Compile the kernel and capture its launch: launching a graph takes a fraction of the time."""
         assert self._stream is not None
-        torch.cuda.synchronize(self._device)  # the zeros must be there before another stream writes
+        torch.cuda.synchronize(self._device)  # the zeros must be written before another stream writes
         with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
-            self._enqueue()  # moves nothing, but compiles
+            self._enqueue()  # an empty move that triggers compilation
             self._stream.synchronize()
             self._graph = torch.cuda.CUDAGraph()
             self._graph.capture_begin(capture_error_mode="thread_local")
@@ -97,7 +97,7 @@ class Move:
         )
 
     def start(self, source_blocks: Sequence[int] | None, target_blocks: Sequence[int] | None) -> None:
-        """Begin to move at most `MAX_BLOCKS` blocks. None: they lie one after the other."""
+        """Start moving at most `MAX_BLOCKS` blocks. None: they are contiguous."""
         for column, blocks in enumerate((source_blocks, target_blocks)):
             if blocks is not None:
                 self._count = len(blocks)
@@ -116,15 +116,15 @@ class Move:
                 self._graph.replay()
 
     def is_done(self) -> bool:
-        """Whether the last move is in place."""
+        """True if the last move is complete."""
         return bool(self._sign[0] == self._sequence)
 
     def digests(self) -> bytes:
-        """The digests of the last move, once it is done; packed little-endian u64."""
+        """Digests of the last completed move, packed little-endian u64."""
         return self._landed[1 : 1 + self._count].tobytes()
 
     def wait(self) -> None:
-        """Block this thread until the move is in place. Raises RuntimeError, the device's error."""
+        """Block this thread until the move is complete. Raises RuntimeError, the device's error."""
         if self._stream is not None:
             self._stream.synchronize()
 
@@ -144,7 +144,7 @@ class Move:
         return True
 
     async def done(self) -> None:
-        """Wait until the move is in place. Cancelling does not stop it: wait again. Raises RuntimeError, the device's error.
+        """Wait until the move is complete. Cancelling does not stop it: wait again. Raises RuntimeError, the device's error.
 
         Polls at each turn of the loop for as long as an ordinary push takes: waking a thread would take longer.
         """
@@ -185,7 +185,7 @@ class BlockMover:
         return self._move(staging, self._pool.data_ptr(), source_ids=False, target_ids=True, digest=False)
 
     def digests(self, blocks: Sequence[int]) -> bytes:
-        """Return the present digests of `blocks`, packed little-endian u64."""
+        """Return the current digests of `blocks`, packed little-endian u64."""
         parts = []
         with self._turn:
             if self._digesting is None:

@@ -1,4 +1,4 @@
-"""The kernel of `mover`: copies whole blocks and digests them on the way, also into memory of another device.
+"""The kernel of `mover`: copies whole blocks and digests them in one pass, also into another device's memory.
 
 It reads its request from host memory and writes its completion there, so a move is one launch, and waiting needs no driver
 call. A fixed number of programs walks over all pieces. Addresses are plain integers, because torch does not know the peer's
@@ -9,11 +9,11 @@ import torch
 import triton
 import triton.language as tl
 
-# The fastest of eight choices between two H200s over NVLink, from 2 to 512 MiB (benchmarks/results/handoff.notes.md).
+# The fastest of eight settings between two H200s over NVLink, from 2 to 512 MiB (benchmarks/results/handoff.notes.md).
 CHUNK = 2048  # lanes of a loop step
 STEPS = 2  # loop steps of a piece
 PROGRAMS = 528  # four for each processor of an H100 or H200
-# One program for each processor pushes 3 to 6 % slower up to 32 MiB, but slows a prompt beside it less.
+# With one program a processor pushes are 3 to 6 % slower up to 32 MiB, but slow a concurrent prompt less.
 PUSHING_PROGRAMS = 132
 
 
@@ -56,7 +56,7 @@ def _move(
     CHUNK: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
     head = tl.load(request_n)
-    # Loaded together with the head: host memory is a microsecond away.
+    # Loaded together with the head: each read of host memory costs a microsecond.
     ids = tl.load(request_n + 1 + tl.program_id(0) // pieces)
     count, sequence = (head & 0xFFFFFFFF).to(tl.int32), head >> 32
     lane = tl.arange(0, CHUNK)
@@ -81,7 +81,7 @@ def _move(
                 total += tl.where(inside, term, tl.zeros_like(term))
         if DIGEST:
             tl.atomic_add(digests_n + index, tl.sum(total, axis=0).to(tl.int64), sem="relaxed")
-    tl.debug_barrier()  # all threads' writes come before the program's completion
+    tl.debug_barrier()  # all threads' writes precede the program's completion flag
     if tl.atomic_add(finished_1, 1, sem="acq_rel", scope="sys") == tl.num_programs(0) - 1:
         if DIGEST:
             for start in range(0, count, CHUNK):
@@ -90,5 +90,5 @@ def _move(
                 tl.store(answer_n + 1 + start + lane, sums, mask=inside)
                 tl.store(digests_n + start + lane, tl.zeros_like(sums), mask=inside)
         tl.debug_barrier()
-        programs = tl.atomic_xchg(finished_1, 0, sem="acq_rel", scope="sys")  # the digests come before the sequence
+        programs = tl.atomic_xchg(finished_1, 0, sem="acq_rel", scope="sys")  # digests precede the sequence
         tl.store(answer_n, sequence + programs - tl.num_programs(0))

@@ -1,4 +1,4 @@
-"""The address that a UCX listener hears. The binding can't say it and listens on all of them.
+"""The bind address of a UCX listener: the binding can neither report nor choose it, and listens on all of them.
 
 So a filter on the socket lets the kernel drop what is for another address.
 """
@@ -16,14 +16,14 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 SO_ATTACH_FILTER = 26  # linux/socket.h
 LOAD_BYTE, LOAD_WORD, SHIFT_RIGHT, IF_EQUAL, RETURN = 0x30, 0x20, 0x74, 0x15, 0x06  # linux/bpf_common.h
 NETWORK_HEADER = 0x100000000 - 0x100000  # SKF_NET_OFF
-DESTINATION = {4: 16, 6: 24}  # its offset in the header, by version
+DESTINATION = {4: 16, 6: 24}  # offset of the destination in the header, by IP version
 PASS = 0xFFFFFFFF
 
 Address = IPv4Address | IPv6Address
 
 
 def own_address(host: str) -> Address | None:
-    """The address of this machine that `host` means; None if it is another one's, or none."""
+    """The local address that `host` resolves to; None if it is another machine's, or none."""
     with contextlib.suppress(OSError, ValueError):
         for family, _, _, _, where in socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM):
             with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as trial:
@@ -34,7 +34,7 @@ def own_address(host: str) -> Address | None:
 
 
 def hear_only(port: int, address: Address) -> bool:
-    """Let this process's listeners on `port` hear `address` alone; whether that worked."""
+    """Restrict this process's listeners on `port` to `address`; return True on success."""
     found = list(_listeners(port))
     try:
         for listener in found:
@@ -48,9 +48,9 @@ def hear_only(port: int, address: Address) -> bool:
 
 
 def _listeners(port: int) -> Iterator[socket.socket]:
-    """This process's, as copies."""
+    """This process's listening sockets, duplicated."""
     for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # gone meanwhile, or no socket
+        with contextlib.suppress(OSError):  # closed meanwhile, or not a socket
             if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
                 continue
             copy = socket.socket(fileno=os.dup(int(name)))
@@ -75,7 +75,7 @@ def _attach(listener: socket.socket, address: Address) -> None:
 
 
 def _program(address: Address) -> list[tuple[int, int, int, int]]:
-    """Steps (code, jump if so, jump if not, value) that pass packets to the address and drop others."""
+    """A BPF program (code, jump if true, jump if false, value) that passes packets to the address and drops others."""
     words = struct.unpack(f">{len(address.packed) // 4}I", address.packed)
     tests = [(LOAD_BYTE, NETWORK_HEADER), (SHIFT_RIGHT, 4), (IF_EQUAL, address.version)]
     for index, word in enumerate(words):

@@ -23,7 +23,7 @@ from kvtransfer.ucx.wire import Array, Wire
 # Slots at either end of a link: one is packed or unpacked while others are on the wire. 4 slots and 8 pieces were the
 # fastest at every size between two H200s over NVLink (benchmarks/results/).
 SLOTS = 4
-# Least pieces of a run: little is waited for before the first is sent and after the last arrived.
+# Minimum pieces of a run: they bound the wait before the first is sent and after the last arrived.
 MIN_PIECES = 8
 
 
@@ -31,7 +31,7 @@ class Slot(Protocol):
     """One message's buffer, packed from a pool or unpacked into it."""
 
     def array(self, num_bytes: int) -> Array:
-        """The first bytes, as UCX takes them."""
+        """The first bytes of the slot as an array for UCX."""
         ...
 
     def pack(self, blocks: Sequence[int]) -> None:
@@ -43,22 +43,22 @@ class Slot(Protocol):
         ...
 
     def unpack(self, blocks: Sequence[int]) -> None:
-        """Begin to write `len(blocks)` blocks into the pool."""
+        """Start writing `len(blocks)` blocks into the pool."""
         ...
 
     def unpacked(self, meanwhile: Callable[[], object]) -> None:
-        """Return when the blocks are there, or none were begun."""
+        """Wait until the unpacked blocks are in the pool."""
         ...
 
 
 class PoolMemory(Protocol):
-    """A pool as a sender or receiver of runs of blocks."""
+    """A pool as the source or destination of runs of blocks."""
 
     num_blocks: int
     block_bytes: int
     slot_bytes: int  # whole blocks, at least one
     min_piece_bytes: int  # below this a message's fixed cost dominates
-    hold_s: float  # longest time that moving blocks may block the event loop
+    hold_s: float  # longest time that moving blocks may hold the event loop
 
     async def slots(self, count: int, num_bytes: int) -> list[Slot]:
         """`count` slots, to be given back with `keep`. Raises MemoryError."""
@@ -77,13 +77,13 @@ def memory_of(pool: torch.Tensor, layout: KVLayout) -> PoolMemory:
 
 
 def piece_blocks(memory: PoolMemory, count: int, slot_bytes: int) -> int:
-    """How many of a run's blocks travel in one message."""
+    """Blocks of a run in one message."""
     wanted = max(-(-count // MIN_PIECES), memory.min_piece_bytes // memory.block_bytes, 1)
     return min(wanted, slot_bytes // memory.block_bytes)
 
 
 class _Kept:
-    """Unused slots, by their number and size."""
+    """Free slots, by count and size."""
 
     def __init__(self) -> None:
         self._slots: dict[tuple[int, int], list[list[Slot]]] = {}
@@ -97,7 +97,7 @@ class _Kept:
 
 
 class HostMemory:
-    """Packed by a thread: computing digests takes longer than the wire."""
+    """Host memory, packed by a thread: computing digests takes longer than the wire."""
 
     min_piece_bytes = 1 << 20
     hold_s = 0.0
@@ -119,7 +119,7 @@ class HostMemory:
 class HostSlot:
     """Copies block by block with numpy, so that the digest reads from the CPU's cache."""
 
-    inline_bytes = 64 << 10  # packed sooner than a thread wakes up
+    inline_bytes = 64 << 10  # packed inline: faster than waking a thread
 
     def __init__(self, memory: HostMemory, num_bytes: int) -> None:
         self._memory = memory
@@ -147,7 +147,7 @@ class HostSlot:
             self._memory.lanes[block] = self._packed[index]
 
     def unpacked(self, meanwhile: Callable[[], object]) -> None:
-        """Nothing to wait for: `unpack` is synchronous."""
+        """No-op: `unpack` is synchronous."""
 
     def _pack(self, blocks: Sequence[int]) -> bytes:
         digests = np.empty(len(blocks), dtype="<u8")
@@ -158,7 +158,7 @@ class HostSlot:
 
 
 class DeviceMemory:
-    """One launch a piece at either end, while other pieces are on the wire."""
+    """Device memory: one launch a piece at either end, overlapped with the wire."""
 
     min_piece_bytes = 8 << 20  # a run of 32 MiB: 126 GB/s; with 2 MiB 83
     hold_s = 0.0005
@@ -211,7 +211,7 @@ class DeviceSlot:
         self._scatter.start(None, blocks)
 
     def unpacked(self, meanwhile: Callable[[], object]) -> None:
-        """Poll until the piece is there (about 20 us); wait for a much slower device without holding the interpreter."""
+        """Poll until the piece is in place (about 20 us); on a much slower device wait without holding the GIL."""
         give_up_at = time.perf_counter() + DeviceMemory.hold_s
         while not self._scatter.is_done():
             meanwhile()

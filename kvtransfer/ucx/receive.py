@@ -1,4 +1,4 @@
-"""The receiving end of a UCX link: it takes only runs of blocks that a lease expects at that moment."""
+"""The receiving end of a UCX link: it accepts only runs of blocks that a lease expects at that moment."""
 
 from __future__ import annotations
 
@@ -53,15 +53,15 @@ Leases = dict[tuple[int, int], Expected]  # by lease and generation
 
 
 class Door:
-    """A new connection before its writer is known."""
+    """A new connection whose writer is not known yet."""
 
     def __init__(self, wire: Wire, endpoint: Any) -> None:
         self._wire, self.endpoint = wire, endpoint
-        self.tag = secrets.randbits(63) & ~1  # headers come with it, pieces with the next
+        self.tag = secrets.randbits(63) & ~1  # tag of headers; pieces use the next one
         self.answers = Tag(0)
 
     async def greet(self, token: bytes) -> bool:
-        """Return whether the writer speaks our protocol and may write."""
+        """Return True if the writer speaks our protocol and may write."""
         await self.send(GREETING)
         magic, shown, answers = HELLO.unpack(await self._read(HELLO.size))
         if magic != MAGIC:
@@ -97,7 +97,7 @@ class Incoming:
         self._tag = Tag(door.tag + 1)
 
     async def serve(self) -> None:
-        """Take runs until the writer is gone, which raises, or sends nonsense."""
+        """Receive runs until the writer disconnects (raises) or violates the protocol."""
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
             await self._welcome()
         header = Array(self._header)
@@ -125,7 +125,7 @@ class Incoming:
         return kind in (WRITE, PROBE) and 0 < count <= MAX_BLOCKS and fits
 
     def _pieces(self, count: int, per_piece: int, kind: int) -> list[list[int]]:
-        """Return the blocks of each following message; none if the link is only measured."""
+        """Yield the blocks of each following message; none if the link is only measured."""
         if kind == PROBE:
             return [[] for _ in range(count)]
         blocks = self._header[HEADER.size :].view(np.uint32)[:count].tolist()
@@ -166,7 +166,7 @@ class Incoming:
 
 
 def begin_to_unpack(leases: Leases, lease: tuple[int, int], slot: Slot, blocks: list[int]) -> bool:
-    """Begin to write a message's blocks into the pool if the lease expects them *now*; return whether it does.
+    """Start writing a message's blocks into the pool if the lease expects them *now*; return False if not.
 
     The caller calls the slot's `unpacked` before its next await: `forget` could run there.
     """
@@ -180,6 +180,6 @@ def begin_to_unpack(leases: Leases, lease: tuple[int, int], slot: Slot, blocks: 
 
 
 async def answer(wire: Wire, door: Door, taken: bool) -> None:
-    """Tell the writer whether its run is in place or was dropped."""
+    """Tell the writer if its run was written or dropped."""
     message = ANSWER.pack(TAKEN if taken else DROPPED)
     await wire.end(door.endpoint, door.endpoint.tag_send(Array(message), door.answers))

@@ -21,7 +21,7 @@ from kvtransfer.ucx.wire import Array, Tag, Wire, abort
 
 PROBE_TIMEOUT_S = 10.0
 PIECES_AHEAD = 2  # packed while others are on the wire
-# Header ids are padded to a multiple of this: UCX sends from known buffers much faster, so few sizes are used.
+# Header ids are padded to a multiple of this: UCX sends much faster from known buffers, so few sizes are used.
 IDS_PADDING = 64
 
 
@@ -37,7 +37,7 @@ class UcxLink:
         self._answer = bytearray(8)
         self._answer_array = Array(self._answer)
         self._slots: list[Slot] = []
-        self._sent: list[Any] = []  # by slot: the send that may still read it
+        self._sent: list[Any] = []  # by slot: the send that may still read its buffer
         self._next = 0  # slot of the next piece
         self._tag = self._answers = 0
         self._slot_bytes = memory.slot_bytes
@@ -84,7 +84,7 @@ class UcxLink:
         return bytes(message)
 
     async def _measure(self) -> None:
-        """Send all slots twice: the first time pays for set-up and mapping."""
+        """Send all slots twice: the first time includes set-up and mapping."""
         per_piece = self._slot_bytes // self._memory.block_bytes
         for _ in range(2):
             started = time.perf_counter()
@@ -161,7 +161,7 @@ class UcxLink:
 
     @contextlib.asynccontextmanager
     async def _exchange(self, timeout_s: float) -> AsyncIterator[None]:
-        """Hold the link for one run, with a deadline. Breaking off ends the endpoint: messages would be out of step."""
+        """Hold the link for one run, with a deadline. An interrupted run ends the endpoint: its messages would be out of step."""
         deadline = asyncio.get_running_loop().time() + timeout_s
         try:
             async with asyncio.timeout_at(deadline):
@@ -176,7 +176,7 @@ class UcxLink:
         except TransferError:
             raise
         except BaseException as error:
-            self._end()  # while the traceback still holds the buffers that UCX may write into
+            self._end()  # while the traceback keeps alive the buffers that UCX may write into
             if isinstance(error, Exception):
                 raise TransferError(f"push failed: {type(error).__name__} {error}") from error
             raise

@@ -88,7 +88,7 @@ class UcxTransport:
         key = (region.address.get("host", ""), region.address.get("port", ""), region.incarnation)
         if key in self._links:
             return self._links[key]
-        if key not in self._opening:  # all callers share it; a silent peer delays no other
+        if key not in self._opening:  # all callers share it, so a silent peer delays no other
             self._opening[key] = asyncio.create_task(UcxLink.open(self._wire, self._pool, region))
             self._opening[key].add_done_callback(lambda opening: self._opened(key, opening))
         return await asyncio.shield(self._opening[key])
@@ -114,7 +114,7 @@ class UcxTransport:
         self._expected.pop((lease_id, generation), None)
 
     def writer_gone(self, writer: Region | None) -> bool:
-        """Return True: after `forget` no writer's blocks are taken."""
+        """Return True: after `forget` a writer's blocks are rejected."""
         return True
 
     async def close(self) -> None:
@@ -133,20 +133,20 @@ class UcxTransport:
             self._wire = None
 
     def _accept(self, endpoint: Any) -> None:
-        nobodys = contextvars.Context()  # not the context of the request that drives UCX now
+        nobodys = contextvars.Context()  # an empty context, not that of the request that drives UCX now
         serving = asyncio.get_running_loop().create_task(self._serve(endpoint), context=nobodys)
         self._serving.add(serving)
         serving.add_done_callback(self._serving.discard)
 
     async def _serve(self, endpoint: Any) -> None:
-        """Take runs from one writer until it is gone or sends nonsense."""
+        """Receive runs from one writer until it disconnects or violates the protocol."""
         assert self._wire is not None
         try:
             incoming = await self._greet(endpoint)
             if incoming is not None:
                 try:
                     await incoming.serve()
-                finally:  # while the traceback still holds the buffers that UCX may write into
+                finally:  # while the traceback keeps alive the buffers that UCX may write into
                     incoming.end()
         except MemoryError as error:
             log.warning("ucx.no_memory", extra={"error": str(error)[:200]})
@@ -154,7 +154,7 @@ class UcxTransport:
             log.debug("ucx.writer_left", extra={"error": str(error)[:200]})
 
     async def _greet(self, endpoint: Any) -> Incoming | None:
-        """Return the writer's connection, or None after turning a stranger away."""
+        """Return the writer's connection, or None after rejecting an unknown one."""
         assert self._wire is not None
         assert self._pool is not None
         door, is_welcome = Door(self._wire, endpoint), False

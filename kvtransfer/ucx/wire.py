@@ -1,4 +1,4 @@
-"""One UCX worker driven by an event loop, without threads: requests, and waiting for them.
+"""One UCX worker driven by an event loop, without threads.
 
 The binding's own coroutines poll each turn of the loop for as long as a message may come, which keeps an idle loop busy.
 Here an idle worker sleeps on UCX's file descriptor. While blocks move, the loop's thread drives UCX itself: it is held for
@@ -21,20 +21,20 @@ import ucxx._lib.libucxx as api
 from ucxx._lib.arr import Array
 from ucxx.types import Tag
 
-# A wait polls at every turn of the loop for as long as an ordinary push takes, then at events or after `LOOK_S`.
+# A wait polls at each turn of the loop for as long as an ordinary push takes, then waits for events or `LOOK_S`.
 POLLING_S = 0.005
 LOOK_S = 0.001
-TURN_S = 0.0002  # longest hold of the loop's thread between two turns
+TURN_S = 0.0002  # longest hold of the loop's thread in one turn
 IDLE_LOOK_S = 0.05  # some of UCX's transports have no events
-ABORT_NS = 10**9  # longest wait for an endpoint to let go
+ABORT_NS = 10**9  # longest wait for an endpoint to close
 
 
 class Wire:
-    """A UCX worker, and the tasks that wait for its requests."""
+    """A UCX worker, and the tasks that await its requests."""
 
     def __init__(self, *, hold_s: float, loopback_only: bool = False) -> None:
         self._loop = asyncio.get_running_loop()
-        # UCX listens for data on each device that it may use.
+        # UCX signals events on each device that it may use.
         options = {"NET_DEVICES": "lo"} if loopback_only and "UCX_NET_DEVICES" not in os.environ else {}
         self._worker = api.UCXWorker(
             api.UCXContext(options), enable_delayed_submission=False, enable_python_future=False
@@ -44,9 +44,9 @@ class Wire:
         self._loop.add_reader(self._file, self._look)
         self._news = asyncio.Event()
         self._hold_s, self._hold_until = hold_s, 0.0
-        self._polling = 0  # callers of `until` that are awake
+        self._polling = 0  # active callers of `until`
         self._looking: asyncio.Handle | None = None
-        self._moved = False  # since the last news
+        self._moved = False  # progress since the last wake-up
         self._tick()
 
     def listen(self, accept: Callable[[Any], None]) -> Any:
@@ -54,21 +54,21 @@ class Wire:
         return api.UCXListener.create(self._worker, 0, accept, deliver_endpoint=True)
 
     def connect(self, host: str, port: int) -> Any:
-        """Return an endpoint at once, before the peer answered."""
+        """Return an endpoint at once, before the peer answers."""
         return api.UCXEndpoint.create(self._worker, host, port, True)
 
     def progress(self) -> bool:
-        """Let UCX do what it can do now; return whether it did anything."""
+        """Let UCX make progress; return True if it did anything."""
         moved: bool = self._worker.progress_once()
         self._moved |= moved
         return moved
 
     def hold(self) -> None:
-        """Allow the loop's thread to be held for `hold_s` from now on: blocks are about to move."""
+        """Let waits hold the loop's thread for `hold_s` from now on: blocks are about to move."""
         self._hold_until = time.perf_counter() + self._hold_s
 
     async def until(self, ready: Callable[[], bool], *, settle: Callable[[], None] = lambda: None) -> None:
-        """Drive UCX until `ready`, expected soon.
+        """Drive UCX until `ready` is true, which is expected soon.
 
         `settle` ends what the caller has begun; it is called before anything else may run.
         """
@@ -87,7 +87,7 @@ class Wire:
                     if self._moved:
                         self._tell()
                     await asyncio.sleep(0)
-                    if self._polling == 1:  # several take turns with each other, too
+                    if self._polling == 1:  # several callers take turns
                         self._hold_until = time.perf_counter() + min(TURN_S, self._hold_s)
                 elif not ready():
                     await self._news_within(LOOK_S)
@@ -118,7 +118,7 @@ class Wire:
             timer.cancel()
 
     def _look_soon(self) -> None:
-        """Look at the loop's next turn: UCX must be armed after its last progress to report events."""
+        """Check again at the loop's next turn: UCX must be armed after its last progress to report events."""
         if self._looking is None:
             self._looking = self._loop.call_soon(self._look)
 
@@ -144,12 +144,12 @@ class Wire:
         self._news.clear()
 
     def _tick(self) -> None:
-        self._moved = True  # an endpoint's end may come without progress
+        self._moved = True  # an endpoint can end without progress
         self._look_soon()
         self._timer = self._loop.call_later(IDLE_LOOK_S, self._tick)
 
     def close(self) -> None:
-        """Listen no more; all endpoints are aborted before."""
+        """Stop listening; all endpoints were aborted before."""
         self._timer.cancel()
         if self._looking is not None:
             self._looking.cancel()
