@@ -1,4 +1,4 @@
-"""Baton's one entry: `baton COMMAND …`. An interrupt ends it quietly from here on, so all else is imported later."""
+"""The `baton COMMAND …` entry point. An interrupt from here on exits quietly, so everything else is imported later."""
 
 from __future__ import annotations
 

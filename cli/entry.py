@@ -1,4 +1,4 @@
-"""The entry of `baton COMMAND …`. What a command needs is imported when it runs; help needs the standard library alone."""
+"""The entry of `baton COMMAND …`. Commands import their needs when they run; help needs the standard library alone."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ HELP = ("-h", "--help", "--help-all")
 
 
 def run(arguments: list[str] | None) -> int:
-    """Run a command; the exit code."""
+    """Run a command; return the exit code."""
     try:
         return _run(arguments)
     except BrokenPipeError:  # the reader closed the pipe
@@ -63,7 +63,7 @@ def _run(arguments: list[str] | None) -> int:
 
 
 def overview() -> str:
-    """All commands, a line each."""
+    """List all commands, a line each."""
     width = max(map(len, COMMANDS)) + 2
     lines = ["usage: baton COMMAND [options]", ""]
     lines += [f"  {name:<{width}}{command.about}" for name, command in COMMANDS.items()]
@@ -72,7 +72,7 @@ def overview() -> str:
 
 
 def _help_quickly(name: str, rest: list[str]) -> None:
-    """Print a command's options and exit, without importing the command; keep on when it has a help of its own."""
+    """Print a command's options and exit, without importing the command; return if it has its own help."""
     if (kind := settings_of(name)) is not None:
         from services.runtime.loading import load_settings
 

@@ -1,4 +1,4 @@
-"""The gateway that a tool talks to: the one it was told, the one of a `baton up`, or the one that OpenAI's clients use."""
+"""The gateway that a tool talks to: given by option, by a running `baton up`, or by OpenAI's variables."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gateway:
-    """Where it is, without a slash or `/v1` at the end, and who says so."""
+    """The base URL, without a trailing slash or `/v1`, and its source."""
 
     url: str
     said: str
     api_key: str = ""
-    certificate: str = ""  # its own (PEM), where this machine serves it
+    certificate: str = ""  # its own certificate (PEM), if it is on this machine
     running: Running | None = None
 
     def __repr__(self) -> str:
@@ -39,29 +39,29 @@ class Gateway:
 
     @property
     def trusted(self) -> ssl.SSLContext | None:
-        """Return the certificate that checks HTTPS of a `baton up` on this machine. None: the system's authorities."""
+        """Return the CA file for HTTPS of a `baton up` on this machine. None: the system's authorities."""
         if not self.certificate:
             return None
-        # This very certificate is trusted: it names the address for clients, which is another one.
+        # Exactly this certificate is trusted: it names the public address, which differs from ours.
         context = ssl.create_default_context(cafile=self.certificate)
         context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
         context.check_hostname = False
         return context
 
     def client(self, *, timeout_s: float) -> httpx.Client:
-        """A client of this gateway."""
+        """An HTTP client for this gateway."""
         import httpx
 
         timeout = httpx.Timeout(timeout_s, connect=5)
         return httpx.Client(base_url=self.url, headers=self.headers, verify=self.trusted or True, timeout=timeout)
 
     def silent(self, error: object) -> str:
-        """Return the text for a person when it does not answer."""
+        """Return the message for a gateway that does not answer."""
         return f"no answer from {self.url} ({self.said}): {error}; is `baton up` running?"
 
 
 class ClientOptions(Options):
-    """How a tool finds its gateway."""
+    """Options that tell a tool its gateway."""
 
     url: str = Field(
         "",
@@ -71,7 +71,7 @@ class ClientOptions(Options):
     data_dir: Path = Field(Path(".baton"), description="folder of the `baton up` to find")
 
     def gateway(self, *, admin: bool = False) -> Gateway:
-        """The gateway to talk to; with `admin` by its admin key, where there is one. Raises ConfigError."""
+        """The gateway to talk to; with `admin` with its admin key, if there is one. Raises ConfigError."""
         if self.url:
             return Gateway(url=plain(self.url), said="--url", api_key=self.api_key)
         from services.runtime.running import find_running
@@ -88,21 +88,21 @@ class ClientOptions(Options):
                 running=running,
             )
         if url := os.environ.get("OPENAI_BASE_URL", ""):
-            # This key goes nowhere else: it may be worth money at the server that it was made for.
+            # The key is sent to no other server, where it may be worth money.
             key = self.api_key or os.environ.get("OPENAI_API_KEY", "")
             return Gateway(url=plain(url, "OPENAI_BASE_URL"), said="OPENAI_BASE_URL", api_key=key)
         return Gateway(url=DEFAULT_URL, said="the default", api_key=self.api_key)
 
 
 def plain(url: str, name: str = "--url") -> str:
-    """The address without a slash or `/v1` at its end. Raises ConfigError."""
+    """The URL without a trailing slash or `/v1`. Raises ConfigError."""
     if not url.startswith(("http://", "https://")):
         raise ConfigError(f"{name} {url}: an address begins with http:// or https://, like {DEFAULT_URL}")
     return url.rstrip("/").removesuffix("/v1")
 
 
 def key_of(running: Running, *, admin: bool = False) -> str:
-    """The key of a `baton up`, as far as it knows one. Raises ConfigError."""
+    """The key of a `baton up`, if it has a readable one. Raises ConfigError."""
     name = (running.admin_key_file if admin else "") or running.api_key_file
     try:
         return Path(name).read_text(encoding="utf-8").strip() if name else ""

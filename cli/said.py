@@ -1,4 +1,4 @@
-"""A server's refusal as text for people."""
+"""An error response as text for people."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ MAX_SAID = 300  # characters
 
 
 def message_of(body: bytes) -> str:
-    """The message of an error's body: OpenAI's form, FastAPI's, or plain text, as one line."""
+    """The message in an error body: OpenAI's form, FastAPI's, or plain text, on one line."""
     try:
         found = json.loads(body)
         error = found.get("error", found)

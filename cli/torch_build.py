@@ -1,4 +1,4 @@
-"""Install torch for `make setup`: the CPU's build where there is no GPU, and say beforehand what is downloaded.
+"""The installer of torch for `make setup`: the CPU build if there is no GPU; it announces the download first.
 
 Run as `python -m cli.torch_build torch==VERSION`, by the standard library and pip alone, before anything is installed. Which
 files pip would take is asked of pip, so that a person's own settings count. PyPI has builds for GPUs only. The CPU's are at the
@@ -25,7 +25,7 @@ from typing import Any, Literal
 
 Build = Literal["cpu", "cuda"]
 ASK_S, SIZE_S = 300.0, 10.0
-MAX_SITE_S = "15"  # a site that a closed network doesn't reach
+MAX_SITE_S = "15"  # timeout for a site that a closed network can't reach
 INDEXES = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS", "PIP_NO_INDEX")
 CONFIGURED = re.compile(r"(?:^|\.)(?:index-url|extra-index-url|find-links|no-index)=", re.MULTILINE)
 ON_GPUS = re.compile(r"(?:nvidia|cuda|triton)\b", re.IGNORECASE)
@@ -38,7 +38,7 @@ class Offer:
 
     version: str
     build: Build
-    site: str = ""  # https://… that the package calls its home
+    site: str = ""  # the home page in the package's metadata
 
 
 def main() -> int:
@@ -57,7 +57,7 @@ def main() -> int:
 
 
 def best(wanted: str, build: Build, index: str) -> tuple[Offer | None, Mapping[str, str]]:
-    """A requirement, and the variables by which pip finds it: by `index` if there is one, else where nobody said where."""
+    """A requirement, and variables for pip: with `index`, if given, unless pip has an index configured."""
     settings = with_index(os.environ, index) if index else {}
     offer = ask(wanted, settings)
     if index or offer is None or (offer.build, build) != ("cuda", "cpu") or not offer.site or is_configured():
@@ -68,7 +68,7 @@ def best(wanted: str, build: Build, index: str) -> tuple[Offer | None, Mapping[s
 
 
 def told(offer: Offer | None, build: Build, size: int) -> list[str]:
-    """The lines that a person reads before the download. `size`: bytes; 0 where nobody says."""
+    """The lines shown before the download. `size`: bytes; 0 if unknown."""
     if offer is None:
         return ["installing torch (once) …"]
     much = f", {size / 1e9:.1f} GB" if size > 1e8 else ""
@@ -81,7 +81,7 @@ def told(offer: Offer | None, build: Build, size: int) -> list[str]:
 
 
 def is_there(wanted: str) -> bool:
-    """Whether this version is installed, of whatever build."""
+    """True if this version is installed, in any build."""
     name, _, version = wanted.partition("==")
     try:
         return metadata.version(name).partition("+")[0] == version
@@ -90,19 +90,19 @@ def is_there(wanted: str) -> bool:
 
 
 def ask(wanted: str, settings: Mapping[str, str]) -> Offer | None:
-    """The torch that pip would install; None where pip does not say, as an old one can't, or finds none."""
+    """The torch that pip would install; None if pip can't tell, as old releases, or finds none."""
     for package in report_of("--no-deps", wanted, settings=settings):
         return offer_of(package["metadata"])
     return None
 
 
 def urls_of(wanted: str, settings: Mapping[str, str]) -> list[str]:
-    """The files that pip would download for it and for what it needs; none where pip does not say."""
+    """The files that pip would download with all dependencies; none if pip can't tell."""
     return [package["download_info"]["url"] for package in report_of(wanted, settings=settings)]
 
 
 def report_of(*words: str, settings: Mapping[str, str]) -> list[dict[str, Any]]:
-    """The packages that pip would install, in its own words; none where it fails."""
+    """The packages that pip would install, as in its report; none if it fails."""
     done = pip(
         "install", "-q", "--dry-run", "--ignore-installed", "--report", "-", *words, settings=settings, quiet=True
     )
@@ -114,7 +114,7 @@ def report_of(*words: str, settings: Mapping[str, str]) -> list[dict[str, Any]]:
 
 
 def offer_of(torch: Mapping[str, Any]) -> Offer:
-    """Read the package's metadata."""
+    """Parse the package's metadata."""
     needed = [line for line in torch.get("requires_dist", []) if ON_GPUS.match(line) and is_needed(line)]
     links = [link.partition(",")[::2] for link in torch.get("project_url", [])]
     homes = [torch.get("home_page") or "", *(url.strip() for name, url in links if name.lower() == "homepage")]
@@ -126,7 +126,7 @@ def offer_of(torch: Mapping[str, Any]) -> Offer:
 
 
 def is_needed(requirement: str) -> bool:
-    """Whether a line of a package's metadata holds on this system, without extras."""
+    """True if a requirement of a package's metadata applies to this system, without extras."""
     try:
         from pip._vendor.packaging.requirements import Requirement
 
@@ -137,28 +137,28 @@ def is_needed(requirement: str) -> bool:
 
 
 def cpu_index(site: str) -> str:
-    """Where the site of torch keeps builds for CPUs."""
+    """URL of the CPU builds at torch's site."""
     return f"https://download.{urllib.parse.urlsplit(site).netloc}/whl/cpu"
 
 
 def with_index(environment: Mapping[str, str], index: str) -> dict[str, str]:
-    """A further index beside those that pip knows by variables."""
+    """An additional index beside those in pip's variables."""
     return {"PIP_EXTRA_INDEX_URL": " ".join(filter(None, (environment.get("PIP_EXTRA_INDEX_URL"), index)))}
 
 
 def is_configured() -> bool:
-    """Whether pip was told where packages come from: then nothing else is asked."""
+    """True if pip has an index configured: then no other is tried."""
     listed = pip("config", "list", settings={}, quiet=True).stdout
     return any(os.environ.get(name) for name in INDEXES) or bool(CONFIGURED.search(listed))
 
 
 def has_gpu(devices: Path = Path("/dev")) -> bool:
-    """Whether this machine has one of NVIDIA's, with a driver."""
+    """True if this machine has an NVIDIA GPU with a driver."""
     return shutil.which("nvidia-smi") is not None or any(devices.glob("nvidia[0-9]*"))
 
 
 def size_of(urls: Iterable[str]) -> int:
-    """Bytes of all files; 0 where one is not known."""
+    """Total size of the files in bytes; 0 if any is unknown."""
     sizes = [_size(url) for url in urls]
     return sum(sizes) if all(sizes) else 0
 
@@ -175,7 +175,7 @@ def _size(url: str) -> int:
 
 
 def pip(*words: str, settings: Mapping[str, str], quiet: bool = False) -> subprocess.CompletedProcess[str]:
-    """Run pip with further variables; with `quiet` its answer is returned, and its complaints are not shown."""
+    """Run pip with extra variables; with `quiet` its output is returned and its errors are hidden."""
     command: Sequence[str] = [sys.executable, "-m", "pip", "--disable-pip-version-check", *words]
     environment = {**os.environ, **settings}
     if not quiet:

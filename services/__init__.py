@@ -1,1 +1,1 @@
-"""The processes: one folder each, wiring only; `runtime` is shared. Only `cli` imports it."""
+"""The processes, one folder each: wiring only; `runtime` is shared. Only `cli` imports it."""

@@ -14,7 +14,7 @@ Batch = Mapping[str, Any]
 
 
 def table(batches: Sequence[Batch]) -> str:
-    """A line for each."""
+    """One line a batch."""
     if not batches:
         return "no batch yet: baton batch submit FILE"
     head = f"{'batch':<40}{'status':<13}{'done':>8}{'failed':>8}{'of':>8}  {'made':<20}endpoint"
@@ -29,7 +29,7 @@ def _row(batch: Batch) -> str:
 
 
 def progress(batch: Batch, seconds: float, done_before: int) -> str:
-    """Where a batch is; `done_before` lines were done when watching began, `seconds` ago."""
+    """Progress of a batch; `done_before` lines were done when watching began, `seconds` ago."""
     counts = batch["request_counts"]
     done, total = counts["completed"] + counts["failed"], counts["total"]
     full = round(BAR * done / total) if total else 0
@@ -45,7 +45,7 @@ def progress(batch: Batch, seconds: float, done_before: int) -> str:
 
 
 def ended(batch: Batch) -> str:
-    """Return a batch's outcome, and what to type next."""
+    """Return a batch's outcome, and the next command to type."""
     counts = batch["request_counts"]
     lines = [
         f"{batch['id']} {batch['status']}: {counts['completed']} of {counts['total']} lines, {counts['failed']} failed"
@@ -61,5 +61,5 @@ def ended(batch: Batch) -> str:
 
 
 def is_good(batch: Batch) -> bool:
-    """Whether every line has an answer."""
+    """True if every line has an answer."""
     return bool(batch["status"] == "completed" and not batch["request_counts"]["failed"])

@@ -1,4 +1,4 @@
-"""Load for an OpenAI-compatible server: `baton bench`."""
+"""The load generator for OpenAI-compatible servers: `baton bench`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from services.runtime.loading import fail, load_settings
 
 PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 PROGRESS_EVERY_S = 0.5
-BETWEEN_STEPS_S = 1.0  # what was given up ends at the server meanwhile
+BETWEEN_STEPS_S = 1.0  # the server drops abandoned requests meanwhile
 
 
 def main() -> int:
@@ -66,7 +66,7 @@ def compare(files: str) -> int:
 
 
 def check(settings: BenchSettings) -> None:
-    """Before any load: what would fail after it. Raises ConfigError."""
+    """Check before any load for whatever would fail after it. Raises ConfigError."""
     shares_of(settings)
     rows_of(settings)
     metadata_of(settings)
@@ -75,7 +75,7 @@ def check(settings: BenchSettings) -> None:
 
 
 def first_model(server: Gateway) -> str:
-    """The first model that the server lists. Raises httpx.HTTPError and ConfigError."""
+    """The first model in the server's list. Raises httpx.HTTPError and ConfigError."""
     with server.client(timeout_s=10) as client:
         answer = client.get("/v1/models")
     if answer.status_code != 200:
@@ -89,7 +89,7 @@ def first_model(server: Gateway) -> str:
 
 
 class Bench:
-    """A run: its steps, one after the other, and what came of them. Ctrl-C or SIGTERM ends it and keeps what there is."""
+    """A run: its steps in order, and their results. Ctrl-C or SIGTERM ends it and keeps what was measured."""
 
     def __init__(self, settings: BenchSettings, url: str, target: Target, model: str) -> None:
         self._settings, self._url, self._target, self._model = settings, url, target, model
@@ -99,7 +99,7 @@ class Bench:
         self._interrupted = False
 
     async def run(self, steps: list[Step]) -> int:
-        """Send the load, print and write what was found; the exit code. Raises ConfigError."""
+        """Send the load, print and write the results; return the exit code. Raises ConfigError."""
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, self._interrupt)
         await self._warm_up()
@@ -174,7 +174,7 @@ class Bench:
             self._sending.cancel()
 
     def _chosen(self) -> Done:
-        """The step that stands for the run: of a search the highest rate that met, else the highest goodput or throughput."""
+        """The representative step: for a search the highest rate that met, else the highest goodput or throughput."""
         if self._search is not None:
             met = [done for done in self._done if done.step.rate == self._search.met]
             return met[0] if met else self._done[-1]
@@ -182,7 +182,7 @@ class Bench:
         return max(self._done, key=lambda done: float(done.summary[figure]))
 
     def _tell(self, chosen: Done) -> None:
-        """Files first: whoever reads the text may have closed the pipe."""
+        """Write files before text: the reader of the text may have closed the pipe."""
         settings, search = self._settings, self._search
         found = (search.met or None) if search is not None else None
         told = document(settings, self._url, self._model, self._done, chosen, found)
@@ -203,7 +203,7 @@ class Bench:
 
 @contextlib.contextmanager
 def _shown(run: Run, settings: BenchSettings, title: str) -> Iterator[None]:
-    """Show on a terminal where the step is, while it runs."""
+    """Show progress on a terminal while a step runs."""
     progress = asyncio.create_task(_progress(run, settings, title)) if sys.stderr.isatty() else None
     try:
         yield

@@ -1,4 +1,4 @@
-"""`vllm bench serve`'s options in `baton bench`'s words, so that a script for one runs the other; pure."""
+"""Translation of `vllm bench serve` options to `baton bench`, so that its scripts run unchanged; pure."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SEPARATOR = ","
 
 
 def translated(arguments: Sequence[str], *, now: datetime | None = None) -> tuple[list[str], list[str]]:
-    """Our arguments for vLLM's or our own, and the options that nothing here needs. Raises ConfigError."""
+    """Our arguments for vLLM's or our own, and the options that are not needed here. Raises ConfigError."""
     given, out, needless = _pairs(arguments), list[str](), list[str]()
     place = {"--host": "127.0.0.1", "--port": "8000"}
     saved: dict[str, str] = {}
@@ -47,7 +47,7 @@ def translated(arguments: Sequence[str], *, now: datetime | None = None) -> tupl
 
 
 def _pairs(arguments: Sequence[str]) -> list[tuple[str, list[str]]]:
-    """Each option with its values; `--a=b` is `--a b`."""
+    """Options with their values; `--a=b` equals `--a b`."""
     found: list[tuple[str, list[str]]] = []
     for word in arguments:
         is_option = word.startswith("--") or word in RENAMED
@@ -76,14 +76,14 @@ def _renamed(name: str, values: list[str]) -> list[str]:
 
 
 def _arrivals(how: str) -> list[str]:
-    """Return release 0.1.0's two kinds of burstiness by their new names. Raises ConfigError."""
+    """Return release 0.1.0's two kinds of burstiness under their new names. Raises ConfigError."""
     if how not in ("poisson", "constant"):
         raise ConfigError(f"--arrivals {how}: it is --burstiness now, 1 for Poisson or inf for gaps that are all alike")
     return ["--burstiness", "inf"] if how == "constant" else []
 
 
 def _objective(text: str) -> list[str]:
-    """`ttft:500` as an option of ours; milliseconds. Raises ConfigError."""
+    """Convert `ttft:500`, in milliseconds, to our option. Raises ConfigError."""
     name, _, limit = text.partition(":")
     if name not in OBJECTIVES or not limit:
         raise ConfigError(f"--goodput {text}: ttft:MS, tpot:MS or e2el:MS, for instance --goodput ttft:500 tpot:50")
@@ -91,7 +91,7 @@ def _objective(text: str) -> list[str]:
 
 
 def _files(saved: dict[str, str], now: datetime) -> list[str]:
-    """Where `--save-result` and `--save-detailed` put the results."""
+    """Output paths of `--save-result` and `--save-detailed`."""
     if not saved.keys() & {"--save-result", "--save-detailed"}:
         return []
     name = saved.get("--result-filename") or f"baton-bench-{now:%Y%m%d-%H%M%S}.json"

@@ -1,4 +1,4 @@
-"""A client that takes times: streamed answers over plain HTTP/1.1, one keep-alive connection a request in flight.
+"""A client that takes timings: streamed answers over plain HTTP/1.1, one keep-alive connection a request in flight.
 
 As in `vllm bench serve`: TTFT from sending the request to the first chunk with a choice, ITL between such chunks,
 TPOT = (last - first) / (tokens - 1). Instants are `time.monotonic()`.
@@ -24,7 +24,7 @@ MAX_REASON = 1 << 16  # bytes of a refusal's body
 
 @dataclass(slots=True)
 class Sample:
-    """One request as its client saw it; seconds. `error` is "" for a whole answer."""
+    """One request as its client saw it, in seconds. `error` is "" for a complete answer."""
 
     arrived: float  # just before its first byte was written
     ttft: float = 0.0
@@ -33,11 +33,11 @@ class Sample:
     prompt_tokens: int = 0
     ended: float = 0.0
     error: str = ""
-    answer: str = ""  # its id
+    answer: str = ""  # the answer's id
 
     @property
     def first_at(self) -> float:
-        """When the first chunk with a choice arrived."""
+        """Arrival of the first chunk with a choice."""
         return self.arrived + self.ttft
 
     @property
@@ -51,7 +51,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where requests go."""
+    """The destination of requests."""
 
     host: str
     port: int
@@ -62,7 +62,7 @@ class Target:
 
     @classmethod
     def of(cls, url: str, path: str, api_key: str = "", trusted: ssl.SSLContext | None = None) -> Target:
-        """Take `http[s]://host[:port][/prefix]` apart. Raises ValueError."""
+        """Parse `http[s]://host[:port][/prefix]`. Raises ValueError."""
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"{url!r} is not an http:// or https:// address")
@@ -85,7 +85,7 @@ class Connection:
         self._writer.close()
 
     async def complete(self, body: bytes, sample: Sample) -> None:
-        """Send one request and take its chunks' times. Raises ValueError unless the answer is a whole stream."""
+        """Send one request and record the arrival of its chunks. Raises ValueError unless the answer is a complete stream."""
         sample.arrived = sample.ended = time.monotonic()
         self._writer.write(self._head(len(body)) + body)
         status, headers = await self._answer_head()
@@ -121,7 +121,7 @@ class Connection:
         return int(words[1]), headers
 
     async def _reason(self, headers: dict[str, str]) -> str:
-        """Return the reason in a refusal's body, with a colon before it; "" for a body that says nothing."""
+        """Return the reason in an error body, after a colon; "" for an empty one."""
         try:
             if headers.get("transfer-encoding") == "chunked":
                 body = b"".join([chunk async for chunk, _ in self._chunks(headers)])
@@ -133,7 +133,7 @@ class Connection:
         return f": {said}" if said else ""
 
     async def _chunks(self, headers: dict[str, str]) -> AsyncIterator[tuple[bytes, float]]:
-        """The pieces of the body, each with its time of arrival."""
+        """Pieces of the body, each with its time of arrival."""
         if headers.get("transfer-encoding") != "chunked":
             raise ValueError("the answer is not streamed in chunks")
         while size := int((await self._reader.readline()).split(b";")[0].strip() or b"0", 16):
@@ -159,13 +159,13 @@ def _take(sample: Sample, event: dict[str, Any], now: float) -> None:
 
 
 def _only_role(choice: dict[str, Any]) -> bool:
-    """Whether this is a chat's opening chunk, sent before any token."""
+    """True if this is a chat's opening chunk, sent before any token."""
     delta = choice.get("delta")
     return delta is not None and "role" in delta and not delta.get("content") and not choice.get("finish_reason")
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """Linear between the closest ranks; `share` in [0, 1]."""
+    """Interpolate linearly between the closest ranks; `share` in [0, 1]."""
     ordered = sorted(values)
     at = share * (len(ordered) - 1)
     low = int(at)

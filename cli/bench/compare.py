@@ -1,4 +1,4 @@
-"""Two runs side by side: what was different in the load, and what came out better or worse; pure."""
+"""Comparison of two runs: differences in the load, and better or worse results; pure."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from cli.bench.results import TIMES
 
 RATES = ("requests_per_s", "output_tokens_per_s", "goodput_requests_per_s", "slo_attainment")
 HIGHER_IS_BETTER = frozenset(RATES)
-SAME = 0.02  # differences below this share are called equal
-WHERE = ("url", "label", "metadata", "print_each")  # options that change no load
+SAME = 0.02  # smaller relative differences count as equal
+WHERE = ("url", "label", "metadata", "print_each")  # options that don't change the load
 COLUMN = 14
 
 
 def compared(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
-    """A table for each load that both runs have; for single runs one table, whatever their loads."""
+    """A table for each load that both runs share; one table for two single runs, whatever their loads."""
     lines = [f"A: {_described(before)}", f"B: {_described(after)}"]
     if differing := list(_differing(before["options"], after["options"])):
         lines += ["", "the runs were asked for different things:", *(f"  {line}" for line in differing)]
@@ -40,7 +40,7 @@ def _differing(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[
 
 
 def _pairs(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """Steps to compare: of the same load, or the only ones. A search's steps differ each time, so its results alone."""
+    """Pairs of steps with the same load, or the only ones. A search's steps vary, so only its results are compared."""
     ours, theirs = before["steps"], after["steps"]
     if len(ours) == len(theirs) == 1 or before.get("highest_rate") or after.get("highest_rate"):
         yield "results", before["results"], after["results"]
@@ -71,7 +71,7 @@ def _row(name: str, one: float, other: float, higher_is_better: bool) -> str:
 
 
 def judged(one: float, other: float, *, higher_is_better: bool) -> str:
-    """Whether `other` is better; "" within `SAME`."""
+    """True if `other` is better; "" within `SAME`."""
     if abs(other - one) <= SAME * abs(one):
         return ""
     return "better" if (other > one) == higher_is_better else "worse"

@@ -1,4 +1,4 @@
-"""Results as files: JSON, a CSV row for each step, a JSON line for each request."""
+"""Result files: JSON, a CSV row for each step, a JSON line for each request."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from cli.bench.results import TIMES, Done, meets_slo
 from cli.bench.settings import BenchSettings
 from common.settings import ConfigError
 
-FORMAT = 2  # the form before had one step and no number
+FORMAT = 2  # the previous format had one step and no number
 
 
 def document(
     settings: BenchSettings, url: str, model: str, done: Sequence[Done], chosen: Done, found: float | None
 ) -> Any:
-    """A run as JSON-ready values. `chosen`: the step whose results stand for the run; `found`: the highest rate."""
+    """A run as JSON-ready values. `chosen`: the step that represents the run; `found`: the highest rate."""
     return {
         "format": FORMAT,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -39,7 +39,7 @@ def document(
 
 
 def metadata_of(settings: BenchSettings) -> dict[str, str]:
-    """The pairs of --metadata. Raises ConfigError."""
+    """The key-value pairs of --metadata. Raises ConfigError."""
     pairs = [pair.partition("=") for pair in settings.metadata.split(",") if pair]
     if wrong := [name for name, equals, _ in pairs if not equals]:
         raise ConfigError(f"--metadata {wrong[0]}: NAME=VALUE")
@@ -64,7 +64,7 @@ def table(told: Any) -> str:
 
 
 def lines(settings: BenchSettings, done: Sequence[Done]) -> str:
-    """A JSON line for each request of each step: instants in seconds since the step began, durations in milliseconds."""
+    """One JSON line a request of each step: instants in seconds since the step began, durations in milliseconds."""
     rows = []
     for index, one in enumerate(done):
         for sample in sorted(one.run.samples, key=lambda sample: sample.arrived):
@@ -81,7 +81,7 @@ def lines(settings: BenchSettings, done: Sequence[Done]) -> str:
 
 
 def write(path: str, text: str, flag: str) -> None:
-    """Raises ConfigError when the file can't be written."""
+    """Write a file. Raises ConfigError."""
     try:
         Path(path).write_text(text, encoding="utf-8")
     except OSError as error:
@@ -89,7 +89,7 @@ def write(path: str, text: str, flag: str) -> None:
 
 
 def check_writable(settings: BenchSettings) -> None:
-    """Before minutes of load: every file's folder is there. Raises ConfigError."""
+    """Check before minutes of load that every file's folder exists. Raises ConfigError."""
     files = {"--json": settings.json_file, "--html": settings.html_file}
     files |= {"--csv": settings.csv_file, "--per-request": settings.requests_file}
     for flag, path in files.items():
@@ -98,7 +98,7 @@ def check_writable(settings: BenchSettings) -> None:
 
 
 def read(path: str) -> Any:
-    """A document of `--json`, of this form or the one before. Raises ConfigError."""
+    """Read a `--json` document, in this format or the previous one. Raises ConfigError."""
     try:
         told = json.loads(Path(path).read_text(encoding="utf-8"))
         steps = told.get("steps") or [{"rate": told["options"].get("request_rate", 0.0)} | told["results"]]

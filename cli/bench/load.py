@@ -1,4 +1,4 @@
-"""The load that is sent: prompts and arrivals from a seed, pure but for the file of prompts."""
+"""The load: prompts and arrival times from a seed; pure except for reading the file of prompts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def bodies(settings: BenchSettings, model: str, count: int, seed: int) -> list[b
 
 
 def arrivals(settings: BenchSettings, seed: int) -> list[float]:
-    """Seconds after the start at which each request is due; all 0 without a rate."""
+    """Due times in seconds after the start; all 0 without a rate."""
     count, rate = settings.num_prompts, settings.request_rate
     if rate and not settings.burstiness:  # inf
         return [index / rate for index in range(count)]
@@ -34,7 +34,7 @@ def arrivals(settings: BenchSettings, seed: int) -> list[float]:
 
 
 def poisson(count: int, rate: float, random_: random.Random, shape: float = 1.0) -> list[float]:
-    """Seconds from the first of `count` arrivals: gamma gaps (a shape of 1: Poisson), scaled to take `count / rate` seconds.
+    """Arrival times from the first of `count`: gamma gaps (shape 1: Poisson), scaled to span `count / rate` seconds.
 
     So does `vllm bench serve`: unscaled, a few hundred arrivals miss the rate by up to a tenth. All 0 for a rate of 0.
     """
@@ -47,7 +47,7 @@ def poisson(count: int, rate: float, random_: random.Random, shape: float = 1.0)
 
 
 def read_prompts(path: Path, default_len: int) -> list[tuple[str, int]]:
-    """Prompts and answers' lengths: JSON lines of {"prompt": …, "output_len": …}, ShareGPT conversations, or a list of such.
+    """Read prompts and output lengths: JSON lines of {"prompt": …, "output_len": …}, ShareGPT conversations, or a list.
 
     Raises ConfigError when the file can't be read or has no prompts.
     """
@@ -65,7 +65,7 @@ def read_prompts(path: Path, default_len: int) -> list[tuple[str, int]]:
 
 
 def _is_from_file(settings: BenchSettings) -> bool:
-    """Raises ConfigError when the kind of prompts and the file don't go together."""
+    """True if prompts come from a file. Raises ConfigError if the file and the kind of prompts don't fit."""
     kind, path = settings.dataset_name, settings.dataset_path
     if kind == "random" and path:
         raise ConfigError("--dataset-name random takes no --dataset-path")

@@ -1,4 +1,4 @@
-"""A run as a page: one HTML file without scripts that loads nothing, light and dark; pure."""
+"""A run as a page: a single HTML file without scripts or external resources, light and dark; pure."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ th{color:var(--soft);font-weight:600}th:first-child,td:first-child{text-align:le
 
 
 def page(told: Mapping[str, Any], done: Sequence[Done], chosen: Done, *, within: str) -> str:
-    """`told`: the run's document; `within`: the objectives in words, "" for none."""
+    """Render the page. `told`: the run's document; `within`: the objectives in words, "" for none."""
     title = told["label"] or f"{told['model']} at {told['server']}"
     parts = [f"<h1>{escape(title)}</h1><p>{escape(_subtitle(told))}</p>", _tiles(told, within)]
     if len(done) > 1:
@@ -134,7 +134,7 @@ def _by_load(told: Mapping[str, Any]) -> str:
 
 
 def _trade(told: Mapping[str, Any]) -> str:
-    """Draw a reader's tokens a second against the server's, and the steps that no other beats in both."""
+    """Plot a user's tokens a second against the server's, and the Pareto front."""
     charts = []
     for title, unit, of in (
         ("Speed of one answer", "tokens/s of one answer", lambda step: _speed(step)),
@@ -149,7 +149,7 @@ def _trade(told: Mapping[str, Any]) -> str:
 
 
 def pareto(points: Sequence[Point]) -> list[Point]:
-    """Points than which none is higher in both x and y; by x."""
+    """Points that no other point dominates in x and y, by x."""
     front: list[Point] = []
     for point in sorted(points, key=lambda point: (-point.x, -point.y)):
         if not front or point.y > front[-1].y:
@@ -228,7 +228,7 @@ def _distributions(chosen: Done) -> str:
 
 
 def curve(seconds: Sequence[float]) -> list[Point]:
-    """A distribution: value in milliseconds, percent of the values up to there; at most `CURVE` points."""
+    """The empirical CDF: milliseconds, percent of the values up to there; at most `CURVE` points."""
     ordered = sorted(seconds)
     count = min(CURVE, len(ordered))
     ranks = [round((len(ordered) - 1) * index / max(1, count - 1)) for index in range(count)]

@@ -16,13 +16,13 @@ from common.settings import ConfigError
 BAR = 40  # characters
 TIME_LINE = 60  # columns
 LEVELS = " ▁▂▃▄▅▆▇█"
-MAX_ERRORS = 8  # kinds that are shown
-LATE_MS = 50.0  # said when requests were sent so late
+MAX_ERRORS = 8  # error kinds shown
+LATE_MS = 50.0  # later sends are reported
 ROWS = {"ttft": "ttft", "itl": "itl", "tpot": "tpot", "e2el": "e2e", "e2e": "e2e"}  # vLLM's names, and ours
 
 
 def render(summary: Summary, run: Run, settings: BenchSettings) -> str:
-    """One step's figures."""
+    """Figures of one step."""
     lines = [
         f"{summary['completed']} requests in {summary['duration_s']:.1f} s, {summary['failed']} failed"
         + (", interrupted: what was in flight is not counted" if summary["interrupted"] else ""),
@@ -66,7 +66,7 @@ def _lateness(summary: Summary) -> list[str]:
 
 
 def rows_of(settings: BenchSettings) -> list[str]:
-    """The kinds of times to show. Raises ConfigError."""
+    """The metrics to show. Raises ConfigError."""
     names = settings.percentile_metrics.split(",")
     if unknown := [name for name in names if name not in ROWS]:
         raise ConfigError(f"--percentile-metrics {unknown[0]}: ttft, itl, tpot and e2el are known")
@@ -86,7 +86,7 @@ def _table(summary: Summary, names: Sequence[str]) -> list[str]:
 
 
 def step_head(settings: BenchSettings) -> str:
-    """The headings of a sweep's lines."""
+    """The header of a sweep's table."""
     high = f"p{shares_of(settings)[-1] * 100:g}"
     return (
         f"{'load':>24}{'done':>7}{'failed':>7}{'req/s':>9}{'tok/s':>9}{'TTFT p50':>10}{high:>9}{'TPOT p50':>10}"
@@ -95,7 +95,7 @@ def step_head(settings: BenchSettings) -> str:
 
 
 def step_row(done: Done) -> str:
-    """One line of a sweep: medians, and the highest percentile that was asked for."""
+    """A row of a sweep's table: medians, and the highest requested percentile."""
     summary = done.summary
     cells = [f"{done.step!s:>24}{summary['completed']:>7}{summary['failed']:>7}"]
     cells.append(f"{summary['requests_per_s']:>9.2f}{summary['output_tokens_per_s']:>9.0f}")
@@ -113,7 +113,7 @@ def _number(value: float | None, width: int) -> str:
 
 
 def verdict(search: MaxSearch, settings: BenchSettings, last: Summary | None = None) -> str:
-    """A search's result, and the meaning of "within". `last`: of the last step."""
+    """A search's result, and the definition of "within". `last`: the last step's results."""
     rule = f"at least {settings.slo_share:.0%} of the requests: {settings.objectives()}"
     if search.misses_alone and not search.met:
         said = f"has {alone(last, settings)}" if last and last["completed"] else "fails"
@@ -125,7 +125,7 @@ def verdict(search: MaxSearch, settings: BenchSettings, last: Summary | None = N
 
 
 def alone(summary: Summary, settings: BenchSettings) -> str:
-    """The medians for which there is an objective; those above it where there are such."""
+    """Medians that have an objective; only those above it, if there are any."""
     limits = {"ttft": settings.ttft_slo_ms, "tpot": settings.tpot_slo_ms, "e2e": settings.e2e_slo_ms}
     found = {name: summary[f"{name}_ms"]["p50"] for name, limit in limits.items() if limit and summary[f"{name}_ms"]}
     above = {name: median for name, median in found.items() if median > limits[name]}
@@ -136,7 +136,7 @@ def alone(summary: Summary, settings: BenchSettings) -> str:
 
 
 def histogram(values: Sequence[float], bins: int = 12) -> list[str]:
-    """Bars over equal ranges, each with the share of values up to its end."""
+    """A histogram with equal bins and cumulative shares."""
     low, high = min(values), max(values)
     width = (high - low) / bins or 1.0
     counts = Counter(min(bins - 1, int((value - low) / width)) for value in values)
@@ -150,7 +150,7 @@ def histogram(values: Sequence[float], bins: int = 12) -> list[str]:
 
 
 def slices(samples: Sequence[Sample], started: float, count: int) -> tuple[float, list[int], list[float]]:
-    """The run's seconds; by slice of time how many answers ended, and the slowest first token of those that began there."""
+    """Slices of the run's time: answers that ended in each, and the slowest TTFT of requests sent in it."""
     span = max(sample.ended for sample in samples) - started or 1e-9
 
     def column(at: float) -> int:
@@ -165,7 +165,7 @@ def slices(samples: Sequence[Sample], started: float, count: int) -> tuple[float
 
 
 def time_line(samples: Sequence[Sample], started: float) -> list[str]:
-    """Over the run, one column a slice of time: how many answers ended, and the slowest first token."""
+    """A timeline with a column for each slice: answers that ended, and the slowest TTFT."""
     span, ended, slowest = slices(samples, started, TIME_LINE)
     return [
         f"over {span:.1f} s",
@@ -181,7 +181,7 @@ def _row(label: str, values: Sequence[float], name: Callable[[float], str]) -> s
 
 
 def progress_line(run: Run, settings: BenchSettings, seconds: float) -> str:
-    """Where a running step is."""
+    """Progress of a running step."""
     good = sorted(sample.ttft for sample in run.samples if not sample.error)
     ended, of = len(run.samples), settings.num_prompts
     full = round(20 * ended / of)
@@ -196,6 +196,6 @@ def progress_line(run: Run, settings: BenchSettings, seconds: float) -> str:
 
 
 def options_of(settings: BenchSettings) -> dict[str, Any]:
-    """Return the settings that a result keeps: no keys, no files."""
+    """Return the settings stored with a result: no keys, no files."""
     left_out = {"url", "api_key", "json_file", "html_file", "csv_file", "requests_file", "compare_files", "data_dir"}
     return settings.model_dump(exclude=left_out)

@@ -1,4 +1,4 @@
-"""Results of samples, as JSON-ready values: percentiles, throughput, goodput, errors by kind; pure."""
+"""Results computed from samples, as JSON-ready values: percentiles, throughput, goodput, errors by kind; pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Summary = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """A step that ended."""
+    """A finished step."""
 
     step: Step
     run: Run
@@ -51,7 +51,7 @@ def summarize(run: Run, settings: BenchSettings) -> Summary:
 
 
 def times_of(good: Sequence[Sample]) -> dict[str, list[float]]:
-    """All values of each of `TIMES`, in seconds."""
+    """Values of each of `TIMES`, in seconds."""
     return {
         "ttft": [sample.ttft for sample in good],
         "itl": [gap for sample in good for gap in sample.gaps],
@@ -68,7 +68,7 @@ def _within(run: Run, settings: BenchSettings, seconds: float) -> Summary:
 
 
 def meets_slo(sample: Sample, settings: BenchSettings) -> bool:
-    """Whether a whole answer came within every objective."""
+    """True if a complete answer met every objective."""
     pairs = (
         (sample.ttft, settings.ttft_slo_ms),
         (sample.tpot, settings.tpot_slo_ms),
@@ -78,14 +78,14 @@ def meets_slo(sample: Sample, settings: BenchSettings) -> bool:
 
 
 def missed_already(run: Run, settings: BenchSettings) -> bool:
-    """Whether so many requests missed the objectives that the step can't meet them any more."""
+    """True if so many requests missed the objectives that the step can no longer meet them."""
     missed = sum(not meets_slo(sample, settings) for sample in run.samples)
     allowed = (1 - settings.slo_share) * settings.num_prompts
-    return missed > allowed + 1e-6  # the product of shares is not exact
+    return missed > allowed + 1e-6  # the product of shares is inexact
 
 
 def shares_of(settings: BenchSettings) -> list[float]:
-    """The percentiles to tell, as shares; always the median. Raises ConfigError."""
+    """The percentiles to report, as shares; always with the median. Raises ConfigError."""
     try:
         found = {float(word) for word in settings.metric_percentiles.split(",")} | {50.0}
     except ValueError:
@@ -96,12 +96,12 @@ def shares_of(settings: BenchSettings) -> list[float]:
 
 
 def names_of(values: dict[str, float]) -> list[str]:
-    """The percentiles that a spread has: p50, p90, …"""
+    """Names of the percentiles in a spread: p50, p90, …"""
     return [name for name in values if name.startswith("p")]
 
 
 def spread(seconds: Sequence[float], shares: Sequence[float]) -> dict[str, float]:
-    """Mean, percentiles and extremes in milliseconds; empty for no values."""
+    """Mean, percentiles and extremes in milliseconds; empty without values."""
     if not seconds:
         return {}
     values = {"mean": sum(seconds) / len(seconds), "min": min(seconds)}

@@ -1,4 +1,4 @@
-"""Sends the load, bounded by the concurrency. `Run.samples` always has the ended requests."""
+"""Sending the load with bounded concurrency. `Run.samples` always has the finished requests."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from cli.bench.settings import BenchSettings
 
 @dataclass(slots=True)
 class Run:
-    """One run: samples of ended requests, and the number of open ones."""
+    """One run: samples of finished requests, and the number of open ones."""
 
     started: float = 0.0
     ended: float = 0.0
     samples: list[Sample] = field(default_factory=list)
-    late: list[float] = field(default_factory=list)  # seconds that requests were sent behind their time
+    late: list[float] = field(default_factory=list)  # seconds by which requests were sent late
     in_flight: int = 0
-    peak: int = 0  # most requests that were in flight at once
+    peak: int = 0  # highest number of requests in flight
     interrupted: bool = False
-    settled: bool = False  # ended early: too many had missed the objectives already
+    settled: bool = False  # ended early: too many requests had missed the objectives
 
 
 class LoadGenerator:
-    """Sends `settings`' load to `target` on connections that are reused. `seed` chooses prompts and arrivals."""
+    """The sender of `settings`' load to `target`, on reused connections. `seed` determines prompts and arrivals."""
 
     def __init__(
         self, settings: BenchSettings, target: Target, model: str, on_ended: Callable[[Run, Sample], None], seed: int
@@ -39,12 +39,12 @@ class LoadGenerator:
         self.run = Run()
 
     async def warm_up(self) -> list[Sample]:
-        """Send the requests that do not count, one by one, with other prompts than the load's."""
+        """Send uncounted requests one by one, with other prompts than the load's."""
         warm = bodies(self._settings, self._model, self._settings.num_warmups, self._seed - 1)
         return [await self._ask(body) for body in warm]
 
     async def send(self) -> None:
-        """Send the whole load and wait for its answers. When cancelled, `run` keeps the ended ones."""
+        """Send the whole load and wait for its answers. When cancelled, `run` keeps the finished ones."""
         settings, run = self._settings, self.run
         load = bodies(settings, self._model, settings.num_prompts, self._seed)
         places = asyncio.Semaphore(settings.max_concurrency or len(load))

@@ -79,6 +79,6 @@ class BenchSettings(ClientOptions):
         return bool(self.ttft_slo_ms or self.tpot_slo_ms or self.e2e_slo_ms)
 
     def objectives(self) -> str:
-        """The objectives in words; "" without any."""
+        """The objectives in words; "" if there are none."""
         limits = {"TTFT": self.ttft_slo_ms, "TPOT": self.tpot_slo_ms, "E2E": self.e2e_slo_ms}
         return ", ".join(f"{name} ≤ {limit:g} ms" for name, limit in limits.items() if limit)

@@ -1,4 +1,4 @@
-"""The loads of a run: one, a sweep, or a search for the highest rate within the objectives; pure."""
+"""The steps of a run: a single load, a sweep, or a search for the highest rate within the objectives; pure."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from cli.bench.settings import BenchSettings
 from common.settings import ConfigError
 
-MIN_REQUESTS = 20  # a step at a rate sends no fewer
-REQUESTS_A_PLACE = 4  # what a step with a concurrency sends
+MIN_REQUESTS = 20  # minimum requests of a step at a rate
+REQUESTS_A_PLACE = 4  # requests of a step at a concurrency, for each slot
 MAX_STEPS = 64
 MAX_PROBES = 24
-PRECISION = 0.05  # the search ends with bounds this near to each other
+PRECISION = 0.05  # the search ends when its bounds are this close
 MAX_RATE, MIN_RATE = 1e6, 1e-3
 SEED_STEP = 7919
 
@@ -21,7 +21,7 @@ SEED_STEP = 7919
 class Step:
     """One load of a run."""
 
-    rate: float = 0.0  # requests a second; 0: no rate
+    rate: float = 0.0  # requests a second; 0: no limit
     concurrency: int = 0
 
     def __str__(self) -> str:
@@ -31,7 +31,7 @@ class Step:
 
 
 def steps_of(settings: BenchSettings) -> list[Step]:
-    """The loads that are known before the run. Raises ConfigError."""
+    """Steps known before the run. Raises ConfigError."""
     _check(settings)
     if not settings.sweep:
         return [Step(settings.request_rate, settings.max_concurrency)]
@@ -46,7 +46,7 @@ def steps_of(settings: BenchSettings) -> list[Step]:
 
 
 def of_step(settings: BenchSettings, step: Step) -> BenchSettings:
-    """The settings of one step: its load, and the number of its requests."""
+    """The settings of one step: its load and number of requests."""
     changed: dict[str, float] = {"request_rate": step.rate, "max_concurrency": step.concurrency}
     if (settings.sweep or settings.find_max) and "num_prompts" not in settings.model_fields_set:
         by_time = math.ceil(step.rate * settings.step_s) if step.rate else REQUESTS_A_PLACE * step.concurrency
@@ -55,12 +55,12 @@ def of_step(settings: BenchSettings, step: Step) -> BenchSettings:
 
 
 def seed_of(settings: BenchSettings, index: int) -> int:
-    """Return the seed of a step's prompts: with equal ones the second step would find the first's in the prefix cache."""
+    """Return the seed of a step's prompts: with a shared seed the second step would hit the first one's prefix cache."""
     return settings.seed + SEED_STEP * index
 
 
 class MaxSearch:
-    """The highest rate that meets the objectives.
+    """A search for the highest rate that meets the objectives.
 
     Doubles the rate until one misses them, or halves it until one meets them; then takes the geometric middle of the
     highest that met and the lowest that missed, until these are within `PRECISION`. It ends where one request alone
@@ -70,17 +70,17 @@ class MaxSearch:
     def __init__(self, begin: float) -> None:
         self.met = 0.0
         self.missed = math.inf
-        self.misses_alone = False  # even where no request met another one
+        self.misses_alone = False  # missed even without concurrent requests
         self._next = begin or 1.0
         self._probes = 0
 
     @property
     def rate(self) -> float | None:
-        """The next rate to try; None: the search is over."""
+        """The next rate to try; None when the search is over."""
         return self._next or None
 
     def took(self, rate: float, *, met: bool, alone: bool = False) -> None:
-        """`rate` was tried. `alone`: no two of its requests were in flight at once."""
+        """Record a tried rate. `alone`: no two of its requests were in flight at once."""
         self._probes += 1
         self.misses_alone |= alone and not met
         if met:
@@ -125,7 +125,7 @@ def _loads(text: str, said: str) -> list[float]:
 
 
 def _geometric(low: float, high: float, count: int) -> list[float]:
-    """`count` numbers from `low` to `high`, each the same factor above the one before. Raises ValueError."""
+    """`count` numbers from `low` to `high` in geometric progression. Raises ValueError."""
     if not 0 < low < high or not 2 <= count <= MAX_STEPS:
         raise ValueError
     return [float(f"{low * (high / low) ** (index / (count - 1)):.4g}") for index in range(count)]

@@ -1,4 +1,4 @@
-"""Line charts as inline SVG: classes for colours, a title for each point, no script; pure."""
+"""Line charts as inline SVG: CSS classes for colours, a title for each point, no script; pure."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from html import escape
 WIDTH, HEIGHT = 560, 300
 LEFT, RIGHT, TOP, BOTTOM = 64, 16, 14, 44
 TICKS = 5
-MARKED = 40  # with more points than this a line has no dots
+MARKED = 40  # lines with more points have no dots
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
     x: float
     y: float
-    said: str = ""  # shown while the mouse is over it
+    said: str = ""  # tooltip
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class _Scale:
 
 
 def _ticks(most: float) -> list[float]:
-    """Round numbers from 0 to `most` or just above."""
+    """Round tick values from 0 to `most` or just above."""
     most = most or 1.0
     rough = most / TICKS
     power = 10.0 ** math.floor(math.log10(rough))

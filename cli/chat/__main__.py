@@ -1,4 +1,4 @@
-"""A chat in the terminal: `baton chat`. Thoughts are folded to one line; calls of functions ask for their results."""
+"""A chat in the terminal: `baton chat`. Thoughts are folded to one line; tool calls ask for their results."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def main() -> int:
 
 
 def chat(settings: ChatSettings, gateway: Gateway) -> int:
-    """Read texts, do commands, stream answers, until the end of the input or `/bye`."""
+    """Read texts, run commands and stream answers, until the end of the input or `/bye`."""
     with gateway.client(timeout_s=ANSWER_S) as client:
         talk = talk_of(settings, _models(client))
         typed, shown = Typed(), screen(markdown=settings.markdown)
@@ -51,7 +51,7 @@ def chat(settings: ChatSettings, gateway: Gateway) -> int:
 
 
 def talk_of(settings: ChatSettings, models: Mapping[str, bool]) -> Talk:
-    """The conversation before its first word. `models`: the names, and whether each can chat. Raises ConfigError."""
+    """A new conversation. `models`: names, and if each can chat. Raises ConfigError."""
     talkers = [name for name, can_chat in models.items() if can_chat]
     model = settings.served_model_name or next(iter(talkers or models))
     if not models.get(model, True):
@@ -68,7 +68,7 @@ def talk_of(settings: ChatSettings, models: Mapping[str, bool]) -> Talk:
 
 
 def converse(client: httpx.Client, talk: Talk, typed: Typed, shown: Screen) -> None:
-    """Until the person leaves."""
+    """Run the dialogue until the person leaves."""
     while True:
         try:
             text = typed.read()
@@ -94,7 +94,7 @@ def converse(client: httpx.Client, talk: Talk, typed: Typed, shown: Screen) -> N
 
 
 def answer(client: httpx.Client, talk: Talk, typed: Typed, shown: Screen) -> None:
-    """Stream an answer, and the next ones when the model calls functions and the person says what came of them."""
+    """Stream an answer, and further ones while the model calls functions whose results the person types."""
     while True:
         turn = stream(client, talk.body(), shown)
         talk.heard(turn)
@@ -110,7 +110,7 @@ def answer(client: httpx.Client, talk: Talk, typed: Typed, shown: Screen) -> Non
 
 
 def stream(client: httpx.Client, body: dict[str, Any], shown: Screen) -> Turn:
-    """One answer, as it comes. Ctrl-C stops it: what came is kept."""
+    """Stream one answer. Ctrl-C stops it and keeps the text so far."""
     turn = Turn(asked_at=time.monotonic())
     try:
         with client.stream("POST", "/v1/chat/completions", json=body) as response:
@@ -120,7 +120,7 @@ def stream(client: httpx.Client, body: dict[str, Any], shown: Screen) -> Turn:
                 _read(response, turn, shown)
     except KeyboardInterrupt:
         turn.error = "stopped"
-        turn.calls.clear()  # half a call can't be answered
+        turn.calls.clear()  # a partial call can't be answered
     except (httpx.HTTPError, json.JSONDecodeError) as error:
         turn.error = f"the answer broke off: {error or type(error).__name__}"
         turn.calls.clear()
@@ -145,7 +145,7 @@ def _read(response: httpx.Response, turn: Turn, shown: Screen) -> None:
 
 
 def show(turn: Turn, text: str, shown: Screen, *, is_folded: bool) -> None:
-    """Show a chunk's text; before the first, that there were thoughts."""
+    """Show a chunk's text; before the first, a note about thoughts."""
     if turn.thoughts and not turn.text:
         shown.fold(len(turn.thoughts.split()))
         return
@@ -158,7 +158,7 @@ def show(turn: Turn, text: str, shown: Screen, *, is_folded: bool) -> None:
 
 
 def _results(turn: Turn, typed: Typed, shown: Screen) -> list[dict[str, Any]]:
-    """Show each call; the person says what came of it. Raises EOFError and KeyboardInterrupt."""
+    """Show each call and read its result. Raises EOFError and KeyboardInterrupt."""
     messages = []
     for _, call in sorted(turn.calls.items()):
         shown.note(f"-> {call.name}({call.arguments})")
@@ -168,7 +168,7 @@ def _results(turn: Turn, typed: Typed, shown: Screen) -> list[dict[str, Any]]:
 
 
 def _models(client: httpx.Client) -> dict[str, bool]:
-    """Whether each model can chat; of other servers, which don't say, all can."""
+    """Models, and if each can chat; servers that don't say are assumed to."""
     response = client.get("/v1/models")
     if response.status_code != 200:
         raise ConfigError(f"{client.base_url}: {message_of(response.content)}")

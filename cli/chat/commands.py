@@ -1,4 +1,4 @@
-"""Commands that begin with a slash: they are for the chat, not for the model."""
+"""Slash commands: handled by the chat, not sent to the model."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from collections.abc import Callable
 from cli.chat.talk import OPTIONS, Talk, read_tools
 from common.settings import ConfigError
 
-COMMAND = re.compile(r"/([a-z?]+)(?:\s+(.*))?", re.DOTALL)  # a path has another slash, and is none
+COMMAND = re.compile(r"/([a-z?]+)(?:\s+(.*))?", re.DOTALL)  # a path has a second slash and is no command
 LEAVING = ("bye", "exit", "quit")
 ON = {"on": True, "off": False}
 
 
 class LeaveError(Exception):
-    """The person wants to go."""
+    """The person leaves."""
 
 
 class AskAgainError(Exception):
-    """The last question is to be answered once more."""
+    """The last question is to be answered again."""
 
 
 def is_command(line: str) -> bool:
@@ -27,7 +27,7 @@ def is_command(line: str) -> bool:
 
 
 def run(line: str, talk: Talk) -> str:
-    """Do what a line says; the text to show. Raises ConfigError with what is wrong, LeaveError and AskAgainError."""
+    """Run a command line; return the text to show. Raises ConfigError for a bad one, LeaveError and AskAgainError."""
     found = COMMAND.fullmatch(line)
     assert found is not None
     name, rest = found[1], (found[2] or "").strip()
@@ -40,7 +40,7 @@ def run(line: str, talk: Talk) -> str:
 
 
 def names() -> list[str]:
-    """All commands with their slash, for completion."""
+    """All commands with their slashes, for completion."""
     return sorted(f"/{name}" for name in (*COMMANDS, *LEAVING) if name != "?")
 
 

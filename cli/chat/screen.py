@@ -1,4 +1,4 @@
-"""Where answers appear: as they come; on a terminal with rich, each finished block again as Markdown."""
+"""The output of answers: streamed; on a terminal with rich, each finished block is redrawn as Markdown."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ Render = Callable[[str], None]  # prints a block of Markdown
 
 
 class Blocks:
-    """Splits a stream of Markdown where blocks end: at an empty line outside code, and behind code."""
+    """Splits a stream of Markdown at the ends of blocks: at an empty line outside code, and after code."""
 
     def __init__(self) -> None:
-        self.open = ""  # what has not ended
+        self.open = ""  # the unfinished block
 
     def take(self, piece: str) -> list[str]:
-        """Add a piece; the blocks that ended with it."""
+        """Add a piece; return the blocks that it completes."""
         self.open += piece
         ended: list[str] = []
         while "\n" in piece and (end := _end_of_block(self.open)) is not None:
@@ -33,7 +33,7 @@ class Blocks:
 
 
 def _end_of_block(text: str) -> int | None:
-    """Where the first block ends, its empty line included; only whole lines count."""
+    """Offset of the end of the first block, with its empty line; only complete lines count."""
     fence, at, begun = "", 0, False
     for line in text.splitlines(keepends=True):
         at += len(line)
@@ -52,13 +52,13 @@ def _end_of_block(text: str) -> int | None:
 
 
 def rows_of(text: str, columns: int, width_of: Callable[[str], int]) -> int:
-    """Rows of a terminal that `text` takes from the left edge on, the one of its cursor not counted."""
+    """Terminal rows that `text` fills from the left edge on, without the cursor's."""
     lines = text.split("\n")
     return sum(max(0, width_of(line) - 1) // columns for line in lines) + len(lines) - 1
 
 
 class Screen:
-    """`out` gets the text; with `render` a block that has ended is drawn again, if it still is on the screen."""
+    """The screen. `out` gets the text; with `render` a finished block is redrawn if it is still visible."""
 
     def __init__(self, out: TextIO, *, is_terminal: bool, render: Render | None = None) -> None:
         self._out, self._render = out, render
@@ -66,7 +66,7 @@ class Screen:
         self._blocks = Blocks()
 
     def text(self, piece: str) -> None:
-        """Show a piece of an answer. A model tells a terminal nothing but lines and tabs."""
+        """Show a piece of an answer. Control characters other than newlines and tabs are dropped."""
         piece = piece.translate(CONTROL) if self.is_terminal else piece
         if self._render is None:
             self._write(piece)
@@ -79,7 +79,7 @@ class Screen:
         self._write(self._blocks.open[len(shown) :])
 
     def end(self) -> None:
-        """The answer is over."""
+        """Finish the answer."""
         rest, self._blocks = self._blocks.open, Blocks()
         if self._render is not None and rest.strip():
             self._draw(rest)
@@ -87,7 +87,7 @@ class Screen:
             self._write("\n")
 
     def fold(self, words: int) -> None:
-        """While the model thinks: how much."""
+        """Show the number of thinking tokens so far."""
         if self.is_terminal:
             self._write(f"\r{DIM}(thinking, {words} words){PLAIN}\x1b[K")
 
@@ -96,7 +96,7 @@ class Screen:
             self._write("\r\x1b[K")
 
     def note(self, text: str) -> None:
-        """A line that is not the model's."""
+        """Print a line that is not the model's."""
         text = text.translate(CONTROL)
         self._write(f"{DIM}{text}{PLAIN}\n" if self.is_terminal else f"{text}\n")
 
@@ -106,7 +106,7 @@ class Screen:
 
         size = shutil.get_terminal_size()
         rows = rows_of(block.expandtabs(8), size.columns, cell_len)
-        if rows >= size.lines:  # its beginning left the screen
+        if rows >= size.lines:  # its beginning scrolled off the screen
             self._write("" if block.endswith("\n") else "\n")
             return
         self._write((f"\x1b[{rows}A" if rows else "") + "\r\x1b[J")
@@ -118,7 +118,7 @@ class Screen:
 
 
 def screen(*, markdown: bool) -> Screen:
-    """Standard output; Markdown is drawn on a terminal where rich is installed."""
+    """Standard output; Markdown is rendered on a terminal if rich is installed."""
     is_terminal = sys.stdout.isatty()
     return Screen(sys.stdout, is_terminal=is_terminal, render=_rich() if markdown and is_terminal else None)
 
@@ -140,7 +140,7 @@ def _rich() -> Render | None:
 
 
 def trimmed(drawn: str) -> str:
-    """Without the empty lines that are drawn above and below some kinds of blocks."""
+    """Strip the empty lines that some kinds of blocks have above and below."""
     lines = drawn.split("\n")
     full = [index for index, line in enumerate(lines) if STYLE.sub("", line).strip()]
     return "\n".join(lines[full[0] : full[-1] + 1]) if full else ""

@@ -1,4 +1,4 @@
-"""A conversation and how the next answer is asked for; kept in files by `/save`."""
+"""A conversation and the settings of its next answer; `/save` writes it to a file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from cli.chat.turn import Turn
 from common.settings import ConfigError
 
-OPTIONS: dict[str, type] = {  # fields of a request that `/set` knows
+OPTIONS: dict[str, type] = {  # request fields that `/set` takes
     "temperature": float,
     "top_p": float,
     "top_k": int,
@@ -27,22 +27,22 @@ OPTIONS: dict[str, type] = {  # fields of a request that `/set` knows
 
 @dataclass(slots=True)
 class Talk:
-    """A conversation, and the settings of the answers to come."""
+    """A conversation, and the settings of its next answers."""
 
     model: str
     models: list[str]
     options: dict[str, Any] = field(default_factory=dict)
     system: str = ""
-    messages: list[dict[str, Any]] = field(default_factory=list)  # the system message is apart
+    messages: list[dict[str, Any]] = field(default_factory=list)  # without the system message
     tools: list[Any] = field(default_factory=list)
-    think: bool | None = None  # None: as the model's template has it
+    think: bool | None = None  # None: the template's default
     shows_pace: bool = True
     last: Turn = field(default_factory=Turn)
     turns: int = 0
-    tokens: int = 0  # all answers together
+    tokens: int = 0  # summed over all answers
 
     def body(self) -> dict[str, Any]:
-        """The next request."""
+        """The body of the next request."""
         system = [{"role": "system", "content": self.system}] if self.system else []
         body: dict[str, Any] = {"model": self.model, "messages": [*system, *self.messages], "stream": True}
         body |= {"stream_options": {"include_usage": True}} | self.options
@@ -53,7 +53,7 @@ class Talk:
         return body
 
     def heard(self, turn: Turn) -> None:
-        """An answer, whole or stopped, is part of what was said; one that failed before its first word is not."""
+        """Add an answer, complete or stopped, to the conversation; one that failed before its first token is dropped."""
         self.last = turn
         self.turns += 1
         self.tokens += turn.tokens
@@ -63,19 +63,19 @@ class Talk:
             self.take_back()
 
     def take_back(self) -> None:
-        """Forget what has no answer: a question, and calls of functions behind it."""
+        """Drop the unanswered tail: a question, and calls after it."""
         while self.messages and (self.messages[-1]["role"] != "assistant" or self.messages[-1].get("tool_calls")):
             self.messages.pop()
 
     def ask_again(self) -> bool:
-        """Forget the last answer, so that its question is the last message; whether there was one."""
+        """Drop the last answer, so that its question is last; return False if there was none."""
         asked = [index for index, message in enumerate(self.messages) if message["role"] == "user"]
         if asked:
             del self.messages[asked[-1] + 1 :]
         return bool(asked)
 
     def option(self, name: str, text: str) -> None:
-        """`/set`: take a value, or with "default" leave it to the server. Raises ConfigError."""
+        """Set an option, or with "default" leave it to the server. Raises ConfigError."""
         if name not in OPTIONS:
             raise ConfigError(f"no option {name!r}: {', '.join(OPTIONS)}")
         if text == "default":
@@ -95,7 +95,7 @@ class Talk:
             raise ConfigError(f"{path}: {error.strerror}") from None
 
     def load(self, path: str) -> None:
-        """Take up what `/save` wrote, with the model of now. Raises ConfigError."""
+        """Load a `/save` file, keeping the present model. Raises ConfigError."""
         try:
             kept = json.loads(Path(path).read_text(encoding="utf-8"))
             messages, options, system = kept["messages"], kept.get("options") or {}, kept.get("system") or ""
@@ -110,7 +110,7 @@ class Talk:
 
 
 def read_tools(path: str) -> list[Any]:
-    """The functions of a file. Raises ConfigError."""
+    """Read function definitions from a file. Raises ConfigError."""
     try:
         tools = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""One streamed answer of a chat: its text, thoughts, calls and pace, put together from chunks; pure."""
+"""One streamed answer of a chat, assembled from chunks: text, thoughts, calls and pace; pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(slots=True)
 class Call:
-    """A function that the model wants called; `arguments` is JSON."""
+    """A tool call of the model; `arguments` is JSON."""
 
     id: str = ""
     name: str = ""
@@ -20,7 +20,7 @@ class Call:
 
 @dataclass(slots=True)
 class Turn:
-    """An answer so far. Instants are seconds of one clock."""
+    """The answer so far. Instants are seconds of one clock."""
 
     asked_at: float = 0.0
     text: str = ""
@@ -28,7 +28,7 @@ class Turn:
     calls: dict[int, Call] = field(default_factory=dict)  # by their index
     error: str = ""
     finish: str = ""
-    chunks: int = 0  # those with a token
+    chunks: int = 0  # chunks with a token
     first_at: float = 0.0
     last_at: float = 0.0
     usage: dict[str, Any] = field(default_factory=dict)

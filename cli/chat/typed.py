@@ -1,4 +1,4 @@
-"""A person's input: lines with editing, history and completion on a terminal; texts of several lines; or a pipe."""
+"""A person's input: edited lines with history and completion on a terminal, multi-line texts, or a pipe."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ PROMPT, MORE = "you> ", "...> "
 
 
 class Typed:
-    """`read()` is the next text. `ask` reads one line and raises EOFError at the end."""
+    """The reader. `read()` returns the next text; `ask` reads one line and raises EOFError at the end."""
 
     def __init__(self, ask: Callable[[str], str] | None = None) -> None:
         self.is_terminal = sys.stdin.isatty() and ask is None
         self._ask = ask or input
 
     def read(self, prompt: str = PROMPT) -> str:
-        """A line, or the lines between two fences. Raises EOFError and KeyboardInterrupt."""
+        """Read a line, or the lines between two fences. Raises EOFError and KeyboardInterrupt."""
         line = self._line(prompt)
         if not line.lstrip().startswith(FENCE):
             return line.strip()
@@ -38,10 +38,10 @@ class Typed:
 
 @contextlib.contextmanager
 def editing(words: Sequence[str], file: Path | None) -> Iterator[None]:
-    """Editing, completion of `words`, and with a file history from one chat to the next; only its owner may read it."""
+    """Line editing with completion of `words`, and with a file persistent history; only its owner may read it."""
     try:
         import readline
-    except ImportError:  # Python without it: lines as the terminal gives them
+    except ImportError:  # Python without readline: no editing
         yield
         return
 
@@ -61,7 +61,7 @@ def editing(words: Sequence[str], file: Path | None) -> Iterator[None]:
     finally:
         if file is not None:
             readline.set_history_length(MAX_HISTORY)
-            with contextlib.suppress(OSError):  # a home that can't be written to keeps nothing
+            with contextlib.suppress(OSError):  # an unwritable home keeps no history
                 file.parent.mkdir(parents=True, exist_ok=True)
                 file.touch(mode=0o600)
                 readline.write_history_file(file)

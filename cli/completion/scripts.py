@@ -1,4 +1,4 @@
-"""Completion of commands, options and their values, for three shells; made from the settings, pure."""
+"""Shell completion of commands, options and values, generated from the settings; pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MAX_ABOUT = 70
 
 
 class Option(NamedTuple):
-    """A flag; `takes` says whether a value follows, `values` which, if they are few."""
+    """A flag; `takes` if a value follows, `values` the few possible ones."""
 
     flag: str
     about: str
@@ -50,7 +50,7 @@ def _of(command: str) -> list[Option]:
 
 
 def bash(known: Mapping[str, list[Option]]) -> str:
-    """Read by `source <(baton completion bash)`."""
+    """The script for `source <(baton completion bash)`."""
     cases, values = [], []
     for command, its in known.items():
         words = " ".join((*VALUES.get(command, ()), *(option.flag for option in its)))
@@ -84,7 +84,7 @@ def bash(known: Mapping[str, list[Option]]) -> str:
 
 
 def zsh(known: Mapping[str, list[Option]]) -> str:
-    """Read by `source <(baton completion zsh)`."""
+    """The script for `source <(baton completion zsh)`."""
     commands = "\n".join(f"    '{name}:{_plain(COMMANDS[name].about)}'" for name in known)
     cases = []
     for command, its in known.items():
@@ -109,7 +109,7 @@ def zsh(known: Mapping[str, list[Option]]) -> str:
 
 
 def fish(known: Mapping[str, list[Option]]) -> str:
-    """Read by `baton completion fish | source`."""
+    """The script for `baton completion fish | source`."""
     lines = [
         f"complete -c baton -n __fish_use_subcommand -f -a {name} -d '{_plain(COMMANDS[name].about)}'" for name in known
     ]
@@ -129,6 +129,6 @@ def _zsh_value(option: Option) -> str:
 
 
 def _plain(text: str) -> str:
-    """Without what a shell's quotes or zsh's descriptions would take for their own."""
+    """Strip characters that are special in shell quotes and in zsh descriptions."""
     kept = "".join(char for char in text if char not in "'\"`[]:\\$")
     return kept if len(kept) <= MAX_ABOUT else kept[: MAX_ABOUT - 1] + "…"

@@ -1,1 +1,1 @@
-"""`baton doctor`: what is wrong with this installation and how to mend it."""
+"""`baton doctor`: problems of this installation and their fixes."""

@@ -1,4 +1,4 @@
-"""Findings about this machine and how to mend them: `baton doctor`."""
+"""Findings about this machine and their fixes: `baton doctor`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def main() -> int:
 
 
 async def _told(settings: DoctorSettings) -> list[Finding]:
-    """All findings; people see each as soon as it is known."""
+    """Collect all findings; print each as soon as it is known."""
     found = []
     async for finding in examine(settings):
         found.append(finding)
@@ -49,7 +49,7 @@ async def _told(settings: DoctorSettings) -> list[Finding]:
 
 
 async def examine(settings: DoctorSettings) -> AsyncIterator[Finding]:
-    """Findings, the quick ones first."""
+    """Yield findings, the quick ones first."""
     known, settings = await running(settings)
     for finding in known:
         yield finding
@@ -75,7 +75,7 @@ async def examine(settings: DoctorSettings) -> AsyncIterator[Finding]:
 
 
 def _model(settings: DoctorSettings, gpus: list[Gpu] | None) -> Iterator[Finding]:
-    """Whether it is served, how large it is, whether it fits."""
+    """Check if the model is supported, its size, and if it fits."""
     found = list(check_model(settings.model))
     yield from found
     if any(finding.level == "fail" for finding in found):
@@ -84,7 +84,7 @@ def _model(settings: DoctorSettings, gpus: list[Gpu] | None) -> Iterator[Finding
 
 
 async def _servers(settings: DoctorSettings) -> AsyncIterator[Finding]:
-    """NATS, Redis, and who is on the bus."""
+    """Check NATS, Redis, and the processes on the bus."""
     named = [server for server in SERVERS if any(name.startswith(f"{server}_") for name in settings.model_fields_set)]
     nats, redis = settings.nats(), settings.redis()
     on_bus = [one async for one in check_nats(nats.url, bus.identity_of(nats), is_named="nats" in named)]
@@ -97,7 +97,7 @@ async def _servers(settings: DoctorSettings) -> AsyncIterator[Finding]:
 
 
 async def asked(module: str, *words: str) -> list[Finding]:
-    """The findings of a child, a module beside this one: torch stays out of this process, and a hanging driver is noticed."""
+    """Findings of a child process, a module of this folder: torch stays out of this process, and hanging drivers show."""
     child = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", f"cli.doctor.{module}", *words),
         cwd=ROOT,

@@ -71,7 +71,7 @@ def _driver() -> Iterator[Finding]:
 
 
 def links(table: str, count: int) -> Finding:
-    """Read `nvidia-smi topo -m`: which pairs of GPUs have no NVLink."""
+    """Parse `nvidia-smi topo -m`: pairs of GPUs without NVLink."""
     rows = [row.split() for row in table.splitlines() if row.startswith("GPU")]
     slow = [
         f"{one}-{other} ({row[1 + other]})"

@@ -1,4 +1,4 @@
-"""Checks of who is on the bus: names that two processes have, and workers that a gateway with this model would refuse."""
+"""Checks of the processes on the bus: names claimed twice, and workers that a gateway with this model would refuse."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from gateway.placement.agreement import Agreement, Own
 from gateway.request.placement import Unlike
 from services.runtime.checks.finding import Finding
 
-LISTEN_S = 2.5  # gateways beat each second: each of two is heard twice
+LISTEN_S = 2.5  # gateways send one each second: two gateways are heard twice each
 CONNECT_S = 3.0
 
 
 class Gateways:
-    """The lives that beat under each gateway's name."""
+    """The incarnations heard under each gateway's name."""
 
     def __init__(self) -> None:
         self.lives: dict[str, list[int]] = defaultdict(list)
@@ -38,12 +38,12 @@ class Gateways:
 
     @property
     def contested(self) -> list[str]:
-        """Names under which a life beat again after another one."""
+        """Names under which an older incarnation was heard after a newer one."""
         return sorted(name for name, lives in self.lives.items() if len(set(lives)) < len(lives))
 
 
 async def check_fleet(settings: DoctorSettings) -> AsyncIterator[Finding]:
-    """Listen for a moment."""
+    """Listen briefly and return findings."""
     peers, gateways = Peers(), Gateways()
     nats = dataclasses.replace(settings.nats(), connect_timeout_s=CONNECT_S)
     try:
@@ -59,7 +59,7 @@ async def check_fleet(settings: DoctorSettings) -> AsyncIterator[Finding]:
 
 
 def findings(peers: Peers, gateways: Gateways, settings: DoctorSettings) -> list[Finding]:
-    """Return what is wrong with the workers and gateways that were heard."""
+    """Return the problems of the workers and gateways heard."""
     raw = read_file(settings.model, TOKENIZER)
     own = raw and Own(tokenizer=tokenizer_fingerprint(raw), files=files_fingerprint(settings.model))
     serves = {settings.served_name: own} if own else {}

@@ -13,13 +13,13 @@ from common.settings import ROOT
 from services.runtime.checks.finding import Finding
 from services.runtime.servers import port_is_free
 
-NOFILE = 4_096  # connections of clients and peers, threads that read weights
+NOFILE = 4_096  # client and peer connections, weight-reading threads
 SHM_BYTES = 512 << 20  # two CPU workers with the default pool of 256 MiB
 ESSENTIAL = ("msgspec", "nats-py", "redis", "pydantic")
 
 
 def python_and_packages(constraints: Path = ROOT / "constraints.txt") -> Iterator[Finding]:
-    """Compare installed packages with CI's."""
+    """Compare the installed packages with those tested in CI."""
     version = ".".join(map(str, sys.version_info[:3]))
     if (3, 11) <= sys.version_info[:2] <= (3, 12):
         yield Finding("python", "ok", version)

@@ -1,4 +1,4 @@
-"""Checks of the gateway that is known, by options or from a `baton up`; the other checks then look at what belongs to it."""
+"""Checks of a known gateway, from options or a running `baton up`; the other checks then use its settings."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SERVERS = ("nats", "redis")
 
 
 async def running(settings: DoctorSettings) -> tuple[list[Finding], DoctorSettings]:
-    """Return the known gateway's state; and the settings, with `baton up`'s where none were given. Raises ConfigError."""
+    """Return the known gateway's state, and settings completed from `baton up`. Raises ConfigError."""
     try:
         gateway = settings.gateway()
     except ConfigError as error:
@@ -35,7 +35,7 @@ async def running(settings: DoctorSettings) -> tuple[list[Finding], DoctorSettin
 
 
 def _adopted(settings: DoctorSettings, stack: Running) -> Mapping[str, Any]:
-    """Settings of a `baton up`, but for those of a server or a model that the person named."""
+    """Settings of a `baton up`, except for a server or model that the person named."""
     given = settings.model_fields_set
     named = tuple(f"{server}_" for server in SERVERS if any(name.startswith(f"{server}_") for name in given))
     known = {name: value for name, value in stack.observer.items() if name in type(settings).model_fields}

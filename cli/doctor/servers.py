@@ -18,7 +18,7 @@ import redis.exceptions
 from services.runtime.checks.finding import Finding
 
 TIMEOUT_S = 3.0
-RETRY_S = 0.1  # nats-py waits so long before each attempt, the first connection's included
+RETRY_S = 0.1  # nats-py pauses this long before each attempt, also the first
 MAX_PAYLOAD = 8 << 20  # bytes; deploy/nats/nats.conf says why
 SLOW_MS = 2.0
 REDIS_MAJOR = 7
@@ -28,7 +28,7 @@ PROBE = "#!lua name=baton_doctor\nredis.register_function('baton_doctor_probe', 
 async def check_nats(
     url: str, identity: dict[str, Any] | None = None, *, is_named: bool = True
 ) -> AsyncIterator[Finding]:
-    """Reach NATS with `common.bus.identity_of`'s identity, and check its limits. One that nobody named may be absent."""
+    """Connect to NATS with `common.bus.identity_of`'s identity and check its limits. A default address may be absent."""
     try:
         async with asyncio.timeout(TIMEOUT_S):
             client = await nats.connect(
@@ -70,7 +70,7 @@ async def _jetstream(client: Any) -> Finding:
 async def check_redis(
     url: str, identity: dict[str, Any] | None = None, *, is_named: bool = True
 ) -> AsyncIterator[Finding]:
-    """Reach Redis with `common.store.identity_of`'s identity, and check its version, eviction and functions.
+    """Connect to Redis with `common.store.identity_of`'s identity and check its version, eviction and functions.
 
     Loads and drops a library of its own, if it may. One that nobody named may be absent.
     """
@@ -157,10 +157,10 @@ async def _timed(call: Any) -> float:
 
 
 async def _ignore(error: Exception) -> None:
-    """Ignore it: the failed call reports it."""
+    """No-op: the failed call reports it."""
 
 
 def shown(url: str) -> str:
-    """The URL without user and password."""
+    """The URL without credentials."""
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"

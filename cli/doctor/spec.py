@@ -1,4 +1,4 @@
-"""Whether the engine computes every field of a model, in a process of its own that imports torch. Prints findings as JSON."""
+"""A check that the engine supports every field of a model, in a child process that imports torch. Prints findings as JSON."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from services.runtime.checks.finding import Finding
 
 
 def check(model: Path) -> Iterator[Finding]:
-    """Read it as a worker does, without its weights."""
+    """Read the model as a worker does, without its weights."""
     try:
         if is_foreign(EngineConfig(model=model)):
-            return  # only transformers knows, and takes its time
+            return  # only transformers could tell, and it is slow
         spec = read_model_spec(model)
     except (ValueError, OSError) as error:
         yield Finding("model", "fail", " ".join(str(error).split()))

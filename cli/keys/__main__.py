@@ -6,7 +6,7 @@ import argparse
 import re
 import sys
 
-DEFAULT = "default"  # the tenant of a deployment that names none
+DEFAULT = "default"  # the tenant of a deployment without named ones
 _REACH = {
     "url": "the gateway; by default that of the running `baton up`",
     "admin-key": "an admin key, as @FILE (or BATON_ADMIN_KEY); by default that of the running `baton up`",
@@ -18,7 +18,7 @@ def main() -> int:
     """Entry point; returns the exit code. A key is printed once and stored nowhere."""
     given = _parser().parse_args()
     tenant = getattr(given, "tenant", DEFAULT)
-    # Imported here, so that help doesn't wait for the gateway's room.
+    # Imported here, so that help doesn't wait for the gateway's package.
     from gateway.tenants.tenants import TENANT_NAME
 
     if not re.match(TENANT_NAME, tenant):

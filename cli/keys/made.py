@@ -1,4 +1,4 @@
-"""Keys made through a running gateway, which all gateways then take: its administrators' routes."""
+"""Keys made through a running gateway's admin routes and valid at all gateways."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class KeysSettings(ClientOptions):
     admin_key: str = Field("", description="an administrator's key; empty: that of `baton up`, or --api-key")
 
     def administered(self) -> Gateway:
-        """The gateway, with an administrator's key. It goes to no server that OPENAI_BASE_URL names."""
+        """The gateway with an administrator's key, which is never sent to OPENAI_BASE_URL."""
         gateway = self.gateway(admin=True)
         is_ours = gateway.said != "OPENAI_BASE_URL"
         return replace(gateway, api_key=self.admin_key) if self.admin_key and is_ours else gateway
 
 
 def run(action: str, given: Namespace, gateway: Gateway) -> str:
-    """Return the text to print. Raises ConfigError with what the gateway said, httpx.HTTPError when it is silent."""
+    """Return the text to print. Raises ConfigError with the gateway's message, httpx.HTTPError if it doesn't answer."""
     if action == "create":
         body = {"name": given.name, "admin": given.admin}
         body |= {} if given.admin else {"tenant": given.tenant}
@@ -51,7 +51,7 @@ def run(action: str, given: Namespace, gateway: Gateway) -> str:
 
 
 def ask(gateway: Gateway, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
-    """Raises ConfigError for whatever is not 200."""
+    """Call an admin route. Raises ConfigError unless the status is 200."""
     with gateway.client(timeout_s=10) as client:
         answer = client.request(method, path, json=body)
     if answer.status_code == 200:
@@ -66,7 +66,7 @@ def ask(gateway: Gateway, method: str, path: str, body: dict[str, Any] | None = 
 
 
 def _lacks(gateway: Gateway) -> str:
-    """Where an admin key comes from. Of a `baton up` we know whether it was given one; `--tenants` may have others."""
+    """Explain where to get an admin key. A `baton up` knows if it was given one; `--tenants` may define others."""
     says = "BATON_ADMIN_KEY, or --admin-key @FILE, says it"
     if gateway.running is None or gateway.running.admin_key_file:
         return says

@@ -1,4 +1,4 @@
-"""A gateway's stream of events (docs/console.md), read for as long as somebody looks."""
+"""The client of a gateway's event stream (docs/console.md)."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from cli.top.state import State
 from common.settings import ConfigError
 
 PATH = "/console/events"
-MAX_LINE = 32 << 20  # characters of an event
-SILENCE_S = 20.0  # the gateway says something every 5 s
+MAX_LINE = 32 << 20  # characters of one event
+SILENCE_S = 20.0  # the gateway sends something every 5 s
 AGAIN_S = 1.0
 WRONG = {
     401: "a key is needed: --api-key, or BATON_API_KEY; the admin key where there is one",
@@ -24,7 +24,7 @@ WRONG = {
 
 
 async def events(lines: AsyncIterator[str]) -> AsyncIterator[tuple[str, Any]]:
-    """Events by name, from the lines of a stream. Raises ValueError for what is no event."""
+    """Parse a stream's lines into named events. Raises ValueError for malformed ones."""
     name, data = "", ""
     async for line in lines:
         if line.startswith("event:"):
@@ -39,7 +39,7 @@ async def events(lines: AsyncIterator[str]) -> AsyncIterator[tuple[str, Any]]:
 
 
 class Feed:
-    """Brings `state` up to date; `told` is called after each event."""
+    """The stream's reader: updates `state` and calls `told` after each event."""
 
     def __init__(self, gateway: Gateway, state: State, told: Callable[[], None]) -> None:
         self._gateway, self._state, self._told = gateway, state, told
@@ -51,7 +51,7 @@ class Feed:
         await self._client.aclose()
 
     async def follow(self) -> None:
-        """Read for ever. Raises ConfigError when the gateway refuses, or is not there at the first time."""
+        """Read for ever. Raises ConfigError if the gateway refuses, or the first connection fails."""
         while True:
             try:
                 await self._read()

@@ -1,4 +1,4 @@
-"""A person's choices, and how keys change them; pure."""
+"""View state of `baton top`, and the keys that change it; pure."""
 
 from __future__ import annotations
 
@@ -36,21 +36,21 @@ HELP = (
 
 @dataclass(slots=True)
 class Choice:
-    """How one tab is looked at."""
+    """The view of one tab: sort, filter, scroll."""
 
     sort: str
     descends: bool
     words: str = ""
-    top: int = 0  # the first row that is shown
+    top: int = 0  # first visible row
 
 
 @dataclass(slots=True)
 class Chosen:
-    """The tab, and how each is looked at."""
+    """The selected tab, and the view of each."""
 
     tab: int = 0
     choices: list[Choice] = field(default_factory=lambda: [Choice(tab.sort, tab.descends) for tab in TABS])
-    types: bool = False  # a filter
+    types: bool = False  # a filter is being typed
     paused: bool = False
     helps: bool = False
     left: bool = False
@@ -64,7 +64,7 @@ class Chosen:
         return TABS[self.tab]
 
     def key(self, key: str) -> None:
-        """Do what a key says."""
+        """Apply a key."""
         if key in ("\x03", "\x04"):
             self.left = True
         elif self.types:
@@ -125,7 +125,7 @@ class Chosen:
 
 
 def keys_of(typed: str) -> list[str]:
-    """Single keys of what a terminal sent at once."""
+    """Split a terminal's input into single keys."""
     found, at = list[str](), 0
     while at < len(typed):
         known = next((code for code in ESCAPES if typed.startswith(code, at)), typed[at])

@@ -1,4 +1,4 @@
-"""A gateway's feed so far, and what follows from its course: rates and their last minute; pure."""
+"""The state of a gateway's feed, with rates derived from its history; pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from copy import deepcopy
 from typing import Any
 
-KEPT_S = 60  # samples of a second each
+KEPT_S = 60  # samples, one a second
 NEEDED = ("fleet", "figures", "requests")
 Json = Mapping[str, Any]
 
@@ -21,12 +21,12 @@ class Rate:
 
     @property
     def now(self) -> float | None:
-        """The mean of the last two seconds; None before the first."""
+        """The mean of the last two seconds; None without samples."""
         lately = list(self.samples)[-2:]
         return sum(lately) / len(lately) if lately else None
 
     def count(self, total: float, at: float) -> None:
-        """Take the counter at the instant `at`; it may have begun again from 0."""
+        """Take the counter's value at `at`; it may have restarted from 0."""
         if self._last is not None and at > self._last[0]:
             grown = total - self._last[1] if total >= self._last[1] else total
             self.samples.append(grown / (at - self._last[0]))
@@ -34,13 +34,13 @@ class Rate:
 
 
 class State:
-    """The newest of each event, and the rates that they make."""
+    """The newest event of each kind, and the rates computed from them."""
 
     def __init__(self) -> None:
         self.sections: dict[str, Json] = {}
-        self.trouble = ""  # why nothing new comes
+        self.trouble = ""  # why no events arrive
         self.rates: dict[str, Rate] = {}  # tokens of each worker
-        self.busy: dict[str, Rate] = {}  # share of the time in which its device ran a pass
+        self.busy: dict[str, Rate] = {}  # fraction of time its device ran a pass
         self.fleet_rate = Rate()
         self.in_flight: deque[float] = deque(maxlen=KEPT_S)
         self.ttft: deque[float] = deque(maxlen=KEPT_S)
@@ -54,7 +54,7 @@ class State:
         self.trouble = ""
 
     def sample(self, at: float) -> None:
-        """Once a second: what was told then goes into the course of things. `at` is of a monotonic clock."""
+        """Record the values of a second in the history. `at` is of a monotonic clock."""
         workers = self.section("fleet").get("workers", [])
         self.rates = {worker["id"]: self.rates.get(worker["id"]) or Rate() for worker in workers}
         self.busy = {worker["id"]: self.busy.get(worker["id"]) or Rate() for worker in workers}
@@ -69,7 +69,7 @@ class State:
         self.ttft.append((figures.get("latencies") or {}).get("ttft_p50_ms") or 0.0)
 
     def copy(self) -> State:
-        """As it is now, for a picture that is held."""
+        """A snapshot, for a paused picture."""
         held = State()
         held.sections, held.trouble, held.rates = dict(self.sections), self.trouble, deepcopy(self.rates)
         held.busy = deepcopy(self.busy)

@@ -1,4 +1,4 @@
-"""The tabs of `baton top`: which rows and columns each has; pure."""
+"""The tabs of `baton top`: rows and columns; pure."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 
 from cli.top.state import Json, State
 
-CONTESTED = "2 have it"  # a name
+CONTESTED = "2 have it"  # a name with two owners
 KEPT = ("model", "running", "waiting", "queued_tokens", "kv_blocks", "kv_used", "kv_held", "kv_free")
 LEVELS = " ▁▂▃▄▅▆▇█"
-SPARKS = 16  # columns of a worker's last seconds
+SPARKS = 16  # width of a worker's sparkline
 Row = dict[str, Any]
 
 
@@ -21,7 +21,7 @@ class Column:
     title: str
     key: str
     width: int
-    worth: int = 1  # columns that are worth less go first where there is no place
+    worth: int = 1  # columns of low priority are dropped first if space is short
     is_text: bool = False
     show: Callable[[Any], str] | None = None
 
@@ -41,7 +41,7 @@ def clock(unix: Any) -> str:
 
 
 def sparks(values: Sequence[float], columns: int) -> str:
-    """The last values as bars, the highest of them full."""
+    """The last values as bars, scaled to the highest."""
     lately = list(values)[-columns:]
     most = max(lately, default=0.0) or 1.0
     return "".join(LEVELS[min(8, -(-int(value / most * 1e6) * 8 // 1_000_000))] for value in lately).rjust(columns)
@@ -61,7 +61,7 @@ class Tab:
 
 
 def worker_rows(state: State) -> list[Row]:
-    """Live workers, and those lost lately."""
+    """Live workers, and recently lost ones."""
     rows = [worker_row(worker, state) for worker in state.section("fleet").get("workers", [])]
     known = {row["worker"] for row in rows}
     lost = [worker for worker in state.section("log").get("lost", []) if worker["id"] not in known]
@@ -69,7 +69,7 @@ def worker_rows(state: State) -> list[Row]:
 
 
 def worker_row(worker: Json, state: State) -> Row:
-    """KV in blocks, rates per second, times in milliseconds."""
+    """One worker: KV in blocks, rates per second, times in milliseconds."""
     rate, busy = state.rates.get(worker["id"]), state.busy.get(worker["id"])
     return {
         "worker": worker["id"],
@@ -110,7 +110,7 @@ WORKERS = (
 
 
 def request_rows(state: State) -> list[Row]:
-    """Each request once: those that wait, run, ended lately, or were slow."""
+    """All requests once: waiting, running, recently ended, or slow."""
     found: dict[str, Row] = {}
     for name in ("waiting", "running", "latest", "slowest"):
         for entry in state.section("requests").get(name, []):

@@ -1,4 +1,4 @@
-"""The terminal while `baton top` has it: another screen, keys one by one."""
+"""Terminal control for `baton top`: the alternate screen, and unbuffered keys."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ENTER, LEAVE = "\x1b[?1049h\x1b[?25l\x1b[2J", "\x1b[?25h\x1b[?1049l"  # the alte
 
 @contextlib.contextmanager
 def screen() -> Iterator[None]:
-    """Within: drawing is possible, and what was there before is there again afterwards."""
+    """Context manager: the alternate screen; the previous contents are restored."""
     before = termios.tcgetattr(sys.stdin)
     tty.setcbreak(sys.stdin)
     sys.stdout.write(ENTER)
@@ -33,7 +33,7 @@ def screen() -> Iterator[None]:
 
 @contextlib.contextmanager
 def keys(pressed: Callable[[str], None], resized: Callable[[], None]) -> Iterator[None]:
-    """Within: `pressed` gets each key, Ctrl-C and a closed input too; `resized` is called for another size."""
+    """Context manager: `pressed` gets each key, also Ctrl-C and end of input; `resized` is called on resizes."""
     loop = asyncio.get_running_loop()
 
     def read() -> None:

@@ -1,4 +1,4 @@
-"""One picture of `baton top` as lines; pure. Styles are apart from texts, so that widths are those of the texts."""
+"""One picture of `baton top` as lines; pure. Styles are separate from texts, so that len() is the width."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STYLES = {
 PLAIN = "\x1b[0m"
 BAD, WARN = ("lost", "error", "broken", "bad", "2 have it"), ("draining", "cancelled", "warn", "waiting", "refused")
 MARKS = {True: "▼", False: "▲"}
-LINES_AROUND = 7  # those above and below the rows
+LINES_AROUND = 7  # lines above and below the table
 Line = tuple[str, str]  # text, style
 
 
@@ -45,12 +45,12 @@ def frame(state: State, chosen: Chosen, columns: int, rows: int) -> list[Line]:
 
 
 def painted(lines: Sequence[Line]) -> list[str]:
-    """The lines with a terminal's styles."""
+    """The lines with ANSI styles."""
     return [f"{STYLES[style]}{text}{PLAIN}" if style else text for text, style in lines]
 
 
 def picture(state: State, columns: int) -> list[str]:
-    """Workers once, as plain text with all columns."""
+    """The workers once, as plain text with all columns."""
     chosen = Chosen()
     found = selected(chosen, chosen.shown.rows(state))
     fitting = fit(chosen.shown.columns, columns, found)
@@ -60,7 +60,7 @@ def picture(state: State, columns: int) -> list[str]:
 
 
 def header(state: State, chosen: Chosen) -> list[Line]:
-    """Return the head of the page: gateways and workers, their work, and its last minute."""
+    """Return the page's header: gateways and workers, their load, and its last minute."""
     fleet, figures = state.section("fleet"), state.section("figures")
     gateways = [str(gateway["id"]) for gateway in fleet.get("gateways", [])]
     title = f"baton top   {len(fleet.get('workers', []))} workers   {len(gateways)} gateways: {', '.join(gateways) or 'none'}"
@@ -109,7 +109,7 @@ def _tabs(chosen: Chosen) -> str:
 
 
 def selected(chosen: Chosen, rows: list[Row]) -> list[Row]:
-    """The rows that have every word, in order; what is unknown comes last."""
+    """Rows that contain every word, sorted; unknown values last."""
     words, key = chosen.now.words.lower().split(), chosen.now.sort
     kept = [row for row in rows if all(_has(row, word, chosen.shown.columns) for word in words)]
     known = [row for row in kept if row[key] not in (None, "")]
@@ -128,7 +128,7 @@ def _has(row: Row, word: str, columns: Sequence[Column]) -> bool:
 
 
 def fit(columns: Sequence[Column], width: int, rows: Sequence[Row]) -> list[tuple[Column, int]]:
-    """The columns for which there is place, worth most first, and their widths; texts as long as needed where it suffices."""
+    """The columns that fit, by priority, and their widths; texts get their full width if possible."""
     wanted = {column.key: _wanted(column, rows) for column in columns}
     left, kept = width, set[str]()
     for column in sorted(columns, key=lambda column: -column.worth):

@@ -1,1 +1,1 @@
-"""Where the time of a request went, in the terminal."""
+"""The time of one request, part by part, in the terminal."""

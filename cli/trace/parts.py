@@ -1,4 +1,4 @@
-"""A request's time as parts: what was done from when to when; pure.
+"""A request's time split into parts, each with start and end; pure.
 
 Its input is an entry of `/debug/requests/{id}` (docs/observability.md).
 """
@@ -24,7 +24,7 @@ class Bar:
     ended: float
     note: str = ""
     ticks: tuple[float, ...] = ()  # single instants, instead of a bar
-    aside: bool = False  # it runs beside others, so it takes no time of its own
+    aside: bool = False  # runs concurrently with other rows, so it adds no time
 
     @property
     def took(self) -> float:
@@ -33,14 +33,14 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One attempt, or what came before the first."""
+    """One attempt, or the time before the first."""
 
     title: str
     bars: Sequence[Bar]
 
 
 def parts_of(request: Entry) -> list[Part]:
-    """All rows, by attempt. Rows that are not `aside` follow each other without gaps.
+    """All rows, by attempt. Rows that are not `aside` are contiguous.
 
     Attempts are numbered as they are listed: the gateway also spends a number each time that it finds no worker.
     """
@@ -58,7 +58,7 @@ def parts_of(request: Entry) -> list[Part]:
 
 
 def longest(bars: Sequence[Bar], until: float | None = None) -> Bar | None:
-    """The part that took longest of those that took time of their own; with `until` of those that ended by then."""
+    """The longest part that is not `aside`; with `until` among those that ended by then."""
     own = [bar for bar in bars if not bar.aside and not bar.ticks and (until is None or bar.ended <= until + 1e-6)]
     return max(own, key=lambda bar: bar.took, default=None)
 
@@ -74,7 +74,7 @@ def _before_attempts(request: Entry) -> list[Bar]:
 
 
 def _bars(attempt: Entry, frames: Sequence[float], total: float) -> list[Bar]:
-    """One attempt's rows so far. A worker's spans hang on the claim, or on the token that it sent."""
+    """The rows of one attempt so far. A worker's spans hang off the claim, or off the token that it sent."""
     placement = attempt["placement"]
     ended = total if attempt["ended_ms"] is None else attempt["ended_ms"]
     published, claimed, first = attempt["published_ms"], attempt["claimed_ms"], attempt["first_token_ms"]
@@ -96,7 +96,7 @@ def _bars(attempt: Entry, frames: Sequence[float], total: float) -> list[Bar]:
 
 
 def _after_the_first(attempt: Entry, frames: Sequence[float], first: float, ended: float) -> list[Bar]:
-    """Return the part of the handoff after the first token, the wait for the second, and the rest."""
+    """Return the part of the handoff after the first token, the wait for the second token, and the rest."""
     bars, since, transfer = list[Bar](), first, attempt["transfer"]
     if transfer is not None:
         verified = transfer["verified_ms"]
@@ -119,7 +119,7 @@ def _failure(attempt: Entry, ended: float) -> list[Bar]:
 
 
 def _wait(attempt: Entry, until: float) -> list[Bar]:
-    """The time from a given up attempt to the next one, or to the request's end."""
+    """The time from an abandoned attempt to the next one, or to the request's end."""
     if attempt["outcome"] in ("", "ok") or until - attempt["ended_ms"] < SHORTEST_WAIT_MS:
         return []
     return [Bar("no worker", attempt["ended_ms"], until, "until one could take it")]

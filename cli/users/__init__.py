@@ -1,1 +1,1 @@
-"""Users of NATS and Redis: who may do what."""
+"""Users of NATS and Redis, with their permissions."""

@@ -1,4 +1,4 @@
-"""Make up users for NATS and Redis, and the key of Prometheus: `baton users`."""
+"""The generator of users for NATS and Redis, and of Prometheus' key: `baton users`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""File descriptors for connections: many systems allow a process 1,024 unless it asks for more."""
+"""File descriptor limits: many systems allow a process 1,024 unless it asks for more."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ OTHER_DESCRIPTORS = 2300
 
 
 def make_room(max_connections: int) -> None:
-    """Raise the process's own limit as far as the system allows; warn where that is not enough."""
+    """Raise the process's own limit as far as the system allows; warn if that is not enough."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = max_connections + OTHER_DESCRIPTORS
     allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)

@@ -18,7 +18,7 @@ log = logging.getLogger("baton.gateway")
 
 
 def read_tokenizers(settings: GatewaySettings) -> dict[str, ChatTokenizer]:
-    """Return the tokenizer of each model by its name in the API. Raises ConfigError."""
+    """Return each model's tokenizer by its name in the API. Raises ConfigError."""
     option = "--served-models {name}={folder}" if settings.served_models else "--model {folder}"
     found = {
         name: _tokenizer(
@@ -35,12 +35,12 @@ def read_tokenizers(settings: GatewaySettings) -> dict[str, ChatTokenizer]:
 def _tokenizer(folder: Path, parsers: Parsers, template: str, option: str) -> ChatTokenizer:
     try:
         return ChatTokenizer(folder, parsers, template)
-    except Exception as error:  # the tokenizers library raises nothing narrower
+    except Exception as error:  # the tokenizers library has no narrower exception
         raise ConfigError(f"{option}: {error}") from error
 
 
 def read_own(settings: GatewaySettings, tokenizers: Mapping[str, ChatTokenizer]) -> dict[str, Own]:
-    """Return what workers of each model must have. A folder without weights says nothing of them."""
+    """Return the fingerprints that workers of each model must have. A folder without weights has none."""
     own = {
         name: Own(
             tokenizer=tokenizers[name].fingerprint,
@@ -55,7 +55,7 @@ def read_own(settings: GatewaySettings, tokenizers: Mapping[str, ChatTokenizer])
 
 
 def read_tenants(settings: GatewaySettings) -> Tenants:
-    """Return the tenants. Raises ConfigError when the network could ask without a key."""
+    """Return the tenants. Raises ConfigError if the network could send requests without a key."""
     path = Path(settings.tenants) if settings.tenants else None
     needs_keys = settings.host not in LOOPBACK
     own = {"admin_key": settings.admin_key, "orders_key": settings.orders_key, "metrics_key": settings.metrics_key}
@@ -63,7 +63,7 @@ def read_tenants(settings: GatewaySettings) -> Tenants:
 
 
 def reload(tenants: Tenants) -> None:
-    """Read the tenants' file again. Running requests go on; a wrong file changes nothing."""
+    """Reload the tenants' file. Running requests continue; an invalid file changes nothing."""
     try:
         tenants.reload()
         log.info("tenants.reloaded", extra={"tenants": len(tenants.names), "keys": len(tenants.keys)})

@@ -1,4 +1,4 @@
-"""The parts of one gateway, from its settings: started before HTTP and closed after it."""
+"""The components of one gateway, built from its settings: started before HTTP and closed after it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from services.runtime.tracer import open_tracer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """What the HTTP application is built of: all started, except batches and kept responses, whose routes come first."""
+    """The components of the HTTP application: all started, except batches and kept responses, whose routes come first."""
 
     gateway_id: str
     tenants: Tenants
@@ -97,7 +97,7 @@ async def started(
                     responses=_responses(settings, tenants, tracer) if settings.responses_keep_days else None,
                     tracer=tracer,
                 )
-        finally:  # also when the name is lost: that cancels
+        finally:  # also when the name is lost, which cancels
             await requests.close()
             await memory.close()
             await enrolment.close()
@@ -107,7 +107,7 @@ async def started(
 
 
 def _name(bus: NatsBus, gateway: str, incarnation: int) -> Name:
-    # A gateway's user may ask gateways nothing else. No request has this id: the answer is short.
+    # A gateway's user may publish no other request to gateways. No request has this id, so the reply is short.
     subject, question = subjects.console(gateway), ConsoleAsk(request_id=gateway)
     return Name(
         id=gateway,

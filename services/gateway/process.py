@@ -1,4 +1,4 @@
-"""The gateway's process, from its settings to its end."""
+"""The gateway process, from its settings to its exit."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from services.runtime.signals import ending_in_time, until_signalled
 
 log = logging.getLogger("baton.gateway")
 
-ALONE_S = 10.0  # then clients are told why there
+ALONE_S = 10.0  # then it joins anyway and tells clients why it can't serve
 JOIN_EVERY_S = 0.05
 
 
 async def run(settings: GatewaySettings) -> None:
-    """Serve HTTP until signalled; then refuse new requests, finish the running ones, leave."""
+    """Serve HTTP until signalled; then refuse new requests, finish the running ones, exit."""
     if settings.tls_cert:
         check_server_files(settings.tls_cert, settings.tls_key)
     shares = bool(settings.own_port)
@@ -67,7 +67,7 @@ async def serve(
     shared: list[socket.socket],
     stopping: asyncio.Event,
 ) -> None:
-    """Serve at its own listeners, and at those that others share once requests are answered."""
+    """Serve on the gateway's own listeners, and on the shared ones once requests can be answered."""
     server = new_server(app, settings)
     if not server.can_join:
         own, shared = [*own, *shared], []
@@ -84,15 +84,15 @@ async def serve(
         tell_listening(listener, settings)
     try:
         await stopping.wait()
-    except asyncio.CancelledError:  # the name is lost
+    except asyncio.CancelledError:  # the name was lost
         joining.cancel()
-        stopping.set()  # what hangs now ends in time as well
+        stopping.set()  # a hanging task is cut off in time as well
         await parts.requests.drain(0, why="this gateway ends: another one has its name; send the request again")
         await _leave(parts, server, serving)
         raise
     joining.cancel()
     for port in settings.public_ports.values() if shared else ():
-        server.leave(port)  # new clients need not be told to come again
+        server.leave(port)  # new clients go elsewhere without a retry
     if parts.batches is not None:
         await parts.batches.stop()
     if parts.responses is not None:
@@ -100,11 +100,11 @@ async def serve(
     await parts.requests.drain(settings.drain_s)
     await _leave(parts, server, serving)
     if parts.responses is not None:
-        await parts.responses.stop()  # the last answers are kept
+        await parts.responses.stop()  # the last answers are stored
 
 
 async def _join(server: Server, shared: list[socket.socket], parts: Parts, settings: GatewaySettings) -> None:
-    """Share a port once requests are answered, until cancelled: before, clients are better off with the others there."""
+    """Share a port once requests can be answered, until cancelled; before that, the other gateways serve clients better."""
     alone_until = time.monotonic() + ALONE_S
     while not server.started or (parts.requests.not_ready_reason and time.monotonic() < alone_until):
         await asyncio.sleep(JOIN_EVERY_S)
@@ -112,10 +112,10 @@ async def _join(server: Server, shared: list[socket.socket], parts: Parts, setti
 
 
 async def _leave(parts: Parts, server: Server, serving: asyncio.Task[None]) -> None:
-    """Let what was written reach the clients."""
+    """Let written data reach the clients."""
     if parts.responses is not None:
         parts.responses.hang_up()
-    parts.control.leaving.set()  # or the server would wait for open consoles
+    parts.control.leaving.set()  # otherwise the server would wait for open consoles
     server.should_exit = True
     await serving
 

@@ -1,4 +1,4 @@
-"""What the gateway overrides of uvicorn that is no public interface: the HTTP protocol, and parts of the server.
+"""The gateway's overrides of uvicorn's private parts: the HTTP protocol, and parts of the server.
 
 Where a release of uvicorn lacks one of them, uvicorn's own serves, with what it has of bounds.
 """
@@ -62,7 +62,7 @@ LOST = "bounds on heads, on the time that they take and on clients that do not r
 
 
 def http_options(max_connections: int) -> dict[str, Any]:
-    """Options of `uvicorn.Config`: the protocol, and bounds of uvicorn's own."""
+    """Options of `uvicorn.Config`: our protocol class, and limits of uvicorn's own."""
     lacks = lacking()
     if not lacks:
         from gateway.http.connection import bounded_to
@@ -73,14 +73,14 @@ def http_options(max_connections: int) -> dict[str, Any]:
 
 
 def lacking() -> list[str]:
-    """Attributes that uvicorn's protocol lacks: one is made, in a running event loop, and nothing sent."""
+    """Attributes that uvicorn's protocol lacks, found on an instance in a running event loop; nothing is sent."""
     try:
         from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
     except ImportError as error:
         return [str(error)]
     try:
         made = HttpToolsProtocol(uvicorn.Config(_nobody, log_config=None), ServerState(), {})
-        made.on_message_begin()  # sets the rest
+        made.on_message_begin()  # initialises the remaining attributes
     except (TypeError, AttributeError) as error:
         return [f"HttpToolsProtocol: {error}"]
     taken = inspect.signature(RequestResponseCycle).parameters
@@ -90,7 +90,7 @@ def lacking() -> list[str]:
 
 
 def can_join() -> bool:
-    """Whether uvicorn's server has what joining and leaving ports takes; else the log says what is lost."""
+    """True if uvicorn's server can join and leave ports; else the log says what is lost."""
     codes = [each.__code__ for each in vars(uvicorn.Server).values() if hasattr(each, "__code__")]
     named = {name for code in codes for name in code.co_names}
     lacks = [f"Server.{name}" for name in OF_A_SERVER if name not in named]
@@ -100,4 +100,4 @@ def can_join() -> bool:
 
 
 async def _nobody(scope: Any, receive: Any, send: Any) -> None:
-    """No connection of its own is ever opened."""
+    """An app stub: the probe opens no connection."""

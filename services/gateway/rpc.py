@@ -1,4 +1,4 @@
-"""The gateway's gRPC port, where one is asked for: it needs packages that the rest doesn't."""
+"""The gateway's optional gRPC port: it needs extra packages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NEEDED = ("grpc", "google", "google.protobuf")
 
 
 def check_rpc(settings: GatewaySettings) -> None:
-    """Raises ConfigError where the port is taken, or a package is missing."""
+    """Check the gRPC port. Raises ConfigError if the port is in use, or a package is missing."""
     if not settings.grpc_port:
         return
     if not all(map(find_spec, NEEDED)):
@@ -29,7 +29,7 @@ def check_rpc(settings: GatewaySettings) -> None:
 
 @asynccontextmanager
 async def rpc_served(app: FastAPI, settings: GatewaySettings) -> AsyncIterator[None]:
-    """Serve gRPC within, through the application's door. Raises OSError."""
+    """Context manager: serve gRPC through the application's door. Raises OSError."""
     if not settings.grpc_port:
         yield
         return

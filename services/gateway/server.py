@@ -13,7 +13,7 @@ from common.settings import ConfigError
 from services.gateway.protocol import can_join, http_options
 from services.gateway.settings import GatewaySettings
 
-SEND_BUFFER_BYTES = 128 << 10  # per connection; the kernel takes twice that
+SEND_BUFFER_BYTES = 128 << 10  # per connection; the kernel doubles it
 KEEP_ALIVE_S = 75
 
 
@@ -32,7 +32,7 @@ class Server(uvicorn.Server):
         return contextlib.nullcontext()
 
     async def join(self, listener: socket.socket) -> None:
-        """Take connections at another port, too, once those of `serve` are taken."""
+        """Accept connections at another port, too, once `serve` does."""
         take_connections(listener)
         loop, config = asyncio.get_running_loop(), self.config
         joined = await loop.create_server(self._connection, sock=listener, ssl=config.ssl, backlog=config.backlog)
@@ -44,7 +44,7 @@ class Server(uvicorn.Server):
         return made
 
     def leave(self, port: int) -> None:
-        """Take no more connections at `port`: whoever else listens there gets them."""
+        """Stop accepting at `port`; other listeners get its connections."""
         for server in self.servers:
             if any(taken.getsockname()[1] == port for taken in server.sockets):
                 server.close()
@@ -56,8 +56,8 @@ def new_server(app: ASGIApp, settings: GatewaySettings) -> Server:
             app,
             log_level="warning",
             access_log=False,
-            proxy_headers=False,  # nobody asks where a client is
-            ws="none",  # another protocol would get round the bounds and the keys
+            proxy_headers=False,  # client addresses are never used
+            ws="none",  # WebSockets would bypass the limits and the keys
             timeout_keep_alive=KEEP_ALIVE_S,
             ssl_certfile=settings.tls_cert or None,
             ssl_keyfile=settings.tls_key or None,
@@ -67,7 +67,7 @@ def new_server(app: ASGIApp, settings: GatewaySettings) -> Server:
 
 
 def listen(host: str, port: int, flag: str = "--port", *, shared: bool = False) -> socket.socket:
-    """Bind before anything else starts, so that a port in use is one clear line, which names its `flag`. Raises ConfigError.
+    """Bind before anything else starts, so that a port in use gives one clear error with its `flag`. Raises ConfigError.
 
     The kernel deals the connections at a `shared` port out to all that share it, and to no dead one.
     """
@@ -75,11 +75,11 @@ def listen(host: str, port: int, flag: str = "--port", *, shared: bool = False) 
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     if shared:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    # Inherited by connections; asyncio sets it only for named protocols. Without it a reused connection's first token waits
-    # up to 40 ms for the client's delayed acknowledgement.
+    # Accepted sockets inherit it; asyncio sets it only for named protocols. Without it the first token on a reused connection
+    # waits up to 40 ms for the client's delayed ACK.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     _keep_alive(listener)
-    # The kernel's default of megabytes would hide clients that don't read.
+    # The kernel's default of megabytes would hide slow readers.
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
     try:
         listener.bind((host, port))
@@ -89,7 +89,7 @@ def listen(host: str, port: int, flag: str = "--port", *, shared: bool = False) 
 
 
 def take_connections(listener: socket.socket) -> None:
-    """Let clients connect. Raises ConfigError: of two that start at once both may bind, and only one may listen."""
+    """Listen. Raises ConfigError: two processes that start together may both bind, but only one may listen."""
     host, port = listener.getsockname()[:2]
     try:
         listener.listen()
@@ -102,7 +102,7 @@ def _in_use(host: str, port: int, error: OSError, flag: str = "--port") -> Confi
 
 
 def _keep_alive(listener: socket.socket) -> None:
-    """Have the kernel look for clients that say nothing: one whose host is gone has lost its connection after a minute."""
+    """Enable TCP keep-alive probes: the connection of a client whose host died ends after a minute."""
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 3)):
         if hasattr(socket, name):

@@ -1,4 +1,4 @@
-"""Settings of `baton gateway`, and what they mean for its parts."""
+"""Settings of `baton gateway`, and their conversion for its components."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pydantic import Field, field_validator, model_validator
 from common.settings import AUTO_BELOW_0, OFF, PREFIX, ConfigError, Id, Port, Positive, Seconds
 from services.runtime.settings import ModelSettings, ServiceLevelOptions, from_root
 
-# Imported where they are made: help waits for no client and no gateway.
+# Imported on use: help waits for no client and no gateway.
 if TYPE_CHECKING:
     from gateway.admission.policy import RequestLimits
     from gateway.batches.records import BatchLimits
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 DAY_S = 86_400.0
-JINJA = ("{{", "{%", "\n")  # what no name of a file has
+JINJA = ("{{", "{%", "\n")  # marks of a template, which no file name has
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[a-z0-9.\[\]:_-]+\Z")
 
 
@@ -144,11 +144,11 @@ class GatewaySettings(ModelSettings, ServiceLevelOptions):
 
     @property
     def public_ports(self) -> dict[str, int]:
-        """The ports that clients know, by their flags. Gateways with a port of their own share them."""
+        """Ports that clients know, by their flags. Gateways with a port of their own share them."""
         return {"--port": self.port} | ({"--ollama-port": self.ollama_port} if self.ollama_port else {})
 
     def limits(self) -> RequestLimits:
-        """Bounds of what this gateway accepts."""
+        """Limits of accepted requests."""
         from gateway.admission.policy import RequestLimits
 
         return RequestLimits(
@@ -165,7 +165,7 @@ class GatewaySettings(ModelSettings, ServiceLevelOptions):
         return ServiceLevels(ttft_s=self.ttft_slo_ms / 1000, tpot_s=self.tpot_slo_ms / 1000)
 
     def batches(self) -> BatchLimits:
-        """Bounds of the Batch API."""
+        """Limits of the Batch API."""
         from gateway.batches.records import BatchLimits
 
         return BatchLimits(
@@ -175,13 +175,13 @@ class GatewaySettings(ModelSettings, ServiceLevelOptions):
         )
 
     def responses(self) -> ResponseLimits:
-        """Bounds of what the Responses API keeps."""
+        """Limits of the Responses API's storage."""
         from gateway.responses.records import ResponseLimits
 
         return ResponseLimits(store_bytes=self.responses_store_mb << 20, keep_s=self.responses_keep_days * DAY_S)
 
     def web(self) -> WebAccess:
-        """The rights of web pages."""
+        """Access of web pages (CORS)."""
         from gateway.http.origins import WebAccess
 
         hosts = tuple(host.lower() for host in _entries(self.allowed_hosts))
@@ -195,7 +195,7 @@ class GatewaySettings(ModelSettings, ServiceLevelOptions):
 
     @property
     def called_by_workers(self) -> dict[str, str]:
-        """Each model's name at its workers, where it is another one. Raises ConfigError."""
+        """The workers' name of each model, if it differs. Raises ConfigError."""
         named = dict(entry.rpartition("=")[::2] for entry in _entries(self.worker_models))
         folders = self.folders
         if "" in named and len(folders) == 1:
@@ -212,7 +212,7 @@ class GatewaySettings(ModelSettings, ServiceLevelOptions):
 
     @property
     def aliases(self) -> dict[str, str]:
-        """Further names -> the served model's. Raises ConfigError."""
+        """Aliases -> the served model's name. Raises ConfigError."""
         folders, found = self.folders, dict[str, str]()
         for entry in _entries(self.alias):
             name, _, model = (part.strip() for part in entry.partition("="))
@@ -226,7 +226,7 @@ class GatewaySettings(ModelSettings, ServiceLevelOptions):
         return found
 
     def parsers(self, model: str) -> Parsers:
-        """The formats of a model's answers. Raises ConfigError."""
+        """Tool and reasoning parsers by model. Raises ConfigError."""
         from gateway.parsing.choose import Parsers
 
         named = {"calls": self.tool_call_parser, "reasoning": self.reasoning_parser}
@@ -240,7 +240,7 @@ class GatewaySettings(ModelSettings, ServiceLevelOptions):
         return Parsers(**found)
 
     def template(self, model: str) -> str:
-        """The chat template that a model is given; "": its own. Raises ConfigError for what is no template."""
+        """The chat template given for a model; "": its own. Raises ConfigError if it is no template."""
         from gateway.templates.template import check_template
 
         text, flag = self.chat_template, "--chat-template"
@@ -260,7 +260,7 @@ class GatewaySettings(ModelSettings, ServiceLevelOptions):
         return text
 
     def _of_model(self, flag: str, text: str, model: str) -> str:
-        """A value for one model, or for all: `a`, or `chat=a,coder=b`. Raises ConfigError for a model that isn't served."""
+        """A value for one model or for all: `a`, or `chat=a,coder=b`. Raises ConfigError for an unknown model."""
         named = dict(entry.partition("=")[::2] for entry in _entries(text))
         for name, said in named.items():
             if said and name not in self.folders:
@@ -314,7 +314,7 @@ class GatewaySettings(ModelSettings, ServiceLevelOptions):
             raise ConfigError("--tls-key is given without --tls-cert: give both, or none for HTTP")
         for model in self.folders:
             self.parsers(model)
-        _ = self.aliases  # a wrong one is told now
+        _ = self.aliases  # validates them now
         if self.host not in LOOPBACK and not self.keys and not self.tenants:
             raise ConfigError(
                 f"--host {self.host} is not loopback: set {PREFIX}API_KEYS (--api-keys) or --tenants, "
@@ -324,5 +324,5 @@ class GatewaySettings(ModelSettings, ServiceLevelOptions):
 
 
 def _entries(text: str) -> list[str]:
-    """The comma-separated entries."""
+    """Split a comma-separated list."""
     return [entry.strip() for entry in text.split(",") if entry.strip()]

@@ -1,4 +1,4 @@
-"""A gateway's place at a port that it shares with others: taken once it serves, left while its event loop stands still."""
+"""A gateway's listener on a shared port: opened once it serves, closed while its event loop is stuck."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ log = logging.getLogger("baton.gateway")
 
 
 class SharedPort:
-    """A port that gateways share, as `server` listens on it. `listener` is bound and not yet used."""
+    """A port that gateways share, as `server` listens on it. `listener` is bound but not listening yet."""
 
     def __init__(self, server: Server, listener: socket.socket, settings: GatewaySettings) -> None:
         self._server = server
@@ -26,7 +26,7 @@ class SharedPort:
         self._moves_again = asyncio.Event()
 
     async def hold(self) -> None:
-        """Take connections there until cancelled. The caller closes it then: see `Server.leave`."""
+        """Accept connections until cancelled. The caller closes the listener then: see `Server.leave`."""
         try:
             await self._take()
             with Standstill(self._leave, self._back):
@@ -43,7 +43,7 @@ class SharedPort:
         tell_listening(self._listener, self._settings)
 
     def _leave(self) -> None:
-        """From another thread: the kernel deals it no more connections. Closing it is the event loop's."""
+        """Stop listening, from another thread: the kernel sends it no more connections. The event loop closes it later."""
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RD)
 

@@ -1,4 +1,4 @@
-"""A gateway whose event loop stands still leaves the port that it shares: the kernel would go on dealing it connections.
+"""The watchdog of a gateway's event loop: a stuck gateway leaves its shared port, where it would still get connections.
 
 A second thread sees it. A process that was stopped as a whole has no such thread: `baton up`, a probe or a person ends that.
 """
@@ -19,11 +19,11 @@ log = logging.getLogger("baton.gateway")
 
 STANDS_AFTER_S = 2.0
 BEAT_S = 0.25
-LINES = 3  # frames in the log
+LINES = 3  # stack frames in the log
 
 
 class Standstill:
-    """Calls `leave` in a thread once this loop has not moved for a while, and `back` in the loop as soon as it does again."""
+    """Calls `leave` in a thread once the loop has not run for a while, and `back` in the loop as soon as it runs again."""
 
     def __init__(self, leave: Callable[[], None], back: Callable[[], None], *, after_s: float = STANDS_AFTER_S) -> None:
         self._leave = leave
@@ -57,20 +57,20 @@ class Standstill:
             was_stopped, looked_at = (
                 now - looked_at > self._after_s / 2,
                 now,
-            )  # this thread, too: the loop gets its time
+            )  # this thread sleeps, too, so the loop gets the GIL
             if was_stopped:
                 self._moved_at = max(self._moved_at, now - self._after_s / 2)
             elif now - self._moved_at > self._after_s:
                 self._stands(now)
 
     def _stands(self, now: float) -> None:
-        """Leave, and wait until the loop moves."""
+        """Leave, and wait until the loop runs again."""
         frame = sys._current_frames().get(self._loop_thread)
         where = traceback.format_stack(frame)[-LINES:] if frame is not None else []
         log.error("gateway.stands_still", extra={"for_s": round(now - self._moved_at, 1), "where": "".join(where)})
         self._leave()
-        with contextlib.suppress(RuntimeError):  # the loop is closed
-            # Before it looks at its sockets: one that has left would be an error there.
+        with contextlib.suppress(RuntimeError):  # the loop was closed
+            # Runs before the loop polls its sockets: polling one that has left would be an error.
             self._loop.call_soon_threadsafe(self._back)
         stood_at = self._moved_at
         while self._moved_at == stood_at and not self._over.wait(BEAT_S):

@@ -1,1 +1,1 @@
-"""The process that CPU workers of `baton up` are forked of."""
+"""The process from which `baton up` forks its CPU workers."""

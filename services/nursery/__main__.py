@@ -1,4 +1,4 @@
-"""Where the CPU workers of `baton up` come from: a process that imported what they need, once, and is forked for each.
+"""The nursery of `baton up`: a process that imports once what CPU workers need, and is forked for each.
 
 They share its memory until they write to it: what was imported and, where there are several, the weights. It has one thread
 and opens nothing: no loop, no socket but the one on its standard input, no pool of threads, no device. So a fork has all that
@@ -21,13 +21,13 @@ from services.runtime.memory import importing, keep_what_is_loaded
 
 GO = b"1"
 ALONE_S = 5.0
-OF_GPUS = ("cuda.bindings", "pynvml")  # which torch looks for
+OF_GPUS = ("cuda.bindings", "pynvml")  # modules that torch probes for
 
 
 def main() -> int:
-    """Import; then answer each `Birth` on standard input with a new process, until there are no more."""
+    """Import; then answer each `Birth` on standard input with a new process, until the input ends."""
     caller = os.getppid()
-    # A collection in a worker would write to every object that it looks at, and that page is shared no more.
+    # A garbage collection in a worker would write to every object it visits, and unshare its page.
     with importing(*OF_GPUS):
         from engine.processor import settle
         from services.worker.process import build_lender
@@ -45,7 +45,7 @@ def main() -> int:
             try:
                 begin(birth)
             except OSError:
-                link.send(b"")  # as at the nursery's end
+                link.send(b"")  # as the nursery does when it exits
                 raise
             link.send(str(os.getpid()).encode())
             link.close()
@@ -54,7 +54,7 @@ def main() -> int:
 
 
 def is_alone() -> bool:
-    """Whether no other thread runs here; one that helped to load may need a moment to be gone."""
+    """True if no other thread runs; loading threads may need a moment to exit."""
     give_up_at = time.monotonic() + ALONE_S
     while len(os.listdir("/proc/self/task")) > 1:
         if time.monotonic() > give_up_at:
@@ -64,7 +64,7 @@ def is_alone() -> bool:
 
 
 def forked(caller: int, link: socket.socket) -> bool:
-    """Fork; whether this is the new process. It is a child of the caller, as if that had started it, and dies with it.
+    """Fork; return True in the new process. It is a child of the caller, as if started by it, and dies with it.
 
     A process between the two ends at once, so that the caller gets the orphan: see `services.runtime.linux.adopt_orphans`.
     The caller is told its pid first, so that it notices an early death; nothing if there is no memory for another process.
@@ -79,7 +79,7 @@ def forked(caller: int, link: socket.socket) -> bool:
         os.close(born)
         os.waitpid(between, 0)
         link.send(pid)
-        with contextlib.suppress(BrokenPipeError):  # it is dead already
+        with contextlib.suppress(BrokenPipeError):  # the child is dead already
             os.write(tell, GO)
         os.close(tell)
         return False
@@ -95,7 +95,7 @@ def forked(caller: int, link: socket.socket) -> bool:
             os._exit(0)
     os.close(born)
     os.close(bear)
-    went_on = os.read(told, len(GO)) == GO  # else the nursery was ended meanwhile
+    went_on = os.read(told, len(GO)) == GO  # otherwise the nursery was stopped meanwhile
     os.close(told)
     die_with_parent()
     if not went_on or os.getppid() != caller:
@@ -104,10 +104,10 @@ def forked(caller: int, link: socket.socket) -> bool:
 
 
 def begin(birth: Birth) -> None:
-    """Make this process what it would be if it had been started by itself: session, log, variables, name."""
+    """Set up this process as if it had been started by itself: session, log, variables, name."""
     os.setsid()
     log = os.open(birth.log_file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
-    os.write(log, os.pread(2, MAX_BYTES, 0))  # what importing said
+    os.write(log, os.pread(2, MAX_BYTES, 0))  # output of the imports
     nothing = os.open(os.devnull, os.O_RDONLY)
     for descriptor, standard in ((nothing, 0), (log, 1), (log, 2)):
         os.dup2(descriptor, standard)

@@ -1,4 +1,4 @@
-"""The message of `baton up` to the nursery of a worker. It imports nothing that workers need."""
+"""The message in which `baton up` asks the nursery for a worker. It imports nothing that workers need."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ MAX_BYTES = 64 << 10
 
 
 class Birth(msgspec.Struct, frozen=True):
-    """A worker to be; its pid is the answer."""
+    """A worker to fork; the reply is its pid."""
 
     service: str  # prefill, decode or worker
-    variables: dict[str, str]  # besides those that the nursery has
+    variables: dict[str, str]  # added to the nursery's own
     log_file: str
-    has_twins: bool = False  # others come with the same settings
+    has_twins: bool = False  # other workers have the same settings

@@ -1,1 +1,1 @@
-"""The planner: which workers prefill and which decode, moved by load and service levels."""
+"""The planner process: moves workers between prefill and decode by load and service levels."""

@@ -1,4 +1,4 @@
-"""Settings of `baton planner`, and what they mean for its decisions."""
+"""Settings of `baton planner`, and their conversion for its policy."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic import Field
 from common.settings import OFF, Id, Port
 from services.runtime.settings import LogOptions, NatsOptions, ServiceLevelOptions
 
-# Imported where they are made: help waits for no client and no gateway.
+# Imported on use: help waits for no client and no gateway.
 if TYPE_CHECKING:
     from planner.planner import PlannerConfig
 
@@ -32,7 +32,7 @@ class PlannerSettings(NatsOptions, LogOptions, PlannerOptions):
     )
 
     def config(self, planner_id: str, incarnation: int) -> PlannerConfig:
-        """The decision's settings for this life of the planner of this name."""
+        """The planner's configuration for this incarnation."""
         from planner.planner import PlannerConfig
         from planner.settings import PlanSettings
 

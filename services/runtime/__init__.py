@@ -1,1 +1,1 @@
-"""The common part of processes: signals, connections, tracing, logging, servers as children."""
+"""Code that services share: settings, signals, connections, tracing, logging, and servers as children."""

@@ -1,4 +1,4 @@
-"""Baton's commands: where each is, what it does in a line, where its settings are. Imports little, so that help is quick."""
+"""Baton's commands: package, one-line description, settings class. Imports little, so that help is quick."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class Command(NamedTuple):
-    """A package with a `__main__`, and the class of its settings as module:class ("": it has none)."""
+    """A package with a `__main__`, and its settings as module:class ("": none)."""
 
     package: str
     about: str
@@ -59,20 +59,20 @@ COMMANDS = {
 
 
 def settings_of(command: str) -> type[BaseModel] | None:
-    """The class of a command's settings."""
+    """The settings class of a command."""
     module, _, name = COMMANDS[command].settings.partition(":")
     kind: type[BaseModel] | None = getattr(import_module(module), name) if module else None
     return kind
 
 
 def known_names() -> frozenset[str]:
-    """The names of all commands' settings. Loads them all."""
+    """The names of all commands' settings. Imports them all."""
     kinds = [kind for command in COMMANDS if (kind := settings_of(command)) is not None]
     return frozenset(name for kind in kinds for name in kind.model_fields)
 
 
 def remedy() -> str:
-    """How to get packages that are missing, here. Never by the distribution's name: on PyPI a stranger may have it."""
+    """The command that installs missing packages. Never by the distribution's name: on PyPI it may be a stranger's."""
     if (ROOT / "Makefile").is_file():
         return f"run `make setup` in {ROOT}"
     return "`pip install '.[all]'` in Baton's folder (pipx: `pipx install --force '.[all]'`)"

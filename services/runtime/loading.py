@@ -1,4 +1,4 @@
-"""Settings of a command: by flag, `BATON_…` variable or file, checked at start.
+"""Loading a command's settings from flags, `BATON_…` variables or a file, validated at start.
 
 Precedence: flag > variable > file (`--config baton.toml`) > default. A wrong flag or value stops the start, and the nearest
 known name is told; an unknown variable is only warned of, as it may be another release's.
@@ -22,9 +22,9 @@ from services.runtime.flags import ARGUMENTS, choices_of, flag_of, number, parse
 from services.runtime.removed import is_removed, removed_from
 
 MAX_KEY_FILE = 64 << 10
-SECRETS = ("api_key", "api_keys", "admin_key", "metrics_key")  # `@FILE` means what the file says
-SHOWN_FOR_LONG = ("api_keys", "admin_key", "metrics_key")  # those of services, which run on and on
-WORDS = {  # pydantic's kinds of errors, in ours
+SECRETS = ("api_key", "api_keys", "admin_key", "metrics_key")  # `@FILE` stands for the file's contents
+SHOWN_FOR_LONG = ("api_keys", "admin_key", "metrics_key")  # those of long-running services
+WORDS = {  # pydantic's error types in our words
     "int_parsing": "a whole number is needed",
     "int_type": "a whole number is needed",
     "int_from_float": "a whole number is needed",
@@ -54,7 +54,7 @@ def load_settings(
     values |= _from_environment(kind, environment, gone)
     given = {name: value for name, value in flags.items() if value is not None}
     for name, value in given.items():
-        if str(value) == "0" and words_of(kind.model_fields[name]).get(0) == "auto":  # processes hand it on as 0
+        if str(value) == "0" and words_of(kind.model_fields[name]).get(0) == "auto":  # internally it is passed on as 0
             raise ConfigError(f"{flag_of(name)} 0: more than 0 is needed, or auto")
     values |= given
     for name in SECRETS:
@@ -70,7 +70,7 @@ def load_settings(
 
 
 def as_environment(settings: BaseModel, kind: type[BaseModel]) -> dict[str, str]:
-    """Environment variables that give `kind` the values of `settings`, for the services of `baton up`."""
+    """Variables that pass `settings` on to `kind`, for the services of `baton up`."""
     names = [name for name in kind.model_fields if hasattr(settings, name)]
     return {f"{PREFIX}{name.upper()}": str(getattr(settings, name)) for name in names}
 
@@ -112,7 +112,7 @@ def _from_file(kind: type[BaseModel], path: Path, gone: Mapping[str, str]) -> di
 
 
 def _read(flag: str, file: Path) -> str:
-    """A file's keys: a line each, or by commas."""
+    """The keys in a file: one a line, or comma-separated."""
     try:
         text = file.read_bytes()[:MAX_KEY_FILE].decode()
     except (OSError, UnicodeDecodeError) as error:

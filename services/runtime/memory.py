@@ -1,4 +1,4 @@
-"""The memory of a process after its start: out of the garbage collector's sight, and nothing that only the start needed.
+"""Memory after start-up: loaded objects leave the garbage collector, and freed memory goes back to the system.
 
 A full collection walks all 85,000 containers of a gateway (a worker: 250,000) and stops its streams for 60 (140) ms on a
 slow core. Collections while modules are imported take a fifth of that time and find nothing.
@@ -12,16 +12,16 @@ import gc
 import sys
 from collections.abc import Iterator
 
-YOUNG = 10_000  # new containers between two looks
+YOUNG = 10_000  # allocations between two young collections
 
 
-# Modules that packages import where installed and Baton never uses: the Redis client imports OpenTelemetry's metrics.
+# Optional imports of packages that Baton never uses: the Redis client imports OpenTelemetry's metrics.
 UNUSED = ("opentelemetry.sdk.metrics",)
 
 
 @contextlib.contextmanager
 def importing(*unused: str) -> Iterator[None]:
-    """Import what a process needs inside: it is kept for good, and later collections pass it by.
+    """Context manager for imports that stay for good: later collections skip them.
 
     Packages see neither `UNUSED` nor `unused` there, as if they were not installed; afterwards both can be imported.
     """
@@ -38,7 +38,7 @@ def importing(*unused: str) -> Iterator[None]:
 
 
 def keep_what_is_loaded() -> None:
-    """Call it once, when everything is loaded: later collections then see only newer objects."""
+    """Freeze all loaded objects, once: later collections see only newer ones."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(YOUNG, *gc.get_threshold()[1:])
@@ -46,7 +46,7 @@ def keep_what_is_loaded() -> None:
 
 
 def give_back() -> None:
-    """Return freed memory to the system: glibc keeps it in each thread's arena, hundreds of MB after weights were loaded."""
+    """Return freed memory to the system: glibc keeps it in each thread's arena, hundreds of MB after loading weights."""
     if sys.platform != "linux":
         return
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # musl has none

@@ -1,4 +1,4 @@
-"""A process's name on the bus: made up where none is given, refused while another has it, given up to an older one.
+"""A process's name on the bus: generated if none is given, refused while in use, yielded to an older process.
 
 The bus alone decides, because Redis may be away.
 """
@@ -22,25 +22,25 @@ from common.errors import NobodyListensError, UnavailableError
 from common.messages import INCARNATION_BITS, GatewayState, WorkerState
 from common.settings import ConfigError
 
-if TYPE_CHECKING:  # a name can be made up without a bus
+if TYPE_CHECKING:  # names can be generated without a bus
     from common.bus import Bus
 
 log = logging.getLogger("baton.names")
 
 TAG = r"[0-9a-f]{6}"
-HOST_CHARS = 40  # an id has 64 at most
+HOST_CHARS = 40  # ids have at most 64
 ANSWER_S = 0.5
 ASK_AGAIN_S = 0.1
-LEASE_S = 3.0  # a holder that neither answers nor beats for so long is dead
-RIVAL_BEATS, RIVAL_S = 3, 1.0  # a message on its way when its sender died is no rival
+LEASE_S = 3.0  # a silent holder is dead after this
+RIVAL_BEATS, RIVAL_S = 3, 1.0  # a message delayed past its sender's death is no rival
 MAX_RIVALS = 8
-FRACTION_BITS = 8  # among equally large groups the one with the older worker counts
+FRACTION_BITS = 8  # ties between equally large groups go to the older worker
 
 Beat = WorkerState | GatewayState
 
 
 def made_up(kind: str, tag: str = "") -> str:
-    """`prefill-gpu7-3fa29c`: what it is, the host, and a tag, random unless given."""
+    """Generate a name like `prefill-gpu7-3fa29c`: role, host, and a tag, random unless given."""
     host = re.sub(r"[^A-Za-z0-9_-]+", "-", socket.gethostname().partition(".")[0])[-HOST_CHARS:]
     return "-".join(part for part in (kind, host.strip("-"), tag or made_up_tag()) if part)
 
@@ -50,7 +50,7 @@ def made_up_tag() -> str:
 
 
 def new_incarnation() -> int:
-    """Return the number of a life that begins now: seconds, `FRACTION_BITS` of their fraction, chance. Later ones are larger."""
+    """Return a new incarnation number: seconds, `FRACTION_BITS` of their fraction, random bits. Later ones are larger."""
     seconds, ns = divmod(time.time_ns(), 10**9)
     chance = INCARNATION_BITS - FRACTION_BITS
     fraction = (ns << FRACTION_BITS) // 10**9
@@ -59,7 +59,7 @@ def new_incarnation() -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Name:
-    """A process's name, and where its holder is met."""
+    """A process's name, and the subjects at which its holder answers and beats."""
 
     id: str
     incarnation: int
@@ -68,7 +68,7 @@ class Name:
     beat_decoder: msgspec.msgpack.Decoder[Any]
     ask: Callable[
         [], Awaitable[object]
-    ]  # a holder's answer; raises NobodyListensError, or UnavailableError without one
+    ]  # asks the holder; raises NobodyListensError, or UnavailableError without an answer
 
     @property
     def taken(self) -> ConfigError:
@@ -77,19 +77,19 @@ class Name:
 
 
 class Rivals:
-    """Other processes that beat under this one's name. Without I/O; `clock` in seconds."""
+    """Other processes heard under this one's name. Without I/O; `clock` in seconds."""
 
     def __init__(self, name: Name, clock: Callable[[], float] = time.monotonic) -> None:
         self._name = name
         self._clock = clock
-        self._heard: dict[int, list[float]] = {}  # incarnation -> its first beats and the last one
+        self._heard: dict[int, list[float]] = {}  # incarnation -> its first heartbeats and the last one
 
     @property
     def any(self) -> bool:
         return bool(self._heard)
 
     def saw(self, beat: Beat) -> None:
-        """Take a heartbeat of the name, ours among others."""
+        """Take a heartbeat under the name, ours included."""
         if beat.incarnation == self._name.incarnation:
             return
         if isinstance(beat, WorkerState) and beat.status.is_gone:
@@ -103,7 +103,7 @@ class Rivals:
 
     @property
     def living(self) -> list[int]:
-        """Incarnations that beat steadily."""
+        """Incarnations with a steady heartbeat."""
         now = self._clock()
         return [
             incarnation
@@ -113,7 +113,7 @@ class Rivals:
 
 
 async def refuse_taken(name: Name, rivals: Rivals) -> None:
-    """Return when the name is free. Raises ConfigError if its holder answers or beats.
+    """Return if the name is free. Raises ConfigError if its holder answers or beats.
 
     NATS tells at once of a killed holder. One whose host vanished is waited for: `LEASE_S`.
     """
@@ -134,7 +134,7 @@ async def refuse_taken(name: Name, rivals: Rivals) -> None:
 
 @contextlib.asynccontextmanager
 async def held(bus: Bus, name: Name) -> AsyncIterator[Callable[[], Awaitable[None]]]:
-    """Keep the name for as long as the context lasts; yields the question, to repeat before anybody is answered under it.
+    """Context manager: hold the name; yields the check to repeat before anything is answered under it.
 
     Two may begin at the same instant, or meet when a divided bus is whole again: the younger one ends, with ConfigError.
     """
@@ -158,7 +158,7 @@ async def held(bus: Bus, name: Name) -> AsyncIterator[Callable[[], Awaitable[Non
 
 
 async def _watch(name: Name, rivals: Rivals, owner: asyncio.Task[Any], lost: asyncio.Event) -> None:
-    """Cancel the owner when an older process of its name lives."""
+    """Cancel the owner if an older process has the name."""
     named = set[int]()
     while True:
         await asyncio.sleep(RIVAL_S / 4)

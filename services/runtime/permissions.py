@@ -1,4 +1,4 @@
-"""Permissions on NATS and Redis: a user for each process, with its role's permissions only.
+"""Permissions on NATS and Redis: one user a process, with its role's permissions only.
 
 A process's user can't read another's messages: not a gateway's frames, and no answers. Where ids are not known beforehand
 (replicas), one user stands for every process of its role (`id` "*").
@@ -25,7 +25,7 @@ EVERY_ID = "*"
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A process that may connect, or with `id` "*" every process of a role."""
+    """A process that may connect; `id` "*" stands for every process of a role."""
 
     role: Role
     id: str = EVERY_ID
@@ -37,7 +37,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Permissions:
-    """Subjects that a NATS user may publish to and subscribe to. Answers to its own requests are always allowed."""
+    """Subjects that a NATS user may publish and subscribe to. Replies to its own requests are always allowed."""
 
     publish: tuple[str, ...]
     subscribe: tuple[str, ...]
@@ -79,7 +79,7 @@ def redis_rules(member: Member, *, beside_0_1_0: bool = False) -> str:
         functions += [f"baton2_budget_{name}" for name in ("take", "settle", "left", "renew")]
         functions += [
             f"baton3_{name}" for name in ("place", "release", "charged", "states")
-        ]  # 0.1.0's, and the next ones
+        ]  # 0.1.0's, and the later ones
         functions += [f"baton_budget_{name}" for name in ("take", "settle", "left")]
         commands = (
             "+function|load +time +get +set +del +incrby +decrby +expire +pexpire +hget +hmget +hset +hdel +smembers +srem "
@@ -101,7 +101,7 @@ def _rules(keys: str, functions: Sequence[str], commands: str) -> str:
 
 
 def _worker_of_0_1_0(own: str) -> str:
-    """A selector. That release's workers entered themselves into what all workers share."""
+    """An ACL selector: workers of that release registered themselves in keys that all workers share."""
     keys = f"~baton:worker:{own} ~baton:workers ~baton:block:* ~baton:charges:*:{own} ~baton:load:*:{own} "
     keys += f"~baton:ready:* ~baton:home:{own} ~baton:rate:*"
     calls = " ".join(f"+fcall|baton3_{name}" for name in ("register", "unregister", "announce"))
@@ -111,10 +111,10 @@ def _worker_of_0_1_0(own: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Users:
-    """A deployment's users: the servers' configuration, and a folder with a file of `user:password` for each."""
+    """A deployment's users: the servers' configuration, and a folder with a `user:password` file for each."""
 
     folder: Path
-    nats: str = field(repr=False)  # a part of nats-server's configuration
+    nats: str = field(repr=False)  # a fragment of nats-server's configuration
     redis: str = field(repr=False)  # an ACL file
     admin_nats: Login
     admin_redis: Login
@@ -127,7 +127,7 @@ class Users:
 
 
 def make_users(members: Sequence[Member], folder: Path, *, beside_0_1_0: bool = False) -> Users:
-    """Make a password for each member and an admin on each server; write them to files of mode 0600 in `folder`.
+    """Generate a password for each member and an admin on each server; write them to files of mode 0600 in `folder`.
 
     `beside_0_1_0`: see `redis_rules`.
     """
@@ -163,7 +163,7 @@ def redis_users(logins: Sequence[tuple[Member, Login]], *, beside_0_1_0: bool = 
 
 
 def make_login(user: str) -> Login:
-    """A login with a password of 256 bits."""
+    """Generate a login with a 256-bit password."""
     return Login(user, secrets.token_urlsafe(32))
 
 
@@ -193,7 +193,7 @@ def _gateway(gateway: str, inbox: str) -> Permissions:
             f"baton.frames.{gateway}.*",
             f"baton.console.{gateway}",
             subjects.ALL_HEARTBEATS,
-            subjects.ALL_GATEWAY_HEARTBEATS,  # admission counts the prompts of other gateways
+            subjects.ALL_GATEWAY_HEARTBEATS,  # admission counts other gateways' prompts
             subjects.PLANNER,  # the console shows its decisions
             subjects.kept_response("*", "*", "events", "*"),  # streams of background responses
             f"$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.{jobs}.*",
@@ -202,7 +202,7 @@ def _gateway(gateway: str, inbox: str) -> Permissions:
 
 
 def _kept(stream: str, work: str, kinds: Sequence[str]) -> tuple[str, ...]:
-    """Return gateways' permissions for a kept stream and its work queue: they own both, and share the consumers."""
+    """Gateways' permissions for a durable stream and its work queue: they own both, and share the consumers."""
     root = subjects.root_of(work)
     return (
         f"{subjects.root_of(stream)}.>",
@@ -216,14 +216,14 @@ def _kept(stream: str, work: str, kinds: Sequence[str]) -> tuple[str, ...]:
     )
 
 
-# The Batch API and kept responses are the gateways' alone.
+# Only gateways use the streams of the Batch API and of kept responses.
 _BATCHES = (
     *_kept(subjects.BATCH_STREAM, subjects.BATCH_WORK_STREAM, ("line", "step")),
-    f"$JS.API.STREAM.INFO.{subjects.BATCH_STREAM}",  # uploads leave room for results
+    f"$JS.API.STREAM.INFO.{subjects.BATCH_STREAM}",  # uploads reserve room for results
 )
 _RESPONSES = _kept(subjects.RESPONSES_STREAM, subjects.RESPONSES_WORK_STREAM, ("run",))
 
-# Keys made at run time, and what each key used: any gateway may make and revoke, as its administrators may there.
+# Keys made at run time, and each key's usage: any gateway may create and revoke keys, as its admins may.
 _KEYS = (
     subjects.KEYS,
     *(
@@ -235,12 +235,12 @@ _KEYS = (
 
 
 def _worker(worker: str, inbox: str) -> Permissions:
-    """Prefill and decode alike: both claim jobs, exchange handoffs and send tokens."""
+    """Permissions of prefill and decode alike: claim jobs, exchange handoffs, send tokens."""
     jobs = subjects.JOBS_STREAM
     consumer = EVERY_ID if worker == EVERY_ID else f"worker-{worker}"
     return Permissions(
         publish=(
-            # Release 0.1.0's, which don't bind the speaker.
+            # Release 0.1.0's subjects, which don't carry the speaker.
             "baton.gateway.*",
             "baton.frames.*",
             "baton.worker.*",
@@ -266,7 +266,7 @@ def _worker(worker: str, inbox: str) -> Permissions:
 
 
 def _nats_user(login: Login, permissions: Permissions) -> str:
-    """One user. NATS reads JSON's strings and lists, but a password `$NAME` would be a variable of the server."""
+    """One user's entry. NATS accepts JSON strings and lists, but a password `$NAME` would be a variable of the server."""
     password = login.password if login.password.startswith("$") else json.dumps(login.password)
     return (
         f"    {{\n      user: {json.dumps(login.user)}, password: {password}\n      permissions: {{\n"

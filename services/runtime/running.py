@@ -1,4 +1,4 @@
-"""The record of a running `baton up`: a file that tools read, so that they find it without options."""
+"""The record of a running `baton up`: a file in which tools find it without options."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ MAX_BYTES = 64 << 10
 
 
 class Running(msgspec.Struct, frozen=True, kw_only=True):
-    """Fields are only added, with defaults: a tool may be older or newer than what runs. Secrets stay in files of their own."""
+    """The record. Fields are only added, with defaults: a tool may be older or newer. Secrets stay in files of their own."""
 
     url: str
     pid: int
-    born: str = ""  # when the kernel started it: numbers are given out again
+    born: str = ""  # the kernel's start time: pids are reused
     started_unix: float = 0.0
     release: str = ""
     model: str = ""  # the folder; "": several models
     served_model_name: str = ""
-    observer: dict[str, str] = {}  # settings with which a tool reaches NATS and Redis, to look on
-    api_key_file: str = ""  # "": no key is needed, or only its hash is known here
+    observer: dict[str, str] = {}  # settings for tools that observe NATS and Redis
+    api_key_file: str = ""  # "": no key is needed, or only its hash is known
     admin_key_file: str = ""
     certificate: str = ""  # the gateway's own (PEM), where it serves HTTPS
     logs: str = ""
-    own_urls: list[str] = []  # each gateway by itself, where several share `url`
+    own_urls: list[str] = []  # one for each gateway, where several share `url`
 
     @property
     def is_alive(self) -> bool:
@@ -40,7 +40,7 @@ class Running(msgspec.Struct, frozen=True, kw_only=True):
 
 @contextlib.contextmanager
 def announced(running: Running, folder: Path) -> Iterator[None]:
-    """Tools find `running` by `folder` while the context is open."""
+    """Context manager: publish the record in `folder`."""
     file = folder / FILE
     unfinished = folder / f"{FILE}.new"
     write_secret(unfinished, msgspec.json.format(msgspec.json.encode(running), indent=2).decode() + "\n")
@@ -52,9 +52,9 @@ def announced(running: Running, folder: Path) -> Iterator[None]:
 
 
 def find_running(folder: Path) -> tuple[Path, Running] | None:
-    """The folder and words of a live `baton up`: of `folder` here or in a folder above, else in Baton's own."""
+    """The folder and record of a live `baton up`: in `folder`, here or above, else in Baton's own."""
     above = list[Path]()
-    with contextlib.suppress(FileNotFoundError):  # the folder that we are in was removed
+    with contextlib.suppress(FileNotFoundError):  # the working directory was removed
         above = [Path.cwd(), *Path.cwd().parents]
     for place in dict.fromkeys([*above, ROOT]):
         running = read_running(place / folder)
@@ -64,7 +64,7 @@ def find_running(folder: Path) -> tuple[Path, Running] | None:
 
 
 def read_running(folder: Path) -> Running | None:
-    """Return the record in `folder`; None when nothing runs there, or another user may have written it."""
+    """Return the record in `folder`; None if nothing runs there, or another user may have written it."""
     file = folder / FILE
     try:
         with file.open("rb") as opened:
@@ -78,7 +78,7 @@ def read_running(folder: Path) -> Running | None:
 
 
 def birth_of(pid: int) -> str:
-    """When the process started, in the kernel's words; "" when there is none."""
+    """The process's start time in the kernel's words; "" for no process."""
     try:
         os.kill(pid, 0)
     except PermissionError:

@@ -1,4 +1,4 @@
-"""The real NATS and Redis servers as child processes: found on PATH or inside the Python packages that carry them.
+"""NATS and Redis servers as child processes: found on PATH or inside the Python packages that carry them.
 
 For `baton up` and the tests, with the configuration that `deploy/` ships. Both listen on 127.0.0.1 alone.
 """
@@ -26,14 +26,14 @@ DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 START_TIMEOUT_S = 15.0
 STOP_TIMEOUT_S = 5.0
 POLL_S = 0.02
-# The variables that servers get: whatever else there is may be a key of ours or of anybody's.
+# The variables that servers inherit: any other might be a secret.
 INHERITED = ("GOMAXPROCS", "GOMEMLIMIT", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PATH", "TMPDIR", "TZ")
-PORT_TRIES = 3  # a free port may be gone before the server takes it
+PORT_TRIES = 3  # a free port may be taken before the server binds it
 
 
 @dataclass(slots=True, kw_only=True)
 class Server:
-    """A running server: where it listens and its process."""
+    """A running server: its address and process."""
 
     name: str
     port: int
@@ -42,7 +42,7 @@ class Server:
 
     @property
     def address(self) -> str:
-        """The URL without user and password."""
+        """The URL without credentials."""
         return f"{self.name}://127.0.0.1:{self.port}"
 
     @property
@@ -79,7 +79,7 @@ def _find(names: tuple[str, ...], *, package: str, remedy: str) -> Path:
 async def run_nats(
     *, port: int = 0, data_dir: Path, log_file: Path | None = None, extra: str = ""
 ) -> AsyncIterator[Server]:
-    """Run nats-server with JetStream in `data_dir`; `port` 0 takes a free one. Stops it on exit.
+    """Context manager: run nats-server with JetStream in `data_dir`; `port` 0 takes a free one.
 
     `extra` adds configuration (users, TLS), in a file that only its owner may read.
     Raises UnavailableError when it does not start and FileNotFoundError when there is none; both say what to do.
@@ -98,7 +98,7 @@ async def run_nats(
 async def run_redis(
     *, port: int = 0, data_dir: Path, log_file: Path | None = None, users: str = ""
 ) -> AsyncIterator[Server]:
-    """Run a Redis-protocol server without persistence; `port` 0 takes a free one. Stops it on exit.
+    """Context manager: run a Redis-protocol server without persistence; `port` 0 takes a free one.
 
     `users` is an ACL file's text; without it every user may do everything. Raises like `run_nats`.
     """
@@ -119,7 +119,7 @@ def free_port() -> int:
 
 
 def port_is_free(port: int, host: str = "127.0.0.1") -> bool:
-    """Whether a server could listen there now."""
+    """True if a server could listen there now."""
     with socket.socket(_family(host)) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -135,21 +135,19 @@ def _family(host: str) -> socket.AddressFamily:
 
 @contextlib.contextmanager
 def held_port(port: int, host: str) -> Iterator[None]:
-    """Keep a port for those of this user that ask to share it. Raises OSError where it is in use, or held by another."""
+    """Reserve a port for this user's processes that share it. Raises OSError if it is in use, or reserved by another."""
     with socket.socket(_family(host)) as holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         holder.bind((host, port))
-        holder.listen()  # several may bind, and one listen
+        holder.listen()  # several sockets may bind, and one listen
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        holder.setsockopt(
-            socket.SOL_SOCKET, socket.SO_REUSEADDR, 0
-        )  # from now on nobody else listens who doesn't share
-        holder.shutdown(socket.SHUT_RD)  # bound as before, and the kernel gives it no connections
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)  # from now on only sharing listeners can have it
+        holder.shutdown(socket.SHUT_RD)  # still bound, but the kernel sends it no connections
         yield
 
 
 class Process(Protocol):
-    """A child, as `asyncio.subprocess.Process` is one."""
+    """The parts of `asyncio.subprocess.Process` that are needed of a child."""
 
     @property
     def pid(self) -> int: ...
@@ -161,7 +159,7 @@ class Process(Protocol):
 
 
 async def stop(process: Process, timeout_s: float = STOP_TIMEOUT_S) -> None:
-    """End a child: SIGTERM, then SIGKILL if it stays."""
+    """Stop a child: SIGTERM, then SIGKILL if it stays."""
     if process.returncode is not None:
         return
     with contextlib.suppress(ProcessLookupError):
@@ -178,7 +176,7 @@ async def stop(process: Process, timeout_s: float = STOP_TIMEOUT_S) -> None:
 async def running(
     name: str, command: list[str], port: int, log_file: Path | None, tls: ssl.SSLContext | None = None
 ) -> AsyncIterator[Server]:
-    """Start `command` with the port as its last argument; stop it on exit. `name` is the scheme of its address."""
+    """Context manager: run `command` with the port as its last argument. `name` is the scheme of its address."""
     if port:
         server = await _start(name, command, port, log_file, tls)
     else:
@@ -223,20 +221,20 @@ async def _start(name: str, command: list[str], port: int, log_file: Path | None
 async def _answers(
     name: str, port: int, process: asyncio.subprocess.Process, log_file: Path | None, tls: ssl.SSLContext | None
 ) -> None:
-    """Return once the server is ready; raise UnavailableError when it ended instead."""
+    """Return once the server is ready; raise UnavailableError if it exited."""
     while True:
         if process.returncode is not None:
             raise UnavailableError(f"{name} ended at once with exit code {process.returncode}{_see(log_file)}")
         with contextlib.suppress(OSError):
             reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=tls)
             try:
-                # NATS sends INFO unasked. Redis answers +PONG, a demand for a password, or -LOADING.
+                # NATS sends INFO unasked. Redis answers +PONG, -NOAUTH or -LOADING.
                 writer.write(b"PING\r\n")
                 if (await reader.readline()).startswith((b"INFO ", b"+PONG", b"-NOAUTH")):
                     return
             finally:
                 writer.close()
-        await asyncio.sleep(POLL_S)  # nothing to wait on between attempts to connect
+        await asyncio.sleep(POLL_S)  # connection attempts are polled
 
 
 def _see(log_file: Path | None) -> str:

@@ -1,4 +1,4 @@
-"""Settings that several processes and tools share, and what they mean for connections."""
+"""Settings that several processes and tools share, and their conversion for connections."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from common.settings import ROOT, ConfigError, Form, Options, Seconds
 from common.tls import Tls
 from services.runtime.hub import NAMED, cached, is_id, is_kept, kept
 
-# Imported where they are made: help waits for no client and no gateway.
+# Imported on use: help waits for no client and no gateway.
 if TYPE_CHECKING:
     from common.bus import NatsSettings
     from common.store import RedisSettings
 
 
 class NatsOptions(Options):
-    """How to reach NATS."""
+    """Connection settings of NATS."""
 
     nats_url: str = Field("nats://127.0.0.1:4222", description="NATS server, with JetStream; tls:// encrypts")
     nats_credentials: str = Field("", description="file with user:password for NATS")
@@ -97,7 +97,7 @@ class ModelSettings(Settings):
     @model_validator(mode="before")
     @classmethod
     def _called_by_its_id(cls, values: Any) -> Any:
-        """A model of the hub is called by its id, not by its snapshot's hash."""
+        """A hub model's default name: its id, not its snapshot's hash."""
         name = str(values.get("model", "")) if isinstance(values, dict) else ""
         known = name in NAMED or (is_id(name) and cached(name))
         if known and not values.get("served_model_name") and not Path(name).exists():
@@ -115,7 +115,7 @@ class ModelSettings(Settings):
 
 
 def from_root(folder: Path) -> Path:
-    """The folder or file; else that of the name in Baton's own (the demo model works from anywhere), or in the hub's cache.
+    """The path itself, else in Baton's own folder (the demo model works from anywhere), or in the hub's cache.
 
     `…:Q4_K_M` is the GGUF file of that kind. Raises ConfigError.
     """
@@ -137,7 +137,7 @@ def _place(folder: Path) -> Path:
 
 
 def no_model(folder: Path) -> str:
-    """Return the text for a person when there is no model."""
+    """Return the message for a missing model."""
     if str(folder) in NAMED:
         return f"--model {folder}: not here yet: `baton up --model {folder}` fetches it, once"
     if is_id(str(folder)):

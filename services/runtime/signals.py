@@ -1,4 +1,4 @@
-"""Shutdown with a deadline: a process that was told to stop exits in time even if a task hangs."""
+"""Shutdown with a deadline: a signalled process exits in time even if a task hangs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LEAVE_S = 15.0  # after the grace: give back blocks, leave the registry, disconn
 
 @contextlib.asynccontextmanager
 async def until_signalled() -> AsyncIterator[asyncio.Event]:
-    """Yield an event that SIGINT and SIGTERM set. A second signal ends the process at once."""
+    """Context manager: yields an event that SIGINT and SIGTERM set. A second signal exits at once."""
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -36,7 +36,7 @@ async def until_signalled() -> AsyncIterator[asyncio.Event]:
 
 @contextlib.asynccontextmanager
 async def ending_in_time(stopping: asyncio.Event, grace_s: float, *, leave_s: float = LEAVE_S) -> AsyncIterator[None]:
-    """Once `stopping` is set, exit after `grace_s + leave_s` with code 1 and all threads' stacks on stderr.
+    """Context manager: once `stopping` is set, exit after `grace_s + leave_s` with code 1 and all threads' stacks on stderr.
 
     Half of `leave_s` before, a line for each remaining asyncio task says what it waits for.
     """
@@ -49,7 +49,7 @@ async def ending_in_time(stopping: asyncio.Event, grace_s: float, *, leave_s: fl
 
 async def _watch(stopping: asyncio.Event, grace_s: float, leave_s: float) -> None:
     await stopping.wait()
-    # A thread of its own acts even when Python stands still.
+    # A separate thread works even when the event loop is stuck.
     faulthandler.dump_traceback_later(grace_s + leave_s, exit=True)
     await asyncio.sleep(grace_s + leave_s / 2)
     for task in asyncio.all_tasks():

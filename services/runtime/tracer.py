@@ -1,4 +1,4 @@
-"""Where a service's spans go."""
+"""The tracer of a service: a collector, or none."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def open_tracer(
     rest_share: float = 1.0,
     variables: Mapping[str, str] = os.environ,
 ) -> Tracer:
-    """The tracer for the collector at `endpoint`, or at OpenTelemetry's own variables. Raises ConfigError.
+    """The tracer for the collector at `endpoint`, or in OpenTelemetry's own variables. Raises ConfigError.
 
     `rest_share`: the share of traces to send that were not marked as worth keeping.
     """
@@ -46,6 +46,6 @@ def open_tracer(
 
 
 def is_off(variables: Mapping[str, str]) -> bool:
-    """Whether OpenTelemetry's variables turn traces off."""
+    """True if OpenTelemetry's variables turn traces off."""
     disabled = variables.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"
     return disabled or variables.get("OTEL_TRACES_EXPORTER", "").strip().lower() == "none"

@@ -1,4 +1,4 @@
-"""All of Baton on one machine: `baton up`."""
+"""Start everything, print the welcome, and stop everything when signalled."""
 
 from __future__ import annotations
 

@@ -28,14 +28,14 @@ TOOLS = {
 }
 CHAT = '"messages": [{"role": "user", "content": "What is the capital of France?"}]'
 TEXT = '"prompt": "The capital of France is", "max_tokens": 16'
-# Settings that a tool needs to look at NATS and Redis.
+# Settings for tools that observe NATS and Redis.
 LOOKS_ON = tuple(name for name in Settings.model_fields if name.startswith(("nats_", "redis_")))
 
 
 def announce(
     held: contextlib.ExitStack, settings: UpSettings, reach: Reach, *, urls: Sequence[str], data: Path
 ) -> None:
-    """Let tools find what runs, until `held` closes. Keys lie in files of their own, as long. `urls`: see `Stack`."""
+    """Publish the record until `held` closes. Keys are in files of their own for as long. `urls`: see `Stack`."""
     users = data / "users"
     several = bool(settings.served_models)
     running = Running(
@@ -59,7 +59,7 @@ def announce(
 
 
 def forget(data: Path) -> None:
-    """Remove what a killed `baton up` of this folder left."""
+    """Remove the leftovers of a killed `baton up` in this folder."""
     for file in (data / FILE, data / "users" / KEY_FILE, data / "users" / ADMIN_FILE):
         file.unlink(missing_ok=True)
 
@@ -67,10 +67,10 @@ def forget(data: Path) -> None:
 def welcome(
     settings: UpSettings, url: str, data: Path, *, models: Sequence[Mapping[str, Any]] = (), seconds: float
 ) -> str:
-    """The text for a person when all is ready: where it is, a first request, the tools. `models`: see `models_of`."""
+    """The text printed when all is ready: address, a first request, tools. `models`: see `models_of`."""
     baton = command()
     talkers = [str(model["id"]) for model in models if "chat" in model["capabilities"]]
-    can_chat = bool(talkers) or not models  # whoever has no key here is not told apart
+    can_chat = bool(talkers) or not models  # without a key here the models can't be listed
     model = (talkers or list(settings.folders))[0]
     tools = [(name, about) for name, about in TOOLS.items() if can_chat or name != "chat"]
     lines = [
@@ -92,7 +92,7 @@ def welcome(
 
 
 def _doors(settings: UpSettings, url: str, data: Path) -> Iterator[str]:
-    """Lines about what else there is: the page, another port, a key."""
+    """Lines about further entry points: the page, another port, a key."""
     if settings.console:
         yield f"  console        {url}/"
     if settings.ollama_port:
@@ -104,7 +104,7 @@ def _doors(settings: UpSettings, url: str, data: Path) -> Iterator[str]:
 
 
 def _of_note(model: Mapping[str, Any]) -> Iterator[str]:
-    """Lines about what a model lacks here: a chat template, or a pool of KV that holds its context, with the remedy."""
+    """Lines about shortcomings of a model here: no chat template, or a KV pool smaller than its context, with the remedy."""
     if "chat" not in model["capabilities"]:
         yield f"\n{model['id']} has no chat template: it continues text."
     if whole := model["whole_model_len"]:
@@ -113,7 +113,7 @@ def _of_note(model: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _first_request(settings: UpSettings, url: str, data: Path, model: str, *, can_chat: bool) -> str:
-    """A `curl` line with the key that this `up` was given, or a place for one."""
+    """A `curl` line with the key of this `up`, or a placeholder."""
     key = f"$(cat {data / 'users' / KEY_FILE})" if settings.keys else "$KEY" if settings.tenants else ""
     header = f' -H "authorization: Bearer {key}"' if key else ""
     path, asked = ("chat/completions", CHAT) if can_chat else ("completions", TEXT)
@@ -122,7 +122,7 @@ def _first_request(settings: UpSettings, url: str, data: Path, model: str, *, ca
 
 
 def _kept(held: contextlib.ExitStack, file: Path, key: str) -> str:
-    """The file's name, with the key in it until `held` closes; "" without a key."""
+    """The name of a file that holds the key until `held` closes; "" without a key."""
     if not key:
         return ""
     write_secret(file, key + "\n")

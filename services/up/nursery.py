@@ -1,4 +1,4 @@
-"""Workers on CPUs are forked of one process that has imported what they need (`services.nursery`): `up`'s side of it.
+"""The client of the nursery (`services.nursery`), from which `up` forks its CPU workers.
 
 It imports from the first moment, while servers start, and stays: a worker that dies later is there again in half a second.
 Where there is no nursery, or it ended, each is started by itself.
@@ -26,15 +26,15 @@ from services.up.child import describe_exit, service_environment
 
 log = logging.getLogger("baton.nursery")
 
-BIRTH_S = 180.0  # the first one waits until all is imported and loaded
+BIRTH_S = 180.0  # the first worker waits for all imports and loading
 MAX_PID_CHARS = 20
 
 
 class Adopted:
-    """A child of this process that another one started: what supervision uses of `asyncio.subprocess.Process`."""
+    """A child of this process that another one forked, with the parts of `asyncio.subprocess.Process` that are needed."""
 
     def __init__(self, pid: int) -> None:
-        """Needs a running loop. Raises OSError when this process has no such child."""
+        """Needs a running loop. Raises OSError if this process has no such child."""
         self.pid = pid
         self.returncode: int | None = None
         self._handle = os.pidfd_open(pid)
@@ -60,12 +60,12 @@ class Adopted:
         self._send(signal.SIGKILL)
 
     def _send(self, number: signal.Signals) -> None:
-        if self.returncode is None:  # not waited for yet, so that the number is nobody else's
+        if self.returncode is None:  # not waited for yet, so its pid can't have been reused
             os.kill(self.pid, number)
 
 
 class Nursery:
-    """The process and what it is asked by."""
+    """The nursery process and the socket to it."""
 
     def __init__(self, process: subprocess.Popen[bytes], link: socket.socket, said: int, *, workers: int) -> None:
         self._workers = workers
@@ -76,7 +76,7 @@ class Nursery:
         self._is_open = True
 
     async def born(self, service: str, variables: Mapping[str, str], log_file: Path) -> Adopted | None:
-        """A new worker; None when it has to be started by itself."""
+        """Return a new worker; None if it has to be started directly."""
         birth = Birth(service, dict(variables), str(log_file), has_twins=self._workers > 1)
         async with self._asking:
             if not self._is_open:
@@ -89,7 +89,7 @@ class Nursery:
                     if pid := int(await loop.sock_recv(self._link, MAX_PID_CHARS) or 0):
                         adopted = _adopted(pid)
                         return adopted if await self._has_begun(adopted) else None
-            except OSError as error:  # a timeout is one
+            except OSError as error:  # includes timeouts
                 log.debug("nursery.failed", extra={"error": repr(error)})
             finally:
                 leave_orphans()
@@ -97,7 +97,7 @@ class Nursery:
             return None
 
     async def _has_begun(self, adopted: Adopted) -> bool:
-        """Whether the new process tells its pid, too, and not dies before, as where memory is short."""
+        """Return True once the new process reports its pid, too; it may die before, as when memory is short."""
         telling = asyncio.ensure_future(asyncio.get_running_loop().sock_recv(self._link, MAX_PID_CHARS))
         ending = asyncio.ensure_future(adopted.wait())
         has_begun = False
@@ -110,16 +110,16 @@ class Nursery:
                 adopted.kill()
         if not has_begun:
             log.warning("nursery.worker_died", extra={"ended": describe_exit(await adopted.wait())})
-            with contextlib.suppress(BlockingIOError):  # what it told last is no answer for the next one
+            with contextlib.suppress(BlockingIOError):  # a leftover report is no answer for the next worker
                 self._link.recv(MAX_PID_CHARS)
         return has_begun
 
     def close(self) -> None:
-        """End it; the workers stay, but one that nobody has been told of."""
+        """Stop the nursery; workers stay, except one that was not reported yet."""
         if self._is_open:
             self._is_open = False
             with contextlib.suppress(OSError):
-                self._link.shutdown(socket.SHUT_RD)  # a worker that tells its pid from now on fails
+                self._link.shutdown(socket.SHUT_RD)  # a worker that reports its pid after this fails
                 if pid := int(self._link.recv(MAX_PID_CHARS) or 0):
                     _end(pid)
             self._link.close()
@@ -129,7 +129,7 @@ class Nursery:
 
 
 def _adopted(pid: int) -> Adopted:
-    """Raises OSError without leaving a process that nobody watches."""
+    """Adopt a forked worker. Raises OSError without leaving an unwatched process."""
     try:
         return Adopted(pid)
     except OSError:
@@ -138,24 +138,24 @@ def _adopted(pid: int) -> Adopted:
 
 
 def _end(pid: int) -> None:
-    """End a child that nobody waits for."""
+    """Kill a child that nobody waits for."""
     with contextlib.suppress(OSError):  # not a child
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
 
 
 def open_nursery(workers: int) -> Nursery | None:
-    """Start it, for so many; None where the system can't have one."""
+    """Start the nursery for so many workers; None if the system can't have one."""
     if not _has_pidfds() or not adopt_orphans():
         return None
-    leave_orphans()  # until a birth
+    leave_orphans()  # until the next fork
     link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     link.setblocking(False)
     said = os.memfd_create("nursery")
     with theirs:
         process = subprocess.Popen(
             [sys.executable, "-m", "services.nursery"],
-            env=service_environment() | {"OPENBLAS_NUM_THREADS": "1"},  # its threads would begin with numpy's import
+            env=service_environment() | {"OPENBLAS_NUM_THREADS": "1"},  # its threads would start with numpy's import
             stdin=theirs.fileno(),
             stdout=said,
             stderr=said,
@@ -166,7 +166,7 @@ def open_nursery(workers: int) -> Nursery | None:
 
 
 def _has_pidfds() -> bool:
-    """Python may know the call, and kernel or sandbox refuse it."""
+    """True if pidfds work: Python may have the call, and the kernel or a sandbox refuse it."""
     try:
         os.close(os.pidfd_open(os.getpid()))
     except (AttributeError, OSError):

@@ -1,4 +1,4 @@
-"""Questions of `baton up` to its gateways. A client for HTTP would take longer to import than all its questions."""
+"""Questions of `baton up` to its gateways. Importing an HTTP client would take longer than asking them."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ MAX_BYTES = 1 << 20
 
 
 async def reason_not_ready(url: str, *, prefill: int, decode: int) -> str | None:
-    """Why a request would not be served yet by that many workers; None when it would."""
+    """Return why a request could not be served yet by that many workers; None if it could."""
     try:
         status, answer = await asyncio.wait_for(_get(url, "/ready"), PATIENCE_S)
-    except (OSError, ValueError, EOFError):  # a timeout is the first
+    except (OSError, ValueError, EOFError):  # includes timeouts
         return "the gateway starts"
     if status != 200:
         refused = "".join(f"; {worker}: {why}" for worker, why in answer.get("refused", {}).items())
@@ -28,18 +28,18 @@ async def reason_not_ready(url: str, *, prefill: int, decode: int) -> str | None
 
 
 async def answers(url: str) -> bool | None:
-    """Whether the gateway answers; False where it refuses connections, None where it says nothing in time."""
+    """True if the gateway answers; False if it refuses connections, None if it times out."""
     try:
         await asyncio.wait_for(_get(url, "/health"), PATIENCE_S)
     except TimeoutError:
         return None
     except (OSError, ValueError, EOFError) as error:
-        return isinstance(error, ValueError)  # what it said is no matter
+        return isinstance(error, ValueError)  # any reply proves that it is alive
     return True
 
 
 async def models_of(url: str, key: str) -> list[dict[str, Any]]:
-    """Entries of `/v1/models`; none where it does not answer, or the key is not known here."""
+    """Entries of `/v1/models`; none if it does not answer, or the key is unknown here."""
     try:
         status, answer = await asyncio.wait_for(_get(url, "/v1/models", key), PATIENCE_S)
     except (OSError, ValueError, EOFError):
@@ -48,7 +48,7 @@ async def models_of(url: str, key: str) -> list[dict[str, Any]]:
 
 
 async def _get(url: str, path: str, key: str = "") -> tuple[int, dict[str, Any]]:
-    """Status and body. Raises OSError, ValueError or EOFError without an answer."""
+    """Return status and body. Raises OSError, ValueError or EOFError without an answer."""
     parts = urlsplit(url)
     tls = _unverified() if parts.scheme == "https" else None
     reader, writer = await asyncio.open_connection(parts.hostname, parts.port, ssl=tls, limit=MAX_BYTES)
@@ -64,7 +64,7 @@ async def _get(url: str, path: str, key: str = "") -> tuple[int, dict[str, Any]]
 
 
 def _unverified() -> ssl.SSLContext:
-    """The gateway is our own child, and its certificate names the address for clients."""
+    """A TLS context without verification: the gateway is our child, and its certificate names the public address."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     return context

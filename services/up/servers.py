@@ -23,7 +23,7 @@ INSTALL_TIMEOUT_S = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reach:
-    """How services reach the servers: each with its own user on servers started here, else with what `up` was given."""
+    """The addresses and logins of NATS and Redis: a user for each service on servers started here, else those given to `up`."""
 
     nats: Server | None
     redis: Server | None
@@ -43,7 +43,7 @@ class Reach:
         return found
 
     def variables(self, user: str) -> dict[str, str]:
-        """The same as environment."""
+        """The result of `settings` as variables."""
         return {f"{PREFIX}{name.upper()}": value for name, value in self.settings(user).items()}
 
 
@@ -55,7 +55,7 @@ async def start_servers(
     held: contextlib.AsyncExitStack,
     say: Callable[[str], None],
 ) -> Reach:
-    """Start each server without an address; `held` stops it. Raises UnavailableError when one does not start."""
+    """Start each server that has no address; `held` stops it. Raises UnavailableError if one does not start."""
     users = make_users(members, data / "users")
     nats = redis = None
     if not settings.nats_url:

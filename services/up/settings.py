@@ -43,7 +43,7 @@ class UpSettings(GatewaySettings, WorkerOptions, PlannerOptions):
     data_dir: Path = Field(Path(".baton"), description="where logs and server data go")
 
     def shared_out(self) -> UpSettings:
-        """Decide what was left open: prefill workers, each worker's threads, ports (0: a free one), a key. Raises ConfigError."""
+        """Decide what was left open: prefill workers, threads a worker, ports (0: a free one), a key. Raises ConfigError."""
         from services.runtime.servers import free_port  # help waits for no servers
 
         on_cpu = self.device == "cpu"
@@ -65,13 +65,13 @@ class UpSettings(GatewaySettings, WorkerOptions, PlannerOptions):
         return self.model_copy(update=mine | {"orders_key": self.orders_key or self._own_key()})
 
     def _own_key(self) -> str:
-        """A key for orders, of 256 random bits, where no key was given and only this machine can ask; else ""."""
+        """A random 256-bit admin key, if none was given and only this machine can connect; else ""."""
         is_keyless = not (self.keys or self.tenants or self.admin_key) and self.host in LOOPBACK
         return f"baton-{secrets.token_urlsafe(32)}" if is_keyless else ""
 
     @property
     def own_ports(self) -> tuple[int, ...]:
-        """The gateways' own ports; none where there is a single gateway without one."""
+        """The gateways' own ports; none if there is a single gateway."""
         return tuple(range(self.own_port, self.own_port + self.gateways)) if self.own_port else ()
 
 

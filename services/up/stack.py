@@ -1,4 +1,4 @@
-"""The processes of `baton up`: servers first, then workers and the gateway. Dead ones restart; all stop together."""
+"""The process tree of `baton up`: servers first, then workers and the gateway. Dead ones restart; all stop together."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ RESTART_WINDOW_S = 60.0
 FIRST_PAUSE_S = 0.5  # before the second restart, then doubled
 LONGEST_PAUSE_S = 5.0
 LAST_LINES = 5
-STOP_MARGIN_S = 10.0  # beyond the time to drain, before a process is killed
+STOP_MARGIN_S = 10.0  # added to the drain time before a process is killed
 
 
 class Stack:
-    """Starts and watches. Leaving the context stops every process that it started."""
+    """The supervisor. Leaving the context stops every process that it started."""
 
     def __init__(self, settings: UpSettings, *, say: Callable[[str], None], nursery: Nursery | None = None) -> None:
-        """`nursery`: where workers come from, closed here at the end; None: each is started by itself."""
+        """`nursery`: forks workers, closed here at the end; None: each is started directly."""
         self._settings = settings
         self._nursery = nursery
         self._say = say
@@ -59,7 +59,7 @@ class Stack:
 
     @property
     def own_urls(self) -> list[str]:
-        """The gateways, each by its own port; none where there is only one."""
+        """URLs of the gateways' own ports; none if there is only one gateway."""
         return [self._url(port) for port in self._settings.own_ports]
 
     def _url(self, port: int) -> str:
@@ -91,7 +91,7 @@ class Stack:
             self._say("stopped")
 
     async def start(self, stopping: asyncio.Event) -> None:
-        """Bring everything up and say so. Raises ConfigError or UnavailableError with one line that says what to do."""
+        """Start everything and announce it. Raises ConfigError or UnavailableError with a one-line remedy."""
         began = time.monotonic()
         self._held.enter_context(_locked(self._data / "lock"))
         if self._settings.own_ports:
@@ -122,7 +122,7 @@ class Stack:
             self._say(welcome(self._settings, self.url, self._data, models=models, seconds=seconds))
 
     async def _start_all(self, stopping: asyncio.Event) -> None:
-        """At once, unless `stopping`: workers may have to wait for the nursery."""
+        """Start all at once, unless `stopping`: workers may have to wait for the nursery."""
         if stopping.is_set():
             return
         starting = asyncio.ensure_future(asyncio.gather(*(child.start() for child in self._children)))
@@ -137,7 +137,7 @@ class Stack:
             told.cancel()
 
     def _hold_ports(self) -> None:
-        """Keep the shared ports, so that gateways of another `baton up` don't share them as well. Raises ConfigError."""
+        """Reserve the shared ports, so that another `baton up`'s gateways can't join them. Raises ConfigError."""
         for flag, port in self._settings.public_ports.items():
             try:
                 self._held.enter_context(held_port(port, self._settings.host))
@@ -149,7 +149,7 @@ class Stack:
 
         Raises UnavailableError, to stop everything, when a service keeps dying, or NATS or Redis ends.
         """
-        if stopping.is_set():  # maybe before all were started
+        if stopping.is_set():  # possibly before all were started
             return
         watchers = [asyncio.create_task(self._keep(child)) for child in self._children]
         watchers += [asyncio.create_task(self._guard(server)) for server in self._servers]
@@ -225,7 +225,7 @@ class Stack:
             await child.start()
 
     async def _end_if_it_stands(self, gateway: Child, port: int) -> None:
-        """`_keep` starts it again."""
+        """Kill a stuck gateway; `_keep` restarts it."""
         while True:
             why = await standing(self._url(port), lambda: gateway.pid)
             self._say(f"{gateway.name} {why}: it is ended, and what it had with it")
@@ -239,7 +239,7 @@ class Stack:
 
 
 def members_of(settings: UpSettings, tag: str) -> dict[str, Member]:
-    """The services by their names in this `baton up`; on the bus they have host and tag as well."""
+    """The services by their local names; names on the bus add host and tag."""
     roles: dict[str, Role] = {f"prefill-{index}": "prefill" for index in range(settings.prefill)}
     roles |= {f"decode-{index}": "decode" for index in range(settings.decode)}
     roles |= {"planner": "planner"} if settings.planner else {}
@@ -268,7 +268,7 @@ def restart_pause_s(deaths: int) -> float:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Hold `path`, so that two `baton up` never share servers' data. The process's end releases the lock."""
+    """Lock `path`, so that two `baton up` never share servers' data. The lock ends with the process."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         file = path.open("w")

@@ -1,4 +1,4 @@
-"""Whether a gateway under `baton up` still moves: one that was stopped, or answers nothing for long, is named and ended."""
+"""The watchdog for gateways of `baton up`: a stopped or silent one is logged and killed."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from pathlib import Path
 from services.up.readiness import PATIENCE_S, answers
 
 LOOK_S = 1.0
-STOPPED_S = 3.0  # by a signal or a debugger
-SILENT_S = 15.0  # a busy one is slow, and still better than none
+STOPPED_S = 3.0  # stopped by a signal or a debugger
+SILENT_S = 15.0  # a busy gateway is slow, but better than none
 
 
 async def standing(url: str, pid: Callable[[], int | None]) -> str:
-    """Return why the gateway at `url` stands still, once it does. One that refuses connections starts, or ends."""
+    """Return why the gateway at `url` is stuck, once it is. One that refuses connections is starting or exiting."""
     moved_at = ran_at = time.monotonic()
     while True:
         asked_at = time.monotonic()
         is_silent = await answers(url) is None
         await asyncio.sleep(LOOK_S)
         now = time.monotonic()
-        if now - asked_at > 2 * (PATIENCE_S + LOOK_S):  # this process stood still itself
+        if now - asked_at > 2 * (PATIENCE_S + LOOK_S):  # this process itself was suspended
             moved_at = ran_at = now
         if not is_silent:
             moved_at = now
@@ -35,7 +35,7 @@ async def standing(url: str, pid: Callable[[], int | None]) -> str:
 
 
 def is_stopped(pid: int | None) -> bool:
-    """Whether a process is stopped by a signal, as Linux tells."""
+    """True if a signal stopped the process (Linux)."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
     except (OSError, IndexError):

@@ -1,4 +1,4 @@
-"""The processor's cores that a process may use."""
+"""Processor cores available to a process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def physical_cores(root: Path = Path("/"), allowed: Collection[int] | None = None) -> int:
-    """Return how many cores this process may use, at least 1: threads of one core count once, a container's quota bounds it.
+    """Return the number of cores this process may use, at least 1: hyperthreads count once, a container's quota limits it.
 
     `root` and `allowed` (numbers of logical processors) are this machine's by default.
     """

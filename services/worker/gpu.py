@@ -8,7 +8,7 @@ from common.settings import ConfigError
 
 
 def see_one_gpu(index: int, *, count: int) -> None:
-    """Hide all GPUs but one from this process, before CUDA is used. `count`: GPUs seen now. Raises ConfigError."""
+    """Hide all but one GPU from this process, before CUDA is used. `count`: GPUs seen now. Raises ConfigError."""
     if index >= count:
         raise ConfigError(f"--device cuda:{index}: this process sees {count} CUDA devices")
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")

@@ -54,7 +54,7 @@ ROLES = {"prefill": ("prefill",), "decode": ("decode",), "worker": ("decode", "p
 
 
 async def run(settings: WorkerServiceSettings, roles: Sequence[str], lender: Engine | None = None) -> None:
-    """Serve `roles`, which may change meanwhile, until signalled; then drain. `lender`: see `main`."""
+    """Serve `roles`, which may change later, until signalled; then drain. `lender`: see `main`."""
     settings = see_only(settings).sized()
     if not reaches_others(settings.kv_transport) and "decode" not in roles:
         raise ConfigError(
@@ -123,7 +123,7 @@ def _name(bus: Bus, identity: Identity) -> Name:
 
 
 def see_only(settings: WorkerServiceSettings) -> WorkerServiceSettings:
-    """Show this process one GPU, its own, as `cuda:0`, so that no kernel runs on another by mistake."""
+    """Show this process a single GPU as `cuda:0`, so that no kernel runs on another by mistake."""
     if not settings.device.startswith("cuda:"):
         return settings
     see_one_gpu(int(settings.device.removeprefix("cuda:")), count=torch.cuda.device_count())
@@ -153,7 +153,7 @@ def build_engine(settings: WorkerServiceSettings, transport: Transport, lender: 
 
 
 def build_lender(service: str, variables: Mapping[str, str]) -> Engine | None:
-    """An engine whose weights such workers compute with; None where each loads its own, and says what is wrong with them."""
+    """An engine that lends its weights to such workers; None if each loads its own, and reports what is wrong with them."""
     try:
         settings = load_settings(WorkerServiceSettings, command=service, arguments=[], environment=variables).sized()
         config = settings.engine()
@@ -163,7 +163,7 @@ def build_lender(service: str, variables: Mapping[str, str]) -> Engine | None:
 
 
 def _lending(config: EngineConfig) -> EngineConfig:
-    """An engine with the same weights, in no thread but its caller's. Nobody writes into its pool, so that takes no memory."""
+    """An engine with the same weights, in its caller's thread alone. Its pool is never written, so it takes no memory."""
     return replace(config, num_blocks=None, kv_memory_bytes=None, num_threads=1)
 
 
@@ -178,7 +178,7 @@ def _tokenizer_fingerprint(settings: WorkerServiceSettings) -> str:
 
 
 def main(service: str, lender: Engine | None = None) -> int:
-    """Entry point of a worker service, one of `ROLES`; returns the exit code. `lender`: its weights may be there already."""
+    """Entry point of a worker service, one of `ROLES`; returns the exit code. `lender`: an engine with loaded weights."""
     try:
         settings = load_settings(WorkerServiceSettings, command=service, arguments=sys.argv[1:])
         start_logging(service=settings.worker_id or service, level=settings.log_level, form=settings.log_format)

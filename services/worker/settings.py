@@ -1,4 +1,4 @@
-"""Settings of a worker, and what they mean for its engine."""
+"""Settings of a worker, and their conversion for its engine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class WorkerServiceSettings(WorkerOptions):
     ready_file: str = Field("", description="file that is there while the worker takes work, for probes; empty: none")
 
     def sized(self) -> WorkerServiceSettings:
-        """Fill in the sizes that were left to the device."""
+        """Fill in the sizes that depend on the device."""
         on_cpu = self.device == "cpu"
         return self.model_copy(
             update={
@@ -28,7 +28,7 @@ class WorkerServiceSettings(WorkerOptions):
         )
 
     def engine(self) -> EngineConfig:
-        """How the engine runs the model. Needs known sizes: see `sized`."""
+        """The engine's configuration. Needs known sizes: see `sized`."""
         return EngineConfig(
             model=self.model,
             device=self.device,

@@ -1,1 +1,1 @@
-"""Checks before a start: functions that return findings. `baton up` refuses by them, `baton doctor` shows them."""
+"""Start-up checks: functions that return findings. `baton up` refuses to start by them, `baton doctor` prints them."""

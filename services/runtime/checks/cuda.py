@@ -1,4 +1,4 @@
-"""Prints the GPUs that CUDA's driver shows a process, as JSON: name and bytes. Run as a script, by the standard library alone."""
+"""A script that prints the GPUs visible to CUDA's driver as JSON, name and bytes; standard library alone."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ MAX_NAME_BYTES = 256
 
 
 def ask_driver() -> list[tuple[str, int]]:
-    """None without a driver, or where it finds none."""
+    """Return the GPUs; None without a driver, or if it finds none."""
     try:
         driver = ctypes.CDLL(DRIVER)
     except OSError:

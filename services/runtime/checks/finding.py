@@ -21,16 +21,16 @@ class Finding:
     remedy: str = ""
 
     def line(self) -> str:
-        """For people who asked what is wrong."""
+        """The line for `baton doctor`."""
         return f"{MARKS[self.level]}  {self.check:<9} {self.said}"
 
     @property
     def said(self) -> str:
-        """For people who asked for something else."""
+        """The line for other commands."""
         return self.text + (f"; {self.remedy}" if self.remedy else "")
 
 
 def refuse(findings: Iterable[Finding]) -> None:
-    """Raise ConfigError with what keeps Baton from running, a line each, if there is any."""
+    """Raise ConfigError with the failed findings, a line each, if there are any."""
     if failed := [finding.said for finding in findings if finding.level == "fail"]:
         raise ConfigError("\nbaton: ".join(dict.fromkeys(failed)))

@@ -1,4 +1,4 @@
-"""The GPUs that torch would find, without torch: its build by a file of the package, the rest by CUDA's driver in a child.
+"""GPUs that torch would find, without importing it: its build from a file of the package, the rest from CUDA's driver.
 
 The child can be given up where a driver hangs, and this process has no CUDA of its own afterwards.
 """
@@ -23,7 +23,7 @@ INSTALL = "install a CUDA build of torch, and a driver"
 
 @dataclass(frozen=True, slots=True)
 class Torch:
-    """The build that is installed; `cuda` is "" for one that knows CPUs alone."""
+    """The installed build; `cuda` is "" for a CPU build."""
 
     version: str
     cuda: str
@@ -36,7 +36,7 @@ class Gpu:
 
 
 def torch_build() -> Torch | None:
-    """The installed torch by `torch/version.py`, which is not run; None without torch, or where it says nothing."""
+    """Read the build from `torch/version.py` without running it; None without torch, or if it says nothing."""
     package = find_spec("torch")
     folders = package.submodule_search_locations if package is not None else None
     file = Path(next(iter(folders or [""]))) / "version.py"
@@ -44,7 +44,7 @@ def torch_build() -> Torch | None:
 
 
 def read_build(source: str) -> Torch | None:
-    """The build that the text of `torch/version.py` names."""
+    """Parse the text of `torch/version.py`."""
     found = {
         name: match[1] or ""
         for name in ("__version__", "cuda")
@@ -54,7 +54,7 @@ def read_build(source: str) -> Torch | None:
 
 
 def visible_gpus() -> list[Gpu] | None:
-    """Those that a process started now would see; None where the driver gives no answer in time."""
+    """GPUs that a process started now would see; None if the driver does not answer in time."""
     try:
         asked = subprocess.run(
             [sys.executable, "-I", "-S", str(SCRIPT)], capture_output=True, text=True, timeout=ASK_S, check=False
@@ -65,7 +65,7 @@ def visible_gpus() -> list[Gpu] | None:
 
 
 def check_gpus(asked: str, devices: Sequence[str], build: Torch | None, gpus: Sequence[Gpu] | None) -> Finding:
-    """Whether each worker finds its device, "cuda:N" or "cuda". `asked`: the value of --device. `gpus`: see `visible_gpus`."""
+    """Check that each worker has its device, "cuda:N" or "cuda". `asked`: the value of --device. `gpus`: see `visible_gpus`."""
     asked = f"--device {asked}"
     if build is None:
         return Finding("torch", "ok", "its build is not known")

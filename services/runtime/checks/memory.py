@@ -1,4 +1,4 @@
-"""How much memory a model's weights take here, roughly and before they are loaded, and how much there is."""
+"""Estimates of the memory that a model's weights need, made before loading, and of the memory available."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from services.runtime.checks.weights import FLOATS, Weights, weights_of
 BYTES_OF = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "fp8": 1.0, "int8": 1.0, "int4": 0.5}
 BLOCKS = {name for name, elements, _ in KINDS.values() if elements > 1} - {
     "MXFP4"
-}  # a GGUF file's codes that a CPU opens
+}  # GGUF weights that a CPU dequantises
 BFLOAT16_FLAGS = {"avx512_bf16", "amx_tile"}
-# Share of a card's memory for weights: CUDA, graphs, a pass and a small pool take the rest.
+# Share of a GPU's memory for weights: CUDA, graphs, activations and a small pool take the rest.
 GPU_SHARE = 0.92
 V1_LIMIT, V2_LIMIT = "sys/fs/cgroup/memory/memory.limit_in_bytes", "sys/fs/cgroup/memory.max"
 
@@ -25,7 +25,7 @@ V1_LIMIT, V2_LIMIT = "sys/fs/cgroup/memory/memory.limit_in_bytes", "sys/fs/cgrou
 def check_fit(
     model: Path, *, gpus: Sequence[Gpu] | None = None, dtype: str = "auto", quantization: str = "auto"
 ) -> Finding:
-    """Whether a model's weights fit into this machine's memory, or into its smallest card's. `gpus`: None on a CPU."""
+    """Check that the weights fit into this machine's memory, or its smallest GPU's. `gpus`: None on a CPU."""
     weights = weights_of(model)
     if gpus is None:
         available, what = available_bytes(), "memory that is free"
@@ -40,7 +40,7 @@ def check_fit(
 
 
 def bytes_in_memory(weights: Weights, *, on_cpu: bool, dtype: str, quantization: str, has_bfloat16: bool) -> int:
-    """Bytes of the weights once loaded, by the engine's rules in short: floats become `dtype`, codes stay what they are on a GPU.
+    """Size of the loaded weights, by the engine's rules in short: floats become `dtype`, quantised weights stay packed on a GPU.
 
     On a CPU a GGUF file's codes become floats, or rows of 8 bits where the processor has bfloat16.
     """
@@ -58,7 +58,7 @@ def bytes_in_memory(weights: Weights, *, on_cpu: bool, dtype: str, quantization:
 
 
 def check_memory(needed: int, available: int | None, what: str) -> Finding:
-    """Whether so many bytes of weights fit. `what`: the memory's name; `available`: None where nobody knows."""
+    """Check that so many bytes of weights fit. `what`: the memory's name; `available`: None if unknown."""
     text = f"the weights take about {gigabytes(needed)} in memory"
     if available is None:
         return Finding("memory", "ok", text)
@@ -69,7 +69,7 @@ def check_memory(needed: int, available: int | None, what: str) -> Finding:
 
 
 def available_bytes(root: Path = Path("/")) -> int | None:
-    """Bytes that processes may take now: the system's word, bounded by a container's limit. None where neither is known."""
+    """Memory that processes may use now: the system's figure, bounded by a container's limit. None if neither is known."""
     meminfo = re.search(r"^MemAvailable: *(\d+) kB$", _read(root / "proc/meminfo"), re.MULTILINE)
     found = [int(meminfo[1]) * 1024] if meminfo else []
     found += [int(text) for name in (V1_LIMIT, V2_LIMIT) if (text := _read(root / name).strip()).isdigit()]
@@ -77,7 +77,7 @@ def available_bytes(root: Path = Path("/")) -> int | None:
 
 
 def has_bfloat16(root: Path = Path("/")) -> bool:
-    """Whether the processor has instructions for it."""
+    """True if the processor has bfloat16 instructions."""
     flags = re.search(r"^flags\s*: (.*)$", _read(root / "proc/cpuinfo"), re.MULTILINE)
     return bool(flags and BFLOAT16_FLAGS & {*flags[1].split()})
 

@@ -1,4 +1,4 @@
-"""Whether a model is served, by its own files, and how large it is. Nothing is loaded."""
+"""Checks of a model's files: is it supported, and how large is it. Nothing is loaded."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PICKLED = "download the safetensors files, or convert them: model.save_pretraine
 
 
 def check_model(model: Path, *, impl: str = "auto") -> Iterator[Finding]:
-    """Configuration, class, tokenizer and weights. `impl`: `--model-impl`."""
+    """Check configuration, class, tokenizer and weights. `impl`: `--model-impl`."""
     if is_gguf(model):
         yield from _gguf(model)
         return
@@ -42,7 +42,7 @@ def check_model(model: Path, *, impl: str = "auto") -> Iterator[Finding]:
 
 
 def check_tokenizer(folder: Path) -> Iterator[Finding]:
-    """The files that say what text means to a model: the first is needed, none may be broken."""
+    """Check the tokenizer's files: the first is required, none may be broken."""
     if not (folder / TOKENIZER).is_file():
         yield Finding("model", "fail", f"no {TOKENIZER} in {folder}", f"download it; {WITHOUT_IT}")
     there = [file for name in (TOKENIZER, TOKENIZER_CONFIG, GENERATION_CONFIG) if (file := folder / name).is_file()]
@@ -53,19 +53,19 @@ def check_tokenizer(folder: Path) -> Iterator[Finding]:
 
 
 def described(weights: Weights) -> str:
-    """Parameters, what they are stored as, bytes and files."""
+    """Describe the model: parameters, dtype, bytes and files."""
     count = f"{_rounded(weights.num_parameters)} parameters, " if weights.num_parameters else ""
     files = f"{weights.num_files} file{'s' if weights.num_files > 1 else ''}"
     return f"{count}mostly {weights.mostly}, {gigabytes(weights.num_bytes)} in {files}, complete"
 
 
 def gigabytes(count: float) -> str:
-    """Bytes as people compare them with what a machine has: 10^9 are one GB."""
+    """Format bytes in decimal gigabytes."""
     return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"
 
 
 def longest(model: Path) -> int | None:
-    """Positions that the model was made for; None where its files leave that to its family. Raises as their readers."""
+    """The model's context length; None if the family decides. Raises as its readers."""
     if is_gguf(model):
         metadata = read_header(model).metadata
         found = metadata.get(f"{metadata.get('general.architecture')}.context_length")
@@ -78,11 +78,11 @@ def longest(model: Path) -> int | None:
 
 
 def check_context(model: Path, asked: int) -> Iterator[Finding]:
-    """Whether sequences may be as long as `--max-model-len` says; 0: nothing was asked for."""
+    """Check `--max-model-len` against the model's context length; 0: not given."""
     try:
         most = longest(model)
     except (OSError, ValueError, AttributeError, RecursionError):
-        return  # `check_model` tells it
+        return  # `check_model` reports it
     if most is not None and asked > most:
         text = f"--max-model-len {asked}: the model has {most} positions (max_position_embeddings)"
         yield Finding("context", "fail", text, f"use --max-model-len {most} or less, or leave it out")
@@ -108,7 +108,7 @@ def _config(folder: Path, impl: str) -> Finding:
 
 
 def _not_an_object(file: Path) -> str:
-    """The fault that keeps a file from being a JSON object, with the place; "" for nothing."""
+    """Return why a file is not a JSON object, with line and column; "" if it is."""
     try:
         raw = file.read_bytes()
         msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
@@ -120,7 +120,7 @@ def _not_an_object(file: Path) -> str:
 
 
 def _place(file: Path, raw: bytes) -> str:
-    """Found again by the slower reader, which knows lines, and reads what the quick one is too strict for."""
+    """Parse again with the slower reader, which reports lines and is less strict."""
     try:
         value = json.loads(raw)
     except json.JSONDecodeError as error:
@@ -136,7 +136,7 @@ def _rounded(count: int) -> str:
 
 
 def _gguf(file: Path) -> Iterator[Finding]:
-    """All parts are there and whole, the class is served, and the text's rules are known."""
+    """Check that all parts are complete, the class is supported, and the tokenizer's rules are known."""
     if not file.is_file():
         yield Finding("model", "fail", no_model(file), "give --model the file's path")
         return

@@ -1,4 +1,4 @@
-"""A model's weights by the headers of their files: whether all are there and whole, how many numbers they hold, in what."""
+"""A model's weights as described by their files' headers: completeness, parameters, dtypes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Numbers of a model's weights, as the files' headers say."""
+    """The elements of a model's weights, by its files' headers."""
 
     num_files: int
     num_bytes: int
@@ -32,22 +32,22 @@ class Weights:
 
     @property
     def num_parameters(self) -> int:
-        """0: codes that are packed in a layout of their own don't say."""
+        """Number of parameters; 0 if packed formats hide it."""
         packed = any(name[0] in "IU" and name[1:].isdigit() for name in self.elements)
         return 0 if packed else sum(self.elements.values())
 
     def bytes_of_codes(self, kind: str) -> int:
-        """Bytes that the numbers of a kind take in the files."""
+        """Stored bytes of a dtype's elements."""
         return int(self.elements[kind] * BYTES_OF_CODES.get(kind, 1))
 
     @property
     def mostly(self) -> str:
-        """The kind that most numbers are stored as."""
+        """The dtype of most elements."""
         return max(self.elements, key=lambda name: self.elements[name], default="nothing")
 
 
 def weights_of(model: Path) -> Weights:
-    """Raises GgufError and OSError for a GGUF file that can't be read; a folder's problems are in the answer."""
+    """Read the headers of all weights. Raises GgufError and OSError for a GGUF file; a folder's problems are in the result."""
     if is_gguf(model):
         return _in_gguf(model)
     try:
@@ -78,7 +78,7 @@ def _in_gguf(model: Path) -> Weights:
 
 
 def _files(folder: Path) -> list[Path]:
-    """As the engine chooses them."""
+    """The files that the engine would load."""
     if (folder / INDEX).is_file():
         return [folder / name for name in sorted(set(json.loads((folder / INDEX).read_bytes())["weight_map"].values()))]
     return [folder / SINGLE] if (folder / SINGLE).is_file() else sorted(folder.glob("*.safetensors"))
@@ -91,11 +91,11 @@ def _none_in(folder: Path) -> str:
 
 
 class _BrokenError(ValueError):
-    """A fault of a file, as its text says."""
+    """A fault of a weights file."""
 
 
 def _elements(file: Path) -> Iterator[tuple[str, int]]:
-    """The elements of each kind in a safetensors file, whose header tells its length. Raises _BrokenError, OSError."""
+    """Elements of each dtype in a safetensors file, whose header tells its length. Raises _BrokenError, OSError."""
     size = file.stat().st_size
     try:
         with file.open("rb") as opened:
