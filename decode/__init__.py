@@ -1,1 +1,1 @@
-"""The generation role: reserve room, verify received KV, decode in a continuous batch, send token frames."""
+"""The decode role: reserve blocks, verify received KV, decode in a continuous batch, send token frames."""

@@ -15,22 +15,22 @@ from engine.sequence import Sequence
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class DecodeRequest:
-    """A sequence that this worker decodes, kept until the gateway has its last token (for `Resend`)."""
+    """A sequence that decodes here, kept until the gateway has its last token (for `Resend`)."""
 
     job: Job
     sequence: Sequence
     deadline_at: float  # `time.monotonic()`
-    first_position: int  # the first generated token that can be sent again from here
-    logprobs: list[TokenLogprobs] = field(default_factory=list)  # from `first_position` on, if asked for
+    first_position: int  # the first generated token that can be resent from here
+    logprobs: list[TokenLogprobs] = field(default_factory=list)  # from `first_position` on, if requested
     cached_tokens: int = -1  # prompt tokens from the prefill worker's prefix cache
     began_at: float = field(default_factory=time.monotonic)  # when it was verified, or claimed for local prefill
-    first_token_at: float = 0.0  # the first made here; 0 = none yet
+    first_token_at: float = 0.0  # the first token sampled here; 0 = none yet
     finish: Finish = Finish.NONE
     ended_at: float | None = None
     stopped: str = ""
     preemptions: int = 0
-    passed: int = 0  # admitted before it while it waited for blocks
-    num_before: int = field(init=False)  # generated tokens that this role did not make
+    passed: int = 0  # requests admitted before it while it waited for blocks
+    num_before: int = field(init=False)  # generated tokens that were sampled elsewhere
 
     def __post_init__(self) -> None:
         self.num_before = self.sequence.num_generated
@@ -45,7 +45,7 @@ class DecodeRequest:
 
     @property
     def is_over(self) -> bool:
-        """Ended or given up: later pass results don't count."""
+        """True if it ended or was cancelled: later pass results are ignored."""
         return bool(self.stopped) or self.ended_at is not None
 
     @property
@@ -53,7 +53,7 @@ class DecodeRequest:
         return time.monotonic() >= self.deadline_at
 
     def tokens_from(self, position: int) -> Tokens | None:
-        """The tokens from generated `position` on that this worker made; None if there are none."""
+        """Tokens from generated `position` on that this worker sampled; None if there are none."""
         position = max(position, self.first_position)
         ids = self.sequence.token_ids[self.sequence.num_prompt_tokens + position :]
         if not ids:

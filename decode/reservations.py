@@ -37,26 +37,26 @@ from worker.unnamed import OLD_WRITERS
 
 log = logging.getLogger("baton.intake")
 
-LEASE_S = 30.0  # how long a lease lasts that its writer does not confirm
-ASK_WRITER_S = 2.0  # how often a writer is asked whether it knows its lease
+LEASE_S = 30.0  # a lease expires after this unless its writer renews it
+ASK_WRITER_S = 2.0  # how often a writer is asked if it still knows its lease
 ANSWER_TIMEOUT_S = 1.0
 NO_TOKENS = 2**31  # above any stream's position: a `Resend` from here sends nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """Where a prompt's blocks are in this worker's pool: `cached` ones first (verified before), then `fresh` ones.
+    """A prompt's blocks in this worker's pool: `cached` ones first (verified before), then `fresh` ones.
 
     The writer fills the first of the fresh ones, in the order of `lacking`. The others are for the next token, where it begins
     a block.
     """
 
     cached: list[int]  # the reservation holds one reference on each
-    digests: list[bytes]  # one for each of `cached`
-    columns: list[tuple[int, ...]]  # the first ones of the last window, cached as well
+    digests: list[bytes]  # one for each cached block
+    columns: list[tuple[int, ...]]  # the first sliding-window columns, cached as well
     fresh: list[int]
     cargo: Cargo
-    lacking: list[int]  # the indices of what is pushed
+    lacking: list[int]  # indices of the blocks to be pushed
 
     @property
     def num_pushed(self) -> int:
@@ -74,7 +74,7 @@ class Reservation:
 
     lease: Lease
     job: Job
-    sequence: Sequence  # without blocks until the lease is accepted
+    sequence: Sequence  # has no blocks until the lease is accepted
     room: Room
     deadline_at: float
     granted_at: float
@@ -84,7 +84,7 @@ class Reservation:
 
 
 class Reservations:
-    """All reservations of one decode worker that may still be written under."""
+    """All reservations of one decode worker under which writes may still land."""
 
     def __init__(self, context: RoleContext) -> None:
         self._context = context
@@ -184,13 +184,13 @@ class Reservations:
         receive_state(sequence, state)
 
     def reject(self, reservation: Reservation) -> None:
-        """End a refused lease and return its blocks: its writer writes no more."""
+        """End a rejected lease and return its blocks: its writer writes no more."""
         self._give_back(reservation, self._table.reject(reservation.lease.lease_id))
 
     # -- abort, quarantine, release ----------------------------------------------------------------------------------
 
     def writer_done(self, message: WriterDone) -> Ack:
-        """The writer gave the lease up: free its blocks at once."""
+        """End a lease that the writer gave up: free its blocks at once."""
         freed = self._table.writer_done(
             lease_id=message.lease_id, generation=message.generation, writer_incarnation=message.incarnation
         )
@@ -202,11 +202,11 @@ class Reservations:
         return Ack(known=True)
 
     def gave_up(self, message: Reserve) -> bool:
-        """Whether this writer took its question for the attempt back."""
+        """True if this writer cancelled its question for the attempt."""
         return self._given_up.covers(f"{self._writer(message.worker)} {message.job.request_id}", message.job.attempt)
 
     async def give_up(self, message: Cancel) -> bool:
-        """A writer takes its questions for a request back: abort its own lease alone."""
+        """Cancel a writer's questions for a request; abort its own lease only."""
         self._given_up.add(f"{message.worker} {message.request_id}", message.attempt)
         for reservation in self:
             lease = reservation.lease
@@ -239,7 +239,7 @@ class Reservations:
                 await self.cancel(reservation.job.request_id, reservation.job.attempt)
 
     async def look_after(self, now: float) -> None:
-        """Expire leases, and ask writers of quarantined ones to stop until they answer or are gone.
+        """Expire leases, and ask writers of quarantined ones to stop until they reply or are gone.
 
         Writers of open leases are asked too. One may have given up before its question was taken, or its `WriterDone` was lost.
         One that still computes the prompt keeps its lease, up to the request's deadline.
@@ -254,14 +254,14 @@ class Reservations:
                 self._context.background.spawn(self._ask_writer(reservation))
 
     def worker_lost(self, worker: str, incarnation: int) -> None:
-        """Free a lost writer's blocks once its writes can't land: a silent writer may still write."""
+        """Free a lost writer's blocks once its writes can't land: a silent writer may still be writing."""
         for reservation in self:
             lease = reservation.lease
             if (lease.writer, lease.writer_incarnation) == (worker, incarnation):
                 self._release_if_writer_gone(reservation)
 
     def writer_region(self, worker: str, incarnation: int) -> Region | None:
-        """The writer's region while its process is the one that asks; None once another process took its name."""
+        """The writer's region, if its process is the one that asks; None once another process took its name."""
         state = self._context.peers.states.get(worker)
         return state.region if state is not None and state.incarnation == incarnation else None
 
@@ -304,7 +304,7 @@ class Reservations:
             log.debug("intake.abort_not_told", extra={"writer": lease.writer})
 
     def _release_if_writer_gone(self, reservation: Reservation) -> bool:
-        """End this lease alone if no write can land under it once it is forgotten."""
+        """End this lease only if no write can land under it once it is forgotten."""
         lease = reservation.lease
         if lease.state is LeaseState.VERIFYING or not self._context.transport.writer_gone(reservation.writer_region):
             return False
@@ -316,7 +316,7 @@ class Reservations:
         return True
 
     def _give_back(self, reservation: Reservation, blocks: list[int]) -> None:
-        """Return fresh blocks and the references on cached ones after a lease without a sequence."""
+        """Return fresh blocks, and the references on cached ones, of a lease that got no sequence."""
         if self._by_lease.pop(reservation.lease.lease_id, None) is not None:
             self._context.pool.release(reservation.room.found + blocks)
             self._context.jobs.room_changed()

@@ -1,4 +1,4 @@
-"""Where the sequence that gives way next would go on from, in a model with states or windows.
+"""The resume point of the next victim of preemption, in a model with recurrent states or sliding windows.
 
 Keys and values of its full blocks stay cached, but a state only where it left a checkpoint. And a sequence gives way when no
 cached block is left, so no checkpoint either. Therefore the one that would be next holds its newest, and leaves one at its next
@@ -18,28 +18,28 @@ from worker.serving.allocation import checkpoint_distance, leave_checkpoint
 
 
 def resume_distance(pool: BlockPool) -> int:
-    """Tokens that a sequence computes before the place that it would go on from is chosen anew."""
+    """Tokens that a sequence computes before its resume point is moved."""
     if pool.column_blocks:
         return max(1, pool.window_columns // 2) * pool.block_size
     return checkpoint_distance(pool)
 
 
 class ResumePoint:
-    """Holds blocks of one sequence besides the sequence itself: those up to its newest checkpoint, and the checkpoint's."""
+    """Holds blocks for one sequence besides its own: those up to its newest checkpoint, and the checkpoint's."""
 
     def __init__(self, pool: BlockPool) -> None:
         self._pool = pool
         self._sequence: Sequence | None = None
-        self._states: tuple[State, ...] | None = None  # the sequence's when it was looked at
+        self._states: tuple[State, ...] | None = None  # the sequence's states when the point was set
         self.blocks: list[int] = []
-        self._reached = 0  # tokens before the place that is held
-        self._looked_at = 0  # computed tokens, when it was chosen
+        self._reached = 0  # tokens before the resume point
+        self._looked_at = 0  # computed tokens when the point was set
 
     def keep(self, sequence: Sequence, *, spare: int) -> None:
-        """Hold what this sequence needs, which gives way next. A new checkpoint leaves `spare` blocks free or cached."""
+        """Hold the blocks of this sequence, the next victim. A new checkpoint leaves `spare` blocks free or cached."""
         distance = resume_distance(self._pool)
         is_short = sequence.num_scheduled <= distance
-        # A prompt's own columns make room for its next ones as they go.
+        # A prompt's own columns make room for its next ones as the window slides.
         is_prompt = bool(self._pool.column_blocks) and sequence.num_unscheduled > 1
         if is_short or is_prompt:
             self.drop()
@@ -60,13 +60,13 @@ class ResumePoint:
             leave_checkpoint(self._pool, sequence, sequence.num_scheduled, spare=spare)
 
     def give_way(self, sequence: Sequence) -> None:
-        """The sequence gives way, and comes back: what is held for it becomes cached, and is evicted after what nobody found."""
+        """Release the blocks at its preemption: they become cached, and are evicted after blocks without hits."""
         if sequence is self._sequence:
             self._pool.count_as_hit(self.blocks)
             self.drop()
 
     def drop(self, sequence: Sequence | None = None) -> bool:
-        """Hold nothing any more, or nothing of this sequence. Returns whether blocks were held."""
+        """Release the resume point; with `sequence`, only if it belongs to that sequence. Returns True if blocks were held."""
         if sequence is not None and sequence is not self._sequence:
             return False
         blocks, self.blocks = self.blocks, []

@@ -48,11 +48,11 @@ from worker.serving.tombstones import Cancelled
 log = logging.getLogger("baton.decode")
 
 KEEP_ENDED_S = 30.0  # longest time that a finished stream waits for `Received`
-LATE_AFTER_S = 1.0  # drops late requests here, should the gateway's cancel be lost
+LATE_AFTER_S = 1.0  # drops late requests here in case the gateway's cancellation was lost
 
 
 class DecodeRole:
-    """Owns the sequences decoded here, from the accepted handoff (or local job) to the last token."""
+    """Owns the sequences that decode here, from the accepted handoff (or local job) to the last token."""
 
     name = Role.DECODE
 
@@ -69,7 +69,7 @@ class DecodeRole:
         )
         self._requests: dict[str, DecodeRequest] = {}  # includes ended ones until received
         self._local: dict[DecodeRequest, ClaimedJob] = {}  # local jobs without a first token yet
-        self._building: set[DecodeRequest] = set()  # wait for their grammar, and have a place nevertheless
+        self._building: set[DecodeRequest] = set()  # waiting for their grammar, with a batch slot
         self._cancelled = Cancelled()
         self._intake = Intake(
             context,
@@ -93,11 +93,11 @@ class DecodeRole:
 
     @property
     def _placed(self) -> list[DecodeRequest]:
-        """Every request that has a place of the batch, or is about to need one."""
+        """Every request that has a batch slot, or is about to need one."""
         return [*self.scheduler, *self._building]
 
     async def prepare(self) -> None:
-        """Nothing to do: writers connect to us."""
+        """No-op: writers connect to us."""
 
     async def start(self, claimed: ClaimedJob) -> None:
         job = claimed.job
@@ -124,7 +124,7 @@ class DecodeRole:
 
     async def _enqueue_when_built(self, request: DecodeRequest) -> None:
         await built(self._context.grammars, request.sequence)
-        if request in self._building:  # else it is over
+        if request in self._building:  # otherwise it was cancelled
             self._building.remove(request)
             self._enqueue(request)
 
@@ -133,7 +133,7 @@ class DecodeRole:
         self._context.wake()
 
     def activate(self, request: DecodeRequest) -> None:
-        """A verified handoff, or a prompt of this worker's: the sequence joins the batch with its next pass."""
+        """Add a sequence to the batch, from a verified handoff or a local prompt; it joins the next pass."""
         if not self._supersede(request.job):
             self.scheduler.remove(request)
             return
@@ -143,7 +143,7 @@ class DecodeRole:
         self._context.wake()
 
     def adopt(self, prompt: Computed) -> bool:
-        """Go on with a prompt of this worker's other role if the batch has a place: it needs no block that it hasn't.
+        """Continue a prompt of this worker's prefill role if the batch has a slot: it needs no further block.
 
         Sequences that wait for blocks keep no place from it: they may wait for its own.
         """
@@ -161,7 +161,7 @@ class DecodeRole:
         return True
 
     def _supersede(self, job: Job) -> bool:
-        """Make way for a newer attempt of the same request; False if `job` itself is already over."""
+        """Cancel an older attempt of the same request; return False if `job` itself is already over."""
         if self._cancelled.covers(job):
             return False
         older = self._requests.get(job.request_id)
@@ -233,7 +233,7 @@ class DecodeRole:
         self._context.outbox.add(request.job.gateway, tokens)
 
     def _first_local_token(self, request: DecodeRequest, claimed: ClaimedJob, tokens: Tokens) -> Tokens:
-        """Settle a locally prefilled job with its first token, and add its cached tokens."""
+        """Settle a locally prefilled job with its first token and its cached tokens."""
         self._context.totals.admitted(
             prompt_tokens=len(request.sequence.token_ids) - 1, cached_tokens=request.sequence.num_found or 0
         )
@@ -253,7 +253,7 @@ class DecodeRole:
     # -- the end of a request --------------------------------------------------------------------------------------
 
     def _stop(self, request: DecodeRequest, reason: str) -> None:
-        """Forget a request; its blocks go back now, or after the passes that use them."""
+        """Remove a request; its blocks go back now, or after the passes that use them."""
         request.stopped = reason
         self._building.discard(request)
         if self._requests.get(request.id) is request:
@@ -290,7 +290,7 @@ class DecodeRole:
                 log.warning("decode.failure_not_told", extra={"request_id": failed.request_id})
 
     async def _keep_house(self) -> None:
-        """Forget finished streams without a gateway, and look after the leases, until cancelled."""
+        """Drop finished streams without a gateway and service the leases, until cancelled."""
         while True:
             await asyncio.sleep(0.5)
             now = time.monotonic()
@@ -338,9 +338,9 @@ class DecodeRole:
         return True
 
     def _resend(self, message: Resend) -> bool:
-        """Send a known request's tokens, if any; moving an unknown one is the gateway's decision."""
+        """Resend a known request's tokens, if any; moving an unknown one is the gateway's decision."""
         request = self._requests.get(message.request_id)
-        if request is None or request.attempt != message.attempt or message.worker:  # nothing is written from here
+        if request is None or request.attempt != message.attempt or message.worker:  # not a lease of ours to abort
             return False
         tokens = request.tokens_from(message.position)
         if tokens is not None and tokens.position >= message.position:
@@ -357,7 +357,7 @@ class DecodeRole:
         return True
 
     def _is_anothers(self, message: Cancel | Received) -> bool:
-        """Whether it is about a request of another gateway than the one that says it."""
+        """True if the request belongs to a gateway other than the speaker."""
         request = self._requests.get(message.request_id)
         jobs = [request.job] if request is not None else []
         jobs += [one.job for one in self._reservations if one.job.request_id == message.request_id]
@@ -370,7 +370,7 @@ class DecodeRole:
         await self._reservations.cancel_all(gateway=gateway)
 
     def worker_joined(self, state: WorkerState) -> None:
-        """Nothing to do: writers connect to us."""
+        """No-op: writers connect to us."""
 
     def worker_lost(self, worker: str, incarnation: int) -> None:
         self._reservations.worker_lost(worker, incarnation)

@@ -1,4 +1,4 @@
-"""Continuous batching: which sequences get tokens in the next pass, and who gives way when blocks run out.
+"""Continuous batching: the sequences of the next pass, and preemption when blocks run out.
 
 Order of a pass: each running sequence that decodes gets its token; the rest of the budget goes to prompts computed here
 (local prefill, or preempted sequences), oldest first; then waiting sequences are admitted. If a sequence can't grow, the
@@ -58,8 +58,8 @@ class DecodeScheduler:
         self._pool = pool
         self._max_sequences = max_sequences
         self._max_model_len = max_model_len
-        self.running: list[DecodeRequest] = []  # hold blocks, in order of arrival
-        self.waiting: deque[DecodeRequest] = deque()  # hold none
+        self.running: list[DecodeRequest] = []  # with blocks, in order of arrival
+        self.waiting: deque[DecodeRequest] = deque()  # without blocks
         self.blocks = HeldBlocks(pool)
         self.resume_point = ResumePoint(pool)
         self._in_flight: dict[Sequence, DecodeRequest] = {}
@@ -81,7 +81,7 @@ class DecodeScheduler:
         self.waiting.append(request)
 
     def remove(self, request: DecodeRequest) -> None:
-        """Take a sequence out; its blocks go back when no pass uses them. Unknown ones are ignored."""
+        """Remove a sequence; its blocks go back when no pass uses them. Unknown ones are ignored."""
         if request in self.running:
             self.running.remove(request)
         elif request in self.waiting:
@@ -91,7 +91,7 @@ class DecodeScheduler:
         self.resume_point.drop(request.sequence)
 
     def landed(self, chunk: Chunk) -> DecodeRequest:
-        """End the chunk's pass, with or without a result. Its request may have left meanwhile."""
+        """Record the end of the chunk's pass, with or without a result. Its request may have left meanwhile."""
         request = self._in_flight[chunk.sequence]
         self.blocks.landed(chunk.sequence)
         if not self.blocks.in_use(chunk.sequence):
@@ -99,14 +99,14 @@ class DecodeScheduler:
         return request
 
     def plan(self, token_budget: int) -> list[Chunk]:
-        """Choose the next pass. Every chunk's positions are covered by its block table until the chunk has `landed`.
+        """Plan the next pass. A chunk's positions stay covered by its block table until the chunk has `landed`.
 
         Without a chunk, planning needs a finished pass, blocks or requests.
         """
         if self._pool.state_blocks or self._pool.column_blocks:
             self._keep_resume_point()
         draft = self._draft(token_budget)
-        while not draft.shares and draft.has_preempted:  # the one in turn was itself preempted: the others go on
+        while not draft.shares and draft.has_preempted:  # the one in turn was itself preempted: try the others
             draft = self._draft(token_budget)
         return [self._schedule(request, num_tokens) for request, num_tokens in draft.shares.items()]
 
@@ -125,19 +125,19 @@ class DecodeScheduler:
             if num_tokens > 0 and self._make_room(request, num_tokens, draft):
                 draft.add(request, num_tokens)
         if not draft.is_short:
-            self._bound_prompts(draft, context=None)  # known when the next prompt is admitted
+            self._bound_prompts(draft, context=None)  # its context is known when the next prompt is admitted
             self._admit_waiting(draft, held_back)
         return draft
 
     def _held_back(self, candidates: list[DecodeRequest]) -> set[Sequence]:
-        """Suspects take turns: the one with the fewest tokens made here comes first."""
+        """Suspects that wait: the one with the fewest tokens sampled here goes first."""
         if self._trials.is_idle:
             return set()
         in_turn = sorted(candidates, key=lambda request: request.sequence.num_generated - request.num_before)
         return self._trials.held_back([request.sequence for request in (*in_turn, *self.waiting)])
 
     def _bound_prompts(self, draft: _Draft, *, context: int | None) -> None:
-        """After the decoding sequences, bound prompts so that decoding does not wait too long."""
+        """Bound the prompt tokens that join the decoding sequences, so that decoding is not delayed too long."""
         if self._prompt_budget is not None and not draft.is_bounded and (draft.shares or self._expected()):
             waiting = sum(request.sequence.num_unscheduled for request in self if request not in draft.shares)
             budget = self._prompt_budget(waiting, decoding=len(draft.shares), context=context)
@@ -145,7 +145,7 @@ class DecodeScheduler:
         draft.is_bounded = True
 
     def _goes_on(self, request: DecodeRequest) -> bool:
-        """Whether a token follows the one in flight. Assume so if only a stop token can tell."""
+        """True if a token follows the one in flight; assumed if only a stop token can tell."""
         sequence = request.sequence
         if not sequence.num_pending:
             return True
@@ -153,7 +153,7 @@ class DecodeScheduler:
         return num_generated < sequence.sampling.max_tokens and sequence.num_tokens < self._max_model_len
 
     def _coverable(self, request: DecodeRequest, num_tokens: int) -> int:
-        """How many of a prompt's next tokens have columns, or get them without anybody giving way.
+        """Number of a prompt's next tokens that have columns, or get them without preemption.
 
         None only while a pass is in flight: what it leaves behind will do.
         """
@@ -162,18 +162,18 @@ class DecodeScheduler:
         return cover(self._pool, request.sequence, num_tokens, spare=self._spare)
 
     def _make_room(self, request: DecodeRequest, num_tokens: int, draft: _Draft) -> bool:
-        """Cover the chunk with blocks, preempting others if need be; False if the request itself has to wait."""
+        """Cover the chunk with blocks, preempting others if necessary; return False if the request itself must wait."""
         num_positions = request.sequence.num_scheduled + num_tokens
         while True:
             if draft.waits_for_blocks and lacks(self._pool, request.sequence, num_tokens=num_positions):
-                return False  # a request before it waits for these blocks
+                return False  # an earlier request waits for these blocks
             try:
                 grow(self._pool, request.sequence, num_tokens=num_positions)
                 return True
             except OutOfBlocksError:
                 draft.is_short = True
             if self.blocks.awaited:
-                draft.waits_for_blocks = True  # they come with the passes of those who left
+                draft.waits_for_blocks = True  # freed at the end of the passes in flight
                 continue
             victim = self._victim()
             draft.leave_out(victim)
@@ -196,17 +196,17 @@ class DecodeScheduler:
         request.preemptions += 1
         self.preemptions += 1
         self.waiting.appendleft(request)
-        self._wait(request)  # what it gave back is for it, if it was passed often
+        self._wait(request)  # its freed blocks are kept for it, if it was overtaken often
 
     def _keep_resume_point(self) -> None:
-        """One alone gives way to nobody, and what it held would be others' room."""
+        """Update the resume point. A lone sequence is never preempted, and held blocks would only reduce room."""
         if len(self.running) > 1:
             self.resume_point.keep(self._victim().sequence, spare=self._spare)
         else:
             self.resume_point.drop()
 
     def _put_its_turn_first(self) -> None:
-        """One that gave way later may be in front of whose turn it is, and would wait for it."""
+        """Move a request that is due to the front; one preempted later may stand before it."""
         for sequence in self._turns.due:
             for request in self.waiting:
                 if request.sequence is sequence:
@@ -229,11 +229,11 @@ class DecodeScheduler:
             draft.add(request, cover(self._pool, request.sequence, num_tokens, spare=self._spare))
 
     def _admit(self, request: DecodeRequest, *, ahead: int) -> bool:
-        """Give it blocks, and columns for `ahead` tokens. Else it waits, and all behind it."""
+        """Admit a request with columns for `ahead` tokens; if there is no room, it and all behind it wait."""
         pool, spare = self._pool, self._room_to_grow + self._turns.kept_from(request.sequence)
         num_tokens = len(request.sequence.token_ids) + 1
         if pool.num_free >= needs(pool, num_tokens=num_tokens, ahead=ahead, spare=spare) + spare:
-            with contextlib.suppress(OutOfBlocksError):  # with the columns that it found it needs more
+            with contextlib.suppress(OutOfBlocksError):  # columns found with its prefix take further blocks
                 admit(pool, request.sequence, num_tokens=num_tokens, spare=spare, ahead=ahead)
                 return True
         for one in self.waiting:
@@ -247,7 +247,7 @@ class DecodeScheduler:
 
     @property
     def _room_to_grow(self) -> int:
-        """A block for each running sequence."""
+        """One block for each running sequence."""
         return len(self.running) * self._pool.growth
 
     def _schedule(self, request: DecodeRequest, num_tokens: int) -> Chunk:
@@ -257,7 +257,7 @@ class DecodeScheduler:
 
     @property
     def _spare(self) -> int:
-        """Return the blocks that state snapshots and prompts' windows leave: one a running sequence, and one a state."""
+        """Blocks that state snapshots and prompts' windows leave free: one a running sequence, and one a state."""
         return self._room_to_grow + self._pool.state_blocks
 
 
@@ -269,16 +269,16 @@ def _is_prompt(request: DecodeRequest) -> bool:
 class _Draft:
     """A pass being planned."""
 
-    token_budget: int  # what is left of it
+    token_budget: int  # tokens left in the pass
     shares: dict[DecodeRequest, int] = field(default_factory=dict)  # tokens of each
     left_out: set[DecodeRequest] = field(default_factory=set)  # preempted now, or by the next plan
-    is_bounded: bool = False  # the rest is for prompts
+    is_bounded: bool = False  # prompt tokens are limited already
     is_short: bool = False  # a request found no block
     has_preempted: bool = False
-    waits_for_blocks: bool = False  # keeps coming blocks for the waiting request
+    waits_for_blocks: bool = False  # keeps freed blocks for the waiting request
 
     def scores_another(self, request: DecodeRequest) -> bool:
-        """Whether the request's prompt is scored and another's is in the pass: the logits of one are enough."""
+        """True if another prompt of the pass is scored, too: the logits of one are enough."""
         return request.sequence.scores_prompt and any(other.sequence.scores_prompt for other in self.shares)
 
     def add(self, request: DecodeRequest, num_tokens: int) -> None:

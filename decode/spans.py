@@ -1,4 +1,4 @@
-"""The decode worker's part of a trace: the verification of a handoff, and the sequence's time in the batch."""
+"""The decode worker's spans: the verification of a handoff, and the sequence's time in the batch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from decode.request import DecodeRequest
 
 
 def record_verification(tracer: Tracer, message: Handoff, *, worker: str, began_at: float, refusal: str) -> None:
-    """Record a manifest's check; `refusal`: why it was not accepted, or ""."""
+    """Record a manifest's check; `refusal`: the reason for refusing it, or ""."""
     parent = message.traceparent or ""
     if not tracer.wants(parent):
         return

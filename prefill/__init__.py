@@ -1,1 +1,1 @@
-"""The prompt role: pull a job, compute its KV in chunks, push the blocks, pass the sequence on."""
+"""The prefill role: pull a job, compute its KV in chunks, push the blocks, hand the sequence off."""

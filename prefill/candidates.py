@@ -1,4 +1,4 @@
-"""Decode workers that may still grant a lease, by their answers so far. Decides only; `prefill.reserving` asks."""
+"""Decode workers that may still grant a lease, given their replies so far. Decides only; `prefill.reserving` asks."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Candidates:
 
     def __init__(self, workers: Iterable[str]) -> None:
         self._open = list(workers)
-        self._refused: dict[str, ReserveReply] = {}  # final ones, by worker
-        self._silent_rounds = 0  # rounds in a row in which every open candidate was silent
+        self._refused: dict[str, ReserveReply] = {}  # final refusals by worker
+        self._silent_rounds = 0  # consecutive rounds in which every open candidate was silent
 
     @property
     def open(self) -> list[str]:
@@ -30,13 +30,13 @@ class Candidates:
         return "; ".join(f"{worker}: {reply.detail or reply.reason}" for worker, reply in self._refused.items())
 
     def refused(self, worker: str, reply: ReserveReply) -> None:
-        """Take a candidate's answer, which grants nothing."""
+        """Record a candidate's refusal."""
         if reply.reason.is_final:
             self._open.remove(worker)
             self._refused[worker] = reply
 
     def round_ended(self, *, num_silent: int) -> Stop | None:
-        """Return the end of the attempt, if any, after each candidate was asked once."""
+        """Return the outcome of the attempt, if it is decided, after each candidate was asked once."""
         self._silent_rounds = self._silent_rounds + 1 if num_silent == len(self._open) else 0
         if self._open and self._silent_rounds < MAX_SILENT_ROUNDS:
             return None

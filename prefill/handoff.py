@@ -1,4 +1,4 @@
-"""The handoff of one request: reserve at a decode worker during the prompt, push finished blocks, pass the sequence on.
+"""The handoff of one request: reserve at a decode worker during prefill, push finished blocks, send the manifest.
 
 The sans-IO `kvtransfer.sender.Sender` holds the rules; this file does the I/O:
 
@@ -45,10 +45,10 @@ log = logging.getLogger("baton.handoff")
 
 PUSH_TIMEOUT_S = 10.0
 HANDOFF_TIMEOUT_S = 10.0
-MANIFEST_TIMEOUT_S = 0.5  # then it is sent again, so that a dead receiver shows soon
+MANIFEST_TIMEOUT_S = 0.5  # resent after this, so that a dead receiver is noticed soon
 NOBODY_LISTENS_PAUSE_S = 0.1  # the receiver may be reconnecting
 MAX_NOBODY_LISTENS = 4
-MAX_SILENT = 2  # manifests unanswered by a receiver that answers nothing else either
+MAX_SILENT = 2  # unanswered manifests to a receiver that answers nothing else either
 WRITER_DONE_TIMEOUT_S = 1.0
 
 
@@ -88,7 +88,7 @@ class _HandoffTask:
         return self._record.context or self._request.job.context
 
     async def follow(self) -> None:
-        """Act on each change until the sequence is passed on or the request is stopped."""
+        """Act on each change until the sequence is handed off or the request is stopped."""
         request = self._request
         while not request.stopped:
             request.changed.clear()
@@ -117,10 +117,10 @@ class _HandoffTask:
                 await _wait(request.changed, remaining_ms / 1000)
 
     async def end(self) -> None:
-        """Leave nothing behind here, at the receiver or at other candidates, however the request ended."""
+        """Clean up here, at the receiver and at other candidates, however the request ended."""
         request, context = self._request, self._context
         if self._reservation is not None:
-            await cancel_all([self._reservation])  # a lease may have been granted at this very moment
+            await cancel_all([self._reservation])  # a lease may be granted at this very moment
         if request.stopped and not request.is_adopted:
             await self._give_up(request.stopped)
         elif request.finish or request.is_adopted:
@@ -132,7 +132,7 @@ class _HandoffTask:
     # -- reservation -----------------------------------------------------------------------------------------------
 
     def _ask_for_room(self) -> None:
-        """Ask once, and only after the prompt holds its blocks here.
+        """Start asking for a lease, once, after the prompt holds its blocks here.
 
         Otherwise two prompts could deadlock: each would hold the room that the other waits for.
         """
@@ -167,7 +167,7 @@ class _HandoffTask:
         return not replaced and (self._decode_worker, self._lease.incarnation) not in self._request.lost
 
     def _stays(self) -> bool:
-        """Whether this worker's decode role goes on with the prompt from here on, because nobody else has room.
+        """True if this worker's decode role takes the sequence over, because nobody else has room.
 
         It needs no block besides the prompt's own, and may give way there as any other sequence. So no prompt that holds blocks
         where sequences are decoded waits for blocks, here or elsewhere: see docs/architecture.md.
@@ -189,7 +189,7 @@ class _HandoffTask:
     # -- blocks ----------------------------------------------------------------------------------------------------
 
     async def _push_next(self) -> bool:
-        """Push computed, reserved and unsent blocks; return whether there were any."""
+        """Push blocks that are computed and reserved; return False if there were none."""
         sender, sequence = self._sender, self._request.sequence
         sender.computed(sequence.num_computed)
         if self._link is None or self._lease is None:
@@ -229,7 +229,7 @@ class _HandoffTask:
         """Send the manifest; once it is accepted, settle the job."""
         reply = await self._send_manifest()
         if not reply.accepted:
-            self._note_death(lives=self._decode_worker_lives())  # its successor refuses what it was promised
+            self._note_death(lives=self._decode_worker_lives())  # its successor rejects the lease
             raise HandoffRefusedError(reply.reason, f"{self._decode_worker} refused the handoff")
         assert self._lease is not None
         self._sender.handed_off()
@@ -268,7 +268,7 @@ class _HandoffTask:
         return await self._until_answered(message)
 
     async def _until_answered(self, message: Handoff) -> HandoffReply:
-        """Send the manifest until it is answered; repeats get the first one's answer. A client waits for its second token."""
+        """Send the manifest until it is answered; a repeated one gets the first answer. A client waits for its second token."""
         give_up_at = time.monotonic() + min(HANDOFF_TIMEOUT_S, self._request.claimed.remaining_ms() / 1000)
         nobody = silent = 0
         while (
@@ -291,7 +291,7 @@ class _HandoffTask:
         return not self._request.stopped and self._decode_worker_lives()
 
     async def _receiver_answers(self) -> bool:
-        """Whether the receiver lives, busy with the manifest. The question is about no request."""
+        """True if the receiver is alive, only busy with the manifest. Asks it about no request."""
         try:
             await self._ask_receiver(ANYBODY_THERE)
         except UnavailableError:
@@ -305,17 +305,17 @@ class _HandoffTask:
         )
 
     def _note_death(self, *, lives: bool) -> None:
-        """Note for the gateway that the decode worker died over this sequence, unless it was told to stop."""
+        """Record for the gateway that the decode worker died during this handoff, unless it was told to stop."""
         if not lives and self._lease and not self._context.peers.left(self._decode_worker, self._lease.incarnation):
             self._request.dead_worker = self._decode_worker
 
     # -- giving up -------------------------------------------------------------------------------------------------
 
     async def _give_up(self, stop: Stop) -> None:
-        """No write is in flight: free the lease at the receiver, and tell the gateway if it still cares."""
+        """Release the lease at the receiver, with no write in flight, and tell the gateway if it still wants the request."""
         request = self._request
         self._sender.abort()
-        # In the background: its receiver may be dead, and the client waits.
+        # A background task: the receiver may be dead, and the client waits.
         releasing = self._context.background.spawn(self._release_lease())
         if stop.error is None:
             await self._context.jobs.drop(request.claimed)
@@ -331,7 +331,7 @@ class _HandoffTask:
         log.info("prefill.gave_up", extra={"request_id": request.id, "reason": request.why_stopped})
 
     async def _release_lease(self) -> None:
-        """Say that no write will follow. A receiver that misses it asks later."""
+        """Report that no write will follow. A receiver that misses it asks later."""
         lease = self._lease
         if lease is None:
             return

@@ -15,7 +15,7 @@ from worker.serving.jobs import ClaimedJob
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class PrefillRequest:
-    """A claimed job with its sequence. `changed` is set whenever its handoff may have something to do."""
+    """A claimed job with its sequence. `changed` is set whenever its handoff may have to act."""
 
     claimed: ClaimedJob
     sequence: Sequence
@@ -29,14 +29,12 @@ class PrefillRequest:
     finish: Finish = Finish.NONE  # set with the first token if the request ends there
     waits_for_room: bool = False  # every candidate is full
     asked_all: bool = False  # each candidate was asked once
-    is_adopted: bool = False  # this worker's other role goes on with it, and has its blocks
-    decode_worker: str = ""  # the one that granted a lease
-    dead_worker: str = ""  # the decode worker that fell silent over the handoff
-    stopped: Stop | None = None  # why the request was given up; None while it goes on
-    detail: str = ""  # more about the stop, for people
-    lost: set[tuple[str, int]] = field(
-        default_factory=set
-    )  # workers lost while this request ran, each with its incarnation
+    is_adopted: bool = False  # this worker's decode role continues it, and owns its blocks
+    decode_worker: str = ""  # the worker that granted the lease
+    dead_worker: str = ""  # the decode worker that fell silent during the handoff
+    stopped: Stop | None = None  # why the request was stopped; None while it runs
+    detail: str = ""  # details of `stopped`, for people
+    lost: set[tuple[str, int]] = field(default_factory=set)  # workers lost during this request, with their incarnations
 
     @property
     def job(self) -> Job:
@@ -47,11 +45,11 @@ class PrefillRequest:
         return self.claimed.job.request_id
 
     def is_of(self, message: AttemptMessage) -> bool:
-        """Whether the message is about this attempt."""
+        """True if the message is about this attempt."""
         return (self.id, self.job.attempt) == (message.request_id, message.attempt)
 
     def may_write_into(self, worker: str) -> bool:
-        """Whether that worker granted its lease, or may have: no answer is known yet."""
+        """True if that worker granted its lease, or its reply is still unknown."""
         return self.decode_worker in ("", worker)
 
     @property
@@ -66,7 +64,7 @@ class PrefillRequest:
         return f"{self.stopped.text}: {self.detail}" if self.detail else self.stopped.text
 
     def stop(self, reason: Stop, detail: str = "") -> None:
-        """Give the request up; the first reason stands."""
+        """Stop the request; the first reason stands."""
         if self.stopped is None:
             self.stopped, self.detail = reason, detail
         self.changed.set()

@@ -1,4 +1,4 @@
-"""Asking decode candidates for room: best first, round after round, until one grants a lease or none can."""
+"""Asking decode candidates for a lease: best first, in rounds, until one grants it or none can."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ CANCEL_TIMEOUT_S = 1.0
 
 
 class Reserving:
-    """Asks for one request's lease, and remembers who may still answer."""
+    """Asks for one request's lease, and tracks who may still reply."""
 
     def __init__(self, request: PrefillRequest, context: RoleContext, record: HandoffRecord) -> None:
         self._request = request
         self._context = context
         self._record = record
         self._candidates = Candidates(request.job.decode_workers)
-        self._silent: set[str] = set()  # asked, with no answer in time
-        self._full: set[str] = set()  # they may keep blocks for it
+        self._silent: set[str] = set()  # asked, without a reply in time
+        self._full: set[str] = set()  # may hold blocks back for it
 
     async def lease(self) -> tuple[str, ReserveReply] | None:
         """Return the worker that grants a lease, and the lease; None when the request was stopped.
@@ -50,12 +50,12 @@ class Reserving:
                 if reply.granted and reply.region is not None:
                     return worker, reply
                 self._record.refusals += 1
-                if reply.reason is Refusal.CANCELLED:  # the gateway told all candidates; one that heard it is enough
+                if reply.reason is Refusal.CANCELLED:  # the gateway told all candidates; one that knows is enough
                     self._request.stop(Stop.CANCELLED)
                     return None
                 self._candidates.refused(worker, reply)
             self._request.asked_all = True
-            self._request.changed.set()  # it may go on in this worker now
+            self._request.changed.set()  # it may now continue in this worker
             stop = self._candidates.round_ended(num_silent=num_silent)
             if stop is not None:
                 self._request.stop(stop, self._candidates.detail)
@@ -69,7 +69,7 @@ class Reserving:
         return None
 
     def take_back(self, *, but: str) -> None:
-        """Tell silent and full candidates that the question is over: one that stood still would grant a lease later."""
+        """Cancel the question at silent and full candidates: a suspended one would grant a lease later."""
         cancel = Cancel(
             request_id=self._request.id,
             attempt=self._request.job.attempt,
@@ -82,7 +82,7 @@ class Reserving:
 
     async def _ask(self, worker: str) -> ReserveReply | None:
         if worker == self._context.identity.worker:
-            # It goes on here without a lease: with one it would be here twice.
+            # It continues here without a lease; otherwise it would be here twice.
             takes = self._context.roles.takes(Role.DECODE)
             return ReserveReply(granted=False, reason=Refusal.FULL if takes else Refusal.DRAINING)
         known = self._context.peers.states.get(worker)
@@ -97,7 +97,7 @@ class Reserving:
             layout=self._context.layout,
         )
         was_silent = worker in self._silent
-        self._silent.add(worker)  # the request may end before the answer comes
+        self._silent.add(worker)  # the request may end before the reply comes
         try:
             reply = await self._context.bus.request(
                 self._context.to_peer(worker), message, worker_reply_decoder, timeout_s=RESERVE_TIMEOUT_S
@@ -106,7 +106,7 @@ class Reserving:
             return None
         if isinstance(reply, ReserveReply) and reply.reason is Refusal.FULL:
             self._full.add(worker)
-        if not was_silent:  # a question still under way may reach it after this cancel
+        if not was_silent:  # a question in flight may arrive after this cancellation
             self._silent.discard(worker)
         return reply if isinstance(reply, ReserveReply) else None
 

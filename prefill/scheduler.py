@@ -1,4 +1,4 @@
-"""The choice of the prompt tokens that the next pass computes. It chooses, the role acts."""
+"""The choice of prompt tokens for the next pass (chunked prefill). Decides only; the role acts."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from engine.sequence import Sequence
 from prefill.request import PrefillRequest
 from worker.device.trials import Trials
 
-# From this size on, a pass computes no faster a token (8B model on an H200).
+# Passes above this size compute no faster a token (8B model on an H200).
 FULL_PASS_TOKENS = 2048
-# Prompts above this are cut before their tail, so that their blocks are pushed while the tail is computed.
+# Longer prompts are cut before their tail, so that their blocks are pushed while the tail is computed.
 LONG_PROMPT_TOKENS = 4096
-# Computing the tail takes longer than pushing 8,192 tokens' blocks (H200).
+# Computing the tail takes longer than pushing the blocks of 8,192 tokens (H200).
 TAIL_TOKENS = 256
 
 
@@ -26,7 +26,7 @@ def next_chunks(
     schedule: Callable[[Sequence, int], Chunk] = Sequence.schedule,
     cover: Callable[[Sequence, int], int] = lambda _, num_tokens: num_tokens,
 ) -> list[Chunk]:
-    """Choose a pass of admitted requests, oldest first: up to `token_budget` of the first prompt, then filled up.
+    """Plan a pass of admitted requests, oldest first: up to `token_budget` of the first prompt, then filled up.
 
     Later prompts only fill up to a full pass: a larger one would delay the first prompt's token and bring theirs no earlier.
     Nobody joins the tail of a long prompt. A prompt goes on while its chunk before is in flight. `trials` holds suspects back;
@@ -46,7 +46,7 @@ def next_chunks(
         num_tokens = missing - TAIL_TOKENS if LONG_PROMPT_TOKENS < missing <= room else min(missing, room)
         num_tokens = cover(request.sequence, num_tokens)
         if not num_tokens:
-            continue  # it waits for what passes in flight leave behind, or others
+            continue  # it depends on passes in flight, its own or others'
         chunks.append(schedule(request.sequence, num_tokens))
         token_budget -= num_tokens
         room = 0 if is_tail else min(token_budget, full_pass_tokens - sum(chunk.num_tokens for chunk in chunks))
@@ -54,11 +54,11 @@ def next_chunks(
 
 
 def _scores_another(request: PrefillRequest, chunks: list[Chunk]) -> bool:
-    """Whether it is scored, and another prompt of the pass is: the logits of one are enough."""
+    """True if two prompts of the pass would be scored: the logits of one are enough."""
     return request.sequence.scores_prompt and any(chunk.scored for chunk in chunks)
 
 
 def _has_work(request: PrefillRequest) -> bool:
-    """Whether part of the prompt is in no pass yet. After the sampled token, the rest is the decode worker's."""
+    """True if part of the prompt is in no pass yet. After the sampled token the decode worker continues."""
     is_sampled = request.first_token is not None or request.sequence.num_pending > 0
     return request.admitted and not request.stopped and not is_sampled

@@ -1,4 +1,4 @@
-"""The prefill worker's part of a trace: the job's wait, its chunks, its reservation, the transfer of its blocks."""
+"""The prefill worker's spans: the job's wait, its chunks, its reservation, the transfer of its blocks."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from common.tracing import Attributes, Children, SpanEvent, Tracer, Value
 from prefill.request import PrefillRequest
 
-MAX_EVENTS = 64  # chunks or pushes recorded one by one
+MAX_EVENTS = 64  # chunks or pushes recorded individually
 
 
 @dataclass(frozen=True, slots=True)
 class Push:
-    """One run of blocks, written to the decode worker."""
+    """A run of blocks written to the decode worker."""
 
     began_at: float
     ended_at: float
@@ -23,9 +23,9 @@ class Push:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class HandoffRecord:
-    """The instants of one handoff."""
+    """Timestamps of one handoff."""
 
-    asked_at: float | None = None  # at the first candidate
+    asked_at: float | None = None  # when the first candidate was asked
     refusals: int = 0
     granted_at: float | None = None
     accepted_at: float | None = None
@@ -37,11 +37,11 @@ class HandoffRecord:
 
     @property
     def push_ms(self) -> float:
-        """Milliseconds of all pushes together."""
+        """Total time of all pushes in milliseconds."""
         return 1000 * sum(push.ended_at - push.began_at for push in self.pushes)
 
     def late_push_ms(self, known_at: float) -> float:
-        """Milliseconds of pushes after the first token was sampled."""
+        """Time of pushes after the first token was sampled, in milliseconds."""
         return 1000 * sum(max(0.0, push.ended_at - max(push.began_at, known_at)) for push in self.pushes)
 
 

@@ -1,4 +1,4 @@
-"""Tasks beside the pipeline: an exception in one is logged, never lost."""
+"""Background tasks: an exception in one is logged, never lost."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ log = logging.getLogger("baton.worker")
 
 
 class Background:
-    """Tasks that a worker began and does not await."""
+    """Tasks of a worker that nobody awaits."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -23,7 +23,7 @@ class Background:
         return list(self._tasks)
 
     def spawn(self, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        """Run a coroutine beside the caller."""
+        """Start a coroutine as a background task."""
         task = asyncio.create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._reap)
@@ -36,7 +36,7 @@ class Background:
 
 
 async def every(period_s: float, action: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Do `action` again and again until cancelled, whatever it raises."""
+    """Repeat `action` until cancelled, logging whatever it raises."""
     while True:
         try:
             await action()

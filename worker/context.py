@@ -1,4 +1,4 @@
-"""The parts of a worker that a role uses."""
+"""The shared parts of a worker, as its roles see them."""
 
 from __future__ import annotations
 
@@ -31,27 +31,27 @@ class RoleContext:
     """The parts of a worker that its roles share."""
 
     identity: Identity
-    # The model, and the memory that holds its KV.
+    # The model and its KV cache.
     layout: KVLayout
     kv: torch.Tensor
     vocab_size: int
-    max_model_len: int  # the longest sequence that fits this worker
+    max_model_len: int  # the longest sequence that fits into the pool
     max_sequences: int
     pool: BlockPool
     turns: Turns
     grammars: Grammars
-    # The device.
-    wake: Callable[[], None]  # a role may have work now
+    # The device's limits and trials.
+    wake: Callable[[], None]  # tells the pipeline that a role may have work
     budget: PromptBudget
     trials: Trials
-    # Gateways, other workers, and where their blocks are.
+    # Gateways, other workers, and the prefix index.
     jobs: JobIntake
     outbox: FrameOutbox
     bus: Bus
     peers: Peers
     transport: Transport
     region: Region  # this worker's own
-    # The process.
+    # Process-wide services.
     roles: Roles
     background: Background
     totals: Totals

@@ -1,4 +1,4 @@
-"""Requests to a worker: start a job, change roles, drain, and questions for its roles."""
+"""Control messages of a worker: start a job, change roles, drain, and questions for its roles."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ log = logging.getLogger("baton.worker")
 
 
 class Control:
-    """Hands jobs and messages to the roles, and changes which of them take work."""
+    """Passes jobs and messages to the roles, and changes which of them take work."""
 
     def __init__(
         self,
@@ -29,7 +29,7 @@ class Control:
         fencing: Fencing,
         tell: Callable[[], Awaitable[None]],
     ) -> None:
-        """`tell()`: announce to everybody what this worker takes now."""
+        """`tell()`: announce to everybody which work this worker takes now."""
         self._identity = identity
         self._roles = roles
         self._jobs = jobs
@@ -39,7 +39,7 @@ class Control:
         self._changing = asyncio.Lock()
 
     async def start_job(self, claimed: ClaimedJob) -> None:
-        """Give a claimed job to the role that takes it, or back to its gateway."""
+        """Pass a claimed job to the role that takes it, or return it to its gateway."""
         self._fencing.expect(claimed.job.gateway)
         for role in self._roles.active:
             if role.takes(claimed.job):
@@ -49,7 +49,7 @@ class Control:
         await self._jobs.fail(claimed, code=PlaceAgainError.code, message=message, retryable=True)
 
     async def handle(self, message: ToWorker) -> WorkerReply | None:
-        """Answer a message; None = it needs no answer."""
+        """Handle a message and return the reply; None = no reply is needed."""
         if isinstance(message, SetRoles):
             return await self._set_roles(message)
         if isinstance(message, Drain):
@@ -62,12 +62,12 @@ class Control:
         return answers[0] if answers else Ack(known=False)
 
     def stop(self) -> None:
-        """Take no more work."""
+        """Stop taking work."""
         self._is_stopping = True
         self._roles.status = WorkerStatus.DRAINING
 
     async def _set_roles(self, message: SetRoles) -> RolesReply:
-        """Change the roles, and answer once everybody was told."""
+        """Change the roles, and reply once everybody was told."""
         roles = self._roles
         async with self._changing:
             refusal = (
@@ -85,7 +85,7 @@ class Control:
             return RolesReply(accepted=True, roles=roles.names)
 
     async def _set_draining(self, message: Drain) -> RolesReply:
-        """Take no new work, or take it again, and answer once everybody was told."""
+        """Start or end draining, and reply once everybody was told."""
         roles = self._roles
         async with self._changing:
             if self._is_stopping or roles.status == WorkerStatus.STARTING:

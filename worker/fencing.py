@@ -1,4 +1,4 @@
-"""Fences: end requests whose gateway is gone, or that others have given away.
+"""Fences: cancel requests whose gateway is gone, or that were moved away from here.
 
 A silent or replaced gateway waits for nothing. A worker without the bus stops before others give its work away: after
 `FENCE_AFTER_S`, they after 4 s.
@@ -20,28 +20,28 @@ from worker.roles import CancelReason, Roles
 log = logging.getLogger("baton.worker")
 
 GATEWAY_SILENT_S = 5.0
-FENCE_AFTER_S = 3.0  # without the bus
+FENCE_AFTER_S = 3.0  # time cut off from the bus
 MAX_NAMED = 100
 
 
 class Heard(Enum):
-    """A verdict on a gateway from its heartbeat."""
+    """The verdict on a gateway's heartbeat."""
 
     NEW = auto()
     KNOWN = auto()
     REPLACED = auto()  # its previous process is gone
-    CONTESTED = auto()  # the previous process lives: two have the name
+    CONTESTED = auto()  # the previous process lives: two claim the name
 
 
 class GatewayTable:
-    """When each gateway was heard last. Without clock and I/O."""
+    """The last heartbeat of each gateway. Without clock and I/O."""
 
     def __init__(self) -> None:
         self._seen: dict[str, tuple[int, float]] = {}  # (incarnation, instant); 0 before the first heartbeat
-        self._before: dict[str, int] = {}  # the incarnation whose place it took
+        self._before: dict[str, int] = {}  # the incarnation that it replaced
 
     def expect(self, gateway: str, now: float) -> None:
-        """Expect heartbeats of this gateway: a job of it was claimed."""
+        """Expect heartbeats of this gateway, of which a job was claimed."""
         self._seen.setdefault(gateway, (0, now))
 
     def saw(self, gateway: str, incarnation: int, now: float) -> Heard:
@@ -63,12 +63,12 @@ class GatewayTable:
         return silent
 
     def excuse(self, now: float) -> None:
-        """Start their silence anew: without the bus nobody can be heard."""
+        """Restart the silence timers: without the bus no gateway can be heard."""
         self._seen = {gateway: (incarnation, now) for gateway, (incarnation, _) in self._seen.items()}
 
 
 class Fencing:
-    """Cancels requests of lost gateways, and all requests when this worker is cut off for too long."""
+    """Cancels requests of lost gateways, and all requests if this worker is cut off for too long."""
 
     def __init__(self, *, bus: Bus, roles: Roles, identity: Identity, clock: Callable[[], float] | None = None) -> None:
         self._bus = bus
@@ -76,11 +76,11 @@ class Fencing:
         self._roles = roles
         self._clock = clock or time.monotonic
         self._gateways = GatewayTable()
-        self._contested: set[str] = set()  # named in the log
+        self._contested: set[str] = set()  # already logged
         self._connected_at = self._clock()
 
     def expect(self, gateway: str) -> None:
-        """Expect heartbeats of this gateway: a job of it was claimed."""
+        """Expect heartbeats of this gateway, of which a job was claimed."""
         self._gateways.expect(gateway, self._clock())
 
     def saw(self, state: GatewayState) -> Heard:
@@ -107,7 +107,7 @@ class Fencing:
                 await role.cancel_all(CancelReason.BUS_LOST)
 
     async def cancel(self, gateway: str) -> None:
-        """Give up the requests of this gateway."""
+        """Cancel the requests of this gateway."""
         log.warning("gateway.lost", extra={"gateway": gateway})
         for role in self._roles.all:
             await role.cancel_all(CancelReason.GATEWAY_LOST, gateway=gateway)

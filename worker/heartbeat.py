@@ -1,4 +1,4 @@
-"""A worker's heartbeats, its entry in the registry, and its prefixes in the global index."""
+"""A worker's heartbeats, its registration in Redis, and its blocks in the prefix index."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ANNOUNCE_S = 0.1
 
 
 class Whole(NamedTuple):
-    """The longest sequence that the model, or who started the worker, allows, and what its KV takes."""
+    """The longest sequence that the model or the operator allows, and the KV cache that it needs."""
 
     tokens: int
     memory_mb: int
@@ -33,7 +33,7 @@ class Whole(NamedTuple):
 
 
 class Heartbeat:
-    """Publishes the state of a worker to gateways, other workers and the registry."""
+    """Publishes the worker's state to gateways, other workers and Redis."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class Heartbeat:
         )
 
     async def beat(self) -> None:
-        """Send a heartbeat, and set the step target by the roles in the fleet now."""
+        """Send a heartbeat, and set the step target by the fleet's present roles."""
         context = self._context
         roles = (state.roles for state in context.peers.states.values())
         context.budget.target_ms = self._settings.step_targets.chosen_ms(roles)
@@ -114,7 +114,7 @@ class Heartbeat:
             await self.beat()
 
     async def register(self) -> None:
-        """Renew the entry in the registry. If it was gone, the index may be gone, too."""
+        """Renew the registration. If it was lost, the index may be lost, too."""
         if await self._store.register(self.state()):
             self._news.forget()
 
@@ -123,13 +123,13 @@ class Heartbeat:
         await self._store.unregister(identity.worker, identity.incarnation)
 
     async def tell(self) -> None:
-        """Announce at once what this worker takes; the next beats repeat it."""
+        """Announce at once which work this worker takes; the next heartbeats repeat it."""
         for telling in (self.beat, self.register):
             with contextlib.suppress(UnavailableError):
                 await telling()
 
     async def announce(self) -> None:
-        """Keep the global index in step with the pool; announce everything again after a flush or a lost call."""
+        """Keep the prefix index in sync with the pool; announce everything again after a flush or a failed call."""
         identity = self._context.identity
         added, removed = self._news.next()
         if self._news.is_known and not added and not removed:

@@ -1,4 +1,4 @@
-"""The worker's identity, the head of its messages about a request, and the subjects on which it speaks under its name."""
+"""The worker's identity: the head of its messages, and the subjects that carry its name."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Head(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """One life of a worker: a restart under the same name has another incarnation."""
+    """One incarnation of a worker: a restart under the same name has another."""
 
     worker: str
     incarnation: int
@@ -35,14 +35,14 @@ class Identity:
         return bool(self._old_gateways)
 
     def heard(self, state: GatewayState) -> None:
-        """A gateway's heartbeat says where it listens."""
+        """Note from a gateway's heartbeat which subjects it listens on."""
         if state.named:
             self._old_gateways.discard(state.gateway)
         else:
             self._old_gateways.add(state.gateway)
 
     def forget(self, gateway: str) -> None:
-        """It is gone."""
+        """Forget a gateway that is gone."""
         self._old_gateways.discard(gateway)
 
     def to_gateway(self, gateway: str) -> str:

@@ -1,14 +1,14 @@
-"""News of a pool for the prefix index in Redis: everything at first, then the changes."""
+"""Updates of the prefix index in Redis: the whole pool at first, then its changes."""
 
 from __future__ import annotations
 
 from engine.cache.block_pool import BlockPool
 
-MAX_GONE = 100_000  # digests to remove; older ones go by their TTL
+MAX_GONE = 100_000  # digests to remove; older ones expire by their TTL
 
 
 class IndexNews:
-    """Keeps unconfirmed news: a failed announcement may or may not have arrived."""
+    """Unconfirmed updates: a failed announcement may or may not have arrived."""
 
     def __init__(self, pool: BlockPool) -> None:
         self._pool = pool
@@ -16,7 +16,7 @@ class IndexNews:
         self._gone: dict[bytes, None] = {}
 
     def forget(self) -> None:
-        """The index may have lost everything: announce all again."""
+        """Announce everything again: the index may have lost it."""
         self._is_known = False
 
     def next(self) -> tuple[list[bytes], list[bytes]]:
@@ -33,10 +33,10 @@ class IndexNews:
 
     @property
     def is_known(self) -> bool:
-        """Whether the index has all but the next news."""
+        """True if the index has everything but the next update."""
         return self._is_known
 
     def told(self) -> None:
-        """The index has what `next` returned."""
+        """Confirm what `next` returned."""
         self._is_known = True
         self._gone.clear()

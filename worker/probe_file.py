@@ -1,4 +1,4 @@
-"""A file that exists while a worker takes work: probes read it, as a worker has no port."""
+"""The ready file of a worker: it exists while the worker takes work, for probes, since a worker has no port."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from pathlib import Path
 
 
 def forget(file: str) -> None:
-    """Remove what a killed process left; "" is no file. Raises OSError."""
+    """Remove the leftover of a killed process; "" is no file. Raises OSError."""
     if file:
         Path(file).unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
 def shown(file: str) -> Iterator[None]:
-    """Keep the file while the block runs; "" is no file. Raises OSError when it can't be written."""
+    """Context manager: keep the file; "" is no file. Raises OSError if it can't be written."""
     if file:
         Path(file).touch()
     try:

@@ -1,4 +1,4 @@
-"""The roles of a worker as state: all exist from the start, and each takes new work or not.
+"""The roles of a worker as state: all exist from the start, and each may take new work or not.
 
     active ──lost──▶ retiring ──idle──▶ off
        ▲────────────────┴──gained────────┘
@@ -29,14 +29,14 @@ class RoleLoad:
     waiting: int = 0
     queued_tokens: int = 0
     held_blocks: int = 0
-    preemptions: int = 0  # since the start
+    preemptions: int = 0  # since the worker started
     bad_digests: int = 0  # likewise
     link_bytes_per_s: float = 0.0  # the slowest measured link to a decode worker; 0 = none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Computed:
-    """A prompt that one role computed, with its first token and its blocks, for another role of the same worker.
+    """A prompt computed by one role, with first token and blocks, offered to another role of the same worker.
 
     `deadline_at` is in `time.monotonic()`, `logprobs` are the first token's, and `cached_tokens` counts the prompt's.
     """
@@ -49,7 +49,7 @@ class Computed:
 
 
 class CancelReason(Enum):
-    """Why a worker gives up requests that it could have continued."""
+    """A reason to cancel requests that could have continued."""
 
     GATEWAY_LOST = "gateway lost"
     BUS_LOST = "worker lost the bus"
@@ -62,7 +62,7 @@ class Role(Planner, Protocol):
     name: words.Role
 
     def takes(self, job: Job) -> bool:
-        """Whether this role starts such a job."""
+        """True if this role starts such a job."""
         ...
 
     def room(self) -> int:
@@ -74,21 +74,21 @@ class Role(Planner, Protocol):
         ...
 
     async def start(self, claimed: ClaimedJob) -> None:
-        """Begin a claimed job. Never raises: a job that can't start is failed."""
+        """Start a claimed job. Never raises: a job that can't start is failed."""
         ...
 
     def adopt(self, prompt: Computed) -> bool:
-        """Go on with another role's prompt in the blocks that it has, which are this role's then; False if it can't now."""
+        """Take over another role's prompt together with its blocks; return False if impossible now."""
         ...
 
     async def handle(self, message: ToWorker) -> WorkerReply | None:
-        """Answer a control message; None when it is not for this role or needs no answer."""
+        """Handle a control message; return None if it is not for this role or needs no reply."""
         ...
 
     def load(self) -> RoleLoad: ...
 
     async def cancel_all(self, reason: CancelReason, *, gateway: str | None = None) -> None:
-        """Give up every request, or those of one gateway."""
+        """Cancel every request, or those of one gateway."""
         ...
 
     def worker_joined(self, state: WorkerState) -> None: ...
@@ -107,7 +107,7 @@ class Roles:
     """
 
     def __init__(self, *, hands_over: bool) -> None:
-        """`hands_over`: whether the worker's transport reaches other workers."""
+        """`hands_over`: True if the worker's transport reaches other workers."""
         self.status: WorkerStatus = WorkerStatus.STARTING
         self._hands_over = hands_over
         self._roles: list[Role] = []
@@ -138,11 +138,11 @@ class Roles:
         return max((role.room() for role in self.active), default=0) if self.status == WorkerStatus.READY else 0
 
     def adopt(self, prompt: Computed) -> bool:
-        """Have a role that takes new work go on with the prompt; False if none can now."""
+        """Have an active role continue the prompt; return False if none can now."""
         return self.status == WorkerStatus.READY and any(role.adopt(prompt) for role in self.active)
 
     def refusal(self, wanted: Sequence[str]) -> str:
-        """Why the worker can't have these roles; "" if it can."""
+        """Return why the worker can't have these roles; "" if it can."""
         known = [role.name for role in self._roles]
         if not wanted:
             return "no role is given: a worker needs one; stop it if it shall do nothing"
@@ -154,7 +154,7 @@ class Roles:
         return ""
 
     async def change(self, wanted: Sequence[str]) -> bool:
-        """Make `wanted`, which is not refused, the active roles; return whether that changed anything.
+        """Activate the roles `wanted`, which were checked by `refusal`; return True if anything changed.
 
         A lost role stops only when the gained one is prepared: until then it may be needed.
         """

@@ -1,4 +1,4 @@
-"""Settings that may differ between two workers."""
+"""Settings that may differ between workers."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ class Totals:
     refused_handoffs: int = 0
 
     def admitted(self, *, prompt_tokens: int, cached_tokens: int) -> None:
-        """Count a prompt's look-up in the prefix cache."""
+        """Count a prompt's lookup in the prefix cache."""
         self.prompt_tokens += prompt_tokens
         self.cached_tokens += min(prompt_tokens, cached_tokens)
 
@@ -37,7 +37,7 @@ class Totals:
         self.failed_steps += 1
         self.out_of_memory += "OutOfMemory" in type(error).__name__ or isinstance(
             error, MemoryError
-        )  # torch's, or the host's
+        )  # torch's OOM, or the host's
 
     def as_message(
         self,
@@ -51,7 +51,7 @@ class Totals:
         forged: int,
         pass_s: float,
     ) -> WorkerTotals:
-        """The message, with counts that are kept elsewhere in the worker."""
+        """The message, with counters kept elsewhere in the worker."""
         return WorkerTotals(
             prompt_tokens=self.prompt_tokens,
             cached_tokens=self.cached_tokens,

@@ -1,4 +1,4 @@
-"""Requests from release 0.1.0, whose subject `baton.worker.<id>` does not say who speaks.
+"""Requests of release 0.1.0, whose subject `baton.worker.<id>` does not carry the speaker.
 
 Who says its name elsewhere is not believed here. Orders need a gateway of that release.
 """
@@ -17,11 +17,11 @@ from common.peers import Peers
 from worker.identity import Identity
 
 UPGRADE = "nobody of release 0.1.0 is heard here: upgrade whoever sent this"
-OLD_WRITERS = "*"  # as a `Cancel.worker`: any that does not say its name
+OLD_WRITERS = "*"  # as a `Cancel.worker`: any writer without a name
 
 
 class Unnamed:
-    """Passes on to `handle` what may be believed."""
+    """Passes plausible requests on to `handle`."""
 
     def __init__(
         self,

@@ -70,7 +70,7 @@ FENCE_CHECK_S = 1.0
 DEVICE_CHECK_S = 0.25
 DRAIN_CHECK_S = 0.05
 FAREWELL_TIMEOUT_S = 2.0
-EXIT_DEVICE_BROKEN = 70  # sysexits: a restart may help; twice in a row blames the GPU
+EXIT_DEVICE_BROKEN = 70  # sysexits: a restart may help; twice suggests a bad GPU
 
 
 class WorkerEngine(SteppingEngine, Protocol):
@@ -95,7 +95,7 @@ def end_process() -> None:
 
 
 class Worker:
-    """Owns what the roles share. Construct, `attach` roles, `run` until told to stop."""
+    """Owns the parts that the roles share. Construct, `attach` roles, `run` until told to stop."""
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ class Worker:
         threads: Threads | None = None,
         end_process: Callable[[], None] = end_process,
     ) -> None:
-        """`region`: what `transport.open` returned. `end_process()` is called when the device is broken."""
+        """`region`: the result of `transport.open`. `end_process()` is called when the device is broken."""
         layout = engine.layout
         pool = BlockPool.of(layout)
         trials = Trials()
@@ -179,7 +179,7 @@ class Worker:
         self._pipeline.attach(role, backlog=lambda: role.load().queued_tokens)
 
     async def run(self, stopping: asyncio.Event) -> None:
-        """Serve until `stopping` is set, then drain: claim no more, finish what runs, leave the registry."""
+        """Serve until `stopping` is set, then drain: claim no more, finish running work, deregister."""
         context, roles = self.context, self.context.roles
         worker = context.identity.worker
         anybody = subjects.ANY
@@ -191,7 +191,7 @@ class Worker:
         await context.bus.subscribe(subjects.ALL_GATEWAY_HEARTBEATS, gateway_state_decoder, self._gateway_seen)
         context.peers.on_lost(self._worker_lost)
         context.peers.on_joined(self._worker_joined)
-        for role in roles.active:  # workers heard before had no listeners here
+        for role in roles.active:  # workers heard earlier had no listeners here
             await role.prepare()
         await self._first_registration()
         loops = [context.background.spawn(loop) for loop in self._loops()]
@@ -216,7 +216,7 @@ class Worker:
         ]
 
     async def _first_registration(self) -> None:
-        """Register before work may be placed here; without Redis be ready all the same."""
+        """Register before work may be placed here; without Redis become ready anyway."""
         self.context.roles.status = WorkerStatus.READY
         try:
             await self.heartbeat.register()
@@ -239,7 +239,7 @@ class Worker:
                 pass
 
     def _worker_joined(self, state: WorkerState) -> None:
-        """Answer a new worker with a heartbeat, and connect the roles to it before a request needs that."""
+        """Answer a new worker with a heartbeat, and connect the roles to it before a request needs the link."""
         if state.worker != self.context.identity.worker:
             self.context.background.spawn(self.heartbeat.beat_if_possible())
             for role in self.context.roles.all:
@@ -262,7 +262,7 @@ class Worker:
             async with asyncio.timeout(FAREWELL_TIMEOUT_S):
                 await self.heartbeat.beat()
                 await self.heartbeat.unregister()
-                await asyncio.sleep(0.05)  # the client's own task writes what was published
+                await asyncio.sleep(0.05)  # lets the client's own task write what was published
         self._end_process()
 
     async def _drain(self) -> None:

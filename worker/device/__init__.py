@@ -1,1 +1,1 @@
-"""The device of a worker: passes one after another, how many prompt tokens join them, and when it is broken."""
+"""The device of a worker: the pipeline of passes, the prompt tokens that join them, and its health."""

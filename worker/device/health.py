@@ -1,12 +1,12 @@
-"""When a device counts as broken: its context is lost, passes keep failing, or a pass hangs."""
+"""The criteria of a broken device: its context is lost, passes keep failing, or a pass hangs."""
 
 from __future__ import annotations
 
-MAX_FAILED_PASSES = 3  # one after the other: no single request can be at fault
+MAX_FAILED_PASSES = 3  # consecutive: no single request can be at fault
 
 
 class DeviceHealth:
-    """Remembers failures, and knows whether the device is broken."""
+    """Tracks failures, and decides if the device is broken."""
 
     def __init__(self, *, step_timeout_s: float = 120.0) -> None:
         """`step_timeout_s`: longer passes count as hung."""
@@ -23,7 +23,7 @@ class DeviceHealth:
             self._lost = f"{type(error).__name__}: {error}".splitlines()[0]
 
     def problem(self, *, waited_s: float = 0.0) -> str:
-        """Why the device is broken; "" while it works. `waited_s`: duration of the present pass so far."""
+        """Return why the device is broken; "" while it works. `waited_s`: duration of the current pass so far."""
         if self._lost:
             return self._lost
         if self._failures_in_a_row >= MAX_FAILED_PASSES:
@@ -32,5 +32,5 @@ class DeviceHealth:
 
 
 def _is_lost(error: Exception) -> bool:
-    """Whether every later pass will fail too: most CUDA errors destroy the process's context."""
+    """True if every later pass will fail, too: most CUDA errors destroy the process's context."""
     return "CUDA error" in str(error)

@@ -1,4 +1,4 @@
-"""The two threads between the event loop and the device: one launches passes, the other waits for their results."""
+"""Two threads between the event loop and the device: one launches passes, the other waits for their results."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class SteppingEngine(Protocol):
 
 
 class Thread(Protocol):
-    """An executor that does one thing after another, in the order of `submit`."""
+    """A single-threaded executor: jobs run in the order of `submit`."""
 
     def submit(self, function: Callable[..., object], /, *arguments: object) -> object: ...
 
@@ -59,16 +59,16 @@ class Launch:
 
 
 class Launcher:
-    """Launches passes in order, and publishes the results of each in its `Launch`."""
+    """Launches passes in order, and stores the results of each in its `Launch`."""
 
     def __init__(self, engine: SteppingEngine, *, threads: Threads | None = None, clock: Clock | None = None) -> None:
         self._engine = engine
         self._threads = threads or Threads.start()
         self._clock = clock or time.monotonic
-        self._refused: set[Sequence] = set()  # lost by the last launch; only its thread touches this
+        self._refused: set[Sequence] = set()  # lost by the last launch; used by the launching thread alone
 
     def submit(self, shares: list[list[Chunk]], *, when_over: Callable[[], object]) -> Launch:
-        """Launch a pass of these chunks after the one before. `when_over()` runs on this event loop."""
+        """Launch a pass of these chunks after the previous one. `when_over()` runs on this event loop."""
         loop, launch = asyncio.get_running_loop(), Launch(shares, submitted_at=self._clock())
         launch.over.add_done_callback(lambda _: loop.call_soon_threadsafe(when_over))
         self._threads.launching.submit(self._launch, launch)
@@ -87,7 +87,7 @@ class Launcher:
     # -- in the other threads ------------------------------------------------------------------------------------------
 
     def _launch(self, launch: Launch) -> None:
-        """Launch without the sequences that the launch before lost: their tokens and KV are missing."""
+        """Launch without sequences that the previous launch lost: their tokens and KV are missing."""
         launch.began_at = self._clock()
         chunks = [chunk for chunk in launch.chunks if chunk.sequence not in self._refused]
         try:

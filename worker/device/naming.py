@@ -1,4 +1,4 @@
-"""Naming the suspect that is tried next (`worker.device.trials`), so that gateways know which one killed this worker."""
+"""Naming the next suspect (`worker.device.trials`), so that gateways know which request killed this worker."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NAMING_TIMEOUT_S = 0.5  # then the suspect is tried unnamed: other requests wait
 
 
 class Naming:
-    """Tells the gateways that have suspects here which one is next."""
+    """Tells the gateways with suspects here which one is next."""
 
     def __init__(self, *, bus: Bus, identity: Identity, trials: Trials) -> None:
         self._bus = bus
@@ -23,7 +23,7 @@ class Naming:
         self._trials = trials
 
     async def name(self, suspect: Sequence) -> None:
-        """Return when the server has it: waiting for a busy gateway would hold up every request."""
+        """Return once the server has it: waiting for a busy gateway would delay every request."""
         trying = Trying(
             request_id=suspect.request_id,
             attempt=suspect.attempt,

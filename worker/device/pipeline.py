@@ -31,11 +31,11 @@ from worker.device.trials import Trials
 log = logging.getLogger("baton.device")
 
 MAX_IN_FLIGHT = 2  # one computing, one queued
-IDLE_AFTER_S = 0.005  # without work for this long, a device has idled
+IDLE_AFTER_S = 0.005  # a device without work for this long counts as idle
 
 
 class Planner(Protocol):
-    """A role's share in the pipeline. Each planned chunk gets one `apply` or one `failed`, in order."""
+    """A role's share of the pipeline. Each planned chunk gets one `apply` or one `failed`, in order."""
 
     def plan(self, token_budget: int) -> list[Chunk]:
         """Choose this role's part of the next pass, at most `token_budget` tokens; one pass may be in flight.
@@ -45,16 +45,16 @@ class Planner(Protocol):
         ...
 
     def apply(self, results: ListOf[tuple[Chunk, Sampled | None]]) -> None:
-        """Take the results of this role's chunks. Must not raise for one sequence's sake."""
+        """Take the results of this role's chunks. Must not raise because of a single sequence."""
         ...
 
     def failed(self, chunks: ListOf[Chunk], error: Exception) -> None:
-        """These chunks got no results, nor will later chunks of the same sequences."""
+        """Record that these chunks got no results, nor will later chunks of the same sequences."""
         ...
 
 
 class Pipeline:
-    """Runs passes while any role has work, else waits to be woken. `steps` counts finished passes, `pass_s` their time."""
+    """Runs passes while any role has work, otherwise sleeps. `steps` counts finished passes, `pass_s` their time."""
 
     def __init__(
         self,
@@ -79,8 +79,8 @@ class Pipeline:
         self._planners: list[tuple[Planner, Callable[[], int]]] = []
         self._wake = asyncio.Event()
         self._launches: deque[Launch] = deque()  # oldest first, until delivered
-        self._failure = _Failure()  # what the last delivered pass lost
-        self._over_at = 0.0  # when the last pass was over
+        self._failure = _Failure()  # failures of the last delivered pass
+        self._over_at = 0.0  # when the last pass ended
 
     @property
     def busy(self) -> bool:
@@ -93,22 +93,22 @@ class Pipeline:
 
     @property
     def broken(self) -> str:
-        """Why this device is broken; "" while it works."""
+        """The reason that this device is broken; "" while it works."""
         oldest = self._launches[0] if self._launches else None
         if oldest is None or oldest.over.done():
             return self._health.problem()
         return self._health.problem(waited_s=self._clock() - max(oldest.submitted_at, self._over_at))
 
     def attach(self, planner: Planner, *, backlog: Callable[[], int] = lambda: 0) -> None:
-        """Give `planner` a share of every later pass. `backlog()`: prompt tokens that wait with it."""
+        """Give `planner` a share of every later pass. `backlog()`: prompt tokens waiting with it."""
         self._planners.append((planner, backlog))
 
     def wake(self) -> None:
-        """A role may have work now."""
+        """Wake the pipeline: a role may have work."""
         self._wake.set()
 
     async def run(self) -> None:
-        """Compute until cancelled. Cancellation waits for the passes in flight and drops their results."""
+        """Run passes until cancelled. Cancellation waits for the passes in flight and drops their results."""
         try:
             while True:
                 self._wake.clear()
@@ -155,7 +155,7 @@ class Pipeline:
             for (planner, _), share in zip(self._planners, launch.shares, strict=False):
                 planner.failed(share, error)
             return
-        if results:  # empty if the pass before lost all its sequences
+        if results:  # empty if the previous pass lost all its sequences
             self._health.passed()
         self._measure(launch)
         for (planner, _), share in zip(self._planners, launch.shares, strict=False):
@@ -165,7 +165,7 @@ class Pipeline:
             planner.apply([(chunk, results[chunk]) for chunk in share if chunk.sequence not in before.sequences])
 
     def _measure(self, launch: Launch) -> None:
-        """Give the pass's time to the budget. A pass launched early began when the one before ended."""
+        """Report the pass's duration to the budget. A pass launched early began when the previous one ended."""
         seconds = launch.over_at - max(launch.began_at, self._over_at)
         after_idling = launch.began_at - self._over_at > IDLE_AFTER_S
         self._over_at = launch.over_at
@@ -175,7 +175,7 @@ class Pipeline:
 
 @dataclass(frozen=True, slots=True)
 class _Failure:
-    """Why the sequences of a pass have no results; without sequences, all have theirs."""
+    """The reason that sequences of a pass have no results; without sequences, nothing failed."""
 
     sequences: set[Sequence] = field(default_factory=set)
     error: Exception = field(default_factory=Exception)

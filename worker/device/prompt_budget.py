@@ -1,4 +1,4 @@
-"""How many prompt tokens may join the next pass without delaying the decoding sequences too long.
+"""The prompt budget: the number of prompt tokens that may join the next pass without delaying decoding too long.
 
 Pure: it reads no clock and waits for nothing. Two rules share the work:
 
@@ -21,7 +21,7 @@ from worker.device.step_policy import StepPolicy
 class PassLoad:
     """The load of one pass."""
 
-    decoding: int = 0  # sequences that get their next token
+    decoding: int = 0  # sequences that get a token
     prompt_tokens: int = 0
     pairs: float = 0.0  # sum of prompt tokens times their context: the work of attention
 
@@ -39,7 +39,7 @@ class PassLoad:
 
 
 class PromptBudget:
-    """Bounds the prompt tokens of a pass by its total tokens and its time."""
+    """Bounds the prompt tokens of a pass by total tokens and predicted time."""
 
     def __init__(
         self,
@@ -54,15 +54,15 @@ class PromptBudget:
         self.target_ms = target_ms
         self._policy = policy or StepPolicy()
         alone_s = {tokens: ms / 1000 for (slots, tokens), ms in (pass_ms or {}).items() if not slots}
-        self.prompt_cost = PromptCost(alone_s)  # passes of prompts alone
+        self.prompt_cost = PromptCost(alone_s)  # passes with prompts alone
         self.step_cost = StepCost(pass_ms or {}, self._policy)
         self._credit_ms = 0.0
         self._num_decoding = 1  # the newest step's
-        self._took_prompts = False  # whether the newest planned step has prompts
+        self._took_prompts = False  # True if the newest planned step has prompts
 
     @property
     def credit_ms(self) -> float:
-        """How much shorter than the target the last steps were; below 0 it is a debt."""
+        """Time by which the last steps undercut the target; below 0 it is a debt."""
         return self._credit_ms
 
     @property
@@ -93,7 +93,7 @@ class PromptBudget:
         self._took_prompts = prompt_tokens > 0
 
     def measured(self, load: PassLoad, seconds: float, *, after_idling: bool = False) -> None:
-        """Learn from a finished pass. `after_idling`: the device had nothing to do before it."""
+        """Learn from a finished pass. `after_idling`: the device was idle before it."""
         ms = 1000 * seconds
         if load.decoding:
             credit_ms = self._credit_ms + self.target_ms - ms
@@ -128,7 +128,7 @@ class PromptBudget:
         return best, predicted[best]
 
     def _by_rate(self, slots: int) -> tuple[int, float]:
-        """The whole tiles that fit by the measured rate, for slots without timed steps."""
+        """The whole tiles that fit by the measured rate, for batch sizes without timed steps."""
         policy, bare_ms, rate = self._policy, self.step_cost.bare_ms, self.step_cost.prompt_tokens_per_s
         tokens = policy.unmeasured_prompt_tokens
         if rate:

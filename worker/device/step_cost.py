@@ -1,4 +1,4 @@
-"""The cost of a decode step, with and without prompt tokens in it.
+"""The cost model of a decode step, with and without prompt tokens.
 
 At its start the engine times passes without contexts, by slots for decoding sequences and by prompt tokens. Finished
 passes then show what contexts add.
@@ -12,7 +12,7 @@ from worker.device.step_policy import StepPolicy
 
 
 class StepCost:
-    """Milliseconds of steps, by their slots and prompt tokens."""
+    """Milliseconds of steps, by slots and prompt tokens."""
 
     def __init__(self, pass_ms: Mapping[tuple[int, int], float], policy: StepPolicy) -> None:
         """`pass_ms`: timed passes, by slots (0: prompts alone) and prompt tokens."""
@@ -25,17 +25,17 @@ class StepCost:
         self._attention_ms_per_token = 0.0  # added by one token of context
 
     def add_bare(self, ms: float) -> None:
-        """Learn from a step without prompts."""
+        """Add a step without prompts."""
         self.bare_ms = self._policy.smoothed(self.bare_ms, ms)
 
     def add_mixed(self, *, decoding: int, prompt_tokens: int, context: float, seconds: float) -> None:
-        """Learn from a step with prompts. `context`: average positions before a prompt token."""
+        """Add a step with prompts. `context`: average positions before a prompt token."""
         policy = self._policy
         if prompt_tokens < policy.min_prompt_tokens or not self.bare_ms:
             return
         slots = policy.slots(decoding)
         self._measure_attention(slots, prompt_tokens, context, 1000 * seconds)
-        # A prompt's end costs as much as a full tile.
+        # The end of a prompt costs as much as a full tile.
         filled = -(-(prompt_tokens + slots) // policy.tile_tokens) * policy.tile_tokens - slots
         added_s = max(seconds - self.bare_ms / 1000, 0.1 * seconds)
         self.prompt_tokens_per_s = policy.smoothed(self.prompt_tokens_per_s, filled / added_s)
@@ -66,7 +66,7 @@ class StepCost:
 
 
 def _by_slots(pass_ms: Mapping[tuple[int, int], float]) -> dict[int, dict[int, float]]:
-    """Return by slots: prompt tokens -> ms, where steps with and without prompts were timed.
+    """Map slots to {prompt tokens: ms}, where steps with and without prompts were timed.
 
     More tokens never take less time: where a clock says so it was a disturbance, and the smaller step's time counts.
     """

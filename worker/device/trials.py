@@ -1,4 +1,4 @@
-"""Suspects of having killed a worker are computed one at a time, each named before.
+"""Trials of requests suspected of killing a worker: one at a time, each named beforehand.
 
 If this worker dies as well, the gateways know the culprit: no other request is blamed, and no third worker dies.
 """
@@ -15,7 +15,7 @@ from engine.sequence import Sequence
 
 
 class Trials:
-    """At most one suspect is in flight. Roles hold the others back; the pipeline names the one."""
+    """The order of trials: at most one suspect is in flight. Roles hold the others back; the pipeline names the one."""
 
     def __init__(self) -> None:
         self._on_trial: Sequence | None = None
@@ -33,7 +33,7 @@ class Trials:
 
     @property
     def is_idle(self) -> bool:
-        """Whether there are no suspects, the usual case."""
+        """True if there are no suspects, the usual case."""
         return not self._watched
 
     @property
@@ -42,7 +42,7 @@ class Trials:
         return {gateway for sequence, (gateway, _) in self._watched.items() if sequence.is_suspect}
 
     def held_back(self, sequences: ListOf[Sequence]) -> set[Sequence]:
-        """Suspects that must not be in the next pass: all but the first, or all while one is in flight."""
+        """Suspects that must not join the next pass: all but the first, or all while one is in flight."""
         suspects = [] if self.is_idle else [sequence for sequence in sequences if sequence.is_suspect]
         return set(suspects if self._on_trial is not None else suspects[1:])
 
@@ -57,7 +57,7 @@ class Trials:
         return next(found, None)
 
     def landed(self, chunks: ListOf[Chunk]) -> None:
-        """A pass is over: this device survived it."""
+        """Record the end of a pass: the device survived it."""
         if self.is_idle and self._on_trial is None:
             return
         if any(chunk.sequence is self._on_trial for chunk in chunks):

@@ -1,1 +1,1 @@
-"""Steps of both roles for a request: claim its job, check it, give it blocks, send its tokens, forget it."""
+"""Steps of a request that both roles share: claim the job, check it, allocate blocks, send tokens, clean up."""

@@ -1,4 +1,4 @@
-"""Waiting for a sequence's grammar, so that no pass waits for it."""
+"""Waiting for a sequence's grammar outside the passes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from engine.sequence import Sequence
 
 
 async def built(grammars: Grammars, sequence: Sequence) -> None:
-    """Return when the sequence's grammar is built or can't be, which its first pass tells; at once without one."""
+    """Return once the sequence's grammar is built or has failed, which its first pass reports; at once without one."""
     building = grammars.prepare(sequence)
     if building is not None:
         await asyncio.wait([asyncio.wrap_future(building)])

@@ -1,4 +1,4 @@
-"""Checks of a job before it touches memory: a worker trusts no message, though the gateway checked too."""
+"""Checks of a job before it touches memory: a worker trusts no message, although the gateway checked it, too."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from common.errors import InvalidRequestError
 from common.messages import MAX_GRAMMAR_CHARS, Generate, Grammar, Job, SamplingParams
 from common.subjects import is_id
 
-MAX_CLOSING = 64  # tokens that end a reasoning
+MAX_CLOSING = 64  # tokens that end reasoning
 MAX_ALLOWED = 65_536
-MAX_BANNED = 2_048  # runs of tokens, and tokens of one
+MAX_BANNED = 2_048  # banned token runs, and single tokens
 MAX_ID_CHARS = 256
 U64, I32 = 2.0**64, 2**31 - 1
-# Wider than what gateways let clients say.
+# Wider than the limits of the gateway's API.
 RANGES: dict[str, tuple[float, float]] = {
     "temperature": (0, 1e4),
     "top_p": (0, 1),
@@ -34,7 +34,7 @@ RANGES: dict[str, tuple[float, float]] = {
 
 
 def check_job(job: Job, *, vocab_size: int, max_model_len: int) -> None:
-    """Raise InvalidRequestError, naming the field, when no attempt can serve the job."""
+    """Raise InvalidRequestError, naming the field, if no attempt can serve the job."""
     num_tokens, rest = divmod(len(job.token_ids), 4)
     if rest or num_tokens == 0:
         raise InvalidRequestError("token_ids must be packed uint32 and not empty", param="token_ids")
@@ -81,7 +81,7 @@ def _check_grammar(grammar: Grammar, vocab_size: int) -> None:
 
 
 def check_sampling(sampling: SamplingParams) -> None:
-    """Raise InvalidRequestError for what no device can compute: it would fail the pass of everybody in the batch."""
+    """Raise InvalidRequestError for parameters that no device can compute: they would fail the whole batch's pass."""
     for name, (low, high) in RANGES.items():
         value = getattr(sampling, name)
         if value is not None and not low <= value <= high:  # NaN is in no range

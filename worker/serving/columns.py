@@ -1,4 +1,4 @@
-"""Columns: the blocks that layers with a window keep beside each block of tokens, of which a sequence needs the last ones.
+"""Sliding-window columns: blocks of window layers beside each block of tokens, of which a sequence keeps the last ones.
 
 A prompt is admitted with columns of a window and of the chunks in flight. What passes leave behind makes room for the next
 chunk's: as many columns are taken as went, at the same moment. So a prompt that was admitted waits for nobody. For that, it must
@@ -22,7 +22,7 @@ LEAST_AHEAD = 512
 
 
 def oldest_needed(pool: BlockPool, num_tokens: int) -> int:
-    """The first column that must stay behind so many tokens.
+    """The first column needed after so many tokens.
 
     The last full block's first token counts: from there a sequence that gave way is found again.
     """
@@ -30,7 +30,7 @@ def oldest_needed(pool: BlockPool, num_tokens: int) -> int:
 
 
 def cargo_of(pool: BlockPool, num_tokens: int) -> Cargo:
-    """Return the cargo of a prompt of so many tokens."""
+    """The cargo of a prompt of so many tokens."""
     return Cargo(
         num_tokens=num_tokens,
         block_size=pool.block_size,
@@ -41,7 +41,7 @@ def cargo_of(pool: BlockPool, num_tokens: int) -> Cargo:
 
 
 def longest_sequence(pool: BlockPool) -> int:
-    """Tokens of the longest sequence that fits into the pool alone."""
+    """Tokens of the longest sequence that fits into the empty pool."""
     num_blocks, columns = pool.num_blocks - pool.state_blocks, pool.column_blocks
     if columns:
         num_blocks = max(num_blocks // (1 + columns), num_blocks - columns * (pool.window_columns + MARGIN))
@@ -49,7 +49,7 @@ def longest_sequence(pool: BlockPool) -> int:
 
 
 def num_columns(pool: BlockPool, num_blocks: int, ahead: int | None, *, cached: int, seen: int, spare: int) -> int:
-    """How many columns a sequence of `num_blocks` blocks takes when it is admitted, of which `cached` were found.
+    """Number of columns that a sequence of `num_blocks` blocks takes at admission, with `cached` of them found.
 
     `ahead`: tokens that passes may compute before columns go; None: all. `seen`: found columns. It waits for the columns of
     `LEAST_AHEAD` tokens, or for all that fit beside its blocks. More are taken while there is room.
@@ -67,13 +67,13 @@ def num_columns(pool: BlockPool, num_blocks: int, ahead: int | None, *, cached: 
 
 
 def has_room_of_its_own(pool: BlockPool, num_blocks: int, *, cached: int, seen: int) -> bool:
-    """Whether a sequence of so many blocks fits into the pool beside found columns, which others may hold for longer."""
+    """True if a sequence of so many blocks fits beside cached columns, which others may hold for longer."""
     own = min(num_blocks - cached, pool.window_columns + MARGIN)
     return num_blocks + pool.column_blocks * (seen + own) <= pool.num_blocks
 
 
 def cover(pool: BlockPool, sequence: Sequence, num_tokens: int, *, spare: int = 0) -> int:
-    """Take columns for the next `num_tokens` positions, but `spare` blocks; return how many of these positions have theirs."""
+    """Take columns for the next `num_tokens` positions, leaving `spare` blocks; return the number of covered positions."""
     size, columns = pool.block_size, pool.column_blocks
     if not columns:
         return num_tokens
@@ -85,7 +85,7 @@ def cover(pool: BlockPool, sequence: Sequence, num_tokens: int, *, spare: int = 
 
 
 def let_go(pool: BlockPool, sequence: Sequence) -> None:
-    """Give back the columns that no token from the last full block on sees, and take as many for blocks that lack theirs.
+    """Release columns outside the window of the next tokens, and reuse as many for uncovered blocks.
 
     What goes is shared, and all that is final once there is nothing to take any more.
     """
@@ -114,18 +114,18 @@ def _share(pool: BlockPool, sequence: Sequence, end: int) -> None:
 
 
 def extend(sequence: Sequence, blocks: ListOf[int], column_blocks: int) -> None:
-    """Give a sequence these blocks as its next columns."""
+    """Append these blocks to a sequence's columns."""
     sequence.columns.extend(tuple(blocks[at : at + column_blocks]) for at in range(0, len(blocks), column_blocks))
 
 
 def num_held(pool: BlockPool, sequence: Sequence) -> int:
-    """Blocks of the columns that a sequence holds from the oldest that it needs on, those that it found included."""
+    """Number of blocks in a sequence's live columns, cached ones included."""
     needed = len(sequence.columns) - oldest_needed(pool, sequence.num_computed)
     return pool.column_blocks * max(0, needed) if sequence.columns else 0
 
 
 def tokens_and_columns(sequence: Sequence) -> list[int]:
-    """All blocks of a sequence's tokens, each with its column: released from the end, a beginning with its columns stays."""
+    """All token blocks of a sequence, each with its column: released from the end, so that a prefix stays resumable."""
     if not sequence.columns:
         return list(sequence.block_table)
     blocks = [(block,) for block in sequence.block_table]

@@ -1,4 +1,4 @@
-"""Token frames: what a step produced, one message for each gateway."""
+"""Token frames: the output of a step, one message for each gateway."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from common.errors import UnavailableError
 from common.messages import Frame, Tokens
 from worker.identity import Identity
 
-MAX_FRAME_TOKENS = 4096  # entries in one frame; logprobs make entries large
+MAX_FRAME_TOKENS = 4096  # entries of a frame; logprobs make entries large
 
 
 class FrameOutbox:
@@ -31,7 +31,7 @@ class FrameOutbox:
         self._ready.set()
 
     async def run(self) -> None:
-        """Publish what `add` collected at the event loop's next turn, until cancelled."""
+        """Publish the tokens collected by `add` at the event loop's next turn, until cancelled."""
         while True:
             await self._ready.wait()
             await self.flush()

@@ -1,4 +1,4 @@
-"""Pulling jobs: fetch only what can start now, claim each at its gateway, keep it alive, settle it.
+"""The intake of jobs: fetch only what can start now, claim each at its gateway, keep it alive, settle it.
 
 JetStream accepts a stale ack after the ack-wait, so the claim is the fence: a worker starts only a granted attempt, and
 acks only when the gateway agrees.
@@ -30,7 +30,7 @@ from worker.identity import Identity
 
 log = logging.getLogger("baton.jobs")
 
-FETCH_EXPIRES_S = 1.0  # how long a stopped worker holds its one pull at most
+FETCH_EXPIRES_S = 1.0  # longest time that a stopped worker holds its one pull
 IN_PROGRESS_EVERY_S = 1.0
 CLAIM_TIMEOUT_S = 1.0
 SETTLE_TIMEOUT_S = 2.0
@@ -38,7 +38,7 @@ SETTLE_TIMEOUT_S = 2.0
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class ClaimedJob:
-    """A job that this worker may work on, until it is settled, failed or dropped. Instants are `time.monotonic()`."""
+    """A job claimed by this worker, until it is settled, failed or dropped. Instants are `time.monotonic()`."""
 
     job: Job
     delivery: Delivery
@@ -54,7 +54,7 @@ class ClaimedJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandoffTimes:
-    """Milliseconds of a handoff's parts; see `Settle`."""
+    """Parts of a handoff in milliseconds; see `Settle`."""
 
     push_ms: float
     late_push_ms: float
@@ -74,7 +74,7 @@ class JobIntake:
         self.expired = 0
 
     def room_changed(self) -> None:
-        """A role may take more jobs now."""
+        """Wake the intake: a role may take more jobs now."""
         self._room_changed.set()
 
     async def run(
@@ -144,7 +144,7 @@ class JobIntake:
     async def fail(
         self, claimed: ClaimedJob, *, code: str, message: str, retryable: bool, dead_worker: str = ""
     ) -> None:
-        """Report to the gateway, which decides about another attempt, and end the delivery."""
+        """Report the failure to the gateway, which decides about another attempt, and end the delivery."""
         if not self._finish(claimed):
             return
         failed = Failed(
@@ -160,7 +160,7 @@ class JobIntake:
             await claimed.delivery.term()
 
     async def is_wanted(self, claimed: ClaimedJob) -> bool:
-        """Whether the gateway still grants this worker the attempt."""
+        """True if the gateway still grants this worker the attempt."""
         reply = await self._ask(claimed.job, is_held=True)
         return reply is None or reply.granted
 
@@ -209,7 +209,7 @@ class JobIntake:
             self._room_changed.set()
 
     async def _ask(self, job: Job, *, is_held: bool = False) -> ClaimReply | None:
-        """Return None when the gateway did not answer: it may be slow, so JetStream delivers again, up to `max_deliver` times."""
+        """Ask the gateway; return None without a reply. It may be slow, so JetStream redelivers, up to `max_deliver` times."""
         claim = Claim(
             **self._identity.head(job),
             is_held=is_held,

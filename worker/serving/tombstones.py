@@ -1,4 +1,4 @@
-"""Attempts that are over: a job or a reservation that arrives after its cancellation must not start."""
+"""Tombstones of ended attempts: a job or reservation that arrives after its cancellation must not start."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Tombstones:
         self._attempts: OrderedDict[str, int] = OrderedDict()
 
     def add(self, request_id: str, attempt: int) -> None:
-        """Remember that attempts up to `attempt` are over."""
+        """Mark attempts up to `attempt` as ended."""
         self._attempts[request_id] = max(attempt, self._attempts.pop(request_id, 0))
         if len(self._attempts) > MAX_TOMBSTONES:
             self._attempts.popitem(last=False)
@@ -26,15 +26,15 @@ class Tombstones:
 
 
 class Cancelled:
-    """The attempts that were cancelled, each by the gateway that owns it: another's word ends nothing that comes later."""
+    """Cancelled attempts by gateway: a gateway's cancellation affects its own requests only."""
 
     def __init__(self) -> None:
         self._ended = Tombstones()
 
     def add(self, message: Cancel) -> None:
-        """Remember a gateway's cancellation, for a request of its own that may not have arrived."""
+        """Record a gateway's cancellation of its own request, which may not have arrived yet."""
         self._ended.add(f"{message.gateway} {message.request_id}", message.attempt)
 
     def covers(self, job: Job) -> bool:
-        """Whether the job's gateway cancelled it; a gateway of release 0.1.0 says no name."""
+        """True if the job's own gateway cancelled it; a gateway of release 0.1.0 sends no name."""
         return any(self._ended.covers(f"{gateway} {job.request_id}", job.attempt) for gateway in (job.gateway, ""))

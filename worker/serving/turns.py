@@ -1,4 +1,4 @@
-"""Anti-starvation for block allocation: the order of those that found no room in the pool.
+"""Anti-starvation for block allocation: after 16 overtakings a waiting request gets a reservation.
 
 Whoever fits is admitted past those who don't: their blocks would be idle. But small ones that keep coming would never let a large
 one in. So each that waits counts who came later and was admitted first. After `MOST_PASSED` of them it is its turn: what
@@ -19,27 +19,27 @@ MOST_PASSED = 16
 
 @dataclass(slots=True)
 class _Waiting:
-    blocks: int  # free ones that it needs
-    passed: int  # came later, and were admitted first
-    until: float  # unless it says again that it waits
+    blocks: int  # free blocks that it needs
+    passed: int  # later requests admitted before it
+    until: float  # expires unless renewed
 
 
 class Turns:
-    """Those who wait for blocks of one pool, in the order in which they began to."""
+    """Requests that wait for blocks of one pool, in order of arrival."""
 
     def __init__(self, *, changed: Callable[[], object] = lambda: None) -> None:
-        """`changed()`: blocks that were kept for somebody may be others' now."""
+        """`changed()`: called when reserved blocks may become available to others."""
         self._changed = changed
         self._waiting: dict[Hashable, _Waiting] = {}
         self._due: list[Hashable] = []
 
     @property
     def due(self) -> list[Hashable]:
-        """Those whose turn it is, the first one first."""
+        """Waiting requests that are due, in order."""
         return list(self._due)
 
     def kept_from(self, who: Hashable) -> int:
-        """Blocks that must be free behind the admission of `who`: for those before it whose turn it is."""
+        """Blocks that the admission of `who` must leave free for requests that are due before it."""
         kept = 0
         for other in self._due:
             if other == who:
@@ -48,7 +48,7 @@ class Turns:
         return kept
 
     def waits(self, who: Hashable, *, blocks: int, passed: int = 0, until: float = math.inf) -> None:
-        """It found no room and needs `blocks` free ones. `passed`: those of earlier waits."""
+        """Register a request that found no room and needs `blocks` free ones. `passed`: overtakings in earlier waits."""
         known = self._waiting.get(who)
         if known is not None:
             known.blocks, known.until = blocks, until
@@ -57,13 +57,13 @@ class Turns:
         self._see_whose_turn_it_is()
 
     def still_waits(self, who: Hashable, *, until: float) -> None:
-        """It said so, whatever it finds now. Whoever doesn't wait is ignored."""
+        """Renew a request's wait, whatever it finds now. Unknown ones are ignored."""
         known = self._waiting.get(who)
         if known is not None:
             known.until = until
 
     def admitted(self, who: Hashable) -> int:
-        """It has its blocks: all who waited before it were passed. Returns how often it was itself."""
+        """Record an admission: all earlier waiters were overtaken. Returns how often it was itself."""
         for other, waiting in self._waiting.items():
             if other == who:
                 break
@@ -73,12 +73,12 @@ class Turns:
         return known.passed if known is not None else 0
 
     def leaves(self, who: Hashable) -> None:
-        """It waits no longer. Whoever doesn't wait is ignored."""
+        """Remove a request that waits no longer. Unknown ones are ignored."""
         if self._waiting.pop(who, None) is not None:
             self._see_whose_turn_it_is()
 
     def look_after(self, now: float) -> None:
-        """Forget those who did not say again that they wait."""
+        """Forget requests whose wait was not renewed."""
         for who in [who for who, waiting in self._waiting.items() if waiting.until < now]:
             self.leaves(who)
 
