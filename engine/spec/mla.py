@@ -31,7 +31,7 @@ class MLASpec:
     num_heads: int
     rank: int  # size of the latents (kv_lora_rank)
     query_rank: int  # size of the compressed query (q_lora_rank); 0: queries are not compressed
-    plain_dim: int  # features of a query, and of a key, that are not rotated (qk_nope_head_dim)
+    plain_dim: int  # features that are not rotated (qk_nope_head_dim)
     rotated_dim: int  # qk_rope_head_dim
     value_dim: int  # v_head_dim
     rope: RopeSpec | None  # None: positions are not encoded
