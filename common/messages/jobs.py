@@ -1,4 +1,4 @@
-"""Jobs: what to compute, which worker may compute it, and how it ended."""
+"""Jobs: the work of one attempt, the claim that starts it, and the settlement that ends it."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from msgspec import UNSET, UnsetType
 from common.messages.base import PROTOCOL_VERSION, WorkerMessage
 
 MAX_GRAMMAR_CHARS = 64 << 10
-# llguidance's limits for one grammar; gateway and workers must agree, or one would take what the other refuses.
+# llguidance's limits for one grammar; gateway and workers must agree, or one would accept what the other refuses.
 GRAMMAR_LIMITS: dict[str, Any] = {
-    "initial_lexer_fuel": 400_000,  # 50,000 take a millisecond
-    "step_lexer_fuel": 100_000,  # 14,000 take a mask a millisecond
-    "max_items_in_row": 2_000,  # masks of 4,000 take 30 ms, and grow with the square
-    "step_max_items": 50_000,  # 20,000 take a mask a millisecond
+    "initial_lexer_fuel": 400_000,  # 50,000 take 1 ms
+    "step_lexer_fuel": 100_000,  # 14,000 cost a mask 1 ms
+    "max_items_in_row": 2_000,  # masks of 4,000 take 30 ms, growing quadratically
+    "step_max_items": 50_000,  # 20,000 cost a mask 1 ms
     "max_lexer_states": 20_000,  # 2 KiB each
     "max_grammar_size": 200_000,
 }
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
-    """How to choose tokens. Sampling is a pure function of (logits, seed, position, tokens so far)."""
+    """Sampling parameters. Sampling is a pure function of (logits, seed, position, tokens so far)."""
 
     temperature: float = 1.0  # 0 = greedy
     top_p: float = 1.0
     top_k: int = 0  # 0 = off
     min_p: float = 0.0
-    seed: int = 0  # u64, always set by the gateway: a resumed request continues identically
+    seed: int = 0  # u64, always set by the gateway, so a resumed request continues identically
     presence_penalty: float = 0.0  # over generated tokens
     frequency_penalty: float = 0.0  # over generated tokens
     repetition_penalty: float = 1.0  # over prompt and generated tokens
@@ -42,13 +42,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Grammar(msgspec.Struct, frozen=True, kw_only=True):
-    """A grammar for the generated tokens. They alone say how far they are, so any worker can go on inside it."""
+    """A grammar for the generated tokens. The tokens alone determine the parser's state, so any worker can resume it."""
 
     text: str = ""  # as llguidance reads it; "": anything
-    after: list[int] | None = None  # begins behind these tokens, the end of thinking; None: at once
-    budget: int | None = None  # thinking tokens before `after` is forced; None: any number
-    allowed: list[int] = []  # the only tokens that may come, wherever the text is; []: all
-    banned: list[list[int]] = []  # runs of tokens that may not come
+    after: list[int] | None = None  # starts after these tokens, the end of thinking; None: at once
+    budget: int | None = None  # thinking tokens before `after` is forced; None: unlimited
+    allowed: list[int] = []  # the only tokens allowed, wherever the text is; []: all
+    banned: list[list[int]] = []  # token runs that must not occur
 
 
 class Generate(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,7 +117,7 @@ class Settle(WorkerMessage, frozen=True, kw_only=True, tag="settle"):
     decode_worker: str = ""  # the new owner; empty = ended on the sender
     decode_incarnation: int = 0
     push_ms: float = 0.0  # all pushes together
-    late_push_ms: float = 0.0  # the part that prefill did not hide
+    late_push_ms: float = 0.0  # the part that prefill did not overlap
     handover_ms: float = 0.0  # first token sampled -> accepted by the decode worker
 
 

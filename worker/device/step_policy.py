@@ -36,14 +36,14 @@ class StepPolicy:
     rounding_ratio: float = 1.15  # a whole tile may exceed the target this much
     min_slots: int = 16  # a whole tile may exceed the target by this factor
     min_prompt_tokens: int = 64  # larger sizes are powers of two
-    unmeasured_prompt_tokens: int = 256  # prompts advance even if the target is missed
+    unmeasured_prompt_tokens: int = 256  # larger sizes are powers of two
     min_turns: float = 0.5  # until a step with prompts is measured
     max_credit_ms: float = 3.0  # minimum share of steps with prompts, whatever the target
     max_debt_ms: float = 5.0  # time saved by short steps for later long ones
     max_waiting_tokens: int = 8192  # excess of long steps that later ones make up for
     backlog_passes: int = 4  # beyond it the queue could only grow, so the target is dropped
-    arrival_pass_s: float = 0.05  # passes that share the waiting tokens beyond that
-    smoothing: float = 0.2  # prompts alone, while a handoff waits to join
+    arrival_pass_s: float = 0.05  # beyond it the queue could only grow, so the target is dropped
+    smoothing: float = 0.2  # passes that share the waiting tokens beyond that
     mean_smoothing: float = 0.02  # small: the last passes of a prompt take longest
     min_context_tokens: int = 512  # small: the last passes of a prompt take longest
 
