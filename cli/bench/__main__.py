@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import signal
 import sys
 import time
@@ -12,16 +11,15 @@ from collections.abc import Callable, Iterator
 
 import httpx
 
-from cli.bench.aliases import SEPARATOR, translated
+from cli.bench.aliases import translated
 from cli.bench.client import Sample, Target
 from cli.bench.compare import compared
-from cli.bench.files import check_writable, document, lines, metadata_of, read, table, write
+from cli.bench.files import check_writable, document, metadata_of, read, write
 from cli.bench.load import more_fields
-from cli.bench.page import page
-from cli.bench.report import progress_line, render, rows_of, step_head, step_row, verdict
+from cli.bench.report import progress_line, render, step_head, step_row, verdict
 from cli.bench.results import Done, missed_already, shares_of, summarize
 from cli.bench.run import LoadGenerator, Run
-from cli.bench.settings import BenchSettings
+from cli.bench.settings import SEPARATOR, BenchSettings
 from cli.bench.steps import MaxSearch, Step, of_step, seed_of, steps_of
 from cli.reach import Gateway
 from cli.said import message_of
@@ -60,7 +58,7 @@ def compare(files: str) -> int:
     """Print two results side by side. Raises ConfigError."""
     paths = files.split(SEPARATOR)
     if len(paths) != 2:
-        raise ConfigError(f"--compare takes two results of --json, not {len(paths)}: --compare A.json B.json")
+        raise ConfigError(f"--compare takes two JSON results of --output, not {len(paths)}: --compare A.json B.json")
     print(compared(*map(read, paths)))
     return 0
 
@@ -68,7 +66,6 @@ def compare(files: str) -> int:
 def check(settings: BenchSettings) -> None:
     """Check before any load for whatever would fail after it. Raises ConfigError."""
     shares_of(settings)
-    rows_of(settings)
     metadata_of(settings)
     more_fields(settings)
     check_writable(settings)
@@ -159,9 +156,6 @@ class Bench:
 
     def _ended(self, settings: BenchSettings) -> Callable[[Run, Sample], None]:
         def ended(run: Run, sample: Sample) -> None:
-            if settings.print_each:
-                took = f"{sample.tokens} tokens, TTFT {sample.ttft * 1e3:.1f} ms, in all {sample.e2e * 1e3:.1f} ms"
-                print(f"{len(run.samples)}/{settings.num_prompts} {sample.error or took}", flush=True)
             if self._search is not None and self._sending is not None and missed_already(run, settings):
                 run.settled = True
                 self._sending.cancel()
@@ -186,14 +180,7 @@ class Bench:
         settings, search = self._settings, self._search
         found = (search.met or None) if search is not None else None
         told = document(settings, self._url, self._model, self._done, chosen, found)
-        if settings.json_file:
-            write(settings.json_file, json.dumps(told, indent=2) + "\n", "--json")
-        if settings.csv_file:
-            write(settings.csv_file, table(told), "--csv")
-        if settings.requests_file:
-            write(settings.requests_file, lines(settings, self._done), "--per-request")
-        if settings.html_file:
-            write(settings.html_file, page(told, self._done, chosen, within=settings.objectives()), "--html")
+        write(settings, told, self._done, chosen)
         if search is not None:
             print(f"\n{verdict(search, settings, self._done[-1].summary)}")
         if len(self._done) > 1:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
+from cli.bench.settings import SEPARATOR
 from common.settings import ConfigError
 
 RENAMED = {
@@ -21,10 +22,10 @@ RENAMED = {
 }
 OBJECTIVES = {"ttft": "--ttft-slo-ms", "tpot": "--tpot-slo-ms", "e2el": "--e2e-slo-ms", "e2e": "--e2e-slo-ms"}
 NEEDLESS = {"--tokenizer": 1, "--tokenizer-mode": 1, "--ready-check-timeout-sec": 1, "--trust-remote-code": 0}
-NEEDLESS |= {"--disable-tqdm": 0, "--use-beam-search": 0, "--skip-tokenizer-init": 0}
+NEEDLESS |= {"--disable-tqdm": 0, "--use-beam-search": 0, "--skip-tokenizer-init": 0, "--percentile-metrics": 1}
+DATASETS = ("random", "sharegpt", "custom")
 BACKENDS = {"vllm": "completions", "openai": "completions", "openai-chat": "chat", "vllm-chat": "chat"}
 SEVERAL = ("--goodput", "--compare", "--metadata")
-SEPARATOR = ","
 
 
 def translated(arguments: Sequence[str], *, now: datetime | None = None) -> tuple[list[str], list[str]]:
@@ -35,6 +36,8 @@ def translated(arguments: Sequence[str], *, now: datetime | None = None) -> tupl
     for name, values in given:
         if name in NEEDLESS:
             needless.append(name)
+        elif name == "--dataset-name":
+            needless.append(_dataset(_one(name, values)))
         elif name in place:
             place[name] = _one(name, values)
         elif name in ("--save-result", "--save-detailed", "--result-dir", "--result-filename"):
@@ -75,6 +78,15 @@ def _renamed(name: str, values: list[str]) -> list[str]:
     return [RENAMED.get(name, name), *values]
 
 
+def _dataset(kind: str) -> str:
+    """The option, which --dataset-path makes needless. Raises ConfigError for prompts that are made otherwise."""
+    if kind not in DATASETS:
+        raise ConfigError(
+            f"--dataset-name {kind}: {', '.join(DATASETS)} are known, and --dataset-path FILE says it alone"
+        )
+    return "--dataset-name"
+
+
 def _arrivals(how: str) -> list[str]:
     """Return release 0.1.0's two kinds of burstiness under their new names. Raises ConfigError."""
     if how not in ("poisson", "constant"):
@@ -96,8 +108,8 @@ def _files(saved: dict[str, str], now: datetime) -> list[str]:
         return []
     name = saved.get("--result-filename") or f"baton-bench-{now:%Y%m%d-%H%M%S}.json"
     path = Path(saved.get("--result-dir") or ".") / name
-    detailed = ["--per-request", str(path.with_suffix(".jsonl"))] if "--save-detailed" in saved else []
-    return ["--json", str(path), *detailed]
+    detailed = ["--output", str(path.with_suffix(".jsonl"))] if "--save-detailed" in saved else []
+    return ["--output", str(path), *detailed]
 
 
 def _one(name: str, values: list[str]) -> str:

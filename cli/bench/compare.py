@@ -10,7 +10,7 @@ from cli.bench.results import TIMES
 RATES = ("requests_per_s", "output_tokens_per_s", "goodput_requests_per_s", "slo_attainment")
 HIGHER_IS_BETTER = frozenset(RATES)
 SAME = 0.02  # smaller relative differences count as equal
-WHERE = ("url", "label", "metadata", "print_each")  # options that don't change the load
+WHERE = ("url", "label", "metadata")  # options that don't change the load
 COLUMN = 14
 
 

@@ -1,4 +1,4 @@
-"""Result files: JSON, a CSV row for each step, a JSON line for each request."""
+"""Result files: JSON, a page, a CSV row for each step, a JSON line for each request."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import csv
 import io
 import json
 import platform
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from cli.bench.page import page
 from cli.bench.report import options_of
 from cli.bench.results import TIMES, Done, meets_slo
 from cli.bench.settings import BenchSettings
@@ -80,25 +81,30 @@ def lines(settings: BenchSettings, done: Sequence[Done]) -> str:
     return "".join(f"{row}\n" for row in rows)
 
 
-def write(path: str, text: str, flag: str) -> None:
-    """Write a file. Raises ConfigError."""
-    try:
-        Path(path).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{flag} {path}: {error.strerror}") from None
+def write(settings: BenchSettings, told: Any, done: Sequence[Done], chosen: Done) -> None:
+    """Write each file of --output in the form that its ending says. Raises ConfigError for one that can't be written."""
+    forms: dict[str, Callable[[], str]] = {
+        ".html": lambda: page(told, done, chosen, within=settings.objectives()),
+        ".csv": lambda: table(told),
+        ".jsonl": lambda: lines(settings, done),
+    }
+    for path in settings.outputs:
+        form = forms.get(path.suffix, lambda: json.dumps(told, indent=2) + "\n")
+        try:
+            path.write_text(form(), encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"--output {path}: {error.strerror}") from None
 
 
 def check_writable(settings: BenchSettings) -> None:
     """Check before minutes of load that every file's folder exists. Raises ConfigError."""
-    files = {"--json": settings.json_file, "--html": settings.html_file}
-    files |= {"--csv": settings.csv_file, "--per-request": settings.requests_file}
-    for flag, path in files.items():
-        if path and not Path(path).resolve().parent.is_dir():
-            raise ConfigError(f"{flag} {path}: there is no folder {Path(path).resolve().parent}")
+    for path in settings.outputs:
+        if not path.resolve().parent.is_dir():
+            raise ConfigError(f"--output {path}: there is no folder {path.resolve().parent}")
 
 
 def read(path: str) -> Any:
-    """Read a `--json` document, in this format or the previous one. Raises ConfigError."""
+    """Read a JSON document of `--output`, in this format or the previous one. Raises ConfigError."""
     try:
         told = json.loads(Path(path).read_text(encoding="utf-8"))
         steps = told.get("steps") or [{"rate": told["options"].get("request_rate", 0.0)} | told["results"]]
@@ -107,4 +113,4 @@ def read(path: str) -> Any:
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise ConfigError(f"{path}: no result of `baton bench --json`") from None
+        raise ConfigError(f"{path}: no JSON result of `baton bench --output`") from None

@@ -15,7 +15,7 @@ from common.settings import ConfigError
 def bodies(settings: BenchSettings, model: str, count: int, seed: int) -> list[bytes]:
     """`count` request bodies, the same for the same seed. Raises ConfigError for an unusable file."""
     random_ = random.Random(seed)
-    if _is_from_file(settings):
+    if settings.dataset_path:
         prompts = read_prompts(Path(settings.dataset_path), settings.output_len)
         random_.shuffle(prompts)
         chosen = [prompts[index % len(prompts)] for index in range(count)]
@@ -64,16 +64,6 @@ def read_prompts(path: Path, default_len: int) -> list[tuple[str, int]]:
     return prompts
 
 
-def _is_from_file(settings: BenchSettings) -> bool:
-    """True if prompts come from a file. Raises ConfigError if the file and the kind of prompts don't fit."""
-    kind, path = settings.dataset_name, settings.dataset_path
-    if kind == "random" and path:
-        raise ConfigError("--dataset-name random takes no --dataset-path")
-    if kind in ("sharegpt", "custom") and not path:
-        raise ConfigError(f"--dataset-name {kind} needs --dataset-path FILE")
-    return bool(path)
-
-
 def more_fields(settings: BenchSettings) -> dict[str, Any]:
     """Return the fields that `--extra-body` adds to each request. Raises ConfigError."""
     if not settings.extra_body:
@@ -100,8 +90,7 @@ def _random_body(settings: BenchSettings, model: str, prefix: list[int], random_
     length, answer = (
         _length(mean, settings.range_ratio, random_) for mean in (settings.input_len, settings.output_len)
     )
-    shares = random_.random() < settings.prefix_share
-    tokens = [*(prefix if shares else []), *(random_.randrange(settings.vocab_size) for _ in range(length))]
+    tokens = [*prefix, *(random_.randrange(settings.vocab_size) for _ in range(length))]
     if settings.endpoint == "chat":
         return _body(settings, model, " ".join(f"w{token}" for token in tokens), answer)
     return _body(settings, model, tokens, answer)

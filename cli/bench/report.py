@@ -7,18 +7,16 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from cli.bench.client import Sample
-from cli.bench.results import Done, Summary, names_of, shares_of
+from cli.bench.results import TIMES, Done, Summary, names_of, shares_of
 from cli.bench.run import Run
 from cli.bench.settings import BenchSettings
 from cli.bench.steps import MaxSearch
-from common.settings import ConfigError
 
 BAR = 40  # characters
 TIME_LINE = 60  # columns
 LEVELS = " ▁▂▃▄▅▆▇█"
 MAX_ERRORS = 8  # error kinds shown
 LATE_MS = 50.0  # later sends are reported
-ROWS = {"ttft": "ttft", "itl": "itl", "tpot": "tpot", "e2el": "e2e", "e2e": "e2e"}  # vLLM's names, and ours
 
 
 def render(summary: Summary, run: Run, settings: BenchSettings) -> str:
@@ -31,7 +29,7 @@ def render(summary: Summary, run: Run, settings: BenchSettings) -> str:
         *_goodput(summary, settings),
         *_errors(summary),
         *_lateness(summary),
-        *_table(summary, rows_of(settings)),
+        *_table(summary),
     ]
     good = [sample for sample in run.samples if not sample.error]
     if good:
@@ -55,7 +53,7 @@ def _errors(summary: Summary) -> list[str]:
     kinds = sorted(summary["errors"].items(), key=lambda kind: -kind[1])
     lines = [f"  {count} x {error}" for error, count in kinds[:MAX_ERRORS]]
     rest = sum(count for _, count in kinds[MAX_ERRORS:])
-    return [*lines, f"  {rest} x something else (--per-request has all)"] if rest else lines
+    return [*lines, f"  {rest} x something else (--output FILE.jsonl has all)"] if rest else lines
 
 
 def _lateness(summary: Summary) -> list[str]:
@@ -65,18 +63,10 @@ def _lateness(summary: Summary) -> list[str]:
     return [f"  sent up to {late['max']:.0f} ms late: --max-concurrency held requests back, or this machine is slow"]
 
 
-def rows_of(settings: BenchSettings) -> list[str]:
-    """The metrics to show. Raises ConfigError."""
-    names = settings.percentile_metrics.split(",")
-    if unknown := [name for name in names if name not in ROWS]:
-        raise ConfigError(f"--percentile-metrics {unknown[0]}: ttft, itl, tpot and e2el are known")
-    return [ROWS[name] for name in names]
-
-
-def _table(summary: Summary, names: Sequence[str]) -> list[str]:
+def _table(summary: Summary) -> list[str]:
     columns = ["mean", "min", *names_of(summary["e2e_ms"]), "max"]
     rows = ["", "  ms   " + "".join(f"{column:>10}" for column in columns)]
-    for name in names:
+    for name in TIMES:
         if values := summary[f"{name}_ms"]:
             rows.append(f"  {name.upper():5}" + "".join(f"{values[column]:10.2f}" for column in columns))
     return rows

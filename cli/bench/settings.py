@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
 from cli.reach import ClientOptions
-from common.settings import Positive, Seconds, Share, Word
+from common.settings import Positive, Share, Word
 
+SEPARATOR = ","
 ANY = BeforeValidator(Word("any", 0))
 ALL_AT_ONCE = ALL_ALIKE = BeforeValidator(Word("inf", 0))
 Milliseconds = Annotated[float, Field(ge=0), ANY]
@@ -42,22 +44,18 @@ class BenchSettings(ClientOptions):
     tpot_slo_ms: Milliseconds = Field(0.0, description="objective: longest mean time per further token")
     e2e_slo_ms: Milliseconds = Field(0.0, description="objective: longest time of a request")
     slo_share: Share = Field(0.95, description="share of the requests that must meet all objectives, for --find-max")
-    step_s: Seconds = Field(15.0, description="a step at a rate sends for so long, and at least 20 requests")
-    json_file: str = Field("", description="write the results there as JSON")
-    html_file: str = Field("", description="write a report there: one file that needs no network")
-    csv_file: str = Field("", description="write a row for each step there")
-    requests_file: str = Field("", description="write a JSON line for each request there")
-    compare_files: str = Field("", description="send nothing; compare the results of --json: A.json B.json")
-    label: str = Field("", description="name of this run in reports and comparisons")
-    dataset_name: Literal["auto", "random", "sharegpt", "custom"] = Field(
-        "auto", description="kind of prompts; auto: as --dataset-path says"
+    output: str = Field(
+        "",
+        description="write the results there, by the file's ending: .html a report that needs no network, .csv a row for each "
+        "step, .jsonl a line for each request, else JSON; one flag each, or by commas",
     )
+    compare_files: str = Field("", description="send nothing; compare two JSON results of --output: A.json B.json")
+    label: str = Field("", description="name of this run in reports and comparisons")
     dataset_path: str = Field("", description="JSONL or ShareGPT-like JSON with prompts; empty: random ones")
     range_ratio: Annotated[float, Field(ge=0, le=1)] = Field(
         0.0, description="random lengths lie within (1 - this) and (1 + this) of the given ones"
     )
     prefix_len: Annotated[int, Field(ge=0)] = Field(0, description="tokens that prompts have in common")
-    prefix_share: Annotated[float, Field(ge=0, le=1)] = Field(1.0, description="share of prompts with that prefix")
     vocab_size: Positive = Field(1000, description="random token ids are below this")
     ignore_eos: bool = Field(True, description="answers have their full length")
     extra_body: str = Field("", description="JSON object with more fields for each request")
@@ -65,18 +63,19 @@ class BenchSettings(ClientOptions):
         1.0,
         description="shape of the gaps' gamma distribution; 1: Poisson, below: in bursts, above: more even, inf: all alike",
     )
-    duration_s: Annotated[float, Field(ge=0)] = Field(0.0, description="stop sending after this; 0: send all")
     num_warmups: Annotated[int, Field(ge=0)] = Field(1, description="requests before, one by one, that do not count")
-    timeout_s: Seconds = Field(600.0, description="a request that takes longer is an error")
     seed: int = Field(0, description="the same seed sends the same load")
     metric_percentiles: str = Field("50,90,95,99", description="percentiles to tell, of each kind of time")
-    percentile_metrics: str = Field("ttft,itl,tpot,e2el", description="kinds of times in the table")
     metadata: str = Field("", description="NAME=VALUE pairs to keep with the results")
-    print_each: bool = Field(False, description="print a line for each request that ended")
 
     @property
     def has_objectives(self) -> bool:
         return bool(self.ttft_slo_ms or self.tpot_slo_ms or self.e2e_slo_ms)
+
+    @property
+    def outputs(self) -> list[Path]:
+        """The files to write."""
+        return [Path(file) for file in self.output.split(SEPARATOR) if file]
 
     def objectives(self) -> str:
         """The objectives in words; "" if there are none."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from cli.bench.settings import BenchSettings
 from common.settings import ConfigError
 
+STEP_S = 15.0  # duration of a step at a rate
 MIN_REQUESTS = 20  # minimum requests of a step at a rate
 REQUESTS_A_PLACE = 4  # requests of a step at a concurrency, for each slot
 MAX_STEPS = 64
@@ -49,7 +50,7 @@ def of_step(settings: BenchSettings, step: Step) -> BenchSettings:
     """The settings of one step: its load and number of requests."""
     changed: dict[str, float] = {"request_rate": step.rate, "max_concurrency": step.concurrency}
     if (settings.sweep or settings.find_max) and "num_prompts" not in settings.model_fields_set:
-        by_time = math.ceil(step.rate * settings.step_s) if step.rate else REQUESTS_A_PLACE * step.concurrency
+        by_time = math.ceil(step.rate * STEP_S) if step.rate else REQUESTS_A_PLACE * step.concurrency
         changed["num_prompts"] = max(MIN_REQUESTS, by_time)
     return settings.model_copy(update=changed)
 

@@ -15,15 +15,15 @@ from services.runtime import foreign
 from services.runtime.removed import removed_from
 
 # Where a field cannot have the name of its flag.
-FLAGS = {"json_file": "--json", "print_json": "--json", "html_file": "--html", "csv_file": "--csv"}
-FLAGS |= {"requests_file": "--per-request", "compare_files": "--compare"}
+FLAGS = {"print_json": "--json", "compare_files": "--compare"}
+FLAGS |= {"json_file": "--json", "html_file": "--html", "csv_file": "--csv", "requests_file": "--per-request"}  # gone
 # Words without a flag, by command; those that are arguments have no flag, no variable and no key of a file either.
 POSITIONAL: dict[str, tuple[str, ...]] = dict.fromkeys(
     ("up", "gateway", "prefill", "decode", "worker", "doctor"), ("model",)
 )
 POSITIONAL |= {"trace": ("request",), "batch": ("action", "name")}
 ARGUMENTS = ("request", "action", "name")
-REPEATABLE = ("alias",)  # a flag for each entry, or one with commas
+REPEATABLE = {"alias": "NAME=MODEL", "output": "FILE"}  # a flag for each entry, or one with commas
 SERVERS = ("nats_url", "redis_url")
 # A command that is not here has so few options that it shows them all.
 COMMON = {
@@ -35,7 +35,7 @@ COMMON = {
     "planner": ("nats_url", "ttft_slo_ms", "tpot_slo_ms", "plan_dry_run"),
     "bench": (
         *("url", "num_prompts", "request_rate", "max_concurrency", "input_len", "output_len", "dataset_path"),
-        *("sweep", "find_max", "ttft_slo_ms", "tpot_slo_ms", "json_file", "html_file", "compare_files"),
+        *("sweep", "find_max", "ttft_slo_ms", "tpot_slo_ms", "output", "compare_files"),
     ),
     "doctor": ("model", "device", "url", *SERVERS, "data_dir", "print_json"),
 }
@@ -253,7 +253,7 @@ def _add(group: argparse._ArgumentGroup, name: str, field: FieldInfo, *, hidden:
         group.add_argument(f"--no-{flag[2:]}", dest=name, action="store_const", const=False, help=off)
         return
     if name in REPEATABLE:
-        group.add_argument(flag, dest=name, action=_Joined, metavar="NAME=MODEL", help=help_text)
+        group.add_argument(flag, dest=name, action=_Joined, metavar=REPEATABLE[name], help=help_text)
         return
     choices = choices_of(field)
     metavar = "{" + ",".join(choices.written) + "}" if choices.values else name.rpartition("_")[2].upper()

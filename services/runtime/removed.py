@@ -48,6 +48,19 @@ REMOVED: dict[tuple[str, ...], dict[str, str]] = {
         "name": "an argument since 0.2: baton batch ACTION NAME",
         "limit": "a constant since 0.2: 20, the newest",
     },
+    ("bench",): {
+        "json_file": "one option since 0.2: --output FILE.json",
+        "html_file": "one option since 0.2: --output FILE.html",
+        "csv_file": "one option since 0.2: --output FILE.csv",
+        "requests_file": "one option since 0.2: --output FILE.jsonl",
+        "dataset_name": "what --dataset-path says since 0.2",
+        "prefix_share": "a constant since 0.2: all prompts have the prefix",
+        "step_s": "a constant since 0.2: 15 s; --num-prompts sets a step's size",
+        "duration_s": "what --num-prompts and --request-rate say since 0.2",
+        "timeout_s": "a constant since 0.2: 600 s",
+        "percentile_metrics": "always all four since 0.2",
+        "print_each": "what --output FILE.jsonl has since 0.2",
+    },
     ("chat",): {"stats": "a word in the chat since 0.2: /stats off"},
 }
 

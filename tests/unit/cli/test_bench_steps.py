@@ -16,7 +16,7 @@ import pytest
 from cli.bench.aliases import translated
 from cli.bench.client import Sample
 from cli.bench.compare import compared, judged
-from cli.bench.files import document, lines, metadata_of, read, table
+from cli.bench.files import check_writable, document, lines, metadata_of, read, table, write
 from cli.bench.page import curve, page, pareto
 from cli.bench.report import step_head, step_row, verdict
 from cli.bench.results import Done, missed_already, summarize
@@ -64,8 +64,8 @@ def test_a_search_needs_an_objective_and_open_arrivals() -> None:
 
 
 def test_a_step_sends_for_its_time_unless_a_number_was_given() -> None:
-    long = settings_of("--sweep", "10", "--step-s", "7")
-    assert of_step(long, Step(10.0)).num_prompts == 70
+    long = settings_of("--sweep", "10")
+    assert of_step(long, Step(10.0)).num_prompts == 150
     assert of_step(long, Step(0.1)).num_prompts == 20
     assert of_step(long, Step(0.0, 16)).num_prompts == 64
     assert of_step(settings_of("--sweep", "10", "--num-prompts", "5"), Step(10.0)).num_prompts == 5
@@ -140,7 +140,7 @@ def test_a_script_for_vllm_means_the_same() -> None:
     expected |= {"burstiness": 2, "seed": 9, "ttft_slo_ms": 500, "tpot_slo_ms": 50, "e2e_slo_ms": 9000}
     assert found.model_dump(include=set(expected)) == expected
     assert metadata_of(found) == {"a": "b", "c": "d"}
-    assert needless == ["--tokenizer", "--disable-tqdm"]
+    assert needless == ["--tokenizer", "--dataset-name", "--disable-tqdm", "--percentile-metrics"]
     assert settings_of("--host", "h", "--port", "9").url == "http://h:9"
     assert settings_of("--random-input-len=12").input_len == 12
 
@@ -160,13 +160,15 @@ def test_release_0_1_0_s_two_kinds_of_arrivals_are_burstiness(words: str, shape:
 
 def test_where_vllm_s_results_go() -> None:
     now = datetime(2026, 11, 22, 21, 5, 6)
-    assert translated(["--save-result"], now=now)[0] == ["--json", "baton-bench-20261122-210506.json"]
+    assert translated(["--save-result"], now=now)[0] == ["--output", "baton-bench-20261122-210506.json"]
     words = ["--save-result", "--save-detailed", "--result-dir", "d", "--result-filename", "r.json"]
-    assert translated(words, now=now)[0] == ["--json", "d/r.json", "--per-request", "d/r.jsonl"]
+    assert translated(words, now=now)[0] == ["--output", "d/r.json", "--output", "d/r.jsonl"]
     assert translated(["--result-dir", "d"], now=now)[0] == []
 
 
-@pytest.mark.parametrize("words", ["--goodput 500", "--goodput itl:5", "--backend tgi", "--host", "--arrivals even"])
+@pytest.mark.parametrize(
+    "words", ["--goodput 500", "--goodput itl:5", "--backend tgi", "--host", "--arrivals even", "--dataset-name sonnet"]
+)
 def test_what_has_no_meaning_is_refused(words: str) -> None:
     with pytest.raises(ConfigError, match=words.split()[0]):
         translated(words.split())
@@ -217,6 +219,27 @@ def test_a_row_for_each_step_and_a_line_for_each_request() -> None:
     assert records[0]["ttft"] == 100
     assert len(records[0]["itl"]) == 9
     assert "ttft" not in records[1]
+
+
+def test_a_file_s_ending_says_its_form(tmp_path: Path) -> None:
+    words = [part for name in ("r.json", "r.jsonl", "r.csv", "r.html") for part in ("--output", str(tmp_path / name))]
+    settings = settings_of(*words)
+    one = done(1, 0.1, settings=settings)
+    check_writable(settings)
+    write(settings, sent(settings, one), [one], one)
+    begins = {path.suffix: path.read_text()[:8] for path in tmp_path.iterdir()}
+    assert begins == {".json": '{\n  "for', ".jsonl": '{"step":', ".csv": "label,mo", ".html": "<!doctyp"}
+    with pytest.raises(ConfigError, match=r"--output .*: there is no folder"):
+        check_writable(settings_of("--output", str(tmp_path / "none" / "r.json")))
+
+
+@pytest.mark.parametrize(
+    ("flag", "told"),
+    [("--json", "FILE.json"), ("--html", "FILE.html"), ("--csv", "FILE.csv"), ("--per-request", "FILE.jsonl")],
+)
+def test_the_flags_of_single_forms_say_the_new_one(flag: str, told: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^{flag}: one option since 0\.2: --output {told}$"):
+        settings_of(flag, "r")
 
 
 def test_a_step_s_line_stands_below_its_headings() -> None:
