@@ -1,4 +1,4 @@
-"""The live worker table, from heartbeats. Gateways place by it when Redis is away; workers learn from it who died.
+"""The table of live workers, built from heartbeats. Gateways place by it when Redis is down; workers learn which peers died.
 
 After 3 s of silence a worker is lost. A new incarnation under the same name ends the old one at once. When the old one beats
 again, two processes have the name: it gets no work while both do. A worker that beats while its device loop stands still with
@@ -28,16 +28,16 @@ from common.words import Role, WorkerStatus
 log = logging.getLogger("baton.peers")
 
 DEAD_AFTER_S = 3.0
-STUCK_AFTER_S = 20.0  # one pass may take long on a CPU
+STUCK_AFTER_S = 20.0  # a single pass may take long on a CPU
 CHECK_EVERY_S = 0.25
 QUIET_AFTER_S = 1.2  # heartbeats come every 0.5 s
 
 CONTESTED = "two processes have this name: end one, or start it under another"
-MAX_LEFT = 1_000  # remembered incarnations that were told to stop
+MAX_LEFT = 1_000  # remembered incarnations that stopped when told to
 
 
 class Incarnation(NamedTuple):
-    """One life of a worker: a restart under the same name has another number."""
+    """One life of a worker: a restart under the same name gets a new number."""
 
     worker: str
     number: int
@@ -55,8 +55,8 @@ class _Seen:
     state: WorkerState
     at: float
     moved_at: float  # when `steps` last changed or there was no work
-    before: int = 0  # the incarnation whose place it took
-    contested_at: float = -math.inf  # when that one was heard again
+    before: int = 0  # the incarnation that it replaced
+    contested_at: float = -math.inf  # when the replaced one was heard again
 
 
 class PeerTable:
@@ -73,12 +73,12 @@ class PeerTable:
         return {worker: seen.state for worker, seen in self._seen.items()}
 
     def state_of(self, worker: str) -> WorkerState | None:
-        """The last state of a worker that is not lost."""
+        """The last state of one worker that is not lost."""
         seen = self._seen.get(worker)
         return seen.state if seen is not None else None
 
     def saw(self, state: WorkerState, now: float) -> list[Incarnation]:
-        """Take a heartbeat; return the incarnations that it shows to be gone."""
+        """Take a heartbeat; return the incarnations that it proves dead."""
         self._ready.clear()
         known = self._seen.get(state.worker)
         if state.status.is_gone:
@@ -102,7 +102,7 @@ class PeerTable:
         return [] if was_contested else [incarnation_of(known.state)]
 
     def contested(self, now: float) -> list[str]:
-        """The names that two processes have."""
+        """Names claimed by two processes."""
         return [worker for worker in self._seen if self.is_contested(worker, now)]
 
     def is_contested(self, worker: str, now: float) -> bool:
@@ -112,7 +112,7 @@ class PeerTable:
         return now - seen.contested_at < self._dead_after_s
 
     def check(self, now: float) -> list[Incarnation]:
-        """Drop the silent and return them. A stuck worker stays in the table, but is never `ready`."""
+        """Drop silent workers and return them. A stuck worker stays in the table, but is never `ready`."""
         everybody = len(self._seen) > 1 and self.silent_s(now) > self._dead_after_s
         dead_after_s = 2 * self._dead_after_s if everybody else self._dead_after_s
         lost = [seen for seen in self._seen.values() if now - seen.at > dead_after_s]
@@ -132,7 +132,7 @@ class PeerTable:
         return now - max((seen.at for seen in self._seen.values()), default=now)
 
     def ready(self, role: Role, now: float) -> list[WorkerState]:
-        """Workers that may get new work of `role`: the same list until they change."""
+        """Workers that take new work of `role`: the same list object until it changes."""
         until, ready = self._ready.get(role, (-math.inf, []))
         if now >= until:
             until, ready = math.inf, []
@@ -169,30 +169,30 @@ class Peers:
         return self._table.states
 
     def to(self, worker: str, speaker: str, subject: Callable[[str, str], str]) -> str:
-        """Where `speaker` says something to a worker: `subjects.peer` or `.order`, or where release 0.1.0 listens."""
+        """Subject on which a worker hears `speaker`: `subjects.peer` or `.order`, or release 0.1.0's."""
         return subjects.worker(worker) if self.speaks_unnamed(worker) else subject(worker, speaker)
 
     def speaks_unnamed(self, worker: str) -> bool:
-        """Whether this worker is of release 0.1.0: its words come on subjects without its name."""
+        """True if this worker is of release 0.1.0, whose subjects carry no speaker."""
         known = self._table.state_of(worker)
         return known is not None and Feature.NAMED not in known.can
 
     def ready(self, role: Role) -> list[WorkerState]:
-        """Workers that may get new work of `role` now: the same list until they change."""
+        """Workers that take new work of `role` now: the same list object until it changes."""
         return self._table.ready(role, self._clock())
 
     @property
     def hears_nobody(self) -> bool:
-        """Whether all workers are silent: then one worker's silence says nothing about it."""
+        """True if all workers are silent: the bus is suspect then, not one worker."""
         return self._table.silent_s(self._clock()) > QUIET_AFTER_S
 
     @property
     def contested(self) -> list[str]:
-        """The names that two processes have now."""
+        """Names claimed by two processes now."""
         return self._table.contested(self._clock())
 
     def left(self, worker: str, incarnation: int) -> bool:
-        """Whether this worker did not die: it was told to stop, and did, or only its name is lost to another."""
+        """True if this worker left without dying: it was told to stop and did, or it only lost its name to another."""
         return (worker, incarnation) in self._left or self._is_contested(worker)
 
     def on_lost(self, callback: LostCallback) -> None:
@@ -235,7 +235,7 @@ class Peers:
             log.error("peer.contested", extra={"worker": state.worker, "remedy": CONTESTED})
         self._tell(lost)
         if state.status.is_gone:
-            return  # listeners were told that it is lost
+            return  # listeners already know that it is lost
         for heard in self._on_heard:
             heard(state.worker)
         if known is None or known.incarnation != state.incarnation:
@@ -250,7 +250,7 @@ class Peers:
         self._table.drop(worker)
 
     def check(self) -> None:
-        """Look for silence, unless this process itself is cut off from the bus or stood still."""
+        """Check for silence, unless this process itself lost the bus or was suspended."""
         now = self._clock()
         before, self._checked_at = self._checked_at, now
         stalled = now - before > DEAD_AFTER_S / 2

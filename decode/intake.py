@@ -1,4 +1,4 @@
-"""How KV comes in: grant a lease, verify the manifest, give the sequence to the batch.
+"""The receiving side of handoffs: grant a lease, verify the manifest, add the sequence to the batch.
 
 This file decides who gets a lease and checks what arrived; `decode.reservations` keeps the leases.
 """
@@ -34,10 +34,10 @@ from worker.serving.tombstones import Cancelled, Tombstones
 
 log = logging.getLogger("baton.intake")
 
-# A writer that doesn't ask for so long waits no more.
+# A writer that stops asking for this long waits no more.
 ASKED_AGAIN_S = 5.0
 ARRIVAL_WAIT_S = 5.0  # the manifest may overtake the last blocks
-MAX_VERDICTS = 1_000  # answers kept for repeated manifests
+MAX_VERDICTS = 1_000  # replies kept for repeated manifests
 _MOST_DETAIL = 500  # characters
 
 
@@ -53,7 +53,7 @@ class Intake:
         cancelled: Cancelled,
         activate: Callable[[DecodeRequest], None],
     ) -> None:
-        """`placed()`: requests that have a place of the batch, or wait for blocks with one; `running()`: those with blocks."""
+        """`placed()`: requests with a batch slot, or waiting for blocks with one; `running()`: those with blocks."""
         self._context = context
         self._placed = placed
         self._running = running
@@ -93,12 +93,12 @@ class Intake:
         return reply
 
     async def give_up(self, message: Cancel) -> bool:
-        """A writer takes its questions for a request back. Returns whether it had a lease."""
+        """Cancel a writer's questions for a request; return True if it had a lease."""
         self._context.turns.leaves(_question(message, message))
         return await self.reservations.give_up(message)
 
     def _refusal(self, message: Reserve) -> tuple[Refusal, str]:
-        """Why the request gets no lease, with details for people."""
+        """Return why the request gets no lease, with details for people."""
         job = message.job
         if not self._context.roles.takes(Role.DECODE):
             return Refusal.DRAINING, ""
@@ -107,7 +107,7 @@ class Intake:
         if self._cancelled.covers(job) or self.reservations.gave_up(message):
             return Refusal.CANCELLED, ""
         if self._accepted.covers(job.request_id, job.attempt):
-            return Refusal.HANDED_OVER, ""  # a late repetition, whose lease nobody would end
+            return Refusal.HANDED_OVER, ""  # a late repetition; nobody would end a new lease
         if self.reservations.writer_region(message.worker, message.incarnation) is None:
             return Refusal.UNKNOWN_WRITER, ""  # without its region, its death would go unnoticed
         try:
@@ -121,11 +121,11 @@ class Intake:
         return Refusal.NONE, ""
 
     def _num_before(self, question: Hashable) -> int:
-        """Sequences that it leaves a place and a block for. Whose turn it is doesn't wait for those who wait for it."""
+        """Number of sequences whose slot and blocks are left free. A request that is due does not wait for those behind it."""
         return self._running() if question in self._context.turns.due else self._placed()
 
     def _room_for(self, sequence: Sequence, question: Hashable) -> Room:
-        """Take blocks for the prompt, its state, the last window's columns and one token.
+        """Take blocks for the prompt, its recurrent state, its sliding-window columns and one token.
 
         Raises OutOfBlocksError and takes nothing; the question waits then.
         """
@@ -136,7 +136,7 @@ class Intake:
         columns = pool.match_beside(digests[cargo.first_column :]) if pool.column_blocks else []
         lacking = cargo.lacking(len(cached), cargo.first_column + len(columns))
         num_next = (blocks_for(num_tokens + 1, pool.block_size) - cargo.num_blocks) * pool.growth
-        room_to_grow = self._num_before(question) * pool.growth  # running sequences keep a block each
+        room_to_grow = self._num_before(question) * pool.growth  # one spare block a running sequence
         kept = self._context.turns.kept_from(question)
         try:
             fresh = pool.allocate(len(lacking) + num_next, spare=room_to_grow + kept)
@@ -152,8 +152,8 @@ class Intake:
     # -- manifest ----------------------------------------------------------------------------------------------------
 
     async def hand_over(self, message: Handoff) -> HandoffReply:
-        """Verify and activate once: a repeated manifest gets the first one's answer."""
-        # The key names the sender's process: no other manifest decides about this writer's lease.
+        """Verify and activate once: a repeated manifest gets the first answer."""
+        # The key names the sender's process, so that only this writer's manifest decides about its lease.
         key = (
             message.lease_id, message.generation, message.request_id, message.attempt,
             message.worker, message.incarnation, message.decode_incarnation,
@@ -193,7 +193,7 @@ class Intake:
         return refusal
 
     async def _check(self, reservation: Reservation, message: Handoff) -> Refusal:
-        """Find what is wrong: every pushed block must have arrived with its writer's digest."""
+        """Find the fault, if any: every pushed block must have arrived with its writer's digest."""
         wait_s = max(0.0, min(ARRIVAL_WAIT_S, message.remaining_ms / 1000))
         if not await self._context.transport.arrived(message.lease_id, message.generation, wait_s):
             return Refusal.INCOMPLETE
@@ -219,7 +219,7 @@ class Intake:
         sequence.restart(len(sequence.token_ids))
         publish_computed(self._context.pool, sequence)
         sequence.append(message.first_token)
-        # The prompt's logprobs are the prefill worker's alone, and go with the first token: that one is never sent from here.
+        # The prompt's logprobs exist on the prefill worker alone, and go out with the first token, which is never sent from here.
         sampling = sequence.sampling
         knows_first = sampling.prompt_logprobs is None
         knows_first = knows_first and (sampling.logprobs is None or message.first_logprobs is not None)
@@ -249,14 +249,14 @@ class Intake:
 
 
 def _question(asked: Reserve | Cancel, attempt: Job | Cancel) -> Hashable:
-    """One writer's question for room for one attempt of a request."""
+    """Key of a writer's question for room for one attempt."""
     return asked.worker, attempt.request_id, attempt.attempt
 
 
 def _unlike(theirs: KVLayout, ours: KVLayout) -> str:
-    """How a prefill worker's layout differs, as that worker sees it."""
+    """Return how a prefill worker's layout differs, from its point of view."""
     try:
         reasons = differences(theirs, ours) or ["other heads"]
-    except ValueError as error:  # a dtype that nobody knows
+    except ValueError as error:  # an unknown dtype
         reasons = [str(error)]
     return ("its KV layout differs: " + "; ".join(reasons))[:_MOST_DETAIL]

@@ -1,4 +1,4 @@
-"""The HTTP application: its parts, and the layers around every request."""
+"""The HTTP application: its routes, and the middleware around every request."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ from gateway.tenants.kept import KeptKeys
 from gateway.tenants.tenants import Tenants
 
 OPENAPI_PATH = "/openapi.json"
-MAX_TOLD = 6  # paths, where one is not found
+MAX_TOLD = 6  # paths suggested in a 404
 
 MakeBatches = Callable[[Answers, DialectTable, GatewayMetrics], BatchRoutes]
 MakeResponses = Callable[[Answers, DialectTable, GatewayMetrics, BodyLimits], Joined]
@@ -62,21 +62,21 @@ MakeResponses = Callable[[Answers, DialectTable, GatewayMetrics, BodyLimits], Jo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpSettings:
-    """What the HTTP side needs to know."""
+    """Settings of the HTTP side."""
 
     tenants: Tenants = field(default_factory=Tenants)  # by default no key is needed
     max_body_bytes: int = 10 << 20
     body_timeout_s: float = 60.0
     request_timeout_s: float = 600.0
     gateway_id: str = ""
-    trace_share: float = 1.0  # sampled share of requests without their own trace
+    trace_share: float = 1.0  # sampled share of requests without a trace of their own
     levels: ServiceLevels = field(default_factory=ServiceLevels)
-    console: bool = True  # serve the page and what it asks for
-    trace_url: str = ""  # where the console's page links to for a trace
+    console: bool = True  # serve the console
+    trace_url: str = ""  # link of the console to a trace
     web: WebAccess = field(default_factory=WebAccess)
     ollama_port: int = 0  # `/` there says that Ollama runs; 0: no such port
     log_requests: Logged = "errors"
-    ignores_unknown_fields: bool = False  # otherwise requests with some are refused
+    ignores_unknown_fields: bool = False  # otherwise unknown fields are refused
 
 
 def create_app(
@@ -168,7 +168,7 @@ def create_app(
 def _layers(
     settings: HttpSettings, table: DialectTable, metrics: GatewayMetrics, spans: ServerSpans, request_log: RequestLog
 ) -> list[Middleware]:
-    """From the outermost in: answers pass them in reverse."""
+    """The middleware, outermost first."""
 
     return [
         Middleware(Paths),
@@ -203,7 +203,7 @@ def _observe(
     budgets: Budgets,
     labels: TenantLabels,
 ) -> TenantMetrics:
-    """Have everything that ends counted, by request, tenant and worker."""
+    """Have ended requests counted by request, tenant and worker."""
     models, registry, tenants = catalogue.names, metrics.registry, settings.tenants
     tenant_metrics = TenantMetrics(
         models,
@@ -232,7 +232,7 @@ def _facts(catalogue: Catalogue, settings: HttpSettings) -> ConsoleFacts:
 
 
 def _document(routes: Sequence[Routes], table: DialectTable, tenants: Tenants) -> Routes:
-    """The OpenAPI document's route, about all `routes` and itself."""
+    """The route of the OpenAPI document, which describes all `routes` and itself."""
     own = ApiPart(paths={OPENAPI_PATH: {"get": get(OPENAPI_PATH, "This document.", JSON)}})
     parts = [own, *(each.api for each in routes)]
 

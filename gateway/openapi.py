@@ -1,4 +1,4 @@
-"""The OpenAPI document, from what each room says about its own paths."""
+"""The OpenAPI document, joined from each room's part."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Json = dict[str, Any]
 def document(
     parts: Iterable[ApiPart], *, version: str, dialects: DialectTable, needs_key: bool, needs_admin: bool
 ) -> Json:
-    """`needs_key`: API keys are asked for; `needs_admin`: operators' paths need the admin key."""
+    """Build the document. `needs_key`: API keys are required; `needs_admin`: operators' paths need the admin key."""
     whole = ApiPart.merged(parts)
     bodies = _schemas(whole)
     schemes = {"key": dict(BEARER.scheme), "admin": {**BEARER.scheme, "description": "an admin key"}}
@@ -60,8 +60,8 @@ def _operation_id(method: str, path: str) -> str:
 
 
 def _readable(part: Any) -> Any:
-    """The same without what generators of clients can't read: enumerations of several kinds, lists of nobody knows what, defaults
-    that are no plain value.
+    """The document without constructs that client generators can't read: mixed enumerations, lists of unknown items, non-plain
+    defaults.
     """
     if isinstance(part, list):
         return [_readable(each) for each in part]
@@ -77,7 +77,7 @@ def _readable(part: Any) -> Any:
 
 
 def _is_plain(part: Json, default: Any) -> bool:
-    """Whether a schema may tell this default; a field of this name is none."""
+    """True if a schema may have this default; a field named `default` is none."""
     is_schema = isinstance(part.get("type"), str | list) or any(
         isinstance(part.get(name), list) for name in ("anyOf", "oneOf")
     )
@@ -85,7 +85,7 @@ def _is_plain(part: Json, default: Any) -> bool:
 
 
 def _by_name(schemas: Json) -> Json:
-    """Schemas of which each form of several has a name of its own: generators write a class for each."""
+    """Schemas in which each variant of a union has its own name: generators write a class for each."""
     found: Json = {}
     for name, schema in schemas.items():
         forms = [
@@ -120,7 +120,7 @@ def _only(value: Any) -> Json:
 
 
 def _schemas(whole: ApiPart) -> Json:
-    """The bodies, as their pydantic classes describe themselves."""
+    """Schemas of the bodies, from their pydantic classes."""
     bodies: Sequence[Any] = [(body, "validation") for body in whole.bodies]
     return models_json_schema(bodies, ref_template=REF + "{model}")[1].get("$defs", {})
 
@@ -130,7 +130,7 @@ def _scheme(dialect: Dialect) -> str:
 
 
 def _by_path(path: str, operation: Json, bodies: Json) -> Json:
-    """An operation whose path may have parameters: they are no part of its body."""
+    """An operation with its path parameters, which are not part of the body."""
     parameters = path_parameters(path)
     if not parameters:
         return operation

@@ -68,7 +68,7 @@ _STOPS = {
 
 
 class PrefillRole:
-    """Owns the requests whose prompt is computed here, from the claim to the accepted handoff."""
+    """Owns the requests whose prompts are computed here, from the claim to the accepted handoff."""
 
     name = Role.PREFILL
 
@@ -81,7 +81,7 @@ class PrefillRole:
         self.blocks = HeldBlocks(context.pool)
         self._cancelled = Cancelled()
         self._ahead = InFlight()
-        self._links: dict[tuple[str, int], float] = {}  # bytes/s at opening, by worker and incarnation
+        self._links: dict[tuple[str, int], float] = {}  # bytes/s measured at opening, by worker and incarnation
 
     @property
     def requests(self) -> list[PrefillRequest]:
@@ -99,7 +99,7 @@ class PrefillRole:
         return bool(job.decode_workers)
 
     def room(self) -> int:
-        """Jobs that could start now: none while a prompt waits for blocks, so that others can see the queue.
+        """Jobs that could start now: none while a prompt waits for blocks, so that others see the queue.
 
         Nobody waits for another's grammar, which may take seconds to build.
         """
@@ -109,7 +109,7 @@ class PrefillRole:
         return self._max_requests - len(self._tasks)
 
     async def prepare(self) -> None:
-        """Open links to all possible decode workers. A slow link opens with its first push."""
+        """Open links to all possible decode workers. A slow link opens at its first push."""
         others = [state for name, state in self._context.peers.states.items() if name != self._context.identity.worker]
         if others:
             await asyncio.wait(
@@ -128,14 +128,14 @@ class PrefillRole:
             await self._context.jobs.drop(claimed)
             return
         if older is not None:
-            older.stop(Stop.SUPERSEDED)  # its push may take a while to end
-            del self._requests[job.request_id]  # the newest comes last
+            older.stop(Stop.SUPERSEDED)  # its push may take a while to finish
+            del self._requests[job.request_id]  # re-inserted below, so that the newest comes last
         request = PrefillRequest(claimed=claimed, sequence=sequence_of(job))
         self._requests[job.request_id] = request
         if request.sequence.grammar is not None:
             self._context.background.spawn(self._wake_when_built(request))
         self._context.trials.watch(request.sequence, job.gateway, job.context)
-        self._context.wake()  # first: the device begins before the handoff asks for room
+        self._context.wake()  # before the reservation: the device should start first
         self._tasks[request] = self._context.background.spawn(self._serve(request))
 
     async def _wake_when_built(self, request: PrefillRequest) -> None:
@@ -143,7 +143,7 @@ class PrefillRole:
         self._context.wake()
 
     async def _serve(self, request: PrefillRequest) -> None:
-        """Follow one request to its end and leave nothing of it here."""
+        """Serve one request to its end and clean up after it."""
         try:
             await hand_over(request, self._context)
         finally:
@@ -193,7 +193,7 @@ class PrefillRole:
                     request.sequence.scored(chunk, sampled.prompt_logprobs)
                 if chunk.sample:
                     self._first_token(request, sampled)
-            # A turn later: the first token's frame goes out before the last push holds the thread.
+            # Deferred by a loop turn: the first token's frame goes out before the last push holds the thread.
             asyncio.get_running_loop().call_soon(request.changed.set)
 
     def failed(self, chunks: ListOf[Chunk], error: Exception) -> None:
@@ -203,7 +203,7 @@ class PrefillRole:
             self._landed(chunk).stop(Stop.STEP_FAILED, type(error).__name__)
 
     def _landed(self, chunk: Chunk) -> PrefillRequest:
-        """The chunk's pass is over: its handoff may have blocks to push or give back."""
+        """Handle the end of the chunk's pass: its handoff may have blocks to push or give back."""
         request = self._in_flight[chunk.sequence]
         self.blocks.landed(chunk.sequence)
         self._ahead.landed(chunk.num_tokens, time.monotonic())
@@ -232,7 +232,7 @@ class PrefillRole:
             self._context.jobs.room_changed()
 
     def _spare_blocks(self, sequence: Sequence | None = None) -> int:
-        """Blocks that admission leaves free: one for each sequence decoded here, and one for the next, which may come from here.
+        """Blocks that admission leaves free: one for each sequence decoding here, and one for the next.
 
         Each can grow by one then, with its column, before any gives way. Whose turn it is leaves none for those who wait for it.
         """
@@ -243,7 +243,7 @@ class PrefillRole:
         return self._context.pool.growth * (1 + waiting + sum(load.running for load in others))
 
     def _first_token(self, request: PrefillRequest, sampled: Sampled | None) -> None:
-        """Send the token to the gateway from here: disaggregation must not cost time to first token."""
+        """Send the token to the gateway from here: disaggregation must not add to TTFT."""
         if sampled is None:
             withdraw(self._context.pool, request.sequence)
             request.stop(Stop.STEP_FAILED, "no finite logits")
@@ -273,7 +273,7 @@ class PrefillRole:
         self._context.outbox.add(request.job.gateway, request.told)
 
     def adopt(self, prompt: Computed) -> bool:
-        """Prompts are computed here alone."""
+        """Return False: prompts are only computed here."""
         return False
 
     # -- control -------------------------------------------------------------------------------------------------------
@@ -292,7 +292,7 @@ class PrefillRole:
                 return None
 
     async def _lease_aborted(self, message: LeaseAborted) -> None:
-        """Stop the request that writes under the lease (it answers after its write), or say that nobody does."""
+        """Stop the request that writes under the lease (it replies after its write), or report that nobody does."""
         for request in self._tasks:  # an older attempt may still write
             if request.is_of(message) and request.may_write_into(message.worker):
                 request.stop(Stop.LEASE_ABORTED, message.reason)
@@ -315,7 +315,7 @@ class PrefillRole:
         return True
 
     def _resend(self, message: Resend) -> bool:
-        """Send a gateway the first token again; it decides to move unknown requests. A decode worker asks about its lease."""
+        """Resend the first token to a gateway, which moves unknown requests. A decode worker asks about its lease."""
         request = self._requests.get(message.request_id)
         if request is None or request.stopped or not request.is_of(message):
             return False
@@ -331,7 +331,7 @@ class PrefillRole:
                 request.stop(_STOPS[reason])
 
     def worker_joined(self, state: WorkerState) -> None:
-        """Open the link to any newcomer: it may decode later, and no request shall pay for the handshake."""
+        """Open a link to a new worker: it may decode later, and no request shall wait for the handshake."""
         if self.name in self._context.roles.names:
             self._context.background.spawn(self._connect(state))
 
@@ -345,7 +345,7 @@ class PrefillRole:
         log.info("prefill.linked", extra={"worker": state.worker, "gb_per_s": round(link.bandwidth / 1e9, 2)})
 
     async def _region_of(self, state: WorkerState) -> Region:
-        """How to reach a worker's pool. One of release 0.1.0 says it to everybody. Raises UnavailableError."""
+        """The address of a worker's pool. One of release 0.1.0 publishes it. Raises UnavailableError."""
         if self._context.peers.speaks_unnamed(state.worker):
             return state.region
         identity = self._context.identity
@@ -361,7 +361,7 @@ class PrefillRole:
         self._links.pop((worker, incarnation), None)
         for request in self._tasks:
             request.lost.add((worker, incarnation))
-            request.changed.set()  # its handoff checks this worker
+            request.changed.set()  # wakes its handoff, which checks this worker
 
     def load(self) -> RoleLoad:
         requests = [request for request in self._requests.values() if not request.is_adopted]
@@ -388,6 +388,6 @@ class PrefillRole:
         return not self._tasks
 
     async def close(self) -> None:
-        """Wait for the handoffs, which were told to stop."""
+        """Wait for the handoffs, which were already told to stop."""
         if self._tasks:
             await asyncio.wait(list(self._tasks.values()), timeout=5.0)

@@ -1,4 +1,4 @@
-"""Why a prefill worker gives a request up, and the error that its gateway gets."""
+"""Reasons for a prefill worker to stop a request, and the error that its gateway gets."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from common.errors import (
 
 
 class Stop(Enum):
-    """A reason and its error, which says whether another attempt may help."""
+    """A reason with its error, which says if another attempt may help."""
 
-    # The request is no longer wanted: the gateway gave the attempt up, or is gone.
+    # The request is no longer wanted: the gateway abandoned the attempt, or is gone.
     CANCELLED = "cancelled", None
     SUPERSEDED = "superseded", None
     GATEWAY_LOST = "gateway lost", None
     DEADLINE = "deadline", None
-    # The work never began: place the request again, which counts as no attempt.
+    # The work never started: place the request again, without counting an attempt.
     NOBODY_DECODES = "no candidate takes sequences any more", PlaceAgainError
     NOBODY_ANSWERS = "no decode worker answers", PlaceAgainError
     # It can't be done in time, here or elsewhere.
     LATE = "the first token can't come in time", DeadlineExceededError
-    # The attempt failed, and another one may work.
+    # The attempt failed; another one may work.
     REFUSED = "every candidate refuses the attempt for good", WorkerFailedError
     DECODER_LOST = "decode worker lost", WorkerFailedError
     NO_LINK = "no link", WorkerFailedError

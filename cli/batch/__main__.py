@@ -19,7 +19,7 @@ from services.runtime.loading import fail, load_settings
 
 LOOK_EVERY_S = 1.0
 LISTED = 20
-TIMEOUT_S = 300.0  # a file's upload
+TIMEOUT_S = 300.0  # a file upload
 MAX_LINE = 16 << 20  # characters
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 
@@ -43,13 +43,13 @@ def main() -> int:
 
 
 class Batches:
-    """A person's operations on a gateway's batches. All raise ConfigError with what the gateway says, and httpx.HTTPError."""
+    """A client of a gateway's batches. All methods raise ConfigError with the gateway's message, and httpx.HTTPError."""
 
     def __init__(self, client: httpx.Client, settings: BatchSettings) -> None:
         self._client, self._settings = client, settings
 
     def do(self) -> int:
-        """The exit code."""
+        """Run the action; return the exit code."""
         action = self._settings.action
         if action == "submit":
             return self._submit()
@@ -81,7 +81,7 @@ class Batches:
         return 0
 
     def _watch(self, batch: Batch) -> int:
-        """Until it is over; on a terminal with a bar, else a line for each status."""
+        """Wait until the batch ends; on a terminal with a progress bar, else a line for each status."""
         began, before = time.monotonic(), _done(batch)
         shows, said = sys.stderr.isatty(), ""
         while batch["status"] not in OVER:
@@ -104,7 +104,7 @@ class Batches:
         return 0
 
     def _get(self, batch: Batch) -> int:
-        """Write the answers, or the lines that failed, where the person wants them."""
+        """Write the answers, or the failed lines, to the requested place."""
         kind = "error_file_id" if self._settings.errors else "output_file_id"
         if not batch.get(kind):
             what = "line that failed" if self._settings.errors else "answer"
@@ -141,7 +141,7 @@ class Batches:
 
 
 def endpoint_of(path: Path) -> str:
-    """The `url` of a file's first line. Raises ConfigError for what is no input of a batch."""
+    """The `url` of a file's first line. Raises ConfigError if the file is no batch input."""
     try:
         with path.open(encoding="utf-8") as file:
             url = json.loads(file.readline(MAX_LINE)).get("url")
@@ -160,7 +160,7 @@ def _done(batch: Batch) -> int:
 
 
 def _save(answer: httpx.Response, path: Path) -> None:
-    """The whole file or none. Raises ConfigError."""
+    """Write the whole file or nothing. Raises ConfigError."""
     part = path.with_name(f".{path.name}.part")
     try:
         with part.open("wb") as file:

@@ -20,8 +20,8 @@ from common.settings import ConfigError
 from services.runtime.loading import fail, load_settings
 
 SAMPLE_S = DRAW_S = 1.0
-FIRST_S = 10.0  # a gateway's first picture takes less, or it answers nothing
-WIDE = 1_000  # columns of a picture that no window holds
+FIRST_S = 10.0  # a working gateway sends its first picture sooner
+WIDE = 1_000  # columns of an unclipped picture
 
 
 def main() -> int:
@@ -55,7 +55,7 @@ async def top(settings: TopSettings) -> int:
 
 
 async def _first(state: State, changed: asyncio.Event, following: asyncio.Task[None]) -> None:
-    """Wait for a whole picture. Raises ConfigError."""
+    """Wait for a complete picture. Raises ConfigError."""
     try:
         async with asyncio.timeout(FIRST_S):
             while not state.is_whole and not following.done():
@@ -69,7 +69,7 @@ async def _first(state: State, changed: asyncio.Event, following: asyncio.Task[N
 
 
 async def _one(settings: TopSettings, state: State) -> None:
-    await asyncio.sleep(SAMPLE_S)  # rates need two instants
+    await asyncio.sleep(SAMPLE_S)  # rates need two samples
     state.sample(time.monotonic())
     if not settings.print_json:
         print("\n".join(picture(state, WIDE)))

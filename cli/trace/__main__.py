@@ -1,4 +1,4 @@
-"""Where the time of a request went, in the terminal: `baton trace [REQUEST]`."""
+"""The time of one request, part by part, in the terminal: `baton trace [REQUEST]`."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def main() -> int:
 
 
 def trace(settings: TraceSettings, gateway: Gateway) -> int:
-    """Print one request's waterfall (all choices of an answer), or lists to choose from; on a terminal ask which."""
+    """Print one request's waterfall (with all choices), or lists to choose from; on a terminal ask for the choice."""
     if settings.request and settings.request not in WORDS:
         return _print(settings, _get(gateway, _path(settings.request)))
     told = _get(gateway, f"/debug/requests?limit={LISTED}")

@@ -14,8 +14,8 @@ from common.log import printable
 NAME = 12  # columns of a bar's name
 TIMES = 27  # columns of a span's start, length and share
 FEWEST_BAR, MOST_BAR = 16, 60
-FEWEST_NOTE = 14  # columns; with less place notes stand below
-TICKS = 4  # marks on the axis behind its beginning
+FEWEST_NOTE = 14  # columns; with less space notes go below
+TICKS = 4  # marks on the axis after its origin
 LISTS = ("waiting", "running", "slowest", "latest")
 BOLD, PLAIN = "\x1b[1m", "\x1b[0m"
 
@@ -53,7 +53,7 @@ def _head(request: Entry, total: float) -> list[str]:
 
 
 def _axis(total: float, width: int) -> list[str]:
-    """The headings, and instants above the bars."""
+    """The header with time marks."""
     row, marks = [" "] * (width + 8), [" "] * width
     for instant in _instants(total):
         at = _column(instant, total, width)
@@ -65,7 +65,7 @@ def _axis(total: float, width: int) -> list[str]:
 
 
 def _instants(total: float) -> list[float]:
-    """0 and some round numbers up to `total`."""
+    """0 and round numbers up to `total`."""
     rough = total / TICKS
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(power * factor for factor in (1, 2, 2.5, 5, 10) if power * factor >= rough * 0.999)
@@ -77,7 +77,7 @@ def _column(at: float, total: float, width: int) -> int:
 
 
 def _lines(bar: Bar, mark: str, total: float, width: int, columns: int) -> Iterator[str]:
-    """The bar's row, and below it what of its note has no place there."""
+    """A bar's row; the part of its note that doesn't fit goes below."""
     cells = [" "] * width
     if bar.ticks:
         for at in bar.ticks:
@@ -99,7 +99,7 @@ def _lines(bar: Bar, mark: str, total: float, width: int, columns: int) -> Itera
 
 
 def _sums(bars: Sequence[Bar], total: float, columns: int) -> list[str]:
-    """Where the time went over all attempts, the longest first."""
+    """The time of each kind of part over all attempts, longest first."""
     spent: dict[str, float] = {}
     for bar in bars:
         if not bar.aside and bar.took > 0:
@@ -117,12 +117,12 @@ def _fitted(line: str, columns: int) -> str:
 
 
 def listed(requests: Mapping[str, Sequence[Entry]]) -> list[str]:
-    """The ids in the order in which `table` numbers them, from 1."""
+    """The ids in the numbering of `table`, from 1."""
     return [str(entry["request_id"]) for title in LISTS for entry in requests.get(title, [])]
 
 
 def table(requests: Mapping[str, Sequence[Entry]], columns: int) -> list[str]:
-    """The lines of the lists of requests, numbered, none longer than `columns`."""
+    """The lists of requests as numbered lines, none longer than `columns`."""
     lines, number = list[str](), 0
     for title in LISTS:
         entries = requests.get(title, [])  # older gateways have no such list

@@ -12,7 +12,7 @@ from common.messages.features import Feature
 from common.messages.handoff import Region
 from common.words import Role, WorkerStatus
 
-INCARNATION_BITS = 30  # random ones, below the second in which the process began
+INCARNATION_BITS = 30  # random bits, below the second in which the process started
 # Builds between release 0.1.0 and `WorkerState.features` say each of these features as a field of its name.
 _BOOLS = (Feature.NAMED, Feature.GRAMMARS, Feature.TYPICAL_P)
 
@@ -31,8 +31,8 @@ class WorkerTotals(msgspec.Struct, frozen=True, kw_only=True):
     out_of_memory: int = 0  # part of failed_steps
     refused_handoffs: int = 0  # stale, expired, incomplete or wrong
     bad_digests: int = 0  # part of refused_handoffs: a byte was wrong
-    expired_jobs: int = 0  # claimed too late to begin
-    lost_frames: int = 0  # not taken by the bus; gateways ask for their tokens
+    expired_jobs: int = 0  # claimed too late to start
+    lost_frames: int = 0  # not accepted by the bus; gateways ask for their tokens again
     malformed: int = 0  # messages that no decoder accepts
     dead_letters: int = 0
     forged: int = 0  # messages in another's name
@@ -45,7 +45,7 @@ class WorkerState(msgspec.Struct, frozen=True, kw_only=True, tag="worker_state")
     v: int = PROTOCOL_VERSION
     worker: str
     incarnation: int
-    roles: list[Role]  # taking new work; `running` also counts what a lost role still runs
+    roles: list[Role]  # accepting new work; `running` also counts sequences of a role given up
     status: WorkerStatus
     model: str  # served name
     model_fingerprint: str
@@ -55,7 +55,7 @@ class WorkerState(msgspec.Struct, frozen=True, kw_only=True, tag="worker_state")
     region: Region
     parity_hash: bytes = b""  # block hash of the probe prompt; must equal the gateway's (docs/architecture.md)
     steps: int = 0  # passes of the device loop: alive but stuck counts as dead
-    busy: bool = False  # a step is running or work is waiting; `steps` must then move
+    busy: bool = False  # a step is running or work is waiting; `steps` must then advance
     running: int = 0  # sequences in the batch
     waiting: int = 0  # claimed or imported, not in the batch
     queued_tokens: int = 0  # prompt tokens claimed and not yet computed
@@ -76,7 +76,7 @@ class WorkerState(msgspec.Struct, frozen=True, kw_only=True, tag="worker_state")
     typical_p: bool = False
     files_fingerprint: str = ""  # config and weights as stored; "" if not told
     whole_len: int = 0  # above `max_model_len` where the pool holds less
-    whole_kv_mb: int = 0  # MiB of KV that it would need
+    whole_kv_mb: int = 0  # MiB of KV cache that `whole_len` would need
     features: frozenset[str] = frozenset()  # words of `Feature`, and those of later releases
 
     @property
@@ -96,12 +96,12 @@ class TenantPlaces(msgspec.Struct, frozen=True, kw_only=True):
 
     held: int = 0  # started requests
     waiting: int = 0  # requests without a place
-    tier: int = 1  # 0 low, 1 normal, 2 high: the highest that waits
+    tier: int = 1  # 0 low, 1 normal, 2 high: the highest tier that waits
     weight: float = 1.0
 
 
 class ModelLoad(msgspec.Struct, frozen=True, kw_only=True):
-    """A gateway's load of one model's prompts, in tokens."""
+    """One model's prompts at a gateway, in tokens."""
 
     waiting_tokens: int = 0  # kept by the gateway
     started_tokens: int = 0  # started, without a first token yet
@@ -120,13 +120,13 @@ class GatewayState(msgspec.Struct, frozen=True, kw_only=True, tag="gateway_state
     incarnation: int
     window_s: float = 0.0  # length for the next five fields; 0 = not counted
     ttft_met: int = 0  # first tokens in time
-    ttft_count: int = 0  # first tokens, and requests that are late already
+    ttft_count: int = 0  # first tokens, and requests already late
     tpot_met: int = 0  # stream samples (each second, and at the end) within the level
     tpot_count: int = 0
     arriving_tokens_per_s: float = 0.0  # prompt tokens for prefill workers, by their recent share
     queued_requests: int = 0  # no worker has taken them yet
     queued_tokens: int = 0  # their prompt tokens, by the same share
-    handing_over: int = 0  # requests with a first token that no decode worker has yet
+    handing_over: int = 0  # requests that have a first token and no decode worker yet
     waiting_tokens: int = 0  # prompt tokens in the gateway; other gateways' admission reads the three
     started_tokens: int = 0  # prompt tokens started without a first token yet
     unclaimed_tokens: int = 0  # the started ones that no worker has claimed yet
@@ -140,10 +140,10 @@ class PlannerState(msgspec.Struct, frozen=True, kw_only=True, tag="planner_state
 
     v: int = PROTOCOL_VERSION
     planner: str
-    acts: bool  # False: a dry run, or another planner acts
-    workers: dict[str, int]  # taking new work, by role
-    desired: dict[str, int]  # enough for the load, by role: an autoscaler's target
+    acts: bool  # False: a dry run, or another planner is active
+    workers: dict[str, int]  # workers accepting new work, by role
+    desired: dict[str, int]  # target for an autoscaler: workers the load needs, by role
     pressures: dict[str, float]  # load as a share of capacity, by role
-    reason: str  # why it last decided so
+    reason: str  # reason of the last decision
     moves: int = 0
     incarnation: int = 0

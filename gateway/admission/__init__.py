@@ -1,1 +1,1 @@
-"""Who may start, who waits, and who is refused."""
+"""Admission: which requests start, which wait, and which are refused."""

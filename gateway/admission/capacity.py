@@ -1,4 +1,4 @@
-"""The fleet as admission sees it: rates and queues of workers, and the load of other gateways."""
+"""The fleet as admission sees it: workers' rates and queues, and other gateways' load."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class HeardGateways:
         self._heard: dict[str, tuple[float, GatewayState]] = {}
 
     def saw(self, state: GatewayState) -> None:
-        """Take a heartbeat. A new gateway's drops the silent ones, too: `states` may not be called for long."""
+        """Take a heartbeat. A new gateway triggers the clean-up of silent ones, in case `states` is not called for long."""
         if state.gateway not in self._heard:
             self._forget_silent()
         self._heard[state.gateway] = time.monotonic(), state
@@ -45,7 +45,7 @@ class HeardGateways:
 
 
 class Fleet:
-    """The workers through `placer`, the other gateways through `saw`."""
+    """The fleet's state, from `placer` for workers and from `saw` for other gateways."""
 
     def __init__(self, placer: Placer, *, gateway_id: str, local: bool) -> None:
         self._placer = placer
@@ -56,14 +56,14 @@ class Fleet:
         self._told: dict[str, _Told] = {}  # worker -> its last heartbeat
 
     def __len__(self) -> int:
-        """Workers of which something is remembered."""
+        """Number of workers with remembered state."""
         return len(self._heard_at.keys() | self._told.keys())
 
     def heard(self, worker: str, now: float) -> None:
         self._heard_at[worker] = now
 
     def forget(self, worker: str) -> None:
-        """A worker is lost. Pods' names are new each time, so they must not pile up."""
+        """Forget a lost worker: pods get new names, so entries must not accumulate."""
         self._heard_at.pop(worker, None)
         self._told.pop(worker, None)
 
@@ -112,7 +112,7 @@ class Fleet:
         return [] if model and not weights else self._placer.workers(role, weights)
 
     def _told_beyond(self, state: WorkerState, claimed: list[ActiveRequest], now: float) -> int:
-        """Prompt tokens queued at a worker by other gateways, minus ours that it has computed since.
+        """Prompt tokens that other gateways queued at a worker, less those of ours computed since.
 
         Our own are known exactly; a heartbeat is up to half a second old.
         """
@@ -127,7 +127,7 @@ class Fleet:
 def _places(
     decode: Iterable[WorkerState], decoders: Mapping[str, str], others: tuple[dict[str, TenantPlaces], ...]
 ) -> Places:
-    """`decoders`: the workers of our streams, by request."""
+    """`decoders`: the decode workers of our streams, by request."""
     most = {state.worker: state.max_sequences for state in decode}
     if not all(most.values()):
         return Places(others=others)
@@ -144,16 +144,16 @@ def _load_of(state: GatewayState, model: str) -> GatewayState | ModelLoad:
 
 @dataclass(frozen=True, slots=True)
 class _Told:
-    """What a new heartbeat said."""
+    """Figures derived from a new heartbeat."""
 
     state: WorkerState
     others: int  # prompt tokens of other gateways
     longest: ActiveRequest | None  # our request that the worker was computing, if known
-    computed: int  # its tokens computed by then
+    computed: int  # tokens of it computed by then
 
     @classmethod
     def of(cls, state: WorkerState, ours: Sequence[ActiveRequest]) -> _Told:
-        # Until a prompt is begun, the worker counts its cached tokens as well.
+        # The worker counts cached tokens, too, until it starts a prompt.
         least, most = sum(one.work for one in ours), sum(len(one.state.token_ids) for one in ours)
         longest = max(ours, key=lambda one: one.work, default=None)
         computed = max(0, least - state.queued_tokens)

@@ -1,4 +1,4 @@
-"""Who holds the places of the decode batch, who gets the next one, and who gives one back. No I/O, no clock.
+"""Batch slots by tenant and tier: who holds them, who gets the next one, who gives one back. No I/O, no clock.
 
 docs/placement.md has the rules. A tenant's *share* is its places divided by its weight.
 """
@@ -12,15 +12,15 @@ from dataclasses import dataclass, field
 
 from common.messages import TenantPlaces
 
-FLOOR_SHARE = 0.1  # what higher tiers leave to lower ones
+FLOOR_SHARE = 0.1  # left to lower tiers by higher ones
 AHEAD_SHARE = 1 / 16  # prompts computed ahead of free places
-MIN_RUN_S = 1.0  # least decoding at a stretch
-RUN_PER_RETURN = 4.0  # the same, in times of the last return
+MIN_RUN_S = 1.0  # minimum decoding time between preemptions
+RUN_PER_RETURN = 4.0  # the same, as a multiple of the last return
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Newcomer:
-    """A request that has no place."""
+    """A request without a batch slot."""
 
     tenant: str
     weight: float = 1.0
@@ -37,19 +37,19 @@ class Holder:
     weight: float = 1.0
     tier: int = 1
     preemptions: int = 0
-    ran_s: float = 0.0  # decoded since its last start
-    return_s: float = 0.0  # how long that start took
+    ran_s: float = 0.0  # decoding time since its last start
+    return_s: float = 0.0  # duration of that start
     waits: bool = False  # every decode worker is full
 
     @property
     def is_ready(self) -> bool:
-        """Whether it ran long enough to give way."""
+        """True if it ran long enough to be preempted."""
         return self.waits or self.ran_s >= max(MIN_RUN_S, RUN_PER_RETURN * self.return_s)
 
 
 @dataclass(slots=True, eq=False)
 class Held:
-    """Places by tier and tenant; a request counts from its start to its end."""
+    """Batch slots by tier and tenant; a request counts from its start to its end."""
 
     _here: Counter[tuple[int, str]] = field(default_factory=Counter)
     _weights: dict[str, float] = field(default_factory=dict)
@@ -67,50 +67,50 @@ class Held:
             del self._weights[tenant]
 
     def below(self, tier: int) -> int:
-        """Places of lower tiers."""
+        """Slots held by lower tiers."""
         return sum(amount for (own, _), amount in self._here.items() if own < tier)
 
     def of(self, tenant: str) -> int:
         return sum(amount for (_, name), amount in self._here.items() if name == tenant)
 
     def tenants(self) -> dict[str, tuple[int, float]]:
-        """Tenant -> places and weight."""
+        """Tenant -> held slots and weight."""
         return {name: (self.of(name), weight) for name, weight in self._weights.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Places:
-    """The fleet's places for one model."""
+    """The fleet's batch slots for one model."""
 
     total: float = math.inf  # sequences that its decode workers take, and `leaving`
     leaving: frozenset[str] = frozenset()  # our streams at workers that take no new ones
-    others: tuple[Mapping[str, TenantPlaces], ...] = ()  # what each other gateway says, by tenant
-    mean_s: float = 0.0  # how long a place is held; 0: not measured
-    elsewhere: int = field(init=False)  # places that other gateways' requests hold
+    others: tuple[Mapping[str, TenantPlaces], ...] = ()  # other gateways' slots by tenant
+    mean_s: float = 0.0  # mean time that a slot is held; 0: not measured
+    elsewhere: int = field(init=False)  # slots held by other gateways' requests
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "elsewhere", sum(one.held for other in self.others for one in other.values()))
 
     def free(self, held: Held, computing: int) -> float:
-        """Requests that may start: free places, and some prompts ahead of them."""
+        """Requests that may start: free slots, and some prompts computed ahead of them."""
         ahead = min(computing, math.floor(AHEAD_SHARE * self.total)) if self.total < math.inf else 0
         return self.total + ahead - held.total - self.elsewhere
 
     @property
     def floor(self) -> int:
-        """Places that higher tiers leave to lower ones."""
+        """Slots that higher tiers leave to lower ones."""
         return max(0, min(math.ceil(FLOOR_SHARE * self.total), int(self.total) - 1)) if self.total < math.inf else 0
 
     def held_by(self, tenant: str, held: Held) -> int:
         return held.of(tenant) + sum(other[tenant].held for other in self.others if tenant in other)
 
     def newcomers(self) -> list[Newcomer]:
-        """Tenants that wait at other gateways."""
+        """Tenants waiting at other gateways."""
         waiting = {name: one for other in self.others for name, one in other.items() if one.waiting}
         return [Newcomer(tenant=name, weight=one.weight, tier=one.tier) for name, one in waiting.items()]
 
     def holds_most(self, tenant: str, held: Held) -> bool:
-        """Whether no other gateway has more of the tenant's places: one gateway gives way, not all of them."""
+        """True if no other gateway holds more of the tenant's slots: one gateway preempts, not all of them."""
         return all(other[tenant].held <= held.of(tenant) for other in self.others if tenant in other)
 
     def share(self, tenant: str, weight: float, held: Held) -> float:
@@ -118,18 +118,18 @@ class Places:
         return (self.held_by(tenant, held) + 1) / weight
 
     def part(self, tenant: str, weight: float, held: Held) -> float:
-        """The places that a tenant has in the long run."""
+        """The tenant's long-run number of slots."""
         others = sum(other for name, (_, other) in held.tenants().items() if name != tenant)
         return max(1.0, self.total * weight / (weight + others))
 
     def is_owed(self, claim: Newcomer, held: Held) -> bool:
-        """Whether somebody will give way."""
+        """True if some request will be preempted."""
         if held.below(claim.tier) > self.floor or held.below(claim.tier + 1) < self.floor:
             return True
         return any(self._gives_way(name, weight, claim, held) for name, (_, weight) in held.tenants().items())
 
     def victim(self, claim: Newcomer, holders: Iterable[Holder], held: Held) -> Holder | None:
-        """Who gives way now, if anybody."""
+        """The request to preempt now, if any."""
         ready = [holder for holder in holders if holder.is_ready]
         lower = [one for one in ready if one.tier < claim.tier and held.below(claim.tier) > self.floor]
         same = [one for one in ready if one.tier == claim.tier and self._gives_way(one.tenant, one.weight, claim, held)]

@@ -1,4 +1,4 @@
-"""Which requests start now, which wait, and which are refused. No I/O, no clock.
+"""The admission policy: which requests start now, wait, or are refused. No I/O, no clock.
 
 The *window* is the work that was started and has no first token yet: enough to keep the workers busy for `window_s`, so that the
 order of the waiting requests (`gateway.admission.queue`) still matters. A request is refused when the queue is full, or as soon
@@ -19,12 +19,12 @@ from gateway.admission.supply import SHORT_PROMPT_S, Capacity
 MAX_RETRY_AFTER_S = 60.0
 WINDOW_REQUESTS = 64  # per worker; bounds the window where prompts are very short
 ADMISSION_HEADROOM = 0.2  # admit only if 1.2 times the predicted wait still meets the deadline
-GENERATED_TOKEN_WORK = 2.0  # a generated token's work for its tenant, in prompt tokens
+GENERATED_TOKEN_WORK = 2.0  # weight of a generated token, in prompt tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestLimits:
-    """Bounds of what one gateway takes on."""
+    """Limits of one gateway's load."""
 
     max_requests: int = 1024  # requests in flight, waiting ones included
     max_queued_tokens: int = 4_000_000  # prompt tokens without a first token
@@ -34,7 +34,7 @@ class RequestLimits:
 
 
 class RefusedError(OverloadedError):
-    """A request has to come back later. `reason` is a word to count by."""
+    """The request must come back later. `reason` is a label for metrics."""
 
     def __init__(self, reason: str, message: str, retry_after_s: float) -> None:
         super().__init__(f"{message}; try again later", retry_after_s=min(MAX_RETRY_AFTER_S, max(1.0, retry_after_s)))
@@ -53,12 +53,12 @@ class _Part:
 
     @property
     def fill(self) -> float:
-        """Its part of the window: a long prompt keeps only one worker busy."""
+        """Its share of the window: a long prompt keeps only one worker busy."""
         return min(self.work, self.most)
 
 
 class Admission:
-    """Decides, and counts what waits and what was started."""
+    """The policy's state: decides, and counts waiting and started work."""
 
     def __init__(self, limits: RequestLimits) -> None:
         self.limits = limits
@@ -81,19 +81,19 @@ class Admission:
 
     @property
     def window_fill(self) -> int:
-        """The same, with each prompt bounded by what one worker computes in the window's time."""
+        """`window_work` with each prompt capped by what one worker computes in the window's time."""
         return math.ceil(sum(self._window_fill))
 
     # -- coming in ---------------------------------------------------------------------------------------------------
 
     def offer(self, ticket: Ticket, capacity: Capacity, now: float) -> None:
-        """Let a request wait. Raises RefusedError."""
+        """Enqueue a request. Raises RefusedError."""
         self.check(ticket, capacity, now)
         self.queue.push(ticket)
         self._requests[ticket.tier] += ticket.requests
 
     def check(self, ticket: Ticket, capacity: Capacity, now: float) -> None:
-        """Raise RefusedError if the ticket may not wait. If a ticket passes, one of less work does, too."""
+        """Raise RefusedError if the ticket may not wait. If a ticket passes, any with less work does, too."""
         refusal = self._refusal(ticket, capacity, now)
         if refusal is not None:
             raise refusal
@@ -103,7 +103,7 @@ class Admission:
         return refusal or self._too_late(ticket, capacity, now, spare=ADMISSION_HEADROOM)
 
     def _has_plenty(self, ticket: Ticket) -> bool:
-        """Whether nobody waits, and even the lower tiers' part of the bounds is enough: then `_full` finds nothing."""
+        """True if nobody waits, and even the lower tiers' limits leave room: `_full` can be skipped."""
         limits, share = self.limits, 1.0 - self.limits.reserved
         return (
             not self.queue
@@ -112,13 +112,13 @@ class Admission:
         )
 
     def would_start(self, ticket: Ticket, capacity: Capacity, now: float) -> bool:
-        """Whether a request would be admitted, and be the first to start."""
+        """True if a request would be admitted and started first."""
         if self.queue or not self._has_room(ticket.tier, capacity) or not self._has_place(capacity):
             return False
         return self._refusal(ticket, capacity, now) is None
 
     def start_at_once(self, ticket: Ticket, capacity: Capacity) -> None:
-        """Admit and start a request that `would_start`."""
+        """Admit and start a request for which `would_start` is true."""
         self.queue.push(ticket)
         self._requests[ticket.tier] += ticket.requests
         self.start(ticket, capacity)
@@ -149,7 +149,7 @@ class Admission:
         return self._beyond_share(ticket, capacity)
 
     def _beyond_share(self, ticket: Ticket, capacity: Capacity) -> RefusedError | None:
-        """One tenant must not fill the queue."""
+        """Check that one tenant does not fill the queue."""
         requests, work = self.queue.requests_of.get(ticket.tenant, 0), self.queue.work_of.get(ticket.tenant, 0)
         if requests and (
             requests + ticket.requests > ticket.share * self.limits.max_requests
@@ -160,11 +160,11 @@ class Admission:
         return None
 
     def _drained_s(self, capacity: Capacity) -> float:
-        """Seconds until all that waits here is dealt out."""
+        """Seconds until the whole queue is dispatched."""
         return capacity.wait_s(capacity.unplaced_tokens + self.queue.work)
 
     def _too_late(self, ticket: Ticket, capacity: Capacity, now: float, *, spare: float = 0.0) -> RefusedError | None:
-        """`spare`: the share of the predicted wait that must be left besides."""
+        """`spare`: the share of the predicted wait required as headroom."""
         left_s = ticket.first_token_by - now
         if left_s == math.inf:
             return None
@@ -185,7 +185,7 @@ class Admission:
         return RefusedError("deadline", message, again_s)
 
     def _place_s(self, ticket: Ticket, capacity: Capacity) -> float:
-        """Seconds until the tenant's next request has a place; 0 if others give way, or while unmeasured."""
+        """Seconds until the tenant's next request gets a slot; 0 if preemption frees one, or while unmeasured."""
         places, held = capacity.places, self.held
         before = self.queue.requests_of.get(ticket.tenant, 0)
         if places.free(held, 0) > before:
@@ -196,7 +196,7 @@ class Admission:
         return places.mean_s * (before + 1) / places.part(ticket.tenant, ticket.weight, held)
 
     def late(self, capacity: Capacity, now: float) -> list[tuple[Ticket, RefusedError]]:
-        """Take out the waiting requests that would be late, and say why."""
+        """Remove the waiting requests that would be late, with the reason."""
         if not self.queue:
             return []
         total = capacity.unplaced_tokens + capacity.waiting_elsewhere + self.queue.work
@@ -216,7 +216,7 @@ class Admission:
     # -- starting ----------------------------------------------------------------------------------------------------
 
     def next(self, capacity: Capacity) -> Ticket | None:
-        """The request that starts now, if there is room."""
+        """The next request to start, if there is room."""
         if not self._has_place(capacity):
             return None
         for ticket in self.heads(capacity):
@@ -232,16 +232,16 @@ class Admission:
         return None
 
     def heads(self, capacity: Capacity) -> Iterator[Ticket]:
-        """Each tier's next request, if it needs a place only; in the order in which they start."""
+        """Each tier's next request, if it only needs a slot; in starting order."""
         order = self.queue.order()
-        if capacity.places.floor:  # lower tiers below their part of the places come first
+        if capacity.places.floor:  # lower tiers below their share go first
             order.sort(key=lambda tier: self.held.below(tier + 1) >= capacity.places.floor)
         for tier in order:
             if self._has_room(tier, capacity):
                 yield self.queue.head(tier, self._share(capacity))
 
     def start(self, ticket: Ticket, capacity: Capacity) -> None:
-        """Start a ticket that is the first of its tenant and tier."""
+        """Start a ticket that heads its tenant's queue in its tier."""
         self.queue.start(ticket)
         self._start(ticket, self._most(capacity))
 
@@ -249,14 +249,14 @@ class Admission:
         return capacity.places.free(self.held, sum(self._window_requests)) > 0
 
     def _share(self, capacity: Capacity) -> Share | None:
-        """By what tenants are ordered: their shares of the places where those are scarce."""
+        """The sort key of tenants: their share of slots where slots are scarce."""
         places, held = capacity.places, self.held
         if places.free(held, 0) >= self.queue.requests:
             return None
         return lambda tenant, weight: places.share(tenant, weight, held)
 
     def put_back(self, ticket: Ticket) -> None:
-        """A started choice waits again."""
+        """Return a started choice to the queue."""
         [request_id] = ticket.ids
         self.computed(request_id)
         part = self._parts.pop(request_id)
@@ -264,11 +264,11 @@ class Admission:
         self.queue.push(ticket)
 
     def _most(self, capacity: Capacity) -> float:
-        """The most that one prompt takes of the window: a worker's part, in tokens."""
+        """The largest share of the window for one prompt: a worker's part, in tokens."""
         return capacity.tokens_per_s * self.limits.window_s / len(capacity.workers) or math.inf
 
     def _has_room(self, tier: int, capacity: Capacity) -> bool:
-        """Whether the window has room or some worker nothing to do. One request may overrun it."""
+        """True if the window has room, or some worker is idle. One request may exceed the window."""
         if not capacity.workers:
             return False
         tokens, requests = capacity.window(self.limits.window_s), WINDOW_REQUESTS * len(capacity.workers)
@@ -296,14 +296,14 @@ class Admission:
     # -- what becomes of it ------------------------------------------------------------------------------------------
 
     def withdraw(self, ticket: Ticket) -> None:
-        """The client left, or the request was refused. Idempotent."""
+        """Remove a request whose client left, or that was refused. Idempotent."""
         if self.queue.remove(ticket):
             self._requests[ticket.tier] -= ticket.requests
         for request_id in ticket.ids:
             self.ended(request_id)
 
     def placed(self, request_id: str, work: int) -> None:
-        """The worker is chosen, and its cached prefix known: this much is left to compute."""
+        """Record the remaining prompt work once the worker, and with it the cached prefix, is known."""
         part = self._parts.get(request_id)
         if part is not None and part.computing:
             tier = part.ticket.tier
@@ -314,7 +314,7 @@ class Admission:
             self._window_fill[tier] += part.fill
 
     def computed(self, request_id: str) -> None:
-        """A first token came. Idempotent."""
+        """Record a first token. Idempotent."""
         part = self._parts.get(request_id)
         if part is not None and part.computing:
             part.computing = False
@@ -325,7 +325,7 @@ class Admission:
                 self._window_fill = [0.0 for _ in TIERS]  # sums of floats drift from 0
 
     def ended(self, request_id: str, generated: int = 0) -> None:
-        """A started choice is over. Idempotent."""
+        """Record the end of a started choice. Idempotent."""
         self.computed(request_id)
         part = self._parts.pop(request_id, None)
         if part is not None:

@@ -1,4 +1,4 @@
-"""In which order waiting requests start. No I/O, no clock.
+"""Queues of waiting requests, by tier and tenant: the order in which they start. No I/O, no clock.
 
 - **Tiers**: the highest first. A lower tier that waits earns credit, `FLOOR_SHARE` of the work that higher tiers start, and its
   next ticket starts when paid for. So nothing starves.
@@ -18,7 +18,7 @@ HIGH = len(TIERS) - 1
 FLOOR_SHARE = 0.1
 
 
-Share = Callable[[str, float], float]  # (tenant, weight) -> what it would have of the places
+Share = Callable[[str, float], float]  # (tenant, weight) -> its share of the slots with one more
 
 
 def tier_of(priority: int) -> int:
@@ -30,16 +30,16 @@ def tier_of(priority: int) -> int:
 class Ticket:
     """The choices of one HTTP request, which start together or not at all. Instants are of the caller's clock."""
 
-    ids: tuple[str, ...]  # request ids, one a choice
+    ids: tuple[str, ...]  # one id a choice
     works: tuple[int, ...]  # prompt tokens to compute, one number a choice
-    first_token_by: float  # later is too late
+    first_token_by: float  # deadline of the first token
     arrived_at: float = 0.0
     tier: int = 1
     tenant: str = "default"
     weight: float = 1.0
     share: float = 1.0  # share of the queue that the tenant may fill
     started: bool = False
-    resumes: bool = False  # it gave its place back, and its client has tokens
+    resumes: bool = False  # it was preempted after its client got tokens
     work: int = field(init=False)  # sum over the choices, at least 1
 
     def __post_init__(self) -> None:
@@ -89,12 +89,12 @@ class FairQueue:
         self._count(line, ticket, 1)
 
     def head(self, share: Share | None = None) -> Ticket | None:
-        """The ticket that starts next: the lowest share's, if given."""
+        """The next ticket to start: of the lowest share, if shares are given."""
         waiting = self._in_turn(share)
         return self._lines[waiting[0]].order[0][2] if waiting else None
 
     def _in_turn(self, share: Share | None) -> list[str]:
-        """The tenants that wait, the next first."""
+        """The waiting tenants in starting order."""
         lines = [(name, line) for name, line in self._lines.items() if line.order]
         waiting = [(share(name, line.weight) if share else 0.0, line.tag, name) for name, line in lines]
         return [name for _, _, name in sorted(waiting)]
@@ -108,7 +108,7 @@ class FairQueue:
         return ticket
 
     def start(self, ticket: Ticket) -> None:
-        """Start a ticket that is the first of its tenant: its work counts."""
+        """Start the first ticket of a tenant and account for its work."""
         line = self._lines[ticket.tenant]
         line.order.pop(0)
         self._count(line, ticket, -1)
@@ -127,7 +127,7 @@ class FairQueue:
         return None
 
     def remove(self, ticket: Ticket) -> bool:
-        """Take a ticket out without starting it. Whether it waited here."""
+        """Remove a ticket without starting it; return True if it waited here."""
         line = self._lines.get(ticket.tenant)
         if line is None:
             return False
@@ -144,7 +144,7 @@ class FairQueue:
             line.tag += work / line.weight
 
     def work_before(self, ticket: Ticket) -> float:
-        """Prompt tokens that start before a ticket: its tenant's earlier ones, and what other tenants get until then."""
+        """Prompt tokens that start before a ticket: its tenant's earlier ones, and other tenants' until then."""
         own = self._lines.get(ticket.tenant, _Line())
         ahead = 0.0
         for _, _, other in own.order[: bisect_right(own.order, ticket.first_token_by, key=lambda entry: entry[0])]:
@@ -165,7 +165,7 @@ class FairQueue:
         self._size += sign
 
     def _forget(self) -> None:
-        """Drop idle tenants whose tag the virtual time has passed."""
+        """Drop idle tenants whose virtual finish time has passed."""
         idle = [name for name, line in self._lines.items() if not line.order and line.tag <= self._virtual]
         for name in idle:
             del self._lines[name]
@@ -203,13 +203,13 @@ class TieredQueue:
         self._count(ticket, 1)
 
     def order(self) -> list[int]:
-        """The waiting tiers, the next first: those with enough credit, then from the highest down."""
+        """The waiting tiers in order: those with enough credit, then from the highest down."""
         waiting = [tier for tier in reversed(range(len(TIERS))) if self.tiers[tier]]
         earned = [tier for tier in waiting if self._credit[tier] >= self._price(tier)]
         return sorted(waiting, key=lambda tier: (tier not in earned, -tier))
 
     def head(self, tier: int, share: Share | None = None) -> Ticket:
-        """The next ticket of a tier in which somebody waits."""
+        """The next ticket of a waiting tier."""
         ticket = self.tiers[tier].head(share)
         if ticket is None:
             raise LookupError("nobody waits")
@@ -222,7 +222,7 @@ class TieredQueue:
         return ticket
 
     def start(self, ticket: Ticket) -> None:
-        """Start a ticket that is the first of its tenant and tier."""
+        """Start the first ticket of a tenant and tier."""
         tier = ticket.tier
         self.tiers[tier].start(ticket)
         self._count(ticket, -1)
@@ -232,7 +232,7 @@ class TieredQueue:
         self._credit[tier] = max(0.0, self._credit[tier] - ticket.work) if self.tiers[tier] else 0.0
 
     def pop_short(self, tier: int, most: float, share: Share | None = None) -> Ticket | None:
-        """Start the next ticket of a tier that has at most this much work. It costs the tier no credit."""
+        """Start the next ticket of a tier that has at most this much work, at no cost in credit."""
         ticket = self.tiers[tier].pop_short(most, share)
         if ticket is not None:
             self._count(ticket, -1)
@@ -241,7 +241,7 @@ class TieredQueue:
         return ticket
 
     def remove(self, ticket: Ticket) -> bool:
-        """Take a ticket out without starting it. Whether it waited here."""
+        """Remove a ticket without starting it; return True if it waited here."""
         if not self.tiers[ticket.tier].remove(ticket):
             return False
         self._count(ticket, -1)

@@ -1,4 +1,4 @@
-"""A waiting room for each model: a flood of requests for one model makes no other wait."""
+"""One waiting room a model: a flood of requests for one model delays no other."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class WaitingRooms:
             room.refuse_all(error)
 
     def tell(self, state: GatewayState, active: Iterable[ActiveRequest]) -> GatewayState:
-        """Complete the heartbeat with what waits and what was started; `active` are the started requests."""
+        """Complete the heartbeat with waiting and started work; `active` are the started requests."""
         requests = list(active)
         loads = {
             model: room.load([one for one in requests if one.state.spec.model == model])

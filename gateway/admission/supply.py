@@ -1,4 +1,4 @@
-"""What a fleet can take: prompts, by rates and queues of its workers, and sequences. No I/O, no clock."""
+"""The capacity of a fleet: prefill rates, queues and batch slots of its workers. No I/O, no clock."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Capacity:
 
     workers: tuple[Prefiller, ...]
     gateways: int = 1  # alive, this one included
-    unplaced_tokens: int = 0  # started anywhere, and in no worker's `queued_tokens`
+    unplaced_tokens: int = 0  # started anywhere, in no worker's `queued_tokens` yet
     started_elsewhere: int = 0  # prompt tokens in the windows of other gateways
     waiting_elsewhere: int = 0  # prompt tokens that wait at other gateways
     passed: int = 0  # short prompts started outside the window
@@ -45,11 +45,11 @@ class Capacity:
 
     @cached_property
     def _free(self) -> list[tuple[float, float]]:
-        """(seconds until a worker is free, its rate), the first to be free first."""
+        """(seconds until a worker is free, its rate), earliest first."""
         return sorted((w.queued_tokens / w.tokens_per_s, w.tokens_per_s) for w in self.workers)
 
     def wait_s(self, ahead: float) -> float:
-        """Seconds until `ahead` more prompt tokens are dealt out, each to a free worker, and a worker is free."""
+        """Seconds until `ahead` more prompt tokens are dispatched, each to a free worker, and a worker is free."""
         if not self.tokens_per_s:
             return 0.0
         rate, level, left = 0.0, 0.0, ahead
@@ -61,7 +61,7 @@ class Capacity:
         return level + left / rate
 
     def first_token_s(self, ahead: float, work: int) -> float:
-        """Seconds until the first token of a prompt of `work` tokens behind `ahead` tokens; 0 while unmeasured."""
+        """Predicted TTFT of a prompt of `work` tokens behind `ahead` tokens; 0 while unmeasured."""
         if not self.tokens_per_s:
             return 0.0
         level = self.wait_s(ahead)
@@ -71,7 +71,7 @@ class Capacity:
         )
 
     def computing_s(self, work: int) -> float:
-        """Seconds that the fastest worker computes a prompt, without any wait."""
+        """Seconds of prefill on the fastest worker, without waiting."""
         return min((one.fixed_s + work / one.tokens_per_s for one in self.workers if one.tokens_per_s), default=0.0)
 
     def fastest_s(self, work: int) -> float:
@@ -100,7 +100,7 @@ class Capacity:
         return SHORT_PROMPT_S * self._beside[self.passed].tokens_per_s if self.passed < len(self._beside) else 0.0
 
     def window(self, seconds: float) -> float:
-        """This gateway's window in prompt tokens: its equal part, or more if other gateways use less."""
+        """This gateway's window in prompt tokens: an equal share, or more if other gateways use less."""
         if not self.tokens_per_s:
             return math.inf
         size = self.tokens_per_s * seconds

@@ -1,4 +1,4 @@
-"""Where requests wait until they may start: `gateway.admission.policy` with a clock and callers."""
+"""The waiting room of requests: `gateway.admission.policy` with a clock and callers."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from gateway.request.state import Phase
 from gateway.tenants.tenants import Tenant
 
 CAPACITY_FOR_S = 0.05  # heartbeats come each 0.5 s
-HELP_PERIOD_S = 1.0  # blocks that were given back take a moment to reach a request
-PROMISE_S = 2.5  # a heartbeat there and back, and a start
+HELP_PERIOD_S = 1.0  # freed blocks take a moment to reach a request
+PROMISE_S = 2.5  # two heartbeats and a start
 MAX_TOLD = 64  # tenants in a heartbeat
-MEAN_WEIGHT = 0.1  # the newest figure's part of a mean
+MEAN_WEIGHT = 0.1  # weight of the newest figure in a mean
 
-# Move a started request away from its workers until the future is done.
+# Moves a started request away from its workers until the future is done.
 Preempt = Callable[[ActiveRequest, asyncio.Future[None]], None]
 
 
@@ -50,7 +50,7 @@ def holder_of(request: ActiveRequest, now: float) -> Holder:
 
 
 class WaitingRoom:
-    """`enter` returns when a request may start; then tell the room of `placed`, `computed` and `ended`."""
+    """`enter` returns when a request may start; then report `placed`, `computed` and `ended`."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class WaitingRoom:
         preempt: Preempt | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`started`: this room's requests between start and end. `preempt` None: nobody gives way."""
+        """`started`: this room's requests between start and end. `preempt` None: no preemption."""
         self._started = started
         self._preempt = preempt
         self._work = work  # estimate of a request's uncached prompt tokens
@@ -71,10 +71,10 @@ class WaitingRoom:
         self._look = capacity
         self._seen: tuple[float, Capacity] | None = None
         self._calls: dict[Ticket, asyncio.Future[None]] = {}
-        self._returning: dict[str, Ticket] = {}  # requests that gave their places back, by id
-        self._since: dict[str, float] = {}  # when each started choice got its place
-        self._mean_s = 0.0  # how long places are held
-        self._promised: list[float] = []  # until when places are left to other gateways
+        self._returning: dict[str, Ticket] = {}  # preempted requests by id
+        self._since: dict[str, float] = {}  # when each started choice got its slot
+        self._mean_s = 0.0  # how long slots are held
+        self._promised: list[float] = []  # until when slots are left to other gateways
         self.refused: Counter[str] = Counter()  # by reason
         self.work: Counter[str] = Counter()  # prompt and generated tokens by tenant
 
@@ -108,7 +108,7 @@ class WaitingRoom:
             raise
 
     async def enter(self, specs: Sequence[GenerationSpec]) -> float:
-        """Wait until all choices of one HTTP request may start; return for how many seconds.
+        """Wait until all choices of one HTTP request may start; return the seconds waited.
 
         Raises RefusedError, also after waiting. A cancelled call gives up its place.
         """
@@ -118,7 +118,7 @@ class WaitingRoom:
             self._admission.start_at_once(ticket, capacity)
             self._note_start(ticket, capacity, now)
             return 0.0
-        ticket = ticket_of(specs, now, work=self._work)  # the look for cached prefixes costs time
+        ticket = ticket_of(specs, now, work=self._work)  # looking up cached prefixes takes time
         try:
             self._admission.offer(ticket, capacity, now)
         except RefusedError as refusal:
@@ -138,11 +138,11 @@ class WaitingRoom:
         return self._clock() - now
 
     def placed(self, spec: GenerationSpec, work: int) -> None:
-        """A worker is chosen; `work` prompt tokens are left to compute there."""
+        """Record that a worker is chosen, with `work` prompt tokens left to compute."""
         self._admission.placed(spec.request_id, work)
 
     def computed(self, spec: GenerationSpec, *, is_first: bool = True) -> None:
-        """An attempt's first token came. `is_first`: the request's, too."""
+        """Record an attempt's first token. `is_first`: the request's, too."""
         self.work[spec.tenant.name] += len(spec.token_ids) if is_first else 0
         self._admission.computed(spec.request_id)
         self.pump()
@@ -158,14 +158,14 @@ class WaitingRoom:
         self.pump()
 
     def pump(self) -> None:
-        """Start the requests that have room, and the next one in place of somebody above his share."""
+        """Start the requests that have room, and the next one in place of a tenant above its share."""
         if not self._admission.queue:
             return
         capacity = self._capacity(self._clock())
         while True:
             while (ticket := self._admission.next(capacity)) is not None:
                 self._begin(ticket, capacity)
-            # Who is first may have nobody to take a place from, and a higher tier's next one somebody.
+            # The first tier may have no victim while a higher tier's next request has one.
             if not any(self._make_room(ticket, capacity) for ticket in self._admission.heads(capacity)):
                 return
 
@@ -187,7 +187,7 @@ class WaitingRoom:
     # -- places ----------------------------------------------------------------------------------------------------
 
     def _make_room(self, ticket: Ticket, capacity: Capacity) -> bool:
-        """Whether somebody gave way for the next ticket."""
+        """Preempt for the next ticket; return True if some request was preempted."""
         claim = Newcomer(tenant=ticket.tenant, weight=ticket.weight, tier=ticket.tier)
         if not self._take_place(claim, capacity):
             return False
@@ -210,7 +210,7 @@ class WaitingRoom:
         request = started[victim.request_id]
         spec = request.state.spec
         ticket = ticket_of([spec], now, work=self._work)
-        ticket.first_token_by, ticket.resumes = request.started_at, True  # the first of its tenant
+        ticket.first_token_by, ticket.resumes = request.started_at, True  # heads its tenant's queue
         self._admission.put_back(ticket)
         self._measure(spec.request_id)
         call = self._calls[ticket] = asyncio.get_running_loop().create_future()
@@ -219,7 +219,7 @@ class WaitingRoom:
         return True
 
     def _help_waiting(self, now: float) -> None:
-        """Somebody gives way for a started request that found every decode worker full."""
+        """Preempt for a started request that found every decode worker full."""
         for request in self._started():
             place = request.place
             if place.waits and now - place.helped_at >= HELP_PERIOD_S:
@@ -231,7 +231,7 @@ class WaitingRoom:
                 self._take_place(claim, self._capacity(now))
 
     def _help_elsewhere(self, now: float) -> None:
-        """Give way for tenants that wait at other gateways, and leave them the place until they can have seen it."""
+        """Preempt for tenants that wait at other gateways, and leave them the slot until they can have seen it."""
         self._promised = [until for until in self._promised if until > now]
         capacity = self._capacity(now)
         if self._promised or capacity.places.free(self._admission.held, 0) > 0:
@@ -270,7 +270,7 @@ class WaitingRoom:
 
     @property
     def waits_for_places(self) -> bool:
-        """Whether decode workers, not prefill workers, are what the queue waits for."""
+        """True if the queue waits for decode workers, not for prefill workers."""
         if not self._admission.queue:
             return False
         return self._capacity(self._clock()).places.free(self._admission.held, 0) <= 0
@@ -285,7 +285,7 @@ class WaitingRoom:
         )
 
     def _tenants(self, active: Sequence[ActiveRequest]) -> dict[str, TenantPlaces]:
-        """Who holds places and who waits for some, those with most first.
+        """Tenants that hold or await slots, those with most first.
 
         What `leaving` streams hold is no place to other gateways: they don't count those workers.
         """
@@ -332,7 +332,7 @@ class WaitingRoom:
 def ticket_of(
     specs: Sequence[GenerationSpec], now: float, *, work: Callable[[GenerationSpec], int] = prompt_tokens
 ) -> Ticket:
-    """The choices of one HTTP request as admission sees them. A prompt's first choice fills the cache for its others."""
+    """The choices of one HTTP request as a ticket. A prompt's first choice fills the cache for the others."""
     first = specs[0]
     works, known = [], set[int]()
     for spec in specs:

@@ -1,4 +1,4 @@
-"""A request being answered: its choices, how what they say comes to a reader, and its usage.
+"""A request being answered: its choices, the delivery of their pieces to a reader, and its usage.
 
 A reader gets, once a turn of the event loop, all that came in it.
 """
@@ -38,44 +38,44 @@ class PieceObserver(Protocol):
     """Watches an answer on its way to the client."""
 
     def took(self, choice: Choice, piece: Piece) -> None:
-        """A piece goes to the dialect now."""
+        """Observe a piece on its way to the dialect."""
 
     def went_on(self, choice: Choice) -> None:
-        """`took` of a piece that is text alone; it isn't the first."""
+        """Observe a text-only piece after the first one."""
 
 
 class Reader(Protocol):
-    """Whoever gets an answer's pieces. What it raises ends the answer with that error."""
+    """The receiver of an answer's pieces. An exception in it ends the answer with that error."""
 
     @property
     def is_ready(self) -> bool:
-        """Whether it takes pieces now; if not, it calls `Delivery.wake` once it does."""
+        """True if it takes pieces now; otherwise it calls `Delivery.wake` later."""
         ...
 
     @property
     def takes_text(self) -> bool:
-        """Whether `say` may be called."""
+        """True if `say` may be called."""
         ...
 
     def say(self, choice: Choice, text: str, token_ids: Sequence[int]) -> None:
-        """`take` of a piece that is text alone, reasoning if `choice.is_reasoning`. It isn't the first. The list is lent."""
+        """Take a text-only piece after the first, reasoning if `choice.is_reasoning`. The list is lent."""
         ...
 
     def take(self, choice: Choice, piece: Piece) -> None:
-        """The next piece of a choice: all its new tokens of this turn, or the first of them."""
+        """Take the next piece of a choice: its new tokens of this turn, or the first of them."""
         ...
 
     def pause(self) -> None:
-        """That was all for this turn."""
+        """Note that this turn has no more pieces."""
         ...
 
     def ended(self, error: Exception | None) -> None:
-        """Nothing more comes. Called once, instead of the last `pause`."""
+        """Note that nothing more comes. Called once, instead of the last `pause`."""
         ...
 
 
 class Turn:
-    """Runs deliveries at the end of this turn of the event loop: workers' frames that came in it are read by then."""
+    """Runs deliveries at the end of an event-loop turn, after the turn's frames were read."""
 
     def __init__(self) -> None:
         self._due: list[Delivery] = []
@@ -92,7 +92,7 @@ class Turn:
 
 
 class Delivery:
-    """Gives the pieces of all choices to one reader, until they have ended, one failed, or nobody reads any more."""
+    """Delivers the pieces of all choices to one reader until they end, one fails, or the reader leaves."""
 
     __slots__ = ("_close", "_context", "_is_due", "_is_over", "_open", "_reader", "_takes_text", "_turn")
 
@@ -107,22 +107,22 @@ class Delivery:
         self._context = copy_context()  # the reader's trace, not that of a worker's frame
 
     def begin(self) -> None:
-        """Hear of what the choices say."""
+        """Subscribe to the choices."""
         for choice in self._open:
             choice.generation.mailbox.listen(self.wake)
 
     def wake(self) -> None:
-        """There may be something to read."""
+        """Schedule a delivery: there may be something to read."""
         if not self._is_due:
             self._is_due = True
             self._turn.add(self)
 
     def stop(self) -> None:
-        """The reader hears nothing more."""
+        """Stop delivering to the reader."""
         self._is_over = True
 
     def run(self) -> None:
-        """Give what came in this turn."""
+        """Deliver the pieces of this turn."""
         self._is_due = False
         reader = self._reader
         if self._is_over or not reader.is_ready:
@@ -144,7 +144,7 @@ class Delivery:
             self._context.run(self._end, None)
 
     def _read(self, choice: Choice) -> None:
-        """Raises what ends the answer."""
+        """Read the pieces. Raises the error that ends the answer."""
         generation = choice.generation
         event = generation.mailbox.take(MAX_TOKENS)
         if event is not None:
@@ -164,26 +164,26 @@ class Delivery:
         for step in (self._close, partial(self._reader.ended, error)):
             try:
                 step()
-            except Exception:  # its own end: other answers of this turn must have theirs
+            except Exception:  # it ends itself: other answers of this turn must not suffer
                 log.exception("answer.end_failed")
 
 
 @dataclass(slots=True, kw_only=True)
 class Answer:
-    """One answer in its making."""
+    """An answer in progress."""
 
     id: str
-    model: str  # as the client calls it
+    model: str  # the client's name of it
     own_model: str  # the model's own name, for metrics and traces
     tokenizer: ChatTokenizer
-    weights: str = ""  # their fingerprint; "": not known
+    weights: str = ""  # their fingerprint; "": unknown
     created: int = field(default_factory=lambda: int(time.time()))
     choices: list[Choice] = field(default_factory=list)
     prompts: list[list[int]] = field(default_factory=list)
     charge: Charge | None = None
     observer: PieceObserver | None = None
-    turn: Turn = field(default_factory=Turn)  # one for all answers costs the loop less
-    on_end: Callable[[Answer], None] | None = None  # may hear of it more than once
+    turn: Turn = field(default_factory=Turn)  # one shared by all answers costs the loop less
+    on_end: Callable[[Answer], None] | None = None  # may be called more than once
 
     def cancel(self, reason: str) -> None:
         """Stop every choice on all workers, and settle the cost. Idempotent."""
@@ -200,7 +200,7 @@ class Answer:
 
     @property
     def headers(self) -> dict[str, str]:
-        """The HTTP answer's headers: what is left of the tenant's budget."""
+        """Headers of the HTTP answer: the tenant's remaining budget."""
         return self.charge.headers if self.charge is not None else {}
 
     @property
@@ -216,13 +216,13 @@ class Answer:
         )
 
     def deliver(self, reader: Reader) -> Delivery:
-        """Begin to give the pieces of all choices to `reader`. The first error ends all of them."""
+        """Start delivering the pieces of all choices to `reader`. The first error ends all of them."""
         delivery = Delivery(self.choices, reader, self.turn, partial(self.cancel, "answer ended"))
         delivery.begin()
         return delivery
 
     async def whole(self, each: Callable[[Choice, Piece], None] | None = None) -> list[Piece]:
-        """Each choice as one piece, by index. `each` sees all that it is joined of, in order. Raises ServingError."""
+        """Each choice as one piece, by index. `each` sees the joined pieces in order. Raises ServingError."""
         collected = _Collected(self.observer, each)
         delivery = self.deliver(collected)
         try:
@@ -270,7 +270,7 @@ class _Collected:
 
 
 def settle(over: asyncio.Future[None], error: Exception | None) -> None:
-    """End a reader's wait, unless it ended already."""
+    """Wake a waiting reader, unless it was woken already."""
     if over.done():
         return
     if error is not None:

@@ -1,4 +1,4 @@
-"""The ask of a client, in no dialect's words."""
+"""A client's request in neutral terms, independent of dialects."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ class Text:
     """A prompt to tokenise."""
 
     text: str
-    parse_special: bool = True  # whether control tokens' names in it become them
+    parse_special: bool = True  # control tokens' names in it are parsed
     adds_special: bool = True  # the tokenizer's own, such as BOS
 
 
 @dataclass(frozen=True, slots=True)
 class TokenIds:
-    """A prompt that is tokenised already."""
+    """A prompt that is already tokenised."""
 
     ids: list[int]
 
@@ -38,40 +38,40 @@ class Tool:
     strict: bool = False  # its arguments must follow the schema
 
     def as_template_input(self) -> dict[str, Any]:
-        """As Hugging Face's templates expect tools."""
+        """The form that Hugging Face's templates expect of tools."""
         described = {} if self.description is None else {"description": self.description}
         return {"type": "function", "function": {"name": self.name} | described | {"parameters": self.parameters}}
 
     def as_shape(self) -> CallShape:
-        """As grammars see it."""
+        """The form that grammars use."""
         return CallShape(name=self.name, parameters=self.parameters, is_strict=self.strict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolRules:
-    """The tools that the model knows, and what it may or must do with them."""
+    """The tools offered to the model, and how it may or must use them."""
 
     tools: Sequence[Tool] = ()
     must_call: bool = False
-    allowed: frozenset[str] = frozenset()  # the names that it may call
+    allowed: frozenset[str] = frozenset()  # names of callable tools
     parallel: bool = True  # several calls in one answer
 
     @property
     def restricts(self) -> bool:
-        """Whether calls, if there are any, must keep to more than their form."""
+        """True if calls, if there are any, must satisfy more than their form."""
         is_part = len(self.allowed) < len(self.tools)
         return is_part or any(tool.strict for tool in self.tools if tool.name in self.allowed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """An answer that is a message: reasoning and tool calls are told from its content."""
+    """An answer that is a message: reasoning and tool calls are separated from its content."""
 
     tools: ToolRules = ToolRules()
     shows_reasoning: bool = True
     thinking_budget: int | None = None  # tokens of reasoning at most
-    is_steered: bool = False  # its reasoning may be ended while it runs: `gateway.answers.steering`
-    may_think: bool = True  # nothing says that it should not
+    is_steered: bool = False  # its reasoning may be ended early: `gateway.answers.steering`
+    may_think: bool = True  # False if the client asked for no thinking
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,11 +85,11 @@ class Conversation:
     variables: Mapping[str, Any] | None = None  # the client's own, for the template
     parse_special: bool = False
     adds_special: bool = False  # most templates write BOS themselves
-    without_template: str | None = None  # the prompt where the model has none
+    without_template: str | None = None  # the prompt for models without a template
 
     @property
     def rendering(self) -> dict[str, Any]:
-        """The arguments of a tokenizer's `render` and `encode_chat` besides the messages."""
+        """Arguments of a tokenizer's `render` and `encode_chat` besides the messages."""
         return {
             "add_generation_prompt": self.opens_answer,
             "continue_final_message": self.continues_final_message,
@@ -101,18 +101,18 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Infill:
-    """A text to be written between two others, by a model that was trained for that. `files` are (name, text) of its project."""
+    """Fill-in-the-middle: text to be written between two others. `files` are (name, text) of the project."""
 
     before: str
     after: str
     begun: str = ""  # the text's own beginning
     files: Sequence[tuple[str, str]] = ()
-    field: str = "suffix"  # the client's, for errors
+    field: str = "suffix"  # the client's name of it, for errors
 
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """A prompt in parts, each with its own way to tokens."""
+    """A prompt in parts, each tokenised in its own way."""
 
     parts: Sequence[Text | TokenIds | Conversation]
 
@@ -122,7 +122,7 @@ Prompt = Text | TokenIds | Conversation | Infill | Joined
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextRules:
-    """How generated tokens become the answer's text."""
+    """The rules for turning generated tokens into the answer's text."""
 
     stops: Sequence[str] = ()
     include_stop: bool = False
@@ -132,24 +132,24 @@ class TextRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """One request: a dialect makes it of a body, and `gateway.answers.start` answers it."""
+    """One request: built by a dialect from a body, and answered by `gateway.answers.start`."""
 
-    model: str  # "": the first one
-    answer_prefix: str  # the answer's id begins so, before 32 hex digits: "chatcmpl-", "resp_"
+    model: str  # "": the default model
+    answer_prefix: str  # prefix of the answer's id, before 32 hex digits: "chatcmpl-", "resp_"
     prompts: Sequence[Prompt]
     stream: bool = False
-    n: int = 1  # choices for each prompt
-    # As far as the client said; `max_tokens` 0: the rest of the context. Seed and the model's stop tokens are filled in.
+    n: int = 1  # choices a prompt
+    # As far as the client specified; `max_tokens` 0: the rest of the context. Seed and the model's stop tokens are filled in.
     sampling: SamplingParams
     left_open: frozenset[str] = frozenset()  # fields of `sampling` that the client didn't give
     seed: int | None = None
     ignore_eos: bool = False
     text: TextRules = TextRules()
-    grammar: Wanted | None = None  # what the answer follows
+    grammar: Wanted | None = None  # grammar of the answer
     limits: TokenLimits = NO_LIMITS
     longest_prompt: int | None = None  # tokens: only the end is kept; -1: what fits
     ends_with_context: bool = False  # a `max_tokens` beyond the context isn't refused
-    instead: Any = None  # the answer, where nothing is to be generated
+    instead: Any = None  # a fixed answer, if nothing is to be generated
     reply: Reply | None = None  # None: text as it is generated
     priority: int = 0
     cache_salt: str = ""

@@ -1,4 +1,4 @@
-"""The models that this gateway serves: their names, and what their workers say of them now.
+"""The models that this gateway serves: their names, and their workers' present state.
 
 Names, aliases and tokenizers are configured, because text becomes tokens here. Fingerprint and longest context come from
 heartbeats.
@@ -16,36 +16,36 @@ from common.words import Role
 from gateway.answers.tokenizer import ChatTokenizer
 from gateway.request.contexts import cut_by_its_pool, longest, usual
 
-ANY = "*"  # the alias for every name that nothing else has
-LATEST = ":latest"  # the tag of a name without one, as Ollama's clients write it
+ANY = "*"  # the alias that matches any other name
+LATEST = ":latest"  # the tag that Ollama's clients add to a name without one
 
 
 class ReadyWorkers(Protocol):
     """The workers that take new work: `gateway.placement.agreement.Agreement`, or a test's."""
 
     def ready(self, role: Role) -> Iterable[WorkerState]:
-        """Those of a role."""
+        """Ready workers of a role."""
         ...
 
     def weights(self, model: str) -> str:
-        """The fingerprint of the weights that requests for the model get; "" without a decode worker."""
+        """Fingerprint of the weights that serve the model's requests; "" without a decode worker."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
-    """A model as it is served now."""
+    """A served model in its present state."""
 
-    name: str  # its own: workers, metrics and budgets know no other
-    asked_as: str  # the client's name for it: this one or an alias
+    name: str  # its own: workers, metrics and budgets use no other
+    asked_as: str  # the name that the client used: this one or an alias
     tokenizer: ChatTokenizer
     fingerprint: str = ""  # the weights' fingerprint; empty without a decode worker
     adapter: str = ""  # joins the hash root; "": the weights alone
     max_model_len: int | None = None  # longest prompt and answer in tokens; None: no decode worker is ready
-    whole_len: int | None = None  # the model's own, where pools cut it; else None
+    whole_len: int | None = None  # the model's own, if pools hold less; else None
     whole_kv_mb: int | None = None  # MiB of such a pool
-    usual_len: int | None = None  # the same where the answer's length is left open
-    follows_grammars: bool = True  # all workers do; those of the release before would ignore one
+    usual_len: int | None = None  # the same if the answer's length is left open
+    follows_grammars: bool = True  # all workers support them; those of the previous release would ignore one
 
     @property
     def is_ready(self) -> bool:
@@ -53,7 +53,7 @@ class Served:
 
 
 class Catalogue:
-    """Finds models by name. As a collection it has the names that clients may ask for."""
+    """A lookup of models by name. Iterating yields the names that clients may use."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class Catalogue:
         return sum(1 for _ in self)
 
     def own_name(self, name: str) -> str:
-        """The model's own name; `name` itself where no model has it. "" is the first one; `:latest` may be there or not."""
+        """The model's own name; `name` itself if it is unknown. "" is the first model; `:latest` is optional."""
         if not name:
             return next(iter(self._tokenizers), "")
         if name in self._tokenizers:
@@ -117,7 +117,7 @@ class Catalogue:
         return [served for name in self._tokenizers if (served := self.find(name)) is not None]
 
     def listed(self) -> list[Served]:
-        """Each name that clients may ask for."""
+        """Each name that clients may use."""
         return [served for name in self if (served := self.find(name)) is not None]
 
     def fingerprint(self, name: str) -> str:

@@ -1,4 +1,4 @@
-"""One choice of an answer: token events in, a message's pieces out, until it stops."""
+"""One choice of an answer: token events in, pieces of a message out, until it stops."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MAX_END_TOKENS = 64  # when no mark in the prompt begins the answer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoredPrompt:
-    """How likely a choice's prompt was, token by token: nothing is known of the first one."""
+    """Logprobs of a choice's prompt, token by token: the first one has none."""
 
     choice: int
     token_ids: Sequence[int]
@@ -54,7 +54,7 @@ def _unpacked(kind: str, packed: bytes) -> tuple[Any, ...]:
 
 @dataclass(slots=True, kw_only=True)
 class Piece:
-    """An event's addition to a choice. `text` is all of it, or a message's content."""
+    """The text that an event adds to a choice. `text` is all of it, or a message's content."""
 
     text: str
     reasoning: str = ""
@@ -62,18 +62,18 @@ class Piece:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish: Finish = Finish.NONE
-    has_calls: bool = False  # when it finishes: the choice has any
+    has_calls: bool = False  # set with `finish`: the choice has calls
     offset: int = 0  # characters before these tokens, for logprobs
-    prompt: ScoredPrompt | None = None  # with the first piece, if its logprobs were asked for
+    prompt: ScoredPrompt | None = None  # with the first piece, if requested
 
     @property
     def calls_around(self) -> tuple[list[CallDelta], list[CallDelta]]:
-        """Pieces of earlier calls, and the calls that begin here. Text and reasoning of this piece are between them."""
+        """Pieces of earlier calls, and calls that begin here. Text and reasoning of this piece are between them."""
         begun = next((at for at, call in enumerate(self.calls) if call.name), len(self.calls))
         return self.calls[:begun], self.calls[begun:]
 
     def add(self, other: Piece) -> None:
-        """Join the next one behind this."""
+        """Append the next piece."""
         joined = Parsed(content=self.text, reasoning=self.reasoning, calls=self.calls)
         joined.add(Parsed(content=other.text, reasoning=other.reasoning, calls=other.calls))
         self.text, self.reasoning, self.calls = joined.content, joined.reasoning, joined.calls
@@ -84,7 +84,7 @@ class Piece:
 
 
 class MessageReader:
-    """Tokens to a message: the detokenizer, and for replies the parser of the model's format."""
+    """The conversion of tokens to a message: detokenizer, and for replies the parser of the model's format."""
 
     def __init__(self, tokenizer: ChatTokenizer, rules: TextRules, reply: Reply | None, prompt: Sequence[int]) -> None:
         self._tokenizer = tokenizer
@@ -102,7 +102,7 @@ class MessageReader:
 
     @property
     def withheld(self) -> str:
-        """Space behind content that isn't given out yet: what follows decides whether it is part of it."""
+        """Whitespace after content that is not sent yet: the following text decides if it belongs to it."""
         return "" if self._parser is None else self._parser.withheld
 
     @property
@@ -111,7 +111,7 @@ class MessageReader:
 
     @property
     def has_reasoned(self) -> bool:
-        """Whether a block of reasoning has begun, and perhaps is over."""
+        """True if a block of reasoning was opened, even if it has ended."""
         return self._parser is not None and self._parser.has_reasoned
 
     @property
@@ -120,7 +120,7 @@ class MessageReader:
 
     @property
     def plain(self) -> PlainTokens | None:
-        """The tokens that add their text and change nothing else; None: whatever comes next must be pushed."""
+        """Tokens that only add text; None: every token must be pushed."""
         parser = self._parser
         if not self._detokenizer.is_clear:
             return None
@@ -170,7 +170,7 @@ def _parser(tokenizer: ChatTokenizer, reply: Reply) -> Parser:
 
 
 def _tail(tokenizer: ChatTokenizer, prompt: Sequence[int]) -> Sequence[int]:
-    """The prompt's end that belongs to the answer's message: templates may open its reasoning."""
+    """The end of the prompt that belongs to the answer's message: templates may open its reasoning."""
     known, turn = tokenizer.format.ids, tokenizer.format.turn
     for index in range(len(prompt) - 1, -1, -1):
         token = prompt[index]
@@ -182,7 +182,7 @@ def _tail(tokenizer: ChatTokenizer, prompt: Sequence[int]) -> Sequence[int]:
 
 
 def _shortened(tail: Sequence[int], known: Container[int]) -> Sequence[int]:
-    """A long message to be continued, by how it begins and ends and the marks between."""
+    """A shortened long message to be continued: beginning, end, and the marks between."""
     if len(tail) <= 2 * MAX_TAIL_TOKENS:
         return tail
     between = [token for token in tail[MAX_TAIL_TOKENS:-MAX_TAIL_TOKENS] if token in known]
@@ -190,7 +190,7 @@ def _shortened(tail: Sequence[int], known: Container[int]) -> Sequence[int]:
 
 
 def _opened(tokenizer: ChatTokenizer, prompt: Sequence[int]) -> Sequence[int]:
-    """Where no token begins the answer, users' own words stand before it: only reasoning opened or closed last counts."""
+    """The reasoning state at the answer's start. Without a mark there, users' own words may precede: the last mark counts."""
     format_ = tokenizer.format.format
     if not format_.opens_reasoning:
         return ()
@@ -201,7 +201,7 @@ def _opened(tokenizer: ChatTokenizer, prompt: Sequence[int]) -> Sequence[int]:
 
 
 class Choice:
-    """Runs one generation through its reader and, what of it is content, through the stop strings."""
+    """Runs one generation through its reader, and its content through the stop strings."""
 
     def __init__(
         self,
@@ -225,15 +225,15 @@ class Choice:
         self._reader = MessageReader(tokenizer, rules, reply, prompt)
         self._stop = StopMatcher(rules.stops, include=rules.include_stop)
         self._min_tokens = sampling.min_tokens
-        self._exempt = ""  # withheld space of tokens that no stop string ends
+        self._exempt = ""  # withheld whitespace, exempt from stop strings
         self._stop_token_ids = frozenset(sampling.stop_token_ids)
         self._offset = 0
         self._scored_prompt = scored_prompt
         self._is_wanted = rules.is_wanted
         self._plain: PlainTokens | None = None
         self._has_stops = self._stop.has_any
-        self.is_reasoning = False  # where `plain` gives text
-        # For whoever counts: kept here because a core's caches have this at each token.
+        self.is_reasoning = False  # kind of the text that `plain` returns
+        # Cached for observers: it would be computed at each token.
         self.told_at: float | None = None
         self.is_sent = False
 
@@ -243,7 +243,7 @@ class Choice:
 
     @property
     def is_thinking(self) -> bool:
-        """Whether reasoning is what comes next, as far as it was read."""
+        """True if the text read so far leaves reasoning open."""
         return not self.finish and self._reader.is_reasoning
 
     @property
@@ -252,7 +252,7 @@ class Choice:
         return self._stop.matched
 
     def plain(self, token_ids: Sequence[int]) -> str:
-        """Return the next tokens' text if they are text and nothing else, content or reasoning. "": `take` must say."""
+        """Return the next tokens' text if they are plain text, content or reasoning. "": call `take`."""
         table = self._plain
         if table is None:
             return ""
@@ -269,7 +269,7 @@ class Choice:
         return text
 
     def take(self, event: TokenEvent) -> Piece:
-        """Return the next tokens' piece; the last one has `finish`, perhaps before the tokens' end: a stop string was found."""
+        """Return the next tokens' piece; the last one has `finish`, possibly before the tokens' end, at a stop string."""
         if event.cached_tokens >= 0:
             self.cached_tokens = event.cached_tokens
         piece = Piece(text="", offset=self._offset, prompt=self._scores(event))
@@ -295,7 +295,7 @@ class Choice:
         return piece
 
     def _scores(self, event: TokenEvent) -> ScoredPrompt | None:
-        """The first event's logprobs of the prompt."""
+        """The prompt's logprobs, from the first event."""
         if self._scored_prompt is None or event.position:
             return None
         scores = event.prompt_logprobs or PromptLogprobs(logprobs=b"", ranks=b"", top_ids=b"", top_logprobs=b"")

@@ -1,4 +1,4 @@
-"""Encoding prompts such that only the template's own text becomes control tokens.
+"""Encoding of prompts such that only the template's own text becomes control tokens.
 
 A tokenizer finds its added tokens in any text. A second one shares its vocabulary and rules, but knows control tokens by secret
 names only, which what the template wrote gets.
@@ -15,7 +15,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from gateway.templates.shade import Shade
 
-_PRIVATE = range(0xE000, 0xF900)  # characters of secret names: no normalizer changes them
+_PRIVATE = range(0xE000, 0xF900)  # code points of secret names, which no normalizer changes
 _FIRST_NUMBER = 0xF0000
 _NAME_CHARS = 10
 FEW_KINDS = 4
@@ -24,12 +24,12 @@ _BARS = re.compile(r"^[<\[]*[|｜]|[|｜][>\]]*$")
 
 
 class ControlTokens:
-    """The control tokens of a tokenizer: special ones, and other added ones that a prompt or an answer is told apart by, as
-    `<think>`. Others, as Gemma's `<div>`, are words. Thread-safe.
+    """The control tokens of a tokenizer: special ones, and other added ones that delimit parts of prompts or answers, such as
+    `<think>`. Others, such as Gemma's `<div>`, are words. Thread-safe.
     """
 
     def __init__(self, tokenizer: Tokenizer, model: Mapping[str, Any], named: str) -> None:
-        """`model`: that of tokenizer.json; `named`: the texts of the chat template and of the answer's parser."""
+        """`model`: the one of tokenizer.json; `named`: the texts of the chat template and of the answer's parser."""
         added = tokenizer.get_added_tokens_decoder()
         controls = {token.content: index for index, token in added.items() if _is_control(token, named)}
         self.ids = frozenset(controls.values())
@@ -55,7 +55,7 @@ class ControlTokens:
         self.around = empty[:before], empty[before:]
 
     def named(self, shaded: str, plain: str) -> str:
-        """A rendered prompt whose control tokens have their secret names."""
+        """A rendered prompt with control tokens replaced by their secret names."""
         pieces, end = [], 0
         for start, stop in self.shade.controls(shaded):
             pieces += [plain[end:start], self._names[plain[start:stop]]]
@@ -63,14 +63,14 @@ class ControlTokens:
         return "".join([*pieces, plain[end:]])
 
     def encode_named(self, text: str) -> list[int]:
-        """The tokens of a text in which only secret names are control tokens."""
+        """Tokens of a text in which only secret names are control tokens."""
         ids = self._plain.encode_batch_fast([text], add_special_tokens=False)[0].ids
         if not self._from_text.isdisjoint(ids):
             ids = [part for index in ids for part in (self._spelled(index) if index in self._from_text else (index,))]
         return self._numbered(ids)
 
     def _numbered(self, ids: list[int]) -> list[int]:
-        """By the first tokenizer's numbers. Most prompts have few kinds of tokens that differ."""
+        """Map ids to the first tokenizer's. Most prompts have few kinds of differing tokens."""
         found, places = self._renumbered.keys() & set(ids), list[tuple[int, int]]()
         if len(found) > FEW_KINDS:
             return [self._renumbered.get(index, index) for index in ids]
@@ -79,12 +79,12 @@ class ControlTokens:
             for _ in range(ids.count(index)):
                 at = ids.index(index, at + 1)
                 places.append((at, self._renumbered[index]))
-        for at, own in places:  # when all are found: one token's number may be another's
+        for at, own in places:  # after all were found: an id may be another's
             ids[at] = own
         return ids
 
     def _spelled(self, index: int) -> Iterator[int]:
-        """A control token that the vocabulary made of a text, as tokens of its characters or bytes."""
+        """A control token found in user text, spelled as tokens of its characters or bytes."""
         for character in self._tokenizer.id_to_token(index) or "":
             bytes_of_it = character.encode()
             for names in (
@@ -119,7 +119,7 @@ class ControlTokens:
         )
 
     def _is_found_within_text(self, token: AddedToken) -> bool:
-        """Whether normalizing leaves the token's name as it is."""
+        """True if normalizing leaves the token's name unchanged."""
         normalizer = self._tokenizer.normalizer
         name = self._names[token.content]
         return normalizer is None or normalizer.normalize_str(name) == name
@@ -139,13 +139,13 @@ def _is_control(token: AddedToken, named: str) -> bool:
 
 
 def _unknown(tokenizer: Tokenizer, model: Mapping[str, Any]) -> frozenset[int]:
-    """The token for what has none: any text may have it."""
+    """The unknown token: any text may contain it."""
     by_name = tokenizer.token_to_id(model["unk_token"]) if model.get("unk_token") else None
     return frozenset(index for index in (by_name, model.get("unk_id")) if index is not None)
 
 
 def _byte_chars() -> dict[int, str]:
-    """GPT-2's table: printable bytes stand for themselves, others for characters from U+0100 on."""
+    """GPT-2's byte table: printable bytes map to themselves, others to characters from U+0100 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {byte: chr(byte) for byte in printable} | {byte: chr(256 + index) for index, byte in enumerate(others)}

@@ -11,7 +11,7 @@ MAX_HELD = 16  # tokens held back for an unfinished character; none has this man
 
 
 class Detokenizer:
-    """Incremental decoding: what `push` and `flush` return, joined, is the text of all tokens.
+    """Incremental decoding: the results of `push` and `flush`, joined, are the text of all tokens.
 
     An unfinished character is held back. Byte-level tokens go through an incremental UTF-8 decoder. Other tokens' text may
     depend on their neighbours (a leading space, a character of several byte tokens), so a piece is the difference between
@@ -22,7 +22,7 @@ class Detokenizer:
         self._tokenizer = tokenizer
         self._skip_special = skip_special_tokens
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace") if tokenizer.is_byte_level else None
-        self._context: list[int] = []  # the previous piece's tokens, whose text is out
+        self._context: list[int] = []  # tokens of the previous piece, whose text is out
         self._held: list[int] = []
 
     def push(self, token_ids: Sequence[int]) -> str:
@@ -31,7 +31,7 @@ class Detokenizer:
 
     @property
     def is_clear(self) -> bool:
-        """Whether the text of a token with whole characters would be its own, and that of the next one as if it hadn't come."""
+        """True if a token with whole characters would decode on its own, leaving no trace on the next one."""
         return self._utf8 is not None and self._utf8.getstate() == (b"", 0)
 
     def flush(self) -> str:

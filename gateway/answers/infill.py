@@ -1,4 +1,4 @@
-"""Text between two others: the tokens that models know it by, and the prompts made of them.
+"""Fill-in-the-middle: the tokens that models mark its parts by, and prompts built from them.
 
 Models are told apart by the marks in their vocabulary. What clients write never becomes one.
 """
@@ -10,19 +10,19 @@ from dataclasses import dataclass
 
 from gateway.answers.ask import Infill
 
-REPOSITORY = "project"  # a name that says nothing
-AFTER_SHARE = 4  # one part in so many is `after`, where a prompt is cut
+REPOSITORY = "project"  # a placeholder name
+AFTER_SHARE = 4  # fraction of a truncated prompt that is `after`: one in so many
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Marks:
-    """A family's marks, as its vocabulary has them."""
+    """A family's marks as in its vocabulary."""
 
     before: str
     after: str
-    middle: str = ""  # "": the text to be written follows `before` at once
+    middle: str = ""  # "": the text to be written follows `before` directly
     after_first: bool = False
-    repository: str = ""  # "": the family knows no files around
+    repository: str = ""  # "": the family has no marks for files
     file: str = ""
     others: tuple[str, ...] = ()  # which also end the middle
 
@@ -47,7 +47,7 @@ FAMILIES = (
 
 
 class InfillForm:
-    """How one model is asked for the text between two others."""
+    """A model's form of fill-in-the-middle prompts."""
 
     def __init__(self, marks: Marks, id_of: Callable[[str], int | None]) -> None:
         self._ids = {name: found for name in _names(marks) if (found := id_of(name)) is not None}
@@ -56,13 +56,13 @@ class InfillForm:
 
     @property
     def ends(self) -> list[int]:
-        """Tokens that end the middle, as well as the model's own: no text goes on behind one."""
+        """Tokens that end the middle, in addition to the model's own EOS."""
         return sorted(set(self._ids.values()))
 
     def tokens(
         self, prompt: Infill, encode: Callable[[str], list[int]], start: Sequence[int], keep: int | None
     ) -> list[int]:
-        """A prompt's tokens behind those that `start` every text. Of more than `keep` the files are left out first, then what is
+        """The prompt's tokens after those that `start` every text. If it exceeds `keep`, files are dropped first, then the text
         farthest from the middle.
         """
         marks, ids = self._marks, self._ids
@@ -80,7 +80,7 @@ class InfillForm:
         return [*start, *files, *first, *second, *middle, *begun]
 
     def _files(self, prompt: Infill, encode: Callable[[str], list[int]]) -> list[int]:
-        """Further files of the same project, which families without marks for them don't see."""
+        """Further files of the project; families without marks for them don't get any."""
         if not (prompt.files and self._has_files):
             return []
         sign = self._ids[self._marks.file]
@@ -91,7 +91,7 @@ class InfillForm:
 
 
 def infill_form(id_of: Callable[[str], int | None]) -> InfillForm | None:
-    """A model's form by its vocabulary; None: it knows none."""
+    """A model's form, found by its vocabulary; None: it has none."""
     for marks in FAMILIES:
         needed = filter(None, (marks.before, marks.after, marks.middle))
         if all(id_of(name) is not None for name in needed):

@@ -1,4 +1,4 @@
-"""Long texts: how few tokens they can be, and where they can be cut without changing a token."""
+"""Long texts: a lower bound of their tokens, and positions where they can be split without changing a token."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from gateway.templates.template import TooLongError
 PIECE_CHARS = 32_768
 WHOLE_CHARS = 8 * PIECE_CHARS  # a longer piece is counted roughly first
 CHARS_A_TOKEN = 4  # a guess
-AT_CUTS = 256  # tokens that a cut within a word may change, amply
-ROUGH = 1.25  # a rough count's error, at most
+AT_CUTS = 256  # tokens that a split within a word may change, generously
+ROUGH = 1.25  # maximum relative error of the rough count
 _BETWEEN_WORDS = re.compile(r"[A-Za-z](?= [A-Za-z])")
 _TOKEN_ACROSS = re.compile("[A-Za-z][ \u0120\u2581][A-Za-z]")  # with a space as BPE's bytes or SentencePiece write it
 _SAMPLE = "the quick Brown fox's x y paws jump over 12 lazy Dogs and it re ally is so WIDE a world of ours"
 _SPACES = str.maketrans("", "", " \t\r\n")
-# Normalizer -> most bytes of a text that may become one.
+# Normalizer -> most bytes of text that may normalize to one.
 _SHORTENS = {"NFC": 4, "NFD": 4, "NFKC": 4, "NFKD": 4, "Lowercase": 3, "Prepend": 1}
 _KEEPS_ALL = {"ByteLevel", "Metaspace", "Digits", "Split", "Punctuation", "UnicodeScripts"}  # pre-tokenizers
 
 
 class Lengths:
-    """Of one tokenizer. `described` is its tokenizer.json, `tokens` are all of its tokens."""
+    """The bounds for one tokenizer. `described` is its tokenizer.json, `tokens` are all of its tokens."""
 
     def __init__(self, described: Mapping[str, Any], tokens: Iterable[str], encode: Callable[[str], list[int]]) -> None:
         tokens = list(tokens)
@@ -35,7 +35,7 @@ class Lengths:
         self._skips = None if _TOKEN_ACROSS.search("\n".join(tokens)) else _skipped_at_cuts(encode)
 
     def fewest_tokens(self, text: str) -> int:
-        """0 if it can't be known."""
+        """A lower bound of a text's tokens; 0 if unknown."""
         if self._bytes_a_token is None:
             return 0
         parts = (text[start : start + PIECE_CHARS] for start in range(0, len(text), PIECE_CHARS))
@@ -44,7 +44,7 @@ class Lengths:
         return -(-sum(len(part.encode("utf-8", "surrogatepass")) for part in parts) // self._bytes_a_token)
 
     def encoded(self, text: str, encode: Callable[[str], list[int]], limit: int | None) -> list[int]:
-        """The tokens of a text, made in pieces. Raises TooLongError beyond `limit`, soon after it is passed."""
+        """Tokens of a text, encoded in pieces. Raises TooLongError soon after `limit` is passed."""
         ids: list[int] = []
         for piece in self._pieces(text):
             if limit is not None and len(piece) > WHOLE_CHARS:
@@ -55,14 +55,14 @@ class Lengths:
         return ids
 
     def last(self, text: str, encode: Callable[[str], list[int]], count: int) -> list[int]:
-        """The last `count` tokens of a text, made of little more of it than they take."""
+        """The last `count` tokens of a text, encoding little more of it than they take."""
         pieces, found = [*self._pieces(text)], list[int]()
         while pieces and len(found) < count:
             found = _last(pieces.pop(), encode, count - len(found)) + found
         return found[-count:] if count else []
 
     def _pieces(self, text: str) -> Iterator[str]:
-        """Cut between words, where no token goes across."""
+        """Split between words, where no token crosses."""
         start = 0
         if self._skips is not None:
             for at in range(PIECE_CHARS, len(text), PIECE_CHARS):
@@ -82,7 +82,7 @@ def _count_roughly(text: str, encode: Callable[[str], list[int]], limit: int, co
 
 
 def _last(piece: str, encode: Callable[[str], list[int]], count: int) -> list[int]:
-    """At least the last `count` tokens. The first ones of a long piece's end are others than within it, and left behind."""
+    """At least the last `count` tokens. A piece's first tokens may differ from those in context, and are dropped."""
     chars = max(WHOLE_CHARS, CHARS_A_TOKEN * count)
     while chars < len(piece):
         ids = encode(piece[-chars:])
@@ -93,7 +93,7 @@ def _last(piece: str, encode: Callable[[str], list[int]], count: int) -> list[in
 
 
 def _skipped_at_cuts(encode: Callable[[str], list[int]]) -> int | None:
-    """Characters to leave out after a cut: a tokenizer may write the space itself. None: don't cut."""
+    """Characters to drop after a split: a tokenizer may add the space itself. None: never split."""
     whole, cuts = encode(_SAMPLE), [found.end() for found in _BETWEEN_WORDS.finditer(_SAMPLE)]
     for skips in (0, 1):
         if all(encode(_SAMPLE[:cut]) + encode(_SAMPLE[cut + skips :]) == whole for cut in cuts):
@@ -102,7 +102,7 @@ def _skipped_at_cuts(encode: Callable[[str], list[int]]) -> int | None:
 
 
 def _shortened(described: Mapping[str, Any]) -> int | None:
-    """The most bytes of a text for one byte of its tokens. None: any number."""
+    """The most bytes of text that normalize to one byte. None: unbounded."""
     for part in _parts(described.get("pre_tokenizer"), "pretokenizers"):
         if part["type"] not in _KEEPS_ALL or part.get("behavior") == "Removed":
             return None
@@ -119,7 +119,7 @@ def _shortened(described: Mapping[str, Any]) -> int | None:
 
 
 def _parts(step: Mapping[str, Any] | None, inner: str) -> list[Mapping[str, Any]]:
-    """Its steps: it may be a sequence."""
+    """The steps of a normalizer, which may be a sequence."""
     if step is None:
         return []
     return [part for one in step[inner] for part in _parts(one, inner)] if step["type"] == "Sequence" else [step]

@@ -1,4 +1,4 @@
-"""From what a client asks to an answer: tokenise, check, charge, submit. The same for all dialects."""
+"""The path from a client's ask to an answer: tokenise, check, charge, submit. The same for all dialects."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from gateway.tenants.tenants import ANYBODY, Tenant
 log = logging.getLogger(__name__)
 
 MAX_SEQUENCES = 64  # prompts times choices of one request
-MAX_SCORES_BYTES = 512 * 1024  # a prompt's logprobs
+MAX_SCORES_BYTES = 512 * 1024  # prompt logprobs of one answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,17 +49,17 @@ class Origin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCard:
-    """A served model for clients, under one of its names."""
+    """A served model as clients see it, under one of its names."""
 
     name: str
-    own_name: str  # another one: `name` is an alias
+    own_name: str  # set if `name` is an alias
     created: int
     max_model_len: int | None
-    tool_call_format: str | None  # None: calls come as text
-    reasoning_format: str | None  # None: thoughts are content
-    whole_len: int | None  # the model's own, where the KV pool cuts it
+    tool_call_format: str | None  # None: calls stay in the text
+    reasoning_format: str | None  # None: reasoning stays in the content
+    whole_len: int | None  # the model's own, if the KV pool holds less
     whole_kv_mb: int | None  # MiB of a pool that would hold it
-    can_chat: bool  # it has a chat template; without one it continues text
+    can_chat: bool  # it has a chat template; otherwise it only completes text
 
 
 class Answers:
@@ -77,7 +77,7 @@ class Answers:
         self._default_deadline_s = default_deadline_s
         self._started_at = int(time.time())
         self._turn = Turn()
-        self._calls_as_text: set[str] = set()  # models of which it was said
+        self._calls_as_text: set[str] = set()  # models already logged
         self.generations = generations
         self.catalogue = catalogue
         self.tokenising = Tokenising()
@@ -108,7 +108,7 @@ class Answers:
         )
 
     def find(self, name: str) -> Served:
-        """Raises ModelNotFoundError, which lists the names."""
+        """Look up a model. Raises ModelNotFoundError, which lists the names."""
         served = self.catalogue.find(name)
         if served is None:
             names = ", ".join(map(repr, self.catalogue))
@@ -116,7 +116,7 @@ class Answers:
         return served
 
     def check(self, ask: Ask, tenant: Tenant) -> Served:
-        """Raise the ServingError that `start` would raise in any case, before the work of tokenising; or return its model."""
+        """Raise any ServingError that `start` would raise, before tokenising; or return the model."""
         served = self.find(ask.model)
         deadline_s = ask.deadline_s or self._default_deadline_s
         first_token_s = min(deadline_s, ask.first_token_s or deadline_s)
@@ -126,7 +126,7 @@ class Answers:
         return served
 
     def _check_calls(self, served: Served) -> None:
-        """Say once of a model that its calls can't be told from text."""
+        """Log once for each model that its calls can't be parsed."""
         if served.tokenizer.format.format.name or served.name in self._calls_as_text:
             return
         self._calls_as_text.add(served.name)
@@ -164,7 +164,7 @@ class Answers:
             answer.id,
             tokens=sum(map(len, prompts)) + sum(spec.sampling.max_tokens for spec in specs),
             ttl_s=specs[0].deadline_s,
-            used=lambda: answer.used_tokens if answer.choices else 0,  # one that still waits used nothing
+            used=lambda: answer.used_tokens if answer.choices else 0,  # a waiting one used nothing
         )
         try:
             generations = await self.generations.submit(specs)
@@ -240,10 +240,10 @@ class Answers:
 
 
 async def _closing(ask: Ask, reply: Reply, served: Served, prompt: list[int], tenant: str) -> Grammar:
-    """The grammar of an answer that thinks now, with no more reasoning. Raises as `_grammar`."""
+    """A grammar that closes the reasoning of a thinking answer. Raises as `_grammar`."""
     ended = replace(ask, reply=replace(reply, thinking_budget=0))
     grammar = await _grammar(ended, served, prompt, tenant, is_thinking=True)
-    assert grammar is not None  # its budget binds
+    assert grammar is not None  # a thinking budget implies a grammar
     return grammar
 
 
@@ -270,7 +270,7 @@ async def _grammar(
 async def _message_grammar(
     ask: Ask, reply: Reply, tokenizer: ChatTokenizer, prompt: list[int], tenant: str, *, is_thinking: bool
 ) -> Wanted | None:
-    """`is_thinking`: the answer opened its reasoning itself, if the prompt didn't. Raises as `grammar_of_message`."""
+    """The grammar of a message. `is_thinking`: the answer opened its reasoning itself. Raises as `grammar_of_message`."""
     tools = reply.tools
     body = None if tools.must_call else ask.grammar
     is_bound = tools.must_call or tools.restricts or body is not None
@@ -299,7 +299,7 @@ async def _message_grammar(
 
 
 async def _followed(ask: Ask, wanted: Wanted, served: Served, tenant: str) -> Grammar:
-    """Raises as `GrammarMaker.make`, and InvalidRequestError."""
+    """The grammar that the answer follows. Raises as `GrammarMaker.make`, and InvalidRequestError."""
     if ask.ignore_eos:
         raise InvalidRequestError(
             f"ignore_eos: an answer that follows {wanted.field} ends where that ends", param="ignore_eos"
@@ -308,7 +308,7 @@ async def _followed(ask: Ask, wanted: Wanted, served: Served, tenant: str) -> Gr
 
 
 def _kept(ask: Ask, served: Served) -> int | None:
-    """How many tokens a prompt keeps, if it may lose its beginning."""
+    """Number of tokens that a prompt keeps, if it may be truncated at its beginning."""
     longest, limit = ask.longest_prompt, served.max_model_len
     if longest != -1:
         return longest
@@ -325,7 +325,7 @@ def _check_prompt(ask: Ask, prompt: list[int], served: Served) -> None:
 
 
 def _sampling(ask: Ask, prompt: list[int], served: Served) -> SamplingParams:
-    """The client's wishes for one prompt, completed with defaults. Raises InvalidRequestError."""
+    """Sampling parameters of one prompt: the client's, completed with defaults. Raises InvalidRequestError."""
     asked, vocab_size = ask.sampling, served.tokenizer.vocab_size
     outside = [token for token in asked.logit_bias if token >= vocab_size]
     if outside:
@@ -352,7 +352,7 @@ def _ends_of_infill(ask: Ask, served: Served) -> list[int]:
 
 
 def _check_scores(ask: Ask, prompt: list[int]) -> None:
-    """They come in one message."""
+    """Check the size of prompt logprobs, which come in one message."""
     count = ask.sampling.prompt_logprobs
     if count is not None and (each := 8 + 8 * count) * len(prompt) > MAX_SCORES_BYTES:
         raise InvalidRequestError(
@@ -363,7 +363,7 @@ def _check_scores(ask: Ask, prompt: list[int]) -> None:
 
 
 def _max_tokens(ask: Ask, prompt: list[int], served: Served) -> int:
-    """The wanted number, else the rest of the context that workers usually have, or of the longest one."""
+    """The requested number, else the rest of the workers' usual context, or of the longest one."""
     limit, wanted = served.max_model_len, ask.sampling.max_tokens
     room = limit - len(prompt) if limit is not None else 2**31
     rest = (served.usual_len or 0) - len(prompt)
@@ -377,7 +377,7 @@ def _max_tokens(ask: Ask, prompt: list[int], served: Served) -> int:
         raise error
     return (
         (wanted or (rest if rest > 0 else room)) if ask.text.is_wanted else 1
-    )  # the prompt's pass chooses one in any case
+    )  # the prompt's pass samples one in any case
 
 
 def choice_seed(seed: int, index: int) -> int:

@@ -1,4 +1,4 @@
-"""Answers that run, by their ids: their clients may end their reasoning."""
+"""Running answers by id, so that clients may end their reasoning."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Closing = Callable[[], Awaitable[Grammar]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Steered:
-    """An answer, whose it is, and what makes the grammar that closes its reasoning; None: its client didn't ask for that."""
+    """An answer, its owner, and the maker of the grammar that closes its reasoning; None: it is not steerable."""
 
     answer: Answer
     tenant: str
@@ -28,7 +28,7 @@ class _Steered:
 
 
 class Steering:
-    """Knows every answer from its start to its end, and none longer."""
+    """Tracks every answer from its start to its end."""
 
     def __init__(self) -> None:
         self._running: dict[str, _Steered] = {}
@@ -37,7 +37,7 @@ class Steering:
         return len(self._running)
 
     def add(self, answer: Answer, tenant: str, closing: Closing | None) -> None:
-        """Know the answer until it ends. `closing` raises ServingError."""
+        """Track the answer until it ends. `closing` raises ServingError."""
         self._running[answer.id] = _Steered(answer=answer, tenant=tenant, closing=closing)
         answer.on_end = self._forget
 
@@ -45,7 +45,7 @@ class Steering:
         self._running.pop(answer.id, None)
 
     async def end_reasoning(self, answer_id: str, tenant: str) -> bool:
-        """Have all choices that think close their reasoning; False: none does.
+        """Close the reasoning of all thinking choices; return False if none thinks.
 
         Raises NotKeptError, InvalidRequestError for an answer that didn't ask for it, and what its `closing` raises.
         """

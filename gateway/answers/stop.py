@@ -1,4 +1,4 @@
-"""Stop strings over a stream of text pieces: one automaton over all of them (Aho and Corasick 1975), built as text needs it."""
+"""Stop strings over a stream of text: one Aho-Corasick automaton (1975) for all of them, built lazily."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 class StopMatcher:
-    """Finds the stop string that is complete first, whatever the pieces; of several that end together, the longest.
+    """Finds the stop string that completes first, however the text is split; of several that end together, the longest.
 
     Withholds text only while it may begin one. A character costs the same however much of a stop string came before it.
     """
@@ -21,7 +21,7 @@ class StopMatcher:
         self.matched: str | None = None
 
     def push(self, piece: str) -> str:
-        """Return the text that may go out. After a match `matched` is set and nothing more comes."""
+        """Return the text that may be sent. After a match `matched` is set and nothing more comes."""
         if self.matched is not None:
             return ""
         self._ahead = ""
@@ -40,11 +40,11 @@ class StopMatcher:
         return text[:sure]
 
     def lets_pass(self, piece: str) -> bool:
-        """Whether `push` would return the piece, and nothing would be held back."""
+        """True if `push` would return the piece, holding nothing back."""
         return self._state is self._root and self.matched is None and self._firsts.isdisjoint(piece)
 
     def foresees(self, piece: str) -> bool:
-        """Whether a stop string would be complete with this piece. One that grew since the last time isn't read again."""
+        """True if this piece completes a stop string. A piece that grew since the last call isn't read again."""
         if not self._ahead or not piece.startswith(self._ahead):
             self._ahead, self._ahead_state = "", self._state
         for character in piece[len(self._ahead) :]:
@@ -55,20 +55,20 @@ class StopMatcher:
         return False
 
     def flush(self) -> str:
-        """The stream ended: return what was withheld."""
+        """Return the withheld text at the end of the stream."""
         held, self._held, self._state = self._held, "", self._root
         return held
 
 
 class _State:
-    """The text's longest end with which some stop strings begin: `stops`, by their first `depth` characters."""
+    """A state: the text's longest suffix that begins some stop strings: `stops`, by their first `depth` characters."""
 
     __slots__ = ("_next", "_shorter", "_stops", "complete", "depth")
 
     def __init__(self, depth: int, stops: tuple[str, ...], shorter: _State | None) -> None:
         self.depth = depth
         self._stops = stops
-        self._shorter = shorter  # the next longest such end; None: of the empty one
+        self._shorter = shorter  # the next shorter suffix; None: of the empty one
         self._next: dict[str, _State] = {}
         whole = next((stop for stop in stops if len(stop) == depth), None) if depth else None
         self.complete: str | None = whole or (shorter.complete if shorter is not None else None)

@@ -1,4 +1,4 @@
-"""Counts and times of the choices that ended here, by model, since this gateway began."""
+"""Counts and times of choices that ended here, by model, since this gateway started."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from gateway.request.timeline import Timeline
 
 @dataclass(slots=True)
 class Tally:
-    """One model's. Seconds are from a request's receipt."""
+    """One model's tally. Seconds are from a request's receipt."""
 
     succeeded: int = 0
     succeeded_s: float = 0.0
-    waited_s: float = 0.0  # a part of `succeeded_s`: until the last attempt was placed
+    waited_s: float = 0.0  # part of `succeeded_s`: until the last attempt was placed
     failed: int = 0  # cancelled ones, too
     failed_s: float = 0.0
-    last_unix_ms: int = 0  # when the newest ended; 0: none did
+    last_unix_ms: int = 0  # end of the newest; 0: none
 
 
 class Tallies:
@@ -32,7 +32,7 @@ class Tallies:
         return self._tallies.get(model, Tally())
 
     def observe(self, timeline: Timeline) -> None:
-        """A choice has ended."""
+        """Count an ended choice."""
         tally = self._tallies.get(timeline.model)
         if tally is None or timeline.ended_at is None:
             return

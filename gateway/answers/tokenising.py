@@ -1,4 +1,4 @@
-"""Prompts to tokens beside the event loop, without a notice of other streams."""
+"""Tokenising prompts outside the event loop, without delaying other streams."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from gateway.http.problem import ContextLengthError
 from gateway.templates.meter import DearError
 from gateway.templates.template import CHEAP_S, TooLongError
 
-SHORT_CHARS = 500  # such prompts take less time than another thread's turn
+SHORT_CHARS = 500  # such prompts take less time than a thread switch
 SHORT_MESSAGES = 8
-# Token ids of a prompt that the loop itself looks at; 64 prompts of them take 2 ms.
+# Token ids of a prompt that are checked on the loop itself; 64 such prompts take 2 ms.
 SHORT_IDS = 1 << 11
-# Token ids of a slice, which takes 0.3 ms: other threads run between two.
+# Token ids of a slice, which takes 0.3 ms: other threads run in between.
 SLICE_IDS = 1 << 14
-VALUE_CHARS = 8  # a template takes as long for an empty value
-LONG_CHARS = 100_000  # such prompts go one after the other
+VALUE_CHARS = 8  # a template takes this long even for an empty value
+LONG_CHARS = 100_000  # such prompts are tokenised one at a time
 MAX_HELD_CHARS = 100_000_000  # long prompts that wait
 HERE_S = 0.015  # processor time of the event loop for a template
 MOST_APART = 32  # prompts that wait for one child; more are refused
-COUNTED_CONTEXTS = 4  # people count what doesn't fit, too, but not without end
-UNKNOWN_CONTEXT = 1 << 20  # tokens, while no worker says how many it can take
+COUNTED_CONTEXTS = 4  # overlong prompts are counted, too, within this bound
+UNKNOWN_CONTEXT = 1 << 20  # tokens, while no worker has reported its context length
 
 
 @dataclass(slots=True, eq=False)
 class _Apart:
-    """A model's prompts that a child process renders, one after the other."""
+    """A model's prompts that a child process renders, one at a time."""
 
     thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="dear-prompt"))
     num_waiting: int = 0
@@ -52,14 +52,14 @@ class Tokenising:
     def tokens(
         self, prompt: Prompt, served: Served, *, name: str, contexts: int = 1, keep: int | None = None
     ) -> Awaitable[list[int]]:
-        """A short prompt's are `Ready`. With `keep` only so many at the end are left, however many there are.
+        """Tokens of a prompt; `Ready` for a short one. With `keep` only the last so many are kept.
 
         Raises, at once or when awaited, ContextLengthError about `name` for more than so many contexts, InvalidRequestError,
         OverloadedError, UnavailableError.
         """
         limit = contexts * (served.max_model_len or UNKNOWN_CONTEXT)
         if keep is not None and keep > limit:
-            keep = None  # what is left would be too long
+            keep = None  # what remains would be too long
         if isinstance(prompt, Joined):
             return self._joined(prompt, served, name=name, contexts=contexts, keep=keep)
         if isinstance(prompt, TokenIds):
@@ -110,7 +110,7 @@ class Tokenising:
     async def _in_thread(self, make: Callable[[], list[int]], prompt: Prompt, chars: int) -> list[int]:
         if chars < LONG_CHARS:
             return await asyncio.to_thread(make)
-        if isinstance(prompt, Conversation):  # counted as far as the bound
+        if isinstance(prompt, Conversation):  # counted up to the bound
             chars = await asyncio.to_thread(_chars, prompt, MAX_HELD_CHARS)
         if self._held_chars and self._held_chars + chars > MAX_HELD_CHARS:
             raise OverloadedError("too many long prompts wait to be tokenised")
@@ -122,12 +122,12 @@ class Tokenising:
 
 
 def largest(ids: list[int]) -> int:
-    """The largest of token ids, in slices; -1 of none."""
+    """The largest token id, found in slices; -1 without any."""
     return max((max(ids[at : at + SLICE_IDS]) for at in range(0, len(ids), SLICE_IDS)), default=-1)
 
 
 def _known(ids: list[int], vocab_size: int, name: str) -> Awaitable[list[int]]:
-    """A client's ids. Raises, at once or when awaited, InvalidRequestError about `name` where one is outside the vocabulary."""
+    """A client's ids. Raises, at once or when awaited, InvalidRequestError about `name` if one is outside the vocabulary."""
 
     def check() -> list[int]:
         if largest(ids) >= vocab_size:
@@ -138,7 +138,7 @@ def _known(ids: list[int], vocab_size: int, name: str) -> Awaitable[list[int]]:
 
 
 def _maker(prompt: Text | Conversation | Infill, tokenizer: ChatTokenizer) -> Callable[..., list[int]]:
-    """Return the maker of a prompt's tokens, to be given `limit`, `keep` and, for a template, `most_s`."""
+    """Return the function that tokenises a prompt, given `limit`, `keep` and, for a template, `most_s`."""
     match prompt:
         case Text():
             make = partial(tokenizer.encode, prompt.text, parse_special=prompt.parse_special)
@@ -153,7 +153,7 @@ def _maker(prompt: Text | Conversation | Infill, tokenizer: ChatTokenizer) -> Ca
 
 
 def prompt_error(limit: int | None, length: str, name: str) -> ContextLengthError:
-    """`length`: the prompt's by itself, as "4001 tokens"."""
+    """The error for a prompt that is too long by itself; `length`: "4001 tokens"."""
     error = context_error(limit, f"your {name} resulted in {length}", name)
     if limit is not None and length.endswith("tokens"):
         error.excess = f"{length} > {limit}"
@@ -161,13 +161,13 @@ def prompt_error(limit: int | None, length: str, name: str) -> ContextLengthErro
 
 
 def context_error(limit: int | None, what: str, name: str) -> ContextLengthError:
-    """In OpenAI's words, which clients look for."""
+    """The error for a context overflow, in OpenAI's words, which clients look for."""
     known = f"This model's maximum context length is {limit} tokens. However, " if limit is not None else ""
     return ContextLengthError(f"{known}{what}. Please reduce the length of the {name}.", param=name)
 
 
 def _chars(prompt: Prompt, most: int) -> int:
-    """Characters of a prompt, whatever they are in, since a template may write all of it. Counting ends soon behind `most`."""
+    """Characters of a prompt in any of its fields, since a template may write all of it. Counting stops soon after `most`."""
     match prompt:
         case Text():
             return len(prompt.text)

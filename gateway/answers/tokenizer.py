@@ -25,7 +25,7 @@ from gateway.parsing.terminals import PlainTokens, Terminals
 from gateway.request.defaults import sampling_defaults
 from gateway.templates.template import ChatTemplate, RenderOptions, TooLongError, read_source
 
-# A prompt is one text: a pool of threads for several costs a seventh more, and is another one beside ours.
+# A prompt is a single text: a thread pool for several costs 15 % more, and competes with ours.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 _THINKING = {"enable_thinking": True, "thinking": True, "reasoning_effort": "high"}  # as templates are asked to think
@@ -34,15 +34,15 @@ _BYTE_OF_CHAR = {character: byte for byte, character in BYTE_CHARS.items()}
 
 
 class Saved(NamedTuple):
-    """The form of the saved weights by config.json; "" where it says nothing, as beside a GGUF file."""
+    """Dtype and quantisation of the weights by config.json; "" if it says nothing, as beside a GGUF file."""
 
     architecture: str = ""
     dtype: str = ""
-    quantised: str = ""  # the method
+    quantised: str = ""  # quantisation method
 
 
 def saved_as(config: Mapping[str, Any]) -> Saved:
-    """The saved form by config.json's fields; a value that is no text counts as not said."""
+    """Read dtype and quantisation from config.json; values that are not texts are ignored."""
     architectures, method = config.get("architectures"), config.get("quantization_config")
     first = architectures[0] if isinstance(architectures, list) and architectures else ""
     told = (
@@ -85,7 +85,7 @@ class ChatTokenizer:
         self.defaults = sampling_defaults(generation)
         self.eos_ids = self._eos_ids(generation, model_config)
         self.saved = saved_as(model_config)
-        # A field of its own name beside `text_config` counts otherwise: Ovis 2's ends before the tokens of chat.
+        # A field beside `text_config` takes precedence: Ovis 2's vocabulary ends before the chat tokens.
         said = of_text.get("vocab_size") or whole.get("vocab_size")
         self.vocab_size = int(said or num_tokens(model) or self.tokenizer.get_vocab_size())
         self.added = {index: token.content for index, token in added.items()}
@@ -112,7 +112,7 @@ class ChatTokenizer:
             specials=[self.tokenizer.id_to_token(index) or "" for index in self.special_ids],
         )
         self.opens_reasoning = self._opens_reasoning()
-        self._bytes: dict[int, bytes] = {}  # filled as tokens are met
+        self._bytes: dict[int, bytes] = {}  # filled lazily
         self._plain: dict[Terminals | None, PlainTokens] = {}
 
     def close(self) -> None:
@@ -130,7 +130,7 @@ class ChatTokenizer:
         limit: int | None = None,
         keep: int | None = None,
     ) -> list[int]:
-        """Tokens of a text. Without `parse_special` none of them is a control token, but those that every text gets.
+        """Tokens of a text. Without `parse_special` none is a control token, except those that every text gets.
 
         Raises TooLongError for more than `limit` tokens, often before any is made. With `keep` a text of any length loses its
         beginning: so many tokens are left at most, those that every text gets among them.
@@ -166,7 +166,7 @@ class ChatTokenizer:
         add_special_tokens: bool = False,
         **options: Unpack[RenderOptions],
     ) -> list[int]:
-        """Render the chat template, which mostly writes BOS itself, and tokenise it as `encode` does. Raises as that, and
+        """Render the chat template, which mostly writes BOS itself, and tokenise it like `encode`. Raises as that, and
         InvalidRequestError.
 
         `most_s`: see `ChatTemplate.shaded`. Unless `parse_special` trusts the messages, only the template's own text becomes
@@ -181,9 +181,7 @@ class ChatTokenizer:
         return self._encoded(text, named, self._plain_ids, limit, keep, adds_special=add_special_tokens)
 
     def encode_infill(self, prompt: Infill, *, limit: int | None = None, keep: int | None = None) -> list[int]:
-        """Tokens of a prompt for what stands between two texts. Raises as `encode`, and InvalidRequestError where the model knows
-        no such prompts.
-        """
+        """Tokens of a fill-in-the-middle prompt. Raises as `encode`, and InvalidRequestError if the model has no form for it."""
         if self.infill is None:
             raise InvalidRequestError(
                 f"{prompt.field}: this model has no tokens for a text between two others: serve one that was trained for it",
@@ -199,7 +197,7 @@ class ChatTokenizer:
             raise TooLongError(f"at least {fewest} tokens")
 
     def _ids(self, text: str) -> list[int]:
-        # `encode` would hold the interpreter's lock.
+        # `encode` would hold the GIL.
         return self.tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
 
     def _plain_ids(self, text: str) -> list[int]:
@@ -211,16 +209,16 @@ class ChatTokenizer:
 
     @property
     def can_chat(self) -> bool:
-        """Whether it has a chat template."""
+        """True if it has a chat template."""
         return self._template is not None
 
     def special(self, name: str) -> str:
-        """The text of `bos_token`, `eos_token`, `pad_token` or `unk_token`; "" where there is none."""
+        """The text of `bos_token`, `eos_token`, `pad_token` or `unk_token`; "" if absent."""
         return self._special.get(name, "")
 
     @property
     def template_source(self) -> str:
-        """The chat template as it is written, with tools if it has several; "" for none."""
+        """The source of the chat template, the one with tools if there are several; "" for none."""
         return self._template.source if self._template is not None else ""
 
     def _chat_template(self) -> ChatTemplate:
@@ -229,7 +227,7 @@ class ChatTokenizer:
         return self._template
 
     def _opens_reasoning(self) -> bool:
-        """Whether the template opens a block of reasoning when it is asked to: an answer then begins none by itself."""
+        """True if the template opens a block of reasoning when thinking is requested: the answer then begins inside it."""
         opening = self.format.format.opens_reasoning.rstrip()
         if not opening or self._template is None:
             return False
@@ -239,18 +237,18 @@ class ChatTokenizer:
             return False
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
-        # `decode` would hold the interpreter's lock.
+        # `decode` would hold the GIL.
         return self.tokenizer.decode_batch([list(ids)], skip_special_tokens=skip_special_tokens)[0]
 
     def token_bytes(self, token_id: int) -> bytes:
-        """One token by itself: perhaps part of a character, and with the space that decoding strips."""
+        """The bytes of a token on its own: possibly part of a character, and with the space that decoding strips."""
         known = self._bytes.get(token_id)
         if known is None:
             known = self._bytes[token_id] = self._bytes_of(token_id)
         return known
 
     def plain(self, terminals: Terminals | None) -> PlainTokens:
-        """The tokens that are only text in a state that these end."""
+        """The tokens that only add text in a state that these end."""
         known = self._plain.get(terminals)
         if known is None:
             known = self._plain[terminals] = PlainTokens(self._said, terminals)
@@ -266,7 +264,7 @@ class ChatTokenizer:
     def _bytes_of(self, token_id: int) -> bytes:
         token = self.tokenizer.id_to_token(token_id)
         if token is None:
-            return b""  # models pad their vocabulary
+            return b""  # padding of the vocabulary
         if self.is_byte_level:
             known = [_BYTE_OF_CHAR.get(character) for character in token]
             return token.encode() if None in known else bytes(byte for byte in known if byte is not None)
@@ -285,7 +283,7 @@ class ChatTokenizer:
 
 
 def _is_byte_level(decoder: Mapping[str, Any] | None) -> bool:
-    """Whether tokens are GPT-2's bytes, so that decoding joins bytes."""
+    """True if tokens are GPT-2's bytes, so that decoding joins bytes."""
     if decoder is not None and decoder["type"] == "Sequence":
         return len(decoder["decoders"]) == 1 and _is_byte_level(decoder["decoders"][0])
     return decoder is not None and decoder["type"] == "ByteLevel"

@@ -1,4 +1,4 @@
-"""JSONL: parts of whole lines, checks of a batch's lines, and entries of results. No I/O."""
+"""JSONL: splitting a file into parts of whole lines, checking a batch's lines, and result entries. No I/O."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SEALS = {
 
 
 class LineCutter:
-    """Cuts a file into parts of whole lines, which joined are the file again."""
+    """Splits a file into parts of whole lines; the parts joined are the file."""
 
     def __init__(self, *, file_bytes: int, file_lines: int, line_bytes: int) -> None:
         self._file_bytes, self._file_lines, self._line_bytes = file_bytes, file_lines, line_bytes
@@ -33,7 +33,7 @@ class LineCutter:
         self.lines = 0
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """Take more of the file; yield the completed parts. Raises InvalidRequestError beyond a bound."""
+        """Take more of the file; yield completed parts. Raises InvalidRequestError beyond a limit."""
         self.bytes += len(data)
         if self.bytes > self._file_bytes:
             raise InvalidRequestError(f"the file is larger than {self._file_bytes} bytes: split it", param="file")
@@ -55,7 +55,7 @@ class LineCutter:
         del self._rest[:start]
 
     def finish(self) -> Iterator[bytes]:
-        """The file ends: yield what is left. Raises InvalidRequestError for an empty file, or one line too many."""
+        """Finish the file: yield the rest. Raises InvalidRequestError for an empty file, or one line too many."""
         if self._rest:
             self._whole += self._rest
             self._rest.clear()
@@ -92,7 +92,7 @@ class _Named(msgspec.Struct):
 
 
 class WrongLineError(Exception):
-    """A line can't be run."""
+    """A line that can't be run."""
 
     def __init__(self, code: str, message: str, param: str | None = None) -> None:
         super().__init__(message)
@@ -112,7 +112,7 @@ def lines_of(part: bytes) -> list[bytes]:
 
 
 def parse_line(raw: bytes, *, endpoint: str, models: Collection[str]) -> InputLine:
-    """A line that names one of `models`; other fields are checked later. Raises WrongLineError."""
+    """Parse a line that names one of `models`; other fields are checked later. Raises WrongLineError."""
     try:
         raw.decode()
         line = _decoder.decode(raw)
@@ -132,7 +132,7 @@ def parse_line(raw: bytes, *, endpoint: str, models: Collection[str]) -> InputLi
 
 
 def model_of(line: InputLine) -> str:
-    """The model that a line's body names. Raises WrongLineError."""
+    """The model in a line's body. Raises WrongLineError."""
     try:
         return _model_decoder.decode(line.body).model
     except (msgspec.MsgspecError, RecursionError) as error:
@@ -152,7 +152,7 @@ class LineChecker:
         self.errors: list[LineError] = []
 
     def check(self, part: bytes) -> None:
-        """Note what is wrong in `part`; line numbers count empty lines, too."""
+        """Note the faults in `part`; line numbers count empty lines, too."""
         for raw in part.removesuffix(b"\n").split(b"\n"):
             self._number += 1
             if not raw.strip():
@@ -194,7 +194,7 @@ def _entry(batch: str, line: int, custom_id: str, *, response: object, error: ob
 
 
 class Packer:
-    """Cuts entries into parts. The same entries in the same order make the same parts."""
+    """Groups entries into parts, deterministically."""
 
     def __init__(self) -> None:
         self._pending = bytearray()
@@ -202,14 +202,14 @@ class Packer:
         self.lines = 0
 
     def add(self, entry: bytes) -> bytes | None:
-        """Take an entry; return the part that it completes, if any."""
+        """Add an entry; return the part that it completes, if any."""
         self._pending += entry + b"\n"
         self.bytes += len(entry) + 1
         self.lines += 1
         return self.rest() if len(self._pending) >= PART_BYTES else None
 
     def rest(self) -> bytes | None:
-        """What is in no part yet."""
+        """The bytes that are in no part yet."""
         part = bytes(self._pending)
         self._pending.clear()
         return part or None

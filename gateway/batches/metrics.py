@@ -14,7 +14,7 @@ STATES = ("completed", "failed", "again", "dropped")
 
 
 class BatchMetrics:
-    """What this gateway did for lines. Nobody waits for them, so their times are not measured."""
+    """Counters of batch lines run by this gateway. Nobody waits for lines, so their times are not measured."""
 
     def __init__(self, models: Sequence[str], gateway: GatewayMetrics) -> None:
         registry: CollectorRegistry = gateway.registry
@@ -26,7 +26,7 @@ class BatchMetrics:
             ["model_name", "state"],
             registry=registry,
         )
-        for model in self._models.names:  # a rate needs a first sample
+        for model in self._models.names:  # a rate needs an initial sample
             for state in STATES:
                 self._lines.labels(model, state)
         self._running = Gauge(

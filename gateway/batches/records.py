@@ -1,4 +1,4 @@
-"""Files and batches as they are stored, a batch's statuses, and OpenAI's form of both. No I/O."""
+"""Files and batches as stored, the statuses of a batch, and OpenAI's form of both. No I/O."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OVER = frozenset(status for status, following in NEXT.items() if not following)
 
 
 class FileRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A file whose parts are all there."""
+    """A complete file."""
 
     id: str
     tenant: str
@@ -67,7 +67,7 @@ class LineError(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BatchRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A batch and its progress. `times` has the moment of each status so far."""
+    """A batch and its progress. `times` has the time of each status so far."""
 
     id: str
     tenant: str
@@ -82,11 +82,11 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     times: dict[str, int] = {}
     parts: int = 0  # the input file's
     queued_parts: int = 0
-    queued: int = 0  # lines of them
+    queued: int = 0  # queued lines
     total: int = 0
     completed: int = 0
     failed: int = 0
-    seal: str = ""  # error code of lines without a result
+    seal: str = ""  # error code for lines without a result
     errors: list[LineError] = []
     output_file_id: str | None = None
     error_file_id: str | None = None
@@ -100,7 +100,7 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         return self.status in OVER
 
     def to(self, status: Status, now: float, **changes: Any) -> BatchRecord:
-        """The record in its next status. Raises ValueError when that may not follow."""
+        """The record in its next status. Raises ValueError for an illegal transition."""
         if status not in NEXT[self.status]:
             raise ValueError(f"a batch that is {self.status} can't be {status}")
         times = self.times | {f"{status}_at": int(now)}
@@ -143,7 +143,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Work: a batch to look after."""
+    """Work: a batch that needs its next step."""
 
     batch: str
     tenant: str
@@ -173,10 +173,10 @@ class BatchLimits:
     file_bytes: int = 100 << 20
     file_lines: int = 50_000
     line_bytes: int = 1 << 20
-    concurrency: int = 16  # lines that run here
+    concurrency: int = 16  # lines running here
     window_s: float = 86_400.0
     keep_s: float = 30 * 86_400.0
-    tenant_share: float = 0.5  # the most of the store for one tenant's files
+    tenant_share: float = 0.5  # maximum share of the store for one tenant's files
     tenant_files: int = 1_000
     tenant_batches: int = 100  # running at a time
     tenant_kept_batches: int = 10_000  # ended ones included; all are read before one begins
@@ -191,7 +191,7 @@ def new_batch_id() -> str:
 
 
 def is_id(text: str) -> bool:
-    """Whether it may be part of a subject."""
+    """True if it may be part of a subject."""
     return len(text) <= 64 and text.isascii() and text.replace("-", "").replace("_", "").isalnum()
 
 

@@ -67,7 +67,7 @@ class BatchRoutes:
     # -- files -------------------------------------------------------------------------------------------------------
 
     async def upload(self, request: Request) -> Response:
-        """Keep a JSONL file of purpose `batch`; it is on disk when this answers."""
+        """Store a JSONL file of purpose `batch`; it is on disk when this answers."""
         tenant = _tenant(request)
         if self._uploads.total() >= MAX_UPLOADS or self._uploads[tenant] >= MAX_TENANT_UPLOADS:
             raise OverloadedError(f"{self._uploads.total()} files are being uploaded here: try again later")
@@ -92,10 +92,10 @@ class BatchRoutes:
     async def content(self, request: Request) -> Response:
         record = await self._file(request)
         headers = {"content-length": str(record.bytes)}
-        if request.method == "HEAD":  # nothing is read that isn't sent
+        if request.method == "HEAD":  # a HEAD reads nothing
             return Response(headers=headers, media_type="application/octet-stream")
         parts = self._store.parts(record.id, record.parts)
-        # Parts may expire before the record. That is an error only before the answer begins.
+        # Parts may expire before the record, which is an error only before the answer begins.
         first = await anext(parts, b"")
         return StreamingResponse(_flow(first, parts), media_type="application/octet-stream", headers=headers)
 
@@ -129,7 +129,7 @@ class BatchRoutes:
         return json_response(record.as_json())
 
     async def cancel(self, request: Request) -> Response:
-        """Run no more lines of a batch; finished ones stay in its output file."""
+        """Stop running lines of a batch; finished ones stay in its output file."""
         record = await self._store.cancel(_tenant(request), request.path_params["batch_id"])
         return json_response(record.as_json())
 

@@ -1,4 +1,4 @@
-"""Running lines, a bounded number at a time, as requests of the lowest tier.
+"""Running lines, a limited number at a time, as requests of the lowest tier.
 
 A line is done when its result is kept. A refused line (no room, budget or worker) comes again while its batch lives. A failure is
 a result after `MAX_TRIES`. NATS counts the starts of a line, so the count outlives a gateway that dies of it.
@@ -44,14 +44,14 @@ from gateway.tenants.tenants import Tenant, Tenants
 log = logging.getLogger("baton.batches")
 
 MAX_TRIES = 3  # tries of a failing line
-MAX_GATEWAY_DEATHS = 4  # a line that this many gateways died of is given up
+MAX_GATEWAY_DEATHS = 4  # a line that killed this many gateways is given up
 RETRY_S = 0.5
 KEEP_RETRY_S = 0.5
 WATCH_S = 1.0
 MAX_DELAY_S = 60.0
 NOT_READY_CHECK_S = 0.5
-OTHER_MODEL_RETRY_S = 2.0  # until a line of another gateway's model is offered again
-STATUS_FOR_S = 1.0  # how long a batch's status is remembered
+OTHER_MODEL_RETRY_S = 2.0  # delay before another gateway's line is offered again
+STATUS_FOR_S = 1.0  # cache time of a batch's status
 MAX_KNOWN_BATCHES = 1_000
 MAX_ENTRY_BYTES = 4 << 20
 LOWEST_PRIORITY = -1
@@ -59,7 +59,7 @@ LOWEST_PRIORITY = -1
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A line with what its file says."""
+    """A line with its text from the file."""
 
     line: Line
     custom_id: str
@@ -76,7 +76,7 @@ class LaterError(Exception):
 
 
 class LineRunner:
-    """Takes this gateway's share of the lines. `entries`: endpoints by path."""
+    """Runs this gateway's share of the lines. `entries`: endpoints by path."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class LineRunner:
         self._trace_share = trace_share
         self._line_limits = BodyLimits(max_bytes=store.limits.line_bytes)
         self._tasks: dict[asyncio.Task[None], Line | None] = {}
-        self._known: dict[str, tuple[float, bool]] = {}  # batch -> when it was asked, whether it runs
+        self._known: dict[str, tuple[float, bool]] = {}  # batch -> when it was read, and if it runs
         self._stopping = False
 
     async def run(self) -> None:
@@ -119,7 +119,7 @@ class LineRunner:
             else:
                 deliveries = await self._streams.fetch("line", most - len(self._tasks))
                 if self._stopping:
-                    return  # too late: `KeptStreams.close` gives them back
+                    return  # too late: `KeptStreams.close` releases them
                 self._metrics.queued(deliveries[-1].num_waiting if deliveries else 0)
                 for delivery in deliveries:
                     self._start(delivery)
@@ -139,7 +139,7 @@ class LineRunner:
                 task.cancel()
 
     async def stop(self) -> None:
-        """Take no more lines, and give the running ones to other gateways."""
+        """Stop taking lines, and release the running ones to other gateways."""
         self._stopping = True
         await cancel_all(self._tasks)
 
@@ -166,7 +166,7 @@ class LineRunner:
             if await self._is_wanted(line):
                 await self._once(delivery, line)
             else:
-                self._metrics.line("dropped")  # it has a result, or its batch's error
+                self._metrics.line("dropped")  # it already has a result, or its batch's error
             await delivery.done()
         except LaterError as later:
             self._metrics.line("again")
@@ -196,9 +196,9 @@ class LineRunner:
         return wanted
 
     async def _once(self, delivery: Delivery, line: Line) -> None:
-        """Run a line and keep its result, unless it has one. Raises LaterError and UnavailableError."""
+        """Run a line and store its result, unless it has one. Raises LaterError and UnavailableError."""
         again, started = delivery.num_delivered > 1, 0
-        # A step that was repeated may queue finished lines again.
+        # A repeated step may queue finished lines again.
         kept = await self._streams.get(subjects.batch_result(line.batch, line.line))
         if kept is not None:
             await self._mark(line, result_decoder.decode(kept.data))
@@ -232,7 +232,7 @@ class LineRunner:
         return Asked(line, read.custom_id, bytes(read.body), self._answers.catalogue.own_name(model))
 
     async def _keep(self, asked: Asked, result: Result) -> bool:
-        """Keep a result, however long NATS is away or full. False: the line has one, or its batch is over."""
+        """Store a result, however long NATS is down or full. False: the line has one, or its batch is over."""
         line = asked.line
         while True:
             try:
@@ -252,7 +252,7 @@ class LineRunner:
             await self._streams.create(subjects.batch_failure(line.batch, line.line), b"")
 
     async def _count_start(self, line: Line) -> int:
-        """How often a line was begun without an end, this time included."""
+        """Number of starts of a line without an end, this one included."""
         subject = subjects.batch_start(line.batch, line.line)
         before = await self._streams.get(subject)
         started = int(before.data) + 1 if before is not None else 1
@@ -260,7 +260,7 @@ class LineRunner:
         return started
 
     async def _result(self, asked: Asked, num_delivered: int) -> Result:
-        """Run a line, again where it fails. Raises LaterError where it is refused."""
+        """Run a line, with retries. Raises LaterError if it is refused."""
         line, tenant = asked.line, self._tenants.named(asked.line.tenant)
         if tenant is None:
             return self._failure(asked, InvalidRequestError("this line's API key is not known any more"))
@@ -314,7 +314,7 @@ class LineRunner:
         """Raises ServingError."""
         endpoint = entry.endpoint
         origin = Origin(of_batches(tenant), trace.context, trace.began_at)
-        # Before the work of tokenising.
+        # Checked before tokenising.
         self._answers.generations.turn_away(origin.tenant, priority=LOWEST_PRIORITY, model=asked.model)
         body, ask = await checked(asked.body, entry.read, self._line_limits)
         served = self._answers.find(ask.model)
@@ -339,13 +339,13 @@ class LineRunner:
 
 
 def of_batches(tenant: Tenant) -> Tenant:
-    """The tenant for a batch's lines: with budgets apart from its clients', and no limit of concurrent requests."""
+    """The tenant of a batch's lines: separate budgets from its clients', and no limit of concurrent requests."""
     limits = replace(tenant.limits, max_concurrent=0) if tenant.limits.max_concurrent else tenant.limits
     return replace(tenant, name=f"{tenant.name}:batch", limits=limits)
 
 
 def _delay(num_delivered: int, error: ServingError) -> float:
-    """Seconds until the next try: growing, at least what was asked for, and randomised."""
+    """Seconds until the next try: exponential, at least the requested delay, with jitter."""
     asked_s: float = getattr(error, "retry_after_s", 0.0)
     grown_s = RETRY_S * 2.0 ** min(num_delivered - 1, 10)
     return min(MAX_DELAY_S, max(asked_s, grown_s)) * (0.75 + 0.5 * random.random())

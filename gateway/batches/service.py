@@ -1,4 +1,4 @@
-"""One gateway's Batch API, to be started and stopped as a whole."""
+"""One gateway's Batch API, started and stopped as a whole."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Worker(running.Worker, Protocol):
 
 
 class Batches:
-    """Runs lines and looks after batches between `start` and `stop`."""
+    """Runs lines and steps of batches between `start` and `stop`."""
 
     def __init__(
         self, nats: NatsSettings, limits: BatchLimits, tenants: Tenants, *, tracer: Tracer, trace_share: float
@@ -40,7 +40,7 @@ class Batches:
         self._loops: list[asyncio.Task[None]] = []
 
     def connect(self, answers: Answers, dialects: DialectTable, metrics: GatewayMetrics) -> BatchRoutes:
-        """Make the routes. Lines run through `answers`, each in its path's dialect."""
+        """Create the routes. Lines run through `answers`, each in its path's dialect."""
         lines = LineRunner(
             self._store,
             answers,
@@ -54,7 +54,7 @@ class Batches:
         return BatchRoutes(self._store, tuple(dialects.batchable))
 
     async def start(self) -> None:
-        """Connect and begin. Raises UnavailableError without NATS."""
+        """Connect and start. Raises UnavailableError without NATS."""
         await self._streams.open()
         self._loops = [asyncio.create_task(running.keep_running(worker)) for worker in self._workers]
 

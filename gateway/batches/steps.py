@@ -1,4 +1,4 @@
-"""Looking after batches: checking their lines, queueing them bit by bit, ending them.
+"""Steps of batches: check their lines, queue them gradually, finish.
 
 Every unfinished batch has a step in the queue, which comes to some gateway every half second. So no gateway owns a batch, and
 none is forgotten when a gateway dies. Steps may be repeated, even by two gateways at once: a line is queued once, a result
@@ -40,14 +40,14 @@ log = logging.getLogger("baton.batches")
 STEP_INTERVAL_S = 0.5
 CONFLICT_RETRY_S = 0.05
 FAILURE_RETRY_S = 5.0  # pause after a crash
-ORPHAN_AFTER_S = 60.0  # a step whose batch is not there by then is dropped
+ORPHAN_AFTER_S = 60.0  # a step without a batch is dropped after this
 MAX_CONCURRENT_STEPS = 8
-# One batch's queued lines. A bound lets batches take turns, and leaves little of a cancelled one.
+# Maximum queued lines of a batch: batches take turns, and little of a cancelled one remains.
 MAX_QUEUED_LINES = 1024
 
 
 class Steps:
-    """Looks after whichever batches come."""
+    """Runs the steps of all batches."""
 
     def __init__(self, store: BatchStore, *, models: Collection[str]) -> None:
         self._store = store
@@ -63,14 +63,14 @@ class Steps:
                 continue
             deliveries = await self._streams.fetch("step", MAX_CONCURRENT_STEPS - len(self._tasks))
             if self._stopping:
-                return  # too late: `KeptStreams.close` gives them back
+                return  # too late: `KeptStreams.close` releases them
             for delivery in deliveries:
                 task = asyncio.create_task(self._take(delivery))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
 
     async def stop(self) -> None:
-        """Take no more steps, and leave unfinished ones to other gateways."""
+        """Stop taking steps, and leave unfinished ones to other gateways."""
         self._stopping = True
         await cancel_all(self._tasks)
 
@@ -84,9 +84,9 @@ class Steps:
         delay: float | None = FAILURE_RETRY_S
         try:
             delay = await self.step(step)
-        except ServingError as error:  # NATS is away, or full
+        except ServingError as error:  # NATS is down, or full
             log.warning("batches.step_failed", extra={"error": error.message})
-        except Exception:  # a record of another release, too
+        except Exception:  # also a record of another release
             log.exception("batches.step_crashed", extra={"batch": step.batch})
         if delay is None:
             await delivery.done()
@@ -94,7 +94,7 @@ class Steps:
             await delivery.later(delay)
 
     async def step(self, step: Step) -> float | None:
-        """Bring a batch further; seconds until the next look, None at its end. Raises UnavailableError."""
+        """Advance a batch; return the seconds until the next step, None at its end. Raises UnavailableError."""
         try:
             record, seq = await self._store.load(step.tenant, step.batch)
         except NotKeptError:
@@ -104,7 +104,7 @@ class Steps:
             if record != before:
                 seq = await self._streams.replace(record.subject, encode(record), seq=seq)
                 if not seq:
-                    return CONFLICT_RETRY_S  # it was cancelled meanwhile, or another gateway was first
+                    return CONFLICT_RETRY_S  # cancelled meanwhile, or another gateway was first
             if record.status == before.status:
                 return STEP_INTERVAL_S
             log.info("batch.status", extra={"batch": record.id, "status": record.status})
@@ -173,7 +173,7 @@ class Steps:
     # -- the end ---------------------------------------------------------------------------------------------------------
 
     async def _ended(self, record: BatchRecord) -> BatchRecord:
-        if not record.total:  # cancelled before its lines were taken on
+        if not record.total:  # cancelled before its lines were queued
             return record.to("cancelled", time.time())
         await self._streams.purge(subjects.batch_line(record.id, "*"), work=True)
         if record.seal:
@@ -253,5 +253,5 @@ def _failed(record: BatchRecord, *errors: LineError) -> BatchRecord:
 
 
 def _file_id(record: BatchRecord, kind: str) -> str:
-    """The same for every attempt; unguessable without the batch's id."""
+    """A file id that is the same for every attempt, and unguessable without the batch's id."""
     return f"file-{hashlib.sha256(f'{record.id} {kind}'.encode()).hexdigest()[:32]}"

@@ -1,4 +1,4 @@
-"""Files and batches of tenants. Subjects have the tenant's digest, so a tenant finds only its own."""
+"""Files and batches of tenants. Subjects carry the tenant's digest, so a tenant finds only its own."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ log = logging.getLogger("baton.batches")
 SLICE_BYTES = 8 << 10  # one turn of the event loop: lines may be of one byte
 MAX_CACHED_PARTS = 8  # half a megabyte or a line each
 UPLOADS_SHARE = 0.7  # share of the store; the rest is for results
-TURN_TIMEOUT_S = 10.0  # wait for the tenant's other batches to begin
+TURN_TIMEOUT_S = 10.0  # wait for the tenant's other batches to be created
 REMEDY = "delete files"
 R = TypeVar("R", FileRecord, BatchRecord)
 
 
 def batch_streams(nats: NatsSettings, limits: BatchLimits) -> KeptStreams:
-    """Where files, batches and their results are kept, and lines and steps wait."""
+    """The streams of files, batches and results, and the work queue of lines and steps."""
     layout = Layout(
         what="batches",
         kept=subjects.BATCH_STREAM,
@@ -58,10 +58,10 @@ def batch_streams(nats: NatsSettings, limits: BatchLimits) -> KeptStreams:
 
 
 class FileWriter:
-    """A file being uploaded: parts are kept as they come, and the record, written last, makes them a file."""
+    """A file being uploaded: parts are stored as they arrive; the record, written last, completes it."""
 
     def __init__(self, store: BatchStore, tenant: str, room: int) -> None:
-        """`room`: the most bytes that it may have."""
+        """`room`: the store's size limit in bytes."""
         self.id = new_file_id()
         self._store = store
         self._streams = store.streams
@@ -74,14 +74,14 @@ class FileWriter:
         self._parts = 0
 
     async def write(self, data: bytes) -> None:
-        """Take more. Raises InvalidRequestError or StoreFullError beyond a bound."""
+        """Write more. Raises InvalidRequestError or StoreFullError beyond a limit."""
         for start in range(0, len(data), SLICE_BYTES):
             for part in self._cutter.feed(data[start : start + SLICE_BYTES]):
                 await self._keep(part)
             await asyncio.sleep(0)
 
     async def finish(self, filename: str) -> FileRecord:
-        """Finish the file; it is acknowledged when this returns. Raises InvalidRequestError and StoreFullError."""
+        """Complete the file; it is acknowledged when this returns. Raises InvalidRequestError and StoreFullError."""
         for part in self._cutter.finish():
             await self._keep(part)
         await self._store.tenant_room(self._tenant, self._cutter.bytes)  # others may have been completed meanwhile
@@ -89,7 +89,7 @@ class FileWriter:
         return await keep_record(self._streams, file, self._cutter, keep_s=self._store.limits.keep_s)
 
     async def drop(self) -> None:
-        """Remove what was kept, the record too: its acknowledgement may have been lost."""
+        """Remove what was stored, with the record: its acknowledgement may have been lost."""
         await self._streams.purge(subjects.batch_file(token_of(self._tenant), self.id))
         await self._streams.purge(subjects.batch_part(self.id, "*"))
 
@@ -103,7 +103,7 @@ class FileWriter:
 async def keep_record(
     streams: KeptStreams, file: FileRecord, content: LineCutter | Packer, *, keep_s: float
 ) -> FileRecord:
-    """Write the record that makes a file of its parts, unless there is one; return it."""
+    """Write the record that completes a file, unless there is one; return it."""
     now = int(time.time())
     size = {"bytes": content.bytes, "lines": content.lines}
     record = msgspec.structs.replace(file, **size, created_at=now, expires_at=now + int(keep_s))
@@ -124,14 +124,14 @@ class BatchStore:
     # -- files -------------------------------------------------------------------------------------------------------
 
     async def new_file(self, tenant: str, announced_bytes: int) -> FileWriter:
-        """Begin a file. Raises OverloadedError when the tenant has no room for one."""
+        """Start a file. Raises OverloadedError if the tenant has no room for one."""
         spare = int(UPLOADS_SHARE * self.limits.store_bytes) - await self.streams.used_bytes()
         if announced_bytes > spare:
             raise _full("files leave room for results")
         return FileWriter(self, tenant, min(spare, await self.tenant_room(tenant, announced_bytes)))
 
     async def tenant_room(self, tenant: str, num_bytes: int) -> int:
-        """Bytes that a tenant may still have. Raises StoreFullError for `num_bytes` or a file too many."""
+        """Bytes that a tenant may still store. Raises StoreFullError for `num_bytes`, or one file, too many."""
         files = await self.files(tenant)
         room = int(self.limits.store_bytes * self.limits.tenant_share) - sum(file.bytes for file in files)
         if len(files) >= self.limits.tenant_files:
@@ -141,7 +141,7 @@ class BatchStore:
         return room
 
     async def files(self, tenant: str) -> list[FileRecord]:
-        """The oldest first."""
+        """A tenant's files, oldest first."""
         subject = subjects.batch_file(token_of(tenant), "*")
         return [file async for stored in self.streams.scan(subject) for file in _read(file_decoder, stored)]
 
@@ -153,7 +153,7 @@ class BatchStore:
         return file_decoder.decode(stored.data)
 
     async def parts(self, file_id: str, count: int) -> AsyncGenerator[bytes, None]:
-        """Raises NotKeptError if a part is gone."""
+        """Read the parts. Raises NotKeptError if one is gone."""
         for number in range(count):
             yield await self.part(file_id, number)
 
@@ -165,7 +165,7 @@ class BatchStore:
         return stored.data
 
     async def line(self, file_id: str, part: int, place: int) -> bytes:
-        """A line of a part; a few parts are remembered. Raises NotKeptError."""
+        """A line of a part; a few parts are cached. Raises NotKeptError."""
         async with self._reading:
             lines = self._read.pop((file_id, part), None)
             if lines is None:
@@ -181,7 +181,7 @@ class BatchStore:
         for batch in await self.batches(tenant):
             if batch.input_file_id == file_id and not batch.is_over:
                 raise ConflictError(f"batch {batch.id} is {batch.status} and reads this file: cancel it first")
-        await self.streams.purge(subjects.batch_part(file_id, "*"))  # deleting can be repeated
+        await self.streams.purge(subjects.batch_part(file_id, "*"))  # deletion can be repeated
         await self.streams.purge(record.subject)
 
     # -- batches -----------------------------------------------------------------------------------------------------
@@ -189,7 +189,7 @@ class BatchStore:
     async def new_batch(
         self, tenant: str, *, input_file_id: str, endpoint: str, metadata: dict[str, str] | None
     ) -> BatchRecord:
-        """Begin a batch; it is acknowledged, and will be looked after, when this returns."""
+        """Create a batch; when this returns, it is acknowledged and will be processed."""
         file, now = await self.file(tenant, input_file_id), int(time.time())
         if file.purpose != "batch":
             raise InvalidRequestError(f"a file of purpose {file.purpose} is no input", param="input_file_id")
@@ -212,7 +212,7 @@ class BatchStore:
 
     @contextlib.asynccontextmanager
     async def _turn(self, tenant: str) -> AsyncIterator[None]:
-        """A tenant's batches begin one by one: together, each would find room for one more."""
+        """Serialise a tenant's new batches: concurrently, each would find room for one more."""
         turn = self._turns.setdefault(tenant, asyncio.Lock())
         try:
             async with asyncio.timeout(TURN_TIMEOUT_S):
@@ -235,12 +235,12 @@ class BatchStore:
             )
 
     async def _begin(self, record: BatchRecord) -> None:
-        # The step comes first: without a batch it is dropped, but a batch without a step would never end.
+        # The step is queued first: without a batch it is dropped, but a batch without a step would never end.
         await self.streams.enqueue(subjects.batch_step(record.id), encode(first_step(record)))
         await self.streams.create(record.subject, encode(record))
 
     async def batches(self, tenant: str) -> list[BatchRecord]:
-        """The oldest first."""
+        """A tenant's files, oldest first."""
         subject = subjects.batch_record(token_of(tenant), "*")
         found: dict[str, BatchRecord] = {}  # a batch that changes meanwhile is read twice
         async for stored in self.streams.scan(subject):
@@ -253,7 +253,7 @@ class BatchStore:
         return (await self.load(tenant, batch_id))[0]
 
     async def change(self, tenant: str, batch_id: str, to: Callable[[BatchRecord], BatchRecord]) -> BatchRecord:
-        """Apply `to` to the newest record until nobody else interferes. Raises what `to` raises, UnavailableError."""
+        """Apply `to` to the newest record, retrying on conflicts. Raises what `to` raises, UnavailableError."""
         return await changed(
             f"batch {batch_id}",
             partial(self.load, tenant, batch_id),
@@ -269,7 +269,7 @@ class BatchStore:
         return batch_decoder.decode(stored.data), stored.seq
 
     async def cancel(self, tenant: str, batch_id: str) -> BatchRecord:
-        """Run no more of its lines. Raises ConflictError when it is too late."""
+        """Cancel a batch: no more lines are run. Raises ConflictError if it is too late."""
 
         def cancelling(record: BatchRecord) -> BatchRecord:
             if record.status == "cancelling":
@@ -280,7 +280,7 @@ class BatchStore:
                 raise ConflictError(f"the batch is {record.status}: it can't be cancelled any more") from None
 
         record = await self.change(tenant, batch_id, cancelling)
-        # Queue the batch's step again in case it was lost: nobody would end the batch.
+        # Queue the batch's step again in case it was lost: otherwise the batch would never end.
         with contextlib.suppress(UnavailableError, OverloadedError):
             await self.streams.enqueue(subjects.batch_step(record.id), encode(first_step(record)))
         return record
@@ -291,7 +291,7 @@ def _full(told: str) -> StoreFullError:
 
 
 def _read(decoder: msgspec.msgpack.Decoder[R], stored: Stored) -> Iterator[R]:
-    """The record, or nothing if this release can't read it: a list leaves it out."""
+    """Decode a record; None if this release can't: lists leave it out."""
     try:
         yield decoder.decode(stored.data)
     except msgspec.MsgspecError as error:

@@ -1,4 +1,4 @@
-"""Reading multipart/form-data. The file is passed on in pieces, never held as a whole."""
+"""A streaming parser of multipart/form-data: the file is passed on in pieces, never held whole."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ UPLOAD_TIMEOUT_S = 600.0
 SILENCE_TIMEOUT_S = 30.0
 MAX_DISCARDED_BYTES = 16 << 20  # dropped after a file was refused
 DISCARD_TIMEOUT_S = 5.0
-logging.getLogger("python_multipart").setLevel(logging.ERROR)  # the sender is told what is wrong
+logging.getLogger("python_multipart").setLevel(logging.ERROR)  # the sender is told the fault
 _NAME = re.compile(r"[^\x00-\x1f\x7f]{1,255}\Z")
 
 
 class FileForm:
-    """The form of POST /v1/files: takes bytes, gives the file's bytes, keeps the fields."""
+    """The form of POST /v1/files: takes bytes, yields the file's bytes, keeps the fields."""
 
     def __init__(self, content_type: str) -> None:
-        """Raises InvalidRequestError for what is no form."""
+        """Raises InvalidRequestError for a malformed form."""
         kind, options = parse_options_header(content_type)
         boundary = options.get(b"boundary", b"")
         if kind != b"multipart/form-data" or not boundary:
@@ -72,7 +72,7 @@ class FileForm:
         return found
 
     def finish(self) -> str:
-        """The body ends: return the file's name. Raises InvalidRequestError for an incomplete or wrong form."""
+        """Finish the body; return the file's name. Raises InvalidRequestError for an incomplete or invalid form."""
         if not self._ended:
             raise InvalidRequestError("the form is not complete: its closing boundary is missing")
         if self.filename is None:
@@ -129,7 +129,7 @@ class FileForm:
 
 
 async def receive_file(request: Request, store: BatchStore, tenant: str) -> FileRecord:
-    """Keep a request's file. Raises HTTPException 413 and 408, InvalidRequestError and OverloadedError."""
+    """Store a request's file. Raises HTTPException 413 and 408, InvalidRequestError and OverloadedError."""
     body = request.stream()
     try:
         return await _received(request, body, store, tenant)
@@ -165,7 +165,7 @@ async def _received(request: Request, body: AsyncGenerator[bytes, None], store: 
 
 
 async def _discard_rest(body: AsyncGenerator[bytes, None]) -> None:
-    """Read some of the rest: to a sending client, an early close looks like a broken connection."""
+    """Read some of the rest: a client still sending would see an early close as a broken connection."""
     size = 0
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(DISCARD_TIMEOUT_S):

@@ -1,1 +1,1 @@
-"""Child processes for work that may take too much time or memory: how they are asked, and their bounds."""
+"""Child processes for work that may take too much time or memory: the protocol, and their limits."""

@@ -1,4 +1,4 @@
-"""A child process from the gateway's side: started when it is needed, killed when it is late."""
+"""The parent's side of a child process: started on demand, killed when it is late."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import msgspec
 from gateway.children.frames import read_frame, write_frame
 
 ROOT = Path(__file__).parents[2]
-INHERITED = ("LD_LIBRARY_PATH", "PATH", "PYTHONHOME", "PYTHONPATH", "PYTHONSAFEPATH")  # variables: no keys
+INHERITED = ("LD_LIBRARY_PATH", "PATH", "PYTHONHOME", "PYTHONPATH", "PYTHONSAFEPATH")  # inherited variables: no keys
 Told = TypeVar("Told", bound=msgspec.Struct)
 
 
@@ -28,7 +28,7 @@ class DiedError(Exception):
 
 
 class Child:
-    """One process of `python -m module`. For one thread at a time."""
+    """One process of `python -m module`, used by one thread at a time."""
 
     def __init__(self, module: str) -> None:
         self._module = module
@@ -50,7 +50,7 @@ class Child:
         )
 
     def ask(self, message: msgspec.Struct, answer: type[Told], longest_s: float) -> Told:
-        """The started child's answer to a message. Raises TimeoutError, or DiedError; then there is no child any more."""
+        """Send a message to the started child; return its answer. Raises TimeoutError, or DiedError; the child is gone then."""
         process = self._process
         assert process is not None
         asked, told = cast(BinaryIO, process.stdin), cast(BinaryIO, process.stdout)
@@ -75,11 +75,11 @@ class Child:
             timer.cancel()
 
     def end(self) -> int:
-        """Kill it, if it is there. Returns how it ended."""
+        """Kill the child, if any. Returns its exit code."""
         process, self._process = self._process, None
         if process is None:
             return 0
-        process.kill()  # a dead one keeps its own end
+        process.kill()  # no effect on a dead process
         with contextlib.suppress(OSError):
             process.communicate()
         return process.wait()

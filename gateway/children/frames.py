@@ -1,4 +1,4 @@
-"""The child's side: frames of four bytes of length and msgpack on stdin and stdout, and bounds that the system holds."""
+"""The child's side: length-prefixed msgpack frames on stdin and stdout, and limits enforced by the system."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LENGTH = struct.Struct("<I")
 
 
 def read_frame(stream: BinaryIO) -> bytes:
-    """Empty at the end of the stream."""
+    """Read a frame; empty at the end of the stream."""
     head = stream.read(LENGTH.size)
     if len(head) < LENGTH.size:
         return b""
@@ -30,7 +30,7 @@ def write_frame(stream: BinaryIO, message: msgspec.Struct) -> None:
 
 
 def bound_memory(num_bytes: int) -> None:
-    """Let this process have so much more than it has now."""
+    """Limit this process's memory to so much more than now."""
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + num_bytes, used + num_bytes))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -38,7 +38,7 @@ def bound_memory(num_bytes: int) -> None:
 
 @contextlib.contextmanager
 def processor_time(most_s: float) -> Iterator[None]:
-    """SIGPROF ends this process when what is done inside takes more processor time: a pause is nobody's doing."""
+    """Context manager: SIGPROF ends the process after this much processor time; pauses don't count."""
     signal.setitimer(signal.ITIMER_PROF, most_s)
     yield
     signal.setitimer(signal.ITIMER_PROF, 0)

@@ -1,1 +1,1 @@
-"""The console: a page that the gateway serves, and what it shows and does."""
+"""The console: the page that the gateway serves, its data and its orders."""

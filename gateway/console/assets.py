@@ -11,7 +11,7 @@ from fastapi import Request, Response
 
 FOLDER = Path(__file__).parent / "static"
 PAGE = "index.html"
-MAX_DEPTH = 8  # folders in the address of a page: /console/requests/ID/, and wrong ones
+MAX_DEPTH = 8  # depth of a page's address: /console/requests/ID/, and wrong ones
 _LINK = b'"console/static/'
 _TYPES = {
     ".html": "text/html; charset=utf-8",
@@ -39,14 +39,14 @@ _HEADERS = {
     "referrer-policy": "no-referrer",
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
-    "cache-control": "no-cache",  # revalidated each time, and answered by 304
+    "cache-control": "no-cache",  # revalidated each time, usually with a 304
     "vary": "accept-encoding",
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asset:
-    """A file as it is sent."""
+    """A file with its response headers."""
 
     body: bytes
     zipped: bytes
@@ -73,7 +73,7 @@ def load_assets() -> dict[str, Asset]:
 
 
 def load_pages() -> list[Asset]:
-    """The page by the number of folders in its address: its links are relative, so a proxy may put it below a path."""
+    """The page by the depth of its address: its links are relative, so a proxy may put it below a path."""
     page = (FOLDER / PAGE).read_bytes()
     return [_asset(".html", page.replace(_LINK, b'"' + b"../" * depth + _LINK[1:])) for depth in range(MAX_DEPTH + 1)]
 

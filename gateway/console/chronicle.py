@@ -1,4 +1,4 @@
-"""What happened to the fleet: a bounded list of events, the workers that were lost, outages; pure.
+"""The fleet's history: a bounded list of events, lost workers, outages; pure.
 
 It compares what is heard now with what was heard before. Each gateway writes its own.
 """
@@ -12,8 +12,8 @@ from typing import Any
 
 MAX_EVENTS = 200
 MAX_LOST = 100
-LOST_FOR_S = 600.0  # a lost worker is shown so long
-QUIET_S = 30.0  # refusals further apart are two events
+LOST_FOR_S = 600.0  # how long a lost worker is shown
+QUIET_S = 30.0  # refusals further apart are separate events
 
 Json = dict[str, Any]
 
@@ -28,19 +28,19 @@ class Event:
     level: str
     what: str  # a worker's or a gateway's name, or ""
     text: str
-    until_unix: float | None = None  # the newest sign of what lasts
+    until_unix: float | None = None  # the last sign of a lasting event
     count: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heard:
-    """What a gateway hears at one instant."""
+    """The fleet as a gateway hears it at one instant."""
 
     workers: Mapping[str, Json]  # as `worker_json`, by id
     gateways: frozenset[str]
     not_ready: str  # why no request is served, or ""
     refused: int  # since the start
-    refused_why: str  # the newest one's reason
+    refused_why: str  # reason of the newest
 
 
 class Chronicle:
@@ -56,7 +56,7 @@ class Chronicle:
         self.not_ready_since: float | None = None
 
     def look(self, heard: Heard, unix: float) -> None:
-        """Write down what changed since the last look. The first one finds everything as it is."""
+        """Record the changes since the last look. The first one only takes the initial state."""
         before, self._before = self._before, heard
         self._lost = {name: one for name, one in self._lost.items() if unix - one["lost_unix"] < LOST_FOR_S}
         self._readiness(heard.not_ready, unix)
@@ -72,11 +72,11 @@ class Chronicle:
             self._refused(heard.refused - before.refused, heard.refused_why, unix)
 
     def as_json(self) -> list[Json]:
-        """The newest first."""
+        """Events, newest first."""
         return [asdict(event) for event in reversed(self._events)]
 
     def lost(self) -> list[Json]:
-        """Workers as they were last heard, with `lost_unix`; by name."""
+        """Lost workers in their last state, with `lost_unix`; by name."""
         return [one for _, one in sorted(self._lost.items())]
 
     # -- what may happen -----------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The fleet for a console: workers, gateways and what these do, and orders to workers."""
+"""The fleet for a console: workers, gateways and their activity, and orders to workers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ MAX_TOLD = 2 << 20  # bytes of one answer; the bus carries 8 MiB
 
 
 class FleetControl:
-    """Workers through `peers`, gateways by their heartbeats on the bus."""
+    """The fleet: workers from `peers`, gateways from their heartbeats."""
 
     def __init__(self, bus: Bus, peers: Peers, *, gateway_id: str = "") -> None:
         self._bus = bus
@@ -47,10 +47,10 @@ class FleetControl:
         self._tell: Callable[[ConsoleAsk], Awaitable[Any]] | None = None
         self._recorder: Recorder | None = None
         self._looking: asyncio.Task[None] | None = None
-        self.leaving = asyncio.Event()  # set when the gateway stops: watchers have to go
+        self.leaving = asyncio.Event()  # set when the gateway stops: watchers must leave
 
     async def start(self) -> None:
-        """Listen for gateways, and answer them."""
+        """Subscribe to gateways, and answer them."""
         self._subscriptions = [
             await self._bus.subscribe(subjects.ALL_GATEWAY_HEARTBEATS, gateway_state_decoder, self._gateways.saw),
             await self._bus.subscribe(subjects.PLANNER, planner_state_decoder, self._saw_planner),
@@ -72,7 +72,7 @@ class FleetControl:
         return [state for _, state in sorted(self._peers.states.items())]
 
     def contested(self) -> frozenset[str]:
-        """Names that two workers have."""
+        """Names claimed by two workers."""
         return frozenset(self._peers.contested)
 
     def gateways(self) -> list[GatewayState]:
@@ -82,7 +82,7 @@ class FleetControl:
     # -- what is written down ------------------------------------------------------------------------------------------
 
     def record_with(self, recorder: Recorder) -> None:
-        """Let it look at the fleet, and hear planners."""
+        """Attach a recorder, which samples the fleet and hears planners."""
         self._recorder = recorder
 
     async def _look(self) -> None:
@@ -105,13 +105,13 @@ class FleetControl:
         self._tell = tell
 
     async def ask(self, message: ConsoleAsk) -> dict[str, Any]:
-        """Each other gateway's answer, by its id; silent ones are left out."""
+        """Other gateways' answers by id; silent ones are left out."""
         others = [state.gateway for state in self.gateways() if state.gateway != self._gateway_id]
         told = await asyncio.gather(*(self._ask(name, message) for name in others))
         return {name: answer for name, answer in zip(others, told, strict=True) if answer is not None}
 
     async def find(self, request_id: str) -> list[dict[str, Any]]:
-        """The time lines of an answer, or of one choice, from the gateway that has them."""
+        """Timelines of an answer, or of one choice, from the gateway that has them."""
         told = await self.ask(ConsoleAsk(request_id=request_id))
         return next((lines for lines in told.values() if lines), [])
 
@@ -131,11 +131,11 @@ class FleetControl:
     # -- workers -------------------------------------------------------------------------------------------------------
 
     async def set_roles(self, worker: str, roles: Sequence[str]) -> RolesReply:
-        """Let `worker` take new work of these roles alone. Raises UnavailableError without an answer."""
+        """Order `worker` to take new work of these roles only. Raises UnavailableError without an answer."""
         return await self._order(worker, SetRoles(roles=list(roles), reason="operator"))
 
     async def drain(self, worker: str, *, draining: bool) -> RolesReply:
-        """Let `worker` take no new work, or take it again. Raises UnavailableError without an answer."""
+        """Order `worker` to drain, or to take work again. Raises UnavailableError without an answer."""
         return await self._order(worker, Drain(draining=draining, reason="operator"))
 
     async def _order(self, worker: str, order: SetRoles | Drain) -> RolesReply:

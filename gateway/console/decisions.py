@@ -1,4 +1,4 @@
-"""What planners decide, as gateways hear it: each one's newest state, and the decisions that differ from the one before."""
+"""Planners' decisions as gateways hear them: each planner's newest state, and changes of decision."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Decisions:
         self._decisions: deque[dict[str, Any]] = deque(maxlen=MAX_DECISIONS)
 
     def saw(self, state: PlannerState, unix: float) -> None:
-        """Take a planner's state. Only what is decided is kept, and not each figure of it."""
+        """Take a planner's state. Only decisions are kept, not every figure."""
         known = self._newest.get(state.planner)
         if known is None and len(self._newest) >= MAX_PLANNERS:
             return
@@ -33,13 +33,13 @@ class Decisions:
             self._decisions.append(_json(state, unix) | {"moved": moved})
 
     def planners(self, unix: float) -> list[dict[str, Any]]:
-        """The newest state of each planner that is heard, the one that acts first."""
+        """The newest state of each live planner, the active one first."""
         self._newest = {name: seen for name, seen in self._newest.items() if unix - seen[0] < SILENT_S}
         states = [_json(state, at) for at, state in self._newest.values()]
         return sorted(states, key=lambda one: (not one["acts"], one["planner"]))
 
     def as_json(self) -> list[dict[str, Any]]:
-        """The newest first."""
+        """Decisions, newest first."""
         return list(reversed(self._decisions))
 
 

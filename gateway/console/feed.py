@@ -1,4 +1,4 @@
-"""The console's stream: server-sent events with what changed, as long as somebody watches.
+"""The console's event stream: changes as server-sent events while somebody watches.
 
 One picture is built twice a second for all watchers. A watcher has no queue: it gets the newest picture once it has taken the
 last one, so a slow reader misses pictures and delays nobody. A client that does not read at all is cut off by its connection
@@ -20,20 +20,20 @@ from common.errors import UnavailableError
 log = logging.getLogger("baton.console")
 
 TICK_S = 0.5
-PING_S = 5.0  # a ping notices that its client left
+PING_S = 5.0  # a ping detects that the client left
 MAX_WATCH_S = 300.0  # a page then connects again, with its key
 MAX_WATCHERS = 64
 
 _encoder = msgspec.json.Encoder()
 
-Sections = Mapping[str, Any]  # event -> what it says
+Sections = Mapping[str, Any]  # event -> its data
 
 
 class Feed:
     def __init__(self, build: Callable[[], Awaitable[Sections]], *, leaving: asyncio.Event) -> None:
         self._build = build
         self._leaving = leaving
-        self._events: dict[str, tuple[int, bytes]] = {}  # name -> the picture it came with, and its event
+        self._events: dict[str, tuple[int, bytes]] = {}  # name -> the picture of its last change, and the event
         self._said: dict[str, bytes] = {}
         self._picture = 0
         self._changed = asyncio.Event()
@@ -41,7 +41,7 @@ class Feed:
         self.watchers = 0
 
     async def watch(self) -> AsyncGenerator[bytes, None]:
-        """One watcher's events: all sections, then those that change. Raises UnavailableError beyond MAX_WATCHERS."""
+        """One watcher's events: all sections, then changed ones. Raises UnavailableError beyond MAX_WATCHERS."""
         if self.watchers >= MAX_WATCHERS:
             raise UnavailableError(
                 f"{MAX_WATCHERS} pages watch this gateway already: close one, or ask another gateway"
@@ -50,7 +50,7 @@ class Feed:
 
     async def _watch(self) -> AsyncGenerator[bytes, None]:
         if self.watchers >= MAX_WATCHERS:
-            return  # others began meanwhile
+            return  # others joined meanwhile
         self.watchers += 1
         ends_at, seen = time.monotonic() + MAX_WATCH_S, 0
         try:
@@ -62,7 +62,7 @@ class Feed:
                 seen = self._picture
                 if news:
                     yield b"".join(news)
-                    continue  # what came meanwhile, at once
+                    continue  # changes that came meanwhile are sent at once
                 changed = self._changed
                 try:
                     async with asyncio.timeout(PING_S):
@@ -73,7 +73,7 @@ class Feed:
             self.watchers -= 1
 
     async def _keep_building(self) -> None:
-        """Build pictures until nobody watches. The next watcher gets a new one."""
+        """Build pictures while somebody watches. The next watcher gets a new one."""
         try:
             while self.watchers and not self._leaving.is_set():
                 began = time.monotonic()

@@ -1,4 +1,4 @@
-"""What was measured lately, in rings of bounded length; pure.
+"""Recent measurements in ring buffers; pure.
 
 Durations are counted in classes that grow by a twentieth, so those of several gateways add up and a percentile is right to 3 %.
 `counts` and `times` are of one gateway's requests, `levels` of one gateway at the instants of its looks; `fleet` is what every
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-SPANS = {"10m": (2, 300), "1h": (10, 360), "6h": (60, 360)}  # seconds of a sample, samples
+SPANS = {"10m": (2, 300), "1h": (10, 360), "6h": (60, 360)}  # seconds of a sample, number of samples
 LEAST_MS, MOST_MS = 0.1, 1e6
 _GROWTH = math.log(1.05)
 RATES = ("ended", "good", "errors", "cancelled", "refused", "invalid", "prompt_tokens", "handovers", "moved_bytes")
@@ -43,12 +43,12 @@ def milliseconds_of(place: int) -> float:
 
 @dataclass(slots=True)
 class Sample:
-    """Some seconds, from `at` on (unix)."""
+    """The measurements of an interval that starts at `at` (unix)."""
 
     at: int
     counts: Sums = field(default_factory=_none)
     times: dict[str, Counter[int]] = field(default_factory=lambda: {name: Counter() for name in TIMES})
-    levels: Sums = field(default_factory=_none)  # over its looks
+    levels: Sums = field(default_factory=_none)  # summed over its looks
     fleet: Sums = field(default_factory=_none)
     looks: int = 0
 
@@ -79,7 +79,7 @@ class History:
             sample.times[name][place] += 1
 
     def look(self, unix: float, levels: Mapping[str, float], fleet: Mapping[str, float]) -> None:
-        """What is so at this instant."""
+        """Add the present state to the current samples."""
         for sample in self._samples(unix):
             _add(sample.levels, levels)
             _add(sample.fleet, fleet)
@@ -93,14 +93,14 @@ class History:
         for span, ring in self._rings.items():
             step_s = SPANS[span][0]
             at = int(unix // step_s) * step_s
-            if not ring or ring[-1].at < at:  # a clock that is set back goes on with the newest
+            if not ring or ring[-1].at < at:  # a clock set back continues with the newest
                 ring.append(Sample(at))
             yield ring[-1]
 
 
 def merged_history(parts: Mapping[str, Sequence[Json]], span: str, unix: float, since: float = 0) -> Json:
-    """Columns over all gateways: whole samples, from the first one after `since`. `parts`: gateway -> its samples, the one
-    that hears first."""
+    """Columns over all gateways: complete samples, from the first one after `since`. `parts`: gateway -> its samples, our own
+    first."""
     step_s, length = SPANS[span]
     last = int(unix // step_s) * step_s - step_s
     by_time: dict[int, list[Json]] = {}
@@ -122,7 +122,7 @@ def merged_history(parts: Mapping[str, Sequence[Json]], span: str, unix: float, 
 
 
 def _row(samples: Sequence[Json], seconds: float) -> dict[str, float | None]:
-    """One instant's values, rates per second. Without a sample nothing is known of it."""
+    """One instant's values, rates per second; null without a sample."""
     if not samples:
         return {}
     counts, levels = _none(), _none()
@@ -143,7 +143,7 @@ def _row(samples: Sequence[Json], seconds: float) -> dict[str, float | None]:
 
 
 def percentile_of(classes: Counter[int], share: float) -> float | None:
-    """The middle of the class in which at least `share` of the durations are reached, in milliseconds."""
+    """The middle of the class in which `share` of the durations are reached, in milliseconds."""
     left = share * classes.total()
     for place in sorted(classes):
         left -= classes[place]

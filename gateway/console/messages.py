@@ -1,4 +1,4 @@
-"""What gateways ask each other for their consoles."""
+"""Messages between gateways for their consoles."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ class ConsoleAsk(msgspec.Struct, frozen=True, kw_only=True, tag="console_ask"):
     """Gateway -> gateway, while somebody watches a console. Answered by `ConsoleTold`."""
 
     v: int = PROTOCOL_VERSION
-    request_id: str = ""  # an answer's or a choice's; "": what the gateway does now
-    history: str = ""  # a span of `gateway.console.history`: what was measured in it
-    since: float = 0.0  # only what was measured after it, in unix seconds
-    search: dict[str, str] | None = None  # requests that suit: `gateway.console.search`
+    request_id: str = ""  # an answer's or a choice's; "": the present activity
+    history: str = ""  # a span of `gateway.console.history`
+    since: float = 0.0  # only newer samples, in unix seconds
+    search: dict[str, str] | None = None  # filters of `gateway.console.search`
 
 
 class ConsoleTold(msgspec.Struct, frozen=True, kw_only=True, tag="console_told"):

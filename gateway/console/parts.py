@@ -1,4 +1,4 @@
-"""What gateways do, as JSON that travels between them; pure.
+"""The activity of gateways as JSON that travels between them; pure.
 
 `own_part` makes one gateway's part, `merged` one picture of all. Parts of other releases may lack or add fields.
 """
@@ -14,16 +14,16 @@ from gateway.request.spec import Generations
 from gateway.request.timeline import Timeline
 
 LISTS = ("waiting", "running", "latest", "slowest")
-MAX_LISTED = 20  # entries a list
-MAX_TENANTS = 50  # shown, those that cost most
-MAX_LINKS = 200  # shown, those that moved most
+MAX_LISTED = 20  # entries of a list
+MAX_TENANTS = 50  # shown: those with the highest cost
+MAX_LINKS = 200  # shown: those that moved most
 _COUNTS = ("ended", "errors", "cancelled", "prompt_tokens", "cached_tokens", "completion_tokens")
 
 Part = Mapping[str, Any]
 
 
 def own_part(generations: Generations, tenants: list[dict[str, Any]], *, now: float, unix: float) -> dict[str, Any]:
-    """What this gateway does. `now` is of its monotonic clock, `unix` the same instant."""
+    """This gateway's activity. `now` is of its monotonic clock, `unix` the same instant."""
     counters = generations.counters
     return activity(generations.timelines.since(now - WINDOW_S), now, unix) | {
         "in_flight": generations.in_flight,
@@ -37,7 +37,7 @@ def own_part(generations: Generations, tenants: list[dict[str, Any]], *, now: fl
 
 
 def activity(lines: Sequence[Timeline], now: float, unix: float) -> dict[str, Any]:
-    """What happened within the last minute."""
+    """Activity within the last minute."""
     moved = handoffs(lines, now, unix)
     return {
         "handovers": moved[:MAX_HANDOFFS],
@@ -47,7 +47,7 @@ def activity(lines: Sequence[Timeline], now: float, unix: float) -> dict[str, An
 
 
 def _links(moved: Iterable[Mapping[str, Any]], failed: Mapping[tuple[str, str], int]) -> list[dict[str, Any]]:
-    """Handoffs by (from, to), as sums. `pushed_bytes` are those whose `push_ms` is known."""
+    """Handoffs by (from, to), summed. `pushed_bytes` are those whose `push_ms` is known."""
     by_pair: dict[tuple[str, str], list[Mapping[str, Any]]] = defaultdict(list, {pair: [] for pair in failed})
     for handoff in moved:
         by_pair[handoff["from"], handoff["to"]].append(handoff)
@@ -67,7 +67,7 @@ def _links(moved: Iterable[Mapping[str, Any]], failed: Mapping[tuple[str, str], 
 
 
 def _samples(lines: Iterable[Timeline], now: float) -> dict[str, Any]:
-    """Requests that ended within the last minute: their number, and each one's times."""
+    """Requests that ended within the last minute: their number, and the times of each."""
     ended = [line for line in lines if line.ended_at is not None and now - line.ended_at <= WINDOW_S]
     return {
         "ended": len(ended),
@@ -82,7 +82,7 @@ def _samples(lines: Iterable[Timeline], now: float) -> dict[str, Any]:
 
 
 def merged(parts: Mapping[str, Part]) -> dict[str, Any]:
-    """One picture of gateway -> part; docs/console.md describes the fields."""
+    """One picture from gateway -> part; docs/console.md describes the fields."""
     all_parts = list(parts.values())
     moved = [one | {"gateway": name} for name, part in parts.items() for one in part.get("handovers", [])]
     moved.sort(key=lambda one: one["at_unix"], reverse=True)
@@ -154,7 +154,7 @@ def _latencies(samples: list[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _merged_tenants(parts: Iterable[Part]) -> list[dict[str, Any]]:
-    """Tenants' usage, added up. Each gateway knows all budgets: the fullest figure counts."""
+    """Tenants' usage, summed. Each gateway knows all budgets: the highest figure counts."""
     by_name: dict[str, dict[str, Any]] = {}
     for part in parts:
         for one in part.get("tenants", []):
@@ -169,7 +169,7 @@ def _merged_tenants(parts: Iterable[Part]) -> list[dict[str, Any]]:
 
 
 def _merged_requests(parts: Mapping[str, Part]) -> dict[str, list[dict[str, Any]]]:
-    """Each list's first entries: `waiting` and `slowest` the longest first, the others the newest."""
+    """The first entries of each list: `waiting` and `slowest` sorted by duration, the others newest first."""
     found: dict[str, list[dict[str, Any]]] = {}
     for name in LISTS:
         entries = [

@@ -1,4 +1,4 @@
-"""Writes down what this gateway does and hears, all the time and whether or not somebody watches: history, events, decisions."""
+"""The recorder of this gateway's console data, running always: history, events, decisions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _COUNTED = {"error": "errors", "cancelled": "cancelled"}
 
 
 class Recorder:
-    """`ended` is called for each request, `look` each LOOK_EVERY_S."""
+    """`ended` is called for each request, `look` every LOOK_EVERY_S."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class Recorder:
         generations.timelines.on_end(self.ended)
 
     def ended(self, line: Timeline) -> None:
-        """A request is over."""
+        """Record an ended request."""
         unix, per_token = self._wall(), tpot_ms(line)
         counts: dict[str, float] = {_COUNTED.get(line.status, "ended"): 1}
         if line.status != "cancelled" and not line.patient:
@@ -62,7 +62,7 @@ class Recorder:
         self.decisions.saw(state, self._wall())
 
     def look(self, workers: Iterable[WorkerState], gateways: Iterable[GatewayState]) -> None:
-        """What is so now."""
+        """Record the present state."""
         unix, states, generations = self._wall(), list(workers), self._generations
         for line in generations.timelines.since(float("inf")):  # running
             self._first_token(line, unix)
@@ -84,14 +84,14 @@ class Recorder:
         self.chronicle.look(heard, unix)
 
     def _is_good(self, line: Timeline, per_token: float | None) -> bool:
-        """Whether it met both service levels."""
+        """True if it met both service levels."""
         if line.status == "error" or line.ttft_ms is None:
             return False
         in_time = line.ttft_ms <= 1000 * self._levels.ttft_s
         return in_time and (per_token is None or per_token <= 1000 * self._levels.tpot_s)
 
     def _first_token(self, line: Timeline, unix: float) -> None:
-        """Count it if it came after the last look: those before are counted."""
+        """Count a first token if it came after the last look."""
         if line.first_token_at is None or line.ttft_ms is None or line.first_token_at <= self._looked_at:
             return
         self.history.time(unix, "ttft", line.ttft_ms)
@@ -116,7 +116,7 @@ class Recorder:
         }
 
     def _planned(self, unix: float) -> dict[str, float]:
-        """What the planner that acts says of the roles; nothing without one."""
+        """The active planner's figures about roles; empty without one."""
         told: dict[str, Any] = next(iter(self.decisions.planners(unix)), {})
         return {
             f"{name}_{role}": value

@@ -1,4 +1,4 @@
-"""The console's routes: the page, what it shows, and an operator's orders."""
+"""The console's routes: the page, its data, and an operator's orders."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from gateway.request.refused import Refusals
 from gateway.request.spec import Generations
 from gateway.tenants.tenants import CONSOLE_PAGES
 
-FRESH_S = 0.5  # further viewers share a state this new
+FRESH_S = 0.5  # URL of a trace, with {trace_id} for its id
 ORDER_LIMITS = BodyLimits(max_bytes=4096, timeout_s=5.0)
 
 _FIGURES = ("in_flight", "waiting", "latencies", "placed", "refused", "events", "tenants")
@@ -59,26 +59,26 @@ _ROLES, _DRAIN = "/admin/workers/{worker}/roles", "/admin/workers/{worker}/drain
 
 
 class RolesOrder(StrictFields):
-    """What a worker takes new work of."""
+    """The roles whose new work a worker shall take."""
 
     roles: Annotated[list[Annotated[StrictStr, Field(max_length=32)]], Field(min_length=1, max_length=8)]
 
 
 class DrainOrder(StrictFields):
-    """Whether a worker takes no new work; without a body it takes none."""
+    """A drain order: `draining` false ends it; without a body it starts."""
 
     draining: StrictBool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsoleFacts:
-    """Facts about this gateway that no heartbeat has."""
+    """Facts about this gateway that are in no heartbeat."""
 
     gateway_id: str
     catalogue: Catalogue
     version: str
     levels: ServiceLevels
-    trace_url: str  # where a trace is shown; {trace_id} stands for its id
+    trace_url: str  # one of `_building`'s waiters builds, the others share the result
     has_admin: Callable[[], bool]
 
 
@@ -124,7 +124,7 @@ class ConsoleRoutes:
         )
 
     async def page(self, request: Request) -> Response:
-        """The page, at the root and at the address of each of its pages; a browser gets it at a wrong address, too."""
+        """The page, at the root and at each page's address; a browser gets it at wrong addresses, too."""
         depth, given = request.scope["raw_path"].count(b"/") - 1, request.path_params
         is_known = given.get("page", CONSOLE_PAGES[0]) in CONSOLE_PAGES and "rest" not in given
         if depth > MAX_DEPTH or not (is_known or "text/html" in request.headers.get("accept", "")):
@@ -139,8 +139,8 @@ class ConsoleRoutes:
         return asset.response(request)
 
     async def state(self, request: Request) -> Response:
-        """The fleet as this gateway hears it, and what all gateways do."""
-        async with self._building:  # all who ask meanwhile get the same
+        """`state` as server-sent events: `fleet`, `figures` and `requests`, as they change (docs/console.md)."""
+        async with self._building:  # concurrent callers share the result
             if self._state is None or time.monotonic() - self._state[0] > FRESH_S:
                 picture = await self._picture()
                 self._state = time.monotonic(), picture
@@ -149,11 +149,11 @@ class ConsoleRoutes:
         return json_response(picture)
 
     async def events(self, request: Request) -> Response:
-        """The same as server-sent events, as it changes: `fleet`, `figures` and `requests` (docs/console.md)."""
+        """Measurements of all gateways in `span`, after `since`, as columns."""
         return ByteStream(await self._feed.watch(), close=_nothing_to_close, headers={})
 
     async def history(self, request: Request) -> Response:
-        """What all gateways measured in `span`, after `since`, as columns."""
+        """Each gateway's `field`, this one's first. One of release 0.1.0 does not know it."""
         span = request.query_params.get("span", "1h")
         if span not in SPANS:
             raise InvalidRequestError(f"span: not one of {', '.join(SPANS)}", param="span")
@@ -166,14 +166,14 @@ class ConsoleRoutes:
         return json_response(picture | {"levels": asdict(self._facts.levels)})
 
     async def search(self, request: Request) -> Response:
-        """Summaries of requests in order, with their `gateway`."""
+        """Each gateway's `field`, this one's first. One of release 0.1.0 does not know it."""
         wanted = Wanted.of(request.query_params)
         told = await self._everybody(ConsoleAsk(search=dict(request.query_params)), "found")
         lines = [line | {"gateway": gateway} for gateway, lines in told.items() for line in lines]
         return json_response({"requests": ordered(lines, wanted)})
 
     async def _everybody(self, ask: ConsoleAsk, field: str) -> dict[str, Any]:
-        """Each gateway's `field`, this one first. One of release 0.1.0 does not know it."""
+        """The activity of all gateways, and the figures of the fleet."""
         own, others = await asyncio.gather(self._tell(ask), self._control.ask(ask))
         parts = {self._facts.gateway_id: own} | others
         return {name: part[field] for name, part in parts.items() if isinstance(part, dict) and field in part}
@@ -189,7 +189,7 @@ class ConsoleRoutes:
         }
 
     async def _picture(self) -> dict[str, Any]:
-        """What all gateways do, and the figures of everybody heard."""
+        """Answer a console, another gateway's or this one's."""
         facts, models, recorder = self._facts, self._facts.catalogue.all(), self._recorder
         differences = {one.worker: one.text for one in self._generations.differences}
         asked = await asyncio.gather(self._own_part(), self._control.ask(ConsoleAsk()))
@@ -226,7 +226,7 @@ class ConsoleRoutes:
         return own_part(self._generations, self._tenants.as_json(), now=time.monotonic(), unix=time.time())
 
     async def _tell(self, ask: ConsoleAsk) -> Any:
-        """Answer the console of another gateway, or this one's."""
+        """Set the roles of a worker: `{"roles": ["prefill", "decode"]}`."""
         timelines = self._generations.timelines
         if ask.history in SPANS:
             return {"history": self._recorder.history.as_json(ask.history, ask.since)}
@@ -238,13 +238,13 @@ class ConsoleRoutes:
         return [line.as_json() for line in timelines.find(ask.request_id)]
 
     async def set_roles(self, request: Request) -> Response:
-        """`{"roles": ["prefill", "decode"]}`: what the worker takes new work of."""
+        """`{"draining": true}`, also without a body: drain the worker; false: let it take work again."""
         worker = self._worker(request)
         order = await read_fields(request, ORDER_LIMITS, RolesOrder)
         return _answer(worker, await self._control.set_roles(worker, order.roles))
 
     async def drain(self, request: Request) -> Response:
-        """`{"draining": true}`, also without a body: no new work for the worker; false: work again."""
+        """a state this fresh is shared by further viewers"""
         worker = self._worker(request)
         order = await read_fields(request, ORDER_LIMITS, DrainOrder, default=b"{}")
         return _answer(worker, await self._control.drain(worker, draining=order.draining))
@@ -257,7 +257,7 @@ class ConsoleRoutes:
 
 
 async def _nothing_to_close() -> None:
-    """A watcher leaves nothing behind."""
+    """No-op: a watcher holds nothing."""
 
 
 def _answer(worker: str, reply: RolesReply) -> Response:

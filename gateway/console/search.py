@@ -1,4 +1,4 @@
-"""Requests by what is known of them: the table of the console's page; pure."""
+"""Search of requests by their attributes, for the console's table; pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """ "" is any. `q`: in the id, the trace id, the tenant, its key, the model or a worker."""
+    """The filters; "" matches anything. `q`: in the id, the trace id, the tenant, its key, the model or a worker."""
 
     q: str = ""
     tenant: str = ""
@@ -30,13 +30,13 @@ class Wanted:
     model: str = ""
     status: str = ""  # one of STATUSES
     worker: str = ""
-    min_ms: float = 0.0  # least total
+    min_ms: float = 0.0  # minimum total
     limit: int = DEFAULT_FOUND
     order: str = "newest"  # one of ORDERS
 
     @classmethod
     def of(cls, query: Mapping[str, str]) -> Wanted:
-        """Raises InvalidRequestError, which names the field."""
+        """Parse the filters. Raises InvalidRequestError, which names the field."""
         unknown = set(query) - {one.name for one in fields(cls)}
         if unknown:
             raise InvalidRequestError(f"unknown field {sorted(unknown)[0][:40]!r}", param=sorted(unknown)[0][:40])
@@ -93,7 +93,7 @@ def _number(query: Mapping[str, str], name: str, default: float, *, most: float)
 
 
 def found(wanted: Wanted, lines: Iterable[Timeline], refused: Iterable[Refused], now: float) -> list[Json]:
-    """Summaries of this gateway's, in order. `now` is of its monotonic clock."""
+    """Matching summaries of this gateway, sorted. `now` is of its monotonic clock."""
     by: dict[str, Callable[[Timeline], float]] = {
         "newest": lambda line: line.received_unix,
         "ttft": lambda line: line.ttft_ms or 0.0,
@@ -106,5 +106,5 @@ def found(wanted: Wanted, lines: Iterable[Timeline], refused: Iterable[Refused],
 
 
 def ordered(told: Sequence[Json], wanted: Wanted) -> list[Json]:
-    """As many as are wanted."""
+    """The first `limit` summaries in order."""
     return sorted(told, key=lambda one: -(one[ORDERS[wanted.order]] or 0.0))[: wanted.limit]

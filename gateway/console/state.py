@@ -1,4 +1,4 @@
-"""The fleet as the console shows it, in JSON values; pure. docs/console.md describes the fields."""
+"""The fleet as the console's JSON; pure. docs/console.md describes the fields."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from gateway.answers.catalogue import Served
 from gateway.request.timeline import AttemptLine, Timeline
 
 WINDOW_S = 60.0  # handoffs, links and latencies this recent are shown
-MAX_HANDOFFS = 40  # shown one by one
-EARLIEST_UNIX = 1_700_000_000  # no process of ours began before
+MAX_HANDOFFS = 40  # shown individually
+EARLIEST_UNIX = 1_700_000_000  # no process of ours is older
 
 
 def worker_json(state: WorkerState) -> dict[str, Any]:
@@ -48,7 +48,7 @@ def worker_json(state: WorkerState) -> dict[str, Any]:
 
 
 def model_json(model: Served) -> dict[str, Any]:
-    """One model, as its files say; `calls` and `reasoning` are the formats of its answers, "": plain text."""
+    """One model, by its files; `calls` and `reasoning` are the formats of its answers, "": plain text."""
     tokenizer = model.tokenizer
     answers = tokenizer.format.format
     return {
@@ -63,13 +63,13 @@ def model_json(model: Served) -> dict[str, Any]:
 
 
 def started_unix(incarnation: int) -> int | None:
-    """When a process began, in unix seconds; None for a number that was not made of a time (`services.runtime.names`)."""
+    """Start of a process in unix seconds, from its incarnation; None if it was not made of a time (`services.runtime.names`)."""
     seconds = incarnation >> INCARNATION_BITS
     return seconds if seconds >= EARLIEST_UNIX else None
 
 
 def gateway_json(state: GatewayState) -> dict[str, Any]:
-    """One gateway's service levels, and what waits there."""
+    """One gateway's service levels and queue."""
     return {
         "id": state.gateway,
         "window_s": state.window_s,
@@ -101,7 +101,7 @@ def handoffs(timelines: Iterable[Timeline], now: float, unix: float) -> list[dic
 
 
 def failed_handoffs(timelines: Iterable[Timeline], now: float) -> Counter[tuple[str, str]]:
-    """(from, to) -> attempts of the last minute that a prefill worker began and no decode worker got: others followed, or none
+    """(from, to) -> the last minute's attempts that a prefill worker started and no decode worker got: others followed, or none
     helped. `to` is the placement's first choice."""
     return Counter(
         (attempt.claimed_by, attempt.decode[0])
@@ -130,7 +130,7 @@ def _handoff(line: Timeline, attempt: AttemptLine, at_unix: float) -> dict[str, 
 
 
 def tpot_ms(line: Timeline) -> float | None:
-    """The mean time of a further token, or None."""
+    """The mean time per output token after the first, or None."""
     if line.ended_at is None or line.first_token_at is None or line.completion_tokens < 2 or line.status == "error":
         return None
     return (line.ended_at - line.first_token_at) * 1000 / (line.completion_tokens - 1)

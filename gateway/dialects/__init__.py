@@ -1,4 +1,4 @@
-"""Ways of asking over HTTP, one folder each. The rest of the gateway needs only their entries in `DIALECTS`."""
+"""Dialects: the HTTP APIs, one folder each. The rest of the gateway needs only their entries in `DIALECTS`."""
 
 from __future__ import annotations
 

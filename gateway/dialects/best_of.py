@@ -1,4 +1,4 @@
-"""The likeliest of several texts, for `best_of`."""
+"""The most likely of several texts, for `best_of`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from gateway.answers.choice import Piece
 
 
 def by_likelihood(pieces: Sequence[Piece]) -> list[int]:
-    """The places of whole choices with logprobs, that with the highest mean logprob first."""
+    """Indices of whole choices with logprobs, by mean logprob, highest first."""
     return sorted(range(len(pieces)), key=lambda place: _mean_logprob(pieces[place]), reverse=True)
 
 

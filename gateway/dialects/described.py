@@ -15,7 +15,7 @@ def described(
     top_p: float | None = None,
     seed: int | None = None,
 ) -> Attributes:
-    """Return the attributes; those that the body doesn't say are left out."""
+    """Return the attributes; those absent from the body are left out."""
     said = {
         "gen_ai.request.choice.count": choices,
         "gen_ai.request.max_tokens": max_tokens,

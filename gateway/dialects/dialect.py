@@ -1,4 +1,4 @@
-"""A dialect: one way of asking for answers over HTTP, a folder here and an entry of `DIALECTS`."""
+"""A dialect: an HTTP API for answers, a folder here and an entry of `DIALECTS`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Body = TypeVar("Body", bound=BaseModel)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """A request beside its body."""
+    """The context of a body: path parameters and headers."""
 
     parameters: Mapping[str, str]  # from the path
     query: Mapping[str, str]
@@ -33,36 +33,36 @@ class Asked:
     request_id: str
 
 
-# A GET's answer: see `gateway.http.responses.answer_of`. Raises ServingError.
+# The answer to a GET: see `gateway.http.responses.answer_of`. Raises ServingError.
 View = Callable[[Answers, Asked], Any]
 
 
 class Events(Protocol):
-    """One streamed answer as bytes, piece by piece. Called where tokens arrive: it must not wait."""
+    """One streamed answer as bytes, piece by piece. Called as tokens arrive: it must not block."""
 
     def opening(self) -> bytes:
-        """Return the bytes before any token; may be empty, as all that follows."""
+        """Return the bytes before any token; may be empty, as may all that follow."""
         ...
 
     @property
     def tell_text_alone(self) -> bool:
-        """Whether `text` may be called: nothing was asked for that may differ from event to event, but text."""
+        """True if `text` may be called: only the text differs between events."""
         ...
 
     def text(self, choice: Choice, text: str) -> bytes:
-        """`event` of a piece that is text and nothing else, reasoning if `choice.is_reasoning`."""
+        """The event of a text-only piece, reasoning if `choice.is_reasoning`."""
         ...
 
     def event(self, choice: Choice, piece: Piece) -> bytes:
-        """Return a piece's addition. It has one token, or all that came since the piece before."""
+        """Return a piece's event. It has one token, or all since the previous piece."""
         ...
 
     def closing(self) -> bytes:
-        """The end of a stream that did not fail."""
+        """The end of a successful stream."""
         ...
 
     def failed(self, problem: Problem) -> bytes:
-        """The end of a stream that failed after it began."""
+        """The end of a stream that failed after its start."""
         ...
 
 
@@ -71,7 +71,7 @@ class Endpoint(Protocol[Body]):
 
     @property
     def body(self) -> type[Body]:
-        """The class that checks a body; its errors must suit `gateway.http.fields.parse_body`."""
+        """The class that validates a body; its errors must suit `gateway.http.fields.parse_body`."""
         ...
 
     @property
@@ -86,19 +86,19 @@ class Endpoint(Protocol[Body]):
 
     @property
     def is_batchable(self) -> bool:
-        """Whether a batch line may ask for it; its body then names the model in `model`."""
+        """True if a batch line may use it; its body then names the model in `model`."""
         ...
 
     def ask(self, body: Body) -> Ask:
-        """Return the body's ask, in no dialect's words. Raises InvalidRequestError."""
+        """Return the body's ask in neutral terms. Raises InvalidRequestError."""
         ...
 
     def events(self, body: Body, answer: Answer) -> Events:
-        """How a streamed answer is written."""
+        """The writer of a streamed answer's events."""
         ...
 
     async def whole(self, body: Body, answer: Answer) -> Any:
-        """An answer that is not streamed: see `gateway.http.responses.answer_of`. Raises ServingError."""
+        """An unstreamed answer: see `gateway.http.responses.answer_of`. Raises ServingError."""
         ...
 
     def describe(self, body: Body) -> Attributes:
@@ -107,18 +107,18 @@ class Endpoint(Protocol[Body]):
 
 
 class Memory(Protocol[Body]):
-    """The memory of an endpoint: what its requests may refer to, and where their answers are kept."""
+    """The storage of an endpoint: contents that requests may refer to, and kept answers."""
 
     async def recall(self, body: Body, raw: bytes, asked: Asked) -> tuple[Body, Ask] | Response:
-        """The body with what it refers to, and what it asks for; or an answer that needs no tokens. Raises ServingError."""
+        """Resolve the references of a body, and parse it; or return an answer that needs no tokens. Raises ServingError."""
         ...
 
     async def keep(self, body: Body, told: Json) -> Json:
-        """Keep a whole answer, before its client has it; return what to tell it. Raises ServingError."""
+        """Store a whole answer before its client has it; return the answer to send. Raises ServingError."""
         ...
 
     async def keep_streamed(self, body: Body, events: Events) -> None:
-        """Keep what a stream told, before it ends. Raises ServingError."""
+        """Store a streamed answer before the stream ends. Raises ServingError."""
         ...
 
 
@@ -137,7 +137,7 @@ class Call(Protocol[Body]):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Dialect:
-    """Its paths, where its clients put their key, and how it writes errors.
+    """The paths, the place of clients' keys, and the form of errors.
 
     A path may have parameters: `/v2/models/{model}/infer`, or `{model:path}` where slashes may be in one. Those of an endpoint or
     a call become fields of the body. The dialect also owns the paths below its own and below `prefixes`: it writes their errors.
@@ -146,19 +146,19 @@ class Dialect:
     """
 
     name: str
-    api: ApiPart  # the OpenAPI document's part about its paths
+    api: ApiPart  # the OpenAPI part of its paths
     error: Callable[[Problem, str], tuple[int, Json]]  # status and body, for a request's id
     key: KeyForm = BEARER
-    endpoints: Mapping[str, Endpoint[Any]] = field(default_factory=dict)  # path -> what a POST there generates
-    calls: Mapping[str, Call[Any]] = field(default_factory=dict)  # path -> what a POST there answers
-    deletes: Mapping[str, Call[Any]] = field(default_factory=dict)  # path -> what a DELETE there does
-    views: Mapping[str, View] = field(default_factory=dict)  # path -> what a GET there shows
-    open_paths: tuple[str, ...] = ()  # views that ask for no key
+    endpoints: Mapping[str, Endpoint[Any]] = field(default_factory=dict)  # path -> endpoint of its POST
+    calls: Mapping[str, Call[Any]] = field(default_factory=dict)  # path -> call of its POST
+    deletes: Mapping[str, Call[Any]] = field(default_factory=dict)  # path -> call of its DELETE
+    views: Mapping[str, View] = field(default_factory=dict)  # path -> view of its GET
+    open_paths: tuple[str, ...] = ()  # views without a key
     prefixes: tuple[str, ...] = ()
     recognises: Callable[[Mapping[str, str]], bool] | None = None  # by headers
-    id_header: str = ""  # has the request's id, beside x-request-id
+    id_header: str = ""  # carries the request's id, in addition to x-request-id
     unpack: Callable[[bytes, Mapping[str, str]], bytes] | None = None  # an endpoint's body as JSON, by the headers
-    idle_event: bytes = b""  # says in a silent stream that nothing comes yet
+    idle_event: bytes = b""  # keeps a silent stream alive
 
     @property
     def paths(self) -> tuple[str, ...]:

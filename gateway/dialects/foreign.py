@@ -1,4 +1,4 @@
-"""Fields that a dialect knows though they are others' words, and what becomes of each.
+"""Fields of other APIs that a dialect knows, and how each is treated.
 
 They mean one of ours, or change nothing here and are named in the answer's headers, or would change the answer and are refused
 with the remedy.
@@ -20,12 +20,12 @@ EMPTY: tuple[Any, ...] = (False, "", [], {})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Foreign:
-    """The fate of a field. Without `means` it changes nothing, or is refused unless its value is one of `off`."""
+    """The treatment of a field. Without `means` it is ignored, or refused unless its value is one of `off`."""
 
-    says: str  # our field, why it changes nothing, or the remedy
+    says: str  # our field, the reason for ignoring it, or the remedy
     means: Callable[[Any], Mapping[str, Any]] | None = None  # our fields; raises ValueError
     is_refused: bool = False
-    off: tuple[Any, ...] = ()  # values that are as if the field were absent
+    off: tuple[Any, ...] = ()  # values equal to the field's absence
     schema: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -46,14 +46,14 @@ class Foreign:
 
 
 def _twins(values: Iterable[Any]) -> list[Any]:
-    """0 and 1 beside false and true, and the other way round: they are compared as equal."""
+    """0 and 1 beside false and true, and vice versa: Python compares them as equal."""
     return [int(one) if one is False or one is True else bool(one) for one in values if one in (0, 1)]
 
 
 def translated(
     body: Mapping[str, Any], foreign: Mapping[str, Foreign], unknown: Collection[str] = ()
 ) -> tuple[Json, tuple[str, ...]]:
-    """A body in our fields, and which of its own were ignored: `unknown` ones as well. What it says in ours goes before.
+    """A body in our fields, and the names of its ignored ones, `unknown` ones included. Our own fields take precedence.
 
     Raises ValueError that begins with a field's name.
     """
@@ -129,7 +129,7 @@ def _described(schema: Json, model: type[TranslatedFields]) -> None:
 
 
 class TranslatedFields(StrictFields):
-    """A body of which `foreign` fields become ours before it is checked."""
+    """A body whose `foreign` fields become ours before validation."""
 
     model_config = ConfigDict(extra="forbid", json_schema_extra=_described)
     foreign: ClassVar[Mapping[str, Foreign]] = {}

@@ -1,4 +1,4 @@
-"""Sampling fields by the names of llama.cpp, which Ollama's options have, too."""
+"""Sampling fields under llama.cpp's names, shared with Ollama's options."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SAMPLING = {
 
 
 class LocalSamplingFields(TranslatedFields):
-    """How tokens are chosen. A field that is absent leaves it to the model."""
+    """Sampling parameters. Absent ones are left to the model."""
 
     temperature: Annotated[Number, Field(ge=0, le=100)] | None = None
     top_k: Annotated[Whole, Field(ge=-1, lt=2**31)] | None = None
@@ -39,7 +39,7 @@ class LocalSamplingFields(TranslatedFields):
     seed: Annotated[StrictInt, Field(ge=-(2**63), lt=2**64)] | None = None
 
     def sampled(self, **more: Any) -> SamplingParams:
-        """Return the sampling as far as the body says, with `more` of its fields."""
+        """Return the body's sampling parameters, with `more` of its fields."""
         given: dict[str, Any] = {
             ours: float(value)
             for name, ours in SAMPLING.items()
@@ -49,7 +49,7 @@ class LocalSamplingFields(TranslatedFields):
 
     @property
     def left_open(self) -> frozenset[str]:
-        """Our fields that the body doesn't give."""
+        """Our fields that are absent from the body."""
         return frozenset(ours for name, ours in SAMPLING.items() if getattr(self, name) is None)
 
     @property

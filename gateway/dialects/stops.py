@@ -1,4 +1,4 @@
-"""Stop strings and their bounds."""
+"""Stop strings and their limits."""
 
 from __future__ import annotations
 
@@ -25,4 +25,4 @@ def _bounded(stop: Any) -> list[str]:
     return stops
 
 
-Stops = Annotated[list[str], BeforeValidator(_bounded)]  # one of them may come by itself
+Stops = Annotated[list[str], BeforeValidator(_bounded)]  # a single one may come bare

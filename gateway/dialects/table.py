@@ -1,4 +1,4 @@
-"""The table of dialects: the owner of each path, and with it the form of keys and errors, and the name in traces."""
+"""The table of dialects: path -> dialect, and so the form of keys and errors, and the name in traces."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from gateway.tenants.tenants import is_open
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """An endpoint with its dialect. `ignores_unknown`: fields that nobody knows are left out instead of refused."""
+    """An endpoint with its dialect. `ignores_unknown`: unknown fields are dropped instead of refused."""
 
     dialect: Dialect
-    path: str  # as metrics and traces tell it
+    path: str  # as in metrics and traces
     endpoint: Endpoint[Any]
     ignores_unknown: bool = False
 
     def read(
         self, raw: bytes, given: Mapping[str, str] = NOT_GIVEN, headers: Mapping[str, str] = NOT_GIVEN
     ) -> tuple[Any, Ask]:
-        """A request's fields, with those `given` by its path, and what it asks for. Raises InvalidRequestError."""
+        """Parse a request's fields, with those `given` by its path, into an ask. Raises InvalidRequestError."""
         body = self.parse(self.unpacked(raw, headers), given)
         return body, self.endpoint.ask(body)
 
@@ -46,7 +46,7 @@ class Entry:
 
 
 class Traced(NamedTuple):
-    """A path that generates, for traces."""
+    """A generating path, for traces."""
 
     route: str
     operation: str
@@ -56,7 +56,7 @@ class DialectTable:
     """The dialects of a gateway."""
 
     def __init__(self, dialects: Sequence[Dialect], *, ignores_unknown: bool = False) -> None:
-        """Raises ValueError where two dialects have the same path, unless it is a GET and headers tell them apart."""
+        """Raises ValueError if two dialects share a path, unless it is a GET that headers tell apart."""
         self.dialects = tuple(dialects)
         self.ignores_unknown = ignores_unknown
         self.entries: dict[str, Entry] = {}
@@ -77,11 +77,11 @@ class DialectTable:
 
     @property
     def batchable(self) -> Mapping[str, Entry]:
-        """The paths that a batch line may have."""
+        """Paths allowed in a batch line."""
         return {path: entry for path, entry in self.entries.items() if entry.endpoint.is_batchable and "{" not in path}
 
     def owners(self, path: str) -> tuple[Dialect, ...]:
-        """The dialects that a path belongs to; none for the gateway's own paths."""
+        """The dialects of a path; none for the gateway's own paths."""
         found = self._owners.find(path)
         if found is not None:
             return found[0]
@@ -90,21 +90,21 @@ class DialectTable:
         return self._owners_below.get(path, ())
 
     def owner(self, scope: Scope) -> Dialect | None:
-        """The dialect that a request belongs to."""
+        """The dialect of a request."""
         owners = self.owners(scope["path"])
         return recognised(owners, fields_of(scope)) if owners else None
 
     def key_form(self, scope: Scope) -> KeyForm:
-        """How a request's client sends its key."""
+        """The form of a request's key."""
         owner = self.owner(scope)
         return owner.key if owner is not None else BEARER
 
     def is_clients(self, scope: Scope) -> bool:
-        """Whether the path is one for clients."""
+        """True if the path is for clients."""
         return bool(self.owners(scope["path"]))
 
     def is_open(self, method: str, path: str) -> bool:
-        """Whether no key is asked for."""
+        """True if no key is needed."""
         return method in ("GET", "HEAD") and (is_open(path) or path in self._open)
 
     @property
@@ -112,12 +112,12 @@ class DialectTable:
         return [dialect.id_header for dialect in self.dialects if dialect.id_header]
 
     def id_header(self, scope: Scope) -> str:
-        """The header for the request's id, beside x-request-id; "" for none."""
+        """The header for the request's id, in addition to x-request-id; "" for none."""
         owner = self.owner(scope)
         return owner.id_header if owner is not None else ""
 
     def refusal(self, scope: Scope, problem: Problem) -> Response:
-        """An error as the request's dialect writes it."""
+        """An error in the form of the request's dialect."""
         owner, state = self.owner(scope), request_scope(scope)
         state.problem = problem.status
         if owner is None:
@@ -126,13 +126,13 @@ class DialectTable:
         return json_response(body, status=status, headers=problem.headers)
 
     def traced(self, path: str) -> Traced | None:
-        """None for a path that doesn't generate."""
+        """The trace names of a path; None if it doesn't generate."""
         found = self._generating.find(path)
         return Traced(found[0].path, found[0].endpoint.operation) if found is not None else None
 
 
 def recognised(dialects: Sequence[Dialect], headers: Mapping[str, str]) -> Dialect:
-    """The first that recognises the headers, else the one that any are right for."""
+    """The first dialect that recognises the headers, else the one without such a test."""
     if len(dialects) == 1:
         return dialects[0]
     by_headers = (one for one in dialects if one.recognises is not None and one.recognises(headers))

@@ -1,4 +1,4 @@
-"""Where the time of an answer went, for the dialects that tell it."""
+"""Timings of an answer, for the dialects that report them."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from gateway.answers.choice import Choice
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timings:
-    """Times of an answer so far, in milliseconds; 0: not known yet. Several choices count as one answer."""
+    """Times of an answer so far, in milliseconds; 0: unknown yet. Several choices count as one answer."""
 
     usage: Usage
-    prompt_ms: float  # its longest computation, as a worker measured it
+    prompt_ms: float  # the longest prefill, as measured by a worker
     predicted_ms: float  # from the first token to the last
-    further: int  # tokens behind the first of each choice, which took that time
-    ttft_ms: float  # from the request's receipt to its first token
-    total_ms: float  # from the request's receipt until now
+    further: int  # tokens after the first of each choice, generated in that time
+    ttft_ms: float  # receipt to first token
+    total_ms: float  # receipt until now
 
     @classmethod
     def of(cls, answer: Answer, only: Choice | None = None) -> Timings:
-        """`only`: one of its choices."""
+        """Compute the timings; `only`: one of its choices."""
         usage, now = answer.usage() if only is None else _usage(answer, only), time.monotonic()
         lines = [choice.generation.timeline for choice in (answer.choices if only is None else [only])]
         firsts = [line.first_token_at for line in lines if line.first_token_at is not None]
@@ -41,12 +41,12 @@ class Timings:
 
     @property
     def fresh(self) -> int:
-        """Prompt tokens that had to be computed."""
+        """Prompt tokens that were not cached."""
         return self.usage.prompt_tokens - self.usage.cached_tokens
 
     @property
     def before_prompt_ms(self) -> float:
-        """Waiting and ways before a worker began with the prompt."""
+        """Time before a worker started the prompt."""
         return max(0.0, self.ttft_ms - self.prompt_ms)
 
 
@@ -60,7 +60,7 @@ def _usage(answer: Answer, choice: Choice) -> Usage:
 
 
 def timings_object(answer: Answer, only: Choice | None = None) -> dict[str, Any]:
-    """llama.cpp's `timings`, of `only` one choice or of all. What is predicted has its pace by the tokens behind the first."""
+    """llama.cpp's `timings`, of `only` one choice or of all. The predicted rate excludes each choice's first token."""
     found = Timings.of(answer, only)
     return {
         "cache_n": found.usage.cached_tokens,

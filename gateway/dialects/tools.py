@@ -1,4 +1,4 @@
-"""Tools as every dialect has them: their bounds, and what they and a client's choice say together."""
+"""Tools in every dialect: limits, and the combination of tools with a client's choice."""
 
 from __future__ import annotations
 

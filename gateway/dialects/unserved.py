@@ -1,4 +1,4 @@
-"""Paths of a dialect that can't do here what they do elsewhere, and say why."""
+"""Paths of a dialect that are not supported here, with the reasons."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from gateway.http.problem import Json
 
 
 class RefusedRequest(StrictFields):
-    """Whatever is sent to a path that refuses it."""
+    """Any body sent to an unsupported path."""
 
     model_config = ConfigDict(extra="allow")
 
 
 class Refused:
-    """A call that is refused, and a view that is."""
+    """A refused call, or view."""
 
     body = RefusedRequest
 

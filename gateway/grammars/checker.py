@@ -1,4 +1,4 @@
-"""A child process that checks grammars, from the gateway's side: started when it is needed, replaced when it dies or is late."""
+"""The parent's side of a child process that checks grammars: started on demand, replaced when it dies or is late."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from gateway.grammars.wanted import Form
 
 log = logging.getLogger("baton.grammars")
 
-# Seconds by the clock, generous for a busy machine, for a child that stands still. It bounds its processor time itself.
+# Wall-clock seconds for a hanging child, generous for a busy machine. The child limits its processor time itself.
 LONGEST_CHECK_S = 15.0
 LONGEST_START_S = 60.0
-# The library runs out of memory or stack, and the system ends the child: the grammar's doing. No other death is.
+# The library ran out of memory or stack, and the system killed the child: the grammar's fault. No other death is.
 _TOO_LARGE = (-signal.SIGABRT, -signal.SIGSEGV)
 
 
 class NotCheckedError(Exception):
-    """The child died, was late or could not start, which says nothing of the grammar."""
+    """The child died, was late or could not start, which proves nothing about the grammar."""
 
 
 class Checker:
-    """One child, which lives from the first grammar on. For one thread at a time."""
+    """One child, which lives from the first grammar on. Used by one thread at a time."""
 
     def __init__(self, opening: Opening) -> None:
         self._opening = opening
@@ -34,7 +34,7 @@ class Checker:
         """Raises NotCheckedError."""
         try:
             if self._child.is_there:
-                with contextlib.suppress(DiedError):  # perhaps of the grammars before this one
+                with contextlib.suppress(DiedError):  # possibly because of earlier grammars
                     return self._asked(form)
             return self._start() or self._asked(form)
         except DiedError as died:
@@ -52,7 +52,7 @@ class Checker:
         return self._child.end()
 
     def _start(self) -> Verdict | None:
-        """Start the child. Returns what is wrong with the tokenizer, if anything is."""
+        """Start the child. Returns the tokenizer's fault, if any."""
         self._child.start()
         verdict = self._child.ask(self._opening, Verdict, LONGEST_START_S)
         if not verdict.problem:
@@ -61,7 +61,7 @@ class Checker:
         return verdict
 
     def _asked(self, form: Form) -> Verdict:
-        """Raises as `Child.ask`."""
+        """Ask the child. Raises as `Child.ask`."""
         try:
             return self._child.ask(Question(form), Verdict, LONGEST_CHECK_S)
         except DiedError as died:

@@ -1,4 +1,4 @@
-"""Checks that wait for a checker, in turns of their tenants: one tenant's slow grammars make no other wait."""
+"""A queue of grammar checks, in turns of their tenants: one tenant's slow grammars delay no other."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MOST_WAITING = 32  # grammars of a tenant; more are refused
 
 @dataclass(slots=True, eq=False)
 class _Check:
-    """One grammar of a tenant. Any number of its requests may wait for the verdict; None: there is none."""
+    """One grammar of a tenant. Any number of its requests may wait for the verdict; None: none yet."""
 
     tenant: str
     form: Form
@@ -28,13 +28,13 @@ class _Check:
 
 
 class Checks:
-    """As many at once as there are checkers, of each tenant one. For one event loop."""
+    """As many checks at once as there are checkers, one for each tenant. For one event loop."""
 
     def __init__(self, checkers: Sequence[Checker]) -> None:
-        # The last one is taken: a second child starts only where two tenants ask at once.
+        # The last one is reused: a second child starts only if two tenants ask at once.
         self._idle = list(checkers)
         self._threads = ThreadPoolExecutor(len(checkers), thread_name_prefix="grammars")
-        self._lines: OrderedDict[str, OrderedDict[bytes, _Check]] = OrderedDict()  # by tenant, in their turns
+        self._lines: OrderedDict[str, OrderedDict[bytes, _Check]] = OrderedDict()  # by tenant, in order of turns
         self._running: dict[str, tuple[bytes, _Check]] = {}  # by tenant
 
     async def verdict(self, tenant: str, key: bytes, form: Form) -> Verdict:
@@ -52,7 +52,7 @@ class Checks:
         return verdict
 
     def close(self) -> None:
-        """End the children once what was begun is answered."""
+        """Stop the children once started checks are done."""
         self._threads.shutdown(wait=True, cancel_futures=True)
         for checker in self._idle:
             checker.end()
@@ -73,7 +73,7 @@ class Checks:
         return check
 
     def _forget_unasked(self, check: _Check, key: bytes) -> None:
-        """Give up the place of a check that nobody waits for any more, unless it has begun."""
+        """Remove a queued check that nobody awaits any more."""
         line = self._lines.get(check.tenant, OrderedDict())
         if not check.num_asking and line.get(key) is check:
             del line[key]

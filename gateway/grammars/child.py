@@ -1,4 +1,4 @@
-"""The process that builds grammars to see whether they can be built: `python -m gateway.grammars.child`.
+"""The child process that builds grammars to check them: `python -m gateway.grammars.child`.
 
 It reads frames from stdin and writes one to stdout for each. It ends with its gateway, or of a grammar
 that takes too much memory (SIGABRT) or processor time (SIGPROF).
@@ -20,7 +20,7 @@ LONGEST_CPU_S = 5.0  # a pause is no doing of a grammar
 
 
 class Opening(msgspec.Struct, frozen=True):
-    """The first frame: what the grammars are for. Answered by a `Verdict` on the tokenizer."""
+    """The first frame: the tokenizer and limits. Answered by a `Verdict` on the tokenizer."""
 
     tokenizer: str  # a tokenizer.json's text
     vocab_size: int
@@ -34,11 +34,11 @@ class Question(msgspec.Struct, frozen=True):
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """llguidance's text, or why there is none."""
+    """llguidance's text, or the reason against it."""
 
     text: str = ""
     problem: str = ""
-    is_lasting: bool = True  # the library would say so again
+    is_lasting: bool = True  # the library would repeat it
 
 
 def main() -> None:
@@ -46,7 +46,7 @@ def main() -> None:
     opening = msgspec.msgpack.decode(read_frame(asked), type=Opening)
     try:
         tokenizer = LLTokenizer(opening.tokenizer, n_vocab=opening.vocab_size, eos_token=opening.eos_ids or None)
-    except Exception as error:  # the library raises nothing narrower
+    except Exception as error:  # the library has no narrower exception
         write_frame(told, Verdict(problem=f"no grammar can be made for this model's tokenizer: {error}"))
         return
     write_frame(told, Verdict())

@@ -1,4 +1,4 @@
-"""Forms to llguidance's text, and whether a grammar can be built of it. For the child process alone."""
+"""Conversion of forms to llguidance's text, and a trial build. For the child process only."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from gateway.grammars.rows import check_rows
 from gateway.grammars.structure import structure
 from gateway.grammars.wanted import Choice, Ebnf, Form, JsonSchema, Regex, StructuralTag, Text
 
-MOST_FORCED = 8  # texts that must come next are followed so often
-MOST_WORDS = 400  # characters of the library's explanation
-COSTLIEST_MULTIPLE = 20_000  # states of an automaton that counts remainders: llguidance bounds them by nothing
+MOST_FORCED = 8  # forced texts that are followed
+MOST_WORDS = 400  # characters of the library's message
+COSTLIEST_MULTIPLE = 20_000  # states of an automaton that counts remainders, which llguidance does not limit
 
 
 def text_of(form: Form, specials: Collection[str]) -> str:
@@ -41,7 +41,7 @@ def text_of(form: Form, specials: Collection[str]) -> str:
 
 
 def check(text: str, tokenizer: LLTokenizer) -> None:
-    """Build the grammar, a first mask, and those behind what must come next. Raises ValueError with the library's words."""
+    """Build the grammar, a first mask, and those after forced text. Raises ValueError with the library's message."""
     if len(text) > MAX_GRAMMAR_CHARS:
         raise ValueError(f"is too large: {len(text)} characters as a grammar, {MAX_GRAMMAR_CHARS} are allowed")
     cost = cost_of_multiples(text)
@@ -63,7 +63,7 @@ def check(text: str, tokenizer: LLTokenizer) -> None:
 
 
 def cost_of_multiples(text: str) -> int:
-    """States that the remainders of all `multipleOf` in a grammar take together."""
+    """States needed for the remainders of all `multipleOf` in a grammar together."""
     numbers = {Decimal(number) for number in re.findall(r'"multipleOf"\s*:\s*(-?[0-9][0-9.eE+-]*)', text)}
     if not numbers:
         return 1
@@ -84,7 +84,7 @@ def _json_schema(form: JsonSchema) -> str:
 
 
 def _whole(pattern: str) -> str:
-    """The pattern without anchors at its ends, where `|` doesn't make them one branch's."""
+    """The pattern without anchors at its ends, unless `|` would make them part of one branch."""
     if "|" in pattern:
         return pattern
     pattern = pattern.removeprefix("^")

@@ -1,4 +1,4 @@
-"""Which tokens may come at all, wherever an answer is: allowed ones, and words that may not appear."""
+"""Limits on tokens throughout an answer: allowed ones, and banned words."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from common.messages import Grammar
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenLimits:
-    """As the client said it. `bad_words` are texts."""
+    """The client's limits. `bad_words` are texts."""
 
     allowed: Sequence[int] = ()
     bad_words: Sequence[str] = ()
@@ -40,5 +40,5 @@ NO_LIMITS = TokenLimits()
 
 
 def _runs(word: str, encode: Callable[[str], list[int]]) -> list[tuple[int, ...]]:
-    """The tokens that write the word at an answer's beginning, and behind a space."""
+    """Token runs that spell the word at an answer's beginning, and after a space."""
     return [tuple(encode(word)), tuple(encode(" " + word.lstrip()))]

@@ -1,4 +1,4 @@
-"""Making grammars for one model: child processes build each of them first, with bounds on time and memory."""
+"""The grammars of one model: child processes build each of them first, with limits on time and memory."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class GrammarMaker:
         """`tokenizer`: a tokenizer.json's text; `specials`: the texts of its special tokens."""
         opening = Opening(tokenizer, vocab_size, list(eos_ids), list(specials))
         self._checks = Checks([Checker(opening) for _ in range(CHILDREN)])
-        self._verdicts: OrderedDict[bytes, Verdict] = OrderedDict()  # by a hash of the form
+        self._verdicts: OrderedDict[bytes, Verdict] = OrderedDict()  # by hash of the form
 
     async def make(self, wanted: Wanted, tenant: str) -> Grammar:
-        """Tenants have turns. Raises InvalidRequestError with the library's words, OverloadedError, or UnavailableError for a
-        grammar that could not be checked, of which nothing is kept.
+        """Make a grammar, in the tenant's turn. Raises InvalidRequestError with the library's message, OverloadedError, or
+        UnavailableError for a grammar that could not be checked, which is not cached.
         """
         verdict = await self._verdict(wanted, tenant)
         if verdict.problem:
@@ -62,7 +62,7 @@ class GrammarMaker:
         return verdict
 
     def close(self) -> None:
-        """End the children once what was begun is answered."""
+        """Stop the children once started checks are done."""
         self._checks.close()
 
 

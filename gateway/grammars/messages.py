@@ -1,4 +1,4 @@
-"""The grammar of an answer that is a message: the client's for content, the tools' and the bound on reasoning, as one."""
+"""The grammar of a message: the client's for content, the tools', and the thinking budget, combined."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from gateway.parsing.terminals import Bound
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageWish:
-    """What an answer must be. `calls` are the functions that may be called, if that is to be enforced."""
+    """Requirements of an answer. `calls` are the callable functions, if enforced."""
 
     calls: Sequence[CallShape] = ()
     must_call: bool = False
     is_single: bool = False
-    body: Wanted | None = None  # what content follows
+    body: Wanted | None = None  # grammar of the content
     budget: int | None = None  # tokens of reasoning
-    is_reasoning: bool = False  # the prompt opened a block of it
+    is_reasoning: bool = False  # the prompt opened a block of reasoning
     has_reasoned: bool = False  # that, or the prompt closed one
-    may_think: bool = True  # the answer may open one by itself
+    may_think: bool = True  # the answer may open one itself
 
 
 async def grammar_of_message(
@@ -36,9 +36,9 @@ async def grammar_of_message(
     eos_ids: Sequence[int],
     encode: Callable[[str], list[int]],
 ) -> Wanted | None:
-    """None: anything. Raises InvalidRequestError, and what `GrammarMaker.make` raises."""
+    """Combine the grammars; None: no restriction. Raises InvalidRequestError, and as `GrammarMaker.make`."""
     format_, shape = bound.format, _shape(wish, bound.format)
-    # Where the prompt opened the reasoning, the grammar begins behind it.
+    # If the prompt opened the reasoning, the grammar starts after it.
     after = encode(format_.closes_reasoning) if wish.is_reasoning else None
     budget = wish.budget if wish.is_reasoning else None
     if wish.body is not None and not (shape.calls or shape.thinks or shape.has_thought or format_.is_in_parts):
@@ -60,7 +60,7 @@ async def grammar_of_message(
 
 
 def _shape(wish: MessageWish, format_: Format) -> Shape:
-    # Where text is free, a mask forbids nothing that a thought would stand in for.
+    # Where text is free, no mask would forbid reasoning.
     may_think = wish.may_think or not (wish.must_call or wish.body is not None)
     return Shape(
         calls=wish.calls,
@@ -74,7 +74,7 @@ def _shape(wish: MessageWish, format_: Format) -> Shape:
 
 
 def _field(wish: MessageWish) -> str:
-    """The client's field that a mistake is in."""
+    """The client's field of a faulty grammar."""
     if wish.must_call:
         return "tool_choice"
     return "tools" if wish.calls else "thinking_token_budget"

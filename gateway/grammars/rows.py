@@ -1,4 +1,4 @@
-"""How many items JSON schemas put into one row of llguidance's parser, whose rows are bounded. For the child process alone.
+"""Row sizes of JSON schemas in llguidance's parser, whose rows are limited. For the child process only.
 
 A worker meets that bound in the middle of an answer, where an object begins. So it is counted before, as the library writes
 objects: while nothing of an object is written, each optional property that may come next takes 4 items, or 3 where a required
@@ -21,7 +21,7 @@ _JSON = json.JSONDecoder()
 
 
 def check_rows(text: str) -> None:
-    """Raises ValueError for a grammar whose schemas take a row with too many items."""
+    """Check a grammar's schemas. Raises ValueError if a row has too many items."""
     for schema in _schemas_in(text):
         items = _Rows(schema).most()
         if items > MOST_ITEMS:
@@ -32,7 +32,7 @@ def check_rows(text: str) -> None:
 
 
 def _schemas_in(text: str) -> Iterator[Any]:
-    """Those of llguidance's JSON, and those within Lark. What can't be read is the library's to refuse."""
+    """Schemas in llguidance's JSON, and within Lark. Unreadable ones are left to the library to refuse."""
     with contextlib.suppress(ValueError, KeyError, TypeError):
         for grammar in json.loads(text)["grammars"] if text.lstrip().startswith("{") else [{"lark_grammar": text}]:
             if grammar.get("json_schema"):
@@ -45,10 +45,10 @@ def _schemas_in(text: str) -> Iterator[Any]:
 class _Rows:
     def __init__(self, root: Any) -> None:
         self._root = root
-        self._starts: dict[int, int] = {}  # by a schema's id
+        self._starts: dict[int, int] = {}  # by a schema's id()
 
     def most(self) -> int:
-        """Items of the largest row that any part of the schema begins or goes on with."""
+        """Items of the largest row that any part of the schema starts or continues."""
         most, left = 0, [self._root]
         while left:
             part = left.pop()
@@ -60,7 +60,7 @@ class _Rows:
         return most
 
     def _start(self, schema: Any) -> int:
-        """Items where a value of the schema begins. One that is reached from itself again counts once."""
+        """Items at the start of a value of the schema. A recursive one counts once."""
         if not isinstance(schema, Mapping):
             return 1
         if id(schema) not in self._starts:
@@ -77,7 +77,7 @@ class _Rows:
         return max(1, items + (self._start(self._target(schema["$ref"])) if "$ref" in schema else 0))
 
     def _target(self, reference: Any) -> Any:
-        """The part of the schema that a reference names; None for a reference elsewhere."""
+        """The target of a reference within the schema; None for an external one."""
         found = self._root
         for name in str(reference).split("/")[1:]:
             found = found.get(name.replace("~1", "/").replace("~0", "~")) if isinstance(found, Mapping) else None
@@ -85,7 +85,7 @@ class _Rows:
 
 
 def _runs(schema: Mapping[str, Any]) -> list[int]:
-    """How many optional properties come one after the other: before the first required one, and behind each of them."""
+    """Lengths of the runs of optional properties: before the first required one, and after each."""
     properties, required = schema.get("properties"), _list(schema.get("required"))
     runs = [0]
     for name in properties if isinstance(properties, Mapping) else ():

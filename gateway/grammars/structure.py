@@ -27,7 +27,7 @@ def structure(tag: Any, specials: Collection[str], whitespace: Whitespace) -> st
 
 
 class _Writer:
-    """`_part` writes a part and one of the `ends` behind it, which free text within stops at.
+    """A writer of rules. `_part` writes a part followed by one of the `ends`, where free text in it stops.
 
     A part that `must_end` stands before another: free text in it would have to know where that begins.
     """
@@ -63,7 +63,7 @@ class _Writer:
         return self._kinds[kind](part, at, ends, must_end)
 
     def _rule(self, written: str, attributes: str = "") -> str:
-        """The name of a new rule."""
+        """Add a rule; return its name."""
         self._left -= len(written)
         if self._left < 0:
             raise ValueError(f"is too large: {MAX_GRAMMAR_CHARS} characters are allowed as a grammar")
@@ -99,7 +99,7 @@ class _Writer:
         return self._free(at, ends, must_end, [text for name in excluded for text in _texts(part, name, at)])
 
     def _free(self, at: str, ends: Ends, must_end: bool, excluded: Sequence[str] = ()) -> str:
-        """Any text as far as the first end."""
+        """Free text up to the first end."""
         if must_end and not ends:
             raise ValueError(f"{at}: free text may only come last, or in a tag with an end")
         text = _without(excluded)
@@ -115,7 +115,7 @@ class _Writer:
         return " ".join([name, *(literal(piece, self._specials) for piece in rest)])
 
     def _terminal(self, text: str) -> str:
-        """What suffixes and lazy rules are about has to be one."""
+        """A terminal, which suffixes and lazy rules need."""
         if text == _TEXT:
             return text
         self._rules.append(f"T{len(self._rules)}: {text}")
@@ -141,7 +141,7 @@ class _Writer:
         return f"{literal(begin, self._specials)} {rest}"
 
     def _begun(self, part: Any, at: str, ends: Ends, must_end: bool) -> tuple[str, str]:
-        """How a tag begins, and all behind that as a rule's name."""
+        """The start of a tag, and a rule for the rest."""
         if not isinstance(part, Mapping) or part.get("type", "tag") != "tag":
             raise ValueError(f"{at}: must be a tag")
         begin, end = _text(part, "begin", at), part.get("end", "")
@@ -172,7 +172,7 @@ class _Writer:
         return f"{at_once} {one}* {none}"
 
     def _triggered(self, trigger: str, bodies: Sequence[str], excluded: Sequence[str]) -> str:
-        """Text as far as the trigger, and one of the tags that it announces."""
+        """Text up to the trigger, and one of the tags that it starts."""
         return f"{self._lazily(trigger, excluded)} ({' | '.join(bodies)})"
 
     def _lazily(self, trigger: str, excluded: Sequence[str]) -> str:
@@ -203,18 +203,18 @@ class _Writer:
 
 
 def pieces(text: str, specials: Collection[str]) -> list[str]:
-    """A text cut at the special tokens in it."""
+    """Split a text at its special tokens."""
     named = sorted((special for special in specials if special and special in text), key=len, reverse=True)
     return [part for part in re.split("(" + "|".join(map(re.escape, named)) + ")", text) if part] if named else [text]
 
 
 def literal(text: str, specials: Collection[str]) -> str:
-    """A text as Lark writes it; special tokens in it are named, since no text contains them."""
+    """A text as a Lark literal; special tokens in it are named, since no text contains them."""
     return " ".join(part if part in specials else json.dumps(part) for part in pieces(text, specials))
 
 
 def _without(texts: Sequence[str]) -> str:
-    """Any text that has none of these in it."""
+    """Text without any of these strings."""
     escaped = ("".join(c if c.isalnum() else f"\\x{{{ord(c):X}}}" for c in text) for text in texts if text)
     either = "|".join(escaped)
     return f"{_TEXT} & ~/(?s:.*)({either})(?s:.*)/" if either else _TEXT

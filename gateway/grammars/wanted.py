@@ -1,4 +1,4 @@
-"""What a client asked its answer to follow: one function for each form. They raise ValueError."""
+"""Formats that clients ask for: one function each. They raise ValueError."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Whitespace(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def options(self) -> Mapping[str, Any]:
-        """As llguidance has them."""
+        """The whitespace options of llguidance."""
         if not self.is_allowed:
             return {"whitespace_flexible": False}
         if self.pattern is None:
@@ -33,7 +33,7 @@ AS_DUMPED = Whitespace()
 
 
 class JsonSchema(msgspec.Struct, frozen=True, kw_only=True, tag="json_schema"):
-    """JSON by a schema, as an object or its text. Unless `strict`, what can't be enforced of it is ignored."""
+    """JSON by a schema, as an object or its text. Unless `strict`, unenforceable keywords are ignored."""
 
     schema: Any
     strict: bool = True
@@ -41,7 +41,7 @@ class JsonSchema(msgspec.Struct, frozen=True, kw_only=True, tag="json_schema"):
 
 
 class Regex(msgspec.Struct, frozen=True, tag="regex"):
-    """The whole answer matches; `^` and `$` around the pattern say so as well."""
+    """A match of the whole answer; `^` and `$` around the pattern are redundant."""
 
     pattern: str
 
@@ -59,7 +59,7 @@ class Ebnf(msgspec.Struct, frozen=True, tag="ebnf"):
 
 
 class StructuralTag(msgspec.Struct, frozen=True, tag="structural_tag"):
-    """Texts, schemas and tags, in order or in turn: see `structure`."""
+    """Texts, schemas and tags, in sequence or as alternatives: see `structure`."""
 
     format: Any
     whitespace: Whitespace = AS_DUMPED
@@ -76,9 +76,9 @@ Form = JsonSchema | Regex | Choice | Ebnf | StructuralTag | Text
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """A form, the client's field that asked for it, and where it begins."""
+    """A form, the client's field of it, and where it starts."""
 
-    field: str  # errors name it
+    field: str  # named in errors
     form: Form
     after: Sequence[int] | None = None  # see `Grammar`
     budget: int | None = None
@@ -111,5 +111,5 @@ def structural_tag(field: str, format: Any, *, whitespace: Whitespace = AS_DUMPE
 
 
 def of_text(field: str, text: str, *, after: Sequence[int] | None = None, budget: int | None = None) -> Wanted:
-    """A Lark grammar or llguidance's JSON, as made from tools. "" with `after` and a budget bounds the reasoning alone."""
+    """A Lark grammar or llguidance's JSON, as made from tools. "" with `after` and a budget limits the reasoning only."""
     return Wanted(field=field, form=Text(text), after=after, budget=budget)

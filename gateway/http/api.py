@@ -48,7 +48,7 @@ ERROR: Json = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiPart:
-    """Operations by path and method, the bodies that classes check, and schemas written by hand."""
+    """Operations by path and method, the bodies validated by classes, and hand-written schemas."""
 
     paths: Mapping[str, Mapping[str, Json]]
     bodies: tuple[type[BaseModel], ...] = ()
@@ -70,7 +70,7 @@ class ApiPart:
 
 
 def _either(first: Json, other: Json) -> Json:
-    """An operation of two parts: it answers as either of them says, and takes the parameters of both."""
+    """The union of two operations: the answers of either, the parameters of both."""
     one, two = (part["responses"]["200"]["content"].get(JSON, {}).get("schema", {}) for part in (first, other))
     answers = _ok({JSON: {"schema": {"anyOf": [*one.get("anyOf", [one]), two]}}})
     known = {each["name"] for each in first["parameters"]}
@@ -97,7 +97,7 @@ def get(
     error: str = "Error",
     answer: Json | None = None,
 ) -> Json:
-    """A GET that answers with one of `media_types`; JSON is of no fixed form unless `answer` says it."""
+    """A GET that answers with one of `media_types`; JSON without a fixed form unless `answer` gives it."""
     content = {kind: {"schema": answer} if answer and kind == JSON else {} for kind in media_types}
     return {
         "summary": summary,
@@ -119,7 +119,7 @@ def post(body: type[BaseModel], answer: Json, *, stream_type: str = "", error: s
 
 
 def errors(schema: str = "Error") -> Json:
-    """The errors of every operation."""
+    """The errors that any operation may return."""
     content: Json = {JSON: {"schema": ref(schema)}}
     return {str(status): {"description": text, "content": content} for status, text in STATUSES.items()}
 

@@ -1,4 +1,4 @@
-"""Reading a request's body within bounds, and checking it without a notice of other streams."""
+"""Reading a request's body within limits, and validating it without delaying other streams."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from gateway.http.fields import NOT_GIVEN, Body, Values, parse_body
 from gateway.http.request_scope import fields_of, request_scope
 
 CLOSE = {"connection": "close"}  # the rest of the body is not read
-MAX_LARGEST_BODIES = 32  # read or checked at a time, or more smaller ones
-SHORT_BYTES = 32 << 10  # read by the event loop itself, if they have few values
+MAX_LARGEST_BODIES = 32  # read or validated at a time, or more smaller ones
+SHORT_BYTES = 32 << 10  # parsed on the event loop itself, if they have few values
 SHORT_VALUES = 2_000
 Checked = TypeVar("Checked")
 MAX_WINDOW_LOG = 23  # 8 MiB that a frame makes its reader hold
 ZSTD_MODULES = ("compression.zstd", "backports.zstd")  # from Python 3.14 on, and for older ones
 ZSTD_REMEDY = "install backports.zstd beside the gateway, or send gzip or none"
-_LARGE = ThreadPoolExecutor(1, thread_name_prefix="large-body")  # one after the other
+_LARGE = ThreadPoolExecutor(1, thread_name_prefix="large-body")  # one at a time
 
 
 class Unpacker(Protocol):
-    """Unpacks one body, as zlib and zstd have it."""
+    """The decompressor interface of zlib and zstd."""
 
     @property
     def eof(self) -> bool: ...
@@ -42,14 +42,14 @@ class Unpacker(Protocol):
 
 
 class Encoding(NamedTuple):
-    """How to unpack one body, and what the library raises for a wrong one."""
+    """The decompressor of one encoding, and its exceptions."""
 
     unpacker: Callable[[], Unpacker]
     error: type[Exception]
 
 
 def _found() -> dict[str, Encoding]:
-    """The encodings that can be read here, by their names in `content-encoding`."""
+    """The supported encodings by name in `content-encoding`."""
     found = {"gzip": Encoding(partial(zlib.decompressobj, 16 + zlib.MAX_WBITS), zlib.error)}
     for name in ZSTD_MODULES:
         try:
@@ -66,7 +66,7 @@ ENCODINGS = _found()
 
 @dataclass(slots=True)
 class Reading:
-    """Bytes of the bodies that are being read, or wait for their check."""
+    """Bytes of bodies that are being read, or await validation."""
 
     num_bytes: int = 0
 
@@ -81,14 +81,14 @@ class BodyLimits:
 
 
 async def read_body(request: Request, limits: BodyLimits) -> bytes:
-    """The whole body, unpacked. Raises HTTPException 413 when too large, 408 when too slow, 415 when packed in another way.
+    """The whole body, decompressed. Raises HTTPException 413 if too large, 408 if too slow, 415 for another encoding.
 
     Raises OverloadedError when too much is being read.
     """
     encoding = check_encoding(request, *ENCODINGS)
     writer = request_scope(request.scope).writer
     whole = writer.take_body() if writer is not None else None
-    if whole is not None:  # most come with their head
+    if whole is not None:  # most bodies arrive with their head
         if len(whole) > limits.max_bytes:
             raise _too_large(limits)
         if not encoding:
@@ -132,7 +132,7 @@ async def read_fields(
 
 
 async def checked(raw: bytes, check: Callable[[bytes], Checked], limits: BodyLimits) -> Checked:
-    """The result of `check` for a body, in a thread unless it is short. Raises what `check` raises, or OverloadedError."""
+    """The result of `check` for a body, in a thread unless it is short. Raises as `check`, or OverloadedError."""
     if len(raw) <= SHORT_BYTES and Values.signs_in(raw).total <= SHORT_VALUES:
         return check(raw)
     limits.reading.num_bytes += len(raw)
@@ -165,7 +165,7 @@ def check_encoding(request: Request, *known: str) -> str:
 
 
 def _unpacked(body: bytes, encoding: str, limits: BodyLimits) -> bytes:
-    """A packed body, as far as it may be large."""
+    """A decompressed body, up to the size limit."""
     kind = ENCODINGS[encoding]
     unpacking = kind.unpacker()
     try:

@@ -1,4 +1,4 @@
-"""uvicorn's HTTP connection, with bounds on what comes before there is a request, and every word in its place.
+"""uvicorn's HTTP connection with limits on unparsed input, and answers in the order of requests.
 
 uvicorn limits neither the size nor the time of a request's head, nor what follows a body. Bodies are bounded where they are read.
 
@@ -34,14 +34,14 @@ log = logging.getLogger("baton.http")
 MAX_HEAD_BYTES = 64 << 10  # request line and headers
 MAX_URL_BYTES = 16 << 10
 MAX_FIELDS = 256  # each costs some 200 bytes, however short
-MAX_AHEAD = 32  # requests read while one is answered
-MAX_HELD_BYTES = 64 << 10  # then the client is read no more
-MAX_FRAMING_BYTES = 64 << 10  # around a body: sizes and extensions of chunks, trailers
+MAX_AHEAD = 32  # pipelined requests read while one is answered
+MAX_HELD_BYTES = 64 << 10  # beyond this, reading from the client pauses
+MAX_FRAMING_BYTES = 64 << 10  # around a body: chunk sizes, extensions, trailers
 FRAMING_PER_BYTE = 8  # a chunk of one byte takes five
-HEAD_TIMEOUT_S = 20.0  # from a request's first byte, or the connection's beginning
-UNREAD_TIMEOUT_S = 30.0  # a client with a full buffer reads nothing for this long
+HEAD_TIMEOUT_S = 20.0  # from a request's first byte, or the connection's start
+UNREAD_TIMEOUT_S = 30.0  # limit for a client that stops reading
 MAX_CONNECTIONS = 4096
-MAX_LEAVING = 128  # refused connections that may still read why
+MAX_LEAVING = 128  # refused connections that may still read the error
 LEAVE_TIMEOUT_S = 1.0  # then a refused connection is closed
 RETRY_AFTER_S = 1
 UPGRADES = (b"upgrade", b"http2-settings")
@@ -50,7 +50,7 @@ _NO_LINGER = struct.pack("ii", 1, 0)
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """Counts connections; counts and times requests; has each wait for the answers before its own."""
+    """Counts connections; counts and times requests; pipelines answers in order."""
 
     head_timeout_s = HEAD_TIMEOUT_S
     unread_timeout_s = UNREAD_TIMEOUT_S
@@ -60,16 +60,16 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self._answering: Exchange | None = None  # whose answer is due now; further ones are in `pipeline`
-        self._begun = False  # a part of a request was read
+        self._answering: Exchange | None = None  # the exchange whose answer is due; further ones are in `pipeline`
+        self._begun = False  # part of a request was read
         self._in_head = True  # or before one
         self._head_bytes = 0
         self._framing_bytes = 0
-        self._held = bytearray()  # not read yet
+        self._held = bytearray()  # not parsed yet
         self._refused = False  # nothing more is read
-        self._problem: Problem | None = None  # why; said when its turn has come
+        self._problem: Problem | None = None  # the reason; sent in its turn
         self._line = b""
-        self._reach: Reach | None = None  # the client sends no more
+        self._reach: Reach | None = None  # set when the client ends its input
         self._timer: asyncio.TimerHandle | None = None
         self._unread: asyncio.TimerHandle | None = None
 
@@ -88,13 +88,13 @@ class BoundedProtocol(HttpToolsProtocol):
         self._is_read()
         if self._reach is not None:
             self._reach.close()
-        if self._answering is not None:  # uvicorn tells only the newest
+        if self._answering is not None:  # uvicorn notifies only the newest
             self._answering.give_up()
         self.pipeline.clear()
         super().connection_lost(exc)
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """The client sends no more. It may still read, so what is due to it is answered."""
+        """Handle the end of the client's input. It may still read, so pending answers are sent."""
         if self._answering is None or self._answering.disconnected or self.scheme == "https":
             return False
         if not self._held and self._is_cut_short():
@@ -106,7 +106,7 @@ class BoundedProtocol(HttpToolsProtocol):
         return True
 
     def _is_cut_short(self) -> bool:
-        """Drop a request that will never be whole. Whether it is the one whose answer is due."""
+        """Drop a request that will never be complete. Returns True if its answer is due."""
         if self._in_head:
             return False
         if self.cycle is not self._answering:
@@ -132,7 +132,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def _cut_off(self) -> None:
         log.warning("http.client_does_not_read", extra={"for_s": self.unread_timeout_s})
         taken = self.transport.get_extra_info("socket")
-        if taken is not None:  # the kernel drops what it holds, too
+        if taken is not None:  # the kernel drops its buffer, too
             taken.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
         self.transport.abort()  # closing would wait for the client
 
@@ -151,7 +151,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._wait_for_client()
 
     def _must_wait(self) -> bool:
-        """Whether the next byte belongs to a request behind the one that is answered now."""
+        """True if the next byte belongs to a request after the one being answered."""
         return self._answering is not None and (self._in_head or self.cycle is not self._answering)
 
     def _read(self, data: bytes) -> None:
@@ -176,7 +176,7 @@ class BoundedProtocol(HttpToolsProtocol):
                 self._refuse(Problem(status=431, message=f"{what}: leave them out"))
 
     def _without_upgrade(self) -> bytes:
-        """The newest head again: the parser took what follows it for another protocol."""
+        """The newest head, parsed again without the upgrade to another protocol."""
         kept = [name + b": " + value for name, value in self.headers if name not in UPGRADES]
         return b"\r\n".join([self._line, *kept, b"", b""])
 
@@ -191,7 +191,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self._in_head:
-            return  # a trailer: nobody looks at it
+            return  # a trailer, which is ignored
         if len(self.headers) == MAX_FIELDS:
             self._stop_parser(Problem(status=431, message=f"there are more than {MAX_FIELDS} headers: send fewer"))
         super().on_header(name, value)
@@ -208,7 +208,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._stop_parser(Problem(status=400, message=f"there are {hosts} Host headers: HTTP/1.1 wants one"))
         if self.parser.should_upgrade():
             self._line = self.parser.get_method() + b" " + self.url + b" HTTP/1.1"
-            return  # it is read again without that
+            return  # parsed again without it
         self.cycle = exchange = self._new_exchange()
         self._in_head, self._head_bytes, self._framing_bytes = False, 0, 0
         self._stop_timer()
@@ -253,7 +253,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         if self._in_head:
-            return  # an upgrade, of which no body was read
+            return  # an upgrade without a body
         self._in_head, self._begun = True, False
         self._stop_timer()
         self._state().read_at = time.monotonic()
@@ -264,7 +264,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _stop_parser(self, problem: Problem) -> NoReturn:
         self._problem = problem
-        raise ValueError(problem.message)  # `feed_data` ends with an error
+        raise ValueError(problem.message)  # `feed_data` then fails
 
     # -- answering -----------------------------------------------------------------------------------------------------
 
@@ -274,7 +274,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         self._answering = None
-        super().on_response_complete()  # starts the next, if it was read already
+        super().on_response_complete()  # starts the next request, if it was read already
         if self.transport.is_closing() or (self._answering is not None and self._must_wait()):
             return
         if self._problem is not None:
@@ -287,7 +287,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._wait_for_client()
 
     def _wait_for_client(self) -> None:
-        """For its next request, or for the rest of what it began, if nothing is due to it."""
+        """Wait for the client's next request, or for the rest of one, if no answer is pending."""
         if self._refused or self._answering is not None or self.transport.is_closing():
             return
         if self._reach is not None:
@@ -298,7 +298,7 @@ class BoundedProtocol(HttpToolsProtocol):
                 self._start_timer()
         elif (
             self._timer is None and self.timeout_keep_alive_task is None
-        ):  # else it has not asked yet, or waits already
+        ):  # otherwise it sent no request yet, or waits already
             self.timeout_keep_alive_task = self.loop.call_later(
                 self.timeout_keep_alive, self.timeout_keep_alive_handler
             )
@@ -319,7 +319,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _turn_away(self) -> None:
         """Answer, and close a little later: closing while a request arrives would reset the answer as well."""
-        self.connections.discard(self)  # it does not count
+        self.connections.discard(self)  # it no longer counts
         self._refused = True
         if not self._leaving:  # logged once for a crowd
             log.warning("http.too_many_connections", extra={"open": len(self.connections)})
@@ -331,17 +331,17 @@ class BoundedProtocol(HttpToolsProtocol):
         self._say(Problem(status=503, message=message, code="too_many_connections"))
 
     def _refuse(self, problem: Problem) -> None:
-        """Read no more of this connection, and say why behind the answers that are due."""
+        """Stop reading this connection, and send an error after the pending answers."""
         self._refused, self._problem = True, problem
         self._held.clear()
         self._stop_timer()
         newest: Exchange | None = None if self._in_head else cast(Exchange, self.cycle)
-        self._in_head = True  # no more of it is read
+        self._in_head = True  # the rest of it is not read
         if newest is None or newest is not self._answering:
             if newest is not None and not newest.response_complete:
                 self.pipeline.popleft()
             elif newest is not None:
-                self._problem = None  # what is wrong has its answer already
+                self._problem = None  # the error was answered already
             if self._answering is None:
                 self._say(self._problem)
             return
@@ -350,7 +350,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._say(None if begun else problem)
 
     def _say(self, problem: Problem | None) -> None:
-        """The last words. Without a path there is no dialect's form."""
+        """Send the final error. Without a path there is no dialect's form."""
         if self.transport.is_closing():
             return
         if problem is None:
@@ -362,7 +362,7 @@ class BoundedProtocol(HttpToolsProtocol):
         head += f"retry-after: {RETRY_AFTER_S}\r\n" if problem.status == 503 else ""
         self.transport.write(STATUS_LINE[problem.status] + head.encode() + b"\r\n" + body)
         if self._reach is not None:
-            self.transport.close()  # nothing comes that could reset it
+            self.transport.close()  # no incoming data can reset it
             return
         if self.transport.can_write_eof():
             self.transport.write_eof()
@@ -374,7 +374,7 @@ def _too_large_head() -> Problem:
 
 
 def bounded_to(max_connections: int) -> type[BoundedProtocol]:
-    """`BoundedProtocol` for a gateway with a number of connections at most."""
+    """`BoundedProtocol` with a maximum number of connections."""
 
     class Bounded(BoundedProtocol):
         pass

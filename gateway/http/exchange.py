@@ -1,4 +1,4 @@
-"""One request and its answer on a connection: uvicorn's, with what it leaves out."""
+"""One request and its answer on a connection: uvicorn's cycle with fixes."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from gateway.http.request_scope import request_scope
 
-COMMENT = b":\n\n"  # server-sent events' own way to say nothing
-BEGINNING = b"HTTP/1.1 "  # all status lines of uvicorn begin so, also for HTTP/1.0
+COMMENT = b":\n\n"  # a comment, which server-sent events ignore
+BEGINNING = b"HTTP/1.1 "  # uvicorn's status lines begin so, also for HTTP/1.0
 
 
 class _Begun:
-    """A transport to which an answer's beginning was written already."""
+    """A transport on which the start of an answer was written already."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
@@ -30,7 +30,7 @@ class _Begun:
 
 
 class _Kept:
-    """In place of a transport: what is written, for later."""
+    """A stand-in for a transport that buffers writes."""
 
     data = b""
 
@@ -39,7 +39,7 @@ class _Kept:
 
 
 class Exchange(RequestResponseCycle):
-    """HTTP/1.0 knows no chunks: there, an answer without a length ends with the connection.
+    """The cycle. HTTP/1.0 has no chunks: there, an answer without a length ends with the connection.
 
     A client that waits for `100 Continue` and is refused may send its next request in place of the body: that connection closes.
     """
@@ -48,7 +48,7 @@ class Exchange(RequestResponseCycle):
         super().__init__(**parts)
         request_scope(cast(dict[str, Any], self.scope)).writer = self
         self._has_no_length = False
-        self.idle_event = b""  # may come between any two writes
+        self.idle_event = b""  # may be written between any two parts
         self._holds_head = False
         self._head = b""
 
@@ -80,7 +80,7 @@ class Exchange(RequestResponseCycle):
     def take_body(self) -> bytes | None:
         if self.more_body or self.disconnected or self.waiting_for_100_continue:
             return None
-        self.flow.resume_reading()  # a long one stopped it
+        self.flow.resume_reading()  # a long body paused it
         self.message_event.clear()
         body, self.body = bytes(self.body), bytearray()
         return body
@@ -129,17 +129,17 @@ class Exchange(RequestResponseCycle):
             self.transport = cast(asyncio.Transport, _Begun(self.transport))
 
     def give_up(self) -> None:
-        """Have the application told that its client is gone, and write nothing more."""
+        """Tell the application that its client left, and write nothing more."""
         self.disconnected = True
         self.message_event.set()
 
 
 def path_and_query(url: bytes) -> tuple[bytes, bytes]:
-    """The target of a request line. A URL with a scheme and a host is for a proxy, and taken as if it were without.
+    """Split the target of a request line. An absolute URL, meant for a proxy, is accepted without its scheme and host.
 
     Raises ValueError or HttpParserInvalidURLError.
     """
-    if url.startswith(b"/"):  # the parser would take the beginning of `//a/b` for a host
+    if url.startswith(b"/"):  # the parser would take the start of `//a/b` for a host
         path, _, query = url.partition(b"?")
         return path, query
     parsed = httptools.parse_url(url)

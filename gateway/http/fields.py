@@ -1,4 +1,4 @@
-"""Checking JSON bodies field by field. What can't be honoured is refused by name.
+"""Validation of JSON bodies field by field. Unsupported values are refused by name.
 
 `null` means absent. Where a rule concerns several fields, its ValueError's message begins with a field's name, which `parse_body`
 makes the error's `param`.
@@ -32,10 +32,10 @@ from pydantic import (
 
 from common.errors import InvalidRequestError
 
-MAX_VALUES = 100_000  # a body may have; a list or an object counts as two
+MAX_VALUES = 100_000  # values in a body; a list or object counts as two
 MAX_TOKEN_IDS = 1 << 20
 MAX_LISTS = 1024  # lists of ids in a field
-SLICE_BYTES = 1 << 16  # other threads run between two slices
+SLICE_BYTES = 1 << 16  # other threads run between slices
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]  # integers pass; "1" and true do not
 TokenId = Annotated[StrictInt, Field(ge=0, lt=2**32)]
 _COMMA = re.compile(rb"[ \t\r\n]*,[ \t\r\n]*")
@@ -43,7 +43,7 @@ _ids_of = msgspec.json.Decoder(list[Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
 
 
 def ids_read(info: ValidationInfo) -> list[Any] | None:
-    """This field's value as `parse_body` has read it by itself, checked already: ids, or lists of ids."""
+    """This field's value, already checked by `parse_body`: ids, or lists of ids."""
     return info.context.ids.get(info.field_name or "") if isinstance(info.context, Reading) else None
 
 
@@ -51,12 +51,12 @@ def _read_before(value: Any, check: ValidatorFunctionWrapHandler, info: Validati
     return check(value) if (ids := ids_read(info)) is None else ids
 
 
-# The first mistake is said: an error for each of a million entries takes seconds and a gigabyte.
+# Only the first error is reported: a million of them would take seconds and a gigabyte.
 TokenIds = Annotated[list[TokenId], FailFast(), WrapValidator(_read_before)]
 
 
 def _whole(value: Any) -> Any:
-    """Some clients send 5.0 for 5."""
+    """Convert whole floats: some clients send 5.0 for 5."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -89,18 +89,18 @@ def _may_be_null(rule: dict[str, Any]) -> bool:
 
 
 class StrictFields(BaseModel):
-    """Refuses unknown fields; drops null ones, known or not, inert ones, and unsupported ones that are off."""
+    """A body that refuses unknown fields; null, inert, and unsupported fields that are off are dropped."""
 
     model_config = ConfigDict(extra="forbid", json_schema_extra=described)
     unsupported: ClassVar[dict[str, str]] = {}  # known fields that are refused, and why
-    inert: ClassVar[frozenset[str]] = frozenset()  # known fields that change nothing here
-    many: ClassVar[Mapping[str, int]] = {}  # fields with a bound of their own on entries
-    schemas: ClassVar[dict[str, dict[str, Any]]] = {}  # JSON schemas of fields that validators check in code
+    inert: ClassVar[frozenset[str]] = frozenset()  # known fields that are ignored
+    many: ClassVar[Mapping[str, int]] = {}  # fields with their own limit on entries
+    schemas: ClassVar[dict[str, dict[str, Any]]] = {}  # JSON schemas of fields that are validated in code
     _ignored: tuple[str, ...] = PrivateAttr(default=())
 
     @property
     def ignored(self) -> tuple[str, ...]:
-        """The body's fields that changed nothing, and that its client is told of."""
+        """Ignored fields of the body that the client is told about."""
         return self._ignored
 
     @model_validator(mode="before")
@@ -119,7 +119,7 @@ class StrictFields(BaseModel):
 
 
 class LenientFields(StrictFields):
-    """Ignores unknown fields: histories carry what other servers and frameworks added."""
+    """A body that ignores unknown fields: histories carry fields of other servers and frameworks."""
 
     model_config = ConfigDict(extra="ignore", json_schema_extra=described)
 
@@ -131,7 +131,7 @@ _NAMEABLE = re.compile(rf"[A-Za-z0-9_.-]{{1,{MAX_NAME_CHARS}}}\Z")
 
 
 def ignored_header(body: BaseModel) -> dict[str, str]:
-    """The answer's header that names what of the body was ignored; clients choose names, so odd ones are counted alone."""
+    """The answer's header that lists ignored fields; odd names, which clients choose, are only counted."""
     ignored: tuple[str, ...] = getattr(body, "ignored", ())
     named = [name for name in ignored if _NAMEABLE.match(name)][:MAX_NAMED]
     others = [f"and {len(ignored) - len(named)} more"] if len(ignored) > len(named) else []
@@ -142,7 +142,7 @@ Body = TypeVar("Body", bound=BaseModel)
 
 
 class Values(NamedTuple):
-    """Upper bounds of a JSON text's values: all but the first in each list or object follow a comma."""
+    """Upper bounds on the values in a JSON text: all but the first in each list or object follow a comma."""
 
     commas: int
     containers: int  # lists and objects
@@ -153,22 +153,22 @@ class Values(NamedTuple):
 
     @classmethod
     def signs_in(cls, text: bytes) -> Values:
-        """More than there are, if the signs of JSON are in strings, too."""
+        """Count punctuation, including any in strings: an upper bound."""
         return cls(text.count(b","), text.count(b"[") + text.count(b"{"))
 
     @classmethod
     def counted(cls, text: bytes) -> Values:
-        """As many as there are before the first mistake."""
+        """Count values up to the first syntax error."""
         found = [cls.signs_in(part) for part in _outside_of_strings(text)]
         return cls(sum(one.commas for one in found), sum(one.containers for one in found))
 
 
 def _outside_of_strings(text: bytes) -> Iterable[bytes]:
-    """JSON text without its strings, slice by slice."""
+    """JSON text without its strings, in slices."""
     is_string, start = False, 0
     while start < len(text):
         part = text[start : start + SLICE_BYTES]
-        if (len(part) - len(part.rstrip(b"\\"))) % 2:  # the character behind is escaped
+        if (len(part) - len(part.rstrip(b"\\"))) % 2:  # the next character is escaped
             part = text[start : start + SLICE_BYTES + 1]
         pieces = part.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
         yield b"".join(pieces[is_string::2])
@@ -178,12 +178,12 @@ def _outside_of_strings(text: bytes) -> Iterable[bytes]:
 
 @dataclass(slots=True)
 class TextsLeft:
-    """How many values the JSON in a body's strings may still have."""
+    """The number of values that JSON in a body's strings may still have."""
 
     count: int = MAX_VALUES
 
     def take(self, text: str) -> None:
-        """Count what `text` has, before it is parsed. Raises ValueError."""
+        """Count the values in `text` before it is parsed. Raises ValueError."""
         raw = text.encode("utf-8", "surrogatepass")
         signs = Values.signs_in(raw).total
         self.count -= signs if signs <= self.count else Values.counted(raw).total
@@ -194,7 +194,7 @@ class TextsLeft:
 
 
 def check_values(raw: bytes, many: Mapping[str, int]) -> None:
-    """Refuse a body that would take long to read, before anything is made of it.
+    """Refuse a body that would take long to parse, before parsing it.
 
     `many`: see `StrictFields`. Raises InvalidRequestError with the field's name.
     """
@@ -205,7 +205,7 @@ def check_values(raw: bytes, many: Mapping[str, int]) -> None:
         return
     try:
         fields = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
-    except msgspec.ValidationError:  # no object
+    except msgspec.ValidationError:  # not an object
         fields = {}
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise InvalidRequestError(f"the body is not valid JSON: {error}") from None
@@ -228,19 +228,19 @@ def _too_many(field: str, what: str) -> InvalidRequestError:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The context that the validators of a body share."""
+    """The context shared by a body's validators."""
 
     texts: TextsLeft
-    ignores_unknown: bool  # leaves out what no rule knows
+    ignores_unknown: bool  # drops unknown fields
     ids: Mapping[str, list[Any]]  # long fields that are checked, and empty in the body
 
 
 def _without_ids(raw: bytes, names: Set[str], lists: Container[str]) -> tuple[bytes, dict[str, list[Any]]]:
-    """A body with `[]` for those of these fields that are token ids, or lists of them if in `lists`, and the ids."""
+    """A body with `[]` in place of token ids (lists of them for `lists`), and the ids."""
     try:
         fields = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
-        return raw, {}  # its validator says what is wrong
+        return raw, {}  # its validator reports the fault
     found = dict[str, list[Any]]()
     for name in names & fields.keys():
         text = bytes(fields[name])
@@ -250,7 +250,7 @@ def _without_ids(raw: bytes, names: Set[str], lists: Container[str]) -> tuple[by
 
 
 def _token_ids(text: bytes) -> list[int]:
-    """Those of a JSON list, slice by slice. Empty if something else is in it."""
+    """Token ids of a JSON list, parsed in slices. Empty if something else is in it."""
     if not text.startswith(b"["):
         return []
     ids, start, end = list[int](), 1, len(text) - 1
@@ -266,7 +266,7 @@ def _token_ids(text: bytes) -> list[int]:
 
 
 def _lists_of_ids(text: bytes) -> list[list[int]]:
-    """Those of a JSON list of lists of ids. Empty if something else is in it, an empty list, or too many lists."""
+    """Token ids of a JSON list of lists. Empty if something else is in it, an empty list, or too many lists."""
     inner, found, start = text[1:-1].strip(), list[list[int]](), 0
     while len(found) < MAX_LISTS and inner.startswith(b"[", start):
         stop = inner.find(b"]", start) + 1
@@ -289,7 +289,7 @@ NOT_GIVEN: Mapping[str, str] = {}
 def parse_body(
     raw: bytes, model: type[Body], *, given: Mapping[str, str] = NOT_GIVEN, ignores_unknown: bool = False
 ) -> Body:
-    """Validate a JSON body, with the fields that its path has `given`. Raises InvalidRequestError that names the first wrong one.
+    """Validate a JSON body, with the fields `given` by its path. Raises InvalidRequestError that names the first invalid one.
 
     Validators get a `Reading` as their context.
     """
@@ -309,12 +309,12 @@ def parse_body(
 
 
 def _with_given(raw: bytes, given: Mapping[str, str]) -> bytes:
-    """A body with the fields that its path gives. Raises InvalidRequestError where it says others."""
+    """A body with the path's fields. Raises InvalidRequestError if the body contradicts them."""
     try:
         fields = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
         said = {name: msgspec.json.decode(fields[name]) for name in given if name in fields}
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
-        return raw  # its validator says what is wrong
+        return raw  # its validator reports the fault
     for name, value in said.items():
         if value is not None and value != given[name]:
             raise InvalidRequestError(

@@ -1,4 +1,4 @@
-"""How clients send their key. Each dialect has its way."""
+"""Clients' keys: each dialect has its own form."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyForm:
-    """Where a key is, and the answer to a client without one."""
+    """The place of a key, and the answer to a client without one."""
 
-    read: Callable[[Mapping[str, str]], str]  # from a request's fields; "" where there is none
+    read: Callable[[Mapping[str, str]], str]  # reads it from a request's fields; "" if absent
     hint: str  # how to send one, for error messages
     challenge: str = ""  # `WWW-Authenticate` of a 401, if any
     scheme: Mapping[str, Any]  # OpenAPI's security scheme
 
 
 def bearer_key(headers: Mapping[str, str]) -> str:
-    """The key of an `Authorization: Bearer` header, or of Anthropic's or Azure's clients."""
+    """The key in an `Authorization: Bearer` header, or in Anthropic's or Azure's."""
     scheme, _, key = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer" and key.strip():
         return key.strip()
@@ -34,5 +34,5 @@ BEARER = KeyForm(
 
 
 def needed(kind: str, form: KeyForm) -> str:
-    """Return the text for a client without a valid key of this kind."""
+    """Return the message for a client without a valid key of this kind."""
     return f"a valid {kind} is needed: send {form.hint}"

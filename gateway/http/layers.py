@@ -1,4 +1,4 @@
-"""The layers around every request, one class for each concern; `gateway.app` lists them.
+"""The middleware around every request, one class a concern; `gateway.app` lists them.
 
 Plain ASGI. Only `RequestIds` wraps `send`, so that a streamed token passes one function of ours and not five; the other layers
 look at the status that it notes.
@@ -29,7 +29,7 @@ Refuse = Callable[[Scope, Problem], Response]  # an error in the form of the req
 
 
 class Paths:
-    """Brings a path into the form that is served: see `served_path`."""
+    """Normalises the path: see `served_path`."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -41,7 +41,7 @@ class Paths:
 
 
 class RequestIds:
-    """Gives every request an id, the client's or a new one, and notes the answer's status."""
+    """Gives every request an id, the client's or a new one, and records the answer's status."""
 
     def __init__(self, app: ASGIApp, *, id_header: Callable[[Scope], str]) -> None:
         """`id_header`: a further header for a request's id; "" for none."""
@@ -69,13 +69,13 @@ class RequestIds:
 
 
 class ObserveRefusal(Protocol):
-    """Takes the seconds from a request's last byte to the last byte of its refusal."""
+    """The observer of the time from a request's last byte to its refusal's."""
 
     def __call__(self, seconds: float, *, waited: bool) -> None: ...
 
 
 class RefusalTimes:
-    """Measures how long refusals take, on clients' paths."""
+    """Measures the duration of refusals on clients' paths."""
 
     def __init__(self, app: ASGIApp, *, is_measured: Callable[[Scope], bool], observe: ObserveRefusal) -> None:
         self._app = app
@@ -92,7 +92,7 @@ class RefusalTimes:
 
 
 class Crashes:
-    """Turns a crash into an error object. A client that left is none."""
+    """Turns a crash into an error object. A disconnect is none."""
 
     def __init__(self, app: ASGIApp, *, refuse: Refuse) -> None:
         self._app = app
@@ -109,12 +109,12 @@ class Crashes:
             state, path = request_scope(scope), scope["path"]
             log.exception("http.crash", extra={"request_id": state.request_id, "path": path})
             if state.status:
-                raise  # the server cuts the connection: half an answer must not look whole
+                raise  # the server cuts the connection: a partial answer must not look complete
             await self._refuse(scope, INTERNAL)(scope, receive, send)
 
 
 class Greeting:
-    """Says at the root of one port that somebody is there, as clients of that port expect it; no key is asked for."""
+    """Answers `/` on one port with the greeting that its clients expect; no key is needed."""
 
     def __init__(self, app: ASGIApp, *, port: int, text: str) -> None:
         self._app = app
@@ -130,7 +130,7 @@ class Greeting:
 
 
 class KeyCheck:
-    """Finds the tenant of a request's key; refuses a key that is not enough for the path."""
+    """Finds the tenant of a request's key; refuses keys without access to the path."""
 
     def __init__(
         self,
@@ -142,7 +142,7 @@ class KeyCheck:
         refuse: Refuse,
         told: Callable[[str, str], None],
     ) -> None:
-        """`is_open`: no key is asked for by this method there. `told` hears the id and the path of each refused request."""
+        """`is_open`: the path needs no key for this method. `told` gets the id and path of each refused request."""
         self._told = told
         self._app = app
         self._tenants = tenants
@@ -166,7 +166,7 @@ class KeyCheck:
         await app(scope, receive, send)
 
     def _tenant(self, scope: Scope, key: str) -> Tenant | None:
-        """The tenant; None when the key is not enough for the path.
+        """The tenant; None if the key gives no access to the path.
 
         Metrics and timelines tell of all tenants, so they need the admin key if there is one, or metrics their own.
         """

@@ -1,4 +1,4 @@
-"""What web pages may do here. A browser sends what any page asks for, and with DNS rebinding to any name.
+"""Access of web pages. A browser sends requests for any page, and with DNS rebinding to any host name.
 
 A key keeps pages out, as no page knows it. Without keys, Host, Origin and Sec-Fetch-Site tell who asks.
 """
@@ -30,29 +30,29 @@ _SAFE_METHODS = ("GET", "HEAD")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebAccess:
-    """Whose pages may use the gateway, and the names under which it answers where it has no keys."""
+    """The allowed origins, and the host names accepted without keys."""
 
     origins: tuple[str, ...] = ()
-    bound: str = "127.0.0.1"  # the address it listens on
+    bound: str = "127.0.0.1"  # the listening address
     hosts: tuple[str, ...] = ()  # beside that and loopback's
 
     def lets_in(self, origin: str) -> bool:
         return origin in self.origins or ANY in self.origins
 
     def answers_to(self, host: str) -> bool:
-        """Whether a Host header names this gateway. A page can't make a browser send another than its own."""
+        """True if a Host header names this gateway. A page can't make a browser send a false one."""
         name = _name(host)
         if not name or ANY in self.hosts or name in self.hosts or name == self.bound:
-            return True  # no browser leaves it out
+            return True  # every browser sends it
         address = _address(name)
         if address is None:
             return name == "localhost" or name.endswith(".localhost")
         bound = _address(self.bound)
-        return address.is_loopback or (bound is not None and bound.is_unspecified)  # no name, so nothing to rebind
+        return address.is_loopback or (bound is not None and bound.is_unspecified)  # an address, so nothing to rebind
 
 
 class Origins:
-    """Answers preflights; refuses other pages where no key does."""
+    """Answers preflights; refuses foreign pages if no key protects the gateway."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class Origins:
         refuse: Callable[[Scope, Problem], Response],
         id_headers: Sequence[str] = (),
     ) -> None:
-        """`id_headers`: pages may read them, as they may read the others that clients are told of."""
+        """`id_headers`: pages may read them, like other exposed headers."""
         self._app = app
         self._access = access
         self._has_keys = has_keys
@@ -95,7 +95,7 @@ class Origins:
         await app(scope, receive, send)
 
     def _wrong(self, scope: Scope, headers: Mapping[str, str], *, is_let_in: bool) -> Problem | None:
-        """What is wrong with a request that needs no key."""
+        """The fault of a request that needs no key."""
         method: str = scope["method"]
         for host in [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]:
             if not self._access.answers_to(host):
@@ -116,7 +116,7 @@ class Origins:
 
 
 def _is_own_page(method: str, headers: Mapping[str, str]) -> bool:
-    """Whether no other page's script asks, as far as a request without Origin tells. Links from anywhere may be followed."""
+    """False if another page's script may be asking, as far as a request without Origin shows. Links may come from anywhere."""
     if headers.get("sec-fetch-site", "none") in ("none", "same-origin"):
         return True
     wanted = headers.get("sec-fetch-mode"), headers.get("sec-fetch-dest")
@@ -135,14 +135,14 @@ def _preflight(headers: Mapping[str, str]) -> Mapping[str, str]:
     asked = headers.get("access-control-request-headers", "")
     said = {"access-control-allow-methods": _METHODS, "access-control-max-age": str(PREFLIGHT_MAX_AGE_S)}
     if _NAMES.match(asked):
-        said["access-control-allow-headers"] = asked  # `*` would leave Authorization out
+        said["access-control-allow-headers"] = asked  # `*` would not include Authorization
     if headers.get("access-control-request-private-network") == "true":
         said["access-control-allow-private-network"] = "true"
     return said
 
 
 def _name(host: str) -> str:
-    """The name or address of a Host header, without its port."""
+    """The name or address in a Host header, without its port."""
     host = host.strip().lower()
     if host.startswith("["):
         return host[1:].partition("]")[0]

@@ -1,4 +1,4 @@
-"""What went wrong with a request, before a dialect writes it in its own form."""
+"""Errors of a request in neutral form, before a dialect writes them."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from common.errors import (
 )
 
 Json = dict[str, Any]
-REFUSALS = (429, 503)  # their answers say when to come back
+REFUSALS = (429, 503)  # their answers have a Retry-After
 
 
 class ContextLengthError(InvalidRequestError):
-    """The prompt leaves no room for the answer. `excess` is both in tokens, as "4001 tokens > 2048"; "": not known."""
+    """The prompt leaves no room for the answer. `excess` is both in tokens, as "4001 tokens > 2048"; "": unknown."""
 
     code = "context_length_exceeded"
 
@@ -58,12 +58,12 @@ class ConflictError(InvalidRequestError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """An error as HTTP knows it."""
+    """An error in terms of HTTP."""
 
     status: int
     message: str
     code: str = ""  # clients may branch on it; "": none
-    param: str | None = None  # the wrong field
+    param: str | None = None  # the invalid field
     excess: str = ""  # see `ContextLengthError`
     headers: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
@@ -81,7 +81,7 @@ def problem_of(error: ServingError) -> Problem:
     if isinstance(error, RateLimitedError):
         headers |= error.headers
     if isinstance(error, QuarantinedError):
-        headers["x-should-retry"] = "false"  # OpenAI's clients repeat a 500; this request must not come again
+        headers["x-should-retry"] = "false"  # OpenAI's clients retry a 500; this request must not come again
     excess = error.excess if isinstance(error, ContextLengthError) else ""
     return Problem(
         status=status, message=error.message, code=error.code, param=error.param, excess=excess, headers=headers
@@ -112,6 +112,6 @@ _KINDS = {429: "rate_limit_error", 500: "server_error", 503: "service_unavailabl
 
 
 def error_object(problem: Problem) -> Json:
-    """OpenAI's error object, also for paths of no dialect."""
+    """OpenAI's error object, also for paths without a dialect."""
     kind = _KINDS.get(problem.status, "invalid_request_error")
     return {"error": {"message": problem.message, "type": kind, "param": problem.param, "code": problem.code or None}}

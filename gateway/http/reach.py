@@ -1,4 +1,4 @@
-"""Whether a client that sends no more still reads.
+"""Liveness of a client that ended its input: does it still read?
 
 One that closed its side only and one that is gone send the same FIN. A closed socket answers further bytes with a reset, which
 the kernel notes as the socket's error. So a client of HTTP/1.1 whose answer has not begun gets one `100 Continue`, one of
@@ -18,7 +18,7 @@ PROBE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 class Reach:
-    """Cuts the connection off when its client turns out to be gone. `due`: the exchange whose answer is due."""
+    """Aborts the connection when its client turns out to be gone. `due`: the exchange whose answer is pending."""
 
     def __init__(
         self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop, due: Callable[[], Exchange | None]
@@ -30,7 +30,7 @@ class Reach:
         self._timer = loop.call_later(LOOK_EVERY_S, self._look)
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop the keep-alive timer."""
         self._timer.cancel()
 
     def _look(self) -> None:

@@ -1,4 +1,4 @@
-"""What the gateway knows of an HTTP request: one typed value in its ASGI scope."""
+"""The gateway's facts about an HTTP request: one typed value in its ASGI scope."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}\Z")
 
 @dataclass(slots=True, eq=False)
 class RequestTrace:
-    """The open span around a request. Whoever serves it says what was asked and what answers."""
+    """The open span around a request, completed by the endpoint."""
 
     context: str = ""  # W3C `traceparent`; the client's if no span is recorded
     parent: str = ""
@@ -28,37 +28,37 @@ class RequestTrace:
     status: int = 0
     error: str = ""
     attributes: dict[str, Value] = field(default_factory=dict)
-    answered: Callable[[], Mapping[str, Value]] | None = None  # describes the answer, once it has ended
+    answered: Callable[[], Mapping[str, Value]] | None = None  # attributes of the answer, once it has ended
 
 
 class BodyWriter(Protocol):
-    """Writes an answer's body without waiting, once its head is sent."""
+    """Writes an answer's body synchronously, once its head is sent."""
 
     idle_event: bytes  # may be written between any two parts; empty: nothing may
 
     def take_body(self) -> bytes | None:
-        """The request's body, if all of it has come and nobody took any."""
+        """The request's body, if it arrived completely and was not taken."""
         ...
 
     def hold_head(self) -> None:
-        """Send the answer's head with the first part of its body, which `write` or `end` is given at once."""
+        """Hold the answer's head until the first part of its body, which follows at once."""
         ...
 
     @property
     def is_read(self) -> bool:
-        """Whether the client keeps up: what is written while it doesn't is buffered."""
+        """True if the client keeps up; otherwise writes are buffered."""
         ...
 
     async def read(self) -> None:
-        """Return once the client has read what was buffered, or left."""
+        """Return once the client has read the buffer, or left."""
         ...
 
     def write(self, data: bytes) -> None:
-        """The next part."""
+        """Write the next part."""
         ...
 
     def end(self, data: bytes) -> None:
-        """The last part."""
+        """Write the last part."""
         ...
 
 
@@ -66,20 +66,20 @@ class BodyWriter(Protocol):
 class RequestScope:
     """Instants are `time.monotonic()`."""
 
-    received_at: float = field(default_factory=time.monotonic)  # the head was complete
-    read_at: float = field(default_factory=time.monotonic)  # the newest byte was read
+    received_at: float = field(default_factory=time.monotonic)  # when the head was complete
+    read_at: float = field(default_factory=time.monotonic)  # when the newest byte was read
     request_id: str = ""
     tenant: Tenant = ANYBODY
     trace: RequestTrace = field(default_factory=RequestTrace)
-    status: int = 0  # the answer's; 0: not begun
-    problem: int = 0  # its own status, whatever a dialect writes; 0: none
+    status: int = 0  # the answer's; 0: not started
+    problem: int = 0  # status before the dialect's mapping; 0: none
     waited: bool = False  # refused after waiting
-    headers: Mapping[str, str] = field(default_factory=dict)  # added to whatever answers
+    headers: Mapping[str, str] = field(default_factory=dict)  # added to any answer
     writer: BodyWriter | None = None  # the connection's
 
 
 def request_scope(scope: MutableMapping[str, Any]) -> RequestScope:
-    """The value in `scope`, made on first use."""
+    """The value in `scope`, created on first use."""
     state: RequestScope | None = scope.get(_KEY)
     if state is None:
         state = scope[_KEY] = RequestScope()
@@ -87,7 +87,7 @@ def request_scope(scope: MutableMapping[str, Any]) -> RequestScope:
 
 
 def fields_of(scope: MutableMapping[str, Any]) -> Mapping[str, str]:
-    """The request's header fields by their names in lower case, read once. Of several with a name it has the first."""
+    """The request's headers by lower-case name, parsed once; the first one of duplicates."""
     fields: Mapping[str, str] | None = scope.get(_FIELDS)
     if fields is None:
         fields = {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(scope["headers"])}

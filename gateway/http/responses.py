@@ -1,4 +1,4 @@
-"""HTTP answers that are whole."""
+"""Unstreamed HTTP answers."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _json = msgspec.json.Encoder()
 
 
 def json_response(content: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """An answer of one JSON value."""
+    """An answer with one JSON value."""
     return Response(_json.encode(content), status, media_type="application/json", headers=headers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Content:
-    """An answer that is more than a JSON value: it has a form, a status or headers of its own."""
+    """An answer that is more than a JSON value: with its own form, status or headers."""
 
     body: bytes = b""
     media_type: str = "application/json"
@@ -31,7 +31,7 @@ class Content:
 
 
 def answer_of(value: Any, *, headers: Mapping[str, str] | None = None) -> Response:
-    """An answer that tells a value: a response or `Content` as it is, a text as such, None with an empty body, others as JSON."""
+    """Convert a value to an answer: responses and `Content` stay, texts are plain, None has an empty body, others are JSON."""
     match value:
         case Response():
             return value
@@ -46,7 +46,7 @@ def answer_of(value: Any, *, headers: Mapping[str, str] | None = None) -> Respon
 
 
 def takes_gzip(request: Request) -> bool:
-    """Whether the client reads gzip, and doesn't weigh it with 0."""
+    """True if the client accepts gzip with a nonzero weight."""
     for offer in request.headers.get("accept-encoding", "").lower().split(","):
         name, _, weight = offer.replace(" ", "").partition(";q=")
         if name == "gzip":
@@ -55,5 +55,5 @@ def takes_gzip(request: Request) -> bool:
 
 
 def plain_error(problem: Problem) -> Response:
-    """An error on a path of no dialect."""
+    """An error on a path without a dialect."""
     return json_response(error_object(problem), status=problem.status, headers=problem.headers)

@@ -24,26 +24,26 @@ _CONVERTOR = re.compile(r":\w+\}")
 
 
 def served_path(path: str) -> str:
-    """The path that serves a request: without a slash at its end, and OpenAI's own for Azure's, but for those of deployments."""
+    """The canonical path of a request: without a trailing slash, and OpenAI's for Azure's, except deployments."""
     path = path.rstrip("/") or "/"
     rest = path.removeprefix("/openai/")
     return path if rest == path or rest.startswith("deployments/") else f"/v1/{rest.removeprefix('v1/')}"
 
 
 def told_path(path: str) -> str:
-    """A path with parameters for people: without how they are read."""
+    """A path with parameters for people, without their converters."""
     return _CONVERTOR.sub("}", path)
 
 
 class ByPath(Generic[Value]):
-    """Values by path. A path without parameters is found first, then others in their order."""
+    """Values by path. Paths without parameters match first, then others in order."""
 
     def __init__(self, values: Mapping[str, Value]) -> None:
         self._plain = {path: value for path, value in values.items() if "{" not in path}
         self._others = [(compile_path(path)[0], value) for path, value in values.items() if "{" in path]
 
     def find(self, path: str) -> tuple[Value, Mapping[str, str]] | None:
-        """A path's value, and its parameters."""
+        """A path's value and parameters."""
         plain = self._plain.get(path)
         if plain is not None:
             return plain, {}
@@ -75,10 +75,10 @@ class Routes:
 
 
 class HotPaths:
-    """POSTs to some paths, by the same layers and without the framework, which would take as long as all of these."""
+    """POSTs to some paths, through the same middleware but without the framework, which would double their cost."""
 
     def __init__(self, layers: Sequence[Middleware], posts: Paths, refuse: Refuse) -> None:
-        """`refuse` makes an answer of a ServingError or an HTTPException."""
+        """`refuse` turns a ServingError or an HTTPException into an answer."""
         self._posts = ByPath(posts)
         self._refuse = refuse
         self._hot: ASGIApp = self._serve
@@ -86,7 +86,7 @@ class HotPaths:
             self._hot = layer.cls(self._hot, *layer.args, **layer.kwargs)
 
     def app_for(self, scope: Scope) -> ASGIApp | None:
-        """What serves the request; None: the framework does."""
+        """The app that serves the request; None: the framework."""
         is_post = scope["type"] == "http" and scope["method"] == "POST"
         return self._hot if is_post and self._posts.find(served_path(scope["path"])) is not None else None
 
@@ -103,7 +103,7 @@ class HotPaths:
 
 
 class Application(FastAPI):
-    """The framework's application, but for hot paths."""
+    """FastAPI's application, bypassed by hot paths."""
 
     hot: HotPaths | None = None
 

@@ -1,4 +1,4 @@
-"""Streamed answers that stop the work behind them however they end, and server-sent events."""
+"""Streamed answers, which stop their work however they end, and server-sent events."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from gateway.http.request_scope import BodyWriter, request_scope
 EVENTS = "text/event-stream"
 _HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 _json = msgspec.json.Encoder()
-# str.splitlines, and with it httpx, also ends lines at these three, which JSON does not escape.
+# str.splitlines, and with it httpx, also splits lines at these three, which JSON does not escape.
 _LINE_ENDS = [(mark.encode(), b"\\u%04x" % ord(mark)) for mark in ("\x85", "\u2028", "\u2029")]
 
 
 def event(chunk: dict[str, Any]) -> bytes:
-    """One server-sent event, also for clients that end lines wherever Unicode does."""
+    """One server-sent event, also for clients that split lines wherever Unicode does."""
     return b"data: " + said(chunk) + b"\n\n"
 
 
 def named_event(chunk: dict[str, Any]) -> bytes:
-    """An event that is named as its chunk's `type`."""
+    """An event named like its chunk's `type`."""
     return b"event: " + chunk["type"].encode() + b"\n" + event(chunk)
 
 
@@ -39,7 +39,7 @@ def said(value: Any) -> bytes:
 
 
 class ByteStream(StreamingResponse):
-    """A streamed answer. `close` runs when the connection is through with it, even unstarted.
+    """A streamed answer. `close` runs when the connection is done with it, even if unstarted.
 
     An iterator's own `finally` would not run if the client hung up before the first chunk.
     """
@@ -66,7 +66,7 @@ class ByteStream(StreamingResponse):
 
 
 class WrittenStream(Response):
-    """A streamed answer that others write, without this task: `begin` gets the connection's writer once the head is sent.
+    """A streamed answer written by callbacks: `begin` gets the connection's writer once the head is sent.
 
     `close` runs when the connection is through with it, even unstarted.
     """
@@ -95,7 +95,7 @@ class WrittenStream(Response):
             writer.idle_event = self._idle_event
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             self._begin(writer)
-            writer.write(b"")  # the head, if nothing else was written
+            writer.write(b"")  # sends the head, if nothing else was written
             while (await receive())["type"] != "http.disconnect":
                 pass
         finally:
@@ -103,6 +103,6 @@ class WrittenStream(Response):
 
 
 async def disconnected(request: Request) -> None:
-    """Return when the client hung up. The body must have been read."""
+    """Return when the client disconnected. The body must have been read."""
     while (await request.receive())["type"] != "http.disconnect":
         pass

@@ -1,1 +1,1 @@
-"""Contents that gateways keep on NATS' disk, and the work that waits there."""
+"""Contents stored on NATS' disk, and the work queued there."""

@@ -1,4 +1,4 @@
-"""Changes of a kept record that several gateways may change at once."""
+"""Concurrent changes of a stored record by several gateways."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ async def changed(
     to: Callable[[Record], Record],
     write: Callable[[Record, int], Awaitable[int]],
 ) -> Record:
-    """Apply `to` to the newest record until nobody else interferes, and return the result; one that stays is not written.
+    """Apply `to` to the newest record, retrying on conflicts, and return the result; an unchanged one is not written.
 
     `load` gives the record and its sequence, `write` takes both and returns 0 where the sequence has moved on. Raises what these
     and `to` raise, UnavailableError about `what`.

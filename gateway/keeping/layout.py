@@ -1,4 +1,4 @@
-"""Where something is kept: a stream of messages, and a work queue beside it. No I/O."""
+"""The layout of stored contents: a stream of messages, and a work queue beside it. No I/O."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WORK_BYTES = 256 << 20
 
 
 class StoreFullError(OverloadedError):
-    """No disk space is left for `what` is kept."""
+    """No disk space is left for `what`."""
 
     code = "insufficient_storage"
 
@@ -26,7 +26,7 @@ class StoreFullError(OverloadedError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """A kept stream and its work queue: their names and bounds. A stream `BATON_X` has the subjects `baton.x.>`.
+    """A stream and its work queue: names and limits. A stream `BATON_X` has the subjects `baton.x.>`.
 
     `what` names in messages and logs what is kept, `remedy` is for whoever finds the store full. A subject of work has its kind
     behind the queue's name.
@@ -52,7 +52,7 @@ class Layout:
             name=self.kept,
             subjects=[f"{root_of(self.kept)}.>"],
             storage=StorageType.FILE,
-            discard=DiscardPolicy.NEW,  # what was acknowledged makes room for nothing
+            discard=DiscardPolicy.NEW,  # new messages never evict acknowledged ones
             max_msgs_per_subject=1,
             max_bytes=self.store_bytes,
             max_age=self.keep_s,

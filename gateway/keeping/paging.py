@@ -1,4 +1,4 @@
-"""Pages of what is kept, as OpenAI's lists have them. No I/O."""
+"""Pagination in the form of OpenAI's lists. No I/O."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ Entry = TypeVar("Entry")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """The page of entries that is asked for."""
+    """The requested page."""
 
     after: str
     limit: int
     newest_first: bool
 
     def of(self, entries: Sequence[Entry], id_of: Callable[[Entry], str]) -> tuple[list[Entry], bool]:
-        """Those of a list, which has the oldest first, and whether there are more. Raises NotKeptError for an unknown `after`."""
+        """Entries of a list ordered oldest first, and whether more follow. Raises NotKeptError for an unknown `after`."""
         ordered = list(reversed(entries)) if self.newest_first else list(entries)
         if self.after:
             places = [place for place, entry in enumerate(ordered) if id_of(entry) == self.after]
@@ -34,7 +34,7 @@ class Page:
 def page_asked(
     query: Mapping[str, str], *, default: int, most: int, others: Collection[str] = (), has_order: bool = True
 ) -> Page:
-    """The page that a query asks for, which may have `others` as well. Raises InvalidRequestError."""
+    """The page in a query, which may have `others` as well. Raises InvalidRequestError."""
     check_query(query, {"after", "limit", *others, *(("order",) if has_order else ())})
     order = query.get("order", "desc")
     if order not in ("asc", "desc"):
@@ -46,7 +46,7 @@ def page_asked(
 
 
 def check_query(query: Mapping[str, str], known: Collection[str]) -> None:
-    """Raises InvalidRequestError for a parameter that nobody knows."""
+    """Check a query. Raises InvalidRequestError for an unknown parameter."""
     for name in query:
         if name not in known:
             raise InvalidRequestError(f"unknown parameter {name[:100]!r}: remove it", param=name[:100])

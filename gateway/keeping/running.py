@@ -1,4 +1,4 @@
-"""Loops that take work, each until it is told to stop."""
+"""Loops that take work until they are told to stop."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Worker(Protocol):
 
 
 async def keep_running(worker: Worker) -> None:
-    """Run a worker until it is told to stop, also after a crash."""
+    """Run a worker until it is told to stop, restarting it after a crash."""
     while True:
         try:
             return await worker.run()

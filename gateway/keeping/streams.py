@@ -1,4 +1,4 @@
-"""Kept contents in JetStream, through a connection of its own so that nothing of this delays a token.
+"""Stored contents in JetStream, through a separate connection so that they never delay a token.
 
 NATS acknowledges what is on disk (`sync_interval: always`), and nothing is reported before. A `Layout` names two streams:
 
@@ -37,10 +37,10 @@ API_TIMEOUT_S = 5.0  # a disk may be slow
 RETRY_PAUSE_S = 0.5
 OPEN_AGAIN_S = 2.0
 PULL_S = 1.0
-ACK_WAIT_S = 6.0  # a dead gateway's work goes elsewhere after this
+ACK_WAIT_S = 6.0  # a dead gateway's work is redelivered after this
 BEAT_S = 2.0
-PAGE = 256  # messages that one request reads at most
-PAGE_BYTES = 8 << 20  # after these bytes it brings no further one
+PAGE = 256  # maximum messages of one request
+PAGE_BYTES = 8 << 20  # a request returns no further message beyond this
 LAST_SEQUENCE = "Nats-Expected-Last-Subject-Sequence"
 _WRONG_SEQUENCE = 10071
 _FULL = frozenset({10023, 10047, 10077})  # JetStream's codes: out of resources, storage, or stream full
@@ -48,7 +48,7 @@ _ERRORS = (nats.errors.Error, OSError, TimeoutError)
 
 
 class TooLargeError(InvalidRequestError):
-    """NATS carries no message of this size."""
+    """NATS can't carry a message of this size."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,11 +58,11 @@ class Stored:
     subject: str
     seq: int
     data: bytes
-    pending: int = 0  # further messages of what was scanned
+    pending: int = 0  # messages left in a scan
 
 
 class Delivery:
-    """Work that this process holds and nobody else gets, until `done` or `later`."""
+    """Work held exclusively by this process until `done` or `later`."""
 
     def __init__(self, raw: Msg, forget: Callable[[Delivery], None]) -> None:
         self._raw = raw
@@ -72,25 +72,25 @@ class Delivery:
         self.num_waiting: int = raw.metadata.num_pending or 0
 
     async def done(self) -> None:
-        """It never comes again, unless this acknowledgement is lost: then it is found to be done."""
+        """Acknowledge: it never comes again, unless the acknowledgement is lost; then it is found to be done."""
         self._forget(self)
         with contextlib.suppress(*_ERRORS):
             await self._raw.ack()
 
     async def later(self, delay_s: float) -> None:
-        """It comes again, here or elsewhere."""
+        """Return it for redelivery, here or elsewhere."""
         self._forget(self)
         with contextlib.suppress(*_ERRORS):
             await self._raw.nak(delay=max(delay_s, 0.001))
 
     async def beat(self) -> None:
-        """It is still worked on."""
+        """Extend the ack-wait: it is still in progress."""
         with contextlib.suppress(*_ERRORS):
             await self._raw.in_progress()
 
 
 class KeptStreams:
-    """The two streams. Every call raises UnavailableError when NATS can't do it now."""
+    """Both streams. Every call raises UnavailableError if NATS can't do it now."""
 
     def __init__(self, settings: NatsSettings, layout: Layout) -> None:
         self.layout = layout
@@ -101,13 +101,13 @@ class KeptStreams:
         self._opening = asyncio.Lock()
         self._is_open = False
         self._failed, self._failed_at = "", 0.0
-        self._told = False  # logged that no work can be had
+        self._told = False  # logged that no work can be pulled
         self._pulls: dict[str, JetStreamContext.PullSubscription] = {}
         self._held: set[Delivery] = set()
         self._beating: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
-        """Connect. Streams and consumers are made when needed, also after the server lost them."""
+        """Connect. Streams and consumers are created on demand, also after the server lost them."""
         try:
             connecting = self._client.connect(
                 self._settings.url,
@@ -126,7 +126,7 @@ class KeptStreams:
         self._beating = asyncio.create_task(self._beat())
 
     async def close(self) -> None:
-        """Give held work back, and disconnect."""
+        """Release held work, and disconnect."""
         if self._beating is not None:
             self._beating.cancel()
         for delivery in list(self._held):
@@ -139,18 +139,18 @@ class KeptStreams:
     # -- what is kept ------------------------------------------------------------------------------------------------
 
     async def create(self, subject: str, data: bytes) -> bool:
-        """Write an empty subject; False: it has something. Raises StoreFullError, or TooLargeError."""
+        """Write an empty subject; False: it has a message. Raises StoreFullError, or TooLargeError."""
         return await self._publish(subject, data, headers={LAST_SEQUENCE: "0"}) > 0
 
     async def replace(self, subject: str, data: bytes, *, seq: int) -> int:
-        """Write a subject if it is as it was read; return its new sequence, or 0."""
+        """Write a subject unless it changed since it was read; return its new sequence, or 0."""
         return await self._publish(subject, data, headers={LAST_SEQUENCE: str(seq)})
 
     async def put(self, subject: str, data: bytes) -> None:
         await self._publish(subject, data)
 
     async def get(self, subject: str) -> Stored | None:
-        """Return the message of a subject, or None."""
+        """Return the last message of a subject, or None."""
         await self._ensure()
         try:
             raw: RawStreamMsg = await self._js.get_msg(self.layout.kept, subject=subject)
@@ -162,7 +162,7 @@ class KeptStreams:
         return Stored(subject=subject, seq=raw.seq or 0, data=raw.data or b"")
 
     async def scan(self, subject: str, *, after: int = 0) -> AsyncGenerator[Stored, None]:
-        """All messages of a subject with wildcards, the oldest first; those behind a sequence."""
+        """Yield all messages of a wildcard subject after a sequence, oldest first."""
         while True:
             page = await self._read(subject, after=after, limit=PAGE)
             for stored in page:
@@ -173,7 +173,7 @@ class KeptStreams:
 
     @contextlib.asynccontextmanager
     async def heard(self, subject: str) -> AsyncIterator[asyncio.Event]:
-        """An event that is set whenever a message of a subject with wildcards is written, by any gateway."""
+        """Context manager: an event that is set whenever a gateway writes a message of a wildcard subject."""
         await self._ensure()
         event = asyncio.Event()
 
@@ -191,7 +191,7 @@ class KeptStreams:
                 await subscription.unsubscribe()
 
     async def count(self, subject: str) -> int:
-        """Number of messages of a subject with wildcards."""
+        """Number of messages of a wildcard subject."""
         page = await self._read(subject, after=0, limit=1)
         return 1 + page[0].pending if page else 0
 
@@ -204,7 +204,7 @@ class KeptStreams:
             raise self._unavailable("could not count", error) from error
 
     async def purge(self, subject: str, *, work: bool = False) -> None:
-        """Delete what a subject with wildcards has, of `work` where that is said."""
+        """Delete the messages of a wildcard subject, in the work queue if `work`."""
         await self._ensure()
         try:
             await self._js.purge_stream(self.layout.work if work else self.layout.kept, subject=subject)
@@ -268,7 +268,7 @@ class KeptStreams:
         return await self._publish(subject, data) > 0
 
     async def fetch(self, kind: str, number: int) -> list[Delivery]:
-        """Up to `number` pieces of work (see `Layout.kinds`) as soon as there is one; [] after a while.
+        """Up to `number` deliveries (see `Layout.kinds`) as soon as there is one; [] after a timeout.
 
         Don't cancel it: what an abandoned pull brings comes again only after `ACK_WAIT_S`.
         """
@@ -280,7 +280,7 @@ class KeptStreams:
             return []
         except (*_ERRORS, ServingError) as error:
             if not isinstance(error, UnavailableError):
-                self._is_open = False  # the consumer may be gone: look
+                self._is_open = False  # the consumer may be gone: check it
             if not self._told:  # once, until it works again
                 self._log.warning(f"{self.layout.what}.no_work", extra={"error": text_of(error)})
             self._told = True
@@ -304,7 +304,7 @@ class KeptStreams:
     # -- connection --------------------------------------------------------------------------------------------------
 
     async def _ensure(self) -> None:
-        """Make missing streams and consumers. Raises UnavailableError."""
+        """Create missing streams and consumers. Raises UnavailableError."""
         if not self._client.is_connected:  # the client would buffer what is sent
             raise UnavailableError("not connected to NATS")
         if self._is_open:
@@ -313,7 +313,7 @@ class KeptStreams:
             if self._is_open:
                 return
             if self._failed and time.monotonic() < self._failed_at + OPEN_AGAIN_S:
-                raise UnavailableError(self._failed)  # others that wait must not fail one after the other
+                raise UnavailableError(self._failed)  # other waiters must not time out one by one
             try:
                 await self._make_streams()
                 for kind in self.layout.kinds:
@@ -327,7 +327,7 @@ class KeptStreams:
         for config in self.layout.streams():
             try:
                 await self._js.add_stream(config)
-            except nats.js.errors.BadRequestError:  # it is there, configured otherwise
+            except nats.js.errors.BadRequestError:  # it exists with another configuration
                 await self._js.update_stream(config)
 
     async def _make_consumer(self, kind: str) -> None:
@@ -356,7 +356,7 @@ class KeptStreams:
 
 
 def _heed_cancellation() -> None:
-    """Raise CancelledError in a task that was told so: Python 3.11's `wait_for` forgets it when it has a result as well."""
+    """Raise CancelledError in a cancelled task: Python 3.11's `wait_for` loses it when a result arrives as well."""
     task = asyncio.current_task()
     if task is not None and task.cancelling():
         raise asyncio.CancelledError

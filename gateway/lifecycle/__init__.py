@@ -1,1 +1,1 @@
-"""The owner of every request: attempts, what workers say, what time brings."""
+"""The owner of every request: attempts, workers' messages, and timeouts."""

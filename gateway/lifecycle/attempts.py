@@ -1,4 +1,4 @@
-"""The attempts of requests: placed, queued, moved, given up, ended."""
+"""The attempts of requests: placed, queued, moved, abandoned, ended."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from gateway.request.timeline import AttemptLine, Timeline
 
 log = logging.getLogger("baton.requests")
 
-REPLACE_PERIOD_S = 0.1  # pause before an unplaceable request is placed again
+REPLACE_PERIOD_S = 0.1  # pause before an unplaceable request is retried
 
-# Moves that nothing failed for: how they are counted, and logged.
+# Moves without a failure: their metric labels and log texts.
 _TOLD = {
     End.PREEMPTED: ("preemptions", "request.preempted", logging.INFO),
     End.REASONING_ENDED: ("reasoning_ended", "request.reasoning_ended", logging.INFO),
@@ -39,12 +39,12 @@ _TOLD = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Why:
-    """Why an attempt is given up."""
+    """The reason for abandoning an attempt."""
 
     end: End
     detail: str = ""  # replaces the end's own text
-    blame: str = ""  # the next attempts avoid this worker
-    death: Death | None = None  # the worker that computed the attempt died
+    blame: str = ""  # worker that later attempts avoid
+    death: Death | None = None  # the worker of the attempt died
     until: asyncio.Future[None] | None = None  # the next attempt waits for it
 
     @property
@@ -53,7 +53,7 @@ class Why:
 
     @property
     def sign(self) -> Sign:
-        """A certain death is judged by `Suspects` alone."""
+        """Report a sign of death; a certain one is judged by `Suspects` alone."""
         return Sign.NOTHING if self.death is not None and self.death.is_certain else self.end.sign
 
 
@@ -97,11 +97,11 @@ class Attempts:
                 await self._attempt(request)
         except BaseException as error:
             if isinstance(error, UnavailableError) and (state.attempt > 1 or state.phase is not Phase.QUEUED):
-                return request  # only the answer was lost: a worker has the job
+                return request  # only the reply was lost: a worker has the job
             state.phase = Phase.ENDED
             self._keeping.records.not_started(request, error)
             if self._seen.running.remove(request):
-                self._abandon(request, "failed")  # the job may be queued although no answer came
+                self._abandon(request, "failed")  # the job may be queued although no reply came
             raise
         return request
 
@@ -115,7 +115,7 @@ class Attempts:
         self._choose_weights(state)
         placement = await self._means.placer.place(state, self._seen.running.states)
         self._note_placement(request, placement)
-        if state.is_over or state.attempt != attempt:  # it ended before there were charges to give back
+        if state.is_over or state.attempt != attempt:  # it ended before there were charges to release
             self._release(state, "prefill", "decode")
             return
         job = job_of(
@@ -163,7 +163,7 @@ class Attempts:
         self._keeping.background.spawn(self.move(request, why))
 
     async def move(self, request: ActiveRequest, why: Why) -> None:
-        """Give the current attempt up and start another, from what the client has already."""
+        """Abandon the current attempt and start another one after the tokens that the client has."""
         with in_trace(request.state.spec.traceparent):  # a worker's message may be the cause
             await self._move(request, why)
 
@@ -172,7 +172,7 @@ class Attempts:
         if state.is_over:
             return
         if request.retrying:
-            request.lost_attempt = state.attempt  # it failed before its queueing was acknowledged
+            request.lost_attempt = state.attempt  # it failed before its publication was acknowledged
             return
         request.retrying, queued = True, False
         request.timeline.gave_up(why.reason, self._keeping.clock())
@@ -197,13 +197,13 @@ class Attempts:
                 self.take_back(request, self._seen.peers.states.get(state.assigned))
 
     def preempt(self, request: ActiveRequest, until: asyncio.Future[None]) -> None:
-        """It goes on when `until` is done."""
+        """Preempt a request; it continues when `until` is done."""
         request.place.preemptions += 1
         request.place.lost()
         self.move_soon(request, Why(end=End.PREEMPTED, until=until))
 
     def _end_reasoning(self, request: ActiveRequest, grammar: Grammar) -> bool:
-        """Move it to an attempt that may think no longer than it has. False: it is over, or thinks no more."""
+        """Move a request to an attempt whose thinking ends now. False: it is over, or thinks no more."""
         state = request.state
         if state.is_over or state.has_generated(grammar.after or []):
             return False
@@ -215,7 +215,7 @@ class Attempts:
 
     async def _wait_for_place(self, request: ActiveRequest, until: asyncio.Future[None]) -> None:
         began_at = self._keeping.clock()
-        with contextlib.suppress(ServingError):  # the gateway shuts down, and ends the request
+        with contextlib.suppress(ServingError):  # a stopping gateway ends the request
             await until
         request.place.returns_at = self._keeping.clock()
         waited_ms = 1000 * (request.place.returns_at - began_at)
@@ -231,7 +231,7 @@ class Attempts:
         )
 
     async def _place_again(self, request: ActiveRequest, reason: str) -> bool:
-        """Try until an attempt is queued, or the request is over or late. Whether one is queued."""
+        """Retry until an attempt is queued, or the request is over or late; return True if one is queued."""
         state, because = request.state, reason
         while self._keeping.clock() < state.deadline_at and not state.is_over:
             try:
@@ -248,7 +248,7 @@ class Attempts:
         return False
 
     def take_back(self, request: ActiveRequest, worker: WorkerState | None) -> None:
-        """Move the request if it waits in the queue of a worker that no longer takes such work."""
+        """Move the request if it is queued at a worker that no longer takes such work."""
         if worker is None or request.retrying:
             return
         if request.state.is_misplaced(worker.worker, worker.roles if worker.status == WorkerStatus.READY else []):
@@ -268,7 +268,7 @@ class Attempts:
                 request.stream_seq = stream_seq
 
     async def _publish_again(self, request: ActiveRequest, job: Job) -> int:
-        """The job's place in the queue; 0: it could not be queued, and the request moves."""
+        """The job's sequence in the queue; 0: it could not be queued, and the request moves."""
         try:
             return await self._means.bus.publish_job(request.state.assigned, job)
         except ServingError as error:
@@ -281,7 +281,7 @@ class Attempts:
     # -- end -----------------------------------------------------------------------------------------------------------
 
     def end(self, request: ActiveRequest, error: ServingError | None, *, cancel: str = "") -> None:
-        """The request is over: with its last token, with `error`, or cancelled."""
+        """End a request: finished, with `error`, or cancelled."""
         state = request.state
         if not self._seen.running.remove(request):
             return
@@ -308,7 +308,7 @@ class Attempts:
         self.end(request, type(error)(f"the request was given up: {error.message}"))
 
     def _abandon(self, request: ActiveRequest, reason: str) -> None:
-        """Stop the current attempt on all workers, in the background, and give its charges back."""
+        """Cancel the current attempt on all workers, in the background, and release its charges."""
         state = request.state
         cancel = Cancel(
             request_id=state.spec.request_id, attempt=state.attempt, traceparent=request.context, reason=reason
@@ -320,10 +320,10 @@ class Attempts:
         self._release(state, "prefill", "decode")
 
     def release_prefill(self, request: ActiveRequest) -> None:
-        """The prompt is computed: give back its worker's charge."""
+        """Release the prefill worker's charge: the prompt is computed."""
         self._release(request.state, "prefill")
 
     def _release(self, state: RequestState, *stages: str) -> None:
-        """Give back the current attempt's charges. Its workers are unknown if Redis's answer was lost."""
+        """Release the current attempt's charges. Its workers are unknown if Redis's reply was lost."""
         workers = tuple(name for name in dict.fromkeys([state.assigned, *state.candidates, *state.workers()]) if name)
         self._means.placer.releases.add(Charged(state.spec.request_id, state.attempt, stages, workers))

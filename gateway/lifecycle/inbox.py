@@ -34,7 +34,7 @@ from gateway.lifecycle.running import Seen
 from gateway.request.active import ActiveRequest
 from gateway.request.ends import End
 
-MAX_FRAME_TOKENS = 4096  # as workers send at most
+MAX_FRAME_TOKENS = 4096  # the workers' own limit
 MAX_SENDERS = 4096
 
 
@@ -74,7 +74,7 @@ class Inbox:
     # -- messages ------------------------------------------------------------------------------------------------------
 
     def answer(self, message: ToGateway) -> Ready[GatewayReply | None]:
-        """Nothing here waits."""
+        """Handle a request synchronously and return the reply."""
         return Ready(self._answer(message))
 
     def _answer(self, message: ToGateway) -> GatewayReply:
@@ -167,7 +167,7 @@ class Inbox:
                 self._take(request, tokens, sender, now)
 
     def _named(self, frame: Frame) -> Incarnation:
-        """The sender, as one object for all its frames: the states of its requests have that, and find it sooner."""
+        """The sender as an interned object, which makes lookups in requests' states faster."""
         known = self._senders.get(frame.worker)
         if known is None or known.number != frame.incarnation:
             if len(self._senders) >= MAX_SENDERS:
@@ -200,18 +200,18 @@ class Inbox:
             state.flows(sender)
         if state.is_over:
             self._acknowledge(sender.worker, tokens, request.context)
-            # End it before the loop turns: the reader of the last event cancels what has not ended.
+            # End it before the loop turns: the reader of the last event cancels unfinished requests.
             self._attempts.end(request, None)
 
     def _acknowledge(self, worker: str, last: Tokens, traceparent: str | UnsetType) -> None:
-        """The worker may forget the stream: its last tokens are here."""
+        """Let the worker forget the stream: its last tokens are here."""
         received = Received(request_id=last.request_id, attempt=last.attempt, traceparent=traceparent)
         self._keeping.background.see_to(self._means.orders.received(worker, received))
 
     # -- heartbeats ----------------------------------------------------------------------------------------------------
 
     def listen(self) -> None:
-        """Follow workers' heartbeats, changes of roles, and losses."""
+        """Subscribe to workers' heartbeats, role changes, and losses."""
         self._seen.peers.on_lost(self._on_lost)
         self._seen.peers.on_heard(self._on_heard)
         self._seen.peers.on_changed(self._on_changed)

@@ -1,4 +1,4 @@
-"""What this gateway says: orders to workers, and its heartbeat to everybody."""
+"""Messages of this gateway: orders to workers, and its heartbeat."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HEARTBEAT_PERIOD_S = 1.0
 
 
 class Orders:
-    """Messages to workers, with time-outs and repetitions."""
+    """Orders to workers, with timeouts and retries."""
 
     def __init__(self, bus: Bus, peers: Peers, *, gateway_id: str) -> None:
         self._bus = bus
@@ -35,7 +35,7 @@ class Orders:
         self._gateway_id = gateway_id
 
     async def cancel(self, worker: str, cancel: Cancel) -> None:
-        """Repeat it until the worker has acked it or is gone."""
+        """Repeat until the worker acknowledges or is gone."""
         cancel = msgspec.structs.replace(cancel, gateway=self._gateway_id)
         for _ in range(CANCEL_TRIES):
             with contextlib.suppress(UnavailableError):
@@ -45,7 +45,7 @@ class Orders:
                 return
 
     def received(self, worker: str, received: Received) -> Awaitable[None]:
-        """The worker may forget the stream: its last token is here."""
+        """Tell the worker to forget the stream: its last token is here."""
         received = msgspec.structs.replace(received, gateway=self._gateway_id)
         try:
             return self._bus.publish(self._to(worker), received)
@@ -53,12 +53,12 @@ class Orders:
             return Ready(None)
 
     async def resend(self, worker: str, resend: Resend, *, timeout_s: float = PROBE_TIMEOUT_S) -> Ack:
-        """Ask for the tokens from a position on. What the worker says of the stream; raises UnavailableError."""
+        """Request the tokens from a position on. Returns the worker's reply about the stream; raises UnavailableError."""
         reply = await self._bus.request(self._to(worker), resend, worker_reply_decoder, timeout_s=timeout_s)
         return reply if isinstance(reply, Ack) else Ack(known=False)
 
     async def ask(self, worker: str, *, timeout_s: float) -> None:
-        """Return if the worker is there. Raises NobodyListensError, or UnavailableError without an answer in time."""
+        """Ping the worker. Raises NobodyListensError, or UnavailableError without a reply in time."""
         await self.resend(worker, ANYBODY_THERE, timeout_s=timeout_s)
 
     def _to(self, worker: str) -> str:
@@ -75,7 +75,7 @@ class Means:
 
 
 class Heartbeat:
-    """Publishes this gateway's state. Workers drop the requests of a silent gateway."""
+    """Publishes this gateway's state. Workers cancel the requests of a silent gateway."""
 
     def __init__(self, bus: Bus, running: Running, rooms: WaitingRooms, records: Records) -> None:
         self._bus = bus
@@ -84,7 +84,7 @@ class Heartbeat:
         self._records = records
 
     async def run(self, gateway_id: str, incarnation: int) -> None:
-        """Beat until cancelled."""
+        """Send heartbeats until cancelled."""
         while True:
             with contextlib.suppress(UnavailableError):
                 state = self._records.heartbeat(gateway_id, incarnation, self._running)

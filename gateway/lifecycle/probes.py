@@ -22,8 +22,8 @@ from gateway.request.state import Phase
 
 log = logging.getLogger("baton.requests")
 
-MAX_PROBES = 2  # unanswered questions before an attempt is given up
-TRIAL_PROBES = 8  # more patience while the worker tries this suspect alone
+MAX_PROBES = 2  # unanswered questions before an attempt is abandoned
+TRIAL_PROBES = 8  # while the worker tries this suspect alone
 
 
 class Losses:
@@ -56,7 +56,7 @@ class Losses:
 
 
 class Probes:
-    """Asks in the background, and moves requests by the answers."""
+    """Asks in the background, and moves requests according to the replies."""
 
     def __init__(self, seen: Seen, means: Means, keeping: Keeping, attempts: Attempts, losses: Losses) -> None:
         self._seen, self._means, self._keeping = seen, means, keeping
@@ -66,13 +66,13 @@ class Probes:
     # -- is a worker there? --------------------------------------------------------------------------------------------
 
     def ask_silent(self, needed: Mapping[str, bool], now: float) -> None:
-        """Ask the workers that were not heard for a moment. `needed`: see `Running.needed_workers`."""
+        """Ping the workers that were silent for a moment. `needed`: see `Running.needed_workers`."""
         for worker, has_streams in needed.items():
             if self._seen.pulse.ask(worker, now, decodes=has_streams):
                 self._keeping.background.spawn(self._ask_worker(worker))
 
     async def _ask_worker(self, worker: str) -> None:
-        """A worker that is gone, or silent while others are heard, loses its requests now, before its lease ends."""
+        """Ping a worker; if it is gone, or silent while others are heard, move its requests now, before its lease ends."""
         self._keeping.counters[Event("", "workers_asked")] += 1
         try:
             await self._means.orders.ask(worker, timeout_s=self._seen.pulse.answer_s)
@@ -94,7 +94,7 @@ class Probes:
     # -- does it have the request? -------------------------------------------------------------------------------------
 
     def ask_for(self, request: ActiveRequest, worker: Incarnation | None) -> None:
-        """Ask the worker, if it is known yet, for everything from the next position on."""
+        """Ask the worker, if it is known yet, for all tokens from the next position on."""
         if worker is not None:
             request.probing = True
             self._keeping.background.spawn(self._ask_for(request, worker.worker))
@@ -114,7 +114,7 @@ class Probes:
             answer = await self._means.orders.resend(worker, resend)
             state.unanswered = 0
             request.known_at = self._keeping.clock()
-        except NobodyListensError:  # the worker's pulse will tell for all its requests
+        except NobodyListensError:  # the worker's pulse covers all its requests
             state.unanswered = 0
         except UnavailableError:  # before decoding, only the worker's pulse counts
             state.unanswered += self._means.bus.connected and decodes
@@ -130,7 +130,7 @@ class Probes:
             await self._attempts.move(request, why)
         elif answer is not None:
             request.place.waits = answer.waits and not decodes
-            if decodes or answer.waits:  # who waits has not failed: the deadline bounds it
+            if decodes or answer.waits:  # a waiting request has not failed: its deadline limits it
                 state.progress_at = self._keeping.clock()
 
     def _patience_with(self, worker: str, request: ActiveRequest) -> int:
@@ -144,6 +144,6 @@ class Probes:
         self._keeping.background.spawn(self._look_for_job(request, request.state.attempt))
 
     async def _look_for_job(self, request: ActiveRequest, attempt: int) -> None:
-        with contextlib.suppress(UnavailableError):  # the next look comes in a few seconds
+        with contextlib.suppress(UnavailableError):  # the next check comes in a few seconds
             if not await self._means.bus.has_job(request.stream_seq) and request.state.waits(attempt):
                 await self._attempts.move(request, Why(end=End.QUEUE_LOST))

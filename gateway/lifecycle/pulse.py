@@ -1,4 +1,4 @@
-"""Whether the workers that have this gateway's requests are there. No I/O, no clock.
+"""The liveness of the workers that have this gateway's requests. No I/O, no clock.
 
 A decoding worker sends something with every step, and each worker beats twice a second. A worker that was not heard for a moment
 is asked directly, without waiting for its lease:
@@ -23,13 +23,13 @@ BEAT_SILENT_S = 0.6  # limit for other workers: a heartbeat is missing
 GONE_AFTER_S = 0.3  # reconnecting takes at most 0.2 s
 MAX_UNANSWERED = 2
 MIN_ANSWER_S, MAX_ANSWER_S = 0.5, 2.0
-FORGET_AFTER_S = 60.0  # late messages may bring lost workers back: drop them after this
-ANSWER_HEADROOM = 4  # multiple of the slowest recent answer
-SLOWNESS_DECAY = 0.9  # a slow answer's weight after each further one
+FORGET_AFTER_S = 60.0  # late messages may revive lost workers: drop them after this
+ANSWER_HEADROOM = 4  # multiple of the slowest recent reply
+SLOWNESS_DECAY = 0.9  # weight of a slow reply after each further one
 
 
 class Verdict(Enum):
-    """What an unanswered question means."""
+    """The meaning of an unanswered question."""
 
     WAIT = "wait"
     SILENT = "the worker doesn't answer"
@@ -39,18 +39,18 @@ class Verdict(Enum):
 @dataclass(slots=True, eq=False)
 class _Beat:
     heard_at: float
-    asked_at: float | None = None  # a question is on its way
+    asked_at: float | None = None  # a question is outstanding
     decodes: bool = False
     unanswered: int = 0
-    nobody_since: float | None = None  # nobody listens
+    nobody_since: float | None = None  # since when nobody listens
 
 
 class Pulse:
-    """When each worker was last heard, by any message, and what became of the questions to it."""
+    """When each worker was last heard, by any message, and its outstanding question."""
 
     def __init__(self) -> None:
         self._beats: dict[str, _Beat] = {}
-        self._slow_s = 0.0  # an answer takes so long
+        self._slow_s = 0.0  # estimated duration of a reply
 
     def __len__(self) -> int:
         return len(self._beats)
@@ -60,7 +60,7 @@ class Pulse:
         beat.heard_at, beat.unanswered, beat.nobody_since = now, 0, None
 
     def is_fresh(self, worker: str, now: float) -> bool:
-        """Whether it was heard lately: its end is more than a silence."""
+        """True if it was heard lately: its loss is more than silence."""
         beat = self._beats.get(worker)
         return beat is not None and now - beat.heard_at < DEAD_AFTER_S
 
@@ -68,21 +68,21 @@ class Pulse:
         self._beats.pop(worker, None)
 
     def pardon(self, now: float) -> None:
-        """This gateway stood still or was cut off: no silence counts."""
+        """Reset the timers: this gateway was suspended or cut off, so silence proves nothing."""
         for worker in self._beats:
             self.heard(worker, now)
 
     @property
     def answer_s(self) -> float:
-        """How long to wait for an answer."""
+        """Timeout of a reply."""
         return min(MAX_ANSWER_S, max(MIN_ANSWER_S, ANSWER_HEADROOM * self._slow_s))
 
     def was_late(self, seconds: float) -> None:
-        """This gateway was late by so much, so answers will be late as well."""
+        """Account for this gateway's own delay, which delays replies as well."""
         self._slow_s = max(seconds, SLOWNESS_DECAY * self._slow_s)
 
     def ask(self, worker: str, now: float, *, decodes: bool) -> bool:
-        """Whether to ask the worker now. The caller asks, and reports the outcome."""
+        """Return True if the worker is to be asked now. The caller asks, and reports the outcome."""
         beat = self._beat_of(worker, now)
         silent_s = FRAME_SILENT_S if decodes else BEAT_SILENT_S
         if beat.asked_at is not None or now - beat.heard_at <= silent_s:
@@ -91,14 +91,14 @@ class Pulse:
         return True
 
     def answered(self, worker: str, now: float) -> None:
-        """It is there."""
+        """Record a reply."""
         _, asked_at = self._done(worker)
         if asked_at is not None:
             self.was_late(now - asked_at)
         self.heard(worker, now)
 
     def nobody_listens(self, worker: str, now: float) -> Verdict:
-        """The bus says so."""
+        """Record that the bus has no listener for it."""
         beat, _ = self._done(worker)
         if beat is None:
             return Verdict.WAIT
@@ -106,7 +106,7 @@ class Pulse:
         return Verdict.GONE if now - beat.nobody_since >= GONE_AFTER_S else Verdict.WAIT
 
     def no_answer(self, worker: str) -> Verdict:
-        """It counts only if streams wait, and another worker was heard since the question."""
+        """Record a timeout. It counts only if streams wait, and another worker was heard since the question."""
         beat, asked_at = self._done(worker)
         if beat is None or asked_at is None or beat.heard_at > asked_at or not beat.decodes:
             return Verdict.WAIT
@@ -120,7 +120,7 @@ class Pulse:
         return self._beats[worker]
 
     def _done(self, worker: str) -> tuple[_Beat | None, float | None]:
-        """End the question; return who was asked, and when."""
+        """End the question; return the incarnation asked, and when."""
         beat = self._beats.get(worker)
         if beat is None:
             return None, None

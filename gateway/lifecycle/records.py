@@ -23,14 +23,14 @@ log = logging.getLogger("baton.requests")
 
 
 class Event(NamedTuple):
-    """Something that happened to a request of a model; "" is no model in particular."""
+    """Something that happened to a request of a model; "" is no particular model."""
 
     model: str
     name: str  # "placed:<reason>", "retries", "quarantined", ...
 
 
 class Records:
-    """Notes the beginning and the end of requests."""
+    """Records the start and the end of requests."""
 
     def __init__(self, *, spans: RequestSpans, levels: ServiceLevels, clock: Callable[[], float]) -> None:
         self.timelines = Timelines()
@@ -43,7 +43,7 @@ class Records:
         self.timelines.start(request.timeline)
 
     def not_started(self, request: ActiveRequest, error: BaseException) -> None:
-        """Its first attempt could not be queued: it counts for no service level."""
+        """Record a request whose first attempt could not be queued: it counts for no service level."""
         self.timelines.end(request.timeline, error=error)
 
     def ended(self, request: ActiveRequest, error: ServingError | None, *, cancelled: str = "") -> None:
@@ -54,7 +54,7 @@ class Records:
         return self._spans.context_for(traceparent)
 
     def heartbeat(self, gateway: str, incarnation: int, requests: Iterable[ActiveRequest]) -> GatewayState:
-        """This gateway's heartbeat: running and recently ended requests."""
+        """This gateway's heartbeat, from running and recently ended requests."""
         now = self._clock()
         state = self._attainment.state(gateway, incarnation, requests, now)
         return msgspec.structs.replace(state, kept_traces=self._spans.kept(now))

@@ -1,4 +1,4 @@
-"""The owner of every request of this gateway, as HTTP sees it.
+"""The owner of all requests of this gateway, as HTTP sees it.
 
 `gateway.request.state` is a request's state. `attempts` (place, queue, move, end), `inbox` (messages from workers) and `watchdog`
 (time) change it.
@@ -92,7 +92,7 @@ class Requests:
         self.catalogue = Catalogue(models.tokenizers, self._agreement, models.aliases)
         self._settings = settings
         gateway_id, limits = settings.gateway_id, settings.limits
-        self._leaves = ""  # why, once it does
+        self._leaves = ""  # the reason, once it is leaving
         self._loops: list[asyncio.Task[None]] = []
         self.seen = Seen(running=Running(), pulse=Pulse(), suspects=Suspects(), peers=peers)
         self.means = Means(
@@ -127,7 +127,7 @@ class Requests:
     # -- life ----------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Listen for workers; from now on requests can be submitted."""
+        """Subscribe to workers; from now on requests can be submitted."""
         inbox, background = self.inbox, self.keeping.background
         here, anybody = self._settings.gateway_id, subjects.ANY
         await self.means.bus.serve(subjects.gateway(here, anybody), to_gateway_decoder, inbox.answer)
@@ -146,7 +146,7 @@ class Requests:
             self._agreement.tell()
 
     async def drain(self, timeout_s: float, *, why: str = "the gateway is shutting down") -> None:
-        """Admit no more, let the others finish, and after `timeout_s` end them with an error that says why."""
+        """Stop admitting, let running requests finish, and after `timeout_s` end them with an error that gives the reason."""
         self._leaves = why
         give_up_at = self.keeping.clock() + timeout_s
         while (self.seen.running or self.rooms.in_flight) and self.keeping.clock() < give_up_at:
@@ -181,7 +181,7 @@ class Requests:
         return {name: self._load(name, is_first=name == names[0]) for name in names}
 
     def _load(self, model: str, *, is_first: bool) -> Load:
-        """`is_first`: what belongs to no model counts as this one's."""
+        """The load of a model. `is_first`: figures without a model count as this one's."""
         counters = self.rooms.counters(model)
         for event, count in self.keeping.counters.items():
             if event.model == model or (is_first and not event.model):
@@ -277,7 +277,7 @@ class Requests:
 
 
 def _nobody(who: str, differences: Sequence[Difference]) -> str:
-    """Why nobody decodes. Clients read it: workers' names are for `/ready`."""
+    """Return why nobody decodes. Clients read it; workers' names are for `/ready`."""
     unlike = sorted({str(one.what) for one in differences if one.decodes})
     if not unlike:
         return f"{who} is ready"

@@ -14,7 +14,7 @@ from gateway.request.state import Phase, RequestState
 
 
 class Running:
-    """Every request between its admission and its end. Nobody else keeps a list of them."""
+    """Every request between its admission and its end, and the only list of them."""
 
     def __init__(self) -> None:
         self._requests: dict[str, ActiveRequest] = {}
@@ -26,7 +26,7 @@ class Running:
         return request_id in self._requests
 
     def __iter__(self) -> Iterator[ActiveRequest]:
-        """A copy: requests may end meanwhile."""
+        """Iterate over a copy: requests may end meanwhile."""
         return iter(list(self._requests.values()))
 
     def find(self, request_id: str) -> ActiveRequest | None:
@@ -54,15 +54,15 @@ class Running:
 
     @property
     def states(self) -> list[RequestState]:
-        """What is known of each request."""
+        """The state of each request."""
         return [request.state for request in self._requests.values()]
 
     def num_with(self, worker: str) -> int:
-        """How many requests this worker computes now."""
+        """Number of requests that this worker computes now."""
         return sum(state.is_with(worker) for state in self.states)
 
     def needed_workers(self) -> dict[str, bool]:
-        """The workers that requests need now, and whether one of these requests is being decoded."""
+        """The workers that requests need now, and whether any of the requests is decoding."""
         needed: dict[str, bool] = {}
         for request in self._requests.values():
             if not request.retrying:

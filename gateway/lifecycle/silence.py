@@ -1,4 +1,4 @@
-"""What to do about a request that is silent: one table, without I/O or a clock.
+"""The decision table for silent requests, without I/O or a clock.
 
 docs/failures.md shows the same table; a test holds the two equal. The first rule that applies decides.
 """
@@ -16,7 +16,7 @@ ANY_PHASE = tuple(Phase)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patience:
-    """How long each kind of silence is borne, in seconds."""
+    """Timeouts in seconds for each kind of silence."""
 
     gap_resend_s: float = 0.2
     gap_lost_s: float = 5.0  # nobody has the missing frame
@@ -29,7 +29,7 @@ class Patience:
 
 
 class Measure(Enum):
-    """Which silence a rule looks at."""
+    """The kind of silence that a rule measures."""
 
     GAP = "a frame is missing"
     PROGRESS = "no progress"
@@ -37,7 +37,7 @@ class Measure(Enum):
 
 
 class Need(Enum):
-    """What must hold besides."""
+    """An additional condition."""
 
     NOTHING = ""
     ANOTHER_PREFILLER = "another worker prefills; twice as long after each attempt"
@@ -45,7 +45,7 @@ class Need(Enum):
 
 
 class Action(Enum):
-    """What the gateway does."""
+    """The gateway's reaction."""
 
     WAIT = "wait"
     ASK_DECODER = "ask the decode worker"
@@ -63,13 +63,13 @@ class Rule:
     measure: Measure
     longer_than_s: float
     need: Need = Need.NOTHING
-    doubles: bool = False  # twice as long after each fruitless attempt
+    doubles: bool = False  # doubled after each fruitless attempt
     action: Action
     end: End | None = None  # how a move ends the attempt
 
     @property
     def why(self) -> str:
-        """The reason of the move, in logs and time lines."""
+        """The reason of the move, in logs and timelines."""
         return self.end.text if self.end is not None else ""
 
 
@@ -78,7 +78,7 @@ class Silence:
     phase: Phase
     progress_s: float  # since the current attempt was heard of
     known_s: float  # since a worker confirmed that it has the request
-    gap_s: float = 0.0  # since a frame was found missing; 0: none is
+    gap_s: float = 0.0  # since a frame was found missing; 0: none
     fruitless: int = 1  # attempts without progress, this one included
     has_queued_job: bool = False
     has_other_prefiller: bool = False
@@ -103,7 +103,7 @@ class Silence:
 
 
 def rules(patience: Patience) -> tuple[Rule, ...]:
-    """The table, in the order in which rules are tried."""
+    """The table, in order of precedence."""
     return (
         Rule(
             phases=ANY_PHASE,

@@ -1,4 +1,4 @@
-"""Which requests may have killed their worker, and which one did.
+"""Suspects: requests that may have killed their worker, and the one that did.
 
 All requests that a worker computed when it died are suspects, and move at once. Their next workers take one suspect at a time
 into a pass, and name it first (`worker.device.trials`). If such a worker dies, too, the request that it named last is given up. A
@@ -17,12 +17,12 @@ FEW_REQUESTS = 16
 PROVEN_TOKENS = 8
 MAX_UNNAMED_DEATHS = 3  # workers of an older release name no suspect
 MAX_NAMED = 1_000
-MAX_DEAD = 64  # workers whose death may yet turn out to be none
+MAX_DEAD = 64  # recent deaths that may turn out to be none
 
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """A worker died with a request and `others` besides. One that only fell silent convicts nobody."""
+    """A worker died with a request and `others` besides. Mere silence convicts nobody."""
 
     worker: Incarnation
     others: int
@@ -33,8 +33,8 @@ class Suspects:
     """Counts the deaths of workers that computed a request."""
 
     def __init__(self) -> None:
-        self._named: dict[Incarnation, str] = {}  # worker -> id of the request that it tries
-        self._dead: dict[Incarnation, list[RequestState]] = {}  # worker -> requests that its death counts against
+        self._named: dict[Incarnation, str] = {}  # worker -> id of the request on trial
+        self._dead: dict[Incarnation, list[RequestState]] = {}  # worker -> requests charged with its death
 
     def trying(self, worker: Incarnation, request_id: str) -> None:
         self._named.pop(worker, None)
@@ -47,11 +47,11 @@ class Suspects:
         return next((one for name, one in reversed(self._named) if name == worker), 0)
 
     def is_tried_by(self, worker: str, state: RequestState) -> bool:
-        """Whether the worker is still trying the request: better wait for the outcome."""
+        """True if the worker is still trying the request: better wait for the outcome."""
         return any(name == worker and tried == state.spec.request_id for (name, _), tried in self._named.items())
 
     def convict(self, state: RequestState, death: Death) -> bool:
-        """A worker of `state` died, or seems to have. Whether `state` is to blame."""
+        """Judge the death of a worker of `state`, certain or not. Returns True if `state` is to blame."""
         named = self._named.get(death.worker)
         if named not in (None, state.spec.request_id):
             return False
@@ -68,20 +68,20 @@ class Suspects:
         return state.deaths >= (2 if named is not None else MAX_UNNAMED_DEATHS)
 
     def returned(self, worker: Incarnation) -> None:
-        """A worker that was thought dead is heard: it was cut off, and nobody killed it."""
+        """Clear a worker that was thought dead and is heard again: it was cut off, not killed."""
         for state in self._dead.pop(worker, ()):
             state.deaths = max(0, state.deaths - 1)
 
     @property
     def are_tried(self) -> bool:
-        """Whether any worker named one that it hasn't sent tokens of since."""
+        """True if any worker named a suspect and has sent no tokens of it since."""
         return bool(self._named)
 
     def heard(self, state: RequestState, sender: Incarnation | None = None) -> None:
-        """It got tokens from `sender`, or ended."""
+        """Clear the request: it got tokens from `sender`, or ended."""
         request_id = state.spec.request_id
         if sender is not None and self._named.get(sender) == request_id:
-            del self._named[sender]  # that pass went well
+            del self._named[sender]  # the trial was survived
         if state.deaths == 1 and state.is_over:
             self._named = {worker: named for worker, named in self._named.items() if named != request_id}
         if (state.deaths or state.is_suspect) and (state.is_over or state.next_position >= state.clear_at):

@@ -1,4 +1,4 @@
-"""What time brings: deadlines, silence, a lost bus, and a process that stood still."""
+"""Timers: deadlines, silence, a lost bus, and a suspended process."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from gateway.request.active import ActiveRequest
 log = logging.getLogger("baton.requests")
 
 WATCH_PERIOD_S = 0.1
-STALL_S = 0.5  # a look later than this means that this process stood still
-RECONNECT_GRACE_S = 3.0  # time for workers, too, to reconnect to a lost bus
+STALL_S = 0.5  # a later check means that this process was suspended
+RECONNECT_GRACE_S = 3.0  # workers, too, need time to reconnect
 
 
 class Watchdog:
-    """Looks at every request ten times a second."""
+    """Checks every request ten times a second."""
 
     def __init__(
         self, seen: Seen, means: Means, keeping: Keeping, attempts: Attempts, probes: Probes, rooms: WaitingRooms
@@ -40,7 +40,7 @@ class Watchdog:
         self._settled_at = 0.0  # before this, nobody's silence counts
 
     async def run(self) -> None:
-        """Look until cancelled."""
+        """Run until cancelled."""
         self._connections, self._looked_at = self._means.bus.reconnects, self._keeping.clock()
         while True:
             await asyncio.sleep(WATCH_PERIOD_S)
@@ -49,7 +49,7 @@ class Watchdog:
     def look(self, now: float) -> None:
         before, self._looked_at = self._looked_at, now
         self._seen.pulse.was_late(max(0.0, now - before - WATCH_PERIOD_S))
-        if now - before > STALL_S:  # first hear what came meanwhile
+        if now - before > STALL_S:  # first handle the messages that came meanwhile
             for request in self._seen.running:
                 request.state.pardon(now - before)
             self._seen.pulse.pardon(now)

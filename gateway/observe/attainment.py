@@ -1,4 +1,4 @@
-"""How many requests met their service levels lately: the part of a heartbeat that planners read.
+"""Service-level attainment of recent requests: the heartbeat's figures that planners read.
 
 Nothing is done per token: requests are looked at with each heartbeat and when they end. Times to first token count from the
 receipt of the HTTP request. Each heartbeat samples the time per token of every running stream, so a long answer counts before its
@@ -22,7 +22,7 @@ class ServiceLevels:
     """Targets in seconds, and the window over which requests are counted."""
 
     ttft_s: float = 1.0  # receipt to first token
-    tpot_s: float = 0.05  # between two tokens, on average
+    tpot_s: float = 0.05  # mean time per output token
     window_s: float = 30.0
 
 
@@ -31,7 +31,7 @@ class _Window:
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
-        self._buckets: deque[tuple[float, Counter[str]]] = deque()  # by the second in which they began
+        self._buckets: deque[tuple[float, Counter[str]]] = deque()  # by starting second
         self._sums: Counter[str] = Counter()
 
     def add(self, name: str, amount: int, now: float) -> None:
@@ -48,11 +48,11 @@ class _Window:
 
 @dataclass(slots=True)
 class _Seen:
-    """How far a request's figures are counted."""
+    """The figures of a request that were counted already."""
 
     first_token: bool = False
     tokens: int = 0
-    at: float | None = None  # when `tokens` was
+    at: float | None = None  # time of `tokens`
 
 
 class Attainment:
@@ -65,7 +65,7 @@ class Attainment:
         self._seen: dict[str, _Seen] = {}
 
     def ended(self, active: ActiveRequest, error: ServingError | None, now: float) -> None:
-        """The request ended, failed, or its client left."""
+        """Record that the request ended, failed, or its client left."""
         seen, line = self._arrived(active, now), active.timeline
         del self._seen[active.state.spec.request_id]
         self._count_first_token(active, seen, now)
@@ -76,7 +76,7 @@ class Attainment:
             self._count_tokens(line.completion_tokens - 1, now - line.first_token_at, now)
 
     def state(self, gateway: str, incarnation: int, requests: Iterable[ActiveRequest], now: float) -> GatewayState:
-        """The heartbeat. `requests`: those in flight."""
+        """Fill the heartbeat. `requests`: those in flight."""
         late, waiting = 0, Counter[str]()
         seen, self._seen = self._seen, {}  # never queued
         for active in requests:
@@ -125,7 +125,7 @@ class Attainment:
         return self._seen[name]
 
     def _count_first_token(self, active: ActiveRequest, seen: _Seen, now: float) -> None:
-        """Count once whether it came in time, and its computed prompt tokens."""
+        """Count a first token once, in time or not, and its computed prompt tokens."""
         line = active.timeline
         if seen.first_token or line.first_token_at is None:
             return

@@ -1,4 +1,4 @@
-"""What requests cost their tenants, in seconds of devices, by measured rates. No I/O, no clock.
+"""The cost of requests in device seconds, estimated from measured rates. No I/O, no clock.
 
 A prompt costs its computed tokens at its worker's rate, a generated token its part of a decode step. Together requests cost about
 the time that devices were busy.
@@ -15,7 +15,7 @@ from gateway.request.timeline import AttemptLine, Timeline
 
 @dataclass(frozen=True, slots=True)
 class DeviceSeconds:
-    """The cost of a request's attempts together."""
+    """The summed cost of a request's attempts."""
 
     prefill: float = 0.0
     decode: float = 0.0
@@ -23,9 +23,9 @@ class DeviceSeconds:
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Measurements by worker. Without one, a worker counts as the mean of the others."""
+    """Measured rates by worker. Without a measurement, a worker counts as the mean of the others."""
 
-    token_s: Mapping[str, float] = field(default_factory=dict)  # seconds a prompt token
+    token_s: Mapping[str, float] = field(default_factory=dict)  # seconds per prompt token
     step_s: Mapping[str, float] = field(default_factory=dict)  # seconds a generated token: a sequence's part of a step
 
     @classmethod
@@ -39,7 +39,7 @@ class Rates:
 
 
 def device_seconds(line: Timeline, rates: Rates) -> DeviceSeconds:
-    """The cost of a request that ended.
+    """The cost of an ended request.
 
     An attempt without a first token is free: nobody knows how much was computed.
     """
@@ -58,7 +58,7 @@ def _computed(attempt: AttemptLine) -> int:
 
 
 def _stepped(attempt: AttemptLine) -> int:
-    return max(0, attempt.num_tokens - 1)  # the prefill makes the first one
+    return max(0, attempt.num_tokens - 1)  # prefill samples the first one
 
 
 def _rate(rates: Mapping[str, float], worker: str) -> float:

@@ -31,7 +31,7 @@ GAUGES: dict[str, tuple[str, Callable[[WorkerState], float]]] = {
         lambda state: state.held_blocks,
     ),
     "baton_worker_prefill_tokens_per_second": ("Measured rate of prompts", lambda state: state.prefill_tokens_per_s),
-    # A pass is predicted as fixed + tokens / bare rate, and attention on top.
+    # A pass is predicted as fixed + tokens / bare rate, plus attention.
     "baton_worker_prefill_fixed_seconds": ("Fitted, of a pass of prompts", lambda state: state.prefill_fixed_ms / 1000),
     "baton_worker_prefill_bare_tokens_per_second": (
         "Fitted, of tokens with nothing before them",
@@ -79,7 +79,7 @@ COUNTERS: dict[str, tuple[str, Callable[[WorkerState], float]]] = {
 
 
 class FleetMetrics(Collector):
-    """Turns the workers heard now into metrics, on each scrape."""
+    """Computes metrics of the live workers on each scrape."""
 
     def __init__(
         self, workers: Callable[[], Iterable[WorkerState]], differences: Callable[[], Iterable[Difference]] = tuple
@@ -91,7 +91,7 @@ class FleetMetrics(Collector):
         registry.register(self)
 
     def describe(self) -> Iterable[Metric]:
-        return []  # nothing to collect before a scrape
+        return []  # empty until a scrape
 
     def collect(self) -> Iterator[Metric]:
         states = sorted(self._workers(), key=lambda state: state.worker)
@@ -139,13 +139,13 @@ def _refused(differences: Iterable[Difference]) -> Metric:
 
 
 def _as_vllm(states: list[WorkerState]) -> Iterator[Metric]:
-    """An engine in vLLM's dashboards is a worker here."""
+    """The worker as an engine of vLLM's dashboards."""
     labels = ["model_name", "engine"]
     usage = GaugeMetricFamily("vllm:kv_cache_usage_perc", "Share of the KV pool that is in use, 0 to 1", labels=labels)
     queries = CounterMetricFamily("vllm:prefix_cache_queries", "Prompt tokens that looked for a prefix", labels=labels)
     hits = CounterMetricFamily("vllm:prefix_cache_hits", "Prompt tokens found in the cache", labels=labels)
     preemptions = CounterMetricFamily("vllm:num_preemptions", "Preempted sequences", labels=labels)
-    # Workers tell sums alone, so the mean of a pass is known and its quantiles are not: all are in the last bucket.
+    # Workers report only sums, so the mean of a pass is known but no quantiles: all go into the last bucket.
     passes = HistogramMetricFamily("vllm:iteration_tokens_total", "Tokens of a forward pass", labels=labels)
     config = GaugeMetricFamily(
         "vllm:cache_config_info",

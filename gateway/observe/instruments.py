@@ -1,4 +1,4 @@
-"""Counters and histograms that take a number in a fraction of a microsecond, for what is counted with each request or token.
+"""Counters and histograms that cost a fraction of a microsecond, for events of each request or token.
 
 prometheus_client's own lock, look through all buckets and check themselves each time. Called from the event loop's thread alone;
 whoever renders `/metrics` reads single numbers.
@@ -25,7 +25,7 @@ class Count:
         self.value = 0.0
 
     def inc(self, amount: float = 1) -> None:
-        """Raises ValueError for a negative amount."""
+        """Add to the counter. Raises ValueError for a negative amount."""
         if amount < 0:
             raise ValueError("a counter only grows")
         self.value += amount
@@ -47,7 +47,7 @@ class Distribution:
 
 
 class Counter:
-    """As prometheus_client's. There must be a bounded number of labels' values."""
+    """The interface of prometheus_client's. Label values must be bounded in number."""
 
     def __init__(self, name: str, text: str, labels: Sequence[str], *, registry: CollectorRegistry) -> None:
         self._named = name, text, tuple(labels)
@@ -69,7 +69,7 @@ class Counter:
 
 
 class Histogram:
-    """As prometheus_client's: `buckets` are upper bounds, the last one of infinity is added."""
+    """The interface of prometheus_client's: `buckets` are upper bounds, infinity is added."""
 
     def __init__(
         self, name: str, text: str, labels: Sequence[str], *, registry: CollectorRegistry, buckets: Sequence[float]

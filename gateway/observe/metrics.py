@@ -34,7 +34,7 @@ ERROR_CODES = ("worker_failed", "request_quarantined", "unavailable", "deadline_
 
 
 class Latencies:
-    """Times of answers, as clients see them."""
+    """Latencies of answers, as clients see them."""
 
     def __init__(self, models: ModelLabels, registry: CollectorRegistry) -> None:
         def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
@@ -56,11 +56,11 @@ class Latencies:
         self.ttft.labels(self._models.of(model)).observe(seconds)
 
     def gaps(self, model: str) -> Distribution:
-        """Takes the gaps between two frames of a model's streams."""
+        """The observer of gaps between two frames of a model's streams."""
         return self.itl.labels(self._models.of(model))
 
     def last_token(self, model: str, seconds: float, phases_ms: Mapping[str, float]) -> None:
-        """The time of a whole choice, and the phases of its time to first token."""
+        """Observe the duration of a whole choice, and the phases of its TTFT."""
         own = self._models.of(model)
         self.e2e.labels(own).observe(seconds)
         for phase, milliseconds in phases_ms.items():
@@ -85,7 +85,7 @@ class TokenCounters:
 
 
 class Requested:
-    """What answers were asked for, and the longest choice that they got."""
+    """Requested parameters of answers, and the longest choice."""
 
     def __init__(self, models: ModelLabels, registry: CollectorRegistry) -> None:
         def histogram(name: str, text: str, buckets: tuple[int, ...]) -> Histogram:
@@ -122,7 +122,7 @@ class DecisionCounters:
         self._shown: dict[tuple[str, str], int] = {}  # model, name -> the count at the last `show`
 
     def show(self, model: str, counts: Mapping[str, int]) -> None:
-        """Bring the counters up to `counts`, which only grow."""
+        """Raise the counters to `counts`, which only grow."""
         for name, count in counts.items():
             kind, _, label = name.partition(":")
             label = self._tenants.of(label) if kind == "work" else label
@@ -133,7 +133,7 @@ class DecisionCounters:
 
 
 class LoadGauges:
-    """How many requests run and wait here."""
+    """Running and waiting requests."""
 
     def __init__(self, models: ModelLabels, registry: CollectorRegistry) -> None:
         labels = ["model_name"]
@@ -155,12 +155,12 @@ class LoadGauges:
 
 
 class GatewayMetrics:
-    """Metrics in `registry`, by default one of their own: tests run two gateways in one process."""
+    """Metrics in `registry`, by default a private one: tests run two gateways in one process."""
 
     def __init__(
         self, models: Sequence[str], registry: CollectorRegistry | None = None, *, tenants: TenantLabels | None = None
     ) -> None:
-        disable_created_metrics()  # they double the series and tell Prometheus nothing
+        disable_created_metrics()  # they double the series without use to Prometheus
         self.registry = registry or CollectorRegistry()
         self._models = names = ModelLabels(models)
         self.latencies = Latencies(names, self.registry)
@@ -185,7 +185,7 @@ class GatewayMetrics:
         )
         self._load = LoadGauges(names, self.registry)
         ProcessCollector(registry=self.registry)
-        for model in names.names:  # a rate needs a first sample
+        for model in names.names:  # a rate needs an initial sample
             for reason in ("stop", "length", "abort"):
                 self._success.labels(model, reason)
             for code in ERROR_CODES:
@@ -194,21 +194,21 @@ class GatewayMetrics:
             self._refusal_s.labels(names.first, when)
 
     def asked(self, dialect: str, path: str) -> None:
-        """Count a request to one of a dialect's paths, as they are written with their parameters' names."""
+        """Count a request to a dialect's path, labelled with its parameters' names."""
         self._asked.labels(dialect, path).inc()
 
     def finished(self, model: str, reason: str) -> None:
         self._success.labels(self._models.of(model), reason).inc()
 
     def failed(self, code: str, *, model: str = "") -> None:
-        """Count an answer that ended in an error; no `model`: not known yet."""
+        """Count an answer that ended in an error; no `model`: unknown yet."""
         self._errors.labels(self._models.of(model), code).inc()
 
     def refused(self, reason: str, *, model: str = "") -> None:
         self._decisions.refusals.labels(self._models.of(model), reason).inc()
 
     def told_refusal(self, seconds: float, *, waited: bool) -> None:
-        """A refusal was written `seconds` after its request had been read."""
+        """Observe a refusal that was written `seconds` after its request was read."""
         self._refusal_s.labels(self._models.first, REFUSED_WHEN[waited]).observe(seconds)
 
     def render(self, loads: Mapping[str, Load], *, as_open_metrics: bool = False) -> bytes:
@@ -216,13 +216,13 @@ class GatewayMetrics:
         for model, load in loads.items():
             self._decisions.show(model, load.counters)
             self._load.show(model, load)
-        if as_open_metrics:  # the default of `escaping` would take the colon out of names
+        if as_open_metrics:  # the default of `escaping` would drop the colon from names
             return openmetrics.exposition.generate_latest(self.registry, openmetrics.exposition.ALLOWUTF8)
         return generate_latest(self.registry)
 
 
 class AnswerMetrics:
-    """Counts one answer once, whole or streamed, however it ends."""
+    """Counts an answer once, whole or streamed, however it ends."""
 
     __slots__ = ("_answer", "_counted", "_finishes", "_gaps", "_metrics", "_started", "_unsent")
 
@@ -231,7 +231,7 @@ class AnswerMetrics:
         self._answer = answer
         self._started = started
         self._gaps = metrics.latencies.gaps(answer.own_model)
-        self._unsent: Choice | None = None  # a choice whose first text is on its way
+        self._unsent: Choice | None = None  # a choice whose first text is being sent
         self._finishes: dict[int, str] = {}
         self._counted = False
 
@@ -255,7 +255,7 @@ class AnswerMetrics:
             self._unsent = choice
 
     def sending(self) -> None:
-        """A stream's bytes go to the server now, with the latest piece if there is one."""
+        """Note that a stream's bytes go to the server now, with the latest piece if there is one."""
         if self._unsent is not None:
             self._unsent.generation.timeline.shown(time.monotonic(), sent=True)
             self._unsent.is_sent = True

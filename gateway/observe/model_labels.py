@@ -13,7 +13,7 @@ class ModelLabels:
 
     @property
     def first(self) -> str:
-        """The label of what belongs to no model."""
+        """The label of figures without a model."""
         return self.names[0]
 
     def of(self, model: str) -> str:

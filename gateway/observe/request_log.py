@@ -1,4 +1,4 @@
-"""A line for each request that ended, in the process's log: never what was asked or answered, and of a key its name alone."""
+"""A log line for each ended request: never its contents, and only the name of its key."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_REFUSALS_A_SECOND = 20  # anybody may cause refusals
 
 
 class RequestLog:
-    """`errors`: those that failed or were refused. The text of an error may quote the request, so its code is told."""
+    """`errors`: only failed or refused ones. An error's text may quote the request, so only its code is logged."""
 
     def __init__(self, logged: Logged) -> None:
         self._logged = logged
@@ -25,7 +25,7 @@ class RequestLog:
         self._unsaid = 0
 
     def ended(self, line: Timeline) -> None:
-        """A choice of an answer is over."""
+        """Log an ended choice."""
         failed = line.status == "error"
         if self._logged == "off" or (self._logged == "errors" and not failed):
             return
@@ -49,12 +49,12 @@ class RequestLog:
         )
 
     def refused(self, one: Refused) -> None:
-        """A request was refused before anything of it ran."""
+        """Log a request that was refused before it ran."""
         facts = _who(one.request_id, one.trace_id, one.asker, one.model)
         self._refuse(facts | {"outcome": "refused", "code": one.code, "total_ms": round(one.took_ms, 1)})
 
     def unauthorized(self, request_id: str, path: str) -> None:
-        """A request came without a key that is enough for its path."""
+        """Log a request without a key for its path."""
         self._refuse({"request_id": request_id, "outcome": "refused", "code": "invalid_api_key", "path": path[:200]})
 
     def _refuse(self, facts: dict[str, Any]) -> None:

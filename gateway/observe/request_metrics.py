@@ -73,7 +73,7 @@ class RequestMetrics:
         self._lost_hits = self._counter(
             "baton_prefix_lost_tokens", "Prompt tokens that the index said were cached, and were not"
         )
-        for model in self._models.names:  # a rate needs a first sample
+        for model in self._models.names:  # a rate needs an initial sample
             for placed_by in ("index", "worker"):
                 self._hits.labels(model, DEVICE_TIER, placed_by)
             self._lost_hits.labels(model)
@@ -128,7 +128,7 @@ class RequestMetrics:
 
 
 def missed_target(timeline: Timeline, levels: ServiceLevels) -> str:
-    """The target that was missed first: "error", "ttft" or "tpot"; "" when all were met."""
+    """The target that was missed first: "error", "ttft" or "tpot"; "" if all were met."""
     if timeline.status == "error":
         return "error"
     ttft_ms = timeline.ttft_ms

@@ -1,4 +1,4 @@
-"""The gateway's part of a trace: the HTTP request as a server span, every attempt with its placement and its time in the queue.
+"""The gateway's part of a trace: the HTTP request as a server span, and each attempt with its placement and queue time.
 
     POST /v1/chat/completions                          here, from the client's `traceparent`
     ├─ admission                                       here
@@ -38,12 +38,12 @@ MAX_KEPT = 1024  # traces in one heartbeat: 16 kB
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Way:
-    """How a request that generates came: names for its span."""
+    """The names for the span of a generating request."""
 
     name: str
     operation: str  # as GenAI's semantic conventions name it
     attributes: Attributes
-    status: str  # the attribute for the answer's status
+    status: str  # the attribute of the answer's status
 
 
 class ServerSpans:
@@ -55,7 +55,7 @@ class ServerSpans:
 
     @contextmanager
     def around(self, state: RequestScope, headers: Mapping[str, str], way: Way) -> Iterator[None]:
-        """Record a request, if its trace is wanted."""
+        """Record a request, if its trace is sampled."""
         parent = self._tracer.parent_of(headers)
         context = child_of(parent) if parent else self._tracer.new_trace(self._share)
         if not self._tracer.wants(context):
@@ -79,7 +79,7 @@ class ServerSpans:
 
 
 class TraceRequests:
-    """ASGI: a server span around the requests that generate.
+    """ASGI middleware: a server span around generating requests.
 
     `traced`: a path's route and the operation behind it; None: not traced.
     """
@@ -136,14 +136,14 @@ def line_span(trace: RequestTrace, *, url: str, operation: str, batch: str, cust
 
 
 def background_span(trace: RequestTrace, *, url: str, operation: str, response: str) -> Span:
-    """The span around a response that is made in the background."""
+    """The span around a background response."""
     told: Attributes = {"baton.response.id": response}
     way = Way(name=f"background {url}", operation=operation, attributes=told, status="baton.response.status")
     return msgspec.structs.replace(_server_span(trace, way), kind="consumer")
 
 
 def describe_answer(answer: Answer) -> Attributes:
-    """An ended answer as attributes of its request's span."""
+    """Attributes of an ended answer for its request's span."""
     usage = answer.usage()
     return _waits([choice.generation.timeline for choice in answer.choices]) | {
         "gen_ai.response.id": answer.id,
@@ -156,7 +156,7 @@ def describe_answer(answer: Answer) -> Attributes:
 
 
 def _waits(timelines: list[Timeline]) -> dict[str, Value]:
-    """Of several choices, times are those of the one that had the first token."""
+    """The waiting times; of several choices, those of the one with the first token."""
     attempts = [attempt for timeline in timelines for attempt in timeline.attempts]
     found: dict[str, Value] = {
         "baton.prefill.workers": sorted({one.claimed_by for one in attempts} - {""}),
@@ -173,7 +173,7 @@ def _waits(timelines: list[Timeline]) -> dict[str, Value]:
 
 
 def worth_keeping(timeline: Timeline, levels: ServiceLevels) -> bool:
-    """Whether tail sampling keeps it: the request was slow, failed or moved."""
+    """True if tail sampling keeps it: the request was slow, failed or moved."""
     return bool(missed_target(timeline, levels)) or len(timeline.attempts) > 1
 
 
@@ -192,10 +192,10 @@ class RequestSpans:
         self._tracer = tracer
         self._gateway_id = gateway_id
         self._levels = levels
-        self._kept: deque[tuple[float, str]] = deque(maxlen=MAX_KEPT)  # when each request ended, and its trace
+        self._kept: deque[tuple[float, str]] = deque(maxlen=MAX_KEPT)  # end time and trace of each request
 
     def kept(self, now: float) -> bytes:
-        """Traces worth sending, for the heartbeat. Repeated, as workers may miss one."""
+        """Traces to keep, for the heartbeat. Repeated, as workers may miss one."""
         while self._kept and now - self._kept[0][0] > TOLD_FOR_S:
             self._kept.popleft()
         return bytes.fromhex("".join(trace for _, trace in self._kept))

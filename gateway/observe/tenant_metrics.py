@@ -22,7 +22,7 @@ FRESH_S = 1.0  # budgets and rates are read at most this often
 
 
 class TenantLabels:
-    """Label values: the first tenants by their names, later ones together."""
+    """Label values: the first tenants by name, later ones together."""
 
     def __init__(self, most: int = MAX_TENANTS) -> None:
         self._most = most
@@ -45,7 +45,7 @@ class Spent:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
-    prefill_s: float = 0.0  # seconds of devices
+    prefill_s: float = 0.0  # device seconds
     decode_s: float = 0.0
 
 
@@ -56,7 +56,7 @@ class _Seen:
 
 
 class TenantMetrics:
-    """Takes requests that ended; asks for budgets when somebody looks."""
+    """Takes ended requests; reads budgets when scraped."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class TenantMetrics:
         spent.decode_s += cost.decode
 
     async def refresh(self) -> None:
-        """Ask what is left of the budgets, at most once a second."""
+        """Read the remaining budgets, at most once a second."""
         now = time.monotonic()
         if now - self._seen.at < FRESH_S:
             return

@@ -1,1 +1,1 @@
-"""What a model wrote, as a message: content, reasoning and tool calls, by tables of formats."""
+"""Parsing of a model's output into a message: content, reasoning and tool calls, by tables of formats."""

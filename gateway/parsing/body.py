@@ -1,4 +1,4 @@
-"""A field's text as a response template reads it: content parsers, then a transform of what they find."""
+"""Parsing of a field's text by a response template: content parsers, then a transform of their results."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def calls_of(
     schemas: Mapping[str, Schema],
     patience: Patience,
 ) -> list[tuple[str, str]]:
-    """Names and arguments of the calls in a field's text; none where it can't be read. Raises SlowPatternError."""
+    """Names and arguments of the calls in a field's text; none if it is malformed. Raises SlowPatternError."""
     try:
         value = parsed(text, read.get("content", "text"), read.get("content_args") or {}, patience)
         transform = read.get("transform", "{content}")
@@ -54,7 +54,7 @@ def _call(function: Mapping[str, Any], schemas: Mapping[str, Schema]) -> tuple[s
 
 
 def _value(value: Any, types: frozenset[str]) -> str:
-    """A value's JSON; text becomes what the tool's schema asks for."""
+    """A value as JSON; text is converted by the tool's schema."""
     if isinstance(value, str) and not is_text(types):
         return converted(value, types)
     return json.dumps(value, ensure_ascii=False)
@@ -128,7 +128,7 @@ def _all_of(pattern: Any, text: str, *, timeout: float) -> list[Any]:
 
 
 def _inner(text: str, args: Mapping[str, Any], patience: Patience, depth: int) -> Any:
-    """A value as the nested parser reads it."""
+    """A value parsed by the nested parser."""
     nested = args.get("value_parser")
     return parsed(text, nested.get("name", "text"), nested.get("args") or {}, patience, depth + 1) if nested else text
 

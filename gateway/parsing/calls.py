@@ -1,4 +1,4 @@
-"""Calls that a model writes as JSON objects or in Python's notation, read as they come."""
+"""Streaming readers of calls written as JSON objects or in Python's notation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAX_NAME_CHARS = 256
 
 
 class CallSink(Protocol):
-    """Where calls go."""
+    """The receiver of calls."""
 
     def begin(self, name: str, id: str = "") -> None: ...
     def arguments(self, text: str) -> None: ...
@@ -54,7 +54,7 @@ class JsonCalls:
         return self._value is not None and self._value.in_string
 
     def push(self, text: str) -> int:
-        """How many characters belong to the calls."""
+        """Take text; return the number of characters that belong to the calls."""
         used = 0
         while used < len(text) and not (self.failed or self.done):
             if self._value is not None:
@@ -115,7 +115,7 @@ class JsonCalls:
         return True
 
     def _other_key(self) -> None:
-        """A key that says nothing of a call, unless it is the name itself."""
+        """Handle a key that is not part of a call, unless it is the name itself."""
         if self._key_is_name:
             if self._name:
                 self._end_call()
@@ -155,7 +155,7 @@ class JsonCalls:
     def _took(self, out: str) -> None:
         is_arguments = self._mode == self._next and self._key in ARGUMENT_KEYS
         if not is_arguments or self._collected.startswith('"') or (not self._collected and out.startswith('"')):
-            self._collected += out  # arguments may also be a string of JSON
+            self._collected += out  # arguments may also be a JSON string
             if len(self._collected) > MAX_NAME_CHARS and not is_arguments and self._mode == self._colon:
                 self._fail()
             return
@@ -200,7 +200,7 @@ class JsonCalls:
         self._has_arguments = False
 
     def _fail(self) -> None:
-        """It isn't a call, or not any more."""
+        """Stop: this is no call, or no longer one."""
         self._value = None
         if self.began:
             self.done = True
@@ -209,7 +209,7 @@ class JsonCalls:
 
 
 def _text_of(text: str) -> str:
-    """A JSON string's text; "" when it is something else."""
+    """A JSON string's text; "" for anything else."""
     try:
         found = json.loads(text)
     except ValueError:
@@ -218,7 +218,7 @@ def _text_of(text: str) -> str:
 
 
 class PythonCalls:
-    """`f(a=1, b="x")`, several in brackets or on lines of their own. Each argument goes out as a whole."""
+    """`f(a=1, b="x")`, several in brackets or on separate lines. Each argument is sent as a whole."""
 
     def __init__(self, sink: CallSink, names: Container[str] | None) -> None:
         self.failed = False

@@ -1,4 +1,4 @@
-"""Which format a model writes: as its folder says, by what its chat template shows, or by name."""
+"""The choice of a model's format: by its folder, by its chat template, or by name."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ REASONINGS: dict[str, Reasoning] = {
 
 @dataclass(frozen=True, slots=True)
 class Signs:
-    """Signs of a format in a model's folder: words of its chat template, and tokens that its vocabulary adds."""
+    """Signs of a format in a model's folder: parts of its chat template, and added tokens."""
 
     name: str
     in_template: tuple[str, ...] = ()
@@ -56,7 +56,7 @@ class Signs:
         return all(word in template for word in self.in_template) and all(token in vocabulary for token in self.tokens)
 
 
-# The first whose signs are all there is taken. Tokens alone tell only where no template does.
+# The first format whose signs are all present is chosen. Tokens alone decide only without a template.
 _SIGNS: tuple[Signs, ...] = (
     Signs("harmony", ("<|channel|>", "<|message|>")),
     Signs("solar", ("<|tool_call:begin|>",)),
@@ -99,13 +99,13 @@ _SIGNS: tuple[Signs, ...] = (
     Signs("phi4_mini", tokens=("<|/tool_call|>",)),
     Signs("internlm", tokens=("<|action_start|>", "<|plugin|>")),
 )
-# Each mark is in the template or a token.
+# Each mark must be in the template or a token.
 _REASONING_MARKS = (
     ("mistral", ("[THINK]",)), ("seed", ("<seed:think>",)), ("longcat", ("<longcat_think>",)), ("apertus", ("<|inner_prefix|>",)),
     ("hy_v3", ("<think:opensource>",)), ("think_response", ("<think>", "<response>")), ("think_answer", ("<think>", "<answer>")),
     ("think_answer", ("<think>", "助手：")), ("think", ("<think>",)), ("think", ("</think>",)),
 )  # fmt: skip
-# As other servers call them.
+# Other servers' names.
 _CALL_NAMES = {
     "glm45": "glm", "glm47": "glm", "llama4_pythonic": "pythonic", "llama3": "llama3_json", "llama4_json": "llama3_json",
     "qwen": "hermes", "qwen25": "hermes", "qwen3": "hermes", "qwen3_xml": "qwen3_coder", "openai": "harmony",
@@ -133,7 +133,7 @@ def checked(name: str, known: Mapping[str, Any], others: Mapping[str, str]) -> s
 
 @dataclass(frozen=True, slots=True)
 class Parsers:
-    """Names of formats. Raises ValueError for one that isn't known."""
+    """Configured names of formats. Raises ValueError for an unknown one."""
 
     calls: str = AUTO
     reasoning: str = AUTO

@@ -1,4 +1,4 @@
-"""Grammars of messages: calls as the model's format writes them, behind reasoning that may come first, in llguidance's Lark."""
+"""Grammars of messages in llguidance's Lark: calls in the model's format, after optional reasoning."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from gateway.parsing.values import Schema, is_text, types_of
 
 _ANY = "/(?s:.*)/"
 _BODY = "body"
-_GAP = r"/[\x20\x0A]{0,4}/"  # as models write it between reasoning and answer
+_GAP = r"/[\x20\x0A]{0,4}/"  # whitespace between reasoning and answer
 _FREE_PARTS = {"{index}": "/[0-9]{1,3}/", "{id}": "/[a-z0-9]{1,16}/"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallShape:
-    """A function that may be called. Unless `is_strict`, what can't be enforced of its schema is ignored."""
+    """A callable function. Unless `is_strict`, unenforceable parts of its schema are ignored."""
 
     name: str
     parameters: Schema
@@ -31,14 +31,14 @@ class CallShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """What a message may be. Without `calls` and `has_body` it is anything, behind bounded reasoning."""
+    """The allowed messages. Without `calls` and `has_body` anything is, after bounded reasoning."""
 
     calls: Sequence[CallShape] = ()
     must_call: bool = False
     is_single: bool = False  # at most one call
-    has_body: bool = False  # content follows a grammar of its own
-    thinks: bool = False  # it may begin with reasoning
-    has_thought: bool = False  # it follows reasoning, which the prompt opened
+    has_body: bool = False  # content has its own grammar
+    thinks: bool = False  # it may start with reasoning
+    has_thought: bool = False  # it follows reasoning that the prompt opened
     budget: int | None = None  # tokens of reasoning
 
 
@@ -48,7 +48,7 @@ def message_grammar(bound: Bound, shape: Shape, eos_ids: Sequence[int]) -> str:
 
 
 def with_body(lark: str, body: str) -> str:
-    """One grammar of a message's and of its content's, which is Lark or llguidance's JSON."""
+    """Combine a message's grammar with its content's, which is Lark or llguidance's JSON."""
     if body.lstrip().startswith("{"):
         first, *others = json.loads(body)["grammars"]
     else:
@@ -67,7 +67,7 @@ class _Writer:
         self._has_text_value = False
 
     def _rule(self, text: str) -> None:
-        """Add a rule. A schema's definitions stand in each argument's, so what is too large ends here, not behind all of them."""
+        """Add a rule. A schema's definitions are repeated in each argument, so oversized grammars are refused here, early."""
         self._left -= len(text)
         if self._left < 0:
             raise ValueError(f"is too large: {MAX_GRAMMAR_CHARS} characters are allowed as a grammar")
@@ -95,13 +95,13 @@ class _Writer:
         return self._lazily(wire, calls)
 
     def _body(self) -> str:
-        """The content's grammar, behind the head that a message in parts may give it."""
+        """The content's grammar, after a message part's header."""
         wire = self._bound.format.wire
         head = wire.plain.partition("{text}")[0].replace("{channel}", "final") if wire is not None else ""
         return f"({self._literal(head)})? @{_BODY}" if head else f"@{_BODY}"
 
     def _thoughts(self) -> str:
-        """Reasoning that the model may begin with."""
+        """Optional reasoning at the start."""
         format_ = self._bound.format
         if not format_.opens_reasoning:
             return ""
@@ -116,7 +116,7 @@ class _Writer:
         return f"({self._literal(format_.opens_reasoning)} {closing} {_GAP})?"
 
     def _lazily(self, wire: Wire, calls: Sequence[CallShape]) -> str:
-        """Any text, and calls where the first terminal of one is."""
+        """Free text, and calls wherever the first terminal of one appears."""
         head = wire.opens or re.split(r"\{(?:name|arguments)\}", wire.call)[0]
         parts = self._marked(head)
         first = next((part for part in parts if part in self._bound.marks or part.strip(" \n<")), "")
@@ -134,7 +134,7 @@ class _Writer:
         return f"(opening {rest}){repeats} {_ANY}"
 
     def _beside_text(self, wire: Wire, calls: Sequence[CallShape]) -> str:
-        """A message that begins like a call of one of the tools is one; other text is free, but for what opens calls in it."""
+        """A message that starts like a call must be one; other text is free, except for openings of calls."""
         states, start = self._bound.format.states, self._bound.format.start
         openers = [one for one in states[start].exits if one.calls]
         self._free_text(wire, calls, [one.on for one in openers if not one.first])
@@ -147,7 +147,7 @@ class _Writer:
         return f"({' | '.join(ways)})"
 
     def _free_text(self, wire: Wire, calls: Sequence[CallShape], openers: Sequence[str]) -> None:
-        """A terminal of what no parser takes for a call of these tools, nor for reasoning."""
+        """A terminal for text that no parser takes for a call of these tools, or for reasoning."""
         names = "|".join(_exactly(one.name) for one in calls)
         if wire.arguments == "python":
             begins = rf"\s*\[[\s\[\],;]*({names})\(.*"
@@ -158,7 +158,7 @@ class _Writer:
         self._rule(f"FREE: {_ANY} & ~/(?s:{begins})/{unsaid}")
 
     def _in_parts(self, wire: Wire, calls: Sequence[CallShape]) -> str:
-        """Parts that say by their head whether they call; "" where the heads are no tokens."""
+        """Parts whose headers tell if they are calls; "" if the headers are no tokens."""
         before, _, behind = wire.plain.partition("{channel}")
         begins, parts = behind.partition("{text}")[0], self._marked(wire.next_part)
         if any(mark not in self._bound.marks for mark in (before, begins, parts[0])):
@@ -169,15 +169,15 @@ class _Writer:
         return f"(plain {self._literal(wire.next_part)})* (plain | {one})"
 
     def _other_than(self, tokens: Sequence[int]) -> str:
-        """Any token but these; the end of an answer is no token of its text."""
+        """Any token except these; the end of an answer is no token of its text."""
         excluded = sorted({*tokens, *self._eos_ids})
         return f"<[^{','.join(map(str, excluded))}]>" if excluded else "<[*]>"
 
     def _calls(
         self, wire: Wire, calls: Sequence[CallShape], opens: str, without: str = "", *, in_one: bool = False
     ) -> str:
-        """One call, or several. `without`: their first terminal, which was written already. `in_one`: what opens them and the
-        first one's name are one terminal, beside which text may go on until they differ.
+        """One call, or several. `without`: their first terminal, already written. `in_one`: the opening and the first name are
+        one terminal, beside which text may go on until they differ.
         """
         rest_of_opens = opens.replace(without, "", 1) if without and opens else opens
         first = "" if opens else without
@@ -217,7 +217,7 @@ class _Writer:
         return " ".join(filter(None, [self._literal(opens), written, self._literal(closes)])) or '""'
 
     def _in_order(self, wire: Wire, index: int, call: CallShape, template: str, between: str) -> str:
-        """Rules for the arguments in the schema's order: those that aren't required may lack."""
+        """Rules for the arguments in the schema's order; optional arguments may be omitted."""
         properties = call.parameters.get("properties")
         listed = call.parameters.get("required")
         required = {one for one in listed if isinstance(one, str)} if isinstance(listed, list) else set()
@@ -225,7 +225,7 @@ class _Writer:
         for at, key in enumerate(keys):
             value = self._argument(wire, call, template, key, properties[key] if properties else {})
             self._rule(f"value_{index}_{at}: {value}")
-        following = {False: '""', True: '""'}  # whether an argument came before
+        following = {False: '""', True: '""'}  # True if an argument came before
         for at in range(len(keys) - 1, -1, -1):
             names = {}
             for has_before in (False, True):
@@ -264,7 +264,7 @@ class _Writer:
         return "%json " + json.dumps({**schema, "x-guidance": {**COMPACT, "lenient": not call.is_strict}})
 
     def _marked(self, text: str) -> list[str]:
-        """A text's parts: tokens that stand for themselves, and what is between."""
+        """A text split into special tokens and plain parts."""
         if not self._marks:
             return [text]
         return [part for part in re.split(f"({'|'.join(map(re.escape, self._marks))})", text) if part]
@@ -277,7 +277,7 @@ class _Writer:
 
 
 def _exactly(text: str) -> str:
-    """An expression of this text alone."""
+    """An expression that matches this text only."""
     return "".join(c if c.isalnum() else f"\\x{{{ord(c):X}}}" for c in text)
 
 

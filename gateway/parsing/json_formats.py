@@ -1,4 +1,4 @@
-"""Formats whose calls, or their arguments, are JSON, as tables."""
+"""Tables of formats whose calls, or arguments, are JSON."""
 
 from __future__ import annotations
 
@@ -220,7 +220,7 @@ JAMBA = Format(
 HUNYUAN = Format(
     name="hunyuan",
     states={
-        # With tools it says first that the assistant speaks.
+        # With tools it first names the assistant as the speaker.
         "content": content(*JAMBA.states["content"].exits, opens("助手：", "content", first=True)),
         "calls": JAMBA.states["calls"],
     },
@@ -245,7 +245,7 @@ APERTUS = Format(
         "content": content(opens("<|tools_prefix|>", "calls")),
         "calls": json_calls(Exit(on="<|tools_suffix|>", to="content"), name_key=""),
     },
-    stops=("<|tools_suffix|>",),  # results come next, in the same message
+    stops=("<|tools_suffix|>",),  # results follow in the same message
     wire=Wire(opens="<|tools_prefix|>[", call='{"{name}": {arguments}}', between=", ", closes="]<|tools_suffix|>"),
 )
 

@@ -1,4 +1,4 @@
-"""A JSON value as it comes: passed on at once, and repaired where its meaning is certain."""
+"""A streaming JSON value: passed on at once, and repaired where its meaning is certain."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Callable
 
-# How grammars let JSON be written: as `json.dumps` does, or without its spaces. More helps nobody, and a weak model would write
+# Whitespace of JSON in grammars: as `json.dumps` writes it, or without spaces. More is useless, and a weak model would write
 # whitespace until its tokens are used up.
 COMPACT = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
 MAX_DEPTH = 200
@@ -20,7 +20,7 @@ _HEX = frozenset("0123456789abcdefABCDEF")
 
 
 def escaped(text: str) -> str:
-    """Text as it is written inside a JSON string."""
+    """Text escaped for a JSON string."""
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
@@ -41,7 +41,7 @@ class JsonText:
         self._closer = '"'
         self._in_key = False
         self._held = ""
-        self._comma = ""  # with the space behind it: it may be one too many
+        self._comma = ""  # with the whitespace after it: it may be a trailing comma
         self._is_empty = False  # the container was just opened
         self._out: list[str] = []
 
@@ -50,7 +50,7 @@ class JsonText:
         return self._mode in (self._string, self._escape, self._hex, self._quoted)
 
     def push(self, text: str) -> tuple[str, int]:
-        """What goes out, and how many characters belong to the value."""
+        """Take text; return the output, and the number of characters that belong to the value."""
         self._out = []
         used = 0
         while used < len(text) and not self.done:
@@ -59,7 +59,7 @@ class JsonText:
         return "".join(self._out), used
 
     def finish(self, *, is_whole: bool) -> str:
-        """The text ended. A value that its writer ended lacks nothing but brackets; one that was cut stays cut."""
+        """Finish. A value that its writer ended only lacks brackets; a truncated one stays truncated."""
         self._out = []
         if self._mode == self._word:
             self._end_word()
@@ -171,7 +171,7 @@ class JsonText:
         return is_digit
 
     def _quoted(self, char: str) -> bool:
-        """Inside `quote`, of which a part may have come."""
+        """The content of `quote`, possibly in part."""
         self._held += char
         while self._held and not self._quote.startswith(self._held):
             self._out.append(escaped(self._held[0]))

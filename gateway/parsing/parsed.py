@@ -1,4 +1,4 @@
-"""What a parser gives back: pieces of a message."""
+"""The results of a parser: pieces of a message."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from gateway.parsing.format import CallIds
 
-# A model may write the escape of one alone, which no encoder takes.
+# A model may write the escape of a lone surrogate, which no encoder accepts.
 _SURROGATES = re.compile("[\ud800-\udfff]")
 _LETTERS = string.ascii_letters + string.digits
 _SMALL_LETTERS = string.ascii_lowercase + string.digits
@@ -18,7 +18,7 @@ _SMALL_LETTERS = string.ascii_lowercase + string.digits
 
 @dataclass(slots=True, kw_only=True)
 class CallDelta:
-    """A piece of one call: at first its id and name, then its arguments' JSON bit by bit."""
+    """A piece of one call: first its id and name, then its arguments' JSON in parts."""
 
     index: int
     id: str = ""
@@ -28,7 +28,7 @@ class CallDelta:
 
 @dataclass(slots=True, kw_only=True)
 class Parsed:
-    """What some tokens added to a message."""
+    """The additions of some tokens to a message."""
 
     content: str = ""
     reasoning: str = ""
@@ -38,14 +38,14 @@ class Parsed:
         return bool(self.content or self.reasoning or self.calls)
 
     def add(self, other: Parsed) -> None:
-        """Join another piece behind this one."""
+        """Append another piece."""
         self.content += other.content
         self.reasoning += other.reasoning
         join_calls(self.calls, other.calls)
 
 
 def join_calls(calls: list[CallDelta], further: Iterable[CallDelta]) -> None:
-    """Add pieces of calls behind others: those of one call become one."""
+    """Append pieces of calls to others: pieces of the same call are merged."""
     for delta in further:
         if calls and calls[-1].index == delta.index and not delta.name:
             calls[-1].arguments += delta.arguments
@@ -68,7 +68,7 @@ def _encodable(text: str) -> str:
 
 
 class CallWriter:
-    """Numbers calls and collects their pieces. Calls beyond `max_calls` are left out."""
+    """Numbers calls and collects their pieces. Calls beyond `max_calls` are dropped."""
 
     def __init__(self, ids: CallIds, max_calls: int) -> None:
         self.count = 0
@@ -111,7 +111,7 @@ class CallWriter:
         self.is_open = False
 
     def resume(self) -> None:
-        """What came before belongs to another message, but for a call that is still open: it is the first of this one."""
+        """Start a new message: a call that is still open becomes its first."""
         self._pieces, self.count = [], 0
         if self.is_open:
             self.is_open, had_arguments = False, self.has_arguments

@@ -23,7 +23,7 @@ MAX_CALLS = 128
 
 
 class Parser:
-    """Follows a format's states through an answer. However the text is cut into pieces, the message is the same.
+    """Follows a format's states through an answer. The message doesn't depend on how the text is split.
 
     `schemas` are the parameters of the tools that may be called; None: calls are text like any other.
     """
@@ -35,7 +35,7 @@ class Parser:
         self._calls = CallWriter(bound.format.ids, MAX_CALLS if parallel else 1)
         self._message = Message(self._calls, schemas or {}, schemas or (), Patience(bound.share))
         self._buffer = ""
-        self._num_known = 0  # characters of the buffer that are the prompt's
+        self._num_known = 0  # characters of the buffer that belong to the prompt
         self._is_prompt = False
         self.has_reasoned = self.is_reasoning = False
         self._reader: Reader
@@ -47,7 +47,7 @@ class Parser:
 
     @property
     def withheld(self) -> str:
-        """Space that the model wrote behind content, and that isn't taken yet."""
+        """Whitespace after content that isn't part of it yet."""
         return self._reader.withheld if isinstance(self._reader, TextReader) else ""
 
     @property
@@ -59,22 +59,22 @@ class Parser:
 
     @property
     def ids(self) -> frozenset[int]:
-        """Tokens that must come by `token`."""
+        """Token ids that must be passed to `token`."""
         return self._bound.ids
 
     def text(self, text: str) -> None:
-        """Take a piece of text in which no token of `ids` is."""
+        """Take a piece of text without tokens in `ids`."""
         if not text:
             return
         reader = self._reader
         if not self._buffer and type(reader) is TextReader and self._terminals[self._name].are_far_from(text):
-            reader.push(text)  # what the rest would come to, sooner: most tokens are such
+            reader.push(text)  # a fast path with the same result: most tokens are plain
             return
         self._buffer += text
         self._scan(is_final=False)
 
     def token(self, token_id: int, text: str, *, is_shown: bool) -> None:
-        """Take a token of `ids`. Where it isn't a terminal it is text, in content only if `is_shown`."""
+        """Take a token in `ids`. If it is no terminal it is text, in content only if `is_shown`."""
         if token_id in self._terminals[self._name].inner:
             self.text(text)
             return
@@ -86,11 +86,11 @@ class Parser:
             self.text(text)
 
     def read_prompt(self) -> None:
-        """What comes now is the end of the prompt, until `resume`."""
+        """Read the end of the prompt, until `resume`."""
         self._is_prompt = True
 
     def resume(self) -> None:
-        """The prompt ends here: only the state it leads to counts."""
+        """End the prompt: only the state that it leads to counts."""
         self._is_prompt = False
         self._message.new = Parsed()
         self._calls.resume()
@@ -103,7 +103,7 @@ class Parser:
             self._reader.resume()
 
     def finish(self, *, is_whole: bool) -> None:
-        """The answer ended, by the model's will if `is_whole`."""
+        """Finish the answer; `is_whole` if the model ended it."""
         self._scan(is_final=True)
         reader = self._reader
         rest = reader.finish(is_whole=is_whole)
@@ -115,7 +115,7 @@ class Parser:
             self._message.end_call()
 
     def take(self) -> Parsed:
-        """What is new since the last time."""
+        """Return the additions since the last call."""
         new, self._message.new = self._message.new, Parsed()
         new.calls = self._calls.take()
         return new
@@ -131,7 +131,7 @@ class Parser:
         self._reader = reader_of(self._state, self._message, captures)
 
     def _take_one(self, found: Sequence[Found], text: str, new: str) -> bool:
-        """Leave the state by the first exit that what was read allows. `new` is what of the text isn't the prompt's."""
+        """Leave the state by the first possible exit. `new` is the part of the text after the prompt's."""
         for one in found:
             captures = self._captures(one)
             if captures is not None:
@@ -141,7 +141,7 @@ class Parser:
 
     @property
     def _is_first(self) -> bool:
-        """Nothing was said yet. A prompt's end has words before its markup: the role's name."""
+        """True if nothing was said yet. A prompt's tail has words before its markup: the role's name."""
         return self._is_prompt or not self._message.has_content
 
     def _captures(self, found: Found) -> Mapping[str, str] | None:
@@ -167,13 +167,13 @@ class Parser:
             self._num_known += len(text) - len(new)
 
     def _content(self, text: str) -> None:
-        """Say what was no call, with all that is around it."""
+        """Output text that was no call, with its surroundings."""
         self._message.new.content += self._message.gap + text
         self._message.has_content = True
         self._message.gap = ""
 
     def _scan(self, *, is_final: bool) -> None:
-        """Read the buffer up to where a terminal may begin."""
+        """Read the buffer up to a possible terminal."""
         while self._buffer:
             if self._reader.over:
                 self._return()
@@ -185,7 +185,7 @@ class Parser:
             if start and not self._read(start):
                 continue
             if self._reader.in_string and self._buffer:
-                self._read(1)  # what looks like a terminal is text here
+                self._read(1)  # an apparent terminal that is text here
                 continue
             if not found:
                 break
@@ -198,7 +198,7 @@ class Parser:
             self._return()
 
     def _read(self, count: int) -> bool:
-        """Give the reader so much; False if it is over before."""
+        """Pass so much to the reader; False if it is over before."""
         reader, known = self._reader, min(self._num_known, count)
         if isinstance(reader, TextReader):
             reader.push(self._buffer[known:count])
@@ -217,7 +217,7 @@ class Parser:
         self._num_known = max(0, self._num_known - count)
 
     def _return(self) -> None:
-        """A guess is over: what was no call is content, and so is what follows."""
+        """End a guess: text that was no call is content, and so is what follows."""
         rest = self._reader.finish(is_whole=True)
         if rest:
             self._content(self._opener + rest)

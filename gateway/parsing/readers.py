@@ -1,4 +1,4 @@
-"""What reads a state's text, one class a meaning. A reader lives from entering a state to leaving it."""
+"""Readers of a state's text, one class a meaning. A reader lives from entering a state to leaving it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_BODY_CHARS = 1_000_000
 
 
 class Message:
-    """What readers write into, and what they must know of the answer so far."""
+    """The readers' output, and the facts of the answer so far."""
 
     def __init__(
         self, writer: CallWriter, schemas: Mapping[str, Schema], names: Container[str], patience: Patience
@@ -29,9 +29,9 @@ class Message:
         self.schemas = schemas
         self.names = names
         self.new = Parsed()
-        self.has_content = False  # more than space was said
-        self.trims = False  # space that comes next belongs to markup
-        self.gap = ""  # space before the markup
+        self.has_content = False  # more than whitespace was output
+        self.trims = False  # the next whitespace belongs to markup
+        self.gap = ""  # whitespace before the markup
         self.key = ""
         self._written = ObjectText()
 
@@ -40,43 +40,43 @@ class Message:
         self._written = ObjectText()
 
     def end_call(self) -> None:
-        """The call is over; arguments that were written one by one are closed."""
+        """End the call; arguments that were written one by one are closed."""
         if self.calls.is_open and self._written.is_open:
             self.calls.arguments(self._written.close())
         self._written = ObjectText()
         self.calls.end()
 
     def open_argument(self) -> frozenset[str]:
-        """Write the key of the next argument; its types, as far as the tool's schema says them."""
+        """Write the key of the next argument; return its types, as far as the tool's schema has them."""
         self.calls.arguments(self._written.key(self.key))
         parameters = self.schemas.get(self.calls.name, {})
         return types_of(schema_of(parameters, self.key), parameters)
 
 
 class Reader(Protocol):
-    """Reads a state's text."""
+    """The reader of a state's text."""
 
     @property
     def in_string(self) -> bool:
-        """Whether what looks like a terminal now is only text."""
+        """True if an apparent terminal is only text now."""
         ...
 
     @property
     def over(self) -> bool:
-        """Whether the rest belongs to what follows, without a terminal between."""
+        """True if the rest belongs to the next state, without a terminal in between."""
         ...
 
     def push(self, text: str) -> int:
-        """How many characters were taken; less than all only when `over`."""
+        """Take text; return the number of characters taken, all unless `over`."""
         ...
 
     def finish(self, *, is_whole: bool) -> str:
-        """The state is left, or the answer ended: cut if not `is_whole`. Text that is content after all."""
+        """Leave the state, or end the answer, cut if not `is_whole`. Returns text that is content after all."""
         ...
 
 
 class TextReader:
-    """Content or reasoning. Space at its borders with markup isn't part of it, but parts content from content."""
+    """Content or reasoning. Whitespace next to markup isn't part of it, but separates content from content."""
 
     in_string = over = False
 
@@ -107,13 +107,13 @@ class TextReader:
 
     @property
     def is_clear(self) -> bool:
-        """Whether text is all said, but for space at its end."""
+        """True if all text was output, except for trailing whitespace."""
         message = self._message
         return not (message.trims or any(self._space)) and (message.has_content or not self._is_content)
 
     @property
     def withheld(self) -> str:
-        """Space behind content, which markup may still make a border of."""
+        """Whitespace after content, which following markup may absorb."""
         if not self._is_content or not self._message.has_content or self._message.trims:
             return ""
         self._space = ["".join(self._space)]
@@ -125,14 +125,14 @@ class TextReader:
         return ""
 
     def close(self) -> None:
-        """The answer ended here: its last space is part of it."""
+        """End the answer: its trailing whitespace is part of it."""
         if self._is_content and not self._message.trims:
             self._message.new.content += "".join(self._space)
             self._space = []
 
 
 class HeaderReader:
-    """Collects what the exit's `reads` reads."""
+    """The text of a header."""
 
     in_string = over = False
 
@@ -187,7 +187,7 @@ class JsonReader:
 
 
 class CallsReader:
-    """Whole calls. What turns out to be none is given back as it was."""
+    """Complete calls. Text that turns out to be no call is returned unchanged."""
 
     def __init__(self, message: Message, state: State) -> None:
         self._message, self._state = message, state
@@ -229,7 +229,7 @@ class CallsReader:
         return self.push(text)
 
     def resume(self) -> None:
-        """What was read so far is the prompt's, and not to be said again."""
+        """Mark the text read so far as the prompt's, which is not output."""
         self._raw = ""
 
     def finish(self, *, is_whole: bool) -> str:
@@ -247,7 +247,7 @@ class BodyReader:
         self._read = read
         self._captures = captures
         self._text = ""
-        self._num_known = 0  # characters that are the prompt's
+        self._num_known = 0  # characters of the prompt
 
     def resume(self) -> None:
         self._num_known = len(self._text)
@@ -282,7 +282,7 @@ def reader_of(state: State, message: Message, captures: Mapping[str, str]) -> Re
 
 
 def captured(pattern: str, text: str) -> Mapping[str, str] | None:
-    """What a header says; None when it isn't of this form."""
+    """The groups of a header; None if it doesn't match."""
     if not pattern:
         return {}
     found = re.search(pattern, text)

@@ -1,4 +1,4 @@
-"""`response_template` of tokenizer_config.json (version 1, as transformers 5 has it) as a format."""
+"""Conversion of tokenizer_config.json's `response_template` (version 1, as in transformers 5) to a format."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HOME = "content"
 
 
 def read_response_template(spec: Any) -> Format:
-    """Raises ValueError that says what can't be read."""
+    """Convert the template. Raises ValueError with the unsupported part."""
     fields = _fields(spec)
     implicit = [name for name, entry in fields.items() if not _terminals(entry, "open")]
     if len(implicit) > 1:
@@ -44,7 +44,7 @@ def read_response_template(spec: Any) -> Format:
 
 
 def _block_of_reasoning(fields: Mapping[str, Mapping[str, Any]]) -> tuple[str, str]:
-    """What opens and closes it, for grammars; nothing where one of both is a pattern."""
+    """The opening and closing of reasoning, for grammars; empty if either is a pattern."""
     for name in _REASONING:
         entry = fields.get(name, {})
         ends = [_terminals(entry, kind)[:1] for kind in ("open", "close")]
@@ -73,7 +73,7 @@ def _fields(spec: Any) -> Mapping[str, Mapping[str, Any]]:
 
 
 def _terminals(entry: Mapping[str, Any], kind: str) -> list[tuple[str, bool]]:
-    """The literals, or the pattern, that open or close a field; whether each is a pattern."""
+    """The literals, or the pattern, that open or close a field, with a flag for patterns."""
     literals, pattern = entry.get(kind), entry.get(f"{kind}_pattern")
     if pattern is not None:
         return [(str(pattern), True)]

@@ -1,4 +1,4 @@
-"""Formats that write a call's arguments one by one, between tags or in Python's notation, as tables."""
+"""Tables of formats that write a call's arguments one by one, in tags or in Python's notation."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SEED = _functions("seed", "seed:tool_call", "<parameter={key}>{value}</parameter
 
 
 def _invocations(name: str, block: str, *others: str, mark: str = "") -> Format:
-    """`<block><invoke name="f"><parameter name="k">v</parameter></invoke></block>`, each name behind `mark`.
+    """`<block><invoke name="f"><parameter name="k">v</parameter></invoke></block>`, each name after `mark`.
 
     Where there is a mark, an argument says whether it is text.
     """
@@ -128,7 +128,7 @@ LONGCAT = Format(
 
 
 def _hy(name: str, suffix: str) -> Format:
-    """Pairs behind a mark that ends the name, in a block; all tags have a suffix."""
+    """Key-value pairs after a mark that ends the name, in a block; all tags have a suffix."""
 
     def tag(text: str, slash: str = "") -> str:
         return f"<{slash}{text}{suffix}>"

@@ -1,4 +1,4 @@
-"""A format's terminals in one tokenizer's vocabulary, finding them in text, and the tokens that are far from any."""
+"""A format's terminals in one tokenizer's vocabulary, their search in text, and the tokens far from any."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ import regex
 from common.errors import ServingError
 from gateway.parsing.format import Exit, Format
 
-# Patterns come with the model's folder and search on the event loop, so some backtrack on everybody's time.
-PIECE_S = 0.000_05  # each piece of an answer: free of charge
-ANSWER_S = 0.015  # a whole answer, beyond that
+# Patterns come with the model's folder and run on the event loop, so slow ones cost everybody's time.
+PIECE_S = 0.000_05  # free allowance for each piece of an answer
+ANSWER_S = 0.015  # beyond that, for a whole answer
 SHARE = 0.1  # all answers of a model: a part of all time
 Result = TypeVar("Result")
 
 
 class SlowPatternError(ServingError):
-    """An answer's patterns took longer than its share of time."""
+    """An answer's patterns exceeded their share of time."""
 
     def __init__(self) -> None:
         super().__init__("a pattern in this model's response_template takes too long, so its answer can't be read")
 
 
 class Share:
-    """The time that a model's patterns may use beyond `PIECE_S`: it grows with the clock, up to one answer's."""
+    """The time budget of a model's patterns beyond `PIECE_S`: it grows with the clock, up to one answer's."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -43,14 +43,14 @@ class Share:
 
 
 class Patience:
-    """How long a model's patterns may still search in one answer."""
+    """The remaining search time for a model's patterns in one answer."""
 
     def __init__(self, share: Share) -> None:
         self._share = share
         self._left = ANSWER_S
 
     def timed(self, search: Callable[..., Result], text: str, **options: Any) -> Result:
-        """The result of the search, which takes a `timeout` in seconds. Raises SlowPatternError."""
+        """The result of a search that takes a `timeout` in seconds. Raises SlowPatternError."""
         left = min(self._left, self._share.left())
         if left <= 0:
             raise SlowPatternError
@@ -68,7 +68,7 @@ class Patience:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A terminal in a text, and what its pattern's groups say."""
+    """A terminal in a text, with its pattern's groups."""
 
     exit: Exit
     start: int
@@ -77,7 +77,7 @@ class Found:
 
 
 class Terminals:
-    """The exits of one state: `by_id` for those that are one token, the rest by text."""
+    """The exits of one state: `by_id` for single tokens, the rest by text."""
 
     def __init__(self, exits: Iterable[Exit], vocabulary: Mapping[str, int]) -> None:
         self.by_id: dict[int, list[Exit]] = {}
@@ -91,7 +91,7 @@ class Terminals:
                 self._patterns.append((exit_, regex.compile(exit_.on, regex.DOTALL)))
             elif not exit_.token_only:
                 self._texts.append(exit_)
-        # A text may have such a token inside; then the token is text.
+        # A text may contain such a token; then the token is text.
         self.inner = frozenset(
             token
             for text, token in vocabulary.items()
@@ -101,11 +101,11 @@ class Terminals:
         self._beginnings = frozenset(one.on[:1] for one in self._texts)
 
     def are_far_from(self, text: str) -> bool:
-        """Whether no terminal is in the text, nor may begin in it."""
+        """True if the text has no terminal, nor the start of one."""
         return not self._patterns and self._beginnings.isdisjoint(text)
 
     def find(self, text: str, patience: Patience, *, is_final: bool, is_first: bool) -> tuple[list[Found], int]:
-        """The exits of the earliest terminal, longest first, and from where on the text may become one.
+        """The exits of the earliest terminal, longest first, and the offset from which the text may become one.
 
         Raises SlowPatternError.
         """
@@ -131,7 +131,7 @@ class Terminals:
 
 
 class PlainTokens(dict[int, str]):
-    """Token -> its text; "": what it says depends on what came before, or may decide about what comes. Filled as tokens are met.
+    """Token -> its text; "": it depends on the context, or may affect what follows. Filled lazily.
 
     A plain token has whole characters, the last of which is no space, and no markup begins in it.
     """
@@ -156,7 +156,7 @@ class PlainTokens(dict[int, str]):
 
 
 def _search(exit_: Exit, pattern: Any, text: str, patience: Patience, *, is_final: bool) -> Found | int:
-    """A match that can't grow any more, or from where on the text may match."""
+    """A match that can't grow any more, or the offset from which the text may match."""
     match = patience.timed(pattern.search, text, partial=not is_final)
     if match is None or match.start() == match.end():
         return len(text)
@@ -167,7 +167,7 @@ def _search(exit_: Exit, pattern: Any, text: str, patience: Patience, *, is_fina
 
 
 def _begins_at(text: str, literal: str) -> int:
-    """Where an end of `text` begins that `literal` properly begins with."""
+    """Offset of a suffix of `text` that is a proper prefix of `literal`."""
     for length in range(min(len(text), len(literal) - 1), 0, -1):
         if text.endswith(literal[:length]):
             return len(text) - length
@@ -175,7 +175,7 @@ def _begins_at(text: str, literal: str) -> int:
 
 
 def _is_literal(pattern: str) -> bool:
-    """Whether a match can't grow with what follows."""
+    """True if a match can't grow with further text."""
     return not regex.search(r"[*+?{|]", regex.sub(r"\\.", "", pattern)[-2:])
 
 
@@ -186,15 +186,15 @@ class Bound:
     format: Format
     terminals: Mapping[str, Terminals]
     with_calls: Mapping[str, Terminals]
-    ids: frozenset[int]  # all tokens that are terminals somewhere, or part of one
-    marks: Mapping[str, int]  # those that a format's texts have, by text
+    ids: frozenset[int]  # all tokens that are terminals or part of one
+    marks: Mapping[str, int]  # those in a format's texts, by text
     turn: int | None
     stops: tuple[int, ...]
     share: Share = field(default_factory=Share, compare=False)  # its patterns' time
 
 
 def bound(format_: Format, vocabulary: Mapping[str, int]) -> Bound:
-    """`vocabulary`: the tokens that stand for themselves in a text (added ones), by their text."""
+    """Bind a format. `vocabulary`: the added tokens, by their text."""
 
     def of(exits: Sequence[Exit]) -> Terminals:
         return Terminals(exits, vocabulary)

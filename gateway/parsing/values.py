@@ -1,4 +1,4 @@
-"""Arguments that a model writes as plain text or as Python, as JSON by the tool's schema."""
+"""Conversion of arguments in plain text or Python to JSON, by the tool's schema."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _BRANCHES = ("anyOf", "oneOf", "allOf")
 
 
 def schema_of(parameters: Schema, key: str) -> Schema:
-    """The schema of one argument; empty when nothing is said."""
+    """The schema of one argument; empty without one."""
     properties = parameters.get("properties")
     found = properties.get(key) if isinstance(properties, Mapping) else None
     return found if isinstance(found, Mapping) else {}
 
 
 def types_of(schema: Schema, root: Schema) -> frozenset[str]:
-    """The JSON types that an argument may have, as far as MAX_LOOKED parts of its schema say; empty: anything."""
+    """The JSON types allowed for an argument, found in the first MAX_LOOKED parts of its schema; empty: anything."""
     found: set[str] = set()
     seen: set[int] = set()
     to_see, left = [schema], MAX_LOOKED
@@ -54,7 +54,7 @@ def types_of(schema: Schema, root: Schema) -> frozenset[str]:
 
 
 def _listed(value: Any, most: int) -> list[Any]:
-    """A list's beginning; a client may have put anything there."""
+    """The start of a list; a client may have put anything there."""
     return value[: max(0, most)] if isinstance(value, list) else []
 
 
@@ -73,12 +73,12 @@ def _resolved(reference: str, root: Schema) -> Schema:
 
 
 def is_text(types: frozenset[str]) -> bool:
-    """Whether an argument is text, whatever it looks like. Without a schema it is."""
+    """True if an argument is text, whatever it looks like; so it is without a schema."""
     return not types or types == {"string"}
 
 
 def converted(text: str, types: frozenset[str]) -> str:
-    """Plain text as the JSON of the first type that it fits; else it is a string."""
+    """Plain text as JSON of the first type that fits; else a string."""
     word = text.strip()
     for kind in ("null", "boolean", "integer", "number", "array", "object"):
         if kind in types:
@@ -123,7 +123,7 @@ _READERS: dict[str, Callable[[str], str | None]] = {
 
 
 def python_json(text: str) -> str | None:
-    """A Python literal as JSON; None when it is none."""
+    """A Python literal as JSON; None if it is none."""
     if len(text) > MAX_PYTHON_CHARS:
         return None
     try:
@@ -152,7 +152,7 @@ def _literal(node: ast.expr) -> Any:
 
 
 class ObjectText:
-    """Writes an object argument by argument: what the methods return, joined, is its JSON."""
+    """A writer of an object, argument by argument: the methods' results, joined, are its JSON."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -170,12 +170,12 @@ class ObjectText:
 
 
 class PlainValue:
-    """One argument written as plain text, with a line break of markup before and behind it."""
+    """An argument in plain text, without the line breaks of its markup."""
 
     def __init__(self, types: frozenset[str]) -> None:
         self._types = types
         self._streams = is_text(types)
-        self._text = ""  # all of it, or the end that may be markup
+        self._text = ""  # all of it, or the tail that may be markup
         self._began = False
 
     def push(self, text: str) -> Iterator[str]:
@@ -196,7 +196,7 @@ class PlainValue:
             yield escaped(text[: len(text) - kept])
 
     def finish(self, *, is_whole: bool) -> str:
-        """Its end; a value that was cut isn't closed."""
+        """End the value; a truncated one isn't closed."""
         if not self._streams:
             return converted(_unframed(self._text), self._types) if is_whole else ""
         opening = "" if self._began else '"'

@@ -1,1 +1,1 @@
-"""Where a request is prefilled and decoded."""
+"""Placement: where a request is prefilled and decoded."""

@@ -1,4 +1,4 @@
-"""Which workers agree with this gateway on what tokens and blocks mean. The others get no work, and people are told why.
+"""Agreement of workers with this gateway on tokenizers, weights and block hashes. Others get no work, and the reason is shown.
 
 A worker of an older release that doesn't say something is taken to agree.
 """
@@ -30,11 +30,11 @@ MAX_ALIKE = 64
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """What workers must have in common to exchange blocks: equal where `name` is."""
+    """Facts that workers must share to exchange blocks; equal if `name` is."""
 
     kind: BlockKind
     name: str = field(repr=False)
-    # One worker's KV layout: pools differ in size.
+    # One worker's KV layout; pool sizes may differ.
     layout: KVLayout = field(repr=False, compare=False)
 
     @classmethod
@@ -45,43 +45,43 @@ class Blocks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Own:
-    """This gateway's own facts of a model that it serves: workers must have the same."""
+    """This gateway's facts of a served model: workers must have the same."""
 
     tokenizer: str  # fingerprint
-    files: str = ""  # fingerprint of config and weights; "": they are not here
-    called: str = ""  # what workers call it; "": as the gateway does
+    files: str = ""  # fingerprint of config and weights; "": no weights here
+    called: str = ""  # the workers' name of it; "": the same
 
 
 @dataclass(frozen=True, slots=True)
 class _Facts:
-    """What doesn't change in a worker's life."""
+    """Facts that are constant for a worker's incarnation."""
 
     incarnation: int
     blocks: Blocks
-    hashes: bool  # whether it hashes blocks as this gateway does
+    hashes: bool  # its block hashes match this gateway's
     reach: Reach
 
 
 class Agreement:
-    """Looks at the workers that `peers` hears. `models`: those that this gateway serves, by name; none: whatever there is."""
+    """The check of the workers in `peers`. `models`: those that this gateway serves, by name; none: any."""
 
     def __init__(
         self, peers: Peers, models: Mapping[str, Own] = MappingProxyType({}), incumbents: Incumbents | None = None
     ) -> None:
         self._peers = peers
         self._models = dict(models)
-        self._names = {own.called or name: name for name, own in models.items()}  # here, by the workers' name
+        self._names = {own.called or name: name for name, own in models.items()}  # our name, by the workers'
         self._incumbents = incumbents or Incumbents()
         self._known: dict[str, _Facts] = {}
-        self._ready: dict[Role, tuple[list[WorkerState], list[WorkerState]]] = {}  # those heard, those that agree
+        self._ready: dict[Role, tuple[list[WorkerState], list[WorkerState]]] = {}  # workers heard, workers that agree
         self._decode: list[WorkerState] = []
-        self._weights: dict[str, str] = {}  # by model, of those
-        self._blocks: dict[str, Blocks | None] = {}  # by weights, of those
+        self._weights: dict[str, str] = {}  # by model
+        self._blocks: dict[str, Blocks | None] = {}  # by weights
         self._alike: dict[tuple[Role, str], tuple[list[WorkerState], list[WorkerState]]] = {}  # as `_ready`, by blocks
         self._told: set[tuple[str, int, Unlike]] = set()
 
     def ready(self, role: Role) -> list[WorkerState]:
-        """The ready workers of a role that have a model as it is here: the same list until they change."""
+        """Ready workers of a role whose model matches ours: the same list object until it changes."""
         heard = self._peers.ready(role)
         known = self._ready.get(role)
         if known is None or known[0] is not heard:
@@ -90,7 +90,7 @@ class Agreement:
         return known[1]
 
     def weights(self, model: str) -> str:
-        """The fingerprint of the weights that most decode workers of the model have; "" when none is ready.
+        """Fingerprint of the weights that most of the model's decode workers have; "" if none is ready.
 
         They differ only while weights are being replaced, or what is made of them.
         """
@@ -104,7 +104,7 @@ class Agreement:
         return self._weights[model]
 
     def blocks(self, weights: str = "") -> Blocks | None:
-        """What most decode workers with these weights have; None without one.
+        """Blocks of most decode workers with these weights; None without one.
 
         They differ only while KV dtype or block size is being changed.
         """
@@ -119,14 +119,14 @@ class Agreement:
         return self._blocks[weights]
 
     def _changed(self) -> list[WorkerState]:
-        """The ready decode workers. What was chosen among others is forgotten."""
+        """The ready decode workers, if they changed. Choices made among earlier ones are dropped."""
         ready = self.ready(Role.DECODE)
         if ready is not self._decode:
             self._decode, self._weights, self._blocks = ready, {}, {}
         return ready
 
     def with_blocks(self, role: Role, blocks: Blocks) -> list[WorkerState]:
-        """Of the ready ones, those with these blocks: the same list until they change."""
+        """Ready workers with these blocks: the same list object until it changes."""
         ready, known = self.ready(role), self._alike.get((role, blocks.name))
         if known is None or known[0] is not ready:
             if len(self._alike) >= MAX_ALIKE:
@@ -139,7 +139,7 @@ class Agreement:
         return self._facts(state).reach
 
     def strangers(self, kind: BlockKind, chosen: Iterable[WorkerState]) -> list[str]:
-        """Workers that Redis takes for candidates because of their kind, and that are none of the chosen ones."""
+        """Workers that Redis takes for candidates by their kind, but that are none of the chosen ones."""
         names = {state.worker for state in chosen}
         states = self._peers.states
         if len(states) == len(names):
@@ -178,7 +178,7 @@ class Agreement:
         return found
 
     def tell(self) -> None:
-        """Log the differences that are new since the last call."""
+        """Log differences that are new since the last call."""
         found = {(one.worker, one.incarnation, one.what): one for one in self.differences()}
         for one in (found[key] for key in sorted(found.keys() - self._told)):
             extra = {"worker": one.worker, "model": one.model, "what": one.what, "why": one.text}
@@ -231,7 +231,7 @@ class Agreement:
     # -- facts ---------------------------------------------------------------------------------------------------------
 
     def _model_of(self, state: WorkerState) -> str | None:
-        """The name of a worker's model at this gateway; None: it serves no such one."""
+        """The name of a worker's model at this gateway; None: not served here."""
         return self._names.get(state.model) if self._models else state.model
 
     def _has_ours(self, state: WorkerState) -> bool:

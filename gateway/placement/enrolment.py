@@ -1,4 +1,4 @@
-"""Which workers Redis knows: those that a gateway hears. Workers may write nothing there but news of their own blocks.
+"""Registration of workers in Redis by the gateways that hear them. Workers may write nothing there but news of their blocks.
 
 Each gateway enters whom it hears; Redis skips those that another one entered a moment ago.
 """
@@ -19,13 +19,13 @@ from gateway.placement.ledger import Ledger
 log = logging.getLogger("baton.placement")
 
 ENTER_S = 0.5
-NEWS_S = 0.1  # until a worker's news are in the index
+NEWS_S = 0.1  # until a worker's news is in the index
 MORE_NEWS_S = 0.01
-MAX_TOLD = 1_000  # incarnations whose nonsense was logged
+MAX_TOLD = 1_000  # incarnations with logged nonsense
 
 
 class Enrolment:
-    """Keeps the registry and the prefix index as heartbeats and workers say."""
+    """Keeps the registry and the prefix index in sync with heartbeats and workers' news."""
 
     def __init__(self, ledger: Ledger, peers: Peers, *, gateway_id: str) -> None:
         self._ledger = ledger
@@ -66,7 +66,7 @@ class Enrolment:
                 await self.enter()
 
     async def enter(self) -> None:
-        """Let the lost leave, and enter everybody who is heard. Raises UnavailableError."""
+        """Remove lost workers, and register all that are heard. Raises UnavailableError."""
         gone, self._gone = self._gone, []
         for one in gone:
             await self._ledger.leave(*one)
@@ -76,7 +76,7 @@ class Enrolment:
                 self._tell(incarnation_of(states[worker]))
 
     def _tell(self, one: Incarnation) -> None:
-        """One line for each life of a worker."""
+        """Log one line for each incarnation."""
         if one not in self._told:
             remedy = "its heartbeat has figures that are none; it gets no place from Redis"
             log.warning("placement.worker_refused", extra={"worker": one.worker, "remedy": remedy})
@@ -92,7 +92,7 @@ class Enrolment:
             await asyncio.sleep(MORE_NEWS_S if more else NEWS_S)
 
     async def listen(self) -> bool:
-        """Take the news of everybody who is heard. Raises UnavailableError."""
+        """Read the news of all workers that are heard. Raises UnavailableError."""
         workers = list(self._peers.states)
         random.shuffle(workers)  # a call takes only some of them
         return await self._ledger.take_news(workers)

@@ -1,4 +1,4 @@
-"""The group of decode workers that counts among several: the largest; of equally large ones the one that was here first.
+"""The choice among groups of disagreeing decode workers: the largest one; of equally large ones the oldest.
 
 A group keeps its turn while its workers restart. A gateway that starts hears all groups within a moment: of those the one that an
 earlier gateway wrote down comes first, else the one with the oldest worker.
@@ -15,30 +15,30 @@ from types import MappingProxyType
 from common.messages import WorkerState
 
 REMEMBERED_S = 600.0  # a group without workers, and what an earlier gateway wrote
-# A group that is heard so soon after the first one, within some heartbeats, was here before.
+# Groups heard within some heartbeats of the first one were all here before.
 BEFORE_S = 5.0
 MAX_SUBJECTS = 1_000
 
 
 @dataclass(slots=True)
 class _Group:
-    turn: tuple[bool, float, int, str]  # the smallest came first
+    turn: tuple[bool, float, int, str]  # sorts older groups first
     seen_at: float
 
 
 class Incumbents:
-    """Remembers groups by what they disagree about, as `weights of demo`. `written`: a group's mark by subject, see `marks`."""
+    """Tracks groups by subject of disagreement, such as `weights of demo`. `written`: a group's mark by subject, see `marks`."""
 
     def __init__(
         self, *, written: Mapping[str, str] = MappingProxyType({}), clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._written = written
         self._clock = clock
-        self._began_at: float | None = None  # when a first group was heard
+        self._began_at: float | None = None  # when the first group was heard
         self._groups: dict[str, dict[str, _Group]] = {}
 
     def choose(self, subject: str, found: Mapping[str, Sequence[WorkerState]]) -> str:
-        """The group that counts, of at least one."""
+        """The group to use, of at least one."""
         now = self._clock()
         began_at = self._began_at = now if self._began_at is None else self._began_at
         if len(self._groups) >= MAX_SUBJECTS and subject not in self._groups:
@@ -55,7 +55,7 @@ class Incumbents:
 
     @property
     def marks(self) -> dict[str, str]:
-        """The mark of the group that was first, by subject: what a gateway that starts later should know."""
+        """The mark of the oldest group by subject, for gateways that start later."""
         first = {subject: min(known, key=lambda name: known[name].turn) for subject, known in self._groups.items()}
         return {subject: mark(name) for subject, name in first.items()}
 
@@ -68,5 +68,5 @@ class Incumbents:
 
 
 def mark(name: str) -> str:
-    """A group's name, short."""
+    """A short hash of a group's name."""
     return hashlib.blake2b(name.encode(), digest_size=16).hexdigest()

@@ -1,4 +1,4 @@
-"""Which workers can hand KV to which: those of one transport and, unless it goes between hosts, of one host.
+"""Islands of workers that can hand KV over to each other: same transport and, unless it crosses hosts, same host.
 
 A fleet may be several islands, as where each of two hosts has workers with shared memory. A request stays on one of them.
 """
@@ -13,10 +13,10 @@ from gateway.placement.without_redis import Load
 
 
 class Reach(NamedTuple):
-    """Where a worker's peers must be."""
+    """The place of a worker's possible peers."""
 
     transport: str
-    place: str  # "": anywhere, or not said
+    place: str  # "": anywhere, or unknown
 
 
 def reach_of(state: WorkerState) -> Reach:
@@ -30,7 +30,7 @@ def reaches(one: Reach, other: Reach) -> bool:
 
 
 def islands(reach: dict[str, Reach], decode: Iterable[WorkerState]) -> list[set[str]]:
-    """The sets of workers of which each can hand over to the decode workers in it. `reach`: of all workers, by name."""
+    """The sets of workers that can hand over to each decode worker in the set. `reach`: of all workers, by name."""
     found: list[set[str]] = []
     for place in sorted({reach[state.worker] for state in decode}):
         island = {name for name, other in reach.items() if reaches(place, other)}
@@ -40,7 +40,7 @@ def islands(reach: dict[str, Reach], decode: Iterable[WorkerState]) -> list[set[
 
 
 def least_busy(found: Sequence[set[str]], loads: Iterable[Load], exclude: Sequence[str]) -> set[str]:
-    """The island with the largest share of free places in decode batches; excluded workers are a last resort."""
+    """The island with the largest share of free batch slots; excluded workers are a last resort."""
     decode = [load for load in loads if "decode" in load.state.roles]
     allowed = [load for load in decode if load.state.worker not in exclude] or decode
 

@@ -1,4 +1,4 @@
-"""Placement through Redis: one atomic call chooses workers and books the load on them.
+"""Placement in Redis: one atomic call chooses workers and charges them.
 
 The choice is Lua (`candidates.lua`, `place.lua`), so no other gateway comes between looking and booking.
 """
@@ -25,23 +25,23 @@ TIMEOUT_S = 2.0  # no request waits for a release
 ENTRY_TTL_MS = 3_000
 ENTERED_A_CALL = int(placement_policy()["registry"]["max_entered"])
 LISTENED_A_CALL = int(placement_policy()["registry"]["max_listened"])
-RELEASED_A_CALL = 100  # attempts; about 2 ms, in which Redis serves nobody else
-MAX_DIGESTS = 4_096  # the rest of a longer prompt counts as uncached
+RELEASED_A_CALL = 100  # attempts; about 2 ms during which Redis serves nobody else
+MAX_DIGESTS = 4_096  # blocks of a longer prompt beyond it count as uncached
 _HERE = Path(__file__).parent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementRequest:
-    """What placement needs to know of a request."""
+    """The facts of a request that placement needs."""
 
     request_id: str
     attempt: int
-    digests: list[bytes]  # one hash a full block of the prompt
+    digests: list[bytes]  # one hash for each full block of the prompt
     num_tokens: int
     kind: BlockKind  # only workers with such blocks are candidates
-    reserve_tokens: int  # prompt and answer at most, see `room_for`
+    reserve_tokens: int  # maximum length of prompt and answer, see `room_for`
     deadline_ms: int  # charges expire after this
-    cut_over_tokens: int = 0  # longest uncached rest prefilled where it decodes; -1: by costs
+    cut_over_tokens: int = 0  # longest uncached rest that is prefilled where it decodes; -1: by costs
     exclude: list[str] = field(default_factory=list)
     now_ms: int = 0  # a virtual clock's time; 0: Redis's own
 
@@ -72,7 +72,7 @@ def _about(request: PlacementRequest) -> list[Any]:
 
 
 def parse_placement(answer: Sequence[Any]) -> Placement:
-    """The answer of `baton4_place`. Raises UnavailableError when nobody decodes, and ValueError or the like for nonsense."""
+    """Parse the reply of `baton4_place`. Raises UnavailableError if nobody decodes, and ValueError or the like for nonsense."""
     prefill, incarnation, matched_prefill, matched_decode, reason, costs, *decode_workers = answer
     if not prefill:
         raise UnavailableError(reason.decode())
@@ -88,7 +88,7 @@ def parse_placement(answer: Sequence[Any]) -> Placement:
 
 
 class Ledger:
-    """Places requests and gives their charges back. One per gateway; safe for concurrent use."""
+    """Places requests and releases their charges. One a gateway; safe for concurrent use."""
 
     def __init__(self, store: Store, *, place_timeout_s: float = PLACE_TIMEOUT_S, timeout_s: float = TIMEOUT_S) -> None:
         self._store = store
@@ -97,7 +97,7 @@ class Ledger:
         self._told_of_nonsense = False
 
     async def place(self, request: PlacementRequest) -> Placement:
-        """Choose workers and charge them, atomically. Raises UnavailableError when none decodes or Redis is away.
+        """Choose workers and charge them, atomically. Raises UnavailableError if none decodes or Redis is down.
 
         No decode worker gets more than it has room for, unless all are full: then the reason is FULL, and the least
         loaded comes first.
@@ -109,11 +109,11 @@ class Ledger:
         except (TypeError, ValueError, AttributeError) as error:
             if not self._told_of_nonsense:
                 log.warning("placement.unreadable_answer", extra={"answer": repr(answer)[:200]})
-            self._told_of_nonsense = True  # one line, not one a request
+            self._told_of_nonsense = True  # logged once, not for each request
             raise UnavailableError("Redis answers nonsense") from error
 
     async def release(self, charges: Sequence[Charged]) -> int:
-        """Give back what `place` charged; to how many of them Redis came. Idempotent, and in any order."""
+        """Release charges of `place`; return how many Redis processed. Idempotent, and in any order."""
         part = charges[:RELEASED_A_CALL]
         arguments = [
             word
@@ -124,12 +124,12 @@ class Ledger:
         return min(max(done, 1), len(part)) if isinstance(done, int) else len(part)
 
     async def enter(self, states: Sequence[WorkerState], *, gateway: str, ttl_ms: int = ENTRY_TTL_MS) -> list[str]:
-        """Enter workers that were just heard, for `ttl_ms`. Returns those that can't be: their figures are none."""
+        """Register workers that were just heard, for `ttl_ms`. Returns those with invalid figures."""
         entries, refused = [], []
         for state in states:
             try:
                 entries.append(entry_of(state))
-            except (ArithmeticError, LookupError, ValueError):  # an unknown dtype, a number too large
+            except (ArithmeticError, LookupError, ValueError):  # an unknown dtype, or a number out of range
                 refused.append(state.worker)
         for start in range(0, len(entries), ENTERED_A_CALL):
             parts = [part for entry in entries[start : start + ENTERED_A_CALL] for part in entry]
@@ -138,11 +138,11 @@ class Ledger:
         return refused
 
     async def leave(self, worker: str, incarnation: int) -> None:
-        """A worker is gone; nothing happens if a newer incarnation was entered."""
+        """Remove a worker that is gone, unless a newer incarnation was registered."""
         await self._store.call("baton4_leave", worker, str(incarnation), timeout_s=self._timeout_s)
 
     async def take_news(self, workers: Sequence[str]) -> bool:
-        """Bring what workers say of their blocks into the index. Whether there was any: then ask again."""
+        """Apply workers' news to the index. Returns True if there was any: then call again."""
         taken = [
             await self._store.call("baton4_news", *workers[start : start + LISTENED_A_CALL], timeout_s=self._timeout_s)
             for start in range(0, len(workers), LISTENED_A_CALL)

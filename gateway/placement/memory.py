@@ -1,4 +1,4 @@
-"""The order in which groups of decode workers came, in Redis: a hint for gateways that start later."""
+"""The age of groups of decode workers, kept in Redis as a hint for gateways that start later."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from common.errors import UnavailableError
 from common.store import Store
 from gateway.placement.incumbents import REMEMBERED_S, Incumbents, mark
 
-LOOK_S, WRITE_S = 1.0, 60.0  # a change, and anyhow
+LOOK_S, WRITE_S = 1.0, 60.0  # on a change, and periodically
 MAX_BYTES = 1 << 20
 
 
 class Memory:
-    """The note that gateways which serve the same models share."""
+    """The record shared by gateways that serve the same models."""
 
     def __init__(self, store: Store, models: Iterable[str]) -> None:
         self._store = store
@@ -26,7 +26,7 @@ class Memory:
         self._writing: asyncio.Task[None] | None = None
 
     async def read(self) -> dict[str, str]:
-        """Marks by subject, as an earlier gateway wrote them; none while Redis is away."""
+        """Marks by subject from an earlier gateway; none while Redis is down."""
         try:
             raw = await self._store.recall(self._key) or b""
             return msgspec.json.decode(raw[:MAX_BYTES], type=dict[str, str])
@@ -34,7 +34,7 @@ class Memory:
             return {}
 
     def start(self, incumbents: Incumbents) -> None:
-        """Write often from now on."""
+        """Start writing it periodically."""
         self._writing = asyncio.create_task(self._write_often(incumbents))
 
     async def close(self) -> None:

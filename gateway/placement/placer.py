@@ -1,4 +1,4 @@
-"""Where a request goes: one call to Redis, or this gateway's own rule while Redis is away."""
+"""Placement of an attempt: one call to Redis, or a local rule while Redis is down."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class PlacementStore(ReleaseStore, Protocol):
 
 
 class Placer:
-    """Chooses workers for attempts, and gives their charges back."""
+    """Chooses workers for attempts, and releases their charges."""
 
     def __init__(self, *, store: PlacementStore, agreement: Agreement, cut_over_tokens: int) -> None:
         self._store = store
@@ -56,16 +56,16 @@ class Placer:
         return [state for state in self._agreement.ready(role) if model in ("", state.model_fingerprint)]
 
     def decoders(self, spec: GenerationSpec) -> list[str]:
-        """The decode workers that the request may go to, whatever their blocks."""
+        """Decode workers allowed for the request, whatever their blocks."""
         needed = spec.features
         return [state.worker for state in self.workers(Role.DECODE, spec.model_fingerprint) if needed <= state.can]
 
     def root(self, spec: GenerationSpec) -> bytes:
-        """The root of the request's block hashes. There must be a decode worker."""
+        """Root of the request's block hashes. There must be a decode worker."""
         return _root(self._blocks_for(spec).kind, spec)
 
     def uncached_tokens(self, spec: GenerationSpec) -> int:
-        """An estimate of the uncached prompt tokens, by what was placed lately; at least 1."""
+        """Estimated uncached prompt tokens, from recent placements; at least 1."""
         blocks = self._agreement.blocks(spec.model_fingerprint)
         if blocks is None:
             return len(spec.token_ids)
@@ -74,7 +74,7 @@ class Placer:
         return max(1, len(spec.token_ids) - self._recent.matched(hashes) * kind.block_size)
 
     async def place(self, state: RequestState, others: Iterable[RequestState]) -> Placement:
-        """Where the attempt goes. `others` are this gateway's requests in flight.
+        """Place the attempt. `others` are this gateway's requests in flight.
 
         Raises UnavailableError without a decode worker that suits the request.
         """
@@ -99,7 +99,7 @@ class Placer:
         placement = None
         with contextlib.suppress(UnavailableError):
             placement = await self._store.place(request)
-        prefill, decode = self._members(blocks, state, island)  # after the call
+        prefill, decode = self._members(blocks, state, island)  # again after the call
         if placement is not None:
             known = _is_possible(placement, prefill, decode)
             log.debug("placement.chosen", extra={"request_id": request.request_id, "is_known": known} | placement.costs)
@@ -128,7 +128,7 @@ class Placer:
     def _members(
         self, blocks: Blocks, state: RequestState, island: set[str] | None = None
     ) -> tuple[list[WorkerState], list[WorkerState]]:
-        """Prefill and decode workers with these blocks that suit the request and take its length, on one island or all.
+        """Suitable prefill and decode workers with these blocks, on one island or all.
 
         Without a decode worker for all of the answer, those that go on with it: it ends where their context does.
         """
@@ -138,12 +138,12 @@ class Placer:
             for states in (self._agreement.with_blocks(role, blocks) for role in (Role.PREFILL, Role.DECODE))
         )
         decode = long_enough(decode, spec.num_tokens) or long_enough(decode, begun)
-        decoders = {one.worker for one in decode}  # whoever has both roles may be chosen for both
+        decoders = {one.worker for one in decode}  # a worker with both roles may be chosen for both
         prefill = [one for one in long_enough(prefill, begun) if Role.DECODE not in one.roles or one.worker in decoders]
         return prefill, decode
 
     def _island(self, blocks: Blocks, state: RequestState, others: Sequence[RequestState]) -> set[str] | None:
-        """The workers among which a request stays; None: all of them reach each other."""
+        """The island of a request; None: all workers reach each other."""
         prefill, decode = self._members(blocks, state)
         reach = {one.worker: self._agreement.reach(one) for one in (*prefill, *decode)}
         if len(set(reach.values())) < 2 or not decode:
@@ -152,7 +152,7 @@ class Placer:
 
 
 async def _digests(hashes: Iterator[bytes]) -> list[bytes]:
-    """All of them; a long prompt's let other requests have their turns."""
+    """All block hashes; a long prompt's yield to other requests in between."""
     digests: list[bytes] = []
     while part := list(islice(hashes, BLOCKS_A_TURN)):
         digests += part
@@ -171,7 +171,7 @@ def _root_of(kind: BlockKind, adapter: str, salt: str) -> bytes:
 
 
 def _is_possible(placement: Placement, prefill: Iterable[WorkerState], decode: Iterable[WorkerState]) -> bool:
-    """Whether the workers still have the chosen roles."""
+    """True if the workers still have the chosen roles."""
     decoders = {worker.worker for worker in decode}
     if not placement.decode:
         return placement.prefill in decoders
@@ -179,7 +179,7 @@ def _is_possible(placement: Placement, prefill: Iterable[WorkerState], decode: I
 
 
 def _among(placement: Placement, decode: Iterable[WorkerState]) -> Placement:
-    """Without candidates that don't decode, or don't suit: one may have joined since the request was made."""
+    """The placement without unsuitable candidates: one may have joined since the request was made."""
     names = {state.worker for state in decode}
     if names.issuperset(placement.decode):
         return placement

@@ -1,4 +1,4 @@
-"""Recently computed prompt prefixes: an estimate of a waiting request's cache hits."""
+"""Recently computed prompt prefixes, to estimate a waiting request's cache hits."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ MAX_BLOCKS = 100_000  # about 15 MB
 
 
 class RecentPrefixes:
-    """Hashes of the blocks of placed prompts. The least recently used is forgotten first."""
+    """An LRU set of block hashes of placed prompts."""
 
     def __init__(self, max_blocks: int = MAX_BLOCKS) -> None:
         self._max_blocks = max_blocks
         self._known: OrderedDict[bytes, None] = OrderedDict()
 
     def remember(self, digests: Sequence[bytes]) -> None:
-        """A prompt with these full blocks is about to be computed."""
+        """Add a prompt with these full blocks, which is about to be computed."""
         for digest in reversed(digests):  # the first block is forgotten last
             if digest in self._known:
                 self._known.move_to_end(digest)
@@ -27,5 +27,5 @@ class RecentPrefixes:
             self._known.popitem(last=False)
 
     def matched(self, digests: Iterable[bytes]) -> int:
-        """The number of leading blocks that are known."""
+        """The number of known leading blocks."""
         return sum(1 for _ in takewhile(self._known.__contains__, digests))

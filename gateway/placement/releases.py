@@ -1,4 +1,4 @@
-"""Charges to give back: collected for a moment, sent together, and kept while Redis is away.
+"""Charges to release: batched for a moment, and kept while Redis is down.
 
 Giving back is idempotent and names its attempt, so one that comes late, twice or out of order takes nobody else's place. What
 is lost with its gateway ends with the request's deadline.
@@ -17,18 +17,18 @@ from gateway.request.placement import Charged
 
 COLLECT_S = 0.005
 AGAIN_S = 1.0
-MAX_KEPT = 10_000  # attempts; older ones are left to their deadlines
+MAX_KEPT = 10_000  # attempts; older ones expire at their deadlines
 CLOSE_S = 1.0
 
 
 class ReleaseStore(Protocol):
     async def release(self, charges: Sequence[Charged]) -> int:
-        """Give charges back; how many of them, from the first on. Raises UnavailableError."""
+        """Release charges; return how many were processed, from the first on. Raises UnavailableError."""
         ...
 
 
 class Releases:
-    """One call at a time; what comes meanwhile goes with the next."""
+    """The batcher: one call at a time; releases that come meanwhile go with the next."""
 
     def __init__(self, store: ReleaseStore) -> None:
         self._store = store
@@ -39,7 +39,7 @@ class Releases:
         return len(self._kept)
 
     def add(self, charged: Charged) -> None:
-        """Does not wait."""
+        """Queue a release; does not wait."""
         key = charged.request_id, charged.attempt
         before = self._kept.get(key)
         if before is not None:
@@ -52,7 +52,7 @@ class Releases:
             self._sending = asyncio.create_task(self._send_often())
 
     async def close(self) -> None:
-        """Send what is left, if Redis takes it soon."""
+        """Send the rest, if Redis accepts it soon."""
         if self._sending is not None:
             self._sending.cancel()
             await asyncio.wait([self._sending])
@@ -78,5 +78,5 @@ class Releases:
         done = await self._store.release(charges)
         for one in charges[:done]:
             key = one.request_id, one.attempt
-            if self._kept.get(key) is one:  # else more of it came meanwhile
+            if self._kept.get(key) is one:  # otherwise more was queued meanwhile
                 del self._kept[key]

@@ -1,4 +1,4 @@
-"""The choice while Redis is away: the least predicted wait, and the most free blocks.
+"""Placement while Redis is down: the least predicted wait, then the most free blocks.
 
 A gateway then knows only heartbeats and its own requests: no prefixes, and no charges of other gateways.
 """
@@ -15,12 +15,12 @@ from gateway.placement.room import room_for
 from gateway.request.placement import Placement, Reason
 from gateway.request.state import Phase, RequestState
 
-UNMEASURED_TOKENS_PER_S = 1.0  # without any measured rate, queues are compared by tokens
+UNMEASURED_TOKENS_PER_S = 1.0  # without measured rates, queues are compared by tokens
 
 
 @dataclass(slots=True, kw_only=True)
 class Load:
-    """A worker, and what this gateway's requests take of it. The larger figure counts."""
+    """A worker with the load of this gateway's requests. The larger of both figures counts."""
 
     state: WorkerState
     prompt_tokens: int = 0
@@ -62,7 +62,7 @@ def loads_of(workers: Iterable[WorkerState], requests: Iterable[RequestState]) -
 def choose(
     loads: Sequence[Load], *, num_tokens: int, reserve_tokens: int, cut_over_tokens: int, exclude: Sequence[str] = ()
 ) -> Placement:
-    """Where a request goes. There must be a decode worker; excluded ones are a last resort."""
+    """Choose workers. There must be a decode worker; excluded ones are a last resort."""
     allowed = [load for load in loads if load.state.worker not in exclude]
     if not _with_role(allowed, "decode"):
         allowed = list(loads)
@@ -87,7 +87,7 @@ def _with_role(loads: Iterable[Load], role: str) -> list[Load]:
 
 
 def _listed(decode: Sequence[Load], first: WorkerState) -> list[str]:
-    """The candidates. A prefill worker that also decodes is always one: its own KV is there, even when all are full."""
+    """The candidates. A prefill worker that also decodes always is one: its own KV is there, even if all are full."""
     names = [load.state.worker for load in decode[: int(placement_policy()["candidates"]["decode_listed"])]]
     if Role.DECODE in first.roles and first.worker not in names:
         names[-1] = first.worker

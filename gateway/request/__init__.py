@@ -1,1 +1,1 @@
-"""A request as data: what was asked, its state, its time line."""
+"""A request as data: its specification, its state, its timeline."""

@@ -1,4 +1,4 @@
-"""A request in flight: its state, its tokens for the HTTP side, and its time to first token."""
+"""A request in flight: its state, its mailbox, and its timings."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from gateway.request.spec import GenerationSpec
 from gateway.request.state import RequestState
 from gateway.request.timeline import Timeline
 
-QUEUED_WITHIN_S = 60.0  # Redis and NATS have answered or were given up long before
+QUEUED_WITHIN_S = 60.0  # Redis and NATS have answered or timed out long before
 
 
 @dataclass(slots=True, kw_only=True)
 class Place:
-    """A request's place in the decode batch."""
+    """A request's batch slot."""
 
-    waits: bool = False  # the prefill worker says that every decode worker is full
-    since: float | None = None  # its decode worker's first token
+    waits: bool = False  # the prefill worker reports that every decode worker is full
+    since: float | None = None  # first token of its decode worker
     preemptions: int = 0
-    returns_at: float | None = None  # placed again, not yet decoded
-    return_s: float = 0.0  # how long its last return took
-    helped_at: float = 0.0  # when somebody last gave way for it
+    returns_at: float | None = None  # placed again, not decoding yet
+    return_s: float = 0.0  # duration of its last return
+    helped_at: float = 0.0  # last preemption for its benefit
 
     def decodes(self, now: float) -> None:
-        """Its decode worker sent tokens."""
+        """True if its decode worker sent tokens."""
         self.waits = False
         if self.since is None:
             self.since = now
@@ -40,7 +40,7 @@ class Place:
                 self.return_s, self.returns_at = now - self.returns_at, None
 
     def lost(self) -> None:
-        """Another attempt begins."""
+        """Reset for another attempt."""
         self.waits, self.since = False, None
 
 
@@ -54,7 +54,7 @@ class ActiveRequest:
         on_cancel: Callable[[ActiveRequest, str], None],
         *,
         waited_s: float = 0.0,
-        timeline: Timeline | None = None,  # begun while it waited; None: it begins now
+        timeline: Timeline | None = None,  # started while it waited; None: it starts now
         on_end_reasoning: Callable[[ActiveRequest, Grammar], bool] = lambda request, grammar: False,
     ) -> None:
         self._on_cancel = on_cancel
@@ -64,9 +64,9 @@ class ActiveRequest:
         self.waited_s = waited_s
         self.queued_at: float | None = None  # the first attempt's job
         self.claimed_at: float | None = None
-        self.job: Job | None = None  # as it was queued last
-        self.stream_seq = 0  # the last job's place in the queue
-        self.prefilled = 0  # the newest attempt that brought tokens
+        self.job: Job | None = None  # as last queued
+        self.stream_seq = 0  # the last job's sequence in the queue
+        self.prefilled = 0  # the newest attempt with tokens
         self.retrying = False
         self.lost_attempt = 0  # the newest attempt that failed while being queued
         self.probing = False
@@ -74,7 +74,7 @@ class ActiveRequest:
         self.known_at = 0.0  # when a worker last confirmed that it has the request
         self.timings: dict[str, float] = {}
         spec = state.spec
-        self.work = len(spec.token_ids)  # prompt tokens to compute, without those known to be cached
+        self.work = len(spec.token_ids)  # prompt tokens to compute, without known cached ones
         self.first_token_by = started_at + (spec.first_token_s or spec.deadline_s)
         self.timeline = timeline or timeline_of(spec, started_at)
         self.timeline.waited_ms, self.timeline.phases = 1000 * waited_s, self.timings
@@ -82,18 +82,18 @@ class ActiveRequest:
 
     @property
     def may_give_way(self) -> bool:
-        """Whether it is decoded, or waits for a place."""
+        """True if it decodes, or waits for a slot."""
         return not self.retrying and (self.place.waits or self.place.since is not None) and not self.state.is_over
 
     @property
     def context(self) -> str | UnsetType:
-        """The `traceparent` of messages about the current attempt, or the request's own before its job."""
+        """The `traceparent` of the current attempt's messages, or the request's own before its job."""
         if self.job is not None and self.job.attempt == self.state.attempt:
             return self.job.context
         return self.state.spec.traceparent or UNSET
 
     def explain_first_token(self, tokens: Tokens, now: float) -> None:
-        """Divide its time into the worker's queue and prefill, and the ways between."""
+        """Split the TTFT into the worker's queue and prefill, and the transit times."""
         claimed_at = self.claimed_at or now
         since_claim_ms = (now - claimed_at) * 1000
         queued_ms = (claimed_at - (self.queued_at or claimed_at) + self.waited_s) * 1000
@@ -117,7 +117,7 @@ class ActiveRequest:
         self.timeline.imported(message, now)
 
     def finish(self, error: ServingError | None) -> None:
-        """No more tokens come."""
+        """Close the mailbox: no more tokens come."""
         self.mailbox.close(error)
 
     def cancel(self, reason: str) -> None:
@@ -128,7 +128,7 @@ class ActiveRequest:
 
 
 def timeline_of(spec: GenerationSpec, submitted_at: float) -> Timeline:
-    """The time line of a request that is about to be admitted."""
+    """The timeline of a request that is about to be admitted."""
     return Timeline(
         request_id=spec.request_id,
         received_at=spec.received_at or submitted_at,
@@ -165,7 +165,7 @@ def job_of(
 
 @contextlib.asynccontextmanager
 async def within_deadline(state: RequestState, now: float) -> AsyncIterator[None]:
-    """Raise DeadlineExceededError at the request's deadline."""
+    """Context manager: raise DeadlineExceededError at the request's deadline."""
     if state.deadline_at - now > QUEUED_WITHIN_S:
         yield
         return

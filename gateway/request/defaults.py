@@ -1,4 +1,4 @@
-"""How a model's makers want its tokens chosen where a client says nothing: generation_config.json of its folder."""
+"""Default sampling parameters of a model, from its generation_config.json."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 log = logging.getLogger("baton.http")
 
-# The names are those of `SamplingParams`; transformers and vLLM read the same file. Bounds are the API's.
+# Names of `SamplingParams`; transformers and vLLM read the same file. Limits are the API's.
 _BOUNDS = {
     "temperature": (0, 2),
     "top_p": (0, 1),
@@ -19,7 +19,7 @@ _BOUNDS = {
 
 
 def sampling_defaults(generation: Mapping[str, Any]) -> dict[str, float]:
-    """Return the file's values by name. One that the API would refuse is left out and logged."""
+    """Return the defaults by name. Values that the API would refuse are dropped and logged."""
     found: dict[str, float] = {}
     for name, (least, most) in _BOUNDS.items():
         value = generation.get(name)
@@ -30,6 +30,6 @@ def sampling_defaults(generation: Mapping[str, Any]) -> dict[str, float]:
                 "model.default_ignored", extra={"field": f"generation_config.json: {name}", "value": str(value)[:40]}
             )
             continue
-        # A GGUF file has 32 bits for it: 0.6, not 0.6000000238.
+        # GGUF files store float32: 0.6, not 0.6000000238.
         found[name] = int(value) if name == "top_k" else round(float(value), 6)
     return found

@@ -1,4 +1,4 @@
-"""How an attempt can end before its answer does, and what that says about the request: docs/failures.md has the table."""
+"""The ways in which an attempt ends early, and their meaning for the request: docs/failures.md has the table."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from enum import Enum
 from common.errors import PlaceAgainError, QuarantinedError, ServingError, StepFailedError, UnavailableError
 
 MAX_HARMED = 3  # passes that failed with it
-MAX_FAILED = 10  # attempts whose way failed, without progress between
-FREE_ATTEMPTS = 2  # without a pause before the next
+MAX_FAILED = 10  # attempts lost on the way, without progress in between
+FREE_ATTEMPTS = 2  # retried without a pause
 PAUSE_S, MAX_PAUSE_S = 0.1, 2.0
 
 
 class Sign(Enum):
-    """What an attempt's end counts as."""
+    """The significance of an attempt's end."""
 
     NOTHING = "nothing"
     FAILED = "its way failed"
@@ -21,7 +21,7 @@ class Sign(Enum):
 
 
 class End(Enum):
-    """Why an attempt was given up."""
+    """A reason for abandoning an attempt."""
 
     PREEMPTED = "its place went to another tenant", Sign.NOTHING
     REASONING_ENDED = "its client ended the reasoning", Sign.NOTHING
@@ -46,7 +46,7 @@ class End(Enum):
 
     @classmethod
     def of_code(cls, code: str) -> End:
-        """The end that a worker's `Failed` reports."""
+        """The end reported by a worker's `Failed`."""
         return {PlaceAgainError.code: cls.PLACE_AGAIN, StepFailedError.code: cls.PASS_FAILED}.get(
             code, cls.WORKER_FAILED
         )

@@ -1,4 +1,4 @@
-"""When a request's tokens came: its newest frames are left out beyond a bound."""
+"""Arrival times of a request's tokens; frames beyond a limit are dropped."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ MAX_FRAMES = 2048  # kept of one request, 8 bytes each
 
 
 class FramesSeen:
-    """Instants of frames, and their tokens."""
+    """Times of frames, and their token counts."""
 
     __slots__ = ("_pairs",)
 
@@ -16,7 +16,7 @@ class FramesSeen:
         self._pairs = array("f")
 
     def add(self, ms: float, num_tokens: int) -> None:
-        """`ms` since the request was received."""
+        """Add a frame, `ms` after the request was received."""
         pairs = self._pairs
         if len(pairs) < 2 * MAX_FRAMES:
             pairs.append(ms)

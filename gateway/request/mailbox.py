@@ -1,4 +1,4 @@
-"""New tokens of a request, until their reader takes them."""
+"""The mailbox of a request: new tokens until their reader takes them."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class TokenEvent:
     prompt_logprobs: PromptLogprobs | None = None  # first event, if asked for
 
     def join(self, later: TokenEvent) -> None:
-        """Add the tokens behind these."""
+        """Append the tokens."""
         self.token_ids += later.token_ids
         self.logprobs += later.logprobs
         self.finish = later.finish
 
     def cut(self, count: int) -> TokenEvent:
-        """Take the first `count` tokens off; others must remain."""
+        """Remove and return the first `count` tokens; others must remain."""
         first = replace(self, token_ids=self.token_ids[:count], logprobs=self.logprobs[:count], finish=Finish.NONE)
         self.position += count
         self.token_ids, self.logprobs = self.token_ids[count:], self.logprobs[count:]
@@ -37,12 +37,12 @@ class TokenEvent:
 
 
 class Mailbox:
-    """What comes while the reader is late joins what is there: one event, of as many tokens as it takes at most."""
+    """Tokens that arrive while the reader is late are merged into one event, up to its maximum."""
 
     __slots__ = ("_error", "_event", "_is_closed", "_position", "_wake", "plain")
 
     def __init__(self) -> None:
-        # All that is there, if that is tokens and nothing else, and not the end. Whoever reads them clears it.
+        # Pending tokens, if there is nothing but tokens, and not the end. The reader clears it.
         self.plain: list[int] = []
         self._position = 0  # the first one's
         self._event: TokenEvent | None = None
@@ -51,13 +51,13 @@ class Mailbox:
         self._wake: Callable[[], None] = _nobody
 
     def listen(self, wake: Callable[[], None]) -> None:
-        """Call `wake` whenever something comes, and now if something is there. It must not raise."""
+        """Call `wake` whenever something arrives, and now if something is there. It must not raise."""
         self._wake = wake
         if self.plain or self._event is not None or self._is_closed:
             wake()
 
     def add(self, position: int, token_id: int) -> None:
-        """Add the next token, of which there is nothing else to say."""
+        """Add the next token, without further facts."""
         if self._event is not None:
             self._event.token_ids.append(token_id)
         else:
@@ -76,13 +76,13 @@ class Mailbox:
         self._wake()
 
     def close(self, error: ServingError | None) -> None:
-        """No more tokens come."""
-        self._gather()  # what follows them now is to be read, too
+        """Close: no more tokens come."""
+        self._gather()  # later tokens must be read after these
         self._error, self._is_closed = error, True
         self._wake()
 
     def take(self, at_most: int) -> TokenEvent | None:
-        """The new tokens, or the first of them; None: there are none. Raises the error behind the last ones."""
+        """Take the new tokens, or the first of them; None: none. Raises the error after the last ones."""
         self._gather()
         event = self._event
         if event is None:
@@ -96,20 +96,20 @@ class Mailbox:
 
     @property
     def has_more(self) -> bool:
-        """Whether there is something to take: tokens, the error behind them, or the end."""
+        """True if there is something to take: tokens, the error after them, or the end."""
         return bool(self.plain) or self._event is not None or self._is_closed
 
     @property
     def is_over(self) -> bool:
-        """Everything was taken, and no error is left to raise."""
+        """True if everything was taken, and no error is left to raise."""
         return self._is_closed and not self.plain and self._event is None and self._error is None
 
     def _gather(self) -> None:
-        """Make an event of tokens that came alone."""
+        """Merge tokens that came singly into an event."""
         if self.plain:
             self._event = TokenEvent(position=self._position, token_ids=self.plain)
             self.plain = []
 
 
 def _nobody() -> None:
-    """Nobody listens yet."""
+    """No-op: nobody listens yet."""

@@ -1,4 +1,4 @@
-"""Where a request goes and why, and why not."""
+"""Placement decisions, with their reasons, and the reasons against workers."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from enum import StrEnum
 
 
 class Reason(StrEnum):
-    """Why a place was chosen, as metrics and traces name it."""
+    """The reason for a placement, as named in metrics and traces."""
 
     PREFIX = "prefix"
     LOAD = "load"
-    FULL = "full"  # no decode worker has room, so the request waits for some
+    FULL = "full"  # no decode worker has room, so the request waits for one
     LOCAL_SHORT = "local: short"
     LOCAL_EARLIER = "local: earlier"
     LOCAL_SAME_WORKER = "local: same worker"
@@ -21,7 +21,7 @@ class Reason(StrEnum):
     HEARTBEATS_LOCAL_SHORT = "without redis: local: short"
     HEARTBEATS_LOCAL_SAME_WORKER = "without redis: local: same worker"
     HEARTBEATS_LOCAL_NO_PREFILL = "without redis: local: no prefill worker"
-    OTHER = "other"  # a newer release's functions gave a reason unknown here
+    OTHER = "other"  # a newer release's functions gave an unknown reason
 
     @classmethod
     def _missing_(cls, value: object) -> Reason:
@@ -38,12 +38,12 @@ class Placement:
     prefill_incarnation: int = 0
     matched_blocks_prefill: int = 0
     matched_blocks_decode: int = 0
-    costs: dict[str, float] = field(default_factory=dict, compare=False)  # what was compared: see `place.lua`
+    costs: dict[str, float] = field(default_factory=dict, compare=False)  # the compared figures: see `place.lua`
 
 
 @dataclass(frozen=True, slots=True)
 class Charged:
-    """What an attempt was charged, to be given back. `workers` may have it, should Redis have lost its note."""
+    """The charges of an attempt, to be released. `workers` may have them, should Redis have lost its record."""
 
     request_id: str
     attempt: int
@@ -52,7 +52,7 @@ class Charged:
 
 
 class Unlike(StrEnum):
-    """In what a worker differs. Metrics have it as a label."""
+    """The kind of a worker's difference, a label in metrics."""
 
     NAME = "name"
     HASHES = "hashes"
@@ -65,7 +65,7 @@ class Unlike(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """Why a ready worker gets no new work here, as `text` for people with the remedy. `model` is its name at this gateway."""
+    """Why a ready worker gets no new work here, as `text` with the remedy. `model` is its name at this gateway."""
 
     worker: str
     incarnation: int

@@ -1,4 +1,4 @@
-"""Requests that were refused before anything of them ran: a bounded ring, beside the timelines (docs/observability.md)."""
+"""Requests refused before they ran: a bounded ring, beside the timelines (docs/observability.md)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAX_MODEL_CHARS = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
-    """One of them. It has the id of its HTTP request, as no answer was begun."""
+    """A refused request. It has the id of its HTTP request, as no answer was started."""
 
     request_id: str
     trace_id: str
@@ -26,11 +26,11 @@ class Refused:
     model: str
     code: str
     detail: str
-    took_ms: float  # from its receipt
+    took_ms: float  # since its receipt
     received_unix: float = field(default_factory=time.time)
 
     def as_json(self) -> dict[str, Any]:
-        """As `Timeline.summary`, as far as a refused request has it."""
+        """As `Timeline.summary`, with the facts that a refused request has."""
         return {
             "request_id": self.request_id,
             "trace_id": self.trace_id,
@@ -54,7 +54,7 @@ class Refused:
 
 
 class Refusals:
-    """The newest, and how many there were: by the server's fault or for want of room, and by the client's mistake."""
+    """The newest refusals, and their counts: by the server's fault or lack of room, and by the client's mistake."""
 
     def __init__(self, told: Callable[[Refused], None] | None = None) -> None:
         """`told` is called with each of them."""
@@ -86,7 +86,7 @@ class Refusals:
             self.counts["invalid"] += 1
 
     def newest(self) -> list[Refused]:
-        """The newest first."""
+        """Refusals, newest first."""
         return list(reversed(self._recent))
 
     def find(self, request_id: str) -> Refused | None:

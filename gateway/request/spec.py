@@ -1,4 +1,4 @@
-"""What the HTTP dialects see of serving: submit a specification, take tokens."""
+"""The interface between HTTP dialects and serving: submit a specification, take tokens."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ class GenerationSpec:
     deadline_s: float  # from now
     model: str = ""  # name in the API
     model_fingerprint: str = ""  # only workers with these weights serve it; "": any
-    adapter: str = ""  # on top of the weights; requests of different adapters never share KV
-    salt: str = ""  # tenants that set one never share KV
+    adapter: str = ""  # applied to the weights; requests of different adapters never share KV
+    salt: str = ""  # tenants with different ones never share KV
     tenant: Tenant = ANYBODY
     priority: int = 0
-    first_token_s: float = 0.0  # the latest useful first token, from now; 0: the deadline
+    first_token_s: float = 0.0  # deadline of the first token, from now; 0: the request's
     traceparent: str = ""
-    received_at: float = 0.0  # `time.monotonic()` when the HTTP request came; 0: unknown
+    received_at: float = 0.0  # `time.monotonic()` at the HTTP request's arrival; 0: unknown
     grammar: Grammar | None = None
 
     @property
     def num_tokens(self) -> int:
-        """Prompt and answer at most."""
+        """Maximum length of prompt and answer."""
         return len(self.token_ids) + self.sampling.max_tokens
 
     @property
@@ -47,14 +47,12 @@ class GenerationSpec:
 class Generation(Protocol):
     """A sequence being generated."""
 
-    timings: dict[
-        str, float
-    ]  # milliseconds: admission, queue, prefill, first_frame (which make the first token), transfer
+    timings: dict[str, float]  # milliseconds: admission, queue, prefill, first_frame (summing to TTFT), transfer
     timeline: Timeline
 
     @property
     def mailbox(self) -> Mailbox:
-        """Its tokens in order, none twice, none missing, until `finish`, or an error."""
+        """Its tokens in order, without duplicates or gaps, until `finish`, or an error."""
         ...
 
     def cancel(self, reason: str) -> None:
@@ -62,13 +60,13 @@ class Generation(Protocol):
         ...
 
     def end_reasoning(self, grammar: Grammar) -> bool:
-        """Go on under `grammar`, whose reasoning closes at once; False: it ended, or closed its reasoning already."""
+        """Continue under `grammar`, whose reasoning closes at once; False: it ended, or closed its reasoning already."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What a gateway has of one model."""
+    """A gateway's load of one model."""
 
     in_flight: int = 0
     waiting: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # as `Generations.waiting`
@@ -76,7 +74,7 @@ class Load:
 
 
 class Generations(Protocol):
-    """Where requests go."""
+    """The service that runs requests."""
 
     @property
     def ready(self) -> bool: ...
@@ -89,7 +87,7 @@ class Generations(Protocol):
 
     @property
     def ready_workers(self) -> dict[str, int]:
-        """Role -> workers that may get such work now."""
+        """Role -> workers that accept such work now."""
         ...
 
     @property
@@ -117,7 +115,7 @@ class Generations(Protocol):
 
     @property
     def loads(self) -> Mapping[str, Load]:
-        """Loads by model. What belongs to no model is under the first one's."""
+        """Loads by model. Figures without a model are under the first one's."""
         ...
 
     def turn_away(

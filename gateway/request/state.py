@@ -1,4 +1,4 @@
-"""One request as its gateway owns it, without I/O.
+"""The state of one request at its gateway, without I/O.
 
     QUEUED ──claim──▶ CLAIMED ──first token──▶ PREFILLED ──settle / imported──▶ DECODING ──last token──▶ ENDED
        ▲─────────────────┴────────── new attempt (worker lost, failed, silent) ──────┘
@@ -23,9 +23,9 @@ from gateway.request.ends import Sign, verdict
 from gateway.request.mailbox import TokenEvent
 from gateway.request.spec import GenerationSpec
 
-PROGRESS_TOKENS = 4  # tokens of one attempt that show that its way works
+PROGRESS_TOKENS = 4  # tokens of one attempt that prove its path works
 CLEAR_AFTER_TOKENS = 4  # progress that clears a suspect; > 2 because passes overlap
-MAX_HELD = 64  # frames beyond a gap
+MAX_HELD = 64  # frames buffered beyond a gap
 
 
 class Phase(Enum):
@@ -43,7 +43,7 @@ class RequestState:
     spec: GenerationSpec
     deadline_at: float
     attempt: int = 0
-    failed: int = 0  # attempts whose way failed, without progress between: `gateway.request.ends`
+    failed: int = 0  # attempts lost on the way, without progress in between: `gateway.request.ends`
     harmed: int = 0  # likewise, passes that failed with it
     proven: int = 0  # the last attempt that made progress
     phase: Phase = Phase.QUEUED
@@ -52,16 +52,14 @@ class RequestState:
     candidates: list[str] = field(default_factory=list)  # decode workers of the placement
     claimed_by: Incarnation | None = None
     decoder: Incarnation | None = None
-    speaker: Incarnation | None = None  # whose next token tells nothing new: `take_next`
-    cached_tokens: int = 0  # tokens that the chosen worker has cached
-    cached_before: dict[str, int] = field(
-        default_factory=dict
-    )  # the same, of workers that earlier attempts were sent to
+    speaker: Incarnation | None = None  # whose tokens may take the fast path `take_next`
+    cached_tokens: int = 0  # tokens cached at the chosen worker
+    cached_before: dict[str, int] = field(default_factory=dict)  # the same for workers of earlier attempts
     excluded: list[str] = field(default_factory=list)
     progress_at: float = 0.0  # when the current attempt was last heard of
     gap_since: float | None = None
     unanswered: int = 0  # unanswered probes
-    deaths: int = 0  # workers that died computing it, without progress between
+    deaths: int = 0  # workers that died computing it, without progress in between
     is_suspect: bool = False  # it may have killed a worker: `gateway.lifecycle.suspects`
     clear_at: int = 0  # generated tokens that clear it of suspicion
     began_with: int = 0  # generated tokens when the attempt began
@@ -82,26 +80,26 @@ class RequestState:
 
     @property
     def token_ids(self) -> list[int]:
-        """Prompt and delivered tokens: what a new attempt starts from."""
+        """Prompt and delivered tokens: the start of a new attempt."""
         return self.spec.token_ids + self.generated
 
     @property
     def sampling(self) -> SamplingParams:
-        """What a new attempt is asked for: the prompt's logprobs came with the first token."""
+        """Sampling parameters of a new attempt: prompt logprobs came with the first token."""
         if self.spec.sampling.prompt_logprobs is None or not self.generated:
             return self.spec.sampling
         return msgspec.structs.replace(self.spec.sampling, prompt_logprobs=None)
 
     def waits(self, attempt: int) -> bool:
-        """Whether `attempt` is the current one and unclaimed."""
+        """True if `attempt` is the current one and unclaimed."""
         return self.attempt == attempt and self.phase is Phase.QUEUED
 
     def has_generated(self, run: list[int]) -> bool:
-        """Whether these tokens, one behind the other, were delivered."""
+        """True if these tokens were delivered, in sequence."""
         return any(self.generated[at : at + len(run)] == run for at in range(self.next_position))
 
     def is_closing(self, closing: list[int] | None) -> bool:
-        """Whether a budget of reasoning is spent, so that `closing` comes next."""
+        """True if a thinking budget is spent, so that `closing` comes next."""
         grammar = self.spec.grammar
         return (
             grammar is not None
@@ -127,7 +125,7 @@ class RequestState:
         return True
 
     def gave_up(self, sign: Sign) -> ServingError | None:
-        """Count the attempt's end; return the error that it leads to, if any."""
+        """Count the attempt's end; return the resulting error, if any."""
         self.speaker = None
         self.failed += sign is Sign.FAILED
         if sign is Sign.HARMED:
@@ -136,7 +134,7 @@ class RequestState:
         return verdict(failed=self.failed, harmed=self.harmed)
 
     def suspect(self) -> None:
-        """It is computed alone until it got further."""
+        """Mark it as a suspect, computed alone until it makes progress."""
         self.is_suspect, self.clear_at = True, self.next_position + CLEAR_AFTER_TOKENS
         self.speaker = None
 
@@ -151,7 +149,7 @@ class RequestState:
         self.assigned, self.candidates = worker, candidates
 
     def claim(self, attempt: int, worker: Incarnation, now: float) -> str:
-        """Compare-and-set: "" when `worker` may start the attempt (also again), else why not."""
+        """Compare-and-set: "" if `worker` may start the attempt (also again), else the reason against it."""
         if self.is_over:
             return "ended"
         if attempt != self.attempt:
@@ -163,7 +161,7 @@ class RequestState:
         return ""
 
     def settle(self, attempt: int, worker: Incarnation, decoder: Incarnation | None) -> bool:
-        """Whether the job may be acked: its sender holds the current claim, or the request is over."""
+        """Return True if the job may be acked: its sender holds the current claim, or the request is over."""
         if self.is_over:
             return True
         if attempt != self.attempt or self.claimed_by != worker:
@@ -173,7 +171,7 @@ class RequestState:
         return True
 
     def imported(self, attempt: int, decoder: Incarnation) -> bool:
-        """The decode worker verified the KV; False if its attempt is old."""
+        """Record that the decode worker verified the KV; False if its attempt is old."""
         if attempt != self.attempt or self.is_over or not self.may_speak(decoder):
             return False
         self._decodes(decoder)
@@ -185,12 +183,12 @@ class RequestState:
             self.phase = Phase.DECODING
 
     def flows(self, sender: Incarnation) -> None:
-        """All that this attempt's tokens can tell is known. From now on `take_next` takes them."""
+        """This attempt's identity is confirmed, so later frames may take the fast path `take_next`."""
         if self.phase is Phase.DECODING and self.decoder == sender and self.proven == self.attempt and not self._held:
             self.speaker = sender
 
     def take_next(self, tokens: Tokens, sender: Incarnation, now: float) -> int:
-        """Take a token if it is what most frames bring: the next one alone, from the attempt's decoder, and nothing else.
+        """Take a token in the common case: the next one alone, from the attempt's decoder, and nothing else.
 
         -1: it isn't, and `take` decides.
         """
@@ -210,7 +208,7 @@ class RequestState:
         return token_id
 
     def without_own(self, tokens: Tokens) -> Tokens:
-        """The same, with no more cached tokens than the worker had before this request first came there.
+        """The cached tokens, without those from this request's own earlier attempts at the worker.
 
         What an earlier attempt computed or handed over is found in the cache by the next, and is no hit.
         """
@@ -220,14 +218,14 @@ class RequestState:
         return msgspec.structs.replace(tokens, cached_tokens=before)
 
     def take(self, tokens: Tokens, sender: Incarnation, now: float) -> list[TokenEvent]:
-        """Take tokens off a frame; return what can be delivered now, in order."""
+        """Take the tokens of a frame; return those deliverable now, in order."""
         if tokens.attempt != self.attempt or self.is_over or not self.may_speak(sender):
             return []
         self.progress_at, self.unanswered = now, 0
         if tokens.position > self.next_position:
             if len(self._held) < MAX_HELD:
                 self._held[tokens.position] = (tokens, sender)
-            self.speaker = None  # its next token brings those behind it
+            self.speaker = None  # its next token releases those after it
             self.gap_since = self.gap_since if self.gap_since is not None else now
             self.decoder = self.decoder or (sender if sender != self.claimed_by else None)
             return []
@@ -263,18 +261,18 @@ class RequestState:
         return [event]
 
     def is_misplaced(self, worker: str, roles: list[Role]) -> bool:
-        """Whether the job waits in the queue of `worker`, whose roles no longer fit it."""
+        """True if the job is queued at `worker`, whose roles no longer fit it."""
         role = Role.PREFILL if self.candidates else Role.DECODE
         return self.phase is Phase.QUEUED and self.assigned == worker and role not in roles
 
     def pardon(self, seconds: float) -> None:
-        """This gateway itself stood still for so long: that silence does not count."""
+        """Forgive the silence while this gateway itself was suspended."""
         self.progress_at += seconds
         if self.gap_since is not None:
             self.gap_since += seconds
 
     def lost(self, worker: Incarnation) -> bool:
-        """Whether the current attempt needs this worker."""
+        """True if the current attempt needs this worker."""
         if self.is_over:
             return False
         if self.phase is Phase.QUEUED:
@@ -294,20 +292,20 @@ class RequestState:
         return [holder[0] for holder in holders if holder is not None]
 
     def may_speak(self, worker: Incarnation) -> bool:
-        """Whether tokens of the current attempt may come from this worker."""
+        """True if tokens of the current attempt may come from this worker."""
         if self.claimed_by is None or worker == self.claimed_by:
             return self.claimed_by is not None
         return worker == self.decoder if self.decoder is not None else worker.worker in self.candidates
 
     def is_held_by(self, worker: Incarnation) -> bool:
-        """Whether this life of a worker has the current attempt."""
+        """True if this incarnation of a worker has the current attempt."""
         return worker in (self.claimed_by, self.decoder)
 
     def is_with(self, worker: str) -> bool:
         return any(holder is not None and holder[0] == worker for holder in (self.claimed_by, self.decoder))
 
     def workers(self) -> list[str]:
-        """Every worker that may hold something of the current attempt."""
+        """Every worker that may hold resources of the current attempt."""
         named = [worker[0] for worker in (self.claimed_by, self.decoder) if worker]
         undecided = [self.assigned, *self.candidates] if self.decoder is None else []
         return list(dict.fromkeys(name for name in [*named, *undecided] if name))

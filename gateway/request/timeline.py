@@ -1,4 +1,4 @@
-"""Where the time of recent requests went: a `Timeline` for each choice, in bounded rings (docs/observability.md).
+"""Timelines of recent requests: a `Timeline` for each choice, in bounded rings (docs/observability.md).
 
 Instants are seconds of this gateway's monotonic clock; workers' durations are in milliseconds. The JSON has milliseconds since
 the request was received.
@@ -31,18 +31,18 @@ STOP_STRING = "stop string"  # `gateway.answers.choice` cancels with this reason
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class AttemptLine:
-    """One attempt: where it was placed, who worked on it, how it ended."""
+    """One attempt: its placement, its workers, its end."""
 
     number: int
     began_at: float
-    because: str  # why the previous attempt was given up; "" for the first
+    because: str  # end of the previous attempt; "" for the first
     prefill: str
     decode: list[str]  # candidates; []: the prefill worker decodes as well
-    reason: str  # why it was placed there
+    reason: str  # the placement's reason
     prompt_tokens: int = 0  # the prompt, and tokens that previous attempts generated
     promised_tokens: int = 0  # tokens cached there, by the prefix index
     cached_tokens: int | None = None  # tokens cached there, by the worker's first frame
-    costs: dict[str, float] = field(default_factory=dict)  # what the placement compared
+    costs: dict[str, float] = field(default_factory=dict)  # figures compared by the placement
     traceparent: str = ""  # the attempt's span
     published_at: float | None = None
     claimed_at: float | None = None
@@ -55,7 +55,7 @@ class AttemptLine:
     imported: Imported | None = None
     imported_at: float | None = None
     ended_at: float | None = None
-    outcome: str = ""  # "" while it runs, "ok", or why it was given up
+    outcome: str = ""  # "" while it runs, "ok", or why it was abandoned
 
     @classmethod
     def of(
@@ -88,24 +88,24 @@ class Timeline:
     """One choice of an answer, from its receipt to its last token."""
 
     request_id: str
-    received_at: float  # the HTTP request's head was read
+    received_at: float  # when the HTTP request's head was read
     submitted_at: float  # when it was ready for admission
     prompt_tokens: int
     traceparent: str = ""  # the HTTP request's span, or the client's
     asker: Tenant = NOBODY
-    model: str = ""  # name in the API
+    model: str = ""  # lowest tier: no service level is promised
     patient: bool = False  # lowest tier: no service level is promised
     waited_ms: float = 0.0  # wait for admission
-    ahead: int = 0  # requests of its model that waited when it came
+    ahead: int = 0  # waiting requests of its model at its arrival
     received_unix: float = field(default_factory=time.time)
     attempts: list[AttemptLine] = field(default_factory=list)
     dropped_attempts: int = 0  # attempts no longer listed
-    finish: Finish = Finish.NONE  # as the last frame said
+    finish: Finish = Finish.NONE  # from the last frame
     status: str = "running"  # "waiting", "running", "stop", "length", "cancelled", "error"
-    detail: str = ""  # the error, or why it was cancelled
+    detail: str = ""  # the error, or the reason for cancelling
     ended_at: float | None = None
     first_token_at: float | None = None
-    first_sent_at: float | None = None  # when a stream's first text went to the server
+    first_sent_at: float | None = None  # when a stream's first text was sent
     cached_tokens: int = 0
     completion_tokens: int = 0
     phases: dict[str, float] = field(default_factory=dict)  # see `Generation.timings`; shared with the generation
@@ -128,7 +128,7 @@ class Timeline:
         return None if self.first_token_at is None else (self.first_token_at - self.received_at) * 1000
 
     def began(self, attempt: AttemptLine) -> None:
-        """Another attempt was placed. Unclaimed ones, ten a second without workers, are dropped first."""
+        """Record another placed attempt. Unclaimed ones, ten a second without workers, are dropped first."""
         self.attempts.append(attempt)
         if len(self.attempts) > MAX_ATTEMPTS:
             unbegun = next((line for line in self.attempts[1:-1] if line.claimed_at is None), None)
@@ -151,7 +151,7 @@ class Timeline:
             attempt.imported, attempt.imported_at = message, now
 
     def took(self, tokens: Tokens, num_tokens: int, finish: Finish, now: float) -> None:
-        """`num_tokens` new tokens are on their way to the client."""
+        """Record that `num_tokens` new tokens are on their way to the client."""
         self.finish = finish
         if self.attempts:
             attempt = self.attempts[-1]
@@ -167,13 +167,13 @@ class Timeline:
         self.frames.add((now - self.received_at) * 1000, num_tokens)
 
     def went_on(self, now: float) -> None:
-        """`took` of one token that is neither the first nor the last one of an attempt."""
+        """Record one token that is neither the first nor the last of an attempt."""
         self.attempts[-1].num_tokens += 1
         self.completion_tokens += 1
         self.frames.add((now - self.received_at) * 1000, 1)
 
     def shown(self, now: float, *, sent: bool = False) -> None:
-        """The first token became text, or, if `sent`, goes to the client. Only the first of each counts."""
+        """Record that the first token became text, or, if `sent`, goes to the client. Only the first of each counts."""
         if self.first_token_at is None or self.first_sent_at is not None or ("http" in self.phases and not sent):
             return
         self.phases["http"] = 1000 * (self.submitted_at - self.received_at + now - self.first_token_at)
@@ -184,7 +184,7 @@ class Timeline:
         return next((line for line in self.attempts if line.number == attempt), None)
 
     def gave_up(self, reason: str, now: float) -> None:
-        """The newest attempt is over; the request goes on."""
+        """Record the end of the newest attempt; the request continues."""
         if (attempt := self.attempt) is not None and attempt.ended_at is None:
             attempt.ended_at, attempt.outcome = now, reason
 
@@ -257,7 +257,7 @@ class Timeline:
         }
 
     def _transfer_json(self, attempt: AttemptLine) -> dict[str, Any] | None:
-        """What moved, from both ends; None when nothing did, as far as known."""
+        """The transfer as seen from both ends; None if nothing moved, as far as known."""
         imported, settled = attempt.imported, attempt.settled
         if imported is None:
             return None
@@ -273,7 +273,7 @@ class Timeline:
         }
 
     def _waited_ms(self) -> float | None:
-        """The wait for admission, so far."""
+        """The wait for admission so far."""
         waits = self.status == "waiting"
         return _rounded((time.monotonic() - self.submitted_at) * 1000 if waits else self.waited_ms)
 
@@ -282,14 +282,14 @@ class Timeline:
 
 
 class Timelines:
-    """Waiting, running and recent requests, and the slowest first tokens of the last 15 minutes."""
+    """Waiting, running and recent requests, and the slowest TTFTs of the last 15 minutes."""
 
     def __init__(self) -> None:
         self._on_end: list[Callable[[Timeline], None]] = []
         self._waiting: dict[str, Timeline] = {}
         self._running: dict[str, Timeline] = {}
         self._recent: OrderedDict[str, Timeline] = OrderedDict()
-        self._slowest: list[tuple[float, int, Timeline]] = []  # a heap, the least slow first
+        self._slowest: list[tuple[float, int, Timeline]] = []  # a heap, least slow first
         self._count = 0
 
     def on_end(self, callback: Callable[[Timeline], None]) -> None:
@@ -297,7 +297,7 @@ class Timelines:
 
     @contextlib.contextmanager
     def waiting(self, timelines: Iterable[Timeline]) -> Iterator[None]:
-        """Within, requests wait until `start`. Refused ones leave no trace: refusals are counted."""
+        """Context manager: the request counts as waiting until `start`. Refused ones leave no trace: refusals are counted."""
         names = []
         for timeline in timelines:
             names.append(timeline.request_id)
@@ -315,7 +315,7 @@ class Timelines:
         self._running[timeline.request_id] = timeline
 
     def end(self, timeline: Timeline, *, error: BaseException | None = None, cancelled: str = "") -> None:
-        """The request is over. Only the first end counts."""
+        """Record the request's end. Only the first end counts."""
         if timeline.ended_at is not None:
             return
         now = time.monotonic()
@@ -364,7 +364,7 @@ class Timelines:
         }
 
     def all(self) -> list[Timeline]:
-        """All that is kept, each once."""
+        """All kept timelines, each once."""
         slowest = (timeline for _, _, timeline in self._slowest)
         lines = [*self._waiting.values(), *self._running.values(), *self._recent.values(), *slowest]
         return list({id(line): line for line in lines}.values())

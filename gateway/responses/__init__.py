@@ -1,1 +1,1 @@
-"""The kept part of OpenAI's Responses API: responses, their events while they are made, conversations."""
+"""The stored part of OpenAI's Responses API: responses, their events while in progress, conversations."""

@@ -1,4 +1,4 @@
-"""A background answer's events on their way to where they are kept."""
+"""The storage of a background answer's events."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from gateway.responses.store import ResponseStore
 
 KEEP_FOR_S = 60.0
 KEEP_RETRY_S = 0.5
-MAX_UNKEPT_BYTES = 1 << 20  # then tokens wait until some is kept
-FIRST_RUN, FIRST_EVENT = 1, 2  # run 0 told that the response is queued
+MAX_UNKEPT_BYTES = 1 << 20  # beyond this, tokens wait for the storage
+FIRST_RUN, FIRST_EVENT = 1, 2  # run 0 announced the queued response
 
 
 Value = TypeVar("Value")
 
 
 class SupersededError(Exception):
-    """Others ended this response, or make it."""
+    """Another gateway ended this response, or is running it."""
 
 
 async def insisting(call: Callable[[], Awaitable[Value]]) -> Value:
-    """Return the result of `call`, tried again while NATS is away or full, for a time. Raises ServingError."""
+    """Return the result of `call`, retrying for a time while NATS is down or full. Raises ServingError."""
     until = time.monotonic() + KEEP_FOR_S
     while True:
         try:
@@ -42,7 +42,7 @@ async def insisting(call: Callable[[], Awaitable[Value]]) -> Value:
 
 
 class KeptStream:
-    """Reads an answer; `write` keeps what came since it was called last."""
+    """A reader of an answer; `write` stores the additions since its last call."""
 
     def __init__(self, store: ResponseStore, record: ResponseRecord, writing: Writing, metrics: AnswerMetrics) -> None:
         self.writing = writing
@@ -59,7 +59,7 @@ class KeptStream:
         self._run, self._event = FIRST_RUN, FIRST_EVENT
 
     async def write(self, closing: bytes = b"") -> None:
-        """Keep a run, the last one with `closing`. Raises SupersededError, StoreFullError, UnavailableError.
+        """Store a run of events, the last one with `closing`. Raises SupersededError, StoreFullError, UnavailableError.
 
         Nothing is kept before the first piece came: until then another gateway may begin the answer anew.
         """
@@ -94,7 +94,7 @@ class KeptStream:
         self._add(self.writing.event(choice, piece))
 
     def pause(self) -> None:
-        """`write` comes by and by."""
+        """No-op: `write` is called periodically."""
 
     def ended(self, error: Exception | None) -> None:
         settle(self.over, error)

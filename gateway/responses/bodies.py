@@ -11,7 +11,7 @@ from gateway.dialects.responses.items import CompactionTrigger, Item, ItemRefere
 from gateway.http.fields import Metadata, StrictFields
 from gateway.responses.records import Json
 
-MAX_NEW_ITEMS = 20  # as OpenAI's
+MAX_NEW_ITEMS = 20  # OpenAI's limit
 NewItems = Annotated[list[Item], BeforeValidator(checked_items), Field(max_length=MAX_NEW_ITEMS)]
 _ITEMS = {"type": "array", "maxItems": MAX_NEW_ITEMS, "items": {"type": "object"}}
 
@@ -40,7 +40,7 @@ class ItemsRequest(StrictFields):
 
 
 def told_items(items: list[Item]) -> list[Json]:
-    """Items as they are kept. Raises InvalidRequestError for what stands for something else."""
+    """Items in stored form. Raises InvalidRequestError for references."""
     for number, item in enumerate(items):
         if isinstance(item, ItemReference | CompactionTrigger):
             raise InvalidRequestError(f"items.{number}: send the item itself, not a {item.type}", param="items")

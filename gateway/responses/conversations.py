@@ -37,7 +37,7 @@ _items = msgspec.json.Decoder(list[Json])
 
 
 class Conversations:
-    """Every call raises UnavailableError when NATS can't do it now."""
+    """The store of conversations. Every call raises UnavailableError if NATS can't do it now."""
 
     def __init__(self, store: ResponseStore) -> None:
         self._streams: KeptStreams = store.streams
@@ -45,7 +45,7 @@ class Conversations:
         self._rooms = store.rooms
 
     async def create(self, tenant: str, metadata: dict[str, str]) -> ConversationRecord:
-        """Raises StoreFullError and OverloadedError."""
+        """Create a conversation. Raises StoreFullError and OverloadedError."""
         await self._rooms.for_conversation(tenant)
         record = ConversationRecord(
             id=new_conversation_id(), tenant=tenant, created_at=int(time.time()), metadata=metadata
@@ -58,21 +58,21 @@ class Conversations:
         return (await self._load(tenant, conversation_id))[0]
 
     async def describe(self, tenant: str, conversation_id: str, metadata: dict[str, str]) -> ConversationRecord:
-        """Replace its metadata. Raises NotKeptError."""
+        """Replace a conversation's metadata. Raises NotKeptError."""
         return await self._change(
             tenant, conversation_id, lambda record: msgspec.structs.replace(record, metadata=metadata)
         )
 
     async def delete(self, tenant: str, conversation_id: str) -> None:
-        """With its items. Raises NotKeptError."""
+        """Delete a conversation with its items. Raises NotKeptError."""
         record = await self.record(tenant, conversation_id)
         await self._streams.purge(subjects.kept_conversation(token_of(tenant), record.id, ">"))
         self._rooms.forget(tenant)
 
     async def add(self, tenant: str, conversation_id: str, items: Sequence[Json]) -> list[Json]:
-        """Add items behind all others; return them with their ids. Raises NotKeptError, InvalidRequestError, StoreFullError."""
+        """Append items; return them with their ids. Raises NotKeptError, InvalidRequestError, StoreFullError."""
         before = await self.record(tenant, conversation_id)
-        sized = await asyncio.to_thread(_runs, with_ids(items, conversation_id, 0))  # ids have the same length
+        sized = await asyncio.to_thread(_runs, with_ids(items, conversation_id, 0))  # ids have a fixed length
         size = sum(map(len, sized))
         self.check(before, len(items), size)
         await self._rooms.for_turn(tenant, size)
@@ -95,7 +95,7 @@ class Conversations:
         return numbered
 
     async def items(self, tenant: str, conversation_id: str) -> list[Json]:
-        """The oldest first. Raises NotKeptError."""
+        """A conversation's items, oldest first. Raises NotKeptError."""
         record = await self.record(tenant, conversation_id)
         turns = await self._turns(tenant, conversation_id)
         return await off_loop(record.bytes, _joined, [turn.data for turn in turns])
@@ -117,7 +117,7 @@ class Conversations:
         raise UnavailableError(f"conversation {conversation_id} is changed all the time: try again")
 
     async def _without(self, tenant: str, conversation_id: str, item_id: str) -> tuple[Stored, bytes]:
-        """The turn that has an item, and what is left of it without. Raises NotKeptError."""
+        """The turn that contains an item, and its other items. Raises NotKeptError."""
         await self.record(tenant, conversation_id)
         for turn in await self._turns(tenant, conversation_id):
             items = await off_loop(len(turn.data), _items.decode, turn.data)
@@ -127,7 +127,7 @@ class Conversations:
         raise no_item(item_id)
 
     async def _turns(self, tenant: str, conversation_id: str) -> list[Stored]:
-        """In order. One that was replaced comes late in the stream."""
+        """All turns in order; a replaced one comes late in the stream."""
         subject = subjects.kept_conversation(token_of(tenant), conversation_id, "turn", "*")
         found = {_number(stored): stored async for stored in self._streams.scan(subject)}
         return [found[number] for number in sorted(found)]
@@ -150,7 +150,7 @@ class Conversations:
         raise UnavailableError(f"conversation {conversation_id} is changed all the time: try again")
 
     def check(self, record: ConversationRecord, count: int, num_bytes: int) -> None:
-        """Raises InvalidRequestError for more than a conversation has room for."""
+        """Check a conversation's limits. Raises InvalidRequestError beyond them."""
         if record.items + count > self._limits.conversation_items:
             raise InvalidRequestError(
                 f"a conversation takes {self._limits.conversation_items} items in all: begin another one",
@@ -180,7 +180,7 @@ def _joined(turns: Sequence[bytes]) -> list[Json]:
 
 
 def _runs(items: Sequence[Json]) -> list[bytes]:
-    """Items as the turns to write. Raises InvalidRequestError for an item that no turn has room for."""
+    """Split items into turns to write. Raises InvalidRequestError for an item too large for a turn."""
     runs: list[bytearray] = []
     for item in items:
         text = _json.encode(item)

@@ -1,4 +1,4 @@
-"""The history of a request: the items of kept responses or of a conversation, and those that it refers to."""
+"""The history of a request: the items of stored responses or a conversation, and referenced items."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class _Told(msgspec.Struct):
 
 
 class Histories:
-    """Finds them. Every call raises UnavailableError when NATS can't do it now."""
+    """The lookup of histories. Every call raises UnavailableError if NATS can't do it now."""
 
     def __init__(self, store: ResponseStore, conversations: Conversations) -> None:
         self._store = store
@@ -43,7 +43,7 @@ class Histories:
         self._limits = store.limits
 
     async def of(self, body: ResponseRequest, tenant: str) -> History:
-        """Raises PreviousResponseError, NotKeptError and InvalidRequestError."""
+        """The history of a request. Raises PreviousResponseError, NotKeptError and InvalidRequestError."""
         own = await self._resolved(body.input, tenant)
         stores = body.store is not False
         if body.previous_response_id is not None:
@@ -95,7 +95,7 @@ class Histories:
         return await off_loop(record.bytes, _checked, items)
 
     async def _resolved(self, items: Sequence[Item], tenant: str) -> list[Item]:
-        """Items, with those that are kept instead of references to them. Raises NotKeptError."""
+        """Items with references replaced by stored items. Raises NotKeptError."""
         wanted = {item.id for item in items if isinstance(item, ItemReference)}
         if not wanted:
             return list(items)
@@ -157,7 +157,7 @@ class Histories:
 
 
 def _arrays(contents: Sequence[Content]) -> bytes:
-    """The items of responses, each one's input before its output, as one JSON array."""
+    """The items of responses, each input before its output, as one JSON array."""
     texts: list[bytes] = []
     for content in contents:
         texts.append(content.input.strip()[1:-1])
@@ -183,6 +183,6 @@ def _read(array: bytes) -> list[Item]:
 
 
 def _since_compaction(items: list[Item]) -> list[Item]:
-    """The items from the last compaction on: it stands for those before."""
+    """The items from the last compaction on, which replaces those before."""
     places = [place for place, item in enumerate(items) if isinstance(item, CompactionItem)]
     return items[places[-1] :] if places else items

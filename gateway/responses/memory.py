@@ -1,4 +1,4 @@
-"""The memory behind POST /v1/responses: history before an answer, keeping after it, answers in the background."""
+"""The memory of POST /v1/responses: history before an answer, storage after it, background answers."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Memory:
         self._respond = Respond()
 
     async def recall(self, body: ResponseRequest, raw: bytes, asked: Asked) -> tuple[ResponseRequest, Ask] | Response:
-        """The body with what came before, and what it asks for; or what is told of a background response. Raises ServingError."""
+        """Resolve the history of a body; or return a background response's object. Raises ServingError."""
         found, ask = await self.recalled(body, asked.tenant.name, len(raw))
         if not body.background:
             return found, ask
@@ -83,7 +83,7 @@ class Memory:
         try:
             async with asyncio.timeout(KEEP_TIMEOUT_S):
                 await self._store.keep(record, content)
-        except (ServingError, TimeoutError) as error:  # the answer is there all the same
+        except (ServingError, TimeoutError) as error:  # the answer is complete all the same
             log.warning("responses.not_kept", extra={"response": record.id, "error": text_of(error)})
             self._metrics.kept("not_kept")
             return told | {"store": False}
@@ -91,7 +91,7 @@ class Memory:
         return told
 
     async def keep_streamed(self, body: ResponseRequest, events: Writing) -> None:
-        """Keep what a stream told, before it ends. Raises as `keep`."""
+        """Store a streamed response before the stream ends. Raises as `keep`."""
         assert isinstance(events, ResponseEvents)
         making = events.making
         told = await self.keep(body, making.ended())
@@ -124,11 +124,11 @@ class Memory:
         return self.stream(record, after=-1, headers=ignored_header(body))
 
     def stream(self, record: ResponseRecord, *, after: int, headers: dict[str, str] | None = None) -> Response:
-        """A background response's events behind a number, those that come as well."""
+        """A background response's events after a number, including future ones."""
         return ByteStream(self._followed(record, after), close=_nothing_to_close, headers=headers or {})
 
     async def _followed(self, record: ResponseRecord, after: int) -> AsyncGenerator[bytes, None]:
-        number = 0  # the next event's
+        number = 0  # number of the next event
         async for found in self._store.follow(record):
             if isinstance(found, Events):
                 number = found.first + found.data.count(END_OF_EVENT)

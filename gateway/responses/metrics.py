@@ -9,7 +9,7 @@ STATES = ("completed", "incomplete", "failed", "cancelled", "again")
 
 
 class KeptMetrics:
-    """Counts of the responses that this gateway kept, and of the background responses that it took."""
+    """Counts of stored responses, and of background responses taken here."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._kept = Counter(
@@ -22,7 +22,7 @@ class KeptMetrics:
             registry=registry,
         )
         self._running = Gauge("baton_background_running", "Background responses that are made here", registry=registry)
-        for state in KEPT:  # a rate needs a first sample
+        for state in KEPT:  # a rate needs an initial sample
             self._kept.labels(state)
         for state in STATES:
             self._background.labels(state)

@@ -1,4 +1,4 @@
-"""The OpenAPI document's part about kept responses and conversations."""
+"""The OpenAPI part of stored responses and conversations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Responses and conversations as they are stored, and a response's statuses. No I/O."""
+"""Responses and conversations as stored, and a response's statuses. No I/O."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gateway.keeping.layout import token_of
 
 Json = dict[str, Any]
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
-# The statuses that may follow each. A gateway that ends gives back what it has begun.
+# Legal transitions. A stopping gateway requeues what it started.
 NEXT: dict[Status, frozenset[Status]] = {
     "queued": frozenset({"in_progress", "failed", "cancelled"}),
     "in_progress": frozenset({"queued", "completed", "incomplete", "failed", "cancelled"}),
@@ -43,13 +43,13 @@ _PREFIXES = {
 
 
 class PreviousResponseError(InvalidRequestError):
-    """The response to go on from is not kept, or can't be gone on from."""
+    """The previous response is not stored, or can't be continued."""
 
     code = "previous_response_not_found"
 
 
 class ResponseRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A response and how far it is. Its input and its object lie beside it, see `Content`.
+    """A response and its status. Its input and object are stored beside it, see `Content`.
 
     `before` has the ids of the responses that it goes on from, the oldest first. `starts` counts how often a gateway began it.
     `content` is the number of the content that counts, which has `parts`: 0 is what it was begun with. `bytes` are those of all
@@ -80,14 +80,14 @@ class ResponseRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         return self.status in OVER
 
     def to(self, status: Status, **changes: Any) -> ResponseRecord:
-        """The record in its next status. Raises ValueError when that may not follow."""
+        """The record in its next status. Raises ValueError for an illegal transition."""
         if status not in NEXT[self.status]:
             raise ValueError(f"a response that is {self.status} can't be {status}")
         return msgspec.structs.replace(self, status=status, **changes)
 
 
 class Content(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The content of a response as JSON texts: the input's items, the response object, the body if it is to be run."""
+    """The content of a response as JSON texts: input items, response object, and the body of a queued one."""
 
     input: bytes
     object: bytes
@@ -95,7 +95,7 @@ class Content(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ConversationRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A conversation. Its items lie beside it in turns, which are numbered."""
+    """A conversation. Its items are stored beside it in numbered turns."""
 
     id: str
     tenant: str
@@ -119,14 +119,14 @@ class ConversationRecord(msgspec.Struct, frozen=True, kw_only=True, omit_default
 
 
 class Events(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A run of a stream's events as they are sent; `first` is the number of the first of them. No events follow the last run."""
+    """A run of a stream's events as sent; `first` is the number of its first event. Nothing follows the last run."""
 
     first: int
     data: bytes
     is_last: bool = False
 
     def behind(self, number: int) -> bytes:
-        """The events whose numbers are greater."""
+        """The events after a number."""
         skipped, data = number + 1 - self.first, self.data
         return (
             data if skipped <= 0 else b"".join(event + END_OF_EVENT for event in data.split(END_OF_EVENT)[skipped:-1])
@@ -134,7 +134,7 @@ class Events(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Work: a response to make in the background."""
+    """Work: a background response to run."""
 
     response: str
     tenant: str
@@ -152,20 +152,20 @@ encode = msgspec.msgpack.Encoder().encode
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseLimits:
-    """Bounds of what is kept."""
+    """Limits of the storage."""
 
     store_bytes: int = 2 << 30
     keep_s: float = 30 * 86_400.0
-    tenant_share: float = 0.25  # the most of the store for one tenant
-    tenant_responses: int = 10_000  # then the oldest ones go
+    tenant_share: float = 0.25  # maximum share of the store for one tenant
+    tenant_responses: int = 10_000  # beyond it, the oldest are deleted
     tenant_conversations: int = 1_000
-    tenant_running: int = 100  # background responses that are not over
+    tenant_running: int = 100  # unfinished background responses
     content_bytes: int = 32 << 20
-    history_bytes: int = 32 << 20  # what a request may go on from
+    history_bytes: int = 32 << 20  # maximum size of a request's history
     history_responses: int = 1_000
     conversation_items: int = 10_000
-    concurrency: int = 64  # background responses that run here
-    wait_s: float = 3_600.0  # a background response that could not begin by then has failed
+    concurrency: int = 64  # background responses running here
+    wait_s: float = 3_600.0  # a background response that could not start by then has failed
 
 
 def new_conversation_id() -> str:
@@ -177,14 +177,14 @@ def new_response_id() -> str:
 
 
 def checked_response_id(text: str) -> str:
-    """The id, which may be part of a subject. Raises NotKeptError."""
+    """Check that an id may be part of a subject. Raises NotKeptError."""
     if _RESPONSE_ID.match(text) is None:
         raise no_response(text)
     return text
 
 
 def checked_conversation_id(text: str) -> str:
-    """The id, which may be part of a subject. Raises NotKeptError."""
+    """Check that an id may be part of a subject. Raises NotKeptError."""
     if _CONVERSATION_ID.match(text) is None:
         raise no_conversation(text)
     return text
@@ -201,12 +201,12 @@ def no_conversation(conversation_id: str) -> NotKeptError:
 
 
 def item_id(kind: str, owner: str, number: int) -> str:
-    """The id of an item of a response or a conversation: it tells whose it is."""
+    """The id of an item, which names its response or conversation."""
     return f"{_PREFIXES.get(kind, 'item')}_{owner.partition('_')[2]}{number:04x}"
 
 
 def owner_of(item: str) -> str | None:
-    """The hex digits of the ids of the response or conversation that gave an item its id; None: a client did."""
+    """The hex digits of the owner that gave an item its id; None: a client did."""
     found = _ITEM_ID.match(item)
     return found[1] if found is not None else None
 
@@ -220,7 +220,7 @@ def conversation_of(owner: str) -> str:
 
 
 def with_ids(items: Sequence[Json], owner: str, first: int) -> list[Json]:
-    """The items, those without an id with one of `owner`."""
+    """The items, with ids of `owner` for those without one."""
     return [
         item if item.get("id") else item | {"id": item_id(str(item.get("type")), owner, first + index)}
         for index, item in enumerate(items)

@@ -1,4 +1,4 @@
-"""How much each tenant keeps. Its oldest responses make room for new ones; its conversations don't.
+"""Storage quotas of tenants. Old responses are evicted for new ones; conversations are not.
 
 A gateway counts what it writes, and looks now and then at what all gateways have written: so a tenant may be above its bound by
 what the others write meanwhile.
@@ -23,19 +23,17 @@ from gateway.responses.records import ResponseLimits, ResponseRecord, conversati
 
 LOOK_EVERY_S = 60.0
 LOOK_AGAIN_S = 0.5
-TURN_TIMEOUT_S = 10.0  # wait for the tenant's other writes
+TURN_TIMEOUT_S = 10.0  # id and bytes of evictable responses, oldest first
 
 
 @dataclass(slots=True)
 class Held:
-    """The room that a tenant takes, as this gateway knows it."""
+    """A tenant's usage, as this gateway knows it."""
 
     looked_at: float = 0.0
     bytes: int = 0
     conversations: int = 0
-    responses: deque[tuple[str, int]] = field(
-        default_factory=deque
-    )  # id and bytes of those that may go, the oldest first
+    responses: deque[tuple[str, int]] = field(default_factory=deque)  # a record that changes meanwhile is read twice
     running: int = 0  # others
 
     def count(self, record: ResponseRecord) -> None:
@@ -47,20 +45,20 @@ class Held:
 
 
 class Rooms:
-    """Makes room for what is to be written, or refuses it."""
+    """Makes room for a write, or refuses it."""
 
     def __init__(self, streams: KeptStreams, limits: ResponseLimits) -> None:
         self._streams = streams
         self._limits = limits
         self._most = int(limits.store_bytes * limits.tenant_share)
-        self._held: dict[str, Held] = {}  # one a configured tenant
+        self._held: dict[str, Held] = {}  # a record that changes meanwhile is read twice
         self._turns: dict[str, asyncio.Lock] = {}
 
     async def for_response(self, record: ResponseRecord) -> None:
-        """Raises StoreFullError, OverloadedError or UnavailableError."""
+        """Make room for a response. Raises StoreFullError, OverloadedError or UnavailableError."""
         async with self._turn(record.tenant) as held:
             if not record.is_over and held.running >= self._limits.tenant_running:
-                held = await self._look_again(record.tenant, held)  # some may have ended
+                held = await self._look_again(record.tenant, held)  # a record that changes meanwhile is read twice
             if not record.is_over and held.running >= self._limits.tenant_running:
                 raise OverloadedError(
                     f"{held.running} background responses of this API key are not over: try again later"
@@ -72,20 +70,20 @@ class Rooms:
             held.count(record)
 
     async def for_conversation(self, tenant: str) -> None:
-        """Raises StoreFullError, OverloadedError or UnavailableError."""
+        """Make room for a response. Raises StoreFullError, OverloadedError or UnavailableError."""
         async with self._turn(tenant) as held:
             if held.conversations >= self._limits.tenant_conversations:
                 raise self._full(f"{held.conversations} conversations of this API key")
             held.conversations += 1
 
     async def for_turn(self, tenant: str, num_bytes: int) -> None:
-        """Raises StoreFullError, OverloadedError or UnavailableError."""
+        """Make room for a response. Raises StoreFullError, OverloadedError or UnavailableError."""
         async with self._turn(tenant) as held:
             await self._make(tenant, held, num_bytes)
             held.bytes += num_bytes
 
     def forget(self, tenant: str) -> None:
-        """Look again before the next write: something was deleted."""
+        """Invalidate the usage after a deletion."""
         self._held.pop(tenant, None)
 
     @contextlib.asynccontextmanager
@@ -105,14 +103,14 @@ class Rooms:
             turn.release()
 
     async def _look_again(self, tenant: str, held: Held) -> Held:
-        """Look at a tenant's room, unless that was seen just now."""
+        """Read a tenant's usage again, unless it was read just now."""
         if time.monotonic() - held.looked_at > LOOK_AGAIN_S:
             held = self._held[tenant] = await self._look(tenant)
         return held
 
     async def _look(self, tenant: str) -> Held:
         held, token = Held(looked_at=time.monotonic()), token_of(tenant)
-        found: dict[str, ResponseRecord] = {}  # one that changes meanwhile is read twice
+        found: dict[str, ResponseRecord] = {}  # another release's record
         async for stored in self._streams.scan(subjects.kept_response(token, "*", "record")):
             with contextlib.suppress(msgspec.MsgspecError):  # another release's
                 record = record_decoder.decode(stored.data)

@@ -1,4 +1,4 @@
-"""The routes of kept responses and conversations, in OpenAI's form."""
+"""The routes of stored responses and conversations, in OpenAI's form."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from gateway.responses.openapi import RESPONSES_API
 from gateway.responses.records import Content, Json, ResponseRecord
 from gateway.responses.store import ResponseStore, off_loop
 
-ITEMS_PAGE = (20, 100)  # a list's entries: by default, at most
-INCLUDE = ("include", "include[]")  # everything that is kept is told
+ITEMS_PAGE = (20, 100)  # entries of a list: default, maximum
+INCLUDE = ("include", "include[]")  # accepted: everything stored is returned
 RESPONSE, CONVERSATIONS = "/v1/responses/{response_id}", "/v1/conversations"
 CONVERSATION = f"{CONVERSATIONS}/{{conversation_id}}"
 ITEMS = f"{CONVERSATION}/items"
@@ -31,7 +31,7 @@ ITEM = f"{ITEMS}/{{item_id}}"
 
 
 class KeptRoutes:
-    """`cancelled` is told of a response that is not wanted any more."""
+    """The routes. `cancelled` is called for a response that is no longer wanted."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class KeptRoutes:
     # -- responses -----------------------------------------------------------------------------------------------------
 
     async def response(self, request: Request) -> Response:
-        """A response as it is now, or the events of one that was made in the background."""
+        """A response in its present state, or the events of a background one."""
         query = request.query_params
         check_query(query, {"stream", "starting_after", "include_obfuscation", *INCLUDE})
         record = await self._store.record(_tenant(request), request.path_params["response_id"])
@@ -84,7 +84,7 @@ class KeptRoutes:
         return self._memory.stream(record, after=after)
 
     async def input_items(self, request: Request) -> Response:
-        """Show the items that were asked, without those that they go on from."""
+        """List a request's own input items, without its history."""
         page = page_asked(request.query_params, default=ITEMS_PAGE[0], most=ITEMS_PAGE[1], others=INCLUDE)
         _, content = await self._store.whole(_tenant(request), request.path_params["response_id"])
         items: list[Json] = await off_loop(len(content.input), msgspec.json.decode, content.input)
@@ -92,7 +92,7 @@ class KeptRoutes:
         return json_response(listed(found, has_more=more))
 
     async def cancel(self, request: Request) -> Response:
-        """Make no more of a background response. One that is over stays as it is."""
+        """Cancel a background response. A finished one stays as it is."""
 
         def cancelled(record: ResponseRecord) -> ResponseRecord:
             if not record.is_background:
@@ -104,7 +104,7 @@ class KeptRoutes:
         return await self._shown(record)
 
     async def delete(self, request: Request) -> Response:
-        """Delete a response. What goes on from it can't be gone on with."""
+        """Delete a response. Responses that continue it can't be continued further."""
         response_id = request.path_params["response_id"]
         await self._store.delete(_tenant(request), response_id)
         self._cancelled(response_id)
@@ -119,7 +119,7 @@ class KeptRoutes:
     # -- conversations -------------------------------------------------------------------------------------------------
 
     async def create(self, request: Request) -> Response:
-        """Begin a conversation, perhaps with items."""
+        """Create a conversation, optionally with items."""
         body = await read_fields(request, self._body_limits, ConversationRequest, default=b"{}")
         items = await asyncio.to_thread(told_items, body.items or [])
         record = await self._conversations.create(_tenant(request), body.metadata or {})
@@ -152,7 +152,7 @@ class KeptRoutes:
         return json_response(listed(found, has_more=more))
 
     async def add_items(self, request: Request) -> Response:
-        """Add items behind all others."""
+        """Append items."""
         check_query(request.query_params, INCLUDE)
         body = await read_fields(request, self._body_limits, ItemsRequest)
         items = await asyncio.to_thread(told_items, body.items)
@@ -184,7 +184,7 @@ def _id_of(item: Json) -> str:
 
 
 def _with_status(record: ResponseRecord, content: Content) -> bytes:
-    """The object of a response that has not ended by itself."""
+    """The object of a response that did not finish normally."""
     return msgspec.json.encode(msgspec.json.decode(content.object) | {"status": record.status})
 
 

@@ -1,4 +1,4 @@
-"""Making background responses, a bounded number at a time, on whichever gateway takes them.
+"""Running background responses, a limited number at a time, on whichever gateway takes them.
 
 A response is done when it is kept that it is over. One that is refused (no room, budget or worker) comes again, up to its time.
 One whose gateway died is made anew elsewhere, unless its stream had begun: then it has failed, since no other answer would go on
@@ -45,7 +45,7 @@ WATCH_S = 1.0
 FLUSH_S = 0.1
 RETRY_S = 0.5
 MAX_DELAY_S = 30.0
-ORPHAN_AFTER_S = 60.0  # work whose response is not there by then is dropped
+ORPHAN_AFTER_S = 60.0  # work without a response is dropped after this
 NOT_READY_CHECK_S = 0.5
 STREAM_BEGAN = "the gateway that made this response ended when its stream had begun: ask again"
 GIVEN_UP = "given up: the gateways that made this response ended"
@@ -55,7 +55,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class LaterError(Exception):
-    """The response could not be made now."""
+    """The response could not be run now."""
 
     def __init__(self, error: ServingError) -> None:
         super().__init__(error.message)
@@ -63,7 +63,7 @@ class LaterError(Exception):
 
 
 class Runner:
-    """Takes this gateway's share of the background responses."""
+    """Runs this gateway's share of the background responses."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class Runner:
         self._gateway_metrics = gateway_metrics
         self._tracer = tracer or NoTracer()
         self._trace_share = trace_share
-        self._running: dict[str, tuple[asyncio.Task[None], str]] = {}  # response -> who makes it, its tenant
+        self._running: dict[str, tuple[asyncio.Task[None], str]] = {}  # response -> its task, its tenant
         self._leaving = False
 
     async def run(self) -> None:
@@ -103,7 +103,7 @@ class Runner:
                 else:
                     deliveries = await self._store.streams.fetch("run", most - len(self._running))
                     if self._leaving:
-                        return  # too late: `KeptStreams.close` gives them back
+                        return  # too late: `KeptStreams.close` releases them
                     for delivery in deliveries:
                         await self._start(delivery)
         finally:
@@ -114,7 +114,7 @@ class Runner:
         self._leaving = True
 
     async def stop(self) -> None:
-        """Give what is still made to other gateways."""
+        """Stop, and release running responses to other gateways."""
         self._leaving = True
         await cancel_all(self._tasks)
 
@@ -123,12 +123,12 @@ class Runner:
         return {task for task, _ in self._running.values()}
 
     def cancelled(self, response_id: str) -> None:
-        """A response is not wanted any more."""
+        """Cancel a response that is no longer wanted."""
         if response_id in self._running:
             self._running[response_id][0].cancel()
 
     async def _watch(self) -> None:
-        """Stop what was cancelled or deleted through another gateway."""
+        """Stop responses that were cancelled or deleted through another gateway."""
         while True:
             await asyncio.sleep(WATCH_S)
             for response_id, (_, tenant) in list(self._running.items()):
@@ -138,7 +138,7 @@ class Runner:
                 except NotKeptError:
                     self.cancelled(response_id)
                 except ServingError:
-                    break  # NATS is away
+                    break  # NATS is down
 
     async def _start(self, delivery: Delivery) -> None:
         try:
@@ -172,21 +172,21 @@ class Runner:
             await delivery.done()
         except NotKeptError:
             if time.time() - run.created_at < ORPHAN_AFTER_S:
-                await delivery.later(RETRY_S)  # it is being written
+                await delivery.later(RETRY_S)  # it is still being written
             else:
                 await delivery.done()
         except ServingError as error:  # NATS can't be reached
             log.warning("responses.not_ended", extra={"response": run.response, "error": error.message})
             await delivery.later(_delay(delivery.num_delivered, 0.0))
         except asyncio.CancelledError:
-            await delivery.later(0)  # it is found to be over, or made elsewhere
+            await delivery.later(0)  # redelivered, and then found to be over, or running elsewhere
             raise
         except Exception:
             log.exception("responses.crashed", extra={"response": run.response})
             await delivery.later(MAX_DELAY_S)
 
     async def _once(self, run: Run) -> str:
-        """Make a response; its status in the end, "" if it was over. Raises what `_take` knows."""
+        """Run a response; return its final status, "" if it was over. Raises as `_take` expects."""
         before = await self._store.record(run.tenant, run.response)
         if before.is_over:
             return ""
@@ -199,7 +199,7 @@ class Runner:
         try:
             return await self._made(record, content, tenant)
         except (LaterError, asyncio.CancelledError):  # an orderly end: this start does not count
-            await asyncio.create_task(self._give_back(record))  # streams heed that this task is cancelled
+            await asyncio.create_task(self._give_back(record))  # calls to streams would heed this task's cancellation
             raise
 
     async def _give_back(self, record: ResponseRecord) -> None:
@@ -218,7 +218,7 @@ class Runner:
         return after
 
     async def _hopeless(self, record: ResponseRecord) -> str:
-        """Why a response can't be made any more; "" if it can."""
+        """Return why a response can't be run any more; "" if it can."""
         if record.status == "in_progress" and record.keeps_events and await self._store.has_events(record, 1):
             return STREAM_BEGAN
         if record.starts >= MAX_STARTS:
@@ -228,7 +228,7 @@ class Runner:
         return ""
 
     async def _made(self, record: ResponseRecord, content: Content, tenant: Tenant) -> str:
-        """Raises LaterError where it is refused."""
+        """Run the response. Raises LaterError if it is refused."""
         context = self._tracer.new_trace(self._trace_share)
         is_recorded = self._tracer.wants(context)
         trace = RequestTrace(context if is_recorded else "", "", time.monotonic(), is_recorded=is_recorded)
@@ -267,7 +267,7 @@ class Runner:
     async def _told(
         self, record: ResponseRecord, content: Content, body: ResponseRequest, answer: Answer, trace: RequestTrace
     ) -> str:
-        """Raises LaterError, SupersededError."""
+        """Run an answer and store it. Raises LaterError, SupersededError."""
         answer.observer = metrics = AnswerMetrics(self._gateway_metrics, answer, trace.began_at)
         record = await self._change(record, _in_progress)
         try:
@@ -291,7 +291,7 @@ class Runner:
     async def _streamed(
         self, record: ResponseRecord, content: Content, body: ResponseRequest, answer: Answer, metrics: AnswerMetrics
     ) -> str:
-        """Raises ServingError, as long as nothing was told; SupersededError."""
+        """Stream an answer into the storage. Raises ServingError if nothing was stored yet; SupersededError."""
         writing = self._entry.endpoint.events(body, answer)
         assert isinstance(writing, ResponseEvents)
         stream = KeptStream(self._store, record, writing, metrics)
@@ -318,7 +318,7 @@ class Runner:
         return status
 
     async def _end(self, record: ResponseRecord, content: Content, told: Json, body: ResponseRequest) -> str:
-        """Keep a response in its end; "" if others ended it."""
+        """Store a response's end; "" if another gateway ended it."""
         ended = Content(input=content.input, object=await asyncio.to_thread(_encode, told))
         if told["status"] != "failed":
             await self._memory.add_to_conversation(body.history, ended, told)
@@ -348,6 +348,6 @@ def _given_back(record: ResponseRecord, starts: int) -> ResponseRecord:
 
 
 def _delay(num_delivered: int, asked_s: float) -> float:
-    """Seconds until the next try: growing, at least what was asked for, and randomised."""
+    """Seconds until the next try: exponential, at least the requested delay, with jitter."""
     grown_s = RETRY_S * 2.0 ** min(num_delivered - 1, 10)
     return min(MAX_DELAY_S, max(asked_s, grown_s)) * (0.75 + 0.5 * random.random())

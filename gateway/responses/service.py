@@ -1,4 +1,4 @@
-"""The Responses API's kept part of one gateway, to be started and stopped as a whole."""
+"""The stored part of the Responses API at one gateway, started and stopped as a whole."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Joined:
 
 
 class Responses:
-    """Keeps responses and conversations, and makes background responses between `start` and `leave`."""
+    """Stores responses and conversations, and runs background responses between `start` and `leave`."""
 
     def __init__(
         self, nats: NatsSettings, limits: ResponseLimits, tenants: Tenants, *, tracer: Tracer, trace_share: float
@@ -61,7 +61,7 @@ class Responses:
     def connect(
         self, answers: Answers, dialects: DialectTable, metrics: GatewayMetrics, body_limits: BodyLimits
     ) -> Joined:
-        """Make the routes. Background responses are made through `answers`."""
+        """Create the routes. Background responses run through `answers`."""
         conversations, kept = Conversations(self._store), KeptMetrics(metrics.registry)
         memory = Memory(self._store, conversations, answers, kept)
         self._runner = Runner(
@@ -79,22 +79,22 @@ class Responses:
         return Joined(routes=routes.routes, memories={RESPONSES: memory})
 
     async def start(self) -> None:
-        """Connect and begin. Raises UnavailableError without NATS."""
+        """Connect and start. Raises UnavailableError without NATS."""
         assert self._runner is not None
         await self._streams.open()
         self._loop = asyncio.create_task(keep_running(self._runner))
 
     def leave(self) -> None:
-        """Take no more background responses; those that are made go on."""
+        """Take no more background responses; running ones continue."""
         assert self._runner is not None
         self._runner.leave()
 
     def hang_up(self) -> None:
-        """End the streams of background responses, or the server would wait for them; clients go on with them elsewhere."""
+        """End the streams of background responses, which the server would wait for; clients resume them elsewhere."""
         self._store.leaving.set()
 
     async def stop(self) -> None:
-        """Give to other gateways what is still made, and disconnect."""
+        """Release running responses to other gateways, and disconnect."""
         if self._runner is not None and self._loop is not None:
             await self._runner.stop()
             await cancel_all([self._loop])  # a hanging pull ends with the connection
@@ -103,7 +103,7 @@ class Responses:
 
 
 def nothing_kept(*_: object) -> Joined:
-    """The same paths where nothing is kept: each says so."""
+    """The same paths without a store: each refuses."""
 
     async def refuse(request: Request) -> Response:
         raise NotKeptError(NO_STORE)

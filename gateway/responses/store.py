@@ -1,4 +1,4 @@
-"""The responses of all tenants. Subjects have the tenant's digest, so a tenant finds only its own."""
+"""The responses of all tenants. Subjects carry the tenant's digest, so a tenant finds only its own."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from gateway.responses.records import (
 from gateway.responses.rooms import Rooms
 
 PART_BYTES = 512 << 10
-SHORT_BYTES = 64 << 10  # read and written by the event loop itself
+SHORT_BYTES = 64 << 10  # encoded and decoded on the event loop itself
 CONCURRENT_CALLS = 8
-FOLLOW_S = 1.0  # look at the record, where no event came
+FOLLOW_S = 1.0  # check the record if no event comes
 Value = TypeVar("Value")
 
 
 def response_streams(nats: NatsSettings, limits: ResponseLimits) -> KeptStreams:
-    """Where responses and conversations are kept, and background responses wait."""
+    """The streams of responses and conversations, and the work queue of background responses."""
     layout = Layout(
         what="responses",
         kept=subjects.RESPONSES_STREAM,
@@ -52,12 +52,12 @@ def response_streams(nats: NatsSettings, limits: ResponseLimits) -> KeptStreams:
 
 
 async def off_loop(num_bytes: int, make: Callable[..., Value], *arguments: Any) -> Value:
-    """Return the result of `make`; made in a thread if it handles many bytes."""
+    """Return the result of `make`, run in a thread if it handles many bytes."""
     return make(*arguments) if num_bytes <= SHORT_BYTES else await asyncio.to_thread(make, *arguments)
 
 
 async def gathered(calls: Sequence[Callable[[], Awaitable[Value]]]) -> list[Value]:
-    """All results in order, of a few calls at a time."""
+    """All results in order, with a few concurrent calls."""
     found: list[Value] = []
     for start in range(0, len(calls), CONCURRENT_CALLS):
         found += await asyncio.gather(*(call() for call in calls[start : start + CONCURRENT_CALLS]))
@@ -65,7 +65,7 @@ async def gathered(calls: Sequence[Callable[[], Awaitable[Value]]]) -> list[Valu
 
 
 class ResponseStore:
-    """Every call raises UnavailableError when NATS can't do it now."""
+    """The store of responses. Every call raises UnavailableError if NATS can't do it now."""
 
     def __init__(self, streams: KeptStreams, limits: ResponseLimits) -> None:
         self.streams = streams
@@ -82,14 +82,14 @@ class ResponseStore:
         await self.rooms.for_response(record)
         await self._write(record, parts)
         if not record.is_over:
-            # The work comes first: without a response it is dropped, but a response without work would wait forever.
+            # The work is queued first: without a response it is dropped, but a response without work would wait forever.
             run = Run(response=record.id, tenant=record.tenant, created_at=record.created_at)
             await self.streams.enqueue(subjects.response_run(token_of(record.tenant), record.id), encode(run))
         await self.streams.create(record.subject, encode(record))
         return record
 
     async def end(self, record: ResponseRecord, content: Content) -> bool:
-        """Keep what came of a response that was begun, and its status. False: others ended it, or began it again, meanwhile."""
+        """Store the result and status of a started response. False: it was ended, or restarted, elsewhere meanwhile."""
         starts = record.starts
         parts, record = await self._cut(msgspec.structs.replace(record, content=starts), content)
         await self._write(record, parts)
@@ -124,7 +124,7 @@ class ResponseStore:
         return record, await self.content(record)
 
     async def history(self, tenant: str, response_ids: Sequence[str]) -> list[Content]:
-        """Contents of responses, in order. Raises NotKeptError, which names the one that is gone."""
+        """Contents of responses, in order. Raises NotKeptError, which names the missing one."""
         return await self.contents(await gathered([partial(self.record, tenant, one) for one in response_ids]))
 
     async def contents(self, records: Sequence[ResponseRecord]) -> list[Content]:
@@ -134,7 +134,7 @@ class ResponseStore:
     async def change(
         self, tenant: str, response_id: str, to: Callable[[ResponseRecord], ResponseRecord]
     ) -> ResponseRecord:
-        """Apply `to` to the newest record until nobody else interferes. Raises what `to` raises, NotKeptError."""
+        """Apply `to` to the newest record, retrying on conflicts. Raises what `to` raises, NotKeptError."""
         return await changed(
             f"response {response_id}",
             partial(self.load, tenant, response_id),
@@ -148,26 +148,26 @@ class ResponseStore:
         self.rooms.forget(tenant)
 
     async def drop(self, record: ResponseRecord) -> None:
-        """Delete what there is of a response."""
+        """Delete all parts of a response."""
         await self.streams.purge(subjects.kept_response(token_of(record.tenant), record.id, ">"))
 
     # -- events --------------------------------------------------------------------------------------------------------
 
     async def add_events(self, record: ResponseRecord, number: int, events: Events) -> bool:
-        """Keep a run of events, whose runs are numbered from 0. False: another gateway wrote it."""
+        """Store a run of events, numbered from 0. False: another gateway wrote it."""
         subject, data = subjects.kept_response(token_of(record.tenant), record.id, "events", number), encode(events)
         if await self.streams.create(subject, data):
             return True
-        there = await self.streams.get(subject)  # our own word, if only its acknowledgement was lost
+        there = await self.streams.get(subject)  # our own write, if only its acknowledgement was lost
         return there is not None and there.data == data
 
     async def has_events(self, record: ResponseRecord, number: int) -> bool:
-        """Whether this run of events is kept."""
+        """True if this run of events is stored."""
         subject = subjects.kept_response(token_of(record.tenant), record.id, "events", number)
         return await self.streams.get(subject) is not None
 
     async def follow(self, record: ResponseRecord) -> AsyncGenerator[Events | ResponseRecord, None]:
-        """A response's runs of events as they are kept, up to the last one; its record if it is over and no last one was kept.
+        """A response's runs of events as they are stored, up to the last one; its record if it ended without one.
 
         Nothing more comes when this gateway is `leaving`: another one goes on with it.
         """

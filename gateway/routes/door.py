@@ -1,4 +1,4 @@
-"""The door of every request, whatever carries it: its id, its tenant, its trace; whether it may; what is counted of it.
+"""The door of every request, over any transport: its id, tenant and trace, authorization, and counts.
 
 The layers of HTTP do the first part for requests that HTTP carries (gateway/http/layers.py). `enter` does it for all others.
 """
@@ -31,12 +31,12 @@ Start = Coroutine[Any, Any, Answer]
 
 
 class ClientLeftError(Exception):
-    """The client hung up before its answer began."""
+    """The client disconnected before its answer started."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Begun:
-    """An answer on its way."""
+    """A started answer."""
 
     body: Any
     ask: Ask
@@ -45,12 +45,12 @@ class Begun:
 
     @property
     def headers(self) -> dict[str, str]:
-        """The rest of the tenant's budget, and the fields that were ignored."""
+        """The tenant's remaining budget, and the ignored fields."""
         return {**self.answer.headers, **ignored_header(self.body)}
 
     @contextmanager
     def ending(self) -> Iterator[None]:
-        """Around the reading of the answer: its end is counted once, and work that nobody reads is cancelled."""
+        """Context manager around reading the answer: its end is counted once, and abandoned work is cancelled."""
         try:
             yield
         except ServingError as error:
@@ -63,14 +63,14 @@ class Begun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Told:
-    """An answer where nothing is generated now: see `Ask.instead` and `Memory.recall`."""
+    """An answer without generation: see `Ask.instead` and `Memory.recall`."""
 
     body: Any
     content: Any
 
 
 class Door:
-    """Where requests come in."""
+    """The entrance of requests."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class Door:
         *,
         told: Callable[[str, str], None],
     ) -> None:
-        """`told` hears the id and the way of each request without a valid key."""
+        """`told` gets the id and transport of each request without a valid key."""
         self.answers = answers
         self._tenants = tenants
         self.metrics = metrics
@@ -92,7 +92,7 @@ class Door:
 
     @contextmanager
     def enter(self, way: Way, headers: Mapping[str, str], form: KeyForm) -> Iterator[RequestScope]:
-        """Around a request that HTTP doesn't carry. `headers`: what it says of itself, by names in lower case.
+        """Context manager around a request that is not HTTP. `headers`: its metadata, with lower-case names.
 
         Raises UnauthorizedError; traces and times what the request raises.
         """
@@ -112,7 +112,7 @@ class Door:
                     self.metrics.told_refusal(time.monotonic() - scope.read_at, waited=scope.waited)
 
     def asker(self, way: str, headers: Mapping[str, str], form: KeyForm, *, request_id: str = "") -> Tenant:
-        """Return the tenant that asks. Raises UnauthorizedError."""
+        """Return the tenant of a request. Raises UnauthorizedError."""
         tenant = self._tenants.asking(form.read(headers))
         if tenant is None:
             self._told(request_id or request_id_of(headers), way)
@@ -126,7 +126,7 @@ class Door:
         read: Callable[[], Awaitable[tuple[Any, Ask] | Told]],
         wait: Callable[[Start], Awaitable[Answer]] | None = None,
     ) -> Begun | Told:
-        """Start the answer to what `read` gives: the body, and what it asks for, unless that is told at once.
+        """Start the answer to the body and ask from `read`, unless it is known at once.
 
         `wait` awaits the start where the client's leaving doesn't cancel this task. Raises ServingError, or ClientLeftError if
         `wait` does; counts and keeps either.
@@ -134,7 +134,7 @@ class Door:
         model = ""
         self.metrics.asked(entry.dialect.name, entry.path)
         try:
-            # Refuse a hopeless client before its body is read and tokenised.
+            # Refuse a hopeless request before its body is read and tokenised.
             self.answers.generations.turn_away(scope.tenant, priority=scope.tenant.max_priority)
             found = await read()
             if isinstance(found, Told):

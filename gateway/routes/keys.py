@@ -1,4 +1,4 @@
-"""Administrators' routes: make and revoke keys, make tenants and set their limits, see what keys used.
+"""Administrators' routes: create and revoke keys, create tenants and set their limits, report usage.
 
 Each asks for an admin key. A key is shown by the answer that made it, and nowhere again.
 """
@@ -56,7 +56,7 @@ class NewKey(StrictFields):
 
 
 class TenantOptions(StrictFields):
-    """What a tenant may have; 0 is no limit. What is left out is as by default, but for the salt, which nobody can read."""
+    """A tenant's limits; 0 is no limit. Omitted ones get defaults, except the salt, which nobody can read."""
 
     weight: Annotated[Number, Field(gt=0, le=1000)] = 1.0
     queue_share: Annotated[Number, Field(gt=0, le=1)] = 0.5
@@ -68,7 +68,7 @@ class TenantOptions(StrictFields):
 
 
 class KeyRoutes:
-    """Keys and tenants, made through any gateway and valid at all of them."""
+    """Keys and tenants, created through any gateway and valid at all of them."""
 
     def __init__(self, kept: KeptKeys, tenants: Tenants) -> None:
         self._kept = kept
@@ -81,7 +81,7 @@ class KeyRoutes:
         )
 
     async def keys(self, request: Request) -> Response:
-        """All keys, none of them in plain text: those made here with their id, those of the file by their hash's first digits."""
+        """All keys, none in plain text: those created here with their id, those of the file by their hash's first digits."""
         now = time.time()
         made = sorted(self._kept.register.keys.values(), key=lambda key: (key.created_at, key.id), reverse=True)
         of_file = [
@@ -105,7 +105,7 @@ class KeyRoutes:
         )
 
     async def create(self, request: Request) -> Response:
-        """The only answer that has the key itself."""
+        """Create a key; only this answer contains it."""
         body = await read_fields(request, BODY_LIMITS, NewKey)
         if re.search(r"[\x00-\x1f\x7f]", body.name):
             raise InvalidRequestError("name: control characters are not allowed", param="name")
@@ -132,7 +132,7 @@ class KeyRoutes:
         return json_response(key.as_json(now) | {"key": plain}, headers={"cache-control": "no-store"})
 
     async def revoke(self, request: Request) -> Response:
-        """No gateway takes the key any more, a second later at the latest. What it began goes on."""
+        """Revoke a key. Within a second no gateway accepts it; its running requests continue."""
         key_id, now, by = request.path_params["key_id"], time.time(), _by(request)
         if any(key.id == key_id for key in self._tenants.from_file):
             raise ConflictError(f"key {key_id} is in the gateways' files: take it out there, and send them SIGHUP")
@@ -144,7 +144,7 @@ class KeyRoutes:
         return json_response(key.as_json(now))
 
     async def all_tenants(self, request: Request) -> Response:
-        """Every tenant with its options, and where they come from."""
+        """Every tenant with its options, and their origin."""
         made, of_file = self._kept.register.tenants, self._tenants.names_of_file
         found = []
         for name in self._tenants.names:
@@ -155,7 +155,7 @@ class KeyRoutes:
         return json_response({"tenants": found})
 
     async def set_tenant(self, request: Request) -> Response:
-        """Make a tenant, or give it other options; they hold for its next requests."""
+        """Create a tenant, or change its options; they apply to its next requests."""
         name = self._made_name(request)
         body = await read_fields(request, BODY_LIMITS, TenantOptions, default=b"{}")
         options = MadeTenant(**body.model_dump(include=set(TenantOptions.model_fields)))
@@ -173,14 +173,14 @@ class KeyRoutes:
         return json_response(_tenant_json(tenant) | {"source": "made"} if tenant is not None else {})
 
     async def delete_tenant(self, request: Request) -> Response:
-        """One that has no keys any more."""
+        """Delete a tenant without keys."""
         name, now = self._made_name(request), time.time()
         await self._change(lambda register: register.without_tenant(name, now))
         _audit(request, "tenants.deleted", tenant=name)
         return json_response({"name": name, "deleted": True})
 
     async def usage(self, request: Request) -> Response:
-        """Requests and tokens by key over the last hours, of all gateways."""
+        """Requests and tokens by key over the last hours, at all gateways."""
         text = request.query_params.get("hours", "24")
         if not (text.isascii() and text.isdecimal() and len(text) < 5 and 1 <= int(text) <= MAX_HOURS):
             raise InvalidRequestError(f"hours: must be 1 to {MAX_HOURS}", param="hours")
@@ -207,7 +207,7 @@ class KeyRoutes:
 
 
 def count_usage(usage: Usage, line: Timeline) -> None:
-    """A request ended: its key used this."""
+    """Count an ended request for its key."""
     read = line.first_token_at is not None
     counts = [1, int(line.status == "error"), line.prompt_tokens if read else 0, line.cached_tokens if read else 0]
     usage.add(line.asker.key, line.tenant, [*counts, line.completion_tokens], now=time.time())
@@ -218,7 +218,7 @@ def _by(request: Request) -> str:
 
 
 def _audit(request: Request, event: str, **what: Any) -> None:
-    """One line for each change: who did what. Never a key."""
+    """Log one line for each change: who did what. Never a key."""
     scope = request_scope(request.scope)
     audit.info(event, extra=what | {"by": scope.tenant.key, "request_id": scope.request_id})
 

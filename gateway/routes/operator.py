@@ -1,4 +1,4 @@
-"""What operators look at: health, metrics, the time lines of requests."""
+"""Operators' views: health, metrics, and timelines of requests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gateway.request.spec import Generations
 from gateway.request.timeline import MAX_RECENT
 
 MAX_REQUEST_ID_CHARS = 200
-DEFAULT_LIMIT = "32"  # time lines shown of each list
+DEFAULT_LIMIT = "32"  # timelines shown in each list
 PROMETHEUS = "text/plain; version=0.0.4"
 OPEN_METRICS = "application/openmetrics-text"
 
@@ -54,7 +54,7 @@ _QUERIES = {
 
 
 class OperatorRoutes:
-    """`elsewhere` finds time lines at other gateways."""
+    """The routes. `elsewhere` finds timelines at other gateways."""
 
     def __init__(
         self,
@@ -87,11 +87,11 @@ class OperatorRoutes:
         )
 
     async def health(self, request: Request) -> Response:
-        """This process answers."""
+        """Answer that this process is alive."""
         return json_response({"status": "ok"})
 
     async def ready(self, request: Request) -> Response:
-        """Whether a request would be served now, or why not."""
+        """Report if a request would be served now, and why not."""
         reason, differences = self._generations.not_ready_reason, self._generations.differences
         more: dict[str, Any] = {"gateway": self._gateway_id}
         if differences:
@@ -101,7 +101,7 @@ class OperatorRoutes:
         return json_response({"status": "ready", "workers": self._generations.ready_workers} | more)
 
     async def metrics(self, request: Request) -> Response:
-        """Prometheus text, or OpenMetrics to who asks for it."""
+        """Prometheus text, or OpenMetrics on request."""
         await self._tenant_metrics.refresh()
         wanted = [kind.partition(";")[0].strip() for kind in request.headers.get("accept", "").split(",")]
         is_open = OPEN_METRICS in wanted
@@ -117,7 +117,7 @@ class OperatorRoutes:
         return json_response({"version": self._version})
 
     async def timelines(self, request: Request) -> Response:
-        """Where the time of recent requests went (docs/observability.md)."""
+        """Timelines of recent requests (docs/observability.md)."""
         limit = request.query_params.get("limit", DEFAULT_LIMIT)
         if not (limit.isdecimal() and len(limit) < 5):
             raise InvalidRequestError(f"limit: {limit[:20]!r} is not a number from 0 to 9999", param="limit")

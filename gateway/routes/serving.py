@@ -1,4 +1,4 @@
-"""The paths of all dialects: read the body, have the door start the answer, watch the connection."""
+"""The paths of all dialects: read the body, start the answer through the door, watch the connection."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class ServingRoutes:
         body_limits: BodyLimits,
         memories: Mapping[str, Memory[Any]],
     ) -> None:
-        """`memories`: path -> what keeps the answers of its endpoint."""
+        """`memories`: path -> memory of its endpoint."""
         self._door = door
         self._answers = answers
         self._metrics = metrics
@@ -117,7 +117,7 @@ class ServingRoutes:
     async def _recalled(
         self, entry: Entry, memory: Memory[Any], raw: bytes, request: Request
     ) -> tuple[Any, Ask] | Told:
-        """A request's fields with what they refer to, or an answer that needs no tokens. Raises ServingError."""
+        """A request's fields with references resolved, or an answer that needs no tokens. Raises ServingError."""
         given, headers = request.path_params, fields_of(request.scope)
 
         def parsed(raw: bytes) -> tuple[bytes, Any]:
@@ -135,7 +135,7 @@ async def _made(entry: Entry, memory: Memory[Any] | None, begun: Begun) -> Any:
 
 
 async def _unless_gone(request: Request, start: Start) -> Answer:
-    """Start an answer, perhaps after a wait. Raises ClientLeftError if the client hung up meanwhile."""
+    """Start an answer, possibly after a wait. Raises ClientLeftError if the client disconnected meanwhile."""
     asking, gone, is_gone = asyncio.current_task(), list[asyncio.Task[None]](), False
     assert asking is not None
 
@@ -165,7 +165,7 @@ async def _unless_gone(request: Request, start: Start) -> Answer:
 
 
 async def _whole(request: Request, making: Coroutine[Any, Any, Any], begun: Begun) -> Response:
-    """An answer at its end. A client that hangs up before cancels the work."""
+    """Wait for a whole answer. A client that disconnects cancels the work."""
     work = asyncio.create_task(making)
     gone = asyncio.create_task(disconnected(request))
     with begun.ending():

@@ -1,4 +1,4 @@
-"""An answer on its way to a socket: each turn's pieces as its dialect's events, in one write."""
+"""An answer on its way to a socket: the pieces of each loop turn as its dialect's events, in one write."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from gateway.observe.metrics import AnswerMetrics
 
 log = logging.getLogger("baton.http")
 
-IDLE_EVENT_S = 10.0  # a stream is silent for as long, or twice as long
+IDLE_EVENT_S = 10.0  # idle time before an event, up to twice this
 
 
 class StreamedAnswer:
-    """Reads an answer for its client. While that one doesn't read, tokens wait where they are: as numbers."""
+    """A reader of an answer for its client. While the client doesn't read, tokens stay in the mailbox as numbers."""
 
     __slots__ = (
         "_answer",
@@ -45,7 +45,7 @@ class StreamedAnswer:
         idle_event: bytes = b"",
         keep: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """`keep` is called when all tokens are told, and awaited before the end."""
+        """`keep` is called after all tokens, and awaited before the end."""
         self._keep = keep
         self._answer = answer
         self._metrics = metrics
@@ -54,13 +54,13 @@ class StreamedAnswer:
         self._parts = [self._events.opening()]
         self._writer: BodyWriter | None = None
         self._delivery: Delivery | None = None
-        self._waiting: asyncio.Task[None] | None = None  # the client doesn't read
+        self._waiting: asyncio.Task[None] | None = None  # waits for a slow client
         self._idle_event = idle_event
         self._is_quiet = False  # nothing was written since the timer was set
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self, writer: BodyWriter) -> None:
-        """Write the stream's beginning, and each token as it comes."""
+        """Write the stream's opening, and then each token as it comes."""
         self._writer = writer
         self.pause()
         if self._idle_event:
@@ -68,14 +68,14 @@ class StreamedAnswer:
         self._delivery = self._answer.deliver(self)
 
     def close(self) -> None:
-        """The connection is through with it."""
+        """Release the answer: the connection is done with it."""
         self._stop_watching()
         if self._delivery is not None:
             self._delivery.stop()
         if self._waiting is not None:
             self._waiting.cancel()
         self._answer.cancel("client disconnected")
-        self._metrics.ended()  # unless it was counted already
+        self._metrics.ended()  # no-op if it was counted already
 
     # -- as the delivery's reader --------------------------------------------------------------------------------------
 
@@ -113,7 +113,7 @@ class StreamedAnswer:
             self._write_end(error)
 
     async def _end_kept(self, keep: Callable[[], Awaitable[None]]) -> None:
-        """Keep the answer before its end is sent: whoever has the end may refer to it at once."""
+        """Store the answer before its end is sent: its client may refer to it at once."""
         try:
             await keep()
         except Exception as error:
@@ -127,7 +127,7 @@ class StreamedAnswer:
         self._writer.end(b"".join(self._parts))
 
     def _end(self, error: Exception | None) -> bytes:
-        """An error within a stream is written into it."""
+        """Write the end; an error becomes an event."""
         if error is None:
             self._metrics.ended()
             return self._events.closing()
@@ -140,7 +140,7 @@ class StreamedAnswer:
         return self._events.failed(INTERNAL)
 
     def _watch(self) -> None:
-        """Say that nothing comes yet, where a client or something between would take silence for an end."""
+        """Write idle events, where a client or proxy would take silence for an end."""
         assert self._writer is not None
         if self._is_quiet and self.is_ready:
             self._writer.write(self._idle_event)

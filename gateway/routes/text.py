@@ -1,4 +1,4 @@
-"""Text tools: tokens of a text and back, without generating anything."""
+"""Text tools: tokenize and detokenize, without generating anything."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ _ONLY_WITH = {
 
 
 class TokenizeRequest(StrictFields):
-    """Body of POST /tokenize: `prompt`, `messages`, `inputs`, which is answered in TGI's form, or `content`, in llama.cpp's."""
+    """Body of POST /tokenize: `prompt`, `messages`, `inputs` in TGI's form, or `content` in llama.cpp's."""
 
     model: StrictStr | None = None
     prompt: StrictStr | None = None
     inputs: Annotated[StrictStr, Field(min_length=1)] | None = None
-    parameters: Annotated[dict[str, Any], Field(max_length=64)] | None = None  # TGI's, which change no tokens
+    parameters: Annotated[dict[str, Any], Field(max_length=64)] | None = None  # TGI's, ignored
     content: StrictStr | None = None
     add_special: StrictBool = False  # llama.cpp's, as the next
     with_pieces: StrictBool = False
@@ -48,7 +48,7 @@ class TokenizeRequest(StrictFields):
     add_special_tokens: StrictBool | None = None  # unset: a prompt gets them, a chat template writes its own
     parse_special: StrictBool | None = None  # unset: a prompt is parsed, messages are not
 
-    # For `messages`, as in chat.
+    # Options for `messages`, as in chat.
     add_generation_prompt: StrictBool | None = None
     continue_final_message: StrictBool = False
     chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=64)] | None = None
@@ -72,7 +72,7 @@ class TokenizeRequest(StrictFields):
 
     @property
     def field(self) -> str:
-        """The one that has the text."""
+        """The field that has the text."""
         return next(name for name in _TEXTS if getattr(self, name) is not None)
 
     @property
@@ -131,7 +131,7 @@ class TextRoutes:
         )
 
     async def tokenize(self, request: Request) -> Response:
-        """Token ids of `prompt` or of chat `messages`; those of `inputs` with their places in it."""
+        """Token ids of `prompt` or of chat `messages`; those of `inputs` with offsets."""
         body = await read_fields(request, self._body_limits, TokenizeRequest)
         served = self._served(body.model)
         tokens = await self._answers.tokenising.tokens(body.asked, served, name=body.field, contexts=COUNTED_CONTEXTS)
@@ -150,18 +150,18 @@ class TextRoutes:
         return json_response({"prompt": text, "content": text})
 
     def _served(self, model: str | None) -> Served:
-        """The model that the body names, else the first one. Raises ModelNotFoundError."""
+        """The model in the body, else the default one. Raises ModelNotFoundError."""
         return self._answers.find(model or "")
 
 
 def _spans(tokenizer: ChatTokenizer, tokens: list[int], own: tuple[list[int], list[int]]) -> list[Json]:
-    """TGI's form of tokens, of which the tokenizer added its `own` before and behind."""
+    """Tokens in TGI's form; the tokenizer added its `own` at both ends."""
     before, after = own
     return list(simple_tokens(tokenizer, tokens[len(before) : len(tokens) - len(after)], own))
 
 
 def _with_piece(tokenizer: ChatTokenizer, token_id: int) -> Json:
-    """A token's text, or its bytes where they are part of a character."""
+    """A token's text, or its bytes if they are part of a character."""
     raw = tokenizer.token_bytes(token_id)
     try:
         return {"id": token_id, "piece": raw.decode()}

@@ -1,4 +1,4 @@
-"""Turns of the event loop for what comes in crowds."""
+"""Pacing of crowds of requests on the event loop."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections import deque
 
 
 class Turns:
-    """One in each turn of the loop goes on, so that streams are written between two of a crowd."""
+    """Lets one task a loop turn continue, so that streams are written in between."""
 
     def __init__(self) -> None:
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._is_taken = False  # this turn of the loop
 
     async def take(self) -> None:
-        """Return at once if nobody else did in this turn, else when those before did."""
+        """Return at once if nobody else did in this turn, else after earlier callers."""
         loop = asyncio.get_running_loop()
         if not self._is_taken:
             self._is_taken = True
@@ -27,7 +27,7 @@ class Turns:
     def _next(self) -> None:
         while self._waiting:
             turn = self._waiting.popleft()
-            if not turn.done():  # who waited may have left
+            if not turn.done():  # a cancelled waiter is skipped
                 turn.set_result(None)
                 asyncio.get_running_loop().call_soon(self._next)
                 return

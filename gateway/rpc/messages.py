@@ -1,4 +1,4 @@
-"""The protocol's messages as Protocol Buffers have them: names, numbers and types of fields, and classes made of these.
+"""The protocol's messages in Protocol Buffers: fields with numbers and types, and the classes built from them.
 
 Numbers are the protocol's; a message's own name is on no wire. `*` repeats a type, `{}` maps texts to it.
 """
@@ -48,7 +48,7 @@ _FIELDS = {
     "IndexedModel": "name 1 string, version 2 string, state 3 string, reason 4 string",
     "Index": "models 1 *IndexedModel",
 }
-_CHOICES = {"Parameter": "parameter_choice"}  # messages with one field alone
+_CHOICES = {"Parameter": "parameter_choice"}  # messages with a single field
 _DATA_TYPES = (
     "INVALID", "BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64", "FP16", "FP32", "FP64", "STRING",
     "BF16",
@@ -92,7 +92,7 @@ def _add_field(message: DescriptorProto, name: str, number: int, kind: str) -> N
 
 
 def _classes() -> dict[str, Any]:
-    pool = descriptor_pool.DescriptorPool()  # apart from that of other libraries in this process
+    pool = descriptor_pool.DescriptorPool()  # separate from other libraries' pool in this process
     pool.Add(_file())
     return {name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{PACKAGE}.{name}")) for name in _FIELDS}
 

@@ -1,4 +1,4 @@
-"""An answer's pieces for a task that awaits them, a turn of the event loop at a time."""
+"""An answer's pieces for an awaiting task, one event-loop turn at a time."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import AsyncGenerator, Sequence
 from gateway.answers.choice import Choice, Piece
 from gateway.routes.door import Begun
 
-Turn = dict[int, Piece]  # by their choices' indices
+Turn = dict[int, Piece]  # by index of the choice
 
 
 class Pieces:
-    """The answer's reader. While its task writes, further tokens wait where they are: as numbers."""
+    """The answer's reader. While its task writes, further tokens stay in the mailbox as numbers."""
 
     takes_text = False
 
@@ -24,7 +24,7 @@ class Pieces:
         self._error: Exception | None = None
 
     async def turns(self) -> AsyncGenerator[Turn, None]:
-        """The pieces of each turn. Raises what ended the answer."""
+        """The pieces of each turn. Raises the error that ended the answer."""
         delivery = self._begun.answer.deliver(self)
         try:
             while not self._is_over or self._taken:

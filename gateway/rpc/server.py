@@ -1,4 +1,4 @@
-"""The gRPC server: its bounds, and where it listens."""
+"""The gRPC server: its limits and its port."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gateway.routes.door import Door
 from gateway.rpc.service import InferenceService
 
 MAX_METADATA_BYTES = 64 << 10
-MAX_STREAMS = 128  # calls of one connection at a time
+MAX_STREAMS = 128  # concurrent calls of one connection
 MS = 1_000
 
 
@@ -23,19 +23,19 @@ class RpcSettings:
     """Settings of the gRPC side."""
 
     host: str
-    port: int  # 0: any that is free
+    port: int  # 0: any free one
     max_body_bytes: int
-    max_calls: int  # at a time; further ones are refused
+    max_calls: int  # concurrent; further ones are refused
     tls_cert: str = ""  # path of a certificate chain (PEM); empty: no TLS
     tls_key: str = ""  # path of its key; empty: in the same file
     shares_port: bool = False
     ignores_unknown_fields: bool = False
-    end_s: float = 5.0  # calls that still run at the end have so long
+    end_s: float = 5.0  # grace for calls that still run at the end
 
 
 @asynccontextmanager
 async def serving(door: Door, settings: RpcSettings) -> AsyncIterator[int]:
-    """Serve within; yields the port. Raises OSError where it is taken."""
+    """Context manager: serve gRPC; yields the port. Raises OSError if it is in use."""
     limits = BodyLimits(max_bytes=settings.max_body_bytes)
     service = InferenceService(door, limits, ignores_unknown=settings.ignores_unknown_fields)
     server = grpc.aio.server(options=_options(settings), maximum_concurrent_rpcs=settings.max_calls)
@@ -49,10 +49,10 @@ async def serving(door: Door, settings: RpcSettings) -> AsyncIterator[int]:
 
 
 def _options(settings: RpcSettings) -> list[tuple[str, int]]:
-    """Bounds of messages and connections. A client that is gone is noticed after 80 s."""
+    """Limits of messages and connections. A dead client is noticed after 80 s."""
     return [
         ("grpc.max_receive_message_length", settings.max_body_bytes),
-        ("grpc.max_send_message_length", -1),  # answers have bounds of their own
+        ("grpc.max_send_message_length", -1),  # answers have their own limits
         ("grpc.max_metadata_size", MAX_METADATA_BYTES),
         ("grpc.max_concurrent_streams", MAX_STREAMS),
         ("grpc.keepalive_time_ms", 60 * MS),

@@ -1,4 +1,4 @@
-"""The methods of the gRPC service. Requests that generate pass the same door as HTTP's, and become the same bodies."""
+"""The methods of the gRPC service. Generating requests pass the same door as HTTP's, with the same bodies."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from gateway.rpc.tensors import body_of, response_of
 log = logging.getLogger("baton.rpc")
 
 SERVICE = "inference.GRPCInferenceService"
-MAX_AT_ONCE = 64  # answers of one stream
+MAX_AT_ONCE = 64  # concurrent answers of one stream
 SHORTEST_S = 0.001
 _CODES = {
     400: grpc.StatusCode.INVALID_ARGUMENT, 401: grpc.StatusCode.UNAUTHENTICATED, 403: grpc.StatusCode.PERMISSION_DENIED,
@@ -48,12 +48,12 @@ _REFUSED = {
     "TraceSetting": NO_TRACE,
     "LogSettings": NO_LOGGING,
 }  # fmt: skip
-OPEN = ("ServerLive", "ServerReady")  # no key is asked for
+OPEN = ("ServerLive", "ServerReady")  # no key is needed
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A method that shows something: its request's and its response's message, and the response's fields."""
+    """A method that only reads: request message, response message, and the response's fields."""
 
     request: str
     response: str
@@ -65,7 +65,7 @@ def _of_model(show: Callable[[Answers, str, str | None], Json], answers: Answers
 
 
 def _readiness(show: Callable[[Answers, Any], Json], answers: Answers, request: Any) -> Json:
-    """Whether something is ready is an answer, and no error."""
+    """Answer a readiness query; not ready is no error."""
     try:
         return {"ready": show(answers, request)["ready"]}
     except UnavailableError:
@@ -98,7 +98,7 @@ class InferenceService:
         self._streamed = _entry("ModelStreamInfer", Infer(streams=True), ignores_unknown=ignores_unknown)
 
     def handler(self) -> Any:
-        """The handler that a server is given."""
+        """The handler to register at a server."""
         unary, infer = grpc.unary_unary_rpc_method_handler, MESSAGES["InferRequest"].FromString
         methods = {
             name: unary(
@@ -126,7 +126,7 @@ class InferenceService:
     # -- answers -------------------------------------------------------------------------------------------------------
 
     async def infer(self, request: Any, context: Any) -> Any:
-        """One answer, whole."""
+        """One whole answer."""
         try:
             with self._entered(self._whole, context) as scope:
                 begun = await self._begin(self._whole, scope, request, context)
@@ -137,7 +137,7 @@ class InferenceService:
             await _abort(context, error)
 
     async def stream_infer(self, requests: AsyncIterator[Any], context: Any) -> None:
-        """Answers to many requests, each whole or in pieces, some at a time. An error ends its request alone."""
+        """Answers to many requests, each whole or in pieces, some concurrently. An error ends its request only."""
         try:
             self._door.asker(self._streamed.path, _headers(context), DIALECT.key)
         except ServingError as error:
@@ -160,7 +160,7 @@ class InferenceService:
                 group.create_task(answer(request))
 
     async def _answered(self, request: Any, context: Any, write: Callable[[Any], Any]) -> None:
-        """One of a stream's answers, or what went wrong with it."""
+        """One of a stream's answers, or its error."""
         try:
             with self._entered(self._streamed, context) as scope:
                 begun = await self._begin(self._streamed, scope, request, context)
@@ -214,7 +214,7 @@ def _within(ask: Ask, left_s: float) -> Ask:
 
 
 async def _whole(begun: Begun, *, is_final: bool | None = None) -> Any:
-    """All of an answer as one response. Raises ServingError."""
+    """A whole answer as one response. Raises ServingError."""
     wish, answer = begun.body.wish, begun.answer
     outputs = Outputs(wish, answer, includes_input=wish.includes_input is not False)
     tensors = outputs.of(dict(enumerate(await answer.whole())))
@@ -222,7 +222,7 @@ async def _whole(begun: Begun, *, is_final: bool | None = None) -> Any:
 
 
 async def _responses(begun: Begun) -> AsyncGenerator[Any, None]:
-    """The responses to one request of a stream; the last one says so. Raises what ended the answer."""
+    """The responses to one request of a stream; the last one is marked. Raises the error that ended the answer."""
     wish = begun.body.wish
     if begun.ask.stream:
         async with aclosing(_parts(begun, wish)) as parts:
@@ -235,7 +235,7 @@ async def _responses(begun: Begun) -> AsyncGenerator[Any, None]:
 
 
 async def _parts(begun: Begun, wish: Wish) -> AsyncGenerator[Any, None]:
-    """A response for each turn in which something came."""
+    """A response for each turn with new pieces."""
     answer, named = begun.answer, head(begun.answer, begun.body.id)
     outputs, num_open = Outputs(wish, answer), len(answer.choices)
     async with aclosing(Pieces(begun).turns()) as turns:
@@ -250,7 +250,7 @@ async def _parts(begun: Begun, wish: Wish) -> AsyncGenerator[Any, None]:
 
 
 def _headers(context: Any) -> dict[str, str]:
-    """The call's metadata that is text; of several with a name, the first."""
+    """The call's text metadata; the first one of duplicates."""
     return {name: value for name, value in reversed(context.invocation_metadata() or ()) if isinstance(value, str)}
 
 
@@ -259,12 +259,12 @@ def _metadata(scope: RequestScope, headers: Mapping[str, str]) -> tuple[tuple[st
 
 
 def _code(status: int) -> Any:
-    """The code of an HTTP status."""
+    """The gRPC code of an HTTP status."""
     return _CODES.get(status, grpc.StatusCode.INTERNAL)
 
 
 def _problem(error: Exception) -> Problem:
-    """Return the problem for the client; a crash tells nothing of itself but in the log."""
+    """Return the problem for the client; details of a crash are only logged."""
     if isinstance(error, ServingError):
         return problem_of(error)
     log.error("rpc.crash", exc_info=error)

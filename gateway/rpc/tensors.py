@@ -1,4 +1,4 @@
-"""Requests and answers between Protocol Buffers and what HTTP's endpoint reads and tells."""
+"""Conversion of requests and answers between Protocol Buffers and the HTTP endpoint's bodies."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _input(tensor: Any, raw: bytes | None) -> Json:
 
 
 def _values(tensor: Any) -> list[Any]:
-    """The values of `contents`, where those of its datatype are. Raises ValueError."""
+    """The values of `contents` in its datatype's field. Raises ValueError."""
     field = _CONTENTS.get(check_datatype(tensor.datatype))
     if field is None:
         raise ValueError(f"contents: have no {tensor.datatype}: send raw_input_contents")
@@ -74,7 +74,7 @@ def _parameters(parameters: Mapping[str, Any]) -> Json:
 
 
 def response_of(head: Mapping[str, str], tensors: Iterable[Tensor], *, is_final: bool | None = None) -> Any:
-    """An `InferResponse` message, its tensors as bytes. `is_final`: for a stream, whether it is the last."""
+    """An `InferResponse` message, its tensors as bytes. `is_final`: for a stream, set on the last."""
     response = MESSAGES["InferResponse"](**head)
     for tensor in tensors:
         response.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)

@@ -1,1 +1,1 @@
-"""Chat templates: conversations as text, in a sandbox, and in a child process where a template is not known to be cheap."""
+"""Chat templates: conversations rendered in a sandbox, in a child process unless the template is known to be cheap."""

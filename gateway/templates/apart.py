@@ -1,4 +1,4 @@
-"""Rendering in a child process, from the gateway's side: bounded in processor time and memory by the system."""
+"""Rendering in a child process, parent's side: processor time and memory are limited by the system."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gateway.children.child import Child, DiedError
 log = logging.getLogger("baton.templates")
 
 MAX_RENDER_S = 10.0  # processor time
-LONGEST_RENDER_S = 60.0  # by the clock: a child may stand still
+LONGEST_RENDER_S = 60.0  # wall-clock: a child may be suspended
 LONGEST_START_S = 60.0
 MODULE = "gateway.templates.child"
 
@@ -28,20 +28,20 @@ class Opening(msgspec.Struct, frozen=True):
     source: str
     special_tokens: dict[str, str]
     tool_source: str | None
-    literals: list[str]  # the shade's
+    literals: list[str]  # those of the shade
     name: str
     most_s: float = MAX_RENDER_S
 
 
 class Conversation(msgspec.Struct, frozen=True):
-    """JSON, since messages may have halves of surrogate pairs."""
+    """Messages as JSON, since they may contain lone surrogates."""
 
     messages: bytes
     options: bytes
 
 
 class Rendered(msgspec.Struct, frozen=True):
-    """The shaded text, or why there is none."""
+    """The shaded text, or the reason that there is none."""
 
     raw: bytes = b""  # with surrogates
     problem: str = ""
@@ -54,7 +54,7 @@ class Rendered(msgspec.Struct, frozen=True):
 
 
 class Apart:
-    """One child, which lives from the first conversation on. One thread at a time is served."""
+    """One child, which lives from the first conversation on. It serves one thread at a time."""
 
     def __init__(self, opening: Opening) -> None:
         self._opening = opening
@@ -62,7 +62,7 @@ class Apart:
         self._turn = threading.Lock()
 
     def shaded(self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> Rendered:
-        """Raises UnavailableError when the child can't be had now."""
+        """Render in the child. Raises UnavailableError if it can't be started now."""
         asked = Conversation(json.dumps(messages).encode(), json.dumps(options).encode())
         with self._turn:
             return self._shaded(asked)

@@ -1,4 +1,4 @@
-"""The process that renders what is not known to be cheap: `python -m gateway.templates.child`.
+"""The child process for templates not known to be cheap: `python -m gateway.templates.child`.
 
 It reads frames from stdin and writes one to stdout for each. It ends with its gateway, or by SIGPROF after too much processor
 time.

@@ -1,4 +1,4 @@
-"""Bounds of a template that is rendered in the gateway itself. A child process does what is more, or not known to be cheap."""
+"""Limits of templates that are rendered in the gateway itself. A child process renders the others."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 from jinja2 import nodes
 
 MAX_TEXT_CHARS = 8_000_000  # one text, and all that is written
-MAX_STEPS = 200_000  # turns of loops, calls
-MAX_STEP_CHARS = 200_000_000  # steps times the template's own characters, which each may write
-LOOK_EVERY = 16  # steps, for the time
+MAX_STEPS = 200_000  # loop turns and calls
+MAX_STEP_CHARS = 200_000_000  # steps times the template's length, which each step may write
+LOOK_EVERY = 16  # steps between two looks at the time
 
 PLAIN_NODES = (
     nodes.Template, nodes.Output, nodes.TemplateData, nodes.Const, nodes.Name, nodes.NSRef, nodes.Getattr, nodes.Getitem,
@@ -31,14 +31,14 @@ PLAIN_TEXT_METHODS = frozenset({
     "removesuffix", "replace", "rpartition", "rsplit", "rstrip", "split", "splitlines", "strip", "lower", "upper", "title",
     "capitalize", "isalnum", "isalpha", "isdecimal", "isdigit", "islower", "isnumeric", "isspace", "isupper",
 })  # fmt: skip
-PLAIN_METHODS = frozenset({"items", "keys", "values", "get"})  # objects have them
+PLAIN_METHODS = frozenset({"items", "keys", "values", "get"})  # methods of objects
 
 
 Rendered = TypeVar("Rendered")
 
 
 class DearError(Exception):
-    """A child process has to render. `is_lasting`: whatever the conversation."""
+    """A child process has to render. `is_lasting`: for any conversation."""
 
     def __init__(self, *, is_lasting: bool) -> None:
         super().__init__("the template is not known to be cheap")
@@ -46,7 +46,7 @@ class DearError(Exception):
 
 
 class Meter:
-    """The turns, characters and processor time that one rendering has left."""
+    """The remaining loop turns, characters and processor time of one rendering."""
 
     def __init__(self, most_s: float, source_chars: int) -> None:
         """`most_s`: processor time of this thread; `source_chars`: of the template."""
@@ -64,18 +64,18 @@ class Meter:
                 raise DearError(is_lasting=False)
 
     def each(self, values: Iterable[Any]) -> Iterator[Any]:
-        """The same values, a step each."""
+        """The same values, each counted as a step."""
         for value in values:
             self.step()
             yield value
 
     def text(self, chars: int) -> None:
-        """A text that is about to be made. Raises DearError."""
+        """Count a text that is about to be built. Raises DearError."""
         if chars > MAX_TEXT_CHARS:
             raise DearError(is_lasting=False)
 
     def written(self, chars: int) -> None:
-        """Characters go to the prompt, or to a text that a template puts together. Raises DearError."""
+        """Count characters written to the prompt, or to a text that a template builds. Raises DearError."""
         self._chars_left -= chars
         if self._chars_left < 0:
             raise DearError(is_lasting=False)
@@ -90,12 +90,12 @@ _running = _Running()
 
 
 def running() -> Meter | None:
-    """The meter of what this thread renders; None in a child process."""
+    """The meter of this thread's rendering; None in a child process."""
     return _running.meter
 
 
 def metered(meter: Meter, render: Callable[[], Rendered]) -> Rendered:
-    """The result of `render`. Raises DearError."""
+    """The result of `render`, metered. Raises DearError."""
     _running.meter = meter
     try:
         return render()
@@ -104,11 +104,11 @@ def metered(meter: Meter, render: Callable[[], Rendered]) -> Rendered:
 
 
 def is_plain(template: nodes.Template) -> bool:
-    """Whether a template is made of parts alone whose cost the meter sees."""
+    """True if a template consists of constructs whose cost the meter sees."""
     if any(type(node) not in PLAIN_NODES for node in template.find_all(nodes.Node)):
         return False
     if any(loop.recursive for loop in template.find_all(nodes.For)):
         return False
     filters = list(template.find_all(nodes.Filter))
-    by_name = [one for one in filters if one.name == "map" and one.args]  # any filter's
+    by_name = [one for one in filters if one.name == "map" and one.args]  # the name of any filter
     return not by_name and all(one.name in PLAIN_FILTERS for one in filters)

@@ -1,4 +1,4 @@
-"""System messages in places where a chat template wants none, as templates take them that know one at the beginning alone.
+"""System messages where a chat template refuses them, moved or rewritten for templates that allow one only at the beginning.
 
 Agents' clients put reminders between other messages. Moved to the beginning they would change the prompt's prefix with each turn,
 and no cache would find it: each stays where it is.

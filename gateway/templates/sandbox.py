@@ -1,4 +1,4 @@
-"""The environment in which chat templates run: without a way out, and with its meter looking on while there is one."""
+"""The environment of chat templates: sandboxed, and metered if there is a meter."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from gateway.templates.shade import READERS, Shade
 
 MAX_PRODUCT = 100_000  # limit of a repetition such as 'x' * n
 MAX_INDENTED_CHARS = 80_000  # JSON before it is indented, times the indent
-_STEPS = "each turn"  # a filter that no template can name
+_STEPS = "each turn"  # a filter name that no template can write
 _COMPARING_TESTS = ("in", "eq", "==", "equalto", "ne", "!=")
 
 
 class _Watched(jinja2.compiler.CodeGenerator):
-    """Compiles comparisons such that they see plain text, and what joins texts such that it is measured."""
+    """The code generator: comparisons see plain text, and operations that join texts are metered."""
 
     def visit_Concat(self, node: jinja2.nodes.Concat, frame: jinja2.compiler.Frame) -> None:  # noqa: N802
         self.write("environment.joined((")
@@ -39,7 +39,7 @@ class _Watched(jinja2.compiler.CodeGenerator):
 
     def _output_child_to_const(self, node: jinja2.nodes.Expr, frame: jinja2.compiler.Frame, finalize: Any) -> str:
         if not isinstance(node, jinja2.nodes.TemplateData):
-            raise jinja2.nodes.Impossible  # or expressions of constants would be computed here, unmeasured
+            raise jinja2.nodes.Impossible  # otherwise constant expressions would be computed here, unmetered
         return super()._output_child_to_const(node, frame, finalize)
 
     def visit_Compare(self, node: jinja2.nodes.Compare, frame: jinja2.compiler.Frame) -> None:  # noqa: N802
@@ -57,7 +57,7 @@ class _Watched(jinja2.compiler.CodeGenerator):
 
 
 class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """Also refuses products that would fill the memory, and shows templates the plain characters of what they read."""
+    """The sandbox. It also refuses products that would fill the memory, and shows templates plain characters."""
 
     intercepted_binops = frozenset({"*", "**", "+", "%"})
     code_generator_class = _Watched
@@ -107,14 +107,14 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return self._shade.written(str, value) if type(value) in (list, tuple, dict) else value
 
     def comparable(self, value: Any) -> Any:
-        """Compiled templates call it."""
+        """A comparison's operand, for compiled templates."""
         if type(value) in (list, tuple) and (meter := running()) is not None:
             for part in meter.each(value):
                 _refuse_made(part)
         return self._shade.comparable(value)
 
     def joined(self, parts: tuple[Any, ...]) -> str:
-        """Compiled templates call it: texts, one behind the other."""
+        """Joined texts, for compiled templates."""
         _measure_texts(parts)
         return "".join(map(str, parts))
 
@@ -172,7 +172,7 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         separators: tuple[str, str] | None = None,
         sort_keys: bool = False,
     ) -> str:
-        """Jinja's own filter escapes HTML, which templates don't expect."""
+        """Serialise to JSON. Jinja's own filter escapes HTML, which templates don't expect."""
         write = partial(json.dumps, ensure_ascii=ensure_ascii, separators=separators, sort_keys=sort_keys)
         if (meter := running()) is not None:
             meter.step()
@@ -198,14 +198,14 @@ def _product_size(left: Any, right: Any) -> int:
 
 
 def _as_data(part: jinja2.nodes.Expr) -> jinja2.nodes.Expr:
-    """A constant text as a part of the template's own."""
+    """A constant text, marked as the template's own."""
     if isinstance(part, jinja2.nodes.Const) and isinstance(part.value, str):
         return jinja2.nodes.TemplateData(part.value, lineno=part.lineno)
     return part
 
 
 def _measure_binop(meter: Meter, operator: str, left: Any, right: Any) -> None:
-    """Raises DearError for `+` of anything but numbers and texts, and for texts' formats."""
+    """Check an operator. Raises DearError for `+` of anything but numbers and texts, and for formatting of texts."""
     meter.step()
     if isinstance(left, int | float) and isinstance(right, int | float):
         return
@@ -215,7 +215,7 @@ def _measure_binop(meter: Meter, operator: str, left: Any, right: Any) -> None:
 
 
 def _measure_texts(parts: Iterable[Any]) -> None:
-    """Raises DearError for what would be too long a text."""
+    """Check the length of joined texts. Raises DearError if it is too long."""
     if (meter := running()) is not None:
         chars = 0
         for part in meter.each(parts):
@@ -232,7 +232,7 @@ def _measure_replaced(meter: Meter, text: str, old: Any, new: Any) -> None:
 
 
 def _refuse_made(value: Any) -> None:
-    """Raises DearError for a list or object that the template made: its parts may be there many times."""
+    """Refuse a list or object built by the template, whose parts may be repeated many times. Raises DearError."""
     if type(value) in (list, tuple, dict):
         raise DearError(is_lasting=True)
 
@@ -244,13 +244,13 @@ def _measured_string(string: Callable[[Any], str], value: Any) -> str:
 
 
 def _each(values: Iterable[Any]) -> Iterable[Any]:
-    """A loop's values."""
+    """The values of a loop."""
     meter = running()
     return values if meter is None else meter.each(values)
 
 
 class _GenerationBlock(jinja2.ext.Extension):
-    """`{% generation %}…{% endgeneration %}` marks tokens for training; here it is only its content."""
+    """The tag `{% generation %}…{% endgeneration %}`, which marks tokens for training; only its content is rendered."""
 
     tags = {"generation"}  # noqa: RUF012 - jinja2's own interface
 

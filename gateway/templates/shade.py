@@ -1,4 +1,4 @@
-"""Which characters of a rendered prompt are a client's: a template alone writes control tokens.
+"""Shading: marks the characters of a rendered prompt that a client wrote, since only the template may write control tokens.
 
 Before it renders, every string of a client is *shaded*: the characters that begin or end a control token become lone surrogates,
 one for one. No client can send those, and they survive what templates do with text. Where a template reads text (`in`, `split`,
@@ -11,9 +11,9 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-MAX_MARKED = 2_000  # different characters of control tokens; surrogates are 2,048
+MAX_MARKED = 2_000  # distinct characters of control tokens; surrogates are 2,048
 SLICE_CHARS = 65_536
-END = "\udfff"  # ends a text that a template goes on from; no shaded character
+END = "\udfff"  # ends a text that a template continues; no shaded character
 _BETWEEN = "\udffe"
 _SURROGATE = re.compile("[\ud800-\udfff]")
 # Methods of text that compare it with their arguments.
@@ -51,7 +51,7 @@ class Shade:
         return self._edged(_without_surrogates(text), self._edges)
 
     def all(self, value: Any, write: Callable[[Any], str] = repr) -> Any:
-        """Shade every string in a client's JSON value. `write` makes text of an object."""
+        """Shade every string in a client's JSON value. `write` serialises an object."""
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, Mapping):
@@ -61,12 +61,12 @@ class Shade:
         return value
 
     def plain(self, text: str) -> str:
-        """Give shaded characters back, one for one."""
+        """Unshade characters, one for one."""
         return text if text.isascii() else _in_slices(self._slice_plain, text)
 
     def _slice_plain(self, text: str) -> str:
         for character in self._edges:
-            text = str.replace(text, self._marks[character], character)  # a Markup's own would escape
+            text = str.replace(text, self._marks[character], character)  # a Markup's own method would escape
         if _SURROGATE.search(text):
             for character, mark in self._marks.items():
                 text = str.replace(text, mark, character)
@@ -93,7 +93,7 @@ class Shade:
         return value
 
     def written(self, write: Callable[[Any], str], value: Any) -> str:
-        """Text that `write` makes of a value, such as its JSON."""
+        """The text that `write` makes of a value, such as its JSON."""
         known = self.all_plain(value)
         text = write(known)
         return text if _same(known, value) else self._edged(text, self._edges)
@@ -134,7 +134,7 @@ class Shade:
         return text
 
     def _whole_infix(self, text: str) -> str:
-        """Shade what could be a control token's middle: a name `think` between a template's `<` and `>`."""
+        """Shade a possible middle of a control token: a name `think` between a template's `<` and `>`."""
         solid = text.strip()
         if not solid or len(solid) > self._longest or solid not in self._joined:
             return text
@@ -153,7 +153,7 @@ class Shade:
 
 
 class _Object(dict[str, Any]):
-    """A client's object, which writes itself as the plain one would. Its names are plain to look up, and shaded to show."""
+    """A client's object, rendered like the plain one. Its keys are plain for lookups, and shaded when shown."""
 
     __slots__ = ("_shade", "_write")
 
@@ -207,19 +207,19 @@ class _Array(list[Any]):
 
 
 def _in_slices(change: Callable[[str], str], text: str) -> str:
-    """Change each character by itself, and let other threads run in between."""
+    """Change each character by itself, in slices, so that other threads run in between."""
     if len(text) <= SLICE_CHARS:
         return change(text)
     return "".join([change(text[start : start + SLICE_CHARS]) for start in range(0, len(text), SLICE_CHARS)])
 
 
 def _without_surrogates(text: str) -> str:
-    """JSON in JSON may have them."""
+    """JSON within JSON without surrogates."""
     return text if text.isascii() or not _SURROGATE.search(text) else _SURROGATE.sub("\ufffd", text)
 
 
 def _pieces(text: str, plain: str, found: Sequence[str], between: int) -> Iterator[str]:
-    """`found` are pieces of `plain` in order, so many characters apart; yield those of `text`, which is as long."""
+    """`found` are pieces of `plain` in order, so many characters apart; yield the same pieces of `text`, which is as long."""
     at = 0
     for piece in found:
         at = plain.index(piece, at)
@@ -228,7 +228,7 @@ def _pieces(text: str, plain: str, found: Sequence[str], between: int) -> Iterat
 
 
 def _same(plain: Any, value: Any) -> bool:
-    """Whether nothing in a value was shaded."""
+    """True if nothing in a value was shaded."""
     if isinstance(value, _Object | _Array):
         return False
     return bool(plain == value)

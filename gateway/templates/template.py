@@ -1,4 +1,4 @@
-"""The model's chat template, rendered in a sandbox as Hugging Face's tools do, without transformers."""
+"""The model's chat template, rendered in a sandbox as by Hugging Face's tools, without transformers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gateway.templates.sandbox import Sandbox
 from gateway.templates.shade import END, Shade
 
 MAX_RENDERED_CHARS = MAX_TEXT_CHARS
-CHEAP_S = 1.0  # processor time of a thread; the event loop gives less
+CHEAP_S = 1.0  # processor time of a thread; the event loop grants less
 RESERVED = frozenset({"messages", "add_generation_prompt", "tools", "documents", "bos_token", "eos_token"})
 _KNOWS_NONE = "this model's chat template knows no tools; serve a model that was trained for them"
 MAX_REASON_CHARS = 500
@@ -30,7 +30,7 @@ _AS_JSON = partial(json.dumps, ensure_ascii=False)
 
 
 class RenderOptions(TypedDict, total=False):
-    """How to render. `variables` are the client's own (`chat_template_kwargs`).
+    """Rendering options. `variables` are the client's own (`chat_template_kwargs`).
 
     `continue_final_message` leaves the last message open, so that the model writes on.
     """
@@ -39,11 +39,11 @@ class RenderOptions(TypedDict, total=False):
     continue_final_message: bool
     variables: Mapping[str, Any] | None
     tools: Sequence[Mapping[str, Any]]  # as Hugging Face's templates expect them
-    parse_special: bool  # default False: what messages say is text, never a control token
+    parse_special: bool  # default False: messages are text, never control tokens
 
 
 class TooLongError(InvalidRequestError):
-    """A prompt has more tokens than its limit. `what` says how much it has."""
+    """A prompt has more tokens than its limit. `what` describes its length."""
 
     def __init__(self, what: str, *, param: str | None = None) -> None:
         super().__init__(f"the prompt is too long: {what}", param=param)
@@ -51,11 +51,11 @@ class TooLongError(InvalidRequestError):
 
 
 class TemplateRefusalError(InvalidRequestError):
-    """The chat template raised an error of its own about the messages."""
+    """The chat template itself refused the messages."""
 
 
 class ChatTemplate:
-    """One compiled template, rendered here while it is known to be cheap, else in a child process. Safe from several threads.
+    """A compiled template, rendered here while it is known to be cheap, else in a child process. Thread-safe.
 
     `tool_source` is the folder's template for conversations with tools, where it has one of its own. All strings in messages
     (but roles), tools and variables are shaded, whatever the field.
@@ -70,7 +70,7 @@ class ChatTemplate:
         *,
         name: str = "",
     ) -> None:
-        """`name`: where it is from, for errors."""
+        """`name`: its origin, for errors."""
         environment = Sandbox(shade)
         self._shade = shade
         self._template = environment.from_string(source)
@@ -97,7 +97,7 @@ class ChatTemplate:
     def shaded(
         self, messages: Sequence[Mapping[str, Any]], *, most_s: float | None = None, **options: Unpack[RenderOptions]
     ) -> str:
-        """The prompt, with what clients say shaded (`gateway.templates.shade`). Raises InvalidRequestError, UnavailableError.
+        """The prompt with clients' text shaded (`gateway.templates.shade`). Raises InvalidRequestError, UnavailableError.
 
         `most_s`: processor time for it in this thread. Raises DearError where that isn't enough; None: a child process goes on.
         """
@@ -117,7 +117,7 @@ class ChatTemplate:
         return apart.text
 
     def shaded_here(self, messages: Sequence[Mapping[str, Any]], **options: Unpack[RenderOptions]) -> str:
-        """`shaded`, whatever it costs. System messages that the template refuses where they are become reminders."""
+        """Render in this process, whatever it costs. System messages that the template refuses become reminders."""
         variables = options.get("variables") or {}
         reserved = RESERVED.intersection(variables)
         if reserved:
@@ -149,14 +149,14 @@ class ChatTemplate:
         return text
 
     def _check_tools(self, messages: Sequence[Mapping[str, Any]], tools: Any) -> None:
-        """Refuse what the template would drop in silence. Raises InvalidRequestError."""
+        """Refuse tools that the template would silently drop. Raises InvalidRequestError."""
         if tools and not self._reads_tools:
             raise InvalidRequestError(f"tools: {_KNOWS_NONE}", param="tools")
         if not self._reads_calls and any("tool_calls" in message for message in messages):
             raise InvalidRequestError(f"messages: tool_calls can't be shown to it: {_KNOWS_NONE}", param="messages")
 
     def _rendered(self, messages: Sequence[Mapping[str, Any]], given: Mapping[str, Any]) -> str:
-        # Templates ask `tools is not none`: absent values are None, not undefined.
+        # Templates test `tools is not none`: absent values are None, not undefined.
         context = {"documents": None, **given, **self._special_tokens, "messages": messages}
         has_calls = any(message["role"] == "tool" or "tool_calls" in message for message in messages)
         template = self._tool_template if given["tools"] or has_calls else self._template
@@ -180,7 +180,7 @@ class ChatTemplate:
 
 
 def check_template(source: str) -> None:
-    """Raises ValueError for what is no chat template."""
+    """Check a chat template. Raises ValueError for an invalid one."""
     environment = Sandbox(_NOTHING_SHADED)
     try:
         tree = environment.parse(source)
@@ -192,7 +192,7 @@ def check_template(source: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class TemplateSource:
-    """A model's template as it is written, or "" for none; with tools it may have another one. `name`: where it is from."""
+    """The source of a model's template, or "" for none, with an optional variant for tools. `name`: its origin."""
 
     source: str
     tool_source: str | None = None
@@ -203,7 +203,7 @@ class TemplateSource:
         return self.tool_source or self.source
 
     def texts(self) -> str:
-        """The texts that both templates write themselves, one behind the other. Raises jinja2.TemplateError."""
+        """The texts that both templates write themselves, joined. Raises jinja2.TemplateError."""
         both = [self.source, *([self.tool_source] if self.tool_source else [])]
         trees = [Sandbox(_NOTHING_SHADED).parse(one) for one in both]
         constants = [str(node.value) for tree in trees for node in tree.find_all(jinja2.nodes.Const)]
@@ -231,7 +231,7 @@ def read_source(model: Path, tokenizer_config: Mapping[str, Any], given: str = "
 
 
 def _reads(template: jinja2.nodes.Template, name: str) -> bool:
-    """Whether a template reads a variable. `jinja2.meta` would compute what is constant, unmeasured."""
+    """True if a template reads a variable. `jinja2.meta` would compute constants, unmetered."""
     return any(node.name == name and node.ctx == "load" for node in template.find_all(jinja2.nodes.Name))
 
 
@@ -241,6 +241,6 @@ def _of_client(given: Mapping[str, Any], shade: Shade) -> dict[str, Any]:
     if given["role"].isidentifier():
         message["role"] = given["role"]
     for call in message.get("tool_calls") or ():
-        # A mapping for templates that want one, its JSON for those that join it to text.
+        # A mapping for templates that want one; it renders as its JSON for those that join it to text.
         call["function"]["arguments"] = shade.all(shade.all_plain(call["function"]["arguments"]), _AS_JSON)
     return message

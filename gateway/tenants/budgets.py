@@ -31,7 +31,7 @@ SETTLE_TIMEOUT_S = 2.0  # no request waits for it
 CONCURRENT_RETRY_S = 1.0
 LEASE_S = 10.0
 RENEW_S = 3.0
-RENEWED_A_CALL = 200  # requests; about 2 ms, in which Redis serves nobody else
+RENEWED_A_CALL = 200  # requests; about 2 ms during which Redis serves nobody else
 TENANTS_A_CALL = 1_000
 REFUSALS = ("", "requests", "tokens", "concurrent")
 
@@ -56,7 +56,7 @@ UNLIMITED = Limits()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grant:
-    """A budget's answer: `refused` is "", "requests", "tokens" or "concurrent". Times are seconds from then."""
+    """A budget's reply: `refused` is "", "requests", "tokens" or "concurrent". Times are in seconds from then."""
 
     tenant: str
     request_id: str
@@ -68,12 +68,12 @@ class Grant:
     remaining_tokens: int = 0
     full_requests_s: float = 0.0
     full_tokens_s: float = 0.0
-    counted_here: bool = False  # Redis was away
+    counted_here: bool = False  # Redis was down
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Left:
-    """What a tenant may still use; below 0 if it used more than charged."""
+    """A tenant's remaining budget; below 0 if it used more than charged."""
 
     limits: Limits
     requests: int = 0
@@ -81,7 +81,7 @@ class Left:
     running: int = 0  # requests in flight, counted only under a limit
 
     def used(self) -> dict[str, tuple[int, int]]:
-        """Budget -> (used, limit), of the budgets with a limit."""
+        """Budget -> (used, limit), for budgets with a limit."""
         limits = self.limits
         every = {
             "requests": (limits.requests_per_minute - self.requests, limits.requests_per_minute),
@@ -92,30 +92,30 @@ class Left:
 
 
 class Budgets(Protocol):
-    """Counts what tenants use."""
+    """The counter of tenants' usage."""
 
     async def take(
         self, tenant: str, limits: Limits, request_id: str, *, tokens: int, ttl_s: float, used: Callable[[], int] = int
     ) -> Grant:
-        """Take `tokens` for a request that ends within `ttl_s`, or refuse it. `used()`: the tokens that it used so far."""
+        """Charge `tokens` for a request that ends within `ttl_s`, or refuse it. `used()`: the tokens that it used so far."""
         ...
 
     async def settle(self, grant: Grant, *, used: int | None) -> None:
-        """The request is over, with so many tokens used; None: it was never admitted."""
+        """Settle an ended request, with the tokens used; None: it was never admitted."""
         ...
 
     async def left(self, tenants: Mapping[str, Limits]) -> dict[str, Left]:
-        """What each tenant may still use, over all gateways."""
+        """Each tenant's remaining budget over all gateways."""
         ...
 
 
 @dataclass(slots=True)
 class _Held:
-    """A request in flight, and what Redis knows of it."""
+    """A request in flight, and Redis' knowledge of it."""
 
     grant: Grant
     used: Callable[[], int]
-    told: int = 0  # tokens used by the last renewal
+    told: int = 0  # tokens reported by the last renewal
     in_redis: bool = True
 
     def renewal(self) -> tuple[str, str, int, int, int, int]:
@@ -133,7 +133,7 @@ class _Held:
 
 
 class SharedBudgets:
-    """Counts in Redis for all gateways, and in this process while Redis is away."""
+    """The counter in Redis for all gateways, and in this process while Redis is down."""
 
     def __init__(self, store: Store, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._store = store
@@ -141,12 +141,12 @@ class SharedBudgets:
         self._here = LocalBudgets(clock=clock)
         self._held: dict[str, _Held] = {}
         self._renewed_at = clock()
-        self._renewal: asyncio.Task[None] | None = None  # at most one, for whoever waits
+        self._renewal: asyncio.Task[None] | None = None  # at most one, shared by all waiters
         self._told_of_nonsense = False
 
     @contextlib.asynccontextmanager
     async def renewing(self) -> AsyncIterator[None]:
-        """Renew what is in flight, meanwhile."""
+        """Context manager: renew requests in flight."""
         task = asyncio.create_task(self._renew_often())
         try:
             yield
@@ -162,7 +162,7 @@ class SharedBudgets:
             await self.renew()
 
     async def renew(self) -> None:
-        """Tell Redis what is in flight here: also what it lost, and what began while it was away."""
+        """Report requests in flight to Redis: also those that it lost, or that started while it was down."""
         await asyncio.shield(self._renewing())
 
     def _renewing(self) -> asyncio.Task[None]:
@@ -180,7 +180,7 @@ class SharedBudgets:
                     held.told, held.in_redis = held.grant.tokens - reserved, True
             self._renewed_at = self._clock()
         except UnavailableError:
-            pass  # the next one may come in time
+            pass  # the next one may be in time
 
     async def take(
         self, tenant: str, limits: Limits, request_id: str, *, tokens: int, ttl_s: float, used: Callable[[], int] = int
@@ -194,7 +194,7 @@ class SharedBudgets:
         return grant
 
     async def _is_renewed(self) -> bool:
-        """Whether Redis may be asked. Where this process stood still, what it runs counts before anything new."""
+        """Return True if Redis may be asked. After a suspension, running requests are counted before new ones."""
         if not self._held or self._clock() - self._renewed_at <= LEASE_S:
             return True
         done, _ = await asyncio.wait([self._renewing()], timeout=TAKE_TIMEOUT_S)
@@ -238,7 +238,7 @@ class SharedBudgets:
         if grant.counted_here:
             await self._here.settle(grant, used=used)
         if self._renewal is not None:
-            await asyncio.wait([self._renewal])  # or one on its way would bring back what was settled
+            await asyncio.wait([self._renewal])  # an outstanding renewal would restore what was settled
         if held is None or not held.in_redis:
             return
         limits = grant.limits
@@ -250,7 +250,7 @@ class SharedBudgets:
                 timeout_s=SETTLE_TIMEOUT_S,
             )
         except UnavailableError:
-            pass  # the lease ends, and the bucket fills by itself
+            pass  # the lease ends, and the bucket refills by itself
 
     async def left(self, tenants: Mapping[str, Limits]) -> dict[str, Left]:
         found: dict[str, Left] = {}
@@ -271,7 +271,7 @@ class SharedBudgets:
         return found
 
     def _nonsense(self, answer: Any) -> None:
-        """Redis holds something else than our functions: count here. One line, not one a request."""
+        """Count locally: Redis holds unexpected data. Logged once, not for each request."""
         if not self._told_of_nonsense:
             log.warning("budgets.unreadable_answer", extra={"answer": repr(answer)[:200]})
         self._told_of_nonsense = True
@@ -286,7 +286,7 @@ def _parts(values: list[_T], size: int) -> Iterator[list[_T]]:
 
 
 def returned(grant: Grant, used: int | None) -> tuple[int, int]:
-    """Requests and tokens to give back; negative if more was used than charged."""
+    """Requests and tokens to refund; negative if more was used than charged."""
     return (1, grant.tokens) if used is None else (0, grant.tokens - used)
 
 
@@ -307,7 +307,7 @@ class _Bucket:
 
 
 class LocalBudgets:
-    """Counts in this process only, by the same rules."""
+    """The counter in this process only, with the same rules."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

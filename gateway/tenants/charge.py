@@ -1,4 +1,4 @@
-"""A request's cost to its tenant: charged before admission, settled when its answer ended."""
+"""A request's charge to its tenant: made before admission, settled when its answer ends."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from common.errors import RateLimitedError
 from gateway.tenants.budgets import UNLIMITED, Budgets, Grant
 from gateway.tenants.tenants import Tenant
 
-_settling: set[asyncio.Task[Any]] = set()  # a task that nobody holds may be collected
+_settling: set[asyncio.Task[Any]] = set()  # an unreferenced task may be collected
 _WHAT = {
     "requests": ("requests a minute", "requests_per_minute"),
     "tokens": ("tokens a minute", "tokens_per_minute"),
@@ -29,7 +29,7 @@ class Charge:
         self.headers = _headers(grant)
 
     def settle(self, used: int | None) -> None:
-        """The answer ended with so many tokens; None: it was not admitted. Idempotent, does not wait."""
+        """Settle the charge with the tokens used; None: it was not admitted. Idempotent, does not wait."""
         if self._open:
             self._open = False
             task = asyncio.ensure_future(self._budgets.settle(self._grant, used=used))
@@ -56,7 +56,7 @@ async def charge(
 
 
 def _headers(grant: Grant) -> dict[str, str]:
-    """OpenAI's `x-ratelimit-…` headers of the limits that are set."""
+    """OpenAI's `x-ratelimit-…` headers for the configured limits."""
     headers = {}
     for what, limit, left, full_s in (
         ("requests", grant.limits.requests_per_minute, grant.remaining_requests, grant.full_requests_s),
@@ -70,7 +70,7 @@ def _headers(grant: Grant) -> dict[str, str]:
 
 
 def duration(seconds: float) -> str:
-    """OpenAI's form: 20ms, 7s, 6m0s."""
+    """A duration in OpenAI's form: 20ms, 7s, 6m0s."""
     if seconds < 1:
         return f"{math.ceil(seconds * 1000)}ms"
     minutes, rest = divmod(math.ceil(seconds), 60)

@@ -1,4 +1,4 @@
-"""Keys made at run time, and what each key used, in NATS: through a connection of their own, so that they delay no token.
+"""Keys made at run time, and each key's usage, in NATS: through separate connections, so that they delay no token.
 
 All keys are one message, which is replaced only if it is still what was read. Every gateway asks twice a second whether there
 is a newer one: a revoked key is refused everywhere within a second. A gateway that can't ask goes on with what it knows.
@@ -44,7 +44,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class KeptKeys:
-    """One gateway's eye on the keys. `tenants` get each newer register; until one could be asked for, None."""
+    """One gateway's view of the keys. `tenants` get each newer register; None until one could be read."""
 
     def __init__(self, settings: NatsSettings, tenants: Tenants, *, gateway_id: str, incarnation: int) -> None:
         self._settings = settings
@@ -53,18 +53,18 @@ class KeptKeys:
         self._incarnation = incarnation
         self._client = Client()
         self._js = self._client.jetstream(timeout=API_TIMEOUT_S)
-        self._seen = 0  # sequence of what `tenants` have
-        self._told = ""  # the complaint that was logged last
+        self._seen = 0  # sequence of the register that `tenants` have
+        self._told = ""  # the last logged complaint
         self._is_open = False
         self._denied = False
-        self._is_known = False  # it was asked what there is
+        self._is_known = False  # the store was read once
         self._turn = asyncio.Lock()
         self.register = NOTHING
         self.usage = Usage()
 
     @contextlib.asynccontextmanager
     async def following(self) -> AsyncIterator[None]:
-        """Know the keys, and follow their changes meanwhile. What can't be had now is logged, not raised."""
+        """Context manager: read the keys, and follow their changes. Failures are logged, not raised."""
         if not await self._look_safely():
             self._tenants.apply(None)
         tasks = [asyncio.create_task(one) for one in (self._follow(), self._write_often())]
@@ -78,7 +78,7 @@ class KeptKeys:
                 await self._client.close()
 
     async def change(self, to: Change) -> Register:
-        """Apply `to` to the newest register until nobody else interferes; it is on disk, and holds here, when this returns.
+        """Apply `to` to the newest register, retrying on conflicts; when this returns it is on disk, and applied here.
 
         Raises what `to` raises, or UnavailableError.
         """
@@ -100,11 +100,11 @@ class KeptKeys:
             await asyncio.sleep(LOOK_EACH_S if not self._denied else DENIED_EACH_S)
             try:
                 await self._look_safely()
-            except Exception:  # a mistake of ours must not end the following of revocations
+            except Exception:  # our own bug must not end the following of revocations
                 log.exception("keys.look_failed")
 
     async def _look_safely(self) -> bool:
-        """Whether the keys are known as they are now."""
+        """Return True if the keys are up to date."""
         try:
             if not self._is_open:
                 await self._open()
@@ -116,7 +116,7 @@ class KeptKeys:
         return True
 
     async def _look(self) -> int:
-        """Take a newer register if there is one. Returns the sequence that the next one has to follow."""
+        """Read a newer register, if there is one. Returns the sequence that the next one must follow."""
         stored = await self._next(subjects.KEYS_STREAM, subjects.KEYS, after=self._seen)
         if stored is not None:
             try:
@@ -133,14 +133,14 @@ class KeptKeys:
         self._tenants.apply(register)
 
     async def _replace(self, register: Register, seq: int) -> int:
-        """The new sequence, or 0: somebody else was first."""
+        """Write the register; return the new sequence, or 0 on a conflict."""
         await self._ensure(_keys_stream())
         try:
             ack = await self._js.publish(subjects.KEYS, _encode(register), headers={_EXPECTED: str(seq)})
         except nats.js.errors.APIError as error:
             if error.err_code == _WRONG_SEQUENCE:
                 if seq and await self._next(subjects.KEYS_STREAM, subjects.KEYS, after=0) is None:
-                    self._seen = 0  # the server lost them: what is known here is written again
+                    self._seen = 0  # the server lost it: our copy is written again
                 return 0
             raise UnavailableError(f"the keys can't be written: {text_of(error)}") from error
         except _ERRORS as error:
@@ -150,7 +150,7 @@ class KeptKeys:
     # -- usage ---------------------------------------------------------------------------------------------------------
 
     async def used(self, days: int) -> list[UsageRecord]:
-        """What all gateways wrote of the last `days`, and what this one knows. Raises UnavailableError."""
+        """The records of all gateways for the last `days`, and this one's counts. Raises UnavailableError."""
         first = int(time.time()) // DAY_S - days
         found, after = self.usage.records(), 0
         known = {record.day for record in found}
@@ -165,14 +165,14 @@ class KeptKeys:
             is_known = day.isdigit() and int(day) in known and (stored.subject or "").endswith(own)
             if is_known or not day.isdigit() or int(day) < first:
                 continue
-            with contextlib.suppress(msgspec.MsgspecError):  # another release's
+            with contextlib.suppress(msgspec.MsgspecError):  # another release's record
                 found.append(usage_decoder.decode(stored.data or b""))
         return found
 
     async def _write_often(self) -> None:
         while True:
             await asyncio.sleep(WRITE_USAGE_EACH_S)
-            with contextlib.suppress(UnavailableError):  # said already
+            with contextlib.suppress(UnavailableError):  # logged already
                 await self._write_usage()
 
     async def _write_usage(self) -> None:
@@ -187,7 +187,7 @@ class KeptKeys:
     # -- connection ----------------------------------------------------------------------------------------------------
 
     async def _open(self) -> None:
-        """Raises UnavailableError. Once it was there, the client finds the server again by itself."""
+        """Connect. Raises UnavailableError; after the first success the client reconnects by itself."""
         self._client = Client()
         self._js = self._client.jetstream(timeout=API_TIMEOUT_S)
         try:
@@ -208,14 +208,14 @@ class KeptKeys:
         self._is_open = True
 
     async def _next(self, stream: str, subject: str, *, after: int) -> RawStreamMsg | None:
-        """The first message of a subject behind `after`."""
+        """The first message of a subject after `after`."""
         reading = self._js.get_msg(stream, seq=after + 1, subject=subject, next=True)
         try:
             return await self._asked(reading)
         except nats.js.errors.NotFoundError:
             return None
         except _ERRORS as error:
-            if self._denied:  # by users of a time without such keys: there are none
+            if self._denied:  # permissions of an older release: there are no such keys
                 return None
             raise UnavailableError(f"the keys can't be read: {text_of(error)}") from error
 
@@ -223,7 +223,7 @@ class KeptKeys:
         try:
             await self._asked(self._js.add_stream(config))
         except nats.js.errors.BadRequestError:
-            pass  # there already, configured otherwise
+            pass  # it exists with another configuration
         except _ERRORS as error:
             remedy = ": make NATS's users again (`baton users`)" if self._denied else ""
             raise UnavailableError(f"keys can't be kept: {text_of(error)}{remedy}") from error
@@ -240,7 +240,7 @@ class KeptKeys:
         log.debug("keys.connection", extra={"error": text_of(error)})
 
     async def _on_reconnected(self) -> None:
-        self._seen, self._denied = 0, False  # the server may have lost its messages, or got other users
+        self._seen, self._denied = 0, False  # the server may have lost its messages, or have new users
 
     def _complain(self, text: str) -> None:
         if self._told != text:  # once, until it works again

@@ -1,4 +1,4 @@
-"""Keys and tenants made at run time: one record of all of them, and what may be done to it. No I/O."""
+"""Keys and tenants made at run time: a single record, and the operations on it. No I/O."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import msgspec
 from common.errors import InvalidRequestError
 from gateway.tenants.budgets import Limits
 
-MAX_KEYS = 2_000  # that are neither revoked nor expired
-MAX_ENDED_KEYS = 200  # remembered, the newest
+MAX_KEYS = 2_000  # neither revoked nor expired
+MAX_ENDED_KEYS = 200  # the newest are remembered
 MAX_TENANTS = 1_000
 _KEY_ID = re.compile(r"key_[0-9a-f]{16}\Z")
 
@@ -25,7 +25,7 @@ class UnknownKeyError(InvalidRequestError):
 
 
 class KeyConflictError(InvalidRequestError):
-    """What is asked for contradicts the keys and tenants that there are."""
+    """The request contradicts the present keys and tenants."""
 
     code = "conflict"
 
@@ -35,8 +35,8 @@ class MadeKey(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     id: str
     digest: bytes
-    tenant: str = ""  # "" of an admin key
-    name: str = ""  # a note of who made it
+    tenant: str = ""  # "" for an admin key
+    name: str = ""  # a note by its creator
     is_admin: bool = False
     created_at: int = 0
     created_by: str = ""  # id of an admin key
@@ -84,7 +84,7 @@ class MadeTenant(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Register(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """All that was made. `closed`: there was an API key once, so no request without one is served any more."""
+    """All keys and tenants made. `closed`: there was an API key once, so requests without one are never served again."""
 
     v: int = 1
     closed: bool = False
@@ -92,14 +92,14 @@ class Register(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     tenants: dict[str, MadeTenant] = {}
 
     def with_key(self, key: MadeKey, now: float) -> Register:
-        """Raises KeyConflictError when there are too many."""
+        """Add a key. Raises KeyConflictError if there are too many."""
         if sum(not one.is_over(now) for one in self.keys.values()) >= MAX_KEYS:
             raise KeyConflictError(f"{MAX_KEYS} keys are in use, the limit: revoke some first")
         kept = self._pruned(now) | {key.id: key}
         return msgspec.structs.replace(self, keys=kept, closed=self.closed or not key.is_admin)
 
     def revoked(self, key_id: str, *, by: str, now: float) -> Register:
-        """Revoking twice changes nothing. Raises UnknownKeyError."""
+        """Revoke a key; idempotent. Raises UnknownKeyError."""
         key = self.keys.get(key_id)
         if key is None:
             raise UnknownKeyError(f"no key {key_id[:100]!r} was made here: GET /admin/keys lists them", param="key_id")
@@ -109,13 +109,13 @@ class Register(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return msgspec.structs.replace(self, keys=self.keys | {key_id: ended})
 
     def with_tenant(self, name: str, tenant: MadeTenant) -> Register:
-        """Make a tenant, or change it. Raises KeyConflictError when there are too many."""
+        """Create or change a tenant. Raises KeyConflictError if there are too many."""
         if name not in self.tenants and len(self.tenants) >= MAX_TENANTS:
             raise KeyConflictError(f"{MAX_TENANTS} tenants were made, the limit: delete some first")
         return msgspec.structs.replace(self, tenants=self.tenants | {name: tenant})
 
     def without_tenant(self, name: str, now: float) -> Register:
-        """Raises UnknownKeyError, or KeyConflictError while it has keys."""
+        """Delete a tenant. Raises UnknownKeyError, or KeyConflictError while it has keys."""
         if name not in self.tenants:
             raise UnknownKeyError(
                 f"no tenant {name[:100]!r} was made here: GET /admin/tenants lists them", param="name"
@@ -126,7 +126,7 @@ class Register(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return msgspec.structs.replace(self, tenants={one: kept for one, kept in self.tenants.items() if one != name})
 
     def _pruned(self, now: float) -> dict[str, MadeKey]:
-        """Without the ended keys that ended first."""
+        """Drop the oldest ended keys."""
         over = [key for key in self.keys.values() if key.is_over(now)]
         over.sort(key=lambda key: key.revoked_at or key.expires_at)
         dropped = {key.id for key in over[: max(0, len(over) - MAX_ENDED_KEYS)]}

@@ -1,4 +1,4 @@
-"""Who may use the gateway: API keys, their tenants, and what each may have.
+"""Access to the gateway: API keys, their tenants, and the tenants' limits.
 
 Only SHA-256 hashes of keys are kept; keys are random and long, so a hash need not be slow.
 """
@@ -50,11 +50,11 @@ class Tenant:
 
     name: str = DEFAULT
     weight: float = 1.0  # its share of work while others wait
-    queue_share: float = 1.0  # share of the waiting queue that it may fill
+    queue_share: float = 1.0  # maximum share of the waiting queue
     max_priority: int = 100
     limits: Limits = UNLIMITED
     cache_salt: str = ""  # tenants with different ones never share KV
-    key: str = field(default="", compare=False)  # id of the key that it came with
+    key: str = field(default="", compare=False)  # id of the request's key
 
     def salt(self, asked: str) -> str:
         """The salt of block hashes, from the tenant's and the client's own. No client can ask for another tenant's."""
@@ -70,7 +70,7 @@ NOBODY = Tenant(name="")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownKey:
-    """A key, valid until `ends_at` (unix seconds). `tenant` None: an admin's; if it `closes`, operators' paths ask for one."""
+    """A key, valid until `ends_at` (unix seconds). `tenant` None: an admin's; if it `closes`, operators' paths need one."""
 
     id: str
     digest: bytes
@@ -86,7 +86,7 @@ class KnownKey:
 
 
 class Keys:
-    """Hashes of keys, and whose they are. Finding a hash tells nothing of a key: nobody can choose its bytes one by one."""
+    """Hashes of keys, and their owners. A timing attack on the hash lookup reveals no key: nobody can choose its bytes."""
 
     def __init__(self, known: Iterable[KnownKey]) -> None:
         self._known = {key.digest: key for key in known}
@@ -118,7 +118,7 @@ class Keys:
 
 
 class Tenants:
-    """The tenants now: of the file, which `reload` reads again, and those made at run time, which `apply` takes."""
+    """The present tenants: those of the file, which `reload` reads again, and those made at run time, from `apply`."""
 
     def __init__(
         self,
@@ -130,7 +130,7 @@ class Tenants:
         path: Path | None = None,
         needs_keys: bool = False,
     ) -> None:
-        """`orders_key`: an admin's that closes nothing. `metrics_key` opens METRICS_PATHS alone, and closes nothing either.
+        """`orders_key`: an admin's that closes nothing. `metrics_key` opens METRICS_PATHS only, and closes nothing either.
 
         `needs_keys`: the network could ask. Raises ConfigError.
         """
@@ -145,7 +145,7 @@ class Tenants:
         self.reload()
 
     def reload(self) -> None:
-        """Read the file again; it holds for open connections, too. Raises ConfigError, and changes nothing then."""
+        """Read the file again, also for open connections. Raises ConfigError, and then changes nothing."""
         file = _read(self._path) if self._path else _File()
         digests = [digest for digest, _ in self._digests(file)]
         _check_keys(digests, self._path)
@@ -155,12 +155,12 @@ class Tenants:
         self._build()
 
     def apply(self, register: Register | None) -> None:
-        """Take the keys and tenants made at run time; None: they could not be read yet."""
+        """Take the keys and tenants made at run time; None: not read yet."""
         self._register = register
         self._build()
 
     def _build(self) -> None:
-        """What the file says goes before what was made."""
+        """Merge both sources; the file takes precedence."""
         file, register = self._file, self._register or NOTHING
         named = {name: _made(name, entry) for name, entry in register.tenants.items()}
         named |= {name: entry.tenant(name) for name, entry in file.tenants.items()}
@@ -190,7 +190,7 @@ class Tenants:
 
     def _known(self, key: MadeKey) -> KnownKey:
         tenant = None if key.is_admin else replace(self._named[key.tenant], key=key.id)
-        ends_at = 0.0 if key.revoked_at else key.expires_at or math.inf  # whatever the clock of who revoked it
+        ends_at = 0.0 if key.revoked_at else key.expires_at or math.inf  # independent of the revoker's clock
         return KnownKey(id=key.id, digest=key.digest, tenant=tenant, ends_at=ends_at)
 
     def named(self, name: str) -> Tenant | None:
@@ -198,23 +198,23 @@ class Tenants:
         return self._named.get(name)
 
     def opens_metrics(self, key: str) -> bool:
-        """Whether it is the key for metrics alone."""
+        """True if it is the key for metrics only."""
         return hmac.compare_digest(hash_key(key), self._metrics_digest)
 
     def asking(self, key: str) -> Tenant | None:
-        """The tenant who asks with a key, or without one if none is asked for; None: the key is not valid."""
+        """The tenant of a key, or of a request without one if none is needed; None: the key is invalid."""
         return self.default if self.open_to_all else self.keys.tenant_of(key)
 
     @property
     def open_to_all(self) -> bool:
-        """Whether no key is asked for: there never was one. An admin may have made some that are not read yet."""
+        """True if no key is needed: there never was one. An admin may have made some that are not read yet."""
         register = self._register
         is_closed = self.keys.has_admin if register is None else register.closed
         return not len(self.keys) and not is_closed and not self._needs_keys
 
     @property
     def needs_admin(self) -> bool:
-        """Whether operators' paths ask for an admin's key. One for orders alone leaves open what is open to all."""
+        """True if operators' paths need an admin's key. A key for orders only leaves open what is open to all."""
         return self.keys.closes or (self.keys.has_admin and not self.open_to_all)
 
 

@@ -1,4 +1,4 @@
-"""What each key used, by the hour: counts of this gateway, and sums of all gateways' records. No I/O."""
+"""Usage of each key by the hour: this gateway's counts, and sums over all gateways' records. No I/O."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import msgspec
 HOUR_S = 3_600
 DAY_S = 86_400
 KEEP_DAYS = 35
-MAX_HOURS = 24 * 31  # that may be asked for
-MAX_KEYS_A_DAY = 500  # counted one by one at a gateway
+MAX_HOURS = 24 * 31  # maximum of a query
+MAX_KEYS_A_DAY = 500  # counted individually at a gateway
 OTHERS = ("(others)", "(others)")
 COUNTS = ("requests", "errors", "prompt_tokens", "cached_tokens", "completion_tokens")
 
@@ -29,7 +29,7 @@ class Used(msgspec.Struct, frozen=True, array_like=True):
 
 
 class UsageRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What was used at one gateway on one day since 1970."""
+    """Usage at one gateway on one day since 1970."""
 
     v: int = 1
     day: int
@@ -40,11 +40,11 @@ usage_decoder = msgspec.msgpack.Decoder(UsageRecord)
 
 
 class Usage:
-    """Counts what ended here, of today and of yesterday."""
+    """Counts of requests that ended here today and yesterday."""
 
     def __init__(self) -> None:
         self._days: dict[int, dict[tuple[int, str, str], Counts]] = {}
-        self._names: dict[int, set[tuple[str, str]]] = {}  # counted one by one on these days
+        self._names: dict[int, set[tuple[str, str]]] = {}  # counted individually on these days
         self._changed: set[int] = set()
 
     def add(self, key: str, tenant: str, counts: Counts, *, now: float) -> None:
@@ -64,11 +64,11 @@ class Usage:
         self._changed.add(day)
 
     def records(self) -> list[UsageRecord]:
-        """All that is known here."""
+        """All records known here."""
         return [self._record(day) for day in sorted(self._days)]
 
     def take_changed(self) -> list[UsageRecord]:
-        """What has to be written. Give back by `again` what could not be."""
+        """Take the changed records, to be written. Return failed ones by `again`."""
         changed, self._changed = sorted(self._changed), set()
         return [self._record(day) for day in changed]
 
@@ -81,7 +81,7 @@ class Usage:
 
 
 def usage_json(records: Iterable[UsageRecord], *, hours: int, now: float | None = None) -> dict[str, Any]:
-    """Series by key of the last `hours`, oldest first: by the hour, and beyond three days by the day."""
+    """Series by key of the last `hours`, oldest first: hourly, and daily beyond three days."""
     now = time.time() if now is None else now
     step = HOUR_S if hours <= 72 else DAY_S
     number = -(-hours * HOUR_S // step)

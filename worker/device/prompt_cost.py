@@ -1,4 +1,4 @@
-"""The cost of computing prompts, fitted to measured passes: one part a pass, one a token, one for attention.
+"""The cost model of prefill, fitted to measured passes: a fixed part, one a token, one for attention.
 
 A token attends to all tokens before it, so cost grows faster than length. That part is published as *double tokens*: the
 context length at which attention doubles the cost of a token.
@@ -10,28 +10,28 @@ from collections.abc import Mapping
 
 import numpy as np
 
-FIT_MEMORY = 0.95  # weight of a pass in the fit after one more pass
-IDLE_WEIGHT = 0.2  # less after idling: a hot H200 takes 10 % longer
-MIN_WEIGHT = 3.0  # total weight of the passes before attention is fitted
-# Variance of the passes' sizes by their squared mean, below which the parts can't be told apart.
+FIT_MEMORY = 0.95  # decay of a pass's weight with each later one
+IDLE_WEIGHT = 0.2  # lower after idling: a hot H200 is 10 % slower
+MIN_WEIGHT = 3.0  # total weight needed to fit attention
+# Squared coefficient of variation of pass sizes below which the parts can't be separated.
 MIN_SPREAD = 0.01
-ONE_SIZE_SPREAD = 1e-6  # below it, all passes have one size
+ONE_SIZE_SPREAD = 1e-6  # below it, all passes have the same size
 MIN_UNEXPLAINED = 0.02  # share of the pairs' variance that the tokens must leave unexplained
 FULL_PASS_S = 0.1  # nobody notices that several prompts' first tokens come this late
 FULL_PASS_PARTS = 20.0  # a full pass's time by its fixed part
-MAX_ATTENTION_SHARE = 0.8  # the most that attention may take of a mean pass
-SCALE = np.array((1.0, 1e3, 1e6, 1.0))  # 1, tokens, pairs, seconds: brings them to one magnitude
+MAX_ATTENTION_SHARE = 0.8  # upper bound of attention's share of a mean pass
+SCALE = np.array((1.0, 1e3, 1e6, 1.0))  # 1, tokens, pairs, seconds: scaled to one magnitude
 
 Floats = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
 
 def pairs_of(start: int, end: int) -> float:
-    """Pairs of a token in [start, end) and one before it."""
+    """Number of (token, earlier position) pairs of tokens in [start, end)."""
     return (end - start) * (end + start) / 2
 
 
 class PromptCost:
-    """Least squares of seconds = fixed + a * tokens + b * pairs, none of them negative.
+    """A non-negative least-squares fit of seconds = fixed + a * tokens + b * pairs.
 
     The fit covers `known` prompts, which stay, and newer passes, which fade. `b` keeps its last value while passes are too
     alike to tell it from the rest.
@@ -55,7 +55,7 @@ class PromptCost:
 
     @property
     def fixed_ms(self) -> float:
-        """The part of a pass that its tokens don't explain."""
+        """The part of a pass that does not scale with its tokens."""
         return 1000 * self._fixed_s
 
     @property
@@ -86,7 +86,7 @@ class PromptCost:
         return min(most, int(seconds * self.average_tokens_per_s) or most)
 
     def add(self, tokens: int, pairs: float, seconds: float, *, after_idling: bool = False) -> None:
-        """Learn from a pass of prompts alone. `tokens` is positive.
+        """Add a pass with prompts alone. `tokens` is positive.
 
         `after_idling`: the device had cooled down, so the pass counts less.
         """
@@ -103,7 +103,7 @@ class PromptCost:
         _, (_, xx, xz, xy), (_, _, zz, zy), _ = (spread * np.outer(SCALE, SCALE)).tolist()
         if count > MIN_WEIGHT and zz > MIN_SPREAD * z * z:
             apart = xx * zz - xz * xz
-            if xx <= ONE_SIZE_SPREAD * x * x:  # full passes of long prompts: only the pairs differ
+            if xx <= ONE_SIZE_SPREAD * x * x:  # full passes of long prompts differ only in pairs
                 self._pair_s = zy / zz
             elif xx > MIN_SPREAD * x * x and apart > MIN_UNEXPLAINED * xx * zz:
                 self._pair_s = (zy * xx - xy * xz) / apart
@@ -113,7 +113,7 @@ class PromptCost:
 
 
 def _line(x: float, y: float, xx: float, xy: float) -> tuple[float, float]:
-    """Intercept and slope, neither negative, from the means, x's variance and the covariance."""
+    """Non-negative intercept and slope, from the means, x's variance and the covariance."""
     through_zero = y / x
     slope = xy / xx if xx > MIN_SPREAD * x * x else through_zero
     slope = slope if 0.2 * through_zero < slope < through_zero else through_zero

@@ -43,7 +43,7 @@ class StepPolicy:
     max_waiting_tokens: int = 8192  # excess of long steps that later ones make up for
     backlog_passes: int = 4  # beyond it the queue could only grow, so the target is dropped
     arrival_pass_s: float = 0.05  # beyond it the queue could only grow, so the target is dropped
-    smoothing: float = 0.2  # passes that share the waiting tokens beyond that
+    smoothing: float = 0.2  # beyond it the queue could only grow, so the target is dropped
     mean_smoothing: float = 0.02  # small: the last passes of a prompt take longest
     min_context_tokens: int = 512  # small: the last passes of a prompt take longest
 

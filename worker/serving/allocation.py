@@ -1,4 +1,4 @@
-"""Sequences and the block pool: take blocks, share finished ones, give all of them back.
+"""Block allocation of sequences: take blocks, publish finished ones, return all.
 
 Where the model keeps states, a sequence has blocks for one more. It leaves a checkpoint behind by going on in other blocks, so
 nothing is copied; the checkpoint stays in the cache while there is room for it. What layers with a window keep is in columns
@@ -25,7 +25,7 @@ LEAST_CHECKPOINT = 0.25
 
 
 def sequence_of(job: Job) -> Sequence:
-    """The sequence that a job describes, without blocks."""
+    """The sequence of a job, without blocks."""
     work = job.work
     return Sequence(
         request_id=job.request_id,
@@ -44,7 +44,7 @@ def blocks_for(num_tokens: int, block_size: int) -> int:
 
 
 def admit(pool: BlockPool, sequence: Sequence, *, num_tokens: int, spare: int = 0, ahead: int | None = None) -> None:
-    """Give an empty sequence its cached prefix and fresh blocks for `num_tokens` positions in all.
+    """Give an empty sequence its cached prefix, and fresh blocks for `num_tokens` positions in all.
 
     At least the last known token is left to compute, for its logits; a scored prompt is computed whole. It gets columns for
     `ahead` positions (None: all), see `num_columns`. `spare` blocks stay free or cached. Raises OutOfBlocksError and takes
@@ -63,11 +63,11 @@ def admit(pool: BlockPool, sequence: Sequence, *, num_tokens: int, spare: int = 
     wanted = num_blocks - len(cached) + pool.state_blocks + num_fresh * pool.column_blocks
     own: tuple[int, ...] = ()
     if state and pool.num_free < wanted + spare <= pool.num_free + len(state) and pool.make_private(state):
-        own, beside = state, []  # without room for another state it goes on in the checkpoint itself
+        own, beside = state, []  # without room for another state it continues in the checkpoint
     try:
         fresh = iter(pool.allocate(wanted - len(own), spare=spare))
     except OutOfBlocksError:
-        # From zero it would need as many: what it let go of, others hold, or it needs anew.
+        # Recomputing from zero needs as many: its released blocks are held by others or needed again.
         pool.release([*cached, *chain(*beside)])
         raise
     own = own or _take(fresh, pool.state_blocks)
@@ -81,17 +81,17 @@ def admit(pool: BlockPool, sequence: Sequence, *, num_tokens: int, spare: int = 
     sequence.restart(sequence.num_cached)
     if pool.state_blocks:
         found = [State(sequence.num_cached - 1, sequence.num_cached, each, is_found=True) for each in beside]
-        # Other blocks begin with the next token; a checkpoint that is gone on in has the last cached one already.
+        # Other blocks start with the next token; a checkpoint that is written again already holds the last cached token.
         begin = sequence.num_cached if found else max(0, sequence.num_cached - 1)
         sequence.states = (*found, State(begin, None, own))
-        # Others may branch from where this one left what is cached, and go on where it ends.
+        # Others may branch where this sequence left the cached prefix, and resume where it ends.
         sequence.checkpoints = (pool.count_prefix(digests) * size, len(digests) * size)
 
 
 def admit_in_turn(
     pool: BlockPool, turns: Turns, sequence: Sequence, *, num_tokens: int, spare: int, ahead: int
 ) -> bool:
-    """`admit` it beside what is kept for whose turn it is; False if there is no room, and it waits for its own turn."""
+    """Admit the sequence without touching blocks kept for requests that are due; without room it waits, and return False."""
     try:
         admit(pool, sequence, num_tokens=num_tokens, spare=spare + turns.kept_from(sequence), ahead=ahead)
     except OutOfBlocksError:
@@ -103,7 +103,7 @@ def admit_in_turn(
 
 
 def needs(pool: BlockPool, *, num_tokens: int, ahead: int, spare: int) -> int:
-    """Free blocks, besides `spare` ones, with which `admit` takes a sequence that finds nothing cached."""
+    """Free blocks, besides `spare` ones, that `admit` needs for a sequence without a prefix hit."""
     num_blocks = blocks_for(num_tokens, pool.block_size)
     columns = num_columns(pool, num_blocks, ahead, cached=0, seen=0, spare=spare)
     return num_blocks + columns * pool.column_blocks + pool.state_blocks
@@ -114,19 +114,19 @@ def _take(blocks: Iterator[int], count: int) -> tuple[int, ...]:
 
 
 def receive_state(sequence: Sequence, blocks: list[int]) -> None:
-    """Give a sequence the state behind its known tokens, which another worker computed."""
+    """Give a sequence the recurrent state after its known tokens, which another worker computed."""
     sequence.states = (State(len(sequence.token_ids) - 1, None, tuple(blocks)),) if blocks else ()
 
 
 def schedule(pool: BlockPool, sequence: Sequence, num_tokens: int, *, spare: int = 0) -> Chunk:
-    """Make the next positions part of a pass, and leave checkpoints on the way if more than `spare` blocks are left."""
+    """Schedule the next positions for a pass, leaving checkpoints if more than `spare` blocks remain."""
     if pool.state_blocks:
         _leave_checkpoints(pool, sequence, sequence.num_scheduled + num_tokens, spare=spare)
     return sequence.schedule(num_tokens)
 
 
 def _leave_checkpoints(pool: BlockPool, sequence: Sequence, end: int, *, spare: int) -> None:
-    """Go on in other blocks behind each boundary below `end`. Without room there is no checkpoint."""
+    """Switch to other state blocks after each boundary below `end`. Without room there is no checkpoint."""
     every, least = checkpoint_distance(pool), LEAST_CHECKPOINT * pool.state_blocks * pool.block_size
     begin, wanted = sequence.num_scheduled, sequence.checkpoints
     places = [at for at in wanted if begin <= at < end]
@@ -139,12 +139,12 @@ def _leave_checkpoints(pool: BlockPool, sequence: Sequence, end: int, *, spare: 
 
 
 def checkpoint_distance(pool: BlockPool) -> int:
-    """Tokens from one regular checkpoint of a sequence to the next."""
+    """Tokens between two regular checkpoints of a sequence."""
     return int(CHECKPOINT_EVERY * pool.state_blocks * pool.block_size)
 
 
 def leave_checkpoint(pool: BlockPool, sequence: Sequence, at: int, *, spare: int) -> None:
-    """Go on in other blocks behind the first `at` tokens, if more than `spare` blocks are left."""
+    """Switch to other state blocks after the first `at` tokens, if more than `spare` blocks remain."""
     state = sequence.states[-1]
     if at <= state.begin:
         return
@@ -167,14 +167,14 @@ def grow(pool: BlockPool, sequence: Sequence, *, num_tokens: int) -> None:
 
 
 def lacks(pool: BlockPool, sequence: Sequence, *, num_tokens: int) -> int:
-    """Blocks that a sequence must take to cover `num_tokens` positions."""
+    """Number of blocks that a sequence must take to cover `num_tokens` positions."""
     num_blocks = blocks_for(num_tokens, pool.block_size)
     missing = max(0, num_blocks - len(sequence.block_table))
     return missing + pool.column_blocks * max(0, num_blocks - len(sequence.columns)) if pool.column_blocks else missing
 
 
 def publish_computed(pool: BlockPool, sequence: Sequence) -> None:
-    """Share every block that finished passes filled and whose tokens are known, and let go of columns that no window sees."""
+    """Publish every full block whose passes are over and whose tokens are known; release columns outside the window."""
     size = pool.block_size
     num_final = min(sequence.num_computed, len(sequence.token_ids))
     while (len(sequence.digests) + 1) * size <= num_final:
@@ -189,7 +189,7 @@ def publish_computed(pool: BlockPool, sequence: Sequence) -> None:
     if pool.column_blocks:
         let_go(pool, sequence)
     while sequence.states and (end := sequence.states[0].end) is not None and end < sequence.num_computed:
-        # A pass that went on from it is over, so it is final, and no other pass reads it.
+        # The pass that resumed from it is over, so it is final and no other pass reads it.
         passed, *left = sequence.states
         sequence.states = tuple(left)
         if not passed.is_found:
@@ -198,7 +198,7 @@ def publish_computed(pool: BlockPool, sequence: Sequence) -> None:
 
 
 def withdraw(pool: BlockPool, sequence: Sequence) -> None:
-    """Stop sharing what a sequence computed, which proved wrong: else everybody with its prefix would fail."""
+    """Unpublish the blocks of a sequence whose results proved wrong, or everybody with its prefix would fail."""
     pool.withdraw([*tokens_and_columns(sequence), *_state_blocks(sequence)], sequence.digests)
 
 
@@ -207,7 +207,7 @@ def _state_blocks(sequence: Sequence) -> list[int]:
 
 
 class HeldBlocks:
-    """Gives blocks back, but never while a pass in flight may write to them.
+    """Deferred release of blocks: never while a pass in flight may write to them.
 
     The planner reports a sequence's passes (`launched`, `landed`). Blocks given back in between go to the pool with the last
     of these passes.
@@ -220,7 +220,7 @@ class HeldBlocks:
 
     @property
     def awaited(self) -> int:
-        """Sequences whose blocks go back when their passes are over."""
+        """Sequences whose blocks are released when their passes end."""
         return len(self._leaving)
 
     @property
@@ -231,11 +231,11 @@ class HeldBlocks:
         return sequence in self._passes
 
     def launched(self, sequence: Sequence) -> None:
-        """One more pass has the sequence."""
+        """Count a pass that includes the sequence."""
         self._passes[sequence] += 1
 
     def landed(self, sequence: Sequence) -> None:
-        """One of these passes is over, with or without a result."""
+        """Record the end of a pass of the sequence, with or without a result."""
         self._passes[sequence] -= 1
         if not self._passes[sequence]:
             del self._passes[sequence]
@@ -244,7 +244,7 @@ class HeldBlocks:
                 self._release(sequence)
 
     def give_back(self, sequence: Sequence) -> None:
-        """Drop every reference of the sequence, now or when its passes are over. Published blocks stay cached."""
+        """Drop every reference of the sequence, now or when its passes end. Published blocks stay cached."""
         if self.in_use(sequence):
             self._leaving.add(sequence)
         else:

@@ -1,4 +1,4 @@
-"""Anthropic's dialect: messages, their count of tokens, and the list of models."""
+"""Anthropic's dialect: messages, token counts, and the list of models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Content blocks as clients send them: what each of them says to the model."""
+"""Content blocks of clients' messages, and their meaning for the model."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 Json = dict[str, Any]
-# Claude Code's first system text: it changes with each request, and nothing behind it would be found in a prefix cache.
+# Claude Code's first system text: it changes with each request, and would break the prefix cache for everything after it.
 _NONCE_LINE = "x-anthropic-billing-header:"
-_FAILURES = ("error", "<tool_use_error>")  # how results begin that say themselves that they are one
+_FAILURES = ("error", "<tool_use_error>")  # prefixes of results that describe their own failure
 _REMEDIES = {
     "image": "only text is read: remove it, or describe it in a text block",
     "document": "only text is read: send its text in a text block",
@@ -27,14 +27,14 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Thinking:
-    """Reasoning of an earlier answer. Signatures are not kept: any one is taken."""
+    """Reasoning of an earlier answer. Signatures are not stored: any is accepted."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """A call of an earlier answer; `input` is the arguments' object."""
+    """A tool call of an earlier answer; `input` is the arguments' object."""
 
     id: str
     name: str
@@ -43,7 +43,7 @@ class ToolUse:
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """The result of a call, as text."""
+    """The result of a tool call, as text."""
 
     id: str
     text: str
@@ -70,12 +70,12 @@ def blocks_of(content: Any) -> list[Block]:
 
 
 def system_text(texts: Iterable[str]) -> str:
-    """Texts of the system as one, without what changes from request to request."""
+    """The system texts as one, without parts that change from request to request."""
     return joined(_lasting(text) for text in texts)
 
 
 def joined(texts: Iterable[str]) -> str:
-    """Blocks of text as one text: each is a paragraph."""
+    """Text blocks as one text, a paragraph each."""
     return "\n".join(text for text in texts if text)
 
 
@@ -84,7 +84,7 @@ def _lasting(text: str) -> str:
 
 
 def _block(raw: Any) -> Block | None:
-    """None: it says nothing to the model. Raises ValueError."""
+    """Parse a block; None if it means nothing to the model. Raises ValueError."""
     if not isinstance(raw, Mapping) or not isinstance(raw.get("type"), str):
         raise ValueError("a block must be an object with a type")
     kind = raw["type"]
@@ -123,7 +123,7 @@ def _parts(content: Any) -> list[Any]:
 
 
 def _result_text(raw: Any) -> str:
-    """A part of a result. A reference to a tool is its name: all tools are in the prompt."""
+    """Text of a part of a result. A tool reference becomes its name: all tools are in the prompt."""
     if isinstance(raw, Mapping) and raw.get("type") == "tool_reference":
         return _string(raw, "tool_name")
     block = _block(raw)
@@ -142,7 +142,7 @@ def _string(raw: Mapping[str, Any], name: str) -> str:
 _READERS: Mapping[str, Callable[[Mapping[str, Any]], Block | None]] = {
     "text": _text,
     "thinking": lambda raw: Thinking(_string(raw, "thinking")),
-    "redacted_thinking": lambda raw: None,  # nobody but its maker can read it
+    "redacted_thinking": lambda raw: None,  # only its maker can read it
     "tool_use": _tool_use,
     "tool_result": _tool_result,
 }

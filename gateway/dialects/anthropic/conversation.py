@@ -1,4 +1,4 @@
-"""Messages of blocks as the messages that chat templates take."""
+"""Conversion of block messages to the messages of chat templates."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class Turn(NamedTuple):
 
 
 def template_messages(system: str, turns: Iterable[Turn]) -> list[Json]:
-    """`system` first, then all turns in their order: a system turn stays where it is, so that what is before it is found again.
+    """`system` first, then all turns in order: a system turn stays in place, so that the prefix before it is a cache hit.
 
     Turns of one role that follow each other are one message, as templates want them by turns. Raises ValueError.
     """
     found: list[Json] = [{"role": "system", "content": system}] if system else []
-    names: dict[str, str] = {}  # tools' names by their calls' ids
+    names: dict[str, str] = {}  # tools' names by call id
     for index, turn in enumerate(turns):
         try:
             _CONVERTED[turn.role](found, turn.blocks, names)
@@ -87,7 +87,7 @@ def _call(call: ToolUse) -> Json:
 
 
 def _only(blocks: Iterable[Block], *kinds: type[Block], role: str) -> None:
-    """Raises ValueError for a block that this role doesn't say."""
+    """Check a role's blocks. Raises ValueError for one that it can't have."""
     wrong = next((block for block in blocks if not isinstance(block, kinds)), None)
     if wrong is not None:
         named = {Thinking: "thinking", ToolUse: "tool_use", ToolResult: "tool_result", Text: "text"}[type(wrong)]

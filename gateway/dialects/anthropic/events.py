@@ -1,4 +1,4 @@
-"""A streamed message: blocks that begin, grow and end, between the message's own beginning and end."""
+"""A streamed message: blocks that start, grow and stop, between the message's own start and stop."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _BEGUN: dict[str, Json] = {
 
 
 class MessageEvents:
-    """The events of one answer. The message begins with its first token: its usage is known then."""
+    """The events of one answer. The message starts with its first token, when its usage is known."""
 
     tell_text_alone = True
 
@@ -36,8 +36,8 @@ class MessageEvents:
         self._max_tokens = max_tokens
         self._is_begun = False
         self._index = -1  # the latest block's
-        self._open = ""  # its kind; "": it has ended
-        self._around = (b"", b"")  # what is around the text of a delta in it
+        self._open = ""  # its kind; "": none is open
+        self._around = (b"", b"")  # the bytes around a delta's text in it
         self._stop = Stop("end_turn")
 
     def opening(self) -> bytes:
@@ -87,7 +87,7 @@ class MessageEvents:
         return begun + before + said(text) + after
 
     def _call(self, call: CallDelta) -> bytes:
-        """A piece of a call; the first one has its name."""
+        """The event of a call's piece; the first one has its name."""
         begun = self._begin_block(_CALL, tool_use(call, {})) if call.name else b""
         if not call.arguments:
             return begun
@@ -109,7 +109,7 @@ class MessageEvents:
         return ended + named_event({"type": "content_block_start", "index": self._index, "content_block": block})
 
     def _end_block(self) -> bytes:
-        """A block of thinking is signed last."""
+        """End the open block; thinking is signed last."""
         kind, self._open = self._open, ""
         if not kind:
             return b""

@@ -67,7 +67,7 @@ class Messages:
 
 
 class CountTokens:
-    """How many tokens the prompt of a request has."""
+    """Token count of a request's prompt."""
 
     body = CountTokensRequest
 

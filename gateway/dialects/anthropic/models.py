@@ -15,7 +15,7 @@ _USUAL_LIMIT = 20
 
 
 def listed(answers: Answers, asked: Asked) -> Json:
-    """A page of the names that may be asked for. Raises InvalidRequestError."""
+    """A page of the served names. Raises InvalidRequestError."""
     limit = _limit(asked.query)
     cards = answers.models()
     after, before = asked.query.get("after_id"), asked.query.get("before_id")

@@ -23,12 +23,12 @@ _KINDS = {
     529: "overloaded_error",
 }
 OVERLOADED = 529
-# Anthropic's libraries send the request again with the whole conversation when they are told so.
+# Anthropic's libraries resend the whole conversation for these.
 _NO_THREADS: Json = {"error_code": "thread_unsupported_request", "unsupported": []}
 
 
 class Stop(NamedTuple):
-    """Why an answer ended."""
+    """The stop reason of an answer."""
 
     reason: str
     sequence: str | None = None
@@ -39,7 +39,7 @@ class Stop(NamedTuple):
 
 
 def stop_of(answer: Answer, finish: Finish, max_tokens: int, *, has_calls: bool) -> Stop:
-    """A bound wins over all, a call over a stop sequence. `max_tokens` is the client's."""
+    """A length limit wins over all, a call over a stop sequence. `max_tokens` is the client's."""
     choice = answer.choices[0]
     if finish == Finish.LENGTH:
         return Stop("max_tokens" if choice.max_tokens >= max_tokens else "model_context_window_exceeded")
@@ -49,7 +49,7 @@ def stop_of(answer: Answer, finish: Finish, max_tokens: int, *, has_calls: bool)
 
 
 def usage_object(answer: Answer) -> Json:
-    """The counts so far, those of the prompt with the first token. What was found in a prefix cache isn't in `input_tokens`."""
+    """The counts so far; the prompt's come with the first token. Cached tokens are not in `input_tokens`."""
     usage = answer.usage()
     return {
         "input_tokens": usage.prompt_tokens - usage.cached_tokens,
@@ -61,7 +61,7 @@ def usage_object(answer: Answer) -> Json:
 
 
 def message_object(answer: Answer, content: list[Json], stop: Stop | None) -> Json:
-    """A whole message, or with no `stop` the beginning of one."""
+    """A whole message, or without `stop` the start of one."""
     return {
         "id": answer.id,
         "type": "message",
@@ -74,7 +74,7 @@ def message_object(answer: Answer, content: list[Json], stop: Stop | None) -> Js
 
 
 def content_blocks(answer: Answer, piece: Piece) -> list[Json]:
-    """All that a message says."""
+    """All content of a message."""
     found: list[Json] = []
     if piece.reasoning:
         found.append({"type": "thinking", "thinking": piece.reasoning, "signature": signature(answer)})
@@ -88,7 +88,7 @@ def tool_use(call: CallDelta, input_: Json) -> Json:
 
 
 def input_of(arguments: str) -> Json:
-    """A call's arguments; of those that were cut off what was complete, as clients' own libraries read them from a stream."""
+    """A call's arguments; if cut off, the complete part, as clients' libraries parse a stream."""
     try:
         value = from_json(arguments, allow_partial=True) if arguments else {}
     except ValueError:
@@ -97,19 +97,19 @@ def input_of(arguments: str) -> Json:
 
 
 def signature(answer: Answer) -> str:
-    """The signature that clients send back with the thinking; nothing is read from it."""
+    """A placeholder signature that clients return with the thinking; it is never read."""
     return answer.id.partition("_")[2]
 
 
 def error_object(problem: Problem) -> Json:
     kind = _KINDS.get(status_of(problem), "invalid_request_error" if problem.status < 500 else "api_error")
     details = {"details": _NO_THREADS} if problem.status == 400 and problem.param == "thread" else {}
-    # Agents look for these words, and shorten their conversation then.
+    # Agents look for this phrase and then shorten their conversation.
     message = f"prompt is too long: {problem.excess} maximum" if problem.excess else problem.message
     return {"type": "error", "error": {"type": kind, "message": message} | details}
 
 
 def status_of(problem: Problem) -> int:
-    """Where there is no room, or nobody to answer, the status is Anthropic's own; a tenant's budget keeps 429."""
+    """The status of an error: Anthropic's own for overload and unavailability; a tenant's budget keeps 429."""
     is_full = problem.status == 503 or (problem.status == 429 and problem.code == "overloaded")
     return OVERLOADED if is_full else problem.status

@@ -1,4 +1,4 @@
-"""The bodies of Anthropic's dialect, field by field. What can't be honoured is refused by name."""
+"""The bodies of Anthropic's dialect, field by field. Unsupported values are refused by name."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ _TEXT_BLOCK = {
 _BLOCK = {"type": "object", "properties": {"type": {"type": "string"}}, "required": ["type"]}
 _INERT = frozenset(
     {
-        "cache_control", "diagnostics",  # a prefix is found whether it is marked or not
-        "metadata", "user_profile_id", "workspace_id", "billing_policy",  # keys tell who asks
+        "cache_control", "diagnostics",  # prefix caching is automatic
+        "metadata", "user_profile_id", "workspace_id", "billing_policy",  # keys identify the client
         "service_tier", "anthropic_version", "anthropic_beta", "betas",
     }
 )  # fmt: skip
@@ -43,7 +43,7 @@ _FOREIGN: dict[str, Foreign] = {
 
 
 class MessageTurn(LenientFields):
-    """One message: its content is a text, or blocks."""
+    """One message; its content is a text, or blocks."""
 
     schemas: ClassVar[dict[str, dict[str, Any]]] = {
         "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": _BLOCK}]}
@@ -63,7 +63,7 @@ class MessageTurn(LenientFields):
 
 
 class ThinkingConfig(LenientFields):
-    """The value of `thinking`. Without a type that says more, the model does as it would."""
+    """The value of `thinking`. Without a type the template's default applies."""
 
     type: Literal["enabled", "adaptive", "disabled"]
     budget_tokens: Annotated[StrictInt, Field(ge=1, lt=2**31)] | None = None
@@ -85,7 +85,7 @@ class OutputConfig(LenientFields):
 
 
 class PromptFields(TranslatedFields):
-    """The fields of a prompt, and how long its thoughts may be."""
+    """The fields of a prompt, and its thinking budget."""
 
     foreign: ClassVar[Mapping[str, Foreign]] = _FOREIGN
     inert: ClassVar[frozenset[str]] = _INERT
@@ -133,7 +133,7 @@ class PromptFields(TranslatedFields):
 
     @property
     def template_variables(self) -> dict[str, Any]:
-        """Thinking and effort in the names that templates read."""
+        """Thinking and effort as template variables."""
         kind = self.thinking.type if self.thinking is not None else "adaptive"
         effort = self.output_config.effort if self.output_config is not None else None
         return template_variables(thinks={"enabled": True, "disabled": False}.get(kind), effort=effort)
@@ -148,13 +148,13 @@ class PromptFields(TranslatedFields):
 
     @property
     def thinking_budget(self) -> int | None:
-        """Tokens of reasoning at most."""
+        """Maximum tokens of reasoning."""
         is_bound = self.thinking is not None and self.thinking.type == "enabled"
         return self.thinking.budget_tokens if self.thinking is not None and is_bound else None
 
     @property
     def conversation(self) -> Conversation:
-        """The prompt. A last message of the assistant is gone on with."""
+        """The prompt. A final message of the assistant is continued."""
         goes_on = self._messages[-1]["role"] == "assistant"
         return Conversation(
             messages=self._messages,
@@ -177,14 +177,14 @@ class MessagesRequest(PromptFields):
 
     @property
     def followed(self) -> Wanted | None:
-        """The schema that the answer's text follows."""
+        """The schema of the answer's text."""
         config = self.output_config.format if self.output_config is not None else None
         format_, field = (config, "output_config") if config is not None else (self.output_format, "output_format")
         return wanted.json_schema(field, format_.schema_) if format_ is not None else None
 
 
 class CountTokensRequest(PromptFields):
-    """Body of POST /v1/messages/count_tokens. What says how to answer changes nothing here."""
+    """Body of POST /v1/messages/count_tokens. Fields about the answer are ignored."""
 
     inert: ClassVar[frozenset[str]] = _INERT | {
         "max_tokens", "stream", "stop_sequences", "temperature", "top_p", "top_k",

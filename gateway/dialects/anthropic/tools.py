@@ -12,11 +12,11 @@ from gateway.dialects.tools import ArgumentsSchema, Mode, Name, tool_rules
 from gateway.http.fields import LenientFields
 
 _SEARCHES = "tool_search_tool_"  # all tools are in the prompt: there is nothing to search
-_INERT = ("defer_loading", "input_examples", "allowed_callers")  # told in the answer's header
+_INERT = ("defer_loading", "input_examples", "allowed_callers")  # reported in the answer's header
 
 
 class ClientTool(LenientFields):
-    """An entry of `tools`: a function of the client with its schema, or a search among the others, which is left out."""
+    """An entry of `tools`: a client's function with its schema; a tool search is dropped."""
 
     schemas: ClassVar[dict[str, dict[str, Any]]] = {
         "type": {"anyOf": [{"const": "custom"}, {"type": "string", "pattern": f"^{_SEARCHES}"}, {"type": "null"}]}
@@ -77,7 +77,7 @@ class ChosenTool(LenientFields):
 
 
 def rules_of(tools: Sequence[ClientTool], choice: ChosenTool | None) -> ToolRules:
-    """Return the rules of tools and choice together. Raises ValueError that begins with a field's name."""
+    """Combine tools and choice. Raises ValueError that begins with a field's name."""
     own = [tool.as_tool for tool in tools if not tool.is_search]
     if choice is None:
         return tool_rules(own, "auto", None, parallel=True)
@@ -88,6 +88,6 @@ def rules_of(tools: Sequence[ClientTool], choice: ChosenTool | None) -> ToolRule
 
 
 def ignored_fields(tools: Sequence[ClientTool]) -> list[str]:
-    """The fields of tools that change nothing here, each once."""
+    """Fields of tools that are ignored, each once."""
     found = (name for tool in tools for name in tool.ignored_fields)
     return [f"tools.{name}" for name in dict.fromkeys(found)]

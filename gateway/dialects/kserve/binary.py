@@ -1,4 +1,4 @@
-"""The binary tensor data extension: JSON, and the tensors' bytes behind it. A header says how long the JSON is. No I/O."""
+"""The binary tensor data extension: JSON followed by the tensors' bytes. A header has the JSON's length. No I/O."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SIZE = "binary_data_size"  # a tensor's parameter
 
 
 def unpacked(raw: bytes, headers: Mapping[str, str]) -> bytes:
-    """A body as JSON alone: bytes behind it become their inputs' `data`. Raises InvalidRequestError."""
+    """A body as plain JSON: trailing bytes become their inputs' `data`. Raises InvalidRequestError."""
     length = headers.get(HEADER, "").strip()
     if not length:
         return raw
@@ -40,7 +40,7 @@ def unpacked(raw: bytes, headers: Mapping[str, str]) -> bytes:
 
 
 def _filled(tensor: Json, rest: memoryview) -> memoryview:
-    """Give an input its `data`, if it is in the bytes; the bytes of those behind."""
+    """Give an input its `data`, if it is in the bytes; return the rest."""
     parameters = tensor.get("parameters")
     if not isinstance(parameters, dict) or SIZE not in parameters:
         return rest
@@ -60,7 +60,7 @@ def _filled(tensor: Json, rest: memoryview) -> memoryview:
 
 
 def packed(head: Json, outputs: Sequence[Tensor], binary: Collection[str]) -> tuple[bytes, int]:
-    """An answer whose outputs named in `binary` are bytes behind its JSON, and the JSON's length."""
+    """An answer with the outputs named in `binary` as bytes after its JSON, and the JSON's length."""
     told, parts = list[Any](), list[bytes]()
     for output in outputs:
         about: Json = {"name": output.name, "datatype": output.datatype, "shape": output.shape}

@@ -32,7 +32,7 @@ _ERROR = "KServeError"
 class IndexRequest(StrictFields):
     """Body of POST /v2/repository/index."""
 
-    ready: StrictBool = False  # models that are ready alone
+    ready: StrictBool = False  # list ready models only
 
 
 class Index:
@@ -54,7 +54,7 @@ _REFUSED: Mapping[str, Refused] = {
 
 
 def of_models(below: str) -> tuple[str, str]:
-    """A model's path, with and without its version. The first one goes before: names may have slashes."""
+    """A model's path, with and without its version. The versioned one goes first: names may have slashes."""
     return f"{ROOT}/models/{{model:path}}/versions/{{version}}{below}", f"{ROOT}/models/{{model:path}}{below}"
 
 

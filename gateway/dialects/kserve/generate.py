@@ -1,4 +1,4 @@
-"""Triton's generate extension: one JSON object in, one out, or server-sent events."""
+"""Triton's generate extension: a JSON object in, a JSON object or server-sent events out."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PREFIX = "infer-"
 
 
 class KServeBody(StrictFields):
-    """The common part of bodies: the model of their path, and a wish."""
+    """The common part of bodies: the model of their path, and the parsed wish."""
 
     model: StrictStr
     version: StrictStr | None = None
@@ -50,7 +50,7 @@ class KServeBody(StrictFields):
 
 
 def check_version(model: str, version: str | None) -> None:
-    """Raises ModelNotFoundError: a model has one version."""
+    """Check the version. Raises ModelNotFoundError: a model has only one."""
     if version not in (None, "", VERSION):
         raise ModelNotFoundError(
             f"version: the model {model!r} has version {VERSION!r} alone, not {version[:50]!r}", param="version"
@@ -58,7 +58,7 @@ def check_version(model: str, version: str | None) -> None:
 
 
 def reading_of(info: ValidationInfo) -> Reading | None:
-    """Return the reading that the validators of a body share."""
+    """Return the reader that a body's validators share."""
     return info.context if isinstance(info.context, Reading) else None
 
 
@@ -82,7 +82,7 @@ class GenerateRequest(KServeBody):
 
 
 class Generate:
-    """One answer, whole or as events; where `stream` is false, in one event.
+    """One answer, whole or as events; with `stream` false, as one event.
 
     A whole one begins with the prompt unless `exclude_input_in_output` says otherwise, as in Triton.
     """
@@ -114,7 +114,7 @@ class Generate:
 
 
 def check_no_input(wish: Wish) -> None:
-    """Raises InvalidRequestError: a stream never begins with the prompt."""
+    """Refuse `exclude_input_in_output` false. Raises InvalidRequestError: a stream never begins with the prompt."""
     if wish.includes_input and wish.streams is not False:
         raise InvalidRequestError(
             "exclude_input_in_output: a streamed answer never has the input: send true or nothing",
@@ -123,7 +123,7 @@ def check_no_input(wish: Wish) -> None:
 
 
 class TextEvents:
-    """An event for each piece, or one for all if `stream` is false. Most differ in their text alone."""
+    """One event a piece, or one for all if `stream` is false. Most differ in their text alone."""
 
     _MARK: ClassVar[str] = "\x00text\x00"
 

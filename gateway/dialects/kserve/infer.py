@@ -1,4 +1,4 @@
-"""POST …/infer: tensors in, tensors out, as JSON or as bytes behind it."""
+"""POST …/infer: tensors in, tensors out, as JSON or as bytes after it."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class InferInput(NoSharedMemory):
 
 
 class InferOutput(NoSharedMemory):
-    """An output tensor that the response shall have."""
+    """A requested output tensor."""
 
     @field_validator("parameters")
     @classmethod
@@ -101,14 +101,14 @@ class InferRequest(KServeBody):
 
     @property
     def binary(self) -> frozenset[str]:
-        """The outputs that come as bytes."""
+        """Outputs that are sent as bytes."""
         usual = self.parameters.get(ALL_BINARY) is True
         on = {one.name for one in self.outputs if one.parameters.get(BINARY_DATA, usual) is True}
         return frozenset(on if self.outputs else (self._wish.outputs if usual else ()))
 
 
 class Infer:
-    """One answer: whole, or, where what carries it `streams`, piece by piece if its input `stream` says so."""
+    """One answer: whole, or piece by piece if the transport `streams` and the input `stream` asks for it."""
 
     body = InferRequest
     operation = "text_completion"

@@ -26,14 +26,14 @@ def live(answers: Answers) -> Json:
 
 
 def ready(answers: Answers) -> Json:
-    """Raises UnavailableError while no model can be served."""
+    """Check readiness. Raises UnavailableError while no model can be served."""
     if not answers.generations.ready:
         raise UnavailableError(answers.generations.not_ready_reason or "no worker is ready")
     return {"ready": True}
 
 
 def model_ready(answers: Answers, model: str, version: str | None) -> Json:
-    """Raises ModelNotFoundError, or UnavailableError without a worker of the model."""
+    """Check a model's readiness. Raises ModelNotFoundError, or UnavailableError without a worker of it."""
     check_version(model, version)
     if not answers.find(model).is_ready:
         raise UnavailableError(f"the model {model!r} has no ready worker now")
@@ -53,7 +53,7 @@ def metadata(answers: Answers, model: str, version: str | None) -> Json:
 
 
 def config(answers: Answers, model: str, version: str | None) -> Json:
-    """Triton's model configuration, as far as it says something here. Raises ModelNotFoundError."""
+    """Triton's model configuration, as far as it applies here. Raises ModelNotFoundError."""
     _check(answers, model, version)
     return {
         "name": model,
@@ -113,7 +113,7 @@ def _ns(seconds: float) -> int:
 
 
 def index(answers: Answers, *, only_ready: bool) -> list[Json]:
-    """The served models, and whether workers are there."""
+    """The served models, and if they have workers."""
     told = [_indexed(card.name, is_ready=answers.find(card.name).is_ready) for card in answers.models()]
     return [one for one in told if one["state"] == "READY" or not only_ready]
 

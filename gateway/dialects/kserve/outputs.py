@@ -1,4 +1,4 @@
-"""An answer as tensors: what it says, why it ended, how likely it was, and its counts."""
+"""An answer as tensors: text, finish reason, logprobs and counts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NOTHING = Piece(text="")
 
 
 def head(answer: Answer, request_id: str | None) -> Json:
-    """The fields that every response of an answer carries."""
+    """Fields of every response of an answer."""
     named = {"model_name": answer.model, "model_version": VERSION}
     return named if request_id is None else {"id": request_id} | named
 
@@ -36,7 +36,7 @@ class Outputs:
         self._sums = [0.0] * len(answer.choices)
 
     def of(self, pieces: Mapping[int, Piece]) -> list[Tensor]:
-        """Return the tensors of pieces, by their choices; other choices add nothing."""
+        """Return the tensors of pieces, by choice; other choices add nothing."""
         for index, piece in pieces.items():
             self._sums[index] += sum(entry.logprob for entry in piece.logprobs)
         return [
@@ -60,7 +60,7 @@ class Outputs:
 
 
 def _logprobs(tokenizer: ChatTokenizer, piece: Piece) -> str:
-    """vLLM's form, as JSON: for each token the likeliest and itself, by their ids."""
+    """Logprobs in vLLM's form, as JSON: for each token the likeliest ones and itself, by id."""
 
     def one(token_id: int, logprob: float, rank: int | None) -> Json:
         return {"logprob": max(logprob, MIN_LOGPROB), "rank": rank, "decoded_token": tokenizer.token_text(token_id)}
@@ -75,5 +75,5 @@ def _logprobs(tokenizer: ChatTokenizer, piece: Piece) -> str:
 
 
 def as_fields(tensors: list[Tensor]) -> Json:
-    """Outputs as Triton's generate tells them: by name, a value or a list of several."""
+    """Outputs as fields of Triton's generate: by name, a value or a list of several."""
     return {one.name: one.values[0] if len(one.values) == 1 else one.values for one in tensors}

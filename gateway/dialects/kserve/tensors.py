@@ -10,7 +10,7 @@ from typing import Any
 
 BYTES = "BYTES"
 BOOL = "BOOL"
-MAX_ELEMENTS = 1_024  # texts, switches and numbers of one input
+MAX_ELEMENTS = 1_024  # texts, booleans and numbers of one input
 _LENGTH = struct.Struct("<I")  # before each element of raw BYTES
 _FORMATS = {
     BOOL: "?", "UINT8": "B", "UINT16": "H", "UINT32": "I", "UINT64": "Q", "INT8": "b", "INT16": "h", "INT32": "i",
@@ -21,7 +21,7 @@ DATATYPES = (BYTES, *_FORMATS)
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """Values in one row: texts, switches or numbers."""
+    """Values in one dimension: texts, booleans or numbers."""
 
     name: str
     datatype: str
@@ -33,7 +33,7 @@ class Tensor:
 
     @property
     def raw(self) -> bytes:
-        """The values as bytes, little-endian; each text behind its length."""
+        """The values as bytes, little-endian; texts are length-prefixed."""
         if self.datatype == BYTES:
             texts = [text.encode("utf-8", "replace") for text in self.values]
             return b"".join(_LENGTH.pack(len(text)) + text for text in texts)
@@ -41,7 +41,7 @@ class Tensor:
 
 
 def num_elements(shape: Sequence[int]) -> int:
-    """How many values a shape has. Raises ValueError."""
+    """Number of values of a shape. Raises ValueError."""
     if any(size < 0 for size in shape):
         raise ValueError("shape: sizes are not negative in a request")
     if (count := math.prod(shape)) > MAX_ELEMENTS:
@@ -62,7 +62,7 @@ def values_of(datatype: str, shape: Sequence[int], data: Any) -> list[Any]:
 
 
 def values_of_raw(datatype: str, shape: Sequence[int], raw: bytes) -> list[Any]:
-    """The values of an input's bytes. Raises ValueError."""
+    """Decode an input's raw bytes. Raises ValueError."""
     count = num_elements(shape)
     if datatype == BYTES:
         return _texts_of_raw(raw, count)
@@ -75,7 +75,7 @@ def values_of_raw(datatype: str, shape: Sequence[int], raw: bytes) -> list[Any]:
 
 
 def check_datatype(datatype: str) -> str:
-    """Raises ValueError for one that is not read here."""
+    """Check a datatype. Raises ValueError for an unsupported one."""
     if datatype not in DATATYPES:
         raise ValueError(_unknown(datatype))
     return datatype
@@ -113,7 +113,7 @@ def _texts_of_raw(raw: bytes, count: int) -> list[str]:
 
 
 def text_of(element: bytes) -> str:
-    """An element of BYTES, which are texts here. Raises ValueError."""
+    """Decode an element of BYTES as text. Raises ValueError."""
     try:
         return element.decode()
     except UnicodeDecodeError:

@@ -1,4 +1,4 @@
-"""The wish of a request for a text model, by the names of Triton's vLLM and TensorRT-LLM backends. No I/O.
+"""The parameters of a text request, by the names of Triton's vLLM and TensorRT-LLM backends. No I/O.
 
 Inputs, request parameters and `sampling_parameters` all say it: the first two by name, the last one as JSON in a text.
 """
@@ -32,7 +32,7 @@ _SWITCHES = (STREAM, EXCLUDES_INPUT, ENDS_EMPTY, *RETURNS)
 _MICROSECONDS = 1_000_000
 _SHORTEST_US = 1_000
 
-# Sampling parameters that are texts. Of all others a text has the value as JSON: older request parameters were texts alone.
+# Sampling parameters that are texts. All others may be JSON in a text: older request parameters were texts only.
 _TEXTS = frozenset(
     {
         "stop", "stop_sequences", "user", "cache_salt", "extra_key", "service_tier", "safety_identifier", "prompt_cache_key",
@@ -42,7 +42,7 @@ _TEXTS = frozenset(
 
 
 def _words(value: Any) -> list[Any]:
-    """TensorRT-LLM's clients send "" for no words."""
+    """Drop "", which TensorRT-LLM's clients send for no words."""
     return [word for word in (value if isinstance(value, list) else [value]) if word != ""]
 
 
@@ -91,19 +91,19 @@ class TextRequest(CompletionRequest):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
-    """One text to continue, and what the answer has."""
+    """A text to continue, and the wanted outputs."""
 
     text: TextRequest
     outputs: tuple[str, ...]  # names of its tensors
-    includes_input: bool | None  # the answer begins with the prompt; None: not said
-    streams: bool | None  # None: not said
+    includes_input: bool | None  # the answer begins with the prompt; None: not given
+    streams: bool | None  # None: not given
     ends_empty: bool  # a stream ends with a response without outputs
 
     @classmethod
     def of(
         cls, model: str, prompt: str, said: Mapping[str, Any], *, outputs: Sequence[str] = (), reading: Reading | None
     ) -> Wish:
-        """A checked wish; `outputs` are names that the client lists. Raises ValueError that begins with a field's name."""
+        """A validated wish; `outputs` are the requested names. Raises ValueError that begins with a field's name."""
         given = dict(said)
         on = {name: _switch(name, given.pop(name, None)) for name in _SWITCHES}
         sampling = _sampling(given.pop(SAMPLING, None), reading)
@@ -126,7 +126,7 @@ class Wish:
 
 
 def joined(*parts: Mapping[str, Any]) -> Json:
-    """Return the values of several parts of a body by name. Raises ValueError where they differ."""
+    """Merge several parts of a body by name. Raises ValueError if they contradict."""
     found: Json = {}
     for part in parts:
         for name, value in part.items():
@@ -143,7 +143,7 @@ def _outputs(listed: Sequence[str], switched_on: Iterable[str]) -> tuple[str, ..
 
 
 def _switch(name: str, value: Any) -> bool | None:
-    """A BOOL, also as a text: request parameters of older clients are texts."""
+    """A BOOL, also as a text: older clients' request parameters are texts."""
     known = {"true": True, "false": False}.get(value.lower()) if isinstance(value, str) else value
     if not isinstance(known, bool) and value is not None:
         raise ValueError(f"{name}: must be true or false")
@@ -151,7 +151,7 @@ def _switch(name: str, value: Any) -> bool | None:
 
 
 def _sampling(value: Any, reading: Reading | None) -> Json:
-    """The object that `sampling_parameters` is, or has in its text."""
+    """The object in `sampling_parameters`, possibly as JSON text."""
     if value is None or value == "":
         return {}
     found = _decoded(value, reading) if isinstance(value, str) else value
@@ -164,7 +164,7 @@ def _sampling(value: Any, reading: Reading | None) -> Json:
 
 
 def _fields(given: Json, reading: Reading | None) -> Json:
-    """Sampling parameters that are inputs or request parameters; `timeout` and `priority` are Triton's there."""
+    """Sampling parameters given as inputs or request parameters; `timeout` and `priority` there are Triton's."""
     for name in ("model", "prompt"):
         if name in given:
             raise ValueError(
@@ -181,7 +181,7 @@ def _fields(given: Json, reading: Reading | None) -> Json:
 
 
 def _seconds(timeout: Any) -> float | None:
-    """Triton's time-out, in microseconds; 0 is none."""
+    """Triton's timeout, in microseconds; 0 is none."""
     if not isinstance(timeout, int) or isinstance(timeout, bool) or 0 < timeout < _SHORTEST_US or timeout < 0:
         raise ValueError(
             f"timeout: as a parameter it is in microseconds, {_SHORTEST_US} at least; in {SAMPLING} it is in seconds"
@@ -190,7 +190,7 @@ def _seconds(timeout: Any) -> float | None:
 
 
 def _typed(fields: Mapping[str, Any], reading: Reading | None) -> Json:
-    """The fields, with numbers, switches, lists and objects for texts that have them; without words that are none."""
+    """The fields with texts parsed as numbers, booleans, lists and objects; without empty words."""
     found: Json = {}
     for name, value in fields.items():
         if name in ("stop_words", "bad_words"):
@@ -202,7 +202,7 @@ def _typed(fields: Mapping[str, Any], reading: Reading | None) -> Json:
 
 
 def _decoded_or_text(text: str, reading: Reading | None) -> Any:
-    """Return the JSON of a text, or the text itself: its field's rule says what is wrong."""
+    """Return the JSON value of a text, or the text itself: its field's validator reports the fault."""
     if reading is not None:
         reading.texts.take(text)
     try:

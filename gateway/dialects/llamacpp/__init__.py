@@ -1,4 +1,4 @@
-"""llama.cpp's own dialect: completion, infill, and what its clients ask about the server."""
+"""llama.cpp's dialect: completion, infill, and views of the server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bodies of completion and infill. What can't be honoured is refused by name."""
+"""The bodies of completion and infill. Unsupported values are refused by name."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ _SCHEMAS: dict[str, dict[str, Any]] = {
 
 
 class LlamaRequest(LocalSamplingFields):
-    """Fields that both have in common."""
+    """The common fields of both."""
 
     foreign: ClassVar[Mapping[str, Foreign]] = FOREIGN
     schemas: ClassVar[dict[str, dict[str, Any]]] = _SCHEMAS
@@ -109,17 +109,17 @@ class LlamaRequest(LocalSamplingFields):
 
     @property
     def most_tokens(self) -> int:
-        """0: as far as the context goes, as -1 and -2 say."""
+        """Maximum new tokens. 0: up to the context, for -1 and -2."""
         return max(0, self.n_predict or 0)
 
     @property
     def is_wanted(self) -> bool:
-        """Whether any text is: with 0 tokens the prompt alone is computed."""
+        """True if any text is wanted: with 0 tokens only the prompt is computed."""
         return self.n_predict != 0
 
     @property
     def sampling(self) -> SamplingParams:
-        """How to choose tokens, as far as the body says."""
+        """Sampling parameters, as far as the body has them."""
         return self.sampled(
             logit_bias=self.logit_bias or {}, logprobs=self.n_probs or None, max_tokens=self.most_tokens
         )

@@ -32,7 +32,7 @@ class Completion(Generic[Body]):
     is_batchable = False
 
     def __init__(self, body: type[Body], prompts: PromptsOf[Body], field: str) -> None:
-        """`field`: the client's for its prompt."""
+        """`field`: the client's name of its prompt."""
         self.body = body
         self._prompts = prompts
         self._field = field

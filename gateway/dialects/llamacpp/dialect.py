@@ -20,7 +20,7 @@ _ERROR = "LlamaError"
 _ERROR_OBJECT = fields(
     {"code": {"type": "integer"}, "message": _TEXT, "type": _TEXT, "param": {"type": ["string", "null"]}}
 )
-# `response_fields` may ask for others.
+# `response_fields` may select others.
 _COMPLETION: Json = {"type": "object", "properties": {"content": _TEXT, "stop": {"type": "boolean"}}}
 _ONE_OR_MORE: Json = {"anyOf": [_COMPLETION, {"type": "array", "items": _COMPLETION}]}
 

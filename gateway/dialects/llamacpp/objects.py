@@ -1,4 +1,4 @@
-"""llama.cpp's answers: a chunk for each piece, and at the end an object with everything about a choice."""
+"""llama.cpp's answers: a chunk for each piece, and a final object about each choice."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gateway.dialects.timings import timings_object
 from gateway.http.problem import Json, Problem
 from gateway.http.streaming import event, said
 
-NO_SLOT = -1  # sequences have none here
+NO_SLOT = -1  # sequences have no fixed slots here
 _PLAIN = (
     b'data: {"index":%d,"content":%b,"tokens":[],"stop":false,"id_slot":-1,'
     b'"tokens_predicted":%d,"tokens_evaluated":%d}\n\n'
@@ -28,7 +28,7 @@ _KINDS = {400: "invalid_request_error", 401: "authentication_error", 403: "permi
 
 
 class Chunks:
-    """Events of a stream; several choices take turns, by their `index`."""
+    """Events of a stream; several choices are interleaved by `index`."""
 
     def __init__(self, body: LlamaRequest, answer: Answer) -> None:
         self._body = body
@@ -74,7 +74,7 @@ class Chunks:
 
 
 async def whole(body: LlamaRequest, answer: Answer) -> Json | list[Json]:
-    """An object, or a list of them where several were asked for."""
+    """An object, or a list of them for several choices."""
     pieces = await answer.whole()
     told = [
         _of_fields(body, _ended(body, answer, choice, piece) | _probabilities(body, answer, piece))
@@ -92,7 +92,7 @@ def error_object(problem: Problem) -> Json:
 
 
 def settings_of(defaults: Mapping[str, Any], body: LlamaRequest | None = None) -> Json:
-    """How tokens are chosen: as the body says, else as the model does, else plainly."""
+    """Sampling settings: the body's, else the model's, else plain defaults."""
     chosen = {
         name: given if (given := getattr(body, name, None)) is not None else defaults.get(ours, _OFF.get(name, 0.0))
         for name, ours in SAMPLING.items()
@@ -112,7 +112,7 @@ def settings_of(defaults: Mapping[str, Any], body: LlamaRequest | None = None) -
 
 
 def _ended(body: LlamaRequest, answer: Answer, choice: Choice, piece: Piece) -> Json:
-    """Everything about a choice at its end."""
+    """The final object of a choice."""
     prompt = _prompt(answer, choice)
     kinds = {Finish.STOP: "eos" if choice.stop_string is None else "word", Finish.LENGTH: "limit"}
     return {
@@ -136,7 +136,7 @@ def _ended(body: LlamaRequest, answer: Answer, choice: Choice, piece: Piece) -> 
 
 
 def _prompt_text(body: LlamaRequest, answer: Answer, choice: Choice) -> str:
-    """A prompt as its client wrote it; else of its tokens. To read those of a long text would hold the event loop."""
+    """A prompt as its client wrote it, or decoded. Decoding a long text would block the event loop."""
     asked = getattr(body, "prompt", None)
     prompt = asked[choice.index // answer.choices_per_prompt] if isinstance(asked, list) else None
     return (
@@ -147,7 +147,7 @@ def _prompt_text(body: LlamaRequest, answer: Answer, choice: Choice) -> str:
 
 
 def _of_fields(body: LlamaRequest, told: Json) -> Json:
-    """Return the fields that `response_fields` names: `a/b` is b of a, told as `b`."""
+    """Return the fields in `response_fields`: `a/b` is b of a, named `b`."""
     if body.response_fields is None:
         return told
     found: Json = {}

@@ -22,7 +22,7 @@ def prompts_of(said: Any) -> Prompts:
 
 
 def _is_one(said: list[Any]) -> bool:
-    """Whether a list is one prompt: several texts alone are several."""
+    """True if a list is one prompt: several texts alone are several prompts."""
     kinds = set(map(type, said))
     return not kinds or int in kinds
 
@@ -45,7 +45,7 @@ def _one(said: Any) -> Text | TokenIds | Joined:
 
 
 def _mixed(said: list[Any]) -> Joined:
-    """Only a text that comes first begins as every text does."""
+    """Tokenise a mixed prompt; only a leading text gets BOS."""
     parts: list[Text | TokenIds] = []
     for kind, run in groupby(said, type):
         if kind is int:

@@ -1,4 +1,4 @@
-"""Calls and views about the server: its properties, its slots, a prompt by the chat template."""
+"""Calls and views of the server: its properties, its slots, the chat template."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class ControlRequest(StrictFields):
 
 
 class Control:
-    """Ends the reasoning of an answer that runs. `success` is false where nothing thinks any more."""
+    """Ends the reasoning of a running answer. `success` is false if nothing thinks any more."""
 
     body = ControlRequest
 
@@ -80,7 +80,7 @@ def props(answers: Answers, asked: Asked) -> Json:
 
 
 def slots(answers: Answers, asked: Asked) -> list[Json]:
-    """The places of decode batches, as many as there are; which of them is whose is not told. Raises UnavailableError."""
+    """The decode batch's slots; their owners are not shown. Raises UnavailableError."""
     served = answers.find(asked.query.get("model", ""))
     workers = _decoders(answers, served)
     places, busy = _places(workers), sum(state.running for state in workers)

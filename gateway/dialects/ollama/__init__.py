@@ -1,4 +1,4 @@
-"""Ollama's dialect: chat, generate, and what its clients ask about models."""
+"""Ollama's dialect: chat, generate, and views of models."""
 
 from __future__ import annotations
 

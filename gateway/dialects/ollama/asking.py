@@ -1,4 +1,4 @@
-"""The ask that chat and generate make of their bodies, and its description."""
+"""The ask of chat and generate, and its description."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def asked(
     reply: Reply | None,
     instead: Json | None,
 ) -> Ask:
-    """Return a body's ask. `instead`: the content of the answer where nothing is to be generated."""
+    """Return a body's ask. `instead`: the content of the answer if nothing is to be generated."""
     options = body.options
     return Ask(
         model=body.model,

@@ -1,4 +1,4 @@
-"""The bodies of chat and generate. What can't be honoured is refused by name."""
+"""The bodies of chat and generate. Unsupported values are refused by name."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _FOREIGN = ignored("a context that is full ends the answer", "shift")
 
 
 class OllamaRequest(TranslatedFields):
-    """Fields that both have in common."""
+    """The common fields of both."""
 
     schemas: ClassVar[dict[str, dict[str, Any]]] = _SCHEMAS
     foreign: ClassVar[Mapping[str, Foreign]] = _FOREIGN
@@ -54,7 +54,7 @@ class OllamaRequest(TranslatedFields):
 
     @property
     def ignored(self) -> tuple[str, ...]:
-        """The fields of the body and of its options that changed nothing."""
+        """Ignored fields of the body and of its options."""
         kept = () if self.keep_alive is None else ("keep_alive",)  # models stay loaded
         return (*self._ignored, *kept, *(f"options.{name}" for name in self.options.ignored))
 
@@ -64,18 +64,18 @@ class OllamaRequest(TranslatedFields):
 
     @property
     def unloads(self) -> bool:
-        """Whether the model's time is over, where nothing else is asked."""
+        """True if the body only asks to unload the model."""
         lasting = self.keep_alive.rstrip("smh") if isinstance(self.keep_alive, str) else self.keep_alive
         return lasting in (0, "0")
 
     @property
     def followed(self) -> Wanted | None:
-        """The schema that the answer must follow."""
+        """The schema of the answer."""
         return self._followed
 
     @property
     def variables(self) -> dict[str, Any]:
-        """The value of `think` in the names that chat templates read."""
+        """The value of `think` as template variables."""
         thinks = None if self.think is None else self.think is not False
         return template_variables(thinks=thinks, effort=self.think if isinstance(self.think, str) else None)
 
@@ -130,7 +130,7 @@ class OllamaGenerateRequest(OllamaRequest):
 
 
 def followed(format: Any) -> Wanted | None:
-    """Return the schema of a `format`; rules that can't be enforced are left out. Raises ValueError."""
+    """Return the schema of a `format`, without unenforceable rules. Raises ValueError."""
     if format in (None, ""):
         return None
     if format == "json":

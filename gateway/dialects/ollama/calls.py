@@ -1,4 +1,4 @@
-"""Calls that come in pieces, each told once it is whole: Ollama's clients get arguments as an object."""
+"""Calls that arrive in pieces, sent once complete: Ollama's clients get arguments as an object."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class WholeCalls:
     """Joins the pieces of an answer's calls."""
 
     def __init__(self) -> None:
-        self._open: list[CallDelta] = []  # the last one may go on
+        self._open: list[CallDelta] = []  # the last one may continue
 
     def add(self, pieces: Sequence[CallDelta], *, is_over: bool) -> list[Json]:
         """The calls that are whole now: the next one has begun, or the answer is over, which may have cut the last one."""
@@ -28,7 +28,7 @@ class WholeCalls:
 
 
 def _told(call: CallDelta) -> Json | None:
-    """None for a call that was cut."""
+    """A complete call; None if it was cut."""
     try:
         arguments = json.loads(call.arguments or "{}")
     except (ValueError, RecursionError):

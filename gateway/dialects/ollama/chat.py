@@ -13,7 +13,7 @@ from gateway.http.problem import Json
 
 
 class Chat:
-    """Messages in, a message out. Without messages the model is loaded: nothing is to be done."""
+    """Messages in, a message out. Without messages the model is loaded: a no-op."""
 
     body = OllamaChatRequest
     operation = "chat"

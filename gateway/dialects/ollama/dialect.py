@@ -34,7 +34,7 @@ _LIST = fields({"models": {"type": "array", "items": {"type": "object"}}})
 
 
 def _error(problem: Problem, request_id: str) -> tuple[int, Json]:
-    is_unknown = problem.code == "model_not_found"  # clients look for the words
+    is_unknown = problem.code == "model_not_found"  # clients look for these words
     return problem.status, {"error": f"model not found: {problem.message}" if is_unknown else problem.message}
 
 

@@ -13,7 +13,7 @@ from gateway.http.problem import Json, Problem
 
 
 class Generate:
-    """A prompt in, a text out. Without a prompt the model is loaded: nothing is to be done."""
+    """A prompt in, a text out. Without a prompt the model is loaded: a no-op."""
 
     body = OllamaGenerateRequest
     operation = "text_completion"
@@ -66,9 +66,9 @@ def _response(text: str, reasoning: str, calls: list[Json]) -> Json:
 
 
 class _Remembered:
-    """Lines whose last one has `context`: the tokens that the next request goes on from."""
+    """Lines whose last one has `context`: the tokens that the next request continues."""
 
-    tell_text_alone = False  # the tokens of a text are wanted, too
+    tell_text_alone = False  # the text's token ids are needed, too
 
     def __init__(self, body: OllamaGenerateRequest, answer: Answer) -> None:
         self._tokens = list(answer.prompts[0])

@@ -1,4 +1,4 @@
-"""Ollama's answers: an object a line, the last one with the counts; or one object with all of it."""
+"""Ollama's answers: an object a line, the last one with the counts; or a single object."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from gateway.http.streaming import said
 LINES = "application/x-ndjson"
 _NS = 1_000_000_000
 _MARK = "\x00"
-# A message's or a response's fields: its text, its reasoning, and its whole calls.
+# The fields of a message or response: its text, its reasoning, and its complete calls.
 Content = Callable[[str, str, list[Json]], Json]
 
 
 def stamp(now_ns: int | None = None) -> str:
-    """RFC 3339 with nanoseconds, in UTC."""
+    """A timestamp: RFC 3339 with nanoseconds, in UTC."""
     seconds, rest = divmod(time.time_ns() if now_ns is None else now_ns, _NS)
     return f"{_second(seconds)}.{rest:09}Z"
 
@@ -39,7 +39,7 @@ def line(value: Json) -> bytes:
 
 
 class Lines:
-    """A line for each piece, and the last one."""
+    """One line a piece, and the last one."""
 
     def __init__(self, answer: Answer, content: Content, *, logprobs: bool, end: Callable[[], Json]) -> None:
         """`end`: further fields of the last line."""
@@ -49,8 +49,8 @@ class Lines:
         self._end = end
         self._calls = WholeCalls()
         self._reason = ""
-        self._second, self._until_ns = b"", 0  # the newest stamp's
-        self._around: dict[bool, list[bytes]] = {}  # by whether it is reasoning
+        self._second, self._until_ns = b"", 0  # the newest timestamp's
+        self._around: dict[bool, list[bytes]] = {}  # bytes around a text, by whether it is reasoning
         self.tell_text_alone = not logprobs
 
     def opening(self) -> bytes:
@@ -63,7 +63,7 @@ class Lines:
             whole = said({"model": self._answer.model} | content | {"done": False})
             around = self._around[choice.is_reasoning] = (b'",' + whole[1:] + b"\n").split(said(_MARK))
         now_ns = time.time_ns()
-        if now_ns >= self._until_ns:  # another second
+        if now_ns >= self._until_ns:  # a new second
             self._until_ns = now_ns - now_ns % _NS + _NS
             self._second = _second(now_ns // _NS).encode()
         return b'{"created_at":"%b.%09dZ%b' % (self._second, now_ns % _NS, said(text).join(around))
@@ -88,7 +88,7 @@ class Lines:
 
 
 async def whole(answer: Answer, content: Content, *, logprobs: bool, end: Callable[[Piece], Json]) -> Json:
-    """An answer that is not streamed."""
+    """An unstreamed answer."""
     (piece,) = await answer.whole()
     calls = WholeCalls().add(piece.calls, is_over=True)
     told = _head(answer) | content(piece.text, piece.reasoning, calls) | ended(answer, piece.finish)
@@ -96,13 +96,13 @@ async def whole(answer: Answer, content: Content, *, logprobs: bool, end: Callab
 
 
 def at_once(model: str, content: Json, *, unloads: bool) -> Json:
-    """The answer to a request that asks for nothing, as clients do to load a model or to be rid of it."""
+    """The answer to a request without a prompt, which loads or unloads a model."""
     reason = "unload" if unloads else "load"
     return {"model": model, "created_at": stamp()} | content | {"done": True, "done_reason": reason}
 
 
 def ended(answer: Answer, reason: str) -> Json:
-    """Why an answer ended, its counts, and its durations in nanoseconds."""
+    """The final fields: done reason, counts, and durations in nanoseconds."""
     found = Timings.of(answer)
     return {
         "done": True,

@@ -1,4 +1,4 @@
-"""The messages of a chat as Ollama's clients write them: calls and their results may have no ids."""
+"""The messages of a chat in Ollama's form: calls and their results may lack ids."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class OllamaMessage(LenientFields):
 
 
 def template_input(messages: Sequence[OllamaMessage]) -> list[dict[str, Any]]:
-    """Return what chat templates expect. A call without an id gets one, and the result that answers it has the same."""
-    waiting: deque[tuple[str, str]] = deque()  # name and id of calls without a result
+    """Return the form that chat templates expect. A call without an id gets one, and so does its result."""
+    waiting: deque[tuple[str, str]] = deque()  # name and id of unanswered calls
     number, found = 0, list[dict[str, Any]]()
     for message in messages:
         plain: dict[str, Any] = {"role": message.role, "content": message.content}
@@ -45,7 +45,7 @@ def template_input(messages: Sequence[OllamaMessage]) -> list[dict[str, Any]]:
             calls = []
             for call in message.tool_calls:
                 number += 1
-                call_id = call.id or f"call{number:05}"  # letters and digits, nine: Mistral's templates take no other
+                call_id = call.id or f"call{number:05}"  # nine letters and digits: Mistral's templates require it
                 waiting.append((call.function.name, call_id))
                 calls.append({"id": call_id, "type": "function", "function": call.function.as_template_input()})
             plain["tool_calls"] = calls
@@ -58,7 +58,7 @@ def template_input(messages: Sequence[OllamaMessage]) -> list[dict[str, Any]]:
 
 
 def _answered(message: OllamaMessage, waiting: deque[tuple[str, str]]) -> dict[str, str]:
-    """A result's name and id: as it says, else those of the first call that has none yet, and suits."""
+    """A result's name and id: its own, else those of the first unanswered call that matches."""
     suits = (
         call
         for call in waiting

@@ -1,4 +1,4 @@
-"""The served models as Ollama's clients see them: listed, loaded, shown in full."""
+"""The served models in Ollama's form: listed, loaded, shown in detail."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from gateway.dialects.dialect import Asked
 from gateway.dialects.ollama.lines import stamp
 from gateway.http.problem import Json
 
-RUNNING = "Ollama is running"  # at `/` of a port of its own
-VERSION = "0.40.0"  # whose API this is: clients ask for a least one
+RUNNING = "Ollama is running"  # the body of `/` on its own port
+VERSION = "0.40.0"  # the API version: clients require a minimum
 NEVER = "2300-01-01T00:00:00Z"  # models stay loaded
 _NS = 1_000_000_000
 _OF_CLASS = re.compile(r"(For[A-Z]\w*|LMHeadModel|Model)$")
@@ -26,13 +26,13 @@ def version(answers: Answers, asked: Asked) -> Json:
 
 
 def tags(answers: Answers, asked: Asked) -> Json:
-    """All models, also those without a ready worker."""
+    """All models, even without a ready worker."""
     listed = answers.catalogue.listed()
     return {"models": [_entry(served) | {"modified_at": _since(served, answers)} for served in listed]}
 
 
 def loaded(answers: Answers, asked: Asked) -> Json:
-    """The models that a worker is ready for."""
+    """Models with a ready worker."""
     found = [served for served in answers.catalogue.listed() if served.is_ready]
     return {
         "models": [
@@ -82,7 +82,7 @@ def _entry(served: Served) -> Json:
     return {
         "name": name,
         "model": name,
-        "size": 0,  # workers don't tell
+        "size": 0,  # workers don't report it
         "digest": hashlib.sha256((served.fingerprint or served.name).encode()).hexdigest(),
         "details": _details(served),
     }
@@ -101,7 +101,7 @@ def _details(served: Served) -> Json:
 
 
 def _family(served: Served) -> str:
-    """`Qwen3ForCausalLM` is `qwen3`."""
+    """The family of a class: `Qwen3ForCausalLM` is `qwen3`."""
     return _OF_CLASS.sub("", served.tokenizer.saved.architecture).lower() or "unknown"
 
 

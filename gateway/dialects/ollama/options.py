@@ -1,4 +1,4 @@
-"""`options`: how a client wants tokens chosen, and what it says of a machine that isn't here."""
+"""`options`: sampling parameters, and settings of a local machine, which don't apply here."""
 
 from __future__ import annotations
 
@@ -33,5 +33,5 @@ class OllamaOptions(LocalSamplingFields):
     stop: Stops | None = None
 
     def sampling(self, logprobs: int | None) -> SamplingParams:
-        """How to choose tokens, as far as the options say. With -1 or -2, or without a bound, an answer may fill the context."""
+        """Sampling parameters, as far as the options have them. With -1, -2 or no limit an answer may fill the context."""
         return self.sampled(logprobs=logprobs, max_tokens=max(0, self.num_predict or 0))

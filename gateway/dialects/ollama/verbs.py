@@ -1,4 +1,4 @@
-"""Ollama's verbs about models, besides asking them."""
+"""Ollama's other model operations: show, pull, copy, delete."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ DONE = {"status": "success"}
 
 
 def _named(name: Any) -> dict[str, str]:
-    """Raises ValueError, also where `model` goes before."""
+    """Check the model's name; `model` takes precedence. Raises ValueError."""
     if not isinstance(name, str):
         raise ValueError("must be a string")
     return {"model": name}
 
 
-# As older clients call it.
+# The name used by older clients.
 _NAME = as_ours("model", "name", schema={"type": ["string", "null"]}, means=_named)
 
 
@@ -65,7 +65,7 @@ class PullRequest(NamedModel):
 
 
 class AnyRequest(TranslatedFields):
-    """Body of a request that is refused whatever it says, but for a model that isn't there."""
+    """Body of a request that is always refused, with 404 for an unknown model."""
 
     model: StrictStr = ""
 
@@ -86,7 +86,7 @@ class Show:
 
 
 class Pull:
-    """A served model is there already; another one isn't fetched."""
+    """Pulling: a served model is present already; another one isn't fetched."""
 
     body = PullRequest
 
@@ -96,7 +96,7 @@ class Pull:
 
 
 class Refused:
-    """Refused, and why; where the model must be served, first that it isn't."""
+    """A refused operation with its reason; for unknown models 404 comes first."""
 
     body = AnyRequest
 

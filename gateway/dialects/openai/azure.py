@@ -1,4 +1,4 @@
-"""Azure's paths of OpenAI's API: a deployment in the path is the model, whatever a body's `model` says.
+"""Azure's paths of OpenAI's API: the deployment in the path is the model, and overrides a body's `model`.
 
 Its other paths, below /openai/v1 or /openai, are those below /v1: see `gateway.http.routing.served_path`.
 """
@@ -21,7 +21,7 @@ CHAT, COMPLETIONS = f"{DEPLOYMENT}/chat/completions", f"{DEPLOYMENT}/completions
 
 
 def _of_deployment(body: Any) -> Any:
-    """A body in which the path's deployment is the model."""
+    """A body whose model is the path's deployment."""
     if not isinstance(body, dict) or "deployment" not in body:
         return body
     return {name: value for name, value in body.items() if name != "deployment"} | {"model": body["deployment"]}

@@ -91,18 +91,18 @@ def _message(body: ChatRequest, answer: Answer, index: int, piece: Piece) -> Jso
     elif piece.calls:
         message["tool_calls"] = [_call(call) for call in piece.calls]
     choice: Json = {"message": message, "logprobs": _logprobs(body, answer, piece)}
-    if piece.prompt is not None and index == 0:  # all choices have the same prompt
+    if piece.prompt is not None and index == 0:  # all choices share the prompt
         choice["prompt_logprobs"] = prompt_logprobs(answer.tokenizer, piece.prompt)
     return choice
 
 
 def _reasoning(piece: Piece) -> Json:
-    """Servers differ in its name: clients look for either."""
+    """Reasoning under both names that servers use."""
     return {"reasoning_content": piece.reasoning, "reasoning": piece.reasoning} if piece.reasoning else {}
 
 
 def _call(call: CallDelta) -> Json:
-    """One call, or a piece of it; only the first piece has id and name."""
+    """A call, or a piece of one; only the first piece has id and name."""
     head: Json = {"id": call.id, "type": "function"} if call.name else {}
     return head | {"function": _function(call)}
 

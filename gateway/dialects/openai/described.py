@@ -1,4 +1,4 @@
-"""OpenAI's answers as the OpenAPI document describes them. Further fields may come."""
+"""OpenAI's answers for the OpenAPI document. Further fields may be added."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _INTEGERS: Json = {"type": "array", "items": _INTEGER}
 
 
 def _fields(required: Json, **others: Json) -> Json:
-    """An object of which only the `required` fields are always there."""
+    """An object of which only the `required` fields are always present."""
     return fields(required) | {"properties": required | others}
 
 

@@ -1,4 +1,4 @@
-"""Fields that clients of other servers and routers send to OpenAI's paths, and what becomes of each."""
+"""Fields of other servers and routers that clients send to OpenAI's paths, and how each is treated."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _THINKING: Json = {
 
 
 def _tokens(value: Any) -> Json:
-    """llama.cpp's -1 leaves it open; its -2 as well, where no context is shifted."""
+    """llama.cpp's -1 means no limit; so does -2, since no context is shifted."""
     return {} if value in (-1, -2) else {"max_tokens": value}
 
 
@@ -51,7 +51,7 @@ def _think(value: Any) -> Json:
 
 
 def _thinking(value: Any) -> Json:
-    """DeepSeek's, GLM's and Anthropic's `{"type": "enabled", "budget_tokens": 1024}`."""
+    """Convert `{"type": "enabled", "budget_tokens": 1024}` of DeepSeek, GLM and Anthropic."""
     if isinstance(value, bool):
         return _thinks(value)
     said = _object(value)
@@ -63,7 +63,7 @@ def _thinking(value: Any) -> Json:
 
 
 def _reasoning(value: Any) -> Json:
-    """OpenRouter's: `effort`, `max_tokens`, `exclude`, `enabled`."""
+    """Convert OpenRouter's `effort`, `max_tokens`, `exclude`, `enabled`."""
     said = _object(value)
     found = {} if said.get("enabled") is None else _thinks(said["enabled"])
     if said.get("effort") is not None:
@@ -95,7 +95,7 @@ def _greedy(value: Any) -> Json:
 
 
 def _format(value: Any) -> Json:
-    """Ollama's: "json" or a schema."""
+    """Convert Ollama's "json" or schema."""
     if value == "json":
         return {"response_format": {"type": "json_object"}}
     return {"response_format": {"type": "json_schema", "json_schema": {"name": "format", "schema": _object(value)}}}
@@ -106,7 +106,7 @@ def _usage(value: Any) -> Json:
 
 
 def _options(value: Any) -> Json:
-    """Ollama's, one by one as the fields of the same names. Raises ValueError for one that would change the answer."""
+    """Convert Ollama's options to the fields of the same names. Raises ValueError for one that would change the answer."""
     kept = {name: one for name, one in _object(value).items() if name not in _OF_MACHINES}
     if "options" in kept:
         raise ValueError("no options of options")

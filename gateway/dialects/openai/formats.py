@@ -1,4 +1,4 @@
-"""Formats that an answer must follow, in the words of OpenAI, vLLM and TGI."""
+"""Constrained formats under the names of OpenAI, vLLM and TGI."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FOLLOWED = (
     "grammar",
     "json_schema",
 )
-_TYPED = ("response_format", "grammar", "text")  # may be objects with a type; the Responses API has the last
+_TYPED = ("response_format", "grammar", "text")  # fields that may be typed objects; the Responses API has the last
 _OTHERS = {"regex": "regex", "ebnf": "grammar", "grammar": "grammar", "json_schema": "json"}
 _GUIDED = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
 _KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
@@ -90,7 +90,7 @@ STRUCTURED_SCHEMA: dict[str, Any] = {
 
 
 def wanted_of(fields: Mapping[str, Any]) -> Wanted | None:
-    """The one thing that a body wants followed. Raises ValueError that begins with a field's name."""
+    """The single format that a body asks for. Raises ValueError that begins with a field's name."""
     typed = [_typed(name, fields[name]) for name in _TYPED if isinstance(fields.get(name), dict)]
     found = [one for one in (*typed, _structured(fields), *_guided(fields), *_others(fields)) if one is not None]
     if len(found) > 1:
@@ -99,7 +99,7 @@ def wanted_of(fields: Mapping[str, Any]) -> Wanted | None:
 
 
 def _typed(field: str, value: Mapping[str, Any]) -> Wanted | None:
-    """The format that an object with a `type` wants: OpenAI's response_format, or TGI's grammar."""
+    """The format in an object with a `type`: OpenAI's response_format, or TGI's grammar."""
     match value.get("type"):
         case "text":
             return None
@@ -158,7 +158,7 @@ def _guided(fields: Mapping[str, Any]) -> list[Wanted | None]:
 
 
 def _others(fields: Mapping[str, Any]) -> list[Wanted]:
-    """The names of SGLang and llama.cpp, whose "" is nothing."""
+    """The formats of SGLang and llama.cpp, for which "" is none."""
     said = {name: fields.get(name) for name in _OTHERS}
     return [
         _of_kind(_OTHERS[name], value, name, _whitespace(None, name))
@@ -179,7 +179,7 @@ def _of_kind(kind: str, said: Any, field: str, whitespace: Whitespace) -> Wanted
 
 
 def _structural_tag(value: Mapping[str, Any], field: str, whitespace: Whitespace = AS_DUMPED) -> Wanted:
-    """Its `format`, or the older form: schemas between tags that triggers announce."""
+    """A structural tag: its `format`, or the older form with schemas between triggered tags."""
     if "format" in value:
         described = _mapping(value["format"], f"{field}: format")
         return wanted.structural_tag(field, described, whitespace=whitespace)
@@ -200,7 +200,7 @@ def _structural_tag(value: Mapping[str, Any], field: str, whitespace: Whitespace
 
 
 def _closed(schema: Any) -> Any:
-    """The schema with objects of listed properties alone, where it says nothing else."""
+    """The schema with additionalProperties false where it is unset."""
     if isinstance(schema, list):
         return [_closed(one) for one in schema]
     if not isinstance(schema, dict):
@@ -211,7 +211,7 @@ def _closed(schema: Any) -> Any:
 
 
 def _read(said: Any, name: str) -> Any:
-    """Return the value of a field that may be written as JSON text as well."""
+    """Return the value of a field that may also be JSON text."""
     if not isinstance(said, str):
         return said
     try:

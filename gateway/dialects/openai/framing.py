@@ -1,4 +1,4 @@
-"""The common part of chat and completions: common fields, the chunks of a stream, the whole object."""
+"""The common part of chat and completions: shared fields, the chunks of a stream, the whole object."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def asked(
 def _sampling(
     body: CommonFields, max_tokens: int | None, logprobs: int | None, prompt_logprobs: int | None
 ) -> SamplingParams:
-    """How to choose tokens, as far as the body says."""
+    """Sampling parameters, as far as the body has them."""
     given: dict[str, Any] = {name: float(value) for name in _SAME_NAMES if (value := getattr(body, name)) is not None}
     return SamplingParams(
         **given,
@@ -100,7 +100,7 @@ def described(body: CommonFields, max_tokens: int | None) -> Attributes:
 
 
 class Chunks(Generic[Body]):
-    """The events of a stream. `opening` is a choice's first entry, `content` a piece's addition.
+    """The events of a stream. `opening` is a choice's first entry, `content` that of a piece.
 
     Most events differ in their text alone: the JSON around it is made once for each choice. `has_more`: an entry tells more
     than text.
@@ -125,7 +125,7 @@ class Chunks(Generic[Body]):
         self.tell_text_alone = not (
             has_more or body.continuous_usage or body.timings_per_token or body.return_token_ids
         )
-        self._around: dict[tuple[int, bool], list[bytes]] = {}  # choice, whether it reasons -> what is around its text
+        self._around: dict[tuple[int, bool], list[bytes]] = {}  # (choice, is reasoning) -> bytes around its text
         self._latest: Choice | None = None
         self._latest_reasons = False
         self._latest_around: list[bytes] = []
@@ -163,11 +163,11 @@ class Chunks(Generic[Body]):
         return (event(self._head | {"choices": []} | sums) if sums else b"") + DONE
 
     def failed(self, problem: Problem) -> bytes:
-        """An error is an event, and no `[DONE]` follows."""
+        """The error event of a stream, which no `[DONE]` follows."""
         return event(error_object(problem))
 
     def _varied(self, choice: Choice, piece: Piece) -> bytes:
-        """An event of which anything may differ from the one before."""
+        """An event that may differ from the previous one in anything."""
         body, answer = self._body, self._answer
         says = piece.text or piece.reasoning or piece.calls or piece.finish
         if not (says or piece.logprobs or body.return_token_ids):
@@ -188,7 +188,7 @@ class Chunks(Generic[Body]):
 
 
 def _sums(body: CommonFields, answer: Answer) -> Json:
-    """Return the sums of the last chunk, where they were asked for."""
+    """Return the usage and timings of the last chunk, if requested."""
     usage = {"usage": usage_object(answer.usage())} if body.include_usage else {}
     return usage | ({"timings": timings_object(answer)} if body.ends_with_timings else {})
 
@@ -201,7 +201,7 @@ async def whole(
     *,
     best: int | None = None,
 ) -> Json:
-    """The object of a whole answer. `content` is what a choice, by its index, says; `best`: so many of each prompt are told."""
+    """The object of a whole answer. `content` builds a choice's, by its index; `best`: choices returned for each prompt."""
     pieces = await answer.whole()
     shown: Sequence[int] = range(len(pieces)) if best is None else _likeliest(pieces, answer.choices_per_prompt, best)
     choices = [
@@ -213,13 +213,13 @@ async def whole(
 
 
 def _likeliest(pieces: Sequence[Piece], each: int, best: int) -> list[int]:
-    """The places of the `best` ones of each prompt's `each` choices."""
+    """Indices of the `best` choices among each prompt's `each`."""
     starts = range(0, len(pieces), each)
     return [start + place for start in starts for place in by_likelihood(pieces[start : start + each])[:best]]
 
 
 def _ending(body: CommonFields, piece: Piece) -> Json:
-    """The end of an entry of `choices`."""
+    """The end of an entry in `choices`."""
     ending: Json = {"finish_reason": _finish_reason(body, piece)}
     return ending | {"token_ids": piece.token_ids} if body.return_token_ids else ending
 

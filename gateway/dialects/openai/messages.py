@@ -1,4 +1,4 @@
-"""The messages of a chat, as clients write them and as other servers' answers come back in them."""
+"""The messages of a chat, as clients write them and as other servers' answers return in them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Id = Annotated[StrictStr, Field(max_length=256)]
 
 
 class CalledFunction(LenientFields):
-    """A function that an assistant called. `arguments` is JSON; a client may send it as an object."""
+    """A function called by the assistant. `arguments` is JSON; a client may send it as an object."""
 
     schemas: ClassVar[dict[str, dict[str, Any]]] = {"arguments": {"type": "string"}}
 
@@ -48,7 +48,7 @@ class CalledFunction(LenientFields):
     @field_validator("arguments")
     @classmethod
     def _mapping(cls, arguments: Any, info: ValidationInfo) -> dict[str, Any]:
-        """Templates want a mapping, so text must be the JSON of one."""
+        """Parse arguments: templates want a mapping, so text must be a JSON object."""
         if isinstance(arguments, str):
             if isinstance(info.context, Reading):
                 info.context.texts.take(arguments)
@@ -65,7 +65,7 @@ class CalledFunction(LenientFields):
 
 
 class ToolCall(LenientFields):
-    """A call that an assistant made."""
+    """A tool call by the assistant."""
 
     id: Id = ""
     type: Kind = "function"
@@ -73,7 +73,7 @@ class ToolCall(LenientFields):
 
 
 def _described_by_role(schema: dict[str, Any], model: type[LenientFields]) -> None:
-    """See `described`; what an assistant may leave out others must say."""
+    """See `described`; fields that only an assistant may omit are required of others."""
     described(schema, model)
     assistants = dict(schema["properties"])
     others = {name: rule for name, rule in assistants.items() if name not in _OF_ASSISTANTS}
@@ -91,7 +91,7 @@ def _described_by_role(schema: dict[str, Any], model: type[LenientFields]) -> No
 
 
 class Message(LenientFields):
-    """One message of a chat. `content` may be parts; only text parts are served, and they are joined."""
+    """One message of a chat. `content` may be parts; only text parts are supported, and joined."""
 
     model_config = ConfigDict(extra="ignore", json_schema_extra=_described_by_role)
 
@@ -126,7 +126,7 @@ class Message(LenientFields):
     @field_validator("reasoning", mode="before")
     @classmethod
     def _text_or_nothing(cls, reasoning: Any) -> Any:
-        return reasoning if isinstance(reasoning, str) else None  # some servers have objects there
+        return reasoning if isinstance(reasoning, str) else None  # some servers send objects
 
     @model_validator(mode="after")
     def _has_content(self) -> Message:
@@ -136,7 +136,7 @@ class Message(LenientFields):
 
     @property
     def calls(self) -> list[ToolCall]:
-        """The tool calls, those of the older form too. What only assistants say is ignored elsewhere."""
+        """The tool calls, including the older form. Assistant-only fields are ignored in other roles."""
         if self.role != "assistant":
             return []
         if self.tool_calls or self.function_call is None:
@@ -144,7 +144,7 @@ class Message(LenientFields):
         return [ToolCall(id="call_0", function=self.function_call)]
 
     def as_template_input(self) -> dict[str, Any]:
-        """Return the message that chat templates expect: `developer` is their `system`, a refusal an assistant's content."""
+        """Return the message in the form of chat templates: `developer` becomes `system`, a refusal an assistant's content."""
         content = self.content if self.content is not None else self.refusal or ""
         plain: dict[str, Any] = {"role": _TEMPLATE_ROLES.get(self.role, self.role), "content": content}
         if calls := self.calls:
@@ -160,7 +160,7 @@ class Message(LenientFields):
 
 
 def text_of(part: Any) -> str:
-    """A content part's text; thoughts of other servers have none here. Raises ValueError."""
+    """A content part's text; other servers' reasoning parts have none. Raises ValueError."""
     if not isinstance(part, dict) or not isinstance(part.get("type"), str):
         raise ValueError("a part must be an object with a type")
     kind = part["type"]

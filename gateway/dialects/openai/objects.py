@@ -15,7 +15,7 @@ MIN_LOGPROB = -9999.0  # JSON has no infinity
 
 
 def head(answer: Answer, kind: str) -> Json:
-    """The fields that every object of an answer carries."""
+    """Fields of every object of an answer."""
     fingerprint = f"fp_{answer.weights[:12]}" if answer.weights else None
     return {
         "id": answer.id,
@@ -40,7 +40,7 @@ def usage_object(usage: Usage) -> Json:
 def chat_logprobs(
     tokenizer: ChatTokenizer, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs], *, as_ids: bool
 ) -> Json:
-    """`choices[].logprobs` of a chat answer. `as_ids`: tokens are told by their ids."""
+    """`choices[].logprobs` of a chat answer. `as_ids`: tokens are identified by id."""
 
     def one(token_id: int, logprob: float) -> Json:
         raw = tokenizer.token_bytes(token_id)
@@ -64,7 +64,7 @@ def completion_logprobs(
     as_ids: bool,
     prompt: ScoredPrompt | None = None,
 ) -> Json:
-    """`choices[].logprobs` of a completion; `offset` is where these tokens begin in the text, an echoed `prompt` before it.
+    """`choices[].logprobs` of a completion; `offset` is these tokens' position in the text, after an echoed `prompt`.
 
     `top_logprobs` also has the chosen token, as OpenAI's does: up to k + 1 entries. Of a prompt's first token nothing is known.
     """

@@ -1,4 +1,4 @@
-"""The bodies of OpenAI's dialect, field by field. What can't be honoured is refused by name."""
+"""The bodies of OpenAI's dialect, field by field. Unsupported values are refused by name."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class ChatRequest(CommonFields):
     top_logprobs: Annotated[StrictInt, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     add_generation_prompt: StrictBool | None = None
     continue_final_message: StrictBool = False
-    add_special_tokens: StrictBool = False  # vLLM's: BOS before what the template writes
+    add_special_tokens: StrictBool = False  # vLLM's: BOS before the template's text
     chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=64)] | None = None
     tools: Annotated[list[ToolDefinition], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: Any = None
@@ -84,7 +84,7 @@ class ChatRequest(CommonFields):
     thinking_token_budget: Budget | None = None
     max_thinking_tokens: Budget | None = None
     thinking_budget: Budget | None = None
-    reasoning_control: StrictBool = False  # llama.cpp's: the reasoning may be ended while it runs
+    reasoning_control: StrictBool = False  # llama.cpp's: reasoning may be ended early
     _tool_rules: ToolRules = PrivateAttr(default_factory=ToolRules)
 
     @model_validator(mode="after")
@@ -120,12 +120,12 @@ class ChatRequest(CommonFields):
 
     @property
     def calls_functions(self) -> bool:
-        """Whether the client knows only the older form, which answers come back in."""
+        """True if the client uses the older function form, in which it is answered."""
         return bool(self.functions)
 
     @property
     def template_variables(self) -> dict[str, Any]:
-        """The client's variables, and what `reasoning_effort` says in the names that templates read."""
+        """The client's template variables, and those derived from `reasoning_effort`."""
         effort = self.reasoning_effort
         if effort in (None, "auto"):
             return self.chat_template_kwargs or {}
@@ -133,18 +133,18 @@ class ChatRequest(CommonFields):
 
     @property
     def may_think(self) -> bool:
-        """Whether the client did not say that it wants no reasoning."""
+        """False if the client asked for no reasoning."""
         return self.include_reasoning and may_think(self.template_variables)
 
     @property
     def reasoning_budget(self) -> int | None:
-        """The least of the budgets, which servers name in three ways; -1 is none."""
+        """The smallest of the thinking budgets, which servers name in three ways; -1 is none."""
         named = (self.thinking_token_budget, self.max_thinking_tokens, self.thinking_budget)
         return min((budget for budget in named if budget is not None and budget >= 0), default=None)
 
     @property
     def opens_answer(self) -> bool:
-        """Whether the template begins the assistant's message."""
+        """True if the template begins the assistant's message."""
         return not self.continue_final_message if self.add_generation_prompt is None else self.add_generation_prompt
 
     @property
@@ -166,7 +166,7 @@ class CompletionRequest(CommonFields):
     many: ClassVar[Mapping[str, int]] = {"prompt": MAX_TOKEN_IDS}
     lists_of_ids: ClassVar[tuple[str, ...]] = ("prompt",)
 
-    suffix: StrictStr | None = None  # the answer stands before it
+    suffix: StrictStr | None = None  # text after the answer
     prompt: Any  # a validator makes it a list of prompts
     logprobs: Annotated[StrictInt, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     echo: StrictBool = False
@@ -207,12 +207,12 @@ class CompletionRequest(CommonFields):
 
     @property
     def ranks(self) -> bool:
-        """Whether more choices are made than told: the likeliest are."""
+        """True if more choices are generated than returned: the likeliest are."""
         return self.best_of is not None and self.best_of > (self.n or 1)
 
     @property
     def echoes_logprobs(self) -> bool:
-        """Whether the echoed prompt comes with its logprobs."""
+        """True if the echoed prompt has logprobs."""
         return self.echo and self.logprobs is not None
 
     @property
@@ -221,5 +221,5 @@ class CompletionRequest(CommonFields):
 
 
 def _is_token_ids(value: Any) -> bool:
-    """Checked in C: a prompt may have 100,000 tokens. `type` because true is not a token id."""
+    """Check token ids in C: a prompt may have 100,000 tokens. `type` because true is not a token id."""
     return isinstance(value, list) and set(map(type, value)) == {int} and min(value) >= 0 and max(value) < 2**32

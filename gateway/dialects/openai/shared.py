@@ -1,4 +1,4 @@
-"""The fields that chat and completions have in common, and those of other servers."""
+"""The shared fields of chat and completions, and those of other servers."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ MAX_BAD_WORDS = 512
 BadWord = Annotated[StrictStr, Field(min_length=1, max_length=256)]
 Label = Annotated[StrictStr, Field(max_length=1_024)]
 
-# Known fields that are not served: refused with these words unless they are off.
+# Known unsupported fields: refused with these messages unless they are off.
 UNSUPPORTED = {
     "logits_processors": "", "use_beam_search": "",
 }  # fmt: skip
-# OpenAI's and vLLM's fields that change nothing here, whatever they say.
+# OpenAI's and vLLM's fields that are ignored, whatever their value.
 INERT = frozenset({"request_id", "spaces_between_special_tokens", "prediction", "guided_decoding_backend"})
 _TIERS = ("auto", "default", "flex", "scale", "priority")
 
-# JSON schemas of the fields that validators check in code.
+# JSON schemas of fields that are validated in code.
 _NULL = {"type": "null"}
 SCHEMAS: dict[str, dict[str, Any]] = {
     "stop": STOPS_SCHEMA,
@@ -67,12 +67,12 @@ class StreamOptions(StrictFields):
 
 
 class CommonFields(TranslatedFields):
-    """Fields that chat and completions have in common."""
+    """Fields shared by chat and completions."""
 
     inert: ClassVar[frozenset[str]] = INERT
     schemas: ClassVar[dict[str, dict[str, Any]]] = SCHEMAS
 
-    model: StrictStr  # "": the first one
+    model: StrictStr  # "": the default model
     stream: StrictBool = False
     stream_options: StreamOptions | None = None
     n: Annotated[StrictInt, Field(ge=1, le=MAX_N)] | None = None
@@ -85,7 +85,7 @@ class CommonFields(TranslatedFields):
     frequency_penalty: Annotated[Number, Field(ge=-2, le=2)] | None = None
     logit_bias: dict[str, Annotated[Number, Field(ge=-100, le=100)]] | None = None
 
-    # Accepted because they change nothing here (docs/http-api.md).
+    # Accepted and ignored (docs/http-api.md).
     user: Label | None = None
     metadata: Metadata | None = None
     store: StrictBool | None = None
@@ -93,7 +93,7 @@ class CommonFields(TranslatedFields):
     safety_identifier: Label | None = None
     prompt_cache_key: Label | None = None
 
-    # Not OpenAI's; named as vLLM and others do.
+    # Fields of vLLM and others, not OpenAI's.
     top_k: Annotated[StrictInt, Field(ge=-1, lt=2**31)] | None = None
     min_p: Annotated[Number, Field(ge=0, le=1)] | None = None
     typical_p: Annotated[Number, Field(ge=0, le=1)] | None = None
@@ -117,7 +117,7 @@ class CommonFields(TranslatedFields):
     timeout: Annotated[Number, Field(gt=0, le=3600)] | None = None
     ttft_timeout: Annotated[Number, Field(gt=0, le=3600)] | None = None
 
-    # Constraints of the answer: at most one of them.
+    # Constraints on the answer: at most one of them.
     response_format: dict[str, Any] | None = None
     structured_outputs: dict[str, Any] | None = None
     guided_json: dict[str, Any] | StrictStr | None = None
@@ -174,7 +174,7 @@ class CommonFields(TranslatedFields):
 
     @property
     def other_formats(self) -> dict[str, Any]:
-        """The formats in a dialect's own fields, by their names."""
+        """Formats in a dialect's own fields, by name."""
         return {}
 
     @property

@@ -1,4 +1,4 @@
-"""Tools: what a client lets the model call, in today's form and in the older one of functions."""
+"""Tools, in today's form and in the older one of functions."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ OLDER_CHOICE_SCHEMA: dict[str, Any] = {
 
 
 def rules_of(tools: list[Tool], choice: Any, *, parallel: bool, field: str = "tool_choice") -> ToolRules:
-    """Return the rules of tools and choice together. Raises ValueError that begins with a field's name."""
+    """Combine tools and choice. Raises ValueError that begins with a field's name."""
     mode, allowed = _read_choice(choice, field)
     names_one = isinstance(choice, dict) and choice.get("type") == "function"
     return tool_rules(tools, mode, allowed, parallel=parallel and not names_one, field=field)
 
 
 def _read_choice(choice: Any, field: str) -> tuple[Mode, list[str] | None]:
-    """Mode (none, auto, required) and the names that may be called; None: all. Raises ValueError."""
+    """Mode (none, auto, required) and the names of callable functions; None: all. Raises ValueError."""
     if choice is None or choice in ("auto", "none", "required"):
         return choice or "auto", None
     match choice:
@@ -82,7 +82,7 @@ def _name_of(entry: Any, field: str) -> str:
 
 
 def older_choice(choice: Any) -> Any:
-    """`function_call`'s values as those of `tool_choice`. Raises ValueError."""
+    """Convert `function_call` to `tool_choice`. Raises ValueError."""
     match choice:
         case None | "none" | "auto":
             return choice

@@ -1,4 +1,4 @@
-"""The input of a custom tool: text that the model wrote as the one argument of a call."""
+"""The input of a custom tool: text that the model writes as a call's only argument."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _HIGH, _LOW = range(0xD800, 0xDC00), range(0xDC00, 0xE000)
 
 
 class CustomInput:
-    """Reads `{"input": "…"}` bit by bit and gives out the text in it. Other arguments are given out as they are, at the end."""
+    """A streaming parser of `{"input": "…"}` that yields the text in it. Other arguments are returned unchanged at the end."""
 
     def __init__(self) -> None:
         self._buffer = ""
-        self._is_text = False  # the head was read
+        self._is_text = False  # the head was parsed
         self._is_over = False
         self._is_other = False
 
@@ -34,11 +34,11 @@ class CustomInput:
         return self._text() if self._is_text and not self._is_over else ""
 
     def rest(self) -> str:
-        """The arguments where they were others; "" if all was given out."""
+        """The arguments if they have another form; "" if the text was returned."""
         return "" if self._is_text else self._buffer
 
     def _text(self) -> str:
-        """The text up to its end, or to an escape that isn't whole."""
+        """The text up to its end, or to an incomplete escape."""
         said, at, buffer = list[str](), 0, self._buffer
         while at < len(buffer):
             plain = _PLAIN.match(buffer, at)
@@ -59,7 +59,7 @@ class CustomInput:
 
 
 def _escape_length(text: str, at: int) -> int:
-    """Characters of the escape that begins at `at`, with the second half of a pair; 0 while it isn't whole."""
+    """Length of the escape at `at`, with the second half of a surrogate pair; 0 while it is incomplete."""
     if len(text) < at + 2:
         return 0
     if text[at + 1] != "u":

@@ -1,4 +1,4 @@
-"""Responses as the OpenAPI document describes them. Further fields may come."""
+"""Responses for the OpenAPI document. Further fields may be added."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def _list(items: Json) -> Json:
 
 
 def _fields(required: Json, **others: Json) -> Json:
-    """An object of which only the `required` fields are always there."""
+    """An object of which only the `required` fields are always present."""
     return fields(required) | {"properties": required | others}
 
 

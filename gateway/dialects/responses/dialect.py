@@ -16,7 +16,7 @@ INPUT_TOKENS, COMPACT = f"{RESPONSES}/input_tokens", f"{RESPONSES}/compact"
 
 
 class InputTokens:
-    """How many tokens a response's prompt has."""
+    """Token count of a response's prompt."""
 
     body = CountedRequest
 

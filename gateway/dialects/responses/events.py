@@ -18,7 +18,7 @@ NUM_QUEUED = 2
 
 
 class Making:
-    """A response in its making: the object at each of its stages. `echoed`: what it repeats of the body."""
+    """A response in progress: the object at each stage. `echoed`: fields repeated from the body."""
 
     def __init__(self, answer: Answer, echoed: Json, rules: OutputRules) -> None:
         self.output = Output(answer.id, rules)
@@ -28,19 +28,19 @@ class Making:
         self._ended: Json | None = None
 
     def not_kept(self) -> None:
-        """The response could not be stored, and says so."""
+        """The event of a response that could not be stored."""
         self._echoed = self._echoed | {"store": False}
         self._ended = None
 
     def took(self, choice: Choice, piece: Piece) -> None:
-        """The next piece of an answer that is not streamed."""
+        """Take a piece of an unstreamed answer."""
         self.output.take(piece)
 
     def begun(self, status: str = objects.IN_PROGRESS) -> Json:
         return response_object(self._head, self._echoed, status=status)
 
     def ended(self) -> Json:
-        """The object when all pieces were taken."""
+        """The object after all pieces were taken."""
         if self._ended is None:
             status = objects.INCOMPLETE if self.output.finish == Finish.LENGTH else objects.COMPLETED
             completed_at = int(time.time()) if status == objects.COMPLETED else None
@@ -61,17 +61,17 @@ class Making:
 
 
 class ResponseEvents:
-    """The bytes of a stream. Most events add text to the open item: the JSON around it is made once for each item."""
+    """The bytes of a stream. Most events add text to the open item: the JSON around it is made once an item."""
 
     def __init__(self, making: Making, *, tells_logprobs: bool, was_queued: bool = False) -> None:
-        """`was_queued`: the events of `queued` were told before."""
+        """`was_queued`: the events of `queued` were sent before."""
         self.making = making
         self.tell_text_alone = not tells_logprobs
         self._was_queued = was_queued
-        self._next = NUM_QUEUED if was_queued else 0  # the next event's number
+        self._next = NUM_QUEUED if was_queued else 0  # number of the next event
         self._latest: Text | None = None
-        self._reasons = False  # `_latest` does
-        self._before, self._between, self._behind = "", "", b""  # a delta to it, around its number and text
+        self._reasons = False  # the latest item is reasoning
+        self._before, self._between, self._behind = "", "", b""  # the JSON of its deltas, around number and text
 
     def opening(self) -> bytes:
         begun = self.making.begun()
@@ -88,7 +88,7 @@ class ResponseEvents:
         return f"{self._before}{number}{self._between}".encode() + said(text) + self._behind
 
     def _begun(self, choice: Choice, text: str) -> bytes:
-        """The first text behind something else."""
+        """The event of the first text in an item."""
         told = self.event(choice, Piece(text="", reasoning=text) if choice.is_reasoning else Piece(text=text))
         self._reasons = choice.is_reasoning
         self._latest = item = self.making.output.writing(reasoning=self._reasons)
@@ -104,7 +104,7 @@ class ResponseEvents:
         return self._told([Event(f"response.{ended['status']}", {"response": ended})])
 
     def failed(self, problem: Problem) -> bytes:
-        """An event of the error alone, with our own code, and the failed response."""
+        """The events of a failure: the error with our own code, and the failed response."""
         error = {"code": problem.code or None, "message": problem.message, "param": problem.param}
         failed = {"response": self.making.failed(problem)}
         return self._told([Event("error", error), Event("response.failed", failed)])
@@ -116,19 +116,19 @@ class ResponseEvents:
 
 
 def queued(told: Json) -> bytes:
-    """The first events of a response that waits in the background: as many as `NUM_QUEUED`."""
+    """The first events of a queued background response: as many as `NUM_QUEUED`."""
     events = (Event(f"response.{status}", {"response": told}) for status in ("created", "queued"))
     return b"".join(encoded(event, number) for number, event in enumerate(events))
 
 
 def encoded(event: Event, number: int) -> bytes:
-    """A server-sent event. Clients go by its name, or by the type that its data repeats."""
+    """A server-sent event. Clients dispatch on its name, or on the same type in its data."""
     data = said({"type": event.type, "sequence_number": number} | event.fields)
     return b"event: %b\ndata: %b\n\n" % (event.type.encode(), data)
 
 
 def _around(item: Text) -> tuple[str, str, bytes]:
-    """A delta's text before its number, between that and what is added, and behind."""
+    """The JSON of a delta: before its number, between that and the text, and after."""
     number, mark = 9_007_199_254_740_991, "\N{OBJECT REPLACEMENT CHARACTER}"
     fields = item.place.fields | {item.form.index: 0, "delta": mark}
     if not item.form.is_reasoning:

@@ -1,4 +1,4 @@
-"""The history that a store adds to a request: items that it goes on from, and whether its answer is kept."""
+"""The stored history of a request: the items before it, and the decision to store its answer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """`before` comes before the request's `own` items, in which no reference is left.
+    """`before` precedes the request's `own` items, whose references are resolved.
 
     `responses` are the ids of the kept responses that it goes on from, the oldest first; `num_bytes` is what is kept of them.
     `conversation` is the id of the conversation that gets the items of the request and its answer.
@@ -27,4 +27,4 @@ class History:
     num_bytes: int = 0
 
 
-NOT_KEPT = History()  # where there is no store
+NOT_KEPT = History()  # without a store

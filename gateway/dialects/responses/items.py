@@ -1,4 +1,4 @@
-"""Items of a conversation: as clients write them, and as answers came back to them.
+"""Items of a conversation, as clients write them and as answers return in them.
 
 Clients leave out what is no news here: `type` of a message, `id`, `status`. The model's template gets messages: whatever an
 assistant's turn holds (reasoning, text, calls) is one of them.
@@ -29,10 +29,10 @@ Role = Literal["system", "developer", "user", "assistant"]
 
 @dataclass(slots=True)
 class Turns:
-    """The messages that a chat template gets, made of items in order."""
+    """Messages for the chat template, built from items in order."""
 
     messages: list[Json] = field(default_factory=list)
-    _names: dict[str, str] = field(default_factory=dict)  # called functions' names by their call's id
+    _names: dict[str, str] = field(default_factory=dict)  # call id -> function name
 
     def say(self, role: str, text: str) -> None:
         if role == "assistant":
@@ -50,12 +50,12 @@ class Turns:
         turn.setdefault("tool_calls", []).append({"id": call_id, "type": "function", "function": function})
 
     def give(self, call_id: str, text: str) -> None:
-        """The result of a call."""
+        """Add the result of a call."""
         named = {"name": self._names[call_id]} if call_id in self._names else {}
         self.messages.append({"role": "tool", "content": text, "tool_call_id": call_id} | named)
 
     def _answer(self, *beginning: str) -> Json:
-        """The assistant's turn: a new one if the present one has any of `beginning` already."""
+        """The assistant's turn: a new one if the present one has any of the fields in `beginning`."""
         last = self.messages[-1] if self.messages else {}
         if last.get("role") != "assistant" or any(last.get(name) for name in beginning):
             last = {"role": "assistant", "content": ""}
@@ -94,7 +94,7 @@ def joined(parts: list[Part]) -> str:
 
 
 class MessageItem(LenientFields):
-    """A message of anybody."""
+    """A message of any role."""
 
     schemas: ClassVar[dict[str, Json]] = {"content": _PARTS}
 
@@ -107,14 +107,14 @@ class MessageItem(LenientFields):
         turns.say(self.role, joined(self.content))
 
     def told(self) -> Json:
-        """As it is listed."""
+        """The item as it is listed."""
         kind = "output_text" if self.role == "assistant" else "input_text"
         parts = [Part(part.type if part.type not in ("", "text") else kind, part.text).told for part in self.content]
         return {"type": self.type, "id": self.id, "role": self.role, "status": "completed", "content": parts}
 
 
 class FunctionCallItem(CalledFunction):
-    """A call that the model made."""
+    """A function call by the model."""
 
     type: Literal["function_call"]
     id: Id | None = None
@@ -131,7 +131,7 @@ class FunctionCallItem(CalledFunction):
 
 
 class CustomCallItem(LenientFields):
-    """A call whose input is text."""
+    """A call with a text input."""
 
     type: Literal["custom_tool_call"]
     id: Id | None = None
@@ -165,7 +165,7 @@ class OutputItem(LenientFields):
 
 
 class ReasoningItem(LenientFields):
-    """The reasoning of the model: sealed, or in the open."""
+    """The model's reasoning: sealed, or in plain text."""
 
     type: Literal["reasoning"]
     id: Id | None = None
@@ -197,7 +197,7 @@ class ReasoningItem(LenientFields):
 
 
 class CompactionItem(LenientFields):
-    """A conversation that was shortened."""
+    """A compacted conversation."""
 
     type: Literal["compaction"]
     id: Id | None = None
@@ -217,13 +217,13 @@ class CompactionItem(LenientFields):
 
 
 class CompactionTrigger(LenientFields):
-    """The client wants the conversation shortened, and no answer."""
+    """A request to compact the conversation, instead of an answer."""
 
     type: Literal["compaction_trigger"]
     id: Id | None = None
 
     def tell(self, turns: Turns) -> None:
-        """It is no part of the conversation."""
+        """No-op: not part of the conversation."""
 
     def told(self) -> Json:
         return {"type": self.type, "id": self.id}
@@ -234,7 +234,7 @@ def no_item(item_id: str) -> NotKeptError:
 
 
 class ItemReference(LenientFields):
-    """An item that is kept, by its id."""
+    """A reference to a stored item, by its id."""
 
     type: Literal["item_reference"] = "item_reference"
     id: Id
@@ -300,6 +300,6 @@ def checked_items(given: Any) -> Any:
 
 
 class KeptItems(StrictFields):
-    """Items as a store gives them back."""
+    """Items as a store returns them."""
 
     input: list[Item]

@@ -1,4 +1,4 @@
-"""The `Response` object: a body, what came of it, and how far it is."""
+"""The `Response` object: the echoed body, its output, and its status."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ID_PREFIX = "resp_"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
-    """A response's id, when it was asked for (s since 1970), and the model that answers."""
+    """A response's id, creation time (s since 1970), and model."""
 
     id: str
     created_at: int
@@ -36,7 +36,7 @@ def response_object(
     error: Json | None = None,
     completed_at: int | None = None,
 ) -> Json:
-    """The whole object. `echoed`: what it repeats of the body; `error`: see `error_of`."""
+    """The whole object. `echoed`: fields repeated from the body; `error`: see `error_of`."""
     return {
         "id": head.id,
         "object": "response",
@@ -53,7 +53,7 @@ def response_object(
 
 
 def usage_object(usage: Usage) -> Json:
-    """The `usage` object. Nothing is billed for what a cache keeps, so no tokens are told as written to it."""
+    """The `usage` object. Cache writes are not billed, so none are reported."""
     return {
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
@@ -64,6 +64,6 @@ def usage_object(usage: Usage) -> Json:
 
 
 def error_of(problem: Problem) -> Json:
-    """A failed response's `error`: its codes are few, and our own is told by the `error` event."""
+    """A failed response's `error`: it has few codes; ours is in the `error` event."""
     code = {429: "rate_limit_exceeded", 400: "invalid_prompt"}.get(problem.status, "server_error")
     return {"code": code, "message": problem.message}

@@ -1,4 +1,4 @@
-"""The items of an answer as they come: what each adds to a stream, and how they are told when they are whole."""
+"""The output items of an answer: the events of each while it grows, and its final form."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ IN_PROGRESS, COMPLETED, INCOMPLETE = "in_progress", "completed", "incomplete"
 
 
 class Event(NamedTuple):
-    """One event of a stream, but for its number."""
+    """One event of a stream, without its number."""
 
     type: str
     fields: Json
@@ -27,31 +27,31 @@ class Event(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Called:
-    """A tool as the client named it."""
+    """A tool under the client's name."""
 
     name: str
     namespace: str | None = None
-    is_custom: bool = False  # its input is text
+    is_custom: bool = False  # the input is text
 
     @property
     def named(self) -> Json:
-        """The fields of a call that name it."""
+        """The fields that name a call."""
         return {"name": self.name} | ({} if self.namespace is None else {"namespace": self.namespace})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputRules:
-    """How an answer is told."""
+    """Rules for presenting an answer."""
 
-    called: Mapping[str, Called] = field(default_factory=dict)  # by the names that the model knows
-    summarises: bool = False  # reasoning is told as its summary
-    seals: bool = False  # reasoning comes in `encrypted_content` as well
-    compacts: bool = False  # the answer's text is what a conversation is shortened to
+    called: Mapping[str, Called] = field(default_factory=dict)  # by the model's names of them
+    summarises: bool = False  # reasoning is returned as its summary
+    seals: bool = False  # reasoning is also returned in `encrypted_content`
+    compacts: bool = False  # the answer's text is the compacted conversation
     logprobs: Callable[[Sequence[int], Sequence[TokenLogprobs]], list[Json]] | None = None
 
 
 class OpenItem(Protocol):
-    """An item in its making. Each method but `item` gives the events that tell of it."""
+    """An item in progress. Each method except `item` returns events."""
 
     def begin(self) -> list[Event]: ...
     def add(self, text: str, logprobs: list[Json]) -> list[Event]: ...
@@ -60,24 +60,24 @@ class OpenItem(Protocol):
 
 
 class Output:
-    """An answer's items, of its pieces in order."""
+    """An answer's items, built from its pieces in order."""
 
     def __init__(self, answer_id: str, rules: OutputRules) -> None:
-        """`answer_id`: "resp_" and hex digits, which the items' own ids are made of."""
+        """`answer_id`: "resp_" and hex digits, from which the items' ids are derived."""
         self.finish = Finish.NONE
         self._suffix = answer_id.partition("_")[2]
         self._rules = rules
         self._items: list[Json] = []
         self.open_item: OpenItem | None = None
-        self._call = -1  # the index of the open call among the answer's
-        self._logprobs: list[Json] = []  # tokens that have not become text yet
+        self._call = -1  # index of the open call in the answer
+        self._logprobs: list[Json] = []  # tokens whose text is still held back
 
     def items(self, status: str = INCOMPLETE) -> list[Json]:
-        """Return the items so far. `status`: that of an item which is still open."""
+        """Return the items so far. `status`: that of the open item."""
         return [*self._items, self.open_item.item(status)] if self.open_item is not None else list(self._items)
 
     def writing(self, *, reasoning: bool) -> Text | None:
-        """The open item if text goes on in it."""
+        """The open item, if its text continues."""
         found = self.open_item
         return found if isinstance(found, Text) and found.form.is_reasoning is reasoning else None
 
@@ -100,7 +100,7 @@ class Output:
         return events
 
     def _scored(self, piece: Piece) -> list[Json]:
-        """The logprobs of a piece's text: of the tokens that it is in, since others may be markup, or become text later."""
+        """Logprobs of a piece's text: those of its tokens, since others may be markup, or become text later."""
         if self._rules.logprobs is None:
             return []
         waiting = self._logprobs + self._rules.logprobs(piece.token_ids, piece.logprobs)
@@ -142,7 +142,7 @@ class Output:
         return events + self.open_item.add(delta.arguments, []) if delta.arguments else events
 
     def _place(self, kind: str) -> Place:
-        """The next item's, behind the open one."""
+        """The next item's place, after the open one."""
         index = len(self._items) + (self.open_item is not None)
         return Place(f"{kind}_{self._suffix}{index:04x}", index)
 
@@ -153,7 +153,7 @@ class Output:
 
     def _end(self, status: str) -> list[Event]:
         events: list[Event] = []
-        if self.finish and self.open_item is None and not self._items:  # the model said nothing
+        if self.finish and self.open_item is None and not self._items:  # the model generated nothing
             self.open_item = Compaction(self._place("cmp")) if self._rules.compacts else self._text(is_reasoning=False)
             events += self.open_item.begin()
         if self.open_item is not None:
@@ -185,12 +185,12 @@ def _done(place: Place, item: Json) -> Event:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextForm:
-    """How an item's one part of text is told."""
+    """The form of an item's single text part."""
 
     is_reasoning: bool
-    event: str  # what the types of its events begin with
+    event: str  # prefix of its events' types
     part_event: str
-    index: str  # the field that says which part it is
+    index: str  # the field that counts its parts
     part: str  # the part's type
 
     def told(self, text: str, logprobs: list[Json]) -> Json:
@@ -222,7 +222,7 @@ SUMMARY = TextForm(
 
 
 class Text:
-    """A message, or reasoning: one part of text."""
+    """A message, or reasoning: a single text part."""
 
     def __init__(self, place: Place, form: TextForm, *, seals: bool) -> None:
         self.place = place
@@ -266,7 +266,7 @@ class Text:
 
 
 class Call:
-    """A call of a function, whose arguments are JSON, or of a tool whose input is text."""
+    """A function call with JSON arguments, or a custom tool call with a text input."""
 
     def __init__(self, place: Place, called: Called, call_id: str) -> None:
         self._place = place
@@ -305,7 +305,7 @@ class Call:
 
 
 class Compaction:
-    """A conversation that is being shortened: nothing is told of it before it is whole."""
+    """A compaction in progress: nothing is sent before it is complete."""
 
     def __init__(self, place: Place) -> None:
         self._place = place

@@ -33,7 +33,7 @@ SHORTEN = (
 
 
 def conversation_of(body: ResponseRequest) -> Conversation:
-    """The prompt. Raises NotKeptError for a reference to an item that isn't there."""
+    """The prompt. Raises NotKeptError for a reference to a missing item."""
     turns = Turns()
     if body.instructions:
         turns.say("system", body.instructions)
@@ -65,7 +65,7 @@ def _asked(body: ResponseRequest) -> Ask:
 
 
 def rules_of(body: ResponseRequest, tokenizer: ChatTokenizer) -> OutputRules:
-    """How the answer is told."""
+    """The rules for the output."""
     return OutputRules(
         called=body.called.called,
         summarises=body.summarises,
@@ -76,7 +76,7 @@ def rules_of(body: ResponseRequest, tokenizer: ChatTokenizer) -> OutputRules:
 
 
 def _logprobs(tokenizer: ChatTokenizer, ids: Sequence[int], scores: Sequence[TokenLogprobs]) -> list[Json]:
-    """Those of tokens that may be text."""
+    """Logprobs of tokens that may be text."""
     told: list[Json] = chat_logprobs(tokenizer, ids, scores, as_ids=False)["content"]
     return [one for token_id, one in zip(ids, told, strict=False) if token_id not in tokenizer.special_ids]
 
@@ -111,7 +111,7 @@ class Respond:
 
 
 def check_kept(body: ResponseRequest) -> None:
-    """Raises NotKeptError for what only a store of responses could answer."""
+    """Check a request for features that need a store of responses. Raises NotKeptError."""
     if body.history is not NOT_KEPT:
         return
     for name, value in (("previous_response_id", body.previous_response_id), ("conversation", body.conversation)):
@@ -122,7 +122,7 @@ def check_kept(body: ResponseRequest) -> None:
 
 
 class Compact:
-    """A conversation in, what it is shortened to out: by the model itself, as a compaction item behind what users said."""
+    """A conversation in, its compaction out: summarised by the model itself, as a compaction item after the users' messages."""
 
     body = CompactRequest
     operation = "chat"

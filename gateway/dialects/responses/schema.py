@@ -1,4 +1,4 @@
-"""The bodies of the Responses API, field by field. What can't be honoured is refused by name."""
+"""The bodies of the Responses API, field by field. Unsupported values are refused by name."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ _SCHEMAS = SCHEMAS | {
 
 
 class ReasoningOptions(LenientFields):
-    """Whether the model thinks, and whether its thoughts are told as a summary: the whole of them, since none is made."""
+    """Thinking options; a summary is the whole reasoning, since none is generated."""
 
     effort: Effort | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
@@ -68,7 +68,7 @@ class ReasoningOptions(LenientFields):
 
 
 class TextOptions(LenientFields):
-    """The form of the answer's text. `verbosity` is a word for the model's template."""
+    """The form of the answer's text. `verbosity` is passed to the template."""
 
     format: Annotated[dict[str, Any], Field(max_length=16)] = Field(default_factory=lambda: {"type": "text"})
     verbosity: Literal["low", "medium", "high"] | None = None
@@ -84,7 +84,7 @@ class TextOptions(LenientFields):
 
     @property
     def followed(self) -> Json:
-        """As the chat API writes it."""
+        """The text format in the chat API's form."""
         if self.format["type"] == "json_schema":
             return {"type": "json_schema", "json_schema": self.format}
         return self.format
@@ -96,7 +96,7 @@ class TextOptions(LenientFields):
 
 
 class Conversed(LenientFields):
-    """A conversation that is kept, by its id."""
+    """A stored conversation, by its id."""
 
     id: StrictStr
 
@@ -116,7 +116,7 @@ class ResponseRequest(CommonFields):
     instructions: StrictStr | None = None
     max_output_tokens: Annotated[Count, Field(ge=1)] | None = None
     max_tool_calls: Annotated[StrictInt, Field(ge=0)] | None = (
-        None  # bounds the calls of OpenAI's own tools: there are none
+        None  # limits the calls of hosted tools, of which there are none
     )
     tools: Annotated[list[AnyTool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: Any = None
@@ -168,7 +168,7 @@ class ResponseRequest(CommonFields):
         return self._history or NOT_KEPT
 
     def recalled(self, history: History) -> ResponseRequest:
-        """The request with what a store knows of it."""
+        """The request completed from a store."""
         found = self.model_copy(update={"input": [*history.before, *history.own]})
         found._history = history
         return found
@@ -179,7 +179,7 @@ class ResponseRequest(CommonFields):
 
     @property
     def compacts(self) -> bool:
-        """Whether the conversation is to be shortened."""
+        """True if the conversation is to be compacted."""
         return bool(self.input) and isinstance(self.input[-1], CompactionTrigger)
 
     @property
@@ -188,7 +188,7 @@ class ResponseRequest(CommonFields):
 
     @property
     def template_variables(self) -> Json:
-        """The client's variables, and what it says of reasoning and verbosity in the names that templates read."""
+        """The client's template variables, and those derived from reasoning and verbosity."""
         effort = self.reasoning.effort if self.reasoning is not None else None
         is_told = effort not in (None, "auto")
         said = template_variables(thinks=effort != "none", effort=effort) if is_told else {}
@@ -211,7 +211,7 @@ class ResponseRequest(CommonFields):
 
     @property
     def echoed(self) -> Json:
-        """The fields of the request that a response repeats."""
+        """Fields of the request that a response repeats."""
         return {
             "instructions": self.instructions,
             "metadata": self.metadata or {},
@@ -260,7 +260,7 @@ class CompactRequest(StrictFields):
 
     @property
     def request(self) -> ResponseRequest:
-        """The response that shortens it."""
+        """The response request that compacts it."""
         if self._request is None:
             items = [one for one in self.input if not isinstance(one, CompactionTrigger)]
             self._request = ResponseRequest(
@@ -272,7 +272,7 @@ class CompactRequest(StrictFields):
         return self._request
 
     def kept(self, answer_id: str) -> list[Json]:
-        """Messages of users, which stay as they were."""
+        """Users' messages, which are kept unchanged."""
         said = [one for one in self.input if isinstance(one, MessageItem) and one.role == "user"]
         suffix = answer_id.partition("_")[2]
         return [{**one.told(), "id": one.id or f"msg_{suffix}k{index:04x}"} for index, one in enumerate(said)]

@@ -1,4 +1,4 @@
-"""Texts that a client keeps for its model and gives back unread: reasoning, and what a conversation was shortened to.
+"""Opaque texts that a client stores and returns unread: reasoning, and compacted conversations.
 
 Nothing in them is secret, and whoever writes one may say as much in a message, so they are packed and not encrypted: each gateway
 reads those of the others.
@@ -15,13 +15,13 @@ _VERSION = "baton1"
 
 
 def sealed(kind: str, text: str) -> str:
-    """The text for `encrypted_content` of such an item."""
+    """The text for an item's `encrypted_content`."""
     packed = base64.urlsafe_b64encode(text.encode("utf-8", "replace")).decode()
     return f"{_VERSION}.{kind}.{packed}"
 
 
 def unsealed(kind: str, content: str) -> str:
-    """The text in `encrypted_content`. Raises ValueError for what no gateway of Baton wrote for this kind of item."""
+    """The text in `encrypted_content`. Raises ValueError unless a gateway of Baton wrote it for this kind of item."""
     if len(content) > MAX_SEALED_CHARS:
         raise ValueError(f"encrypted_content: at most {MAX_SEALED_CHARS} characters are allowed")
     version, _, rest = content.partition(".")

@@ -1,4 +1,4 @@
-"""Tools of the Responses API: functions, tools whose input is text, and namespaces of both."""
+"""Tools of the Responses API: functions, custom tools with text inputs, and namespaces of both."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from gateway.http.problem import Json
 
 MAX_DEFINITION_CHARS = 65_536
 SERVED = ("function", "custom", "namespace")
-SEARCHES = ("web_search", "tool_search")  # types begin so
-BETWEEN = "__"  # a namespace's name and a tool's
+SEARCHES = ("web_search", "tool_search")  # prefixes of their types
+BETWEEN = "__"  # separates a namespace's name from a tool's
 
 
 class FunctionTool(Function):
@@ -28,7 +28,7 @@ class FunctionTool(Function):
 
     @property
     def told(self) -> Json:
-        """As a response repeats it."""
+        """The form in which a response repeats it."""
         return {
             "type": "function",
             "name": self.name,
@@ -49,7 +49,7 @@ class TextFormat(LenientFields):
 
 
 class GrammarFormat(LenientFields):
-    """Text that a grammar describes."""
+    """Text described by a grammar."""
 
     type: Literal["grammar"]
     syntax: Literal["lark", "regex"]
@@ -57,7 +57,7 @@ class GrammarFormat(LenientFields):
 
 
 class CustomTool(LenientFields):
-    """A tool whose input is text."""
+    """A custom tool, whose input is text."""
 
     type: Literal["custom"]
     name: Annotated[StrictStr, Field(pattern=r"^[A-Za-z0-9_.:/-]{1,128}$")]
@@ -70,7 +70,7 @@ class CustomTool(LenientFields):
         return {"type": "custom", "name": self.name, **described, "format": self.format.model_dump()}
 
     def tool(self, name: str) -> Tool:
-        """A function with the text as its one argument: so models write calls. They are shown the grammar as well.
+        """A function with the text as its only argument, since models write calls that way. The description has the grammar.
 
         Text in JSON can be held to an expression, but to no grammar of Lark's: that one is a model's to keep.
         """
@@ -104,7 +104,7 @@ class NamespaceTool(LenientFields):
 
 
 class HostedTool(LenientFields):
-    """A tool that OpenAI's own servers run."""
+    """A tool that runs on OpenAI's servers."""
 
     type: StrictStr
 
@@ -129,20 +129,20 @@ AnyTool = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """The tools of a body: as models know them, and what clients call them."""
+    """The tools of a body under the model's names, and the clients' names."""
 
     rules: ToolRules = field(default_factory=ToolRules)
     called: Mapping[str, Called] = field(default_factory=dict)
-    left_out: tuple[str, ...] = ()  # types of tools that the model never hears of
+    left_out: tuple[str, ...] = ()  # types of tools that are dropped
 
 
 def full_name(name: str, namespace: str | None) -> str:
-    """A tool's name as models know it."""
+    """A tool's name for the model."""
     return name if not namespace else f"{namespace}{BETWEEN}{name}"
 
 
 def read_tools(tools: Sequence[AnyTool], choice: Any, *, parallel: bool, leaves_out: bool = False) -> Tools:
-    """Return the rules of tools and choice together. Raises ValueError that begins with a field's name.
+    """Combine tools and choice. Raises ValueError that begins with a field's name.
 
     Tools that others would run are refused, or left out: with `leaves_out`, and searches beside tools that are served. Agents
     send them with each request, and go on without.
@@ -173,7 +173,7 @@ def read_tools(tools: Sequence[AnyTool], choice: Any, *, parallel: bool, leaves_
 
 
 def _read_choice(choice: Any, called: Mapping[str, Called]) -> Any:
-    """A choice as the chat API writes it. Raises ValueError."""
+    """A choice in the chat API's form. Raises ValueError."""
     match choice:
         case {"type": "allowed_tools", "tools": [*entries]}:
             return {**choice, "tools": [{"name": _chosen(one, called)} for one in entries]}
@@ -185,7 +185,7 @@ def _read_choice(choice: Any, called: Mapping[str, Called]) -> Any:
 
 
 def _chosen(entry: Any, called: Mapping[str, Called]) -> str:
-    """The model's name of a tool that a choice names. Raises ValueError."""
+    """The model's name of the chosen tool. Raises ValueError."""
     match entry:
         case {"type": "function" | "custom", "name": str(name), **rest}:
             namespace = rest.get("namespace")

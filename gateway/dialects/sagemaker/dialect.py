@@ -14,7 +14,7 @@ PING, INVOCATIONS = "/ping", "/invocations"
 
 
 def _ping(answers: Answers, asked: Asked) -> None:
-    """200 with an empty body while requests are served. Raises UnavailableError."""
+    """Return 200 with an empty body while requests are served. Raises UnavailableError."""
     if answers.generations.not_ready_reason:
         raise UnavailableError(answers.generations.not_ready_reason)
 

@@ -1,4 +1,4 @@
-"""POST /invocations: whichever body a container of vLLM's or TGI's takes there, and its own answer."""
+"""POST /invocations: any body of vLLM's or TGI's container, answered in its own form."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ _Body = Annotated[
 
 
 class Invocation(RootModel[_Body]):
-    """Body of POST /invocations: that of chat, of completions or of TGI. Without a `model` the first one answers."""
+    """Body of POST /invocations: chat, completions or TGI. Without a `model` the default one answers."""
 
     many: ClassVar[Mapping[str, int]] = {"prompt": MAX_TOKEN_IDS}
-    kind_depth: ClassVar[int] = 1  # places of errors begin with the kind
+    kind_depth: ClassVar[int] = 1  # error locations begin with the kind
 
     @model_validator(mode="before")
     @classmethod
@@ -62,7 +62,7 @@ _ENDPOINTS: dict[type, Endpoint[Any]] = {
 
 
 class Invocations:
-    """Each body is answered as at its own path."""
+    """The endpoint: each body is answered as at its own path."""
 
     body = Invocation
     operation = "generate_content"

@@ -1,4 +1,4 @@
-"""TGI's bodies, field by field. What can't be honoured is refused by name."""
+"""TGI's bodies, field by field. Unsupported values are refused by name."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _GRAMMAR: dict[str, Any] = {
 
 
 class TgiParameters(StrictFields):
-    """How to choose tokens, and what is told of them."""
+    """Sampling parameters, and requested details."""
 
     unsupported: ClassVar[dict[str, str]] = {
         "watermark": "not supported",
@@ -88,13 +88,13 @@ class TgiParameters(StrictFields):
 
     @property
     def samples(self) -> bool:
-        """Whether tokens are drawn: TGI takes the likeliest unless something says otherwise."""
+        """True if tokens are sampled: TGI is greedy by default."""
         shaped = (self.temperature, self.top_p, self.typical_p)
         return self.do_sample or self.top_k is not None or any(value not in (None, 1) for value in shaped)
 
     @property
     def used_seed(self) -> int | None:
-        """The seed that answers tell; None where nothing is drawn."""
+        """The seed that answers report; None for greedy decoding."""
         if not self.samples:
             return None
         return self._drawn if self.seed is None else self.seed
@@ -105,18 +105,18 @@ class TgiParameters(StrictFields):
 
     @property
     def wanted(self) -> Wanted | None:
-        """The grammar that the answer follows."""
+        """The grammar of the answer."""
         return self._wanted
 
 
 class TgiRequest(StrictFields):
-    """Body of POST /generate, /generate_stream and /. `model`: by default the first one."""
+    """Body of POST /generate, /generate_stream and /. `model`: the default one if absent."""
 
     model: StrictStr = ""
     inputs: Annotated[StrictStr, Field(min_length=1)]
     parameters: TgiParameters = Field(default_factory=lambda: TgiParameters(do_sample=True))  # as TGI without any
     stream: StrictBool = False
-    options: dict[str, Any] | None = None  # the hosted API's caches and waits
+    options: dict[str, Any] | None = None  # caching and waiting in the hosted API
 
     @property
     def ignored(self) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""POST /chat_tokenize: what the chat template makes of messages, and its tokens."""
+"""POST /chat_tokenize: the rendered chat template, and its tokens."""
 
 from __future__ import annotations
 

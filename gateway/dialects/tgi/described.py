@@ -1,4 +1,4 @@
-"""TGI's answers as the OpenAPI document describes them. Further fields may come."""
+"""TGI's answers for the OpenAPI document. Further fields may be added."""
 
 from __future__ import annotations
 

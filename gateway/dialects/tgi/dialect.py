@@ -22,7 +22,7 @@ CHAT_TOKENIZE, INFO = "/chat_tokenize", "/info"
 
 
 def _info(answers: Answers, asked: Asked) -> Json:
-    """The first model, and the bounds of requests. What belongs to one process of TGI's alone is null or left out."""
+    """The default model and the request limits. Facts about a single TGI process are null or absent."""
     served = answers.find("")
     longest = served.max_model_len
     return {

@@ -17,7 +17,7 @@ _KINDS = {
     503: "overloaded",
     504: "timeout",
 }
-_STATUSES = {400: 422}  # a wrong field
+_STATUSES = {400: 422}  # an invalid field
 
 
 def error_object(problem: Problem) -> Json:
@@ -32,6 +32,6 @@ def error(problem: Problem, request_id: str) -> tuple[int, Json]:
 
 
 def _kind(problem: Problem) -> str:
-    if problem.status == 500 and problem.code != "internal":  # a worker failed it
+    if problem.status == 500 and problem.code != "internal":  # a worker failed
         return "generation"
     return _KINDS.get(problem.status, "validation")

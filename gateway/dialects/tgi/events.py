@@ -1,4 +1,4 @@
-"""TGI's stream: an event a token, and the last one has the whole text."""
+"""TGI's stream: an event a token; the last one has the whole text."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class TokenEvents:
         told = list(zip(piece.token_ids, piece.logprobs, strict=False))
         if not piece.finish:
             return b"".join([self._event(token_id, entry, self._texts.token) for token_id, entry in told])
-        if not told:  # the end alone: its event repeats the last token
+        if not told:  # only the end is left: its event repeats the last token
             told = [(self._last_id, TokenLogprobs(logprob=0.0, top_ids=[], top_logprobs=[]))]
         end = {
             "generated_text": self._before + self._text,

@@ -24,8 +24,8 @@ FIELD_NAMES = {"prompt": "inputs", "max_tokens": "max_new_tokens", "prompt_logpr
 
 
 class Generate:
-    """A text in, a text out. `streams`: always. `as_pipeline`: as transformers' pipelines, with a list of one text, which begins
-    with the prompt unless `return_full_text` is false.
+    """A text in, a text out. `streams`: always. `as_pipeline`: in the form of transformers' pipelines, a list of one text, which
+    begins with the prompt unless `return_full_text` is false.
     """
 
     body = TgiRequest
@@ -85,13 +85,13 @@ class Generate:
         )
 
     def _before(self, body: TgiRequest) -> str:
-        """Return the beginning of every text."""
+        """Return the prefix of every text."""
         wanted = body.parameters.return_full_text
         return body.inputs if (self._as_pipeline if wanted is None else wanted) else ""
 
 
 def _check_stream(parameters: TgiParameters) -> None:
-    """Raises InvalidRequestError for what comes at the end alone."""
+    """Check streaming. Raises InvalidRequestError for details that exist at the end only."""
     for name, is_asked in (
         ("best_of", parameters.best_of_several),
         ("decoder_input_details", parameters.decoder_input_details),
@@ -101,7 +101,7 @@ def _check_stream(parameters: TgiParameters) -> None:
 
 
 def _sampling(parameters: TgiParameters, *, tells_tokens: bool) -> SamplingParams:
-    """TGI's own defaults go before the model's."""
+    """Sampling parameters: TGI's defaults take precedence over the model's."""
     given: dict[str, Any] = {
         name: float(value) for name in _SAME_NAMES if (value := getattr(parameters, name)) is not None
     }

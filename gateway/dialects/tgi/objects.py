@@ -22,7 +22,7 @@ def finish_reason(tokenizer: ChatTokenizer, finish: Finish, last_token: int | No
 
 
 class TokenTexts:
-    """Each token of an answer with the text that it adds: those that aren't special, joined, are the answer's text."""
+    """Each token of an answer with the text that it adds: the non-special ones, joined, are the answer's text."""
 
     def __init__(self, tokenizer: ChatTokenizer) -> None:
         self._tokenizer = tokenizer
@@ -36,7 +36,7 @@ class TokenTexts:
         return _token(self._tokenizer, token_id, logprob, text)
 
     def last_token(self, token_id: int, logprob: float, text: str) -> Json:
-        """The last token of an answer whose whole text this is: it has what no other had, up to a stop string."""
+        """The last token of an answer whose whole text this is: it gets the remaining text, up to a stop string."""
         rest = text[self.said :]
         self.said = len(text)
         return _token(self._tokenizer, token_id, logprob, rest)
@@ -56,13 +56,13 @@ def tokens_of(tokenizer: ChatTokenizer, piece: Piece) -> list[Json]:
 
 
 def top_tokens(tokenizer: ChatTokenizer, logprobs: TokenLogprobs) -> list[Json]:
-    """The likeliest tokens at one place."""
+    """The most likely tokens at one position."""
     likely = zip(logprobs.top_ids, logprobs.top_logprobs, strict=True)
     return [_token(tokenizer, token_id, value, tokenizer.token_text(token_id)) for token_id, value in likely]
 
 
 def prefill_tokens(tokenizer: ChatTokenizer, prompt: ScoredPrompt | None) -> list[Json]:
-    """A prompt's tokens; of the first one's likelihood nothing is known."""
+    """A prompt's tokens; the first one has no logprob."""
     if prompt is None:
         return []
     first = prompt.token_ids[0]
@@ -76,7 +76,7 @@ def prefill_tokens(tokenizer: ChatTokenizer, prompt: ScoredPrompt | None) -> lis
 def simple_tokens(
     tokenizer: ChatTokenizer, token_ids: Sequence[int], own: tuple[Sequence[int], Sequence[int]] = ((), ())
 ) -> Iterator[Json]:
-    """Tokens with their characters' places in the text. `own`: those before and behind it that the tokenizer adds to any text."""
+    """Tokens with character offsets in the text. `own`: the special ones that the tokenizer adds around any text."""
     before, after = own
     detokenizer, at = Detokenizer(tokenizer, skip_special_tokens=False), 0
     yield from ({"id": token_id, "text": "", "start": 0, "stop": 0} for token_id in before)
