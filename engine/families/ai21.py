@@ -15,32 +15,13 @@ from engine.families.reading import (
     model,
     number,
     sparse_mlp,
+    with_defaults,
 )
 from engine.kernels.experts.rule import RoutingRule, Score
 from engine.spec.experts import ExpertTensors
 from engine.spec.model import BranchSpec, LayerSpec, MixerSpec, MlpSpec, ModelSpec, UnsupportedModelError
 from engine.spec.states import SelectiveSpec
 
-JAMBA = {
-    "vocab_size": 65536,
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "max_position_embeddings": 262144,
-    "num_experts": 16,
-    "num_experts_per_tok": 2,
-    "expert_layer_period": 2,
-    "expert_layer_offset": 1,
-    "attn_layer_period": 8,
-    "attn_layer_offset": 4,
-    "mamba_d_state": 16,
-    "mamba_d_conv": 4,
-    "mamba_expand": 2,
-    "mamba_dt_rank": "auto",
-    "mamba_conv_bias": True,
-}
 EACH = ("feed_forward.experts.{}.gate_proj", "feed_forward.experts.{}.up_proj", "feed_forward.experts.{}.down_proj")
 TENSORS = ExpertTensors(
     router=("feed_forward.router",),
@@ -60,7 +41,7 @@ HARMLESS = (
 
 def read_jamba(fields: Fields) -> ModelSpec:
     """Jamba: the first Mamba in most layers, attention without rope in some; MLPs, and experts every few layers, or none."""
-    fields = fields.over(JAMBA)
+    fields = with_defaults(fields, "jamba")
     fields.ignore(*HARMLESS)
     fields.only("sliding_window")
     with_attention, with_experts = _each(fields, "attn_layer"), _each(fields, "expert_layer")

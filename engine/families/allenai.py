@@ -25,6 +25,7 @@ from engine.families.reading import (
     sliding_window,
     softmax_rule,
     sparse_mlp,
+    with_defaults,
 )
 from engine.spec.attention import AttentionSpec, QkNorm
 from engine.spec.experts import SparseMlpSpec
@@ -33,49 +34,8 @@ from engine.spec.scaling import RopeSpec
 from engine.spec.states import DeltaSpec
 from engine.weights.names import StoredNames
 
-OLMO_2 = {
-    "vocab_size": 50304,
-    "hidden_size": 4096,
-    "intermediate_size": 11008,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "max_position_embeddings": 2048,
-    "rms_norm_eps": 1e-5,
-}
-OLMO = OLMO_2 | {"layer_norm_eps": 1e-5}
-OLMO_3 = OLMO_2 | {"sliding_window": 4096}
 AROUND_MIXER = BranchSpec(after="post_attention_layernorm")
 AROUND_MLP = BranchSpec(after="post_feedforward_layernorm")
-OLMOE = {
-    "vocab_size": 50304,
-    "hidden_size": 2048,
-    "intermediate_size": 2048,
-    "num_hidden_layers": 16,
-    "num_attention_heads": 16,
-    "max_position_embeddings": 4096,
-    "rms_norm_eps": 1e-5,
-    "num_experts_per_tok": 8,
-}
-FLEX_OLMO = OLMOE | {
-    "vocab_size": 100352,
-    "hidden_size": 4096,
-    "intermediate_size": 11008,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "rms_norm_eps": 1e-6,
-    "num_experts_per_tok": 5,
-}
-OLMO_HYBRID = {
-    "vocab_size": 100352,
-    "hidden_size": 3840,
-    "intermediate_size": 11008,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 30,
-    "max_position_embeddings": 65536,
-    "rms_norm_eps": 1e-6,
-    "linear_conv_kernel_dim": 4,
-    "linear_allow_neg_eigval": True,
-}
 # How weights were drawn.
 OF_TRAINING = ("linear_a_log_min", "linear_a_log_max", "linear_dt_min", "linear_dt_max", "linear_dt_init_floor")
 OUTPUT_NORM_EPS = 1e-5  # whatever the model's is
@@ -83,7 +43,7 @@ OUTPUT_NORM_EPS = 1e-5  # whatever the model's is
 
 def read_olmo(fields: Fields) -> ModelSpec:
     """OLMo 1: LayerNorm without weights; queries, keys and values may be cut off."""
-    fields = fields.over(OLMO)
+    fields = with_defaults(fields, "olmo")
     fields.only("layer_norm_eps", 1e-5)
     fields.ignore("rms_norm_eps")
     bias, clip = flag(fields, "attention_bias"), real(fields, "clip_qkv", 0.0)
@@ -94,7 +54,7 @@ def read_olmo(fields: Fields) -> ModelSpec:
 
 def read_olmo2(fields: Fields) -> ModelSpec:
     """OLMo 2: norms after both halves; queries and keys normed over all heads."""
-    fields = fields.over(OLMO_2)
+    fields = with_defaults(fields, "olmo2")
     fields.only("clip_qkv")
     layer = _layer(fields, _attention(fields, rope(fields)))
     return model(fields, [layer] * number(fields, "num_hidden_layers"))
@@ -102,7 +62,7 @@ def read_olmo2(fields: Fields) -> ModelSpec:
 
 def read_olmo3(fields: Fields) -> ModelSpec:
     """OLMo 3: OLMo 2 with a window on three layers of four."""
-    fields = fields.over(OLMO_3)
+    fields = with_defaults(fields, "olmo3")
     fields.only("clip_qkv")
     theta, window = real(fields, "rope_theta", 500_000.0), sliding_window(fields)
     nested = any(kind in (fields.get("rope_parameters") or {}) for kind in (FULL, SLIDING))
@@ -128,9 +88,7 @@ def _layer(fields: Fields, mixer: AttentionSpec) -> LayerSpec:
 
 def read_olmoe(fields: Fields) -> ModelSpec:
     """OLMoE: queries and keys are normed over all heads; experts in every layer."""
-    if "num_local_experts" not in fields:
-        fields = fields.over({"num_experts": 64})
-    fields = fields.over(OLMOE)
+    fields = with_defaults(fields, "olmoe")
     fields.only("clip_qkv")
     layer = LayerSpec(mixer=_attention_of_olmoe(fields, theta=10_000.0), mlp=_experts(fields))
     return model(fields, [layer] * number(fields, "num_hidden_layers"))
@@ -138,9 +96,7 @@ def read_olmoe(fields: Fields) -> ModelSpec:
 
 def read_flex_olmo(fields: Fields) -> ModelSpec:
     """FlexOlmo: OLMoE with OLMo 2's norms, after each half."""
-    if "num_local_experts" not in fields:
-        fields = fields.over({"num_experts": 7})
-    fields = fields.over(FLEX_OLMO)
+    fields = with_defaults(fields, "flex_olmo")
     mixer = _attention_of_olmoe(fields, theta=500_000.0)
     layer = LayerSpec(mixer=mixer, mlp=_experts(fields), around_mixer=AROUND_MIXER, around_mlp=AROUND_MLP)
     return model(fields, [layer] * number(fields, "num_hidden_layers"))
@@ -157,7 +113,7 @@ def _experts(fields: Fields) -> SparseMlpSpec:
 
 def read_olmo_hybrid(fields: Fields) -> ModelSpec:
     """OLMo hybrid: three layers of four keep a state and are normed before, the fourth attends without rope, normed after."""
-    fields = _with_sizes(fields.over(OLMO_HYBRID))
+    fields = _with_sizes(with_defaults(fields, "olmo_hybrid"))
     fields.ignore(*OF_TRAINING)
     num_layers = number(fields, "num_hidden_layers")
     kinds = layer_types(fields, _default_kinds(num_layers), known=(FULL, LINEAR))

@@ -21,38 +21,13 @@ from engine.families.reading import (
     shared_experts,
     sliding_window,
     sparse_mlp,
+    with_defaults,
 )
 from engine.kernels.experts.rule import RoutingRule, Score
 from engine.spec.attention import OutputGate, QkNorm
 from engine.spec.experts import ExpertTensors
 from engine.spec.model import BranchSpec, LayerSpec, ModelSpec, PlainMlpSpec
 
-ARCEE = {
-    "vocab_size": 32000,
-    "hidden_size": 2560,
-    "intermediate_size": 18432,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "max_position_embeddings": 4096,
-    "rms_norm_eps": 1e-5,
-    "hidden_act": "relu2",
-}
-AFMOE = {
-    "vocab_size": 200192,
-    "hidden_size": 2048,
-    "intermediate_size": 6144,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 16,
-    "head_dim": 128,
-    "max_position_embeddings": 16384,
-    "rms_norm_eps": 1e-5,
-    "moe_intermediate_size": 1408,
-    "num_dense_layers": 1,
-    "num_experts_per_tok": 6,
-    "num_shared_experts": 2,
-    "global_attn_every_n_layers": 4,
-    "sliding_window": 1024,
-}
 AROUND_MIXER = BranchSpec(before="input_layernorm", after="post_attention_layernorm")
 AROUND_MLP = BranchSpec(before="pre_mlp_layernorm", after="post_mlp_layernorm")
 TENSORS = ExpertTensors(router=("mlp.router.gate",), each=GATE_UP_DOWN, correction=("mlp.expert_bias",))
@@ -61,7 +36,7 @@ ONE_GROUP = ("n_group", "topk_group", "num_expert_groups", "num_limited_groups")
 
 def read_arcee(fields: Fields) -> ModelSpec:
     """Arcee: an MLP of relu² without a gate."""
-    fields = fields.over(ARCEE)
+    fields = with_defaults(fields, "arcee")
     fields.only("hidden_act", "relu2")
     bias = flag(fields, "attention_bias")
     size = number(fields, "intermediate_size")
@@ -72,9 +47,7 @@ def read_arcee(fields: Fields) -> ModelSpec:
 
 def read_trinity(fields: Fields) -> ModelSpec:
     """Trinity (Arcee): gated attention, with a rotation where it has a window; norms around both halves."""
-    if "num_local_experts" not in fields:
-        fields = fields.over({"num_experts": 64})
-    fields = fields.over(AFMOE)
+    fields = with_defaults(fields, "afmoe")
     fields.only("attention_bias", False)
     fields.only("score_func", "sigmoid")
     fields.only("route_norm", True)

@@ -17,50 +17,20 @@ from engine.families.reading import (
     real,
     rope,
     sparse_mlp,
+    with_defaults,
 )
 from engine.kernels.experts.rule import RoutingRule
 from engine.spec.experts import ExpertTensors, SharedExpertSpec
 from engine.spec.model import LayerSpec, ModelSpec
 from engine.weights.names import StoredNames
 
-ERNIE_4_5 = {
-    "vocab_size": 103424,
-    "hidden_size": 1024,
-    "intermediate_size": 3072,
-    "num_hidden_layers": 18,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 2,
-    "head_dim": 128,
-    "max_position_embeddings": 131072,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 500_000.0,
-    "tie_word_embeddings": True,
-}
-ERNIE_4_5_MOE = {
-    "vocab_size": 103424,
-    "hidden_size": 2560,
-    "intermediate_size": 12288,
-    "num_hidden_layers": 28,
-    "num_attention_heads": 20,
-    "num_key_value_heads": 4,
-    "max_position_embeddings": 131072,
-    "rms_norm_eps": 1e-5,
-    "tie_word_embeddings": True,
-    "moe_intermediate_size": 1536,
-    "moe_k": 6,
-    "moe_num_experts": 64,
-    "moe_num_shared_experts": 2,
-    "moe_layer_start_index": 1,
-    "moe_layer_end_index": -1,
-    "moe_layer_interval": 1,
-}
 NAMES = StoredNames(ignored=("model.mtp_",))  # they predict further tokens
 STATICS = ("mlp.moe_statics.e_score_correction_bias", "mlp.gate.moe_statics.e_score_correction_bias")
 
 
 def read_ernie(fields: Fields) -> ModelSpec:
     """ERNIE 4.5 (dense): Llama with interleaved pairs."""
-    fields = fields.over(ERNIE_4_5)
+    fields = with_defaults(fields, "ernie4_5")
     bias = flag(fields, "use_bias")
     mixer = attention(fields, rope=rope(fields, interleaved=True), qkv_bias=bias, output_bias=bias)
     layer = LayerSpec(mixer=mixer, mlp=gated_mlp(fields, bias=bias))
@@ -69,7 +39,7 @@ def read_ernie(fields: Fields) -> ModelSpec:
 
 def read_ernie_moe(fields: Fields) -> ModelSpec:
     """ERNIE 4.5 with experts: neighbours are rotated as pairs; softmax routing with a correction of the choice."""
-    fields = fields.over(ERNIE_4_5_MOE)
+    fields = with_defaults(fields, "ernie4_5_moe")
     fields.only("moe_use_aux_free", True)
     fields.only("moe_gate", "topk", "topk_fused")
     fields.only("use_bias", False)

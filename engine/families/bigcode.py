@@ -2,26 +2,13 @@
 
 from __future__ import annotations
 
-from engine.families.reading import Family, Fields, attention, flag, model, number, sliding_window
+from engine.families.reading import Family, Fields, attention, flag, model, number, sliding_window, with_defaults
 from engine.spec.model import LayerSpec, ModelSpec, PlainMlpSpec
-
-STARCODER_2 = {
-    "vocab_size": 49152,
-    "hidden_size": 3072,
-    "intermediate_size": 12288,
-    "num_hidden_layers": 30,
-    "num_attention_heads": 24,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 4096,
-    "norm_epsilon": 1e-5,
-    "use_bias": True,
-    "tie_word_embeddings": True,
-}
 
 
 def read_starcoder2(fields: Fields) -> ModelSpec:
     """StarCoder2: LayerNorm, biases everywhere, an MLP without a gate."""
-    fields = fields.over(STARCODER_2)
+    fields = with_defaults(fields, "starcoder2")
     fields.only("hidden_act", "gelu_pytorch_tanh")
     fields.only("norm_type", "layer_norm")
     fields.only("mlp_type", "default")

@@ -26,40 +26,19 @@ from engine.families.reading import (
     rope,
     sliding_window,
     sparse_mlp,
+    with_defaults,
 )
 from engine.kernels.experts.rule import RoutingRule, Score
 from engine.spec.attention import AttentionSpec, QkNorm
 from engine.spec.experts import SharedExpertSpec, SparseMlpSpec
 from engine.spec.model import BranchSpec, LayerSpec, ModelSpec
 
-COHERE = {
-    "vocab_size": 256000,
-    "hidden_size": 8192,
-    "intermediate_size": 22528,
-    "num_hidden_layers": 40,
-    "num_attention_heads": 64,
-    "max_position_embeddings": 8192,
-    "layer_norm_eps": 1e-5,
-    "logit_scale": 0.0625,
-    "rope_theta": 500_000.0,
-    "tie_word_embeddings": True,
-}
-COHERE_2 = COHERE | {"sliding_window": 4096, "rope_theta": 10_000.0}
 SHARED = BranchSpec(shares=True)
-COHERE_2_MOE = COHERE_2 | {
-    "head_dim": 128,
-    "num_experts_per_tok": 2,
-    "shared_expert_combination_strategy": "average",
-    "expert_selection_fn": "softmax",
-    "norm_topk_prob": True,
-    "prefix_dense_sliding_window_pattern": 1,
-    "sliding_window_pattern": 4,
-}
 
 
 def read_cohere(fields: Fields) -> ModelSpec:
     """Command R and R+: parallel halves, LayerNorm, interleaved pairs."""
-    fields = fields.over(COHERE)
+    fields = with_defaults(fields, "cohere")
     normed = QkNorm(over="each") if flag(fields, "use_qk_norm") else None
     layer = _layer(fields, _attention(fields, qk_norm=normed))
     return _model(fields, [layer] * number(fields, "num_hidden_layers"))
@@ -67,7 +46,7 @@ def read_cohere(fields: Fields) -> ModelSpec:
 
 def read_cohere2(fields: Fields) -> ModelSpec:
     """Command R7B, Command A: windows on three layers of four, no rope on the fourth."""
-    fields = fields.over(COHERE_2)
+    fields = with_defaults(fields, "cohere2")
     fields.only("use_qk_norm", False)
     fields.only("order_of_interleaved_layers", "local_attn_first")
     fields.only("position_embedding_type", "rope_gptj")
@@ -102,9 +81,7 @@ def _model(fields: Fields, layers: list[LayerSpec]) -> ModelSpec:
 
 def read_cohere2_moe(fields: Fields) -> ModelSpec:
     """Command A with experts: Cohere 2's attention, parallel halves; shared experts are added, or averaged with the others."""
-    if "num_local_experts" not in fields:
-        fields = fields.over({"num_experts": 8})
-    fields = fields.over(COHERE_2_MOE)
+    fields = with_defaults(fields, "cohere2_moe")
     window = sliding_window(fields)
     sparse, around_sparse = _experts(fields)
     prefix_size = (

@@ -6,7 +6,7 @@ chooses.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from engine.families.reading import (
@@ -28,6 +28,7 @@ from engine.families.reading import (
     shared_experts,
     sigmoid_rule,
     sparse_mlp,
+    with_defaults,
     without_predictions,
 )
 from engine.kernels.experts.rule import GroupScore, RoutingRule
@@ -35,57 +36,12 @@ from engine.spec.experts import ExpertTensors
 from engine.spec.mla import IndexerSpec, MLASpec
 from engine.spec.model import BEFORE_MLP, BranchSpec, LayerSpec, ModelSpec, UnsupportedModelError
 
-LATENTS = {
-    "qk_nope_head_dim": 128,
-    "qk_rope_head_dim": 64,
-    "v_head_dim": 128,
-    "kv_lora_rank": 512,
-    "q_lora_rank": 1536,
-    "max_position_embeddings": 2048,
-}
-V2 = LATENTS | {
-    "vocab_size": 102400,
-    "hidden_size": 4096,
-    "intermediate_size": 11008,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "n_shared_experts": 2,
-    "first_k_dense_replace": 0,
-    "moe_intermediate_size": 1407,
-}
-V3 = LATENTS | {
-    "vocab_size": 129280,
-    "hidden_size": 7168,
-    "intermediate_size": 18432,
-    "num_hidden_layers": 61,
-    "num_attention_heads": 128,
-    "max_position_embeddings": 4096,
-    "moe_intermediate_size": 2048,
-    "n_shared_experts": 1,
-    "num_experts_per_tok": 8,
-    "n_group": 8,
-    "topk_group": 4,
-    "first_k_dense_replace": 3,
-    "norm_topk_prob": True,
-    "routed_scaling_factor": 2.5,
-    "rope_interleave": True,
-    "num_nextn_predict_layers": 1,
-}
 SPARSE_ATTENTION = "deepseek_sparse_attention"
-V3_2 = V3 | {
-    "max_position_embeddings": 163840,
-    "num_nextn_predict_layers": 0,
-    "index_topk": 2048,
-    "index_head_dim": 128,
-    "index_n_heads": 64,
-}
 
 
 def read_v2(fields: Fields) -> ModelSpec:
     """DeepSeek-V2: latent attention; softmax routing, within groups in the large model; shared experts."""
-    if "num_experts" not in fields:
-        fields = fields.over({"n_routed_experts": 64})
-    fields = fields.over(V2)
+    fields = with_defaults(fields, "deepseek_v2")
     fields.only("topk_method", "greedy", "group_limited_greedy")
     fields.only("scoring_func", "softmax")
     fields.only("norm_topk_prob", False)
@@ -104,9 +60,7 @@ def read_v2(fields: Fields) -> ModelSpec:
 
 def read_v3(fields: Fields) -> ModelSpec:
     """DeepSeek-V3 and R1: latent attention; sigmoid routing within groups, corrected; a shared expert."""
-    if "num_local_experts" not in fields:
-        fields = fields.over({"n_routed_experts": 256})
-    fields = fields.over(V3)
+    fields = with_defaults(fields, "deepseek_v3")
     return with_one_attention(fields, sigmoid_rule(fields), CORRECTED, interleaved=flag(fields, "rope_interleave"))
 
 
@@ -139,16 +93,14 @@ def with_experts(
 
 def read_v3_2(fields: Fields) -> ModelSpec:
     """DeepSeek-V3.2: DeepSeek-V3's layers, attention to the positions that each layer's indexer chooses."""
-    fields = over_sparse(fields, V3_2)
+    fields = over_sparse(fields, "deepseek_v32")
     fields.only("indexer_rope_interleave", False)
     mixers = [sparse_attention(fields, interleaved=False)] * number(fields, "num_hidden_layers")
     return with_experts(fields, mixers, sigmoid_rule(fields), CORRECTED)
 
 
-def over_sparse(fields: Fields, defaults: Mapping[str, object]) -> Fields:
-    if "num_local_experts" not in fields and "num_experts" not in fields:
-        fields = fields.over({"n_routed_experts": 256})
-    fields = fields.over(defaults)
+def over_sparse(fields: Fields, model_type: str) -> Fields:
+    fields = with_defaults(fields, model_type)
     fields.only("mlp_bias", False)
     fields.only("rope_interleave", True)
     layer_types(fields, [SPARSE_ATTENTION] * number(fields, "num_hidden_layers"), known=(SPARSE_ATTENTION,))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from engine.families.deepseek import V3, V3_2, over_sparse, sparse_attention, with_experts, with_one_attention
+from engine.families.deepseek import over_sparse, sparse_attention, with_experts, with_one_attention
 from engine.families.reading import (
     CORRECTED,
     OF_IMAGES,
@@ -25,90 +25,16 @@ from engine.families.reading import (
     sigmoid_rule,
     sparse_mlp,
     text_of,
+    with_defaults,
     without_predictions,
 )
 from engine.spec.attention import AttentionSpec, QkNorm
 from engine.spec.model import BEFORE_MIXER, BEFORE_MLP, BranchSpec, LayerSpec, ModelSpec, UnsupportedModelError
 
-GLM_4 = {
-    "vocab_size": 151552,
-    "hidden_size": 4096,
-    "intermediate_size": 13696,
-    "num_hidden_layers": 40,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 2,
-    "head_dim": 128,
-    "max_position_embeddings": 131072,
-    "rms_norm_eps": 0.00000015625,
-    "attention_bias": True,
-    "partial_rotary_factor": 0.5,
-}
 AROUND_MIXER = BranchSpec(before="input_layernorm", after="post_self_attn_layernorm")
 AROUND_MLP = BranchSpec(before="post_attention_layernorm", after="post_mlp_layernorm")
-GLM_4_5 = {
-    "vocab_size": 151552,
-    "hidden_size": 4096,
-    "intermediate_size": 10944,
-    "num_hidden_layers": 46,
-    "num_attention_heads": 96,
-    "num_key_value_heads": 8,
-    "max_position_embeddings": 131072,
-    "rms_norm_eps": 1e-5,
-    "moe_intermediate_size": 1408,
-    "num_experts_per_tok": 8,
-    "n_shared_experts": 1,
-    "first_k_dense_replace": 1,
-    "norm_topk_prob": True,
-    "partial_rotary_factor": 0.5,
-    "num_nextn_predict_layers": 1,
-}
-GLM_4_7_FLASH = V3 | {
-    "vocab_size": 154880,
-    "hidden_size": 2048,
-    "intermediate_size": 10240,
-    "num_hidden_layers": 47,
-    "num_attention_heads": 20,
-    "max_position_embeddings": 202752,
-    "rms_norm_eps": 1e-5,
-    "moe_intermediate_size": 1536,
-    "num_experts_per_tok": 4,
-    "n_group": 1,
-    "topk_group": 1,
-    "first_k_dense_replace": 1,
-    "routed_scaling_factor": 1.8,
-    "q_lora_rank": 768,
-    "qk_nope_head_dim": 192,
-    "v_head_dim": 256,
-}
 _OWN, _SHARED = "full", "shared"
 _LETTERS = {"F": _OWN, "S": _SHARED}
-GLM_5 = V3_2 | {
-    "vocab_size": 154880,
-    "hidden_size": 6144,
-    "intermediate_size": 12288,
-    "num_hidden_layers": 78,
-    "num_attention_heads": 64,
-    "q_lora_rank": 2048,
-    "v_head_dim": 256,
-    "qk_nope_head_dim": 192,
-    "n_group": 1,
-    "topk_group": 1,
-    "max_position_embeddings": 202752,
-    "rms_norm_eps": 1e-5,
-    "index_n_heads": 32,
-}
-GLM_4_V = {
-    "vocab_size": 151552,
-    "hidden_size": 4096,
-    "intermediate_size": 13696,
-    "num_hidden_layers": 40,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 32768,
-    "rms_norm_eps": 1e-5,
-    "attention_bias": True,
-}
-GLM_4_V_MOE = {"vocab_size": 151424, "max_position_embeddings": 65536, "attention_bias": True}
 
 
 def read_glm(fields: Fields) -> ModelSpec:
@@ -130,7 +56,7 @@ def _text_of_glm4(fields: Fields, others: tuple[str, ...]) -> ModelSpec:
 
 
 def _read(fields: Fields, around_mixer: BranchSpec, around_mlp: BranchSpec) -> ModelSpec:
-    fields = fields.over(GLM_4)
+    fields = with_defaults(fields, "glm4")
     mixer = attention(fields, rope=rope(fields, interleaved=True), qkv_bias=flag(fields, "attention_bias"))
     return _model(fields, mixer, around_mixer, around_mlp)
 
@@ -148,9 +74,7 @@ def read_glm4_moe(fields: Fields) -> ModelSpec:
 
 def _text_of_glm4_moe(fields: Fields, others: tuple[str, ...] = ()) -> ModelSpec:
     """GLM-4.5; `others` are keys of its rope that change nothing."""
-    if "num_local_experts" not in fields:
-        fields = fields.over({"n_routed_experts": 128})
-    fields = fields.over(GLM_4_5)
+    fields = with_defaults(fields, "glm4_moe")
     dense, stored = gated_mlp(fields), without_predictions(fields)
     sparse = sparse_mlp(fields, sigmoid_rule(fields), tensors=CORRECTED, shared=shared_experts(fields))
     qk_norm = QkNorm() if flag(fields, "use_qk_norm") else None
@@ -166,15 +90,13 @@ def _text_of_glm4_moe(fields: Fields, others: tuple[str, ...] = ()) -> ModelSpec
 
 def read_glm4_flash(fields: Fields) -> ModelSpec:
     """GLM-4.7-Flash: DeepSeek-V3's layers, smaller."""
-    if "num_local_experts" not in fields:
-        fields = fields.over({"n_routed_experts": 64})
-    fields = fields.over(GLM_4_7_FLASH)
+    fields = with_defaults(fields, "glm4_moe_lite")
     return with_one_attention(fields, sigmoid_rule(fields), CORRECTED, interleaved=flag(fields, "rope_interleave"))
 
 
 def read_glm5(fields: Fields) -> ModelSpec:
     """GLM-5: DeepSeek-V3.2's layers; some have no indexer, and attend to what the one before them chose."""
-    fields = over_sparse(fields, GLM_5)
+    fields = over_sparse(fields, "glm_moe_dsa")
     fields.only("indexer_rope_interleave", True)
     fields.ignore("index_share_for_mtp_iteration")  # layers that predict further tokens
     mixer, kinds = sparse_attention(fields, interleaved=True), _indexer_types(fields)
@@ -209,14 +131,14 @@ def _indexer_types(fields: Fields) -> list[str]:
 
 def read_glm4_vision(fields: Fields) -> ModelSpec:
     """GLM-4.1V: GLM-4-0414's text model in a checkpoint with a vision tower."""
-    fields = text_of(fields, GLM_4_V)
+    fields = text_of(fields, "glm4v_text")
     fields.only("attention_bias", True)
     return _text_of_glm4(fields, OF_IMAGES).with_names(VISUAL)
 
 
 def read_glm4_moe_vision(fields: Fields) -> ModelSpec:
     """GLM-4.5V and 4.6V: GLM-4.5's text model in a checkpoint with a vision tower."""
-    return _text_of_glm4_moe(text_of(fields, GLM_4_V_MOE), OF_IMAGES).with_names(VISUAL)
+    return _text_of_glm4_moe(text_of(fields, "glm4v_moe_text"), OF_IMAGES).with_names(VISUAL)
 
 
 def read_glm4_6_vision(fields: Fields) -> ModelSpec:

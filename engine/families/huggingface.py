@@ -14,26 +14,14 @@ from engine.families.reading import (
     number,
     rope,
     sliding_window,
+    with_defaults,
 )
 from engine.spec.model import LayerSpec, ModelSpec, UnsupportedModelError
-
-SMOLLM3 = {
-    "vocab_size": 128256,
-    "hidden_size": 2048,
-    "intermediate_size": 11008,
-    "num_hidden_layers": 36,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 4,
-    "max_position_embeddings": 32768,
-    "rope_theta": 2_000_000.0,
-    "no_rope_layer_interval": 4,
-    "tie_word_embeddings": True,
-}
 
 
 def read_smollm3(fields: Fields) -> ModelSpec:
     """SmolLM3: every fourth layer has no rope."""
-    fields = fields.over(SMOLLM3)
+    fields = with_defaults(fields, "smollm3")
     num_layers, interval = number(fields, "num_hidden_layers"), number(fields, "no_rope_layer_interval")
     rotated = fields.get("no_rope_layers") or [int((index + 1) % interval != 0) for index in range(num_layers)]
     if len(rotated) != num_layers:

@@ -10,7 +10,6 @@ from dataclasses import replace
 from engine.families.reading import (
     FULL,
     LINEAR,
-    MAMBA_2,
     SLIDING,
     Family,
     Fields,
@@ -29,34 +28,13 @@ from engine.families.reading import (
     rope,
     sliding_window,
     sparse_mlp,
+    with_defaults,
 )
 from engine.kernels.experts.rule import RoutingRule, Score
 from engine.spec.attention import AttentionSpec
 from engine.spec.experts import ExpertTensors, SharedExpertSpec
 from engine.spec.model import BranchSpec, LayerSpec, MixerSpec, MlpSpec, ModelSpec, UnsupportedModelError
 
-GRANITE = {
-    "vocab_size": 32000,
-    "hidden_size": 4096,
-    "intermediate_size": 11008,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "max_position_embeddings": 2048,
-    "attention_multiplier": 1.0,
-}
-GRANITE_SWA = {
-    "vocab_size": 100352,
-    "hidden_size": 2560,
-    "intermediate_size": 8192,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 20,
-    "num_key_value_heads": 4,
-    "max_position_embeddings": 8192,
-    "rms_norm_eps": 1e-5,
-    "tie_word_embeddings": True,
-    "sliding_window": 128,
-}
-GRANITE_MOE = GRANITE | {"num_local_experts": 8, "num_experts_per_tok": 2}
 TENSORS = ExpertTensors(
     router=("block_sparse_moe.router.layer", "block_sparse_moe.router"),
     all=(
@@ -64,23 +42,12 @@ TENSORS = ExpertTensors(
         ("block_sparse_moe.experts.gate_up_proj", "block_sparse_moe.experts.down_proj"),
     ),
 )
-GRANITE_4 = GRANITE | MAMBA_2 | {"shared_intermediate_size": 1024, "num_local_experts": 8, "num_experts_per_tok": 2}
-BAMBA = MAMBA_2 | {
-    "vocab_size": 128000,
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "max_position_embeddings": 262144,
-    "rms_norm_eps": 1e-5,
-}
 ROTATED = 0.5  # share of a head, whatever config.json says
 
 
 def read_granite(fields: Fields) -> ModelSpec:
     """Granite 3: four multipliers."""
-    fields = fields.over(GRANITE)
+    fields = with_defaults(fields, "granite")
     mlp = gated_mlp(fields, bias=flag(fields, "mlp_bias"))
     return _model(
         fields, [multiplied_layer(fields, _attention(fields, has_rope=True), mlp)] * number(fields, "num_hidden_layers")
@@ -114,7 +81,7 @@ def _model(fields: Fields, layers: list[LayerSpec]) -> ModelSpec:
 
 def read_granite_swa(fields: Fields) -> ModelSpec:
     """Granite with windows: sinks, and a rotation of each layer, or none."""
-    fields = fields.over(GRANITE_SWA)
+    fields = with_defaults(fields, "granite_swa")
     mlp = gated_mlp(fields, bias=flag(fields, "mlp_bias"))
     return _model(fields, [multiplied_layer(fields, mixer, mlp) for mixer in _mixers_with_windows(fields)])
 
@@ -146,14 +113,14 @@ def _mixers_with_windows(fields: Fields) -> list[AttentionSpec]:
 
 def read_granite_moe(fields: Fields) -> ModelSpec:
     """Granite 3 with experts: Granite's multipliers; with a shared expert in `GraniteMoeShared`."""
-    fields = fields.over(GRANITE_MOE)
+    fields = with_defaults(fields, "granitemoe")
     mixer = _attention(fields, has_rope=True)
     return _with_experts(fields, [mixer] * number(fields, "num_hidden_layers"))
 
 
 def read_granite_moe_swa(fields: Fields) -> ModelSpec:
     """Granite with experts and windows: sinks, and a rotation of each layer, or none."""
-    fields = fields.over(GRANITE_MOE | {"sliding_window": 128})
+    fields = with_defaults(fields, "granitemoe_swa")
     return _with_experts(fields, _mixers_with_windows(fields))
 
 
@@ -168,7 +135,7 @@ def _with_experts(fields: Fields, mixers: list[AttentionSpec]) -> ModelSpec:
 
 def read_granite4(fields: Fields) -> ModelSpec:
     """Granite 4: Mamba-2 in most layers or in none, experts beside a shared one or that one alone; Granite's multipliers."""
-    fields = fields.over(GRANITE_4)
+    fields = with_defaults(fields, "granitemoehybrid")
     kinds = kinds_of_layers(fields, [LINEAR] * number(fields, "num_hidden_layers"))
     fields.only("position_embedding_type", "rope", "nope")
     fields.only("normalization_function", "rmsnorm")
@@ -197,7 +164,7 @@ def _mlp(fields: Fields) -> MlpSpec:
 
 def read_bamba(fields: Fields) -> ModelSpec:
     """Bamba: Mamba-2 in most layers, attention with half of each head rotated in some."""
-    fields = fields.over(BAMBA).with_values(partial_rotary_factor=ROTATED)
+    fields = with_defaults(fields, "bamba").with_values(partial_rotary_factor=ROTATED)
     bias = flag(fields, "attention_bias")
     full = attention(fields, qkv_bias=bias, output_bias=bias)
     if full.rope is None or full.rope.share != ROTATED:

@@ -18,6 +18,7 @@ from engine.families.reading import (
     number,
     sigmoid_rule,
     sparse_mlp,
+    with_defaults,
     without_predictions,
 )
 from engine.spec.attention import QkNorm
@@ -27,13 +28,12 @@ from engine.weights.names import StoredNames
 
 TENSORS = ExpertTensors(each=GATE_UP_DOWN, all=(), correction=("mlp.gate.expert_bias",))
 NAMES = StoredNames(renamed={"model.word_embeddings.": "model.embed_tokens."})
-LING = {"partial_rotary_factor": 1.0, "first_k_dense_replace": 0, "rope_theta": 10_000.0}
 NORMS = QkNorm(q_name="attention.query_layernorm", k_name="attention.key_layernorm")
 
 
 def read_ling(fields: Fields) -> ModelSpec:
     """Ling and Ring 2.0: half of each normed head rotated; corrected sigmoid routing in groups, and a shared expert."""
-    fields = fields.over(LING)
+    fields = with_defaults(fields, "bailing_moe")
     for name in ("use_rmsnorm", "moe_router_enable_expert_bias", "norm_topk_prob"):
         fields.only(name, True)
     for name in ("use_bias", "use_qkv_bias", "norm_head", "use_sliding_window"):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from engine.families.reading import Family, Fields, attention, flag, gated_mlp, model, number
+from engine.families.reading import Family, Fields, attention, flag, gated_mlp, model, number, with_defaults
 from engine.spec.model import LayerSpec, ModelSpec
 
 
 def read_internlm3(fields: Fields) -> ModelSpec:
     """InternLM 3: Llama with a size of heads of its own."""
-    fields = fields.over({"rms_norm_eps": 1e-6})
+    fields = with_defaults(fields, "internlm3")
     bias = flag(fields, "bias")
     mixer = attention(fields, qkv_bias=flag(fields, "qkv_bias"), output_bias=bias)
     return model(

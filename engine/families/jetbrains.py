@@ -19,32 +19,17 @@ from engine.families.reading import (
     sliding_window,
     softmax_rule,
     sparse_mlp,
+    with_defaults,
 )
 from engine.spec.attention import QkNorm
 from engine.spec.model import LayerSpec, ModelSpec
 
-MELLUM = {
-    "vocab_size": 98304,
-    "hidden_size": 2304,
-    "intermediate_size": 7168,
-    "num_hidden_layers": 28,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 4,
-    "head_dim": 128,
-    "max_position_embeddings": 131072,
-    "sliding_window": 1024,
-    "moe_intermediate_size": 896,
-    "num_experts_per_tok": 8,
-    "norm_topk_prob": True,
-}
 BASES = {FULL: 500_000.0, SLIDING: 10_000.0}
 
 
 def read_mellum(fields: Fields) -> ModelSpec:
     """Mellum 2: Qwen3-MoE with windows, and a rope of each kind of layer."""
-    if "num_local_experts" not in fields:
-        fields = fields.over({"num_experts": 64})
-    fields = fields.over(MELLUM)
+    fields = with_defaults(fields, "mellum")
     bias, window, num_layers = (
         flag(fields, "attention_bias"),
         sliding_window(fields),

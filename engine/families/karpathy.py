@@ -4,25 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from engine.families.reading import Family, Fields, attention, flag, model, number, real, rope
+from engine.families.reading import Family, Fields, attention, flag, model, number, real, rope, with_defaults
 from engine.spec.attention import QkNorm
 from engine.spec.model import LayerSpec, ModelSpec, PlainMlpSpec
-
-NANOCHAT = {
-    "vocab_size": 50304,
-    "hidden_size": 768,
-    "intermediate_size": 8192,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 6,
-    "max_position_embeddings": 2048,
-    "hidden_act": "relu2",
-    "final_logit_softcapping": 15.0,
-}
 
 
 def read_nanochat(fields: Fields) -> ModelSpec:
     """NanoChat: norms without weights, also of embeddings and of rotated heads, which rotate backwards; relu² without a gate."""
-    fields = fields.over(NANOCHAT)
+    fields = with_defaults(fields, "nanochat")
     fields.only("hidden_act", "relu2")
     bias, normed = flag(fields, "attention_bias"), QkNorm(has_weight=False, after_rope=True)
     rotation, size = replace(rope(fields), backwards=True), number(fields, "intermediate_size")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from engine.families.deepseek import read_v3
 from engine.families.reading import (
@@ -20,6 +19,7 @@ from engine.families.reading import (
     shared_experts,
     sigmoid_rule,
     sparse_mlp,
+    with_defaults,
     without_predictions,
     without_rope,
 )
@@ -30,31 +30,6 @@ from engine.spec.states import ChannelDeltaSpec
 from engine.weights.names import StoredNames
 
 DENSE, SPARSE = "dense", "sparse"
-KIMI_LINEAR: dict[str, Any] = {
-    "vocab_size": 163840,
-    "hidden_size": 2304,
-    "intermediate_size": 9216,
-    "moe_intermediate_size": 1024,
-    "num_hidden_layers": 27,
-    "num_attention_heads": 32,
-    "n_shared_experts": 1,
-    "routed_scaling_factor": 2.446,
-    "kv_lora_rank": 512,
-    "qk_rope_head_dim": 64,
-    "v_head_dim": 128,
-    "qk_nope_head_dim": 128,
-    "n_group": 1,
-    "topk_group": 1,
-    "num_experts_per_tok": 8,
-    "norm_topk_prob": True,
-    "max_position_embeddings": 1048576,
-    "rms_norm_eps": 1e-5,
-    "num_experts": 256,
-    "linear_head_dim": 128,
-    "linear_num_heads": 32,
-    "linear_conv_kernel_dim": 4,
-    "first_k_dense_replace": 1,
-}
 # Its own names of what other families have, too.
 OURS = {
     "model_max_length": "max_position_embeddings",
@@ -85,7 +60,7 @@ OF_TOWERS = ("vision_config", "projection_hidden_size", "projection_hidden_act",
 
 def read_kimi_linear(fields: Fields) -> ModelSpec:
     """Kimi-Linear: three layers of four keep a state, whose channels decay each alone, the fourth MLA without rope; experts."""
-    fields = _with_our_names(fields).over(KIMI_LINEAR)
+    fields = with_defaults(_with_our_names(fields), "kimi_linear")
     fields.only("mla_use_nope", True)
     fields.only("use_grouped_topk", True)
     fields.only("moe_router_activation_func", "sigmoid")

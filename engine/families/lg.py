@@ -24,33 +24,14 @@ from engine.families.reading import (
     sigmoid_rule,
     sliding_window,
     sparse_mlp,
+    with_defaults,
 )
 from engine.spec.attention import AttentionSpec, QkNorm
 from engine.spec.model import BranchSpec, LayerSpec, ModelSpec
 from engine.weights.names import StoredNames
 
-EXAONE_4 = {
-    "vocab_size": 102400,
-    "hidden_size": 4096,
-    "intermediate_size": 16384,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 32,
-    "max_position_embeddings": 2048,
-    "rms_norm_eps": 1e-5,
-    "sliding_window": 4096,
-    "sliding_window_pattern": 4,
-}
 AROUND_MIXER = BranchSpec(after="post_attention_layernorm")
 AROUND_MLP = BranchSpec(after="post_feedforward_layernorm")
-K_EXAONE = EXAONE_4 | {
-    "first_k_dense_replace": 1,
-    "moe_intermediate_size": 1024,
-    "num_experts_per_tok": 8,
-    "num_shared_experts": 1,
-    "norm_topk_prob": True,
-    "routed_scaling_factor": 2.5,
-}
 ALSO_BESIDE = replace(CORRECTED, correction=(*CORRECTED.correction, "mlp.e_score_correction_bias"))
 PREDICTIONS = StoredNames(ignored=("mtp.",))
 
@@ -90,7 +71,7 @@ def _renamed(fields: Fields, **names: str) -> Fields:
 
 def read_exaone4(fields: Fields) -> ModelSpec:
     """EXAONE 4: norms after each half, none before; queries and keys normed by head; layers without a window have no rope."""
-    fields = fields.over(EXAONE_4)
+    fields = with_defaults(fields, "exaone4")
     mlp = gated_mlp(fields)
     return model(
         fields,
@@ -125,9 +106,7 @@ def _kinds(fields: Fields, pattern: int | str | None) -> list[str]:
 
 def read_k_exaone(fields: Fields) -> ModelSpec:
     """K-EXAONE: EXAONE 4's attention, DeepSeek-V3's experts, norms before each half."""
-    if "num_local_experts" not in fields:
-        fields = fields.over({"num_experts": 64})
-    fields = fields.over(K_EXAONE)
+    fields = with_defaults(fields, "exaone_moe")
     fields.ignore("num_nextn_predict_layers", "mtp_loss_scaling_factor")
     dense, shared = gated_mlp(fields), shared_experts(fields, "num_shared_experts")
     sparse = sparse_mlp(fields, sigmoid_rule(fields), tensors=ALSO_BESIDE, shared=shared)

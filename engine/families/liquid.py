@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 from engine.families.reading import (
     FULL,
@@ -19,6 +18,7 @@ from engine.families.reading import (
     real,
     rope,
     sparse_mlp,
+    with_defaults,
 )
 from engine.kernels.experts.rule import RoutingRule, Score
 from engine.spec.attention import AttentionSpec, QkNorm
@@ -27,33 +27,6 @@ from engine.spec.model import BranchSpec, GatedMlpSpec, LayerSpec, MlpSpec, Mode
 from engine.spec.states import ShortConvolutionSpec
 
 CONVOLUTION = "conv"
-LFM_2_COMMON: dict[str, Any] = {
-    "vocab_size": 65536,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "max_position_embeddings": 128_000,
-    "norm_eps": 1e-5,
-    "tie_word_embeddings": True,
-    "conv_L_cache": 3,
-}
-LFM_2 = LFM_2_COMMON | {
-    "hidden_size": 2560,
-    "intermediate_size": 12288,
-    "block_multiple_of": 256,
-    "block_ffn_dim_multiplier": 1.0,
-    "block_auto_adjust_ff_dim": True,
-}
-LFM_2_MOE = LFM_2_COMMON | {
-    "hidden_size": 2048,
-    "intermediate_size": 7168,
-    "moe_intermediate_size": 1792,
-    "num_dense_layers": 2,
-    "num_experts_per_tok": 4,
-    "num_experts": 32,
-    "use_expert_bias": True,
-    "norm_topk_prob": True,
-}
 # They say what other fields say, or how weights were drawn.
 WRITTEN_TWICE = {"block_dim": "hidden_size", "conv_dim": "hidden_size", "conv_dim_out": "hidden_size"}
 WRITTEN_TWICE |= {"num_heads": "num_attention_heads", "block_norm_eps": "norm_eps", "theta": "rope_theta"}
@@ -67,7 +40,7 @@ TOGETHER = ("feed_forward.experts.gate_up_proj", "feed_forward.experts.down_proj
 
 def read_lfm2(fields: Fields) -> ModelSpec:
     """LFM2: most layers are short convolutions between two gates, the others attention with QK-norm."""
-    fields = _renamed(fields.over(LFM_2), "block_ff_dim", "intermediate_size")
+    fields = _renamed(with_defaults(fields, "lfm2"), "block_ff_dim", "intermediate_size")
     fields = _renamed(fields, "tie_embedding", "tie_word_embeddings")
     if fields.get("layer_types") is None:
         layers, with_attention = range(number(fields, "num_hidden_layers")), fields.get("full_attn_idxs")
@@ -79,7 +52,7 @@ def read_lfm2(fields: Fields) -> ModelSpec:
 
 def read_lfm2_moe(fields: Fields) -> ModelSpec:
     """LFM2 with experts behind a few dense layers: sigmoid routing, corrected."""
-    fields = _renamed(fields.over(LFM_2_MOE), "tie_embedding", "tie_word_embeddings")
+    fields = _renamed(with_defaults(fields, "lfm2_moe"), "tie_embedding", "tie_word_embeddings")
     rule = RoutingRule(
         chosen=number(fields, "num_experts_per_tok"),
         score=Score.SIGMOID,

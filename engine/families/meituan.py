@@ -8,33 +8,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from engine.families.reading import Family, Fields, count, gated_mlp, mla_attention, model, number, real
+from engine.families.reading import (
+    Family,
+    Fields,
+    count,
+    gated_mlp,
+    mla_attention,
+    model,
+    number,
+    real,
+    with_defaults,
+)
 from engine.kernels.experts.rule import RoutingRule
 from engine.spec.experts import ExpertTensors, SparseMlpSpec
 from engine.spec.mla import MLASpec
 from engine.spec.model import LayerSpec, ModelSpec, ShortcutSpec, UnsupportedModelError
 from engine.weights.names import StoredNames
 
-LONGCAT = {
-    "vocab_size": 131072,
-    "hidden_size": 6144,
-    "num_layers": 28,
-    "num_attention_heads": 64,
-    "max_position_embeddings": 131072,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 10_000_000.0,
-    "ffn_hidden_size": 12288,
-    "expert_ffn_hidden_size": 2048,
-    "q_lora_rank": 1536,
-    "kv_lora_rank": 512,
-    "qk_nope_head_dim": 128,
-    "qk_rope_head_dim": 64,
-    "v_head_dim": 128,
-    "moe_topk": 12,
-    "n_routed_experts": 512,
-    "zero_expert_num": 256,
-    "routed_scaling_factor": 6.0,
-}
 TENSORS = ExpertTensors(
     router=("moe.router.classifier",),
     each=("moe.experts.{}.gate_proj", "moe.experts.{}.up_proj", "moe.experts.{}.down_proj"),
@@ -45,7 +35,7 @@ TENSORS = ExpertTensors(
 
 def read_longcat(fields: Fields) -> ModelSpec:
     """LongCat-Flash: latent attention twice a layer; experts, some without a product, that a shortcut joins to its end."""
-    fields = fields.over(LONGCAT)
+    fields = with_defaults(fields, "longcat_flash")
     # transformers scales MLA's low ranks whatever these fields say, other servers only where they are true.
     for name in ("mla_scale_q_lora", "mla_scale_kv_lora"):
         fields.only(name, True)

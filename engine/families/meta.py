@@ -21,6 +21,8 @@ from engine.families.reading import (
     sliding_window,
     sparse_mlp,
     text_of,
+    with_default_rope,
+    with_defaults,
 )
 from engine.formats.product import Order
 from engine.kernels.experts.rule import RoutingRule, Score
@@ -30,55 +32,6 @@ from engine.spec.model import BranchSpec, LayerSpec, ModelSpec, UnsupportedModel
 from engine.spec.scaling import QueryGrowth
 from engine.weights.names import StoredNames
 
-LLAMA = {
-    "vocab_size": 32000,
-    "hidden_size": 4096,
-    "intermediate_size": 11008,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "max_position_embeddings": 2048,
-}
-CWM = {
-    "vocab_size": 128256,
-    "hidden_size": 6144,
-    "intermediate_size": 21504,
-    "num_hidden_layers": 64,
-    "num_attention_heads": 48,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "max_position_embeddings": 131072,
-    "rms_norm_eps": 1e-5,
-    "sliding_window": 8192,
-}
-CWM_ROPE = {
-    "rope_type": "llama3",
-    "rope_theta": 1_000_000.0,
-    "factor": 16.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 8192,
-}
-LLAMA_4 = {
-    "vocab_size": 202048,
-    "hidden_size": 5120,
-    "intermediate_size": 8192,
-    "intermediate_size_mlp": 16384,
-    "num_hidden_layers": 48,
-    "num_attention_heads": 40,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "max_position_embeddings": 131072,
-    "rms_norm_eps": 1e-5,
-    "num_experts_per_tok": 1,
-    "num_local_experts": 16,
-    "interleave_moe_layer_step": 1,
-    "use_qk_norm": True,
-    "no_rope_layer_interval": 4,
-    "attention_chunk_size": 8192,
-    "attn_temperature_tuning": True,
-    "floor_scale": 8192,
-    "attn_scale": 0.1,
-}
 CHUNKED = "chunked_attention"
 TENSORS = ExpertTensors(
     router=("feed_forward.router",),
@@ -89,22 +42,6 @@ VISION = StoredNames(
     renamed={"language_model.model.": "model.", "language_model.lm_head.": "lm_head."},
     ignored=("vision_model.", "multi_modal_projector."),
 )
-MUSE = {
-    "vocab_size": 202048,
-    "hidden_size": 6656,
-    "intermediate_size": 19968,
-    "num_hidden_layers": 52,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 2,
-    "head_dim": 128,
-    "max_position_embeddings": 131072,
-    "rms_norm_eps": 1e-5,
-    "sliding_window": 2048,
-    "final_logit_softcapping": 20.0,
-    "qk_scale_factor": 3.87,
-    "output_multiplier": 0.19611613513818404,
-    "post_norm_eps": 1e-8,
-}
 EVERY = 4  # layers; the last one of them sees all
 OTHERS = ("vision_tower.", "vision_adapter.", "vision_projection.")
 MUSE_NAMES = StoredNames(
@@ -114,7 +51,7 @@ MUSE_NAMES = StoredNames(
 
 def read_llama(fields: Fields) -> ModelSpec:
     """Llama: one kind of layer, with biases if `attention_bias` or `mlp_bias` ask for them."""
-    fields = fields.over(LLAMA)
+    fields = with_defaults(fields, "llama")
     bias = flag(fields, "attention_bias")
     layer = LayerSpec(
         mixer=attention(fields, qkv_bias=bias, output_bias=bias), mlp=gated_mlp(fields, bias=flag(fields, "mlp_bias"))
@@ -124,9 +61,8 @@ def read_llama(fields: Fields) -> ModelSpec:
 
 def read_cwm(fields: Fields) -> ModelSpec:
     """CWM: Llama with a window on three layers of four."""
-    if not fields.get("rope_parameters") and not fields.get("rope_scaling"):
-        fields = fields.over({"rope_parameters": CWM_ROPE})
-    fields = fields.over(CWM)
+    fields = with_default_rope(fields, "cwm")
+    fields = with_defaults(fields, "cwm")
     window, mlp = sliding_window(fields), gated_mlp(fields, bias=flag(fields, "mlp_bias"))
     kinds = layer_types(
         fields, [SLIDING if layer % 4 else FULL for layer in range(number(fields, "num_hidden_layers"))]
@@ -144,7 +80,7 @@ def read_llama4_vision(fields: Fields) -> ModelSpec:
 
 def read_llama4(fields: Fields) -> ModelSpec:
     """Llama 4's text model: most layers attend within chunks, with rotation and normed heads; the others see all, unrotated."""
-    fields = fields.over(LLAMA_4)
+    fields = with_defaults(fields, "llama4_text")
     fields.ignore("for_llm_compressor")
     num_layers, every = number(fields, "num_hidden_layers"), number(fields, "no_rope_layer_interval")
     rotated = fields.get("no_rope_layers") or [(layer + 1) % every for layer in range(num_layers)]
@@ -189,7 +125,7 @@ def _attention_of_llama4(fields: Fields, *, has_rope: bool, window: int) -> Atte
 def read_muse(fields: Fields) -> ModelSpec:
     """Muse Glimmer: gated attention whose heads are normed without weights; sliding windows where heads are rotated."""
     fields.ignore("out_hidden_size", "projector_hidden_act", "projector_hidden_size")
-    fields = text_of(fields, MUSE)
+    fields = text_of(fields, "muse_glimmer_text")
     fields.only("attention_bias", False)
     num_layers, window, eps = (
         number(fields, "num_hidden_layers"),

@@ -20,6 +20,7 @@ from engine.families.reading import (
     rope_values,
     sliding_window,
     sparse_mlp,
+    with_defaults,
 )
 from engine.kernels.experts.rule import RoutingRule, Score
 from engine.spec.experts import ExpertTensors
@@ -27,49 +28,15 @@ from engine.spec.model import BranchSpec, LayerSpec, ModelSpec, PlainMlpSpec, Un
 from engine.spec.scaling import LongRopeScaling, RopeSpec
 from engine.weights.names import StoredNames
 
-PHI = {
-    "vocab_size": 51200,
-    "hidden_size": 2048,
-    "intermediate_size": 8192,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 32,
-    "max_position_embeddings": 2048,
-    "layer_norm_eps": 1e-5,
-    "partial_rotary_factor": 0.5,
-    "hidden_act": "gelu_new",
-}
-PHI_3 = {
-    "vocab_size": 32064,
-    "hidden_size": 3072,
-    "intermediate_size": 8192,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "max_position_embeddings": 4096,
-    "rms_norm_eps": 1e-5,
-    "original_max_position_embeddings": 4096,
-}
-PHI_MOE = {
-    "vocab_size": 32064,
-    "hidden_size": 4096,
-    "intermediate_size": 6400,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "max_position_embeddings": 131072,
-    "rms_norm_eps": 1e-5,
-    "num_experts_per_tok": 2,
-    "router_jitter_noise": 0.01,
-}
 TENSORS = ExpertTensors(router=("block_sparse_moe.gate", "mlp.router"), each=W1_W3_W2)
 MAGNITUDES = ("short_mscale", "long_mscale")
 OF_OTHERS = ("embd_layer", "img_processor", "audio_processor", "audio_config", "vision_config")
-PHI_4 = PHI_3 | {"vocab_size": 200064, "num_key_value_heads": 8, "max_position_embeddings": 131072}
 ADAPTED = ("self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj")
 
 
 def read_phi(fields: Fields) -> ModelSpec:
     """Phi-1 and 2: parallel halves, LayerNorm, part of each head rotated."""
-    fields = fields.over(PHI)
+    fields = with_defaults(fields, "phi")
     fields.only("hidden_act", "gelu_new")
     fields.only("qk_layernorm", False)
     mixer = attention(fields, qkv_bias=True, output_bias=True, output="self_attn.dense")
@@ -82,7 +49,7 @@ def read_phi(fields: Fields) -> ModelSpec:
 
 def read_phi3(fields: Fields) -> ModelSpec:
     """Phi-3, Phi-3.5, Phi-4 and their mini models: Llama with fused tensors and LongRoPE."""
-    fields = fields.over(PHI_3)
+    fields = with_defaults(fields, "phi3")
     fields.only("full_attn_mod", 1)
     fields.only("interpolate_factor", 1)
     fields.only("lm_head_bias", False)
@@ -101,9 +68,7 @@ def read_phi3(fields: Fields) -> ModelSpec:
 
 def read_phimoe(fields: Fields) -> ModelSpec:
     """Phi-3.5-MoE: LayerNorm, LongRoPE, two experts of which each weighs against those near it."""
-    if "num_experts" not in fields:
-        fields = fields.over({"num_local_experts": 16})
-    fields = fields.over(PHI_MOE)
+    fields = with_defaults(fields, "phimoe")
     fields.ignore("input_jitter_noise", "original_max_position_embeddings")
     fields.only("num_experts_per_tok", 2)
     bias, near = flag(fields, "attention_bias"), 2 * real(fields, "router_jitter_noise", 0.01)
@@ -139,7 +104,7 @@ def read_phi3_vision(fields: Fields) -> ModelSpec:
 
 def read_phi4_multimodal(fields: Fields) -> ModelSpec:
     """Phi-4-multimodal: Phi-4-mini's text model, beside adapters that only images and sound switch on."""
-    fields = fields.over(PHI_4)
+    fields = with_defaults(fields, "phi4_multimodal")
     fields.ignore(*OF_OTHERS, "vision_lora", "speech_lora")
     modules = list(_adapted(number(fields, "num_hidden_layers")))
     names = StoredNames(

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from engine.families.reading import W1_W3_W2, Family, Fields, attention, checked, model, number, rope, sparse_mlp
+from engine.families.reading import (
+    W1_W3_W2,
+    Family,
+    Fields,
+    attention,
+    checked,
+    model,
+    number,
+    rope,
+    sparse_mlp,
+    with_defaults,
+)
 from engine.kernels.experts.rule import RoutingRule, Score
 from engine.spec.attention import QkNorm
 from engine.spec.experts import ExpertTensors
 from engine.spec.model import LayerSpec, ModelSpec
 
-MINIMAX_M2 = {
-    "vocab_size": 200064,
-    "hidden_size": 3072,
-    "intermediate_size": 1536,
-    "num_hidden_layers": 62,
-    "num_attention_heads": 48,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "max_position_embeddings": 196608,
-    "num_experts_per_tok": 8,
-}
 TENSORS = ExpertTensors(
     router=("block_sparse_moe.gate", "mlp.gate"),
     each=W1_W3_W2,
@@ -30,9 +30,7 @@ TENSORS = ExpertTensors(
 
 def read_minimax_m2(fields: Fields) -> ModelSpec:
     """MiniMax-M2: queries and keys normed over all heads, partly rotated; sigmoid routing with a correction, without groups."""
-    if not any(name in fields for name in ("num_local_experts", "num_experts")):
-        fields = fields.over({"num_local_experts": 256})
-    fields = fields.over(MINIMAX_M2)
+    fields = with_defaults(fields, "minimax_m2")
     fields.only("scoring_func", "sigmoid")
     fields.only("use_qk_norm", True)
     fields.only("qk_norm_type", "per_layer")

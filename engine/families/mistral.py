@@ -25,6 +25,8 @@ from engine.families.reading import (
     rope_values,
     sliding_window,
     sparse_mlp,
+    with_default_rope,
+    with_defaults,
     without_rope,
 )
 from engine.kernels.experts.rule import GroupScore, RoutingRule
@@ -33,85 +35,19 @@ from engine.spec.mla import MLASpec
 from engine.spec.model import LayerSpec, ModelSpec, UnsupportedModelError
 from engine.spec.scaling import QueryGrowth
 
-MISTRAL = {
-    "vocab_size": 32000,
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "max_position_embeddings": 131072,
-    "sliding_window": 4096,
-}
-MINISTRAL_3 = {
-    "vocab_size": 131072,
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_hidden_layers": 34,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "max_position_embeddings": 262144,
-    "rms_norm_eps": 1e-5,
-    "rope_parameters": {
-        "type": "yarn",
-        "rope_theta": 1_000_000.0,
-        "factor": 16.0,
-        "original_max_position_embeddings": 16384,
-        "max_position_embeddings": 262144,
-        "beta_fast": 32.0,
-        "beta_slow": 1.0,
-        "mscale_all_dim": 1.0,
-        "mscale": 1.0,
-        "llama_4_scaling_beta": 0.1,
-    },
-}
 TENSORS = ExpertTensors(router=("block_sparse_moe.gate", "mlp.gate"), each=W1_W3_W2)
-MISTRAL_4 = {
-    "vocab_size": 131072,
-    "hidden_size": 4096,
-    "intermediate_size": 12288,
-    "num_hidden_layers": 36,
-    "num_attention_heads": 32,
-    "max_position_embeddings": 1048576,
-    "moe_intermediate_size": 2048,
-    "n_shared_experts": 1,
-    "num_experts_per_tok": 4,
-    "n_group": 1,
-    "topk_group": 1,
-    "first_k_dense_replace": 0,
-    "norm_topk_prob": True,
-    "kv_lora_rank": 256,
-    "q_lora_rank": 1024,
-    "qk_rope_head_dim": 64,
-    "qk_nope_head_dim": 64,
-    "v_head_dim": 128,
-    "rope_interleave": True,
-}
-# Default of `rope_parameters` where a config.json has none.
-MISTRAL_4_ROPE = {
-    "type": "yarn",
-    "rope_theta": 10_000.0,
-    "factor": 128.0,
-    "original_max_position_embeddings": 8192,
-    "beta_fast": 32.0,
-    "beta_slow": 1.0,
-    "mscale_all_dim": 1.0,
-    "mscale": 1.0,
-    "llama_4_scaling_beta": 0.1,
-}
 
 
 def read_mistral(fields: Fields) -> ModelSpec:
     """Mistral 7B to Large: one kind of layer, with a window or without."""
-    fields = fields.over(MISTRAL)
+    fields = with_defaults(fields, "mistral")
     layer = LayerSpec(mixer=attention(fields, window=sliding_window(fields)), mlp=gated_mlp(fields))
     return model(fields, [layer] * number(fields, "num_hidden_layers"))
 
 
 def read_ministral(fields: Fields) -> ModelSpec:
     """Ministral: a window on some layers."""
-    fields = fields.over(MISTRAL)
+    fields = with_defaults(fields, "mistral")
     window, mlp = sliding_window(fields), gated_mlp(fields)
     kinds = layer_types(fields, [SLIDING if window else "full_attention"] * number(fields, "num_hidden_layers"))
     layers = [LayerSpec(mixer=attention(fields, window=window if kind == SLIDING else 0), mlp=mlp) for kind in kinds]
@@ -120,7 +56,7 @@ def read_ministral(fields: Fields) -> ModelSpec:
 
 def read_ministral3(fields: Fields) -> ModelSpec:
     """Ministral 3: queries grow with the position."""
-    fields = fields.over(MINISTRAL_3)
+    fields = with_defaults(fields, "ministral3")
     rotation = rope(fields, others=("llama_4_scaling_beta",))
     mixer = attention(fields, rope=rotation, window=sliding_window(fields), query_growth=_query_growth(fields))
     return model(fields, [LayerSpec(mixer=mixer, mlp=gated_mlp(fields))] * number(fields, "num_hidden_layers"))
@@ -148,11 +84,8 @@ def read_mixtral(fields: Fields) -> ModelSpec:
 
 def read_mistral4(fields: Fields) -> ModelSpec:
     """Mistral Small 4: DeepSeek-V3's layers, routing by softmax, and queries that grow with the position."""
-    if "num_local_experts" not in fields:
-        fields = fields.over({"n_routed_experts": 128})
-    fields = fields.over(MISTRAL_4)
-    if not fields.get("rope_parameters") and not fields.get("rope_scaling"):
-        fields = fields.with_values(rope_parameters=MISTRAL_4_ROPE)
+    fields = with_defaults(fields, "mistral4")
+    fields = with_default_rope(fields, "mistral4")
     rule = RoutingRule(
         chosen=number(fields, "num_experts_per_tok"),
         num_groups=count(fields, "n_group") or 1,

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from engine.families.ibm import GRANITE, multiplied_layer
-from engine.families.reading import Family, Fields, attention, flag, gated_mlp, model, number, real
+from engine.families.ibm import multiplied_layer
+from engine.families.reading import Family, Fields, attention, flag, gated_mlp, model, number, real, with_defaults
 from engine.spec.model import ModelSpec
-
-HYPERCLOVA_X = GRANITE | {"attention_multiplier": None, "use_post_norm": True}
 
 
 def read_hyperclova_x(fields: Fields) -> ModelSpec:
     """HyperCLOVA X: Granite with norms after the halves, too, and logits that are multiplied."""
-    fields = fields.over(HYPERCLOVA_X)
+    fields = with_defaults(fields, "hyperclovax")
     bias = flag(fields, "attention_bias")
     mixer = attention(fields, qkv_bias=bias, output_bias=bias)
     scale = real(fields, "attention_multiplier", mixer.heads.head_dim**-0.5)

@@ -16,43 +16,12 @@ from engine.families.reading import (
     number,
     real,
     sigmoid_rule,
+    with_defaults,
 )
 from engine.spec.experts import ExpertTensors, LatentExperts, SharedExpertSpec, SparseMlpSpec
 from engine.spec.model import BranchSpec, LayerSpec, ModelSpec, PlainMlpSpec, UnsupportedModelError
 from engine.weights.names import StoredNames
 
-NEMOTRON = {
-    "vocab_size": 256000,
-    "hidden_size": 6144,
-    "intermediate_size": 24576,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 48,
-    "max_position_embeddings": 4096,
-    "hidden_act": "relu2",
-    "norm_eps": 1e-5,
-    "partial_rotary_factor": 0.5,
-}
-NEMOTRON_H = {
-    "vocab_size": 131072,
-    "hidden_size": 4096,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "max_position_embeddings": 4096,
-    "intermediate_size": 21504,
-    "ssm_state_size": 128,
-    "mamba_num_heads": 128,
-    "mamba_head_dim": 64,
-    "n_groups": 8,
-    "conv_kernel": 4,
-    "use_conv_bias": True,
-    "n_routed_experts": 8,
-    "moe_intermediate_size": 7688,
-    "moe_shared_expert_intermediate_size": 7688,
-    "num_experts_per_tok": 2,
-    "norm_topk_prob": True,
-    "layer_norm_epsilon": 1e-5,
-}
 OF_MAMBA = {
     "num_heads": "mamba_num_heads",
     "groups": "n_groups",
@@ -79,7 +48,7 @@ AROUND = BranchSpec(before="norm")
 
 def read_nemotron(fields: Fields) -> ModelSpec:
     """Nemotron and Minitron: LayerNorm of 1 + weight, half of each head rotated, an MLP of relu² without a gate."""
-    fields = fields.over(NEMOTRON)
+    fields = with_defaults(fields, "nemotron")
     return model(fields, squared_layers(fields), eps="norm_eps", norm="layer_plus_one", norm_bias=True)
 
 
@@ -94,7 +63,7 @@ def squared_layers(fields: Fields) -> list[LayerSpec]:
 
 def read_nemotron_h(fields: Fields) -> ModelSpec:
     """Nemotron-H, Nemotron Nano 2 and Nemotron 3: each layer is Mamba-2, attention, an MLP or experts, without gates or rope."""
-    fields = fields.over(NEMOTRON_H)
+    fields = with_defaults(fields, "nemotron_h")
     _refuse_what_differs(fields)
     kinds = _kinds(fields)
     made = {kind: _layer(fields, kind) for kind in dict.fromkeys((*DEFAULT, *kinds))}

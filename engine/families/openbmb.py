@@ -15,33 +15,16 @@ from engine.families.reading import (
     model,
     number,
     real,
+    with_defaults,
 )
 from engine.spec.attention import AttentionSpec
 from engine.spec.mla import MLASpec
 from engine.spec.model import BEFORE_MIXER, BEFORE_MLP, LayerSpec, ModelSpec
 
-MINICPM_3 = {
-    "vocab_size": 73448,
-    "hidden_size": 2560,
-    "intermediate_size": 6400,
-    "num_hidden_layers": 62,
-    "num_attention_heads": 40,
-    "max_position_embeddings": 32768,
-    "rms_norm_eps": 1e-5,
-    "kv_lora_rank": 256,
-    "q_lora_rank": 768,
-    "qk_nope_head_dim": 64,
-    "qk_rope_head_dim": 32,
-    "scale_emb": 12,
-    "scale_depth": 1.4,
-    "dim_model_base": 256,
-    "tie_word_embeddings": True,
-}
-
 
 def read_minicpm3(fields: Fields) -> ModelSpec:
     """MiniCPM3: latent attention with LongRoPE before a dense MLP; embeddings, residuals and logits are multiplied."""
-    fields = fields.over(MINICPM_3)
+    fields = with_defaults(fields, "minicpm3")
     hidden = number(fields, "hidden_size")
     value_dim = count(fields, "v_head_dim") or hidden // number(fields, "num_attention_heads")
     return _model(fields, mla_attention(fields, interleaved=False, value_dim=value_dim))
@@ -49,7 +32,7 @@ def read_minicpm3(fields: Fields) -> ModelSpec:
 
 def read_minicpm(fields: Fields) -> ModelSpec:
     """MiniCPM 1, 2 and 4: Llama whose embeddings, residuals and logits are multiplied."""
-    fields = fields.over({"tie_word_embeddings": True, "scale_emb": 1, "scale_depth": 1, "dim_model_base": 1})
+    fields = with_defaults(fields, "minicpm")
     fields.ignore("mup_denominator")
     fields.only("num_experts", 0)
     return _model(fields, attention(fields, qkv_bias=flag(fields, "attention_bias")))

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from engine.families.reading import (
     CORRECTED,
+    DEFAULT_ROPES,
     DENSE,
     FULL,
     SLIDING,
@@ -23,6 +24,7 @@ from engine.families.reading import (
     rope,
     sliding_window,
     sparse_mlp,
+    with_defaults,
 )
 from engine.kernels.experts.rule import RoutingRule, Score
 from engine.spec.attention import AttentionSpec, OutputGate, QkNorm
@@ -30,25 +32,6 @@ from engine.spec.experts import SharedExpertSpec
 from engine.spec.model import LayerSpec, ModelSpec, UnsupportedModelError
 from engine.weights.names import StoredNames
 
-LAGUNA = {
-    "vocab_size": 100352,
-    "hidden_size": 2048,
-    "intermediate_size": 8192,
-    "num_hidden_layers": 40,
-    "num_attention_heads": 48,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "max_position_embeddings": 131072,
-    "moe_intermediate_size": 512,
-    "shared_expert_intermediate_size": 512,
-    "num_experts_per_tok": 8,
-    "sliding_window": 512,
-    "gating": True,
-}
-LAGUNA_ROPES = {
-    FULL: {"rope_type": "default", "rope_theta": 500000.0, "partial_rotary_factor": 0.5},
-    SLIDING: {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0},
-}
 PER_HEAD = "per-head"
 MOST_HEADS = 1 << 16
 IN_EXPERTS = replace(CORRECTED, correction=("mlp.experts.e_score_correction_bias", "mlp.gate.e_score_correction_bias"))
@@ -56,11 +39,9 @@ IN_EXPERTS = replace(CORRECTED, correction=("mlp.experts.e_score_correction_bias
 
 def read_laguna(fields: Fields) -> ModelSpec:
     """Laguna (Poolside): a softplus gate of each head's output; windows, rotations and heads by layer."""
-    if "num_local_experts" not in fields:
-        fields = fields.over({"num_experts": 256})
-    fields = fields.over(LAGUNA)
+    fields = with_defaults(fields, "laguna")
     if not fields.get("rope_parameters"):
-        fields = fields.with_values(rope_parameters=LAGUNA_ROPES)
+        fields = fields.with_values(rope_parameters=DEFAULT_ROPES["laguna"])
     fields.only("norm_topk_prob", True)
     fields.only("decoder_sparse_step", 1)
     fields.only("qkv_bias", False)

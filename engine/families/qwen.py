@@ -6,7 +6,6 @@ The three positions that images have are one in text.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 from engine.families.reading import (
     FULL,
@@ -30,6 +29,7 @@ from engine.families.reading import (
     sparse_mlp,
     text_of,
     windows_by_layer,
+    with_defaults,
 )
 from engine.formats.product import Order
 from engine.kernels.experts.rule import RoutingRule
@@ -39,101 +39,7 @@ from engine.spec.model import LayerSpec, MlpSpec, ModelSpec, UnsupportedModelErr
 from engine.spec.states import DeltaSpec, Stored
 from engine.weights.names import StoredNames
 
-QWEN_2 = {
-    "vocab_size": 151936,
-    "hidden_size": 4096,
-    "intermediate_size": 22016,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 32,
-    "max_position_embeddings": 32768,
-    "sliding_window": 4096,
-    "max_window_layers": 28,
-}
-QWEN_3 = {
-    "vocab_size": 151936,
-    "hidden_size": 4096,
-    "intermediate_size": 22016,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 32,
-    "head_dim": 128,
-    "max_position_embeddings": 32768,
-    "sliding_window": 4096,
-    "max_window_layers": 28,
-}
-QWEN_HYBRID = {
-    "vocab_size": 151936,
-    "max_position_embeddings": 32768,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 2,
-    "head_dim": 256,
-    "partial_rotary_factor": 0.25,
-    "full_attention_interval": 4,
-    "linear_conv_kernel_dim": 4,
-    "linear_key_head_dim": 128,
-    "linear_value_head_dim": 128,
-    "linear_num_key_heads": 16,
-    "linear_num_value_heads": 32,
-    "shared_expert_intermediate_size": 512,
-    "moe_intermediate_size": 512,
-    "norm_topk_prob": True,
-}
-QWEN_3_NEXT = QWEN_HYBRID | {
-    "hidden_size": 2048,
-    "intermediate_size": 5632,
-    "num_hidden_layers": 48,
-    "num_experts_per_tok": 10,
-    "num_experts": 512,
-}
-QWEN_3_5 = QWEN_HYBRID | {
-    "vocab_size": 248320,
-    "hidden_size": 4096,
-    "intermediate_size": 12288,
-    "num_hidden_layers": 32,
-    "num_key_value_heads": 4,
-}
-QWEN_3_5_MOE = QWEN_HYBRID | {
-    "vocab_size": 248320,
-    "hidden_size": 2048,
-    "intermediate_size": 5632,  # layers without experts, of which there are none
-    "num_hidden_layers": 40,
-    "num_experts_per_tok": 8,
-    "num_experts": 256,
-}
 QWEN_3_5_NAMES = StoredNames(renamed={"model.language_model.": "model."}, ignored=("model.visual.", "mtp."))
-QWEN_2_VL = QWEN_2 | {
-    "vocab_size": 152064,
-    "hidden_size": 8192,
-    "intermediate_size": 29568,
-    "num_hidden_layers": 80,
-    "num_attention_heads": 64,
-    "num_key_value_heads": 8,
-    "max_window_layers": 80,
-    "rms_norm_eps": 1e-5,
-}
-QWEN_3_VL_MOE = {
-    "vocab_size": 151936,
-    "hidden_size": 2048,
-    "intermediate_size": 5632,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 16,
-    "max_position_embeddings": 128000,
-    "moe_intermediate_size": 1408,
-    "num_experts_per_tok": 4,
-}
-QWEN_3_VL = {
-    "vocab_size": 151936,
-    "hidden_size": 4096,
-    "intermediate_size": 22016,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 32,
-    "head_dim": 128,
-    "max_position_embeddings": 128000,
-    "rope_theta": 500_000.0,
-}
 # Qwen published experts by columns, transformers 5 saves them by rows.
 EITHER_WAY = ExpertTensors(each=GATE_UP_DOWN, order=Order.ROWS_OR_COLUMNS)
 _TOWERS = ("audio_tower.", "visual.")
@@ -141,33 +47,11 @@ OF_THINKERS = StoredNames(
     renamed={"thinker.": ""},
     ignored=(*_TOWERS, *(f"thinker.{tower}" for tower in _TOWERS), "talker.", "token2wav.", "code2wav."),
 )
-QWEN_2_OMNI = QWEN_2_VL | {
-    "hidden_size": 3584,
-    "intermediate_size": 18944,
-    "num_hidden_layers": 28,
-    "num_attention_heads": 28,
-    "num_key_value_heads": 4,
-    "max_window_layers": 28,
-    "rms_norm_eps": 1e-6,
-}
-QWEN_3_OMNI = {
-    "vocab_size": 3584,
-    "hidden_size": 2048,
-    "intermediate_size": 18944,
-    "num_hidden_layers": 28,
-    "num_attention_heads": 28,
-    "num_key_value_heads": 4,
-    "max_position_embeddings": 32768,
-    "rope_theta": 1_000_000.0,
-    "moe_intermediate_size": 768,
-    "num_experts_per_tok": 8,
-    "norm_topk_prob": True,
-}
 
 
 def read_qwen2(fields: Fields) -> ModelSpec:
     """Qwen2 and Qwen2.5: biases on queries, keys and values; a window on some layers."""
-    fields = _within_chunks(fields.over(QWEN_2))
+    fields = _within_chunks(with_defaults(fields, "qwen2"))
     mlp = gated_mlp(fields)
     fields.only("use_mrope", False)
     return model(
@@ -192,7 +76,7 @@ def _within_chunks(fields: Fields) -> Fields:
 
 def read_qwen3(fields: Fields) -> ModelSpec:
     """Qwen3: queries and keys are normalised head by head; a window on some layers."""
-    fields = fields.over(QWEN_3)
+    fields = with_defaults(fields, "qwen3")
     bias, mlp = flag(fields, "attention_bias"), gated_mlp(fields)
     fields.only("use_mrope", False)
     return model(
@@ -270,7 +154,7 @@ def _gated_attention(fields: Fields) -> AttentionSpec:
 
 def read_qwen3_next(fields: Fields) -> ModelSpec:
     """Qwen3-Next: three layers of four keep a state; experts with one that is shared, in the layers that two fields leave."""
-    fields = fields.over(QWEN_3_NEXT)
+    fields = with_defaults(fields, "qwen3_next")
     dense, sparse = gated_mlp(fields), _experts(fields)
     spec = _hybrid(fields, [sparse if chosen else dense for chosen in sparse_layers(fields)], stored="by_group")
     return spec.with_names(StoredNames(ignored=("mtp.",)))
@@ -278,13 +162,13 @@ def read_qwen3_next(fields: Fields) -> ModelSpec:
 
 def read_qwen3_5(fields: Fields) -> ModelSpec:
     """Qwen3.5 and 3.6: three layers of four keep a state; dense, or with experts and one that is shared."""
-    fields = _text_of_3_5(fields).over(QWEN_3_5)
+    fields = with_defaults(_text_of_3_5(fields), "qwen3_5_text")
     return _model_of_3_5(fields, gated_mlp(fields))
 
 
 def read_qwen3_5_moe(fields: Fields) -> ModelSpec:
     """Qwen3.5 and 3.6: three layers of four keep a state; dense, or with experts and one that is shared."""
-    fields = _text_of_3_5(fields).over(QWEN_3_5_MOE)
+    fields = with_defaults(_text_of_3_5(fields), "qwen3_5_moe_text")
     fields.only("mlp_only_layers", [])
     fields = fields.with_values(norm_topk_prob=True)
     return _model_of_3_5(fields, _experts(fields))
@@ -306,12 +190,12 @@ def _text_of_3_5(fields: Fields) -> Fields:
 
 def read_qwen2_vl(fields: Fields) -> ModelSpec:
     """Qwen2-VL and Qwen2.5-VL: Qwen2's text model in a checkpoint with a vision tower."""
-    return _text_of_qwen2_vl(text_of(fields, QWEN_2_VL)).with_names(VISUAL)
+    return _text_of_qwen2_vl(text_of(fields, "qwen2_vl_text")).with_names(VISUAL)
 
 
 def read_qwen2_omni(fields: Fields) -> ModelSpec:
     """Qwen2.5-Omni: the thinker's text part, Qwen2."""
-    return _text_of_qwen2_vl(_thinker(fields, QWEN_2_OMNI)).with_names(OF_THINKERS)
+    return _text_of_qwen2_vl(_thinker(fields, "qwen2_5_omni_text")).with_names(OF_THINKERS)
 
 
 def _text_of_qwen2_vl(fields: Fields) -> ModelSpec:
@@ -325,24 +209,22 @@ def _text_of_qwen2_vl(fields: Fields) -> ModelSpec:
 
 def read_qwen3_vl(fields: Fields) -> ModelSpec:
     """Qwen3-VL: Qwen3's text model in a checkpoint with a vision tower."""
-    fields = text_of(fields, QWEN_3_VL)
+    fields = text_of(fields, "qwen3_vl_text")
     layer = LayerSpec(mixer=_attention_of_qwen3_vl(fields), mlp=gated_mlp(fields))
     return model(fields, [layer] * number(fields, "num_hidden_layers"), stored=VISUAL)
 
 
 def read_qwen3_vl_moe(fields: Fields) -> ModelSpec:
     """Qwen3-VL with experts: Qwen3-MoE's text model in a checkpoint with a vision tower."""
-    return _text_of_qwen3_vl_moe(text_of(fields, QWEN_3_VL_MOE), num_experts=60).with_names(VISUAL)
+    return _text_of_qwen3_vl_moe(text_of(fields, "qwen3_vl_moe_text")).with_names(VISUAL)
 
 
 def read_qwen3_omni(fields: Fields) -> ModelSpec:
     """Qwen3-Omni: the thinker's text part, Qwen3 with experts."""
-    return _text_of_qwen3_vl_moe(_thinker(fields, QWEN_3_OMNI), num_experts=128).with_names(OF_THINKERS)
+    return _text_of_qwen3_vl_moe(_thinker(fields, "qwen3_omni_moe_text")).with_names(OF_THINKERS)
 
 
-def _text_of_qwen3_vl_moe(fields: Fields, *, num_experts: int) -> ModelSpec:
-    if "num_local_experts" not in fields:
-        fields = fields.over({"num_experts": num_experts})
+def _text_of_qwen3_vl_moe(fields: Fields) -> ModelSpec:
     fields.only("norm_topk_prob", True)
     rule = checked(fields, RoutingRule(chosen=number(fields, "num_experts_per_tok"), renormalised=True))
     dense, sparse = gated_mlp(fields), sparse_mlp(fields, rule, tensors=EITHER_WAY)
@@ -356,7 +238,7 @@ def _attention_of_qwen3_vl(fields: Fields) -> AttentionSpec:
     return attention(fields, rope=rotation, qkv_bias=bias, output_bias=bias, qk_norm=QkNorm())
 
 
-def _thinker(fields: Fields, defaults: Mapping[str, Any]) -> Fields:
+def _thinker(fields: Fields, model_type: str) -> Fields:
     """The text model's fields of a thinker, or of a checkpoint with a thinker and a talker."""
     inner = fields.get("thinker_config")
     if isinstance(inner, Mapping):
@@ -364,7 +246,7 @@ def _thinker(fields: Fields, defaults: Mapping[str, Any]) -> Fields:
         fields.ignore("thinker_config", "talker_config", "token2wav_config", "code2wav_config", "enable_audio_output")
     fields.ignore("audio_config", "position_id_per_seconds", "seconds_per_chunk", "enable_talker")
     fields.ignore(*(name for name in fields if name.endswith("_token_index")))
-    return text_of(fields, defaults)
+    return text_of(fields, model_type)
 
 
 FAMILIES: dict[str, Family] = {

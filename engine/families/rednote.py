@@ -20,27 +20,15 @@ from engine.families.reading import (
     sigmoid_rule,
     sliding_window,
     sparse_mlp,
+    with_defaults,
 )
 from engine.spec.attention import QkNorm
 from engine.spec.model import LayerSpec, ModelSpec
 
-DOTS_1 = {
-    "vocab_size": 152064,
-    "hidden_size": 4608,
-    "intermediate_size": 10944,
-    "num_hidden_layers": 62,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 32,
-    "max_position_embeddings": 2048,
-    "moe_intermediate_size": 1408,
-    "sliding_window": 4096,
-    "max_window_layers": 62,
-}
-
 
 def read_dots(fields: Fields) -> ModelSpec:
     """dots.llm1: Qwen3's attention, DeepSeek-V3's experts."""
-    fields = fields.over(DOTS_1)
+    fields = with_defaults(fields, "dots1")
     window, first = sliding_window(fields), number(fields, "max_window_layers")
     default = [SLIDING if window and layer >= first else FULL for layer in range(number(fields, "num_hidden_layers"))]
     bias, dense = flag(fields, "attention_bias"), gated_mlp(fields)

@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-from engine.families.reading import Family, Fields, attention, flag, gated_mlp, model, number
+from engine.families.reading import Family, Fields, attention, flag, gated_mlp, model, number, with_defaults
 from engine.spec.attention import QkNorm
 from engine.spec.model import BEFORE_MLP, BranchSpec, LayerSpec, ModelSpec
 
-STABLELM = {
-    "vocab_size": 50304,
-    "hidden_size": 2560,
-    "intermediate_size": 6912,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 32,
-    "max_position_embeddings": 4096,
-    "layer_norm_eps": 1e-5,
-    "partial_rotary_factor": 0.25,
-}
 BY_HEAD = QkNorm(over="each", q_name="self_attn.q_layernorm.norms.{}", k_name="self_attn.k_layernorm.norms.{}")
 
 
 def read_stablelm(fields: Fields) -> ModelSpec:
     """StableLM 3B and 2: LayerNorm, a quarter of each head rotated; heads normed and parallel halves in the 12B."""
-    fields = fields.over(STABLELM)
+    fields = with_defaults(fields, "stablelm")
     normed = BY_HEAD if flag(fields, "qk_layernorm") else None
     mixer = attention(fields, qk_norm=normed, qkv_bias=flag(fields, "use_qkv_bias"))
     around_mlp = BranchSpec(shares=True) if flag(fields, "use_parallel_residual") else BEFORE_MLP

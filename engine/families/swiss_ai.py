@@ -2,35 +2,25 @@
 
 from __future__ import annotations
 
-from engine.families.reading import Family, Fields, attention, flag, model, number, rope
+from engine.families.reading import (
+    Family,
+    Fields,
+    attention,
+    flag,
+    model,
+    number,
+    rope,
+    with_default_rope,
+    with_defaults,
+)
 from engine.spec.attention import QkNorm
 from engine.spec.model import BranchSpec, LayerSpec, ModelSpec, PlainMlpSpec
-
-APERTUS = {
-    "vocab_size": 131072,
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "max_position_embeddings": 65536,
-    "rms_norm_eps": 1e-5,
-    "hidden_act": "xielu",
-}
-APERTUS_ROPE = {
-    "rope_type": "llama3",
-    "rope_theta": 12_000_000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 8192,
-}
 
 
 def read_apertus(fields: Fields) -> ModelSpec:
     """Apertus: queries and keys normed head by head, an MLP of xIELU without a gate."""
-    if not fields.get("rope_parameters") and not fields.get("rope_scaling"):
-        fields = fields.over({"rope_parameters": APERTUS_ROPE})
-    fields = fields.over(APERTUS)
+    fields = with_default_rope(fields, "apertus")
+    fields = with_defaults(fields, "apertus")
     fields.only("hidden_act", "xielu")
     fields.only("qk_norm", True)
     fields.only("post_norm", False)

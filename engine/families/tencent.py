@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from engine.families.deepseek import LATENTS
 from engine.families.reading import (
     GATE_UP_DOWN,
     Family,
@@ -23,6 +22,7 @@ from engine.families.reading import (
     rope,
     rope_values,
     sparse_mlp,
+    with_defaults,
     without_predictions,
 )
 from engine.kernels.experts.rule import RoutingRule, Score
@@ -30,15 +30,6 @@ from engine.spec.attention import AttentionSpec, QkNorm
 from engine.spec.experts import ExpertTensors, SharedExpertSpec
 from engine.spec.model import LayerSpec, ModelSpec, UnsupportedModelError
 
-HUNYUAN = {
-    "vocab_size": 290943,
-    "hidden_size": 4096,
-    "intermediate_size": 11008,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "max_position_embeddings": 2048,
-    "rms_norm_eps": 1e-5,
-}
 _IMAGES = ("start", "end", "newline")
 QK_NORM = QkNorm(after_rope=True, q_name="self_attn.query_layernorm", k_name="self_attn.key_layernorm")
 # Fields that may be lists with one entry a layer: all entries must be equal, and those of what we don't compute absent.
@@ -51,38 +42,12 @@ TENSORS_3 = ExpertTensors(
 )
 # Sums that its makers round later than we do, or as late.
 IN_FLOAT32 = ("enable_attention_fp32_softmax", "enable_lm_head_fp32", "enable_moe_fp32_combine")
-HY_3 = {
-    "vocab_size": 120832,
-    "hidden_size": 4096,
-    "intermediate_size": 13312,
-    "num_hidden_layers": 80,
-    "num_attention_heads": 64,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "max_position_embeddings": 131072,
-    "rms_norm_eps": 1e-5,
-    "num_experts_per_tok": 8,
-    "num_shared_experts": 1,
-    "moe_intermediate_size": 1536,
-    "first_k_dense_replace": 1,
-    "router_scaling_factor": 2.826,
-}
 OF_TRAINING = ("capacity_factor", "moe_drop_tokens", "moe_random_routing_dropped_token", "use_mixed_mlp_moe")
-YOUTU = LATENTS | {
-    "vocab_size": 128256,
-    "hidden_size": 2048,
-    "intermediate_size": 6144,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 16,
-    "max_position_embeddings": 131072,
-    "rope_interleave": True,
-    "tie_word_embeddings": True,
-}
 
 
 def read_hunyuan(fields: Fields) -> ModelSpec:
     """HunYuan (dense): queries and keys are normed after the rotation, whose base grows by `alpha`."""
-    fields = fields.over(HUNYUAN)
+    fields = with_defaults(fields, "hunyuan_v1_dense")
     fields.only("num_experts", 1)
     fields.only("routed_scaling_factor", 1.0)
     layer = LayerSpec(mixer=_mixer(fields), mlp=gated_mlp(fields))
@@ -111,11 +76,9 @@ def _mixer(fields: Fields) -> AttentionSpec:
 def read_hunyuan_moe(fields: Fields) -> ModelSpec:
     """HunYuan with experts (A13B): the dense model's attention; softmax routing, and a gated MLP for all tokens."""
     alike = {name: _of_all_layers(fields, name) for name in BY_LAYER if isinstance(fields.get(name), list)}
-    if "num_local_experts" not in fields:
-        fields = fields.over({"num_experts": 1})
     if "num_experts_per_tok" not in fields:
         fields = fields.over({"moe_topk": 1})
-    fields = fields.with_values(**alike).over(HUNYUAN)
+    fields = with_defaults(fields.with_values(**alike), "hunyuan_v1_moe")
     size = number(fields, "intermediate_size")
     fields.only("moe_intermediate_size", size)
     fields.only("num_shared_expert", 1)
@@ -133,9 +96,7 @@ def read_hunyuan_moe(fields: Fields) -> ModelSpec:
 
 def read_hy3(fields: Fields) -> ModelSpec:
     """Hy3 (Tencent): heads normed before the rotation; corrected sigmoid routing behind a dense layer, and a shared expert."""
-    if "num_local_experts" not in fields:
-        fields = fields.over({"num_experts": 192})
-    fields = fields.over(HY_3)
+    fields = with_defaults(fields, "hy_v3")
     for name in ("qk_norm", "route_norm", "moe_router_use_sigmoid", "moe_router_enable_expert_bias"):
         fields.only(name, True)
     fields.only("mlp_bias", False)
@@ -169,7 +130,7 @@ def _of_all_layers(fields: Fields, name: str) -> int:
 
 def read_youtu(fields: Fields) -> ModelSpec:
     """Youtu: DeepSeek's latent attention in a dense model."""
-    fields = fields.over(YOUTU)
+    fields = with_defaults(fields, "youtu")
     fields.ignore("embedding_initializer_range")
     interleaved, value_dim = flag(fields, "rope_interleave"), number(fields, "v_head_dim")
     mixer = mla_attention(fields, interleaved=interleaved, value_dim=value_dim)

@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Literal
 
 from engine.families.reading import (
-    MAMBA_2,
     Family,
     Fields,
     attention,
@@ -17,26 +16,14 @@ from engine.families.reading import (
     model,
     number,
     real,
+    with_defaults,
 )
 from engine.spec.model import BranchSpec, LayerSpec, ModelSpec, SideBySideSpec, UnsupportedModelError
-
-FALCON_H1 = MAMBA_2 | {
-    "vocab_size": 128000,
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "max_position_embeddings": 8192,
-    "mamba_d_ssm": 1024,
-    "mamba_norm_before_gate": True,
-    "rms_norm_eps": 1e-5,
-}
 
 
 def read_falcon_h1(fields: Fields) -> ModelSpec:
     """Falcon-H1: Mamba-2 and attention side by side in each layer, and a multiplier of every product."""
-    fields = fields.over(FALCON_H1)
+    fields = with_defaults(fields, "falcon_h1")
     fields.only("mamba_use_mlp", True)
     fields.only("attn_layer_indices")
     # The size is said, and the rest is of generation.

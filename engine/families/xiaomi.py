@@ -22,6 +22,7 @@ from engine.families.reading import (
     rope,
     sigmoid_rule,
     sparse_mlp,
+    with_defaults,
 )
 from engine.spec.attention import AttentionSpec, ValueSpec
 from engine.spec.model import LayerSpec, MlpSpec, ModelSpec, UnsupportedModelError
@@ -29,25 +30,6 @@ from engine.spec.scaling import RopeSpec
 from engine.weights.names import StoredNames
 
 DENSE, SPARSE = "dense", "sparse"
-MIMO_V2 = {
-    "vocab_size": 152576,
-    "hidden_size": 4096,
-    "intermediate_size": 16384,
-    "num_hidden_layers": 48,
-    "num_attention_heads": 64,
-    "num_key_value_heads": 4,
-    "max_position_embeddings": 131072,
-    "moe_intermediate_size": 2048,
-    "num_experts_per_tok": 8,
-    "n_group": 1,
-    "topk_group": 1,
-    "norm_topk_prob": True,
-    "head_dim": 192,
-    "v_head_dim": 128,
-    "sliding_window": 128,
-    "attention_value_scale": 0.707,
-    "add_swa_attention_sink_bias": True,
-}
 ROTATED_SHARE = 0.334
 NAMES = StoredNames(ignored=("model.mtp.",))  # layers that predict further tokens
 
@@ -60,10 +42,8 @@ def read_mimo(fields: Fields) -> ModelSpec:
 
 def read_mimo_v2(fields: Fields) -> ModelSpec:
     """MiMo-V2-Flash: windows with sinks and more keys, values smaller than keys; corrected sigmoids behind dense layers."""
-    if "num_local_experts" not in fields:
-        fields = fields.over({"n_routed_experts": 256})
     eps = "rms_norm_eps" if fields.get("rms_norm_eps") else "layernorm_epsilon"
-    fields = fields.over(MIMO_V2 | {eps: 1e-5})
+    fields = with_defaults(fields.over({eps: 1e-5}), "mimo_v2_flash")
     fields.only("layernorm_epsilon", fields.get(eps))
     for name in ("mlp_bias", "use_qk_norm"):
         fields.only(name, False)

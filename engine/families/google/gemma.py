@@ -23,48 +23,19 @@ from engine.families.reading import (
     real,
     rope,
     sliding_window,
+    with_defaults,
 )
 from engine.spec.attention import QkNorm
 from engine.spec.model import BEFORE_MIXER, BranchSpec, LayerSpec, ModelSpec, UnsupportedModelError
 from engine.spec.scaling import RopeSpec
 
-GEMMA = {
-    "vocab_size": 256000,
-    "hidden_size": 3072,
-    "intermediate_size": 24576,
-    "num_hidden_layers": 28,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 16,
-    "head_dim": 256,
-    "max_position_embeddings": 8192,
-    "hidden_act": "gelu_pytorch_tanh",
-    "tie_word_embeddings": True,
-}
-GEMMA_2 = GEMMA | {
-    "hidden_activation": "gelu_pytorch_tanh",
-    "hidden_size": 2304,
-    "intermediate_size": 9216,
-    "num_hidden_layers": 26,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "query_pre_attn_scalar": 256,
-    "sliding_window": 4096,
-    "final_logit_softcapping": 30.0,
-    "attn_logit_softcapping": 50.0,
-}
-GEMMA_3 = GEMMA_2 | {
-    "vocab_size": 262208,
-    "max_position_embeddings": 131072,
-    "final_logit_softcapping": None,
-    "attn_logit_softcapping": None,
-}
 AROUND_MIXER = BranchSpec(before="input_layernorm", after="post_attention_layernorm")
 AROUND_MLP = BranchSpec(before="pre_feedforward_layernorm", after="post_feedforward_layernorm")
 
 
 def read(fields: Fields) -> ModelSpec:
     """Gemma 1: norms of 1 + weight, embeddings multiplied."""
-    fields = fields.over(GEMMA)
+    fields = with_defaults(fields, "gemma")
     if fields.get("hidden_act") == "gelu" and not fields.get("hidden_activation"):
         # The first checkpoints said so, and mean the approximation that their makers wrote later.
         fields = fields.with_values(hidden_act="gelu_pytorch_tanh")
@@ -76,7 +47,7 @@ def read(fields: Fields) -> ModelSpec:
 
 def read_2(fields: Fields) -> ModelSpec:
     """Gemma 2: norms around both halves, soft-caps, a window on every other layer."""
-    fields = fields.over(GEMMA_2)
+    fields = with_defaults(fields, "gemma2")
     fields.only("sliding_window_size", sliding_window(fields))
     kinds = layer_types(fields, every(fields, 2))
     rotation = rope(fields)
@@ -85,7 +56,7 @@ def read_2(fields: Fields) -> ModelSpec:
 
 def read_vault(fields: Fields) -> ModelSpec:
     """VaultGemma: Gemma 2 without norms after the halves."""
-    fields = fields.over(GEMMA_2)
+    fields = with_defaults(fields, "gemma2")
     kinds = layer_types(fields, every(fields, 2))
     rotation = rope(fields)
     layers = _layers(fields, kinds, {FULL: rotation, SLIDING: rotation}, qk_norm=None)
@@ -97,7 +68,7 @@ def read_3(fields: Fields) -> ModelSpec:
     """Gemma 3: five layers of six have a window, and a rope of their own."""
     has_vision = "text_config" in fields
     fields.ignore("vision_config", "mm_tokens_per_image", "boi_token_index", "eoi_token_index", "image_token_index")
-    fields = fields.text().over(GEMMA_3)
+    fields = with_defaults(fields.text(), "gemma3_text")
     if has_vision:
         fields.only("final_logit_softcapping")  # transformers computes none there
     period = count(fields, "sliding_window_pattern") or 6

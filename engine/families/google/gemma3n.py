@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from engine.families.google.gemma import AROUND_MLP, ropes_by_kind
 from engine.families.google.gemma4 import lenders_of
@@ -23,35 +22,13 @@ from engine.families.reading import (
     number,
     real,
     sliding_window,
+    with_defaults,
 )
 from engine.spec.additions import AltUpSpec, LaurelSpec, LayerInputsSpec, PlaceholderSpec
 from engine.spec.attention import KVSharing, QkNorm, ValueSpec
 from engine.spec.model import BranchSpec, GatedMlpSpec, LayerSpec, ModelSpec, UnsupportedModelError
 from engine.weights.names import AS_OURS, StoredNames
 
-DEFAULTS = {
-    "vocab_size": 262400,
-    "hidden_size": 2048,
-    "intermediate_size": 16384,
-    "num_hidden_layers": 35,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-    "head_dim": 256,
-    "max_position_embeddings": 32768,
-    "hidden_activation": "gelu_pytorch_tanh",
-    "sliding_window": 512,
-    "final_logit_softcapping": 30.0,
-    "vocab_size_per_layer_input": 262144,
-    "hidden_size_per_layer_input": 256,
-    "altup_active_idx": 0,
-    "altup_correct_scale": True,
-    "altup_num_inputs": 4,
-    "num_kv_shared_layers": 15,
-    "laurel_rank": 64,
-    "tie_word_embeddings": True,
-}
-VISION = {"hidden_size": 2048, "vocab_size": 128, "vocab_offset": 262144}
-AUDIO = {"hidden_size": 1536, "vocab_size": 128, "vocab_offset": 262272}
 AROUND_MIXER = BranchSpec(shares=True, after="post_attention_layernorm", scale=2**-0.5)
 NAMES = StoredNames(
     renamed={"model.language_model.": "model."},
@@ -66,7 +43,7 @@ SPARSE_LAYERS, SPARSITY = 10, 0.95
 
 def read(fields: Fields) -> ModelSpec:
     """Gemma 3n: four residual streams, a residual of low rank, inputs of each layer, sparse gates, shared keys and values."""
-    fields = fields.over(DEFAULTS)
+    fields = with_defaults(fields, "gemma3n_text")
     # Two are for training, and scores are never scaled.
     fields.ignore("altup_coef_clip", "altup_lr_multiplier", "query_pre_attn_scalar")
     kinds = layer_types(fields, every(fields, 5))
@@ -114,8 +91,8 @@ def read_beside_others(fields: Fields) -> ModelSpec:
     fields.ignore("audio_soft_tokens_per_image", "vision_soft_tokens_per_image")
     fields.ignore(*(name for name in fields if name.endswith(("_token_id", "_token_index"))))
     parts = {
-        "embed_vision": _part(fields, "vision_config", VISION),
-        "embed_audio": _part(fields, "audio_config", AUDIO),
+        "embed_vision": _part(fields, "vision_config", "gemma3n_vision"),
+        "embed_audio": _part(fields, "audio_config", "gemma3n_audio"),
     }
     spec = read(fields.text())
     placeholders = _placeholders(parts, spec.vocab_size)
@@ -124,12 +101,12 @@ def read_beside_others(fields: Fields) -> ModelSpec:
     return replace(spec, placeholders=placeholders).with_names(names)
 
 
-def _part(fields: Fields, name: str, defaults: Mapping[str, Any]) -> Fields:
+def _part(fields: Fields, name: str, model_type: str) -> Fields:
     """Fields of another part; those of its tower are not computed."""
     values = fields.get(name) or {}
     if not isinstance(values, Mapping):
         raise UnsupportedModelError(f"config.json: {name} must be an object, not {values!r:.40}")
-    return Fields({**defaults, **values})
+    return with_defaults(Fields(values), model_type)
 
 
 def _placeholders(parts: Mapping[str, Fields], vocab_size: int) -> tuple[PlaceholderSpec, ...]:

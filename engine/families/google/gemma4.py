@@ -26,6 +26,7 @@ from engine.families.reading import (
     real,
     rope,
     sliding_window,
+    with_defaults,
 )
 from engine.kernels.experts.rule import RoutingRule
 from engine.spec.additions import LayerInputsSpec
@@ -41,32 +42,6 @@ from engine.spec.model import (
 )
 from engine.weights.names import AS_OURS, StoredNames
 
-DEFAULTS = {
-    "vocab_size": 262144,
-    "hidden_size": 2304,
-    "intermediate_size": 9216,
-    "num_hidden_layers": 30,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "head_dim": 256,
-    "global_head_dim": 512,
-    "max_position_embeddings": 131072,
-    "hidden_activation": "gelu_pytorch_tanh",
-    "sliding_window": 512,
-    "hidden_size_per_layer_input": 256,
-    "vocab_size_per_layer_input": 262144,
-    "tie_word_embeddings": True,
-    "rope_parameters": {
-        SLIDING: {"rope_type": "default", "rope_theta": 10_000.0},
-        FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0},
-    },
-}
-UNIFIED = DEFAULTS | {
-    "hidden_size_per_layer_input": 0,
-    "max_position_embeddings": 262144,
-    "sliding_window": 1024,
-    "use_bidirectional_attention": "vision",
-}
 SCALAR = "layer_scalar"
 AROUND_INPUT = BranchSpec(after="post_per_layer_input_norm", scalar=SCALAR)
 EXPERTS = ExpertTensors(router=("router.proj",), all=(("experts.gate_up_proj", "experts.down_proj"),))
@@ -78,19 +53,19 @@ NAMES = StoredNames(
 
 def read(fields: Fields) -> ModelSpec:
     """Gemma 4: layers without a window have heads of another size; some sizes have experts, or inputs of each layer."""
-    return _read(fields, DEFAULTS)
+    return _read(fields, "gemma4_text")
 
 
 def read_unified(fields: Fields) -> ModelSpec:
     """Gemma 4 12B: Gemma 4 with vision and audio inside the text model, of which the text is served."""
-    return _read(fields, UNIFIED)
+    return _read(fields, "gemma4_unified_text")
 
 
-def _read(fields: Fields, defaults: Mapping[str, Any]) -> ModelSpec:
+def _read(fields: Fields, model_type: str) -> ModelSpec:
     has_other_parts = "text_config" in fields
     fields.ignore("vision_config", "audio_config", "vision_soft_tokens_per_image")
     fields.ignore(*(name for name in fields if name.endswith(("_token_id", "_token_index"))))
-    fields = fields.text().over(defaults)
+    fields = with_defaults(fields.text(), model_type)
     fields.only("use_bidirectional_attention", "vision")
     kinds = layer_types(fields, every(fields, 6))
     kinds[-1] = FULL

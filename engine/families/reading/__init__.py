@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from engine.families.reading.defaults import DEFAULT_ROPES, with_default_rope, with_defaults
 from engine.families.reading.experts import (
     CORRECTED,
     DENSE,
@@ -38,7 +39,7 @@ from engine.families.reading.layers import (
     windows_by_layer,
 )
 from engine.families.reading.mla import magnitude, mla_attention, without_rope
-from engine.families.reading.recurrent import LINEAR, MAMBA_2, delta, kinds_of_layers, mamba, mamba_head_dim
+from engine.families.reading.recurrent import LINEAR, delta, kinds_of_layers, mamba, mamba_head_dim
 from engine.families.reading.ropes import rope, rope_values
 from engine.families.reading.vision import BESIDE_VISION, OF_IMAGES, VISUAL, text_of
 
@@ -46,11 +47,11 @@ from engine.families.reading.vision import BESIDE_VISION, OF_IMAGES, VISUAL, tex
 __all__ = [
     "BESIDE_VISION",
     "CORRECTED",
+    "DEFAULT_ROPES",
     "DENSE",
     "FULL",
     "GATE_UP_DOWN",
     "LINEAR",
-    "MAMBA_2",
     "OF_IMAGES",
     "ONE_EACH",
     "SLIDING",
@@ -88,6 +89,8 @@ __all__ = [
     "sparse_mlp",
     "text_of",
     "windows_by_layer",
+    "with_default_rope",
+    "with_defaults",
     "without_predictions",
     "without_rope",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from engine.families.reading.defaults import NUM_EXPERTS
 from engine.families.reading.fields import Fields
 from engine.families.reading.layers import count, flag, gated_mlp, number, real
 from engine.kernels.experts.rule import GroupScore, RoutingRule, Score
@@ -13,7 +14,6 @@ from engine.weights.names import StoredNames
 
 DENSE, SPARSE = "dense", "sparse"
 GATE_UP_DOWN = ("mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj", "mlp.experts.{}.down_proj")
-_NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 ONE_EACH = ExpertTensors(each=GATE_UP_DOWN)
 CORRECTED = ExpertTensors(each=GATE_UP_DOWN, correction=("mlp.gate.e_score_correction_bias",))
 W1_W3_W2 = tuple(f"block_sparse_moe.experts.{{}}.{name}" for name in ("w1", "w3", "w2"))
@@ -47,7 +47,7 @@ def sigmoid_rule(fields: Fields) -> RoutingRule:
 
 def num_experts_of(fields: Fields) -> int:
     """Experts of a layer, whichever name the release of transformers gave the field."""
-    return number(fields, next((name for name in _NUM_EXPERTS if name in fields), _NUM_EXPERTS[0]))
+    return number(fields, next((name for name in NUM_EXPERTS if name in fields), NUM_EXPERTS[0]))
 
 
 def checked(fields: Fields, rule: RoutingRule) -> RoutingRule:

@@ -13,14 +13,6 @@ from engine.spec.model import UnsupportedModelError
 from engine.spec.states import DeltaSpec, MambaSpec, Stored
 
 LINEAR = "linear_attention"
-MAMBA_2 = {
-    "mamba_n_heads": 128,
-    "mamba_n_groups": 1,
-    "mamba_d_state": 256,
-    "mamba_d_conv": 4,
-    "mamba_expand": 2,
-    "mamba_conv_bias": True,
-}
 # `MambaSpec`'s fields -> names in config.json.
 MAMBA_NAMES = {
     "num_heads": "mamba_n_heads",

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
+from engine.families.reading.defaults import with_defaults
 from engine.families.reading.fields import Fields
 from engine.weights.names import StoredNames
 
@@ -21,10 +19,10 @@ VISUAL = StoredNames(renamed={"model.language_model.": "model."}, ignored=("mode
 OF_IMAGES = ("mrope_section", "mrope_interleaved", "interleaved")
 
 
-def text_of(fields: Fields, defaults: Mapping[str, Any]) -> Fields:
+def text_of(fields: Fields, model_type: str) -> Fields:
     """The text model's fields, which older checkpoints have beside `vision_config`."""
     of_images = ("vision_config", *(name for name in fields if name.endswith("_token_id")))
     fields.ignore(*of_images)
-    inner = fields.text().over(defaults)
+    inner = with_defaults(fields.text(), model_type)
     inner.ignore(*of_images)
     return inner
