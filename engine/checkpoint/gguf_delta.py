@@ -11,10 +11,9 @@ from dataclasses import dataclass, replace
 import torch
 
 from common.model.gguf import GgufHeader, GgufTensor
+from engine.checkpoint.gguf_tables import written
 from engine.checkpoint.safetensors import CheckpointError, StoredTensor
 
-ARCHITECTURES = ("qwen3next", "qwen35", "qwen35moe")
-_VALUES_IN_TURN = ("qwen35", "qwen35moe")
 _NAMES = {
     "ssm_ba": "in_proj_ba.weight",
     "ssm_alpha": "a_proj.weight",
@@ -87,7 +86,7 @@ def _heads(header: GgufHeader) -> _Heads:
     if None in found or heads % groups or inner % heads:
         said = ", ".join(f"{name} = {value!r:.40}" for name, value in zip(names, found, strict=True))
         raise CheckpointError(f"{header.file}: {architecture}.ssm: {said} are no heads")
-    return _Heads(groups, heads // groups, key_dim, inner // heads, architecture in _VALUES_IN_TURN)
+    return _Heads(groups, heads // groups, key_dim, inner // heads, written(header).values_in_turn)
 
 
 def _rows(whole: StoredTensor, sizes: tuple[int, ...], name: str) -> Iterator[StoredTensor]:

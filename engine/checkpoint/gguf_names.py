@@ -15,10 +15,9 @@ from typing import Any
 import torch
 
 from common.model.gguf import GgufHeader, GgufTensor, read_header
-from engine.checkpoint.gguf_delta import ARCHITECTURES as DELTA
 from engine.checkpoint.gguf_delta import MODULES as OF_DELTA
 from engine.checkpoint.gguf_delta import stored_of_delta
-from engine.checkpoint.gguf_tables import ALONE, IN_LAYER, NORMS_HOLD_ONE, OUTSIDE, OWN, ROTATED_IN_PAIRS
+from engine.checkpoint.gguf_tables import ALONE, IN_LAYER, OUTSIDE, written
 from engine.checkpoint.safetensors import CheckpointError, StoredTensor
 
 _LAYER = re.compile(r"blk\.(\d+)\.([\w.]+?)(\.weight|\.bias)?\Z")
@@ -35,22 +34,21 @@ def stored_in_gguf(file: Path) -> Iterator[StoredTensor]:
 
 
 def _renamed(tensor: GgufTensor, header: GgufHeader) -> Iterator[StoredTensor]:
-    architecture = header.metadata.get("general.architecture", "")
-    own, found = OWN.get(architecture, {}), _LAYER.match(tensor.name)
+    own, found = written(header).names, _LAYER.match(tensor.name)
     if found is None:
         module, _, kind = tensor.name.rpartition(".")
         if module not in _IN_CONFIG:
-            name = f"{(OUTSIDE | own).get(module, module)}.{kind}"
+            name = f"{own.get(module, OUTSIDE.get(module, module))}.{kind}"
             if "{}" in name:
                 yield from _each(tensor, name)
                 return
-            yield _stored(tensor, name, undo=_undo(architecture, name))
+            yield _stored(tensor, name, undo=_undo(header, name))
         return
     layer, module, kind = found[1], found[2], found[3] or ""
     if module == "ffn_norm":  # Falcon-H1's has no suffix
         kind = kind or ".weight"
     if module not in _IN_CONFIG and int(layer) not in _predicting(header):
-        ours = (IN_LAYER | own).get(module, module)
+        ours = own.get(module, IN_LAYER.get(module, module))
         name = f"model.layers.{layer}.{ours}{'' if module in ALONE and module not in own else kind}"
         yield from _of_layer(tensor, header, layer, module, name)
 
@@ -58,10 +56,10 @@ def _renamed(tensor: GgufTensor, header: GgufHeader) -> Iterator[StoredTensor]:
 def _of_layer(tensor: GgufTensor, header: GgufHeader, layer: str, module: str, name: str) -> Iterator[StoredTensor]:
     if module == "attn_kv_b" and f"blk.{layer}.attn_k_b.weight" in header.tensors:
         return  # some files have both forms
-    is_delta = header.metadata.get("general.architecture") in DELTA and module in OF_DELTA
-    if is_delta and f"blk.{layer}.ssm_out.weight" in header.tensors:
+    how = written(header)
+    if how.has_delta and module in OF_DELTA and f"blk.{layer}.ssm_out.weight" in header.tensors:
         yield from stored_of_delta(tensor, module, layer, header, _logarithm if module == "ssm_a" else None)
-    elif module == "attn_qkv" and header.metadata.get("general.architecture") in (*ROTATED_IN_PAIRS, *DELTA):
+    elif module == "attn_qkv" and (how.in_pairs or how.has_delta):
         raise CheckpointError(
             f"{tensor.file}: {tensor.name} holds queries, keys and values: convert without --fuse-qkv"
         )
@@ -72,15 +70,14 @@ def _of_layer(tensor: GgufTensor, header: GgufHeader, layer: str, module: str, n
 
 
 def _whole(tensor: GgufTensor, header: GgufHeader, layer: int, module: str, name: str) -> StoredTensor:
-    architecture = header.metadata.get("general.architecture", "")
-    if module in ("attn_q", "attn_k") and architecture in ROTATED_IN_PAIRS:
+    if module in ("attn_q", "attn_k") and written(header).in_pairs:
         heads = _heads(header, "head_count" if module == "attn_q" else "head_count_kv", layer)
         return _stored(tensor, name, order=_pairs(tensor, heads))
     if module == "ffn_gate_inp_shexp" and len(tensor.shape) == 1:
         return _stored(tensor, name, shape=(1, *tensor.shape))
     if module == "ssm_norm":
         return _stored(tensor, name, shape=(math.prod(tensor.shape),))
-    return _stored(tensor, name, undo=_logarithm if module == "ssm_a" else _undo(architecture, name))
+    return _stored(tensor, name, undo=_logarithm if module == "ssm_a" else _undo(header, name))
 
 
 def _stored(tensor: GgufTensor, name: str, *, shape: tuple[int, ...] = (), **done: Any) -> StoredTensor:
@@ -118,8 +115,8 @@ def _without_one(weights: torch.Tensor) -> torch.Tensor:
     return weights - 1
 
 
-def _undo(architecture: str, name: str) -> Callable[[torch.Tensor], torch.Tensor] | None:
-    return _without_one if architecture in NORMS_HOLD_ONE and name.endswith("norm.weight") else None
+def _undo(header: GgufHeader, name: str) -> Callable[[torch.Tensor], torch.Tensor] | None:
+    return _without_one if written(header).norms_hold_one and name.endswith("norm.weight") else None
 
 
 def _predicting(header: GgufHeader) -> range:

@@ -1,11 +1,14 @@
-"""Tables of `gguf_names`: our names of a GGUF file's tensors, and which architectures' were changed.
+"""Tables of `gguf_names`: our names of a GGUF file's tensors, and what converters changed in an architecture's.
 
-What is not named here keeps the file's name, as norms between a layer's halves do (`families/from_gguf/names.py`).
+What is not named here keeps the file's name, as norms between a layer's halves do (`families/gguf/names.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from common.model.gguf import GgufHeader
 
 OUTSIDE = {
     "token_embd": "model.embed_tokens",
@@ -82,14 +85,46 @@ IN_LAYER = {
     "shortconv.in_proj": "conv.in_proj",
     "shortconv.out_proj": "conv.out_proj",
 }
-_LFM_2 = {"attn_output": "self_attn.o_proj", "token_embd_norm": "model.norm"}
-OWN: Mapping[str, dict[str, str]] = {
-    "lfm2": _LFM_2,
-    "lfm2moe": _LFM_2,
-    # Its steps are a product with a bias; Mamba-2's are a bias alone.
-    "jamba": {"ssm_dt": "mamba.dt_proj"},
-}
 # Numbers that belong to no module: they have no `.weight` and no `.bias`.
 ALONE = ("exp_probs_b", "attn_sinks", "ssm_a", "ssm_dt", "ssm_d", "layer_output_scale", "altup_correct_scale")
-ROTATED_IN_PAIRS = ("llama", "granite", "granitemoe", "granitehybrid", "smollm3", "mistral3", "arcee")
-NORMS_HOLD_ONE = ("gemma", "gemma2", "gemma3", "nemotron", "qwen3next", "qwen35", "qwen35moe")
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What a converter changed in an architecture's tensors, beside their names."""
+
+    names: Mapping[str, str] = field(default_factory=dict)  # ours, where they differ from `IN_LAYER` and `OUTSIDE`
+    in_pairs: bool = False  # rows of queries and keys stand in pairs that are rotated together
+    norms_hold_one: bool = False  # the 1 that is added to them
+    has_delta: bool = False  # layers with the gated delta rule, see `gguf_delta`
+    values_in_turn: bool = False  # there the first value head of each key head comes first
+
+
+_IN_PAIRS, _HOLDING_ONE = Written(in_pairs=True), Written(norms_hold_one=True)
+_DELTA = Written(norms_hold_one=True, has_delta=True)
+_LFM_2 = Written(names={"attn_output": "self_attn.o_proj", "token_embd_norm": "model.norm"})
+WRITTEN: Mapping[str, Written] = {
+    "arcee": _IN_PAIRS,
+    "gemma": _HOLDING_ONE,
+    "gemma2": _HOLDING_ONE,
+    "gemma3": _HOLDING_ONE,
+    "granite": _IN_PAIRS,
+    "granitehybrid": _IN_PAIRS,
+    "granitemoe": _IN_PAIRS,
+    # Its steps are a product with a bias; Mamba-2's are a bias alone.
+    "jamba": Written(names={"ssm_dt": "mamba.dt_proj"}),
+    "lfm2": _LFM_2,
+    "lfm2moe": _LFM_2,
+    "llama": _IN_PAIRS,
+    "mistral3": _IN_PAIRS,
+    "nemotron": _HOLDING_ONE,
+    "qwen35": replace(_DELTA, values_in_turn=True),
+    "qwen35moe": replace(_DELTA, values_in_turn=True),
+    "qwen3next": _DELTA,
+    "smollm3": _IN_PAIRS,
+}
+
+
+def written(header: GgufHeader) -> Written:
+    """What was changed in a file's tensors."""
+    return WRITTEN.get(header.metadata.get("general.architecture", ""), Written())

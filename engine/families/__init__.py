@@ -56,8 +56,8 @@ from engine.families import (
     upstage,
     xiaomi,
 )
-from engine.families.from_gguf import config_of
-from engine.families.from_gguf.names import as_in_file
+from engine.families.gguf import config_of
+from engine.families.gguf.names import as_in_file
 from engine.families.quantised import beside_config, in_files, online
 from engine.families.quantised.gguf import beside_experts, kept_as
 from engine.families.reading import Family, Fields

@@ -6,11 +6,11 @@ import pytest
 
 from common.model.served import names, of_transformers, refusal
 from engine.families import FAMILIES
-from engine.families.from_gguf import _ARCHITECTURES
+from engine.families.gguf.rows import ROWS
 
 
 def test_the_names_are_those_of_the_families() -> None:
-    assert names() == {"classes": FAMILIES.keys(), "gguf": _ARCHITECTURES.keys()}
+    assert names() == {"classes": FAMILIES.keys(), "gguf": ROWS.keys()}
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,8 @@ from engine.checkpoint.gguf_names import stored_in_gguf
 from engine.checkpoint.safetensors import CheckpointError, StoredTensor
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.families import from_gguf, model_spec, read_model_spec
+from engine.families import model_spec, read_model_spec
+from engine.families.gguf import config_of_header
 from engine.foreign import is_foreign
 from engine.kernels.quantised.gguf_blocks import BLOCK_ELEMENTS, DECODERS
 from engine.spec.attention import AttentionSpec
@@ -181,7 +182,7 @@ ENTRIES = (
 def test_whatever_metadata_say_is_read_or_refused(read: GgufHeader, entries: dict[str, Any]) -> None:
     header = replace(read, metadata={**read.metadata, **entries})
     with contextlib.suppress(UnsupportedModelError, ValueError):
-        model_spec(from_gguf.config_of_header(header))
+        model_spec(config_of_header(header))
     for describe in (tokenizer.tokenizer_json, tokenizer.tokenizer_config, tokenizer.generation_config):
         with contextlib.suppress(GgufError):
             describe(header.metadata)
@@ -193,7 +194,7 @@ def test_layers_beyond_all_bounds_are_refused_before_they_are_counted(read: Gguf
     metadata |= {f"qwen3moe.{name}": value for name, value in experts.items()}
     header = replace(read, metadata=metadata | {"general.architecture": "qwen3moe"})
     with pytest.raises(UnsupportedModelError, match=r"block_count = 2147483647, but the file's tensors say"):
-        model_spec(from_gguf.config_of_header(header))
+        model_spec(config_of_header(header))
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ from engine.checkpoint.safetensors import CheckpointError
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.families import model_spec
-from engine.families.from_gguf import config_of_header
+from engine.families.gguf import config_of_header
 from engine.spec.model import UnsupportedModelError
 from tests.gguf_files import changed, write_gguf
 from tests.models import build_tiny_model

@@ -1,23 +1,44 @@
-"""Models that have layers with a state."""
+"""Layers with a state, as entries say them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from engine.families.gguf.entries import Config, Entries
+from engine.families.gguf.experts import SIGMOID, sigmoid_experts
+from engine.families.gguf.parts import common, frame, head_dim, rope
 
-from engine.families.from_gguf.entries import Config, Entries
-from engine.families.from_gguf.shared import SIGMOID, common, experts, frame, head_dim, rope, sigmoid_experts
-from engine.families.from_gguf.states import layers_by_state, mamba
-
-
-def _lfm_2(entries: Entries) -> Config:
-    return _with_convolutions(entries, "Lfm2ForCausalLM") | {"block_auto_adjust_ff_dim": False}
+OF_STATES = tuple(
+    f"ssm.{name}" for name in ("conv_kernel", "state_size", "group_count", "inner_size", "time_step_rank")
+)
 
 
-def _lfm_2_moe(entries: Entries) -> Config:
+def layers_by_state(entries: Entries) -> list[str]:
+    """Layers with the tensors of a state have no attention."""
+    states = entries.layers_with("ssm_out.weight")
+    return ["linear_attention" if there else "full_attention" for there in states]
+
+
+def mamba(entries: Entries) -> Config:
+    """Mamba-2's sizes, and which of its products have biases, by a layer that has it."""
+    first = entries.layers_with("ssm_in.weight").index(True)
+    inner, heads = entries.number("ssm.inner_size"), entries.number("ssm.time_step_rank")
+    return {
+        "mamba_expand": inner // entries.number("embedding_length"),
+        "mamba_n_heads": heads,
+        "mamba_d_head": inner // heads,
+        "mamba_n_groups": entries["ssm.group_count"],
+        "mamba_d_state": entries["ssm.state_size"],
+        "mamba_d_conv": entries["ssm.conv_kernel"],
+        "mamba_conv_bias": entries.has(f"blk.{first}.ssm_conv1d.bias"),
+        "mamba_proj_bias": entries.has(f"blk.{first}.ssm_in.bias"),
+    }
+
+
+def lfm2_experts(entries: Entries) -> Config:
+    """The experts behind LFM2's dense layers."""
     if entries["expert_gating_func"] != SIGMOID:
         raise entries.unsupported("expert_gating_func")
     num_dense = entries.number("leading_dense_block_count")
-    own = {
+    return {
         "num_dense_layers": num_dense,
         "num_experts": entries["expert_count"],
         "num_experts_per_tok": entries["expert_used_count"],
@@ -26,21 +47,20 @@ def _lfm_2_moe(entries: Entries) -> Config:
         "routed_scaling_factor": entries.get("expert_weights_scale") or 1.0,
         "use_expert_bias": entries.has(f"blk.{num_dense}.exp_probs_b.bias"),
     }
-    return _with_convolutions(entries, "Lfm2MoeForCausalLM") | own
 
 
-def _with_convolutions(entries: Entries, architecture: str) -> Config:
+def convolutions(entries: Entries) -> Config:
     """Layers without heads of keys and values are convolutions."""
     heads = entries.of_layers("attention.head_count_kv")
     if len(set(heads) - {0}) != 1:
         raise entries.unsupported("attention.head_count_kv")
-    config = common(entries, architecture, kv_heads=max(heads)) | rope(entries, theta=1_000_000.0)
+    config = common(entries, kv_heads=max(heads)) | rope(entries, theta=1_000_000.0)
     config["norm_eps"] = config.pop("rms_norm_eps")
     kinds = ["full_attention" if there else "conv" for there in heads]
     return config | {"layer_types": kinds, "conv_L_cache": entries["shortconv.l_cache"], "head_dim": head_dim(entries)}
 
 
-def _nemotron_h(entries: Entries) -> Config:
+def nemotron_h(entries: Entries) -> Config:
     """Each layer is a state, attention, an MLP or experts, by its tensors."""
     kinds = {"ssm_out": "M", "attn_q": "*", "ffn_gate_inp": "E", "ffn_up": "-"}
     there = {letter: entries.layers_with(f"{module}.weight") for module, letter in kinds.items()}
@@ -51,7 +71,7 @@ def _nemotron_h(entries: Entries) -> Config:
     eps = entries.get("attention.layer_norm_rms_epsilon") or entries["attention.layer_norm_epsilon"]
     entries.get("attention.layer_norm_epsilon")
     entries.where_any("feed_forward_length")
-    sizes, shared = mamba(entries), frame(entries, "NemotronHForCausalLM")
+    sizes, shared = mamba(entries), frame(entries)
     config = shared | {
         "num_key_value_heads": entries.where_any("attention.head_count_kv"),
         "intermediate_size": entries.rows(f"blk.{plain}.ffn_up.weight") if plain >= 0 else 1,
@@ -79,26 +99,12 @@ def _nemotron_h(entries: Entries) -> Config:
     return config | own
 
 
-def _falcon_h_1(entries: Entries) -> Config:
-    """Its multipliers are in the weights. Where states are normed, it is behind their gate."""
-    own = {
-        "head_dim": head_dim(entries),
-        "mamba_d_ssm": entries["ssm.inner_size"],
-        "mamba_rms_norm": entries.has("blk.0.ssm_norm.weight"),
-        "mamba_norm_before_gate": False,
-        "attention_bias": entries.has("blk.0.attn_q.bias"),
-        "mlp_bias": entries.has("blk.0.ffn_up.bias"),
-        "projectors_bias": entries.has("blk.0.ssm_out.bias"),
-    }
-    return common(entries, "FalconH1ForCausalLM") | rope(entries) | mamba(entries) | own
-
-
-def _jamba(entries: Entries) -> Config:
+def jamba(entries: Entries) -> Config:
     """Layers without heads of keys and values have a state. Which have that, and which experts, is said by their distance."""
     kv_heads = entries.of_layers("attention.head_count_kv")
     hidden, inner = entries.size("embedding_length"), entries.size("ssm.inner_size")
     entries.agree("ssm.inner_size", inner % hidden == 0)
-    config = common(entries, "JambaForCausalLM", kv_heads=entries.where_any("attention.head_count_kv"))
+    config = common(entries, kv_heads=entries.where_any("attention.head_count_kv"))
     config |= _distance(entries, "attention.head_count_kv", "attn_layer", [bool(heads) for heads in kv_heads])
     if (num_experts := entries.size("expert_count")) > 1:
         routers = entries.layers_with("ffn_gate_inp.weight")
@@ -125,23 +131,9 @@ def _distance(entries: Entries, name: str, field: str, there: list[bool]) -> Con
     return {f"{field}_offset": first, f"{field}_period": period}
 
 
-def _qwen_3_next(entries: Entries) -> Config:
-    config = _with_delta(entries, "Qwen3NextForCausalLM") | experts(entries, renormalised=True)
-    return config | {"shared_expert_intermediate_size": entries["expert_shared_feed_forward_length"]}
-
-
-def _qwen_3_5(entries: Entries) -> Config:
-    return _with_delta(entries, "Qwen3_5ForCausalLM")
-
-
-def _qwen_3_5_moe(entries: Entries) -> Config:
-    config = _with_delta(entries, "Qwen3_5MoeForCausalLM") | experts(entries, renormalised=True)
-    return config | {"shared_expert_intermediate_size": entries["expert_shared_feed_forward_length"]}
-
-
-def _with_delta(entries: Entries, architecture: str) -> Config:
+def gated_delta(entries: Entries) -> Config:
     """The gated delta rule in the layers with its tensors; the others have attention with a gate."""
-    sizes = frame(entries, architecture)
+    sizes = frame(entries)
     heads = entries.number("ssm.time_step_rank")
     for name in ("attention.recurrent_layers", "full_attention_interval"):
         entries.ignore(name)
@@ -162,16 +154,3 @@ def _with_delta(entries: Entries, architecture: str) -> Config:
             "linear_value_head_dim": entries.number("ssm.inner_size") // heads,
         }
     )
-
-
-HYBRIDS: dict[str, Callable[[Entries], Config]] = {
-    "lfm2": _lfm_2,
-    "lfm2moe": _lfm_2_moe,
-    "falcon-h1": _falcon_h_1,
-    "jamba": _jamba,
-    "qwen3next": _qwen_3_next,
-    "qwen35": _qwen_3_5,
-    "qwen35moe": _qwen_3_5_moe,
-    "nemotron_h": _nemotron_h,
-    "nemotron_h_moe": _nemotron_h,
-}

@@ -1,11 +1,12 @@
-"""Readers of entries that several architectures have in common."""
+"""Parts of a config.json that entries of most architectures say alike."""
 
 from __future__ import annotations
 
-from engine.families.from_gguf.entries import Config, Entries
+from collections.abc import Callable
+
+from engine.families.gguf.entries import Config, Entries
 
 _ROPE_FREQUENCIES = "rope_freqs.weight"
-SOFTMAX, SIGMOID = 1, 2  # expert_gating_func
 
 
 def biases(entries: Entries) -> Config:
@@ -22,20 +23,37 @@ def windows_by_layer(entries: Entries) -> Config:
     }
 
 
-def common(entries: Entries, architecture: str, *, kv_heads: int | None = None, norm: str = "attn_norm") -> Config:
+def common(entries: Entries, *, kv_heads: int | None = None, norm: str = "attn_norm") -> Config:
     """Read the fields of nearly all architectures; `kv_heads`: where layers differ in it; `norm`: a tensor of each layer."""
-    return frame(entries, architecture, norm=norm) | {
+    return frame(entries, norm=norm) | {
         "intermediate_size": entries.size("feed_forward_length"),
         "num_key_value_heads": kv_heads or num_kv_heads(entries),
         "rms_norm_eps": entries["attention.layer_norm_rms_epsilon"],
     }
 
 
+def common_normed_after(entries: Entries) -> Config:
+    """Read the same where norms stand behind both halves of a layer."""
+    return common(entries, norm="post_attention_norm")
+
+
+def layer_normed(eps: str) -> Callable[[Entries], Config]:
+    """The same with LayerNorm, whose epsilon the class calls `eps`."""
+    return lambda entries: (
+        frame(entries)
+        | {
+            "intermediate_size": entries.size("feed_forward_length"),
+            "num_key_value_heads": num_kv_heads(entries),
+            eps: entries["attention.layer_norm_epsilon"],
+        }
+    )
+
+
 def num_kv_heads(entries: Entries) -> int:
     return entries.number_or("attention.head_count_kv", 0) or entries.size("attention.head_count")
 
 
-def frame(entries: Entries, architecture: str, *, norm: str = "attn_norm") -> Config:
+def frame(entries: Entries, *, norm: str = "attn_norm") -> Config:
     """Read the fields of all architectures.
 
     Sizes that nothing of is there would take memory before a tensor is looked at.
@@ -43,7 +61,6 @@ def frame(entries: Entries, architecture: str, *, norm: str = "attn_norm") -> Co
     entries.agree("embedding_length", entries.columns("token_embd.weight") == entries.size("embedding_length"))
     entries.agree("block_count", entries.has(f"blk.{entries.num_layers - 1}.{norm}.weight"))
     return {
-        "architectures": [architecture],
         "dtype": entries.dtype(),
         "vocab_size": entries.rows("token_embd.weight"),
         "hidden_size": entries.size("embedding_length"),
@@ -109,52 +126,6 @@ def _magnitudes(entries: Entries) -> Config:
 def _betas(entries: Entries) -> Config:
     given = {name: entries.get(f"rope.scaling.yarn_{name}") for name in ("beta_fast", "beta_slow")}
     return {name: value for name, value in given.items() if value}
-
-
-def experts(entries: Entries, *, renormalised: bool) -> Config:
-    """Read a mixture of experts whose router's softmax is over all experts."""
-    if entries.get("expert_gating_func", SOFTMAX) != SOFTMAX:
-        raise entries.unsupported("expert_gating_func")
-    if entries.get("expert_weights_scale", 1.0) not in (0.0, 1.0):
-        raise entries.unsupported("expert_weights_scale")
-    return {
-        "num_experts": entries["expert_count"],
-        "num_experts_per_tok": entries["expert_used_count"],
-        "moe_intermediate_size": entries["expert_feed_forward_length"],
-        "norm_topk_prob": bool(entries.get("expert_weights_norm", renormalised)),
-        "mlp_only_layers": dense_layers(entries),
-    }
-
-
-def dense_layers(entries: Entries) -> list[int]:
-    """The layers without experts."""
-    return [layer for layer, sparse in enumerate(entries.layers_with("ffn_gate_inp.weight")) if not sparse]
-
-
-def sigmoid_experts(entries: Entries) -> Config:
-    """Read a mixture of experts with corrected sigmoids after dense layers, as DeepSeek-V3 has it."""
-    if entries.get("expert_gating_func", SIGMOID) != SIGMOID:
-        raise entries.unsupported("expert_gating_func")
-    return grouped_experts(entries)
-
-
-def grouped_experts(entries: Entries) -> Config:
-    """Read the experts of such mixtures, whichever their scores are."""
-    num_dense = entries.number_or("leading_dense_block_count", 0)
-    if entries.get("leading_dense_block_count") is not None:
-        dense = dense_layers(entries)
-        entries.agree("leading_dense_block_count", len(dense) == num_dense and dense == list(range(num_dense)))
-    return {
-        "n_routed_experts": entries["expert_count"],
-        "num_experts_per_tok": entries["expert_used_count"],
-        "moe_intermediate_size": entries["expert_feed_forward_length"],
-        "n_shared_experts": entries.number_or("expert_shared_count", 0),
-        "norm_topk_prob": bool(entries.get("expert_weights_norm", False)),
-        "routed_scaling_factor": entries.get("expert_weights_scale") or 1.0,
-        "n_group": entries.get("expert_group_count") or 1,
-        "topk_group": entries.get("expert_group_used_count") or 1,
-        "first_k_dense_replace": num_dense,
-    }
 
 
 def full_attention(entries: Entries) -> Config:

@@ -1,31 +1,32 @@
-"""Gemma's generations."""
+"""Google: Gemma's generations."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from statistics import NormalDist
 
-from engine.families.from_gguf.entries import Config, Entries
-from engine.families.from_gguf.shared import common, frame, head_dim, rope, rotation, windows_by_layer
+from engine.families.gguf.entries import Config, Entries
+from engine.families.gguf.parts import common, frame, head_dim, rope, rotation, windows_by_layer
 
 _NO_SPARSITY = -100.0  # deviations
 _LAYERS_OF_GEMMA_2_27B, _LAYERS_OF_GEMMA_3_27B = 46, 62
 
 
-def _gemma(entries: Entries) -> Config:
-    return _of_gemma(entries, "GemmaForCausalLM") | rope(entries)
+def gemma(entries: Entries) -> Config:
+    """Fields of all Gemmas; their activations are too large for float16."""
+    config = common(entries) | {"head_dim": head_dim(entries)}
+    return config | {"dtype": {"float16": "bfloat16"}.get(config["dtype"], config["dtype"])}
 
 
-def _gemma_2(entries: Entries) -> Config:
+def gemma2(entries: Entries) -> Config:
     soft_caps = {"attn_logit_softcapping": entries["attn_logit_softcapping"]}
-    return _with_windows(entries, "Gemma2ForCausalLM", _LAYERS_OF_GEMMA_2_27B) | soft_caps | rope(entries)
+    return _with_windows(entries, _LAYERS_OF_GEMMA_2_27B) | soft_caps
 
 
-def _gemma_3(entries: Entries) -> Config:
+def gemma3(entries: Entries) -> Config:
     entries.get("attn_logit_softcapping")
     local = {"rope_local_base_freq": float(entries.get("rope.freq_base_swa", 10_000.0))}
     period = {"sliding_window_pattern": entries.get("attention.sliding_window_pattern", 6)}
-    config = _with_windows(entries, "Gemma3ForCausalLM", _LAYERS_OF_GEMMA_3_27B) | local | period
+    config = _with_windows(entries, _LAYERS_OF_GEMMA_3_27B) | local | period
     rotation = rope(entries, theta=1_000_000.0)["rope_parameters"]
     if "rope_type" not in rotation:
         return config | {"rope_theta": rotation["rope_theta"]}
@@ -33,24 +34,19 @@ def _gemma_3(entries: Entries) -> Config:
     return config | {"rope_theta": rotation["rope_theta"], "rope_scaling": scaling}
 
 
-def _of_gemma(entries: Entries, architecture: str) -> Config:
-    config = common(entries, architecture) | {"head_dim": head_dim(entries)}
-    return config | {"dtype": {"float16": "bfloat16"}.get(config["dtype"], config["dtype"])}
-
-
-def _with_windows(entries: Entries, architecture: str, layers_of_the_largest: int) -> Config:
+def _with_windows(entries: Entries, layers_of_the_largest: int) -> Config:
     """The largest model of a generation divides scores by another size than a head's, which no entry says."""
-    config = _of_gemma(entries, architecture)
+    config = gemma(entries)
     is_largest = config["num_hidden_layers"] == layers_of_the_largest
     scale = config["hidden_size"] // config["num_attention_heads"] if is_largest else config["head_dim"]
     config |= {"query_pre_attn_scalar": scale, "sliding_window": entries["attention.sliding_window"]}
     return config | {"final_logit_softcapping": entries.get("final_logit_softcapping")}
 
 
-def _gemma_3n(entries: Entries) -> Config:
+def gemma3n(entries: Entries) -> Config:
     """Read Gemma 3n. A file has the deviations of the gates' sparsity, config.json the shares below them."""
     scales = entries.of_layers("activation_sparsity_scale")
-    return _with_layer_inputs(entries, "Gemma3nForCausalLM") | {
+    return _with_layer_inputs(entries) | {
         "head_dim": head_dim(entries),
         "num_key_value_heads": entries["attention.head_count_kv"],
         "intermediate_size": entries.layers_of("feed_forward_length"),
@@ -61,9 +57,9 @@ def _gemma_3n(entries: Entries) -> Config:
     }
 
 
-def _gemma_4(entries: Entries) -> Config:
+def gemma4(entries: Entries) -> Config:
     """Layers without a window have heads of another size; later layers borrow keys and have wider MLPs."""
-    config = _with_layer_inputs(entries, "Gemma4ForCausalLM")
+    config = _with_layer_inputs(entries)
     kinds, sizes = config["layer_types"], entries.layers_of("feed_forward_length")
     entries.rows("rope_freqs.weight")  # without them whole heads would be rotated
     first_full, is_wide = kinds.index("full_attention"), sizes[-1] != sizes[0]
@@ -86,9 +82,9 @@ def _gemma_4(entries: Entries) -> Config:
     }
 
 
-def _with_layer_inputs(entries: Entries, architecture: str) -> Config:
+def _with_layer_inputs(entries: Entries) -> Config:
     """Two kinds of layers with a rotation each, and inputs of each layer beside the tokens', in some sizes."""
-    config = frame(entries, architecture) | windows_by_layer(entries)
+    config = frame(entries) | windows_by_layer(entries)
     inputs = entries.get("embedding_length_per_layer_input") or 0
     full = {"rope_type": "default"} | rotation(entries, theta=1_000_000.0)
     sliding = {"rope_type": "default", "rope_theta": float(entries.get("rope.freq_base_swa", 10_000.0))}
@@ -101,12 +97,3 @@ def _with_layer_inputs(entries: Entries, architecture: str) -> Config:
         "final_logit_softcapping": entries.get("final_logit_softcapping"),
         "rope_parameters": {"full_attention": full, "sliding_attention": sliding},
     }
-
-
-GEMMAS: dict[str, Callable[[Entries], Config]] = {
-    "gemma": _gemma,
-    "gemma2": _gemma_2,
-    "gemma3": _gemma_3,
-    "gemma3n": _gemma_3n,
-    "gemma4": _gemma_4,
-}
