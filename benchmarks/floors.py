@@ -94,7 +94,7 @@ class ModelCost:
             layer_parameters=layers,
             head_parameters=head,
             stored_parameters=layers
-            + head * (1 if model.has_tied_head else 2)
+            + head * (1 if model.head.is_tied else 2)
             + one_expert * num_experts
             + _rows_beside(model),
             item_bytes=ITEM_BYTES[dtype],
@@ -242,7 +242,7 @@ def _rows_beside(model: ModelSpec) -> int:
     """Of tables beside the embedding, of which a pass reads a few rows, and of what they are made of while loading."""
     inputs = model.layer_inputs
     rows = inputs.vocab_size * len(model.layers) * inputs.size if inputs else 0
-    return rows + sum((each.stored_rows + 1 + model.hidden_size) * each.size for each in model.placeholders)
+    return rows + sum((each.stored_rows + 1 + model.hidden_size) * each.size for each in model.embedding.placeholders)
 
 
 def _windows(model: ModelSpec) -> tuple[tuple[float, float, float], ...]:

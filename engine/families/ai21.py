@@ -18,6 +18,7 @@ from engine.families.reading import (
     with_defaults,
 )
 from engine.kernels.experts.rule import RoutingRule, Score
+from engine.spec.ends import HeadSpec
 from engine.spec.experts import ExpertTensors
 from engine.spec.model import BranchSpec, LayerSpec, MixerSpec, MlpSpec, ModelSpec, UnsupportedModelError
 from engine.spec.states import SelectiveSpec
@@ -55,7 +56,7 @@ def read_jamba(fields: Fields) -> ModelSpec:
         for attends, is_sparse in zip(with_attention, with_experts, strict=True)
     ]
     _check_names(fields, with_attention)
-    return model(fields, layers, final_norm="model.final_layernorm")
+    return model(fields, layers, head=HeadSpec(norm="model.final_layernorm"))
 
 
 def _selective(fields: Fields) -> SelectiveSpec:

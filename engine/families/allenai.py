@@ -28,6 +28,7 @@ from engine.families.reading import (
     with_defaults,
 )
 from engine.spec.attention import AttentionSpec, QkNorm
+from engine.spec.ends import NormSpec
 from engine.spec.experts import SparseMlpSpec
 from engine.spec.model import BranchSpec, LayerSpec, ModelSpec, UnsupportedModelError
 from engine.spec.scaling import RopeSpec
@@ -49,7 +50,7 @@ def read_olmo(fields: Fields) -> ModelSpec:
     bias, clip = flag(fields, "attention_bias"), real(fields, "clip_qkv", 0.0)
     layer = LayerSpec(mixer=attention(fields, clip=clip, qkv_bias=bias, output_bias=bias), mlp=gated_mlp(fields))
     layers = [layer] * number(fields, "num_hidden_layers")
-    return model(fields, layers, eps="layer_norm_eps", norm="layer", norm_weight=False)
+    return model(fields, layers, eps="layer_norm_eps", norms=NormSpec(kind="layer", has_weight=False))
 
 
 def read_olmo2(fields: Fields) -> ModelSpec:

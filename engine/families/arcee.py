@@ -25,6 +25,7 @@ from engine.families.reading import (
 )
 from engine.kernels.experts.rule import RoutingRule, Score
 from engine.spec.attention import OutputGate, QkNorm
+from engine.spec.ends import EmbeddingSpec
 from engine.spec.experts import ExpertTensors
 from engine.spec.model import BranchSpec, LayerSpec, ModelSpec, PlainMlpSpec
 
@@ -80,7 +81,7 @@ def read_trinity(fields: Fields) -> ModelSpec:
         for index, kind in enumerate(kinds)
     ]
     scale = number(fields, "hidden_size") ** 0.5 if flag(fields, "mup_enabled") else 1.0
-    return model(fields, layers, embedding_multiplier=scale)
+    return model(fields, layers, embedding=EmbeddingSpec(multiplier=scale))
 
 
 FAMILIES: dict[str, Family] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from engine.families.reading import Family, Fields, attention, flag, model, number, sliding_window, with_defaults
+from engine.spec.ends import NormSpec
 from engine.spec.model import LayerSpec, ModelSpec, PlainMlpSpec
 
 
@@ -21,7 +22,7 @@ def read_starcoder2(fields: Fields) -> ModelSpec:
         size=number(fields, "intermediate_size"), bias=bias, activation="gelu_tanh", up="mlp.c_fc", down="mlp.c_proj"
     )
     layers = [LayerSpec(mixer=mixer, mlp=mlp)] * number(fields, "num_hidden_layers")
-    return model(fields, layers, eps="norm_epsilon", norm="layer", norm_bias=True)
+    return model(fields, layers, eps="norm_epsilon", norms=NormSpec(kind="layer", has_bias=True))
 
 
 FAMILIES: dict[str, Family] = {

@@ -30,6 +30,7 @@ from engine.families.reading import (
 )
 from engine.kernels.experts.rule import RoutingRule, Score
 from engine.spec.attention import AttentionSpec, QkNorm
+from engine.spec.ends import HeadSpec, NormSpec
 from engine.spec.experts import SharedExpertSpec, SparseMlpSpec
 from engine.spec.model import BranchSpec, LayerSpec, ModelSpec
 
@@ -76,7 +77,7 @@ def _layer(fields: Fields, mixer: AttentionSpec) -> LayerSpec:
 
 def _model(fields: Fields, layers: list[LayerSpec]) -> ModelSpec:
     scale = real(fields, "logit_scale", 0.0625)
-    return model(fields, layers, eps="layer_norm_eps", norm="layer", logits_multiplier=scale)
+    return model(fields, layers, eps="layer_norm_eps", norms=NormSpec(kind="layer"), head=HeadSpec(multiplier=scale))
 
 
 def read_cohere2_moe(fields: Fields) -> ModelSpec:
@@ -108,8 +109,8 @@ def read_cohere2_moe(fields: Fields) -> ModelSpec:
         fields,
         layers,
         eps="rms_norm_eps" if is_rms else "layer_norm_eps",
-        norm="rms" if is_rms else "layer",
-        logits_multiplier=real(fields, "logit_scale", 0.0625),
+        norms=NormSpec(kind="rms" if is_rms else "layer"),
+        head=HeadSpec(multiplier=real(fields, "logit_scale", 0.0625)),
     )
 
 

@@ -32,6 +32,7 @@ from engine.families.reading import (
 )
 from engine.kernels.experts.rule import RoutingRule, Score
 from engine.spec.attention import AttentionSpec
+from engine.spec.ends import EmbeddingSpec, HeadSpec
 from engine.spec.experts import ExpertTensors, SharedExpertSpec
 from engine.spec.model import BranchSpec, LayerSpec, MixerSpec, MlpSpec, ModelSpec, UnsupportedModelError
 
@@ -74,8 +75,8 @@ def _model(fields: Fields, layers: list[LayerSpec]) -> ModelSpec:
     return model(
         fields,
         layers,
-        embedding_multiplier=real(fields, "embedding_multiplier", 1.0),
-        logits_multiplier=1 / real(fields, "logits_scaling", 1.0),
+        embedding=EmbeddingSpec(multiplier=real(fields, "embedding_multiplier", 1.0)),
+        head=HeadSpec(multiplier=1 / real(fields, "logits_scaling", 1.0)),
     )
 
 
@@ -175,7 +176,7 @@ def read_bamba(fields: Fields) -> ModelSpec:
     after = BranchSpec(before="pre_ff_layernorm")
     layers = [LayerSpec(mixer=mixers[kind], mlp=mlp, around_mlp=after) for kind in _kinds(fields)]
     fields.ignore("z_loss_coefficient", "num_logits_to_keep")  # neither changes an answer
-    return model(fields, layers, final_norm="model.final_layernorm")
+    return model(fields, layers, head=HeadSpec(norm="model.final_layernorm"))
 
 
 def _kinds(fields: Fields) -> list[str]:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from engine.families.reading import Family, Fields, attention, flag, model, number, real, rope, with_defaults
 from engine.spec.attention import QkNorm
+from engine.spec.ends import EmbeddingSpec, HeadSpec, NormSpec
 from engine.spec.model import LayerSpec, ModelSpec, PlainMlpSpec
 
 
@@ -22,9 +23,9 @@ def read_nanochat(fields: Fields) -> ModelSpec:
     return model(
         fields,
         [layer] * number(fields, "num_hidden_layers"),
-        norm_weight=False,
-        embedding_norm="model.norm",
-        logits_softcap=real(fields, "final_logit_softcapping", 0.0),
+        norms=NormSpec(has_weight=False),
+        embedding=EmbeddingSpec(norm="model.norm"),
+        head=HeadSpec(softcap=real(fields, "final_logit_softcapping", 0.0)),
     )
 
 

@@ -22,6 +22,7 @@ from engine.families.reading import (
 )
 from engine.kernels.experts.rule import RoutingRule, Score
 from engine.spec.attention import AttentionSpec, QkNorm
+from engine.spec.ends import HeadSpec
 from engine.spec.experts import ExpertTensors
 from engine.spec.model import BranchSpec, GatedMlpSpec, LayerSpec, MlpSpec, ModelSpec, UnsupportedModelError
 from engine.spec.states import ShortConvolutionSpec
@@ -97,7 +98,7 @@ def _model(fields: Fields, mlps: Iterable[MlpSpec]) -> ModelSpec:
         LayerSpec(mixer=mixers[kind], mlp=mlp, around_mixer=AROUND_MIXER, around_mlp=AROUND_MLP)
         for kind, mlp in zip(kinds, mlps, strict=True)
     ]
-    return model(fields, layers, eps="norm_eps", final_norm=FINAL_NORM)
+    return model(fields, layers, eps="norm_eps", head=HeadSpec(norm=FINAL_NORM))
 
 
 def _adjusted(fields: Fields) -> int:

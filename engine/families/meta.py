@@ -27,6 +27,7 @@ from engine.families.reading import (
 from engine.formats.product import Order
 from engine.kernels.experts.rule import RoutingRule, Score
 from engine.spec.attention import AttentionSpec, OutputGate, QkNorm
+from engine.spec.ends import EmbeddingSpec, HeadSpec, NormSpec
 from engine.spec.experts import ExpertTensors, SharedExpertSpec
 from engine.spec.model import BranchSpec, LayerSpec, ModelSpec, UnsupportedModelError
 from engine.spec.scaling import QueryGrowth
@@ -162,12 +163,14 @@ def read_muse(fields: Fields) -> ModelSpec:
     return model(
         fields,
         layers,
-        norm="rms_plus_one",
-        end_norm="rms",
-        norms_embedding=True,
-        logits_multiplier=real(fields, "output_multiplier", 1.0),
-        logits_softcap=real(fields, "final_logit_softcapping", 0.0),
         stored=MUSE_NAMES,
+        norms=NormSpec(kind="rms_plus_one"),
+        head=HeadSpec(
+            norm_kind="rms",
+            multiplier=real(fields, "output_multiplier", 1.0),
+            softcap=real(fields, "final_logit_softcapping", 0.0),
+        ),
+        embedding=EmbeddingSpec(is_normed=True),
     )
 
 

@@ -23,6 +23,7 @@ from engine.families.reading import (
     with_defaults,
 )
 from engine.kernels.experts.rule import RoutingRule, Score
+from engine.spec.ends import HeadSpec, NormSpec
 from engine.spec.experts import ExpertTensors
 from engine.spec.model import BranchSpec, LayerSpec, ModelSpec, PlainMlpSpec, UnsupportedModelError
 from engine.spec.scaling import LongRopeScaling, RopeSpec
@@ -43,8 +44,14 @@ def read_phi(fields: Fields) -> ModelSpec:
     size = number(fields, "intermediate_size")
     mlp = PlainMlpSpec(size=size, bias=True, activation="gelu_tanh", up="mlp.fc1", down="mlp.fc2")
     layer = LayerSpec(mixer=mixer, mlp=mlp, around_mlp=BranchSpec(shares=True))
-    options = {"norm": "layer", "norm_bias": True, "head_bias": True, "final_norm": "model.final_layernorm"}
-    return model(fields, [layer] * number(fields, "num_hidden_layers"), eps="layer_norm_eps", **options)
+    head = HeadSpec(norm="model.final_layernorm", bias=True)
+    return model(
+        fields,
+        [layer] * number(fields, "num_hidden_layers"),
+        eps="layer_norm_eps",
+        norms=NormSpec(kind="layer", has_bias=True),
+        head=head,
+    )
 
 
 def read_phi3(fields: Fields) -> ModelSpec:
@@ -81,7 +88,9 @@ def read_phimoe(fields: Fields) -> ModelSpec:
         mlp=sparse_mlp(fields, checked(fields, rule), size_field="intermediate_size", tensors=TENSORS),
     )
     layers = [layer] * number(fields, "num_hidden_layers")
-    return model(fields, layers, norm="layer", norm_bias=True, head_bias=flag(fields, "lm_head_bias"))
+    return model(
+        fields, layers, norms=NormSpec(kind="layer", has_bias=True), head=HeadSpec(bias=flag(fields, "lm_head_bias"))
+    )
 
 
 def _rope(fields: Fields) -> RopeSpec:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from engine.families.ibm import multiplied_layer
 from engine.families.reading import Family, Fields, attention, flag, gated_mlp, model, number, real, with_defaults
+from engine.spec.ends import EmbeddingSpec, HeadSpec
 from engine.spec.model import ModelSpec
 
 
@@ -26,8 +27,8 @@ def read_hyperclova_x(fields: Fields) -> ModelSpec:
     return model(
         fields,
         [layer] * number(fields, "num_hidden_layers"),
-        embedding_multiplier=real(fields, "embedding_multiplier", 1.0),
-        logits_multiplier=real(fields, "logits_scaling", 1.0),
+        embedding=EmbeddingSpec(multiplier=real(fields, "embedding_multiplier", 1.0)),
+        head=HeadSpec(multiplier=real(fields, "logits_scaling", 1.0)),
     )
 
 

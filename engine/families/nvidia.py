@@ -18,6 +18,7 @@ from engine.families.reading import (
     sigmoid_rule,
     with_defaults,
 )
+from engine.spec.ends import NormSpec
 from engine.spec.experts import ExpertTensors, LatentExperts, SharedExpertSpec, SparseMlpSpec
 from engine.spec.model import BranchSpec, LayerSpec, ModelSpec, PlainMlpSpec, UnsupportedModelError
 from engine.weights.names import StoredNames
@@ -49,7 +50,7 @@ AROUND = BranchSpec(before="norm")
 def read_nemotron(fields: Fields) -> ModelSpec:
     """Nemotron and Minitron: LayerNorm of 1 + weight, half of each head rotated, an MLP of relu² without a gate."""
     fields = with_defaults(fields, "nemotron")
-    return model(fields, squared_layers(fields), eps="norm_eps", norm="layer_plus_one", norm_bias=True)
+    return model(fields, squared_layers(fields), eps="norm_eps", norms=NormSpec(kind="layer_plus_one", has_bias=True))
 
 
 def squared_layers(fields: Fields) -> list[LayerSpec]:

@@ -18,6 +18,7 @@ from engine.families.reading import (
     with_defaults,
 )
 from engine.spec.attention import AttentionSpec
+from engine.spec.ends import EmbeddingSpec, HeadSpec
 from engine.spec.mla import MLASpec
 from engine.spec.model import BEFORE_MIXER, BEFORE_MLP, LayerSpec, ModelSpec
 
@@ -50,8 +51,8 @@ def _model(fields: Fields, mixer: AttentionSpec | MLASpec) -> ModelSpec:
     return model(
         fields,
         [layer] * num_layers,
-        embedding_multiplier=real(fields, "scale_emb", 12.0),
-        logits_multiplier=real(fields, "dim_model_base", float(hidden)) / hidden,
+        embedding=EmbeddingSpec(multiplier=real(fields, "scale_emb", 12.0)),
+        head=HeadSpec(multiplier=real(fields, "dim_model_base", float(hidden)) / hidden),
     )
 
 

@@ -34,6 +34,7 @@ from engine.families.reading import (
 from engine.formats.product import Order
 from engine.kernels.experts.rule import RoutingRule
 from engine.spec.attention import AttentionSpec, OutputGate, QkNorm
+from engine.spec.ends import NormSpec
 from engine.spec.experts import ExpertTensors, SharedExpertSpec, SparseMlpSpec
 from engine.spec.model import LayerSpec, MlpSpec, ModelSpec, UnsupportedModelError
 from engine.spec.states import DeltaSpec, Stored
@@ -135,7 +136,7 @@ def _hybrid(fields: Fields, mlps: Iterable[MlpSpec], *, stored: Stored) -> Model
         LINEAR: delta(fields, stored=stored),
     }
     layers = [LayerSpec(mixer=mixers[kind], mlp=mlp) for kind, mlp in zip(kinds, mlps, strict=True)]
-    return model(fields, layers, norm="rms_plus_one")
+    return model(fields, layers, norms=NormSpec(kind="rms_plus_one"))
 
 
 def _experts(fields: Fields) -> SparseMlpSpec:

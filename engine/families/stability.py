@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from engine.families.reading import Family, Fields, attention, flag, gated_mlp, model, number, with_defaults
 from engine.spec.attention import QkNorm
+from engine.spec.ends import NormSpec
 from engine.spec.model import BEFORE_MLP, BranchSpec, LayerSpec, ModelSpec
 
 BY_HEAD = QkNorm(over="each", q_name="self_attn.q_layernorm.norms.{}", k_name="self_attn.k_layernorm.norms.{}")
@@ -17,7 +18,7 @@ def read_stablelm(fields: Fields) -> ModelSpec:
     around_mlp = BranchSpec(shares=True) if flag(fields, "use_parallel_residual") else BEFORE_MLP
     layer = LayerSpec(mixer=mixer, mlp=gated_mlp(fields), around_mlp=around_mlp)
     layers = [layer] * number(fields, "num_hidden_layers")
-    return model(fields, layers, eps="layer_norm_eps", norm="layer", norm_bias=True)
+    return model(fields, layers, eps="layer_norm_eps", norms=NormSpec(kind="layer", has_bias=True))
 
 
 FAMILIES: dict[str, Family] = {

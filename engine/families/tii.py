@@ -18,6 +18,7 @@ from engine.families.reading import (
     real,
     with_defaults,
 )
+from engine.spec.ends import EmbeddingSpec, HeadSpec
 from engine.spec.model import BranchSpec, LayerSpec, ModelSpec, SideBySideSpec, UnsupportedModelError
 
 
@@ -36,9 +37,8 @@ def read_falcon_h1(fields: Fields) -> ModelSpec:
     return model(
         fields,
         [layer] * number(fields, "num_hidden_layers"),
-        final_norm="model.final_layernorm",
-        embedding_multiplier=real(fields, "embedding_multiplier", 1.0),
-        logits_multiplier=real(fields, "lm_head_multiplier", 1.0),
+        head=HeadSpec(norm="model.final_layernorm", multiplier=real(fields, "lm_head_multiplier", 1.0)),
+        embedding=EmbeddingSpec(multiplier=real(fields, "embedding_multiplier", 1.0)),
     )
 
 

@@ -13,6 +13,7 @@ import torch
 
 from engine.kernels.attention import HeadShape
 from engine.spec.attention import AttentionSpec, ScoreSpec
+from engine.spec.ends import HeadSpec
 from engine.spec.model import GatedMlpSpec, LayerSpec, ModelSpec, UnsupportedModelError
 
 NAME = "baton"
@@ -127,8 +128,7 @@ def spec_of(config: Any, calls: list[Call]) -> ModelSpec:
         vocab_size=int(text.vocab_size),
         hidden_size=hidden,
         max_position_embeddings=int(text.max_position_embeddings),
-        norm_eps=1e-6,
-        has_tied_head=bool(config.tie_word_embeddings),
+        head=HeadSpec(is_tied=bool(config.tie_word_embeddings)),
         dtype=str(config.dtype or "float32").removeprefix("torch."),
         layers=tuple(layers),
     )

@@ -9,14 +9,13 @@ from typing import Any, Literal
 from engine.formats.product import Format
 from engine.formats.quantization import UNQUANTISED, Quantization
 from engine.kernels.attention import HeadShape
-from engine.spec.additions import AltUpSpec, LaurelSpec, LayerInputsSpec, PlaceholderSpec
+from engine.spec.additions import AltUpSpec, LaurelSpec, LayerInputsSpec
 from engine.spec.attention import AttentionSpec
+from engine.spec.ends import PLAIN_EMBEDDING, PLAIN_HEAD, RMS_NORMS, EmbeddingSpec, HeadSpec, NormSpec
 from engine.spec.experts import SparseMlpSpec
 from engine.spec.mla import MLASpec
 from engine.spec.states import ChannelDeltaSpec, DeltaSpec, Kept, MambaSpec, SelectiveSpec, ShortConvolutionSpec
 from engine.weights.names import AS_OURS, StoredNames
-
-NormKind = Literal["rms", "rms_plus_one", "layer", "layer_plus_one"]  # x * weight, x * (1 + weight), LayerNorm
 
 
 class UnsupportedModelError(ValueError):
@@ -153,25 +152,14 @@ class ModelSpec:
     vocab_size: int
     hidden_size: int
     max_position_embeddings: int
-    norm_eps: float
-    has_tied_head: bool  # the head uses the embedding's table
-    norm: NormKind = "rms"
-    end_norm: NormKind | None = None  # the last one's; None: as the others
-    norm_weight: bool = True  # else it is 1 everywhere, and the checkpoint has none
-    norm_bias: bool = False
-    embedding_norm: str = ""  # norm of the embeddings, by its tensor
-    norms_embedding: bool = False  # by a norm without a weight
-    final_norm: str = "model.norm"
-    embedding_multiplier: float = 1.0
-    logits_multiplier: float = 1.0
-    logits_softcap: float = 0.0
-    head_bias: bool = False
+    layers: tuple[LayerSpec, ...]
+    norms: NormSpec = RMS_NORMS
+    embedding: EmbeddingSpec = PLAIN_EMBEDDING
+    head: HeadSpec = PLAIN_HEAD
     layer_inputs: LayerInputsSpec | None = None
     altup: AltUpSpec | None = None
-    placeholders: tuple[PlaceholderSpec, ...] = ()
     stored: StoredNames = AS_OURS
     dtype: str  # the checkpoint's: "float32", "bfloat16", "float16"
-    layers: tuple[LayerSpec, ...]
     quantization: Quantization = UNQUANTISED
 
     def with_names(self, stored: StoredNames) -> ModelSpec:

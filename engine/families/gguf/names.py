@@ -30,7 +30,7 @@ _GATE, _UP, _GATE_UP, _DOWN = (f"mlp.experts.{{}}.{name}_proj" for name in ("gat
 def as_in_file(spec: ModelSpec, tensors: Collection[str]) -> ModelSpec:
     """The same model with a file's names. `tensors`: what the file has."""
     layers = tuple(_layer(layer, f"blk.{index}.", tensors) for index, layer in enumerate(spec.layers))
-    return replace(spec, layers=layers, final_norm="model.norm")
+    return replace(spec, layers=layers, head=replace(spec.head, norm="model.norm"))
 
 
 def _layer(layer: LayerSpec, under: str, tensors: Collection[str]) -> LayerSpec:

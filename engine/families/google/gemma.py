@@ -26,6 +26,7 @@ from engine.families.reading import (
     with_defaults,
 )
 from engine.spec.attention import QkNorm
+from engine.spec.ends import EmbeddingSpec, HeadSpec, NormSpec
 from engine.spec.model import BEFORE_MIXER, BranchSpec, LayerSpec, ModelSpec, UnsupportedModelError
 from engine.spec.scaling import RopeSpec
 
@@ -113,9 +114,9 @@ def _model(fields: Fields, layers: list[LayerSpec]) -> ModelSpec:
     return model(
         fields,
         layers,
-        norm="rms_plus_one",
-        embedding_multiplier=number(fields, "hidden_size") ** 0.5,
-        logits_softcap=real(fields, "final_logit_softcapping", 0.0),
+        norms=NormSpec(kind="rms_plus_one"),
+        embedding=EmbeddingSpec(multiplier=number(fields, "hidden_size") ** 0.5),
+        head=HeadSpec(softcap=real(fields, "final_logit_softcapping", 0.0)),
     )
 
 

@@ -26,6 +26,7 @@ from engine.families.reading import (
 )
 from engine.spec.additions import AltUpSpec, LaurelSpec, LayerInputsSpec, PlaceholderSpec
 from engine.spec.attention import KVSharing, QkNorm, ValueSpec
+from engine.spec.ends import EmbeddingSpec, HeadSpec
 from engine.spec.model import BranchSpec, GatedMlpSpec, LayerSpec, ModelSpec, UnsupportedModelError
 from engine.weights.names import AS_OURS, StoredNames
 
@@ -80,9 +81,9 @@ def read(fields: Fields) -> ModelSpec:
             activation=mlps[0].activation,
         ),
         altup=_altup(fields),
-        embedding_multiplier=number(fields, "hidden_size") ** 0.5,
-        logits_softcap=real(fields, "final_logit_softcapping", 0.0),
         stored=AS_OURS.without_keys(range(first, len(kinds))),
+        embedding=EmbeddingSpec(multiplier=number(fields, "hidden_size") ** 0.5),
+        head=HeadSpec(softcap=real(fields, "final_logit_softcapping", 0.0)),
     )
 
 
@@ -98,7 +99,7 @@ def read_beside_others(fields: Fields) -> ModelSpec:
     placeholders = _placeholders(parts, spec.vocab_size)
     unused = tuple(f"model.{part}." for part in parts if not any(part in each.under for each in placeholders))
     names = replace(NAMES, ignored=(*NAMES.ignored, *unused))
-    return replace(spec, placeholders=placeholders).with_names(names)
+    return replace(spec, embedding=replace(spec.embedding, placeholders=placeholders)).with_names(names)
 
 
 def _part(fields: Fields, name: str, model_type: str) -> Fields:

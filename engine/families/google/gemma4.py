@@ -31,6 +31,7 @@ from engine.families.reading import (
 from engine.kernels.experts.rule import RoutingRule
 from engine.spec.additions import LayerInputsSpec
 from engine.spec.attention import AttentionSpec, KVSharing, QkNorm, ValueSpec
+from engine.spec.ends import EmbeddingSpec, HeadSpec
 from engine.spec.experts import ExpertTensors, SparseMlpSpec
 from engine.spec.model import (
     BranchSpec,
@@ -90,9 +91,9 @@ def _read(fields: Fields, model_type: str) -> ModelSpec:
         fields,
         layers,
         layer_inputs=inputs,
-        embedding_multiplier=number(fields, "hidden_size") ** 0.5,
-        logits_softcap=real(fields, "final_logit_softcapping", 0.0),
         stored=AS_OURS.without_keys(range(first, len(kinds))),
+        embedding=EmbeddingSpec(multiplier=number(fields, "hidden_size") ** 0.5),
+        head=HeadSpec(softcap=real(fields, "final_logit_softcapping", 0.0)),
     )
     return spec.with_names(NAMES) if has_other_parts else spec
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from inspect import signature
 from typing import Any, Literal, TypeVar
 
 from engine.families.quantised import read_quantization
+from engine.families.reading.defaults import NUM_EXPERTS
 from engine.families.reading.fields import Fields
 from engine.families.reading.ropes import rope
 from engine.kernels.attention import HeadShape
 from engine.spec.attention import AttentionSpec, ProjectionSpec, ScoreSpec
+from engine.spec.ends import PLAIN_HEAD, RMS_NORMS, HeadSpec, NormSpec
 from engine.spec.model import GatedMlpSpec, LayerSpec, ModelSpec, UnsupportedModelError
 
 Part = TypeVar("Part")
@@ -21,20 +24,27 @@ _GATES: dict[str, Literal["silu", "gelu_tanh"]] = {"silu": "silu", "gelu_pytorch
 _OWN: Any = object()
 # Whoever wrote a config.json must not decide how much memory a worker takes before it sees a weight.
 _MOST_OF_ALL = 2**31 - 1
-_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-_FEW = (*_EXPERTS, "zero_expert_num", "num_nextn_predict_layers")
+_FEW = (*NUM_EXPERTS, "zero_expert_num", "num_nextn_predict_layers")
 _MOST = {"num_hidden_layers": 4096, "num_layers": 2048, "index_topk": 1 << 16} | dict.fromkeys(_FEW, 4096)
 _rope = rope
 
 
-def model(fields: Fields, layers: Iterable[LayerSpec], *, eps: str = "rms_norm_eps", **options: Any) -> ModelSpec:
+def model(
+    fields: Fields,
+    layers: Iterable[LayerSpec],
+    *,
+    eps: str = "rms_norm_eps",
+    norms: NormSpec = RMS_NORMS,
+    head: HeadSpec = PLAIN_HEAD,
+    **options: Any,
+) -> ModelSpec:
     """Read what is outside the layers; `eps` names the norms' epsilon, `options` are further fields of the spec."""
     return ModelSpec(
         vocab_size=number(fields, "vocab_size"),
         hidden_size=number(fields, "hidden_size"),
         max_position_embeddings=number(fields, "max_position_embeddings"),
-        norm_eps=real(fields, eps, 1e-6),
-        has_tied_head=flag(fields, "tie_word_embeddings"),
+        norms=replace(norms, eps=real(fields, eps, 1e-6)),
+        head=replace(head, is_tied=flag(fields, "tie_word_embeddings")),
         dtype=_dtype(fields),
         layers=tuple(layers),
         quantization=read_quantization(fields),

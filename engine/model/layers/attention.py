@@ -196,8 +196,8 @@ def _rotation(spec: AttentionSpec, around: Surroundings) -> Heads:
     return Heads(
         q_norm=weights[0],
         k_norm=weights[1],
-        eps=around.model.norm_eps,
-        norm_plus_one=around.model.norm == "rms_plus_one",
+        eps=around.model.norms.eps,
+        norm_plus_one=around.model.norms.kind == "rms_plus_one",
         norms_without_weight=norm is not None and not norm.has_weight,
         norm_after=norm is not None and norm.after_rope,
         norms_values=spec.values.norm,
@@ -218,7 +218,7 @@ def _of_product(spec: AttentionSpec, around: Surroundings) -> _OverAll | _OverEa
         rows = _modules(norm.q_name, heads.num_heads) | _modules(norm.k_name, heads.num_kv_heads)
         shape = (sum(rows.values()), heads.head_dim)
         weights = Parameter(shape=shape, parts=stacked(rows), shard=Shard.HEADS, format=torch.float32)
-        return _OverEach(around.weights.new(weights, under=around.under), around.model.norm_eps)
+        return _OverEach(around.weights.new(weights, under=around.under), around.model.norms.eps)
     if norm is None or norm.over != "all":
         return None
     return _OverAll(around.norm(norm.q_name, spec.q_size), around.norm(norm.k_name, spec.kv_size))

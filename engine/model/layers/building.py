@@ -12,6 +12,7 @@ from engine.kernels.experts.mixture import Matrices
 from engine.model.layers.branch import Branch
 from engine.model.layers.norm import LayerNorm, Norm, RmsNorm
 from engine.model.rope import cos_sin_table, query_growth_table
+from engine.spec.ends import NormSpec
 from engine.spec.model import BranchSpec, ModelSpec
 from engine.spec.scaling import QueryGrowth, RopeSpec
 from engine.weights.parameters import Weights, whole
@@ -53,7 +54,7 @@ class Surroundings:
 
     def norm(self, name: str, size: int) -> RmsNorm:
         """Declare an RMSNorm over `size` features."""
-        norm = declare_norm(self.model, self.weights, self.under + name, size)
+        norm = declare_norm(self.model.norms, self.weights, self.under + name, size)
         assert isinstance(norm, RmsNorm), "a model with LayerNorm has no other norms"
         return norm
 
@@ -85,15 +86,15 @@ class Surroundings:
         return format
 
 
-def declare_norm(model: ModelSpec, weights: Weights, name: str, size: int) -> Norm:
-    """Declare a norm of the model's kind."""
-    weight = weights.new(whole(f"{name}.weight", size)) if model.norm_weight else weights.empty((size,)).fill_(1)
-    if model.norm in ("rms", "rms_plus_one"):
-        return RmsNorm(weight, model.norm_eps, plus_one=model.norm == "rms_plus_one")
-    bias = weights.new(whole(f"{name}.bias", size)) if model.norm_bias else None
-    if model.norm == "layer_plus_one":
+def declare_norm(spec: NormSpec, weights: Weights, name: str, size: int) -> Norm:
+    """Declare a norm of this kind."""
+    weight = weights.new(whole(f"{name}.weight", size)) if spec.has_weight else weights.empty((size,)).fill_(1)
+    if spec.kind in ("rms", "rms_plus_one"):
+        return RmsNorm(weight, spec.eps, plus_one=spec.kind == "rms_plus_one")
+    bias = weights.new(whole(f"{name}.bias", size)) if spec.has_bias else None
+    if spec.kind == "layer_plus_one":
         weights.when_loaded.append(partial(_plus_one, weight))
-    return LayerNorm(weight, bias, model.norm_eps)
+    return LayerNorm(weight, bias, spec.eps)
 
 
 def _plus_one(weight: torch.Tensor) -> None:
@@ -106,8 +107,8 @@ def declare_branch(
     """Declare the norms around one half of a layer; `is_read_again`: the other half shares what it reads."""
 
     def norm(name: str, eps: float = 0.0) -> Norm | None:
-        own = replace(model, norm_eps=eps) if eps else model
-        return declare_norm(own, weights, under + name, model.hidden_size) if name else None
+        kind = replace(model.norms, eps=eps) if eps else model.norms
+        return declare_norm(kind, weights, under + name, model.hidden_size) if name else None
 
     scalar: torch.Tensor | float | None = None if spec.scale == 1.0 else spec.scale
     if spec.scalar:

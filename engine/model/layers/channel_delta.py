@@ -35,7 +35,7 @@ class ChannelDelta:
         )
         self._norm, self._eps = (
             around.weights.new(whole("self_attn.o_norm.weight", dim), under=around.under),
-            around.model.norm_eps,
+            around.model.norms.eps,
         )
         self._few = slice(3 * size + heads, 3 * size + heads + dim), slice(3 * size + heads + dim, None)
 

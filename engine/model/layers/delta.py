@@ -37,7 +37,7 @@ class GatedDelta:
             around.in_float32(f"linear_attn.{name}", heads.num_value_heads) for name in ("A_log", "dt_bias")
         )
         self._gate_norm = weights.new(whole(f"linear_attn.{norm}.weight", heads.value_dim), under=under)
-        self._eps = around.model.norm_eps if spec.norm_eps is None else spec.norm_eps
+        self._eps = around.model.norms.eps if spec.norm_eps is None else spec.norm_eps
 
     def __call__(self, stream: Stream, batch: ForwardBatch, kept: Sequence[KeptState], *, is_last: bool) -> None:
         """`kept`: the states [num_blocks, 1, 1, Hv, Dk Dv], and the convolution's last inputs [num_blocks, K - 1, 1, 1, C]."""

@@ -14,7 +14,7 @@ from engine.weights.parameters import whole
 class DenseBesideExperts:
     def __init__(self, spec: DenseBesideExpertsSpec, around: Surroundings) -> None:
         hidden = around.model.hidden_size
-        self._branch, self._eps = around.branch, around.model.norm_eps
+        self._branch, self._eps = around.branch, around.model.norms.eps
         self._dense, self._experts = GatedMlp(spec.dense, around), Mixture(spec.experts, around)
         names = (spec.after_dense, spec.before_experts, spec.after_experts)
         self._after_dense, self._before_experts, self._after_experts = (around.norm(name, hidden) for name in names)

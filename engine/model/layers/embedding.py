@@ -24,14 +24,16 @@ class Embedding:
         table = whole("model.embed_tokens.weight", spec.vocab_size, spec.hidden_size)
         self.table = spec.quantization.table.declare(table, weights)
         self._placeholders: Placeholders | None = None
-        if spec.placeholders:
-            self._placeholders = Placeholders(spec.placeholders, spec.hidden_size, weights)
-        self._norm = declare_norm(spec, weights, spec.embedding_norm, spec.hidden_size) if spec.embedding_norm else None
-        if spec.norms_embedding:
-            self._norm = declare_norm(replace(spec, norm="rms", norm_weight=False), weights, "", spec.hidden_size)
+        own = spec.embedding
+        if own.placeholders:
+            self._placeholders = Placeholders(own.placeholders, spec.hidden_size, weights)
+        self._norm = declare_norm(spec.norms, weights, own.norm, spec.hidden_size) if own.norm else None
+        if own.is_normed:
+            plain = replace(spec.norms, kind="rms", has_weight=False)
+            self._norm = declare_norm(plain, weights, "", spec.hidden_size)
         self._multiplier: torch.Tensor | None = None
-        if spec.embedding_multiplier != 1.0:  # rounded, as in the checkpoint's own code
-            self._multiplier = torch.tensor(spec.embedding_multiplier, dtype=weights.dtype, device=weights.device)
+        if own.multiplier != 1.0:  # rounded, as in the checkpoint's own code
+            self._multiplier = torch.tensor(own.multiplier, dtype=weights.dtype, device=weights.device)
 
     def __call__(self, batch: ForwardBatch) -> Stream:
         x = self.table.rows(batch.token_ids, batch.sources, batch.newest)
@@ -44,16 +46,17 @@ class Head:
     """The last norm, and the product with one output a token."""
 
     def __init__(self, spec: ModelSpec, weights: Weights, embedding: Embedding) -> None:
-        kind = spec.end_norm or spec.norm
-        self._norm = declare_norm(replace(spec, norm=kind), weights, spec.final_norm, spec.hidden_size)
-        self._multiplier, self._softcap = spec.logits_multiplier, spec.logits_softcap
-        if spec.has_tied_head:
+        own = spec.head
+        norm = replace(spec.norms, kind=own.norm_kind or spec.norms.kind)
+        self._norm = declare_norm(norm, weights, own.norm, spec.hidden_size)
+        self._multiplier, self._softcap = own.multiplier, own.softcap
+        if own.is_tied:
             weights.unused.add(f"{HEAD}.weight")  # some checkpoints have the table twice
-            bias = weights.new(whole(f"{HEAD}.bias", spec.vocab_size)) if spec.head_bias else None
+            bias = weights.new(whole(f"{HEAD}.bias", spec.vocab_size)) if own.bias else None
             self._linear: Linear = embedding.table.head(bias, weights)
         else:
             outputs = {HEAD: spec.vocab_size}
-            product = LinearSpec(inputs=spec.hidden_size, outputs=outputs, bias=spec.head_bias, shard=Shard.OUTPUTS)
+            product = LinearSpec(inputs=spec.hidden_size, outputs=outputs, bias=own.bias, shard=Shard.OUTPUTS)
             self._linear = spec.format_of(HEAD).linear(product, weights, under="")
 
     def __call__(self, stream: Stream, batch: ForwardBatch, *, out: torch.Tensor | None) -> torch.Tensor | None:

@@ -42,7 +42,7 @@ class Mamba:
         self._norm: torch.Tensor | None = None
         if spec.norm != "none":
             self._norm = weights.new(whole(f"{of}.norm.weight", heads.size), under=around.under)
-        self._eps = around.model.norm_eps
+        self._eps = around.model.norms.eps
         self._multipliers: torch.Tensor | None = None
         if spec.multipliers:
             widths = (heads.size, heads.size, heads.keys_size, heads.keys_size, heads.num_heads)

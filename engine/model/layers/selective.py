@@ -29,7 +29,7 @@ class Selective:
         def linear(name: str, inputs: int, outputs: int, *, bias: bool = False) -> LinearSpec:
             return LinearSpec(inputs=inputs, outputs={f"mamba.{name}": outputs}, bias=bias, shard=Shard.NONE)
 
-        self._branch, self._rank, self._eps = around.branch, spec.rank, around.model.norm_eps
+        self._branch, self._rank, self._eps = around.branch, spec.rank, around.model.norms.eps
         self._inputs = around.linear(linear("in_proj", hidden, 2 * size, bias=spec.in_bias))
         self._few = around.linear(linear("x_proj", size, spec.rank + 2 * numbers))
         self._steps = around.linear(linear("dt_proj", spec.rank, size))

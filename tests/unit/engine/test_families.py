@@ -68,7 +68,7 @@ def test_absent_fields_have_the_formats_defaults() -> None:
         "bfloat16",
     )
     assert spec.layers[0].mixer.rope == RopeSpec(theta=500000.0)
-    assert not spec.has_tied_head
+    assert not spec.head.is_tied
 
 
 @pytest.mark.parametrize(

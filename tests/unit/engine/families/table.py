@@ -82,9 +82,6 @@ This page is written by `python -m tests.unit.engine.families.table > docs/model
 NAMES = {
     "backwards": "rotation backwards",
     "clip": "queries, keys, values cut off",
-    "embedding_norm": "norm of embeddings",
-    "norms_embedding": "norm of embeddings",
-    "end_norm": "another kind of last norm",
     "after_eps": "another epsilon behind halves",
     "latent_scale": "scale of latents",
     "ends_shortcut": "experts across layers",
@@ -97,7 +94,6 @@ NAMES = {
     "borrows": "keys and values of earlier layers",
     "layer_inputs": "inputs of each layer",
     "altup": "several residual streams",
-    "placeholders": "rows of images' tokens",
     "laurel": "residual of low rank",
     "sparsity": "sparse gates",
     "window": "windows",
@@ -108,11 +104,6 @@ NAMES = {
     "shares": "parallel halves",
     "multiplier": "residual multiplier",
     "scalar": "layer multiplier",
-    "has_tied_head": "tied head",
-    "embedding_multiplier": "embedding multiplier",
-    "logits_multiplier": "logits multiplier",
-    "logits_softcap": "soft-cap of logits",
-    "head_bias": "bias of the head",
     "interleaved": "interleaved pairs",
     "taps_bias": "bias of the convolution",
     "multipliers": "multipliers of the state's product",
@@ -152,12 +143,23 @@ def _spec(case: Case) -> ModelSpec:
 def switches(spec: ModelSpec) -> set[str]:
     """What is on in a model, in words."""
     found = set(_on(spec))
-    if spec.norm != "rms":
-        found.add(
-            {"rms_plus_one": "norms of 1 + weight", "layer": "LayerNorm"}.get(spec.norm, "LayerNorm of 1 + weight")
-        )
-    if not spec.norm_weight:
+    kinds = {"rms_plus_one": "norms of 1 + weight", "layer": "LayerNorm", "layer_plus_one": "LayerNorm of 1 + weight"}
+    if spec.norms.kind != "rms":
+        found.add(kinds[spec.norms.kind])
+    if not spec.norms.has_weight:
         found.add("norms without weights")
+    head, embedding = spec.head, spec.embedding
+    told = {
+        "norm of embeddings": bool(embedding.norm or embedding.is_normed),
+        "embedding multiplier": embedding.multiplier != 1.0,
+        "rows of images' tokens": bool(embedding.placeholders),
+        "another kind of last norm": head.norm_kind is not None,
+        "tied head": head.is_tied,
+        "logits multiplier": head.multiplier != 1.0,
+        "soft-cap of logits": bool(head.softcap),
+        "bias of the head": head.bias,
+    }
+    found |= {name for name, is_on in told.items() if is_on}
     if len({layer.mixer for layer in spec.layers}) > 1:
         found.add("kinds of layers")
     if any(None in (layer.mixer, layer.mlp) for layer in spec.layers):

@@ -44,13 +44,13 @@ def without_ties(config: Mapping[str, Any], **text: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(("name", "is_tied"), [("pixtral", False), ("internvl", True)])
 def test_a_head_is_tied_as_the_fields_say_and_by_the_class_where_none_says(name: str, is_tied: bool) -> None:
     for whole in (False, True):
-        assert model_spec(CONFIGS[name] | {"tie_word_embeddings": whole}).has_tied_head == whole
-        assert model_spec(without_ties(CONFIGS[name], tie_word_embeddings=whole)).has_tied_head == whole
-    assert model_spec(without_ties(CONFIGS[name])).has_tied_head == is_tied
+        assert model_spec(CONFIGS[name] | {"tie_word_embeddings": whole}).head.is_tied == whole
+        assert model_spec(without_ties(CONFIGS[name], tie_word_embeddings=whole)).head.is_tied == whole
+    assert model_spec(without_ties(CONFIGS[name])).head.is_tied == is_tied
 
 
 def test_the_text_of_llava_onevision_ties_its_head_whatever_the_others_say() -> None:
-    assert model_spec(CONFIGS["llava_onevision"] | {"tie_word_embeddings": False}).has_tied_head
+    assert model_spec(CONFIGS["llava_onevision"] | {"tie_word_embeddings": False}).head.is_tied
 
 
 def test_internvl_is_read_as_its_makers_write_it() -> None:
