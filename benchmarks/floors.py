@@ -266,11 +266,12 @@ def _mixer_parameters(mixer: MixerSpec, hidden: int) -> int:
             both = _mixer_parameters(mixer.mamba, hidden) + _attention_parameters(mixer.attention, hidden)
             return both + hidden * (_norms(mixer.around_mamba) + _norms(mixer.around_attention))
         case MLASpec():
-            queries, heads = mixer.num_heads * mixer.query_dim, mixer.num_heads * (mixer.plain_dim + mixer.value_dim)
-            into = (hidden + queries + 1) * mixer.query_rank if mixer.query_rank else hidden * queries
-            latents = hidden * (mixer.rank + mixer.rotated_dim) + mixer.rank * (1 + heads)
-            biases = (mixer.query_rank + mixer.rank + mixer.rotated_dim + hidden) * mixer.bias
-            return into + latents + biases + hidden * mixer.num_heads * mixer.value_dim + _of_indexer(mixer, hidden)
+            its = mixer.sizes
+            queries, heads = its.num_heads * its.query, its.num_heads * (its.plain + its.value)
+            into = (hidden + queries + 1) * its.query_rank if its.query_rank else hidden * queries
+            latents = hidden * (its.rank + its.rotated) + its.rank * (1 + heads)
+            biases = (its.query_rank + its.rank + its.rotated + hidden) * mixer.bias
+            return into + latents + biases + hidden * its.num_heads * its.value + _of_indexer(mixer, hidden)
         case DeltaSpec():
             channels = 2 * mixer.keys_size + mixer.values_size
             into = channels + mixer.values_size + 2 * mixer.num_value_heads
@@ -311,24 +312,25 @@ def _attention_flops(mixer: AttentionSpec | MLASpec) -> int:
     """Of one query at one position. Latents cost less opened than absorbed."""
     if isinstance(mixer, AttentionSpec):
         return 4 * mixer.q_size
-    return 2 * mixer.num_heads * (mixer.query_dim + mixer.value_dim)
+    return 2 * mixer.sizes.num_heads * (mixer.sizes.query + mixer.sizes.value)
 
 
 def _indexer(mixer: AttentionSpec | MLASpec) -> IndexerSpec | None:
-    return mixer.indexer if isinstance(mixer, MLASpec) else None
+    sparse = mixer.sparse if isinstance(mixer, MLASpec) else None
+    return sparse.indexer if sparse else None
 
 
 def _of_indexer(mixer: MLASpec, hidden: int) -> int:
     """Parameters of what chooses its positions."""
-    if (its := mixer.indexer) is None:
+    if (its := _indexer(mixer)) is None:
         return 0
-    return its.num_heads * (mixer.query_rank * its.dim + hidden) + (hidden + 2) * its.dim
+    return its.num_heads * (mixer.sizes.query_rank * its.dim + hidden) + (hidden + 2) * its.dim
 
 
 def _most(mixer: AttentionSpec | MLASpec) -> float:
     """Positions that a query attends to at most."""
-    chosen = mixer.most if isinstance(mixer, MLASpec) else 0
-    return abs(mixer.window) or chosen or math.inf
+    sparse = mixer.sparse if isinstance(mixer, MLASpec) else None
+    return abs(mixer.window) or (sparse.most if sparse else math.inf)
 
 
 def _mlp_parameters(mlp: MlpSpec, hidden: int) -> int:

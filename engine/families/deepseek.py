@@ -33,7 +33,7 @@ from engine.families.reading import (
 )
 from engine.kernels.experts.rule import GroupScore, RoutingRule
 from engine.spec.experts import ExpertTensors
-from engine.spec.mla import IndexerSpec, MLASpec
+from engine.spec.mla import IndexerSpec, MLASpec, SparseSpec
 from engine.spec.model import BEFORE_MLP, BranchSpec, LayerSpec, ModelSpec, UnsupportedModelError
 
 SPARSE_ATTENTION = "deepseek_sparse_attention"
@@ -111,12 +111,13 @@ def sparse_attention(fields: Fields, *, interleaved: bool) -> MLASpec:
     """`interleaved`: how the indexer's heads are rotated; the layer's own are always."""
     mixer = mla_attention(fields, interleaved=True, value_dim=number(fields, "v_head_dim"))
     rank, dim = number(fields, "q_lora_rank"), number(fields, "index_head_dim")
-    if dim < mixer.rotated_dim:
+    if dim < mixer.sizes.rotated:
         raise UnsupportedModelError(
-            f"config.json: index_head_dim = {dim} is less than qk_rope_head_dim = {mixer.rotated_dim}, which it rotates"
+            f"config.json: index_head_dim = {dim} is less than qk_rope_head_dim = {mixer.sizes.rotated}, which it rotates"
         )
     indexer = IndexerSpec(num_heads=number(fields, "index_n_heads"), dim=dim, interleaved=interleaved)
-    return replace(mixer, query_rank=rank, most=number(fields, "index_topk"), indexer=indexer)
+    sparse = SparseSpec(most=number(fields, "index_topk"), indexer=indexer)
+    return replace(mixer, sizes=replace(mixer.sizes, query_rank=rank), sparse=sparse)
 
 
 FAMILIES: dict[str, Family] = {

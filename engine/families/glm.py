@@ -29,6 +29,7 @@ from engine.families.reading import (
     without_predictions,
 )
 from engine.spec.attention import AttentionSpec, QkNorm
+from engine.spec.mla import SparseSpec
 from engine.spec.model import BEFORE_MIXER, BEFORE_MLP, BranchSpec, LayerSpec, ModelSpec, UnsupportedModelError
 
 AROUND_MIXER = BranchSpec(before="input_layernorm", after="post_self_attn_layernorm")
@@ -100,7 +101,8 @@ def read_glm5(fields: Fields) -> ModelSpec:
     fields.only("indexer_rope_interleave", True)
     fields.ignore("index_share_for_mtp_iteration")  # layers that predict further tokens
     mixer, kinds = sparse_attention(fields, interleaved=True), _indexer_types(fields)
-    mixers = [mixer if kind == _OWN else replace(mixer, indexer=None) for kind in kinds]
+    follower = replace(mixer, sparse=SparseSpec(most=number(fields, "index_topk")))
+    mixers = [mixer if kind == _OWN else follower for kind in kinds]
     spec = with_experts(fields, mixers, sigmoid_rule(fields), CORRECTED)
     # A checkpoint may have indexers of the others, too.
     unread = tuple(f"model.layers.{layer}.self_attn.indexer." for layer, kind in enumerate(kinds) if kind == _SHARED)

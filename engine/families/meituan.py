@@ -60,7 +60,7 @@ def _attention(fields: Fields) -> MLASpec:
     mixer = mla_attention(fields, interleaved=True, value_dim=number(fields, "v_head_dim"))
     hidden = number(fields, "hidden_size")
     of_queries = (hidden / number(fields, "q_lora_rank")) ** 0.5
-    return replace(mixer, scale=mixer.scale * of_queries, latent_scale=(hidden / mixer.rank) ** 0.5)
+    return replace(mixer, scale=mixer.scale * of_queries, latent_scale=(hidden / mixer.sizes.rank) ** 0.5)
 
 
 def _experts(fields: Fields) -> SparseMlpSpec:

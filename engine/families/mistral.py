@@ -102,7 +102,7 @@ def _attention_of_mistral4(fields: Fields) -> MLASpec:
     mixer = without_rope(fields, value_dim=number(fields, "v_head_dim"))
     name, values = rope_values(fields)
     share = values.get("partial_rotary_factor")
-    if share is not None and round(share * mixer.query_dim) != mixer.rotated_dim:
+    if share is not None and round(share * mixer.sizes.query) != mixer.sizes.rotated:
         raise UnsupportedModelError(
             f"config.json: {name}.partial_rotary_factor = {share!r:.40} is not what qk_rope_head_dim says"
         )

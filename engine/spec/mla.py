@@ -25,15 +25,34 @@ class IndexerSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MLASpec:
-    """Multi-head latent attention: heads share one compressed KV vector a token (latents), and one rotated key."""
+class SparseSpec:
+    """Sparse attention: a query attends to the positions that an indexer selects."""
+
+    most: int  # positions that a query attends to
+    indexer: IndexerSpec | None = None  # None: the layer before has selected them
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MLASizes:
+    """The sizes of multi-head latent attention."""
 
     num_heads: int
     rank: int  # size of the latents (kv_lora_rank)
     query_rank: int  # size of the compressed query (q_lora_rank); 0: queries are not compressed
-    plain_dim: int  # features that are not rotated (qk_nope_head_dim)
-    rotated_dim: int  # qk_rope_head_dim
-    value_dim: int  # v_head_dim
+    plain: int  # features that are not rotated (qk_nope_head_dim)
+    rotated: int  # qk_rope_head_dim
+    value: int  # v_head_dim
+
+    @property
+    def query(self) -> int:
+        return self.plain + self.rotated
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MLASpec:
+    """Multi-head latent attention: heads share one compressed KV vector a token (latents), and one rotated key."""
+
+    sizes: MLASizes
     rope: RopeSpec | None  # None: positions are not encoded
     scale: float
     latent_scale: float = 1.0  # multiplies the latents after their norm
@@ -42,38 +61,34 @@ class MLASpec:
     window: int = 0
     by_head: bool = False  # each head's keys and values have tensors of their own
     codes: Kind | None = None  # the quantised type of the cached latents; rotated keys stay unquantised
-    most: int = 0  # positions that a query attends to (index_topk); 0: all
-    indexer: IndexerSpec | None = None  # selects them; None: the preceding layer's selection is reused
-
-    @property
-    def query_dim(self) -> int:
-        return self.plain_dim + self.rotated_dim
+    sparse: SparseSpec | None = None  # None: all positions are attended to
 
     @property
     def heads(self) -> HeadShape:
         """Heads of the absorbed queries among the latents."""
-        return HeadShape(self.num_heads, 1, self.rank + self.rotated_dim)
+        return HeadShape(self.sizes.num_heads, 1, self.sizes.rank + self.sizes.rotated)
 
     def shape(self, itemsize: int) -> MLAShape:
         """The sizes, with numbers of so many bytes."""
         return MLAShape(
-            num_heads=self.num_heads,
-            rank=self.rank,
-            plain=self.plain_dim,
-            rotated=self.rotated_dim,
-            value=self.value_dim,
+            num_heads=self.sizes.num_heads,
+            rank=self.sizes.rank,
+            plain=self.sizes.plain,
+            rotated=self.sizes.rotated,
+            value=self.sizes.value,
             itemsize=itemsize,
-            most=self.most,
+            most=self.sparse.most if self.sparse else 0,
         )
 
     @property
     def kept(self) -> tuple[Kept, ...]:
         """Latents and the rotated key; or codes, the key, and the codes' scales. Last an indexer's key."""
-        indexer_keys = () if self.indexer is None else (self.indexer.kept,)
+        indexer = self.sparse.indexer if self.sparse else None
+        indexer_keys = () if indexer is None else (indexer.kept,)
         if self.codes is None:
-            return (Kept(planes=1, heads=1, dim=self.rank + self.rotated_dim), *indexer_keys)
+            return (Kept(planes=1, heads=1, dim=self.sizes.rank + self.sizes.rotated), *indexer_keys)
         codes, *scales = (
             Kept(planes=1, heads=1, dim=dim, dtype=dtype)
-            for dtype, dim in zip(KINDS[self.codes], (self.rank, 1), strict=False)
+            for dtype, dim in zip(KINDS[self.codes], (self.sizes.rank, 1), strict=False)
         )
-        return (codes, Kept(planes=1, heads=1, dim=self.rotated_dim), *scales, *indexer_keys)
+        return (codes, Kept(planes=1, heads=1, dim=self.sizes.rotated), *scales, *indexer_keys)

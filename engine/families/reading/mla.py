@@ -8,7 +8,7 @@ from dataclasses import replace
 from engine.families.reading.fields import Fields
 from engine.families.reading.layers import count, flag, number
 from engine.families.reading.ropes import rope, rope_values
-from engine.spec.mla import MLASpec
+from engine.spec.mla import MLASizes, MLASpec
 
 
 def mla_attention(fields: Fields, *, interleaved: bool, value_dim: int) -> MLASpec:
@@ -22,12 +22,14 @@ def without_rope(fields: Fields, *, value_dim: int) -> MLASpec:
     fields.ignore("num_key_value_heads", "head_dim", "qk_head_dim")
     own, shared = number(fields, "qk_nope_head_dim"), number(fields, "qk_rope_head_dim")
     return MLASpec(
-        num_heads=number(fields, "num_attention_heads"),
-        rank=number(fields, "kv_lora_rank"),
-        query_rank=count(fields, "q_lora_rank"),
-        plain_dim=own,
-        rotated_dim=shared,
-        value_dim=value_dim,
+        sizes=MLASizes(
+            num_heads=number(fields, "num_attention_heads"),
+            rank=number(fields, "kv_lora_rank"),
+            query_rank=count(fields, "q_lora_rank"),
+            plain=own,
+            rotated=shared,
+            value=value_dim,
+        ),
         rope=None,
         bias=flag(fields, "attention_bias"),
         scale=(own + shared) ** -0.5,

@@ -40,7 +40,7 @@ INTO_LATENTS, QUERIES = "self_attn.kv_a_proj_with_mqa", "self_attn.q_a_proj"
 
 class MLAAttention:
     def __init__(self, spec: MLASpec, around: Surroundings) -> None:
-        hidden, inner = around.model.hidden_size, spec.query_rank
+        hidden, inner = around.model.hidden_size, spec.sizes.query_rank
         self._spec, self._branch = spec, around.branch
         self._rope = _rotations(spec, around)
         growth = spec.query_growth
@@ -50,7 +50,7 @@ class MLAAttention:
         self._inward = around.linear(
             LinearSpec(
                 inputs=hidden,
-                outputs=queries | {INTO_LATENTS: spec.rank + spec.rotated_dim},
+                outputs=queries | {INTO_LATENTS: spec.sizes.rank + spec.sizes.rotated},
                 bias=spec.bias,
                 shard=Shard.NONE,
             )
@@ -58,10 +58,12 @@ class MLAAttention:
         self._queries = around.linear(
             LinearSpec(
                 inputs=inner or hidden,
-                outputs={"self_attn.q_b_proj" if inner else "self_attn.q_proj": spec.num_heads * spec.query_dim},
+                outputs={
+                    "self_attn.q_b_proj" if inner else "self_attn.q_proj": spec.sizes.num_heads * spec.sizes.query
+                },
                 bias=False,
                 shard=Shard.HEADS,
-                unit=spec.query_dim,
+                unit=spec.sizes.query,
             )
         )
         self._indexer = _indexer(spec, around, self._rope)
@@ -71,16 +73,16 @@ class MLAAttention:
         # Up-projection of MLA by head, [N + V, C]: keys and values of the compressed KV.
         self._out_of_latents = _head_by_head(spec, around) if spec.by_head else around.matrix(_out_of_latents(spec))
         self._forms = forms_on(around.weights.device, spec.shape(around.weights.dtype.itemsize))
-        self._keys, self._values = self._out_of_latents.unflatten(0, (-1, spec.plain_dim + spec.value_dim)).split(
-            (spec.plain_dim, spec.value_dim), dim=1
+        self._keys, self._values = self._out_of_latents.unflatten(0, (-1, spec.sizes.plain + spec.sizes.value)).split(
+            (spec.sizes.plain, spec.sizes.value), dim=1
         )
         self._output = around.linear(
             LinearSpec(
-                inputs=spec.num_heads * spec.value_dim,
+                inputs=spec.sizes.num_heads * spec.sizes.value,
                 outputs={"self_attn.o_proj": hidden},
                 bias=spec.bias,
                 shard=Shard.INPUTS,
-                unit=spec.value_dim,
+                unit=spec.sizes.value,
             )
         )
 
@@ -90,19 +92,19 @@ class MLAAttention:
         The last one is the indexer's keys, if there is an indexer.
         """
         keys, own = kept[-1], kept if self._indexer is None else kept[:-1]
-        latents = opened(own, self._spec.rank, self._factors, self._dtype)
+        latents = opened(own, self._spec.sizes.rank, self._factors, self._dtype)
         spec, plan, positions = self._spec, batch.attention[self._spec.heads], batch.positions
         if spec.rope is None:
             positions = torch.zeros_like(positions)
         x = self._branch.read(stream)
         inward = self._inward(x)
         write_latents(
-            inward[:, spec.query_rank :], positions, self._rope, batch.slots, latents,
+            inward[:, spec.sizes.query_rank :], positions, self._rope, batch.slots, latents,
             norm=self._latent_norm, eps=NORM_EPS, interleaved=self._is_interleaved,
         )  # fmt: skip
         if self._indexer is not None:
             self._indexer.write(x, batch, keys)
-        asking = x if self._query_norm is None else inward[:, : spec.query_rank]
+        asking = x if self._query_norm is None else inward[:, : spec.sizes.query_rank]
         if is_last and batch.has_prompts:
             rows = batch.sampled_rows
             if batch.final is None or rows is None:
@@ -115,10 +117,10 @@ class MLAAttention:
             asking = rms_norm(asking.contiguous(), self._query_norm, NORM_EPS)
         if self._indexer is not None:
             stream.selected = self._indexer.choose(x, asking, positions, keys, plan)
-        q = self._queries(asking).unflatten(-1, (-1, spec.query_dim))  # not rotated yet
+        q = self._queries(asking).unflatten(-1, (-1, spec.sizes.query))  # not rotated yet
         if self._growth is not None:
             q = q * self._growth[positions].to(q.dtype)[:, None, None]
-        selected = stream.selected if spec.most else None
+        selected = stream.selected if spec.sparse else None
         self._branch.add(stream, self._output, self._attend(q, positions, latents, plan, selected).flatten(1))
 
     def _attend(
@@ -154,29 +156,31 @@ class MLAAttention:
     ) -> torch.Tensor:
         """Return [T, Hq, V], by queries among the latents, [T, Hq, C + R]."""
         spec = self._spec
-        absorbed = q.new_empty((*q.shape[:2], spec.rank + spec.rotated_dim))
-        absorbed[..., : spec.rank] = torch.matmul(q[..., : spec.plain_dim].transpose(0, 1), self._keys).transpose(0, 1)
+        absorbed = q.new_empty((*q.shape[:2], spec.sizes.rank + spec.sizes.rotated))
+        absorbed[..., : spec.sizes.rank] = torch.matmul(
+            q[..., : spec.sizes.plain].transpose(0, 1), self._keys
+        ).transpose(0, 1)
         rotate_queries(q, positions, self._rope, absorbed, interleaved=self._is_interleaved)
         if selected is None:
-            found = mla_attention(absorbed, latents, plan, rank=spec.rank, scale=spec.scale)
+            found = mla_attention(absorbed, latents, plan, rank=spec.sizes.rank, scale=spec.scale)
         else:
-            found = sparse_attention(absorbed, latents, plan, selected, rank=spec.rank, scale=spec.scale)
+            found = sparse_attention(absorbed, latents, plan, selected, rank=spec.sizes.rank, scale=spec.scale)
         return torch.matmul(found.transpose(0, 1), self._values.transpose(1, 2)).transpose(0, 1)
 
 
 def _rotations(spec: MLASpec, around: Surroundings) -> torch.Tensor:
     """The table of the rotations; without any, of the first position, where nothing turns."""
     if spec.rope is not None:
-        return around.rotations.table(spec.rope, spec.rotated_dim)
-    half = torch.ones(1, spec.rotated_dim // 2, device=around.weights.device)
+        return around.rotations.table(spec.rope, spec.sizes.rotated)
+    half = torch.ones(1, spec.sizes.rotated // 2, device=around.weights.device)
     return torch.cat((half, torch.zeros_like(half)), dim=1)
 
 
 def _indexer(spec: MLASpec, around: Surroundings, table: torch.Tensor) -> Indexer | None:
     """Return this layer's indexer; None where all is attended to, or the layer before has selected."""
-    if spec.indexer is None:
+    if spec.sparse is None or spec.sparse.indexer is None:
         return None
-    return Indexer(spec.indexer, around, table, query_rank=spec.query_rank, most=spec.most)
+    return Indexer(spec.sparse.indexer, around, table, query_rank=spec.sizes.query_rank, most=spec.sparse.most)
 
 
 def _norm(name: str, size: int, around: Surroundings) -> torch.Tensor:
@@ -186,8 +190,8 @@ def _norm(name: str, size: int, around: Surroundings) -> torch.Tensor:
 def _latent_norm(spec: MLASpec, around: Surroundings) -> torch.Tensor:
     """The norm's weight, times what multiplies latents: that is in float32, for the product is rounded, not the weight."""
     if spec.latent_scale == 1.0:
-        return _norm("self_attn.kv_a_layernorm", spec.rank, around)
-    weight = around.in_float32("self_attn.kv_a_layernorm.weight", spec.rank)
+        return _norm("self_attn.kv_a_layernorm", spec.sizes.rank, around)
+    weight = around.in_float32("self_attn.kv_a_layernorm.weight", spec.sizes.rank)
     around.weights.when_loaded.append(partial(_times, weight, spec.latent_scale))
     return weight
 
@@ -197,19 +201,19 @@ def _times(weight: torch.Tensor, scale: float) -> None:
 
 
 def _out_of_latents(spec: MLASpec) -> LinearSpec:
-    size = spec.plain_dim + spec.value_dim
-    outputs = {"self_attn.kv_b_proj": spec.num_heads * size}
-    return LinearSpec(inputs=spec.rank, outputs=outputs, bias=False, shard=Shard.HEADS, unit=size)
+    size = spec.sizes.plain + spec.sizes.value
+    outputs = {"self_attn.kv_b_proj": spec.sizes.num_heads * size}
+    return LinearSpec(inputs=spec.sizes.rank, outputs=outputs, bias=False, shard=Shard.HEADS, unit=size)
 
 
 def _head_by_head(spec: MLASpec, around: Surroundings) -> torch.Tensor:
     """The same matrix, where each head's rows for keys and for values are tensors of their own."""
-    size = spec.plain_dim + spec.value_dim
+    size = spec.sizes.plain + spec.sizes.value
     parts = tuple(
         Part(name=f"self_attn.{name}.{head}.weight", rows=rows, expert=head)
-        for head in range(spec.num_heads)
-        for name, rows in (("k_b", slice(0, spec.plain_dim)), ("v_b", slice(spec.plain_dim, size)))
+        for head in range(spec.sizes.num_heads)
+        for name, rows in (("k_b", slice(0, spec.sizes.plain)), ("v_b", slice(spec.sizes.plain, size)))
     )
-    shape = (spec.num_heads, size, spec.rank)
+    shape = (spec.sizes.num_heads, size, spec.sizes.rank)
     parameter = Parameter(shape=shape, parts=parts, shard=Shard.EXPERTS)
     return around.weights.new(parameter, under=around.under).flatten(0, 1)

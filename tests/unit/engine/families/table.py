@@ -196,9 +196,9 @@ def _of_layer(layer: LayerSpec) -> set[str]:
         found |= _of_attention(layer.mixer)
     if isinstance(layer.mixer, MLASpec):
         found |= {"latents", *_of_rope(layer.mixer.rope)}
-        found |= {"queries through fewer features"} if layer.mixer.query_rank else set()
-        found |= {"chosen positions"} if layer.mixer.most else set()
-        found |= {"choices of earlier layers"} if layer.mixer.most and layer.mixer.indexer is None else set()
+        found |= {"queries through fewer features"} if layer.mixer.sizes.query_rank else set()
+        if (sparse := layer.mixer.sparse) is not None:
+            found |= {"chosen positions"} | ({"choices of earlier layers"} if sparse.indexer is None else set())
     if isinstance(layer.mixer, ShortConvolutionSpec):
         found.add("short convolutions")
     if isinstance(layer.mixer, SelectiveSpec):
