@@ -1,1 +1,1 @@
-"""Measurements against targets: run with `python -m benchmarks.<name>`, see benchmarks/README.md."""
+"""Measurements against targets: run with `python -m benchmarks.ROOM[.NAME]`, see benchmarks/README.md."""

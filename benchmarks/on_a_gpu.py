@@ -74,7 +74,7 @@ STEPS = (
     engine("qwen3.5-35b-a3b", 70, "--shape", "qwen3.5-35b-a3b"),
     engine("qwen3-30b-a3b", 50, "--shape", "qwen3-30b-a3b"),
     engine("llama-8b-fp8-kv-fp8", 60, "--quantization", "fp8", "--kv-cache-dtype", "fp8"),
-    Step("accuracy", ("benchmarks.accuracy",), 120),
+    Step("accuracy", ("benchmarks.quality.accuracy",), 120),
     engine("glm-4.7-flash", 70, "--shape", "glm-4.7-flash"),
     engine("llama-70b-fp8", 100, "--shape", "llama-3.1-70b", "--quantization", "fp8"),
     engine("llama-8b-int4", 40, "--quantization", "int4", cells=FEW),

@@ -1,1 +1,1 @@
-"""What the gateway costs: see `__main__`."""
+"""The gateway's cost on the fake device: for a token, a request, a dialect, a trace, a long prompt."""

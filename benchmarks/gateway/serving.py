@@ -1,4 +1,4 @@
-"""The processes that are measured: which core each has, and how much of it it used."""
+"""Baton with the fake device, and plain servers: which core each process has, and how much of it it used."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
 import psutil
 
 from benchmarks.environment import ROOT
-from benchmarks.tracing import until_ready
 from services.runtime.servers import free_port, run_nats
 
 MEASURED, OTHERS = {0}, {1}  # cores: the gateway's, and everybody else's
-START_S = 60.0
+SERVICES = ("gateway", "prefill", "decode")
+START_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +35,7 @@ class Arm:
     pids: list[int]  # and of those that feed it
 
     def cpu_s(self) -> float:
-        """Seconds on a CPU since the process began, all its threads; clock ticks of 10 ms would be too coarse."""
-        tasks = Path(f"/proc/{self.pid}/task").iterdir()
-        return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
+        return cpu_s(self.pid)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,25 +46,61 @@ class Baton:
     nats_url: str
 
 
+def cpu_s(pid: int) -> float:
+    """Seconds on a CPU since the process began, all its threads; clock ticks of 10 ms would be too coarse."""
+    return sum(int((task / "schedstat").read_text().split()[0]) for task in Path(f"/proc/{pid}/task").iterdir()) / 1e9
+
+
+@contextlib.contextmanager
+def fake_baton(
+    *flags: str, step_ms: float, ready: str = "prefill"
+) -> Iterator[tuple[int, subprocess.Popen[bytes], dict[str, psutil.Process]]]:
+    """`baton up` with the fake device, once a worker of the role `ready` is there: its port, itself, its services."""
+    port = free_port()
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "services.up", "--port", str(port), "--data-dir", folder]
+        command += ["--fake", "--fake-step-ms", str(step_ms), "--served-model-name", "demo", *flags]
+        with _process(command) as up:
+            _until_ready(port, up, ready)
+            yield port, up, _services_of(up.pid)
+
+
+def _until_ready(port: int, up: subprocess.Popen[bytes], role: str) -> None:
+    give_up_at = time.monotonic() + START_S
+    while time.monotonic() < give_up_at and up.poll() is None:
+        try:
+            answer = httpx.get(f"http://127.0.0.1:{port}/ready", timeout=2)
+            if answer.status_code == 200 and answer.json()["workers"][role]:
+                return
+        except httpx.HTTPError:
+            pass
+        time.sleep(0.2)
+    raise SystemExit("baton up did not get ready")
+
+
+def _services_of(pid: int) -> dict[str, psutil.Process]:
+    children = psutil.Process(pid).children(recursive=True)
+    return {name: child for child in children for name in SERVICES if f"services.{name}" in child.cmdline()}
+
+
 @contextlib.asynccontextmanager
 async def baton(step_ms: float) -> AsyncIterator[Baton]:
     """Start it: the gateway alone on its core."""
     with tempfile.TemporaryDirectory() as folder:
         async with run_nats(data_dir=Path(folder) / "nats") as nats:
-            port = free_port()
-            command = [sys.executable, "-m", "services.up", "--port", str(port), "--data-dir", f"{folder}/up"]
-            command += ["--fake", "--fake-step-ms", str(step_ms), "--fake-token-us", "1", "--served-model-name", "demo"]
-            command += ["--prefill", "0", "--max-sequences", "512", "--max-requests", "1024", "--nats-url", nats.url]
-            command += ["--batch-store-mb", "0", "--max-model-len", "4096", "--threads", "1"]
-            with _process(command) as up:
-                await asyncio.to_thread(_until_decoding, port, up)
-                children = psutil.Process(up.pid).children(recursive=True)
-                gateway = next(child.pid for child in children if "services.gateway" in child.cmdline())
+            flags = ["--fake-token-us", "1", "--prefill", "0", "--max-sequences", "512", "--max-requests", "1024"]
+            flags += ["--nats-url", nats.url, "--batch-store-mb", "0", "--max-model-len", "4096", "--threads", "1"]
+            starting = fake_baton(*flags, step_ms=step_ms, ready="decode")
+            port, up, services = await asyncio.to_thread(starting.__enter__)
+            try:
+                gateway, children = services["gateway"].pid, psutil.Process(up.pid).children(recursive=True)
                 for child in children:
                     _pin(child.pid, MEASURED if child.pid == gateway else OTHERS)
                 _pin(nats.process.pid, OTHERS)
                 pids = [*(one.pid for one in children), nats.process.pid]
                 yield Baton(Arm("baton", port, gateway, pids), nats.url)
+            finally:
+                starting.__exit__(None, None, None)
 
 
 @contextlib.contextmanager
@@ -110,10 +145,6 @@ def _pin(pid: int, cores: set[int]) -> None:
     for task in Path(f"/proc/{pid}/task").iterdir():
         with contextlib.suppress(ProcessLookupError):
             os.sched_setaffinity(int(task.name), cores)
-
-
-def _until_decoding(port: int, up: subprocess.Popen[bytes]) -> None:
-    until_ready(port, up, role="decode")
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ import sys
 import time
 from itertools import accumulate
 
-from benchmarks.gateway.client import Counts, Stream, chat
+from benchmarks.gateway.client import DONE, PATH, Counts, Stream, chat
 from common.messages import frame_decoder
 
 HEAD = re.compile(rb"MSG \S+ 1 (?:\S+ )?(\d+)\r\n")
@@ -26,7 +26,7 @@ class Watched(Stream):
     """The client's side: each piece with its time."""
 
     def __init__(self) -> None:
-        super().__init__(Counts())
+        super().__init__(Counts(), PATH, DONE)
         self.pieces: list[tuple[float, bytes]] = []
 
     def data_received(self, data: bytes) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from benchmarks.breakdown import PARTS, explain, parts_of, read_timelines, rest_of
-from benchmarks.client import Load, run_load
+from benchmarks.handoff.breakdown import PARTS, explain, parts_of, read_timelines, rest_of
+from benchmarks.handoff.client import Load, run_load
 from tests.e2e.cluster import Cluster
 from tests.models import build_tiny_model
 

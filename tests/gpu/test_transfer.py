@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from benchmarks.transfer import measure
+from benchmarks.handoff.transfer import measure
 
 pytestmark = [
     pytest.mark.gpu,

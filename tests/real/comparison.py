@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import httpx
 import numpy as np
 
-from benchmarks.perplexity import perplexity
+from benchmarks.quality.perplexity import perplexity
 from tests.real.llama_cpp import LlamaCpp
 
 AT_ONCE = 16

@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from benchmarks import perplexity
+from benchmarks.quality import perplexity
 from tests.real.comparison import answered_beside, ask, perplexities, split_otherwise
 from tests.real.llama_cpp import LlamaCpp
 from tests.real.texts import varied_texts

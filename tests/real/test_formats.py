@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import perplexity
-from benchmarks.agreement import arms_of, engine_of
+from benchmarks.quality import perplexity
+from benchmarks.quality.agreement import arms_of, engine_of
 
 pytestmark = pytest.mark.real
 # Percent of perplexity over float32, of five windows: chance moves it by half a percent.

@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from benchmarks import perplexity
+from benchmarks.quality import perplexity
 from tests.e2e.cluster import Cluster
 from tests.real import packages
 from tests.real.comparison import answered_beside, perplexities, split_otherwise

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.accuracy import _round_at_random, compare, judge
 from benchmarks.environment import ROOT
+from benchmarks.quality.accuracy import _round_at_random, compare, judge
 from tests.models import build_tiny_model
 
 
@@ -19,9 +19,8 @@ def test_on_the_cpu_every_token_is_the_references() -> None:
     assert agreement.gaps == agreement.explained == ()
 
 
-@pytest.mark.parametrize(
-    "family", [pytest.param("mistral", marks=pytest.mark.long), pytest.param("qwen2", marks=pytest.mark.long), "qwen3"]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("family", ["mistral", "qwen2", "qwen3"])
 def test_every_family_agrees(tmp_path: Path, family: str) -> None:
     agreement = compare(build_tiny_model(tmp_path, family), family, device="cpu", seed=2)
     assert agreement.as_float32 == agreement.tokens

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.breakdown import explain
+from benchmarks.handoff.breakdown import explain
 from cli.bench.client import Sample
 
 PHASES = {"http": 1.0, "admission": 2.0, "queue": 3.0, "prefill": 4.0, "first_frame": 5.0, "push": 9.0}

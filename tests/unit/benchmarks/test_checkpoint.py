@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import checkpoint
-from benchmarks.checkpoint import SHAPES, write_checkpoint
+from benchmarks.weights import checkpoint
+from benchmarks.weights.checkpoint import SHAPES, write_checkpoint
 from engine.families import read_model_spec
 from engine.model.decoder import Decoder
 from engine.weights.loader import load_weights

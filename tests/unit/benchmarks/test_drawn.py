@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.drawn import DRAWN, EMBEDDING, draw_weights, write_config
-from benchmarks.floors import ModelCost
+from benchmarks.engine.floors import ModelCost
+from benchmarks.weights.drawn import DRAWN, EMBEDDING, draw_weights, write_config
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.families import model_spec, read_model_spec

@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.cells import FULL, QUICK, Decode
-from benchmarks.engine import STARTS, main
+from benchmarks.engine.__main__ import STARTS, main, position_bytes
+from benchmarks.engine.cells import FULL, QUICK, Decode
+from benchmarks.engine.targets import TARGETS
 from benchmarks.results_format import read_results
-from benchmarks.targets import TARGETS
+from common.pages import KVLayout, PagePart
+from engine.cache.pages import with_windowed
 
 SMALL = ["--shape", "demo", "--device", "cpu", "--quick", "--commit", "abc"]
 
@@ -62,3 +64,12 @@ def test_measured_steps_lie_around_the_stated_context() -> None:
 def test_a_context_too_short_for_its_steps_is_refused() -> None:
     with pytest.raises(ValueError, match="do not fit"):
         Decode(1, 20).first_context()
+
+
+def test_layers_with_a_window_count_for_floors_wherever_their_blocks_are() -> None:
+    part = PagePart(layers=8, planes=2, heads=8, dim=256, dtype="bfloat16")
+    plain = KVLayout.of([part], num_blocks=100, block_size=16)
+    windowed = PagePart(layers=40, planes=2, heads=8, dim=256, dtype="bfloat16", window=1024)
+    layout = with_windowed(plain, [windowed])
+    assert position_bytes(plain) == 8 * 8192
+    assert position_bytes(layout) == 48 * 8192

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from safetensors import safe_open
 
-from benchmarks.drawn import DRAWN
+from benchmarks.engine.floors import Ceilings, ModelCost, Work, decode_step, offline, prefill, upload
 from benchmarks.environment import ROOT
-from benchmarks.floors import Ceilings, ModelCost, Work, decode_step, offline, prefill, upload
+from benchmarks.weights.drawn import DRAWN
 from engine.families import model_spec
 from tests.unit.engine.families import dense, experts, hybrids
 from tests.unit.engine.families.case import Case

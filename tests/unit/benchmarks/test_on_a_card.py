@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,10 +15,11 @@ from tests.needs import needs
 
 needs("triton")
 
-from benchmarks import kernels
-from benchmarks.ceilings import measure_ceilings
+from benchmarks.engine.ceilings import measure_ceilings
+from benchmarks.kernels import __main__ as kernels
+from benchmarks.kernels.quantised import INTERPRETED
 from benchmarks.on_a_gpu import OUT, STEPS, Step
-from benchmarks.quantised_kernels import INTERPRETED
+from tests.unit.benchmarks.steps import run
 from tests.unit.benchmarks.tiny import tiny
 from tests.unit.engine.families.case import Case
 from tests.unit.kernels.dry import Launches, dry
@@ -57,7 +57,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launches]:
     monkeypatch.setattr(kernels, "REAL", replace(INTERPRETED, inputs=512, hidden=256, size=128))
     for module in ("kernels", "engine"):
         monkeypatch.setattr(
-            f"benchmarks.{module}.measure_ceilings", lambda *given, quick: measure_ceilings(*given, quick=True)
+            f"benchmarks.{module}.__main__.measure_ceilings", lambda *given, quick: measure_ceilings(*given, quick=True)
         )
     monkeypatch.setattr("triton.testing.do_bench", lambda run, **_: run() is None or 0.1)
     found = Launches(token=5)
@@ -67,7 +67,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launches]:
 
 def check(step: Step, launches: Launches, out: Path, *more: str) -> None:
     module, *arguments = (word.replace(OUT, str(out)) for word in step.command)
-    assert importlib.import_module(module).main([*arguments, *more]) == 0
+    assert run(module, [*arguments, *more]) == 0
     assert launches.count > 50
     assert not launches.wrong
 

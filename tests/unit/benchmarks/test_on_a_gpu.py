@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 import tarfile
 from pathlib import Path
@@ -10,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from benchmarks import on_a_gpu
-from benchmarks.cells import FULL
-from benchmarks.drawn import DRAWN
+from benchmarks.engine.cells import FULL
 from benchmarks.environment import NEEDS_A_CARD, ROOT
 from benchmarks.on_a_gpu import LIMIT_S, OUT, PARTS, STEPS, Run, Step, parts_of, run_step
+from benchmarks.weights.drawn import DRAWN
+from tests.unit.benchmarks.steps import run
 
 HARMLESS = "json.tool"
 
@@ -105,7 +105,7 @@ def test_without_a_card_a_step_gets_as_far_as_saying_so(step: Step, tmp_path: Pa
         assert (ROOT / arguments[-1]).is_dir()
         return
     with pytest.raises(SystemExit, match=NEEDS_A_CARD):
-        importlib.import_module(module).main(arguments)
+        run(module, arguments)
 
 
 def test_cells_and_shapes_of_steps_exist() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from benchmarks.kernel_case import errors
-from benchmarks.quantised_kernels import FORMATS, OF_EXPERTS, Shape, column_of, quantised_cases
+from benchmarks.kernels.case import errors
+from benchmarks.kernels.quantised import FORMATS, OF_EXPERTS, Shape, column_of, quantised_cases
 
 TINY = Shape(inputs=256, outputs=64, rows=(2, 70), experts=3, chosen=2, hidden=128, size=128, tokens=(5,))
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import cpu, startup
+from benchmarks.cpu import __main__ as cpu
+from benchmarks.engine import startup
 from tests.unit.engine.families import hybrids
 
 

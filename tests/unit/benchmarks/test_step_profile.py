@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.cells import Decode
+from benchmarks.engine.cells import Decode
+from benchmarks.engine.floors import ModelCost
+from benchmarks.engine.step_profile import Kernel, group_of, label_products, own_us, read_trace, report
 from benchmarks.environment import ROOT
-from benchmarks.floors import ModelCost
-from benchmarks.step_profile import Kernel, group_of, label_products, own_us, read_trace, report
 from engine.families import read_model_spec
 from engine.spec.model import ModelSpec
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.drawn import DRAWN
+from benchmarks.weights.drawn import DRAWN
 
 TINY = {"hidden_size": 64, "intermediate_size": 96, "vocab_size": 128, "num_hidden_layers": 2, "head_dim": 16}
 TINY |= {"num_attention_heads": 4, "num_key_value_heads": 2}

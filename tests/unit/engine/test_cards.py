@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from benchmarks.drawn import DRAWN
+from benchmarks.weights.drawn import DRAWN
 from engine.cache.pages import blocks_of_a_sequence, plan_layout
 from engine.config import EngineConfig
 from engine.families import model_spec

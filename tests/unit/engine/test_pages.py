@@ -15,7 +15,7 @@ import msgspec
 import pytest
 import torch
 
-from benchmarks.drawn import DRAWN
+from benchmarks.weights.drawn import DRAWN
 from common.pages import KVLayout, PagePart
 from engine.cache.pages import (
     allocate_zeros,

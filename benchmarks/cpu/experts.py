@@ -1,6 +1,6 @@
 """One layer of gpt-oss-20b's experts on a CPU: in MXFP4, and plain as they were before they stayed there.
 
-    python -m benchmarks.cpu_experts --out benchmarks/results
+    python -m benchmarks.cpu.experts --out benchmarks/results
 
 32 experts of 2880 by 2880, four a token, with random weights, the same in each expert's own memory, and tokens that choose at
 random. Times are of a call: of the wall, and in brackets of all processors.
@@ -143,7 +143,7 @@ def _bytes(matrices: Matrices) -> int:
 
 
 def page(sizes: dict[str, float], rows: Sequence[Row]) -> str:
-    facts = describe("benchmarks.cpu_experts", sys.argv[1:], torch.device("cpu"))
+    facts = describe("benchmarks.cpu.experts", sys.argv[1:], torch.device("cpu"))
     lines = ["# A layer of gpt-oss-20b's experts on a CPU", ""]
     lines += [f"- {name}: {value}" for name, value in facts.items() if name != "device"]
     lines += [f"- device: CPU, {platform.machine()}, {os.cpu_count()} processors"]

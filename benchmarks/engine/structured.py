@@ -1,7 +1,7 @@
 """Answers inside a grammar: what a step and a first mask cost, and whether answers validate.
 
-    python -m benchmarks.structured --out DIR                          on a CPU with the demo model, in some minutes
-    python -m benchmarks.structured --out DIR --device cuda --model F  on a GPU; F without a tokenizer gets a wide one
+    python -m benchmarks.engine.structured --out DIR                          on a CPU with the demo model, in some minutes
+    python -m benchmarks.engine.structured --out DIR --device cuda --model F  on a GPU; F without a tokenizer gets a wide one
 
 Schemas: Kubernetes' of `kubernetes-validate` (Apache-2.0), the metaschemas of `jsonschema-specifications` (MIT), this chart's
 values; `--schemas FOLDER` adds others, such as `cfnlint/data/schemas/resources` of `cfn-lint` (MIT-0).
@@ -67,7 +67,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--answers", type=int, default=1_000)
     parser.add_argument("--schemas", type=Path, action="append", default=[])
     options = parser.parse_args(arguments)
-    facts = describe("benchmarks.structured", arguments, torch.device(options.device))
+    facts = describe("benchmarks.engine.structured", arguments, torch.device(options.device))
     name = "structured" if options.device == "cpu" else "structured_gpu"
     notes = ROOT / f"benchmarks/results/{name}.notes.md"
     text = notes.read_text() if notes.is_file() else ""

@@ -1,6 +1,6 @@
 """What traces cost: each process's CPU time for requests with and without a trace, and that of spans alone.
 
-    python -m benchmarks.tracing [--requests 120] [--rounds 6] [--json FILE]       two cores, about 90 seconds
+    python -m benchmarks.gateway.tracing [--requests 120] [--rounds 6] [--json FILE]       two cores, about 90 seconds
 
 One Baton with the fake device (`baton up`, 1 prefill and 1 decode worker) serves both in turn: the client's `traceparent` says
 whether a request is traced. Both arms have the same processes, and a slow phase of the machine slows both.
@@ -12,9 +12,7 @@ import argparse
 import asyncio
 import json
 import secrets
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -30,7 +28,8 @@ from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.sdk.trace import SpanLimits
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from benchmarks.environment import ROOT, describe
+from benchmarks.environment import describe
+from benchmarks.gateway.serving import SERVICES, cpu_s, fake_baton
 from common.tracing import NoTracer, Span, child_of
 from gateway.dialects import DIALECTS
 from gateway.dialects.table import DialectTable
@@ -39,15 +38,12 @@ from gateway.http.request_scope import request_scope
 from gateway.observe.attainment import ServiceLevels
 from gateway.observe.spans import RequestSpans, ServerSpans, TraceRequests
 from gateway.request.timeline import AttemptLine, Timeline
-from services.runtime.servers import free_port
 from telemetry.spans import Readable
 from telemetry.tracer import BATCH_SPANS, OtelTracer, resource_of
 
 PATH = "/v1/completions"
-SERVICES = ("gateway", "prefill", "decode")
 PROMPT, ANSWER, CONCURRENCY = 256, 64, 8
 STEP_MS = 5.0
-START_S = 120.0
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -57,7 +53,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(arguments)
-    facts = describe("benchmarks.tracing", arguments, torch.device("cpu"))
+    facts = describe("benchmarks.gateway.tracing", arguments, torch.device("cpu"))
     for name, fact in facts.items():
         print(f"{name}: {fact}")
     with _sink() as url:
@@ -180,7 +176,8 @@ def _timeline(context: str) -> Timeline:
 async def _requests(url: str, requests: int, rounds: int) -> dict[str, dict[str, float]]:
     """Milliseconds of CPU a request, by service."""
     spent: dict[str, dict[str, list[float]]] = {name: {"untraced": [], "traced": []} for name in SERVICES}
-    with _serving(url) as (port, processes):
+    flags = ("--otlp-endpoint", url, "--local-prefill-tokens", "0")
+    with fake_baton(*flags, step_ms=STEP_MS) as (port, _, processes):
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
             await _load(client, requests, traced=True)  # everything is warm afterwards
             for round_ in range(rounds):
@@ -226,51 +223,7 @@ async def _load(client: httpx.AsyncClient, count: int, *, traced: bool) -> None:
 
 
 def _cpu(processes: dict[str, psutil.Process]) -> dict[str, float]:
-    """Seconds on a CPU since each process began: all its threads, to the nanosecond where clock ticks are 10 ms."""
-    return {name: sum(map(_on_cpu, Path(f"/proc/{process.pid}/task").iterdir())) for name, process in processes.items()}
-
-
-def _on_cpu(task: Path) -> float:
-    return int((task / "schedstat").read_text().split()[0]) / 1e9
-
-
-@contextmanager
-def _serving(url: str) -> Iterator[tuple[int, dict[str, psutil.Process]]]:
-    port = free_port()
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "services.up", "--port", str(port), "--data-dir", folder, "--fake"]
-        command += ["--fake-step-ms", str(STEP_MS), "--served-model-name", "demo", "--otlp-endpoint", url]
-        command += ["--local-prefill-tokens", "0"]
-        up = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        try:
-            until_ready(port, up)
-            yield port, services_of(up.pid)
-        finally:
-            up.terminate()
-            up.wait(timeout=30)
-
-
-def until_ready(port: int, up: subprocess.Popen[bytes], role: str = "prefill") -> None:
-    give_up_at = time.monotonic() + START_S
-    while time.monotonic() < give_up_at and up.poll() is None:
-        try:
-            answer = httpx.get(f"http://127.0.0.1:{port}/ready", timeout=2)
-            if answer.status_code == 200 and answer.json()["workers"][role]:
-                return
-        except httpx.HTTPError:
-            pass
-        time.sleep(0.2)
-    raise SystemExit("baton up did not get ready")
-
-
-def services_of(pid: int) -> dict[str, psutil.Process]:
-    """The processes of `baton up`, by service."""
-    found = {}
-    for process in psutil.Process(pid).children(recursive=True):
-        for name in SERVICES:
-            if f"services.{name}" in process.cmdline():
-                found[name] = process
-    return found
+    return {name: cpu_s(process.pid) for name, process in processes.items()}
 
 
 @contextmanager

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from benchmarks.floors import Ceilings, ModelCost, decode_step, offline, prefill
+from benchmarks.engine.floors import Ceilings, ModelCost, decode_step, offline, prefill
+from benchmarks.engine.workload import Prompts, Workload, driven
 from benchmarks.results_format import Result
-from benchmarks.workload import Prompts, Workload, driven
 from common.blocks import hash_blocks
 from decode.request import DecodeRequest
 from engine.cache.block_pool import BlockPool, OutOfBlocksError

@@ -1,6 +1,6 @@
 """What other clients notice while long prompts arrive: how late streams and /health are, and the gateway's memory.
 
-    python -m benchmarks.long_prompts [--rounds 3] [--json FILE]       two cores, about two minutes
+    python -m benchmarks.gateway.long_prompts [--rounds 3] [--json FILE]       two cores, about two minutes
 
 One Baton with the fake device and a context of 131,072 tokens. A process of its own asks /health and watches a stream. Before
 each prompt nothing is asked for a time as long as its own: what was late then is the machine's. Of each such time the greatest
@@ -14,10 +14,8 @@ import asyncio
 import json
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Awaitable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -27,8 +25,7 @@ import psutil
 import torch
 
 from benchmarks.environment import ROOT, describe
-from benchmarks.tracing import services_of, until_ready
-from services.runtime.servers import free_port
+from benchmarks.gateway.serving import fake_baton
 
 CONTEXT = 131_072
 STEP_MS = 5.0
@@ -77,7 +74,7 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     if options.watch:
         return asyncio.run(_watch(options.watch))
-    facts = describe("benchmarks.long_prompts", arguments, torch.device("cpu"))
+    facts = describe("benchmarks.gateway.long_prompts", arguments, torch.device("cpu"))
     for name, fact in facts.items():
         print(f"{name}: {fact}")
     rows = _rows(options.rounds)
@@ -94,8 +91,9 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _rows(rounds: int) -> list[dict[str, float | str]]:
-    with _serving() as (url, gateway):
-        command = [sys.executable, "-m", "benchmarks.long_prompts", "--watch", url]
+    with fake_baton("--fake-token-us", "1", "--max-model-len", str(CONTEXT), step_ms=STEP_MS) as (port, _, services):
+        url, gateway = f"http://127.0.0.1:{port}", services["gateway"]
+        command = [sys.executable, "-m", "benchmarks.gateway.long_prompts", "--watch", url]
         watcher = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         phases = asyncio.run(_phases(url, gateway, rounds))
         seen = json.loads(watcher.communicate(b"\n", timeout=60)[0])
@@ -191,30 +189,6 @@ async def _watch_health(client: httpx.AsyncClient, seen: list[tuple[float, float
         await client.get("/health")
         seen.append((began, time.monotonic() - began))
         await asyncio.sleep(PAUSE_S)
-
-
-@contextmanager
-def _serving() -> Iterator[tuple[str, psutil.Process]]:
-    port = free_port()
-    with tempfile.TemporaryDirectory() as temporary:
-        command = [sys.executable, "-m", "services.up", "--port", str(port), "--data-dir", temporary, "--fake"]
-        command += [
-            "--fake-step-ms",
-            str(STEP_MS),
-            "--fake-token-us",
-            "1",
-            "--served-model-name",
-            "demo",
-            "--max-model-len",
-            str(CONTEXT),
-        ]
-        up = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        try:
-            until_ready(port, up)
-            yield f"http://127.0.0.1:{port}", services_of(up.pid)["gateway"]
-        finally:
-            up.terminate()
-            up.wait(timeout=30)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from benchmarks.kernel_case import Case
+from benchmarks.kernels.case import Case
 from engine.kernels.experts import Choice, Experts, mixture
 from engine.kernels.quantised import fp8, groups
 from engine.kernels.quantised.fp8 import FP8, Fp8Matrix

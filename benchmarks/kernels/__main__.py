@@ -18,10 +18,10 @@ import numpy as np
 import torch
 
 from benchmarks import environment
-from benchmarks.ceilings import measure_ceilings
-from benchmarks.floors import Ceilings
-from benchmarks.kernel_case import Case, errors
-from benchmarks.quantised_kernels import INTERPRETED, REAL, column_of, quantised_cases
+from benchmarks.engine.ceilings import measure_ceilings
+from benchmarks.engine.floors import Ceilings
+from benchmarks.kernels.case import Case, errors
+from benchmarks.kernels.quantised import INTERPRETED, REAL, column_of, quantised_cases
 from benchmarks.results_format import MISSING, Result, number
 from engine.kernels import activation, attention, linear, norm, rope
 from engine.kernels.codes import KINDS, Kind, coded, decoded, numbers_of

@@ -1,9 +1,9 @@
 """What each format costs a model of real shape on a CPU: agreement with bfloat16, memory, CPU time.
 
-    python -m benchmarks.formats --out benchmarks/results --llama-quantize PATH
-    python -m benchmarks.formats --out DIR --folder KEPT --only GPTQ MXFP4       some rows, beside those that KEPT has already
-    python -m benchmarks.formats --errors       how far each format's numbers are from normal weights
-    python -m benchmarks.formats --shape qwen2-wide …      four layers, whose widths suit GGUF's K kinds
+    python -m benchmarks.quality.formats --out benchmarks/results --llama-quantize PATH
+    python -m benchmarks.quality.formats --out DIR --folder KEPT --only GPTQ MXFP4    some rows, beside those that KEPT has
+    python -m benchmarks.quality.formats --errors       how far each format's numbers are from normal weights
+    python -m benchmarks.quality.formats --shape qwen2-wide …      four layers, whose widths suit GGUF's K kinds
 
 Qwen2.5 0.5B's shape with random weights, of which some channels are large, as trained models have them. The texts are what the
 model itself says at temperature 1. Without llama.cpp's `llama-quantize` there are no rows of GGUF. Each format has a
@@ -35,10 +35,12 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
-from benchmarks import agreement, cpu
-from benchmarks.checkpoint import STD, write_checkpoint
+from benchmarks.cpu import __main__ as cpu
+from benchmarks.cpu.llama_cpp import write_gguf
+from benchmarks.engine.sequences import new_sequence, step
 from benchmarks.environment import describe
-from benchmarks.llama_cpp import write_gguf
+from benchmarks.quality import agreement
+from benchmarks.weights.checkpoint import STD, write_checkpoint
 from common.messages import SamplingParams
 from engine.config import EngineConfig
 from engine.engine import Engine
@@ -161,7 +163,7 @@ def _all(options: argparse.Namespace, folder: Path) -> str:
             print(f"round {number + 1}: {name} …", file=sys.stderr, flush=True)
             if not model.exists():
                 _write(options, name.removesuffix(", CPU"), plain, model)
-            command = [sys.executable, "-m", "benchmarks.formats", "--one", str(model), fields, str(texts)]
+            command = [sys.executable, "-m", "benchmarks.quality.formats", "--one", str(model), fields, str(texts)]
             done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
             rows.setdefault(name, []).append(json.loads(done.stdout.splitlines()[-1]))
             if (instead := model.with_suffix(".instead")).exists():
@@ -185,13 +187,13 @@ def with_large_channels(folder: Path) -> None:
 def said_by(model: Path) -> list[list[int]]:
     """Texts that the model draws at temperature 1."""
     engine, draw = Engine(EngineConfig(model=model, num_blocks=256, max_model_len=1024)), random.Random(SEED)
-    sequences = [cpu.new_sequence(engine, 0, index, draw.sample(range(engine.vocab_size), 4)) for index in range(TEXTS)]
-    blocks = -(-(TEXT_TOKENS + 16) // engine.layout.block_size)
-    for index, sequence in enumerate(sequences):
-        sequence.sampling = SamplingParams(temperature=1.0, max_tokens=100_000, seed=SEED + index)
-        sequence.block_table = list(range(index * blocks, (index + 1) * blocks))
+    sequences = []
+    for index in range(TEXTS):
+        sampling = SamplingParams(temperature=1.0, max_tokens=100_000, seed=SEED + index)
+        first = draw.sample(range(engine.vocab_size), 4)
+        sequences.append(new_sequence(engine, first, index=index, sampling=sampling, steps=TEXT_TOKENS + 16))
     while len(sequences[0].token_ids) < TEXT_TOKENS:
-        cpu.step(engine, sequences)
+        step(engine, sequences)
     return [sequence.token_ids for sequence in sequences]
 
 
@@ -273,7 +275,7 @@ def _row(rounds: list[dict[str, Any]], base: dict[str, Any]) -> dict[str, float]
 
 
 def page(rows: Mapping[str, Mapping[str, float]], notes: Sequence[str], options: argparse.Namespace) -> str:
-    described = describe("benchmarks.formats", sys.argv[1:], torch.device("cpu"))
+    described = describe("benchmarks.quality.formats", sys.argv[1:], torch.device("cpu"))
     names = list(next(iter(rows.values())))
     lines = [
         f"# What formats cost {options.shape}'s shape on a CPU",

@@ -1,7 +1,7 @@
 """A newcomer's first hour in figures: set-up, start, first answer, each command's start, the console's page.
 
-    python -m benchmarks.first_hour --out DIR             by this checkout's ./baton
-    python -m benchmarks.first_hour --out DIR --install   by a `baton` that pip installs into an empty environment first
+    python -m benchmarks.start.first_hour --out DIR             by this checkout's ./baton
+    python -m benchmarks.start.first_hour --out DIR --install   by a `baton` that pip installs into an empty environment first
 
 A command's start is held to its CPU time: on a quiet machine that is its wall time, which stands beside it.
 """
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--install", action="store_true")
     options = parser.parse_args(arguments)
-    facts = describe("benchmarks.first_hour", arguments, torch.device("cpu"))
+    facts = describe("benchmarks.start.first_hour", arguments, torch.device("cpu"))
     facts["load"] = (
         ", ".join(f"{load:.1f}" for load in os.getloadavg()) + f" over 1, 5, 15 minutes; {os.cpu_count()} cores"
     )

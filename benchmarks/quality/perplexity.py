@@ -1,7 +1,7 @@
 """Perplexity that formats cost a real model: five real texts, in windows of 512 tokens.
 
-    python -m benchmarks.perplexity --model FILE.gguf --out benchmarks/results      each way in which a CPU keeps weights or KV
-    python -m benchmarks.perplexity --model FOLDER --arm plain: --arm fp8:quantization=fp8
+    python -m benchmarks.quality.perplexity --model FILE.gguf --out DIR      each way in which a CPU keeps weights or KV
+    python -m benchmarks.quality.perplexity --model FOLDER --arm plain: --arm fp8:quantization=fp8
 
 The texts are pages of Python's manual, which every interpreter has, and this project's licence. The first arm is what the
 others are compared with: any fields of EngineConfig. A few windows say little about half a percent, so each cost has its
@@ -15,16 +15,15 @@ import math
 import pydoc_data.topics
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from benchmarks.agreement import arms_of, engine_of
-from benchmarks.cpu import new_sequence
+from benchmarks.engine import sequences
 from benchmarks.environment import ROOT, describe, device_of
+from benchmarks.quality.agreement import arms_of, engine_of
 from benchmarks.results_format import Result, ResultsPage
 from engine.engine import Engine
 from gateway.answers.tokenizer import ChatTokenizer
@@ -57,11 +56,11 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--windows", type=int, default=8, help="of each text at most")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    device = device_of("benchmarks.perplexity", "cpu")
+    device = device_of("benchmarks.quality.perplexity", "cpu")
     windows = texts(options.model, options.windows)
     page = None
     if options.out is not None:
-        facts = describe("benchmarks.perplexity", arguments, device)
+        facts = describe("benchmarks.quality.perplexity", arguments, device)
         facts["texts"] = ", ".join(f"{name} ({WINDOW * len(found)} tokens)" for name, found in windows.items())
         page = ResultsPage(options.out, "perplexity", title=f"What formats cost: {options.model.name}", facts=facts)
     base: Logprobs = {}
@@ -93,12 +92,7 @@ def scored(engine: Engine, windows: Windows) -> Logprobs:
 
 def logprobs(engine: Engine, token_ids: list[int]) -> np.ndarray[Any, np.dtype[np.float64]]:
     """The logprobs of all tokens but the first."""
-    sequence = new_sequence(engine, 0, 0, token_ids)
-    chunk = replace(sequence.schedule(sequence.num_unscheduled), scored=len(token_ids) - 1)
-    (sampled,) = engine.launch([chunk]).wait()
-    assert sampled is not None
-    assert sampled.prompt_logprobs is not None
-    return np.frombuffer(sampled.prompt_logprobs.logprobs, "<f4").astype(np.float64)
+    return np.frombuffer(sequences.scored(engine, token_ids).logprobs, "<f4").astype(np.float64)
 
 
 def results_of(name: str, found: Logprobs, base: Logprobs) -> list[Result]:

@@ -31,7 +31,7 @@ def start_process(config: dict[str, object], *, prompt: int, triton_cache: Path)
     """
     started = time.monotonic()  # one clock for all processes of a machine
     child = subprocess.run(
-        [sys.executable, "-m", "benchmarks.startup", json.dumps(config), str(prompt)],
+        [sys.executable, "-m", "benchmarks.engine.startup", json.dumps(config), str(prompt)],
         cwd=ROOT,
         env={**os.environ, "TRITON_CACHE_DIR": str(triton_cache)},
         capture_output=True,

@@ -4,8 +4,8 @@
     python -m benchmarks.cpu --llama-bench PATH --gguf bf16=FILE …         beside llama.cpp's llama-batched-bench, in turn
 
 CPU time of the process, one thread by default: other work on the machine disturbs it less than it does wall time. The arm
-int8 is `--quantization int8`. `benchmarks.llama_cpp` writes the same weights as GGUF. Beside it, what the arms make of the demo
-model's dialogues.
+int8 is `--quantization int8`. `benchmarks.cpu.llama_cpp` writes the same weights as GGUF. Beside it, what the arms make of
+the demo model's dialogues.
 """
 
 from __future__ import annotations
@@ -21,36 +21,32 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
 from tokenizers import Tokenizer
 
-from benchmarks import llama_cpp
-from benchmarks.checkpoint import write_checkpoint
-from benchmarks.environment import describe
-from common.messages import SamplingParams
+from benchmarks.cpu import llama_cpp
+from benchmarks.engine.sequences import made_up, new_sequence, scored, step
+from benchmarks.environment import ROOT, describe
+from benchmarks.weights.checkpoint import write_checkpoint
 from demo.data import dialogue
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.sequence import Sequence
-from engine.step.warm import columns_from, states_at_the_end
 from services.runtime.memory import give_back
 
 CONTEXT, STEPS, PROMPT = 250, 16, 512
-DEMO = Path(__file__).resolve().parents[1] / "demo"
+DEMO = ROOT / "demo"
 DIALOGUES, TOKENS = 100, 200
 BATCHES = (1, 8)
-GREEDY = SamplingParams(temperature=0.0, max_tokens=100_000)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="folder for cpu.md and cpu.json")
     parser.add_argument("--model", type=Path, help="a checkpoint of yours")
-    parser.add_argument("--shape", default="qwen2.5-0.5b", help="of benchmarks.checkpoint, with random weights")
+    parser.add_argument("--shape", default="qwen2.5-0.5b", help="of benchmarks.weights.checkpoint, with random weights")
     parser.add_argument("--arms", nargs="+", default=["float32", "bfloat16", "int8"], help="dtypes, or int8")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=3)
@@ -122,13 +118,9 @@ def dialogues(arm: str) -> dict[str, float]:
     logprobs, ranks = list[float](), list[int]()
     for _ in range(DIALOGUES):
         words = "".join(f"<|im_start|>{each['role']}\n{each['content']}<|im_end|>\n" for each in dialogue(draw))
-        sequence = new_sequence(engine, 0, 0, tokenizer.encode(words, add_special_tokens=False).ids[:TOKENS])
-        chunk = replace(sequence.schedule(sequence.num_unscheduled), scored=len(sequence.token_ids) - 1)
-        (sampled,) = engine.launch([chunk]).wait()
-        assert sampled is not None
-        assert sampled.prompt_logprobs is not None
-        logprobs += np.frombuffer(sampled.prompt_logprobs.logprobs, "<f4").tolist()
-        ranks += np.frombuffer(sampled.prompt_logprobs.ranks, "<u4").tolist()
+        scores = scored(engine, tokenizer.encode(words, add_special_tokens=False).ids[:TOKENS])
+        logprobs += np.frombuffer(scores.logprobs, "<f4").tolist()
+        ranks += np.frombuffer(scores.ranks, "<u4").tolist()
     return {
         "tokens": len(ranks),
         "perplexity": math.exp(-statistics.fmean(logprobs)),
@@ -148,7 +140,7 @@ def of(engine: Engine) -> dict[str, float]:
     found = dict[str, float]()
     give_back()  # as a worker does once it is ready
     for batch in BATCHES:
-        sequences = [new_sequence(engine, CONTEXT, index) for index in range(batch)]
+        sequences = [new_sequence(engine, made_up(engine, CONTEXT, index), index=index) for index in range(batch)]
         for sequence in sequences:
             step(engine, [sequence])
         step(engine, sequences)
@@ -158,7 +150,7 @@ def of(engine: Engine) -> dict[str, float]:
         found[f"decode, batch {batch}"] = batch * STEPS / (time.process_time() - began)
     seconds = []
     for _ in range(2):
-        prompt = new_sequence(engine, PROMPT, 0)
+        prompt = new_sequence(engine, made_up(engine, PROMPT))
         began = time.process_time()
         step(engine, [prompt])
         seconds.append(time.process_time() - began)
@@ -169,37 +161,9 @@ def of(engine: Engine) -> dict[str, float]:
     return found
 
 
-def new_sequence(engine: Engine, length: int, index: int, token_ids: list[int] | None = None) -> Sequence:
-    """A sequence of made-up tokens, or of these."""
-    if token_ids is None:
-        token_ids = [(7 * position + index) % engine.vocab_size for position in range(length)]
-    size, length = engine.layout.block_size, len(token_ids)
-    blocks = -(-(length + STEPS + 8) // size)
-    first = index * blocks * (1 + engine.layout.column_blocks)
-    return Sequence(
-        request_id=f"r{index}",
-        attempt=1,
-        token_ids=token_ids,
-        num_prompt_tokens=length,
-        sampling=GREEDY,
-        hash_root=b"",
-        block_table=list(range(first, first + blocks)),
-        columns=columns_from(engine.layout, first + blocks, blocks),
-        states=states_at_the_end(engine.layout, index),
-    )
-
-
 def _resident_mb() -> float:
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS:")) / 1024
-
-
-def step(engine: Engine, sequences: list[Sequence]) -> None:
-    chunks = [sequence.schedule(sequence.num_unscheduled) for sequence in sequences]
-    for chunk, sampled in zip(chunks, engine.launch(chunks).wait(), strict=True):
-        chunk.sequence.finish(chunk)
-        assert sampled is not None
-        chunk.sequence.append(sampled.token_id)
 
 
 def page(rows: dict[str, dict[str, float]], model: str, options: argparse.Namespace) -> str:

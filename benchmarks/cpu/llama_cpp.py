@@ -1,6 +1,6 @@
 """llama.cpp's `llama-batched-bench` in CPU time, and checkpoints of Qwen2's and Llama's shapes as GGUF for it.
 
-    python -m benchmarks.llama_cpp FOLDER FILE.gguf      the same weights in bfloat16 (needs the package gguf)
+    python -m benchmarks.cpu.llama_cpp FOLDER FILE.gguf      the same weights in bfloat16 (needs the package gguf)
 
 `llama-quantize FILE.gguf OUT.gguf Q8_0` makes the others. The bench has no clock of CPU time, so a cell is the difference of two
 runs, one of which does more: starting and loading cost both the same.

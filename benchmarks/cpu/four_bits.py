@@ -1,6 +1,6 @@
 """A product with 4-bit weights on a CPU: torch's kernel for them, or rows of 8 bits made of them while loading, or plain numbers.
 
-    python -m benchmarks.four_bits --out benchmarks/results
+    python -m benchmarks.cpu.four_bits --out benchmarks/results
 
 Each in CPU time of one thread, in turn, over copies of the matrix that no cache holds. Groups have 128 inputs.
 """
@@ -90,7 +90,7 @@ def _table(title: str, rows: Sequence[int], shape: tuple[int, int], dtype: torch
 
 
 def page(tables: Sequence[str]) -> str:
-    facts = describe("benchmarks.four_bits", sys.argv[1:], torch.device("cpu"))
+    facts = describe("benchmarks.cpu.four_bits", sys.argv[1:], torch.device("cpu"))
     lines = ["# Products with 4-bit weights on a CPU", ""]
     lines += [f"- {name}: {value}" for name, value in facts.items()]
     lines += [f"- load average: {os.getloadavg()[0]:.1f}; medians of {ROUNDS} rounds", ""]

@@ -27,10 +27,9 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.environment import describe
+from benchmarks.environment import ROOT, describe
 from services.runtime.servers import free_port
 
-ROOT = Path(__file__).resolve().parents[1]
 GIVE_UP_S = 120.0
 PAUSE_S = 0.01  # between attempts to get an answer
 MEASURED = ("CPU, s", "PSS, MB", "own, MB")

@@ -27,9 +27,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from benchmarks.breakdown import explain, read_timelines
-from benchmarks.client import Load, Sample, percentile, run_load
 from benchmarks.environment import ROOT, describe
+from benchmarks.handoff.breakdown import explain, read_timelines
+from benchmarks.handoff.client import Load, Sample, percentile, run_load
 from benchmarks.results_format import Result, ResultsPage, number
 
 NOTES = ROOT / "benchmarks/results/handoff.notes.md"
@@ -330,7 +330,7 @@ def _wait_until_ready(process: subprocess.Popen[str]) -> None:
 
 
 def _checkpoint(folder: Path) -> Path:
-    from benchmarks.checkpoint import SHAPES, write_checkpoint, write_tokenizer
+    from benchmarks.weights.checkpoint import SHAPES, write_checkpoint, write_tokenizer
 
     target = folder / DEFAULT_SHAPE
     if not (target / "served").is_file():

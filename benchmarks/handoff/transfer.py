@@ -1,6 +1,6 @@
 """One transport between two processes: bytes per second from one worker's pool into another's, by size.
 
-    python -m benchmarks.transfer --transport cuda_ipc --device cuda:0,cuda:1
+    python -m benchmarks.handoff.transfer --transport cuda_ipc --device cuda:0,cuda:1
 
 Blocks of Llama-3.1-8B (2 MiB in bfloat16, 16 tokens), scattered in both pools, digested on the way as in every handoff. The
 receiver's check, which runs after the last push, is timed beside it.
@@ -59,7 +59,16 @@ async def measure(name: str, devices: Sequence[str], sizes_mib: Sequence[int]) -
     """Return for each size in MiB the bytes per second of a push (median) and of the receiver's check."""
     layout = LAYOUT if max(sizes_mib) > 32 else SMALL
     other = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "benchmarks.transfer", "--receive", "--transport", name, "--device", devices[1]),
+        *(
+            sys.executable,
+            "-m",
+            "benchmarks.handoff.transfer",
+            "--receive",
+            "--transport",
+            name,
+            "--device",
+            devices[1],
+        ),
         *(["--small"] if layout is SMALL else []),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
@@ -97,7 +106,7 @@ async def measure(name: str, devices: Sequence[str], sizes_mib: Sequence[int]) -
 
 def main(arguments: Sequence[str]) -> int:
     """Print one line for each size."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.transfer", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.handoff.transfer", description=__doc__.splitlines()[0])
     parser.add_argument("--transport", default="cuda_ipc")
     parser.add_argument("--device", default="cuda:0,cuda:1", help="the writer's and the receiver's, or cpu")
     parser.add_argument("--receive", action="store_true", help=argparse.SUPPRESS)

@@ -1,6 +1,6 @@
 """Checkpoints of real shapes with random weights, in Hugging Face's format: for speed and for agreement, not for sense.
 
-python -m benchmarks.checkpoint /tmp/llama8b llama-3.1-8b
+python -m benchmarks.weights.checkpoint /tmp/llama8b llama-3.1-8b
 """
 
 from __future__ import annotations

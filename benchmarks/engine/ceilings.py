@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from benchmarks.floors import Ceilings
+from benchmarks.engine.floors import Ceilings
 
 REPEATED_RUNS = 8
 

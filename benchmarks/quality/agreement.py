@@ -1,7 +1,7 @@
 """What a format costs in quality: perplexity, and agreement with the first arm, of the demo model or one of yours.
 
-    python -m benchmarks.agreement --out benchmarks/results                          keys and values as fp8 and int8
-    python -m benchmarks.agreement --arm plain: --arm fp8:quantization=fp8           any fields of EngineConfig
+    python -m benchmarks.quality.agreement --out benchmarks/results                          keys and values as fp8 and int8
+    python -m benchmarks.quality.agreement --arm plain: --arm fp8:quantization=fp8           any fields of EngineConfig
 
 Each arm scores the same made-up dialogues, which training has not seen as such, and answers the same questions greedily. A step
 is measured in CPU time, the arms in turn. Below: the error of attention alone, over random keys and values.
@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.engine.sequences import made_up, new_sequence, step
 from benchmarks.environment import ROOT, describe
 from common.messages import PromptLogprobs, SamplingParams
 from demo.data import dialogue
@@ -32,7 +33,6 @@ from engine.engine import Engine
 from engine.kernels.attention import AttentionBatch, Scores
 from engine.kernels.attention.reference import attend
 from engine.kernels.codes import KINDS, Kind, coded
-from engine.sequence import Sequence
 from gateway.answers.tokenizer import ChatTokenizer
 
 SEED = 20_261_123
@@ -155,20 +155,9 @@ def compared(found: dict[str, Found], engines: dict[str, Engine]) -> dict[str, d
     }
 
 
-def _sequence(tokens: list[int], **sampling: Any) -> Sequence:
-    return Sequence(
-        request_id="r",
-        attempt=1,
-        token_ids=list(tokens),
-        num_prompt_tokens=len(tokens),
-        sampling=SamplingParams(temperature=0.0, **sampling),
-        hash_root=b"",
-        block_table=list(range(-(-(len(tokens) + ANSWER_TOKENS + 100) // 16))),
-    )
-
-
 def _scores(engine: Engine, text: list[int]) -> PromptLogprobs:
-    sequence = _sequence(text, max_tokens=1, prompt_logprobs=1)
+    sampling = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=1)
+    sequence = new_sequence(engine, text, sampling=sampling)
     while not sequence.num_generated:
         chunk = sequence.schedule(sequence.num_next)
         (result,) = engine.launch([chunk]).wait()
@@ -182,18 +171,10 @@ def _scores(engine: Engine, text: list[int]) -> PromptLogprobs:
 
 
 def _answer(engine: Engine, question: list[int]) -> list[int]:
-    sequence = _sequence(question, max_tokens=ANSWER_TOKENS)
+    sequence = new_sequence(engine, question, steps=ANSWER_TOKENS)
     while sequence.num_generated < ANSWER_TOKENS:
-        _step(engine, sequence)
+        step(engine, [sequence])
     return sequence.token_ids[len(question) :]
-
-
-def _step(engine: Engine, sequence: Sequence) -> None:
-    chunk = sequence.schedule(sequence.num_unscheduled)
-    (sampled,) = engine.launch([chunk]).wait()
-    assert sampled is not None
-    sequence.finish(chunk)
-    sequence.append(sampled.token_id)
 
 
 def _step_ms(engines: dict[str, Engine]) -> dict[str, float]:
@@ -201,12 +182,12 @@ def _step_ms(engines: dict[str, Engine]) -> dict[str, float]:
     times: dict[str, list[float]] = {name: [] for name in engines}
     for _ in range(ROUNDS):
         for name, engine in engines.items():
-            sequence = _sequence([7 * at % engine.vocab_size for at in range(LONG_CONTEXT)], max_tokens=ANSWER_TOKENS)
+            sequence = new_sequence(engine, made_up(engine, LONG_CONTEXT))
             for _ in range(2):
-                _step(engine, sequence)
+                step(engine, [sequence])
             began = time.process_time()
             for _ in range(STEPS):
-                _step(engine, sequence)
+                step(engine, [sequence])
             times[name].append(1000 * (time.process_time() - began) / STEPS)
     return {name: statistics.median(each) for name, each in times.items()}
 
@@ -238,7 +219,7 @@ def _error(numbers: torch.Tensor, kind: Kind) -> float:
 def page(
     rows: dict[str, dict[str, float]], errors: dict[str, dict[str, float]], options: argparse.Namespace, tokens: int
 ) -> str:
-    described = describe("benchmarks.agreement", sys.argv[1:], torch.device(options.device))
+    described = describe("benchmarks.quality.agreement", sys.argv[1:], torch.device(options.device))
     lines = ["# What formats cost in quality", ""]
     lines += [f"- {name}: {value}" for name, value in described.items()]
     lines += [f"- {tokens} scored tokens, greedy answers of {ANSWER_TOKENS} tokens", ""]

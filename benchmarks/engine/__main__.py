@@ -23,19 +23,19 @@ from pathlib import Path
 import msgspec
 import torch
 
-from benchmarks.accuracy import measure_accuracy, release_memory
-from benchmarks.ceilings import measure_ceilings
-from benchmarks.cells import FULL, QUICK, Bench, Cell, DoesNotFitError, PrefillRate
-from benchmarks.checkpoint import SHAPES, write_checkpoint
-from benchmarks.drawn import DRAWN, draw_weights, write_config
+from benchmarks.engine.ceilings import measure_ceilings
+from benchmarks.engine.cells import FULL, QUICK, Bench, Cell, DoesNotFitError, PrefillRate
+from benchmarks.engine.floors import Ceilings, ModelCost, upload
+from benchmarks.engine.startup import start_process
+from benchmarks.engine.step_profile import profile_cell
+from benchmarks.engine.targets import CARD, REFERENCE, TARGETS
+from benchmarks.engine.workload import Prompts
 from benchmarks.environment import ROOT, card_of, clocks, describe, device_of
-from benchmarks.floors import Ceilings, ModelCost, upload
-from benchmarks.kernels import measure_kernels
+from benchmarks.kernels.__main__ import measure_kernels
+from benchmarks.quality.accuracy import measure_accuracy, release_memory
 from benchmarks.results_format import Result, ResultsPage, number
-from benchmarks.startup import start_process
-from benchmarks.step_profile import profile_cell
-from benchmarks.targets import CARD, REFERENCE, TARGETS
-from benchmarks.workload import Prompts
+from benchmarks.weights.checkpoint import SHAPES, write_checkpoint
+from benchmarks.weights.drawn import DRAWN, draw_weights, write_config
 from common.pages import KVLayout
 from engine.cache.pages import part_views
 from engine.config import KV_CACHE_DTYPES, EngineConfig
@@ -274,7 +274,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.engine", description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True, help="folder for engine.json, engine.md and profiles")
     parser.add_argument(
-        "--shape", default="llama-3.1-8b", help="a shape of benchmarks/checkpoint.py or drawn.py, or demo: demo"
+        "--shape", default="llama-3.1-8b", help="a shape of benchmarks/weights/checkpoint.py or drawn.py, or demo: demo"
     )
     parser.add_argument(
         "--model", type=Path, help="a checkpoint of that shape; else one with random weights is written"

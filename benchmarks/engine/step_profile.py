@@ -13,9 +13,9 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.cells import Bench, Cell, Decode, FirstToken, Offline, PrefillRate
-from benchmarks.floors import ModelCost
-from benchmarks.workload import Workload
+from benchmarks.engine.cells import Bench, Cell, Decode, FirstToken, Offline, PrefillRate
+from benchmarks.engine.floors import ModelCost
+from benchmarks.engine.workload import Workload
 from engine.engine import Chunk, Engine, Pass
 from engine.spec.model import ModelSpec
 

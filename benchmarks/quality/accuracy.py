@@ -1,7 +1,7 @@
 """Greedy tokens of the engine against `transformers` on the same device, for one model of each family.
 
-    python -m benchmarks.accuracy --device cuda           models of real shapes in bfloat16
-    python -m benchmarks.accuracy --device cpu            the demo model in float32: every token must be the same
+    python -m benchmarks.quality.accuracy --device cuda           models of real shapes in bfloat16
+    python -m benchmarks.quality.accuracy --device cpu            the demo model in float32: every token must be the same
 
 The reference judges each of the engine's tokens behind the engine's own tokens before it, so one early difference hides nothing.
 In bfloat16 both round, and random weights make near-ties; the judge is therefore the reference in float32. A token other than its
@@ -28,16 +28,16 @@ from typing import Any
 import torch
 import transformers
 
-from benchmarks.checkpoint import write_checkpoint
-from benchmarks.drawn import DRAWN
+from benchmarks.engine.workload import Prompts, Workload, driven
 from benchmarks.environment import ROOT, device_of
 from benchmarks.results_format import Result
-from benchmarks.workload import Prompts, Workload, driven
+from benchmarks.weights.checkpoint import write_checkpoint
+from benchmarks.weights.drawn import DRAWN
 from engine.config import EngineConfig
 from engine.engine import Engine
 
 SHAPES = {"llama": "llama-small", "mistral": "mistral-small", "qwen2": "qwen2-small", "qwen3": "qwen3-small"}
-# Shapes of `benchmarks/drawn.py` with fewer layers and experts, and windows that short prompts reach.
+# Shapes of `benchmarks/weights/drawn.py` with fewer layers and experts, and windows that short prompts reach.
 _LITTLE = {"num_hidden_layers": 2, "vocab_size": 32_000, "bos_token_id": 1, "eos_token_id": 2}
 DRAWN_SMALLER: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3": ("gemma-3-12b", {"sliding_window_pattern": 2, "sliding_window": 256}),
@@ -230,11 +230,11 @@ def _round_at_random(module: torch.nn.Module, given: Any, result: Any) -> Any:
 
 def main(arguments: Sequence[str]) -> int:
     """Return the exit code: 1 when a token is wrong."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.accuracy", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.quality.accuracy", description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--seed", type=int, default=20_261_121)
     options = parser.parse_args(arguments)
-    device_of("benchmarks.accuracy", options.device)
+    device_of("benchmarks.quality.accuracy", options.device)
     is_wrong = False
     for agreement in measure_accuracy(options.device, quick=options.device == "cpu", seed=options.seed):
         print(agreement, flush=True)

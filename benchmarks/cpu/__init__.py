@@ -1,0 +1,1 @@
+"""CPUs: the engine beside llama.cpp, and products of quantised weights alone."""

@@ -1,0 +1,1 @@
+"""Kernels alone, each beside its floor and float64."""

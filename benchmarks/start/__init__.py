@@ -1,0 +1,1 @@
+"""Starts: of Baton until its first token, and of each command."""
