@@ -7,6 +7,7 @@ import functools
 import gc
 import importlib
 import inspect
+import json
 from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from services.runtime.servers import run_nats, run_redis
 
 CPUINFO = Path("/proc/cpuinfo")
 LONGEST_S = 200.0  # of an async test's body
+LONGEST_ID = 80
 
 # `make test` tries the same examples each time: a find of chance stops nobody's unrelated change. `make long` searches.
 settings.register_profile("same", derandomize=True, deadline=None)
@@ -47,6 +49,17 @@ def pytest_report_teststatus(report: pytest.CollectReport | pytest.TestReport) -
         return None
     category, word = ("failed", "FAILED") if report.when == "call" else ("error", "ERROR")
     return category, f"\n{word} {report.nodeid}\n", word
+
+
+def pytest_make_parametrize_id(val: object) -> str | None:
+    """Name a table's row by the fields in it, which pytest would only number: `[{"top_p": 2}-400]`."""
+    if not isinstance(val, dict | list | tuple):
+        return None
+    try:
+        text = json.dumps(val)
+    except (TypeError, ValueError):
+        return None
+    return text if len(text) <= LONGEST_ID else f"{text[: LONGEST_ID - 1]}~"
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

@@ -49,7 +49,7 @@ FORMATS: list[tuple[dict[str, Any], str, str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("fields", "right", "wrong"), FORMATS, ids=range(len(FORMATS)))
+@pytest.mark.parametrize(("fields", "right", "wrong"), FORMATS)
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
 async def test_every_form_reaches_the_job(
     path: str, fields: dict[str, Any], right: str, wrong: str, gateway: Gateway, tokenizer: ChatTokenizer

@@ -56,7 +56,7 @@ def fails_at_a_worker(form: Form, answer: str, library: LLTokenizer) -> str:
     return str(matcher.get_error()) if matcher.is_error() else ""
 
 
-@pytest.mark.parametrize(("shape", "most", "answer"), SHAPES, ids=range(len(SHAPES)))
+@pytest.mark.parametrize(("shape", "most", "answer"), SHAPES)
 def test_too_many_optional_properties_are_refused_before_a_worker_meets_them(
     shape: Any, most: int, answer: str, library: LLTokenizer
 ) -> None:

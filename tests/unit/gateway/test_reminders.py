@@ -40,7 +40,6 @@ def rendered(template: str, messages: list[dict[str, Any]]) -> str:
         (["user a", "assistant b", "system note", "system note"], f"user: a\nassistant: b\nuser: {NOTE}\n\n{NOTE}\n"),
         (["user a", "assistant b", "system note", "user c"], f"user: a\nassistant: b\nuser: {NOTE}\n\nc\n"),
     ],
-    ids=range(5),
 )
 def test_a_late_system_message_is_a_user_s_words_where_it_stands(
     template: str, messages: list[str], shown: str

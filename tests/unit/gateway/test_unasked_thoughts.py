@@ -69,7 +69,7 @@ async def takes(gateway: Gateway, fields: dict[str, Any], *texts: str) -> list[b
     return found
 
 
-@pytest.mark.parametrize(("fields", "text"), BOUND, ids=range(len(BOUND)))
+@pytest.mark.parametrize(("fields", "text"), BOUND)
 async def test_a_model_that_thinks_by_itself_may_unless_it_is_told_not_to(
     thinking: Gateway, fields: dict[str, Any], text: str
 ) -> None:
@@ -78,7 +78,7 @@ async def test_a_model_that_thinks_by_itself_may_unless_it_is_told_not_to(
         assert await takes(thinking, fields | unwanted, text, f"<think>\nHm\n</think>\n\n{text}") == [True, False]
 
 
-@pytest.mark.parametrize(("fields", "text"), BOUND, ids=range(len(BOUND)))
+@pytest.mark.parametrize(("fields", "text"), BOUND)
 async def test_where_the_template_opens_reasoning_only_it_does(
     asked: Gateway, fields: dict[str, Any], text: str
 ) -> None:

@@ -308,7 +308,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("config", "message"), REFUSED, ids=range(len(REFUSED)))
+@pytest.mark.parametrize(("config", "message"), REFUSED)
 def test_what_nobody_reads_is_refused_by_name(
     config: dict[str, Any], message: str, tiny_model: Tiny, tmp_path: Path
 ) -> None:

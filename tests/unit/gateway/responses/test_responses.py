@@ -56,7 +56,6 @@ ROME = [WEATHER]
         ("long", {"max_output_tokens": 2, "text": {"format": {"type": "text"}, "verbosity": "low"}}),
         (None, {"instructions": "Be kind.", "metadata": {"a": "b"}, "temperature": 0.5, "store": True, "user": "u"}),
     ],
-    ids=range(11),
 )
 @pytest.mark.parametrize("per_event", [1, 1_000])
 async def test_a_stream_says_what_the_whole_answer_says(
@@ -145,7 +144,6 @@ def texts(*said: str) -> list[Json]:
             f"<|im_start|>user\nThe conversation up to here was shortened to this:\n\nAll done<|im_end|>\n{HELLO}",
         ),
     ],
-    ids=range(12),
 )  # fmt: skip
 async def test_items_are_the_template_s_messages(gateway: Gateway, items: list[Json], shown: str) -> None:
     await post(gateway, input=items)
@@ -250,7 +248,7 @@ REFUSED: list[tuple[Json, int, str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("fields", "status", "param", "word"), REFUSED, ids=range(len(REFUSED)))
+@pytest.mark.parametrize(("fields", "status", "param", "word"), REFUSED)
 async def test_what_can_t_be_honoured_is_refused_by_name(
     gateway: Gateway, fields: Json, status: int, param: str, word: str
 ) -> None:
@@ -276,7 +274,6 @@ async def test_what_can_t_be_honoured_is_refused_by_name(
         {"include": ["web_search_call.results"], "truncation": "disabled", "background": False, "moderation": None},
         {"reasoning": {"effort": "medium", "summary": None, "context": "auto", "generate_summary": None}},
     ],
-    ids=range(6),
 )
 async def test_what_changes_nothing_is_taken(gateway: Gateway, fields: Json) -> None:
     response_of(await post(gateway, **fields))
@@ -326,7 +323,6 @@ def allowed(mode: str, *tools: Json) -> Json:
         (allowed("required", {"type": "custom", "name": "apply_patch"}, LOOK_UP), [False, True, True, False]),
         (allowed("auto", {"type": "function", "name": "get_weather"}), [True, False, False, True]),
     ],
-    ids=range(7),
 )  # fmt: skip
 async def test_a_choice_binds_the_answer(gateway: Gateway, choice: Any, may: list[bool]) -> None:
     tools = [WEATHER, PATCH, NAMESPACE]
