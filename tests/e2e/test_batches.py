@@ -23,18 +23,12 @@ from gateway.keeping.streams import KeptStreams
 from tests.chaos.asks import Oracle
 from tests.e2e.cluster import ROOT, Cluster
 from tests.integration.waiting import eventually
-from tests.models import build_tiny_model
 
 FAKE = {"fake": True, "kv_memory_mb": 8, "fake_step_ms": 5, "prefill": 0, "decode": 0, "both": 1}
 KEYS = {"acme": "baton-acme-key-of-the-test", "other": "baton-other-key-of-the-test"}
 TENANTS = "".join(f'[tenants.{name}]\nkeys = ["{key}"]\n' for name, key in KEYS.items())
 WITHIN_S = 120.0
 TOKENS = 8
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_tiny_model(tmp_path_factory.mktemp("model") / "tiny", "llama")
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,6 @@ import pytest
 from gateway.answers.tokenizer import ChatTokenizer
 from tests.e2e.asking import FAKE, all_idle, expected, until, watching
 from tests.e2e.cluster import Cluster
-from tests.models import build_tiny_model
 
 QUESTION = "Tell me story 34."  # the fake device ends no answer to it
 TOKENS = 300
@@ -153,11 +152,6 @@ TEXTS = {
     ),
 }
 WAYS = CHATS | TEXTS
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_tiny_model(tmp_path_factory.mktemp("model") / "tiny", "llama")
 
 
 @pytest.fixture(scope="module")

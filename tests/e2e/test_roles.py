@@ -15,15 +15,9 @@ from common.messages import RolesReply, SetRoles, worker_reply_decoder
 from common.peers import Peers
 from tests.e2e.asking import FAKE, all_idle, client_of, complete, expected, until, watching
 from tests.e2e.cluster import Cluster
-from tests.models import build_tiny_model
 
 SWITCH_S = 60.0
 LONG = 600  # tokens of an answer that goes on, however long an order takes: six seconds
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_tiny_model(tmp_path_factory.mktemp("model") / "tiny", "llama")
 
 
 class Stream:

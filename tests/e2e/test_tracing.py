@@ -21,7 +21,6 @@ from nats.aio.msg import Msg
 from tests.e2e.cluster import ROOT, Cluster
 from tests.e2e.otlp_sink import SunkSpan, otlp_sink
 from tests.integration.waiting import eventually
-from tests.models import build_tiny_model
 
 FAKE = {"fake": True, "kv_memory_mb": 8, "fake_step_ms": 5}
 SLOW_ONES = ("--trace-rest-share", "0", "--ttft-slo-ms", "10000", "--tpot-slo-ms", "10000")
@@ -62,11 +61,6 @@ PARENTS = {
     "wait": "attempt", "prefill": "attempt", "reserve": "attempt", "transfer": "attempt", "verify": "transfer",
     "decode": "attempt",
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_tiny_model(tmp_path_factory.mktemp("model") / "tiny", "llama")
 
 
 def named(spans: list[SunkSpan]) -> dict[str, list[SunkSpan]]:

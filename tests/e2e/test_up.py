@@ -9,11 +9,8 @@ import os
 import re
 import shutil
 import signal
-import socket
 import sys
 import time
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import httpx
@@ -22,8 +19,7 @@ import pytest
 
 from services.runtime.running import FILE
 from services.runtime.servers import run_nats, run_redis
-from tests.e2e.stack import PATIENCE_S, Up, up
-from tests.models import build_tiny_model
+from tests.e2e.stack import PATIENCE_S, Start, Up
 from tests.ports import own_port
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -54,19 +50,6 @@ def commands_of_the_readme() -> list[str]:
     made, typed = re.findall(r"^```\n(.*?)^```$", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)[:2]
     assert made == "make up\n"
     return str(typed).replace("\\\n", "").strip().splitlines()
-
-
-Start = Callable[..., contextlib.AbstractAsyncContextManager[Up]]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_tiny_model(tmp_path_factory.mktemp("up") / "tiny", "llama")
-
-
-@pytest.fixture
-def start(model: Path, tmp_path: Path) -> Start:
-    return partial(up, model, tmp_path / "data")
 
 
 async def test_the_curl_line_works_a_dead_worker_comes_back_and_ctrl_c_leaves_nothing(
@@ -205,31 +188,6 @@ async def test_a_lost_nats_is_named_and_stops_everything(start: Start) -> None:
         assert await all_gone(family) == []
 
 
-async def test_two_with_one_data_folder_are_refused(start: Start) -> None:
-    async with start("--fake") as first:
-        await first.says("starting nats")
-        async with start("--fake") as second:
-            code, said = await second.ends()
-            assert (code, len(said)) == (2, 1)
-            assert "another `baton up` uses it" in said[0]
-        await first.says("Baton serves")
-        async with start("--fake", "--port", first.url.rpartition(":")[2]) as second:
-            code, said = await second.ends()
-            assert (code, len(said)) == (2, 1)
-            assert said[0].startswith("baton: Baton runs here since ")
-            assert first.url in said[0]
-
-
-async def test_what_can_be_known_is_refused_before_anything_starts(start: Start, model: Path, tmp_path: Path) -> None:
-    spoilt = shutil.copytree(model, tmp_path / "spoilt")
-    (spoilt / "config.json").write_text('{"architectures": ["FooForCausalLM"]}')
-    async with start("--model", str(spoilt), "--max-model-len", "100000") as up:
-        code, said = await up.ends()
-        assert code == 2, said
-        assert said == [f"baton: {spoilt / 'config.json'}: FooForCausalLM is not served (docs/models.md)"]
-    assert not (tmp_path / "data").exists()
-
-
 async def test_a_model_without_a_chat_template_is_offered_for_completions(
     start: Start, model: Path, tmp_path: Path
 ) -> None:
@@ -329,54 +287,3 @@ async def completion(url: str, number: int) -> list[int]:
     assert answer.status_code == 200, answer.text
     tokens: list[int] = answer.json()["choices"][0]["token_ids"]
     return tokens
-
-
-@pytest.mark.parametrize("prefill", ["1", pytest.param("0", marks=pytest.mark.long)])
-async def test_what_only_a_worker_sees_is_one_line_and_stops_everything(
-    start: Start, model: Path, tmp_path: Path, prefill: str
-) -> None:
-    unknown = shutil.copytree(model, tmp_path / "unknown")
-    fields = json.loads((unknown / "config.json").read_text())
-    (unknown / "config.json").write_text(json.dumps(fields | {"clip_logits": 3}))
-    async with start("--model", str(unknown), "--prefill", prefill) as up:
-        code, said = await up.ends()
-        assert code == 2
-        assert said[-2] == "stopped"
-        assert said[-1].startswith("baton: ")
-        assert "ended with exit code 2: config.json: clip_logits" in said[-1]
-
-
-async def test_a_device_that_is_not_there_is_one_line(start: Start) -> None:
-    async with start("--prefill", "0", "--device", "cuda:99") as up:
-        code, said = await up.ends()
-        assert (code, len(said)) == (2, 1)
-        assert said[0].startswith("baton: --device cuda:99: ")
-
-
-@pytest.mark.parametrize(
-    ("options", "part"),
-    [
-        (["--model", "/no/such/folder"], "--model /no/such/folder: no config.json"),
-        (["--decod", "2"], "unknown option --decod (did you mean --decode?)"),
-        (["--prefill", "many"], "--prefill (BATON_PREFILL)"),
-        (["--host", "0.0.0.0"], "set BATON_API_KEYS"),
-        (["--tool-call-parser", "hermse"], "'hermse' is no parser, did you mean 'hermes'?"),
-        (["--chat-template", "absent.jinja"], "--chat-template absent.jinja: no such file"),
-    ],
-)
-async def test_a_wrong_option_is_one_line(start: Start, options: list[str], part: str) -> None:
-    async with start(*options) as up:
-        code, said = await up.ends()
-        assert code == 2
-        assert len(said) == 1
-        assert part in said[0]
-
-
-async def test_a_port_in_use_is_one_line(start: Start) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = str(taken.getsockname()[1])
-        async with start("--port", port) as up:
-            code, said = await up.ends()
-            assert code == 2
-            assert len(said) == 1
-            assert said[0].startswith(f"baton: --port {port}: in use")

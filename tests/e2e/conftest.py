@@ -1,0 +1,23 @@
+"""Fixtures of the end-to-end tests."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.stack import Start, up
+from tests.models import build_tiny_model
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Llama: the fake device needs its config.json and its tokenizer."""
+    return build_tiny_model(tmp_path_factory.mktemp("model") / "tiny", "llama")
+
+
+@pytest.fixture
+def start(model: Path, tmp_path: Path) -> Start:
+    """`baton up` with that model, each time with the same data folder."""
+    return partial(up, model, tmp_path / "data")
