@@ -6,13 +6,15 @@ The worker allocates the pool with `allocate`, opens the transport on it, and pu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from importlib import import_module
 from typing import Protocol
 
 import torch
 
 from common.messages import KVLayout, Region
 from kvtransfer.plan import Plan, plan_copies
+from kvtransfer.transports import TRANSPORTS
 
 
 class TransferError(Exception):
@@ -107,3 +109,13 @@ class Transport(Protocol):
         ...
 
     async def close(self) -> None: ...
+
+
+def open_transport(name: str, *, host: str = "127.0.0.1") -> Transport:
+    """Return transport `name`. Raises ValueError listing the names, ModuleNotFoundError without its library."""
+    kind = {str(known): kind for known, kind in TRANSPORTS.items()}.get(name)
+    if kind is None:
+        raise ValueError(f"unknown transport {name!r}: choose one of {', '.join(TRANSPORTS)}")
+    module, _, implementation = kind.implementation.partition(":")
+    new: Callable[..., Transport] = getattr(import_module(module), implementation)
+    return new(host=host) if kind.listens_at else new()

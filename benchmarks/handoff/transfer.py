@@ -22,8 +22,7 @@ import torch
 from common.messages import KVLayout, Region
 from engine.cache.pages import pool_dtype, pool_shape
 from kvtransfer.digest import block_digests
-from kvtransfer.select import open_transport
-from kvtransfer.transport import Transport
+from kvtransfer.transport import Transport, open_transport
 from services.worker.gpu import see_one_gpu
 
 SIZES_MIB = (2, 16, 32, 128, 512, 1024)

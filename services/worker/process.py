@@ -29,8 +29,7 @@ from engine.fake.engine import FAKE_VOCAB, FakeCosts, FakeEngine
 from engine.fake.faults import FakeFaults
 from engine.foreign import is_foreign
 from engine.processor import BOUND, settle
-from kvtransfer.select import open_transport
-from kvtransfer.transport import Transport
+from kvtransfer.transport import Transport, open_transport
 from kvtransfer.transports import reaches_others
 from prefill.role import PrefillRole
 from services.runtime.loading import fail, load_settings

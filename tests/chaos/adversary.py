@@ -33,8 +33,7 @@ from common.messages import (
 )
 from common.words import WorkerStatus
 from engine.cache.pages import pool_dtype, pool_shape
-from kvtransfer.select import open_transport
-from kvtransfer.transport import Link
+from kvtransfer.transport import Link, open_transport
 from tests.chaos.cluster import ChaosCluster
 from tests.integration.waiting import eventually
 from worker.heartbeat import HEARTBEAT_S

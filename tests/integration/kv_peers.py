@@ -16,13 +16,17 @@ import torch
 
 from common.messages import KVLayout, Region
 from engine.cache.pages import pool_dtype, pool_shape
-from kvtransfer.select import open_transport
-from kvtransfer.transport import Link, Transport
+from kvtransfer.transport import Link, Transport, open_transport
 from tests import preloaded
 from tests.preloaded import Process
 
 BOUND_S = 90.0  # far above what anything here takes: what exceeds it hangs
-LOADED = ("engine.cache.pages", "kvtransfer.digest", "kvtransfer.select", "kvtransfer.shm")  # UCX is a process's own
+LOADED = (
+    "engine.cache.pages",
+    "kvtransfer.digest",
+    "kvtransfer.transport",
+    "kvtransfer.shm",
+)  # UCX is a process's own
 SMALL = KVLayout(num_blocks=64, num_layers=2, block_size=16, num_kv_heads=2, head_dim=16, dtype="float32")
 LARGE = KVLayout(num_blocks=80, num_layers=8, block_size=16, num_kv_heads=8, head_dim=64, dtype="float32")  # 40 MiB
 SCATTERED = [63, 0, 1, 2, 40, 17, 18, 5, 62, 33]

@@ -17,7 +17,7 @@ import torch
 from common.messages import KVLayout
 from engine.cache.pages import pool_dtype, pool_shape
 from kvtransfer.digest import block_digests
-from kvtransfer.select import open_transport
+from kvtransfer.transport import open_transport
 
 
 async def main(name: str, layout: KVLayout, incarnation: int) -> None:

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from common.messages import KVLayout, Region
-from kvtransfer.select import open_transport
-from kvtransfer.transport import TransferError
+from kvtransfer.transport import TransferError, open_transport
 from tests.fakes.workers import LAYOUT
 
 ADDRESSES = [

@@ -13,8 +13,7 @@ import torch
 from common.messages import KVLayout, Region
 from kvtransfer.cuda.ipc import FORGOTTEN_S, GONE_AFTER_S, PREFIX, CudaIpcTransport
 from kvtransfer.liveness import create_locked, host
-from kvtransfer.select import open_transport
-from kvtransfer.transport import TransferError
+from kvtransfer.transport import TransferError, open_transport
 from kvtransfer.transports import TRANSPORTS, TransportName, automatic, reaches_others
 from tests.needs import needs
 
