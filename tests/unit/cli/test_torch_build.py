@@ -93,6 +93,7 @@ def test_without_a_gpu_the_build_for_cpus_is_taken_where_nobody_said_otherwise(
     monkeypatch.setattr(torch_build, "has_gpu", lambda: gpu)
     monkeypatch.setattr(torch_build, "is_configured", lambda: configured)
     monkeypatch.setattr(torch_build, "is_there", lambda wanted: False)
+    monkeypatch.setattr(torch_build, "urls_of", lambda wanted, settings: [])  # one start of pip less: above
     monkeypatch.setenv("TORCH", asked)
     monkeypatch.setenv("PIP_TARGET", str(tmp_path / "installed"))
     monkeypatch.setattr(sys, "argv", ["torch_build", "torch==2.13.0"])
@@ -109,6 +110,7 @@ def test_an_index_that_is_named_is_used_and_a_wrong_word_is_refused(
     monkeypatch.setenv("TORCH_INDEX", (tmp_path / "own").as_uri())
     monkeypatch.setenv("PIP_TARGET", str(tmp_path / "installed"))
     monkeypatch.setattr(torch_build, "is_there", lambda wanted: False)
+    monkeypatch.setattr(torch_build, "urls_of", lambda wanted, settings: [])  # one start of pip less: above
     monkeypatch.setattr(sys, "argv", ["torch_build", "torch==2.13.0"])
     assert torch_build.main() == 0
     assert [*(tmp_path / "installed").glob("torch-2.13.0+cpu.dist-info")]

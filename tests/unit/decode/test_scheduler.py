@@ -6,13 +6,14 @@ import random
 from collections import deque
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from decode.request import DecodeRequest
 from decode.scheduler import DecodeScheduler
 from engine.cache.block_pool import BlockPool
 from engine.engine import Chunk
+from tests.examples import examples
 from tests.unit.decode.scheduling import BLOCK, land, make_request, new_scheduler
 from worker.device.trials import Trials
 from worker.serving.allocation import blocks_for
@@ -53,7 +54,7 @@ def names(chunks: list[Chunk]) -> list[str]:
     return [chunk.sequence.request_id for chunk in chunks]
 
 
-@settings(max_examples=100, deadline=None)
+@examples(40)
 @given(
     seed=st.integers(0, 2**32),
     num_blocks=st.integers(8, 40),

@@ -12,7 +12,7 @@ from typing import Any
 import jinja2
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import safe_open
 
@@ -22,6 +22,7 @@ from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.sequence import Sequence
 from gateway.answers.tokenizer import ChatTokenizer
+from tests.examples import examples
 from worker.serving.allocation import admit, grow
 
 DEMO = Path(__file__).resolve().parents[3] / "demo"
@@ -45,7 +46,7 @@ def test_it_is_small_and_bf16() -> None:
     assert json.loads((DEMO / "config.json").read_text())["architectures"] == ["LlamaForCausalLM"]
 
 
-@settings(max_examples=200, deadline=None)
+@examples(80)
 @given(text=st.text(max_size=80))
 def test_any_text_comes_back(tokenizer: ChatTokenizer, text: str) -> None:
     assert tokenizer.decode(tokenizer.encode(text), skip_special_tokens=False) == text

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
 
 from engine.cache.block_pool import BlockPool, OutOfBlocksError
+from tests.examples import examples
 from tests.unit.engine.pool_holders import Holders
 
 
@@ -410,4 +410,4 @@ class StatesMachine(Holders):
 
 TestPoolMachine = PoolMachine.TestCase
 TestStatesMachine = StatesMachine.TestCase
-TestPoolMachine.settings = TestStatesMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestPoolMachine.settings = TestStatesMachine.settings = examples(25, stateful_step_count=40)

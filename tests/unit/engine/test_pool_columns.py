@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import overload
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
 
 from engine.cache.block_pool import BlockPool, OutOfBlocksError
 from engine.cache.usable import UsablePrefixes
+from tests.examples import examples
 from tests.unit.engine.pool_holders import Holders
 
 M, SEEN = 2, 3  # blocks of a column, and columns that a window of nine positions reaches into
@@ -264,4 +264,4 @@ class ColumnsMachine(Holders):
 
 
 TestColumnsMachine = ColumnsMachine.TestCase
-TestColumnsMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestColumnsMachine.settings = examples(25, stateful_step_count=40)

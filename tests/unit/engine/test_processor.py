@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from engine.processor import BOUND, WITHOUT_TILES, settle
+from engine.processor import BOUND, WITHOUT_TILES, has_avx512, settle
 from tests.unit.house.measures import ROOT
 
 
@@ -57,9 +57,13 @@ def test_a_settled_process_multiplies_in_bfloat16() -> None:
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, check=False).returncode == 0
 
 
-@pytest.mark.parametrize(
-    "limit", [{BOUND: "AVX2"}, {"ATEN_CPU_CAPABILITY": "avx2"}, {"ATEN_CPU_CAPABILITY": "default"}]
-)
+@pytest.mark.parametrize("capability", ["DEFAULT", "AVX2"])
+def test_torch_s_own_limit_is_heeded(capability: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda: capability)
+    assert not has_avx512()
+
+
+@pytest.mark.parametrize("limit", [{BOUND: "AVX2"}, {"ATEN_CPU_CAPABILITY": "avx2"}])
 def test_what_a_limit_forbids_is_not_used(limit: dict[str, str]) -> None:
     """oneDNN without VNNI adds up products of bytes in 16 bits: too few."""
     code = (

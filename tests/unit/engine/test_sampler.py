@@ -8,11 +8,12 @@ import math
 import pytest
 import torch
 import transformers
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.sampling.host import SampledRow, _adjust, _filter, choose_tokens, sample
 from engine.sequence import Sequence
+from tests.examples import examples
 from tests.unit.engine.generate import new_sequence
 
 VOCAB = 24
@@ -80,7 +81,7 @@ def test_seed_and_position_change_the_draw() -> None:
     assert len(set(sampled_ids(logits, sequences))) > 10
 
 
-@settings(max_examples=60, deadline=None)
+@examples(25)
 @given(
     seed=st.integers(0, 1000),
     top_k=st.integers(0, VOCAB + 3),

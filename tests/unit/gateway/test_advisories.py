@@ -152,14 +152,14 @@ def bombs(tmp_path: Path) -> tuple[Path, list[bytes]]:
     return made, pickles
 
 
-async def test_no_route_unpickles(either: Gateway, bombs: tuple[Path, list[bytes]]) -> None:
+async def test_no_route_unpickles(gateway: Gateway, bombs: tuple[Path, list[bytes]]) -> None:
     made, pickles = bombs
-    document = (await either.http.get("/openapi.json")).json()
+    document = (await gateway.http.get("/openapi.json")).json()
     paths = [path for path, methods in document["paths"].items() if "post" in methods]
     assert set(PATHS) <= set(paths)
     for path in paths:
         for kind in ("application/json", "application/octet-stream", "application/x-pickle"):
-            answer = await either.http.post(path, content=pickles[-1], headers={"content-type": kind})
+            answer = await gateway.http.post(path, content=pickles[-1], headers={"content-type": kind})
             assert 400 <= answer.status_code < 500, (path, kind)
     assert not made.exists()
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from common.errors import InvalidRequestError
@@ -16,6 +16,7 @@ from gateway.answers.tokenizer import ChatTokenizer
 from gateway.parsing.choose import Parsers
 from gateway.templates.shade import Shade
 from gateway.templates.template import ChatTemplate
+from tests.examples import examples
 from tests.unit.gateway.tokenizers_of_others import WORDS_OF_GEMMA, write_folder
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -63,7 +64,7 @@ def controls(tokenizer: ChatTokenizer, ids: list[int]) -> list[int]:
     return [index for index in ids if index in tokenizer.controls.ids]
 
 
-@settings(max_examples=60, deadline=None)
+@examples(25)
 @given(contents=st.tuples(_hostile, _hostile, _hostile.filter(lambda text: "</think>" not in text), _hostile))
 def test_only_the_template_makes_control_tokens(any_tokenizer: ChatTokenizer, contents: tuple[str, ...]) -> None:
     ids = any_tokenizer.encode_chat(chat(*contents))
@@ -75,7 +76,7 @@ def test_only_the_template_makes_control_tokens(any_tokenizer: ChatTokenizer, co
         assert "".join(any_tokenizer.decode(ids, skip_special_tokens=False).split()) == "".join(spaced.split())
 
 
-@settings(max_examples=60, deadline=None)
+@examples(25)
 @given(contents=st.lists(_harmless, min_size=1, max_size=4))
 def test_other_text_has_the_tokens_that_it_always_had(any_tokenizer: ChatTokenizer, contents: list[str]) -> None:
     messages = chat(*contents)
@@ -83,7 +84,7 @@ def test_other_text_has_the_tokens_that_it_always_had(any_tokenizer: ChatTokeniz
     assert any_tokenizer.encode_chat(messages) == before
 
 
-@settings(max_examples=60, deadline=None)
+@examples(25)
 @given(text=_hostile | _harmless)
 def test_a_raw_prompt_is_parsed_unless_told_otherwise(any_tokenizer: ChatTokenizer, text: str) -> None:
     own = any_tokenizer.tokenizer

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import gguf
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from common.model.files import read_file, read_json
@@ -17,6 +17,7 @@ from common.model.splits import splits
 from common.model.tokenizer import generation_config, tokenizer_json
 from gateway.answers.tokenizer import ChatTokenizer
 from gateway.request.defaults import sampling_defaults
+from tests.examples import examples
 from tests.gguf_files import add_tokenizer
 from tests.unit.gateway.tokenizers_of_others import write_folder
 
@@ -75,7 +76,7 @@ def _take_the_rules(folder: Path, pre: str) -> None:
 
 @pytest.mark.parametrize("name", ["demo", "llama3", "qwen3", "llama2", "gemma4"])
 @given(text=TEXTS)
-@settings(max_examples=150, deadline=None)
+@examples(60)
 def test_texts_become_the_same_tokens(
     pair: Callable[[str], tuple[ChatTokenizer, ChatTokenizer]], name: str, text: str
 ) -> None:

@@ -7,7 +7,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from common.errors import DeadlineExceededError, InvalidRequestError, OverloadedError
@@ -18,6 +18,7 @@ from gateway.answers.tokenising import Tokenising
 from gateway.answers.tokenizer import ChatTokenizer
 from gateway.http.problem import ContextLengthError
 from gateway.templates.template import TooLongError
+from tests.examples import examples
 from tests.fakes.generations import ScriptedGenerations
 from tests.unit.gateway.conftest import MODEL, Gateway
 
@@ -38,7 +39,7 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("small_pieces")
-@settings(max_examples=60, deadline=None)
+@examples(25)
 @given(text=_words)
 def test_pieces_have_the_tokens_of_the_whole(any_tokenizer: ChatTokenizer, text: str) -> None:
     whole = any_tokenizer.tokenizer.encode(text).ids
@@ -52,7 +53,7 @@ def test_pieces_have_the_tokens_of_the_whole(any_tokenizer: ChatTokenizer, text:
     assert any_tokenizer.lengths.fewest_tokens(text) <= len(any_tokenizer.encode(text, add_special_tokens=False))
 
 
-@settings(max_examples=60, deadline=None)
+@examples(25)
 @given(text=_words, keep=st.integers(1, 40), small=st.sampled_from([8, 1 << 20]))
 def test_the_end_of_a_text_has_the_tokens_of_the_whole(
     any_tokenizer: ChatTokenizer, text: str, keep: int, small: int

@@ -6,7 +6,7 @@ import random
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from common.blocks import pack_tokens
@@ -15,6 +15,7 @@ from common.peers import Incarnation
 from gateway.request.ends import Sign
 from gateway.request.spec import GenerationSpec
 from gateway.request.state import Phase, RequestState
+from tests.examples import examples
 
 PREFILL, DECODE, OTHER = Incarnation("p", 1), Incarnation("d", 1), Incarnation("d", 2)
 ANSWER = [100 + index for index in range(30)]
@@ -78,7 +79,7 @@ def test_cached_tokens_are_not_what_an_earlier_attempt_left(
     assert fresh.without_own(found).cached_tokens == 48
 
 
-@settings(max_examples=300, deadline=None)
+@examples(120)
 @given(seed=st.integers(0, 2**32))
 def test_tokens_come_in_order_once_whatever_the_network_does(seed: int) -> None:
     rng = random.Random(seed)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from common.errors import InvalidRequestError
@@ -16,6 +16,7 @@ from gateway.dialects.openai.foreign import CHAT, COMPLETIONS
 from gateway.dialects.openai.schema import ChatRequest, CompletionRequest
 from gateway.http.fields import parse_body
 from gateway.routes.text import DetokenizeRequest, TokenizeRequest
+from tests.examples import examples
 
 MODELS = [ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest]
 FIELDS = sorted(
@@ -41,7 +42,7 @@ messages = st.lists(
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)
-@settings(max_examples=150, deadline=None)
+@examples(60)
 @given(data=st.data())
 def test_any_body_is_parsed_or_refused(model: Any, data: st.DataObject) -> None:
     fields = st.dictionaries(st.sampled_from(FIELDS) | st.text(max_size=5), values, max_size=4)
@@ -58,7 +59,7 @@ def test_any_body_is_parsed_or_refused(model: Any, data: st.DataObject) -> None:
             assert all(isinstance(prompt, str | list) and prompt for prompt in parsed.prompts)
 
 
-@settings(max_examples=200, deadline=None)
+@examples(80)
 @given(raw=st.binary(max_size=60) | st.text(alphabet='{}[]":,\\u0123456789tfn', max_size=40).map(str.encode))
 def test_any_bytes_are_refused(raw: bytes) -> None:
     with pytest.raises(InvalidRequestError):

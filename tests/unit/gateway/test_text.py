@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.answers import stop
 from gateway.answers.detokenizer import Detokenizer
 from gateway.answers.stop import StopMatcher
 from gateway.answers.tokenizer import ChatTokenizer
+from tests.examples import examples
 
 
-@settings(max_examples=200, deadline=None)
+@examples(80)
 @given(text=st.text(max_size=60))
 def test_pieces_joined_are_the_text(tokenizer: ChatTokenizer, text: str) -> None:
     ids = tokenizer.encode(text, add_special_tokens=False)
@@ -21,7 +22,7 @@ def test_pieces_joined_are_the_text(tokenizer: ChatTokenizer, text: str) -> None
     assert "".join(pieces) + detokenizer.flush() == tokenizer.decode(ids, skip_special_tokens=True)
 
 
-@settings(max_examples=200, deadline=None)
+@examples(80)
 @given(text=st.text(max_size=60) | st.text(alphabet="the wüé🙂 ", max_size=60), size=st.integers(1, 4))
 def test_pieces_joined_are_the_text_with_prefix_spaces(
     prefix_space_tokenizer: ChatTokenizer, text: str, size: int
@@ -34,7 +35,7 @@ def test_pieces_joined_are_the_text_with_prefix_spaces(
     assert "".join(pieces) + detokenizer.flush() == prefix_space_tokenizer.decode(ids, skip_special_tokens=True)
 
 
-@settings(max_examples=300, deadline=None)
+@examples(120)
 @given(ids=st.lists(st.integers(0, 511), max_size=40), skip=st.booleans())
 def test_any_tokens_joined_are_their_decoding(tokenizer: ChatTokenizer, ids: list[int], skip: bool) -> None:
     detokenizer = Detokenizer(tokenizer, skip_special_tokens=skip)
@@ -65,7 +66,7 @@ def _first_stop(text: str, stops: list[str]) -> tuple[int, str] | None:
     return None
 
 
-@settings(max_examples=500, deadline=None)
+@examples(200)
 @given(
     pieces=st.lists(st.text(alphabet="abc", max_size=4), max_size=20),
     stops=st.lists(st.text(alphabet="abc", min_size=1, max_size=6), max_size=4),

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from common.errors import InvalidRequestError
@@ -14,6 +14,7 @@ from gateway.dialects.openai.schema import ChatRequest, CompletionRequest
 from gateway.http import fields
 from gateway.http.fields import MAX_TOKEN_IDS, MAX_VALUES, TextsLeft, Values, parse_body
 from gateway.routes.text import DetokenizeRequest
+from tests.examples import examples
 
 _text = st.text(st.sampled_from('a",[{\\]}:\n Ö🙂'), max_size=12)
 _json = st.recursive(
@@ -31,7 +32,7 @@ def values_in(value: Any) -> Values:
     return Values(max(0, len(inner) - 1) + sum(one.commas for one in found), own + sum(one.containers for one in found))
 
 
-@settings(max_examples=300, deadline=None)
+@examples(120)
 @given(value=_json, is_ascii=st.booleans(), size=st.sampled_from([1, 2, 3, 7, 1 << 16]))
 def test_what_is_in_strings_does_not_count(value: Any, is_ascii: bool, size: int) -> None:
     text = json.dumps(value, ensure_ascii=is_ascii).encode()

@@ -52,6 +52,12 @@ def tree_of(path: Path) -> ast.Module:
     return ast.parse(text_of(path))
 
 
+@cache
+def nodes_of(path: Path) -> tuple[ast.AST, ...]:
+    """All of a module's nodes: a walk takes longer than to read it."""
+    return tuple(ast.walk(tree_of(path)))
+
+
 def name_of(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
@@ -101,11 +107,14 @@ def settings() -> Measure:
 # -- shapes -------------------------------------------------------------------------------------------------------
 
 
-def _classes() -> Iterator[tuple[str, ast.ClassDef]]:
-    for path in sources(*PACKAGES):
-        for node in ast.walk(tree_of(path)):
-            if isinstance(node, ast.ClassDef):
-                yield f"{name_of(path)}:{node.name}", node
+@cache
+def _classes() -> tuple[tuple[str, ast.ClassDef], ...]:
+    return tuple(
+        (f"{name_of(path)}:{node.name}", node)
+        for path in sources(*PACKAGES)
+        for node in nodes_of(path)
+        if isinstance(node, ast.ClassDef)
+    )
 
 
 def _base_names(node: ast.ClassDef) -> list[str]:
@@ -178,7 +187,7 @@ def inheritance_between_our_classes() -> Measure:
 def complexity() -> Measure:
     counts: dict[str, float] = {}
     for path in sources(*PACKAGES):
-        for node in ast.walk(tree_of(path)):
+        for node in nodes_of(path):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not path.stem.startswith("triton_"):
                 counts[f"{name_of(path)}:{node.lineno} {node.name}"] = _branches(node)
     return _largest(counts)
@@ -225,7 +234,7 @@ def formats_that_layers_ask_for() -> Measure:
     found = [
         f"{name_of(path)}:{node.lineno}"
         for path in layers
-        for node in ast.walk(tree_of(path))
+        for node in nodes_of(path)
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "isinstance" and "Linear" in ast.unparse(node)
     ]
     return Measure(len(found), found)
@@ -259,12 +268,12 @@ def _imports() -> dict[str, set[str]]:
     for module, path in modules.items():
         skipped = {
             inner
-            for node in ast.walk(tree_of(path))
+            for node in nodes_of(path)
             if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
             for inner in ast.walk(node)
         }
         graph[module] = set()
-        for node in ast.walk(tree_of(path)):
+        for node in nodes_of(path):
             if node in skipped:
                 continue
             if isinstance(node, ast.ImportFrom) and node.module:
@@ -359,7 +368,7 @@ def prose_words_per_100_lines() -> Measure:
     for path in sources(*PACKAGES):
         lines += len(text_of(path).splitlines())
         words += sum(len(text.split()) for _, text, _ in comments_of(path))
-        for node in ast.walk(tree_of(path)):
+        for node in nodes_of(path):
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
                 words += len((ast.get_docstring(node) or "").split())
     return Measure(round(100 * words / lines), [f"{words} words, {lines} lines"])

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import ast
-from pathlib import Path
 from typing import Literal
 
 import pytest
 
 from tests.conftest import pytest_report_teststatus
-
-TESTS = Path(__file__).resolve().parents[2]
+from tests.unit.house.measures import name_of, nodes_of, sources
 
 
 def test_no_test_module_imports_from_another() -> None:
     """What two test modules need is in a helper beside them, or in tests/fakes."""
     found = []
-    for path in sorted(TESTS.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for path in sources("tests"):
+        for node in nodes_of(path):
             if isinstance(node, ast.ImportFrom):
                 names = [node.module or "", *(alias.name for alias in node.names)]
             elif isinstance(node, ast.Import):
@@ -25,17 +23,17 @@ def test_no_test_module_imports_from_another() -> None:
             else:
                 continue
             if any(part.startswith("test_") for name in names for part in name.split(".")):
-                found.append(f"{path.relative_to(TESTS)}:{node.lineno}")
+                found.append(f"{name_of(path)}:{node.lineno}")
     assert found == []
 
 
 def test_no_test_skips_by_itself_what_make_installs() -> None:
     found = []
-    for path in sorted(TESTS.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for path in sources("tests"):
+        for node in nodes_of(path):
             called = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
             if called.endswith("importorskip") or (called.endswith("skipif") and "find_spec" in ast.unparse(node)):
-                found.append(f"{path.relative_to(TESTS)}:{node.lineno}")
+                found.append(f"{name_of(path)}:{node.lineno}")
     assert found == [], "tests/needs.py has the function for it"
 
 

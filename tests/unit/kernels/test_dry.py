@@ -35,7 +35,6 @@ FEW_GRAPHS = {"max_sequences": 12, "max_batch_tokens": 256}
 QUICK = (
     "qwen3_5",
     "llama, real heads, fp8 while loading",
-    "deepseek_v3, fp8 keys and values",
     "checkpoint of awq, experts",
 )
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
 from common.pages import KVLayout, PagePart
 from kvtransfer.digest import block_digests, lane_view, multipliers
 from kvtransfer.plan import plan_copies
+from tests.examples import examples
 
 SHAPE = (6, 2, 2, 4, 2, 8)  # num_blocks, layers, 2, block_size, heads, head_dim
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -45,7 +46,7 @@ def test_the_digest_is_what_its_definition_says(dtype: torch.dtype) -> None:
     assert digests == [by_definition(lane_view(pool)[block].tolist()) for block in (4, 0, 4)]
 
 
-@settings(max_examples=60, deadline=None)
+@examples(25)
 @given(dtype=st.sampled_from(DTYPES), byte=st.integers(0, 10**6), flip=st.integers(1, 255))
 def test_any_changed_byte_changes_its_blocks_digest_and_no_other(dtype: torch.dtype, byte: int, flip: int) -> None:
     pool = random_pool(dtype)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from common.errors import HandoffRefusedError
 from common.words import Refusal
 from kvtransfer.lease import MAX_TOMBSTONES, TOMBSTONE_S, Lease, LeaseState, LeaseTable
+from tests.examples import examples
 
 LEASE_S = 10.0
 
@@ -386,5 +386,5 @@ class AnyOrder(RuleBasedStateMachine):
         assert {lease.state for lease in self.leases} <= ended
 
 
-AnyOrder.TestCase.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
+AnyOrder.TestCase.settings = examples(50, stateful_step_count=40)
 TestAnyOrder = AnyOrder.TestCase

@@ -9,12 +9,13 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from common.pages import KVLayout, PagePart
 from kvtransfer.digest import factors_of, lane_digest
 from kvtransfer.plan import Lanes, LayoutMismatchError, Plan, Runs, lane_indices, plan_copies
+from tests.examples import examples
 
 Block = npt.NDArray[np.uint8]
 
@@ -99,7 +100,7 @@ layouts = st.builds(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@examples(80)
 @given(whole=layouts, before=st.sampled_from([1, 2, 4]), after=st.sampled_from([1, 2, 4]), seed=st.integers(0, 2**16))
 def test_a_source_fills_the_heads_that_both_keep_once_and_as_heads_moved_one_by_one(
     whole: KVLayout, before: int, after: int, seed: int
@@ -122,7 +123,7 @@ def test_a_source_fills_the_heads_that_both_keep_once_and_as_heads_moved_one_by_
         assert reached.all()
 
 
-@settings(max_examples=100, deadline=None)
+@examples(40)
 @given(whole=layouts, before=st.sampled_from([1, 2, 4]), after=st.sampled_from([1, 2, 4]), seed=st.integers(0, 2**16))
 def test_what_a_source_writes_has_one_digest_at_both_ends(whole: KVLayout, before: int, after: int, seed: int) -> None:
     block = np.random.default_rng(seed).integers(0, 256, whole.block_bytes, dtype=np.uint8)
@@ -137,7 +138,7 @@ def digest_of(block: Block, whole: KVLayout, kept: KVLayout, lanes: Lanes) -> in
     return int(lane_digest(cut(block, whole, kept).view(np.uint32)[lanes], factors_of(kept)[lanes]))
 
 
-@settings(max_examples=100, deadline=None)
+@examples(40)
 @given(whole=layouts, ranks=st.sampled_from([1, 2, 4]))
 def test_lane_indices_of_shards_are_those_of_the_whole_models_block(whole: KVLayout, ranks: int) -> None:
     numbered = np.arange(whole.block_bytes // 4, dtype=np.uint32)
@@ -146,7 +147,7 @@ def test_lane_indices_of_shards_are_those_of_the_whole_models_block(whole: KVLay
         assert (lane_indices(shard) == cut(numbered.view(np.uint8), whole, shard).view(np.uint32)).all()
 
 
-@settings(max_examples=100, deadline=None)
+@examples(40)
 @given(whole=layouts, ranks=st.sampled_from([1, 2, 4]), num_blocks=st.integers(1, 99))
 def test_between_equal_layouts_a_block_is_one_run(whole: KVLayout, ranks: int, num_blocks: int) -> None:
     for shard in shards(whole, ranks):

@@ -13,6 +13,7 @@ from planner.observed import Observed, Role, WorkerLoad
 from planner.policy import Decision, Memory, plan
 from planner.pressure import Pressures
 from planner.settings import PlanSettings
+from tests.examples import examples
 
 AT_ONCE = PlanSettings(hold_s=0.0, cooldown_s=0.0, reverse_s=0.0)
 BLOCKS = 1000
@@ -308,7 +309,7 @@ def test_no_role_is_ever_emptied(load: Load, roles: dict[str, tuple[Role, ...]])
 
 
 @given(loads(), fleets)
-@settings(max_examples=300)
+@examples(120)
 def test_under_constant_load_roles_come_to_rest_and_no_worker_moves_twice(
     load: Load, roles: dict[str, tuple[Role, ...]]
 ) -> None:
@@ -321,7 +322,7 @@ def test_under_constant_load_roles_come_to_rest_and_no_worker_moves_twice(
 
 
 @given(st.lists(st.tuples(loads(), st.integers(1, 40)), min_size=1, max_size=8), fleets)
-@settings(max_examples=50)
+@examples(25)
 def test_moves_are_bounded_by_the_cool_down_whatever_happens(
     phases: list[tuple[Load, int]], roles: dict[str, tuple[Role, ...]]
 ) -> None:

@@ -9,10 +9,11 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from common.model.gguf import GgufError, parts_of, read_header
+from tests.examples import examples
 
 METADATA = {
     "llama.block_count": 2,
@@ -84,7 +85,7 @@ def test_a_part_alone_says_that_it_is_one(tmp_path: Path) -> None:
 
 
 @given(length=st.integers(0, 2000))
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_file_cut_short_is_refused(whole: Path, tmp_path: Path, length: int) -> None:
     end = max(tensor.end for tensor in read_header(whole).tensors.values())
     (tmp_path / "cut.gguf").write_bytes(whole.read_bytes()[: min(length, end - 1)])
@@ -93,7 +94,7 @@ def test_a_file_cut_short_is_refused(whole: Path, tmp_path: Path, length: int) -
 
 
 @given(changes=st.lists(st.tuples(st.integers(0, 500), st.sampled_from(["<B", "<I", "<Q"]), st.integers(0, 2**64 - 1))))
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(160, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_whatever_a_file_claims_no_tensor_leaves_it(
     whole: Path, tmp_path: Path, changes: list[tuple[int, str, int]]
 ) -> None:

@@ -20,7 +20,8 @@ def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return Bench(request.param, tmp_path_factory.mktemp("family"))
 
 
-@pytest.mark.parametrize("chunk_size", [512, 23])
+# Chunks are handed over beside sequences that decode, too: below.
+@pytest.mark.parametrize("chunk_size", [512, pytest.param(23, marks=pytest.mark.long)])
 def test_a_prompt_is_handed_over_and_goes_on(bench: Bench, chunk_size: int) -> None:
     bench.check_handed_over(chunk_size=chunk_size)
 

@@ -12,7 +12,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from common.model import tokenizer
@@ -30,6 +30,7 @@ from engine.kernels.quantised.gguf_blocks import BLOCK_ELEMENTS, DECODERS
 from engine.spec.attention import AttentionSpec
 from engine.spec.model import UnsupportedModelError
 from engine.spec.scaling import YarnScaling
+from tests.examples import examples
 from tests.gguf_files import changed, write_gguf
 from tests.models import build_tiny_model
 
@@ -178,7 +179,7 @@ ENTRIES = (
 
 
 @given(entries=st.dictionaries(st.sampled_from(ENTRIES), ODD, min_size=1, max_size=3))
-@settings(max_examples=300, deadline=None)
+@examples(120)
 def test_whatever_metadata_say_is_read_or_refused(read: GgufHeader, entries: dict[str, Any]) -> None:
     header = replace(read, metadata={**read.metadata, **entries})
     with contextlib.suppress(UnsupportedModelError, ValueError):

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.parsing.choose import CALLS, REASONINGS, Parsers, choose
+from tests.examples import examples
 from tests.unit.gateway.parsing.cases import CASES, CITY, Case
 from tests.unit.gateway.parsing.formats import parse, pieces_of, said_of
 
@@ -33,7 +34,7 @@ def test_a_cut_at_any_place_gives_the_same_message(name: str) -> None:
         assert said_of(parsed) == case.said, at
 
 
-@settings(max_examples=60, deadline=None)
+@examples(25)
 @given(name=st.sampled_from(sorted(CASES)), cuts=st.lists(st.integers(1, 9), min_size=1, max_size=12))
 def test_any_cuts_give_the_same_message(name: str, cuts: list[int]) -> None:
     case = CASES[name]
@@ -41,7 +42,7 @@ def test_any_cuts_give_the_same_message(name: str, cuts: list[int]) -> None:
     assert said_of(parsed) == case.said
 
 
-@settings(max_examples=150, deadline=None)
+@examples(60)
 @given(
     name=st.sampled_from(sorted(CASES)), cuts=st.lists(st.integers(1, 9), min_size=1, max_size=12), end=st.integers(0, 200),
     junk=st.text(alphabet='<>{}[]"\\:, \nabt_/|=', max_size=12),
@@ -56,7 +57,7 @@ def test_broken_answers_are_the_same_however_they_are_cut(name: str, cuts: list[
     assert [(one.name, one.arguments) for one in at_once.calls] == [(one.name, one.arguments) for one in cut.calls]
 
 
-@settings(max_examples=300, deadline=None)
+@examples(120)
 @given(
     name=st.sampled_from(sorted(CASES)), cuts=st.lists(st.integers(1, 9), min_size=1, max_size=12), at=st.integers(0, 200),
     junk=st.text(alphabet='<>{}[]"\\:, \nabt_/|=', max_size=12), tools=st.booleans(), begins=st.booleans(),
@@ -75,7 +76,7 @@ def test_what_is_plain_need_not_be_parsed(
     assert [(one.name, one.arguments) for one in told.calls] == [(one.name, one.arguments) for one in read.calls]
 
 
-@settings(max_examples=300, deadline=None)
+@examples(120)
 @given(
     name=st.sampled_from(sorted(CASES)), at=st.integers(0, 200), end=st.integers(1, 200), is_whole=st.booleans(),
     junk=st.text(alphabet='<>{}[]"\\:, \nabt_/|=', max_size=6),

@@ -6,7 +6,7 @@ import json
 from typing import Any, cast
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from common.words import Finish
@@ -18,6 +18,7 @@ from gateway.dialects.responses.output import Called, OutputRules
 from gateway.dialects.responses.sealed import COMPACTION, REASONING, unsealed
 from gateway.http.problem import Problem
 from gateway.parsing.parsed import CallDelta
+from tests.examples import examples
 from tests.unit.gateway.responses.wire import events_of, text_of
 
 ECHOED = {"parallel_tool_calls": True, "tool_choice": "auto", "tools": []}
@@ -108,7 +109,7 @@ def test_every_kind_of_item_comes_with_its_events_in_order() -> None:
     assert last["usage"]["output_tokens_details"]["reasoning_tokens"] == 3
 
 
-@settings(max_examples=30, deadline=None)
+@examples(25)
 @given(st.data())
 def test_an_answer_says_the_same_however_it_is_cut(data: st.DataObject) -> None:
     cut = [(kind, data.draw(bits_of(text))) for kind, text in SAID]

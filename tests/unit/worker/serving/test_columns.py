@@ -7,7 +7,7 @@ from collections import deque
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from common.pages import KVLayout
@@ -17,6 +17,7 @@ from engine.cache.pages import blocks_of_a_sequence
 from engine.sequence import Chunk, Sequence
 from engine.step.limits import wrong_columns
 from kvtransfer.cargo import Cargo
+from tests.examples import examples
 from tests.unit.decode.scheduling import make_request
 from tests.unit.engine.generate import new_sequence
 from worker.serving.allocation import HeldBlocks, admit, admit_in_turn, grow, needs, publish_computed, withdraw
@@ -223,7 +224,7 @@ def test_what_proved_wrong_is_found_by_nobody_also_columns_that_went() -> None:
     max_chunk=st.integers(1, 40),
     depth=st.integers(1, 2),
 )
-@settings(max_examples=150, deadline=None)
+@examples(60)
 def test_the_longest_sequence_can_be_computed_alone(
     num_blocks: int, column_blocks: int, window: int, max_chunk: int, depth: int
 ) -> None:
@@ -252,7 +253,7 @@ def test_the_longest_sequence_can_be_computed_alone(
     assert longest >= num_blocks // (1 + column_blocks) * BLOCK
 
 
-@settings(max_examples=100, deadline=None)
+@examples(40)
 @given(seed=st.integers(0, 2**32))
 def test_whatever_is_interleaved_no_column_is_lost_and_none_is_missed(seed: int) -> None:
     rng = random.Random(seed)

@@ -6,10 +6,11 @@ import random
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.cache.block_pool import BlockPool, OutOfBlocksError
+from tests.examples import examples
 from worker.serving.turns import MOST_PASSED, Turns
 
 
@@ -40,7 +41,7 @@ class Crowd:
         del self.wanted[who]
 
 
-@settings(max_examples=100, deadline=None)
+@examples(40)
 @given(
     seed=st.integers(0, 2**32), num_blocks=st.integers(2, 40), share=st.floats(0.0, 0.5), patience=st.floats(0.9, 1.0)
 )
