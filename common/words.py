@@ -65,6 +65,7 @@ class Refusal(StrEnum):
     UNKNOWN_WRITER = "unknown writer"  # the writer's heartbeat has not arrived yet
     STALE = "stale"  # a newer attempt or another lease took its place
     VERIFYING = "verifying"  # an earlier manifest of the request is being checked
+    UNKNOWN_JOB = "unknown job"  # it keeps no such question: the writer asks with the job
     INVALID = "invalid"  # the job is invalid for this worker
     EXPIRED = "expired"  # the manifest came after the lease's end
     INCOMPLETE = "incomplete"  # blocks are missing
@@ -80,4 +81,4 @@ class Refusal(StrEnum):
     @property
     def is_final(self) -> bool:
         """True if the same worker would refuse again."""
-        return self not in (Refusal.FULL, Refusal.UNKNOWN_WRITER, Refusal.VERIFYING)
+        return self not in (Refusal.FULL, Refusal.UNKNOWN_WRITER, Refusal.VERIFYING, Refusal.UNKNOWN_JOB)

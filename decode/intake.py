@@ -16,8 +16,9 @@ from msgspec import UnsetType
 
 from common.blocks import hash_blocks
 from common.errors import HandoffRefusedError, InvalidRequestError, UnavailableError
-from common.messages import Cancel, Handoff, HandoffReply, Imported, Job, KVLayout, Reserve, ReserveReply
+from common.messages import Cancel, Handoff, HandoffReply, Imported, Job, KVLayout, Reserve, ReserveAgain, ReserveReply
 from common.words import Refusal, Role
+from decode.questions import ASKED_AGAIN_S, Questions
 from decode.request import DecodeRequest
 from decode.reservations import Reservation, Reservations, Room
 from decode.spans import record_verification
@@ -34,8 +35,6 @@ from worker.serving.tombstones import Cancelled, Tombstones
 
 log = logging.getLogger("baton.intake")
 
-# A writer that stops asking for this long waits no more.
-ASKED_AGAIN_S = 5.0
 ARRIVAL_WAIT_S = 5.0  # the manifest may overtake the last blocks
 MAX_VERDICTS = 1_000  # replies kept for repeated manifests
 _MOST_DETAIL = 500  # characters
@@ -61,13 +60,23 @@ class Intake:
         self._activate = activate
         self._verdicts: OrderedDict[tuple[int | str, ...], asyncio.Task[HandoffReply]] = OrderedDict()
         self._accepted = Tombstones()
+        self._questions = Questions()
         self.reservations = Reservations(context)
         self.bad_digests = 0
 
     # -- reserve -----------------------------------------------------------------------------------------------------
 
-    async def reserve(self, message: Reserve) -> ReserveReply:
+    async def reserve(self, message: Reserve | ReserveAgain) -> ReserveReply:
         """Grant a lease for the whole prompt and the first generated token, or refuse. Idempotent."""
+        asked = self._questions.find(message) if isinstance(message, ReserveAgain) else message
+        if asked is None:
+            return ReserveReply(granted=False, reason=Refusal.UNKNOWN_JOB)
+        reply = self._answer(asked)
+        if not reply.granted and not reply.reason.is_final:
+            self._questions.keep(asked, time.monotonic())
+        return reply
+
+    def _answer(self, message: Reserve) -> ReserveReply:
         turns, question = self._context.turns, _question(message, message.job)
         turns.still_waits(question, until=time.monotonic() + ASKED_AGAIN_S)
         refusal, detail = self._refusal(message)
@@ -95,7 +104,13 @@ class Intake:
     async def give_up(self, message: Cancel) -> bool:
         """Cancel a writer's questions for a request; return True if it had a lease."""
         self._context.turns.leaves(_question(message, message))
+        self._questions.taken_back(message)
         return await self.reservations.give_up(message)
+
+    async def look_after(self, now: float) -> None:
+        """Forget writers that ask no more, and look after the leases."""
+        self._questions.look_after(now)
+        await self.reservations.look_after(now)
 
     def _refusal(self, message: Reserve) -> tuple[Refusal, str]:
         """Return why the request gets no lease, with details for people."""

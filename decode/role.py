@@ -24,6 +24,7 @@ from common.messages import (
     Received,
     Resend,
     Reserve,
+    ReserveAgain,
     Tokens,
     ToWorker,
     WorkerReply,
@@ -299,7 +300,7 @@ class DecodeRole:
                 if request.ended_at is not None and now - request.ended_at > KEEP_ENDED_S:
                     del self._requests[request.id]
             try:
-                await self._reservations.look_after(now)
+                await self._intake.look_after(now)
             except Exception:
                 log.exception("decode.housekeeping_failed")
 
@@ -309,7 +310,7 @@ class DecodeRole:
         match message:
             case Dial():
                 return DialReply(region=self._context.region)
-            case Reserve():
+            case Reserve() | ReserveAgain():
                 return await self._intake.reserve(message)
             case Handoff():
                 return await self._intake.hand_over(message)

@@ -7,7 +7,16 @@ import contextlib
 import time
 
 from common.errors import UnavailableError
-from common.messages import Cancel, Reserve, ReserveReply, features_of, worker_reply_decoder
+from common.messages import (
+    Cancel,
+    Feature,
+    Reserve,
+    ReserveAgain,
+    ReserveReply,
+    WorkerState,
+    features_of,
+    worker_reply_decoder,
+)
 from common.words import Refusal, Role
 from prefill.candidates import Candidates
 from prefill.request import PrefillRequest
@@ -31,6 +40,7 @@ class Reserving:
         self._candidates = Candidates(request.job.decode_workers)
         self._silent: set[str] = set()  # asked, without a reply in time
         self._full: set[str] = set()  # may hold blocks back for it
+        self._keepers: dict[str, int] = {}  # candidates that keep the job, each in this incarnation
 
     async def lease(self) -> tuple[str, ReserveReply] | None:
         """Return the worker that grants a lease, and the lease; None when the request was stopped.
@@ -89,25 +99,42 @@ class Reserving:
         if known is not None and (lacks := features_of(self._request.job.work) - known.can):
             detail = f"it doesn't follow {' and '.join(sorted(lacks))}"
             return ReserveReply(granted=False, reason=Refusal.DRAINING, detail=detail)
-        message = Reserve(
-            job=self._request.job,
-            worker=self._context.identity.worker,
-            incarnation=self._context.identity.incarnation,
-            remaining_ms=self._request.claimed.remaining_ms(),
-            layout=self._context.layout,
-        )
         was_silent = worker in self._silent
         self._silent.add(worker)  # the request may end before the reply comes
         try:
-            reply = await self._context.bus.request(
-                self._context.to_peer(worker), message, worker_reply_decoder, timeout_s=RESERVE_TIMEOUT_S
-            )
+            reply = await self._question(worker, known)
         except UnavailableError:
             return None
-        if isinstance(reply, ReserveReply) and reply.reason is Refusal.FULL:
+        if reply is not None and reply.reason is Refusal.FULL:
             self._full.add(worker)
         if not was_silent:  # a question in flight may arrive after this cancellation
             self._silent.discard(worker)
+        return reply
+
+    async def _question(self, worker: str, known: WorkerState | None) -> ReserveReply | None:
+        """Ask with the job, and without it while the worker keeps it. Raises UnavailableError."""
+        job, remaining_ms, identity = self._request.job, self._request.claimed.remaining_ms(), self._context.identity
+        if known is not None and self._keepers.get(worker) == known.incarnation:
+            reply = await self._send(worker, ReserveAgain(**identity.head(job), remaining_ms=remaining_ms))
+            if reply is None or reply.reason is not Refusal.UNKNOWN_JOB:
+                return reply
+        reserve = Reserve(
+            job=job,
+            worker=identity.worker,
+            incarnation=identity.incarnation,
+            remaining_ms=remaining_ms,
+            layout=self._context.layout,
+        )
+        self._keepers.pop(worker, None)
+        reply = await self._send(worker, reserve)
+        if reply is not None and known is not None and Feature.RESERVE_AGAIN in known.can:
+            self._keepers[worker] = known.incarnation
+        return reply
+
+    async def _send(self, worker: str, message: Reserve | ReserveAgain) -> ReserveReply | None:
+        reply = await self._context.bus.request(
+            self._context.to_peer(worker), message, worker_reply_decoder, timeout_s=RESERVE_TIMEOUT_S
+        )
         return reply if isinstance(reply, ReserveReply) else None
 
     async def _tell(self, worker: str, cancel: Cancel) -> None:

@@ -5,8 +5,7 @@ ignored; types and names never change. Token ids travel packed (`blocks.pack_tok
 milliseconds, never wall-clock instants: hosts' clocks differ.
 
     base      the protocol's version, and the head of each message about a request
-    jobs      gateway -> worker: what to compute; claims, and how it ended
-    features  what a worker must be able to do for a job
+    jobs      gateway -> worker: what to compute, what a worker must be able to do for it; claims, and how it ended
     handoff   prefill worker <-> decode worker: leases and manifests
     frames    worker -> gateway: tokens; gateway -> worker: resend, received, cancel
     states    heartbeats
@@ -47,7 +46,6 @@ from common.messages.codec import (
     worker_state_decoder,
 )
 from common.messages.control import Ack, Drain, RolesReply, SetRoles
-from common.messages.features import Feature, features_of
 from common.messages.frames import ANYBODY_THERE, Cancel, Frame, PromptLogprobs, Received, Resend, TokenLogprobs, Tokens
 from common.messages.handoff import (
     Dial,
@@ -58,6 +56,7 @@ from common.messages.handoff import (
     LeaseAborted,
     Region,
     Reserve,
+    ReserveAgain,
     ReserveReply,
     WriterDone,
 )
@@ -67,6 +66,7 @@ from common.messages.jobs import (
     Claim,
     ClaimReply,
     Failed,
+    Feature,
     Generate,
     Grammar,
     Job,
@@ -75,6 +75,7 @@ from common.messages.jobs import (
     SettleReply,
     Trying,
     Work,
+    features_of,
 )
 from common.messages.states import (
     INCARNATION_BITS,
@@ -128,6 +129,7 @@ __all__ = [
     "Region",
     "Resend",
     "Reserve",
+    "ReserveAgain",
     "ReserveReply",
     "RolesReply",
     "SamplingParams",

@@ -19,13 +19,14 @@ from common.messages.handoff import (
     Imported,
     LeaseAborted,
     Reserve,
+    ReserveAgain,
     ReserveReply,
     WriterDone,
 )
 from common.messages.jobs import Claim, ClaimReply, Failed, Job, Settle, SettleReply, Trying
 from common.messages.states import GatewayState, PlannerState, WorkerState
 
-FromPeer = Dial | Reserve | Handoff | WriterDone | LeaseAborted | Cancel | Resend
+FromPeer = Dial | Reserve | ReserveAgain | Handoff | WriterDone | LeaseAborted | Cancel | Resend
 FromGateway = Cancel | Resend | Received | SetRoles | Drain
 ToWorker = FromPeer | FromGateway
 ToGateway = Claim | Settle | Failed | Imported | Trying

@@ -58,6 +58,12 @@ class Reserve(msgspec.Struct, frozen=True, kw_only=True, tag="reserve"):
         return self.job.traceparent
 
 
+class ReserveAgain(WorkerMessage, frozen=True, kw_only=True, tag="reserve_again"):
+    """Prefill -> decode worker, request: a `Reserve` that found no room, without its job. Answered as that one."""
+
+    remaining_ms: int
+
+
 class ReserveReply(msgspec.Struct, frozen=True, kw_only=True, tag="reserve_reply"):
     """A lease on destination blocks, or a refusal."""
 

@@ -1,7 +1,9 @@
-"""Jobs: the work of one attempt, the claim that starts it, and the settlement that ends it."""
+"""Jobs: the work of one attempt, the features that it needs, the claim that starts it, and the settlement that ends it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from enum import StrEnum
 from typing import Any
 
 import msgspec
@@ -60,6 +62,30 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True):
 
 # All kinds of work that some worker does. Another is a member, a `Feature` that it needs, and a field of `Job`.
 Work = Generate
+
+
+class Feature(StrEnum):
+    """A capability that a worker may lack: one of release 0.1.0 has none of these, and would ignore what needs it.
+
+    A new one is a member here, and a line in `NEEDED` if jobs ask for it. Heartbeats then say it, and gateways and prefill
+    workers keep those jobs from workers that don't: placement compares words and knows none of them.
+    """
+
+    NAMED = "named"  # speaks and listens on subjects with its name
+    GRAMMARS = "grammars"  # follows `Job.grammar`
+    TYPICAL_P = "typical_p"  # follows `SamplingParams.typical_p`
+    RESERVE_AGAIN = "reserve_again"  # answers `ReserveAgain`: it keeps jobs that wait for room
+
+
+NEEDED: dict[str, Callable[[Work], bool]] = {
+    Feature.GRAMMARS: lambda work: work.grammar is not None,
+    Feature.TYPICAL_P: lambda work: work.sampling.typical_p < 1.0,
+}
+
+
+def features_of(work: Work) -> frozenset[str]:
+    """The features of the workers that may do this."""
+    return frozenset(feature for feature, is_needed in NEEDED.items() if is_needed(work))
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True, tag="job"):

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 
 from common.messages.base import PROTOCOL_VERSION
-from common.messages.features import Feature
 from common.messages.handoff import Region
+from common.messages.jobs import Feature
 from common.words import Role, WorkerStatus
 
 INCARNATION_BITS = 30  # random bits, below the second in which the process started

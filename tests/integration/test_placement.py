@@ -11,7 +11,7 @@ import redis.asyncio
 
 from common.errors import UnavailableError
 from common.messages import SamplingParams
-from common.messages.features import NEEDED
+from common.messages.jobs import NEEDED
 from common.peers import Peers
 from common.policy import placement_policy
 from gateway.placement.agreement import Agreement

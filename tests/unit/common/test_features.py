@@ -19,7 +19,7 @@ from common.messages import (
     said_features,
     worker_state_decoder,
 )
-from common.messages.features import NEEDED
+from common.messages.jobs import NEEDED
 from tests.fakes.workers import a_worker
 
 ANYTHING, FOLLOWED = {"sampling": SamplingParams(max_tokens=4)}, Grammar(allowed=[5])

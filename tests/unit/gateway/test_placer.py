@@ -11,7 +11,7 @@ import pytest
 
 from common.errors import UnavailableError
 from common.messages import Feature, Grammar, Region, SamplingParams, WorkerState
-from common.messages.features import NEEDED
+from common.messages.jobs import NEEDED
 from common.peers import Peers
 from gateway.placement.agreement import Agreement, Own
 from gateway.placement.ledger import PlacementRequest

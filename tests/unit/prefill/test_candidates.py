@@ -31,7 +31,7 @@ def ask(candidates: Candidates, answers: dict[str, Refusal | None]) -> Stop | No
 
 
 def test_every_refusal_is_either_final_or_passing() -> None:
-    assert set(PASSING) == {Refusal.FULL, Refusal.UNKNOWN_WRITER, Refusal.VERIFYING}
+    assert set(PASSING) == {Refusal.FULL, Refusal.UNKNOWN_WRITER, Refusal.VERIFYING, Refusal.UNKNOWN_JOB}
     assert Refusal.INVALID in FINAL
     assert Refusal.OTHER in FINAL, "a newer worker's word may never end"
 

@@ -17,6 +17,7 @@ from common.messages import (
     Grammar,
     Resend,
     Reserve,
+    ReserveAgain,
     ReserveReply,
     SamplingParams,
     ToWorker,
@@ -35,7 +36,7 @@ from worker.roles import CancelReason
 PROMPT = list(range(20, 40))
 FOUR_TOKENS = SamplingParams(max_tokens=4, temperature=0.0)
 MANY_ROUNDS = 50
-Answer = Callable[[str, Reserve], Awaitable[WorkerReply]]
+Answer = Callable[[str, Any], Awaitable[WorkerReply]]
 
 
 class Refused:
@@ -54,7 +55,7 @@ class Refused:
         """Serve the request to its end."""
 
         async def handle(message: ToWorker, *, worker: str) -> WorkerReply:
-            if not isinstance(message, Reserve):
+            if not isinstance(message, Reserve | ReserveAgain):
                 return Ack(known=True)
             self.asked[worker] += 1
             if self.asked[worker] > MANY_ROUNDS:  # it would go on for ever
@@ -147,6 +148,35 @@ async def test_a_candidate_that_would_ignore_what_is_asked_is_not_asked(
     assert refused.asked == {"d1": 1}
     assert (refused.told.code, refused.told.retryable) == ("place_again", True)
     assert f"d0: it doesn't follow {feature}" in refused.told.message
+
+
+@pytest.mark.parametrize(
+    ("features", "kinds"),
+    [
+        (frozenset(Feature), [Reserve, ReserveAgain, ReserveAgain, Reserve, ReserveAgain, Reserve]),
+        (frozenset({Feature.NAMED}), [Reserve] * 5),  # an older build
+    ],
+)
+async def test_a_candidate_that_keeps_the_job_is_asked_again_without_it(
+    refused: Refused, features: frozenset[str], kinds: list[type]
+) -> None:
+    """Until it has forgotten it, or another process has its name."""
+    bench, rounds = refused.bench, [Refusal.FULL] * 4 + [Refusal.DRAINING]
+    heard = list[type]()
+    bench.peers.saw(msgspec.structs.replace(bench.state("d0"), features=features))
+
+    async def answer(worker: str, message: Reserve | ReserveAgain) -> WorkerReply:
+        heard.append(type(message))
+        if isinstance(message, ReserveAgain):
+            assert (message.request_id, message.attempt, message.worker) == ("r", 1, "w")
+            if heard == kinds[:3]:
+                return ReserveReply(granted=False, reason=Refusal.UNKNOWN_JOB)
+        if heard == kinds[:5]:
+            bench.peers.saw(msgspec.structs.replace(bench.state("d0", incarnation=2), features=features))
+        return ReserveReply(granted=False, reason=rounds.pop(0))
+
+    await refused.run(answer, "d0")
+    assert heard == kinds
 
 
 async def test_who_finds_every_decode_worker_full_says_that_it_waits(refused: Refused) -> None:
