@@ -56,8 +56,8 @@ class Tracer(Protocol):
     def parent_of(self, headers: Mapping[str, str]) -> str:
         """The W3C `traceparent` in a caller's headers (names in lower case), or ""."""
 
-    def new_trace(self, share: float) -> str:
-        """The context of a new trace's root span; sampled with the probability `share`."""
+    def new_trace(self) -> str:
+        """The context of a new trace's root span."""
 
     def record(self, span: Span) -> None:
         """Take an ended span. Never blocks; drops the oldest ones beyond a bound."""
@@ -78,7 +78,7 @@ class NoTracer:
     def parent_of(self, headers: Mapping[str, str]) -> str:
         return valid(headers.get("traceparent", ""))
 
-    def new_trace(self, share: float) -> str:
+    def new_trace(self) -> str:
         return f"00-{_random.getrandbits(128) | 1:032x}-{_random.getrandbits(64) | 1:016x}-00"
 
     def record(self, span: Span) -> None: ...

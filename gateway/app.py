@@ -69,7 +69,6 @@ class HttpSettings:
     body_timeout_s: float = 60.0
     request_timeout_s: float = 600.0
     gateway_id: str = ""
-    trace_share: float = 1.0  # sampled share of requests without a trace of their own
     levels: ServiceLevels = field(default_factory=ServiceLevels)
     console: bool = True  # serve the console
     trace_url: str = ""  # link of the console to a trace
@@ -115,7 +114,7 @@ def create_app(
     request_log = RequestLog(settings.log_requests)
     generations.timelines.on_end(request_log.ended)
     refusals = Refusals(request_log.refused)
-    spans = ServerSpans(tracer or NoTracer(), settings.trace_share)
+    spans = ServerSpans(tracer or NoTracer())
     door = Door(answers, settings.tenants, metrics, refusals, spans, told=request_log.unauthorized)
     kept = responses(answers, table, metrics, body_limits)
     serving = ServingRoutes(table, answers, door, metrics, body_limits, kept.memories).routes

@@ -16,7 +16,6 @@ from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import SpanLimits, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
-from opentelemetry.sdk.trace.sampling import Sampler, TraceIdRatioBased
 from opentelemetry.trace import SpanContext, TraceFlags
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
@@ -60,7 +59,7 @@ class OtelTracer:
         self._tail = TailSampling(batches, rest_share=rest_share) if rest_share < 1 else None
         self._processor: SpanProcessor = self._tail or batches
         self._readable = Readable(resource_of(service, instance), SpanLimits())
-        self._sampler: Sampler | None = TracerProvider().sampler if "OTEL_TRACES_SAMPLER" in said else None
+        self._sampler = TracerProvider().sampler  # as OTEL_TRACES_SAMPLER says; by default all
 
     def wants(self, context: str) -> bool:
         return is_sampled(context)
@@ -69,10 +68,9 @@ class OtelTracer:
         context = api.get_current_span(_PROPAGATOR.extract(headers)).get_span_context()
         return traceparent_of(context) if context.is_valid else ""
 
-    def new_trace(self, share: float) -> str:
+    def new_trace(self) -> str:
         trace_id = _IDS.generate_trace_id()
-        sampler = self._sampler or TraceIdRatioBased(share)
-        is_wanted = sampler.should_sample(None, trace_id, "request").decision.is_sampled()
+        is_wanted = self._sampler.should_sample(None, trace_id, "request").decision.is_sampled()
         return traceparent_of(SpanContext(trace_id, _IDS.generate_span_id(), False, TraceFlags(int(is_wanted))))
 
     def record(self, span: Span) -> None:

@@ -86,7 +86,7 @@ def main(arguments: Sequence[str]) -> int:
 def _span_costs(url: str, count: int = 4000) -> dict[str, float]:
     """Microseconds a span: on the caller's thread, and of the whole process until all are sent."""
     tracer = OtelTracer(url, service="benchmark", instance="one")
-    parent = tracer.new_trace(1.0)
+    parent = tracer.new_trace()
     began, began_cpu = time.thread_time(), time.process_time()
     for number in range(count):
         tracer.record(
@@ -143,7 +143,7 @@ def _gateway_costs(count: int = 2000) -> dict[str, float]:
     body = parse_body(json.dumps(asked).encode(), endpoint.body)
     recorder = RequestSpans(Keeps(), "gateway", ServiceLevels())
     began = time.process_time()
-    asyncio.run(serve(TraceRequests(app, spans=ServerSpans(Keeps(), 1.0), traced=dialects.traced)))
+    asyncio.run(serve(TraceRequests(app, spans=ServerSpans(Keeps()), traced=dialects.traced)))
     made, each = time.process_time() - began, len(spans) / count
     readable = Readable(resource_of("gateway", "one"), SpanLimits())
     began = time.process_time()

@@ -87,7 +87,6 @@ class LineRunner:
         metrics: BatchMetrics,
         *,
         tracer: Tracer | None = None,
-        trace_share: float = 1.0,
     ) -> None:
         self._store = store
         self._streams = store.streams
@@ -96,7 +95,6 @@ class LineRunner:
         self._tenants = tenants
         self._metrics = metrics
         self._tracer = tracer or NoTracer()
-        self._trace_share = trace_share
         self._line_limits = BodyLimits(max_bytes=store.limits.line_bytes)
         self._tasks: dict[asyncio.Task[None], Line | None] = {}
         self._known: dict[str, tuple[float, bool]] = {}  # batch -> when it was read, and if it runs
@@ -286,7 +284,7 @@ class LineRunner:
         """Raises ServingError."""
         line = asked.line
         entry = self._entries[line.endpoint]
-        context = self._tracer.new_trace(self._trace_share)
+        context = self._tracer.new_trace()
         is_recorded = self._tracer.wants(context)
         trace = RequestTrace(context if is_recorded else "", "", time.monotonic(), is_recorded=is_recorded)
         try:

@@ -28,14 +28,11 @@ class Worker(running.Worker, Protocol):
 class Batches:
     """Runs lines and steps of batches between `start` and `stop`."""
 
-    def __init__(
-        self, nats: NatsSettings, limits: BatchLimits, tenants: Tenants, *, tracer: Tracer, trace_share: float
-    ) -> None:
+    def __init__(self, nats: NatsSettings, limits: BatchLimits, tenants: Tenants, *, tracer: Tracer) -> None:
         self._streams = batch_streams(nats, limits)
         self._store = BatchStore(self._streams, limits)
         self._tenants = tenants
         self._tracer = tracer
-        self._trace_share = trace_share
         self._workers: list[Worker] = []
         self._loops: list[asyncio.Task[None]] = []
 
@@ -48,7 +45,6 @@ class Batches:
             self._tenants,
             BatchMetrics(answers.catalogue.names, metrics),
             tracer=self._tracer,
-            trace_share=self._trace_share,
         )
         self._workers = [lines, Steps(self._store, models=answers.catalogue)]
         return BatchRoutes(self._store, tuple(dialects.batchable))

@@ -49,15 +49,14 @@ class Way:
 class ServerSpans:
     """Spans around requests. They continue the client's trace even if its sampled flag is off."""
 
-    def __init__(self, tracer: Tracer, share: float) -> None:
+    def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
-        self._share = share
 
     @contextmanager
     def around(self, state: RequestScope, headers: Mapping[str, str], way: Way) -> Iterator[None]:
         """Record a request, if its trace is sampled."""
         parent = self._tracer.parent_of(headers)
-        context = child_of(parent) if parent else self._tracer.new_trace(self._share)
+        context = child_of(parent) if parent else self._tracer.new_trace()
         if not self._tracer.wants(context):
             state.trace = RequestTrace(context=parent)
             with in_trace(parent):

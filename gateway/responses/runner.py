@@ -76,7 +76,6 @@ class Runner:
         gateway_metrics: GatewayMetrics,
         *,
         tracer: Tracer | None = None,
-        trace_share: float = 1.0,
     ) -> None:
         self._store = store
         self._memory = memory
@@ -86,7 +85,6 @@ class Runner:
         self._metrics = metrics
         self._gateway_metrics = gateway_metrics
         self._tracer = tracer or NoTracer()
-        self._trace_share = trace_share
         self._running: dict[str, tuple[asyncio.Task[None], str]] = {}  # response -> its task, its tenant
         self._leaving = False
 
@@ -229,7 +227,7 @@ class Runner:
 
     async def _made(self, record: ResponseRecord, content: Content, tenant: Tenant) -> str:
         """Run the response. Raises LaterError if it is refused."""
-        context = self._tracer.new_trace(self._trace_share)
+        context = self._tracer.new_trace()
         is_recorded = self._tracer.wants(context)
         trace = RequestTrace(context if is_recorded else "", "", time.monotonic(), is_recorded=is_recorded)
         try:

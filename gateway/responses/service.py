@@ -47,14 +47,11 @@ class Joined:
 class Responses:
     """Stores responses and conversations, and runs background responses between `start` and `leave`."""
 
-    def __init__(
-        self, nats: NatsSettings, limits: ResponseLimits, tenants: Tenants, *, tracer: Tracer, trace_share: float
-    ) -> None:
+    def __init__(self, nats: NatsSettings, limits: ResponseLimits, tenants: Tenants, *, tracer: Tracer) -> None:
         self._streams = response_streams(nats, limits)
         self._store = ResponseStore(self._streams, limits)
         self._tenants = tenants
         self._tracer = tracer
-        self._trace_share = trace_share
         self._runner: Runner | None = None
         self._loop: asyncio.Task[None] | None = None
 
@@ -73,7 +70,6 @@ class Responses:
             kept,
             metrics,
             tracer=self._tracer,
-            trace_share=self._trace_share,
         )
         routes = KeptRoutes(self._store, conversations, memory, body_limits, self._runner.cancelled)
         return Joined(routes=routes.routes, memories={RESPONSES: memory})

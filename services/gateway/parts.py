@@ -128,7 +128,6 @@ def app_of(parts: Parts, settings: GatewaySettings) -> FastAPI:
             tenants=parts.tenants,
             max_body_bytes=settings.max_body_mb << 20,
             request_timeout_s=settings.request_timeout_s,
-            trace_share=settings.trace_share,
             levels=settings.levels(),
             gateway_id=parts.gateway_id,
             console=settings.console,
@@ -147,8 +146,8 @@ def app_of(parts: Parts, settings: GatewaySettings) -> FastAPI:
 
 
 def _batches(settings: GatewaySettings, tenants: Tenants, tracer: Tracer) -> Batches:
-    return Batches(settings.nats(), settings.batches(), tenants, tracer=tracer, trace_share=settings.trace_share)
+    return Batches(settings.nats(), settings.batches(), tenants, tracer=tracer)
 
 
 def _responses(settings: GatewaySettings, tenants: Tenants, tracer: Tracer) -> Responses:
-    return Responses(settings.nats(), settings.responses(), tenants, tracer=tracer, trace_share=settings.trace_share)
+    return Responses(settings.nats(), settings.responses(), tenants, tracer=tracer)

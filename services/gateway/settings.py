@@ -113,18 +113,11 @@ class GatewaySettings(ModelSettings, ServiceLevelOptions):
     max_queued_tokens: Positive = Field(
         4_000_000, description="prompt tokens waiting for prefill at most, of each model"
     )
-    reserved: Annotated[float, Field(ge=0, le=0.9)] = Field(
-        0.1, description="share of window and queue that only requests of priority above 0 may use"
-    )
     max_body_mb: Positive = Field(10, description="largest HTTP body, MiB")
     local_prefill_tokens: Annotated[int, Field(ge=-1), AUTO_BELOW_0] = Field(
         -1,
         description="uncached prompt up to this many tokens is prefilled on the decode worker; auto: whenever the rates that "
         "workers measure say that its first token comes earlier there",
-    )
-
-    trace_share: Annotated[float, Field(ge=0, le=1)] = Field(
-        1.0, description="share of the requests without a traceparent of their own that are traced"
     )
 
     batch_store_mb: Annotated[int, Field(ge=0), OFF] = Field(
@@ -155,7 +148,6 @@ class GatewaySettings(ModelSettings, ServiceLevelOptions):
             max_requests=self.max_requests,
             max_queued_tokens=self.max_queued_tokens,
             cut_over_tokens=self.local_prefill_tokens,
-            reserved=self.reserved,
         )
 
     def levels(self) -> ServiceLevels:

@@ -54,8 +54,7 @@ GROUPS = (  # title, beginnings of names; the first that fits counts
     ("Fake device, for tests", ("fake",)),
     ("Batch API", ("batch_",)),
     ("Planner", ("plan_", "planner")),
-    ("NATS", ("nats_",)),
-    ("Redis", ("redis_",)),
+    ("NATS and Redis", ("nats_", "redis_", "servers_")),
     ("Logs and traces", ("log_", "otlp_", "trace_")),
     ("Service levels", ("ttft_slo", "tpot_slo", "e2e_slo")),
     (
@@ -92,7 +91,7 @@ GROUPS = (  # title, beginnings of names; the first that fits counts
     ),
     (
         "Limits",
-        ("max_requests", "max_queued", "max_connections", "max_body", "request_timeout", "reserved"),
+        ("max_requests", "max_queued", "max_connections", "max_body", "request_timeout"),
     ),
     ("Workers", ("transport", "device", "kv_", "block_size", "max_", "step_", "threads", "local_prefill", "worker_id")),
 )

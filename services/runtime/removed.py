@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 _GATEWAY, _PLANNER, _WORKERS = ("gateway", "up"), ("planner", "up"), ("prefill", "decode", "worker", "up")
+_CONNECTED = (*_WORKERS, "gateway", "planner", "doctor")
 # Commands that had them -> name -> what holds now.
 REMOVED: dict[tuple[str, ...], dict[str, str]] = {
+    _CONNECTED: {
+        "nats_ca": "one for both servers since 0.2: --servers-ca, whose file may have several authorities",
+        "nats_cert": "one for both servers since 0.2: --servers-cert",
+        "nats_key": "one for both servers since 0.2: --servers-key",
+        "redis_ca": "one for both servers since 0.2: --servers-ca, whose file may have several authorities",
+        "redis_cert": "one for both servers since 0.2: --servers-cert",
+        "redis_key": "one for both servers since 0.2: --servers-key",
+    },
     _GATEWAY: {
         "window_s": "a constant since 0.2: 1 s of the workers' prefill rates",
+        "reserved": "a constant since 0.2: a tenth",
+        "trace_share": "OpenTelemetry's since 0.2: OTEL_TRACES_SAMPLER=parentbased_traceidratio, OTEL_TRACES_SAMPLER_ARG=0.1",
         "slo_window_s": "a constant since 0.2: 30 s",
         "batch_file_mb": "a constant since 0.2: 100 MiB",
         "batch_lines": "a constant since 0.2: 50,000",

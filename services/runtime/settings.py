@@ -24,9 +24,11 @@ class NatsOptions(Options):
 
     nats_url: str = Field("nats://127.0.0.1:4222", description="NATS server, with JetStream; tls:// encrypts")
     nats_credentials: str = Field("", description="file with user:password for NATS")
-    nats_ca: str = Field("", description="who signs NATS's certificate (PEM); empty: the system's authorities")
-    nats_cert: str = Field("", description="certificate of this process for NATS (PEM)")
-    nats_key: str = Field("", description="its key (PEM)")
+    servers_ca: str = Field(
+        "", description="who signs the certificates of NATS and Redis (PEM); empty: the system's authorities"
+    )
+    servers_cert: str = Field("", description="certificate of this process for NATS and Redis (PEM)")
+    servers_key: str = Field("", description="its key (PEM)")
 
     def nats(self) -> NatsSettings:
         """Address, user and certificates of NATS."""
@@ -35,8 +37,11 @@ class NatsOptions(Options):
         return NatsSettings(
             url=self.nats_url,
             credentials=_file(self.nats_credentials),
-            tls=Tls(ca=_file(self.nats_ca), cert=_file(self.nats_cert), key=_file(self.nats_key)),
+            tls=self._tls(),
         )
+
+    def _tls(self) -> Tls:
+        return Tls(ca=_file(self.servers_ca), cert=_file(self.servers_cert), key=_file(self.servers_key))
 
 
 class LogOptions(Options):
@@ -62,9 +67,6 @@ class Settings(NatsOptions, LogOptions):
 
     redis_url: str = Field("redis://127.0.0.1:6379", description="Redis 7.0+ or Valkey server; rediss:// encrypts")
     redis_credentials: str = Field("", description="file with user:password for Redis")
-    redis_ca: str = Field("", description="who signs Redis's certificate (PEM); empty: the system's authorities")
-    redis_cert: str = Field("", description="certificate of this process for Redis (PEM)")
-    redis_key: str = Field("", description="its key (PEM)")
     drain_s: Seconds = Field(30.0, description="longest wait for running requests when told to stop")
     otlp_endpoint: Annotated[
         str, Field(pattern=r"^(https?://[^\s/]+(/\S*)?)?$"), Form("an address like http://127.0.0.1:4318")
@@ -80,7 +82,7 @@ class Settings(NatsOptions, LogOptions):
         return RedisSettings(
             url=self.redis_url,
             credentials=_file(self.redis_credentials),
-            tls=Tls(ca=_file(self.redis_ca), cert=_file(self.redis_cert), key=_file(self.redis_key)),
+            tls=self._tls(),
         )
 
 

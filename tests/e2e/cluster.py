@@ -235,7 +235,7 @@ class Cluster:
         if self._certificates:
             tls = self._certificates.of_client
             files = {"ca": tls.ca, "cert": tls.cert, "key": tls.key}
-            flags += [word for part, file in files.items() for word in (f"--{server}-{part}", str(file))]
+            flags += [word for part, file in files.items() for word in (f"--servers-{part}", str(file))]
         return flags
 
     def _nats_config(self) -> str:

@@ -72,7 +72,7 @@ async def one_of(url: str, tokenizer: ChatTokenizer, limits: ResponseLimits = LI
         entries = [f'[tenants.tenant-{n}]\nkeys_sha256 = ["{hash_key(key).hex()}"]\n' for n, key in enumerate(KEYS)]
         file.write_text("".join(entries), encoding="utf-8")
         tenants = Tenants(path=file)
-    kept = Responses(NatsSettings(url=url), limits, tenants, tracer=NoTracer(), trace_share=1.0)
+    kept = Responses(NatsSettings(url=url), limits, tenants, tracer=NoTracer())
     async with run_gateway(tokenizer, HttpSettings(tenants=tenants), key=KEYS[0], responses=kept.connect) as gateway:
         gateway.script.max_model_len = 4_096
         await kept.start()

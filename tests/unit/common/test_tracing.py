@@ -32,7 +32,7 @@ def test_only_a_w3c_header_is_gone_on_with(header: str, is_one: bool) -> None:
 
 
 def test_a_child_is_another_span_of_the_same_trace_with_the_same_decision() -> None:
-    for context in (CONTEXT, CONTEXT[:-1] + "0", NoTracer().new_trace(1.0)):
+    for context in (CONTEXT, CONTEXT[:-1] + "0", NoTracer().new_trace()):
         child = child_of(context)
         assert valid(child)
         assert (child[:36], child[52:]) == (context[:36], context[52:])

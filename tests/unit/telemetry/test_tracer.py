@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -35,13 +36,17 @@ def tracer() -> Iterator[OtelTracer]:
     tracer.close()
 
 
-def test_the_share_of_new_traces_is_the_one_asked_for(tracer: OtelTracer) -> None:
-    assert all(is_sampled(tracer.new_trace(1.0)) for _ in range(100))
-    assert not any(is_sampled(tracer.new_trace(0.0)) for _ in range(100))
-    assert 0.4 < sum(is_sampled(tracer.new_trace(0.5)) for _ in range(2000)) / 2000 < 0.6  # 9 standard deviations
+def test_new_traces_are_sampled_as_opentelemetrys_variables_say(
+    tracer: OtelTracer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert all(is_sampled(tracer.new_trace()) for _ in range(100))
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER", "parentbased_traceidratio")
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER_ARG", "0.5")
+    with closing(OtelTracer(f"http://127.0.0.1:{own_port()}", service="test", instance="me")) as half:
+        assert 0.4 < sum(is_sampled(half.new_trace()) for _ in range(2000)) / 2000 < 0.6  # 9 standard deviations
     for foreign in ("", "made up", CONTEXT + "-01", CONTEXT[:-2] + "0x"):
         assert not tracer.wants(foreign)
-    assert not is_sampled(NoTracer().new_trace(1.0))
+    assert not is_sampled(NoTracer().new_trace())
 
 
 @pytest.mark.parametrize(
@@ -148,7 +153,7 @@ async def test_opentelemetry_s_variables_are_heeded(monkeypatch: pytest.MonkeyPa
             monkeypatch.setenv(name, value)
         tracer = open_tracer("", service="test", instance="me")  # no endpoint of ours: the variable's
         tracer.record(span("zipped", attributes={"a": 1, "b": 2, "c": 3}))
-        assert not tracer.wants(tracer.new_trace(1.0))
+        assert not tracer.wants(tracer.new_trace())
         tracer.close()
         (one,) = await sink.until(lambda spans: len(spans) == 1)
     assert (one.name, one.service, one.instance) == ("zipped", "ours", "me")
