@@ -1,4 +1,4 @@
-"""Types of numpy arrays that the engine's parts hand each other."""
+"""Types of numpy arrays that parts of the engine exchange."""
 
 from __future__ import annotations
 

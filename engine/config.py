@@ -1,4 +1,4 @@
-"""The settings of an engine. Its own decisions (dtype, number of blocks) are attributes of the engine."""
+"""The settings of an engine. Choices made at run time (dtype, number of blocks) are attributes of the engine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SKIPPED_LAYERS = ("", "sliding_window")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """How to run one model on one device. Raises ValueError for a limit that is not positive.
+    """Settings for one model on one device. Raises ValueError for a limit that is not positive.
 
     With dtype "auto" it computes in the checkpoint's dtype; on a CPU in float32, unless both have bfloat16.
     """
@@ -29,17 +29,17 @@ class EngineConfig:
     device: str = "cpu"
     dtype: str = "auto"  # "auto", "float32", "bfloat16" or "float16"
     num_blocks: int | None = None  # None: as many as fit into kv_memory_bytes
-    kv_memory_bytes: int | None = None  # None: 256 MiB, or the GPU memory that weights and passes leave
+    kv_memory_bytes: int | None = None  # None: 256 MiB, or the GPU memory left by weights and activations
     block_size: int | None = None  # token positions; None: what `engine.cache.pages.block_size` finds
     max_model_len: int | None = None  # None: the model's, up to 2^20
     max_batch_tokens: int = 512  # token budget of a pass
     max_sequences: int = 64
     num_threads: int = 1  # torch's intra-op threads on the CPU
     kv_cache_dtype: str = "auto"  # a key of `KV_CACHE_DTYPES`
-    kv_cache_dtype_skip_layers: str = ""  # "sliding_window": those with a window keep what they compute in
-    disable_hybrid_kv_cache_manager: bool = False  # vLLM's name; True: windows have no blocks of their own
-    model_impl: str = "auto"  # whose code computes the model, see `engine.foreign`
-    quantization: str = "auto"  # what plain weights become while loading, see `engine.families.quantised`
+    kv_cache_dtype_skip_layers: str = ""  # "sliding_window": those layers keep the compute dtype
+    disable_hybrid_kv_cache_manager: bool = False  # vLLM's name; True: sliding-window layers have no separate blocks
+    model_impl: str = "auto"  # which code computes the model, see `engine.foreign`
+    quantization: str = "auto"  # online quantisation of plain weights, see `engine.families.quantised`
 
     def __post_init__(self) -> None:
         for name in (

@@ -55,14 +55,14 @@ from engine.weights.parameters import Weights
 
 __all__ = ["Chunk", "Engine", "InvalidChunkError", "Pass", "Sampled"]
 
-# Tokens. Longer prompts keep the GPU busy for longer than the host takes to launch them.
+# Tokens: longer prompts keep the GPU busy for longer than the host takes to launch them.
 PROMPT_GRAPHS = (16, 32, 64, 96, 128, 192, 256, 320, 384, 512)
-# Places for decoding tokens, and tokens in all: whole tiles of the products.
+# Slots for decoding tokens, and tokens in all: whole GEMM tiles.
 MIXED_GRAPHS = ((16, 32, 64, 128), (128, 192, 256, 320, 384, 512))
 
 log = logging.getLogger("baton.engine")
 
-# Positions. Tables of rotations grow with them, and nobody who has room for more leaves it unsaid.
+# Positions: rotary tables grow with them, and a longer context is always configured explicitly.
 MAX_LEN_UNASKED = 1 << 20
 
 Allocate = Callable[[tuple[int, ...], torch.dtype, str], torch.Tensor]
@@ -126,7 +126,7 @@ class Engine:
         self._newest = NewestTokens.none(device)
         self._drawn: Draw | None = None  # the last pass that sampled on a GPU
         self._known: dict[Sequence, int] = {}  # newest tokens on the CPU, known at once
-        # Milliseconds of a pass by its places for decoding tokens (0: none) and its prompts' tokens.
+        # Milliseconds of a pass by slots for decoding tokens (0: none) and prompt tokens.
         self.pass_ms: dict[tuple[int, int], float] = {}
         self._sampler = DeviceSampler(self.vocab_size, max(config.max_sequences, config.max_batch_tokens), device)
         if device.type == "cuda":
@@ -138,7 +138,7 @@ class Engine:
         _tell_what_weights_became(self._decoder.weights)
 
     def _start_on_gpu(self, load: Load) -> None:
-        """Load the weights while kernels are compiled; capture graphs; compute and time passes of every kind."""
+        """Load the weights while kernels are compiled; capture graphs; run and time passes of every kind."""
         longest = min(self.config.max_batch_tokens, self.max_model_len)
         sizes = _graph_sizes(self.config.max_sequences, longest) if self._decoder.can_be_captured else []
         with compiled_ahead():
@@ -204,7 +204,7 @@ class Engine:
         return next((forms_on(device, shape) for shape in found), None)
 
     def warm_up(self) -> None:
-        """Compute passes of every kind while the pool is empty, so that no request waits for a compilation."""
+        """Run passes of every kind while the pool is empty, so that no request waits for a compilation."""
         warm_up(
             self.launch,
             self.layout,
@@ -221,7 +221,7 @@ class Engine:
 
     @torch.inference_mode()
     def launch(self, chunks: list[Chunk]) -> Pass:
-        """Start one forward pass over the chunks. The caller applies the results of `Pass.wait` to the sequences.
+        """Start a forward pass over the chunks. The caller applies the results of `Pass.wait` to the sequences.
 
         Passes run in launch order. A chunk may begin with the token that the pass just before samples for its sequence
         (`Sequence.num_pending`).
@@ -238,9 +238,9 @@ class Engine:
         return self._sample(chunks, logits, ordered)
 
     def _sample(self, chunks: list[Chunk], logits: torch.Tensor | None, ordered: list[Chunk]) -> Pass:
-        """Start choosing a token for each row of the logits, which follow `ordered`."""
+        """Start sampling a token for each row of logits, which are in the order of `ordered`."""
         sampling = [chunk for chunk in ordered if chunk.sample]
-        # It waits for the pass before, while the device computes this one.
+        # Waits for the previous pass while the device computes this one.
         masks = self.grammars.masks(sampling, self._pending)
         if self.kv.is_cuda:
             return self._sample_on_device(chunks, logits, sampling, masks)
@@ -253,7 +253,7 @@ class Engine:
         return Finished(_in_order(chunks, sampling, sampled, masks.problems))
 
     def _pending(self, sequence: Sequence) -> int:
-        """Return the token that the pass before samples for the sequence; on a GPU that pass may not be over."""
+        """Return the token that the previous pass samples for the sequence; on a GPU that pass may still run."""
         if self._drawn is None:
             return self._known[sequence]
         return self._drawn.token_of(sequence)
@@ -277,7 +277,7 @@ class Engine:
 
 @dataclass(frozen=True, slots=True)
 class _DevicePass:
-    """A pass that the GPU may still be busy with."""
+    """A pass that may still be running on the GPU."""
 
     chunks: list[Chunk]
     sampling: list[Chunk]  # ordered as the draw's rows
@@ -299,7 +299,7 @@ def _in_order(
     sampled: SequenceOf[Sampled | None],
     problems: Mapping[Sequence, str],
 ) -> list[Sampled | None]:
-    """One result for each chunk; a sequence is in a pass once."""
+    """Results in the order of the chunks; a sequence is in a pass once."""
     results = {chunk.sequence: result for chunk, result in zip(sampling, sampled, strict=True)}
     results |= {sequence: Sampled(0, None, problem=problem) for sequence, problem in problems.items()}
     return [results[chunk.sequence] if chunk.sample else None for chunk in chunks]
@@ -327,19 +327,19 @@ def _read(config: EngineConfig) -> ModelSpec:
 
 
 def _marks(config: EngineConfig, model: ModelSpec, dtype: str) -> list[str]:
-    """Return the settings that make other keys and values of the same files. `dtype`: computed in."""
+    """Return the settings under which the same files give other keys and values. `dtype`: of the computation."""
     asked = config.quantization if config.quantization != "auto" else ""
     named = asked or (model.quantization.name if is_gguf(config.model) else "")
     marks = [f"quantization={named}"] if named else []
     kept = [(layer.attention and layer.attention.codes) or dtype for layer in model.layers]
-    # The root of hashes names the dtype that is kept: of codes neither what they were made of nor which layers have them.
+    # The hash root names the quantised dtype, but neither the dtype it was made from nor the quantised layers.
     marks += [f"kept={dtype}:{','.join(kept)}"] if set(kept) != {dtype} else []
     apart = {"states=apart": model.has_state, "columns=apart": any(kept.window for kept in model.kept)}
-    return marks + [mark for mark, is_so in apart.items() if is_so]  # once all was in each block
+    return marks + [mark for mark, is_so in apart.items() if is_so]  # older models kept everything in each block
 
 
 def _tell_what_weights_became(weights: Weights) -> None:
-    """One line for people, where not all matrices are kept as they are stored."""
+    """Log one line if not all matrices keep their stored format."""
     became = {
         "made_plain": weights.made_plain,
         "decoded": +weights.decoded,
@@ -352,7 +352,7 @@ def _tell_what_weights_became(weights: Weights) -> None:
 
 
 def _nothing_more(weights: Weights, folder: Path) -> None:
-    """For weights that are there."""
+    """No-op, for weights that are already loaded."""
 
 
 def _resolve_dtype(asked: str, device: torch.device, checkpoint: str) -> str:

@@ -27,10 +27,10 @@ class InvalidChunkError(ValueError):
 
 
 class Pass(Protocol):
-    """A launched pass; the device may still be busy with it."""
+    """A launched pass, possibly still running on the device."""
 
     def wait(self) -> list[Sampled | None]:
-        """Block until the pass is over; return one result for each chunk, in order. Any thread may call it again.
+        """Block until the pass is complete; return one result for each chunk, in order. Any thread may call it again.
 
         None for a chunk that neither samples nor scores, or without usable logits (NaN or infinity): fail that request alone.
         """
@@ -39,7 +39,7 @@ class Pass(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A pass that was over when `launch` returned."""
+    """A pass that was complete when `launch` returned."""
 
     results: list[Sampled | None]
 

@@ -1,4 +1,4 @@
-"""Instructions of this processor that oneDNN may use: a virtual machine may announce some that nothing can use.
+"""Usable instruction sets for oneDNN: a virtual machine may announce some that trap.
 
 AMX is such a case: where the machine's monitor hides how large its tiles are (CPUID leaf 1D, zero under some Firecracker
 templates), oneDNN's first product in bfloat16 ends the process with SIGILL.
@@ -16,7 +16,7 @@ import torch
 
 BOUND = "ONEDNN_MAX_CPU_ISA"  # oneDNN's own variable, read when it first computes
 WITHOUT_TILES = "AVX512_CORE_BF16"
-SIZE = 64  # rows and columns; oneDNN computes smaller products without tiles
+SIZE = 64  # rows and columns; oneDNN uses no tiles for smaller products
 
 
 def _product() -> object:
@@ -27,7 +27,7 @@ def _product() -> object:
 def settle(
     *, has_tiles: Callable[[], bool] = torch.cpu._is_amx_tile_supported, trial: Callable[[], object] = _product
 ) -> str:
-    """Let a child compute with tiles; if it dies of SIGILL, keep oneDNN to instructions without them, here and in later children.
+    """Run AMX tiles in a child; if it dies of SIGILL, restrict oneDNN to other instructions, here and in later children.
 
     Call it before the process computes or starts threads. Returns what oneDNN is kept to, "" for no bound; a user's own stays.
     """
@@ -37,7 +37,7 @@ def settle(
 
 
 def _dies(trial: Callable[[], object]) -> bool:
-    """Whether the trial ends a child with SIGILL."""
+    """True if the trial kills a child with SIGILL."""
     child = os.fork()
     if child == 0:
         try:
@@ -51,7 +51,7 @@ def _dies(trial: Callable[[], object]) -> bool:
 
 
 def has_avx512() -> bool:
-    """Whether torch and oneDNN may use it: also their limits, ATEN_CPU_CAPABILITY and ONEDNN_MAX_CPU_ISA, allow it.
+    """True if torch and oneDNN may use AVX-512, also by their limits ATEN_CPU_CAPABILITY and ONEDNN_MAX_CPU_ISA.
 
     oneDNN reads its own when it is asked here: `settle` comes before.
     """

@@ -1,4 +1,4 @@
-"""A request inside a worker: its tokens, its blocks, and how far its KV is computed.
+"""A request inside a worker: its tokens, its blocks, and the computed part of its KV.
 
 The next pass is planned while the device computes one. A sequence therefore has three frontiers:
 
@@ -19,20 +19,20 @@ from common.messages import Grammar, PromptLogprobs, SamplingParams
 from common.words import Finish
 from engine.arrays import Longs
 
-# Tokens of a chunk that scores its prompt: each needs logits as wide as the vocabulary.
+# Tokens of a chunk whose prompt is scored: each needs logits over the whole vocabulary.
 MAX_SCORED_TOKENS = 64
 
 _BEGIN = attrgetter("begin")
 
 
 def first_column(position: int, window: int, block_size: int) -> int:
-    """Return the first column that a token at this position sees, and with it all tokens behind: those before may go."""
+    """Return the first column that this position and all later ones attend to: earlier ones may be released."""
     return max(0, position - window + 1) // block_size
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Blocks with the state behind one token, from `begin` on and below `end`: each changes it in place.
+    """Blocks of a recurrent state, updated in place by the tokens from `begin` to `end`.
 
     With an end, the state behind the last of these tokens is a checkpoint once it is computed.
     """
@@ -40,16 +40,16 @@ class State:
     begin: int
     end: int | None  # None: open
     blocks: tuple[int, ...]
-    is_found: bool = False  # a checkpoint from the cache, which others read, too
-    ids: Longs = field(init=False, repr=False, compare=False)  # the blocks as an array, which every pass needs
-    bounds: tuple[int, int] = field(init=False, repr=False, compare=False)  # the least and the largest of them
+    is_found: bool = False  # a cached checkpoint that others may read, too
+    ids: Longs = field(init=False, repr=False, compare=False)  # the blocks as an array, needed by every pass
+    bounds: tuple[int, int] = field(init=False, repr=False, compare=False)  # minimum and maximum of them
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "ids", np.array(self.blocks, dtype=np.int64))
         object.__setattr__(self, "bounds", (min(self.blocks, default=0), max(self.blocks, default=0)))
 
     def holds(self, position: int) -> bool:
-        """Whether it is changed in place by the token at this position, and by all that come."""
+        """True if the token at this position, and all later ones, update it in place."""
         return self.begin < position and self.end is None and not self.is_found
 
     def covers(self, position: int) -> bool:
@@ -58,7 +58,7 @@ class State:
 
 @dataclass(slots=True, kw_only=True, eq=False, weakref_slot=True)
 class Sequence:
-    """Changed by the worker's event loop alone; the engine's thread reads it by a chunk's positions.
+    """A sequence, changed by the worker's event loop only; the engine's thread reads it by a chunk's positions.
 
     The block table covers every scheduled position, and keeps its entries while a pass with the sequence is in flight.
     So do the columns, where the layout has some: each is `KVLayout.column_blocks` ids. From `first_column(num_computed)`
@@ -72,29 +72,29 @@ class Sequence:
     sampling: SamplingParams
     hash_root: bytes
     block_table: list[int] = field(default_factory=list)  # entry i: positions from i * block_size on
-    columns: list[tuple[int, ...]] = field(default_factory=list)  # entry i: what windows see of the same positions
+    columns: list[tuple[int, ...]] = field(default_factory=list)  # entry i: sliding-window blocks of the same positions
     num_computed: int = 0  # leading tokens whose KV is in the pool
     num_scheduled: int = 0  # the same, including passes in flight
-    num_pending: int = 0  # tokens that passes in flight sample
+    num_pending: int = 0  # tokens sampled by passes in flight
     num_cached: int = 0  # leading tokens whose KV came from the prefix cache
-    num_found: int | None = None  # the same when it was first admitted
+    num_found: int | None = None  # the same at its first admission
     digests: list[bytes] = field(default_factory=list)  # leading full blocks published so far
     num_shared_columns: int = 0  # leading columns that were published, found or never here
     known_digests: list[bytes] = field(default_factory=list)  # leading full blocks, hashed at admission
     states: tuple[State, ...] = ()  # by position, from what the oldest pass reads to an open one
-    checkpoints: tuple[int, ...] = ()  # where a prompt wants some, in tokens
+    checkpoints: tuple[int, ...] = ()  # requested checkpoints of a prompt, in tokens
     suspect_until: int = 0  # generated tokens that clear a suspect; see `worker.device.trials`
-    prompt_logprobs: PromptLogprobs | None = None  # as far as they are known
+    prompt_logprobs: PromptLogprobs | None = None  # as far as known
     grammar: Grammar | None = None
 
     @property
     def num_tokens(self) -> int:
-        """Known tokens and those that a pass in flight samples."""
+        """Known tokens plus those sampled by passes in flight."""
         return len(self.token_ids) + self.num_pending
 
     @property
     def num_unscheduled(self) -> int:
-        """Tokens whose KV no pass computes yet."""
+        """Tokens that are in no pass yet."""
         return self.num_tokens - self.num_scheduled
 
     @property
@@ -104,7 +104,7 @@ class Sequence:
 
     @property
     def scores_prompt(self) -> bool:
-        """Whether the logprobs of its prompt are wanted and not known yet. Such a prompt is computed whole, cached or not."""
+        """True if prompt logprobs are wanted and not known yet. Such a prompt is computed whole, cached or not."""
         return self.sampling.prompt_logprobs is not None and len(self.token_ids) == self.num_prompt_tokens
 
     @property
@@ -114,17 +114,17 @@ class Sequence:
 
     @property
     def is_suspect(self) -> bool:
-        """Whether it may have killed a worker and has not passed `suspect_until`."""
+        """True if it may have killed a worker and has not passed `suspect_until`."""
         return self.num_generated < self.suspect_until
 
     def found(self, num_tokens: int) -> None:
-        """So many leading tokens were in the prefix cache when it was admitted, at a later time with what it computed itself."""
+        """Record the prefix hit at its first admission; later ones include its own blocks."""
         self.num_cached = num_tokens
         if self.num_found is None:
             self.num_found = num_tokens
 
     def schedule(self, num_tokens: int) -> Chunk:
-        """Make the next `num_tokens` positions part of a pass; the one that reaches the last token samples the next."""
+        """Schedule the next `num_tokens` positions for a pass; reaching the last token samples the next."""
         chunk = Chunk(
             sequence=self,
             start=self.num_scheduled,
@@ -138,17 +138,17 @@ class Sequence:
         return chunk
 
     def _num_scored(self, num_tokens: int) -> int:
-        """The next positions whose next token is known: all but the prompt's last."""
+        """The number of next positions whose next token is known: all but the prompt's last."""
         last = self.num_prompt_tokens - 1
         return max(0, min(self.num_scheduled + num_tokens, last) - self.num_scheduled)
 
     def scored(self, chunk: Chunk, logprobs: PromptLogprobs) -> None:
-        """Keep what a chunk's pass found; a prompt that was begun anew finds the same again."""
+        """Store prompt logprobs of a chunk; a restarted prompt finds the same again."""
         known = self.prompt_logprobs
         self.prompt_logprobs = known.first(chunk.start).then(logprobs) if known is not None else logprobs
 
     def finish(self, chunk: Chunk) -> None:
-        """A pass with `chunk` is over: its KV is in the pool. A sampled token goes to `append`."""
+        """Record the end of a pass with `chunk`: its KV is in the pool. A sampled token goes to `append`."""
         self.num_computed = max(self.num_computed, chunk.end)
 
     def append(self, token_id: int) -> None:
@@ -176,7 +176,7 @@ class Chunk:
     start: int
     num_tokens: int
     sample: bool  # the chunk ends at the last token: sample the next one
-    scored: int = 0  # leading positions: how likely was the next token?
+    scored: int = 0  # leading positions with logprobs of the next token
     states: tuple[State, ...] = field(default=(), compare=False)  # the sequence's when it was scheduled
 
     @property
@@ -186,12 +186,12 @@ class Chunk:
 
     @property
     def decodes(self) -> bool:
-        """Whether it is one token: such chunks come first in a pass."""
+        """True if it is a single token: such chunks come first in a pass."""
         return self.num_tokens == 1
 
     def state_behind(self, position: int) -> State | None:
-        """Where the state behind the token at this position is; None before the first one, or where it is nowhere."""
-        # Bisection: a prompt's chunk asks for every block of tokens, and has a state for each checkpoint.
+        """The blocks of the state after the token at this position; None before the first one, or if it is not kept."""
+        # Bisection: a prompt's chunk looks up every block of tokens, and has a state for each checkpoint.
         if not (number := bisect_right(self.states, position, key=_BEGIN)):
             return None
         state = self.states[number - 1]

@@ -1,1 +1,1 @@
-"""A pass as data: the words that are packed for it, and its inputs as views of them on the device."""
+"""A pass as data: the words packed for it, and its inputs as views of them on the device."""

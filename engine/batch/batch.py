@@ -1,4 +1,4 @@
-"""The inputs of one forward pass: views of the words that `pack` laid out, on the device."""
+"""The inputs of a forward pass: views of the words laid out by `pack`, on the device."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ class ForwardBatch:
     sources: torch.Tensor  # [T] int32: row of `newest` that holds the token; -1: `token_ids` does
     newest: torch.Tensor  # [R] int64
     positions: torch.Tensor  # [T] int32
-    slots: torch.Tensor  # [T] int32: each token's slot; -1: not written
+    slots: torch.Tensor  # [T] int32: slot mapping; -1: not written
     attention: Mapping[HeadShape, AttentionPlan]
     has_prompts: bool
     states: tuple[StateBatch, ...]  # one for each block of a state
-    # The last layer of a pass with prompts computes the sampled rows alone. None: all rows, or none.
+    # The last layer of a pass with prompts computes the sampled rows only. None: all rows, or none.
     final: AttentionPlan | None
-    sampled_rows: torch.Tensor | None  # [R] int32: rows whose logits are wanted; None: all (decoding)
+    sampled_rows: torch.Tensor | None  # [R] int32: rows that need logits; None: all (decoding)
     num_sampled: int
     once: Once = field(default_factory=Once)
-    columns: tuple[ForwardBatch, ...] = ()  # the same pass in each block of a column
+    columns: tuple[ForwardBatch, ...] = ()  # the same pass for each block of a column
 
     def at(self, number: int | None) -> ForwardBatch:
-        """The pass for a layer that keeps its content in this block of a column; None: in blocks of tokens."""
+        """The pass for a layer whose content is in this block of a column; None: in blocks of tokens."""
         return self if number is None else self.columns[number]
 
 
@@ -69,7 +69,7 @@ def batch_of(size: PassSize, layout: Layout, buffer: torch.Tensor, newest: torch
 class _Views:
     layout: Layout
     buffer: torch.Tensor
-    is_captured: bool  # attention is then described by items and tiles alone
+    is_captured: bool  # attention is then described by items and tiles only
 
     def __getitem__(self, name: str) -> torch.Tensor:
         return self.layout.view(self.buffer, name)
@@ -104,7 +104,7 @@ class _Views:
         if self.is_captured:
             return None
         ends = self[f"{name}_ends"]
-        on_cpu = ends.device.type == "cpu"  # plain torch alone reads `query_start`
+        on_cpu = ends.device.type == "cpu"  # only plain torch reads `query_start`
         return AttentionBatch(
             query_start=torch.arange(size.places + 1, dtype=torch.int32) if on_cpu else ends,
             context_len=ends,
@@ -136,7 +136,7 @@ class _Views:
 
 
 def _apart(plan: PrefillPlan, size: MadeSize) -> tuple[PrefillPlan | None, MadePlan]:
-    """Prompts whose queries are absorbed, if there are any, and those behind them whose keys and values are made."""
+    """Prompts whose queries are absorbed, if any, and those after them that are up-projected."""
     batch, first = plan.batch, size.prompts
     assert plan.blocks is not None, "contexts are gathered"
 

@@ -1,4 +1,4 @@
-"""A pass as a message: one run of int32 words, and a header that fixes every place in it.
+"""A pass as a message: a run of int32 words, and a header that determines every offset in it.
 
 `FIELDS` alone lists what a pass consists of; packing, views and captured graphs follow from it. Every field is int32, so that
 one copy brings all of them to the device, and begins at a multiple of 16 bytes.
@@ -28,7 +28,7 @@ MAX_GRAPH_PROMPTS = 4  # prompts beside decoding in a captured graph
 
 
 class GraphSize(msgspec.Struct, frozen=True):
-    """The room of a captured pass: `decoding` tokens, then `prompts` tokens of prompts.
+    """The capacity of a captured pass: `decoding` tokens, then `prompts` tokens of prompts.
 
     Without decoding tokens, the room is for one whole prompt.
     """
@@ -52,21 +52,21 @@ class GraphSize(msgspec.Struct, frozen=True):
 class SinglesSize(msgspec.Struct, frozen=True, kw_only=True):
     """Sequences with one query each: decoding ones, or (in the last layer) sampled ones."""
 
-    places: Count = 0  # room for sequences
-    items: Count = 0  # items of attention for each window
+    places: Count = 0  # capacity for sequences
+    items: Count = 0  # attention items for each window
     sequences: Count = 0  # rows of the block table
     width: Count = 0  # blocks in a row of the block table
     longest: Count = 0  # positions of the longest context
 
 
 class MadeSize(msgspec.Struct, frozen=True, kw_only=True):
-    """Prompts at a pass's end whose keys and values are made of latents: how many of each come before theirs."""
+    """Up-projected prompts at a pass's end, by the number of tokens and sequences before them."""
 
     prompts: Count
     rows: Count
     tiles: Count
     blocks: Count  # contexts'
-    tile_rows: Count  # queries of each of their tiles
+    tile_rows: Count  # queries in each of their tiles
 
 
 class HeadsSize(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,38 +74,38 @@ class HeadsSize(msgspec.Struct, frozen=True, kw_only=True):
 
     heads: HeadShape
     windows: tuple[int, ...]  # distinct windows of its layers
-    tile_rows: Count = 0  # prompts' queries of a tile
-    tiles_at_once: Count = 0  # the limit with which tiles were cut into parts
+    tile_rows: Count = 0  # prompt queries in a tile
+    tiles_at_once: Count = 0  # the limit by which tiles were split
     made: MadeSize | None = None
 
 
 class PromptsSize(msgspec.Struct, frozen=True, kw_only=True):
-    """Prompts, or parts of them. In a captured graph the tiles say everything, and no sequence is listed."""
+    """Prompts, or parts of them. In a captured graph the tiles are complete, and no sequence is listed."""
 
-    sequences: Count = 0  # listed ones
+    sequences: Count = 0  # listed sequences
     width: Count = 0  # blocks in a row of their block table
-    blocks: Count = 0  # contexts' blocks; 0: all tokens are new
+    blocks: Count = 0  # blocks of contexts; 0: all tokens are new
     tiles: Count  # with each shape of heads
     max_query_len: Count
     max_context_len: Count
 
 
 class StatesSize(msgspec.Struct, frozen=True, kw_only=True):
-    """The sizes of a pass's state updates, in a model that has states."""
+    """Sizes of a pass's state updates, for models with recurrent states."""
 
-    moves: Count  # places for decoding sequences
+    moves: Count  # slots for decoding sequences
     tiles: Count = 0  # tiles of prompts
     runs: Count = 0  # prompts
     blocks: Count = 1  # each block of a state has its copy of moves and tiles
 
 
 class PassSize(msgspec.Struct, frozen=True, kw_only=True):
-    """The header of a pass: how much of everything it has."""
+    """The header of a pass: the sizes of all its parts."""
 
-    graph: GraphSize | None = None  # the captured pass that computes it
+    graph: GraphSize | None = None  # the captured graph that computes it
     tokens: Count
-    num_sampled: Count  # sequences whose logits are wanted
-    sampled_rows: Count  # entries that say where they are
+    num_sampled: Count  # sequences that need logits
+    sampled_rows: Count  # entries in `sampled_rows`
     attention: tuple[HeadsSize, ...]
     last_heads: Count = 0  # index of the last layer's heads in `attention`
     last_window: int = 0
@@ -122,7 +122,7 @@ class Field:
 
     name: str
     shape: Callable[[PassSize], tuple[int, ...]]
-    empty: int = 0  # the value of unused places
+    empty: int = 0  # the value of unused entries
     copies: Callable[[PassSize], int] = lambda size: 1
 
 
@@ -143,7 +143,7 @@ def _tables(size: PassSize) -> int:
 
 
 def item_copies(windows: SequenceOf[tuple[int, ...]], columns: int) -> list[tuple[int, int, int]]:
-    """For each copy of decoding sequences' items: the number of its heads, its window, and the copy of tables it reads.
+    """For each copy of decode items: number of heads, window, and the copy of tables it reads.
 
     `windows` are those of each shape of heads.
     """
@@ -159,7 +159,7 @@ def _items(size: PassSize) -> int:
     return len(item_copies([shape.windows for shape in size.attention], size.columns))
 
 
-# The block tables of single queries come last: only their width is unknown to a captured graph.
+# The block tables of single queries come last: a captured graph does not know their width.
 FIELDS = (
     Field("token_ids", lambda size: (size.tokens,)),
     Field("sources", lambda size: (size.tokens,), empty=-1),
@@ -186,7 +186,7 @@ FIELDS = (
 
 
 class Layout:
-    """Where the fields of a pass lie: first word, number of words, shape, words from one copy to the next."""
+    """The layout of a pass's fields: first word, number of words, shape, words between copies."""
 
     __slots__ = ("places", "words")
 
@@ -202,7 +202,7 @@ class Layout:
         self.words = at
 
     def view(self, buffer: torch.Tensor, name: str, copy: int = 0) -> torch.Tensor:
-        """The field's place in a buffer that holds the pass's words."""
+        """The field's view in a buffer with the pass's words."""
         start, count, shape, step = self.places[name]
         start += copy * step
         return buffer[start : start + count].view(shape)
@@ -215,7 +215,7 @@ class _Message(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """All that a device needs for one pass, without its sequences. Any rank can execute it."""
+    """Everything that a device needs for a pass, without its sequences. Any rank can execute it."""
 
     size: PassSize
     layout: Layout
@@ -223,7 +223,7 @@ class Packed:
 
     @classmethod
     def empty(cls, size: PassSize) -> Packed:
-        """A pass of this size with nothing to do, to capture a graph with."""
+        """An empty pass of this size, to capture a graph with."""
         layout = Layout(size)
         packed = cls(size, layout, np.zeros(layout.words, dtype=np.int32))
         for field in FIELDS:
@@ -233,7 +233,7 @@ class Packed:
         return packed
 
     def put(self, name: str, values: Integers, *, at: int = 0, copy: int = 0) -> None:
-        """Write `values` into a field, from row `at` of its first dimension on; other rows stay empty."""
+        """Write `values` into a field, from row `at` of its first dimension; other rows stay empty."""
         start, count, shape, step = self.layout.places[name]
         start += copy * step
         self.words[start : start + count].reshape(shape)[at : at + len(values)] = values
@@ -249,7 +249,7 @@ class Packed:
 
     @classmethod
     def decode(cls, data: bytes) -> Packed:
-        """The pass that `encode` wrote. Raises ValueError for anything else."""
+        """Decode a pass that `encode` wrote. Raises ValueError for anything else."""
         try:
             message = msgspec.msgpack.decode(data, type=_Message)
         except msgspec.DecodeError as error:

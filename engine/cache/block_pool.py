@@ -1,4 +1,4 @@
-"""The block pool: blocks that are held, and blocks with contents to share. No tensors, no locks: one owner thread.
+"""The block pool: reference counts, and cached contents to share. No tensors, no locks: one owner thread.
 
 A block is in exactly one of three states:
 
@@ -18,11 +18,11 @@ from itertools import chain, takewhile
 from common.pages import KVLayout
 from engine.cache.usable import UsablePrefixes
 
-MAX_SPARED_SHARE = 0.5  # the pool's largest share that eviction spares
+MAX_SPARED_SHARE = 0.5  # largest share of the pool that eviction spares
 
 
 class OutOfBlocksError(Exception):
-    """Fewer blocks are free or evictable than were asked for. Nothing was taken."""
+    """Fewer blocks are free or evictable than requested. Nothing was taken."""
 
 
 class BlockPool:
@@ -52,24 +52,24 @@ class BlockPool:
         self.column_blocks = column_blocks
         self.window = window
         self.window_columns = -(-(window - 1) // block_size) if column_blocks else 0  # that a block's first token sees
-        # A usable prefix ends with so many blocks that have something beside them.
+        # Blocks with contents beside them that a resumable prefix must end with.
         self._reach = 1 if state_blocks else self.window_columns
-        self._beside: dict[bytes, tuple[int, ...]] = {}  # by the block of tokens' digest
-        self._beside_of: dict[int, bytes] = {}  # the same digests by these blocks
+        self._beside: dict[bytes, tuple[int, ...]] = {}  # by digest of the block of tokens
+        self._beside_of: dict[int, bytes] = {}  # the inverse: digest by block
         self._usable = UsablePrefixes(self._now_usable, self._no_longer_usable)
         self._references = [0] * num_blocks
         self._digests: list[bytes | None] = [None] * num_blocks  # None: not published
         self._by_digest: dict[bytes, int] = {}
         self._free = list(range(num_blocks - 1, -1, -1))  # a stack: block 0 first
         self._cached: OrderedDict[int, None] = OrderedDict()  # least recently released first
-        self._spared: OrderedDict[int, None] = OrderedDict()  # cached and found again; in the same order
+        self._spared: OrderedDict[int, None] = OrderedDict()  # cached blocks with hits; in the same order
         self._found = [False] * num_blocks  # published blocks that were matched
         self._added: dict[bytes, None] = {}
         self._removed: dict[bytes, None] = {}
 
     @classmethod
     def of(cls, layout: KVLayout) -> BlockPool:
-        """The pool of a layout's blocks."""
+        """The pool for a layout's blocks."""
         return cls(
             num_blocks=layout.num_blocks,
             block_size=layout.block_size,
@@ -80,7 +80,7 @@ class BlockPool:
 
     @property
     def growth(self) -> int:
-        """Blocks that a sequence takes to go on behind a full block of tokens."""
+        """Blocks that a sequence takes to continue after a full block of tokens."""
         return 1 + self.column_blocks
 
     @property
@@ -105,7 +105,7 @@ class BlockPool:
         return blocks
 
     def match_usable(self, digests: Sequence[bytes], *, is_hit: bool = True) -> tuple[list[int], list[tuple[int, ...]]]:
-        """Return the blocks of the longest prefix that can be gone on from, and what is needed beside its last blocks.
+        """Return the blocks of the longest resumable prefix, and the contents beside its last blocks.
 
         That is a checkpoint, or the last columns. References are taken on all of them. Not `is_hit`: for a sequence that holds
         what is its own. Eviction spares nothing for that.
@@ -117,13 +117,13 @@ class BlockPool:
         return blocks, beside
 
     def match_beside(self, digests: Sequence[bytes]) -> list[tuple[int, ...]]:
-        """Return what is beside the first of these blocks of tokens, up to the first with nothing; references on all of it."""
+        """Return the contents beside the first of these blocks, up to the first gap; references on all of them."""
         found = [self._beside[digest] for digest in takewhile(self._beside.__contains__, digests)]
         self._take([*chain(*found)])
         return found
 
     def _count_usable(self, digests: Sequence[bytes]) -> int:
-        usable = run = 0  # run: the last blocks so far that have something beside them
+        usable = run = 0  # run: consecutive blocks so far with contents beside them
         for at, digest in enumerate(digests, start=1):
             if digest not in self._by_digest:
                 break
@@ -140,13 +140,13 @@ class BlockPool:
             self._found[block] |= is_hit
 
     def count_as_hit(self, blocks: Sequence[int]) -> None:
-        """Have eviction spare these held blocks once they are released, as if they had been matched."""
+        """Protect these held blocks from early eviction once they are released, as if they had been matched."""
         for block in blocks:
             self._check_used(block)
             self._found[block] = self._digests[block] is not None
 
     def count_prefix(self, digests: Sequence[bytes]) -> int:
-        """How many blocks `match_prefix` would return; takes none and counts as no use."""
+        """Number of blocks that `match_prefix` would return, without taking them or counting as a use."""
         return next((at for at, digest in enumerate(digests) if digest not in self._by_digest), len(digests))
 
     def allocate(self, count: int, *, spare: int = 0) -> list[int]:
@@ -182,7 +182,7 @@ class BlockPool:
                 self._cached[block] = None
 
     def publish(self, block: int, digest: bytes) -> None:
-        """Declare the content of a held block final and shareable under `digest`.
+        """Publish the final content of a held block under `digest`.
 
         The first publisher of a digest wins while its block is held: a later block of the same content stays private and is
         freed on release. A cached block gives way: it would be evicted before the rest of the later sequence, whose prefix would
@@ -205,8 +205,7 @@ class BlockPool:
         self._digests[block] = digest
 
     def publish_beside(self, blocks: Sequence[int], digests: Sequence[bytes], count: int) -> None:
-        """Declare the contents of these held blocks final: the state behind the prefix with the first `count` digests, or its
-        last column.
+        """Publish these held blocks beside the prefix with the first `count` digests: its state, or its last column.
 
         The first publisher wins while its blocks are held, as for blocks of tokens. Raises ValueError for an unheld block, or one
         that is published already as something else.
@@ -231,7 +230,7 @@ class BlockPool:
             self._beside_of[block] = self._digests[block] = digest
 
     def withdraw(self, blocks: Sequence[int], digests: Sequence[bytes] = ()) -> None:
-        """Stop sharing the contents of these held blocks, which proved wrong. Unpublished blocks stay as they are.
+        """Unpublish these held blocks, whose contents proved wrong. Unpublished blocks stay as they are.
 
         The same for what is beside blocks with these digests, held or not. Raises ValueError for an unheld block.
         """
@@ -243,21 +242,21 @@ class BlockPool:
                 self._forget_beside(digest)
 
     def make_private(self, blocks: Sequence[int]) -> bool:
-        """Stop sharing these held blocks, unless others hold them, too; return whether nobody does."""
+        """Unpublish these held blocks, unless others hold them, too; return True if nobody does."""
         if any(self._references[block] > 1 for block in blocks):
             return False
         self.withdraw(blocks)
         return True
 
     def drain_events(self) -> tuple[list[bytes], list[bytes]]:
-        """Return (digests added, digests removed) since the last call, without those that came and went between."""
+        """Return (digests added, digests removed) since the last call, without those that came and went."""
         events = list(self._added), list(self._removed)
         self._added.clear()
         self._removed.clear()
         return events
 
     def cached_digests(self) -> list[bytes]:
-        """Return every digest that `match_prefix` would find now, and use, oldest publication first."""
+        """Return every digest that `match_prefix` would find and use, oldest publication first."""
         return [digest for digest in self._by_digest if self._is_usable(digest)]
 
     def _is_usable(self, digest: bytes) -> bool:
@@ -284,7 +283,7 @@ class BlockPool:
         return block
 
     def _forget(self, block: int, *, but: int = -1) -> None:
-        """Make a block's contents nobody's. With it goes what else is beside its block of tokens; the caller takes `but`."""
+        """Drop a block's contents from the cache, with everything else beside its block of tokens, except `but`."""
         digest = self._digests[block]
         if digest is None:
             return
@@ -320,7 +319,7 @@ class BlockPool:
 
 
 def _note(digest: bytes, *, happened: dict[bytes, None], undone: dict[bytes, None]) -> None:
-    """Record an event, or remove its unreported opposite."""
+    """Record an event, or cancel its unreported opposite."""
     if digest in undone:
         del undone[digest]
     else:

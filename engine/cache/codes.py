@@ -1,4 +1,4 @@
-"""`kv_cache_dtype` applied to a model: the layers whose keys and values are quantised."""
+"""`kv_cache_dtype` applied to a model: layers with quantised keys and values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from engine.spec.model import LayerSpec, ModelSpec, UnsupportedModelError
 
 
 def with_codes(model: ModelSpec, config: EngineConfig, dtype: str) -> ModelSpec:
-    """Return the model with layers that keep what `config` or, with "auto", the checkpoint asks for.
+    """Return the model with KV quantised as `config` or, with "auto", the checkpoint asks for.
 
     `dtype` is the one that the model computes in. Raises ValueError, naming the setting, for what can't be kept so.
     """
@@ -30,7 +30,7 @@ def with_codes(model: ModelSpec, config: EngineConfig, dtype: str) -> ModelSpec:
 
 
 def _with_codes(layer: LayerSpec, kind: Kind, config: EngineConfig) -> LayerSpec:
-    """States stay: they are changed with every token."""
+    """Quantise keys and values; states stay, since every token changes them."""
     attention = layer.attention
     if attention is None or (attention.window and config.kv_cache_dtype_skip_layers):
         return layer

@@ -1,4 +1,4 @@
-"""Models whose sliding-window layers keep blocks of their own, where a sequence then holds less.
+"""Models whose sliding-window layers have separate blocks (columns), so that sequences hold less.
 
 See docs/design/sliding-windows.md.
 """
@@ -13,11 +13,11 @@ from engine.spec.attention import AttentionSpec
 from engine.spec.model import ModelSpec
 
 LEAST_LENGTHS = 2  # windows in the longest sequence
-MAX_COLUMN_WASTE = 0.25  # share of a short sequence's bytes that its blocks have more
+MAX_COLUMN_WASTE = 0.25  # share by which a short sequence's blocks may exceed its bytes
 
 
 def with_columns(model: ModelSpec, config: EngineConfig, dtype: str, longest: int) -> ModelSpec:
-    """Return the model with layers that keep no more than the longest window, for sequences of at most `longest` tokens.
+    """Return the model with layers that keep only the longest window, for sequences of at most `longest` tokens.
 
     It stays as it is where that would not pay, or where blocks are not enough: without layers that see everything, with
     states, or where layers with a window keep different things. Or where somebody wants it to.
@@ -40,7 +40,7 @@ def with_columns(model: ModelSpec, config: EngineConfig, dtype: str, longest: in
 
 
 def _are_alike(model: ModelSpec) -> bool:
-    """Whether one shape of blocks suits all layers with a window, and what borrowers see is kept for them."""
+    """True if one shape of blocks suits all sliding-window layers, including those that lend their KV."""
     kept = {layer.kept for layer in model.layers if layer.kept and layer.attention and layer.attention.window}
     grouped = [mixer for mixer in model.attentions if isinstance(mixer, AttentionSpec)]
     lent = {mixer.sharing.lends: bool(mixer.window) for mixer in grouped if mixer.sharing.lends}

@@ -1,4 +1,4 @@
-"""The memory behind the block ids: what a block keeps, how many fit, and the pool's tensors."""
+"""The memory behind block ids: contents of a block, number of blocks, and the pool's tensors."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from engine.spec.mla import MLASpec
 from engine.spec.model import ModelSpec
 
 DEFAULT_CPU_BYTES = 256 << 20
-MOST_CPU_BYTES = 1 << 30  # the largest pool that grows for one whole context
+MOST_CPU_BYTES = 1 << 30  # largest pool that grows to hold one whole context
 CPU_SHARE = 4  # a pool grows to a quarter of the free memory
 SHARED_MEMORY = Path("/dev/shm")
-# Columns besides a window's: the one that a pass in flight still sees, and the one that is begun.
+# Columns beside a window's: one that a pass in flight still reads, and the newest one.
 COLUMN_MARGIN = 2
 DEFAULT_BLOCK_SIZE = 16  # token positions
 MAX_BLOCK_SIZE = 1024  # a layer's state must fit into a block
-MAX_STATE_WASTE = 0.25  # share of a state's bytes that its blocks have more
+MAX_STATE_WASTE = 0.25  # share by which a state's blocks may exceed its bytes
 STATE_ALIGNMENT = 16  # bytes
-GPU_HEADROOM = 0.06  # share of the memory for graphs, library workspaces and fragments
-LOADING_HEADROOM = 0.01  # the same before there are graphs
+GPU_HEADROOM = 0.06  # memory share for graphs, library workspaces and fragmentation
+LOADING_HEADROOM = 0.01  # the same before graphs are captured
 
 
 def page_parts(model: ModelSpec, dtype: str) -> list[PagePart]:
-    """Return one part for each kind of content that layers keep, of all tokens first, then within windows, then of states."""
+    """Return one part for each kind of content: of all tokens first, then of sliding windows, then of states."""
     return [
         PagePart(
             layers=layers,
@@ -70,7 +70,7 @@ def plan_layout(
 
 
 def blocks_of_a_sequence(layout: KVLayout, num_tokens: int) -> int:
-    """Return the fewest blocks of a pool that holds one sequence of so many tokens, with its state and columns."""
+    """Return the size of the smallest pool that holds one sequence of so many tokens, with its state and columns."""
     blocks = -(-num_tokens // layout.block_size)
     if layout.column_blocks:
         window_columns = -(-(layout.window - 1) // layout.block_size)
@@ -80,13 +80,13 @@ def blocks_of_a_sequence(layout: KVLayout, num_tokens: int) -> int:
 
 
 def _cpu_bytes(layout: KVLayout, longest: int) -> int:
-    """`layout` is that of the default."""
+    """Size of a CPU's pool; `layout` is the default's."""
     whole = blocks_of_a_sequence(layout, longest) * layout.block_bytes
     return max(DEFAULT_CPU_BYTES, min(whole, MOST_CPU_BYTES, _free_memory() // CPU_SHARE))
 
 
 def _free_memory() -> int:
-    """Bytes that are free, and free as shared memory, which a pool may lie in; 0 where nobody says."""
+    """Free memory, and free shared memory, where a pool may be; 0 if unknown."""
     try:
         free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         return min(free, shutil.disk_usage(SHARED_MEMORY).free)
@@ -126,7 +126,7 @@ def layout_of(parts: Sequence[PagePart], config: EngineConfig, memory: int) -> K
 
 
 def block_size(parts: Sequence[PagePart]) -> int:
-    """Return 16, or with states the smallest size whose blocks hold a state with little waste, else with the least."""
+    """Return 16, or with states the smallest size whose blocks waste little of a state, else the least wasteful."""
     tokens, states = _kept_for_ever(parts), [part for part in parts if not part.per_token]
     if not states:
         return DEFAULT_BLOCK_SIZE
@@ -141,7 +141,7 @@ def block_size(parts: Sequence[PagePart]) -> int:
 
 
 def _blocks_of_state(tokens: Sequence[PagePart], states: Sequence[PagePart], size: int) -> int:
-    """Blocks of a state. Raises ValueError where a layer's is more than a block."""
+    """Blocks of a state. Raises ValueError if a layer's state exceeds a block."""
     block_bytes = _bytes(tokens, size)
     num_state = _num_blocks(state_places(states, block_bytes))
     if states and not num_state:
@@ -152,7 +152,7 @@ def _blocks_of_state(tokens: Sequence[PagePart], states: Sequence[PagePart], siz
 
 
 def _kept_for_ever(parts: Sequence[PagePart]) -> list[PagePart]:
-    """Those that are in each block of tokens."""
+    """Parts that are in each block of tokens."""
     return [part for part in parts if part.per_token and not part.window]
 
 
@@ -177,7 +177,7 @@ def with_windowed(layout: KVLayout, windowed: Sequence[PagePart]) -> KVLayout:
 
 
 def column_places(windowed: Sequence[PagePart], block_bytes: int, block_size: int) -> list[tuple[int, list[int]]]:
-    """Return for each layer which of a column's blocks has it, and the first byte there of each part; [] if none fits.
+    """Return for each layer its block of a column, and the byte offset of each part in it; [] if none fits.
 
     All layers keep every part, so they are of one size.
     """
@@ -200,7 +200,7 @@ Places = list[list[tuple[int, int]]]
 
 
 def state_places(states: Sequence[PagePart], block_bytes: int) -> Places:
-    """Return for each part and layer which of a state's blocks has it, and the first byte there; [] if one fits nowhere.
+    """Return for each part and layer its block of a state, and the byte offset in it; [] if one fits nowhere.
 
     The first block with room takes it, so the same parts lie alike everywhere.
     """
@@ -233,8 +233,8 @@ def _sizes() -> list[int]:
 
 def _free_bytes(model: ModelSpec, config: EngineConfig, while_loading: int) -> int:
     free, total = torch.cuda.mem_get_info(config.device)
-    # The widest moment of a pass: the MLP's input, its two halves and their product, or attention over what is made of
-    # latents; and the logits, twice, in float32.
+    # Peak activations of a pass: the MLP's input, both halves and their product, or up-projected attention; and the logits,
+    # twice, in float32.
     mixers = (mixer for mixer in model.attentions if isinstance(mixer, MLASpec))
     latent_bytes = [mixer.shape(2).token_bytes for mixer in mixers]
     token_bytes = 2 * 4 * model.hidden_size + max(2 * 3 * model.widest_mlp, *latent_bytes, 0)
@@ -277,7 +277,7 @@ def part_views(pool: torch.Tensor, layout: KVLayout) -> list[torch.Tensor]:
 
 
 def state_views(pool: torch.Tensor, layout: KVLayout) -> list[list[KeptState]]:
-    """View what each layer keeps of states, by part and layer."""
+    """View each layer's states, by part and layer."""
     lanes = pool.flatten(1).view(torch.uint8)
     views = []
     for part, places in zip(layout.states, state_places(layout.states, layout.block_bytes), strict=True):
@@ -290,7 +290,7 @@ def state_views(pool: torch.Tensor, layout: KVLayout) -> list[list[KeptState]]:
 
 
 def column_views(pool: torch.Tensor, layout: KVLayout) -> list[list[KeptColumn]]:
-    """View what each layer with a window keeps in columns, by part and layer."""
+    """View each sliding-window layer's content in columns, by part and layer."""
     lanes, size = pool.flatten(1).view(torch.uint8), layout.block_size
     places = column_places(layout.windowed, layout.block_bytes, size) if layout.windowed else []
     views = []
@@ -304,23 +304,23 @@ def column_views(pool: torch.Tensor, layout: KVLayout) -> list[list[KeptColumn]]
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    """Return torch's dtype of a page part's name."""
+    """Return the torch dtype of a page part's name."""
     dtype: torch.dtype = getattr(torch, name)
     return dtype
 
 
 def allocate_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> torch.Tensor:
-    """Return memory that no peer can reach: for a process of its own. Raises MemoryError."""
+    """Return memory that no peer can reach, for a single process. Raises MemoryError."""
     if device != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
-    # Such zeros take memory only once they are written: blocks that nobody needs cost nothing. An allocator would give away again
-    # what others wrote to, filled with zeros.
+    # Zero pages take memory only once written, so unused blocks cost nothing. An allocator would reuse memory, and fill it with
+    # zeros.
     size = math.prod(shape) * dtype.itemsize
     try:
         memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
         raise MemoryError(f"no room for {size >> 20} MiB of keys and values: lower --kv-memory-mb ({error})") from error
-    with contextlib.suppress(AttributeError, OSError):  # not everywhere
+    with contextlib.suppress(AttributeError, OSError):  # not on all systems
         memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=torch.uint8).view(dtype).view(shape)
 

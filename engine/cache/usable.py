@@ -1,4 +1,4 @@
-"""Prefixes that lead somewhere: those that a sequence can go on from, or from something after them.
+"""Resumable prefixes: those that a sequence can continue from, and their ancestors.
 
 A tree of digests. A node stands for a prefix by its last block's digest, and is there while it is an end, where a sequence can
 go on, or has an end behind it. Adding and removing an end costs O(1), besides O(1) for each node that comes or goes with it.
@@ -13,11 +13,11 @@ from dataclasses import dataclass
 @dataclass(slots=True)
 class _Node:
     parent: bytes | None
-    count: int = 1  # itself if it is an end, and nodes right behind it
+    count: int = 1  # itself if it is resumable, plus its direct children
 
 
 class UsablePrefixes:
-    """`came(digest)` and `went(digest)` are called as nodes come and go."""
+    """The set. `came(digest)` and `went(digest)` are called as nodes are added and removed."""
 
     def __init__(self, came: Callable[[bytes], None], went: Callable[[bytes], None]) -> None:
         self._nodes: dict[bytes, _Node] = {}
@@ -28,7 +28,7 @@ class UsablePrefixes:
         return digest in self._nodes
 
     def add(self, digests: Sequence[bytes], count: int) -> None:
-        """The prefix with the first `count` of these digests is an end from now on."""
+        """Mark the prefix with the first `count` of these digests as resumable."""
         first = count
         while first and digests[first - 1] not in self._nodes:
             first -= 1
@@ -39,7 +39,7 @@ class UsablePrefixes:
             self._came(digests[at])
 
     def remove(self, digest: bytes) -> None:
-        """The prefix that ends with this digest is no end any more."""
+        """Unmark this prefix as resumable."""
         last: bytes | None = digest
         while last is not None:
             node = self._nodes[last]

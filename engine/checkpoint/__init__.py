@@ -1,1 +1,1 @@
-"""A checkpoint's files: headers checked before use, encodings of numbers, GGUF's names, fingerprints."""
+"""A checkpoint's files: validated headers, encodings of numbers, GGUF's names, fingerprints."""

@@ -1,4 +1,4 @@
-"""How files store numbers: floats one by one, and GGUF's blocks, which are turned into floats as they are read."""
+"""Storage encodings of numbers: plain floats, and GGUF's blocks, which are decoded to floats as they are read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from engine.checkpoint.safetensors import CheckpointError, StoredTensor, described_by
 from engine.kernels.quantised.gguf_blocks import BLOCK_BYTES, BLOCK_ELEMENTS, DECODERS, decoded
 
-# safetensors' dtype names. Integers, and 8-bit floats that a format asks for, are copied as they are.
+# safetensors dtypes. Integers, and 8-bit floats that a format asks for, are copied unchanged.
 _DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -28,12 +28,12 @@ _DTYPES = {
     "I64": torch.int64,
 }
 _COMPUTED = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-_ALIGNMENT = 16  # tensors are cut at multiples of it, never within an element
+_ALIGNMENT = 16  # tensors are split at multiples of it, never within an element
 
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
-    """Whole blocks of elements."""
+    """An encoding in whole blocks of elements."""
 
     elements: int  # a block's
     size: int  # bytes of a block
@@ -42,11 +42,11 @@ class Encoding:
 
     @property
     def unit(self) -> int:
-        """Bytes that stay together."""
+        """Bytes of an indivisible unit."""
         return math.lcm(self.size, _ALIGNMENT)
 
     def bytes_of(self, elements: int) -> int:
-        """Raises ValueError for a part of a block."""
+        """Bytes of so many elements. Raises ValueError for a part of a block."""
         blocks, rest = divmod(elements, self.elements)
         if rest:
             raise ValueError(f"{elements} elements are no whole blocks of {self.elements}")
@@ -57,7 +57,7 @@ class Encoding:
 
 
 def as_wanted(stored: StoredTensor, wanted: torch.dtype) -> StoredTensor:
-    """The same tensor; a format that takes GGUF's blocks apart by itself wants their bytes."""
+    """The tensor itself, or its raw bytes for a format that decodes GGUF's blocks itself."""
     if wanted is not torch.uint8 or stored.dtype not in DECODERS:
         return stored
     length = stored.shape[-1] // BLOCK_ELEMENTS[stored.dtype] * BLOCK_BYTES[stored.dtype]
@@ -65,12 +65,12 @@ def as_wanted(stored: StoredTensor, wanted: torch.dtype) -> StoredTensor:
 
 
 def is_decoded(stored: StoredTensor, wanted: torch.dtype) -> bool:
-    """Whether blocks become floats as they are read."""
+    """True if blocks are decoded to floats as they are read."""
     return stored.dtype in DECODERS and wanted in _COMPUTED
 
 
 def encoding_of(stored: StoredTensor, wanted: torch.dtype) -> Encoding:
-    """How to read a tensor that is converted to, or is, what is wanted. Raises CheckpointError."""
+    """The encoding of a tensor that is, or is converted to, the wanted dtype. Raises CheckpointError."""
     if is_decoded(stored, wanted):
         return Encoding(BLOCK_ELEMENTS[stored.dtype], BLOCK_BYTES[stored.dtype], partial(_values, stored.dtype))
     dtype = _DTYPES.get(stored.dtype)

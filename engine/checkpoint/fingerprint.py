@@ -1,4 +1,4 @@
-"""The fingerprints of models: what tells their files apart, without reading all of them, and without torch.
+"""Fingerprints of models: they tell files apart without reading all of them, and without torch.
 
 A gateway knows its model's, too, and takes no worker with other files for its own.
 """
@@ -36,7 +36,7 @@ def model_fingerprint(folder: Path, marks: Iterable[str] = ()) -> str:
 
 
 def files_fingerprint(folder: Path) -> str:
-    """The fingerprint of a model's files, whatever is made of them; "" where there are none, or none that can be read."""
+    """The fingerprint of a model's files, whatever their use; "" if there are none, or none that can be read."""
     try:
         return model_fingerprint(folder)
     except (OSError, ValueError):

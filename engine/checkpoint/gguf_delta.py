@@ -1,4 +1,4 @@
-"""Layers with the gated delta rule in a GGUF file: one tensor holds queries', keys' and values' rows.
+"""GGUF tensors of gated delta rule layers: one tensor holds the rows of queries, keys and values.
 
 Qwen3.5's values stand in another order there: the first of each key head's, then the second, and so on.
 """
@@ -31,7 +31,7 @@ MODULES = (*_NAMES, *_CUT)
 def stored_of_delta(
     tensor: GgufTensor, module: str, layer: str, header: GgufHeader, undo: Callable[[torch.Tensor], torch.Tensor] | None
 ) -> Iterator[StoredTensor]:
-    """Ours of one tensor of such a layer. Raises CheckpointError for sizes that don't fit it."""
+    """Split one tensor of such a layer into ours. Raises CheckpointError if its size doesn't fit."""
     heads, under = _heads(header), f"model.layers.{layer}.linear_attn."
     whole = StoredTensor("", tensor.kind, tensor.shape, tensor.file, tensor.begin, tensor.end, undo=undo)
     if module in _CUT:
@@ -54,7 +54,7 @@ def stored_of_delta(
 @dataclass(frozen=True, slots=True)
 class _Heads:
     groups: int  # key heads
-    ratio: int  # value heads of each
+    ratio: int  # value heads for each
     key_dim: int
     value_dim: int
     in_turn: bool
@@ -72,7 +72,7 @@ class _Heads:
         return (self.groups, self.ratio, self.value_dim) if self.in_turn else None
 
     def rows_in_turn(self, size: int) -> Callable[[torch.Tensor], torch.Tensor] | None:
-        """How our rows, `size` of a value head, stand in the file."""
+        """The file's order of our rows, `size` for each value head."""
         if not self.in_turn:
             return None
         return lambda ours: ours.unflatten(0, (self.groups, self.ratio, size)).transpose(0, 1)
@@ -90,7 +90,7 @@ def _heads(header: GgufHeader) -> _Heads:
 
 
 def _rows(whole: StoredTensor, sizes: tuple[int, ...], name: str) -> Iterator[StoredTensor]:
-    """The tensor's rows, cut into parts."""
+    """The tensor's rows, split into parts."""
     count = whole.shape[0]
     if sum(sizes) != count:
         raise CheckpointError(f"{whole.file}: {name} has {count} rows, the metadata say {' + '.join(map(str, sizes))}")

@@ -1,4 +1,4 @@
-"""GGUF's names of tensors, by our names; and the converter's changes to their values, to be undone.
+"""GGUF tensors under our names, with the converter's changes to their values undone.
 
 Rows of Llama's queries and keys stand in pairs that are rotated together; Gemma's norms hold the 1 that is added to them;
 the experts of a layer are one tensor.
@@ -22,12 +22,12 @@ from engine.checkpoint.safetensors import CheckpointError, StoredTensor
 
 _LAYER = re.compile(r"blk\.(\d+)\.([\w.]+?)(\.weight|\.bias)?\Z")
 _MOST_EXPERTS = 1 << 14
-# They became the rope's parameters.
+# Tensors that became parameters of the rope.
 _IN_CONFIG = ("rope_freqs", "rope_factors_long", "rope_factors_short", "attn_rot_embd")
 
 
 def stored_in_gguf(file: Path) -> Iterator[StoredTensor]:
-    """Every tensor by the name that a folder in Hugging Face's format has for it. Raises GgufError, CheckpointError."""
+    """Every tensor under its name in Hugging Face's format. Raises GgufError, CheckpointError."""
     header = read_header(file)
     for tensor in header.tensors.values():
         yield from _renamed(tensor, header)
@@ -87,7 +87,7 @@ def _stored(tensor: GgufTensor, name: str, *, shape: tuple[int, ...] = (), **don
 def _each(
     tensor: GgufTensor, name: str, *, order: Callable[[torch.Tensor], torch.Tensor] | None = None
 ) -> Iterator[StoredTensor]:
-    """The matrices of experts or heads that one tensor holds. `order`: each is stored the other way around."""
+    """Matrices of experts or heads in one tensor. `order`: each is stored transposed."""
     count, *shape = tensor.shape
     if not shape or count > _MOST_EXPERTS:
         raise CheckpointError(
@@ -107,7 +107,7 @@ def _transposed(ours: torch.Tensor) -> torch.Tensor:
 
 
 def _logarithm(decays: torch.Tensor) -> torch.Tensor:
-    """Converters store -exp of it."""
+    """The logarithm A_log; converters store -exp of it."""
     return (-decays).log()
 
 
@@ -120,7 +120,7 @@ def _undo(header: GgufHeader, name: str) -> Callable[[torch.Tensor], torch.Tenso
 
 
 def _predicting(header: GgufHeader) -> range:
-    """The last layers predict further tokens, and are not computed."""
+    """The last layers, which predict further tokens (MTP) and are not computed."""
     architecture = header.metadata.get("general.architecture")
     count, own = (header.metadata.get(f"{architecture}.{name}") for name in ("block_count", "nextn_predict_layers"))
     return range(count - own, count) if type(count) is type(own) is int else range(0)
@@ -138,7 +138,7 @@ def _heads(header: GgufHeader, name: str, layer: int) -> int:
 
 
 def _pairs(tensor: GgufTensor, heads: int) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Our rows, in which a head's halves are rotated together, in the order of the file, which has them side by side."""
+    """Our rows, with half-split rotary pairs, in the order of the file, where pairs are interleaved."""
     rows = tensor.shape[0]
     if rows % (2 * heads):
         raise CheckpointError(f"{tensor.file}: {tensor.name} has {rows} rows, which are no pairs of {heads} heads")

@@ -85,7 +85,7 @@ IN_LAYER = {
     "shortconv.in_proj": "conv.in_proj",
     "shortconv.out_proj": "conv.out_proj",
 }
-# Numbers that belong to no module: they have no `.weight` and no `.bias`.
+# Tensors without a module: their names have no `.weight` and no `.bias`.
 ALONE = ("exp_probs_b", "attn_sinks", "ssm_a", "ssm_dt", "ssm_d", "layer_output_scale", "altup_correct_scale")
 
 
@@ -111,7 +111,7 @@ WRITTEN: Mapping[str, Written] = {
     "granite": _IN_PAIRS,
     "granitehybrid": _IN_PAIRS,
     "granitemoe": _IN_PAIRS,
-    # Its steps are a product with a bias; Mamba-2's are a bias alone.
+    # Step size: a GEMM with a bias in Mamba, only a bias in Mamba-2.
     "jamba": Written(names={"ssm_dt": "mamba.dt_proj"}),
     "lfm2": _LFM_2,
     "lfm2moe": _LFM_2,

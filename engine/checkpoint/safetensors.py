@@ -1,4 +1,4 @@
-"""A checkpoint's safetensors files and their headers, checked before use.
+"""A checkpoint's safetensors files with validated headers.
 
 A file is 8 bytes of header length, the header (JSON: name -> dtype, shape, byte range), then the bytes without gaps.
 """
@@ -16,7 +16,7 @@ from typing import Any
 from common.model.gguf import is_gguf
 
 INDEX_FILE = "model.safetensors.index.json"
-SAMPLE_BYTES = 64  # fine-tunes of one base differ in their values alone
+SAMPLE_BYTES = 64  # fine-tunes of one base differ only in their values
 _MAX_HEADER_BYTES = 100_000_000  # the format's limit
 _BITS = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "C64": 64, "BF16": 16, "BOOL": 8}
 _BITS |= {"F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F16": 16, "F32": 32, "F64": 64}
@@ -29,7 +29,7 @@ class CheckpointError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """Where a tensor's bytes are: row-major, little-endian."""
+    """The location of a tensor: row-major, little-endian."""
 
     name: str
     dtype: str  # the format's name: "BF16"
@@ -37,7 +37,7 @@ class StoredTensor:
     file: Path
     begin: int  # first byte in the file
     end: int
-    # GGUF alone: a permutation into the file's order of elements, and the inverse of what the converter did to values.
+    # GGUF only: a permutation into the file's order of elements, and the inverse of the converter's change to values.
     order: Callable[[Any], Any] | None = None
     undo: Callable[[Any], Any] | None = None
     # The file interleaves groups within a row; ours is (groups, heads of a group, size of a head).
@@ -45,7 +45,7 @@ class StoredTensor:
 
 
 def described_by(model: Path, field: str = "") -> str:
-    """Where it is said what the tensors of a folder, or of a GGUF file, must be."""
+    """The file that describes the tensors of a folder, or of a GGUF file."""
     if is_gguf(model):
         return "the GGUF metadata"
     return f"{field} in config.json" if field else "config.json"
@@ -56,7 +56,7 @@ def weight_files(folder: Path) -> list[Path]:
     index, single = folder / INDEX_FILE, folder / "model.safetensors"
     if index.is_file():
         files = sorted(folder / name for name in _indexed_names(index))
-    elif single.is_file():  # alone: some folders hold the same weights again under other names
+    elif single.is_file():  # only this file: some folders repeat the same weights under other names
         files = [single]
     else:
         files = sorted(folder.glob("*.safetensors"))
@@ -113,7 +113,7 @@ def _indexed_names(index: Path) -> set[str]:
 
 
 class _MalformedError(ValueError):
-    """Not what the format asks for."""
+    """The file does not follow the format."""
 
 
 def _tensors(file: Path) -> list[StoredTensor]:

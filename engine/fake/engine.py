@@ -39,13 +39,13 @@ from engine.sequence import Sequence
 from engine.step.limits import wrong_columns, wrong_state
 
 DEFAULT_MAX_MODEL_LEN = 4096
-Allowed = np.ndarray[tuple[int, ...], np.dtype[np.bool_]]  # [V], by a grammar
+Allowed = np.ndarray[tuple[int, ...], np.dtype[np.bool_]]  # [V], for a grammar
 FAKE_VOCAB = 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FakeCosts:
-    """Milliseconds of a pass: a fixed part, each prefilled token, each sequence that decodes."""
+    """Milliseconds of a pass: fixed, for each prefilled token, for each decoding sequence."""
 
     step_ms: float = 0.0
     prefill_token_ms: float = 0.0
@@ -58,7 +58,7 @@ class FakeCosts:
 
 
 class FakeEngine:
-    """Takes the place of `Engine`: same attributes, same `launch`. `config.model` is only the fingerprint.
+    """A stand-in for `Engine`: same attributes, same `launch`. `config.model` is only the fingerprint.
 
     `sleep(seconds)` spends what `costs` say; None spends nothing. `parts`: what a block holds; None: keys and values of
     `num_layers` layers.
@@ -88,7 +88,7 @@ class FakeEngine:
         self.layout = _layout(config, parts or plain)
         self.fingerprint = _fingerprint(str(config.model), vocab_size, self.layout)
         self.kv = (allocate or allocate_zeros)(pool_shape(self.layout), pool_dtype(self.layout), config.device)
-        self.pass_ms: dict[tuple[int, int], float] = {}  # it has no graphs
+        self.pass_ms: dict[tuple[int, int], float] = {}  # there are no graphs
         self.grammars = Grammars(config.model, vocab_size)
         self._costs = costs or FakeCosts()
         self._faults = faults or FakeFaults("")
@@ -108,7 +108,7 @@ class FakeEngine:
         self._states = [FakeState(kept, index=len(views) + index) for index, kept in enumerate(kept_states)]
 
     def launch(self, chunks: list[Chunk]) -> Pass:
-        """Write each chunk's slots, then read each sampled sequence's whole context; the pass is over on return.
+        """Write each chunk's slots, then read each sampled sequence's whole context; the pass has ended on return.
 
         A chunk may begin with the token that the launch before sampled. Raises InvalidChunkError before anything was
         written when a chunk contradicts its sequence, the pool or what is known.
@@ -178,7 +178,7 @@ class FakeEngine:
         return answer
 
     def _tokens(self, chunk: Chunk, newest: dict[Sequence, tuple[int, int]]) -> list[int]:
-        """The chunk's tokens, the last one perhaps sampled by the pass before. Raises InvalidChunkError."""
+        """The chunk's tokens, the last one possibly sampled by the previous pass. Raises InvalidChunkError."""
         sequence, end = chunk.sequence, chunk.end
         known, table = sequence.token_ids[:end], list(sequence.block_table)
         sampled_at, sampled = newest.get(sequence, (-1, -1))
@@ -203,7 +203,7 @@ class FakeEngine:
         raise InvalidChunkError(f"request {sequence.request_id}: {problem}")
 
     def _wrong_blocks(self, chunk: Chunk) -> str:
-        """Why its columns or states can't be the chunk's; "" if they can."""
+        """Return why its columns or states can't belong to the chunk; "" if they can."""
         layout = self.layout
         if problem := wrong_columns(chunk, layout.column_blocks, layout.window, layout.block_size):
             return problem
@@ -239,7 +239,7 @@ class FakeEngine:
         return None if scores is None else Sampled(NO_TOKEN, None, scores)
 
     def _prompt_logprobs(self, chunk: Chunk) -> PromptLogprobs | None:
-        """Each token has the logprob -1 - its id / vocabulary, and is among the likeliest."""
+        """Prompt logprobs: each token has -1 - its id / vocabulary, and is among the likeliest."""
         if not chunk.scored:
             return None
         count = chunk.sequence.sampling.prompt_logprobs or 0
@@ -255,7 +255,7 @@ class FakeEngine:
     def _choose(
         self, checksum: int, sampling: SamplingParams, num_generated: int, allowed: Allowed | None = None
     ) -> int:
-        """The token for a context's checksum; the seed counts only with a temperature."""
+        """The token for a context's checksum; the seed only counts with a temperature."""
         word = mix(checksum + (mix(sampling.seed) if sampling.temperature > 0 else 0))
         if allowed is not None:
             ids = np.flatnonzero(allowed)
@@ -272,7 +272,7 @@ def _layout(config: EngineConfig, parts: SequenceOf[PagePart]) -> KVLayout:
 
 
 def _fingerprint(model: str, vocab_size: int, layout: KVLayout) -> str:
-    """The fingerprint. Without parts it must be the same text in every release: workers of two releases exchange sequences."""
+    """The fingerprint. Without parts it must not change between releases, whose workers exchange sequences."""
     later = ("parts", "states", "state_blocks", "windowed", "column_blocks", "window")
     names = [name for name in layout.__struct_fields__ if name not in later or getattr(layout, name)]
     fields = ", ".join(f"{name}={getattr(layout, name)!r}" for name in names)

@@ -1,4 +1,4 @@
-"""Faults of the fake device: a prompt that begins with a certain token breaks the pass that computes it.
+"""Faults of the fake device: a prompt that begins with a certain token breaks its pass.
 
 `exit:505,hang-decoding:506` ends the process on a prompt that begins with 505, and hangs a pass that decodes one with 506.
 """

@@ -1,4 +1,4 @@
-"""The fake engine's KV contents: a pattern for each token in every part of a block, and how it is read back.
+"""The fake engine's KV contents: a pattern for each token in every part of a block, and its verification.
 
 A slot holds a running hash of the tokens up to it: pieces of the hash repeated over its lanes, each under its own mask.
 N blocks, P = layers * planes, S slots, W = heads * dim lanes of 1, 2 or 4 bytes. A state's hash follows from the state before.
@@ -55,7 +55,7 @@ class FakePart:
         return self._pattern.hash_of(self._slots[block, :, position % self._num_slots].reshape(-1))
 
     def checksum(self, table: Sequence[int], end: int, *, start: int = 0) -> int:
-        """Sum over all that is kept of these positions, read from the pool: any single changed lane changes it."""
+        """Sum over the contents of these positions, read from the pool: any single changed lane changes it."""
         first = start // self._block_size
         blocks = table[first : -(-end // self._block_size)]
         rows = self._slots[blocks]  # [blocks, P, S, W]
@@ -81,11 +81,11 @@ class FakeColumn:
         self._part.write(self._table(columns), start, hashes)
 
     def checksum(self, columns: Columns, end: int) -> int:
-        """Sum over what the last of `end` tokens sees."""
+        """Sum over what the last of `end` tokens attends to."""
         return self._part.checksum(self._table(columns), end, start=max(0, end - self._window))
 
     def expected(self, hashes: Words) -> int:
-        """The same for a context with these running hashes."""
+        """The expected sum for a context with these running hashes."""
         return self._part.expected(hashes, start=max(0, len(hashes) - self._window))
 
     def _table(self, columns: Columns) -> list[int]:
@@ -101,7 +101,7 @@ class FakeState:
         self._pattern = _Pattern(self._lanes.shape[1], kept.kept.element_size(), salt=3 * index)
 
     def advance(self, chunk: Chunk, token_ids: Sequence[int]) -> None:
-        """Read the state before the chunk; leave one wherever the chunk goes on in another, and behind it."""
+        """Read the state before the chunk; leave one at each switch of blocks, and after the chunk."""
         previous = ROOT if not chunk.start else self._read(chunk, chunk.start - 1)
         hashes = running_hashes(previous, token_ids)
         for state in chunk.states:
@@ -117,7 +117,7 @@ class FakeState:
         return mix(int(hashes[-1]) + self._pattern.salt)
 
     def _read(self, chunk: Chunk, position: int) -> int:
-        """The hash; another number if any lane isn't what it says."""
+        """The hash; another number if any lane differs from it."""
         state = chunk.state_behind(position)
         assert state is not None, "checked"
         lanes = self._lanes[state.blocks[self._number]]

@@ -1,4 +1,4 @@
-"""config.json -> `ModelSpec`. A family is one function that reads its own fields; nothing else asks for the family.
+"""config.json -> `ModelSpec`. A family is a function that reads its own fields; nothing else depends on the family.
 
 Unsupported settings are refused with the field's name; nothing is guessed.
 """
@@ -103,7 +103,7 @@ def _in_gguf(file: Path) -> ModelSpec:
 
 
 def read_fields(folder: Path) -> dict[str, Any]:
-    """The JSON of `folder/config.json`, or what a GGUF file says instead. Raises as `read_model_spec`."""
+    """The JSON of `folder/config.json`, or its equivalent from a GGUF file. Raises as `read_model_spec`."""
     if is_gguf(folder):
         return config_of(folder)
     path = folder / "config.json"
@@ -134,7 +134,7 @@ def model_spec(config: Mapping[str, Any]) -> ModelSpec:
 
 
 def architectures(fields: Mapping[str, Any]) -> list[str]:
-    """The names of the classes that compute a checkpoint; none if it has none."""
+    """The names of a checkpoint's classes; none if it has none."""
     try:
         return named_in(fields)
     except ValueError as error:

@@ -30,7 +30,7 @@ TENSORS = ExpertTensors(
     all=(("feed_forward.experts.gate_up_proj", "feed_forward.experts.down_proj"),),
 )
 AROUND_MLP = BranchSpec(before="pre_ff_layernorm")
-# How a scan is computed elsewhere, and which logits are made.
+# Fields about the implementation of scans, and about which logits are computed.
 HARMLESS = (
     "use_mamba_kernels",
     "use_mambapy",
@@ -76,7 +76,7 @@ def _selective(fields: Fields) -> SelectiveSpec:
 
 
 def _experts(fields: Fields) -> MlpSpec | None:
-    """None: there is one, which is an MLP."""
+    """Read the experts; None: there is one, which is an MLP."""
     if number(fields, "num_experts") == 1:
         fields.ignore("num_experts_per_tok")
         return None
@@ -85,7 +85,7 @@ def _experts(fields: Fields) -> MlpSpec | None:
 
 
 def _each(fields: Fields, name: str) -> list[bool]:
-    """Whether each layer is one of those that are `period` apart, from `offset` on."""
+    """True for layers that are `period` apart, from `offset` on."""
     period, offset = number(fields, f"{name}_period"), count(fields, f"{name}_offset")
     if offset >= period:
         raise UnsupportedModelError(f"config.json: {name}_offset = {offset} is not below {name}_period = {period}")

@@ -37,7 +37,7 @@ from engine.weights.names import StoredNames
 
 AROUND_MIXER = BranchSpec(after="post_attention_layernorm")
 AROUND_MLP = BranchSpec(after="post_feedforward_layernorm")
-# How weights were drawn.
+# Fields of weight initialisation.
 OF_TRAINING = ("linear_a_log_min", "linear_a_log_max", "linear_dt_min", "linear_dt_max", "linear_dt_init_floor")
 OUTPUT_NORM_EPS = 1e-5  # whatever the model's is
 
@@ -130,7 +130,7 @@ def read_olmo_hybrid(fields: Fields) -> ModelSpec:
 
 
 def _with_sizes(fields: Fields) -> Fields:
-    """The heads that follow from others."""
+    """Derived sizes of heads."""
     heads = number(fields, "num_attention_heads")
     keys = count(fields, "linear_num_key_heads") or heads
     key_dim = count(fields, "linear_key_head_dim") or int(0.75 * number(fields, "hidden_size") / keys)
@@ -153,14 +153,14 @@ def _delta(fields: Fields) -> DeltaSpec:
 
 
 def _rotation(fields: Fields) -> RopeSpec | None:
-    """None where the base of the rotation is written as null, which is how positions are left out."""
+    """The rope; None if its base is null, which means no positional encoding."""
     values = fields.get("rope_parameters") or fields
     fields.ignore("rope_parameters", "rope_theta")
     return None if "rope_theta" in values and values["rope_theta"] is None else rope(fields)
 
 
 def _names(num_layers: int) -> StoredNames:
-    """Norms around states have other names than those around attention."""
+    """Norms around recurrent layers have other names than those around attention."""
     renamed = {"attention_layer_norm": "input_layernorm", "feedforward_layer_norm": "post_attention_layernorm"}
     layers = [f"model.layers.{layer}." for layer in range(num_layers)]
     return StoredNames(renamed={f"{at}{theirs}.": f"{at}{ours}." for at in layers for theirs, ours in renamed.items()})

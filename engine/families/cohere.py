@@ -131,7 +131,7 @@ def _experts(fields: Fields) -> tuple[SparseMlpSpec, BranchSpec]:
 
 
 def _kinds(fields: Fields) -> list[str]:
-    """Windows begin anew behind the dense layers."""
+    """Kinds of layers; the pattern restarts after the dense layers."""
     num_dense = behind_dense(fields).count(DENSE)
     prefix, period = number(fields, "prefix_dense_sliding_window_pattern"), number(fields, "sliding_window_pattern")
     return every(fields, prefix)[:num_dense] + every(fields, period)[: number(fields, "num_hidden_layers") - num_dense]

@@ -49,7 +49,7 @@ def read_glm4(fields: Fields) -> ModelSpec:
 
 
 def _text_of_glm4(fields: Fields, others: tuple[str, ...]) -> ModelSpec:
-    """GLM-4-0414 with all fields given; `others` are keys of its rope that change nothing."""
+    """GLM-4-0414 with all fields given; `others` are ignored keys of its rope."""
     mixer = attention(
         fields, rope=rope(fields, interleaved=True, others=others), qkv_bias=flag(fields, "attention_bias")
     )
@@ -74,7 +74,7 @@ def read_glm4_moe(fields: Fields) -> ModelSpec:
 
 
 def _text_of_glm4_moe(fields: Fields, others: tuple[str, ...] = ()) -> ModelSpec:
-    """GLM-4.5; `others` are keys of its rope that change nothing."""
+    """GLM-4.5; `others` are ignored keys of its rope."""
     fields = with_defaults(fields, "glm4_moe")
     dense, stored = gated_mlp(fields), without_predictions(fields)
     sparse = sparse_mlp(fields, sigmoid_rule(fields), tensors=CORRECTED, shared=shared_experts(fields))
@@ -104,7 +104,7 @@ def read_glm5(fields: Fields) -> ModelSpec:
     follower = replace(mixer, sparse=SparseSpec(most=number(fields, "index_topk")))
     mixers = [mixer if kind == _OWN else follower for kind in kinds]
     spec = with_experts(fields, mixers, sigmoid_rule(fields), CORRECTED)
-    # A checkpoint may have indexers of the others, too.
+    # A checkpoint may also have indexers of layers that don't use them.
     unread = tuple(f"model.layers.{layer}.self_attn.indexer." for layer, kind in enumerate(kinds) if kind == _SHARED)
     return replace(spec, stored=replace(spec.stored, ignored=(*spec.stored.ignored, *unread)))
 

@@ -88,7 +88,7 @@ def read_granite_swa(fields: Fields) -> ModelSpec:
 
 
 def _mixers_with_windows(fields: Fields) -> list[AttentionSpec]:
-    """Each layer's attention; a base of 0 means that it doesn't rotate."""
+    """Each layer's attention; a base of 0 means no rope."""
     num_layers, rotation = number(fields, "num_hidden_layers"), rope(fields)
     kinds = layer_types(fields, [SLIDING if layer % 4 else FULL for layer in range(num_layers)])
     bases = fields.get("layer_rope_theta") or [rotation.theta] * num_layers
@@ -175,7 +175,7 @@ def read_bamba(fields: Fields) -> ModelSpec:
     mlp = gated_mlp(fields, bias=flag(fields, "mlp_bias"), under="feed_forward", down="feed_forward.down_proj")
     after = BranchSpec(before="pre_ff_layernorm")
     layers = [LayerSpec(mixer=mixers[kind], mlp=mlp, around_mlp=after) for kind in _kinds(fields)]
-    fields.ignore("z_loss_coefficient", "num_logits_to_keep")  # neither changes an answer
+    fields.ignore("z_loss_coefficient", "num_logits_to_keep")  # neither affects an answer
     return model(fields, layers, head=HeadSpec(norm="model.final_layernorm"))
 
 

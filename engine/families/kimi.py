@@ -30,7 +30,7 @@ from engine.spec.states import ChannelDeltaSpec
 from engine.weights.names import StoredNames
 
 DENSE, SPARSE = "dense", "sparse"
-# Its own names of what other families have, too.
+# Its own names of fields that other families have, too.
 OURS = {
     "model_max_length": "max_position_embeddings",
     "moe_renormalize": "norm_topk_prob",
@@ -82,7 +82,7 @@ def read_kimi_linear(fields: Fields) -> ModelSpec:
 
 
 def _with_our_names(fields: Fields) -> Fields:
-    """The same fields under the names that other families have, and those of `linear_attn_config` beside them."""
+    """The same fields under other families' names, with those of `linear_attn_config`."""
     found = {ours: fields[name] for name, ours in OURS.items() if name in fields}
     inner = fields.get("linear_attn_config") or {}
     if not isinstance(inner, Mapping):
@@ -113,7 +113,7 @@ def _delta(fields: Fields) -> ChannelDeltaSpec:
 
 
 def _names(fields: Fields, num_layers: int) -> StoredNames:
-    """MLPs have another name where they have experts, and transformers writes all so."""
+    """MLPs of layers with experts have another name, and transformers writes all with it."""
     layers = [f"model.layers.{layer}." for layer in range(num_layers)]
     renamed = {f"{layer}block_sparse_moe.": f"{layer}mlp." for layer in layers}
     return StoredNames(renamed=renamed, ignored=without_predictions(fields).ignored)

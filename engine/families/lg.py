@@ -64,7 +64,7 @@ def read_exaone(fields: Fields) -> ModelSpec:
 
 
 def _renamed(fields: Fields, **names: str) -> Fields:
-    """The same with fields under the names that others have for them."""
+    """The same fields under other families' names."""
     fields.ignore(*names)
     return fields.with_values(**{ours: fields[theirs] for theirs, ours in names.items() if theirs in fields})
 
@@ -98,7 +98,7 @@ def _mixers(fields: Fields) -> list[AttentionSpec]:
 
 
 def _kinds(fields: Fields, pattern: int | str | None) -> list[str]:
-    """Old checkpoints write the pattern as letters: "LLLG"."""
+    """Kinds of layers; old checkpoints write the pattern as letters: "LLLG"."""
     if isinstance(pattern, str):
         return every(fields, len(pattern))
     return every(fields, int(pattern or 0))

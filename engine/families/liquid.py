@@ -28,7 +28,7 @@ from engine.spec.model import BranchSpec, GatedMlpSpec, LayerSpec, MlpSpec, Mode
 from engine.spec.states import ShortConvolutionSpec
 
 CONVOLUTION = "conv"
-# They say what other fields say, or how weights were drawn.
+# Fields that repeat others, or concern weight initialisation.
 WRITTEN_TWICE = {"block_dim": "hidden_size", "conv_dim": "hidden_size", "conv_dim_out": "hidden_size"}
 WRITTEN_TWICE |= {"num_heads": "num_attention_heads", "block_norm_eps": "norm_eps", "theta": "rope_theta"}
 OF_TRAINING = ("block_mlp_init_scale", "block_out_init_scale", "block_use_xavier_init", "conv_use_xavier_init")
@@ -59,7 +59,7 @@ def read_lfm2_moe(fields: Fields) -> ModelSpec:
         score=Score.SIGMOID,
         renormalised=flag(fields, "norm_topk_prob"),
         scale=real(fields, "routed_scaling_factor", 1.0),
-        smallest_sum=1e-6,  # which is added to sums near 1
+        smallest_sum=1e-6,  # added to sums near 1
     )
     correction = ("feed_forward.expert_bias",) if flag(fields, "use_expert_bias") else ()
     tensors = ExpertTensors(router=("feed_forward.gate",), each=EACH, all=(TOGETHER,), correction=correction)
@@ -70,7 +70,7 @@ def read_lfm2_moe(fields: Fields) -> ModelSpec:
 
 
 def _renamed(fields: Fields, name: str, meant: str) -> Fields:
-    """The same with the value of another field, if that is there."""
+    """The same, with the value of another field if that is present."""
     value = fields.get(name)
     return fields if value is None else fields.with_values(**{meant: value})
 
@@ -102,7 +102,7 @@ def _model(fields: Fields, mlps: Iterable[MlpSpec]) -> ModelSpec:
 
 
 def _adjusted(fields: Fields) -> int:
-    """The width of an MLP: two thirds of the field, in whole multiples of another, unless it is said to be meant."""
+    """The width of an MLP: two thirds of the field, rounded up to a multiple, unless it is final."""
     size, multiple = number(fields, "intermediate_size"), number(fields, "block_multiple_of")
     factor = fields.get("block_ffn_dim_multiplier")
     if not flag(fields, "block_auto_adjust_ff_dim"):

@@ -36,7 +36,7 @@ TENSORS = ExpertTensors(
 def read_longcat(fields: Fields) -> ModelSpec:
     """LongCat-Flash: latent attention twice a layer; experts, some without a product, that a shortcut joins to its end."""
     fields = with_defaults(fields, "longcat_flash")
-    # transformers scales MLA's low ranks whatever these fields say, other servers only where they are true.
+    # transformers scales MLA's low ranks whatever these fields say; other servers only if they are true.
     for name in ("mla_scale_q_lora", "mla_scale_kv_lora"):
         fields.only(name, True)
     fields.only("attention_method", "MLA")
@@ -56,7 +56,7 @@ def read_longcat(fields: Fields) -> ModelSpec:
 
 
 def _attention(fields: Fields) -> MLASpec:
-    """Queries, and latents, are as large as if they were made of all features."""
+    """Queries and latents are scaled as if they had the full rank."""
     mixer = mla_attention(fields, interleaved=True, value_dim=number(fields, "v_head_dim"))
     hidden = number(fields, "hidden_size")
     of_queries = (hidden / number(fields, "q_lora_rank")) ** 0.5
@@ -80,7 +80,7 @@ def _experts(fields: Fields) -> SparseMlpSpec:
 
 
 def _names(num_layers: int) -> Iterator[tuple[str, str]]:
-    """Beginnings of a checkpoint's names, and ours."""
+    """Prefixes of a checkpoint's names, and ours."""
     for layer in range(num_layers):
         theirs, ours = f"model.layers.{layer}.", [f"model.layers.{2 * layer + half}." for half in (0, 1)]
         for half in (0, 1):

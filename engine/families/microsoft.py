@@ -94,7 +94,7 @@ def read_phimoe(fields: Fields) -> ModelSpec:
 
 
 def _rope(fields: Fields) -> RopeSpec:
-    """Its magnitudes are given, not computed."""
+    """The rope, whose magnitudes are given, not computed."""
     rotation = rope(fields, theta=1_000_000.0, legacy_type="longrope", others=MAGNITUDES)
     if not isinstance(rotation.scaling, LongRopeScaling):
         return rotation

@@ -63,7 +63,7 @@ def read_ministral3(fields: Fields) -> ModelSpec:
 
 
 def _query_growth(fields: Fields) -> QueryGrowth | None:
-    """Read `llama_4_scaling_beta` of the rotation."""
+    """Read the rope's `llama_4_scaling_beta`."""
     _, values = rope_values(fields)
     beta = values.get("llama_4_scaling_beta")
     if not beta:
@@ -107,7 +107,7 @@ def _attention_of_mistral4(fields: Fields) -> MLASpec:
             f"config.json: {name}.partial_rotary_factor = {share!r:.40} is not what qk_rope_head_dim says"
         )
     rotation = rope(fields, interleaved=flag(fields, "rope_interleave"), others=("llama_4_scaling_beta",))
-    # The share is of a whole head; all of the part beside the latents is rotated.
+    # The share is of a whole head; the part outside the latents is rotated whole.
     rotation, scale = replace(rotation, share=1.0), mixer.scale * magnitude(fields) ** 2
     return replace(mixer, rope=rotation, scale=scale, query_growth=_query_growth(fields))
 

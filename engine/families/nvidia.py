@@ -37,7 +37,7 @@ MLP, EXPERTS = "mlp", "moe"
 DEFAULT = (LINEAR, EXPERTS, FULL, MLP)
 _LETTERS = {"M": LINEAR, "*": FULL, "-": MLP, "E": EXPERTS}
 _OLD = {"mamba": LINEAR, "attention": FULL}
-# Where the checkpoint says `mixer`.
+# Names of tensors in checkpoints that say `mixer`.
 _MODULES = {LINEAR: "mamba", FULL: "self_attn", MLP: "mlp", EXPERTS: "mlp"}
 TENSORS = ExpertTensors(
     each=("mlp.experts.{}.up_proj", "mlp.experts.{}.down_proj"),
@@ -140,10 +140,10 @@ def _refuse_what_differs(fields: Fields) -> None:
     fields.only("attention_head_dim", number(fields, "head_dim"))
     for name in ("norm_eps", "rms_norm_eps"):
         fields.only(name, real(fields, "layer_norm_epsilon", 1e-5))
-    # Where training began, what is computed at the same time, and layers that predict further tokens.
+    # Fields of the start of training, of concurrency, and layers that predict further tokens.
     fields.ignore("rescale_prenorm_residual", "moe_shared_expert_overlap", "num_logits_to_keep", "expand")
     fields.ignore("num_nextn_predict_layers", "mtp_layers_block_type", "mtp_hybrid_override_pattern")
-    fields.ignore("rope_theta", "rope_parameters", "partial_rotary_factor")  # nothing is rotated
+    fields.ignore("rope_theta", "rope_parameters", "partial_rotary_factor")  # there is no rope
 
 
 FAMILIES: dict[str, Family] = {

@@ -62,7 +62,7 @@ def read_laguna(fields: Fields) -> ModelSpec:
         LayerSpec(mixer=mixer, mlp=sparse if there else dense)
         for mixer, there in zip(_mixers(fields, kinds), _behind_named(fields), strict=True)
     ]
-    # Transformers has another name for the shared expert in memory.
+    # Transformers renames the shared expert in memory.
     at = [f"model.layers.{layer}.mlp." for layer in range(num_layers)]
     names = StoredNames(renamed={f"{each}shared_experts.": f"{each}shared_expert." for each in at})
     return model(fields, layers, stored=names)
@@ -98,7 +98,7 @@ def _mixers(fields: Fields, kinds: list[str]) -> list[AttentionSpec]:
 
 
 def _behind_named(fields: Fields) -> list[bool]:
-    """Whether each layer has experts: all but those of `mlp_only_layers`, which may say the same as `mlp_layer_types`."""
+    """True for layers with experts: all but those of `mlp_only_layers`, which may repeat `mlp_layer_types`."""
     named, num_layers = fields.get("mlp_only_layers"), number(fields, "num_hidden_layers")
     default = [DENSE if layer in ([0] if named is None else named) else SPARSE for layer in range(num_layers)]
     found = layers_by_kind(fields, default)

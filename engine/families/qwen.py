@@ -41,7 +41,7 @@ from engine.spec.states import DeltaSpec, Stored
 from engine.weights.names import StoredNames
 
 QWEN_3_5_NAMES = StoredNames(renamed={"model.language_model.": "model."}, ignored=("model.visual.", "mtp."))
-# Qwen published experts by columns, transformers 5 saves them by rows.
+# Qwen published transposed experts; transformers 5 saves them by rows.
 EITHER_WAY = ExpertTensors(each=GATE_UP_DOWN, order=Order.ROWS_OR_COLUMNS)
 _TOWERS = ("audio_tower.", "visual.")
 OF_THINKERS = StoredNames(
@@ -65,7 +65,7 @@ def read_qwen2(fields: Fields) -> ModelSpec:
 
 
 def _within_chunks(fields: Fields) -> Fields:
-    """A model of 1M tokens attends to chunks in ways of its own beyond what it was trained for. It is served up to there."""
+    """The limit of models of 1M tokens, whose chunked attention is not supported: they are served up to their trained length."""
     chunks = fields.get("dual_chunk_attention_config")
     if not isinstance(chunks, Mapping):
         return fields
@@ -140,7 +140,7 @@ def _hybrid(fields: Fields, mlps: Iterable[MlpSpec], *, stored: Stored) -> Model
 
 
 def _experts(fields: Fields) -> SparseMlpSpec:
-    """Experts, and one that all tokens pass through, by a gate."""
+    """Experts, and a gated shared one."""
     size = number(fields, "shared_expert_intermediate_size")
     shared = SharedExpertSpec(size=size, under="mlp.shared_expert", is_gated=True)
     return sparse_mlp(fields, softmax_rule(fields), shared=shared)

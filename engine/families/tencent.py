@@ -32,7 +32,7 @@ from engine.spec.model import LayerSpec, ModelSpec, UnsupportedModelError
 
 _IMAGES = ("start", "end", "newline")
 QK_NORM = QkNorm(after_rope=True, q_name="self_attn.query_layernorm", k_name="self_attn.key_layernorm")
-# Fields that may be lists with one entry a layer: all entries must be equal, and those of what we don't compute absent.
+# Fields that may be lists with one entry a layer: all must be equal, and unsupported ones absent.
 BY_LAYER = ("moe_topk", "num_experts", "moe_intermediate_size", "num_shared_expert")
 TENSORS = ExpertTensors(router=("mlp.gate.wg",), each=GATE_UP_DOWN)
 TENSORS_3 = ExpertTensors(
@@ -40,7 +40,7 @@ TENSORS_3 = ExpertTensors(
     each=GATE_UP_DOWN,
     correction=("mlp.expert_bias", "mlp.e_score_correction_bias"),
 )
-# Sums that its makers round later than we do, or as late.
+# Fields of the accumulation dtype, which rounds no earlier than ours.
 IN_FLOAT32 = ("enable_attention_fp32_softmax", "enable_lm_head_fp32", "enable_moe_fp32_combine")
 OF_TRAINING = ("capacity_factor", "moe_drop_tokens", "moe_random_routing_dropped_token", "use_mixed_mlp_moe")
 

@@ -27,7 +27,7 @@ def read_falcon_h1(fields: Fields) -> ModelSpec:
     fields = with_defaults(fields, "falcon_h1")
     fields.only("mamba_use_mlp", True)
     fields.only("attn_layer_indices")
-    # The size is said, and the rest is of generation.
+    # Input multipliers are folded into the following products, which are linear without biases.
     fields.ignore("mlp_expansion_factor", "num_logits_to_keep", "layer_types", "layers_block_type")
     of_gate, of_down = _several(fields, "mlp_multipliers", 2)
     bias = flag(fields, "mlp_bias")

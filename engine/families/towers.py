@@ -1,4 +1,4 @@
-"""Checkpoints with towers for images or sound beside a text model that another family computes as it is."""
+"""Checkpoints with vision or audio towers beside a text model of another family."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ TEXTS: dict[str, Family] = {
     "qwen3_5_text": read_qwen3_5,
     "qwen3_moe": read_qwen3_moe,
 }
-# Modules of other parts, below the model or beside it.
+# Modules of the other parts, beside the text model.
 _OTHERS = """
 audio_tower connector encoder image_newline image_tower merger mlp1 multi_modal_projector projector video_tower
 vision_model vision_tower visual visual_embeddings_table
@@ -54,7 +54,7 @@ NAMES = StoredNames(
     },
     ignored=(*_MODULES, *(f"model.{name}" for name in _MODULES), "mtp."),
 )
-# They concern other parts, or say of the text what `text_config` decides.
+# Fields of the other parts, or decided by `text_config`.
 _FIELDS = """
 adapter_layer_norm_eps alignment_intermediate_size audio_config audio_frame_step downsample_factor downsample_mode
 downsample_rate downsample_ratio drop_vision_last_layer dynamic_image_size encoder_config force_image_size has_lora_adapter
@@ -69,7 +69,7 @@ visual_indicator_token_ids vocab_size window_size
 
 
 class Wrapper:
-    """Reads the text part of one class.
+    """The reader of the text part of one class.
 
     `text`: its kind where nothing says one; `under`: the field that describes it; `ties`: whether the head is tied where nothing
     says it; `either_ties`: where the text's fields say so it is, whatever the others say.

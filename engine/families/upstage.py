@@ -22,7 +22,7 @@ from engine.spec.model import LayerSpec, ModelSpec
 
 def read_solar(fields: Fields) -> ModelSpec:
     """Solar Open: GLM-4.5's experts in every layer, Llama's attention."""
-    # No layer is dense: `intermediate_size` changes nothing, and transformers writes none.
+    # No layer is dense: `intermediate_size` has no effect, and transformers writes none.
     fields = with_defaults(fields, "solar_open")
     fields.only("first_k_dense_replace", 0)
     fields.only("use_qk_norm", False)

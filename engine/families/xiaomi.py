@@ -63,7 +63,7 @@ def read_mimo_v2(fields: Fields) -> ModelSpec:
 
 
 def _attention(fields: Fields, rotation: RopeSpec, *, slides: bool) -> AttentionSpec:
-    """Layers with a window have twice the keys, and sinks."""
+    """The attention of a layer: sliding-window layers have twice the KV heads, and sinks."""
     heads, head_dim, value_dim = (number(fields, name) for name in ("num_attention_heads", "head_dim", "v_head_dim"))
     if value_dim > head_dim:
         raise UnsupportedModelError(f"config.json: v_head_dim = {value_dim} is above head_dim = {head_dim}")
@@ -92,7 +92,7 @@ def _attention(fields: Fields, rotation: RopeSpec, *, slides: bool) -> Attention
 
 
 def _ropes(fields: Fields) -> dict[str, RopeSpec]:
-    """As transformers writes them by kind, or as they were published."""
+    """The ropes, in transformers' form or the published one."""
     values = fields.get("rope_parameters")
     if isinstance(values, Mapping) and FULL in values and SLIDING in values:
         return {kind: rope(fields, kind=kind) for kind in (FULL, SLIDING)}
@@ -106,7 +106,7 @@ def _ropes(fields: Fields) -> dict[str, RopeSpec]:
 
 
 def _kinds(fields: Fields) -> list[str]:
-    """Published configs have 1 for a window."""
+    """Kinds of layers; published configs have 1 for a sliding window."""
     pattern = fields.get("hybrid_layer_pattern")
     if pattern is None:
         pattern = [int(at > 0 and (at + 1) % 6 > 0) for at in range(number(fields, "num_hidden_layers"))]

@@ -1,4 +1,4 @@
-"""Models that we have no family for, computed by `transformers` over our paged cache, at whatever speed.
+"""Models without a family of ours, computed by `transformers` over our paged KV cache, at lower speed.
 
 Its attention interface calls us with the queries, keys and values of each layer; everything else is its own code.
 """

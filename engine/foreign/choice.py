@@ -1,4 +1,4 @@
-"""Whether `transformers` computes a model, by `model_impl`."""
+"""The choice between `transformers` and our own families, by `model_impl`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ log = logging.getLogger("baton.engine")
 
 
 def is_foreign(config: EngineConfig) -> bool:
-    """With "auto", what no family knows is, if `transformers` is installed.
+    """True if `transformers` computes it; with "auto", if no family knows it and `transformers` is installed.
 
     Raises ValueError when it is asked for and not installed, or can't be.
     """

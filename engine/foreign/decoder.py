@@ -1,5 +1,5 @@
 # mypy: allow-untyped-calls
-"""A model of `transformers` in the place of our decoder: a pass is one row of the tokens of many sequences."""
+"""A model of `transformers` in place of our decoder: a pass is one row with the tokens of many sequences."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ log = logging.getLogger("baton.engine")
 
 
 class ForeignDecoder:
-    """Knows the model's shape once it is made; `load` brings the weights. Raises UnsupportedModelError."""
+    """The decoder. It knows the model's shape once built; `load` reads the weights. Raises UnsupportedModelError."""
 
     can_be_captured = False
 
@@ -36,7 +36,7 @@ class ForeignDecoder:
         self._pass: tuple[ForwardBatch, Sequence[torch.Tensor]] | None = None
 
     def load(self, spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> ForeignDecoder:
-        """Read the weights; safetensors only. `spec`: its own, or with codes in the pool."""
+        """Read the weights; safetensors only. `spec`: its own, or with a quantised KV cache."""
         from transformers import AutoModelForCausalLM
 
         log.warning("engine.slow_model", extra={"by": "transformers", "architectures": self._config.architectures})
@@ -80,7 +80,7 @@ class ForeignDecoder:
 
     @property
     def now(self) -> tuple[ForwardBatch, Sequence[torch.Tensor]]:
-        """The pass that is computed, and the pool's parts."""
+        """The current pass, and the pool's parts."""
         assert self._pass is not None, "attention outside of a pass"
         return self._pass
 
@@ -91,7 +91,7 @@ class _Site:
     def __init__(
         self, decoder: ForeignDecoder, call: Call, places: tuple[tuple[int, int], ...], factors: torch.Tensor | None
     ) -> None:
-        """`factors`: of codes in the pool; None: it holds the numbers themselves."""
+        """`factors`: of the quantised KV cache; None: it is not quantised."""
         self._decoder, self._call, self._places, self._factors = decoder, call, places, factors
         self._shape = HeadShape(call.num_heads, call.num_kv_heads, call.head_dim)
 

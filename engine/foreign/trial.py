@@ -1,5 +1,5 @@
 # mypy: allow-untyped-calls
-"""Attention calls of a `transformers` model, found by a pass over tensors without memory. Refuses those we can't compute."""
+"""Attention calls of a `transformers` model, found by a pass on the meta device. Refuses unsupported ones."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from engine.spec.model import GatedMlpSpec, LayerSpec, ModelSpec, UnsupportedMod
 
 NAME = "baton"
 TRIAL_TOKENS = 3
-# The longest sequence of a batch decides.
+# The longest sequence of a batch determines it.
 _UNKNOWABLE_ROPES = ("dynamic", "longrope")
-# Arguments of attention functions that say nothing about the arithmetic here.
+# Arguments of attention functions that don't affect the arithmetic here.
 _IDLE = {"dropout", "is_causal", "position_ids", "cache_position", "output_attentions", "use_cache", "cu_seq_lens_q"} | {
     "cu_seq_lens_k", "max_length_q", "max_length_k", "position_embeddings", "logits_to_keep", "target_dtype",
 }  # fmt: skip
@@ -28,7 +28,7 @@ _IDLE = {"dropout", "is_causal", "position_ids", "cache_position", "output_atten
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """How one layer's attention is called."""
+    """The arguments of one layer's attention."""
 
     module: str  # its name in the model
     num_heads: int
@@ -41,7 +41,7 @@ class Call:
 
 
 def register() -> None:
-    """Make our attention known to transformers, without a mask. A module's attribute `baton` computes it."""
+    """Register our attention with transformers, without a mask. A module's attribute `baton` computes it."""
     from transformers import AttentionInterface
 
     AttentionInterface.register(NAME, _attend)
@@ -53,12 +53,12 @@ def _attend(module: Any, *given: Any, **named: Any) -> tuple[torch.Tensor, None]
 
 
 def read_config(folder: Path) -> Any:
-    """Transformers' configuration of the text model. Raises UnsupportedModelError for what can't be paged."""
+    """Transformers' configuration of the text model. Raises UnsupportedModelError if it can't be paged."""
     from transformers import AutoConfig
 
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-    except Exception as error:  # its classes check their fields in ways of their own
+    except Exception as error:  # its classes validate fields in their own ways
         said = " ".join(str(error).split())[:300]
         raise UnsupportedModelError(f"transformers can't read {folder / 'config.json'}: {said}") from error
     text = config.get_text_config(decoder=True)
@@ -77,13 +77,13 @@ def read_config(folder: Path) -> Any:
 
 
 def calls_of(config: Any) -> list[Call]:
-    """Each layer's call, in order. Raises UnsupportedModelError, naming what stands in the way."""
+    """Each layer's call, in order. Raises UnsupportedModelError with the obstacle."""
     from transformers import AutoModelForCausalLM
 
     try:
         with torch.device("meta"):
             network = AutoModelForCausalLM.from_config(config, attn_implementation=NAME, dtype=torch.float32).eval()
-    except Exception as error:  # any code of a model we don't know
+    except Exception as error:  # arbitrary code of an unknown model
         said = " ".join(str(error).split())[:300]
         raise UnsupportedModelError(f"{_name(config)} has no attention that can be replaced: {said}") from error
     calls: list[Call] = []
@@ -101,7 +101,7 @@ def calls_of(config: Any) -> list[Call]:
             network(input_ids=ids, position_ids=torch.arange(TRIAL_TOKENS, device="meta")[None], use_cache=False)
     except UnsupportedModelError:
         raise
-    except Exception as error:  # any code of a model we don't know
+    except Exception as error:  # arbitrary code of an unknown model
         raise UnsupportedModelError(f"{_name(config)} can't be tried with transformers: {str(error)[:200]}") from error
     _check(config, network, calls)
     return calls

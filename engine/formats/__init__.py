@@ -1,1 +1,1 @@
-"""How matrices are stored and multiplied. A format is a value: a module of a checkpoint has one, by its `Quantization`."""
+"""Storage formats of matrices and their products. A format is a value: a module has one, from its `Quantization`."""

@@ -1,4 +1,4 @@
-"""bitsandbytes' 4 bits: codes name numbers of a codebook. N rows, K inputs.
+"""bitsandbytes' 4 bits: codes index a codebook. N rows, K inputs.
 
 Dettmers et al., "QLoRA: Efficient Finetuning of Quantized LLMs", 2023.
 """
@@ -24,7 +24,7 @@ Tensors = Mapping[str, torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Module4:
-    """One module's sizes beside its tensors. `mean`: of the scales, which are quantised around it."""
+    """Sizes of one module. `mean`: offset of the scales, which are quantised themselves."""
 
     name: str
     shape: tuple[int, int]
@@ -33,7 +33,7 @@ class Module4:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Codebook4:
-    """Codes of 4 bits, the first of a byte above; a scale for each `block` of them, row after row.
+    """4-bit codes, the first in a byte's high half; a scale for each `block` of them, row after row.
 
     They stay codes on a GPU, where blocks and a rank's share lie within rows. On a CPU, which has no kernel for them, they become
     plain: rows of 8 bits are faster there, but would be other numbers.
@@ -49,7 +49,7 @@ class Codebook4:
 
     @property
     def group(self) -> int:
-        """Inputs of a group, several of which may be a block."""
+        """Inputs of a group, of which a block may have several."""
         return min(self.block, max(GROUPS))
 
     def linear(self, spec: LinearSpec, weights: Weights, *, under: str) -> Linear:
@@ -119,7 +119,7 @@ class OfCodebook:
         """Return the matrix [N, K] in float32."""
         rows, inputs = self.module.shape
         scales = self._scales(tensors)
-        # Lookup by whole bytes, a pair of codebook entries each: half as many indices beside the float32 numbers.
+        # Lookup by whole bytes, a pair of codebook entries each, which needs half as many indices.
         book = tensors["weight.quant_map"]
         pairs = torch.stack((book.repeat_interleave(16), book.repeat(16)), dim=1)
         numbers = pairs.index_select(0, tensors["weight"].view(-1).int()).view(-1)[: rows * inputs]
@@ -130,7 +130,7 @@ class OfCodebook:
         return numbers.view(rows, inputs)
 
     def unpacked(self, tensors: Tensors) -> Unpacked:
-        """Take the tensors apart, of a matrix whose rows are whole groups."""
+        """Split the tensors of a matrix whose rows are whole groups."""
         rows, inputs = self.module.shape
         stored, group = tensors["weight"].view(-1), self.format.group
         codes = torch.stack((stored >> 4, stored & 15), dim=1).view(-1)[: rows * inputs].view(rows, inputs)
@@ -138,7 +138,7 @@ class OfCodebook:
         return Unpacked(codes, scales.view(rows, inputs // group), None, levels=tensors["weight.quant_map"])
 
     def _scales(self, tensors: Tensors) -> torch.Tensor:
-        """Each block's, in float32."""
+        """Scales of the blocks, in float32."""
         scales = tensors["weight.absmax"]
         if size := self.format.scales_block:
             of_scales = tensors["weight.nested_absmax"].repeat_interleave(size)[: len(scales)]

@@ -1,4 +1,4 @@
-"""Matrices in a dtype that the model computes in. T tokens, K inputs, N outputs, E experts, I intermediate size."""
+"""Matrices in the compute dtype. T tokens, K inputs, N outputs, E experts, I intermediate size."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from engine.weights.parameters import Parameter, Part, Shard, Way, Weights, of_e
 
 @dataclass(slots=True)
 class Dense:
-    """A weight in a dtype that the model computes in."""
+    """A weight in the compute dtype."""
 
     weight: torch.Tensor  # [N, K]
     bias: torch.Tensor | None = None  # [N]
@@ -38,7 +38,7 @@ class Dense:
         return form.of(self.gated(x, activation))
 
     def pack(self) -> None:
-        """Order the loaded weight as products read it fastest."""
+        """Repack the loaded weight for the fastest GEMM."""
         self.weight = packed(self.weight)
 
 
@@ -62,7 +62,7 @@ DENSE = DenseFormat()
 
 
 def ways_of(spec: ExpertsSpec) -> list[Way]:
-    """How a checkpoint may store experts' plain matrices: each by itself, or all in one tensor."""
+    """Forms in which a checkpoint stores experts' plain matrices: separate, or all in one tensor."""
     ways = [together(name, spec.shape, spec.order, halves=spec.halves) for name in spec.together]
     if spec.each:
         ways.insert(0, one_by_one(spec.each, "weight", spec.shape))
@@ -70,7 +70,7 @@ def ways_of(spec: ExpertsSpec) -> list[Way]:
 
 
 def one_by_one(each: tuple[str, ...], kind: str, shape: tuple[int, ...]) -> Way:
-    """A tensor of each expert's modules, whose rows follow one another."""
+    """Separate tensors of each expert's modules, with their rows in sequence."""
     parts = tuple(
         Part(name=f"{module}.{kind}", rows=rows, expert=expert)
         for expert in range(shape[0])

@@ -1,4 +1,4 @@
-"""Input forms: how the rows of a product are written by whoever makes them last. T tokens, K inputs.
+"""Input forms: the formats of a product's input rows, written by whoever computes them last. T tokens, K inputs.
 
 A product says by `Linear.wants` which form it reads; the residual stream's norm, or the gated product before it, writes that
 form in one kernel. A product that wraps another one, an adapter for instance, may want `PLAIN` for both.
@@ -14,11 +14,11 @@ import torch
 from engine.kernels.norm import add_rms_norm
 from engine.kernels.quantised import fp8, int8
 
-Rows = Any  # rows in a product's form: a tensor [T, K], `Fp8Rows`, `Int8Rows`
+Rows = Any  # rows in an input form: a tensor [T, K], `Fp8Rows`, `Int8Rows`
 
 
 class InputForm(Protocol):
-    """How rows [T, K] are written for a product."""
+    """The format of rows [T, K] for a product."""
 
     def of(self, x: torch.Tensor) -> Rows:
         """Return plain rows in this form."""
@@ -33,7 +33,7 @@ class InputForm(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Plain:
-    """Rows as they are."""
+    """Unquantised rows."""
 
     def of(self, x: torch.Tensor) -> torch.Tensor:
         return x
@@ -64,9 +64,9 @@ class InFp8:
 
 @dataclass(frozen=True, slots=True)
 class InInt8:
-    """Rows in whole numbers: two codes of 8 bits an element."""
+    """Rows in int8: two 8-bit codes an element."""
 
-    columns: torch.Tensor  # [K] float32: factors of the inputs before they are rounded
+    columns: torch.Tensor  # [K] float32: factors of the inputs before rounding
 
     def of(self, x: torch.Tensor) -> int8.Int8Rows:
         return int8.quantised(x.float() * self.columns, x.dtype)

@@ -1,4 +1,4 @@
-"""Matrices of 8-bit floats (e4m3) with scales for the tensor, for each row, or for blocks of both. N rows, K inputs.
+"""Matrices in fp8 (e4m3) with scales for the tensor, for each row, or for blocks. N rows, K inputs.
 
 Where no kernel multiplies them, they become plain while they are loaded.
 """
@@ -44,16 +44,16 @@ from engine.kernels.quantised.fp8 import (
 from engine.weights.parameters import Placement, Weights
 from engine.weights.stage import Store
 
-_SCALE = ("weight_scale", "weight_scale_inv")  # both are factors
+_SCALE = ("weight_scale", "weight_scale_inv")  # both are multipliers
 _UNUSED = ("input_scale", "activation_scale", "input_scale_ub")
 INPUTS_MULTIPLE = 64
-_ELEMENTS_AT_ONCE = 1 << 22  # made floats of 32 bits, several times
-_TEMPORARY_BYTES = 13 * _ELEMENTS_AT_ONCE  # while they are rounded
-FEWEST_OUTPUTS = 64  # that are worth to be quantised
+_ELEMENTS_AT_ONCE = 1 << 22  # expanded to float32, several times
+_TEMPORARY_BYTES = 13 * _ELEMENTS_AT_ONCE  # while quantising
+FEWEST_OUTPUTS = 64  # smaller matrices are not quantised
 
 
 class Scales(Enum):
-    """The span of one scale."""
+    """The granularity of scales."""
 
     TENSOR = auto()
     ROW = auto()
@@ -62,13 +62,13 @@ class Scales(Enum):
 
 @dataclass(slots=True)
 class Fp8Linear:
-    """A weight in 8-bit floats."""
+    """A weight in fp8."""
 
     matrix: Fp8Matrix
     bias: torch.Tensor | None
 
     def wants(self, num_rows: int, dtype: torch.dtype) -> InputForm:
-        """Rounded rows, but few of 32 bits as they are."""
+        """Quantised rows, except for small batches of float32."""
         is_kept = num_rows <= FEW_ROWS and dtype not in PARTS
         return PLAIN if is_kept else InFp8(rounding_of(self.matrix, num_rows, dtype))
 
@@ -91,7 +91,7 @@ class Fp8Linear:
         return gated_product(x, self.matrix, self.bias, activation)
 
     def gated_as(self, form: InputForm, x: torch.Tensor | Fp8Rows, activation: str = "silu") -> Rows:
-        if isinstance(x, Fp8Rows) and isinstance(form, InFp8):  # one kernel
+        if isinstance(x, Fp8Rows) and isinstance(form, InFp8):  # fused in one kernel
             scaled = x.values, x.scale, self.matrix, self.bias, x.dtype
             return rounded_gated_product(*scaled, form.rounding, activation)
         return form.of(self.gated(x, activation))
@@ -99,7 +99,7 @@ class Fp8Linear:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fp8:
-    """`weight` in e4m3, and a scale in floats: their product is the matrix.
+    """`weight` in e4m3, and scales in floats: their product is the matrix.
 
     Scales of activations that the checkpoint may have are not used: each row of them gets its own.
     """
@@ -134,7 +134,7 @@ class Fp8:
         return plain_matrix(self, spec, weights, under=under)
 
     def experts(self, spec: ExpertsSpec, weights: Weights, *, under: str) -> Matrices:
-        """Each expert has tensors of its own; a scale for each row, or for each block where no module begins within one."""
+        """Separate tensors of each expert; a scale for each row, or for each block if modules begin at blocks."""
         if not spec.each or not self._suits(spec.inputs, weights.device):
             return plain_experts(self, spec, weights, under=under)
         (each, *_), in_blocks = ways_of(spec), self._in_blocks
@@ -162,7 +162,7 @@ class Fp8:
         return self.scales is Scales.BLOCK
 
     def _suits(self, inputs: int, device: torch.device) -> bool:
-        """Whether a kernel multiplies with a matrix of so many inputs there: whole loop steps, and whole blocks."""
+        """True if a kernel supports so many inputs: whole loop steps, and whole blocks."""
         size = self.block[1] if self._in_blocks else INPUTS_MULTIPLE
         return size % INPUTS_MULTIPLE == 0 and inputs % size == 0 and multiplies_fp8(device)
 
@@ -172,7 +172,7 @@ class Fp8:
         return StoredPart(shape, torch.float32, _SCALE)
 
     def _stage_scale(self, rows: int, inputs: int, module: str, store: Store, weights: Weights, under: str) -> None:
-        """Declare the scales of a module, of which `store` may make one for each row of a block."""
+        """Declare the scales of a module; `store` may expand one for each row of a block."""
         temporary = (
             4 * self.block[0] * -(-rows // self.block[0]) * -(-inputs // self.block[1]) if self._in_blocks else 0
         )
@@ -181,7 +181,7 @@ class Fp8:
     def _by_row(
         self, weight: torch.Tensor, places: dict[str, list[Placement]], spec: LinearSpec, weights: Weights, under: str
     ) -> Fp8Matrix:
-        """Declare a scale for each row, of tensors as well: those of a stack have different ones."""
+        """Declare row scales, also for tensor scales, which differ within a stack."""
         scale = weights.empty((len(weight),), torch.float32)
         for module, own in places.items():
             rows = own[0].stored_shape[0]
@@ -197,7 +197,7 @@ class Fp8:
     def _by_block(
         self, weight: torch.Tensor, places: dict[str, list[Placement]], spec: LinearSpec, weights: Weights, under: str
     ) -> Fp8Matrix:
-        """Declare a scale for each block, or for each row of each block where modules of the stack begin within one."""
+        """Declare block scales, or one for each row of a block if modules of the stack begin within blocks."""
         rows, inputs = self.block
         begins = [_begin(end) for own in places.values() for place in own for end in (place.source[0], place.target[0])]
         step = rows if all(begin % rows == 0 for begin in begins) else 1
@@ -220,17 +220,17 @@ def _begin(where: int | slice) -> int:
 
 
 def _blocks(where: int | slice, size: int) -> slice:
-    """The blocks in which rows or inputs are."""
+    """Block indices of rows or inputs."""
     assert isinstance(where, slice)
     return slice(where.start // size, -(-where.stop // size))
 
 
 @dataclass(frozen=True, slots=True)
 class Fp8WhileLoading:
-    """Plain matrices that become e4m3 with a scale for each row."""
+    """Online fp8: plain matrices quantised to e4m3 with a scale for each row."""
 
     def linear(self, spec: LinearSpec, weights: Weights, *, under: str) -> Linear:
-        """Without products of 8-bit floats the matrix is only rounded."""
+        """Without fp8 GEMMs the matrix is only rounded."""
         shape = weights.share(spec.parameter()).shape
         if shape[0] < FEWEST_OUTPUTS or shape[1] % INPUTS_MULTIPLE:
             return DENSE.linear(spec, weights, under=under)
@@ -251,7 +251,7 @@ class Fp8WhileLoading:
         return DENSE.matrix(spec, weights, under=under)
 
     def experts(self, spec: ExpertsSpec, weights: Weights, *, under: str) -> Matrices:
-        """Experts stay plain where no kernel multiplies 8-bit floats."""
+        """Experts stay plain without fp8 kernels."""
         if spec.inputs % INPUTS_MULTIPLE:
             return DENSE.experts(spec, weights, under=under)
         if not multiplies_fp8(weights.device):
@@ -272,7 +272,7 @@ class Fp8WhileLoading:
 
 @dataclass(frozen=True, slots=True)
 class _Rounded:
-    """Rounds plain rows to their places: to e4m3 beside its scales, or to the same numbers in 16 bits."""
+    """Quantises plain rows: to e4m3 with scales, or to the same values in 16 bits."""
 
     weight: torch.Tensor
     scale: torch.Tensor | None
@@ -284,7 +284,7 @@ class _Rounded:
 
     def _round(self, rows: torch.Tensor, begin: int) -> None:
         place = slice(begin, begin + len(rows))
-        # The plain version: kernels of ours are not launched while weights are loaded.
+        # The reference version: our kernels are not launched while weights are loaded.
         found = quantise_rows.reference(rows)
         if self.scale is None:
             self.weight[place].copy_(Fp8Matrix(found.values, found.scale[:, 0]).plain())

@@ -1,4 +1,4 @@
-"""Matrices in GGUF's blocks, kept in groups of 4 and 8 bits. N rows, K inputs."""
+"""Matrices in GGUF's blocks, kept in 4-bit and 8-bit groups. N rows, K inputs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from engine.weights.parameters import Weights
 
 @dataclass(frozen=True, slots=True)
 class GgufBlocks:
-    """The bytes of whole blocks as `weight`. Codes and groups stay; scales and minimums are rounded to 16 bits.
+    """The bytes of whole blocks as `weight`. Quantised values and groups stay; scales and minimums become float16.
 
     MXFP4's are exponents of 2, which nothing rounds.
     """
@@ -28,7 +28,7 @@ class GgufBlocks:
     has_zeros = has_levels = False
 
     kind: str  # "Q4_K", a key of `KEPT`
-    columns: tuple[int, int, int] | None = None  # the file's order of them, see `StoredTensor`
+    columns: tuple[int, int, int] | None = None  # their order in the file, see `StoredTensor`
 
     @property
     def bits(self) -> int:
@@ -96,7 +96,7 @@ class Kept:
     has_minimums: bool = False
 
 
-# The others have levels that no scale makes of codes, or groups that the layout hasn't.
+# The other kinds have non-uniform levels, or group sizes that the layout lacks.
 KEPT = {
     "Q4_0": Kept(4, 32),
     "Q4_1": Kept(4, 32, has_minimums=True),
@@ -113,6 +113,6 @@ KEPT = {
 
 
 def _rounded(factors: torch.Tensor) -> torch.Tensor:
-    """Round to float16 what float16 can hold: products of one of its numbers and a few bits, half an ulp at most."""
+    """Round to float16 values that it can hold: products of a float16 and a few bits, half an ulp at most."""
     narrow = factors.half().float()
     return narrow if narrow.isfinite().all() else factors

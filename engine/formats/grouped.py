@@ -1,4 +1,4 @@
-"""Products with matrices in groups of 4 and 8 bits. T tokens, K inputs, N outputs."""
+"""Products with matrices in 4-bit and 8-bit groups. T tokens, K inputs, N outputs."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class Grouped:
 
     weight: Groups
     bias: torch.Tensor | None = None  # [N]
-    order: torch.Tensor | None = None  # [K] of the inputs; None: as they come
+    order: torch.Tensor | None = None  # [K] permutation of the inputs; None: identity
 
     def wants(self, num_rows: int, dtype: torch.dtype) -> InputForm:
-        """Rounded rows where a kernel multiplies them, unless the inputs have another order."""
+        """Quantised rows where a kernel takes them, unless the inputs are permuted."""
         rounding = groups.rounding_of(self.weight, num_rows, dtype) if self.order is None else None
         return PLAIN if rounding is None else InFp8(rounding)
 
@@ -60,7 +60,7 @@ class Grouped:
         self.weight = narrow(self.weight)
 
     def plain(self, dtype: torch.dtype) -> torch.Tensor:
-        """Return the matrix [N, K], its inputs as they come."""
+        """Return the matrix [N, K] with inputs in the original order."""
         matrix = groups.dequantised.reference(self.weight.codes, self.weight, dtype)
         return matrix if self.order is None else matrix[:, self.order.argsort()]
 
@@ -70,11 +70,11 @@ class Grouped:
 
 @dataclass(slots=True)
 class WhenLoaded:
-    """A product on a CPU, which has no kernel for groups: they become others when all are there."""
+    """A product on a CPU, which has no kernel for groups: they are converted once loaded."""
 
     loading: Grouped | None
     dtype: torch.dtype
-    in_rows: bool  # become rows of 8 bits, else plain
+    in_rows: bool  # converted to 8-bit rows, else to plain
     product: Linear = field(init=False)
 
     def prepare(self) -> None:
@@ -107,7 +107,7 @@ class WhenLoaded:
 
 
 def serving(grouped: Grouped, weights: Weights) -> Linear:
-    """Return the product that serves a matrix in groups, once it is loaded."""
+    """Return the product for a matrix in groups, once it is loaded."""
     if use_triton(grouped.weight.codes):
         weights.when_loaded.append(grouped.narrow)
         return grouped

@@ -1,4 +1,4 @@
-"""Formats with groups of 4 and 8 bits: modules are packed into one layout as they arrive. N rows, K inputs."""
+"""Formats with 4-bit and 8-bit groups: modules are repacked into one layout as they arrive. N rows, K inputs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Grouping(Stored, Protocol):
 
     @property
     def scales(self) -> torch.dtype:
-        """Holds each scale as it is stored."""
+        """Stores each scale unchanged."""
         ...
 
     @property
@@ -48,11 +48,11 @@ class Grouping(Stored, Protocol):
         ...
 
     def unpacked(self, tensors: Mapping[str, torch.Tensor]) -> Unpacked:
-        """Take a module's tensors apart."""
+        """Split a module's tensors."""
         ...
 
 
-# Module name -> layout of its groups; all modules of a product have one.
+# Module name -> layout of its groups; all modules of a product share one.
 GroupingOf = Callable[[str], Grouping]
 
 
@@ -60,7 +60,7 @@ def plain(format: Grouping, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor
     """Return a module's matrix [N, K] in float32."""
     found = format.unpacked(tensors)
     order, weight = found.order, _packed(format, found, format.group_of(found.codes.shape[1]))
-    # Its codes go: numbers that have an order are there twice.
+    # Its packed form is released: permuted matrices exist twice.
     del found
     matrix = values(weight)
     return matrix if order is None else matrix[:, order.argsort()]
@@ -84,7 +84,7 @@ def declare_groups(format: Grouping | GroupingOf, spec: LinearSpec, weights: Wei
 def declare_group_experts(
     format: Grouping | GroupingOf, spec: ExpertsSpec, weights: Weights, *, under: str
 ) -> torch.Tensor | Groups | Slabs:
-    """Declare experts that the checkpoint has one by one. On a CPU MXFP4's stay at 4 bits, others become plain."""
+    """Declare experts stored one by one. On a CPU those in MXFP4 stay at 4 bits, others become plain."""
     is_on_gpu = use_triton(weights.empty((1,)))
     if spec.each and not is_on_gpu and not callable(format) and _is_mxfp4(format, spec.inputs):
         return _in_slabs(format, spec, weights, under=under)
@@ -120,7 +120,7 @@ def _in_slabs(format: Grouping, spec: ExpertsSpec, weights: Weights, *, under: s
 
 
 def _allocate(format: Grouping, shape: tuple[int, ...], inputs: int, device: torch.device) -> Groups:
-    """`inputs`: of the whole matrix, of which this rank may have some."""
+    """Allocate; `inputs`: of the whole matrix, of which this rank may have a share."""
     group = format.group_of(inputs)
     return allocate(
         shape,
@@ -150,7 +150,7 @@ def _packed(format: Grouping, found: Unpacked, group: int) -> Groups:
 
 @dataclass(frozen=True, slots=True)
 class _Shared:
-    """The facts that all modules of a matrix must agree on. Known when they are loaded.
+    """Facts that all modules of a matrix share, known once they are loaded.
 
     `orders`: in which inputs are read. Experts have none.
     """
@@ -159,7 +159,7 @@ class _Shared:
     levels: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def agree(self, grouped: Grouped) -> None:
-        """Give a product the order in which all its modules read its inputs, and its levels."""
+        """Give a product the permutation of inputs shared by all its modules, and its levels."""
         self.fill(grouped.weight)
         first, *others = self.orders.values()
         for module, other in zip(list(self.orders)[1:], others, strict=True):

@@ -1,4 +1,4 @@
-"""Plain matrices that become 4 bits in groups while they are loaded. N rows, K inputs, G groups of a row."""
+"""Online int4: plain matrices quantised to 4 bits in groups while loading. N rows, K inputs, G groups of a row."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from engine.kernels.device import use_triton
 from engine.kernels.quantised.groups import GROUPS, Groups, allocate, pack, put
 from engine.weights.parameters import Weights
 
-_SHRUNK = (1.0, 0.94, 0.88, 0.82, 0.76)  # tried ranges of a group, in parts of the widest
-_ELEMENTS_AT_ONCE = 1 << 20  # stays in the cache of a CPU's core
-_ELEMENTS_AT_ONCE_ON_GPU = 1 << 23  # made floats of 32 bits, several times
-# Temporary bytes an element while it is quantised.
+_SHRUNK = (1.0, 0.94, 0.88, 0.82, 0.76)  # tried ranges of a group, relative to the full one
+_ELEMENTS_AT_ONCE = 1 << 20  # fits into a core's cache
+_ELEMENTS_AT_ONCE_ON_GPU = 1 << 23  # expanded to float32, several times
+# Temporary bytes an element during quantisation.
 _TEMPORARY_BYTES = 12
 
 
 @dataclass(frozen=True, slots=True)
 class Int4WhileLoading:
-    """Groups of 128 inputs, or of the largest size that K is a multiple of; a K of none stays plain."""
+    """Groups of 128 inputs, or of the largest size that divides K; other matrices stay plain."""
 
     def linear(self, spec: LinearSpec, weights: Weights, *, under: str) -> Linear:
         shape = weights.share(spec.parameter()).shape
@@ -40,7 +40,7 @@ class Int4WhileLoading:
         return DENSE.matrix(spec, weights, under=under)
 
     def experts(self, spec: ExpertsSpec, weights: Weights, *, under: str) -> torch.Tensor | Groups:
-        """Experts are quantised for GPUs alone: on a CPU each would be dequantised whenever it is chosen."""
+        """Experts are quantised on GPUs only: on a CPU each use would dequantise them."""
         group = _group(spec.inputs)
         if not group:
             return DENSE.experts(spec, weights, under=under)
@@ -65,7 +65,7 @@ INT4_WHILE_LOADING = Int4WhileLoading()
 
 @dataclass(frozen=True, slots=True)
 class _Take:
-    """Quantises plain rows and puts them in their place."""
+    """Quantises plain rows and stores them."""
 
     matrix: Groups
     group: int
@@ -86,7 +86,7 @@ def _group(inputs: int) -> int:
 
 
 def quantise_groups(matrix: torch.Tensor, group: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return codes uint8 [N, K] and scales [N, G] float16, whose `(code - 8) * scale` is near the matrix.
+    """Return codes uint8 [N, K] and scales [N, G] float16 such that `(code - 8) * scale` approximates the matrix.
 
     The element that is furthest from 0 gets the code -8, or is cut off where a smaller scale leaves a smaller sum of squares.
     """

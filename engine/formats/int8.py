@@ -1,4 +1,4 @@
-"""Plain matrices that become 8-bit whole numbers while they are loaded, with a scale for each row and column: for CPUs."""
+"""Online int8: plain matrices quantised while loading, with a scale for each row and column, for CPUs."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from engine.kernels.quantised.int8 import (
 )
 from engine.weights.parameters import Parameter, Weights
 
-# Temporary bytes an element: its code, the code in the order of products, and slices in float32.
+# Temporary bytes an element: its code, the packed code, and slices in float32.
 _TEMPORARY_BYTES = 5
-# In a model's fingerprint: another way of rounding takes another name.
+# Part of a model's fingerprint: another rounding needs another name.
 ROUNDED = "rows of 8 bits, columns scaled"
 
 
 @dataclass(slots=True)
 class Int8Linear:
-    """A product whose rows are quantised, too, each by itself."""
+    """A product that also quantises its rows dynamically."""
 
     bias: torch.Tensor | None = None  # [N]
     _weight: Int8Product | None = None  # None until it is loaded
@@ -63,7 +63,7 @@ class Int8Linear:
         return act_and_mul.reference(self(x), activation)
 
     def gated_as(self, form: InputForm, x: torch.Tensor | Int8Rows, activation: str = "silu") -> Rows:
-        if isinstance(form, InInt8):  # without a tensor of floats between
+        if isinstance(form, InInt8):  # without an intermediate float tensor
             return gated_rows(self._rows(x), self._loaded, self.bias, activation, form.columns)
         return form.of(self.gated(x, activation))
 
@@ -73,9 +73,9 @@ class Int8Linear:
 
 @dataclass(slots=True)
 class Int8Table:
-    """Rows of codes. A head that shares them has a second copy, in the order of products."""
+    """Rows of codes. A head that shares them has a second copy, packed for GEMMs."""
 
-    dtype: torch.dtype  # features are given in this
+    dtype: torch.dtype  # dtype of the returned features
     _matrix: Int8 | None = None
     _head: Int8Linear | None = None
 
@@ -95,7 +95,7 @@ class Int8Table:
 
 @dataclass(frozen=True, slots=True)
 class Int8WhileLoading:
-    """Every product of a layer, and the head. Experts stay plain: each reads few rows, and is chosen by its own."""
+    """Every product of a layer, and the head. Experts stay plain: each sees few rows."""
 
     def linear(self, spec: LinearSpec, weights: Weights, *, under: str) -> Linear:
         linear = Int8Linear(declare_bias(spec, weights, under=under))

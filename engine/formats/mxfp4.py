@@ -1,4 +1,4 @@
-"""Experts in floats of 4 bits with exponents for groups of 32 inputs, all in one tensor. E experts, N rows, K inputs."""
+"""Experts in 4-bit floats with exponents for groups of 32 inputs, all in one tensor. E experts, N rows, K inputs."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from engine.kernels.quantised.slabs import Slabs
 from engine.weights.parameters import Weights, of_experts
 
 GROUP = 32
-# Temporary bytes an element of one expert: `TEMPORARY_BYTES`, and 16 bits more where it becomes plain.
+# Temporary bytes an element of one expert: `TEMPORARY_BYTES`, plus 16 bits if it becomes plain.
 _TEMPORARY_BYTES = 13
 
 
 @dataclass(frozen=True, slots=True)
 class Mxfp4:
-    """`_blocks` uint8 [E, N, K / 32, 16] and `_scales` uint8 [E, N, K / 32]; rows of a gate alternate with those of up."""
+    """`_blocks` uint8 [E, N, K / 32, 16] and `_scales` uint8 [E, N, K / 32]; rows of gate and up are interleaved."""
 
     def linear(self, spec: LinearSpec, weights: Weights, *, under: str) -> Linear:
         return DENSE.linear(spec, weights, under=under)
@@ -31,7 +31,7 @@ class Mxfp4:
         return DENSE.matrix(spec, weights, under=under)
 
     def experts(self, spec: ExpertsSpec, weights: Weights, *, under: str) -> Groups | Slabs:
-        """Experts stay at 4 bits, in the layout of the device."""
+        """Experts stay at 4 bits, in the device's layout."""
         (name,) = spec.together
         if spec.inputs % GROUP:
             raise ValueError(f"{under}{name}: mxfp4 needs a multiple of {GROUP} inputs, not {spec.inputs}")
@@ -59,10 +59,10 @@ def _memory(shape: tuple[int, ...], weights: Weights) -> Groups | Slabs:
 
 @dataclass(frozen=True, slots=True)
 class _Take:
-    """Packs the experts of a rank, one after another."""
+    """Packs the experts of a rank, one by one."""
 
     experts: Groups | Slabs
-    alternate: bool  # a gate's rows and those of up
+    alternate: bool  # rows of gate and up are interleaved
 
     def __call__(self, tensors: Mapping[str, torch.Tensor]) -> None:
         blocks, scales = tensors["_blocks"], tensors["_scales"]

@@ -23,14 +23,14 @@ Tensors = Mapping[str, torch.Tensor]
 
 
 class Packed(Grouping, Protocol):
-    """A format of groups whose words may hold neighbouring rows."""
+    """A format of groups whose words may span neighbouring rows."""
 
     @property
     def rows_of_words(self) -> int: ...
 
 
 class _Common:
-    """How every format of groups makes products."""
+    """The common way from a format of groups to products."""
 
     group: int  # inputs; -1 or 0: all of a row
     has_levels = has_minimums = is_e2m1 = False
@@ -41,7 +41,7 @@ class _Common:
 
     @property
     def rows_of_words(self) -> int:
-        """A module has a multiple of so many rows, or it can't be stored so and is plain, though no field says it."""
+        """Modules need a multiple of so many rows; others are stored plain, although no field says so."""
         return 1
 
     def group_of(self, inputs: int) -> int:
@@ -56,7 +56,7 @@ class _Common:
     def linear(self: Packed, spec: LinearSpec, weights: Weights, *, under: str) -> Linear:
         if spec.size % self.rows_of_words:
             return DENSE.linear(spec, weights, under=under)
-        if not spec.bias:  # some writers add biases of zeros
+        if not spec.bias:  # some tools add zero biases
             weights.unused.update(f"{under}{spec.module(output)}.bias" for output in spec.outputs)
         return declare_groups(self, spec, weights, under=under)
 
@@ -64,7 +64,7 @@ class _Common:
         return plain_matrix(self, spec, weights, under=under)
 
     def experts(self: Grouping, spec: ExpertsSpec, weights: Weights, *, under: str) -> torch.Tensor | Groups | Slabs:
-        # Some writers add biases of zeros here, too.
+        # Some tools add zero biases here, too.
         for expert in range(spec.num_experts):
             weights.unused.update(f"{under}{module.format(expert)}.bias" for module in spec.each)
         return declare_group_experts(self, spec, weights, under=under)
@@ -105,13 +105,13 @@ class Gptq(_Common):
 
     stored_bits: int  # 2, 3, 4 or 8
     group: int  # -1: all inputs
-    less_one: bool  # zeros are stored less 1
-    has_order: bool  # g_idx is not the order of the inputs
+    less_one: bool  # zero points are stored less 1
+    has_order: bool  # g_idx permutes the inputs
     has_zeros: bool = True
 
     @property
     def bits(self) -> int:
-        """Bits that a quantised value is stored in."""
+        """Stored bits of a quantised value."""
         return max(4, self.stored_bits)
 
     @property
@@ -148,7 +148,7 @@ class PackedRows(_Common):
     bits: int
     group: int  # -1: all inputs; 0: one scale for the whole matrix
     has_zeros: bool
-    has_order: bool = False  # weight_g_idx is there
+    has_order: bool = False  # weight_g_idx is present
 
     def tensors(self, rows: int, inputs: int) -> dict[str, StoredPart]:
         num_groups, words = -(-inputs // self.group_of(inputs)), -(-rows * self.bits // 32)
@@ -200,7 +200,7 @@ class SignedBytes(_Common):
 
 @dataclass(frozen=True, kw_only=True)
 class RowsOfBytes(_Common):
-    """bitsandbytes: `weight` int8 [N, K] and `SCB` [N], each row's largest number, which 127 stands for."""
+    """bitsandbytes: `weight` int8 [N, K] and `SCB` [N], each row's absolute maximum, represented by 127."""
 
     group: int = -1
     has_zeros: bool = False
@@ -218,7 +218,7 @@ class RowsOfBytes(_Common):
 
 @dataclass(frozen=True, kw_only=True)
 class Fp4(_Common):
-    """Floats of 4 bits, two in a byte, with a scale for each group and perhaps one for the whole matrix."""
+    """4-bit floats, two in a byte, with a scale for each group and optionally one for the whole matrix."""
 
     is_e2m1 = True
 
@@ -226,7 +226,7 @@ class Fp4(_Common):
     codes: str = "weight_packed"  # uint8 [N, K / 2]
     scale: str = "weight_scale"  # [N, G]
     of_all: str = ""  # scale of the whole matrix
-    divides: bool = False  # it does
+    divides: bool = False  # the scale divides
     is_exponent: bool = False  # scales are exponents of 2
     bits: int = 4
     has_zeros: bool = False

@@ -1,4 +1,4 @@
-"""Regular expressions for names of modules, matched in steps that are counted beforehand: none goes back over a name.
+"""Regular expressions for names of modules, matched with a bounded number of steps, without backtracking.
 
 Whoever wrote a config.json must not decide for how long a worker reads it. The parser is Python's own. A set of places in a name
 is an integer, a bit for each place, and an expression's item turns the places before it into those behind.
@@ -13,7 +13,7 @@ from re import _parser  # type: ignore[attr-defined]
 from typing import Any
 
 _MAX_LETTERS = 512
-_MAX_GROUPS = 64  # one within another takes several of Python's calls
+_MAX_GROUPS = 64  # each nested one takes several of Python's stack frames
 _ANY_NUMBER = 1 << 16
 _IN_NAMES = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-"
 _ENDS = ("AT_END", "AT_END_STRING")
@@ -26,36 +26,36 @@ _CLASSES: dict[str, Callable[[str], bool]] = {
     "CATEGORY_SPACE": str.isspace,
     "CATEGORY_NOT_SPACE": lambda letter: not letter.isspace(),
 }
-# The places of a name -> the places behind what was matched.
+# Positions in a name -> positions after a match.
 _Step = Callable[["_Name", int], int]
 
 
 class PatternError(ValueError):
-    """No expression, or one that is not supported. The message says why."""
+    """Not an expression, or an unsupported one. The message says why."""
 
 
 class _Name:
-    """A name, and where each letter is in it."""
+    """A name, with the positions of each letter."""
 
     def __init__(self, text: str) -> None:
         self.text, self.every = text, (1 << len(text)) - 1
         self._places: dict[frozenset[str], int] = {}
 
     def places(self, letters: frozenset[str]) -> int:
-        """Where these letters are."""
+        """Positions of these letters."""
         if letters not in self._places:
             self._places[letters] = sum(1 << at for at, letter in enumerate(self.text) if letter in letters)
         return self._places[letters]
 
 
 def begins(pattern: str, name: str) -> bool:
-    """Whether the expression matches a beginning of the name. Raises PatternError."""
+    """True if the expression matches a prefix of the name. Raises PatternError."""
     return bool(compiled(pattern)(_Name(name), 1))
 
 
-@lru_cache(maxsize=1 << 14)  # more than one config.json may have
+@lru_cache(maxsize=1 << 14)  # more than a config.json may have
 def compiled(pattern: str) -> _Step:
-    """Raises PatternError for more than names of modules need: what refers back, looks back or repeats what repeats."""
+    """Compile an expression. Raises PatternError for more than names need: back references, lookbehind, nested repeats."""
     if len(pattern) > _MAX_LETTERS:
         raise PatternError(f"it has {len(pattern)} letters, at most {_MAX_LETTERS} are read")
     if pattern.count("(") > _MAX_GROUPS:
@@ -83,7 +83,7 @@ def _sequence(items: Any, within: frozenset[str]) -> _Step:
 
 
 def _step(op: str, value: Any, within: frozenset[str]) -> _Step:
-    """`within`: what it is a part of, "repeat" or "ahead"."""
+    """Compile an item; `within`: its context, "repeat" or "ahead"."""
     letters = _letters(op, value)
     if letters is not None:
         return lambda name, places: (places & name.places(letters)) << 1
@@ -105,7 +105,7 @@ def _step(op: str, value: Any, within: frozenset[str]) -> _Step:
 
 
 def _letters(op: str, value: Any) -> frozenset[str] | None:
-    """The letters of names that an item of one letter takes, and those that it names; None for other items."""
+    """The letters in names that a single-letter item matches, and those that it names; None for other items."""
     if op == "LITERAL":
         return frozenset(chr(value))
     if op == "ANY":
@@ -136,7 +136,7 @@ def _either(branches: list[_Step], name: _Name, places: int) -> int:
 
 
 def _repeat(fewest: int, most: int, body: Any, within: frozenset[str]) -> _Step:
-    """Some number of times; within another repeat only "one or none"."""
+    """A repetition; within another one only "zero or one"."""
     most, is_one = int(most), (fewest, int(most)) == (0, 1)
     if not is_one and "repeat" in within:
         raise PatternError("a repeat within a repeat is not supported")
@@ -160,7 +160,7 @@ def _repeat(fewest: int, most: int, body: Any, within: frozenset[str]) -> _Step:
 
 
 def _any_number(letters: int, places: int) -> int:
-    """The places behind any number of letters: runs of 1, 2, 4 and more."""
+    """Positions after any number of letters: runs of 1, 2, 4 and more."""
     count = 1
     while letters:
         places |= (places & letters) << count

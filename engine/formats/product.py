@@ -1,4 +1,4 @@
-"""Products with matrices, whatever their format. T tokens, K inputs, N outputs, E experts, P partial sums."""
+"""Products with matrices of any format. T tokens, K inputs, N outputs, E experts, P partial sums."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from engine.weights.parameters import Parameter, Part, Shard, Weights, of_expert
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinearSpec:
-    """A product [T, K] -> [T, N] with the stacked matrices of several of the checkpoint's modules."""
+    """A product [T, K] -> [T, N] with the stacked matrices of several modules of the checkpoint."""
 
     inputs: int
     outputs: Mapping[str, int]  # by module
     bias: bool
     shard: Shard
-    unit: int = 1  # outputs or inputs that no rank cuts apart
+    unit: int = 1  # outputs or inputs that ranks don't split
     fused: str = ""  # one module with the rows of all `outputs`
-    twice: Mapping[str, str] = field(default_factory=dict)  # module -> the one whose rows are its own, too
+    twice: Mapping[str, str] = field(default_factory=dict)  # module -> another one with the same rows
 
     @property
     def size(self) -> int:
         return sum(self.outputs.values())
 
     def module(self, output: str) -> str:
-        """The checkpoint's module that holds the rows of an output."""
+        """The checkpoint's module with the rows of an output."""
         return self.fused or self.twice.get(output, output)
 
     def only(self, outputs: list[str]) -> LinearSpec:
@@ -54,7 +54,7 @@ class LinearSpec:
         return Parameter(shape=shape, parts=self.parts(kind), shard=self.shard, unit=self.unit, format=dtype)
 
     def by_tensor(self) -> Iterator[Parameter]:
-        """The rows of the stack that each of the checkpoint's `weight`s holds, one after another."""
+        """The rows of the stack in each of the checkpoint's `weight`s, in order."""
         for _, parts in groupby(self.parts("weight"), key=lambda part: part.name):
             own = tuple(parts)
             rows = sum(part.rows.stop - part.rows.start for part in own)
@@ -62,7 +62,7 @@ class LinearSpec:
 
 
 class Order(Enum):
-    """How a checkpoint orders a tensor that holds all experts. E experts, H hidden size, I intermediate size.
+    """The memory order of a checkpoint's tensor of all experts. E experts, H hidden size, I intermediate size.
 
     Interleaved, each of the gate's columns stands before its column of up.
     """
@@ -70,7 +70,7 @@ class Order(Enum):
     ROWS = auto()  # [E, 2 I, H] and [E, H, I]
     COLUMNS = auto()  # [E, H, 2 I] and [E, I, H]
     INTERLEAVED_COLUMNS = auto()
-    ROWS_OR_COLUMNS = auto()  # the shapes in the checkpoint tell
+    ROWS_OR_COLUMNS = auto()  # told by the shapes in the checkpoint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,10 +80,10 @@ class ExpertsSpec:
     num_experts: int
     rows: int  # N
     inputs: int  # K
-    each: tuple[str, ...]  # modules of expert `{}`, whose rows follow one another; (): none
-    together: tuple[str, ...]  # or one of these tensors holds all experts
+    each: tuple[str, ...]  # modules of expert `{}`, with their rows in sequence; (): none
+    together: tuple[str, ...]  # or one of these tensors has all experts
     order: Order
-    halves: bool  # rows of a gate come before those of up
+    halves: bool  # the gate's rows precede those of up
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -95,15 +95,15 @@ class ExpertsSpec:
         return tuple(name.format(0) for name in self.each) or self.together
 
     def parameter(self) -> Parameter:
-        """The matrices, whatever the checkpoint's tensors of them are."""
+        """The matrices as one parameter, however the checkpoint stores them."""
         return of_experts("", *self.shape)
 
 
 class Linear(Protocol):
-    """A product with a weight, whatever its format. `x` are plain rows [T, K], or rows in the form that it wants for so many."""
+    """A product with a weight of any format. `x` are plain rows [T, K], or rows in the form that it wants for so many."""
 
     def wants(self, num_rows: int, dtype: torch.dtype) -> InputForm:
-        """The form in which it reads so many rows fastest, of activations in `dtype`."""
+        """The fastest input form for so many rows of activations in `dtype`."""
         ...
 
     def __call__(self, x: Rows, *, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -111,7 +111,7 @@ class Linear(Protocol):
         ...
 
     def parts(self, x: Rows) -> torch.Tensor:
-        """Return the product, or partial sums [P, T, N] for a kernel that adds up as it reads."""
+        """Return the product, or partial sums [P, T, N] for a kernel that adds them as it reads."""
         ...
 
     def onto(self, residual: torch.Tensor, x: Rows) -> torch.Tensor | None:
@@ -123,19 +123,19 @@ class Linear(Protocol):
         ...
 
     def gated_as(self, form: InputForm, x: Rows, activation: str = "silu") -> Rows:
-        """Return the same in the form that the next product wants."""
+        """Return `gated` in the form that the next product wants."""
         ...
 
 
 class Format(Protocol):
-    """How a checkpoint stores its matrices: declares the tensors of one product. A frozen value, equal to others of its kind."""
+    """The storage format of a checkpoint's matrices: declares the tensors of one product. A frozen, comparable value."""
 
     def linear(self, spec: LinearSpec, weights: Weights, *, under: str) -> Linear:
-        """Declare a product whose modules' names begin with `under`."""
+        """Declare a product of modules below the prefix `under`."""
         ...
 
     def matrix(self, spec: LinearSpec, weights: Weights, *, under: str) -> torch.Tensor:
-        """Declare a matrix [N, K] that the model needs in the dtype it computes in."""
+        """Declare a matrix [N, K] that the model needs in the compute dtype."""
         ...
 
     def experts(self, spec: ExpertsSpec, weights: Weights, *, under: str) -> Matrices:
@@ -144,7 +144,7 @@ class Format(Protocol):
 
 
 def declare_bias(spec: LinearSpec, weights: Weights, *, under: str) -> torch.Tensor | None:
-    """Declare the modules' `bias` [N], if they have any. Ranks that share the inputs add it once, so each has all of it."""
+    """Declare the modules' `bias` [N], if they have any. Ranks that share the inputs add it once, so each holds all of it."""
     if not spec.bias:
         return None
     shard = Shard.NONE if spec.shard is Shard.INPUTS else spec.shard
@@ -155,7 +155,7 @@ def declare_bias(spec: LinearSpec, weights: Weights, *, under: str) -> torch.Ten
 
 @dataclass(frozen=True, slots=True)
 class SideBySide:
-    """Products of the same inputs side by side: a stack of modules whose formats differ."""
+    """Products of the same inputs: a stack of modules with different formats."""
 
     linears: tuple[Linear, ...]
 
@@ -179,7 +179,7 @@ class SideBySide:
 
 
 def declare(spec: LinearSpec, format_of: Callable[[str], Format], weights: Weights, *, under: str) -> Linear:
-    """Declare a product: one of all outputs, or one for each run of outputs whose modules have the same format."""
+    """Declare a product: one of all outputs, or one for each run of modules with the same format."""
     groups = [
         (format, list(outputs))
         for format, outputs in groupby(spec.outputs, key=lambda output: format_of(under + spec.module(output)))

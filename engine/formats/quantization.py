@@ -13,7 +13,7 @@ from engine.formats.tables import PLAIN_TABLES, TableFormat
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Modules:
-    """Modules by whole names or whole parts of them between dots, or by regular expressions for beginnings of names."""
+    """Modules by whole names, by whole parts of them between dots, or by regular expressions for prefixes."""
 
     named: frozenset[str] = frozenset()
     patterns: tuple[str, ...] = ()
@@ -32,16 +32,16 @@ EVERY = Modules(patterns=("",))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantization:
-    """The first group that has a module gives its format. One that is ignored, or in no group, is plain."""
+    """The format of a module is that of the first group with it. Ignored modules, and those in no group, are plain."""
 
     name: str = ""  # what people read, empty for plain weights
     groups: tuple[tuple[Modules, Format], ...] = ()
     ignored: Modules = Modules()
-    table: TableFormat = PLAIN_TABLES  # keeps embeddings
-    kv_cache: str = ""  # "fp8": the checkpoint has scales for keys and values
+    table: TableFormat = PLAIN_TABLES  # format of the embeddings
+    kv_cache: str = ""  # "fp8": the checkpoint has KV scales
 
     def format_of(self, names: Iterable[str]) -> Format:
-        """The format of one module, by all of its names."""
+        """The format of a module, looked up by all of its names."""
         names = list(names)
         if any(self.ignored.has(name) for name in names):
             return DENSE

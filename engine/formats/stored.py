@@ -1,4 +1,4 @@
-"""Formats by what they store of one module: each can be turned into plain matrices while it is loaded. N rows, K inputs."""
+"""Formats described by a module's stored tensors: each can become a plain matrix while loading. N rows, K inputs."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from engine.formats.product import ExpertsSpec, Linear, LinearSpec, declare_bias
 from engine.weights.parameters import Parameter, Placement, Way, Weights, stacked
 from engine.weights.stage import Store
 
-# Temporary bytes an element while a module is unpacked or becomes plain: two of 32 bits, and some of 8.
+# Temporary bytes an element while a module is unpacked or dequantised: two of 32 bits, and some of 8.
 TEMPORARY_BYTES = 10
 
 
 @dataclass(frozen=True, slots=True)
 class StoredPart:
-    """One tensor of a module, as the checkpoint has it."""
+    """One tensor of a module, as in the checkpoint."""
 
-    shape: tuple[int, ...]  # sizes of 1 don't matter
-    dtype: torch.dtype  # other floats are converted to this one, unless it has 8 bits
-    names: tuple[str, ...] = ()  # it has one of these; (): its kind
+    shape: tuple[int, ...]  # dimensions of 1 are ignored
+    dtype: torch.dtype  # other floats are converted to it, unless it has 8 bits
+    names: tuple[str, ...] = ()  # accepted names; (): its kind
 
 
 class Stored(Protocol):
@@ -35,22 +35,22 @@ class Stored(Protocol):
         ...
 
     def unused(self) -> tuple[str, ...]:
-        """Tensors that may be there, and aren't needed."""
+        """Optional tensors that aren't needed."""
         ...
 
     def plain(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """Turn the tensors into the matrix [N, K], in any dtype of floats."""
+        """Convert the tensors to the matrix [N, K], in any float dtype."""
         ...
 
 
-StoredOf = Callable[[str], Stored]  # by our whole name of the module
+StoredOf = Callable[[str], Stored]  # by our full name of the module
 AnyStored = TypeVar("AnyStored", bound=Stored)
 
 
 def stage_rows(
     spec: LinearSpec, take: Callable[[torch.Tensor, int], None], weights: Weights, *, under: str, temporary: int
 ) -> None:
-    """Declare the plain rows of each tensor until `take` has had them, with the row of the share where they begin."""
+    """Declare each tensor's plain rows until `take` has consumed them, with their first row in the share."""
     begin = 0
     for own in spec.by_tensor():
 
@@ -81,7 +81,7 @@ def plain_matrix(stored: Stored | StoredOf, spec: LinearSpec, weights: Weights, 
 
 
 def places_by_module(spec: LinearSpec, weights: Weights) -> dict[str, list[Placement]]:
-    """Return the parts of each module's whole matrix, and their places in this rank's share of the stack."""
+    """Return the parts of each module's whole matrix, and their rows in this rank's share of the stack."""
     places: dict[str, list[Placement]] = {}
     for placement in weights.share(spec.parameter("")).placements:
         places.setdefault(placement.name.removesuffix("."), []).append(placement)
@@ -89,12 +89,12 @@ def places_by_module(spec: LinearSpec, weights: Weights) -> dict[str, list[Place
 
 
 def of_module(stored: AnyStored | Callable[[str], AnyStored], module: str) -> AnyStored:
-    """Return the stored tensors of one module, by our whole name; modules may have them in common."""
+    """Return the stored tensors of a module, by our full name; modules may share some."""
     return stored(module) if callable(stored) else stored
 
 
 def own_experts(stored: Stored | StoredOf, spec: ExpertsSpec, weights: Weights, *, under: str) -> range:
-    """The experts of this rank. What the checkpoint has of others is not needed."""
+    """The experts of this rank. The checkpoint's tensors of others are not needed."""
     (placement,) = weights.share(spec.parameter()).placements
     own = range(placement.source[0].start, placement.source[0].stop)
     for expert in set(range(spec.num_experts)).difference(own):
@@ -107,7 +107,7 @@ def own_experts(stored: Stored | StoredOf, spec: ExpertsSpec, weights: Weights, 
 
 
 def plain_experts(stored: Stored | StoredOf, spec: ExpertsSpec, weights: Weights, *, under: str) -> torch.Tensor:
-    """Declare the plain matrices [E, N, K] of a rank's experts, which the checkpoint has one by one."""
+    """Declare the plain matrices [E, N, K] of a rank's experts, stored one by one."""
     if not spec.each:
         raise ValueError(
             f"quantised experts in one tensor ({under}{spec.together[0]}) are not supported in this format: take the model"
@@ -128,7 +128,7 @@ def plain_experts(stored: Stored | StoredOf, spec: ExpertsSpec, weights: Weights
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """Puts parts of a module's plain matrix into their places."""
+    """Copies parts of a module's plain matrix into place."""
 
     stored: Stored
     matrix: torch.Tensor
@@ -143,7 +143,7 @@ class _Cut:
 def stage_module(
     stored: Stored, module: str, size: tuple[int, int], take: Store, weights: Weights, *, under: str
 ) -> None:
-    """Declare one module's tensors, whole, until they are taken."""
+    """Declare one module's whole tensors until they are consumed."""
     weights.unused.update(f"{under}{module}.{kind}" for kind in stored.unused())
     temporary = TEMPORARY_BYTES * size[0] * size[1]
     stage_parts(stored.tensors(*size), module, take, weights, under=under, temporary=temporary)
@@ -152,7 +152,7 @@ def stage_module(
 def stage_parts(
     parts: Mapping[str, StoredPart], module: str, store: Store, weights: Weights, *, under: str, temporary: int = 0
 ) -> None:
-    """Declare some tensors of a module, whole, until `store` has taken them. Its errors then name the module."""
+    """Declare some whole tensors of a module until `store` has consumed them. Its errors then name the module."""
 
     def take(tensors: Mapping[str, torch.Tensor]) -> None:
         try:

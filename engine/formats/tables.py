@@ -26,7 +26,7 @@ class Table(Protocol):
 
 
 class TableFormat(Protocol):
-    """How a table is stored. A frozen value."""
+    """The storage format of a table. A frozen value."""
 
     def declare(self, parameter: Parameter, weights: Weights) -> Table: ...
 
@@ -46,7 +46,7 @@ class PlainTable:
 
 @dataclass(frozen=True, slots=True)
 class PlainTables:
-    """In the dtype that the model computes in."""
+    """Tables in the compute dtype."""
 
     def declare(self, parameter: Parameter, weights: Weights) -> Table:
         return PlainTable(weights.new(parameter))

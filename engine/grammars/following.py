@@ -1,4 +1,4 @@
-"""How far one sequence is inside its grammar.
+"""The state of one sequence within its grammar.
 
 V vocabulary. A mask is [V / 32] uint32: bit v % 32 of word v // 32 says whether token v may come next.
 """
@@ -20,7 +20,7 @@ EVERYTHING = np.uint32(0xFFFFFFFF)
 
 
 class Following:
-    """Follows the generated tokens of one sequence. One thread at a time.
+    """Tracks the generated tokens of one sequence. One thread at a time.
 
     If the grammar says what ends the reasoning, it begins there: the answer can't end, and after the budget must close it.
     """
@@ -28,27 +28,27 @@ class Following:
     def __init__(
         self, grammar: Grammar, sampling: SamplingParams, matcher: LLMatcher | None, ends: ListOf[int]
     ) -> None:
-        """`matcher`: None for a grammar without text. `ends`: the tokens with which it says that an answer may end."""
+        """`matcher`: None for a grammar without text. `ends`: the tokens by which it allows an answer to end."""
         self.num_followed = 0  # generated tokens
-        self.problem = ""  # why there is no next token; nothing changes any more
+        self.problem = ""  # why there is no next token; the state is final then
         self._matcher = matcher
         self._closing = grammar.after or []
         self._is_thinking = bool(self._closing)
         self._budget = grammar.budget
-        self._tail: list[int] = []  # the last tokens of the reasoning, no more than close it
+        self._tail: list[int] = []  # the reasoning's last tokens, at most as many as close it
         self._is_over = False
         self._stops = frozenset(sampling.stop_token_ids)
         self._min_tokens = sampling.min_tokens
         self._ends = ends
         self._allowed = grammar.allowed
         self._banned = grammar.banned
-        self._kept = max(map(len, grammar.banned), default=0)  # tokens that are looked back at
-        self._newest: list[int] = []  # as many of the last tokens
-        self._is_plain = self._stops == set(ends)  # masks of the matcher need no change
+        self._kept = max(map(len, grammar.banned), default=0)  # tokens needed to detect banned runs
+        self._newest: list[int] = []  # the last `_kept` tokens
+        self._is_plain = self._stops == set(ends)  # the matcher's masks need no change
 
     @property
     def is_free(self) -> bool:
-        """Whether any token may come next, so that no mask is needed."""
+        """True if any token may come next, so that no mask is needed."""
         if self.problem or self._is_over:
             return True
         forces = self._is_thinking and self._budget is not None
@@ -56,11 +56,11 @@ class Following:
 
     @property
     def asked(self) -> LLMatcher | None:
-        """Return the matcher that must fill the next mask before `complete`; None: nobody."""
+        """Return the matcher that must fill the next mask before `complete`; None: no matcher."""
         return None if self._is_thinking or self.is_free else self._matcher
 
     def follow(self, tokens: list[int]) -> None:
-        """Take the next generated tokens."""
+        """Advance by the next generated tokens."""
         self.num_followed += len(tokens)
         if self._banned:
             self._newest = [*self._newest, *tokens][-self._kept :]
@@ -78,7 +78,7 @@ class Following:
             self._is_thinking = self._tail != self._closing
 
     def _match(self, tokens: list[int]) -> None:
-        """Inside the grammar a stop token ends the answer and is no part of its text."""
+        """Advance the matcher; a stop token ends the answer and is not part of its text."""
         if self.problem or self._is_over:
             return
         if not self._stops.isdisjoint(tokens):
@@ -90,7 +90,7 @@ class Following:
             self._fail(self._matcher.get_error() or "a token outside the vocabulary")
 
     def complete(self, mask: Mask) -> None:
-        """Make `mask` the next one; `asked` filled it, if there was one. If it is empty then, say `ends_here`."""
+        """Complete the next `mask`, which `asked` filled, if any. If it is empty, call `ends_here`."""
         if self._is_thinking:
             self._complete_thinking(mask)
         elif self._matcher is not None and self._matcher.is_error():
@@ -104,12 +104,12 @@ class Following:
             self._limit(mask)
 
     def ends_here(self) -> None:
-        """Nothing may come next, not even the end."""
+        """Record that nothing may come next, not even the end."""
         if not self.problem:
             self._fail("no token of this vocabulary may come next")
 
     def _limit(self, mask: Mask) -> None:
-        """Leave only allowed tokens, and none that would end a banned run. What closes the reasoning stays."""
+        """Leave only allowed tokens, and none that would complete a banned run. Tokens that close the reasoning stay."""
         if self._is_thinking and self._budget is not None and self.num_followed >= self._budget:
             return
         if self._allowed:
@@ -131,17 +131,17 @@ class Following:
         self._forbid_early_ends(mask)
 
     def _forbid_early_ends(self, mask: Mask) -> None:
-        """Without a text: the sampler leaves it to masks when a masked row may stop."""
+        """Ban stop tokens without a matcher: the sampler leaves it to masks if a masked row may stop."""
         if self.num_followed < self._min_tokens:
             _forbid(mask, self._stops)
 
     def _num_closed(self) -> int:
-        """How many of the closing tokens the reasoning ends with."""
+        """Number of closing tokens at the reasoning's end."""
         longest = range(min(len(self._tail), len(self._closing) - 1), 0, -1)
         return next((count for count in longest if self._tail[-count:] == self._closing[:count]), 0)
 
     def _complete_ends(self, mask: Mask) -> None:
-        """Let the request's stop tokens end the answer. Before `min_tokens`, only where nothing else may come next."""
+        """Let the request's stop tokens end the answer. Before `min_tokens`, only if nothing else may come next."""
         may_end = any(mask[token >> 5] >> np.uint32(token & 31) & 1 for token in self._ends)
         _forbid(mask, self._ends)
         if self.num_followed >= self._min_tokens:

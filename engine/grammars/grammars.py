@@ -1,4 +1,4 @@
-"""The grammars of living sequences: built beside the device's work, asked for masks by each pass."""
+"""Grammars of live sequences: compiled in the background, and asked for masks by each pass."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ log = logging.getLogger("baton.grammars")
 
 BUILDING_THREADS = 2  # a hard grammar takes a second; masks are needed meanwhile
 MOST_FILLING_THREADS = 8
-KEPT = 64  # built grammars that later requests may ask for again
+KEPT = 64  # compiled grammars kept for later requests
 
 
 @dataclass(slots=True)
 class Masks:
-    """Masks of a pass's rows; those without a grammar may get anything."""
+    """Masks of a pass's rows; rows without a grammar are unrestricted."""
 
     rows: list[int] = field(default_factory=list)
     words: Longs = field(
         default_factory=lambda: np.zeros((0, 0), dtype=np.int64)
     )  # [listed rows, V / 64]: bit v = token v
-    problems: dict[Sequence, str] = field(default_factory=dict)  # sequences that can't get a token
+    problems: dict[Sequence, str] = field(default_factory=dict)  # sequences without an allowed token
 
     def allowed(self, vocab_size: int) -> dict[int, npt.NDArray[np.bool_]]:
-        """Return the tokens that each listed row may get, [V] bool."""
+        """Return the tokens allowed in each listed row, [V] bool."""
         bits = np.unpackbits(self.words.view(np.uint8), axis=1, count=vocab_size, bitorder="little")
         return dict(zip(self.rows, bits.view(np.bool_), strict=True))
 
@@ -52,10 +52,10 @@ NO_MASKS = Masks()
 
 
 class Grammars:
-    """`masks` is for the thread that launches passes, the rest for the one that owns the sequences."""
+    """The grammars. `masks` is for the launching thread, everything else for the thread that owns the sequences."""
 
     def __init__(self, model: Path, vocab_size: int) -> None:
-        """`model`: a folder with a tokenizer.json, or a GGUF file; without a tokenizer, no grammar can be followed."""
+        """`model`: a folder with a tokenizer.json, or a GGUF file; without a tokenizer, grammars are unsupported."""
         self._tokenizer = _read_tokenizer(model, vocab_size)
         self._limits = LLParserLimits(**GRAMMAR_LIMITS, verbose_errors=False)
         self._following: WeakKeyDictionary[Sequence, Future[Following]] = WeakKeyDictionary()
@@ -72,7 +72,7 @@ class Grammars:
         return self._tokenizer is not None
 
     def prepare(self, sequence: Sequence) -> Future[Following] | None:
-        """Begin to build the sequence's grammar, once, in another thread; None without a grammar."""
+        """Start compiling the sequence's grammar, once, in another thread; None without a grammar."""
         if sequence.grammar is None:
             return None
         building = self._following.get(sequence)
@@ -83,12 +83,12 @@ class Grammars:
         return building
 
     def is_ready(self, sequence: Sequence) -> bool:
-        """Whether a pass with the sequence finds its grammar built; others would wait for it."""
+        """True if a pass with the sequence would find its grammar compiled, without waiting."""
         building = self.prepare(sequence)
         return building is None or building.done()
 
     def masks(self, chunks: SequenceOf[Chunk], pending: Callable[[Sequence], int]) -> Masks:
-        """Return the masks of these chunks' sampled tokens, rows in their order; the words are good until the next call.
+        """Return the masks for these chunks' sampled tokens, in their order; valid until the next call.
 
         `pending(sequence)`: the token that the pass before sampled for it, which its tokens lack. It may wait for that.
         """
@@ -118,7 +118,7 @@ class Grammars:
         return masks
 
     def _followed(self, chunk: Chunk, pending: Callable[[Sequence], int]) -> Following:
-        """The state behind the chunk's last token."""
+        """The state after the chunk's last token."""
         sequence = chunk.sequence
         building = self._following.get(sequence) or self.prepare(sequence)
         assert building is not None
@@ -131,7 +131,7 @@ class Grammars:
         return following
 
     def _filled(self, matchers: SequenceOf[LLMatcher | None]) -> Longs:
-        """[rows, V / 64] masks of these matchers; None leaves its row to others."""
+        """The masks [rows, V / 64] of these matchers; None skips its row."""
         if len(self._words) < len(matchers):
             self._words = np.zeros((2 * len(matchers), self._words.shape[1]), dtype=np.int64)
         words = self._words[: len(matchers)]
@@ -143,14 +143,14 @@ class Grammars:
         return words
 
     def _cut(self, words: Longs) -> None:
-        """A tokenizer may have ids that the model has no score for: none of them may come."""
+        """Clear ids beyond the logits, which a tokenizer may have."""
         width, rest = mask_words(self._vocab_size), self._vocab_size % 64
         words[:, width:] = 0
         if rest:
             words[:, width - 1] &= (1 << rest) - 1
 
     def _build(self, grammar: Grammar, sampling: SamplingParams, generated: list[int]) -> Following:
-        """Build it, follow what was generated before, and compute a first mask, which later ones build on."""
+        """Compile the grammar, advance it by earlier tokens, and compute a first mask, which warms its caches."""
         matcher = self._matcher(grammar) if grammar.text else None
         ends = self._tokenizer.eos_tokens if self._tokenizer else []
         following = Following(grammar, sampling, matcher, ends)
@@ -161,7 +161,7 @@ class Grammars:
         return following
 
     def _matcher(self, grammar: Grammar) -> LLMatcher | None:
-        """A matcher of its own at the beginning of the text; None without a tokenizer."""
+        """A new matcher at the start of the text; None without a tokenizer."""
         if self._tokenizer is None:
             return None
         with self._lock:
@@ -190,7 +190,7 @@ def _read_tokenizer(model: Path, vocab_size: int) -> LLTokenizer | None:
             return None
         text = raw.decode("utf-8")
         return LLTokenizer(text, n_vocab=max(vocab_size, _num_tokens(text)), eos_token=_eos_ids(model) or None)
-    except Exception as error:  # the library raises nothing narrower
+    except Exception as error:  # the library has no narrower exception
         log.warning("grammars.unavailable", extra={"error": str(error)})
         return None
 
@@ -204,7 +204,7 @@ def _num_tokens(tokenizer: str) -> int:
 
 
 def _eos_ids(model: Path) -> list[int]:
-    """The model's own words for the end of an answer; a request's stop tokens take their place."""
+    """The model's EOS tokens; a request's stop tokens replace them."""
     for name in (GENERATION_CONFIG, CONFIG):
         named = read_json(model, name).get("eos_token_id")
         if named is not None:

@@ -35,7 +35,7 @@ def act_and_mul(gate_up: torch.Tensor, activation: str = "silu") -> torch.Tensor
 
 @twin("engine.kernels.triton_activation")
 def sparse_act_and_mul(gate_up: torch.Tensor, cutoff: float, activation: str) -> torch.Tensor:
-    """Return act(rest) * up [T, I] for `gate_up` [T, 2 I]: the rest is what of a gate is above mean + `cutoff` * deviation.
+    """Return act(rest) * up [T, I] for `gate_up` [T, 2 I]: the rest is the part of a gate above mean + `cutoff` * deviation.
 
     Mean and deviation are of a row's gates, in float32.
     """

@@ -1,4 +1,4 @@
-"""AltUp: several residual streams, predicted before a layer and corrected by what it made of one of them.
+"""AltUp: several residual streams, predicted before a layer, and corrected by its output on one of them.
 
 S streams, T tokens, E features. What is said of streams is [S, T, E]. Sums are in float32.
 """
@@ -15,14 +15,14 @@ from engine.kernels.twin import twin
 
 @dataclass(frozen=True, slots=True)
 class StreamRouter:
-    """Numbers between -1 and 1 of a token, [T, S]: tanh of products of its norm."""
+    """Router coefficients of a token, [T, S], between -1 and 1: tanh of a projection of its norm."""
 
     norm: torch.Tensor  # [E]
     rows: torch.Tensor  # [S, E]
     eps: float
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Return them for `x` [T, E], in float32."""
+        """Return the coefficients for `x` [T, E], in float32."""
         normed = rms_norm.reference(x, self.norm, self.eps).float()
         return torch.tanh(normed @ self.rows.float().T / x.shape[1])
 
@@ -31,7 +31,7 @@ class StreamRouter:
 def predict_streams(
     streams: torch.Tensor, router: StreamRouter, coefficients: torch.Tensor, *, active: int
 ) -> torch.Tensor:
-    """Return each stream plus a mixture of all. Row j * S + i of `coefficients` [S * S, S] says what j gets of i."""
+    """Return each stream plus a mixture of all. Row j * S + i of `coefficients` [S * S, S] weighs stream i in stream j."""
     num_streams, num_tokens, _ = streams.shape
     shares = (router(streams[active]) @ coefficients.float().T).view(num_tokens, num_streams, num_streams)
     mixed = torch.einsum("tji,ite->jte", shares, streams.float())

@@ -1,4 +1,4 @@
-"""Facts about a kernel's device, and the choice of a kernel's two versions there."""
+"""Facts about a kernel's device, and the choice between a kernel's two versions."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _INTERPRET = os.environ.get("TRITON_INTERPRET") == "1"  # Triton's interpreter, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """A device's description. Grids and tile tables take the number of processors from here."""
+    """A device's description, with the number of processors for grids and tile tables."""
 
     processors: int  # streaming multiprocessors: H100 and H200 132, B200 148, A100 108
-    has_tma: bool  # copies in bulk; kernels that start while the one before still runs
-    is_hopper: bool  # instructions that only this generation has
+    has_tma: bool  # bulk copies (TMA), and programmatic dependent launch
+    is_hopper: bool  # supports instructions of this generation only
 
 
-# Without a GPU, deal work out as for Hopper, so that the interpreter checks its shapes.
+# Without a GPU, work is divided as on Hopper, so that the interpreter checks its shapes.
 _NO_GPU = Device(processors=132, has_tma=False, is_hopper=False)
 
 
@@ -34,5 +34,5 @@ def describe(device: torch.device) -> Device:
 
 
 def use_triton(x: torch.Tensor) -> bool:
-    """Whether the Triton version computes this tensor; else plain torch does."""
+    """True if the Triton version computes this tensor, else plain torch."""
     return x.is_cuda or _INTERPRET

@@ -17,5 +17,5 @@ def embed(token_ids: torch.Tensor, sources: torch.Tensor, newest: torch.Tensor, 
 
 
 def ids_of(token_ids: torch.Tensor, sources: torch.Tensor, newest: torch.Tensor) -> torch.Tensor:
-    """Return the tokens [T] int64, wherever each comes from."""
+    """Return the tokens [T] int64 from either source."""
     return torch.where(sources >= 0, newest[sources.clamp(min=0).long()], token_ids.long())

@@ -1,4 +1,4 @@
-"""Launching a kernel again without Triton's look at every argument, and compiling many kernels at once.
+"""Launching kernels without Triton's inspection of every argument, and compiling many kernels at once.
 
 That look takes longer than a small kernel. Compilation takes 0.1 to 3 s a variant, then a C compiler builds the launcher; most
 of both runs without Python's lock.
@@ -19,7 +19,7 @@ _asked: set[tuple[int, object]] | None = None  # kernels and variants to compile
 
 @contextmanager
 def compiled_ahead() -> Iterator[None]:
-    """Within, kernels are compiled, several at a time, and not launched: nothing is written.
+    """Context manager: kernels are compiled concurrently instead of launched; nothing is written.
 
     Returns when all are compiled and loaded. A kernel that can't be compiled fails at its first launch. One thread at a time may
     use this.
@@ -40,12 +40,12 @@ def compiled_ahead() -> Iterator[None]:
 
 
 def is_compiling_ahead() -> bool:
-    """Whether launches only compile now."""
+    """True if launches only compile now."""
     return _asked is not None
 
 
 class _Compilers(ThreadPoolExecutor):
-    # False: begin no more. A cancelled future would make Triton wait for ever.
+    # False: don't start more. A cancelled future would make Triton wait for ever.
     is_needed = True
 
     def submit(self, compile: Callable[..., Any], /, *arguments: Any, **named: Any) -> Future[Any]:
@@ -53,7 +53,7 @@ class _Compilers(ThreadPoolExecutor):
             if not self.is_needed:
                 raise RuntimeError("the engine did not get so far")
             kernel = compile(*arguments, **named)
-            assert kernel.run  # loads the kernel, and compiles the function that launches it
+            assert kernel.run  # loads the kernel, and compiles its launcher
             return kernel
 
         return super().submit(compile_and_load)
@@ -73,7 +73,7 @@ class Kernel:
         self._variants: dict[object, Any] = {}
 
     def launch(self, grid: tuple[int, ...], variant: object, *arguments: Any, **options: Any) -> None:
-        """`options` (warps, stages) count when a variant is compiled; include them in the key if they vary."""
+        """`options` (warps, stages) apply when a variant is compiled; include them in the key if they vary."""
         if _asked is not None:
             if variant is None or (id(self), variant) not in _asked:
                 _asked.add((id(self), variant))

@@ -16,12 +16,12 @@ from engine.processor import has_avx512
 
 
 def computes_in_bfloat16() -> bool:
-    """Whether this processor has instructions for bfloat16. Without them float32 is faster."""
+    """True if this processor has bfloat16 instructions. Without them float32 is faster."""
     return has_avx512() and bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
 
 def packed(weight: torch.Tensor) -> torch.Tensor:
-    """Return a weight [N, K] of a CPU as oneDNN reads it fastest, or as it is: for `linear` and its kin alone.
+    """Return a CPU's weight [N, K] packed for oneDNN, or unchanged: for `linear` and its kin only.
 
     The products are bit by bit those of the plain weight.
     """
@@ -46,7 +46,7 @@ def linear(
 
 @twin("engine.kernels.triton_linear")
 def linear_parts(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """Like `linear`, or partial sums [P, T, N] float32 that the next kernel (`norm`, `rope`) adds up as it reads."""
+    """Like `linear`, or partial sums [P, T, N] float32 that the next kernel (`norm`, `rope`) adds as it reads."""
     return _product(x, weight, bias)
 
 
@@ -75,7 +75,7 @@ def gated_linear(
 def _product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     if not weight.is_mkldnn:
         return torch_linear(x, weight, bias)
-    # oneDNN adds up a single row in another order than one of several: with a second one a row never depends on its batch.
+    # oneDNN sums a single row in another order than several: padding to two rows keeps a row independent of its batch.
     if x.shape[0] > 1:
         return _by_onednn(x, weight, bias)
     return _by_onednn(torch.cat((x, x)), weight, bias)[:1]

@@ -1,4 +1,4 @@
-"""Values common to a pass's layers, computed by the first that needs them. For plain torch; kernels compute them again."""
+"""Values shared by a pass's layers, computed by the first that needs them. For plain torch; kernels recompute them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 @functools.cache
 def constant(value: float, device: torch.device) -> torch.Tensor:
-    """Return the number as a tensor [] float32. An operation takes twice as long with a number that isn't one yet."""
+    """Return the number as a tensor [] float32: an operation takes twice as long with a Python number."""
     return torch.tensor(value, device=device)
 
 

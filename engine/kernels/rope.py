@@ -1,4 +1,4 @@
-"""From the product of queries, keys and values to the pool, in one kernel: norms of heads, rotation, the write.
+"""From the QKV projection to the pool, in one kernel: norms of heads, rotation, the KV write.
 
 T tokens, P partial sums, Hq query heads, Hkv key and value heads, D head size, R rotated dimensions, B block size.
 """
@@ -17,25 +17,25 @@ from engine.kernels.twin import twin
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heads:
-    """The steps of each head on its way into the pool. All norms are RMSNorm."""
+    """The processing of each head on its way to the pool. All norms are RMSNorm."""
 
-    q_norm: torch.Tensor | None = None  # [D]: weight of the queries' norm; None: none, or no weight
+    q_norm: torch.Tensor | None = None  # [D]: weight of the queries' norm; None: no norm, or no weight
     k_norm: torch.Tensor | None = None
     eps: float = 1e-6
-    norm_plus_one: bool = False  # weights are 1 more than these tensors
+    norm_plus_one: bool = False  # weights are these tensors plus 1
     norms_without_weight: bool = False
     norm_after: bool = False  # after the rotation
     norms_values: bool = False  # without a weight
-    interleaved: bool = False  # neighbours are a pair; else dimensions R / 2 apart
-    query_growth: torch.Tensor | None = None  # [positions] float32: factors of queries
-    gated: bool = False  # behind each query head in the product is its output's gate
+    interleaved: bool = False  # adjacent dimensions form a pair; else those R / 2 apart
+    query_growth: torch.Tensor | None = None  # [positions] float32: scales of queries
+    gated: bool = False  # each query head is followed by its output's gate
 
     def are_only_rotated(self, cos_sin: torch.Tensor, head_dim: int) -> bool:
-        """Whether there is nothing but a rotation of halves of the whole head."""
+        """True if the whole head is rotated by halves, and nothing else."""
         return self.q_norm is None and self.k_norm is None and self.are_plain(cos_sin, head_dim)
 
     def are_plain(self, cos_sin: torch.Tensor | None, head_dim: int) -> bool:
-        """Whether there is nothing but a norm with a weight before, and a rotation of halves of the whole head."""
+        """True if there is at most a weighted norm before a rotation of the whole head by halves."""
         others = (self.norm_plus_one and self.q_norm is not None, self.norms_without_weight, self.norm_after)
         return (
             cos_sin is not None
@@ -73,7 +73,7 @@ def rope_and_write_kv(
     _, _, block_size, num_kv_heads, head_dim = kv_layer.shape
     once = once or Once()
     heads = _heads(qkv, kv_layer.dtype if codes is None else codes.dtype, head_dim)
-    num_rotated = heads.shape[1] - num_kv_heads  # there may be no keys and values
+    num_rotated = heads.shape[1] - num_kv_heads  # keys and values may be absent
     if is_spare and cos_sin is not None and codes is None and how.are_only_rotated(cos_sin, head_dim):
         return _rotated_in_place(heads, num_kv_heads, positions, cos_sin, slots, kv_layer, how, once)
     q, k = _queries_and_keys(heads[:, :num_rotated], num_rotated - num_kv_heads, positions, cos_sin, how, once)
@@ -96,7 +96,7 @@ def rope_and_write_kv(
 
 
 def _as_kept(kept: torch.Tensor, scales: torch.Tensor | None, plane: int, codes: Codes | None) -> torch.Tensor:
-    """The numbers that the pool holds then."""
+    """The values as read back from the pool."""
     return kept if codes is None else decoded(kept, scales, codes.factors[plane], codes.dtype)
 
 
@@ -117,7 +117,7 @@ def _rotated_in_place(
     how: Heads,
     once: Once,
 ) -> torch.Tensor:
-    """Rotate within the product [T, Hq + 2 Hkv, D], where keys and values then lie as the pool has them."""
+    """Rotate in place within the projection [T, Hq + 2 Hkv, D], where keys and values then are as in the pool."""
     cos, sin = once((id(cos_sin), how.interleaved), lambda: _angles_at(positions, cos_sin, how))
     pairs = heads[:, :-num_kv_heads]
     wide = pairs.float()
@@ -138,7 +138,7 @@ def _queries_and_keys(
     how: Heads,
     once: Once,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Normed and rotated queries and keys, of the product's [T, Hq + Hkv, D]: together, where nothing tells them apart."""
+    """Normed and rotated queries and keys of the projection [T, Hq + Hkv, D]: together, if treated alike."""
     angles = None
     if cos_sin is not None:
         table = cos_sin
@@ -157,14 +157,14 @@ def _queries_and_keys(
 
 
 def _places(slots: torch.Tensor, block_size: int) -> tuple[torch.Tensor | slice, torch.Tensor, torch.Tensor]:
-    """The tokens that are written, their blocks and offsets."""
+    """The written tokens, their blocks and offsets."""
     written = slots >= 0 if bool((slots < 0).any()) else slice(None)
     slots = slots[written].long()
     return written, slots // block_size, slots % block_size
 
 
 def _angles_at(positions: torch.Tensor, cos_sin: torch.Tensor, how: Heads) -> tuple[torch.Tensor, torch.Tensor]:
-    """Factors [T, 1, R] of each dimension, and of the other one of its pair."""
+    """Factors [T, 1, R] of each dimension, and of its pair's other one."""
     cos, sin = cos_sin[positions.long(), None].chunk(2, dim=-1)
     if how.interleaved:
         return cos.repeat_interleave(2, dim=-1), torch.stack((-sin, sin), dim=-1).flatten(-2)

@@ -1,4 +1,4 @@
-"""Triton versions of `altup`: one program a token, which has all its streams. S streams, T tokens, E features."""
+"""Triton versions of `altup`: one program a token, with all its streams. S streams, T tokens, E features."""
 
 import torch
 import triton
@@ -48,7 +48,7 @@ def _routed(
     x_E, norm_E, rows_SE, eps,
     NUM_STREAMS: tl.constexpr, NUM_FEATURES: tl.constexpr, S: tl.constexpr, E: tl.constexpr,
 ):  # fmt: skip
-    """Return a token's numbers [S], and its row [E] in float32."""
+    """Return a token's coefficients [S], and its row [E] in float32."""
     at, stream = tl.arange(0, E), tl.arange(0, S)
     inside = at < NUM_FEATURES
     x = tl.load(x_E + at, mask=inside, other=0.0).to(tl.float32)
@@ -60,7 +60,7 @@ def _routed(
         other=0.0,
     )
     products = tl.sum(rows.to(tl.float32) * normed[None, :], axis=1) / NUM_FEATURES
-    return 1.0 - 2.0 / (1.0 + tl.exp(2.0 * products)), x  # the hyperbolic tangent
+    return 1.0 - 2.0 / (1.0 + tl.exp(2.0 * products)), x  # tanh
 
 
 @triton.jit
@@ -68,7 +68,7 @@ def _all_streams(
     streams_STE, token, num_tokens,
     NUM_STREAMS: tl.constexpr, NUM_FEATURES: tl.constexpr, S: tl.constexpr, E: tl.constexpr,
 ):  # fmt: skip
-    """Return where a token's streams are [S, E], and which of them there are."""
+    """Return pointers to a token's streams [S, E], and their mask."""
     at, stream = tl.arange(0, E), tl.arange(0, S)
     rows = (stream.to(tl.int64) * num_tokens + token) * NUM_FEATURES
     return rows[:, None] + at[None, :], (stream < NUM_STREAMS)[:, None] & (at < NUM_FEATURES)[None, :]

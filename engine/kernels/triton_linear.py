@@ -1,4 +1,4 @@
-"""Matrix products of few rows (decoding): the weights are streamed once, at memory speed. M rows, N outputs, K inputs.
+"""Small-M GEMMs (decoding): the weights are streamed once, at memory speed. M rows, N outputs, K inputs.
 
 The weight tile is the tensor core's wide operand, the few rows its narrow one. If N is too small to fill the GPU, the product is
 split over K: each split writes a float32 partial sum, which the next RMSNorm adds up (`norm.add_rms_norm`).
@@ -20,15 +20,15 @@ from engine.kernels.device import describe
 from engine.kernels.launch import Kernel
 from engine.kernels.triton_activation import activated
 
-PREFETCH_ELEMENTS = 256  # leading ones of each weight row, of 2 bytes (H200)
+PREFETCH_ELEMENTS = 256  # prefetched elements of each weight row, of 2 bytes (H200)
 LINE_BYTES = 128
-MAX_ROWS, MAX_GATED_ROWS = 64, 128  # with more, the vendor's library is at least as fast
+MAX_ROWS, MAX_GATED_ROWS = 64, 128  # with more, cuBLAS is at least as fast
 INPUTS_MULTIPLE, GATED_INPUTS_MULTIPLE = 256, 128  # K consists of whole loop steps, in each split
 
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """How a product is cut, measured on an H200: by the share of its processors that a shape keeps busy."""
+    """The tiling of a GEMM, measured on an H200, by the share of processors that a shape keeps busy."""
 
     rows: int  # weight rows of a program
     inputs: int  # inputs of a loop step
@@ -81,7 +81,7 @@ def gated_linear(
 
 
 def _choose(x: torch.Tensor, weight: torch.Tensor, *, parts: bool) -> Tiles | None:
-    """The tiles, or None where the library is at least as fast or the shape does not suit."""
+    """The tiling, or None if cuBLAS is at least as fast or the shape is unsupported."""
     num_rows, (num_outputs, num_inputs) = x.shape[0], weight.shape
     if num_rows == 0 or num_rows > MAX_ROWS or x.element_size() != 2 or num_inputs % INPUTS_MULTIPLE:
         return None
@@ -111,7 +111,7 @@ def padded_rows(num_rows: int) -> int:
 
 
 def splits_of(programs: int, *, most: int, at_once: float) -> int:
-    """Over K: a power of 2, at most `most`, with at most `at_once` programs in all."""
+    """Split-K: a power of 2, at most `most`, with at most `at_once` programs in all."""
     splits = 1
     while 2 * splits <= most and 2 * splits * programs <= at_once:
         splits *= 2
@@ -151,7 +151,7 @@ def launch_product(
 
 @triton.jit
 def prefetch(pointers):
-    """Ask for the cache lines at `pointers` without waiting."""
+    """Prefetch the cache lines at `pointers`."""
     tl.inline_asm_elementwise(
         "{ prefetch.global.L2 [$1]; mov.u32 $0, 0; }", "=r,l", [pointers], dtype=tl.int32, is_pure=False, pack=1
     )
@@ -162,7 +162,7 @@ def write_product(
     acc, acc_up, out, bias_N, m, n, M, N, split, out_row, out_split,
     GATED: tl.constexpr, GELU: tl.constexpr, HAS_BIAS: tl.constexpr,
 ):  # fmt: skip
-    """Write sums [BN, BM] with their bias, which the first split adds, or their gated activation."""
+    """Write sums [BN, BM] with their bias, added by the first split, or their gated activation."""
     if GATED:
         acc = gated_values(acc, acc_up, bias_N, n, N, out.dtype.element_ty, GELU, HAS_BIAS)
     elif HAS_BIAS and split == 0:
@@ -172,7 +172,7 @@ def write_product(
 
 @triton.jit
 def gated_values(acc, acc_up, bias_N, n, N, DTYPE: tl.constexpr, GELU: tl.constexpr, HAS_BIAS: tl.constexpr):
-    """The gated activation of two sums and their bias, in `DTYPE`."""
+    """The gated activation of two sums with bias, in `DTYPE`."""
     if HAS_BIAS:
         acc += tl.load(bias_N + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
         acc_up += tl.load(bias_N + N + n, mask=n < N, other=0.0).to(tl.float32)[:, None]

@@ -8,7 +8,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from engine.kernels.device import describe
 from engine.kernels.launch import Kernel
 
-PLAIN, PLUS_ONE, NO_WEIGHT = 0, 1, 2  # what a normed value is multiplied by
+PLAIN, PLUS_ONE, NO_WEIGHT = 0, 1, 2  # the factor of a normed value
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor | None, eps: float, *, plus_one: bool = False) -> torch.Tensor:
@@ -59,7 +59,7 @@ def norm_row(
     x, residual, total, weight, num_rows, eps,
     NUM_FEATURES: tl.constexpr, E: tl.constexpr, PARTS: tl.constexpr, KIND: tl.constexpr,
 ):  # fmt: skip
-    """Return a normed row [E] and write its sum with the residual. The pointers are at the row; weights [E] were read before.
+    """Return a normed row [E] and write its sum with the residual. The pointers are at the row; weights [E] are loaded already.
 
     PARTS = 0: no residual. KIND: PLAIN, PLUS_ONE or NO_WEIGHT.
     """

@@ -192,7 +192,7 @@ def _rope_any(
     NORM_AFTER: tl.constexpr, NORM_VALUES: tl.constexpr, GROWTH: tl.constexpr, STEP: tl.constexpr,
     IN_PLACE: tl.constexpr, CODES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """`_rope`, with the head in one piece: each dimension also loads the one that it is rotated with.
+    """`_rope` with whole heads: each dimension also loads the other one of its pair.
 
     STEP: heads from one query to the next.
     """
@@ -268,7 +268,7 @@ def _rope_any(
             else:
                 kept, x = in_fp8(x, tl.load(factors_2 + plane), CODES)
         if IN_PLACE:
-            tl.debug_barrier()  # all have loaded the dimension that they are rotated with
+            tl.debug_barrier()  # all threads have loaded their pairs
             tl.store(row + d[None, :], x, mask=inside)
         target = kv + (slot // B * kv_block + plane * kv_plane + (slot % B * HKV + kv_at) * D)[:, None] + d[None, :]
         tl.store(target, kept, mask=inside & (slot >= 0)[:, None])
@@ -276,7 +276,7 @@ def _rope_any(
 
 @triton.jit
 def _normed_whole(x, head, weight, eps, D: tl.constexpr):
-    """x, part of or all of a head [ROWS, D_PADDED], by the head's root mean square and a weight."""
+    """x, part or all of a head [ROWS, D_PADDED], divided by the head's RMS and weighted."""
     wide = head.to(tl.float32)
     scale = tl.rsqrt(tl.sum(wide * wide, axis=1) / D + eps)[:, None]
     return (x.to(tl.float32) * scale * weight).to(x.dtype)

@@ -17,7 +17,7 @@ R = TypeVar("R")
 
 
 class Twin(Generic[P, R]):
-    """Calls whichever version computes the first argument, a tensor; `reference` is the plain one."""
+    """Calls the version that computes the first argument, a tensor; `reference` is the plain one."""
 
     def __init__(self, reference: Callable[P, R], module: str) -> None:
         self.reference = reference
@@ -35,7 +35,7 @@ class Twin(Generic[P, R]):
 
 
 def twin(module: str) -> Callable[[Callable[P, R]], Twin[P, R]]:
-    """Decorate the plain version with the name of the module that holds the Triton version."""
+    """Decorate the plain version with the module of the Triton version."""
 
     def decorate(reference: Callable[P, R]) -> Twin[P, R]:
         return Twin(reference, module)

@@ -30,11 +30,11 @@ class Layer:
     behind: tuple[Mlp, ...]
     places: tuple[tuple[int, int], ...]  # see `ModelSpec.places`
     formats: tuple[Format, ...]
-    is_last: bool  # behind its mixer only the sampled tokens matter
+    is_last: bool  # after its mixer only the sampled tokens matter
 
 
 class Decoder:
-    """Layers and their weights, uninitialised until a loader has filled them. One thread at a time."""
+    """Layers and their weights, uninitialised until loaded. One thread at a time."""
 
     can_be_captured = True
 
@@ -47,7 +47,7 @@ class Decoder:
         max_model_len: int,
         most_elements: int | None = None,
     ) -> None:
-        """See `Weights` for `most_elements`. Raises ValueError for a model that asks for more."""
+        """See `Weights` for `most_elements`. Raises ValueError for a larger model."""
         self.spec = spec
         self.weights = Weights(dtype, device, stored=spec.stored, most_elements=most_elements)
         self._embedding = Embedding(spec, self.weights)
@@ -95,13 +95,13 @@ class Decoder:
         return self._head(stream, batch, out=logits)
 
     def _views(self, parts: Sequence[Part]) -> list[tuple[int | None, list[Content]]]:
-        """Return each layer's views of the pool, and its block of a window's column; passes after one another have the same."""
+        """Return each layer's views of the pool, and its block of a column; cached between passes."""
         if self._kept is None or self._kept[0] is not parts:
             self._kept = (parts, [kept_at(parts, layer.places) for layer in self._layers])
         return self._kept[1]
 
     def with_a_layer_of_each_kind(self) -> Decoder:
-        """Return a decoder that launches every kernel: one layer of each distinct spec and formats, first, last and between."""
+        """Return a decoder that launches every kernel: one layer of each distinct spec and format, first, last and in between."""
         kinds = dict[object, int]()
         for index, (spec, layer) in enumerate(zip(self.spec.layers, self._layers, strict=True)):
             kinds.setdefault((spec, layer.formats, index == 0, layer.is_last), index)

@@ -1,4 +1,4 @@
-"""Where a layer's content is among the parts of a pool."""
+"""The place of a layer's content among the parts of a pool."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Content = torch.Tensor | KeptState  # one layer's
 
 
 def kept_at(parts: Sequence[Part], places: Sequence[tuple[int, int]]) -> tuple[int | None, list[Content]]:
-    """The block of a column that has a layer's places in the pool, None if they are elsewhere, and the views of them."""
+    """The block of a column with a layer's content, None if it is elsewhere, and the views of it."""
     column, views = None, list[Content]()
     for number, layer in places:
         part = parts[number]

@@ -1,4 +1,4 @@
-"""The table of rotations for every position, computed once in float32."""
+"""The rotary table for every position, computed once in float32."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def cos_sin_table(rope: RopeSpec, *, head_dim: int, num_positions: int) -> torch
 
 
 def inverse_frequencies(rope: RopeSpec, head_dim: int, *, num_positions: int = 0) -> torch.Tensor:
-    """Return radians a position for each pair of rotated dimensions, float32.
+    """Return radians a position for each rotary pair, float32.
 
     `num_positions`: of the longest sequence that may come, which LongRoPE depends on.
     """
@@ -63,7 +63,7 @@ def inverse_frequencies(rope: RopeSpec, head_dim: int, *, num_positions: int = 0
 
 
 def query_growth_table(growth: QueryGrowth, num_positions: int) -> torch.Tensor:
-    """Return each position's factor of its query, [num_positions] float32."""
+    """Return each position's scale of its query, [num_positions] float32."""
     steps = torch.floor((torch.arange(num_positions, dtype=torch.float32) + growth.shift) / growth.every)
     return 1 + growth.scale * torch.log1p(steps)
 
@@ -76,11 +76,11 @@ def _scale_like_llama3(frequencies: torch.Tensor, scaling: Llama3Scaling) -> tor
 
 
 def _scale_like_yarn(frequencies: torch.Tensor, scaling: YarnScaling, theta: float) -> torch.Tensor:
-    """Peng et al., "YaRN" (2023)."""
+    """The interpolation of Peng et al., "YaRN" (2023)."""
     dim = 2 * len(frequencies)
 
     def dimension_of(turns: float) -> float:
-        """The pair that turns so often over the original context."""
+        """The rotary pair with this many turns over the original context."""
         return dim * math.log(scaling.original_max_position_embeddings / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
     first, last = dimension_of(scaling.beta_fast), dimension_of(scaling.beta_slow)

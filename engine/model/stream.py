@@ -1,4 +1,4 @@
-"""The residual stream, which layers read and add to."""
+"""The residual stream that layers read and add to."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from engine.model.layers.norm import Norm
 class Lent:
     """A layer's keys and values for later layers that attend to them."""
 
-    product: torch.Tensor | None  # where attention reads keys and values there
+    product: torch.Tensor | None  # set if attention reads keys and values there
     factors: torch.Tensor | None
 
 
 class Stream:
-    """The residual [T, E], and a last product still to be added.
+    """The residual [T, E], and a pending product still to be added.
 
     That is nothing, a tensor [T, E] or partial sums [P, T, E]. The next norm adds it up, because it reads the residual anyway.
     """
@@ -31,30 +31,30 @@ class Stream:
         self._residual = residual
         self._added: torch.Tensor | None = None
         self._read: torch.Tensor | None = None  # kept for the layer's other half
-        self.is_empty = False  # no row goes on, because none is sampled
+        self.is_empty = False  # no row continues, because none is sampled
         self.layer_inputs: torch.Tensor | None = None  # [T, layers, size]
         self.lent: dict[str, Lent] = {}
-        self.selected: torch.Tensor | None = None  # [T, K] int32: see `selected_positions`; None: all that a token sees
-        self.shortcut: torch.Tensor | None = None  # [T, E], to be added behind a later layer
-        self.streams: torch.Tensor | None = None  # all of them [S, T, E], where the model has several
+        self.selected: torch.Tensor | None = None  # [T, K] int32: see `selected_positions`; None: dense attention
+        self.shortcut: torch.Tensor | None = None  # [T, E], to be added after a later layer
+        self.streams: torch.Tensor | None = None  # all streams [S, T, E], if the model has several
 
     def go_on_with(self, streams: torch.Tensor, active: int) -> None:
-        """Go on with one of several streams. Layers add to it outside of them."""
+        """Continue with one of several streams. Layers add to it outside of them."""
         self.become(streams[active])
         self.streams = streams
 
     def become(self, residual: torch.Tensor) -> None:
-        """Go on with this one alone."""
+        """Continue with this stream only."""
         self._residual, self._added, self.streams = residual, None, None
 
     def normed(self, norm: Norm, form: InputForm = PLAIN) -> Rows:
-        """Add up, and return the sum's norm [T, E] in a product's form."""
+        """Add the pending product, and return the sum's norm [T, E] in a product's form."""
         rows, self._residual = norm.of_sum(self._added, self._residual, form)
         self._added = None
         return rows
 
     def normed_for_both(self, norm: Norm) -> torch.Tensor:
-        """Add up, and return the sum's norm [T, E], which the layer's other half reads, too."""
+        """Add the pending product, and return the sum's norm [T, E], which the layer's other half reads, too."""
         self._read = x = self.normed(norm)
         return x
 
@@ -63,7 +63,7 @@ class Stream:
         return self._residual.shape[0]
 
     def read_again(self) -> torch.Tensor:
-        """Return what the layer's first half has read."""
+        """Return the input of the layer's first half."""
         assert self._read is not None, "the half before must say that it is read again"
         x, self._read = self._read, None
         return x
@@ -73,7 +73,7 @@ class Stream:
         return self._residual.dtype
 
     def whole(self) -> torch.Tensor:
-        """Add up, and return the sum [T, E]."""
+        """Add the pending product, and return the sum [T, E]."""
         self._settle()
         return self._residual
 
@@ -88,12 +88,12 @@ class Stream:
         self._added = added
 
     def times(self, scalar: torch.Tensor | float) -> None:
-        """Multiply all of it by a number."""
+        """Scale the whole stream."""
         self._settle()
         self._residual = self._residual * scalar
 
     def only(self, rows: torch.Tensor | None) -> None:
-        """Go on with these rows alone, [R] int32; None: no rows."""
+        """Continue with these rows only, [R] int32; None: no rows."""
         if rows is None:
             self.is_empty = True
             return

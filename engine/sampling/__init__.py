@@ -1,1 +1,1 @@
-"""From logits to tokens: the same draw on the host and on the device."""
+"""Sampling: the same draw from logits on the host and on the device."""

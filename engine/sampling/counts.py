@@ -1,4 +1,4 @@
-"""How often each sequence used each token, on the device: for repetition, presence and frequency penalties.
+"""Token counts of each sequence on the device, for repetition, presence and frequency penalties.
 
 A count row belongs to one living sequence. It is built once from the host's tokens and then follows the sequence token by
 token, including tokens that the host does not know yet. A restarted sequence (preempted, resumed) is built anew.
@@ -29,21 +29,21 @@ class CountChanges:
     rows: list[int] = field(default_factory=list)  # each chunk's count row
     cleared: list[int] = field(default_factory=list)  # count rows that start from zero
     entries: list[Longs] = field(default_factory=list)  # index in flat `counts` << 16 | value
-    # Pairs: start of a row in flat `counts`, and the token to count. A token that only the device knows is
-    # -1 - its row of NewestTokens.
+    # Pairs: start of a row in flat `counts`, and the token to count. A token that is only on the device is -1 - its row of
+    # NewestTokens.
     places: list[int] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class _CountRow:
     index: int
-    end: int  # tokens that are counted
+    end: int  # tokens counted
     turn: int  # the last pass that used it
     finalizer: weakref.finalize[[int], Sequence]
 
 
 class TokenCounts:
-    """Rows for at most `max_rows` sequences; more take turns and rebuild theirs."""
+    """Count rows for at most `max_rows` sequences; more of them share rows, which are rebuilt."""
 
     def __init__(self, vocab_size: int, max_rows: int, device: torch.device) -> None:
         self._vocab_size = vocab_size
@@ -56,7 +56,7 @@ class TokenCounts:
 
     def plan(self, chunks: SequenceOf[Chunk], newest: NewestTokens) -> CountChanges:
         """Plan how these chunks' rows come to count exactly the tokens before each chunk's end. Plans apply in order."""
-        while self._dead:  # first: a new sequence may have the id of a dead one
+        while self._dead:  # first: a new sequence may reuse the id of a dead one
             self._free.append(self._rows.pop(self._dead.popleft()).index)
         changes = CountChanges()
         self._turn += 1
@@ -69,7 +69,7 @@ class TokenCounts:
                 self._build(chunk, row.index, newest, changes)
             else:
                 self._follow(chunk, row.index, newest, changes)
-        for chunk, row in zip(chunks, rows, strict=True):  # only once all chunks are known to be right
+        for chunk, row in zip(chunks, rows, strict=True):  # only after all chunks were checked
             row.end = chunk.end
         changes.rows = [row.index for row in rows]
         return changes

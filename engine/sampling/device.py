@@ -1,4 +1,4 @@
-"""`engine.sampling.host` without waiting for the device: the same tokens, known there before the host knows them.
+"""`engine.sampling.host` on the device: the same tokens, available there before the host knows them.
 
 A pass's words go there in one copy, its results come back in one. No row depends on the others.
 """
@@ -25,7 +25,7 @@ from engine.step.staging import Staging
 
 
 class DeviceSampler:
-    """`launch` is called by one thread at a time, always on the same stream; passes may overlap."""
+    """The sampler. `launch` is called by one thread at a time, always on the same stream; passes may overlap."""
 
     def __init__(self, vocab_size: int, max_rows: int, device: torch.device) -> None:
         self._vocab_size = vocab_size
@@ -34,7 +34,7 @@ class DeviceSampler:
         self._counts = TokenCounts(vocab_size, max_rows, device)
         self._staging = Staging(device, torch.int64)
         self._no_words = torch.zeros(0, dtype=torch.int64, device=device)
-        self._roster = _Roster([], self._table, vocab_size)  # the last pass's: often the next one's, too
+        self._roster = _Roster([], self._table, vocab_size)  # the last pass's, often reused by the next
 
     @torch.inference_mode()
     def launch(
@@ -90,11 +90,11 @@ class DeviceSampler:
         ends = np.array([chunk.end for chunk in chunks])
         positions = ends - roster.facts[:, RowFact.NUM_PROMPT_TOKENS]
         banned = positions < roster.facts[:, RowFact.MIN_TOKENS]
-        banned[masks.rows] = False  # masks know when a sequence may stop
+        banned[masks.rows] = False  # masks handle stop tokens themselves
         words.extras = bool(roster.biased.size or roster.penalized.size or banned.any())
         table = roster.words.copy()
         table[:, RowWord.POSITION] = positions
-        words.add(table.reshape(-1))  # a view: the changes below still count
+        words.add(table.reshape(-1))  # a view, so the changes below are included
         words.filtered_at = words.add(roster.filtered).start
         words.with_logprobs_at = words.add(roster.with_logprobs).start
         if masks.rows:
@@ -114,7 +114,7 @@ class DeviceSampler:
 
 
 class _Roster:
-    """The part of the sampling table that stays while the same sequences are sampled in the same order."""
+    """The part of the sampling table that is reused while the same sequences are sampled in the same order."""
 
     def __init__(self, sequences: list[Sequence], table: SamplingTable, vocab_size: int) -> None:
         own = table.rows(sequences)
@@ -142,7 +142,7 @@ class _Roster:
 
 @dataclass(slots=True)
 class _PassWords:
-    """A pass's words for the device, and where each kind lies."""
+    """A pass's words for the device, and the offset of each kind."""
 
     extras: bool = False  # some row has bias, penalties or bans
     pieces: list[Longs] = field(default_factory=list)
@@ -156,7 +156,7 @@ class _PassWords:
     count_places: slice = field(default_factory=lambda: slice(0))
 
     def add(self, *pieces: Longs) -> slice:
-        """Send these too; return where they lie."""
+        """Append words; return their offset."""
         start = self.size
         self.pieces += pieces
         self.size += sum(piece.size for piece in pieces)
@@ -167,7 +167,7 @@ class Draw:
     """Sampled tokens on their way to the host."""
 
     def __init__(self, token_ids: torch.Tensor, newest: NewestTokens, packed: torch.Tensor, roster: _Roster) -> None:
-        self.token_ids = token_ids  # [R] int64, on the device: good for the next pass at once
+        self.token_ids = token_ids  # [R] int64, on the device: usable by the next pass at once
         self.newest = newest  # the same, for the next pass's chunks
         self._likely = roster.likely
         self._likely_width = roster.likely_width
@@ -195,7 +195,7 @@ class Draw:
         ]
 
     def token_of(self, sequence: Sequence) -> int:
-        """The token sampled for this sequence; blocks until it is known. Any number where its logits were unusable."""
+        """The token sampled for this sequence; blocks until it is known. Arbitrary if its logits were unusable."""
         if self._known is None:
             if self._copied is not None:
                 self._copied.synchronize()
@@ -205,7 +205,7 @@ class Draw:
         return self._known[row]
 
     def _logprobs(self, report: Longs, num_rows: int) -> dict[int, TokenLogprobs]:
-        """The chosen and the most likely tokens' log probabilities, by row."""
+        """The log probabilities of the sampled and the most likely tokens, by row."""
         chosen = report[:, 2].copy().view(np.float32).tolist()
         words = self._packed.numpy()[num_rows:].reshape(-1)[: 2 * len(self._likely) * self._likely_width]
         ids, bits = words.reshape(2, len(self._likely), self._likely_width)

@@ -32,12 +32,12 @@ MIN_TEMPERATURE = 1e-5  # below, logits / temperature could overflow; the argmax
 
 @dataclass(frozen=True, slots=True)
 class SampledRow:
-    """The inputs of one token's choice, besides its logits."""
+    """The inputs of one token's sampling, besides its logits."""
 
     sampling: SamplingParams
     token_ids: list[int]  # prompt and generated so far
     num_prompt_tokens: int
-    allowed: npt.NDArray[np.bool_] | None = None  # [V], by a grammar; None: all
+    allowed: npt.NDArray[np.bool_] | None = None  # [V], from a grammar; None: all
 
     @classmethod
     def of(cls, chunk: Chunk, newest: Mapping[Sequence, int], allowed: npt.NDArray[np.bool_] | None = None) -> Self:
@@ -46,7 +46,7 @@ class SampledRow:
 
     @property
     def must_go_on(self) -> bool:
-        """Whether stop tokens are banned."""
+        """True if stop tokens are banned."""
         return self.allowed is None and self.num_generated < self.sampling.min_tokens
 
     @property
@@ -71,7 +71,7 @@ def sample(logits: torch.Tensor, rows: SequenceOf[SampledRow]) -> list[Sampled |
 
 
 def _allowed_alone(logits: torch.Tensor, rows: SequenceOf[SampledRow]) -> torch.Tensor:
-    """`logits` itself without grammars, else a copy."""
+    """The logits with only allowed tokens: `logits` itself without grammars, else a copy."""
     masked = {row: known.allowed for row, known in enumerate(rows) if known.allowed is not None}
     if not masked:
         return logits
@@ -83,7 +83,7 @@ def _allowed_alone(logits: torch.Tensor, rows: SequenceOf[SampledRow]) -> torch.
 
 
 def choose_tokens(logits: torch.Tensor, rows: SequenceOf[SampledRow]) -> torch.Tensor:
-    """Return the chosen token ids [R] int64. `logits` stay unchanged."""
+    """Return the sampled token ids [R] int64. `logits` stay unchanged."""
     params = [row.sampling for row in rows]
     adjusted = _adjust(logits, rows)
     tokens = adjusted.argmax(dim=-1)
@@ -170,8 +170,8 @@ def has_filters(params: SamplingParams) -> bool:
 
 
 def _filter(scores: torch.Tensor, params: SequenceOf[SamplingParams]) -> torch.Tensor:
-    """Set to -inf what top_k, then top_p of the rest, then min_p exclude, where the most likely token always stays; then
-    what typical_p excludes of the rest.
+    """Set to -inf the tokens excluded by top_k, then by top_p of the rest, then by min_p, always keeping the most likely one;
+    then by typical_p of the rest.
 
     Ties are broken by the smaller token id, so that exactly top_k tokens remain.
     """
@@ -182,7 +182,7 @@ def _filter(scores: torch.Tensor, params: SequenceOf[SamplingParams]) -> torch.T
     ordered, order = scores.sort(dim=-1, descending=True, stable=True)
     ordered = ordered.masked_fill(torch.arange(vocab_size, device=device) >= top_k[:, None], float("-inf"))
     probabilities = ordered.softmax(dim=-1)
-    before = probabilities.cumsum(dim=-1) - probabilities  # probability of all that are more likely
+    before = probabilities.cumsum(dim=-1) - probabilities  # probability of all more likely tokens
     excluded = ((before >= top_p[:, None]) & (top_p < 1.0)[:, None]) | (
         probabilities < min_p[:, None] * probabilities[:, :1]
     )
@@ -203,7 +203,7 @@ def as_int64(seed: int) -> int:
 
 
 def logprob_columns(logits: torch.Tensor, tokens: torch.Tensor, count: int) -> list[torch.Tensor]:
-    """[R, 1] the chosen tokens' log probabilities, [R, K] ids and [R, K] log probabilities of the most likely tokens."""
+    """[R, 1] the sampled tokens' log probabilities, [R, K] ids and [R, K] log probabilities of the most likely tokens."""
     logprobs = logits.log_softmax(dim=-1)
     top = logprobs.topk(min(count, logits.shape[1]), dim=-1)
     return [logprobs.gather(1, tokens[:, None]), top.indices, top.values]
@@ -220,6 +220,6 @@ def _sampled(row: list[float], num_logprobs: int | None) -> Sampled:
 
 
 def token_logprobs(chosen: float, top_ids: list[int], top_logprobs: list[float]) -> TokenLogprobs:
-    """The log probability of the chosen token and of the most likely ones; impossible tokens are left out."""
-    possible = sum(logprob > -math.inf for logprob in top_logprobs)  # the most likely come first
+    """The log probability of the sampled token and of the most likely ones; impossible tokens are left out."""
+    possible = sum(logprob > -math.inf for logprob in top_logprobs)  # sorted by likelihood
     return TokenLogprobs(logprob=chosen, top_ids=top_ids[:possible], top_logprobs=top_logprobs[:possible])

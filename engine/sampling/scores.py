@@ -1,4 +1,4 @@
-"""How likely a prompt's tokens were: logprobs of positions whose next token is known.
+"""Prompt logprobs: log probabilities of positions whose next token is known.
 
 A chunk that scores wants the logits of its first `Chunk.scored` positions beside those that it samples from. They are of
 the model's own distribution, as sampled tokens' logprobs are.
@@ -22,14 +22,14 @@ NO_TOKEN = -1  # stands for no sampled token
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """The scores of a launched pass, on their way to the host: for each chunk that scores, its rows."""
+    """The scores of a launched pass, on their way to the host: rows for each chunk that is scored."""
 
     chunks: list[Chunk]
     columns: torch.Tensor  # [N, 2 + 2 K] float64: logprob, rank, K ids, K logprobs
     over: torch.cuda.Event | None
 
     def joined(self, chunks: SequenceOf[Chunk], results: SequenceOf[Sampled | None]) -> list[Sampled | None]:
-        """The results of the pass's chunks, with scores where they were asked for."""
+        """The results of the pass's chunks, with the requested scores."""
         if self.over is not None:
             self.over.synchronize()
         rows, found = self.columns.numpy(), dict[Chunk, PromptLogprobs]()
@@ -52,12 +52,12 @@ class ScoredPass:
         return self.scores.joined(self.chunks, self.tokens.wait())
 
     def finished(self) -> Pass:
-        """The same as an ended pass, where the tokens are there already."""
+        """The same as a completed pass, if the tokens are there already."""
         return Finished(self.wait()) if isinstance(self.tokens, Finished) else self
 
 
 def split(logits: torch.Tensor, chunks: SequenceOf[Chunk]) -> tuple[Scores, torch.Tensor | None]:
-    """Divide the logits [R, V] of chunks, in the pass's order, into scores and the logits to sample from."""
+    """Split the logits [R, V] of chunks, in the pass's order, into scores and the logits to sample from."""
     scored: list[int] = []
     sampled: list[int] = []
     row = 0
@@ -81,7 +81,7 @@ def split(logits: torch.Tensor, chunks: SequenceOf[Chunk]) -> tuple[Scores, torc
 
 
 def _on(device: torch.device, values: list[int]) -> torch.Tensor:
-    """Without waiting for the device, which may be busy with this very pass."""
+    """Copy without waiting for the device, which may be running this very pass."""
     pinned = torch.tensor(values, dtype=torch.int64, pin_memory=device.type == "cuda")
     return pinned.to(device, non_blocking=True)
 

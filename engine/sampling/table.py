@@ -1,4 +1,4 @@
-"""Every living sequence's sampling parameters as words for the device, packed once: a pass picks its rows with numpy.
+"""The sampling parameters of live sequences as words for the device, packed once: a pass gathers rows with numpy.
 
 A new way to change scores joins here: a `Feature`, so that passes without it pay nothing, and words of a row
 (`kernels.sampling.RowWord`) or a list that the row points into (`RowLists`). What changes with each pass, as a grammar's
@@ -26,7 +26,7 @@ _NO_WORDS = np.zeros(0, dtype=np.int64)
 
 
 class Feature(IntFlag):
-    """A request beyond the most likely token."""
+    """A request for more than greedy sampling."""
 
     RANDOM = 1
     FILTERS = 2
@@ -41,7 +41,7 @@ class RowFact(IntEnum):
 
     FEATURES = 0
     NUM_PROMPT_TOKENS = 1
-    MIN_TOKENS = 2  # stop tokens are banned before; 0 without any
+    MIN_TOKENS = 2  # stop tokens are banned before; 0 if none
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class RowLists:
 
 
 class SamplingTable:
-    """A row for each living sequence."""
+    """A row for each live sequence."""
 
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
@@ -66,7 +66,7 @@ class SamplingTable:
 
     def rows(self, sequences: SequenceOf[Sequence]) -> npt.NDArray[np.intp]:
         """Return each sequence's row of `words`, `facts` and `lists`."""
-        while self._dead:  # first: a new sequence may have the id of a dead one
+        while self._dead:  # first: a new sequence may reuse the id of a dead one
             self._free.append(self._rows.pop(self._dead.popleft()))
         rows = self._rows
         try:

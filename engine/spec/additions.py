@@ -1,4 +1,4 @@
-"""Additions to one residual stream: inputs of layers, further streams, a low rank beside the mixer, other tokens."""
+"""Additions to the residual stream: per-layer inputs, further streams, a low-rank branch, placeholder tokens."""
 
 from __future__ import annotations
 
@@ -8,39 +8,39 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerInputsSpec:
-    """Each layer ends with an input of its own: a row that the token has in a second table, and a product of its embedding."""
+    """Per-layer inputs: a row of a second table for the token, plus a projection of its embedding."""
 
-    vocab_size: int  # rows of the table; a token behind them has the first
+    vocab_size: int  # rows of the table; later tokens use the first
     size: int
     activation: Literal["silu", "gelu_tanh"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AltUpSpec:
-    """Several residual streams. A layer predicts all of them, computes on one, and corrects all by what came out.
+    """Several residual streams. A layer predicts all of them, computes on one, and corrects all by its output.
 
     Its own input is added to all but the first.
     """
 
     num_streams: int
-    active: int  # the one that layers compute on
+    active: int  # the stream that layers compute on
     scales_output: bool  # by a vector, where it gates a layer's own input
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaurelSpec:
-    """Before the mixer: what the mixer will read is added, and a normed product of it through few features."""
+    """A branch before the mixer: the mixer's input is added, with a normed low-rank projection of it."""
 
     rank: int
-    before: str  # the norm that both read
+    before: str  # the norm whose output both read
     after: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlaceholderSpec:
-    """Tokens that stand for images or sound have embeddings of another size, which are normed and projected."""
+    """Placeholder tokens for images or sound, whose embeddings have another size and are normed and projected."""
 
-    under: str  # beginning of the tensors' names
+    under: str  # prefix of the tensors' names
     first: int  # token id
     count: int  # tokens
     stored_rows: int

@@ -1,4 +1,4 @@
-"""Grouped-query attention as plain values, one for each thing that differs between models. Sizes are element counts."""
+"""Grouped-query attention (GQA) as plain values, one for each difference between models. Sizes are element counts."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ class QkNorm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreSpec:
-    """How scores become weights."""
+    """The function from scores to attention weights."""
 
     scale: float | None = None  # multiplies scores; None: head_dim ** -0.5
-    softcap: float = 0.0  # scores become softcap * tanh(score / softcap); 0: they stay
-    sinks: bool = False  # a learned score for each head joins the softmax, without a value
+    softcap: float = 0.0  # scores become softcap * tanh(score / softcap); 0: no cap
+    sinks: bool = False  # a learned logit for each head joins the softmax, without a value
     query_growth: QueryGrowth | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValueSpec:
-    """Values, where they differ from keys in more than their matrix."""
+    """Values, if they differ from keys in more than their matrix."""
 
     norm: bool = False  # RMSNorm without a weight over each head
-    are_keys: bool = False  # they are the product that keys are made of
+    are_keys: bool = False  # values are the product from which keys are computed
     features: int = 0  # fewer than a key's, padded with zeros; 0: as many
     scale: float = 1.0  # multiplies them
 
@@ -48,8 +48,8 @@ class ProjectionSpec:
 
     qkv_bias: bool = False
     output_bias: bool = False
-    clip: float = 0.0  # queries, keys and values are cut off there; 0: they aren't
-    fused: str = ""  # the module that holds queries', keys' and values' rows; "": one each
+    clip: float = 0.0  # queries, keys and values are clipped to it; 0: no clipping
+    fused: str = ""  # the fused QKV module; "": one each
     output: str = "self_attn.o_proj"
 
 
@@ -64,7 +64,7 @@ class OutputGate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVSharing:
-    """Layers that attend to an earlier layer's keys and values, by a name."""
+    """Layers that attend to an earlier layer's keys and values, found by name."""
 
     lends: str = ""  # later layers attend to its keys and values
     borrows: str = ""  # it has none of its own
@@ -72,23 +72,23 @@ class KVSharing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionSpec:
-    """Attention whose query heads share key and value heads in groups."""
+    """Grouped-query attention (GQA): query heads share key and value heads in groups."""
 
     heads: HeadShape
-    rope: RopeSpec | None  # None: positions are not encoded
-    window: int = 0  # positions attended to, see `first_seen`
+    rope: RopeSpec | None  # None: no positional encoding
+    window: int = 0  # sliding window in positions, see `first_seen`
     qk_norm: QkNorm | None = None
     scores: ScoreSpec = ScoreSpec()
     values: ValueSpec = ValueSpec()
     projections: ProjectionSpec = ProjectionSpec()
     gate: OutputGate | None = None
     sharing: KVSharing = KVSharing()
-    codes: Kind | None = None  # the quantised form of keys and values; None: plain
-    keeps: int = 0  # positions for which keys and values are kept; 0: all
+    codes: Kind | None = None  # the quantised type of keys and values; None: unquantised
+    keeps: int = 0  # positions whose keys and values are kept; 0: all
 
     @property
     def kept(self) -> tuple[Kept, ...]:
-        """Keys and values, or their quantised values and those's scales."""
+        """Keys and values, or their codes and the codes' scales."""
         if self.sharing.borrows:
             return ()
         heads = self.heads
@@ -108,7 +108,7 @@ class AttentionSpec:
 
     @property
     def has_fused_gate(self) -> bool:
-        """Whether the gate's rows follow each query head's."""
+        """True if the gate's rows follow each query head's."""
         return self.gate is not None and not self.gate.module
 
     @property
@@ -120,5 +120,5 @@ class AttentionSpec:
 
     @property
     def value_size(self) -> int:
-        """Features that a head's values have in the checkpoint."""
+        """Features of a head's values in the checkpoint."""
         return self.values.features or self.heads.head_dim

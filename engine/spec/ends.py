@@ -16,7 +16,7 @@ class NormSpec:
 
     kind: NormKind = "rms"
     eps: float = 1e-6
-    has_weight: bool = True  # else it is 1 everywhere, and the checkpoint has none
+    has_weight: bool = True  # otherwise it is 1 everywhere, and absent from the checkpoint
     has_bias: bool = False
 
 
@@ -26,7 +26,7 @@ class EmbeddingSpec:
 
     multiplier: float = 1.0
     norm: str = ""  # by its tensor
-    is_normed: bool = False  # by a norm without a weight
+    is_normed: bool = False  # with a norm without a weight
     placeholders: tuple[PlaceholderSpec, ...] = ()
 
 

@@ -11,7 +11,7 @@ from engine.kernels.experts.rule import RoutingRule
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertTensors:
-    """Names below the layer's, and the order of tensors that hold all experts."""
+    """Tensor names below the layer's, and the order of tensors with all experts."""
 
     router: tuple[str, ...] = ("mlp.gate",)  # one of these modules
     each: tuple[str, ...] | None = None  # gate, if any, up, down of expert `{}`
@@ -23,11 +23,11 @@ class ExpertTensors:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedExpertSpec:
-    """An MLP that every token passes through beside its experts."""
+    """An MLP that every token passes through, in addition to its experts."""
 
     size: int
     under: str  # name of its module
-    is_gated: bool = False  # its result is multiplied by sigmoid of one more product, `{under}_gate`
+    is_gated: bool = False  # its output is multiplied by the sigmoid of another projection, `{under}_gate`
     gate_up: str | None = None  # name of one tensor with both halves; None: gate_proj and up_proj
     down: str = "down_proj"
     activation: Literal["silu", "relu2"] = "silu"  # "relu2": there is no gate
@@ -36,7 +36,7 @@ class SharedExpertSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentExperts:
-    """Experts read fewer features, which a product makes, and another one makes hidden states of what they give."""
+    """Experts in a smaller latent space, with projections before and after."""
 
     size: int
     before: str  # modules
@@ -46,7 +46,7 @@ class LatentExperts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SparseMlpSpec:
-    """MLPs, of which a router chooses some for each token."""
+    """MLPs, of which a router selects some for each token."""
 
     num_experts: int
     size: int  # one expert has
@@ -60,7 +60,7 @@ class SparseMlpSpec:
     weighs_inputs: bool = False
     activation: Literal["silu", "gelu_tanh", "relu2"] = "silu"  # "relu2": there are no gates
     weight_scale: str = ""  # tensor [E] that multiplies the experts' weights
-    identities: int = 0  # experts behind these, without matrices: they give what they read
+    identities: int = 0  # identity experts after these, without matrices
     wide_router: bool = False  # its matrix stays in float32, whatever the model's dtype is
 
     @property

@@ -17,7 +17,7 @@ class IndexerSpec:
 
     num_heads: int
     dim: int  # size of a query's head and of the key
-    interleaved: bool  # how both are rotated, by the angles of the layer's own heads
+    interleaved: bool  # pairs are adjacent; both are rotated by the layer's rope
 
     @property
     def kept(self) -> Kept:
@@ -65,11 +65,11 @@ class MLASpec:
 
     @property
     def heads(self) -> HeadShape:
-        """Heads of the absorbed queries among the latents."""
+        """Heads of the absorbed queries."""
         return HeadShape(self.sizes.num_heads, 1, self.sizes.rank + self.sizes.rotated)
 
     def shape(self, itemsize: int) -> MLAShape:
-        """The sizes, with numbers of so many bytes."""
+        """The sizes, for elements of so many bytes."""
         return MLAShape(
             num_heads=self.sizes.num_heads,
             rank=self.sizes.rank,
@@ -82,7 +82,7 @@ class MLASpec:
 
     @property
     def kept(self) -> tuple[Kept, ...]:
-        """Latents and the rotated key; or codes, the key, and the codes' scales. Last an indexer's key."""
+        """Latents and the rotated key; or codes, the key, and the codes' scales; then the indexer's key."""
         indexer = self.sparse.indexer if self.sparse else None
         indexer_keys = () if indexer is None else (indexer.kept,)
         if self.codes is None:

@@ -29,7 +29,7 @@ class GatedMlpSpec:
     size: int
     bias: bool = False
     activation: Literal["silu", "gelu_tanh"] = "silu"
-    sparsity: float = 0.0  # share of the gates that are 0, by their mean and deviation
+    sparsity: float = 0.0  # share of gates set to 0, by their mean and deviation
     gate_multiplier: float = 1.0  # multiplies the gate before the activation
     under: str = "mlp"
     gate: str = "gate_proj"
@@ -45,26 +45,26 @@ class PlainMlpSpec:
     size: int
     bias: bool
     activation: Literal["gelu_tanh", "gelu", "relu2", "silu", "xielu"]
-    learned: str = ""  # module of the activation's own numbers, which xielu has
+    learned: str = ""  # module of the activation's learned parameters, which xielu has
     up: str = "mlp.up_proj"
     down: str = "mlp.down_proj"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DenseBesideExpertsSpec:
-    """A gated MLP and experts, which read the same through norms of their own and are normed before they add up."""
+    """A gated MLP in parallel with experts: each has its own norm before, and another before the sum."""
 
     dense: GatedMlpSpec
     experts: SparseMlpSpec
     after_dense: str
     before_experts: str
     after_experts: str
-    router_norm: str  # a tensor: its weight, before the hidden size's root divides it
+    router_norm: str  # a tensor: its weight, divided by the root of the hidden size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShortcutSpec:
-    """A gated MLP, and experts that read the same. What they give is added behind a later layer, see `ends_shortcut`."""
+    """A gated MLP, and experts with the same input, whose output is added after a later layer, see `ends_shortcut`."""
 
     dense: GatedMlpSpec
     experts: SparseMlpSpec
@@ -72,7 +72,7 @@ class ShortcutSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SideBySideSpec:
-    """Mamba-2 and attention in one layer: the second reads what the first has read, and both add to the stream."""
+    """Mamba-2 and attention in parallel: both read the same input and add to the stream."""
 
     mamba: MambaSpec
     attention: AttentionSpec
@@ -84,7 +84,7 @@ class SideBySideSpec:
         return (*self.attention.kept, *self.mamba.kept)
 
 
-# The next kinds join these unions.
+# Further kinds join these unions.
 MixerSpec = (
     AttentionSpec
     | MLASpec
@@ -100,14 +100,14 @@ MlpSpec = GatedMlpSpec | PlainMlpSpec | SparseMlpSpec | DenseBesideExpertsSpec |
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BranchSpec:
-    """How one half of a layer reads the residual stream and adds to it. Norms are named by their tensors."""
+    """The connection of one half of a layer to the residual stream. Norms are named by their tensors."""
 
-    before: str = ""  # "": it reads the stream itself
-    after: str = ""  # norm of what it adds
+    before: str = ""  # "": it reads the stream without a norm
+    after: str = ""  # norm of its output
     after_eps: float = 0.0  # its epsilon; 0: the model's
-    multiplier: float = 1.0  # multiplies what it adds
-    shares: bool = False  # it reads what the half before has read
-    scalar: str = ""  # tensor [1] that the whole stream is multiplied by, after it
+    multiplier: float = 1.0  # scales its output
+    shares: bool = False  # it reads the input of the preceding half
+    scalar: str = ""  # tensor [1] that scales the whole stream, after it
     scale: float = 1.0  # or a number
 
 
@@ -123,9 +123,9 @@ class LayerSpec:
     mlp: MlpSpec | None = None
     around_mixer: BranchSpec = BEFORE_MIXER
     around_mlp: BranchSpec = BEFORE_MLP
-    around_input: BranchSpec | None = None  # where the model has `layer_inputs`
-    laurel: LaurelSpec | None = None  # before the mixer, which shares what it reads
-    ends_shortcut: bool = False  # what an earlier layer's experts gave is added behind it
+    around_input: BranchSpec | None = None  # if the model has `layer_inputs`
+    laurel: LaurelSpec | None = None  # before the mixer, whose input it shares
+    ends_shortcut: bool = False  # the output of an earlier layer's experts is added after it
 
     @property
     def attention(self) -> AttentionSpec | MLASpec | None:
@@ -163,11 +163,11 @@ class ModelSpec:
     quantization: Quantization = UNQUANTISED
 
     def with_names(self, stored: StoredNames) -> ModelSpec:
-        """Return the same model in a checkpoint with other names. What is ignored stays so, under these."""
+        """Return the same model for a checkpoint with other names. Ignored names stay ignored."""
         return replace(self, stored=self.stored.within(stored))
 
     def within(self, longest: int) -> ModelSpec:
-        """Return the same model for sequences of at most `longest` tokens, without chunks that none outgrows."""
+        """Return the same model for sequences of at most `longest` tokens, without chunked attention that none exceeds."""
         layers = [
             layer.with_attention(window=0) if layer.attention and -layer.attention.window >= longest else layer
             for layer in self.layers
@@ -175,7 +175,7 @@ class ModelSpec:
         return replace(self, layers=tuple(layers))
 
     def format_of(self, module: str) -> Format:
-        """How the matrix of a module is stored, by our name of it."""
+        """The storage format of a module's matrix, by our name of it."""
         return self.quantization.format_of(self.stored.theirs(module))
 
     @property
@@ -194,17 +194,17 @@ class ModelSpec:
 
     @property
     def last_mixer(self) -> int:
-        """The last layer in which tokens meet: behind it only the sampled ones matter."""
+        """The last layer in which tokens interact: after it only the sampled ones matter."""
         return max(index for index, layer in enumerate(self.layers) if layer.mixer is not None)
 
     @property
     def has_state(self) -> bool:
-        """Whether some layers keep a state instead of each token's content."""
+        """True if some layers keep a recurrent state instead of each token's KV."""
         return any(not kept.per_token for kept in self.kept)
 
     @property
     def windows_by_heads(self) -> dict[HeadShape, tuple[int, ...]]:
-        """The distinct windows of the layers with each shape of attention heads, in the layers' order."""
+        """The distinct windows of the layers with each shape of attention heads, in order."""
         found: dict[HeadShape, set[int]] = {}
         for mixer in self.attentions:
             found.setdefault(mixer.heads, set()).add(mixer.window)
@@ -212,7 +212,7 @@ class ModelSpec:
 
     @property
     def kept(self) -> dict[Kept, int]:
-        """How many layers keep each kind of content. Each is a part of every block, or of every state.
+        """Number of layers that keep each kind of content. Each kind is a part of every block, or of every state.
 
         What is kept of each token comes first, codes before all else: the first part's dtype is the pool's name elsewhere.
         """
@@ -221,7 +221,7 @@ class ModelSpec:
 
     @property
     def places(self) -> tuple[tuple[tuple[int, int], ...], ...]:
-        """For each layer, where its content is: the number of the part and the layer's number in it."""
+        """For each layer, the place of its content: the part's index and the layer's index within it."""
         parts, used = list(self.kept), Counter[Kept]()
         places, lent = [], dict[str, tuple[tuple[int, int], ...]]()
         for layer in self.layers:
@@ -238,11 +238,11 @@ class ModelSpec:
 
     @property
     def widest_mlp(self) -> int:
-        """The largest intermediate size of a layer, and what its experts give for a token."""
+        """The largest intermediate size of a layer, plus its experts' output for a token."""
         return max((_width(layer.mlp, self.hidden_size) for layer in self.layers if layer.mlp is not None), default=0)
 
     def has_plain_attention(self, heads: HeadShape) -> bool:
-        """Whether attention of this shape is a causal softmax over all positions, in all layers."""
+        """True if attention of this shape is a causal softmax over all positions, in all layers."""
         mixers = [mixer for mixer in self.attentions if mixer.heads == heads]
         scores = [mixer.scores for mixer in mixers if isinstance(mixer, AttentionSpec)]
         return not any(mixer.window for mixer in mixers) and not any(each.softcap or each.sinks for each in scores)

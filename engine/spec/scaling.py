@@ -1,4 +1,4 @@
-"""Rotary embeddings, and how they are stretched beyond the context that a model was trained with."""
+"""Rotary embeddings, and their extension beyond the trained context."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ class LinearScaling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class YarnScaling:
-    """YaRN: frequencies below `beta_slow` turns over the original context are interpolated, by a ramp up to `beta_fast`."""
+    """YaRN: frequencies below `beta_slow` turns over the original context are interpolated, with a ramp up to `beta_fast`."""
 
     factor: float
     original_max_position_embeddings: int
     attention_factor: float  # multiplies cosines and sines
     beta_fast: float = 32.0
     beta_slow: float = 1.0
-    truncate: bool = True  # the ramp's ends are whole dimensions
+    truncate: bool = True  # the ramp's ends are rounded to whole dimensions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LongRopeScaling:
-    """A divisor for each frequency; the long ones where sequences may be longer than the original context."""
+    """A divisor for each frequency; the long ones if sequences may exceed the original context."""
 
     short_factor: tuple[float, ...]
     long_factor: tuple[float, ...]
     original_max_position_embeddings: int
     attention_factor: float  # multiplies cosines and sines
-    long_attention_factor: float | None = None  # where the long divisors are used; None: the same
+    long_attention_factor: float | None = None  # used with the long divisors; None: the same
 
     def magnitude(self, num_positions: int) -> float:
-        """Return the factor of cosines and sines where sequences may have so many positions."""
+        """Return the factor of cosines and sines if sequences may have so many positions."""
         if self.long_attention_factor is None or num_positions <= self.original_max_position_embeddings:
             return self.attention_factor
         return self.long_attention_factor

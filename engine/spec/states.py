@@ -1,4 +1,4 @@
-"""Contents that layers keep, and recurrent layers, as plain values. Sizes are element counts."""
+"""Contents kept by layers, and recurrent layers, as plain values. Sizes are element counts."""
 
 from __future__ import annotations
 
@@ -16,36 +16,36 @@ class Kept:
     planes: int
     heads: int
     dim: int
-    dtype: str | None = None  # None: the one that the model computes in
+    dtype: str | None = None  # None: the compute dtype
     per_token: bool = True  # False: one state a sequence
-    window: int = 0  # positions; 0: all are kept
+    window: int = 0  # sliding window in positions; 0: all are kept
 
     @property
     def rank(self) -> tuple[bool, int, bool]:
-        """Where it comes among a model's: what is kept of all tokens first, codes before others."""
+        """Its position among a model's parts: contents of all tokens first, quantised ones before others."""
         return (not self.per_token, self.window, self.dtype not in _CODES)
 
 
 _CODES = {dtypes[0] for dtypes in KINDS.values()}
 
 
-# Rows of the inputs: queries, keys and values are together, those of each key head are, or all have tensors of their own;
-# or all but strengths and decays, which each key head has together.
+# Rows of the projection: queries, keys and values together, or by key head, or in separate tensors; or all but strengths and
+# decays, which are by key head.
 Stored = Literal["by_kind", "by_group", "apart", "apart_but_rates"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaSpec:
-    """The gated delta rule behind a short convolution, with an output gate. It keeps a state instead of keys and values."""
+    """The gated delta rule after a short convolution, with an output gate. It has a recurrent state instead of a KV cache."""
 
     num_key_heads: int
     num_value_heads: int
     key_dim: int  # numbers of a head
     value_dim: int
-    taps: int  # tokens that the convolution reads, the own one included
+    taps: int  # inputs of the convolution, the token's own included
     stored: Stored = "by_kind"
     most_strength: float = 1.0
-    norm_eps: float | None = None  # the output's norm has; None: the model's
+    norm_eps: float | None = None  # epsilon of the output's norm; None: the model's
 
     @property
     def keys_size(self) -> int:
@@ -64,11 +64,11 @@ class DeltaSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelDeltaSpec:
-    """The delta rule with a decay for each channel of a key, behind a short convolution, with an output gate: Kimi's."""
+    """The delta rule with per-channel decay (Kimi's KDA), after a short convolution, with an output gate."""
 
     num_heads: int
-    head_dim: int  # keys' and values'
-    taps: int  # tokens that the convolution reads, the own one included
+    head_dim: int  # size of keys and values
+    taps: int  # inputs of the convolution, the token's own included
 
     @property
     def size(self) -> int:
@@ -82,21 +82,21 @@ class ChannelDeltaSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MambaSpec:
-    """Mamba-2: a state that decays by each token's step, behind a short convolution, with an output gate."""
+    """Mamba-2: a state that decays with each token's step size, after a short convolution, with an output gate."""
 
     num_heads: int
     head_dim: int
-    groups: int  # whose heads share B and C: keys and queries
-    state_size: int  # numbers of a key
-    taps: int  # tokens that the convolution reads, the own one included
+    groups: int  # heads of a group share B and C: keys and queries
+    state_size: int  # features of a key
+    taps: int  # inputs of the convolution, the token's own included
     taps_bias: bool = False
     in_bias: bool = False
     out_bias: bool = False
-    shortest: float = 0.0  # a token's step is at least this
-    longest: float = math.inf  # and at most this
-    norm: Literal["before", "after", "none"] = "after"  # where RMSNorm is, of the gate
-    norm_groups: int = 1  # parts that are normed each alone
-    multipliers: tuple[float, ...] = ()  # multiply gate, values, keys, queries, steps
+    shortest: float = 0.0  # lower bound of a token's step size
+    longest: float = math.inf  # upper bound
+    norm: Literal["before", "after", "none"] = "after"  # position of the RMSNorm relative to the gate
+    norm_groups: int = 1  # groups normed separately
+    multipliers: tuple[float, ...] = ()  # scales of gate, values, keys, queries, steps
     under: str = "mamba"
 
     @property
@@ -108,12 +108,12 @@ class MambaSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SelectiveSpec:
-    """The first Mamba: each channel has a state of its own, with a decay for each number of it."""
+    """Mamba: each channel has its own state, with a decay for each element."""
 
     size: int  # channels
-    state_size: int  # numbers of a channel's state
-    rank: int  # features that a token's steps are made of
-    taps: int  # tokens that the convolution reads, the own one included
+    state_size: int  # elements of a channel's state
+    rank: int  # low rank of the step-size projection (dt_rank)
+    taps: int  # inputs of the convolution, the token's own included
     taps_bias: bool = False
     in_bias: bool = False
     out_bias: bool = False
@@ -126,10 +126,10 @@ class SelectiveSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShortConvolutionSpec:
-    """A convolution of each feature alone over a few tokens, between two gates. It keeps its last inputs."""
+    """A depthwise convolution over a few tokens, between two gates. It keeps its last inputs."""
 
     size: int
-    taps: int  # tokens that it reads, the own one included
+    taps: int  # tokens read, the own one included
     has_bias: bool = False
 
     @property
@@ -138,7 +138,7 @@ class ShortConvolutionSpec:
 
 
 def _state(heads: int, dim: int) -> Kept:
-    """`dim` numbers for each head. Rounding them to a small dtype would add up over the tokens."""
+    """A state of `dim` elements for each head, in float32: rounding errors would accumulate over the tokens."""
     return Kept(planes=1, heads=heads, dim=dim, dtype="float32", per_token=False)
 
 

@@ -1,4 +1,4 @@
-"""Block tables on the host, kept between passes: rebuilding them takes longer than a small model's step."""
+"""Block tables on the host, cached between passes: rebuilding them takes longer than a small model's step."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from engine.step.states import DecodingStates
 
 @dataclass(slots=True)
 class _Row:
-    """One sequence's blocks and columns; `sources` are the lists that they were copied from."""
+    """One sequence's blocks and columns; `sources` are the lists that were copied."""
 
     index: int
     sources: tuple[list[int], list[tuple[int, ...]]]
@@ -25,7 +25,7 @@ class _Row:
     num_gone: int = 0  # leading columns that are -1
 
     def goes_on(self, blocks: list[int], columns: list[tuple[int, ...]], first: int) -> bool:
-        """Whether all that was copied is still as it was, and what went is not needed: columns from `first` on are."""
+        """True if the copy is still a prefix of the lists, and only columns before `first` were dropped."""
         is_same = self.sources[0] is blocks and self.sources[1] is columns
         is_longer = len(blocks) >= self.num_blocks and len(columns) >= self.num_columns
         return is_same and is_longer and first >= self.num_gone
@@ -33,7 +33,7 @@ class _Row:
 
 @dataclass(slots=True)
 class BlockTables:
-    """[1 + columns, rows, max_blocks] int32: a row for each sequence that was in a pass. A pass adds its new blocks.
+    """[1 + columns, rows, max_blocks] int32: a row for each sequence of recent passes. A pass adds its new blocks.
 
     The first table has blocks of tokens, each of the others one block of every column, or -1 where no window sees it.
     """
@@ -43,14 +43,14 @@ class BlockTables:
     columns: int = 0  # blocks of a column
     window: int = 0  # positions
     block_size: int = 16
-    num_rows: int = 8  # to begin with
+    num_rows: int = 8  # initial capacity
     table: Ints = field(init=False)
     decoding_states: DecodingStates = field(init=False, default_factory=DecodingStates)
     _rows: weakref.WeakKeyDictionary[Sequence, _Row] = field(init=False, default_factory=weakref.WeakKeyDictionary)
     _free: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
-        # Zeroed memory comes as it is touched, so room for long tables costs nothing.
+        # Zero pages are allocated when touched, so capacity for long tables costs nothing.
         self.table = np.zeros((1 + self.columns, self.num_rows, self.max_blocks), dtype=np.int32)
         self._free = list(range(self.num_rows - 1, -1, -1))
 

@@ -1,4 +1,4 @@
-"""Captured passes: a pass that fits into one is replayed, in one launch instead of hundreds."""
+"""Captured passes: a pass that fits into a CUDA graph is replayed, in one launch instead of hundreds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MEASURED_PASSES = 3
 
 
 class Graphs:
-    """The CUDA graphs of one decoder, in one memory pool. All write their logits to the same place."""
+    """The CUDA graphs of one decoder, in one memory pool. All write their logits to the same buffer."""
 
     def __init__(self, limits: Limits) -> None:
         self.sizes: list[GraphSize] = []  # the cheapest first
@@ -24,7 +24,7 @@ class Graphs:
         self._logits: torch.Tensor | None = None  # [largest graph, V]
 
     def choose(self, chunks: SequenceOf[Chunk]) -> GraphSize | None:
-        """The smallest graph that holds these chunks, decoding ones first; None if there is none."""
+        """The smallest graph that fits these chunks, decoding ones first; None if there is none."""
         if not self.sizes:
             return None
         decoding = [chunk for chunk in chunks if chunk.decodes]
@@ -40,13 +40,13 @@ class Graphs:
         return None
 
     def _hold(self, prompts: SequenceOf[Chunk]) -> bool:
-        """Whether graphs have room for this many prompts, for their contexts' blocks and for the logits that they want."""
+        """True if graphs have room for so many prompts, for their contexts' blocks and for their logits."""
         num_blocks = sum(-(-chunk.end // self._limits.block_size) for chunk in prompts)
         has_room = len(prompts) <= MAX_GRAPH_PROMPTS and num_blocks <= self._limits.graph_blocks
         return has_room and not any(chunk.scored for chunk in prompts)
 
     def capture(self, size: GraphSize, forward: Callable[[torch.Tensor | None], torch.Tensor | None]) -> None:
-        """Capture `forward(logits)`. The largest size comes first: its memory serves all others."""
+        """Capture `forward(logits)`. The largest size goes first: its memory is reused by all others."""
         logits = forward(None)  # the first pass of a kind does more than launch
         assert logits is not None
         if self._logits is None:
@@ -59,13 +59,13 @@ class Graphs:
         self.sizes = sorted(self._graphs, key=lambda size: (size.tokens, size.decoding))
 
     def replay(self, size: GraphSize) -> torch.Tensor:
-        """Launch the graph; returns its logits, which the next one overwrites."""
+        """Launch the graph; return its logits, which the next replay overwrites."""
         self._graphs[size].replay()
         assert self._logits is not None
         return self._logits
 
     def measure(self, size: GraphSize) -> float:
-        """Milliseconds of a replay with the present inputs."""
+        """Time a replay with the present inputs, in milliseconds."""
         began, over = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         self._graphs[size].replay()
         began.record()

@@ -1,4 +1,4 @@
-"""Bounds of chunks, and what a model's passes share."""
+"""Limits of chunks, and the sizes that a model's passes share."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from engine.step.newest import NewestTokens
 
 @dataclass(frozen=True, slots=True)
 class HeadLimits:
-    """How the attention of one shape of heads is cut."""
+    """The tiling limits of one shape of heads."""
 
     heads: HeadShape
     windows: tuple[int, ...]  # distinct windows of its layers
-    items_at_once: int  # items of decode attention that the device computes at once
+    items_at_once: int  # decode items that run concurrently
     tiling: Tiling
-    forms: Forms | None = None  # None: nothing attends to latents
+    forms: Forms | None = None  # None: no MLA
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The bounds of a chunk, and how its attention is cut."""
+    """The limits of a chunk, and of its attention's tiling."""
 
     block_size: int
     num_blocks: int
@@ -33,10 +33,10 @@ class Limits:
     attention: tuple[HeadLimits, ...]
     last_heads: int  # index of the last layer's heads in `attention`
     last_window: int
-    state_blocks: int = 0  # blocks of a sequence's state; 0: no layer keeps one
+    state_blocks: int = 0  # blocks of a sequence's state; 0: no recurrent layers
     columns: int = 0  # blocks of a column; 0: there are none
-    window: int = 0  # positions that columns stay for
-    last_table: int = 0  # the copy of block tables that the last layer reads
+    window: int = 0  # positions for which columns are kept
+    last_table: int = 0  # the copy of block tables for the last layer
     graph_context: int = 16384  # positions of prompts' contexts in a graph that also decodes
 
     @property
@@ -44,7 +44,7 @@ class Limits:
         return self.graph_context // self.block_size
 
     def place(self, chunk: Chunk) -> int:
-        """Chunks are in a pass by this number: those that decode, then prompts, last those whose keys and values are made."""
+        """Sort key of chunks in a pass: decoding ones, then prompts, then up-projected ones."""
         if chunk.decodes:
             return 0
         forms = (heads.forms for heads in self.attention)
@@ -52,7 +52,7 @@ class Limits:
 
 
 def check(chunk: Chunk, newest: NewestTokens, limits: Limits) -> None:
-    """Raise InvalidChunkError when a chunk contradicts its sequence or the limits.
+    """Raise InvalidChunkError if a chunk contradicts its sequence or the limits.
 
     On a GPU, an id out of range would destroy the device's context.
     """
@@ -73,30 +73,30 @@ def check(chunk: Chunk, newest: NewestTokens, limits: Limits) -> None:
 
 
 def wrong_columns(chunk: Chunk, columns: int, window: int, block_size: int) -> str:
-    """Why a chunk's columns can't be all that its tokens see and write; "" if they can."""
+    """Return why a chunk's columns can't be all that its tokens read and write; "" if they can."""
     if not columns:
         return ""
     own, first = chunk.sequence.columns, first_column(chunk.start, window, block_size)
     if chunk.end > len(own) * block_size:
         return f"{len(own)} columns don't cover {chunk.end} positions"
-    # Columns go one after another.
+    # Columns are released in order.
     return "" if own[first] else f"column {first} is gone, which the token at {chunk.start} sees"
 
 
 def check_states(chunk: Chunk, limits: Limits) -> None:
-    """Raise InvalidChunkError when a chunk's states can't be those that it reads and writes."""
+    """Raise InvalidChunkError if a chunk's states can't be those that it reads and writes."""
     if problem := wrong_state(chunk, limits.state_blocks, limits.num_blocks):
         raise InvalidChunkError(f"request {chunk.sequence.request_id}: {problem}")
 
 
 def is_in_pool(state: State, state_blocks: int, num_blocks: int) -> bool:
-    """Whether these are as many blocks as a state has, and the pool's."""
+    """True if these are as many blocks as a state has, all within the pool."""
     lowest, highest = state.bounds
     return len(state.blocks) == state_blocks and lowest >= 0 and highest < num_blocks
 
 
 def wrong_state(chunk: Chunk, state_blocks: int, num_blocks: int) -> str:
-    """Why a chunk's states can't be those before its first token and behind all of its tokens; "" if they can."""
+    """Return why a chunk's states can't be those before its first and after all of its tokens; "" if they can."""
     if not state_blocks:
         return ""
     if chunk.start and chunk.state_behind(chunk.start - 1) is None:

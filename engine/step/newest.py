@@ -1,4 +1,4 @@
-"""Sampled tokens that the host may not know yet."""
+"""Sampled tokens that may only be on the device yet."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from engine.sequence import Sequence
 
 
 class NewestTokens:
-    """The tokens that one pass samples: `tensor` [R] int64 on the device, one row for each sequence."""
+    """The tokens sampled by one pass: `tensor` [R] int64 on the device, one row for each sequence."""
 
     def __init__(self, tensor: torch.Tensor, sequences: Iterable[Sequence] = ()) -> None:
         self.tensor = tensor
@@ -18,7 +18,7 @@ class NewestTokens:
 
     @classmethod
     def none(cls, device: torch.device | str, sequences: Iterable[Sequence] = ()) -> NewestTokens:
-        """Before the first pass, or after one that sampled nothing."""
+        """The value before the first pass, or after one that sampled nothing."""
         return cls(torch.zeros(0, dtype=torch.int64, device=device), sequences)
 
     def of(self, tensor: torch.Tensor) -> NewestTokens:

@@ -1,4 +1,4 @@
-"""Chunks -> the words of one pass. The only part of a pass that knows sequences.
+"""Packing of chunks into the words of one pass, the only part of a pass that knows sequences.
 
 T tokens of S chunks follow one another, decoding ones (one token each) first. Only block tables, items of attention and a
 captured graph's room are padded.
@@ -96,7 +96,7 @@ def pack(
 
 
 def _sampled(chunks: SequenceOf[Chunk], ends: Longs) -> tuple[Longs, Longs]:
-    """The positions whose logits are wanted [R]: the chunk that has each, and the position after it."""
+    """The positions that need logits [R]: each one's chunk, and the position after it."""
     if not any(chunk.scored for chunk in chunks):
         sampled = np.flatnonzero([chunk.sample for chunk in chunks])
         return sampled, ends[sampled]
@@ -111,7 +111,7 @@ def _sampled(chunks: SequenceOf[Chunk], ends: Longs) -> tuple[Longs, Longs]:
 
 @dataclass(frozen=True, slots=True)
 class _Singles:
-    """Sequences with one query each, and how their attention is dealt out for each shape of heads and window."""
+    """Sequences with one query each, with the items of their attention for each shape of heads and window."""
 
     ends: Longs
     tables: Ints  # [copies, S, width]
@@ -121,7 +121,7 @@ class _Singles:
     def of(cls, ends: Longs, tables: Ints, cuts: SequenceOf[tuple[HeadLimits, int, int]]) -> _Singles:
         if not len(ends):
             return _NO_SINGLES
-        dealt = dict[tuple[int, int], tuple[Integers, Integers]]()  # alike for all copies of tables
+        dealt = dict[tuple[int, int], tuple[Integers, Integers]]()  # shared by all copies of tables
         items = []
         for heads, window, table in cuts:
             kind = (heads.items_at_once, window)
@@ -156,7 +156,7 @@ _NO_SINGLES = _Singles(np.zeros(0, dtype=np.int64), np.zeros((1, 0, 0), dtype=np
 
 @dataclass(frozen=True, slots=True)
 class _Prompts:
-    """Prompts, or parts of them, and the tiles of their attention."""
+    """Prompts, or parts of them, with the tiles of their attention."""
 
     lengths: Longs
     ends: Longs
@@ -169,7 +169,7 @@ class _Prompts:
     def of(
         cls, lengths: Longs, ends: Longs, tables: Ints, limits: Limits, graph: GraphSize | None, first_row: int
     ) -> _Prompts:
-        """A graph of prompts alone reads them from the projection; others read contexts from the pool."""
+        """The source of keys and values: a graph with prompts only reads the projection; others read the pool."""
         up_projected_from = [len(ends)] * len(limits.attention)
         if graph is not None:
             has_context, longest = graph.decoding > 0, 1
@@ -216,7 +216,7 @@ class _Prompts:
 def _made(
     lengths: Longs, ends: Longs, starts: Longs, limits: Limits, *, first: int, first_row: int, tiles: int
 ) -> tuple[Integers, MadeSize]:
-    """The tiles of the prompts from `first` on, whose keys and values are made of latents; and what comes before theirs."""
+    """The tiles of the up-projected prompts, from `first` on; and the sizes before theirs."""
     rows = UP_PROJECTED_TILING.rows(int(lengths[first:].max()), behind=False)
     made = UP_PROJECTED_TILING.deal_out(lengths[first:], ends[first:], starts[first:] - starts[first], rows=rows)
     tokens, blocks = first_row + int(lengths[:first].sum()), int(starts[first]) // limits.block_size
@@ -224,7 +224,7 @@ def _made(
 
 
 def _first_up_projected(heads: HeadLimits, lengths: Longs, ends: Longs) -> int:
-    """The first of those prompts at the end whose keys and values are made of latents; behind all prompts, if none are."""
+    """The first of the up-projected prompts at the end; past all prompts, if there are none."""
     if heads.forms is None:
         return len(ends)
     first = len(ends)
@@ -242,7 +242,7 @@ def _tight_size(
     final: _Singles,
     states: States | None,
 ) -> PassSize:
-    """The header of a pass without a graph, with exact room."""
+    """The header of a pass without a graph, with exact sizes."""
     return PassSize(
         tokens=num_tokens,
         num_sampled=num_sampled,
@@ -266,12 +266,12 @@ def graph_size(
     *,
     num_sampled: int | None = None,
 ) -> PassSize:
-    """The header of a pass for this graph. All places but those of single queries' block tables depend on the graph alone."""
+    """The header of a pass for this graph. All offsets but those of single queries' block tables depend on the graph only."""
     prompts, sampled_rows, attention = None, 0, _without_prompts(limits)
     if graph.prompts:
         sampled_rows = graph.num_sampled
         attention = tuple(_heads_size(heads, 1, behind=graph.decoding > 0) for heads in limits.attention)
-        starts = graph.num_prompts - 1  # each prompt but the first may start a tile more
+        starts = graph.num_prompts - 1  # each prompt but the first may add a partial tile
         prompts = PromptsSize(
             blocks=limits.graph_blocks if graph.decoding else 0,
             tiles=max(max(-(-graph.prompts // each.tile_rows) + starts, each.tiles_at_once) for each in attention),
@@ -300,7 +300,7 @@ def _graph_states(graph: GraphSize, limits: Limits) -> StatesSize:
 
 
 def _heads_size(heads: HeadLimits, longest: int, *, behind: bool) -> HeadsSize:
-    """How prompts are cut for one shape of heads. `longest`: new tokens of a sequence; 1 in a graph, whatever it computes."""
+    """The tiling of prompts for one shape of heads. `longest`: new tokens of a sequence; always 1 in a graph."""
     tiling = heads.tiling
     return HeadsSize(
         heads=heads.heads,
@@ -335,7 +335,7 @@ def _tokens(
 
 
 def _put_tokens(packed: Packed, tokens: dict[str, Longs], num_decode: int) -> None:
-    """Prompts' tokens come behind the room for decoding ones."""
+    """Write tokens; prompts' go after the slots for decoding ones."""
     for name, copies in tokens.items():
         for copy, values in enumerate(copies):
             packed.put(name, values[:num_decode], copy=copy)
@@ -377,8 +377,8 @@ def _context_blocks(starts: Longs, ends: Longs, tables: Ints, limits: Limits) ->
     ids = tables[:, used].astype(np.int64)
     blocks = np.stack((ids, np.broadcast_to(written[used], ids.shape)), axis=2)
     if limits.columns:
-        # The loop step in which a window begins may begin before it, and there it must find numbers: of a block with
-        # nothing written zeros are gathered, of a negative one nothing.
+        # The loop step in which a window begins may start before it, and must read defined values there: an unwritten block gives
+        # zeros, a negative id nothing.
         near = -(-LONGEST_STEP // limits.block_size)
         seen = [first_column(start, limits.window, limits.block_size) for start in starts.tolist()]
         before = np.array(seen)[:, None] - at
@@ -387,6 +387,6 @@ def _context_blocks(starts: Longs, ends: Longs, tables: Ints, limits: Limits) ->
 
 
 def _block_tables(tables: BlockTables, rows: Longs, ends: Longs, limits: Limits) -> Ints:
-    """[copies, S, width]."""
+    """The block tables [copies, S, width]."""
     width = -(-int(ends.max(initial=0)) // limits.block_size)
     return tables.table[:, rows, :width]

@@ -1,4 +1,4 @@
-"""One forward pass after another on one device, without waiting for it: inputs in one copy, decoding in captured graphs.
+"""Execution of forward passes on one device, without waiting for it: inputs in one copy, decoding in CUDA graphs.
 
 Packing needs a pass's sequences, executing only the packed words: with several ranks, the first one packs and all execute.
 
@@ -28,7 +28,7 @@ from engine.step.pack import graph_size, pack
 from engine.step.staging import Staging
 from engine.weights.parameters import Weights
 
-INPUT_WORDS = 1 << 16  # room for everything but block tables
+INPUT_WORDS = 1 << 16  # capacity for everything except block tables
 
 
 class Decoder(Protocol):
@@ -74,18 +74,18 @@ class Runner:
             num_rows=2 * max_sequences,
         )
         self._staging = Staging(device, torch.int32, capacity=INPUT_WORDS)
-        # Graphs read their inputs here alone, so every pass of a graph must fit.
+        # Graphs read their inputs from this buffer, so every pass of a graph must fit.
         room = INPUT_WORDS + (2 * max_sequences + MAX_GRAPH_PROMPTS) * self._tables.max_blocks
         room *= 1 + limits.columns
         self._inputs = torch.zeros(room, dtype=torch.int32, device=self._device)
         self._newest = torch.zeros(max(max_sequences, max_tokens), dtype=torch.int64, device=self._device)
 
     def ordered(self, chunks: SequenceOf[Chunk]) -> list[Chunk]:
-        """The chunks in the order in which they are packed; alike ones stay as they are."""
+        """The chunks in packing order; the order is stable."""
         return sorted(chunks, key=self._limits.place)
 
     def pack(self, chunks: SequenceOf[Chunk], newest: NewestTokens) -> Packed:
-        """Lay out one pass over the chunks, decoding ones first; `newest`: the samples of the pass before.
+        """Lay out one pass over the chunks, decoding ones first; `newest`: the samples of the previous pass.
 
         Raises InvalidChunkError; nothing was launched then.
         """
@@ -93,7 +93,7 @@ class Runner:
 
     @torch.inference_mode()
     def execute(self, packed: Packed) -> torch.Tensor | None:
-        """Launch one pass. Returns the logits [R, V] of the sampled sequences; the next pass may overwrite them."""
+        """Launch one pass. Returns the logits [R, V] of the sampled sequences, which the next pass may overwrite."""
         inputs, size = self._upload(packed), packed.size
         if size.graph is not None:
             logits = self.graphs.replay(size.graph)
@@ -101,18 +101,18 @@ class Runner:
         return self._decoder.forward(batch_of(size, packed.layout, inputs, self._newest), self._parts)
 
     def keep_newest(self, token_ids: torch.Tensor) -> None:
-        """Let the next pass begin with `token_ids` [R] int64."""
+        """Let the next pass start from `token_ids` [R] int64."""
         self._newest[: len(token_ids)].copy_(token_ids)
 
     @torch.inference_mode()
     def rehearse(self, sizes: SequenceOf[GraphSize]) -> None:
-        """Launch kernel by kernel what `capture` will."""
+        """Launch kernel by kernel what `capture` will capture."""
         for _, batch in self._empty_passes(sizes):
             self._decoder.forward(batch, self._parts)
 
     @torch.inference_mode()
     def capture(self, sizes: SequenceOf[GraphSize]) -> None:
-        """Capture a pass of each size; those with prompts only where attention copies in bulk, and not from latents."""
+        """Capture a pass of each size; those with prompts only if attention uses TMA, and not with MLA."""
         for size, batch in self._empty_passes(sizes):
             self.graphs.capture(size, functools.partial(self._forward_into, batch))
 
@@ -122,7 +122,7 @@ class Runner:
         return self._decoder.forward(batch, self._parts, logits=logits)
 
     def _empty_passes(self, sizes: SequenceOf[GraphSize]) -> Iterator[tuple[GraphSize, ForwardBatch]]:
-        # Over latents, kernels look prompts up in block tables, which no captured pass lists.
+        # MLA prefill needs block tables, and captured graphs have none for prompts.
         in_bulk = all(
             shape.forms is None
             and copies_in_bulk(
@@ -140,7 +140,7 @@ class Runner:
 
     @torch.inference_mode()
     def measure(self) -> dict[GraphSize, float]:
-        """Milliseconds of each captured pass that decodes, without contexts: the cost of more tokens in it."""
+        """Milliseconds of each captured decode pass, without contexts: the cost of more tokens in it."""
         times = {}
         for graph in self.graphs.sizes:
             if graph.decoding:
@@ -149,7 +149,7 @@ class Runner:
         return times
 
     def _upload(self, packed: Packed) -> torch.Tensor:
-        """Copy the inputs to the device; returns the buffer that holds them."""
+        """Copy the inputs to the device; return their buffer."""
         count, inputs = len(packed.words), self._inputs
         self._staging.write(count)[:] = packed.words
         if count > len(inputs):

@@ -1,4 +1,4 @@
-"""Words on their way to the device, in pinned buffers that take turns: one is filled while others are copied."""
+"""Staging of words for the device in rotating pinned buffers: one is filled while others are copied."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ STAGING_BUFFERS = 3  # two passes may be in flight while a third is prepared
 
 
 class Staging:
-    """Used by one thread. `write`, fill, `send`: one copy to the device, without waiting for it."""
+    """The staging buffers, used by one thread. `write`, fill, `send`: one asynchronous copy to the device."""
 
     def __init__(self, device: torch.device, dtype: torch.dtype, *, capacity: int = 4096) -> None:
         self._device = device
@@ -22,7 +22,7 @@ class Staging:
         self._turn = 0
 
     def write(self, count: int) -> Integers:
-        """Return room for `count` words, to be filled and sent before the next call."""
+        """Return a buffer for `count` words, to be filled and sent before the next call."""
         self._turn = turn = (self._turn + 1) % STAGING_BUFFERS
         if event := self._copied[turn]:
             event.synchronize()  # waits only if the host is three passes ahead
@@ -32,7 +32,7 @@ class Staging:
         return self._arrays[turn][:count]
 
     def send(self, count: int, into: torch.Tensor | None = None) -> torch.Tensor:
-        """Return the first `count` written words on the device: in new memory, or the beginning of `into`."""
+        """Return the first `count` written words on the device: in new memory, or at the start of `into`."""
         words = torch.empty(count, dtype=self._dtype, device=self._device) if into is None else into[:count]
         words.copy_(self._buffers[self._turn][:count], non_blocking=True)
         if event := self._copied[self._turn]:

@@ -1,4 +1,4 @@
-"""Where the sequences of a pass keep their states: what decoding ones read and write, and how prompts are cut."""
+"""The recurrent states of a pass: blocks that decoding sequences read and write, and the tiles of prompts."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from engine.kernels.delta.plan import NOTHING
 from engine.sequence import Chunk, State
 from engine.step.limits import Limits, check_states, is_in_pool
 
-_PLACES = [2, 3, 5]  # the columns of tiles that name states
+_PLACES = [2, 3, 5]  # columns of tiles that refer to states
 
 
 class DecodingStates:
-    """The state blocks that decoding sequences read and write, kept for the next pass: nearly all go on in the same blocks."""
+    """The state blocks of decoding sequences, cached for the next pass: nearly all stay in the same blocks."""
 
     def __init__(self) -> None:
-        self._states: list[tuple[State, ...]] = []  # each sequence's; none where some did not stay in one
+        self._states: list[tuple[State, ...]] = []  # one for each sequence; empty if some changed blocks
         self._begins = np.zeros(0, dtype=np.int64)
         self._moves: Ints = np.zeros((0, 0, 2), dtype=np.int32)
 
     def moves(self, decoding: SequenceOf[Chunk], starts: Longs, limits: Limits) -> Ints:
-        """For each of a state's blocks, what each sequence reads and writes [blocks, S, 2]. Raises InvalidChunkError."""
+        """For each of a state's blocks, the blocks that sequences read and write [blocks, S, 2]. Raises InvalidChunkError."""
         states = [chunk.states for chunk in decoding]
         if not states or states != self._states or not (starts > self._begins).all():
             self._moves, all_stay = self._found(decoding, limits)
@@ -35,7 +35,7 @@ class DecodingStates:
         return self._moves
 
     def _found(self, decoding: SequenceOf[Chunk], limits: Limits) -> tuple[Ints, bool]:
-        """The moves, and whether each sequence changes its only state in place."""
+        """The moves, and True for each sequence that updates its only state in place."""
         written = list[Longs]()
         others = list[tuple[int, State | None]]()  # rows that read another state than they write
         of_state, in_pool = limits.state_blocks, limits.num_blocks
@@ -66,7 +66,7 @@ class States:
 
     @classmethod
     def of(cls, moves: Ints, prompts: SequenceOf[Chunk], first_row: int, limits: Limits) -> States:
-        """The prompts' rows begin with `first_row`. Raises InvalidChunkError."""
+        """The updates; prompts' rows start at `first_row`. Raises InvalidChunkError."""
         for chunk in prompts:
             check_states(chunk, limits)
         numbers = _Numbers()
@@ -74,7 +74,7 @@ class States:
         tables = np.full((len(prompts), max((-(-chunk.end // size) for chunk in prompts), default=0)), -1, np.int32)
         for table, chunk in zip(tables, prompts, strict=True):
             for column in range(max(0, chunk.start - 1) // size, -(-chunk.end // size)):
-                # Checkpoints are behind full blocks: the last of a block's tokens here speaks for all.
+                # Checkpoints follow full blocks, so the last of a block's tokens in this chunk decides for all.
                 table[column] = numbers.behind(chunk, min((column + 1) * size, chunk.end) - 1)
         lengths = np.array([chunk.num_tokens for chunk in prompts], dtype=np.int64)
         starts = np.array([chunk.start for chunk in prompts], dtype=np.int64)
@@ -93,20 +93,20 @@ class States:
             return
         packed.put("state_runs", self.runs)
         tiles = np.repeat(self.tiles[None], self.blocks.shape[1], axis=0)
-        numbers = self.tiles[:, _PLACES]  # what is negative says something else
+        numbers = self.tiles[:, _PLACES]  # negative entries have other meanings
         tiles[:, :, _PLACES] = np.where(numbers >= 0, self.blocks.T[:, np.maximum(numbers, 0)], numbers)
         packed.put_copies("state_tiles", tiles)
 
 
 class _Numbers:
-    """Numbers the states of a pass's prompts."""
+    """Assigns indices to the states of a pass's prompts."""
 
     def __init__(self) -> None:
         self.states: list[State] = []
         self._known: dict[tuple[int, State], int] = {}  # by sequence
 
     def behind(self, chunk: Chunk, position: int) -> int:
-        """The state behind the token at this position; -1 before the first token."""
+        """The state after the token at this position; -1 before the first token."""
         if position < 0:
             return -1
         state = chunk.state_behind(position)

@@ -1,4 +1,4 @@
-"""Passes before the first request, which compile or load its kernels.
+"""Warm-up passes before the first request, which compile or load kernels.
 
 Kernels are compiled by shape: few rows or many, with or without a cached prefix, short or long contexts, prompts beside
 decoding, each way to sample. One pass of each kind runs on unused blocks.
@@ -13,7 +13,7 @@ from common.messages import Grammar, KVLayout, SamplingParams
 from engine.passes import Pass
 from engine.sequence import Chunk, Sequence, State
 
-PROMPT_TOKENS = (8, 24, 48, 100, 300, 1500, 3000)  # the limits that select a kernel lie between these
+PROMPT_TOKENS = (8, 24, 48, 100, 300, 1500, 3000)  # between these are the thresholds that select kernels
 TIMED_PROMPTS = (256, 512, 1024, 2048, 8192)  # tokens of a pass with one prompt alone
 CACHED_TOKENS = (32, 500, 2500)  # positions before a chunk
 CHUNK_TOKENS = (24, 300)  # tokens of a chunk after them
@@ -33,7 +33,7 @@ ANYTHING = Grammar(text=r"start: /(.|\n)*/")
 def warm_up(
     launch: Callable[[list[Chunk]], Pass], layout: KVLayout, *, vocab_size: int, max_model_len: int, max_tokens: int
 ) -> None:
-    """Compute a pass of each kind that fits into `max_tokens`, a sequence's limit and the pool; wait for each."""
+    """Run a pass of each kind that fits `max_tokens`, a sequence's limit and the pool; wait for each."""
     room = min(max_model_len, _tokens_in(layout) // 2)
 
     def sequence(num_tokens: int, sampling: SamplingParams = SAMPLINGS[0], *, first_block: int = 0) -> Sequence:
@@ -66,7 +66,7 @@ def time_prompts(
     times = {}
     room = min(max_tokens, _tokens_in(layout))
     for num_tokens in (tokens for tokens in TIMED_PROMPTS if tokens <= room):
-        for _ in range(2):  # the first one may find something cold
+        for _ in range(2):  # the first run may be cold
             prompt = _sequence(num_tokens, SAMPLINGS[0], layout, vocab_size, 0, more=0)
             began = time.perf_counter()
             launch([prompt.schedule(num_tokens)]).wait()
@@ -75,14 +75,14 @@ def time_prompts(
 
 
 def _tokens_in(layout: KVLayout) -> int:
-    """Return the tokens of one sequence whose window columns all stay."""
+    """Return the number of tokens of one sequence whose columns all stay."""
     return layout.num_blocks // (1 + layout.column_blocks) * layout.block_size
 
 
 def _sequence(
     num_tokens: int, sampling: SamplingParams, layout: KVLayout, vocab_size: int, first_block: int, *, more: int = 2
 ) -> Sequence:
-    """A sequence with blocks for its tokens and `more`. All have one state, whose contents nobody looks at."""
+    """A sequence with blocks for its tokens and `more`. All share one state, whose contents are ignored."""
     num_blocks = -(-(num_tokens + more) // layout.block_size)
     return Sequence(
         request_id="warm-up",
@@ -98,12 +98,12 @@ def _sequence(
 
 
 def columns_from(layout: KVLayout, first: int, count: int) -> list[tuple[int, ...]]:
-    """So many columns, where no pool hands out blocks: in the pool's blocks from `first` on."""
+    """So many columns without allocation: in the pool's blocks from `first` on."""
     size = layout.column_blocks
     return [tuple(range(block, block + size)) for block in range(first, first + count * size, size)] if size else []
 
 
 def states_at_the_end(layout: KVLayout, number: int = 0) -> tuple[State, ...]:
-    """Return a sequence's states without a pool: one open state in the pool's last blocks, before `number` others."""
+    """Return a sequence's states without allocation: one open state in the pool's last blocks, before `number` others."""
     end = layout.num_blocks - number * layout.state_blocks
     return (State(0, None, tuple(range(end - layout.state_blocks, end))),) if layout.state_blocks else ()

@@ -1,1 +1,1 @@
-"""Weights as declarations, and the loader that places a checkpoint's tensors on a device."""
+"""Weights as declarations, and the loader that copies a checkpoint's tensors to a device."""

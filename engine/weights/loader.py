@@ -36,13 +36,13 @@ from engine.weights.stage import Slot
 
 __all__ = ["CheckpointError", "load_weights", "most_elements", "weight_files"]
 
-# Four, and room for parameters that are declared in several ways, and for small models.
+# Four, with headroom for parameters that are declared in several ways, and for small models.
 _MOST_ELEMENTS_A_BYTE, _MORE_ELEMENTS = 16, 1 << 20
-# A GPU copies faster than one thread reads from the page cache. Pinning takes start-up time, so buffers are few.
+# A GPU copies faster than one thread reads from the page cache. Pinning costs start-up time, so buffers are few.
 THREADS = 8
 BUFFER_BYTES = 16 << 20
 CPU_BUFFER_BYTES = 1 << 20  # stays in a core's cache between reading and copying
-_BUFFERS_PER_THREAD = 2  # one is read into while the other is copied
+_BUFFERS_PER_THREAD = 2  # one is filled while the other is copied
 _ROTATIONS = ".rotary_emb.inv_freq"  # tables in old checkpoints; the model computes its own
 
 
@@ -56,7 +56,7 @@ def load_weights(weights: Weights, folder: Path) -> None:
 
 
 def most_elements(folder: Path) -> int:
-    """More numbers than the checkpoint's files hold: formats have 2 bits and more for each. Raises CheckpointError, OSError."""
+    """An upper bound of the checkpoint's elements: formats have at least 2 bits for each. Raises CheckpointError, OSError."""
     files = read_header(folder).files if is_gguf(folder) else weight_files(folder)
     return _MOST_ELEMENTS_A_BYTE * sum(file.stat().st_size for file in files) + _MORE_ELEMENTS
 
@@ -71,7 +71,7 @@ class _Run:
     encoding: Encoding  # as stored
     target: torch.Tensor  # [num_elements], or a view whose elements are in the file's order
     slot: Slot | None = None  # the target is a view of its plan
-    undo: Callable[[torch.Tensor], torch.Tensor] | None = None  # makes our values of the file's
+    undo: Callable[[torch.Tensor], torch.Tensor] | None = None  # converts the file's values to ours
 
 
 def _match(folder: Path, weights: Weights) -> list[_Run]:
@@ -103,7 +103,7 @@ def _match(folder: Path, weights: Weights) -> list[_Run]:
 
 
 def _by_shape(placed: Sequence[tuple[StoredTensor, Destination]]) -> Iterator[tuple[StoredTensor, Destination]]:
-    """Settle what is stored in one shape or the other. A shape that is both is as the other tensors are."""
+    """Decide between the two shapes of a tensor. An ambiguous (square) one follows the others."""
     ways = [_fitting(stored, destination) for stored, destination in placed]
     told = {transposed for fitting in ways if len(fitting) == 1 for transposed in fitting}
     for (stored, destination), fitting in zip(placed, ways, strict=True):
@@ -117,7 +117,7 @@ def _by_shape(placed: Sequence[tuple[StoredTensor, Destination]]) -> Iterator[tu
 
 
 def _fitting(stored: StoredTensor, destination: Destination) -> set[bool]:
-    """Whether the stored shape is the transposed one, of a destination with two; both, if it is either."""
+    """The set of possible orientations: True if the stored shape is transposed."""
     if destination.transposed is None:
         return set()
     shapes = {False: destination.stored_shape, True: destination.transposed.stored_shape}
@@ -125,7 +125,7 @@ def _fitting(stored: StoredTensor, destination: Destination) -> set[bool]:
 
 
 def _computed(folder: Path, weights: Weights) -> Iterator[tuple[str, StoredTensor]]:
-    """The tensors that may matter, by our names."""
+    """The tensors that are needed, by our names."""
     for stored in stored_in_gguf(folder) if is_gguf(folder) else stored_tensors(folder):
         name = weights.stored.ours(stored.name)
         if name is not None and name not in weights.unused and not name.endswith(_ROTATIONS):
@@ -133,7 +133,7 @@ def _computed(folder: Path, weights: Weights) -> Iterator[tuple[str, StoredTenso
 
 
 def _missing(weights: Weights, found: set[str]) -> list[str]:
-    """The tensors that lack, by the way that most of a parameter's tensors follow."""
+    """The missing tensors, of the way that most of a parameter's tensors follow."""
     missing = set[str]()
     for ways in weights.ways:
         missing |= min(((not names & found, names - found) for names in ways), key=lambda way: (way[0], len(way[1])))[1]
@@ -141,7 +141,7 @@ def _missing(weights: Weights, found: set[str]) -> list[str]:
 
 
 def _runs(stored: StoredTensor, destination: Destination) -> Iterator[_Run]:
-    """Cut out the destination's part: whole rows are one run, columns are one run in each row."""
+    """Slice the destination's part: whole rows are one run, columns are one run in each row."""
     stored = as_wanted(stored, destination.tensor.dtype)
     shape, source = destination.stored_shape, destination.source
     if _without_ones(stored.shape) != _without_ones(shape):
@@ -178,18 +178,18 @@ class _Part:
     """Some elements of a run, in a buffer."""
 
     run: _Run
-    at: int  # bytes into the buffer
+    at: int  # byte offset in the buffer
     size: int  # bytes
     first: int  # element of the run
 
     def copy(self, buffer: torch.Tensor) -> None:
-        """Copy out of the buffer: on a GPU, in the current stream and without waiting."""
+        """Copy out of the buffer: on a GPU asynchronously, in the current stream."""
         source, target, run = buffer[self.at : self.at + self.size], self.run.target, self.run
         target = target if run.slot is None else run.slot.real(target)
         count = run.encoding.elements_of(self.size)
         if target.dim() == 1 and target.dtype is run.encoding.dtype and target.is_contiguous() and run.undo is None:
             target[self.first : self.first + count].view(torch.uint8).copy_(source, non_blocking=True)
-        else:  # the file's bytes may not be aligned
+        else:  # the file's bytes may be unaligned
             aligned = torch.empty(self.size, dtype=torch.uint8, device=target.device)
             aligned.copy_(source, non_blocking=True)
             values = run.encoding.decode(aligned)
@@ -199,7 +199,7 @@ class _Part:
 
 
 def _place(values: torch.Tensor, target: torch.Tensor, first: int) -> None:
-    """Copy `values` to the elements of `target` from the `first` on, in the order of its rows."""
+    """Copy `values` to the elements of `target` from `first` on, in row-major order."""
     if target.dim() == 1:
         target[first : first + len(values)].copy_(values)
         return
@@ -218,7 +218,7 @@ def _place(values: torch.Tensor, target: torch.Tensor, first: int) -> None:
 
 @dataclass(slots=True)
 class _Piece:
-    """Bytes that are read at once."""
+    """Bytes read at once."""
 
     file: Path
     begin: int
@@ -227,7 +227,7 @@ class _Piece:
 
 
 def _pieces(runs: Iterable[_Run], limit: int) -> Iterator[_Piece]:
-    """Cut the files into pieces of at most `limit` bytes. Unwanted bytes are not read."""
+    """Split the files into pieces of at most `limit` bytes. Unwanted bytes are not read."""
     piece: _Piece | None = None
     for run in sorted(runs, key=lambda run: (run.file, run.begin)):
         begin, unit = run.begin, run.encoding.unit
@@ -247,7 +247,7 @@ def _pieces(runs: Iterable[_Run], limit: int) -> Iterator[_Piece]:
 
 
 def _stream(runs: Iterable[_Run], device: torch.device, buffer_bytes: int) -> None:
-    """Read and place all runs; return when all are in place."""
+    """Read and copy all runs; return when all are in place."""
     with ExitStack() as opened:
         files: dict[Path, int] = {}
         waiting: queue.SimpleQueue[_Piece] = queue.SimpleQueue()
@@ -270,7 +270,7 @@ def _work(
     before: torch.cuda.Stream | None,
     buffer_bytes: int,
 ) -> None:
-    """Take pieces until there are none."""
+    """Process pieces until there are none."""
     with _stream_behind(before):
         buffers = [_Buffer(buffer_bytes, pinned=before is not None) for _ in range(_BUFFERS_PER_THREAD)]
         try:
@@ -279,18 +279,18 @@ def _work(
         except queue.Empty:
             return
         except BaseException:
-            _drain(waiting)  # the others need not go on
+            _drain(waiting)  # the others need not continue
             raise
 
 
 @contextmanager
 def _stream_behind(before: torch.cuda.Stream | None) -> Iterator[None]:
-    """On a GPU, make a new stream the current one, and wait for it at the end."""
+    """Context manager: on a GPU, make a new stream current, and wait for it at the end."""
     if before is None:
         yield
         return
     stream = torch.cuda.Stream(before.device)
-    stream.wait_stream(before)  # work before may still use the destinations' memory
+    stream.wait_stream(before)  # earlier work may still use the destinations' memory
     with torch.cuda.stream(stream):
         try:
             yield
@@ -299,7 +299,7 @@ def _stream_behind(before: torch.cuda.Stream | None) -> Iterator[None]:
 
 
 class _Buffer:
-    """Memory between file and destination."""
+    """A buffer between file and destination."""
 
     def __init__(self, size: int, *, pinned: bool) -> None:
         self._bytes = torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
@@ -307,7 +307,7 @@ class _Buffer:
         self._copied = torch.cuda.Event() if pinned else None
 
     def carry(self, piece: _Piece, files: Mapping[Path, int]) -> None:
-        """Read the piece once the last one's copies are over, and start its copies."""
+        """Read the piece once the previous one's copies are done, and start its copies."""
         if self._copied is not None:
             self._copied.synchronize()
         size = piece.end - piece.begin

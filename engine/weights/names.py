@@ -1,4 +1,4 @@
-"""The names of a checkpoint's tensors, theirs and ours."""
+"""Names of a checkpoint's tensors, and ours."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from types import MappingProxyType
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredNames:
-    """Where a checkpoint keeps the tensors that we call `model.layers.0…`, `lm_head…`."""
+    """The mapping from a checkpoint's names to ours, such as `model.layers.0…`, `lm_head…`."""
 
-    renamed: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))  # beginning of a name -> ours
-    ignored: tuple[str, ...] = ()  # beginnings of the names of what is not computed
+    renamed: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))  # prefix of a name -> ours
+    ignored: tuple[str, ...] = ()  # prefixes of names that are not computed
 
     def ours(self, name: str) -> str | None:
         """Our name of a tensor; None: it is not computed."""
@@ -24,18 +24,18 @@ class StoredNames:
         return name
 
     def without_keys(self, layers: Iterable[int]) -> StoredNames:
-        """The same, but a checkpoint may have keys' and values' tensors of these layers, which borrow theirs."""
+        """The same, also ignoring key and value tensors of these layers, which borrow theirs."""
         parts = [f"layers.{layer}.self_attn.{kind}_" for layer in layers for kind in "kv"]
         more = (before + part for before in self.theirs("model.") for part in parts)
         return replace(self, ignored=(*self.ignored, *more))
 
     def within(self, whole: StoredNames) -> StoredNames:
-        """The names of a checkpoint in which what we call so is named as `whole` says, and that holds more."""
+        """The names for a larger checkpoint, in which our names have the prefix `whole`."""
         hidden = (theirs for each in self.ignored for theirs in whole.theirs(each))
         return StoredNames(renamed={**whole.renamed, **self.renamed}, ignored=(*whole.ignored, *hidden))
 
     def theirs(self, name: str) -> list[str]:
-        """All names that a checkpoint may have for what we call so, ours first."""
+        """All possible names in a checkpoint for ours, our own first."""
         renamed = [theirs + name[len(ours) :] for theirs, ours in self.renamed.items() if name.startswith(ours)]
         return [name, *renamed]
 

@@ -1,4 +1,4 @@
-"""Weights as declarations: a parameter's tensors in the checkpoint, how ranks share it, how it is stored.
+"""Weights as declarations: a parameter's tensors in the checkpoint, its sharding, its storage.
 
 A layer declares its parameters to `Weights` as it is built and gets this rank's share of each, uninitialised. The loader then
 asks `Weights` where each tensor goes.
@@ -20,12 +20,12 @@ from engine.weights.stage import Slot, Stage, Store
 
 
 class Shard(Enum):
-    """How the ranks of a tensor-parallel group share a parameter."""
+    """The sharding of a parameter in a tensor-parallel group."""
 
-    NONE = auto()  # every rank has all of it
-    OUTPUTS = auto()  # some rows of every part: the ranks' results lie side by side
-    INPUTS = auto()  # some columns: the ranks' results are summed up
-    HEADS = auto()  # whole heads; with fewer heads than ranks, several ranks have the same
+    NONE = auto()  # replicated
+    OUTPUTS = auto()  # some rows of every part: results are concatenated
+    INPUTS = auto()  # some columns: results are summed (all-reduce)
+    HEADS = auto()  # whole heads; with fewer heads than ranks, some are replicated
     EXPERTS = auto()  # some experts, whole
 
 
@@ -35,14 +35,14 @@ class Part:
 
     name: str
     rows: slice
-    expert: int | None = None  # whose rows they are, in a parameter of several experts
-    stored: slice | None = None  # the tensor's rows that these are; None: all
+    expert: int | None = None  # their expert, in a parameter of several
+    stored: slice | None = None  # the part's rows of the tensor; None: all
     of: int = 0  # rows of the tensor, if it has more than these
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameter:
-    """A weight of the whole model. Its parts follow one another along the rows, without gaps.
+    """A weight of the whole model. Its parts are contiguous along the rows.
 
     Rows are the first dimension, or the second after the experts.
     """
@@ -51,17 +51,17 @@ class Parameter:
     parts: tuple[Part, ...]
     shard: Shard = Shard.NONE
     unit: int = 1  # rows or columns that stay together, such as a head's
-    format: torch.dtype | None = None  # None: the dtype that the model computes in
+    format: torch.dtype | None = None  # None: the compute dtype
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """Tensors of a checkpoint that hold a parameter."""
+    """A set of the checkpoint's tensors that hold a parameter."""
 
     parameter: Parameter
     # A view of the share whose elements, row by row, are in the stored tensor's order.
     seen: Callable[[torch.Tensor], torch.Tensor] = lambda share: share
-    transposed: Way | None = None  # the same tensors, if they are stored in this one's shapes
+    transposed: Way | None = None  # the same tensors, for the transposed shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,21 +84,21 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """Where a tensor of the checkpoint goes on this rank."""
+    """The destination of a checkpoint's tensor on this rank."""
 
     stored_shape: tuple[int, ...]
     source: tuple[slice, ...]  # the wanted part of it
     tensor: torch.Tensor  # a view of the share, or of the slot's plan
-    slot: Slot | None = None  # it exists only while it is loaded
-    transposed: Destination | None = None  # where the tensor goes if it is stored in this one's shape
+    slot: Slot | None = None  # it exists only while loading
+    transposed: Destination | None = None  # the destination for the transposed shape
 
 
-# One layer is stored while the next ones are read; experts' gate and up, and down, are the most of it.
+# One layer is stored while the next ones are read; experts' gate and up, and down, dominate.
 LAYERS_AT_ONCE, STAGES_OF_A_LAYER = 3, 2
 
 
 class Weights:
-    """Allocates this rank's share of every parameter and knows what of the checkpoint goes there."""
+    """Allocates this rank's share of every parameter, and maps the checkpoint's tensors to it."""
 
     def __init__(
         self,
@@ -110,19 +110,18 @@ class Weights:
         stored: StoredNames = AS_OURS,
         most_elements: int | None = None,
     ) -> None:
-        """`most_elements`: what the checkpoint's files could hold. A model that asks for more is refused as it is built."""
+        """`most_elements`: capacity of the checkpoint's files. A larger model is refused while it is built."""
         self.dtype, self.device, self.stored = dtype, device, stored
         self.destinations: dict[str, list[Destination]] = {}  # by the tensor's name
         self.ways: list[tuple[frozenset[str], ...]] = []  # each parameter: the tensors of every way to store it
         self.when_loaded: list[Callable[[], None]] = []
-        # Matrices that are not kept as they are stored, for people: those that are plain here, by their formats; those
-        # whose blocks were decoded while they were read, by their kinds.
+        # Matrices that don't keep their stored form, for the log: plain ones by format; decoded ones by kind of block.
         self.made_plain, self.decoded = Counter[str](), Counter[str]()
-        self.differing = Counter[str]()  # they stand for other numbers than the format
-        self.unused: set[str] = set()  # a checkpoint may have these tensors; the model does not need them
+        self.differing = Counter[str]()  # whose values differ from the format's
+        self.unused: set[str] = set()  # tensors that a checkpoint may have and the model does not need
         self._rank, self._size = rank, size
         self._storing = threading.Lock()
-        # Bytes of each stage, and temporary bytes that storing it takes.
+        # Bytes of each stage, and temporary bytes for storing it.
         self._passing: list[tuple[int, int]] = []
         self._most_elements, self._elements = most_elements, 0
 
@@ -151,7 +150,7 @@ class Weights:
         under: str = "",
         temporary: int = 0,
     ) -> None:
-        """Declare parameters that exist only while they are loaded: `store` gets the shares of all of them, see `Stage`.
+        """Declare parameters that exist only while loading: `store` gets the shares of all of them, see `Stage`.
 
         `temporary`: bytes that it takes for a while, at most.
         """
@@ -164,7 +163,7 @@ class Weights:
 
     @property
     def bytes_while_loading(self) -> int:
-        """About as many as are taken at once while weights are loaded, and not afterwards."""
+        """Approximate peak of temporary memory while weights are loaded."""
         largest = sorted((size for size, _ in self._passing), reverse=True)[:STAGES_OF_A_LAYER]
         return LAYERS_AT_ONCE * sum(largest) + max((temporary for _, temporary in self._passing), default=0)
 
@@ -185,19 +184,19 @@ class Weights:
             )
 
     def settle(self) -> None:
-        """Everything is loaded: let products order their weights, and keep nothing of what they leave."""
+        """Finish loading: let products repack their weights, and release leftovers."""
         self.destinations.clear()
         for prepare in self.when_loaded:
             prepare()
         self.when_loaded.clear()
 
     def _declare(self, way: Way, tensor: torch.Tensor, under: str, slot: Slot | None = None) -> frozenset[str]:
-        """Remember where the tensors of one way go; returns their names."""
+        """Register the destinations of one way's tensors; return their names."""
         self._elements += math.prod(way.parameter.shape)
         self._check_size(self._elements, way.parameter)
         placements = self.share(way.parameter).placements
         names = frozenset(under + placement.name for placement in placements)
-        # Tensors of other ranks' experts stay unread.
+        # Tensors of other ranks' experts are not read.
         self.unused |= {under + part.name for part in way.parameter.parts} - names
         if taken := names & self.destinations.keys():
             raise ValueError(f"two parameters are made of {', '.join(sorted(taken))}")
@@ -206,7 +205,7 @@ class Weights:
         return names
 
     def _places(self, way: Way, tensor: torch.Tensor, slot: Slot | None) -> list[Destination]:
-        """Where each of the way's placements goes."""
+        """The destination of each of the way's placements."""
         placements, seen = self.share(way.parameter).placements, way.seen(tensor)
         transposed = [None] * len(placements) if way.transposed is None else self._places(way.transposed, tensor, slot)
         return [
@@ -216,17 +215,17 @@ class Weights:
 
 
 def whole(name: str, *shape: int) -> Parameter:
-    """Return a parameter that is one of the checkpoint's tensors and that every rank has whole."""
+    """Return a replicated parameter that is one of the checkpoint's tensors."""
     return Parameter(shape=shape, parts=stacked({name: shape[0]}))
 
 
 def of_experts(name: str, *shape: int, format: torch.dtype | None = None) -> Parameter:
-    """Return a parameter that is one of the checkpoint's tensors and that has something of every expert [E, ...]."""
+    """Return a parameter that is one of the checkpoint's tensors, with an entry for each expert [E, ...]."""
     return replace(whole(name, *shape), shard=Shard.EXPERTS, format=format)
 
 
 def stacked(rows: Mapping[str, int], *, expert: int | None = None) -> tuple[Part, ...]:
-    """Return parts with these numbers of rows, one after another."""
+    """Return contiguous parts with these numbers of rows."""
     parts, begin = [], 0
     for name, count in rows.items():
         parts.append(Part(name=name, rows=slice(begin, begin + count), expert=expert))
@@ -235,7 +234,7 @@ def stacked(rows: Mapping[str, int], *, expert: int | None = None) -> tuple[Part
 
 
 def share_of(parameter: Parameter, rank: int, size: int) -> Share:
-    """Cut a parameter for one of `size` ranks. Raises ValueError, naming a part, where it can't be cut evenly."""
+    """Shard a parameter for one of `size` ranks. Raises ValueError, naming a part, if it can't be split evenly."""
     num_experts = parameter.shape[0] if parameter.parts[0].expert is not None else 0
     parts, axis = parameter.parts, _CUT_AXIS[parameter.shard]
     if num_experts and parameter.shard is Shard.EXPERTS:
@@ -261,7 +260,7 @@ def share_of(parameter: Parameter, rank: int, size: int) -> Share:
     return Share((*experts, max(filled.values()), *lengths[1:]), tuple(placements))
 
 
-# Dimension along which ranks cut a stored tensor. All experts may be stored as one tensor.
+# The dimension along which ranks split a stored tensor. All experts may be in one tensor.
 _CUT_AXIS = {Shard.NONE: None, Shard.OUTPUTS: 0, Shard.INPUTS: -1, Shard.HEADS: 0, Shard.EXPERTS: 0}
 
 

@@ -1,4 +1,4 @@
-"""Tensors that exist only while they are loaded: quantised ones that become others, plain ones that are quantised."""
+"""Temporary tensors of loading: quantised ones that are converted, plain ones that are quantised."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from contextlib import nullcontext
 
 import torch
 
-# Bytes. Such tensors get a mapping of their own: what is freed of the heap stays with the process, between what is kept.
+# Bytes above which tensors get their own mapping: freed heap stays with the process, between live allocations.
 _LARGE = 1 << 20
 Store = Callable[[Mapping[str, torch.Tensor]], None]
 
 
 class Stage:
-    """Some tensors, from their first bytes until `store` has taken all of them. Threads of a loader share it.
+    """Some tensors, from their first bytes until `store` has consumed all of them. Shared by a loader's threads.
 
     `store` uses torch alone: on a GPU it runs while our kernels are compiled, and then they aren't launched. There one stage is
     stored at a time (`storing`): what it takes for a while is much of what a GPU has left, and a GPU is not faster with two.
@@ -27,12 +27,12 @@ class Stage:
         self._lock = threading.Lock()
         self._tensors: dict[str, torch.Tensor] = {}
         self._allocated: dict[str, torch.cuda.Event] = {}
-        self._written: dict[int, torch.cuda.Event] = {}  # by the stream that has written
+        self._written: dict[int, torch.cuda.Event] = {}  # by writing stream
         self._missing = 0  # elements
         self.num_bytes = 0
 
     def slot(self, kind: str, shape: tuple[int, ...], dtype: torch.dtype) -> Slot:
-        """Join a tensor of this shape."""
+        """Add a tensor of this shape."""
         plan = torch.empty(shape, dtype=dtype, device="meta")
         self._missing += plan.numel()
         self.num_bytes += plan.nbytes
@@ -59,7 +59,7 @@ class Stage:
         return torch.frombuffer(mapping, dtype=torch.uint8).view(plan.dtype).view(plan.shape)
 
     def arrived(self, count: int) -> None:
-        """So many elements were written in the current stream."""
+        """Record that so many elements were written in the current stream."""
         with self._lock:
             self._missing -= count
             if self._device.type == "cuda":
@@ -79,7 +79,7 @@ class Stage:
 
 
 class Slot:
-    """One tensor of a stage. `plan` has its shape and no memory: views of it are asked for with `real`."""
+    """One tensor of a stage. `plan` has its shape and no memory: `real` maps views of it to memory."""
 
     def __init__(self, stage: Stage, kind: str, plan: torch.Tensor) -> None:
         self._stage, self._kind, self.plan = stage, kind, plan

@@ -1,4 +1,4 @@
-"""The metadata of a GGUF file as the fields of a config.json, so that families read both alike.
+"""Conversion of a GGUF file's metadata to the fields of a config.json, so that families read both alike.
 
 What nobody here reads and nobody knows to be harmless is refused, as fields of a config.json are.
 """
@@ -16,12 +16,12 @@ from engine.spec.model import UnsupportedModelError
 
 
 def config_of(file: Path) -> Config:
-    """Raises UnsupportedModelError, naming the entry; GgufError; OSError."""
+    """Convert a file's metadata. Raises UnsupportedModelError, naming the entry; GgufError; OSError."""
     return config_of_header(read_header(file))
 
 
 def config_of_header(header: GgufHeader) -> Config:
-    """Raises as `config_of`."""
+    """Convert a header's metadata. Raises as `config_of`."""
     architecture = header.metadata.get("general.architecture")
     if not isinstance(architecture, str) or architecture not in ROWS:
         raise UnsupportedModelError(f"{header.file}: general.architecture: {refusal([str(architecture)], 'gguf')}")

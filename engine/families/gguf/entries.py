@@ -1,4 +1,4 @@
-"""A GGUF file's metadata of one architecture, and which entries of them were read."""
+"""A GGUF file's metadata of one architecture, with a record of entries that were read."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MAX_FACTORS = 1 << 12
 _MAX_LAYERS = 1 << 12  # families refuse more
 _MAX_NUMBER = 1 << 31
 _FEW = 8
-# They say what other fields say, or nothing about the arithmetic.
+# Entries that repeat other fields, or don't affect the arithmetic.
 _HARMLESS = {"vocab_size", "rope.scaling.finetuned", "tensor_data_layout", "attention.value_length", "pooling_type"}
 _CAUSAL = "attention.causal"
 # M-RoPE and deep-stack fields of vision models: a text token's three positions are equal, and it has no image features.
@@ -21,15 +21,15 @@ _HARMLESS |= {"rope.dimension_sections", "n_deepstack_layers"}
 
 
 class Entries:
-    """The metadata of one architecture, and which of them were read."""
+    """The metadata of one architecture, with a record of entries that were read."""
 
     def __init__(self, header: GgufHeader, architecture: str) -> None:
         self._header, self._beginning = header, f"{architecture}."
         self._read: set[str] = set()
-        self.newest = ""  # was read last
+        self.newest = ""  # the last entry read
 
     def get(self, name: str, default: Any = None) -> Any:
-        """A value; one for all layers where each has the same."""
+        """A value; a single one for all layers if they agree."""
         self._read.add(name)
         self.newest = name
         value = self._header.metadata.get(self._beginning + name, default)
@@ -40,7 +40,7 @@ class Entries:
         return value
 
     def of_layers(self, name: str) -> list[Any]:
-        """Each layer's value."""
+        """One value a layer."""
         self._read.add(name)
         self.newest = name
         value = self._header.metadata.get(self._beginning + name)
@@ -49,16 +49,16 @@ class Entries:
         return value[: self.num_layers]
 
     def layers_of(self, name: str) -> list[Any]:
-        """Each layer's value, where one value may be that of all."""
+        """One value a layer, expanded if there is a single one."""
         value = self._header.metadata.get(self._beginning + name)
         return self.of_layers(name) if isinstance(value, list) else [self[name]] * self.num_layers
 
     def ignore(self, name: str) -> None:
-        """The tensors say the same."""
+        """Skip entries that tensors repeat."""
         self._read.add(name)
 
     def where_any(self, name: str) -> Any:
-        """A value that some layers have, where others have 0."""
+        """The value of some layers, if the others have 0."""
         self._read.add(name)
         self.newest = name
         value = self._header.metadata.get(self._beginning + name)
@@ -69,7 +69,7 @@ class Entries:
 
     @property
     def num_layers(self) -> int:
-        """Without those that predict further tokens, which are not computed."""
+        """Number of layers, without those that predict further tokens, which are not computed."""
         count, predicting = self.number("block_count"), self.number_or("nextn_predict_layers", 0)
         self.agree("block_count", 1 <= count <= _MAX_LAYERS)
         self.agree("nextn_predict_layers", predicting < count)
@@ -79,7 +79,7 @@ class Entries:
         return self.number(name) if self.get(name) is not None else default
 
     def layers_with(self, tensor: str) -> list[bool]:
-        """Whether each layer has a tensor."""
+        """For each layer, True if it has a tensor."""
         return [self.has(f"blk.{layer}.{tensor}") for layer in range(self.num_layers)]
 
     def __getitem__(self, name: str) -> Any:
@@ -115,7 +115,7 @@ class Entries:
         return self._header.tensors[tensor].shape[-1]
 
     def floats(self, tensor: str) -> list[float]:
-        """A short tensor's values."""
+        """The values of a short tensor."""
         found = self._header.tensors[tensor]
         count = found.shape[0]
         if found.kind != "F32" or len(found.shape) != 1 or count > _MAX_FACTORS:
@@ -134,7 +134,7 @@ class Entries:
         return {"F32": "float32", "F16": "float16"}.get(most, "bfloat16")
 
     def agree(self, name: str, does: bool) -> None:
-        """Raise UnsupportedModelError for a size that is not that of the tensors."""
+        """Raise UnsupportedModelError if a size differs from the tensors'."""
         if not does:
             raise UnsupportedModelError(f"{self._said(name)}, but the file's tensors say otherwise")
 
@@ -147,7 +147,7 @@ class Entries:
         return f"{self._header.file}: {self._beginning}{name} = {str(few)[:40]}"
 
     def check_all_read(self) -> None:
-        if self.get(_CAUSAL, True) is not True:  # an embedder, which looks ahead
+        if self.get(_CAUSAL, True) is not True:  # an embedding model with bidirectional attention
             raise self.unsupported(_CAUSAL)
         for key, value in self._header.metadata.items():
             name = key.removeprefix(self._beginning)

@@ -47,12 +47,12 @@ def sigmoid_alone(entries: Entries) -> Config:
 
 
 def sigmoid_experts(entries: Entries) -> Config:
-    """Read a mixture of experts with corrected sigmoids after dense layers, as DeepSeek-V3 has it."""
+    """Read a mixture of experts with corrected sigmoid routing after dense layers, as in DeepSeek-V3."""
     return sigmoid_alone(entries) | grouped_experts(entries)
 
 
 def grouped_experts(entries: Entries) -> Config:
-    """Read the experts of such mixtures, whichever their scores are."""
+    """Read the experts of such mixtures, with any scores."""
     num_dense = entries.number_or("leading_dense_block_count", 0)
     if entries.get("leading_dense_block_count") is not None:
         dense = dense_layers(entries)
@@ -71,7 +71,7 @@ def grouped_experts(entries: Entries) -> Config:
 
 
 def deepseek(entries: Entries) -> Config:
-    """DeepSeek-V2, V3 and R1, Kimi K2, GLM-4.7-Flash. A correction of the choice tells V3's router where no entry does."""
+    """DeepSeek-V2, V3 and R1, Kimi K2, GLM-4.7-Flash. Without an entry, a correction bias implies V3's router."""
     rotated = entries.number("rope.dimension_count")
     is_split = entries.get("attention.key_length_mla") is not None
     key, value = (entries.number(f"attention.{name}_length{'_mla' if is_split else ''}") for name in ("key", "value"))

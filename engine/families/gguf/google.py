@@ -35,7 +35,7 @@ def gemma3(entries: Entries) -> Config:
 
 
 def _with_windows(entries: Entries, layers_of_the_largest: int) -> Config:
-    """The largest model of a generation divides scores by another size than a head's, which no entry says."""
+    """Gemma 2 and 3: the largest model of a generation scales scores by another size than a head's, which no entry says."""
     config = gemma(entries)
     is_largest = config["num_hidden_layers"] == layers_of_the_largest
     scale = config["hidden_size"] // config["num_attention_heads"] if is_largest else config["head_dim"]
@@ -44,7 +44,7 @@ def _with_windows(entries: Entries, layers_of_the_largest: int) -> Config:
 
 
 def gemma3n(entries: Entries) -> Config:
-    """Read Gemma 3n. A file has the deviations of the gates' sparsity, config.json the shares below them."""
+    """Gemma 3n: a file has the deviations of the gates' sparsity, config.json the shares below them."""
     scales = entries.of_layers("activation_sparsity_scale")
     return _with_layer_inputs(entries) | {
         "head_dim": head_dim(entries),
@@ -58,7 +58,7 @@ def gemma3n(entries: Entries) -> Config:
 
 
 def gemma4(entries: Entries) -> Config:
-    """Layers without a window have heads of another size; later layers borrow keys and have wider MLPs."""
+    """Gemma 4: full-attention layers have another head size; later layers borrow keys and have wider MLPs."""
     config = _with_layer_inputs(entries)
     kinds, sizes = config["layer_types"], entries.layers_of("feed_forward_length")
     entries.rows("rope_freqs.weight")  # without them whole heads would be rotated
@@ -83,7 +83,7 @@ def gemma4(entries: Entries) -> Config:
 
 
 def _with_layer_inputs(entries: Entries) -> Config:
-    """Two kinds of layers with a rotation each, and inputs of each layer beside the tokens', in some sizes."""
+    """Two kinds of layers with a rope each, and per-layer inputs in some sizes."""
     config = frame(entries) | windows_by_layer(entries)
     inputs = entries.get("embedding_length_per_layer_input") or 0
     full = {"rope_type": "default"} | rotation(entries, theta=1_000_000.0)

@@ -8,7 +8,7 @@ from engine.families.gguf.recurrent import OF_STATES, layers_by_state, mamba
 
 
 def hybrid(entries: Entries) -> Config:
-    """Granite 4 with states, which rotates nothing."""
+    """Granite 4 with recurrent layers, and no rope."""
     if entries.get("rope.scaling.finetuned", True):
         raise entries.unsupported("rope.scaling.finetuned")
     kinds = layers_by_state(entries)
@@ -22,7 +22,7 @@ def hybrid(entries: Entries) -> Config:
 
 
 def dense(entries: Entries) -> Config:
-    """Dense models of the fourth generation say the size of the one MLP a second time, and that of states they have not."""
+    """Skip entries that dense models of the fourth generation have: the MLP's size repeated, and sizes of absent states."""
     for name in ("expert_used_count", "expert_shared_feed_forward_length", *OF_STATES):
         entries.get(name)
     return {}

@@ -1,4 +1,4 @@
-"""A model whose tensors have the names that `engine.checkpoint.gguf_names` gives to those of a GGUF file.
+"""A model whose tensors have the names from `engine.checkpoint.gguf_names`.
 
 Folders name the same things in many ways, files in one.
 """
@@ -28,13 +28,13 @@ _GATE, _UP, _GATE_UP, _DOWN = (f"mlp.experts.{{}}.{name}_proj" for name in ("gat
 
 
 def as_in_file(spec: ModelSpec, tensors: Collection[str]) -> ModelSpec:
-    """The same model with a file's names. `tensors`: what the file has."""
+    """The same model with a file's tensor names. `tensors`: those of the file."""
     layers = tuple(_layer(layer, f"blk.{index}.", tensors) for index, layer in enumerate(spec.layers))
     return replace(spec, layers=layers, head=replace(spec.head, norm="model.norm"))
 
 
 def _layer(layer: LayerSpec, under: str, tensors: Collection[str]) -> LayerSpec:
-    """Norms have the file's own names: between the halves, one name stands for either of two norms."""
+    """A layer's names: norms have the file's own, where one name between the halves means either of two."""
     mixer, mlp, around = layer.mixer, layer.mlp, layer.around_mlp
     known = ("ffn_norm", "ffn_norm.weight", "post_attention_norm.weight")
     before_mlp = next((name for name in known if under + name in tensors), "attn_norm").removesuffix(".weight")
@@ -85,7 +85,7 @@ def _mlp(mlp: MlpSpec, under: str, tensors: Collection[str]) -> MlpSpec:
 
 
 def _gated(mlp: GatedMlpSpec, under: str, tensors: Collection[str]) -> GatedMlpSpec:
-    """Gate and up are two tensors, or `ffn_up` holds both."""
+    """Gate and up as two tensors, or both in `ffn_up`."""
     fused = "" if f"{under}ffn_gate.weight" in tensors else "mlp.up_proj"
     return replace(mlp, under="mlp", gate="gate_proj", up="up_proj", fused=fused, down="mlp.down_proj")
 

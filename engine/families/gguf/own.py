@@ -52,7 +52,7 @@ def mistral_or_ministral3(entries: Entries) -> Config:
 
 
 def gpt_oss_rope(entries: Entries) -> Config:
-    """A file doesn't say that YaRN's bounds are not rounded here."""
+    """gpt-oss: files don't say that YaRN's bounds are not rounded."""
     config = rope(entries)
     if config["rope_parameters"].get("rope_type") == "yarn":
         config["rope_parameters"]["truncate"] = False
@@ -60,7 +60,7 @@ def gpt_oss_rope(entries: Entries) -> Config:
 
 
 def llama4(entries: Entries) -> Config:
-    """Chunks, growth of queries and every fourth layer without rotation are those of both models, as no entry says."""
+    """Llama 4: chunks, query scaling and every fourth layer without rope are fixed, as no entry says."""
     num_experts = entries.number("expert_count")
     entries.ignore("interleave_moe_layer_step")
     return {

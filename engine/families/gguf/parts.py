@@ -10,12 +10,12 @@ _ROPE_FREQUENCIES = "rope_freqs.weight"
 
 
 def biases(entries: Entries) -> Config:
-    """Only the tensors tell whether products have biases."""
+    """True for products with biases, which only the tensors tell."""
     return {"attention_bias": entries.has("blk.0.attn_q.bias"), "mlp_bias": entries.has("blk.0.ffn_up.bias")}
 
 
 def windows_by_layer(entries: Entries) -> Config:
-    """The window, and the layers that have it."""
+    """The sliding window, and the layers that have it."""
     windowed = entries.of_layers("attention.sliding_window_pattern")
     return {
         "sliding_window": entries["attention.sliding_window"],
@@ -24,7 +24,7 @@ def windows_by_layer(entries: Entries) -> Config:
 
 
 def common(entries: Entries, *, kv_heads: int | None = None, norm: str = "attn_norm") -> Config:
-    """Read the fields of nearly all architectures; `kv_heads`: where layers differ in it; `norm`: a tensor of each layer."""
+    """Read the fields of nearly all architectures; `kv_heads`: if layers differ in it; `norm`: a tensor of each layer."""
     return frame(entries, norm=norm) | {
         "intermediate_size": entries.size("feed_forward_length"),
         "num_key_value_heads": kv_heads or num_kv_heads(entries),
@@ -77,7 +77,7 @@ def head_dim(entries: Entries) -> int:
 
 
 def rope(entries: Entries, *, theta: float = 10_000.0) -> Config:
-    """The rotation of a head, or of its first part."""
+    """The rope of a head, or of its first part."""
     values = rotation(entries, theta=theta)
     size = head_dim(entries)
     share = entries.number_or("rope.dimension_count", size) / size
@@ -85,7 +85,7 @@ def rope(entries: Entries, *, theta: float = 10_000.0) -> Config:
 
 
 def rotation(entries: Entries, *, theta: float = 10_000.0) -> Config:
-    """How fast it turns. Factors that a tensor has are LongRoPE's of any length."""
+    """The rotary frequencies. Factors in a tensor are LongRoPE's for any length."""
     values: Config = {"rope_theta": float(entries.get("rope.freq_base", theta))}
     kind = entries.get("rope.scaling.type", "none")
     factor = entries.get("rope.scaling.factor") or entries.get("rope.scale_linear")
@@ -115,7 +115,7 @@ def rotation(entries: Entries, *, theta: float = 10_000.0) -> Config:
 
 
 def _magnitudes(entries: Entries) -> Config:
-    """Read YaRN's factor of cosines and sines, where a file has it."""
+    """Read YaRN's factor of cosines and sines, if a file has it."""
     if entries.get("rope.scaling.yarn_ext_factor", 1.0) != 1:
         raise entries.unsupported("rope.scaling.yarn_ext_factor")
     whole, scale = (entries.get(f"rope.scaling.yarn_{name}") for name in ("attn_factor", "log_multiplier"))
@@ -129,6 +129,6 @@ def _betas(entries: Entries) -> Config:
 
 
 def full_attention(entries: Entries) -> Config:
-    """Qwen's windows are never used by such files."""
+    """Qwen: such files never use its sliding windows."""
     entries.get("attention.sliding_window")
     return {"use_sliding_window": False}

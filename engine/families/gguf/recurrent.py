@@ -12,13 +12,13 @@ OF_STATES = tuple(
 
 
 def layers_by_state(entries: Entries) -> list[str]:
-    """Layers with the tensors of a state have no attention."""
+    """Kinds of layers: those with the tensors of a recurrent state have no attention."""
     states = entries.layers_with("ssm_out.weight")
     return ["linear_attention" if there else "full_attention" for there in states]
 
 
 def mamba(entries: Entries) -> Config:
-    """Mamba-2's sizes, and which of its products have biases, by a layer that has it."""
+    """Mamba-2's sizes, and its biases, from the tensors of such a layer."""
     first = entries.layers_with("ssm_in.weight").index(True)
     inner, heads = entries.number("ssm.inner_size"), entries.number("ssm.time_step_rank")
     return {
@@ -50,7 +50,7 @@ def lfm2_experts(entries: Entries) -> Config:
 
 
 def convolutions(entries: Entries) -> Config:
-    """Layers without heads of keys and values are convolutions."""
+    """LFM2: layers without KV heads are short convolutions."""
     heads = entries.of_layers("attention.head_count_kv")
     if len(set(heads) - {0}) != 1:
         raise entries.unsupported("attention.head_count_kv")
@@ -61,13 +61,13 @@ def convolutions(entries: Entries) -> Config:
 
 
 def nemotron_h(entries: Entries) -> Config:
-    """Each layer is a state, attention, an MLP or experts, by its tensors."""
+    """Nemotron-H: the tensors tell if a layer is Mamba-2, attention, an MLP or experts."""
     kinds = {"ssm_out": "M", "attn_q": "*", "ffn_gate_inp": "E", "ffn_up": "-"}
     there = {letter: entries.layers_with(f"{module}.weight") for module, letter in kinds.items()}
     letters = ["".join(letter for letter, layers in there.items() if layers[at]) for at in range(entries.num_layers)]
     entries.agree("block_count", all(len(each) == 1 for each in letters))
     plain, sparse = ("".join(letters).find(letter) for letter in "-E")
-    # The norms' size is said under either name.
+    # The norms' size has two names.
     eps = entries.get("attention.layer_norm_rms_epsilon") or entries["attention.layer_norm_epsilon"]
     entries.get("attention.layer_norm_epsilon")
     entries.where_any("feed_forward_length")
@@ -87,7 +87,7 @@ def nemotron_h(entries: Entries) -> Config:
         "use_conv_bias": sizes["mamba_conv_bias"],
         "use_bias": sizes["mamba_proj_bias"],
     }
-    entries.get("rope.dimension_count")  # nothing is rotated
+    entries.get("rope.dimension_count")  # there is no rope
     entries.get("rope.freq_base")
     if sparse < 0:
         return config
@@ -100,7 +100,7 @@ def nemotron_h(entries: Entries) -> Config:
 
 
 def jamba(entries: Entries) -> Config:
-    """Layers without heads of keys and values have a state. Which have that, and which experts, is said by their distance."""
+    """Jamba: layers without KV heads are recurrent. Both kinds of layers are given by offset and period."""
     kv_heads = entries.of_layers("attention.head_count_kv")
     hidden, inner = entries.size("embedding_length"), entries.size("ssm.inner_size")
     entries.agree("ssm.inner_size", inner % hidden == 0)
@@ -123,7 +123,7 @@ def jamba(entries: Entries) -> Config:
 
 
 def _distance(entries: Entries, name: str, field: str, there: list[bool]) -> Config:
-    """Read the distance of such layers from the first and the next. Raises UnsupportedModelError, naming the entry."""
+    """Read offset and period of such layers. Raises UnsupportedModelError, naming the entry."""
     found = [layer for layer, is_there in enumerate(there) if is_there]
     first, period = (*found, 0)[0], found[1] - found[0] if len(found) > 1 else len(there)
     if first >= period or found != list(range(first, len(there), period)):
@@ -132,7 +132,7 @@ def _distance(entries: Entries, name: str, field: str, there: list[bool]) -> Con
 
 
 def gated_delta(entries: Entries) -> Config:
-    """The gated delta rule in the layers with its tensors; the others have attention with a gate."""
+    """The gated delta rule in the layers with its tensors; gated attention in the others."""
     sizes = frame(entries)
     heads = entries.number("ssm.time_step_rank")
     for name in ("attention.recurrent_layers", "full_attention_interval"):

@@ -38,7 +38,7 @@ def read(fields: Fields) -> ModelSpec:
     """Gemma 1: norms of 1 + weight, embeddings multiplied."""
     fields = with_defaults(fields, "gemma")
     if fields.get("hidden_act") == "gelu" and not fields.get("hidden_activation"):
-        # The first checkpoints said so, and mean the approximation that their makers wrote later.
+        # The first checkpoints have this name, and mean the tanh approximation.
         fields = fields.with_values(hidden_act="gelu_pytorch_tanh")
     _refuse_bidirectional(fields)
     bias = flag(fields, "attention_bias")
@@ -71,7 +71,7 @@ def read_3(fields: Fields) -> ModelSpec:
     fields.ignore("vision_config", "mm_tokens_per_image", "boi_token_index", "eoi_token_index", "image_token_index")
     fields = with_defaults(fields.text(), "gemma3_text")
     if has_vision:
-        fields.only("final_logit_softcapping")  # transformers computes none there
+        fields.only("final_logit_softcapping")  # transformers applies none there
     period = count(fields, "sliding_window_pattern") or 6
     kinds = layer_types(fields, every(fields, period))
     spec = _model(fields, _layers(fields, kinds, ropes_by_kind(fields), qk_norm=QkNorm()))
@@ -79,7 +79,7 @@ def read_3(fields: Fields) -> ModelSpec:
 
 
 def ropes_by_kind(fields: Fields) -> dict[str, RopeSpec]:
-    """Sliding layers have a base of their own; what `rope_scaling` says is for the others."""
+    """Sliding-window layers have their own rope base; `rope_scaling` is for the others."""
     local, theta = real(fields, "rope_local_base_freq", 10_000.0), real(fields, "rope_theta", 1_000_000.0)
     if any(kind in (fields.get("rope_parameters") or {}) for kind in (FULL, SLIDING)):
         return {FULL: rope(fields, kind=FULL, theta=theta), SLIDING: rope(fields, kind=SLIDING, theta=local)}

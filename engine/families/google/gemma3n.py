@@ -45,7 +45,7 @@ SPARSE_LAYERS, SPARSITY = 10, 0.95
 def read(fields: Fields) -> ModelSpec:
     """Gemma 3n: four residual streams, a residual of low rank, inputs of each layer, sparse gates, shared keys and values."""
     fields = with_defaults(fields, "gemma3n_text")
-    # Two are for training, and scores are never scaled.
+    # Fields for training, and a scale of scores that is always 1.
     fields.ignore("altup_coef_clip", "altup_lr_multiplier", "query_pre_attn_scalar")
     kinds = layer_types(fields, every(fields, 5))
     lenders, first = lenders_of(fields, kinds)
@@ -103,7 +103,7 @@ def read_beside_others(fields: Fields) -> ModelSpec:
 
 
 def _part(fields: Fields, name: str, model_type: str) -> Fields:
-    """Fields of another part; those of its tower are not computed."""
+    """Fields of another modality; its tower is not computed."""
     values = fields.get(name) or {}
     if not isinstance(values, Mapping):
         raise UnsupportedModelError(f"config.json: {name} must be an object, not {values!r:.40}")
@@ -111,7 +111,7 @@ def _part(fields: Fields, name: str, model_type: str) -> Fields:
 
 
 def _placeholders(parts: Mapping[str, Fields], vocab_size: int) -> tuple[PlaceholderSpec, ...]:
-    """The tokens of each part end where those of the next begin, or the vocabulary does."""
+    """Token ranges of each modality: one ends where the next begins, or at the vocabulary's end."""
     begins = [number(part, "vocab_offset") for part in parts.values()]
     found = []
     for (name, part), begin, end in zip(parts.items(), begins, [*begins[1:], vocab_size], strict=True):
@@ -138,7 +138,7 @@ def _altup(fields: Fields) -> AltUpSpec:
 
 
 def _mlps(fields: Fields) -> list[GatedMlpSpec]:
-    """Each layer's, whose size and sparsity are its own."""
+    """Each layer's MLP, with its own size and sparsity."""
     num_layers, sizes = number(fields, "num_hidden_layers"), fields.get("intermediate_size")
     sizes = list(sizes) if isinstance(sizes, list | tuple) else [sizes] * num_layers
     sparsities = fields.get("activation_sparsity_pattern")

@@ -99,7 +99,7 @@ def _read(fields: Fields, model_type: str) -> ModelSpec:
 
 
 def lenders_of(fields: Fields, kinds: Sequence[str]) -> tuple[set[int], int]:
-    """The layers whose keys and values later ones attend to, and the first of those."""
+    """The layers that lend their KV to later ones, and the first of those."""
     num_borrowing = count(fields, "num_kv_shared_layers")
     first = len(kinds) - num_borrowing
     if not num_borrowing:
@@ -171,7 +171,7 @@ def _attention(fields: Fields, kind: str, index: int, sharing: KVSharing) -> Att
 
 
 def _own_sizes(fields: Fields, kind: str, index: int) -> Mapping[str, int]:
-    """A layer's sizes where they differ from the model's, in transformers' form or the published one."""
+    """A layer's own sizes, in transformers' form or the published one."""
     by_layer = fields.get("per_layer_config")
     head_dim, heads = count(fields, "global_head_dim"), count(fields, "num_global_key_value_heads")
     if by_layer is not None:

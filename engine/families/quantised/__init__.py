@@ -38,8 +38,8 @@ METHODS: dict[str, Callable[[Fields], Quantization]] = {
     "modelopt": modelopt.read,
     "mxfp4": mxfp4.read,
 }
-# `--quantization` -> formats of plain weights while they are loaded. fp8 leaves `lm_head` plain: its error shows most in
-# logits. int8 takes it, too: on a CPU a step reads little else of that size.
+# `--quantization` -> formats of plain weights while loading. fp8 leaves `lm_head` plain, whose error affects logits most. int8
+# takes it, too: on a CPU a step reads little else of that size.
 _HEAD = Modules(named=frozenset({"lm_head"}))
 ONLINE: dict[str, Quantization] = {
     "fp8": Quantization(name="fp8", groups=((EVERY, FP8_WHILE_LOADING),), ignored=_HEAD),
@@ -72,7 +72,7 @@ def read_quantization(fields: Fields) -> Quantization:
 
 
 def beside_config(folder: Path, fields: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The fields of a config.json with what ModelOpt writes into a file of its own."""
+    """The fields of a config.json, completed from ModelOpt's separate file."""
     path = folder / _BESIDE
     if fields.get("quantization_config") or not path.is_file():
         return fields
@@ -84,14 +84,14 @@ def beside_config(folder: Path, fields: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def in_files(spec: ModelSpec, folder: Path) -> ModelSpec:
-    """The same model with what the weights' files say of their quantisation, where config.json leaves it to them."""
+    """The model with the quantisation that is recorded in the weights' files, if config.json leaves it to them."""
     if spec.quantization is not bitsandbytes.ASKED:
         return spec
     return replace(spec, quantization=bitsandbytes.in_files(folder))
 
 
 def online(spec: ModelSpec, name: str) -> ModelSpec:
-    """The same model with its plain weights quantised while they are loaded. Raises UnsupportedModelError."""
+    """The model with its plain weights quantised while loading. Raises UnsupportedModelError."""
     if name not in ONLINE:
         raise UnsupportedModelError(f"quantization = {name!r} is not supported; supported: auto, {', '.join(ONLINE)}")
     if spec.quantization != UNQUANTISED:

@@ -1,4 +1,4 @@
-"""`quant_method` auto-round: Intel's writer packs as GPTQ or AWQ do, and says otherwise which modules have which bits."""
+"""`quant_method` auto-round: Intel's tool packs like GPTQ or AWQ, and lists the bits of modules in its own way."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from engine.formats.quantization import EVERY, Modules, Quantization
 from engine.kernels.quantised.groups import GROUPS
 from engine.spec.model import UnsupportedModelError
 
-# How the codes were found, and how others run them. Other writers' files of the same tool have them, too.
+# Fields about calibration and other runtimes. Files of the tool's other formats have them, too.
 _HOW_FOUND = """
 act_data_type act_dynamic act_group_size act_sym amp autoround_version batch_size damp_percent dataset
 enable_deterministic_algorithms enable_minmax_tuning enable_norm_bias_tuning enable_quanted_input enable_torch_compile
@@ -24,12 +24,12 @@ super_group_size supported_types to_quant_block_names true_sequential
 HOW_FOUND = tuple(_HOW_FOUND.split())
 _OF_FORMAT = ("bits", "group_size", "sym", "data_type", "act_bits", "packing_format", "backend")
 _PLAIN_BITS = 16
-# "auto_round" alone, too. Old releases add the name of a kernel.
+# "auto_round", also alone. Old releases append the name of a kernel.
 _PACKINGS = ("auto_round:auto_gptq", "auto_round:gptq", "auto_round:auto_awq", "auto_round:awq", "auto_round:exllamav2")
 
 
 def read(fields: Fields) -> Quantization:
-    """The head is quantised only where a field of its own says so."""
+    """Read the quantisation. The head is quantised only if a field of its own says so."""
     fields.ignore(*HOW_FOUND)
     groups = _overridden(fields)
     ignored = ["lm_head"] if not any(chosen.has("lm_head") for chosen, _ in groups) else []
@@ -40,7 +40,7 @@ def read(fields: Fields) -> Quantization:
 
 
 def _blocks(fields: Fields) -> list[str]:
-    """The blocks of layers that are quantised, by name; none: all."""
+    """Names of the quantised blocks of layers; none: all."""
     found = fields.get("block_name_to_quantize") or []
     if isinstance(found, str):
         found = [name.strip() for name in found.split(",")]
@@ -70,7 +70,7 @@ def _format(fields: Fields) -> Format:
 
 
 def _overridden(fields: Fields) -> list[tuple[Modules, Format]]:
-    """Modules with some fields of their own, by names or expressions for beginnings of names; 16 bits leave them plain.
+    """Modules with overridden fields, by name or by an expression for prefixes; 16 bits leave them plain.
 
     Names go before expressions. Those of one format are one group: a checkpoint may name each expert of each layer.
     """

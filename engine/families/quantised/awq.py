@@ -11,7 +11,7 @@ from engine.kernels.quantised.groups import GROUPS
 
 
 def read(fields: Fields) -> Quantization:
-    """The head is never quantised, though no field says so."""
+    """Read the quantisation. The head never is, although no field says so."""
     for name in ("bits", "w_bit"):
         fields.only(name, 4)
     for name in ("group_size", "q_group_size"):

@@ -1,4 +1,4 @@
-"""`quant_method` bitsandbytes: which modules are quantised, and how, is said by tensors beside them."""
+"""`quant_method` bitsandbytes: tensors beside each module describe its quantisation."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def read(fields: Fields) -> Quantization:
 
 
 def in_files(folder: Path) -> Quantization:
-    """Read what the files say of each module. Raises UnsupportedModelError, naming the tensor, and CheckpointError."""
+    """Read the files' description of each module. Raises UnsupportedModelError, naming the tensor, and CheckpointError."""
     modules, sizes, rows = dict[str, Module4](), dict[tuple[str, int, int], set[str]](), set[str]()
     for stored in stored_tensors(folder):
         module, state, kind = stored.name.rpartition(_STATE)
@@ -62,7 +62,7 @@ def _groups(
 
 
 def _module(stored: StoredTensor, name: str) -> tuple[int, int, Module4]:
-    """Codes of a block, scales of a block (0: they are floats), and what is of this module alone."""
+    """Codes in a block, scales in a block (0: they are floats), and the module's own values."""
     try:
         said: dict[str, Any] = json.loads(_bytes(stored))
         shape = said["shape"]

@@ -40,7 +40,7 @@ def _bytes(weights: Fields) -> Format:
 
 
 def _integers(weights: Fields) -> tuple[int, bool]:
-    """Inputs of a group, and whether there are zeros."""
+    """Inputs of a group, and True if there are zero points."""
     weights.only("type", "int")
     weights.only("strategy", "tensor", "channel", "group")
     weights.only("actorder", False, True, "group", "weight", "static")
@@ -81,7 +81,7 @@ FORMATS: dict[str, Callable[[Fields], Format]] = {
     "nvfp4-pack-quantized": _nvfp4,
     "mxfp4-pack-quantized": _mxfp4,
 }
-# Fields of weights and activations that say how scales were calibrated.
+# Fields of weights and activations about the calibration of scales.
 _HARMLESS = ("observer", "observer_kwargs", "dynamic", "scale_dtype", "zp_dtype")
 _CLASSES = {"Linear": EVERY}
 

@@ -1,4 +1,4 @@
-"""Fields about quantisation that several methods share."""
+"""Fields of quantisation that several methods share."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from engine.formats.patterns import PatternError, compiled
 from engine.formats.quantization import Modules
 from engine.spec.model import UnsupportedModelError
 
-# Whoever wrote a config.json must not decide for how long a worker reads it.
+# A limit: the author of a config.json must not decide for how long a worker parses it.
 _MAX_LETTERS = 1 << 15
 _OF_EXPRESSIONS = re.compile(r"\Are:|[\\*^$+?()\[\]|]")
 
 
 def names(fields: Fields, *fields_of_names: str) -> list[str]:
-    """The strings of lists that may be absent."""
+    """The strings of optional lists."""
     found: list[str] = []
     for field in fields_of_names:
         value = fields.get(field) or []
@@ -28,7 +28,7 @@ def names(fields: Fields, *fields_of_names: str) -> list[str]:
 
 
 def check_letters(config: Mapping[str, Any]) -> None:
-    """Raise UnsupportedModelError for too many expressions in all lists and groups together, before any is read."""
+    """Raise UnsupportedModelError for too many expressions in all lists and groups together, before any is parsed."""
     dynamic, extra = config.get("dynamic"), config.get("extra_config")
     letters, waiting = sum(map(len, dynamic)) if isinstance(dynamic, Mapping) else 0, [config]
     letters += sum(len(name) for name in extra if is_expression(name)) if isinstance(extra, Mapping) else 0
@@ -48,12 +48,12 @@ def check_letters(config: Mapping[str, Any]) -> None:
 
 
 def is_expression(name: str) -> bool:
-    """Whether a name that nothing marks as an expression has letters that only these have."""
+    """True if an unmarked name contains letters that only expressions have."""
     return _OF_EXPRESSIONS.search(name) is not None
 
 
 def modules(entries: Iterable[str]) -> Modules:
-    """Modules by names, regular expressions behind `re:` for beginnings of names, or with `*` for any letters."""
+    """Modules by name, by `re:` with a regular expression for prefixes, or with `*` as a wildcard."""
     named, patterns = set[str](), list[str]()
     for entry in entries:
         if entry.startswith("re:"):
@@ -73,7 +73,7 @@ def modules(entries: Iterable[str]) -> Modules:
 
 
 def kv_cache(fields: Fields) -> str:
-    """Read the form that keys and values are said to be kept in: "fp8", or ""."""
+    """Read the dtype of the KV cache: "fp8", or ""."""
     if algorithm := fields.get("kv_cache_quant_algo"):
         fields.only("kv_cache_quant_algo", "FP8")
         fields.ignore("kv_cache_scheme")

@@ -1,4 +1,4 @@
-"""`quant_method` fp8, as models in 8-bit floats come from their makers: scales for tensors, or for blocks.
+"""`quant_method` fp8, as models in 8-bit floats are published: scales for tensors, or for blocks.
 
 And fbgemm_fp8, as Meta wrote Llama 3.1: a scale for each row.
 """
@@ -12,7 +12,7 @@ from engine.formats.quantization import EVERY, Quantization
 
 
 def read(fields: Fields) -> Quantization:
-    """The head is never quantised, though no field says so."""
+    """Read the quantisation. The head never is, although no field says so."""
     fields.only("activation_scheme", "dynamic", "static")
     fields.only("fmt", "e4m3", "float8_e4m3fn")
     fields.only("scale_fmt", "ue8m0", "float")
@@ -24,7 +24,7 @@ def read(fields: Fields) -> Quantization:
 
 
 def read_rows(fields: Fields) -> Quantization:
-    """The limit of activations' scales is for products in 8 bits with one for all; ours are for each row."""
+    """Read row scales. The limit of activation scales assumes one for all rows; ours are for each row."""
     fields.ignore("activation_scale_ub")
     ignored = modules(["lm_head", *names(fields, "modules_to_not_convert")])
     return Quantization(name="fbgemm_fp8", groups=((EVERY, Fp8(scales=Scales.ROW)),), ignored=ignored)

@@ -1,4 +1,4 @@
-"""The formats that a GGUF file's weights are kept in: its own groups on a GPU, rows of 8 bits on a CPU, or floats."""
+"""Formats for a GGUF file's weights: its own groups on a GPU, rows of 8 bits on a CPU, or floats."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROWS_OF_8_BITS = Quantization(name="int8", groups=((EVERY, INT8_WHILE_LOADING),)
 
 
 def kept_as(file: Path, *, device: str, dtype: str) -> Quantization:
-    """The formats of a file's modules where nothing else is asked for. `dtype`: "auto", or what to compute in.
+    """The formats of a file's modules by default. `dtype`: "auto", or the compute dtype.
 
     On a CPU rows of 8 bits are faster than both floats and 4 bits; whoever asks for float32 wants the file's own numbers.
     Experts in MXFP4 stay there in either: they are these numbers, and plain they don't fit.
@@ -39,18 +39,18 @@ def kept_as(file: Path, *, device: str, dtype: str) -> Quantization:
 
 
 def beside_experts(file: Path, rest: Quantization) -> Quantization:
-    """The same formats on a CPU, but for experts in MXFP4, which stay there."""
+    """The same formats on a CPU, except for experts in MXFP4, which stay packed."""
     experts = frozenset(name for name in _modules(file)[_MXFP4, None] if _EXPERTS in name)
     return replace(rest, groups=((Modules(named=experts), GgufBlocks(_MXFP4)), *rest.groups)) if experts else rest
 
 
 def _can_stay(kind: str, columns: Columns) -> bool:
-    """Whether groups hold it, and none is torn apart where columns change places."""
+    """True if our groups can hold it, and reordering columns splits none."""
     return kind in KEPT and (columns is None or (columns[2] % KEPT[kind].group == 0 and kind != "MXFP4"))
 
 
 def _modules(file: Path) -> dict[tuple[str, Columns], list[str]]:
-    """The modules whose matrices are of each quantised kind and order. Experts' first speaks for all."""
+    """Modules by quantised kind and order of their matrices. The first expert represents all."""
     kinds = {
         stored.name.removesuffix(".weight"): (stored.dtype, stored.columns)
         for stored in stored_in_gguf(file)

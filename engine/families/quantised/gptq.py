@@ -14,7 +14,7 @@ from engine.formats.quantization import EVERY, Modules, Quantization
 from engine.kernels.quantised.groups import GROUPS
 from engine.spec.model import UnsupportedModelError
 
-# How the codes were found, and how others run them.
+# Fields about calibration, and about other runtimes.
 _HARMLESS_NAMES = """
 act_group_aware backend batch_size block_name_to_quantize cache_block_outputs damp_auto_increment damp_percent dataset
 disable_exllama exllama_config failsafe fallback foem gptaq hyb_act max_input_length meta model_file_base_name
@@ -58,7 +58,7 @@ def _format(fields: Fields) -> Gptq:
 
 
 def _overridden(fields: Fields) -> Iterator[tuple[Modules, Format]]:
-    """Modules whose names begin as an expression says: "-:" leaves them plain, others have some fields of their own."""
+    """Modules whose names match an expression at the beginning: "-:" leaves them plain, others override fields."""
     dynamic = fields.get("dynamic") or {}
     if not isinstance(dynamic, Mapping):
         raise UnsupportedModelError(f"config.json: dynamic must be an object, not {dynamic!r:.40}")

@@ -19,7 +19,7 @@ ALGORITHMS: dict[str, Format] = {
 
 
 def read(fields: Fields) -> Quantization:
-    # Groups repeat what the algorithm says.
+    # Groups repeat the algorithm's fields.
     fields.ignore("config_groups", "producer", "group_size", "has_zero_point")
     algorithm = str(fields.get("quant_algo"))
     if algorithm not in ALGORITHMS:

@@ -1,4 +1,4 @@
-"""`quant_method` mxfp4: experts in floats of 4 bits, as gpt-oss has them."""
+"""`quant_method` mxfp4: experts in 4-bit floats, as in gpt-oss."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _EXPERTS = Modules(patterns=(r".*\.mlp\.experts\..*",))
 
 
 def read(fields: Fields) -> Quantization:
-    """Only experts are quantised, though no field says so."""
+    """Read the quantisation. Only experts are quantised, although no field says so."""
     fields.ignore("dequantize", "use_kernels")
     ignored = modules(names(fields, "modules_to_not_convert"))
     return Quantization(name="mxfp4", groups=((_EXPERTS, MXFP4),), ignored=ignored)

@@ -1,4 +1,4 @@
-"""Readers of config.json that makers' files share: its fields, and the parts of a model that several families describe alike."""
+"""Readers of config.json that makers' files share: its fields, and common parts of models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mixtures of experts as several families describe them."""
+"""Common readers of mixtures of experts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ W1_W3_W2 = tuple(f"block_sparse_moe.experts.{{}}.{name}" for name in ("w1", "w3"
 
 
 def softmax_rule(fields: Fields) -> RoutingRule:
-    """The highest of softmax, made to add up to 1 if `norm_topk_prob`."""
+    """Top-k of softmax, renormalised if `norm_topk_prob`."""
     rule = RoutingRule(
         chosen=number(fields, "num_experts_per_tok"),
         score=Score.SOFTMAX,
@@ -30,7 +30,7 @@ def softmax_rule(fields: Fields) -> RoutingRule:
 
 
 def sigmoid_rule(fields: Fields) -> RoutingRule:
-    """The highest of sigmoid, within the groups whose two best add up to most."""
+    """Top-k of sigmoid, within the groups whose two best scores sum highest."""
     fields.only("scoring_func", "sigmoid")
     fields.only("topk_method", "noaux_tc")
     rule = RoutingRule(
@@ -46,12 +46,12 @@ def sigmoid_rule(fields: Fields) -> RoutingRule:
 
 
 def num_experts_of(fields: Fields) -> int:
-    """Experts of a layer, whichever name the release of transformers gave the field."""
+    """Number of experts, under any of transformers' names for the field."""
     return number(fields, next((name for name in NUM_EXPERTS if name in fields), NUM_EXPERTS[0]))
 
 
 def checked(fields: Fields, rule: RoutingRule) -> RoutingRule:
-    """Return the rule. Raises UnsupportedModelError when it can't choose among so many experts."""
+    """Return the rule. Raises UnsupportedModelError if it can't choose among so many experts."""
     num_experts = num_experts_of(fields)
     if num_experts % rule.num_groups:
         raise UnsupportedModelError(f"config.json: {num_experts} experts in n_group = {rule.num_groups} groups")
@@ -81,7 +81,7 @@ def sparse_mlp(
 
 
 def shared_experts(fields: Fields, name: str = "n_shared_experts") -> SharedExpertSpec | None:
-    """The experts that the field counts, computed as one."""
+    """The experts counted by the field, computed as one."""
     num_shared = count(fields, name)
     if not num_shared:
         return None
@@ -89,7 +89,7 @@ def shared_experts(fields: Fields, name: str = "n_shared_experts") -> SharedExpe
 
 
 def without_predictions(fields: Fields) -> StoredNames:
-    """Checkpoints that hold layers for predicting further tokens behind the last one: they are not computed."""
+    """Names of a checkpoint without its last layers, which predict further tokens and are not computed."""
     fields.ignore("num_nextn_predict_layers", "num_mtp_layers")
     first = number(fields, "num_hidden_layers")
     extra = count(fields, "num_nextn_predict_layers")
@@ -97,7 +97,7 @@ def without_predictions(fields: Fields) -> StoredNames:
 
 
 def layers_by_kind(fields: Fields, default: Sequence[str]) -> list[bool]:
-    """Whether each layer has experts, by `mlp_layer_types` or the default."""
+    """True for layers with experts, by `mlp_layer_types` or the default."""
     kinds, num_layers = fields.get("mlp_layer_types") or default, number(fields, "num_hidden_layers")
     if set(kinds) - {DENSE, SPARSE} or len(kinds) != num_layers:
         raise UnsupportedModelError(f"config.json: mlp_layer_types = {kinds!r:.80} is not supported")
@@ -105,12 +105,12 @@ def layers_by_kind(fields: Fields, default: Sequence[str]) -> list[bool]:
 
 
 def behind_dense(fields: Fields) -> list[str]:
-    """Layer kinds where the first `first_k_dense_replace` have no experts."""
+    """Kinds of layers of which the first `first_k_dense_replace` have no experts."""
     num_dense = count(fields, "first_k_dense_replace")
     return [SPARSE if layer >= num_dense else DENSE for layer in range(number(fields, "num_hidden_layers"))]
 
 
 def sparse_layers(fields: Fields) -> list[bool]:
-    """Whether each layer has experts: every `decoder_sparse_step`th one, without those of `mlp_only_layers`."""
+    """True for layers with experts: every `decoder_sparse_step`th one, except those in `mlp_only_layers`."""
     step, dense = count(fields, "decoder_sparse_step") or 1, set(fields.get("mlp_only_layers") or ())
     return [layer not in dense and (layer + 1) % step == 0 for layer in range(number(fields, "num_hidden_layers"))]

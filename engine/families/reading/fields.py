@@ -1,4 +1,4 @@
-"""A config.json's fields, and which of them were read: what nobody reads and nobody knows to be harmless is refused.
+"""A config.json's fields, and which were read: unread ones that are not known to be harmless are refused.
 
 A checkpoint says in these fields what must be computed. One that is unknown may change the arithmetic, so it is never skipped.
 """
@@ -11,7 +11,7 @@ from typing import Any
 
 from engine.spec.model import UnsupportedModelError
 
-# They concern training, text generation's defaults, or how transformers runs a model; or other fields say the same.
+# Fields about training, generation defaults, or transformers' implementation; or repeats of others.
 _HARMLESS = """
 add_cross_attention architectures attention_dropout attn_implementation auto_map aux_loss_alpha bad_words_ids
 begin_suppress_tokens bos_token_id cache_implementation chunk_size_feed_forward classifier_dropout cross_attention_hidden_size
@@ -29,17 +29,17 @@ _HARMLESS_BEGINNINGS = ("_", "unsloth_", "transformers.js")
 
 
 class Fields(Mapping[str, Any]):
-    """Parsed JSON that remembers which of its fields were read."""
+    """Parsed JSON that records which fields were read."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         self._values = values
         self._read: set[str] = set()
-        self._ignored: set[str] = set()  # they don't matter in copies either
+        self._ignored: set[str] = set()  # irrelevant in copies, too
         self._inner: list[Fields] = []
-        self._newest = [""]  # the field that was read last, of this and its copies
+        self._newest = [""]  # the last field read, shared with copies
 
     def __getitem__(self, name: str) -> Any:
-        """Raises UnsupportedModelError for what JSON has no word for: infinity, and no number."""
+        """A field's value. Raises UnsupportedModelError for infinity and NaN, which JSON lacks."""
         value = self._values[name]
         self._read.add(name)
         self._newest[0] = name
@@ -60,11 +60,11 @@ class Fields(Mapping[str, Any]):
         return len(self._values)
 
     def over(self, defaults: Mapping[str, Any]) -> Fields:
-        """The same with defaults for absent fields: a config.json leaves out what its class has as a default."""
+        """The same with defaults for absent fields: a config.json omits its class's defaults."""
         return self._with(Fields({**defaults, **self._values}), defaults)
 
     def text(self) -> Fields:
-        """The text model's fields of a checkpoint with other parts, or these."""
+        """The text model's fields of a multimodal checkpoint, or these."""
         inner = self._values.get("text_config")
         if not isinstance(inner, Mapping):
             return self
@@ -73,16 +73,16 @@ class Fields(Mapping[str, Any]):
         return self._with(Fields({**inner, **shared}))
 
     def with_values(self, **values: Any) -> Fields:
-        """The same with other values."""
+        """The same with some values replaced."""
         return self._with(Fields({**self._values, **values}), {})
 
     def ignore(self, *names: str) -> None:
-        """These fields don't matter here, nor in copies that are made of this."""
+        """Mark fields as irrelevant, also in copies."""
         self._read.update(names)
         self._ignored.update(names)
 
     def only(self, name: str, *values: object) -> None:
-        """Refuse any value of a field but these and none. Raises UnsupportedModelError."""
+        """Refuse any value of a field except these and None. Raises UnsupportedModelError."""
         value = self.get(name)
         if value is not None and value not in values:
             raise UnsupportedModelError(
@@ -90,7 +90,7 @@ class Fields(Mapping[str, Any]):
             )
 
     def check_all_known(self) -> None:
-        """Raise UnsupportedModelError for fields that were not read, are not known, and ask for something."""
+        """Raise UnsupportedModelError for fields that are unread, unknown, and not off."""
         unknown = [name for name, value in self._values.items() if value and not self._is_known(name)]
         if unknown:
             several = ", ".join(f"{name} = {str(self._values[name])[:40]}" for name in sorted(unknown)[:4])
@@ -102,7 +102,7 @@ class Fields(Mapping[str, Any]):
             inner.check_all_known()
 
     def unread(self) -> list[str]:
-        """The fields that were not read and ask for something."""
+        """The unread fields that are not off."""
         return sorted(name for name, value in self._values.items() if value and name not in self._read)
 
     def _is_known(self, name: str) -> bool:
@@ -112,7 +112,7 @@ class Fields(Mapping[str, Any]):
         self._inner.append(inner)
         inner._newest = self._newest
         if defaults is not None:
-            self._read.update(self._values)  # the copy looks after them
+            self._read.update(self._values)  # the copy checks them
             inner.ignore(*self._ignored)
             inner._read.update(name for name in defaults if name not in self._values)
         return inner

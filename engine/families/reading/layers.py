@@ -1,4 +1,4 @@
-"""Parts of a model that several families read alike, into the values of `engine.spec`."""
+"""Readers of common parts of a model, into the values of `engine.spec`."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from engine.spec.ends import PLAIN_HEAD, RMS_NORMS, HeadSpec, NormSpec
 from engine.spec.model import GatedMlpSpec, LayerSpec, ModelSpec, UnsupportedModelError
 
 Part = TypeVar("Part")
-# Reads one architecture's config.json.
+# The reader of one architecture's config.json.
 Family = Callable[[Fields], ModelSpec]
 FULL, SLIDING = "full_attention", "sliding_attention"
 _GATES: dict[str, Literal["silu", "gelu_tanh"]] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 _OWN: Any = object()
-# Whoever wrote a config.json must not decide how much memory a worker takes before it sees a weight.
+# A limit: the author of a config.json must not decide how much memory a worker takes before it sees a weight.
 _MOST_OF_ALL = 2**31 - 1
 _FEW = (*NUM_EXPERTS, "zero_expert_num", "num_nextn_predict_layers")
 _MOST = {"num_hidden_layers": 4096, "num_layers": 2048, "index_topk": 1 << 16} | dict.fromkeys(_FEW, 4096)
@@ -38,7 +38,7 @@ def model(
     head: HeadSpec = PLAIN_HEAD,
     **options: Any,
 ) -> ModelSpec:
-    """Read what is outside the layers; `eps` names the norms' epsilon, `options` are further fields of the spec."""
+    """Read the parts outside the layers; `eps` names the norms' epsilon, `options` are further fields of the spec."""
     return ModelSpec(
         vocab_size=number(fields, "vocab_size"),
         hidden_size=number(fields, "hidden_size"),
@@ -74,7 +74,7 @@ def attention(fields: Fields, *, rope: Any = _OWN, **switches: Any) -> Attention
 
 
 def _taken(part: Callable[..., Part], switches: dict[str, Any]) -> Part:
-    """Make a part of a spec from those of the switches that are its fields."""
+    """Build a part of a spec from the switches that are its fields."""
     return part(**{name: switches.pop(name) for name in signature(part).parameters if name in switches})
 
 
@@ -99,13 +99,13 @@ def number(fields: Fields, name: str) -> int:
 
 
 def count(fields: Fields, name: str) -> int:
-    """Like `number`, or 0 where it is absent, null or 0."""
+    """Like `number`, but 0 if it is absent, null or 0."""
     value = fields.get(name)
     return 0 if value is None or (value == 0 and type(value) is int) else number(fields, name)
 
 
 def real(fields: Fields, name: str, default: float) -> float:
-    """A number, or the default where it is absent or null."""
+    """A number, or the default if it is absent or null."""
     value = fields.get(name)
     if value is None:
         return default
@@ -116,13 +116,13 @@ def real(fields: Fields, name: str, default: float) -> float:
 
 def flag(fields: Fields, name: str) -> bool:
     value = fields.get(name)
-    if value not in (None, False, True):  # 0 and 1, too
+    if value not in (None, False, True):  # also 0 and 1
         raise UnsupportedModelError(f"config.json: {name} must be true or false, not {value!r:.40}")
     return bool(value)
 
 
 def sliding_window(fields: Fields) -> int:
-    """Positions that a windowed layer attends to; 0: no windows."""
+    """The sliding window in positions; 0: none."""
     return count(fields, "sliding_window")
 
 
@@ -138,14 +138,14 @@ def layer_types(fields: Fields, default: Sequence[str], *, known: tuple[str, ...
 
 
 def every(fields: Fields, period: int) -> list[str]:
-    """Layer types of which each `period`-th is full attention, the others sliding; 0: all are full."""
+    """Layer types of which each `period`-th is full attention, the others sliding-window; 0: all are full."""
     return [
         SLIDING if period and (index + 1) % period else FULL for index in range(number(fields, "num_hidden_layers"))
     ]
 
 
 def windows_by_layer(fields: Fields) -> list[int]:
-    """Each layer's window in Qwen: the layers that `layer_types` names, else those from `max_window_layers` on."""
+    """Each layer's window in Qwen: the layers in `layer_types`, else those from `max_window_layers` on."""
     num_layers, window = number(fields, "num_hidden_layers"), sliding_window(fields)
     first = int(fields.get("max_window_layers", 28))
     kinds = layer_types(fields, [SLIDING if layer >= first else FULL for layer in range(num_layers)])

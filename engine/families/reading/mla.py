@@ -1,4 +1,4 @@
-"""Latent attention (MLA) as several families describe it."""
+"""Common readers of multi-head latent attention (MLA)."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from engine.spec.mla import MLASizes, MLASpec
 
 
 def mla_attention(fields: Fields, *, interleaved: bool, value_dim: int) -> MLASpec:
-    """Read it, with rotated parts of heads."""
+    """Read MLA with rotated parts of heads."""
     plain = without_rope(fields, value_dim=value_dim)
     return replace(plain, rope=rope(fields, interleaved=interleaved), scale=plain.scale * magnitude(fields) ** 2)
 
 
 def without_rope(fields: Fields, *, value_dim: int) -> MLASpec:
-    """Read it; heads' sizes that follow from others don't matter."""
+    """Read MLA without rope; derived sizes are skipped."""
     fields.ignore("num_key_value_heads", "head_dim", "qk_head_dim")
     own, shared = number(fields, "qk_nope_head_dim"), number(fields, "qk_rope_head_dim")
     return MLASpec(
@@ -37,7 +37,7 @@ def without_rope(fields: Fields, *, value_dim: int) -> MLASpec:
 
 
 def magnitude(fields: Fields) -> float:
-    """Return YaRN's attention scale (mscale) besides cosines and sines."""
+    """Return YaRN's attention scale (mscale) beside cosines and sines."""
     _, values = rope_values(fields)
     factor, scale = values.get("factor") or 1.0, values.get("mscale_all_dim") or 0.0
     if (values.get("rope_type") or values.get("type") or "default") == "default" or factor <= 1:

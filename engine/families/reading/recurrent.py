@@ -1,4 +1,4 @@
-"""Recurrent layers (the gated delta rule, Mamba-2) as several families describe them."""
+"""Common readers of recurrent layers (the gated delta rule, Mamba-2)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _KINDS = {"mamba": LINEAR, LINEAR: LINEAR, "attention": FULL, FULL: FULL}
 
 
 def delta(fields: Fields, *, stored: Stored, **switches: Any) -> DeltaSpec:
-    """Read heads and convolution; `switches` are further fields of the spec, the family's own."""
+    """Read heads and convolution; `switches` are the family's further fields of the spec."""
     keys, values = number(fields, "linear_num_key_heads"), number(fields, "linear_num_value_heads")
     if values % keys:
         raise UnsupportedModelError(
@@ -49,7 +49,7 @@ def delta(fields: Fields, *, stored: Stored, **switches: Any) -> DeltaSpec:
 
 
 def mamba(fields: Fields, *, head_dim: int, names: Mapping[str, str] = MAMBA_NAMES, **switches: Any) -> MambaSpec:
-    """Read a mixer whose heads have `head_dim` numbers; `switches` are further fields of the spec, the family's own."""
+    """Read a mixer with heads of size `head_dim`; `switches` are the family's further fields of the spec."""
     num_heads, groups = number(fields, names["num_heads"]), number(fields, names["groups"])
     taps, bias = number(fields, names["taps"]), flag(fields, names["bias"])
     if num_heads % groups:
@@ -59,7 +59,7 @@ def mamba(fields: Fields, *, head_dim: int, names: Mapping[str, str] = MAMBA_NAM
     if taps < 2:
         raise UnsupportedModelError(f"config.json: {names['taps']} = 1 is not supported")
     fields.only(names["activation"], "silu")
-    # Tokens that are computed at once, by which kernels, and where training began.
+    # Fields of the chunk size, kernels, and the start of training.
     fields.ignore(
         names["chunk"], "use_mamba_kernels", *(f"time_step_{name}" for name in ("min", "max", "floor", "rank"))
     )
@@ -80,7 +80,7 @@ def mamba(fields: Fields, *, head_dim: int, names: Mapping[str, str] = MAMBA_NAM
 
 
 def mamba_head_dim(fields: Fields, *, total: int | None = None) -> int:
-    """Read `mamba_d_head`; all heads together have `total` numbers, or `mamba_expand` times the hidden size."""
+    """Read `mamba_d_head`; all heads together have `total` features, or `mamba_expand` times the hidden size."""
     if total is None:
         total = number(fields, "mamba_expand") * number(fields, "hidden_size")
     num_heads = number(fields, "mamba_n_heads")
@@ -93,7 +93,7 @@ def mamba_head_dim(fields: Fields, *, total: int | None = None) -> int:
 
 
 def kinds_of_layers(fields: Fields, default: Sequence[str]) -> list[str]:
-    """Whether each layer has attention or a state, by whichever name. Raises UnsupportedModelError where none has attention."""
+    """For each layer, True for attention, under any name. Raises UnsupportedModelError if none has attention."""
     named = layer_types(fields, fields.get("layers_block_type") or default, known=tuple(_KINDS))
     kinds = [_KINDS[kind] for kind in named]
     if FULL not in kinds:
@@ -102,7 +102,7 @@ def kinds_of_layers(fields: Fields, default: Sequence[str]) -> list[str]:
 
 
 def _limits(fields: Fields) -> tuple[float, float]:
-    """The shortest and longest step."""
+    """Bounds of the step size (dt)."""
     value = fields.get("time_step_limit")
     if value is None:
         return 0.0, math.inf
@@ -113,7 +113,7 @@ def _limits(fields: Fields) -> tuple[float, float]:
 
 
 def _infinity(value: Any) -> float:
-    """Checkpoints that transformers 5 writes have an object for it: JSON has no word."""
+    """Infinity, which transformers 5 writes as an object, since JSON lacks it."""
     if value == {"__float__": "Infinity"}:
         return math.inf
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan

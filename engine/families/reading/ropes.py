@@ -32,7 +32,7 @@ def rope(
     others: tuple[str, ...] = (),
     legacy_type: str = "",
 ) -> RopeSpec:
-    """Read the rotation of layers of a `kind`, where kinds may differ; `theta` where nothing says which.
+    """Read the rope of layers of a `kind`, if kinds differ; `theta` is the default base.
 
     `others`: keys that the family reads itself. `legacy_type` is what any type with factors means in old checkpoints.
     """
@@ -69,7 +69,7 @@ def _rope_type(values: Mapping[str, Any], others: tuple[str, ...], legacy_type: 
 
 
 def rope_values(fields: Fields, kind: str = "") -> tuple[str, Mapping[str, Any]]:
-    """The name of the field with the rotation of such layers, and what is in it: as in transformers, `rope_scaling` first."""
+    """The field with the rope of such layers, and its value: as in transformers, `rope_scaling` first."""
     fields.ignore(*_BESIDE_SCALING)
     replacing, values = _object(fields, "rope_scaling"), _object(fields, "rope_parameters")
     name = "rope_parameters"
@@ -91,7 +91,7 @@ def _object(fields: Fields, name: str) -> Mapping[str, Any]:
 
 
 def _check_replaced(fields: Fields, replacing: Mapping[str, Any], values: Mapping[str, Any]) -> None:
-    """Raise UnsupportedModelError where `rope_scaling` drops what `rope_parameters` alone says: nobody means that."""
+    """Raise UnsupportedModelError if `rope_scaling` hides keys that only `rope_parameters` has: nobody means that."""
     if any(isinstance(value, Mapping) for value in values.values()):
         raise UnsupportedModelError(
             "config.json: rope_scaling beside rope_parameters that differ between layers is not supported: write it into those"
@@ -105,7 +105,7 @@ def _check_replaced(fields: Fields, replacing: Mapping[str, Any], values: Mappin
 
 
 def _original(values: Mapping[str, Any], fields: Fields) -> int:
-    """Positions that the model was trained with at first."""
+    """The original context length."""
     asked = fields.get("original_max_position_embeddings") or values.get("original_max_position_embeddings")
     found = int(asked or fields["max_position_embeddings"])
     if not 1 <= found < _MOST_POSITIONS:
@@ -171,7 +171,7 @@ def _proportional(values: Mapping[str, Any], fields: Fields) -> ProportionalScal
     return ProportionalScaling(share=float(share), factor=float(factor))
 
 
-# `rope_type` -> reader and its keys. "dynamic" changes nothing up to max_position_embeddings, and no model goes beyond.
+# `rope_type` -> reader and its keys. "dynamic" has no effect up to max_position_embeddings, and no model goes beyond.
 _Read = Callable[[Mapping[str, Any], Fields], Scaling | None]
 _SCALINGS: dict[str, tuple[_Read, set[str]]] = {
     "default": (lambda values, fields: None, {"original_max_position_embeddings"}),

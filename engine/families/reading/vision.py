@@ -1,4 +1,4 @@
-"""Text models of checkpoints that see: their fields, and names of their tensors."""
+"""Text models inside vision-language checkpoints: their fields, and names of their tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attention of new tokens to their context in a paged pool: variable lengths, chunks, grouped queries, a window.
+"""Attention of new tokens to their context in a paged KV cache: variable lengths, chunked prefill, GQA, sliding windows.
 
 Reading order: `plan` (what a pass attends to), `decode_items` and `tiles` (how its work is cut), `dispatch` (which kernel
 computes it), `reference` (the same in plain torch), and one file for each Triton kernel.

@@ -1,4 +1,4 @@
-"""Decode attention's work, cut into items of about equal length. Items are data, so a captured graph stays valid."""
+"""Decode attention's work, split into items of about equal length. Items are data, so a captured graph stays valid."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from engine.kernels.device import Device
 
 STEP_POSITIONS = 64  # a loop step of `triton_decode`
 PROGRAMS_PER_PROCESSOR = 2  # at once
-MAX_ROUNDS = 2  # long contexts are cut into at most this many full GPUs
+MAX_ROUNDS = 2  # long contexts are split into at most this many waves
 
 
 def items_at_once(device: Device, num_kv_heads: int) -> int:
-    """Items that the device computes at once: one program for each key head."""
+    """Items that the device computes concurrently: one program for each key head."""
     return PROGRAMS_PER_PROCESSOR * device.processors // num_kv_heads
 
 
 def max_items(num_sequences: int, at_once: int) -> int:
-    """The most items that `deal_out` makes of this many sequences."""
+    """Upper bound of the items that `deal_out` makes of so many sequences."""
     return num_sequences + MAX_ROUNDS * at_once
 
 
 def deal_out(context_len: Integers, *, window: int, at_once: int) -> tuple[Integers, Integers]:
-    """Cut contexts [S] into items of about equal length. Returns the items [I, 8] and parts [S, 2] of `DecodeItems`, int32.
+    """Split contexts [S] into items of about equal length. Returns the items [I, 8] and parts [S, 2] of `DecodeItems`, int32.
 
     An item's columns: row of q (-1: nothing to do), first position, end, whether it is its sequence's only item, offset of the
     block table (`point` fills it in). I is at most `max_items(S, at_once)`.
@@ -32,7 +32,7 @@ def deal_out(context_len: Integers, *, window: int, at_once: int) -> tuple[Integ
     first = np.maximum(first_seen(context_len - 1, window), 0)
     lengths = context_len - first
     counts = _ceil(lengths, _longest_item(lengths, at_once))
-    each = _ceil(_ceil(lengths, counts), STEP_POSITIONS) * STEP_POSITIONS  # even pieces, whole loop steps
+    each = _ceil(_ceil(lengths, counts), STEP_POSITIONS) * STEP_POSITIONS  # even pieces of whole loop steps
     counts = _ceil(lengths, each)
     ends = np.cumsum(counts)
     owner = np.repeat(np.arange(len(counts)), counts)
@@ -46,12 +46,12 @@ def deal_out(context_len: Integers, *, window: int, at_once: int) -> tuple[Integ
 
 
 def point(items: Integers, first: int, width: int) -> None:
-    """Fill in the items' block tables: one after another from offset `first` on, `width` blocks each."""
+    """Fill in the items' block tables: contiguous from offset `first`, `width` blocks each."""
     items[:, 4] = first + items[:, 0] * width
 
 
 def _longest_item(lengths: Integers, at_once: int) -> int:
-    """Positions of an item, in whole loop steps: the cut of the longest context that takes the fewest steps.
+    """Positions of an item, in whole loop steps: the split of the longest context with the fewest steps.
 
     Cost: rounds of `at_once` items, times an item's steps plus one for its start.
     """

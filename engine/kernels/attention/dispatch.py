@@ -1,4 +1,4 @@
-"""The choice of a pass's attention kernel: by the tensors, the device, and whether there is a window."""
+"""The choice of a pass's attention kernel: by tensors, device, and sliding window."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from engine.kernels.once import Once
 
 
 def tiling(device: torch.device, dtype: torch.dtype, heads: HeadShape, *, is_plain: bool) -> Tiling:
-    """The tiling for the kernel that computes prompts of this shape here; `is_plain`: no window, soft-cap or sinks."""
+    """The tiling of the kernel for prompts of this shape here; `is_plain`: no window, soft-cap or sinks."""
     if heads.head_dim > 128:
         return Tiling(LARGE_TILE, LARGE_TILE)
     if is_plain and hopper_works(device, dtype, heads.num_heads, heads.num_kv_heads, heads.head_dim):
@@ -27,7 +27,7 @@ def tiling(device: torch.device, dtype: torch.dtype, heads: HeadShape, *, is_pla
 
 
 def needs_qkv(plan: AttentionPlan, heads: torch.Tensor, codes: Codes | None = None) -> bool:
-    """Whether the prefill kernel reads the new tokens' keys and values where the projection wrote them.
+    """True if the prefill kernel reads new keys and values directly from the projection.
 
     `heads` [..., D]: queries, or what a layer keeps.
     """
@@ -36,7 +36,7 @@ def needs_qkv(plan: AttentionPlan, heads: torch.Tensor, codes: Codes | None = No
 
 
 def copies_in_bulk(q: torch.Tensor) -> bool:
-    """Whether the kernel with bulk copies suits: 16-bit numbers on Hopper or later (or in the interpreter)."""
+    """True if the TMA kernel applies: 16-bit dtypes on Hopper or later (or in the interpreter)."""
     return _copies_in_bulk(q, q.dtype)
 
 
@@ -89,7 +89,7 @@ def _is_captured(q: torch.Tensor) -> bool:
 
 @contextmanager
 def _beside_each_other(device: torch.device) -> Iterator[torch.cuda.Stream]:
-    """A second stream for work that is independent of the current stream's within the block; later work waits for both.
+    """A second stream for concurrent work within the block; later work waits for both.
 
     Decoding waits for memory, prompts for the tensor cores, and neither fills a GPU alone. Launch decoding first: behind a
     prompt's programs, one of which fills a processor, its many small ones would wait for a second round.
@@ -162,7 +162,7 @@ def _prefill(
 def _in_a_row(
     qkv: torch.Tensor | None, kv_layer: torch.Tensor, plan: PrefillPlan, codes: Codes | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The contexts' keys and values [C, Hkv D], contiguous: the projection's own, or copied (decoded) from the pool."""
+    """The contexts' keys and values [C, Hkv D], contiguous: the projection's own, or copied (dequantised) from the pool."""
     from engine.kernels.attention import triton_prefill
 
     if plan.blocks is not None:

@@ -1,4 +1,4 @@
-"""Whether Hopper's own prefill kernel works here: its language, Gluon, is experimental, so small cases are tried first."""
+"""A trial of Hopper's own prefill kernel: its language, Gluon, is experimental, so small cases are run first."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from engine.kernels.launch import is_compiling_ahead
 log = logging.getLogger("baton.engine")
 
 TRIALS = ((300, 0), (40, 1300))  # queries, positions before them: three tiles, and parts of one
-BLOCK_SIZE = 16  # positions of a block in a trial's pool
-MAX_RELATIVE_ERROR = 1e-2  # rounding to bfloat16 alone makes 4e-3
+BLOCK_SIZE = 16  # rounding to bfloat16 alone causes 4e-3
+MAX_RELATIVE_ERROR = 1e-2  # an experimental compiler may raise anything
 
 
 def tiles_at_once(device: torch.device, num_heads: int) -> int:
-    """Tiles computed at once: each has a program for each head, and one program fills a processor."""
+    """Tiles computed concurrently: each has a program for each head, one a processor."""
     return describe(device).processors // num_heads
 
 
 def hopper_works(device: torch.device, dtype: torch.dtype, num_heads: int, num_kv_heads: int, head_dim: int) -> bool:
-    """Try whether `triton_prefill_hopper` computes this shape; assume so where kernels are only compiled.
+    """Test `triton_prefill_hopper` on this shape; assume success where kernels are only compiled.
 
     Otherwise the reason is logged, and `triton_prefill` takes its place.
     """
@@ -55,7 +55,7 @@ def _try(
     queries: int,
     before: int,
 ) -> str:
-    """Return the mistake in the result for `queries`, alone or after `before` positions in a pool; "" if there is none."""
+    """Return the error in the result for `queries`, alone or after `before` positions in a pool; "" if there is none."""
     random = torch.Generator(device).manual_seed(0)
     context, scale, at_once = queries + before, head_dim**-0.5, tiles_at_once(device, num_heads)
     counts = -(-context // BLOCK_SIZE)

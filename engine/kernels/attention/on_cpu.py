@@ -1,4 +1,4 @@
-"""Paged attention on a CPU, by torch's fused kernel, sequence by sequence: a row never depends on its batch.
+"""Paged attention on a CPU, by torch's fused kernel, one sequence at a time: a row never depends on its batch.
 
 Q new tokens, C positions of a context, Hq query heads, Hkv key and value heads, G = Hq / Hkv, D head size, B block size. What
 that kernel doesn't know (soft-caps, sinks) is computed by `reference`.
@@ -20,7 +20,7 @@ from engine.kernels.once import Once
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """Where the layers of a pass find the contexts of its decoding sequences, one after another in `keys` and `values`."""
+    """Gathered contexts of a pass's decoding sequences, contiguous in `keys` and `values`."""
 
     blocks: torch.Tensor  # [N] of the pool
     keys: torch.Tensor  # [N, B, Hkv, D]
@@ -70,12 +70,12 @@ def attend(
 def _attend_singles(
     q: torch.Tensor, kv_layer: torch.Tensor, batch: AttentionBatch, how: Scores, once: Once
 ) -> torch.Tensor:
-    """One new token each. What is read of the pool lies where the layer before has read its own."""
+    """Attention of one new token each. The gathered buffers are reused by all layers."""
     key = (id(batch), how.window, kv_layer.shape[2:])
     reading = once(key, lambda: _Reading.of(kv_layer, batch, how.window))
     torch.index_select(kv_layer.select(1, 0), 0, reading.blocks, out=reading.keys)
     torch.index_select(kv_layer.select(1, 1), 0, reading.blocks, out=reading.values)
-    # Heads that share a key are a batch of queries.
+    # Heads that share a key form a batch of queries.
     queries = q.view(q.shape[0], 1, kv_layer.shape[3], -1, q.shape[2]).unbind(0)
     found = [
         scaled_dot_product_attention(query, keys, values, scale=how.scale)
@@ -98,7 +98,7 @@ def _attend_one(
     keys, values = (  # [1, Hkv, C, D] of [blocks, B, Hkv, D]
         plane.flatten(0, 1)[read].transpose(0, 1).unsqueeze(0) for plane in _planes(kv_layer, table, codes)
     )
-    if num_new == 1:  # its heads that share a key are a batch of queries
+    if num_new == 1:  # heads that share a key form a batch of queries
         grouped = q.view(1, num_kv_heads, -1, q.shape[-1])
         return scaled_dot_product_attention(grouped, keys, values, scale=how.scale).view_as(q)
     heads = q.transpose(0, 1).unsqueeze(0)  # [1, Hq, Q, D]
@@ -117,7 +117,7 @@ def _planes(kv_layer: torch.Tensor, table: torch.Tensor, codes: Codes | None) ->
 
 
 def _seen(num_new: int, context: int, begin: int, window: int) -> torch.Tensor:
-    """[Q, C] whether each new token sees each position from `begin` on."""
+    """[Q, C]: True where a new token attends to a position from `begin` on."""
     query_at = torch.arange(context - num_new, context)[:, None]
     key_at = torch.arange(begin, context)
     return (key_at <= query_at) & (key_at >= first_seen(query_at, window))

@@ -1,4 +1,4 @@
-"""The positions that a pass attends to, and how its work is dealt out: values on the device.
+"""The positions that a pass attends to, and the division of its work: values on the device.
 
 T tokens of S sequences in a row: decoding sequences (one new token each) first, then prompts or parts of them.
 """
@@ -17,7 +17,7 @@ Positions = TypeVar("Positions", int, torch.Tensor, Integers)
 
 
 def first_seen(position: Positions, window: int) -> Positions:
-    """Return the first position that one attends to, which may be below 0.
+    """Return the first position attended to, which may be below 0.
 
     A `window` is so many positions, the own one included. 0: all. Negative: those of the own chunk, of -window positions.
     """
@@ -28,12 +28,12 @@ def first_seen(position: Positions, window: int) -> Positions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scores:
-    """How a layer turns products of queries and keys into weights."""
+    """A layer's function from scores to weights."""
 
     scale: float
     window: int = 0  # positions attended to, see `first_seen`
-    softcap: float = 0.0  # scores become softcap * tanh(score / softcap); 0: they stay
-    sinks: torch.Tensor | None = None  # [Hq] float32: one more score for each head, without a value
+    softcap: float = 0.0  # scores become softcap * tanh(score / softcap); 0: no cap
+    sinks: torch.Tensor | None = None  # [Hq] float32: an additional logit for each head, without a value
 
     @property
     def are_plain(self) -> bool:
@@ -53,15 +53,15 @@ class HeadShape:
 class KeptColumn:
     """The contents of one sliding-window layer, apart from the blocks of tokens."""
 
-    number: int  # which block of a column has it
+    number: int  # its block within a column
     kept: torch.Tensor  # [num_blocks, planes, slots, heads, dim], a strided view of the pool
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionBatch:
-    """Sequences whose new tokens follow one another."""
+    """Sequences whose new tokens are contiguous."""
 
-    # [S + 1] int32: first row of each sequence, and the end. In a part of a batch the first may not be 0.
+    # [S + 1] int32: first row of each sequence, and the end. In a slice of a batch the first may not be 0.
     query_start: torch.Tensor
     context_len: torch.Tensor  # [S] int32: positions in the pool, new tokens included
     block_table: torch.Tensor  # [S, most blocks] int32
@@ -84,13 +84,13 @@ class PrefillPlan:
     batch: AttentionBatch
     tiles: torch.Tensor  # [I, 8] int32, columns as in `tiles.deal_out_tiles`
     rows: int  # queries of a tile
-    at_once: int  # the limit with which `deal_out_tiles` cut tiles into parts
+    at_once: int  # the limit by which `deal_out_tiles` splits tiles
     blocks: torch.Tensor | None  # [I, 2] int32: contexts' block ids and positions; None: no context
 
 
 @dataclass(frozen=True, slots=True)
 class MadePlan:
-    """Prompts at the end of a pass whose keys and values are made of latents first."""
+    """Up-projected prompts at the end of a pass (MLA)."""
 
     first: int  # row of T of their first token
     prompts: PrefillPlan
@@ -104,8 +104,8 @@ class AttentionPlan:
     """
 
     num_decode: int
-    decode: AttentionBatch | None  # None in a captured graph, where the items say everything
+    decode: AttentionBatch | None  # None in a captured graph, where the items are complete
     items: Mapping[int, DecodeItems]  # by window
     tables: torch.Tensor  # [...] int32: the items' table offsets count from its start
     prefill: PrefillPlan | None
-    made: MadePlan | None = None  # only over latents: the last prompts
+    made: MadePlan | None = None  # only with MLA: the last prompts

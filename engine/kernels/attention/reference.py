@@ -54,7 +54,7 @@ def attend_one(
 def _attend_singles(
     q: torch.Tensor, kv_layer: torch.Tensor, batch: AttentionBatch, how: Scores, codes: Codes | None
 ) -> torch.Tensor:
-    """One new token each: `q` [S, Hq, D], what they see padded to the longest."""
+    """Attention of one new token each: `q` [S, Hq, D], contexts padded to the longest."""
     block_size, num_kv_heads = kv_layer.shape[2], kv_layer.shape[3]
     lengths = batch.context_len.long()[:, None]
     begins = first_seen(lengths - 1, how.window).clamp(min=0)
@@ -80,7 +80,7 @@ def _capped(scores: torch.Tensor, softcap: float) -> torch.Tensor:
 
 
 def _softmax(scores: torch.Tensor, sinks: torch.Tensor | None) -> torch.Tensor:
-    """Weights of `scores` [..., Hkv, G, Q, C]; a sink takes its share and has no value."""
+    """Weights of `scores` [..., Hkv, G, Q, C]; a sink takes a share without a value."""
     if sinks is None:
         return scores.softmax(dim=-1)
     more = sinks.float().view(*scores.shape[-4:-2], 1, 1).expand(*scores.shape[:-1], 1)

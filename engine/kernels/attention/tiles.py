@@ -1,4 +1,4 @@
-"""Prompts' attention, cut into tiles of queries, and for long contexts into parts along the context."""
+"""Prefill attention, split into tiles of queries, and for long contexts into parts along the context."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ SMALL_TILE, LARGE_TILE = 64, 128  # queries of a tile of the prefill kernels
 MAX_FEW_QUERIES = 512  # up to here small tiles keep more of the GPU busy
 HOPPER_STEP = 128  # positions of a loop step of `triton_prefill_hopper`
 LONGEST_STEP = 128  # positions of a loop step of any kernel for prompts
-MIN_STEPS_PER_PART = 4  # loop steps; shorter parts could hide all their keys from some queries
+MIN_STEPS_PER_PART = 4  # loop steps; in shorter parts some queries could have all keys masked
 
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """How a model's prompts are cut into tiles on a device, see `dispatch.tiling`."""
+    """The tiling of a model's prompts on a device, see `dispatch.tiling`."""
 
-    few: int  # queries of a tile in a pass with few
-    many: int  # queries of a tile in a pass with many
-    at_once: int = 0  # tiles computed at once; 0: they are not cut into parts
+    few: int  # queries of a tile in a small pass
+    many: int  # queries of a tile in a large pass
+    at_once: int = 0  # concurrent tiles; 0: they are not split into parts
 
     def rows(self, max_query_len: int, *, behind: bool) -> int:
-        """Queries of a tile; `behind`: large tiles can be cut along a context."""
+        """Queries of a tile; `behind`: large tiles can be split along a context."""
         return self.many if max_query_len > MAX_FEW_QUERIES or (behind and self.at_once) else self.few
 
     def deal_out(self, query_len: Integers, context_len: Integers, context_start: Integers, *, rows: int) -> Integers:
-        """`deal_out_tiles`, with parts where the kernel for these rows can add them up."""
+        """`deal_out_tiles`, with parts where the kernel for these rows can combine them."""
         at_once = self.at_once if rows == self.many else 0
         return deal_out_tiles(query_len, context_len, context_start, rows=rows, at_once=at_once)
 
@@ -36,7 +36,7 @@ class Tiling:
 def deal_out_tiles(
     query_len: Integers, context_len: Integers, context_start: Integers, *, rows: int, at_once: int = 0
 ) -> Integers:
-    """Cut the queries of S sequences, one after another, into tiles of `rows`, the most work first.
+    """Split the queries of S sequences into tiles of `rows`, the most work first.
 
     Returns [I, 8] int32: first row, rows, position of the first row in its context, row of the context's first key, sequence,
     part, parts. If there are fewer than `at_once` tiles, those with long contexts appear once for each of their parts.

@@ -23,10 +23,10 @@ from engine.kernels.launch import Kernel
 
 # Measured on an H200 with head size 128 in bfloat16, with a loop step of STEP_POSITIONS.
 WARPS = 2
-# Padded head sizes of numbers and of codes: with larger ones a program of two warps spills.
+# Padded head sizes, unquantised and quantised, up to which a program of two warps does not spill.
 MOST_WITH_FEW_WARPS = 256, 128
-# Positions of a loop step, stages and warps for codes, measured likewise. A processor gets as many programs as fit, even if
-# others have none. So few programs of each processor are large ones.
+# Positions of a loop step, stages and warps for a quantised KV cache, measured likewise. A processor gets as many programs as
+# fit, so few programs each use more of it.
 SPREAD, SPREAD_PROGRAMS, PACKED = (128, 7, 4), 2, (64, 5, 2)
 MAX_KEY_BYTES = 256  # longer keys halve the positions of a loop step
 
@@ -71,7 +71,7 @@ def paged_decode(
         kv_block, kv_plane, scale_block, scale_plane, *fixed,
         num_warps=warps, num_stages=stages, launch_pdl=pdl,
     )  # fmt: skip
-    # One head a program while that fills the GPU: programs without anything to add up cost time.
+    # One head a program while that fills the GPU: empty programs cost time.
     heads = 1 if parts.shape[0] <= 32 else min(8, num_heads & -num_heads)
     _COMBINE.launch(
         (parts.shape[0], num_heads // heads), (out.dtype, num_heads, heads, head_dim, padded, how.sinks is not None, pdl),
@@ -81,7 +81,7 @@ def paged_decode(
 
 
 def _stages(num_programs: int, processors: int) -> int:
-    """Seven stages hide more latency but let two programs share a processor; five let three. Take what fills waves better.
+    """Pipeline stages: seven hide more latency with two programs a processor; five allow three. Take what fills waves better.
 
     With more waves five stages are ahead within a model, though not for the kernel alone.
     """

@@ -1,5 +1,5 @@
 # ruff: noqa: SIM300 - Triton compares a compile-time value with what stands on its right
-"""Paged attention of one new token a sequence, as in `triton_decode`, over codes of 8 bits.
+"""Paged decode attention, as in `triton_decode`, over an 8-bit quantised KV cache.
 
 Two codes of a token are loaded as 16 bits. That is what shared memory can hand out as the tensor core's operand, transposed or
 not: of each pair first the first codes, then the second ones. So each product is two, of a head's even and of its odd places.
@@ -19,7 +19,7 @@ from engine.kernels.launch import Kernel
 
 @triton.jit
 def for_float16(even, odd):
-    """Each row times a power of two, its largest magnitude from 2^14 to 2^15; and what undoes it.
+    """Each row times a power of two such that its largest magnitude is in [2^14, 2^15]; and the inverse.
 
     A bfloat16 keeps its bits unless it is less than 2^-31 of the largest.
     """
@@ -42,12 +42,12 @@ def _decode_codes(
     B: tl.constexpr, KEYS: tl.constexpr, STAGES: tl.constexpr, SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr,
     CODES: tl.constexpr, PDL: tl.constexpr, PLAIN: tl.constexpr,
 ):  # fmt: skip
-    """`pairs`, `kv_block` and `kv_plane` count 16 bits."""
+    """`pairs`, `kv_block` and `kv_plane` are in 16-bit units."""
     kv_at, item = tl.program_id(0), tl.program_id(1).to(tl.int64)
     HALF: tl.constexpr = D // 2
     GIVEN: tl.constexpr = q_SHD.dtype.element_ty
     DTYPE: tl.constexpr = GIVEN if CODES == INT8 else tl.float16
-    # Weights are up to 2^15, so that float16 has all of their bits down to 2^-29 of the largest.
+    # Weights are up to 2^15, so that float16 keeps all bits of those down to 2^-29 of the largest.
     RAISED: tl.constexpr = 0.0 if CODES == INT8 else 15.0
     if PDL:
         gdc_launch_dependents()
@@ -78,7 +78,7 @@ def _decode_codes(
         for key_start in tl.range(start, end, KEYS, num_stages=STAGES):
             at = key_start + tl.arange(0, KEYS)
             known = at < end
-            # Positions past `end` load the last one again: fewer instructions than a mask.
+            # Positions past `end` reload the last one: fewer instructions than a mask.
             at = tl.minimum(at, end - 1)
             block = tl.load(table + at // B).to(tl.int64)
             where = (block * kv_block + (at % B) * (HKV * HALF))[:, None]

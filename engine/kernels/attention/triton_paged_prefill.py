@@ -1,4 +1,4 @@
-"""Attention of prompts, or of parts of them, straight from the pool: causal, variable lengths, grouped queries, a window.
+"""Prefill attention straight from the paged pool: causal, variable lengths, GQA, sliding windows.
 
 T tokens of S sequences, Hq query heads, Hkv key and value heads, D head size, B block size. A program computes M queries of one
 head, N positions a loop step, with an online softmax (Milakov and Gimelshein, 2018). Only steps at the diagonal or the window's
@@ -27,7 +27,7 @@ SHAPES = {
     (512, 2): (64, 32, 8, 2),
     (512, 4): (16, 16, 8, 1),
 }
-OF_CODES = SHAPES | {(512, 2): (32, 32, 8, 1)}  # with more, codes of such heads spill
+OF_CODES = SHAPES | {(512, 2): (32, 32, 8, 1)}  # larger shapes spill with quantised KV
 Shape = tuple[int, int, int, int]
 
 
@@ -93,7 +93,7 @@ def _prefill(
     there = (m < num_rows)[:, None] & (d < D)[None, :]
     q = tl.load(q_THD + token[:, None] * q_token + head * q_head + d[None, :], mask=there, other=0.0)
 
-    end = first_position + num_rows  # after the last row's own position
+    end = first_position + num_rows  # one past the last row's position
     seen_by_all = (first_position + 1) // N * N
     if HAS_WINDOW:
         begin = tl.maximum(0, first_seen(first_position, window, CHUNKED))
@@ -138,7 +138,7 @@ def _span(
     B: tl.constexpr, D: tl.constexpr, D_PADDED: tl.constexpr, M: tl.constexpr, N: tl.constexpr, STAGES: tl.constexpr,
     MASKED: tl.constexpr, HAS_WINDOW: tl.constexpr, CHUNKED: tl.constexpr, SOFTCAP: tl.constexpr,
 ):  # fmt: skip
-    """Positions [at_first, at_end), N a step. `MASKED`: a row may not see all of a step; only [begin, end) is read."""
+    """Positions [at_first, at_end), N a step. `MASKED`: some rows don't see all of a step; only [begin, end) is read."""
     d, position = tl.arange(0, D_PADDED), first_position + tl.arange(0, M)
     for at in tl.range(at_first, at_end, N, num_stages=STAGES):
         n = at + tl.arange(0, N)
@@ -164,7 +164,7 @@ def _span(
                 scores *= tl.load(scale_at, mask=known, other=0.0)[None, :]
             else:
                 scores *= tl.load(scale_at)[None, :]
-        if SOFTCAP > 0:  # they come back in units of `scale_log2`
+        if SOFTCAP > 0:  # the result is in units of `scale_log2`
             scores = softcapped(scores * scale_log2, SOFTCAP) / scale_log2
         if MASKED:
             seen = n[None, :] <= position[:, None]

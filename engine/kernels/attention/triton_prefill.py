@@ -1,4 +1,4 @@
-"""Attention of prompts, or of parts of them: causal, variable lengths, loads by the GPU's bulk copy engine (TMA).
+"""Prefill attention: causal, variable lengths, loads by the GPU's bulk copy engine (TMA).
 
 T tokens of S sequences, C positions of their contexts, Hq query heads, Hkv key and value heads, D head size, B block size; a
 program computes M queries of one head, N positions a loop step, with an online softmax (Milakov and Gimelshein, 2018). The copy
@@ -20,8 +20,8 @@ from engine.kernels.device import describe
 from engine.kernels.launch import Kernel
 
 LONG_CONTEXT = 2048  # positions; larger loop steps win beyond (measured on an H200)
-GATHERED_ROWS = 16  # positions of a block that a program copies
-GATHERS_PER_PROCESSOR = 2  # programs; a captured graph's room for blocks is mostly empty
+GATHERED_ROWS = 16  # positions that a program copies of a block
+GATHERS_PER_PROCESSOR = 2  # programs; a captured graph's capacity for blocks is mostly empty
 
 
 def prefill(
@@ -140,11 +140,11 @@ def _prefill(
     sums = tl.zeros((M, D_PADDED), tl.float32)
     top = tl.full((M,), float("-inf"), tl.float32)
     total = tl.zeros((M,), tl.float32)
-    end = first_position + num_rows  # positions up to the last row's own
+    end = first_position + num_rows  # one past the last row's position
     if HAS_WINDOW:
         masked = tl.maximum(0, first_seen(first_position, window, CHUNKED)) // N * N
     else:
-        masked = (first_position + 1) // N * N  # up to here every row sees everything
+        masked = (first_position + 1) // N * N  # up to here no row needs a mask
         for at in tl.range(0, masked, N, num_stages=STAGES):
             sums, top, total = _attend(
                 q,
@@ -200,7 +200,7 @@ def _attend(
     """One loop step: positions [at, at + N) of a context."""
     k = keys.load([context + at, column])
     scores = tl.dot(q, k.T, input_precision="ieee")
-    if SOFTCAP > 0:  # they come back in units of `scale_log2`
+    if SOFTCAP > 0:  # the result is in units of `scale_log2`
         scores = softcapped(scores * scale_log2, SOFTCAP) / scale_log2
     if MASKED:
         n = at + tl.arange(0, N)
@@ -213,7 +213,7 @@ def _attend(
     weights = tl.exp2(scores * scale_log2 - safe_top[:, None])
     decay = tl.exp2(top - safe_top)
     v = values.load([context + at, column])
-    if MASKED:  # later positions are another request's: 0 * NaN would be NaN
+    if MASKED:  # later positions belong to another request: 0 * NaN would be NaN
         v = tl.where((at + tl.arange(0, N) < end)[:, None], v, 0.0)
     sums = tl.dot(weights.to(v.dtype), v, sums * decay[:, None], input_precision="ieee")
     return sums, new_top, total * decay + tl.sum(weights, axis=1)

@@ -1,4 +1,4 @@
-"""Attention of prompts on Hopper: loads, products and softmax in separate groups of warps (Gluon, Triton's lower level).
+"""Prefill attention on Hopper: loads, GEMMs and softmax in separate warp groups (Gluon, Triton's lower level).
 
 The method is FlashAttention 3's (Shah et al., 2024). A program computes 128 queries of one head, 64 in each of two groups of four
 warps; one more warp copies keys and values, N positions a step, into two buffers ahead of them. A group multiplies the next
@@ -32,12 +32,12 @@ COMPUTING_GROUPS = 2  # four warps each
 SWIZZLED_COLUMNS = 64  # 128 bytes, the width of a swizzled part of shared memory
 
 
-_meet = getattr(gl, "thread_barrier", None) or gl.barrier  # its names up to Triton 3.6, and since 3.7
+_meet = getattr(gl, "thread_barrier", None) or gl.barrier  # the names up to Triton 3.6, and since 3.7
 _TYPES = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
 
 
 def reads_pages(block_size: int) -> bool:
-    """Whether contexts can be read in the pool: blocks must be whole copies of 8 rows."""
+    """True if contexts can be read in the pool: blocks must be multiples of 8 rows."""
     return block_size % 8 == 0 and STEP % block_size == 0
 
 
@@ -80,12 +80,12 @@ def prefill(
 
 @functools.cache
 def _arrived(device: torch.device) -> torch.Tensor:
-    """[...] int32: how many parts of a tile each group has done; 0 between launches."""
+    """[...] int32: parts of a tile finished by each group; 0 between launches."""
     return torch.zeros(COMPUTING_GROUPS * describe(device).processors, dtype=torch.int32, device=device)
 
 
 def _descriptor(rows: torch.Tensor, size: list[int]) -> TensorDescriptor:
-    """Tiles of `rows` as the copy engine loads them."""
+    """Tensor descriptor for tiles of `rows`."""
     layout = gl.NVMMASharedLayout.get_default_for(size, _TYPES[rows.dtype])
     return TensorDescriptor(rows, list(rows.shape), list(rows.stride()), size, layout)
 
@@ -100,8 +100,8 @@ def _attend(
     first_row, num_rows = gl.load(tile), gl.load(tile + 1)
     first_position, context = gl.load(tile + 2), gl.load(tile + 3)
     part, parts = gl.load(tile + 5), gl.maximum(gl.load(tile + 6), 1)
-    end = first_position + num_rows  # positions up to the last row's own
-    all_steps = gl.maximum((end + N - 1) // N, 1)  # a tile without rows computes one step and stores nothing
+    end = first_position + num_rows  # one past the last row's position
+    all_steps = gl.maximum((end + N - 1) // N, 1)  # a tile without rows runs one step and stores nothing
     first_step = all_steps * part // parts
     steps = all_steps * (part + 1) // parts - first_step
     q = gl.allocate_shared_memory(DTYPE, [2, M, D], q_rows.layout)
@@ -135,7 +135,7 @@ def _attend(
                 (source, q, buffers, (first_row, row, last_row, column, kv_column, steps), D, M, N, STAGES, PAGE),
             ),
         ],
-        [4, 1],  # warps of the second and third group
+        [4, 1],  # warps of the producer and second consumer groups
         [240, 24],  # registers of their threads: sums and scores need them
     )
 
@@ -145,7 +145,7 @@ def _copy(
     source, q, buffers, work,
     D: gl.constexpr, M: gl.constexpr, N: gl.constexpr, STAGES: gl.constexpr, PAGE: gl.constexpr,
 ):  # fmt: skip
-    """The third group: copy queries, keys and values, each step once both other groups are done with its buffer."""
+    """The producer warps: copy queries, keys and values, each step once both consumer groups released its buffer."""
     q_rows, k_rows, v_rows, blocks_I2 = source
     k, v, q_there, k_there, k_free, v_there, v_free = buffers
     first_row, row, last_row, column, kv_column, steps = work
@@ -167,7 +167,7 @@ def _bring(
     rows, blocks_I2, buffers, there, slot, row, last_row, column,
     D: gl.constexpr, N: gl.constexpr, STAGES: gl.constexpr, PAGE: gl.constexpr,
 ):  # fmt: skip
-    """Copy `N` rows of keys or values, contiguous or by blocks; rows after `last_row` may hold anything."""
+    """Copy `N` rows of keys or values, contiguous or by blocks; rows after `last_row` are undefined."""
     if PAGE == 0:
         tma.async_copy_global_to_shared(rows, [row, column], there, buffers.index(slot))
     else:
@@ -186,7 +186,7 @@ def _compute(
     q, buffers, work, shared,
     HQ: gl.constexpr, D: gl.constexpr, GROUP: gl.constexpr, M: gl.constexpr, N: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    """The first and second group: `M` rows each. A step's scores start before the last step's values are added up."""
+    """The two consumer groups: `M` rows each. A step's scores start before the previous step's values are accumulated."""
     SCORES: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, N, 16])
     SUMS: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, D, 16])
     WEIGHTS: gl.constexpr = gl.DotOperandLayout(0, SUMS, 2)
@@ -194,7 +194,7 @@ def _compute(
     k, v, q_there, k_there, k_free, v_there, v_free = buffers
     out_THD, first_row, num_rows, first_position, column, end, first_step, steps, scale_log2 = work
     position = first_position + GROUP * M - first_step * N + gl.arange(0, M, gl.SliceLayout(1, SCORES))
-    masked = (first_position + GROUP * M + 1) // N - first_step  # from this step on, some rows don't see everything
+    masked = (first_position + GROUP * M + 1) // N - first_step  # from this step on, some rows need a mask
     nothing = gl.zeros((M, N), gl.float32, SCORES)
     sums = gl.zeros((M, D), gl.float32, SUMS)
 
@@ -257,7 +257,7 @@ def _add_up(
     M: gl.constexpr,
     SUMS: gl.constexpr,
 ):
-    """Leave this part's sums for the other parts. The last part done adds all up; the flag says so."""
+    """Write this part's sums for the other parts. The last part to finish combines all; the flag tells."""
     ROW: gl.constexpr = gl.SliceLayout(1, SUMS)
     sums_IHMD, tops_2IHM, totals_at, arrived, item, part, parts = shared
     row = GROUP * M + gl.arange(0, M, ROW)
@@ -294,14 +294,14 @@ def _free(buffer):
 
 @gluon.jit
 def _hide(scores, at, position, N: gl.constexpr, SCORES: gl.constexpr):
-    """Hide from each row the positions after its own."""
+    """Apply the causal mask."""
     n = at + gl.arange(0, N, gl.SliceLayout(0, SCORES))
     return gl.where(n[None, :] <= position[:, None], scores, float("-inf"))
 
 
 @gluon.jit
 def _clean(v, at, end, N: gl.constexpr):
-    """Zero the positions from `end` on, another request's: 0 * NaN would be NaN. Both groups write the same."""
+    """Zero the positions from `end` on, which belong to another request: 0 * NaN would be NaN. Both groups write the same."""
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])
     there = at + gl.arange(0, N, gl.SliceLayout(1, LAYOUT)) < end
     v.store(gl.where(there[:, None], v.load(LAYOUT), 0.0))

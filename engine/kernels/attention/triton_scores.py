@@ -1,4 +1,4 @@
-"""Scores and their sums, as attention kernels share them."""
+"""Scores and softmax sums, as shared by attention kernels."""
 
 import triton
 import triton.language as tl
@@ -8,7 +8,7 @@ LOG2_E = 1.4426950408889634
 
 @triton.jit
 def first_seen(position, window, CHUNKED: tl.constexpr):
-    """As `plan.first_seen`; of chunks, `window` is their positions."""
+    """As `plan.first_seen`; for chunked attention, `window` is the chunk size."""
     if CHUNKED:
         return position // window * window
     else:
@@ -28,7 +28,7 @@ def write_sums(
     sums, total, top, row, d, alone, sequence, item, kv_at, out_SHD, partial_IHD, stats_IH2, sinks_H,
     HQ: tl.constexpr, G: tl.constexpr, D: tl.constexpr, HAS_SINKS: tl.constexpr,
 ):  # fmt: skip
-    """Write what a program of decoding added up: the sequence's output where it was `alone`, or else its item's part."""
+    """Write the sums of a decode program: the sequence's output if it was `alone`, else its item's part."""
     head = kv_at * G + row
     mask = (row < G)[:, None] & (d < D)[None, :]
     if alone != 0:

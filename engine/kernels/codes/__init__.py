@@ -1,4 +1,4 @@
-"""Keys and values as 8-bit codes in the pool, and as numbers everywhere else."""
+"""Quantised keys and values (`kv_cache_dtype`): 8-bit codes in the pool."""
 
 from engine.kernels.codes.codes import KINDS, Codes, Kind, coded, decoded, encoded, numbers_of, opened
 

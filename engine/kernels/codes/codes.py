@@ -16,22 +16,22 @@ MAX_FP8 = 448.0  # the largest number in e4m3
 MAX_INT8 = 127.0
 
 Kind = Literal["fp8", "int8"]
-# The dtypes of page parts: codes, then scales, if there are any. Signed bytes travel as uint8, which every release knows.
+# The dtypes of page parts: codes, then scales, if any. Signed bytes travel as uint8, which every release knows.
 KINDS: dict[Kind, tuple[str, ...]] = {"fp8": ("float8_e4m3fn",), "int8": ("uint8", "float32")}
 
 
 @dataclass(frozen=True, slots=True)
 class Codes:
-    """How a layer's part of the pool stands for numbers."""
+    """The quantisation of a layer's part of the pool."""
 
-    dtype: torch.dtype  # what codes stand for
-    factors: torch.Tensor  # [2] float32, of fp8 keys and of values; of latents [1]
+    dtype: torch.dtype  # the dequantised dtype
+    factors: torch.Tensor  # [2] float32, of fp8 keys and values; [1] for latents
     # [num_blocks, 2, B, Hkv, 1] float32, a view of the pool. None: the codes are fp8.
     scales: torch.Tensor | None = None
 
 
 def encoded(x: torch.Tensor, plane: int, codes: Codes) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return the codes of `x` [..., Hkv, D] as the pool keeps them, keys in plane 0; of int8 also the scales [..., Hkv, 1].
+    """Return the codes of `x` [..., Hkv, D] as stored in the pool, keys in plane 0; for int8 also the scales [..., Hkv, 1].
 
     What is beyond fp8's range becomes its largest number; NaN stays NaN.
     """
@@ -43,7 +43,7 @@ def encoded(x: torch.Tensor, plane: int, codes: Codes) -> tuple[torch.Tensor, to
 
 
 def coded(numbers: torch.Tensor, kind: Kind) -> tuple[torch.Tensor, Codes]:
-    """Return a pool of the codes of `numbers` [num_blocks, 2, B, Hkv, D], with factors of 1: for tests and benchmarks."""
+    """Return a pool of codes of `numbers` [num_blocks, 2, B, Hkv, D], with factors of 1, for tests and benchmarks."""
     dtypes = [getattr(torch, name) for name in KINDS[kind]]
     pages = torch.empty(numbers.shape, dtype=dtypes[0], device=numbers.device)
     scales = [torch.empty((*numbers.shape[:-1], 1), dtype=dtype, device=numbers.device) for dtype in dtypes[1:]]
@@ -57,7 +57,7 @@ def coded(numbers: torch.Tensor, kind: Kind) -> tuple[torch.Tensor, Codes]:
 
 
 def decoded(pages: torch.Tensor, scales: torch.Tensor | None, factor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return the numbers of codes [..., D]."""
+    """Return the dequantised values of codes [..., D]."""
     if scales is None:
         half = _in_half(pages)
         return (pages.float() * factor).to(dtype) if half is None else (half.float() * (factor * 256)).to(dtype)
@@ -65,7 +65,7 @@ def decoded(pages: torch.Tensor, scales: torch.Tensor | None, factor: torch.Tens
 
 
 def _in_half(pages: torch.Tensor) -> torch.Tensor | None:
-    """A CPU's fp8 as float16, 256 times as small: bits are moved, as torch converts one by one. None where it doesn't suit."""
+    """A CPU's fp8 as float16, scaled by 2^-8: a bit shift, as torch converts one by one. None if inapplicable."""
     if pages.is_cuda or not pages.numel():
         return None
     raw = pages.view(torch.int8)
@@ -75,7 +75,7 @@ def _in_half(pages: torch.Tensor) -> torch.Tensor | None:
 
 
 def numbers_of(kv_layer: torch.Tensor, blocks: torch.Tensor, codes: Codes | None) -> torch.Tensor:
-    """Return the keys and values of these blocks of the pool, [*blocks.shape, 2, B, Hkv, D]."""
+    """Return the dequantised keys and values of these blocks, [*blocks.shape, 2, B, Hkv, D]."""
     flat = blocks.flatten()
     pages = kv_layer.index_select(0, flat)
     if codes is not None:
@@ -87,6 +87,6 @@ def numbers_of(kv_layer: torch.Tensor, blocks: torch.Tensor, codes: Codes | None
 def opened(
     kept: Sequence[torch.Tensor], factors: torch.Tensor | None, dtype: torch.dtype
 ) -> tuple[torch.Tensor, Codes | None]:
-    """Return a layer's part of the pool and what is in it, from what it keeps; `factors` None: the numbers themselves."""
+    """Return a layer's part of the pool and its quantisation; `factors` None: it is unquantised."""
     pages, *scales = kept
     return pages, None if factors is None else Codes(dtype, factors, scales[0] if scales else None)

@@ -1,5 +1,5 @@
 # ruff: noqa: SIM300 - Triton compares a compile-time value with what stands on its right
-"""Codes of keys and values inside Triton kernels: the only place that knows how bytes become numbers, and numbers bytes.
+"""KV quantisation inside Triton kernels: the only place that converts between bytes and numbers.
 
 `CODES` says what a pool holds. Bytes are loaded as such: before Ada, Triton has no e4m3, and bits are moved instead.
 """
@@ -13,19 +13,19 @@ from engine.kernels.device import describe
 from engine.kernels.quantised.triton_bytes import e4m3_numbers, e4m3_of_pairs, int8_of_pairs
 
 NUMBERS, INT8, FP8, FP8_BY_BITS = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
-# 1.5 * 2^23, whose bits are 0x4B400000: adding it leaves no places behind the point.
+# 1.5 * 2^23, whose bits are 0x4B400000: adding it rounds to an integer.
 _ROUND = tl.constexpr(12582912.0)
 # Factor of e4m3 in `of_pairs`, and the magnitude from which a NaN's code becomes infinite.
 PAIR_TIMES, PAIR_TIMES_TOLD = tl.constexpr(1 / 256), tl.constexpr(144.0)
 
 
 def kind_of(codes: Codes | None, device: torch.device) -> int:
-    """`CODES` for the kernels."""
+    """The constant `CODES` of the kernels."""
     if codes is None:
         return int(NUMBERS.value)
     if codes.scales is not None:
         return int(INT8.value)
-    # The interpreter's conversions flush what is below e4m3's normal numbers.
+    # The interpreter's conversions flush e4m3's subnormal numbers.
     return int(FP8.value if describe(device).has_tma else FP8_BY_BITS.value)
 
 
@@ -37,7 +37,7 @@ def bytes_of(kv_layer: torch.Tensor, codes: Codes | None) -> torch.Tensor:
 
 
 def scales_of(codes: Codes | None) -> tuple[torch.Tensor | None, torch.Tensor | None, int, int]:
-    """The kernels' arguments: factors, scales, and the scales' strides from block to block and from keys to values."""
+    """The kernels' arguments: factors, scales, and the scales' strides between blocks and between keys and values."""
     if codes is None:
         return None, None, 0, 0
     if codes.scales is None:
@@ -48,7 +48,7 @@ def scales_of(codes: Codes | None) -> tuple[torch.Tensor | None, torch.Tensor | 
 
 @triton.jit
 def widened(kept, dtype: tl.constexpr, CODES: tl.constexpr):
-    """Return loaded values as numbers of `dtype` without their factor: exact, as they have at most 8 significant bits."""
+    """Return loaded values as `dtype` without their factor: exact, as they have at most 8 significant bits."""
     if CODES == NUMBERS:
         return kept
     elif CODES == FP8 and dtype == tl.float32:
@@ -61,7 +61,7 @@ def widened(kept, dtype: tl.constexpr, CODES: tl.constexpr):
         number = bits.to(tl.float32, bitcast=True) * 1.329227995784916e36  # 2^120: from e4m3's exponents to float32's
         return tl.where((wide & 0x7F) == 0x7F, float("nan"), number).to(dtype)
     else:
-        # In the mantissa of 1.5 * 2^23: a GPU's conversion of integers is several times slower.
+        # An integer in the mantissa of 1.5 * 2^23: a GPU's integer conversion is several times slower.
         return ((kept.to(tl.int32) + 0x4B400000).to(tl.float32, bitcast=True) - _ROUND).to(dtype)
 
 
@@ -89,7 +89,7 @@ def of_pairs(
 
 @triton.jit
 def in_fp8(x, factor, CODES: tl.constexpr):
-    """The e4m3 code, a byte, of each x / factor; and what it stands for. To the nearest, ties to even; NaN stays NaN."""
+    """The e4m3 code of each x / factor, and its value. Rounds to nearest even; NaN stays NaN."""
     number = x.to(tl.float32) / factor
     small = tl.minimum(tl.abs(number), 448.0) * 7.52316384526264e-37  # 2^-120: e4m3's subnormal numbers are float32's
     bits = small.to(tl.int32, bitcast=True)
@@ -109,7 +109,7 @@ def largest_of(x, inside):
 
 @triton.jit
 def in_int8(x, largest):
-    """The code of each x [rows, D], of which `largest` [rows, 1] is the largest magnitude; and what it stands for."""
+    """The code of each x [rows, D], given the largest magnitude `largest` [rows, 1], and its value."""
     steps = tl.where(largest > 0, 127.0 / largest, 0.0)
     rounded = (x.to(tl.float32) * steps + _ROUND) - _ROUND
     return rounded.to(tl.int8), (rounded * (largest / 127.0)).to(x.dtype)

@@ -1,4 +1,4 @@
-"""The gated delta rule (Yang, Kautz and Hatamizadeh, 2024): a layer that keeps a state instead of keys and values.
+"""The gated delta rule (Yang, Kautz and Hatamizadeh, 2024): linear attention with a recurrent state instead of a KV cache.
 
 Reading order: `plan` (where states are, and which tokens change them), `convolution`, `walk`, `rule`, `channel_rule` and `gate`
 in plain torch, and their Triton versions.

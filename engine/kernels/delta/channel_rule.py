@@ -1,4 +1,4 @@
-"""The delta rule with a decay for each channel of a key (Kimi's), in plain torch. T tokens, H heads, Dk and Dv their sizes.
+"""The delta rule with per-channel decay (Kimi's KDA), in plain torch. T tokens, H heads, Dk and Dv their sizes.
 
 For each head, with a token's decays exp(g) [Dk] and strength beta: S = diag(exp(g)) S; S += k (beta (v - S^T k))^T; the output
 is S^T q.
@@ -14,7 +14,7 @@ from engine.kernels.delta.rule import unit
 from engine.kernels.delta.walk import walk
 from engine.kernels.twin import twin
 
-# Tokens that are computed at once. Each pair has a decay for each channel: that of two parts of a tile has no bound.
+# Tokens computed at once. Each pair has a decay for each channel, whose ratio across longer tiles is unbounded.
 PIECE = 16
 
 

@@ -1,4 +1,4 @@
-"""A causal convolution of each channel alone, whose last inputs a block keeps. T tokens, C channels, K taps."""
+"""A causal depthwise convolution, whose last inputs are kept in a block. T tokens, C channels, K taps."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def convolve(
 def _step(
     inputs: torch.Tensor, taps: torch.Tensor, last: torch.Tensor, steps: list[tuple[int, int, int]], sums: torch.Tensor
 ) -> None:
-    """The next token of several sequences at once: their rows, and the blocks read and written."""
+    """The next token of several sequences: their rows, and the blocks read and written."""
     rows, sources, targets = (list(each) for each in zip(*steps, strict=True))
     before = last[sources]
     if new := [at for at, source in enumerate(sources) if source < 0]:

@@ -1,4 +1,4 @@
-"""State updates of a pass by tokens, and the places of a layer's numbers in its product.
+"""State updates of a pass, and the column layout of a layer's projection.
 
 A token reads the state that the token before it left, and writes its own one's place. That is the same place but at a
 checkpoint, which never changes again. A state has several blocks, so each layer has its block of each state.
@@ -14,8 +14,8 @@ import torch
 
 from engine.arrays import Integers, Ints, Longs
 
-TILE_ROWS = 64  # tokens of a prompt that are computed at once
-# Values in place of a state's block id: no state, or the state that the tile before left.
+TILE_ROWS = 64  # tokens of a prompt computed at once
+# Values in place of a state's block id: no state, or the preceding tile's.
 NOTHING, CARRIED = -1, -2
 
 
@@ -36,21 +36,21 @@ class StateBatch:
 class KeptState:
     """One layer's array of each state."""
 
-    number: int  # which of the state's blocks has it
+    number: int  # its block within the state
     kept: torch.Tensor  # [num_blocks, planes, 1, heads, dim], a strided view of the pool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Columns:
-    """Where the numbers of each key head's group are in a row of the product."""
+    """Columns of each key head's group in a row of the projection."""
 
     first: int
-    step: int  # from one group to the next
+    step: int  # stride between groups
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """Some columns of a product: `groups` times `width` of them."""
+    """A run of columns: `groups` times `width`."""
 
     columns: Columns
     groups: int
@@ -64,12 +64,12 @@ class Span:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Channels:
-    """The inputs of a convolution: one to three spans of a product side by side."""
+    """The inputs of a convolution: one to three adjacent spans of columns."""
 
     spans: tuple[Span, ...]
-    taps: int  # inputs that it reads: a token's own and those before it
-    has_silu: bool = True  # behind the sum
-    # First columns of what multiplies the inputs, and of what multiplies the outputs.
+    taps: int  # inputs read: the token's own and those before it
+    has_silu: bool = True  # after the sum
+    # First columns of the gates on the inputs, and of the gates on the outputs.
     gates: tuple[int, int] | None = None
 
     @property
@@ -96,20 +96,20 @@ class Channels:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaHeads:
-    """The heads of a layer. `ratio` value heads share a key head, and are a group with it."""
+    """The heads of a layer. `ratio` value heads share a key head, and form a group with it."""
 
     num_key_heads: int
     ratio: int
     key_dim: int  # numbers of a head
     value_dim: int
-    taps: int  # inputs that the convolution reads: a token's own and those before it
+    taps: int  # inputs of the convolution: the token's own and those before it
     q: Columns
     k: Columns
     v: Columns
     z: Columns  # the output's gate
     b: Columns
     a: Columns
-    most_strength: float = 1.0  # what the sigmoid of b is multiplied by
+    most_strength: float = 1.0  # factor of the sigmoid of b
 
     @property
     def num_value_heads(self) -> int:
@@ -125,7 +125,7 @@ class DeltaHeads:
 
     @property
     def channels(self) -> Channels:
-        """The convolution's channels: queries, keys and values side by side."""
+        """The convolution's channels: queries, keys and values in sequence."""
         parts = ((self.q, self.key_dim), (self.k, self.key_dim), (self.v, self.ratio * self.value_dim))
         spans = tuple(Span(columns=columns, groups=self.num_key_heads, width=width) for columns, width in parts)
         return Channels(spans=spans, taps=self.taps)
@@ -138,7 +138,7 @@ class DeltaHeads:
 def deal_out_states(
     starts: Longs, ends: Longs, rows: Longs, tables: Ints, *, block_size: int
 ) -> tuple[Integers, Integers]:
-    """Cut prompts, positions [start, end) from row `rows` on, into tiles that end where a state's place does.
+    """Split prompts, positions [start, end) from row `rows` on, into tiles that end where the state's block changes.
 
     Returns tiles and runs.
 
@@ -160,12 +160,12 @@ def deal_out_states(
 
 
 def max_tiles(num_tokens: int, num_prompts: int, block_size: int) -> int:
-    """The most tiles that `deal_out_states` makes of prompts with so many tokens together."""
+    """Upper bound of the tiles that `deal_out_states` makes of prompts with so many tokens."""
     return num_tokens // TILE_ROWS + num_tokens // block_size + 2 * num_prompts
 
 
 def _cuts(start: int, end: int, table: list[int], block_size: int) -> Iterator[tuple[int, int, bool]]:
-    """Tiles from `start` on: the first position, the tokens, and whether the next token's state has another place."""
+    """Tiles from `start` on: first position, number of tokens, and True if the next token's state is in another block."""
     while start < end:
         place, block = table[start // block_size], start // block_size + 1
         while block * block_size < min(end, start + TILE_ROWS) and table[block] == place:

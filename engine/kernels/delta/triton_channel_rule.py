@@ -97,7 +97,7 @@ def _step(
 
 @triton.jit
 def _logarithms(decays, decay_H, bias_HD, row, there, head, d, DECAYS: tl.constexpr, DK: tl.constexpr):
-    """Return the log decay of each channel of each token, [.., Dk]. Rows that aren't there change nothing."""
+    """Return the log decay of each channel of each token, [.., Dk]. Missing rows get 0."""
     inside = there[:, None] & (d < DK)[None, :]
     a = tl.load(decays + row[:, None] * DECAYS + head * DK + d[None, :], mask=inside, other=0.0).to(tl.float32)
     a += tl.load(bias_HD + head * DK + d, mask=d < DK, other=0.0)[None, :]
@@ -143,7 +143,7 @@ def _pairs(
             k = unit_rows(keys, row, there, d, C, DK, EPS)
             g = _logarithms(decays, decay_H, bias_HD, row, there, head, d, DECAYS, DK)
             beta = _strengths(x, row, there, head, ROW, B, B_STEP)
-            # From the last token to the first: of each row, the decay since that token.
+            # A reverse scan: for each row, the decay since that token.
             since = tl.zeros((SIZE, DK_PADDED), tl.float32)
             known, seen = tl.zeros((SIZE, SIZE), tl.float32), tl.zeros((SIZE, SIZE), tl.float32)
             for step in range(SIZE):
@@ -158,7 +158,7 @@ def _pairs(
             is_row = (block == piece)[:, None, None, None]
             system = tl.where(is_row & (block == piece)[None, None, :, None], known[None, :, None, :], system)
             q, k = q * tl.exp(since), k * tl.exp(since)
-            between = tl.zeros((DK_PADDED,), tl.float32)  # decay of the pieces between
+            between = tl.zeros((DK_PADDED,), tl.float32)  # decay of the pieces in between
             for back in range(piece):
                 earlier = piece - 1 - back
                 before, whole = first + earlier * SIZE + i, i < SIZE
@@ -190,7 +190,7 @@ def _tiles(
     inside = (d < DK)[:, None] & (n < DV)[None, :]
     at = head * (DK * DV) + d[:, None] * DV + n[None, :]
     state = tl.zeros((DK_PADDED, COLUMNS), tl.float32)
-    # Moved out of the loop, what is the same in all steps would fill the registers.
+    # Hoisting loop invariants would fill the registers.
     for step in tl.range(num_tiles, disable_licm=True):
         tile = tiles_I8 + (first_tile + step) * 8
         first, count = tl.load(tile).to(tl.int64), tl.load(tile + 1)
@@ -212,7 +212,7 @@ def _tiles(
         seen = tl.load(seen_IHMM + pairs, mask=there[:, None] & (m[:, None] >= m[None, :]), other=0.0)
         out = tl.dot(seen, added, out, input_precision=PRECISION)
         tl.store(out_THD + (row[:, None] * H + head) * DV + n[None, :], out.to(out_THD.dtype.element_ty), mask=written)
-        # Keys are read again: kept until here, they had no room in registers.
+        # Keys are reloaded: there are no registers to keep them.
         k = unit_rows(mixed_TC + H * DK + head * DK, row, there, d, C, DK, EPS)
         later = _logarithms(decays, decay_H, bias_HD, row + 1, m + 1 < count, head, d, DECAYS, DK)
         left = k * tl.exp(tl.cumsum(later, axis=0, reverse=True))

@@ -48,7 +48,7 @@ def convolve(
 
 
 def _columns(channels: Channels) -> tuple[int, ...]:
-    """For each of three spans its first channel, width, first column and step. Those that aren't there begin at the end."""
+    """For each of three spans: first channel, width, first column and stride. Missing spans begin at the end."""
     found, begin = list[int](), 0
     for span in channels.spans:
         found += [begin, span.width, span.columns.first, span.columns.step]
@@ -62,7 +62,7 @@ def _input(
     B: tl.constexpr, B_WIDTH: tl.constexpr, B_FIRST: tl.constexpr, B_STEP: tl.constexpr,
     C: tl.constexpr, C_WIDTH: tl.constexpr, C_FIRST: tl.constexpr, C_STEP: tl.constexpr, GATE: tl.constexpr,
 ):  # fmt: skip
-    """A channel's input in a row of the product, which begins there."""
+    """A channel's input in a row of the projection, which begins there."""
     column = A_FIRST + c // A_WIDTH * A_STEP + c % A_WIDTH
     column = tl.where(c >= B, B_FIRST + (c - B) // B_WIDTH * B_STEP + (c - B) % B_WIDTH, column)
     column = tl.where(c >= C, C_FIRST + (c - C) // C_WIDTH * C_STEP + (c - C) % C_WIDTH, column)

@@ -60,7 +60,7 @@ def delta_rule(
 
 @triton.jit
 def _decay(a, decay, bias):
-    """The logarithm of what a token leaves of the state."""
+    """The logarithm of a token's decay of the state."""
     return -tl.exp(decay) * softplus(a.to(tl.float32) + bias)
 
 
@@ -109,7 +109,7 @@ def _strengths(
     ROW: tl.constexpr, RATIO: tl.constexpr, B: tl.constexpr, B_STEP: tl.constexpr, A: tl.constexpr, A_STEP: tl.constexpr,
     MOST: tl.constexpr,
 ):  # fmt: skip
-    """Beta, and the logarithms of the decay up to each row, both [M]. Rows that aren't there change nothing."""
+    """Beta, and the cumulative log decays, both [M]. Missing rows get 0."""
     group = head // RATIO
     b = tl.load(x + row * ROW + B + group * B_STEP + head % RATIO, mask=there, other=0.0)
     a = tl.load(x + row * ROW + A + group * A_STEP + head % RATIO, mask=there, other=0.0)
@@ -119,7 +119,7 @@ def _strengths(
 
 @triton.jit
 def _ratios(total, m, strictly: tl.constexpr):
-    """Decay from a token (column) to a later one (row); 0 elsewhere."""
+    """Decay from one token (column) to a later one (row); 0 elsewhere."""
     seen = m[:, None] > m[None, :] if strictly else m[:, None] >= m[None, :]
     return tl.exp(tl.where(seen, total[:, None] - total[None, :], float("-inf")))
 

@@ -1,4 +1,4 @@
-"""How tokens go through the states of their sequences, in plain torch: one of a sequence at a time, or the tiles of prompts."""
+"""The recurrence over states in plain torch: one token of each sequence, or the tiles of prompts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 from engine.kernels.delta.plan import CARRIED, StateBatch
 
-# Takes a state and a token's parts, or those of several tokens; returns what is read, and the state after them.
+# Takes a state and a token's parts, or those of several tokens; returns the output, and the state after them.
 Advance = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 
 
@@ -21,7 +21,7 @@ def walk(
     step: Advance,
     tile: Advance,
 ) -> None:
-    """Give `out` [T, ...] what each token reads, and change the states `kept` [num_blocks, ...].
+    """Write each token's output to `out` [T, ...], and update the states `kept` [num_blocks, ...].
 
     Each of `parts` [T, ...] has something of each token. `step` takes one token, `tile` several of one sequence.
     """

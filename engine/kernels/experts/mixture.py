@@ -1,4 +1,4 @@
-"""The experts' MLPs, each of its own tokens. T tokens, E experts, K experts a token, H hidden size, I intermediate size."""
+"""The experts' MLPs. T tokens, E experts, K experts a token, H hidden size, I intermediate size."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class Experts:
     gate_up_bias: torch.Tensor | None = None  # [E, 2 I]
     down_bias: torch.Tensor | None = None  # [E, H]
     clamp: Clamp | None = None  # None: silu(gate) * up
-    weighs_inputs: bool = False  # a weight multiplies what an expert reads, not its result
+    weighs_inputs: bool = False  # the routing weight scales an expert's input, not its output
     activation: str = "silu"  # or "gelu_tanh"; "relu2": without a gate
-    identities: int = 0  # experts behind these, without matrices: they give what they read
+    identities: int = 0  # identity experts after these, without matrices
 
     @property
     def num_experts(self) -> int:
@@ -50,25 +50,25 @@ class Experts:
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """The clamp's alpha and limit; without a clamp silu's alpha, and a limit that nobody reads."""
+        """The clamp's alpha and limit; without a clamp silu's alpha, and an unused limit."""
         return (1.0, 0.0) if self.clamp is None else (self.clamp.alpha, self.clamp.limit)
 
     def sides(self, *, first: bool) -> int:
-        """Rows of the first or the second product that become one number."""
+        """Rows of the first or the second GEMM that are combined into one output."""
         return 2 if first and self.activation != "relu2" else 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Product:
-    """One of the two products of a layer's experts, as kernels are given it. P = T K pairs in S tiles."""
+    """One of the two GEMMs of a layer's experts, as passed to kernels. P = T K pairs in S tiles."""
 
     x: torch.Tensor  # [T, H], or [P, I] for the second
     experts: Experts
     weights: torch.Tensor  # [T, K]
     out: torch.Tensor  # [P, I], or [K, T, H]
     order: torch.Tensor  # [P], those of an expert in a row
-    tiles: torch.Tensor  # [S, 4]; where each pair is alone, the experts chosen [T, K]
-    tile: int  # pairs; 0: one each, without an order
+    tiles: torch.Tensor  # [S, 4]; for ungrouped pairs, the selected experts [T, K]
+    tile: int  # pairs; 0: one each, ungrouped
     first: bool
 
     @property
@@ -83,12 +83,12 @@ class Product:
 
     @property
     def sides(self) -> int:
-        """Rows that become one number."""
+        """Rows that are combined into one output."""
         return self.experts.sides(first=self.first)
 
     @property
     def outputs(self) -> int:
-        """Numbers of a pair."""
+        """Outputs of a pair."""
         return self.out.shape[-1]
 
     @property
@@ -106,21 +106,21 @@ class Product:
 
     @property
     def flags(self) -> tuple[bool, int, bool, bool, bool, bool]:
-        """The product's variant: its sides, and what follows sums: plus a bias, times a pair's weight, clamped, gelu not silu."""
+        """The variant: sides, and the epilogue: plus a bias, times a pair's weight, clamped, gelu instead of silu."""
         experts, clamped = self.experts, self.first and self.experts.clamp is not None
         weighted, has_gelu = self.first == experts.weighs_inputs, experts.activation == "gelu_tanh"
         return self.first, self.sides, self.bias is not None, weighted, clamped, has_gelu
 
     @property
     def behind(self) -> tuple[torch.Tensor | int | float, ...]:
-        """The arguments of every kernel after `x` and the matrices. Nobody reads a bias that is not there."""
+        """The common kernel arguments after `x` and the matrices. A missing bias is never read."""
         bias = self.weights if self.bias is None else self.bias
         return self.out, bias, self.weights, self.order, self.tiles, self.weights.shape[0], *self.experts.bounds
 
 
 @twin("engine.kernels.experts.triton_mixture")
 def mixture(x: torch.Tensor, choice: Choice, experts: Experts) -> torch.Tensor:
-    """Return the weighted sum of each token's experts [T, H], or its terms [K, T, H] for a kernel that adds up as it reads.
+    """Return the weighted sum of each token's experts [T, H], or its terms [K, T, H] for a kernel that adds them as it reads.
 
     `x` [T, H]. A token's result depends on no other token, but for the order of float32 sums that a number of tokens selects.
     """
@@ -141,7 +141,7 @@ def mixture(x: torch.Tensor, choice: Choice, experts: Experts) -> torch.Tensor:
 
 
 def given(x: torch.Tensor, choice: Choice, experts: Experts, out: torch.Tensor | None = None) -> torch.Tensor:
-    """Return the terms [K, T, H] of experts without matrices, and zeros for the others; in float32, or in `out`."""
+    """Return the terms [K, T, H] of identity experts, and zeros for the others; in float32, or in `out`."""
     own = choice.weights.masked_fill(choice.ids < experts.num_experts, 0.0)
     return torch.mul(x, own.T[..., None], out=out)
 
@@ -161,7 +161,7 @@ def _product(x: torch.Tensor, matrices: Matrices, index: int, bias: torch.Tensor
 
 
 def _elements(matrices: Matrices) -> torch.Tensor:
-    """Something of every expert."""
+    """Selects some experts."""
     if isinstance(matrices, torch.Tensor):
         return matrices
     return matrices.weight if isinstance(matrices, Fp8Matrix) else matrices.codes

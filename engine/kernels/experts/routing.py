@@ -1,4 +1,4 @@
-"""From a token's hidden state to its experts and their weights. T tokens, E experts, K experts a token, P partial sums."""
+"""Routing of a token to its experts with weights. T tokens, E experts, K experts a token, P partial sums."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def route(
 
 
 def _among_near(compared: torch.Tensor, scores: torch.Tensor, ids: torch.Tensor, near: float) -> torch.Tensor:
-    """The weight [T, K] of each chosen logit in a softmax with those that are not chosen before it, and near it."""
+    """Softmax weight [T, K] of each selected expert over the not-yet-selected experts whose logits are within `near`."""
     weights, is_left = [], compared > float("-inf")
     for chosen in ids.split(1, dim=-1):
         own = scores.gather(-1, chosen)
@@ -67,7 +67,7 @@ def _scores(logits: torch.Tensor, score: Score) -> torch.Tensor:
 
 
 def _within_groups(scores: torch.Tensor, rule: RoutingRule) -> torch.Tensor:
-    """The scores [T, E], -inf outside the groups that are worth most."""
+    """The scores [T, E], -inf outside the best groups."""
     if rule.groups_kept == rule.num_groups:
         return scores
     grouped = scores.unflatten(-1, (rule.num_groups, -1))

@@ -1,4 +1,4 @@
-"""How a model chooses a token's experts: plain values."""
+"""A model's rule for choosing a token's experts: plain values."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class Score(Enum):
 
     SOFTMAX = auto()  # over all experts
     SIGMOID = auto()  # each alone
-    SOFTMAX_OF_CHOSEN = auto()  # the highest logits are chosen, then weigh against each other
+    SOFTMAX_OF_CHOSEN = auto()  # top-k of the logits, then softmax over them
     NEAR_OF_CHOSEN = auto()  # each of the highest weighs against what is left, near it
 
 
@@ -24,14 +24,14 @@ class GroupScore(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoutingRule:
-    """A token's experts are those with the highest scores, among the groups with the highest ones."""
+    """Top-k experts by score, within the top-k groups."""
 
     chosen: int  # experts a token
     score: Score = Score.SOFTMAX
     num_groups: int = 1
     groups_kept: int = 1
     group_score: GroupScore = GroupScore.BEST
-    renormalised: bool = False  # the chosen experts' weights add up to `scale`
+    renormalised: bool = False  # the weights sum to `scale`
     scale: float = 1.0
-    near: float = 0.0  # share of the larger of two logits that they differ by
-    smallest_sum: float = 1e-20  # weights are divided by no smaller one
+    near: float = 0.0  # maximum difference of two logits, relative to the larger one
+    smallest_sum: float = 1e-20  # lower bound of the weights' divisor

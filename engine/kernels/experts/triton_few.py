@@ -1,5 +1,5 @@
 # ruff: noqa: SIM108 - Triton decides an `if` of constants at compile time, an expression at run time
-"""Experts' products for few tokens: the weights are streamed once, at memory speed. M pairs of a tile, N outputs, K inputs.
+"""The experts' GEMMs for few tokens: weights are streamed once, at memory speed. M pairs of a tile, N outputs, K inputs.
 
 The weight tile is the tensor core's wide operand, the few tokens its narrow one (as in `triton_linear`). The second product
 begins while the first one runs and asks for its first weights: the experts are known by then.
@@ -19,20 +19,20 @@ from engine.kernels.quantised.triton_bytes import weights_as
 from engine.kernels.triton_activation import gelu_tanh
 from engine.kernels.triton_linear import prefetch
 
-PREFETCH_ELEMENTS = 256  # leading ones of each weight row of the second product
+PREFETCH_ELEMENTS = 256  # prefetched elements of each weight row of the second GEMM
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A program's part of a product."""
+    """The tile shape of a program."""
 
     outputs: int
-    inputs: int  # a loop step takes
+    inputs: int  # K elements of a loop step
     stages: int
     warps: int
 
 
-# Token-expert pairs a tile (0: one) -> shapes for gate and up, and for down. Measured on an H200: 128 experts of 768 over
+# Token-expert pairs a tile (0: one) -> tile shapes for gate and up, and for down. Measured on an H200: 128 experts of 768 over
 # 2048, 8 a token.
 SHAPES: dict[int, tuple[Shape, Shape]] = {
     0: (Shape(64, 64, 4, 4), Shape(64, 128, 4, 4)),
@@ -40,12 +40,12 @@ SHAPES: dict[int, tuple[Shape, Shape]] = {
     32: (Shape(64, 128, 4, 4), Shape(64, 128, 3, 4)),
     64: (Shape(64, 64, 4, 4), Shape(128, 64, 4, 4)),
 }
-# Gate and up of pairs alone, while each program has a processor for itself.
+# Tile shape for ungrouped token-expert pairs while one wave of programs fits the GPU.
 ONE_ROUND = Shape(64, 64, 6, 4)
 
 
 def write(product: Product) -> None:
-    """Write each pair's activation, or its weighted result to its place."""
+    """Write each pair's activation, or its weighted output, in place."""
     stored, x, tile, first = product.matrices, product.x, product.tile, product.first
     matrices, scales, kind, block = stored, None, 0, (1, 1)
     if isinstance(stored, Fp8Matrix):
@@ -78,7 +78,7 @@ def write_result(
     WEIGHTED: tl.constexpr,
     CLAMPED: tl.constexpr, GELU: tl.constexpr, AXIS: tl.constexpr,
 ):  # fmt: skip
-    """Write the activation of the pairs [BM], or their weighted results, each to its place.
+    """Write the activation of the pairs [BM], or their weighted outputs, each in place.
 
     Products [BN, BM], or [BM, BN]: AXIS is that of the outputs.
     """
@@ -128,7 +128,7 @@ def _few(
     GELU: tl.constexpr, RAGGED: tl.constexpr, PREFETCH: tl.constexpr, PDL: tl.constexpr, STAGES: tl.constexpr,
     SCALES: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BY_BITS: tl.constexpr,
 ):  # fmt: skip
-    """`x` is [T, K] for the first product, else [P, K]. With two SIDES the matrices [E, 2 N, K] have a gate's rows first.
+    """`x` is [T, K] for the first GEMM, else [P, K]. With two SIDES the matrices [E, 2 N, K] have the gate's rows first.
 
     SCALES of 8-bit floats: 0 none, 1 one for each row, 2 one for each block.
     """

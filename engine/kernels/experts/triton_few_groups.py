@@ -1,4 +1,4 @@
-"""Experts' products with matrices in groups of 4 or 8 bits, see `groups`. M pairs of a tile, N outputs, K inputs.
+"""The experts' GEMMs with matrices in groups of 4 or 8 bits, see `groups`. M pairs of a tile, N outputs, K inputs.
 
 Tiles are those of `triton_few`: the codes of a tile are read from memory, made numbers in registers, and multiplied with up to 64
 pairs. More go to `triton_many_codes` where the device has room for its tiles.
@@ -22,7 +22,7 @@ ROOM = 72 << 10
 
 
 def write(product: Product) -> None:
-    """Write each pair's activation, or its weighted result to its place."""
+    """Write each pair's activation, or its weighted output, in place."""
     matrices, x = product.matrices, product.x
     assert isinstance(matrices, Groups)
     pdl, rows = describe(x.device).has_tma, max(16, product.tile)
@@ -46,7 +46,7 @@ def _few_groups(
     W: tl.constexpr, G: tl.constexpr, GROUP: tl.constexpr, BITS: tl.constexpr, MIDDLE: tl.constexpr, HAS_ZEROS: tl.constexpr,
     HAS_MINIMUMS: tl.constexpr, E2M1: tl.constexpr, LEVELS: tl.constexpr, PLAIN: tl.constexpr,
 ):  # fmt: skip
-    """`x` is [T, K] for the first product, else [P, K]. The rows of a gate come before the N of up."""
+    """`x` is [T, K] for the first GEMM, else [P, K]. The gate's rows precede the N of up."""
     COLUMNS: tl.constexpr = W * 32 // BITS
     BLOCKS: tl.constexpr = (K + COLUMNS - 1) // COLUMNS
     tile = tl.program_id(1)

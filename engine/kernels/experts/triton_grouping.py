@@ -1,4 +1,4 @@
-"""Pairs of tokens and experts, grouped by expert and cut into tiles, without a word from the host.
+"""Token-expert pairs, sorted by expert and split into tiles on the device.
 
 P pairs, E experts, S tiles of at most M pairs. Each expert owns as many tiles as it can need: those from (pairs before its own)
 // M + its number on. So every program finds its own place by counting, and S = P // M + E is known before.
@@ -12,12 +12,12 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from engine.kernels.device import describe
 from engine.kernels.launch import Kernel
 
-TILE_COLUMNS = 4  # expert (-1: nothing to do), first place in the order, pairs
-BLOCK = 4096  # pairs that a loop step counts, at most
+TILE_COLUMNS = 4  # expert (-1: none), first index in the order, pairs
+BLOCK = 4096  # pairs counted by a loop step, at most
 
 
 def group(ids: torch.Tensor, num_experts: int, tile: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the pairs [P] int32, those of an expert in a row and in order, and tiles [S, 4] int32.
+    """Return the pairs [P] int32, sorted by expert, and tiles [S, 4] int32.
 
     `ids` [T, K] int32; -1: no expert computes the pair, and it is in no tile.
     """
@@ -47,7 +47,7 @@ def _group(ids_P, order_P, tiles_S4, num_pairs, M: tl.constexpr, BLOCK: tl.const
         own += (ids == expert).to(tl.int32)
     first, count = tl.sum(before, axis=0), tl.sum(own, axis=0)
     tile = first // M + expert
-    # Pairs of no expert leave tiles behind the last expert's own.
+    # Pairs without an expert leave empty tiles at the end.
     last = tl.where(expert == tl.num_programs(0) - 1, num_pairs, first + count) // M + expert
     for index in range(tile, last + 1):
         done = (index - tile) * M

@@ -1,5 +1,5 @@
 # ruff: noqa: SIM108 - Triton decides an `if` of constants at compile time, an expression at run time
-"""Experts' products for many tokens: tiles of an expert's tokens, weights by the bulk copy engine. M pairs of a tile, N outputs.
+"""The experts' GEMMs for many tokens: tiles of an expert's tokens, weights by TMA. M pairs of a tile, N outputs.
 
 The tokens of a tile lie anywhere, so their rows are gathered; the weights' tiles are rectangles of one tall matrix, whose rows
 beyond an expert's own are computed and not written.
@@ -19,10 +19,10 @@ from engine.kernels.launch import Kernel
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A program's part of a product."""
+    """The tile shape of a program."""
 
     outputs: int
-    inputs: int  # a loop step takes
+    inputs: int  # K elements of a loop step
     stages: int
     warps: int
 
@@ -32,7 +32,7 @@ ONE_SHAPE = Shape(256, 64, 4, 8)
 
 
 def write(product: Product) -> None:
-    """Write each pair's activation, or its weighted result to its place."""
+    """Write each pair's activation, or its weighted output, in place."""
     x, shape = product.x, GATED_SHAPE if product.sides == 2 else ONE_SHAPE
     num_outputs, num_inputs = product.outputs, x.shape[1]
     step = min(shape.inputs, max(16, triton.next_power_of_2(num_inputs)))
@@ -58,7 +58,7 @@ def _many(
     RAGGED: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
-    """`x` is [T, K] for the first product, else [P, K]."""
+    """`x` is [T, K] for the first GEMM, else [P, K]."""
     tile = tl.program_id(1)
     first_output = tl.program_id(0) * BN
     expert = tl.load(tiles_S4 + tile * 4)
@@ -67,7 +67,7 @@ def _many(
         m, k = tl.arange(0, BM), tl.arange(0, BK)
         n = first_output + tl.arange(0, BN)
         there = m < count
-        # Places beyond the tile's own take its first row: what is computed for them is not written.
+        # Rows beyond the tile's own repeat its first row, and their results are not written.
         pair = tl.load(order_P + first + tl.where(there, m, 0))
         x_row = (pair // CHOSEN if FIRST else pair).to(tl.int64) * K
         x_at = x + x_row[:, None] + k[None, :]

@@ -1,5 +1,5 @@
 # ruff: noqa: SIM108 - Triton decides an `if` of constants at compile time, an expression at run time
-"""Experts' products for many tokens with codes of 4 or 8 bits. M pairs of a tile, N outputs, K inputs.
+"""The experts' GEMMs for many tokens with 4-bit or 8-bit codes. M pairs of a tile, N outputs, K inputs.
 
 The weights are the tensor core's wide operand: each code becomes a number once, in registers, for all pairs of a tile. A gate's
 rows and those of up share a program's rows, so one sum holds both. Codes are a few bytes of a step beside its gathered tokens:
@@ -19,16 +19,16 @@ from engine.kernels.quantised.triton_codes import accumulate
 from engine.kernels.quantised.triton_groups import constants, dtypes, operands, stages_of
 
 TILE = 128  # pairs
-# A program's weight rows; half of them are a gate's, half of up.
+# A program's weight rows; half of them are the gate's, half are up's.
 ROWS, WARPS = 128, 8
 # Bytes for the groups' blocks in flight.
 ROOM = 200 << 10
-# A loop step's inputs: K is a multiple of them, see `formats.fp8`.
+# K elements of a loop step: they divide K, see `formats.fp8`.
 FP8_STAGES, FP8_INPUTS = 4, 64
 
 
 def write(product: Product) -> None:
-    """Write each pair's activation, or its weighted result to its place."""
+    """Write each pair's activation, or its weighted output, in place."""
     matrices, x = product.matrices, product.x
     grid = (triton.cdiv(product.outputs, ROWS // product.sides), product.num_tiles)
     cut = (product.outputs, x.shape[1], product.chosen, product.tile, ROWS, *product.flags)
@@ -51,7 +51,7 @@ def write(product: Product) -> None:
 
 @triton.jit
 def _rows(expert, N: tl.constexpr, BN: tl.constexpr, SIDES: tl.constexpr):
-    """A program's rows among those of an expert; first half of them: a gate's, and those of up behind."""
+    """A program's rows within an expert's: the first half are the gate's, the second half those of up."""
     r = tl.arange(0, BN)
     if SIDES == 2:
         HALF: tl.constexpr = BN // 2
@@ -63,7 +63,7 @@ def _rows(expert, N: tl.constexpr, BN: tl.constexpr, SIDES: tl.constexpr):
 
 @triton.jit
 def _pairs(order_P, first, count, CHOSEN: tl.constexpr, BM: tl.constexpr, FIRST: tl.constexpr):
-    """The pairs of a tile, which of them are there, and the rows of `x` that they read. Others repeat the first pair."""
+    """The pairs of a tile, the mask of valid ones, and their rows of `x`. Invalid ones repeat the first pair."""
     m = tl.arange(0, BM)
     there = m < count
     pair = tl.load(order_P + first + tl.where(there, m, 0))
@@ -104,7 +104,7 @@ def _many_groups(
     W: tl.constexpr, G: tl.constexpr, GROUP: tl.constexpr, BITS: tl.constexpr, MIDDLE: tl.constexpr, HAS_ZEROS: tl.constexpr,
     HAS_MINIMUMS: tl.constexpr, E2M1: tl.constexpr, LEVELS: tl.constexpr, PLAIN: tl.constexpr,
 ):  # fmt: skip
-    """`x` is [T, K] for the first product, else [P, K]. The rows of a gate come before the N of up."""
+    """`x` is [T, K] for the first GEMM, else [P, K]. The gate's rows precede the N of up."""
     COLUMNS: tl.constexpr = W * 32 // BITS
     BLOCKS: tl.constexpr = (K + COLUMNS - 1) // COLUMNS
     at = tiles_S4 + tl.program_id(1) * 4

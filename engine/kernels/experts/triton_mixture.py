@@ -1,4 +1,4 @@
-"""Triton version of `mixture`: both products of the experts, and how each number of tokens is cut.
+"""Triton version of `mixture`: both GEMMs of the experts, and the tiling for each number of tokens.
 
 T tokens, E experts, K experts a token, P = T K pairs, H hidden size, I intermediate size. The first product writes the
 activation of each pair [P, I], the second each pair's weighted result to its own place [K, T, H]: nothing is added up where
@@ -17,25 +17,25 @@ from engine.kernels.experts.routing import Choice
 from engine.kernels.experts.triton_grouping import group
 from engine.kernels.quantised.groups import Groups
 
-# Pairs are tiles of their own while there are at most E / ALONE of them. More share an expert's weights.
+# Pairs stay ungrouped while there are at most E / ALONE of them. More of them share an expert's weights.
 ALONE = 4
 FEW_ROWS_TILES = (16, 32, 64)  # pairs of a tile
-# Average pairs of an expert from which tokens are the tensor core's wide operand, and those from which its tiles are large.
+# Average pairs of an expert from which tokens become the tensor core's wide operand, and from which its tiles are large.
 MANY_ROWS, LARGE_ROWS = 24, 48
 MANY_TILES = (64, 128)
-COPY_BYTES = 16  # rows that the bulk copy engine reads are multiples of it
+COPY_BYTES = 16  # TMA needs rows that are multiples of it
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How the pairs are cut."""
+    """The tiling of the pairs."""
 
-    tile: int  # pairs; 0: one each, without an order
+    tile: int  # pairs; 0: one each, ungrouped
     is_many: bool
 
 
 def plan(num_pairs: int, num_experts: int, *, in_bulk: bool, of_codes: bool) -> Plan:
-    """`in_bulk`: the copy engine can read the matrices. `of_codes`: they are codes that a kernel of many rows reads."""
+    """`in_bulk`: TMA can read the matrices. `of_codes`: a kernel for many rows reads their codes."""
     if num_pairs * ALONE <= num_experts:
         return Plan(0, is_many=False)
     average = num_pairs / num_experts
@@ -50,13 +50,13 @@ def mixture(x: torch.Tensor, choice: Choice, experts: Experts) -> torch.Tensor:
     (num_tokens, hidden), num_chosen = x.shape, choice.ids.shape[1]
     num_experts, size = experts.num_experts, experts.size
     num_plain = sum(isinstance(each, torch.Tensor) for each in (experts.gate_up, experts.down))
-    is_new = describe(x.device).has_tma or not x.is_cuda  # copies in bulk, and enough shared memory for large tiles
+    is_new = describe(x.device).has_tma or not x.is_cuda  # TMA, and enough shared memory for large tiles
     in_bulk = (
         is_new and num_plain == 2 and all(length * x.element_size() % COPY_BYTES == 0 for length in (hidden, size))
     )
     of_codes = is_new and num_plain == 0 and x.element_size() == 2
     cut = plan(num_tokens * num_chosen, num_experts, in_bulk=in_bulk, of_codes=of_codes)
-    # Terms of many tokens would take as long to write in float32 as a product takes.
+    # For large batches float32 partials would cost as much bandwidth as the GEMM.
     dtype = x.dtype if cut.is_many else torch.float32
     inner = torch.empty((num_tokens * num_chosen, size), dtype=x.dtype, device=x.device)
     out = torch.empty((num_chosen, num_tokens, hidden), dtype=dtype, device=x.device)
@@ -77,7 +77,7 @@ def mixture(x: torch.Tensor, choice: Choice, experts: Experts) -> torch.Tensor:
 
 
 def _kernel_of(matrices: Matrices, *, is_many: bool) -> ModuleType:
-    """Gate and up may have another format than down."""
+    """The kernel of a GEMM: gate and up may have another format than down."""
     if is_many:
         return triton_many if isinstance(matrices, torch.Tensor) else triton_many_codes
     return triton_few_groups if isinstance(matrices, Groups) else triton_few

@@ -1,4 +1,4 @@
-"""Triton version of `routing`: the router's product, cut over its inputs to fill the GPU, then one program a token.
+"""Triton version of `routing`: the router's GEMM, split over K to fill the GPU, then one program a token.
 
 T tokens, E experts in G groups of N, K experts a token, P partial sums.
 """
@@ -121,7 +121,7 @@ def _route(
         chosen = tl.min(tl.min(tl.where(compared == highest, at, E - 1), axis=1), axis=0)
         weight = tl.sum(tl.sum(tl.where(at == chosen, scores, 0.0), axis=1), axis=0)
         if NEAR:
-            # Experts chosen before it are gone from `compared`.
+            # Experts selected before are masked in `compared`.
             is_near = (compared > float("-inf")) & (weight - scores <= near * tl.maximum(tl.abs(scores), weight))
             others = tl.where(is_near, tl.exp(scores - weight), 0.0)
             weight = 1.0 / tl.sum(tl.sum(others, axis=1), axis=0)

@@ -1,4 +1,4 @@
-"""Mamba (Gu and Dao, 2023) and Mamba-2 (Dao and Gu, 2024): a state that decays with each token, which adds to it and reads it.
+"""Mamba (Gu and Dao, 2023) and Mamba-2 (Dao and Gu, 2024): selective state space models (SSM) with a recurrent state.
 
 Reading order: `heads` (where a layer's numbers lie), `scan` and `gate` of Mamba-2 in plain torch, `selective` of the first one,
 and their Triton versions. The convolution in front and the tiles of prompts are those of `engine.kernels.delta`.

@@ -1,4 +1,4 @@
-"""The gate and the norm behind the scan. T tokens, D numbers of all heads."""
+"""The gate and the norm after the scan. T tokens, D features of all heads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The heads of a layer, and where its numbers lie in its product: the gate, the convolution's inputs, the steps."""
+"""The heads of a layer, and its projection's columns: the gate, the convolution's inputs, the steps (dt)."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from engine.kernels.delta.plan import Channels, Columns, Span
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MambaHeads:
-    """`num_heads` heads in `groups`, each of which has one key and one query for all its heads."""
+    """`num_heads` heads in `groups`; a group shares one key (B) and one query (C)."""
 
     num_heads: int
-    head_dim: int  # numbers of a value, which are a token's own
+    head_dim: int  # features of a value (x)
     groups: int
-    state_size: int  # numbers of a key, and of a query
+    state_size: int  # features of a key (B), and of a query (C)
     taps: int
-    shortest: float  # a token's step is at least this
-    longest: float  # and at most this
+    shortest: float  # lower bound of the step size (dt)
+    longest: float  # upper bound
     norm: str  # see `MambaSpec`
     norm_groups: int
 
@@ -36,7 +36,7 @@ class MambaHeads:
 
     @property
     def channels(self) -> Channels:
-        """The convolution's channels: values, keys and queries side by side. The gate's columns are before them."""
+        """The convolution's channels: values, keys and queries in sequence. The gate's columns precede them."""
         width = self.size + 2 * self.keys_size
         return Channels(
             spans=(Span(columns=Columns(first=self.size, step=width), groups=1, width=width),), taps=self.taps

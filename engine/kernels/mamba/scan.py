@@ -48,7 +48,7 @@ def scan(
 def _step(
     state: torch.Tensor, q: torch.Tensor, k: torch.Tensor, added: torch.Tensor, g: torch.Tensor, *, heads: MambaHeads
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """One token of a sequence: what it reads [H, P], and the state after it."""
+    """One token of a sequence: output [H, P], and the state after it."""
     q, k = (part.repeat_interleave(heads.heads_of_a_group, dim=0)[:, :, None] for part in (q, k))
     state = state * g.exp()[:, None, None] + k * added[:, None]
     return (state * q).sum(dim=1), state
@@ -57,7 +57,7 @@ def _step(
 def _tile(
     state: torch.Tensor, q: torch.Tensor, k: torch.Tensor, added: torch.Tensor, g: torch.Tensor, *, heads: MambaHeads
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Some tokens of a sequence at once: what they read [n, H, P], and the state after them."""
+    """Some tokens of a sequence at once: outputs [n, H, P], and the state after them."""
     q, k, added = (part.transpose(0, 1) for part in (q, k, added))  # [G, n, N], [H, n, P]
     total = g.cumsum(dim=0).T[:, :, None]  # [H, n, 1]
     ratios = (total - total.transpose(1, 2)).tril().exp().tril()  # [H, n, n]: decay from one token to a later one

@@ -1,4 +1,4 @@
-"""The selective scan of the first Mamba (Gu and Dao, 2023) in plain torch. T tokens, D channels, N numbers of a channel's state.
+"""The selective scan of Mamba (Gu and Dao, 2023) in plain torch. T tokens, D channels, N elements of a channel's state.
 
 For each channel, with a token's step d and value v: S = exp(d rate) S + d v k; the output is (q . S + skip v) silu(z). Rates are
 each channel's and state's own, so no product of matrices computes several tokens: on a processor a few are prepared at once.
@@ -13,7 +13,7 @@ from engine.kernels.delta.plan import CARRIED, StateBatch
 from engine.kernels.norm import rms_norm
 from engine.kernels.twin import twin
 
-# Tokens of a prompt whose decays are made at once: more of them leave a processor's cache.
+# Tokens of a prompt whose decays are computed at once: more of them exceed the processor's cache.
 PIECE = 8
 
 
@@ -56,7 +56,7 @@ def selective_scan(
 
 
 def _states(kept: torch.Tensor, blocks: list[int]) -> torch.Tensor:
-    """Copies of the states in these blocks; negative ones have none."""
+    """Copies of the states in these blocks; zeros for negative ones."""
     found = kept[blocks]
     if new := [at for at, block in enumerate(blocks) if block < 0]:
         found[new] = 0.0
@@ -72,7 +72,7 @@ def _step(
     *,
     rates: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The next token of each of several sequences: what they read [S, D], and the states after them."""
+    """The next token of several sequences: outputs [S, D], and the states after them."""
     own, decays = _prepared(lengths, added, k, rates)
     own.addcmul_(decays, states)
     return _read(own, q), own
@@ -87,11 +87,11 @@ def _tile(
     *,
     rates: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Some tokens of a sequence: what they read [n, D], and the state after them."""
+    """Some tokens of a sequence: outputs [n, D], and the state after them."""
     found = []
     for of_lengths, of_added, of_k, of_q in zip(*(part.split(PIECE) for part in (lengths, added, k, q)), strict=True):
         own, decays = _prepared(of_lengths, of_added, of_k, rates)
-        # All that one token needs of the token before: one operation in place.
+        # The recurrence of one token: a single in-place operation.
         for each, decay in zip(own.unbind(), decays.unbind(), strict=True):
             state = each.addcmul_(decay, state)
         found.append(_read(own, of_q))
@@ -101,7 +101,7 @@ def _tile(
 def _prepared(
     lengths: torch.Tensor, added: torch.Tensor, k: torch.Tensor, rates: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return each token's addition to a state, and the share that is left of the state before it, [n, D, N]."""
+    """Return each token's addition to the state, and the decay of the state before it, [n, D, N]."""
     return added[:, :, None] * k[:, None], (lengths[:, :, None] * rates).exp_()
 
 

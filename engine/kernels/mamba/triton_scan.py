@@ -14,7 +14,7 @@ from engine.kernels.mamba.heads import MambaHeads
 from engine.kernels.triton_activation import softplus
 
 MAX_COLUMNS = 32
-LONGEST = torch.finfo(torch.float32).max  # a step without a limit
+LONGEST = torch.finfo(torch.float32).max  # a step size without a limit
 STATE_OF_FOUR_WARPS = 128
 
 
@@ -112,7 +112,7 @@ def _tiles(
         q = tl.load(of_group + KEYS, mask=there[:, None] & (n < N)[None, :], other=0.0).to(tl.float32)
         written = there[:, None] & (p < P)[None, :]
         v = tl.load(mixed_TC + row[:, None] * C + head * P + p[None, :], mask=written, other=0.0).to(tl.float32)
-        # Rows that aren't there change nothing.
+        # Missing rows leave the state unchanged.
         step = _steps(tl.load(x + row * ROW + STEPS + head, mask=there, other=0.0), bias, SHORTEST, LONGEST)
         step = tl.where(there, step, 0.0)
         total, added = tl.cumsum(rate * step, axis=0), step[:, None] * v

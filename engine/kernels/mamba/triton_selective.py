@@ -12,9 +12,9 @@ from engine.kernels.delta.plan import StateBatch
 from engine.kernels.launch import Kernel
 from engine.kernels.triton_activation import softplus
 
-# Numbers of the states that a program has. A prompt's programs are one warp: no token waits for other warps.
+# State elements of a program. A prompt's programs are one warp, so tokens need no synchronisation.
 STATES_OF_A_STEP, STATES_OF_A_RUN = 2048, 256
-AHEAD = 8  # tokens whose numbers are on their way
+AHEAD = 8  # tokens prefetched
 
 
 def selective_scan(
@@ -47,7 +47,7 @@ def selective_scan(
 
 @triton.jit
 def _token(state, value, z, length, k, q, rates, bias, skip):
-    """Return the state behind a token, and what is given of it. A step of -inf changes nothing."""
+    """Return the state after a token, and its output. A step of -inf changes nothing."""
     value, z = value.to(tl.float32), z.to(tl.float32)
     length = softplus(length.to(tl.float32) + bias)
     state = state * tl.exp(length[:, None] * rates) + (length * value)[:, None] * k.to(tl.float32)[None, :]

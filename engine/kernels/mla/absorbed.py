@@ -28,7 +28,7 @@ class Latents:
 
 
 def opened(kept: Sequence[torch.Tensor], rank: int, factors: torch.Tensor | None, dtype: torch.dtype) -> Latents:
-    """Return what a layer keeps; `factors` None: the numbers themselves, latents and rotated key in one row."""
+    """Return a layer's content; `factors` None: unquantised, latents and rotated key in one row."""
     if factors is None:
         (both,) = kept
         return Latents(both[..., :rank], both[..., rank:])
@@ -93,7 +93,7 @@ def mla_attention(q: torch.Tensor, kept: Latents, plan: AttentionPlan, *, rank: 
 
 
 def _gathered(kept: Latents, batch: AttentionBatch) -> tuple[torch.Tensor, AttentionBatch]:
-    """The blocks that a batch reads, as keys and values [blocks, 2, B, 1, C + R], and the batch among them."""
+    """The blocks read by a batch, as keys and values [blocks, 2, B, 1, C + R], and the batch with renumbered blocks."""
     table = batch.block_table[:, : -(-batch.max_context_len // kept.rotated.shape[2])]
     blocks, numbers = torch.unique(table, return_inverse=True)
     latents, rotated = kept.latents[blocks.long()], kept.rotated[blocks.long()]

@@ -69,20 +69,20 @@ def forms_on(device: torch.device, shape: MLAShape) -> Forms:
 
 
 def mla_items_at_once(device: Device, num_heads: int) -> int:
-    """Items of decoding sequences that the device computes at once. A program's registers leave no room for a second one."""
+    """Items of decoding sequences that run concurrently: a program's registers leave no room for a second one."""
     return max(1, device.processors // -(-num_heads // ROWS))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forms:
-    """How a model's prompts attend to latents on a device."""
+    """The forms of a model's prompts on a device."""
 
     shape: MLAShape
     per_byte: int
     room: int  # bytes
 
     def makes(self, new: int, context: int) -> bool:
-        """Whether keys and values are made for `new` tokens at the end of `context` positions, theirs included.
+        """True if `new` tokens at the end of `context` positions, theirs included, are up-projected.
 
         With T new tokens, S positions, P = T S - T (T - 1) / 2 pairs of a token and a position that it sees, w multiplications
         a byte, and the letters of `MLAShape`, the costs are

@@ -56,7 +56,7 @@ def launch(
     HEADS: int,
     **constants: int,
 ) -> None:
-    """Launch a kernel that calls `attend_to`, `programs` for each HEADS heads. `own` come behind the arguments that all have."""
+    """Launch a kernel that calls `attend_to`, `programs` for each HEADS heads. `own` follow the common arguments."""
     num_heads, size = q.shape[1], q.shape[2] - rank
     latents, rotated = kept.latents, kept.rotated
     factors, scales, scale_block, _ = scales_of(kept.codes)
@@ -73,7 +73,7 @@ def launch(
 def combine(
     partial: torch.Tensor, stats: torch.Tensor, parts: torch.Tensor, out: torch.Tensor, *, each: int = 0
 ) -> None:
-    """Write what the items of each sequence found together into `out`; `each`: items of any sequence, 0: as `parts` says."""
+    """Combine the items of each sequence into `out`; `each`: items of any sequence, 0: as in `parts`."""
     _, num_heads, rank = partial.shape
     _COMBINE.launch(
         (parts.shape[0], num_heads), None, partial, stats, parts, out, each,
@@ -89,7 +89,7 @@ def _latent(
     N: tl.constexpr, STAGES: tl.constexpr, CODES: tl.constexpr, HEADS: tl.constexpr, QUERIES: tl.constexpr,
     PIECES: tl.constexpr, DECODE: tl.constexpr,
 ):  # fmt: skip
-    """Rows are the heads of a query, then those of the next one. A grid's first axis alone has room for long prompts' pieces."""
+    """Rows are the heads of a query, then those of the next one. Only a grid's first axis is large enough for long prompts."""
     SHARES: tl.constexpr = (HQ + HEADS - 1) // HEADS
     share, index = tl.program_id(0) % SHARES, tl.program_id(0) // SHARES
     row = tl.arange(0, HEADS * QUERIES)
@@ -154,7 +154,7 @@ def attend_to(
     C: tl.constexpr, C_PADDED: tl.constexpr, R: tl.constexpr, R_PADDED: tl.constexpr, B: tl.constexpr,
     CODES: tl.constexpr,
 ):  # fmt: skip
-    """One loop step: rows of queries attend to positions `n`, those that are `known` and `seen`."""
+    """One loop step: rows of queries attend to positions `n`, masked by `known` and `seen`."""
     c, r = tl.arange(0, C_PADDED), tl.arange(0, R_PADDED)
     block = tl.load(table + n // B, mask=known, other=0).to(tl.int64)
     where = kv + (block * kv_block + n % B * kv_slot)[:, None]
@@ -185,7 +185,7 @@ def _combine(
     partial_IHC, stats_IH2, parts_S2, out_SHC, each,
     HQ: tl.constexpr, C: tl.constexpr, C_PADDED: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    """Add up the items of one sequence and head; EVEN: `each` so many, where it has any."""
+    """Combine the items of one sequence and head; EVEN: `each` so many, if any."""
     sequence, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     first, count = tl.load(parts_S2 + sequence * 2), tl.load(parts_S2 + sequence * 2 + 1)
     if EVEN:

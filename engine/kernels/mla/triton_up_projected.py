@@ -19,7 +19,7 @@ from engine.kernels.mla.absorbed import Latents
 from engine.kernels.mla.forms import Forms
 
 LOG2_E = 1.4426950408889634
-GATHERED_ROWS = 16  # positions of a block that a program copies
+GATHERED_ROWS = 16  # positions that a program copies of a block
 # Queries of a program, positions of a loop step, warps, stages: by (largest value, bytes of an element). Loops spill nothing.
 SHAPES = {
     (128, 2): (128, 64, 8, 3),
@@ -36,7 +36,7 @@ def up_projected_attention(
     rows = min(len(blocks) * size, forms.positions(size))
     work = q.new_empty((rows, its.made))
     out = q.new_empty((*q.shape[:2], its.value))
-    left = len(q) if rows < len(blocks) * size else 0  # queries that leave something for another piece
+    left = len(q) if rows < len(blocks) * size else 0  # queries that continue in another piece
     sums = torch.empty((left, *out.shape[1:]), dtype=torch.float32, device=q.device)
     stats = torch.empty((2, left, q.shape[1]), dtype=torch.float32, device=q.device)
     for first in range(0, len(blocks), rows // size):
@@ -76,12 +76,12 @@ def _attend(
     forms: Forms,
     scale: float,
 ) -> None:
-    """Let every query attend to a piece, whose first row is `first` of all gathered ones."""
-    # Loaded 16 wide, values gave wrong answers on an H200, with 8 warps NaN. With 32 they are right.
+    """Attend to a piece, whose first row is `first` of all gathered ones."""
+    # Loaded 16 wide, values gave wrong answers on an H200, with 8 warps NaN. 32 wide they are right.
     its, padded = forms.shape, max(32, triton.next_power_of_2(forms.shape.value))
     shape = next(shape for (most, of), shape in SHAPES.items() if padded <= most and of == q.element_size())
     m, step, warps, stages = min(shape[0], plan.rows), *shape[1:]
-    # Each has eight values at least.
+    # Each has at least eight values.
     warps = min(warps, padded // 8)
     wide = max(16, triton.next_power_of_2(its.plain + 1) // 2)
     rest = 0 if its.plain <= wide else max(16, triton.next_power_of_2(its.plain - wide))
@@ -138,12 +138,12 @@ def _made(
     V: tl.constexpr, V_PADDED: tl.constexpr, M: tl.constexpr, PIECES: tl.constexpr, STEP: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
-    """`first`: the row that the piece begins with, of all that are gathered; `rows`: how many it has."""
+    """`first`: the piece's first row among the gathered ones; `rows`: its number of rows."""
     head, tile = tl.program_id(0), tiles_I8 + tl.program_id(1) // PIECES * 8
     skipped = tl.program_id(1) % PIECES * M
     num_rows = tl.minimum(M, tl.load(tile + 1) - skipped)
     first_row, first_position = tl.load(tile) + skipped, tl.load(tile + 2) + skipped
-    context = tl.load(tile + 3) - first  # position 0's row; negative in a piece before
+    context = tl.load(tile + 3) - first  # row of position 0; negative in a piece before
     end = first_position + num_rows
     begin, stop = tl.maximum(0, -context), tl.minimum(end, rows - context)  # positions in this piece
     if (num_rows <= 0) | (begin >= stop):
@@ -207,7 +207,7 @@ def _step(
     weights = tl.exp2(scores * scale_log2 - new_top[:, None])
     decay = tl.exp2(top - new_top)
     v = values.load([row, column + N])
-    if MASKED:  # later positions are another request's: 0 * NaN would be NaN
+    if MASKED:  # later positions belong to another request: 0 * NaN would be NaN
         v = tl.where((n < stop)[:, None], v, 0.0)
     sums = tl.dot(weights.to(v.dtype), v, sums * decay[:, None], input_precision="ieee")
     return sums, new_top, total * decay + tl.sum(weights, axis=1)

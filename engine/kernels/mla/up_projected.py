@@ -56,7 +56,7 @@ def _attend_one(
     forms: Forms,
     scale: float,
 ) -> torch.Tensor:
-    """One sequence, some heads at a time. Torch's fused kernel wants keys and values of one size: the shorter end with zeros."""
+    """One sequence, some heads at a time. Torch's fused kernel needs keys and values of one size: the shorter are zero-padded."""
     shape, context = replace(forms.shape, num_heads=1), latents.shape[0]
     size = max(shape.plain + shape.rotated, shape.value)
     at_once = max(1, forms.room // (context * q.element_size() * (shape.made + 2 * size)))

@@ -1,1 +1,1 @@
-"""Products with weights of 8 bits and fewer."""
+"""Products with quantised weights of 8 bits and fewer."""

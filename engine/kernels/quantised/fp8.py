@@ -1,4 +1,4 @@
-"""Products with weights of 8-bit floats. T tokens, K inputs, N outputs, I intermediate size, P partial sums.
+"""Products with fp8 weights. T tokens, K inputs, N outputs, I intermediate size, P partial sums.
 
 On a GPU the tensor cores multiply 8 bits by 8 bits. Each of many rows is rounded. Each of few becomes several 8-bit floats that
 add up to it: a number of 16 bits has 8 or 11 significant ones, an e4m3 has 4 (docs/design/quantised-gemm.md). The plain versions
@@ -20,17 +20,17 @@ from engine.kernels.twin import twin
 FP8 = torch.float8_e4m3fn
 LARGEST = 448.0
 SMALLEST_SCALE = 1e-12  # rows of nothing
-FEW_ROWS = 64  # are multiplied exactly
-GROUPS = (128, 64)  # inputs of few rows that have one scale
-PARTS = {torch.bfloat16: 2, torch.float16: 3}  # that add up to a number
-# Exponents of a group's largest number: by its scale, and in itself.
+FEW_ROWS = 64  # fewer rows are multiplied exactly
+GROUPS = (128, 64)  # inputs of few rows that share a scale
+PARTS = {torch.bfloat16: 2, torch.float16: 3}  # parts that sum to a number
+# Exponents of a group's largest element: in its scale, and in itself.
 PART_EXPONENT = 7
 EXPONENTS = (-111, 113)
 
 
 @dataclass(frozen=True, slots=True)
 class Fp8Matrix:
-    """A matrix [N, K]: e4m3 times a scale for each row, or for each block of rows and inputs. Or one of each expert."""
+    """A matrix [N, K]: e4m3 times a scale for each row, or for each block of rows and inputs. Or one for each expert."""
 
     weight: torch.Tensor  # [..., N, K] e4m3
     scale: torch.Tensor  # float32 [..., N], or [..., blocks of N, of K]
@@ -40,7 +40,7 @@ class Fp8Matrix:
         return Fp8Matrix(self.weight[expert], self.scale[expert], self.block)
 
     def plain(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        """The matrix in floats of another type."""
+        """The matrix in another float dtype."""
         wide = self.weight.float()
         if self.block is None:
             return wide.mul_(self.scale[:, None]).to(dtype)
@@ -50,12 +50,12 @@ class Fp8Matrix:
 
 @dataclass(frozen=True, slots=True)
 class Rounding:
-    """How activations become 8-bit floats: how many add up to a number. With several, scales are powers of 2.
+    """The quantisation of activations to fp8: how many parts sum to a number. With several, scales are powers of 2.
 
     `for_codes`, of 4 bits: a group's inputs are in the order of their bytes (`in_bytes`), and its sum is kept.
     """
 
-    group: int | None = None  # inputs that have one scale; None: all of a row
+    group: int | None = None  # inputs that share a scale; None: the whole row
     parts: int = 1
     for_codes: bool = False
 
@@ -79,14 +79,14 @@ class Fp8Rows:
 
     values: torch.Tensor  # [T, K] e4m3, or [T, parts, K]
     scale: torch.Tensor  # float32 [T, 1] or [T, K / group]
-    dtype: torch.dtype  # the results have
+    dtype: torch.dtype  # dtype of the results
 
     def __len__(self) -> int:
         return len(self.values)
 
 
 def rounding_of(matrix: Fp8Matrix, num_rows: int, dtype: torch.dtype) -> Rounding:
-    """How so many rows become 8-bit floats for their product with a matrix [N, K]."""
+    """The quantisation of so many rows for their product with a matrix [N, K]."""
     num_inputs = matrix.weight.shape[-1]
     block = num_inputs if matrix.block is None else matrix.block[1]
     if num_rows <= FEW_ROWS and dtype in PARTS:
@@ -97,7 +97,7 @@ def rounding_of(matrix: Fp8Matrix, num_rows: int, dtype: torch.dtype) -> Roundin
 
 
 def multiplies_fp8(device: torch.device) -> bool:
-    """Whether kernels for 8-bit floats run there: on GPUs since 2022 (compute capability 8.9)."""
+    """True if fp8 kernels run there: on GPUs since 2022 (compute capability 8.9)."""
     if device.type != "cuda":
         return use_triton(torch.empty(0))
     return torch.cuda.get_device_capability(device) >= (8, 9)
@@ -114,7 +114,7 @@ def product(
 
 @twin("engine.kernels.quantised.triton_fp8")
 def product_parts(x: torch.Tensor, matrix: Fp8Matrix, bias: torch.Tensor | None) -> torch.Tensor:
-    """Like `product`, or partial sums [P, T, N] float32 that the next kernel adds up as it reads."""
+    """Like `product`, or partial sums [P, T, N] float32 that the next kernel adds as it reads."""
     return torch_linear(x, matrix.plain(x.dtype), bias)
 
 
@@ -128,7 +128,7 @@ def gated_product(
 
 @twin("engine.kernels.quantised.triton_fp8_rows")
 def quantise_rows(x: torch.Tensor, rounding: Rounding = TO_ROWS) -> Fp8Rows:
-    """Round rows [T, K], where K is a multiple of the group."""
+    """Quantise rows [T, K], where K is a multiple of the group."""
     wide = (in_bytes(x) if rounding.for_codes else x).float().unflatten(-1, (-1, rounding.group or x.shape[-1]))
     largest = wide.abs().amax(dim=-1, keepdim=True)
     if rounding.parts == 1:
@@ -148,7 +148,7 @@ def quantise_rows(x: torch.Tensor, rounding: Rounding = TO_ROWS) -> Fp8Rows:
 
 
 def in_bytes(x: torch.Tensor) -> torch.Tensor:
-    """Columns [..., K] as the halves of `Groups`' bytes have them: four planes of 32 words, and a word has one of each."""
+    """Columns [..., K] in the byte order of `Groups`: four planes of 32 words, where a word has one of each."""
     return x.unflatten(-1, (-1, 4, 32)).transpose(-1, -2).flatten(-3)
 
 
@@ -162,7 +162,7 @@ def product_of_rows(
     *,
     partial: bool = False,
 ) -> torch.Tensor:
-    """Return the product [T, N] of rows that are 8-bit floats already, the fields of `Fp8Rows`.
+    """Return the product [T, N] of fp8 rows, the fields of `Fp8Rows`.
 
     `partial`: it may be partial sums as `product_parts` returns them.
     """
@@ -178,7 +178,7 @@ def gated_product_of_rows(
     dtype: torch.dtype,
     activation: str = "silu",
 ) -> torch.Tensor:
-    """Return `gated_product` of rows that are 8-bit floats already."""
+    """Return `gated_product` of fp8 rows."""
     return gated_product.reference(_plain(values, scale, dtype), gate_up, bias, activation)
 
 
@@ -198,7 +198,7 @@ def rounded_gated_product(
 
 
 def _plain(values: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The rows [T, K] in floats of another type."""
+    """The rows [T, K] in another float dtype."""
     wide = values.float() if values.dim() == 2 else values.float().sum(dim=1)
     return (wide.unflatten(-1, (scale.shape[-1], -1)) * scale[..., None]).flatten(-2).to(dtype)
 

@@ -1,4 +1,4 @@
-"""The bytes of GGUF's blocks: values of a few bits, in groups that share a scale and perhaps a minimum.
+"""Decoders of GGUF's blocks: values of a few bits, in groups that share a scale and optionally a minimum.
 
 B blocks, E elements of a block, G groups of a block.
 """
@@ -13,7 +13,7 @@ import torch
 from common.model.gguf import KINDS
 
 _INT4_LEVELS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)  # IQ4_NL's and IQ4_XS's
-_E2M1_LEVELS = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # twice the number
+_E2M1_LEVELS = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # twice the value
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,18 +40,18 @@ class Blocks:
 
 
 def decoded(kind: str, data: torch.Tensor) -> Blocks:
-    """`data`: bytes of whole blocks, uint8. Raises KeyError for a kind that is not in `DECODERS`."""
+    """Decode `data`: bytes of whole blocks, uint8. Raises KeyError for a kind that is not in `DECODERS`."""
     return DECODERS[kind](data.view(-1, BLOCK_BYTES[kind]))
 
 
 def _planes(packed: torch.Tensor, width: int, bits: int) -> torch.Tensor:
-    """Codes of some bits out of bytes [B, n]: of each `width` bytes first all lowest bits, then the next."""
+    """Unpack codes from bytes [B, n]: of each `width` bytes first all lowest bits, then the next."""
     shifts = torch.arange(0, 8, bits, dtype=torch.uint8, device=packed.device)
     return ((packed.unflatten(1, (-1, 1, width)) >> shifts[:, None]) & ((1 << bits) - 1)).flatten(1)
 
 
 def _half(data: torch.Tensor) -> torch.Tensor:
-    """One number of a block, [B, 1]."""
+    """One float16 of a block, [B, 1]."""
     return data.contiguous().view(torch.float16).float()
 
 
@@ -91,7 +91,7 @@ def _q3_k(data: torch.Tensor) -> Blocks:
 
 
 def _scales_of_k(data: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Eight scales and eight minimums, of 6 bits each in 12 bytes, after the two numbers that multiply them."""
+    """Eight 6-bit scales and eight minimums in 12 bytes, after the two numbers that multiply them."""
     first, second, rest = data[:, 4:8], data[:, 8:12], data[:, 12:16]
     scales = torch.cat((first & 63, rest & 15 | first >> 6 << 4), dim=1)
     minimums = torch.cat((second & 63, rest >> 4 | second >> 6 << 4), dim=1)
@@ -127,7 +127,7 @@ def _iq4_xs(data: torch.Tensor) -> Blocks:
 
 
 def _mxfp4(data: torch.Tensor) -> Blocks:
-    """The exponent is one less, as levels are doubled."""
+    """MXFP4: the exponent is one less, since the levels are doubled."""
     exponents = data[:, :1].int()
     bits = torch.where(exponents < 2, 0x00200000 << exponents.clamp(max=1), (exponents - 1) << 23)
     return Blocks(_planes(data[:, 1:], 16, 4), bits.view(torch.float32), levels=_E2M1_LEVELS)

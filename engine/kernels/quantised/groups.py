@@ -1,4 +1,4 @@
-"""Products with weights of 4 or 8 bits in groups of inputs. T tokens, K inputs, N outputs, G groups of a row, P partial sums.
+"""Products with weights in 4-bit or 8-bit groups of inputs. T tokens, K inputs, N outputs, G groups of a row, P partial sums.
 
 One layout for every format that has a scale for each group. An int32 word holds one code of each of several planes, and a block
 is W words of a row: 8 W codes of 4 bits or 4 W of 8. Column `W * plane + word` of a block is in bits `place * bits` of the word:
@@ -20,15 +20,15 @@ from engine.kernels.device import describe, use_triton
 from engine.kernels.quantised.fp8 import Rounding
 from engine.kernels.twin import twin
 
-# Words W a block. Wider planes are fewer products of more inputs; with 64 words loops run out of registers.
+# W words a block. Wider planes mean fewer products of more inputs; with 64 words loops run out of registers.
 WORDS = (32, 16)
-# A matrix has so many times the inputs that a wide block may pad.
+# The factor by which wide blocks may pad a matrix's inputs.
 MOST_PADDING = 8
 GROUPS = (16, 32, 64, 128)  # inputs
-E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # codes 0 to 7; those from 8 on are negative
-FEW_ROWS = 32  # rows of bfloat16 become two floats of 8 bits each
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # codes 0 to 7; codes from 8 on are negative
+FEW_ROWS = 32  # rows up to which bfloat16 is split into two fp8 parts
 IN_PARTS = Rounding(128, 2, for_codes=True)
-_ROWS_AT_ONCE = 1 << 24  # elements that the plain version makes floats of at once
+_ROWS_AT_ONCE = 1 << 24  # elements that the reference dequantises at once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +48,7 @@ class Groups:
     bits: int  # 4 or 8
     words: int  # W
     group: int  # inputs of a group; K: one for each row
-    is_e2m1: bool = False  # codes are floats of 4 bits
+    is_e2m1: bool = False  # codes are 4-bit floats (e2m1)
     levels: torch.Tensor | None = None  # [16] float32
 
     @property
@@ -67,7 +67,7 @@ class Groups:
 
     @property
     def middle(self) -> int:
-        """The zero where there are neither zeros nor minimums."""
+        """The zero point if there are neither zeros nor minimums."""
         return 0 if self.is_e2m1 or self.levels is not None or self.minimums is not None else 1 << (self.bits - 1)
 
     @property
@@ -109,7 +109,7 @@ def pack(
     is_e2m1: bool = False,
     levels: torch.Tensor | None = None,
 ) -> Groups:
-    """Pack codes [..., N, K] of any integer type, from 0 on. `scales`, `zeros`, `minimums` [..., N, G].
+    """Pack non-negative codes [..., N, K] of any integer type. `scales`, `zeros`, `minimums` [..., N, G].
 
     Raises ValueError where a size does not suit the layout.
     """
@@ -137,7 +137,7 @@ def pack(
 
 
 def words_of(inputs: int, bits: int, group: int) -> int:
-    """Return W: the most of which a group is whole planes, and whole blocks hardly more than the inputs."""
+    """Return W: the largest size for which a group is whole planes, and padding to whole blocks is small."""
     for words in WORDS:
         padding = _padded(inputs, bits, words) - inputs
         if (group == inputs or group % words == 0) and padding * MOST_PADDING <= inputs:
@@ -146,7 +146,7 @@ def words_of(inputs: int, bits: int, group: int) -> int:
 
 
 def _padded(inputs: int, bits: int, words: int) -> int:
-    """Inputs of whole blocks."""
+    """Inputs padded to whole blocks."""
     columns = words * 32 // bits
     return -(-inputs // columns) * columns
 
@@ -158,7 +158,7 @@ def _lower(
     zeros: torch.Tensor | None,
     minimums: torch.Tensor | None,
 ) -> list[torch.Tensor]:
-    """Return each group's zeros, minimums or levels. Raises ValueError where they don't go with the codes' kind."""
+    """Return each group's zeros, minimums or levels. Raises ValueError if they don't fit the kind of codes."""
     found = [each for each in (zeros, minimums) if each is not None]
     if bits not in (4, 8) or (is_e2m1 and bits != 4) or len(found) > 1:
         raise ValueError("codes have 4 or 8 bits, floats 4, and zeros or minimums, not both")
@@ -179,7 +179,7 @@ def allocate(
     is_e2m1: bool = False,
     scales: torch.dtype = torch.float32,
 ) -> Groups:
-    """Return memory for a matrix [..., N, K], whose rows `put` fills; levels are the caller's to fill.
+    """Return memory for a matrix [..., N, K], whose rows `put` fills; the caller fills in the levels.
 
     Scales are float32 until `narrow`, or of another dtype.
     """
@@ -202,14 +202,14 @@ def allocate(
 
 
 def put(weight: Groups, begin: int, rows: Groups) -> None:
-    """Copy rows that were packed alike to their place from row `begin` on."""
+    """Copy packed rows into place, from row `begin` on."""
     place = weight.rows(begin, begin + rows.outputs)
     for own, theirs in zip(place.tensors, rows.tensors, strict=True):
         own.copy_(theirs)
 
 
 def narrow(weight: Groups) -> Groups:
-    """Return the same with scales and minimums of 16 bits, where these hold each exactly, and zeros of 16 bits."""
+    """Return the same with 16-bit scales and minimums, if that is exact, and 16-bit zeros."""
     return replace(
         weight,
         scales=_narrow(weight.scales),
@@ -226,7 +226,7 @@ def _narrow(values: torch.Tensor) -> torch.Tensor:
 
 
 def place_of(plane: int, bits: int) -> int:
-    """Where a plane is in a word."""
+    """The position of a plane in a word."""
     return plane if bits == 8 else 2 * plane % 8 + plane // 4
 
 
@@ -271,7 +271,7 @@ def values(weight: Groups) -> torch.Tensor:
         def across(factors: torch.Tensor, at: slice = at) -> torch.Tensor:
             return factors[..., at, :].float().transpose(-1, -2)[..., None]
 
-        # In place: a matrix of whole numbers of 32 bits is large beside its codes.
+        # In place: 32-bit integers are large compared with the codes.
         if weight.minimums is not None:
             torch.addcmul(across(weight.minimums), of_group, across(weight.scales), out=of_group)
         else:
@@ -280,7 +280,7 @@ def values(weight: Groups) -> torch.Tensor:
 
 
 def _numbers(codes: torch.Tensor, weight: Groups) -> torch.Tensor:
-    """Return the codes' numbers without zeros and scales, in float32."""
+    """Return the values of the codes without zeros and scales, in float32."""
     levels = weight.levels
     if weight.is_e2m1:
         magnitudes = torch.tensor(E2M1, device=codes.device)
@@ -289,7 +289,7 @@ def _numbers(codes: torch.Tensor, weight: Groups) -> torch.Tensor:
 
 
 def _by_size(numbers: torch.Tensor, weight: Groups) -> Iterator[tuple[torch.Tensor, slice]]:
-    """Views [..., N, groups, inputs] of the numbers [..., N, K]: whole groups, and the last one where it is smaller."""
+    """Views [..., N, groups, inputs] of [..., N, K]: whole groups, and a smaller last one."""
     whole = weight.inputs // weight.group
     if whole:
         yield numbers[..., : whole * weight.group].unflatten(-1, (whole, weight.group)), slice(0, whole)
@@ -314,7 +314,7 @@ def linear(
 
 @twin("engine.kernels.quantised.triton_groups")
 def linear_parts(x: torch.Tensor, weight: Groups, bias: torch.Tensor | None) -> torch.Tensor:
-    """Like `linear`, or partial sums [P, T, N] float32 that the next kernel adds up as it reads."""
+    """Like `linear`, or partial sums [P, T, N] float32 that the next kernel adds as it reads."""
     return _product(x, weight, bias)
 
 
@@ -333,7 +333,7 @@ def gated_linear(x: torch.Tensor, gate_up: Groups, bias: torch.Tensor | None, ac
 
 
 def rounding_of(weight: Groups, num_rows: int, dtype: torch.dtype) -> Rounding | None:
-    """How so many rows become 8-bit floats for their product; None: they stay as they are."""
+    """The quantisation of so many rows for their product; None: they stay unquantised."""
     device = weight.codes.device
     is_held = weight.bits == 4 and weight.words == 32 and weight.group == IN_PARTS.group
     is_whole = weight.inputs % weight.columns == 0
@@ -352,7 +352,7 @@ def product_of_rows(
     *,
     partial: bool = False,
 ) -> torch.Tensor:
-    """Return the product [T, N] bfloat16 of rows that `rounding_of` rounds, the fields of `Fp8Rows`.
+    """Return the product [T, N] bfloat16 of rows quantised by `rounding_of`, the fields of `Fp8Rows`.
 
     `partial`: it may be partial sums as `linear_parts` returns them.
     """
@@ -368,7 +368,7 @@ def gated_product_of_rows(
 
 
 def _plain(values: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """The rows [T, K] as they were."""
+    """The dequantised rows [T, K]."""
     whole = values.float().sum(dim=1).unflatten(-1, (-1, 32, 4)) * scale[0].T[:, :, None, None]
     return whole.transpose(-1, -2).flatten(-3).bfloat16()
 

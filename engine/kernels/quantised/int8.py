@@ -1,4 +1,4 @@
-"""Products with 8-bit weights on a CPU: a row of activations becomes codes of 16 bits by itself. T tokens, K inputs, N outputs.
+"""Products with int8 weights on a CPU: each row of activations is quantised to 16 bits. T tokens, K inputs, N outputs.
 
 A code of 16 bits is two of 8, each multiplied as a row of its own: with 8 bits alone a few large activations take the digits
 of all others of their row. Whole numbers are added up exactly, so a row never depends on its batch.
@@ -18,19 +18,19 @@ from engine.kernels.norm import inverse_rms
 from engine.kernels.once import constant
 from engine.processor import has_avx512
 
-LARGEST = 127.0  # a weight's code
-LARGEST_OF_A_ROW = 32639.0  # an activation's code: 127 * 256 + 127
-ZERO = 128  # a zero's code of 8 bits in a row of activations
-_HIGH = 256  # worth of the higher one
-_MIDDLE = ZERO * _HIGH + ZERO  # a zero's code of 16 bits
-MOST_INPUTS = (1 << 31) // (255 * 127)  # whose products always add up within 32 bits
+LARGEST = 127.0  # code of the largest weight
+LARGEST_OF_A_ROW = 32639.0  # code of the largest activation: 127 * 256 + 127
+ZERO = 128  # 8-bit code of zero in a row of activations
+_HIGH = 256  # weight of the high code
+_MIDDLE = ZERO * _HIGH + ZERO  # 16-bit code of zero
+MOST_INPUTS = (1 << 31) // (255 * 127)  # inputs whose products always fit 32 bits
 _TINY = 1e-30  # keeps the scale of a row of zeros finite
 _SMALLEST_COLUMN = 1e-6  # keeps the scale of an empty column finite
-_ELEMENTS_AT_ONCE = 1 << 17  # stay in a core's cache as floats
-_RESULTS_AT_ONCE = 1 << 20  # stay in a larger cache
-_FEWEST_ROWS = 64  # a slab reads the whole matrix
+_ELEMENTS_AT_ONCE = 1 << 17  # fit a core's cache as floats
+_RESULTS_AT_ONCE = 1 << 20  # fit a larger cache
+_FEWEST_ROWS = 64  # each slab reads the whole matrix
 _CPU = torch.device("cpu")
-_EXACT_INPUTS = 1024  # their products add up exactly in float32
+_EXACT_INPUTS = 1024  # their products sum exactly in float32
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,18 +42,18 @@ class Int8:
     columns: torch.Tensor  # [K] float32
 
     def floats(self, rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """Return these rows [...] as numbers [..., K]."""
+        """Return these rows [...] dequantised [..., K]."""
         return (self.codes[rows] * self.scales[rows].unsqueeze(-1)).mul_(self.columns).to(dtype)
 
 
 @dataclass(frozen=True, slots=True)
 class Int8Product:
-    """The matrix as `product` reads it fastest on this processor."""
+    """The matrix packed for `product` on this processor."""
 
     codes: torch.Tensor  # int8 [N, K], or in oneDNN's order
-    steps: torch.Tensor  # [N] float32: worth of a code
-    zeros: torch.Tensor  # [N] int64, as oneDNN asks for them
-    columns: torch.Tensor  # [K] float32, of activations before they become codes
+    steps: torch.Tensor  # [N] float32: value of one code step
+    zeros: torch.Tensor  # [N] int64, as oneDNN requires
+    columns: torch.Tensor  # [K] float32, applied to activations before quantising
 
     @classmethod
     def of(cls, matrix: Int8) -> Int8Product:
@@ -65,17 +65,17 @@ class Int8Product:
 class Int8Rows:
     """Activations [T, K]: each element is `step * (low - ZERO + _HIGH * (high - ZERO))`."""
 
-    codes: torch.Tensor  # uint8 [T, 2, K]: the low ones, the high ones
+    codes: torch.Tensor  # uint8 [T, 2, K]: low codes, high codes
     steps: torch.Tensor  # float32 [T, 1]
-    dtype: torch.dtype  # the results have
+    dtype: torch.dtype  # dtype of the results
 
     def are_few(self, weight: Int8Product) -> bool:
-        """Whether they are one slab."""
+        """True if they fit one slab."""
         num_rows = self.codes.shape[0]
         return num_rows <= _FEWEST_ROWS or num_rows * _width(weight) <= _RESULTS_AT_ONCE
 
     def slabs(self, weight: Int8Product, results: torch.Tensor) -> Iterator[tuple[Int8Rows, torch.Tensor]]:
-        """Cut into slabs, beside their rows of `results`, whose products stay in a cache."""
+        """Split into slabs, with their rows of `results`, whose products stay in a cache."""
         if self.are_few(weight):
             yield self, results
             return
@@ -85,19 +85,19 @@ class Int8Rows:
 
 
 def _width(weight: Int8Product) -> int:
-    """Numbers that a row takes in a cache, as codes or as products."""
+    """Cache elements of a row, as codes or as products."""
     return 2 * max(len(weight.columns), len(weight.steps))
 
 
 @functools.cache
 def multiplies_bytes() -> bool:
-    """Whether oneDNN multiplies bytes exactly here: without VNNI it may add up in 16 bits."""
+    """True if oneDNN multiplies bytes exactly here: without VNNI it may accumulate in 16 bits."""
     has_vnni = has_avx512() and getattr(torch.cpu, "_is_vnni_supported", lambda: False)()
     return bool(has_vnni) and hasattr(torch.ops.onednn, "qlinear_pointwise")
 
 
 def quantise(weight: torch.Tensor) -> Int8:
-    """Round a weight [N, K], with a scale for each output and each input. Raises ValueError if K is more than `MOST_INPUTS`.
+    """Quantise a weight [N, K], with a scale for each output and each input. Raises ValueError if K is more than `MOST_INPUTS`.
 
     Inputs whose weights are small next to their rows' largest keep as many digits as the others so.
     """
@@ -125,7 +125,7 @@ def product(
 def product_of_rows(
     rows: Int8Rows, weight: Int8Product, bias: torch.Tensor | None, *, out: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """The same of rows that are quantised."""
+    """`product` of quantised rows."""
     if out is None and rows.are_few(weight):
         return _numbers(rows, weight, bias).to(rows.dtype)
     if out is None:
@@ -136,7 +136,7 @@ def product_of_rows(
 
 
 def product_onto(residual: torch.Tensor, rows: Int8Rows, weight: Int8Product, bias: torch.Tensor | None) -> None:
-    """Add the product to `residual` [T, N], where it is rounded once."""
+    """Add the product to `residual` [T, N], rounding once."""
     for some, place in rows.slabs(weight, residual):
         place.add_(_numbers(some, weight, bias))
 
@@ -150,7 +150,7 @@ def gated_rows(
         if bias is None:
             gate, up = _whole_numbers(some.codes, gate_up).chunk(2, dim=-1)
             gated = quantised(act(gate.mul_(some.steps)).mul_(up).mul_(columns), rows.dtype)
-            gated.steps.mul_(some.steps)  # the other half's: codes don't depend on it
+            gated.steps.mul_(some.steps)  # the other half's scale, on which codes don't depend
         else:
             gate, up = _numbers(some, gate_up, bias).chunk(2, dim=-1)
             gated = quantised(act(gate).mul_(up).mul_(columns), rows.dtype)
@@ -172,9 +172,9 @@ def normed_rows(
 
 
 def quantised(wide: torch.Tensor, dtype: torch.dtype) -> Int8Rows:
-    """Round each row of `wide` [T, K] float32 by itself; its largest magnitude has the code `LARGEST_OF_A_ROW`."""
+    """Quantise each row of `wide` [T, K] float32; its largest magnitude has the code `LARGEST_OF_A_ROW`."""
     steps = wide.abs().amax(1, True).mul_(constant(1 / LARGEST_OF_A_ROW, _CPU)).add_(constant(_TINY, _CPU))
-    # Positive numbers are cut off on their way to whole ones.
+    # Positive numbers are truncated when converted to integers.
     words = (wide * steps.reciprocal()).add_(constant(_MIDDLE + 0.5, _CPU)).to(torch.uint16)
     codes = words.view(torch.uint8).unflatten(1, (-1, 2)).transpose(1, 2).contiguous()
     return Int8Rows(codes, steps, dtype)
@@ -193,7 +193,7 @@ def _whole_numbers(codes: torch.Tensor, weight: Int8Product) -> torch.Tensor:
 
 
 def _halves(codes: torch.Tensor, weight: Int8Product) -> torch.Tensor:
-    """The product of codes of 8 bits [R, K], in steps [R, N] float32."""
+    """The product of 8-bit codes [R, K], in steps [R, N] float32."""
     if not weight.codes.is_mkldnn:
         return exact_product(codes, weight.codes) * weight.steps
     result: torch.Tensor = torch.ops.onednn.qlinear_pointwise(
@@ -203,7 +203,7 @@ def _halves(codes: torch.Tensor, weight: Int8Product) -> torch.Tensor:
 
 
 def exact_product(codes: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Multiply in float32, in slabs in which every sum is exact; they are added up in one order. uint8 [T, K], int8 [N, K]."""
+    """Multiply in float32, in slabs in which every sum is exact, accumulated in a fixed order. uint8 [T, K], int8 [N, K]."""
     signed = codes.float().sub_(ZERO)
     result = torch.zeros(len(codes), len(weight))
     for rows in _slabs(len(weight), _EXACT_INPUTS):
@@ -214,6 +214,6 @@ def exact_product(codes: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 
 def _slabs(num_rows: int, width: int, elements: int = _ELEMENTS_AT_ONCE) -> Iterator[slice]:
-    """Runs of rows with about this number of elements."""
+    """Runs of rows with about this many elements."""
     count = max(1, elements // width)
     return (slice(begin, begin + count) for begin in range(0, num_rows, count))

@@ -1,4 +1,4 @@
-"""How checkpoints pack groups of 4 and 8 bits, unpacked for `groups.pack`. K inputs, N outputs, G groups of a row.
+"""Checkpoint packings of 4-bit and 8-bit groups, unpacked for `groups.pack`. K inputs, N outputs, G groups of a row.
 
 All of them fill int32 words from the lowest bits on. They differ in the direction, in the order within a word, and in the zero.
 """
@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # where in its word each of eight neighbours is
+AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # position in its word of each of eight neighbours
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,18 +18,18 @@ class Unpacked:
 
     codes: torch.Tensor  # uint8 [N, K]
     scales: torch.Tensor  # [N, G]
-    zeros: torch.Tensor | None  # int16 [N, G]; None: in the middle of the codes
+    zeros: torch.Tensor | None  # int16 [N, G]; None: mid-range
     minimums: torch.Tensor | None = None  # [N, G]
     order: torch.Tensor | None = None  # column i of the codes is input order[i]
     levels: torch.Tensor | None = None  # [16] float32
 
     def sorted(self, order: torch.Tensor | None) -> Unpacked:
-        """Return the same with the inputs in another order."""
+        """Return the same with permuted inputs."""
         return self if order is None else replace(self, codes=self.codes[:, order], order=order)
 
 
 def unpacked(words: torch.Tensor, bits: int) -> torch.Tensor:
-    """Return the codes uint8 [..., n * 32 / bits] of words int32 [..., n]; codes of 3 bits go on in the next of three words."""
+    """Return the codes uint8 [..., n * 32 / bits] of words int32 [..., n]; 3-bit codes span three words."""
     if 32 % bits:
         if words.shape[-1] % bits:
             raise ValueError(f"{words.shape[-1]} words are no whole runs of {bits}, as codes of {bits} bits take")
@@ -38,7 +38,7 @@ def unpacked(words: torch.Tensor, bits: int) -> torch.Tensor:
         places = [(wide[..., at // 32], at % 32) for at in range(0, 32 * bits, bits)]
     else:
         places = [(words, at) for at in range(0, 32, bits)]
-    # One place after another: codes of all places in 32 or 64 bits would take many times their memory.
+    # One position after another: unpacking all at once in 32 or 64 bits would take many times their memory.
     first, _ = places[0]
     codes = torch.empty((*first.shape, len(places)), dtype=torch.uint8, device=words.device)
     for place, (whole, at) in enumerate(places):
@@ -81,24 +81,24 @@ def from_packed_rows(
 
 
 def from_signed(weight: torch.Tensor, zeros: torch.Tensor | None, scales: torch.Tensor) -> Unpacked:
-    """Bytes as they are: `weight` int8 [N, K], `zeros` int8 and `scales` [N, G]."""
+    """Unpacked bytes: `weight` int8 [N, K], `zeros` int8 and `scales` [N, G]."""
     return Unpacked(
         (weight.to(torch.int16) + 128).to(torch.uint8), scales, None if zeros is None else zeros.to(torch.int16) + 128
     )
 
 
 def from_pairs(packed: torch.Tensor) -> torch.Tensor:
-    """Return the codes uint8 [..., 2 n] of bytes [..., n] that hold two each, the lower bits first."""
+    """Return the codes uint8 [..., 2 n] of bytes [..., n] with two each, low bits first."""
     return torch.stack((packed & 15, packed >> 4), dim=-1).flatten(-2)
 
 
 def from_exponents(stored: torch.Tensor) -> torch.Tensor:
-    """Return the scales, in float32, of bytes that are exponents of 2 (e8m0)."""
+    """Return float32 scales from bytes that are exponents of 2 (e8m0)."""
     return torch.exp2(stored.float() - 127)
 
 
 def by_group(g_idx: torch.Tensor, group: int) -> torch.Tensor | None:
-    """Return the order of inputs in which each group's are neighbours; None: they are.
+    """Return the permutation that makes each group's inputs adjacent; None: they are.
 
     Raises ValueError where a group has more or fewer inputs than `group`: such a matrix has no order.
     """

@@ -1,4 +1,4 @@
-"""Experts in floats of 4 bits (e2m1) on a CPU: a few outputs at a time become plain, and are multiplied while a cache holds them.
+"""Experts in 4-bit floats (e2m1) on a CPU: a few outputs at a time are dequantised, and multiplied while in cache.
 
 Each thread takes whole slabs. Operations that share one each would wait for one another some 150 times a product: where other
 programs want the cores too, a wait is as long as their turn.
@@ -20,14 +20,14 @@ from engine.kernels.quantised.groups import E2M1
 
 # Inputs that share a scale.
 GROUP = 32
-# A slab of so many elements takes 1 MiB in bfloat16, which a core's second cache holds.
+# Elements of a slab: 1 MiB in bfloat16, which fits a core's L2 cache.
 _ELEMENTS = 1 << 19
 _CODES_OF_A_WORD = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slabs:
-    """A matrix [N, K], or one of each expert. Inputs are rows here: so a scale meets neighbours in memory.
+    """A matrix [N, K], or one for each expert. Stored transposed, so that a scale applies to neighbours in memory.
 
     A word has the codes of four outputs, the first one lowest.
     """
@@ -55,7 +55,7 @@ class Slabs:
 
 
 def allocate(shape: tuple[int, ...]) -> Slabs:
-    """Return memory for a matrix [..., N, K], whose rows `put` fills. Raises ValueError for sizes that don't suit."""
+    """Return memory for a matrix [..., N, K], whose rows `put` fills. Raises ValueError for unsupported sizes."""
     *experts, rows, inputs = shape
     if rows % _CODES_OF_A_WORD or inputs % GROUP:
         raise ValueError(
@@ -81,7 +81,7 @@ def put(weight: Slabs, begin: int, codes: torch.Tensor, scales: torch.Tensor) ->
 
 
 def product(x: torch.Tensor, weight: Slabs, bias: torch.Tensor | None) -> torch.Tensor:
-    """Return x @ weight.T + bias [T, N]. `x` [T, K]; a weight is rounded to x's dtype, which bfloat16 and float32 need not."""
+    """Return x @ weight.T + bias [T, N]. `x` [T, K]; weights are rounded to x's dtype, exactly for bfloat16 and float32."""
     dtype = torch.float32 if x.dtype == torch.float16 else x.dtype
     parts, threads = [x] * len(weight.codes), min(torch.get_num_threads(), len(weight.codes))
     left = iter(range(len(parts)))
@@ -102,24 +102,24 @@ def product(x: torch.Tensor, weight: Slabs, bias: torch.Tensor | None) -> torch.
 
 @functools.cache
 def _threads(count: int) -> ThreadPoolExecutor:
-    """Threads whose operations share with no others."""
+    """A thread pool whose threads run single-threaded operations."""
     threads = ThreadPoolExecutor(count, thread_name_prefix="slabs", initializer=_alone)
     all_there = threading.Barrier(count + 1)
     for _ in range(count):
         threads.submit(all_there.wait)
     all_there.wait()
-    # Threads that torch has not met yet take the number that was set last.
+    # New threads inherit torch's thread count that was set last.
     torch.set_num_threads(count)
     return threads
 
 
 def _alone() -> None:
-    # A thread's first call takes the number that was set last, whatever the thread itself has set.
+    # A thread's first call uses the count set last in the process, whatever the thread itself has set.
     torch.get_num_threads()
     torch.set_num_threads(1)
 
 
-# A forked process has none of them.
+# A forked process has no such threads.
 os.register_at_fork(after_in_child=_threads.cache_clear)
 
 
@@ -130,7 +130,7 @@ def plain(weight: Slabs, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _plain(codes: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """A slab [K, W] in bfloat16 or float32: eight bytes of numbers are looked up at once, four of them or two."""
+    """A slab [K, W] in bfloat16 or float32, by a table lookup of eight bytes at a time: four numbers or two."""
     several = codes if dtype.itemsize == 2 else codes.view(torch.uint8)
     found = _table(dtype).index_select(0, several.flatten().to(torch.int32)).view(dtype)
     return found.view(-1, GROUP, scales.shape[-1]).mul_(scales.to(dtype)).view(-1, scales.shape[-1])
@@ -138,7 +138,7 @@ def _plain(codes: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> tor
 
 @functools.cache
 def _table(dtype: torch.dtype) -> torch.Tensor:
-    """Return the numbers of each run of codes, as int64."""
+    """Return the values of each run of codes, as int64."""
     count = 8 // dtype.itemsize
     runs = torch.arange(1 << (4 * count))
     levels = torch.tensor((*E2M1, *(-level for level in E2M1)), dtype=dtype)

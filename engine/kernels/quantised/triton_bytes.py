@@ -1,5 +1,5 @@
 # ruff: noqa: SIM300 - Triton compares a compile-time value with what stands on its right
-"""Codes of 8 bits -> numbers of 16 bits, two at a time, by moving bits: a GPU's conversions are several times slower.
+"""Conversion of 8-bit codes to 16-bit numbers, two at a time, by bit operations: a GPU's conversions are several times slower.
 
 An e4m3's exponent and mantissa are put at the end of those of bfloat16 or float16, which makes it 2^120 or 2^8 times too small;
 one product gives the number, exactly. A weight of e4m3's NaN becomes 480.
@@ -11,7 +11,7 @@ import triton.language as tl
 
 @triton.constexpr_function
 def _e4m3(bytes_at, source, target, wide, nan_at=None):
-    """Instructions that put two bytes of `source`, picked by prmt's `bytes_at`, into `target`. `wide`: bfloat16.
+    """PTX that converts two bytes of `source`, picked by prmt's `bytes_at`, to `target`. `wide`: bfloat16.
 
     `nan_at`: those of `n` whose signs say that a byte is no number.
     """
@@ -31,7 +31,7 @@ def _e4m3(bytes_at, source, target, wide, nan_at=None):
 
 @triton.constexpr_function
 def e4m3_of_bytes(wide, nan):
-    """Instructions for the four bytes of `$2`."""
+    """PTX for the four bytes of `$2`."""
     told = "and.b32 n, $2, 0x7f7f7f7f; add.u32 n, n, 0x01010101;" if nan else ""
     low, high = (0x9988, 0xBBAA) if nan else (None, None)
     parts = _e4m3(0x1404, "$2", "$0", wide, low) + _e4m3(0x3424, "$2", "$1", wide, high)
@@ -40,7 +40,7 @@ def e4m3_of_bytes(wide, nan):
 
 @triton.constexpr_function
 def e4m3_of_pairs(odd, nan):
-    """Instructions for the first codes of two pairs, or the second ones, as float16: 2^8 times too small, or 144 times too large.
+    """PTX for the first or second codes of two pairs, as float16: scaled by 2^-8, or by 144.
 
     `nan`: what is no number becomes infinite, as 480 * 144 is beyond float16.
     """
@@ -55,7 +55,7 @@ def e4m3_of_pairs(odd, nan):
 
 @triton.constexpr_function
 def int8_of_pairs(odd, wide):
-    """Instructions for the first codes of two pairs, or the second ones.
+    """PTX for the first or second codes of two pairs.
 
     In bfloat16 seven bits are added to 128, and the sign makes of the 128 that is taken away again 256.
     """
@@ -75,7 +75,7 @@ def int8_of_pairs(odd, wide):
 
 @triton.jit
 def e4m3_numbers(codes, NAN: tl.constexpr, DTYPE: tl.constexpr):
-    """e4m3 codes, loaded as integers of 8 bits. NAN: theirs stay so.
+    """e4m3 codes, loaded as 8-bit integers. NAN: preserves NaN.
 
     Not pure, it is said: pure instructions are carried out where a product wants its operand, which is then read byte by byte.
     """
@@ -87,7 +87,7 @@ def e4m3_numbers(codes, NAN: tl.constexpr, DTYPE: tl.constexpr):
 
 @triton.jit
 def weights_as(weights, DTYPE: tl.constexpr, BY_BITS: tl.constexpr):
-    """Weights as numbers of `DTYPE`. BY_BITS: they are e4m3, and there are instructions of a GPU."""
+    """Weights as `DTYPE`. BY_BITS: they are e4m3, and PTX is available."""
     if BY_BITS:
         return e4m3_numbers(weights.to(tl.int8, bitcast=True), False, DTYPE)
     return weights.to(DTYPE)

@@ -1,5 +1,5 @@
 # ruff: noqa: SIM300, RUF005 - Triton compares a compile-time value with what stands on its right, and knows no stars
-"""Codes of 4 and 8 bits -> numbers for the tensor core, and products with them. M rows, N outputs, K inputs, see `groups`.
+"""Conversion of 4-bit and 8-bit codes for the tensor core, and GEMMs with them. M rows, N outputs, K inputs, see `groups`.
 
 An integer of 4 bits is put into the mantissa of 128 (bfloat16) or of 1024 (float16), two at a time, and 128 + zero is subtracted:
 both are exact, and much faster than a conversion. One of 8 bits goes into the mantissa of 2^23. A float of 4 bits keeps its bits,
@@ -17,13 +17,13 @@ import triton.language as tl
 
 from engine.kernels.quantised.groups import place_of
 
-# The compiler follows no other functions.
+# Triton's compiler inlines no other functions.
 _place_of = triton.constexpr_function(place_of)
 
 
 @triton.constexpr_function
 def _integers(plane, bits, wide, raw=False):
-    """Instructions for a plane of two words: two integers less `$3`, as numbers of 16 bits. `wide`: bfloat16.
+    """PTX for a plane of two words: two integers less `$3`, as 16-bit numbers. `wide`: bfloat16.
 
     `raw` ones, of 4 bits, are as many too large as `_offset` says.
     """
@@ -54,7 +54,7 @@ _TIMES = _RAISE.replace("$0", "m") + " fma.rn.bf16x2 $0, m, $3, s;"
 
 @triton.constexpr_function
 def _floats(plane, wide, scaled=False):
-    """Instructions for a plane of two words: two floats of 4 bits, 2^-6 of each in bfloat16, 2^-14 in float16.
+    """PTX for a plane of two words: two 4-bit floats, scaled by 2^-6 in bfloat16, by 2^-14 in float16.
 
     These have the code's bits at the end of their exponents; bfloat16's, too small for sums, are raised by 2^120: exactly.
     `scaled`, in bfloat16 alone: times `$3`, two numbers of 64 times the scale.
@@ -77,19 +77,19 @@ def _floats(plane, wide, scaled=False):
 
 @triton.constexpr_function
 def _offset(bits, plain, dtype):
-    """Return the offset that 4-bit integers are put into; other kinds don't keep it."""
+    """Return the offset of 4-bit integers; other kinds don't keep it."""
     return 0.0 if plain or bits != 4 else 128.0 if dtype == tl.bfloat16 else 1024.0
 
 
 @triton.constexpr_function
 def _missing(e2m1, plain, dtype):
-    """The factor that `_plane` leaves out."""
+    """The factor omitted by `_plane`."""
     return (64.0 if dtype == tl.bfloat16 else 16384.0) if e2m1 and not plain else 1.0
 
 
 @triton.constexpr_function
 def _levels(plane):
-    """Instructions for a plane of a word: the float32 of its code's place behind the address `$2`."""
+    """PTX for a plane of a word: the float32 at its code's index after the address `$2`."""
     return f"""{{
         .reg .b32 c; .reg .b64 a;
         bfe.u32 c, $1, {4 * _place_of(plane, 4)}, 4;
@@ -103,7 +103,7 @@ def _plane(
     words, less, i: tl.constexpr, BITS: tl.constexpr, E2M1: tl.constexpr, RAW: tl.constexpr, PLAIN: tl.constexpr,
     DTYPE: tl.constexpr,
 ):  # fmt: skip
-    """Plane `i` of the words [BN, W]: integers less the zero `less` [BN], or floats, which lack the factor `_missing`.
+    """Plane `i` of the words [BN, W]: integers less the zero `less` [BN], or floats without the factor `_missing`.
 
     RAW integers are `_offset` too large instead.
     """
@@ -133,7 +133,7 @@ def _plane(
 
 @triton.jit
 def _named(words, levels, i: tl.constexpr, PLAIN: tl.constexpr):
-    """The levels, in float32, that plane `i` of the words [BN, W] names."""
+    """The float32 levels indexed by plane `i` of the words [BN, W]."""
     if PLAIN:
         return tl.load(levels + ((words >> (4 * _place_of(i, 4))) & 15))
     # Not `tl.load`: in a loop the compiler would copy the levels to shared memory, code by code.
@@ -168,13 +168,13 @@ def weights(
 
 @triton.constexpr_function
 def _is_narrow(e2m1, plain, dtype, scales):
-    """Whether factors have 16 bits, as the numbers: then each product is rounded once, as in float32."""
+    """True if scales have the numbers' 16 bits: then each product is rounded once, as in float32."""
     return e2m1 and not plain and dtype == tl.bfloat16 and scales == tl.bfloat16
 
 
 @triton.constexpr_function
 def groups_of(group, columns):
-    """Return the groups of a block; a group that is longer counts as one."""
+    """Return the number of groups in a block; a longer group counts as one."""
     return max(1, columns // group)
 
 
@@ -189,7 +189,7 @@ def first_group(block, G: tl.constexpr, GROUP: tl.constexpr, COLUMNS: tl.constex
 def of_group(at, first, j: tl.constexpr, width, G: tl.constexpr, GROUP: tl.constexpr, COLUMNS: tl.constexpr):
     """Return the values at `at` [BN] for group `j` of the block whose first group is `first`."""
     at += first.to(tl.int64) * width
-    if G % groups_of(GROUP, COLUMNS) == 0:  # a step that is known when this is compiled costs no instruction
+    if G % groups_of(GROUP, COLUMNS) == 0:  # a constant stride costs no instruction
         return tl.load(at + j * width)
     return tl.load(at + tl.minimum(j, G - 1 - first) * width)
 
@@ -215,7 +215,7 @@ def _plus(
     HAS_ZEROS: tl.constexpr, HAS_MINIMUMS: tl.constexpr, E2M1: tl.constexpr, LEVELS: tl.constexpr, PLAIN: tl.constexpr,
     AFTER: tl.constexpr,
 ):  # fmt: skip
-    """Add the product of plane `i` to the sums, without its scale if that comes AFTER."""
+    """Accumulate the product of plane `i`, without its scale if that comes AFTER."""
     if AFTER:
         less = lower.to(tl.float32) if HAS_ZEROS else tl.full((BN,), MIDDLE, tl.float32)
         w = _plane(words, less, i, BITS, E2M1, HAS_MINIMUMS, PLAIN, x.dtype)
@@ -228,7 +228,7 @@ def _plus(
 
 @triton.jit
 def _scaled(acc, part, scale, minimum, of_inputs, HAS_MINIMUMS: tl.constexpr, OFFSET: tl.constexpr):
-    """Add a group's sum and, where it has a minimum, what that adds; then codes are OFFSET too large."""
+    """Scale a group's sum, and add the contribution of its minimum; codes then are OFFSET too large."""
     scale = scale.to(tl.float32)
     acc += part * scale[:, None]
     if HAS_MINIMUMS:
@@ -238,7 +238,7 @@ def _scaled(acc, part, scale, minimum, of_inputs, HAS_MINIMUMS: tl.constexpr, OF
 
 @triton.constexpr_function
 def _comes_after(rows, group, has_minimums, levels, narrow):
-    """Whether sums are multiplied by the scale, not elements, which are fewer where rows are many beside a group's inputs.
+    """True if sums are scaled instead of elements: they are fewer where rows are many compared with a group's inputs.
 
     Narrow factors take as many instructions either way, and fewer registers with elements.
     """
@@ -252,7 +252,7 @@ def accumulate(
     BITS: tl.constexpr, MIDDLE: tl.constexpr, HAS_ZEROS: tl.constexpr, HAS_MINIMUMS: tl.constexpr, E2M1: tl.constexpr,
     LEVELS: tl.constexpr, PLAIN: tl.constexpr, DTYPE: tl.constexpr, GATED: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """The products [BN, BM] of the blocks from `begin` to `end`, of the gate and of up; the second only if GATED.
+    """The products [BN, BM] of the blocks from `begin` to `end`, of gate and up; the second only if GATED.
 
     `words_at` [BN, W] points at the rows' first words, and those of up are `up` words behind; `scale_at` and `lower_at` [BN] at
     the first group of `width` each, and those of up are N behind; of LEVELS `lower_at` points at the first. `x_at` [BM, W]:
@@ -267,7 +267,7 @@ def accumulate(
     nothing = tl.zeros((BN, BM), tl.float32)
     acc, acc_up, part, part_up, of_inputs = nothing, nothing, nothing, nothing, nothing
     ones = tl.full((BN, W), 1.0, DTYPE)
-    if AFTER:  # what multiplies sums is asked for one block ahead
+    if AFTER:  # scales of sums are prefetched one block ahead
         scales = _of_block(scale_at, begin, width, G, GROUP, COLUMNS)
         minimums = _of_block(lower_at, begin, width, G, GROUP, COLUMNS) if HAS_MINIMUMS else scales
         if GATED:
@@ -281,7 +281,7 @@ def accumulate(
             next_scales = _of_block(scale_at, block + 1, width, G, GROUP, COLUMNS)
             next_minimums = _of_block(lower_at, block + 1, width, G, GROUP, COLUMNS) if HAS_MINIMUMS else next_scales
         else:
-            # Kept from one block to the next, they would make the compiler send elements through shared memory.
+            # Values carried from block to block would make the compiler route elements through shared memory.
             scales = _of_block(scale_at, block, width, G, GROUP, COLUMNS)
         lower = scales
         if HAS_ZEROS or (HAS_MINIMUMS and not AFTER):

@@ -1,4 +1,4 @@
-"""Triton versions of `fp8`, and which kernel multiplies how many rows. M rows, N outputs, K inputs.
+"""Triton versions of `fp8`, and the choice of a kernel by the number of rows. M rows, N outputs, K inputs.
 
 Up to 64 rows go through the product of few rows in parts that add up to them. More are rounded: with a scale for each row of the
 weights the vendor's library multiplies them; blocks have a kernel of their own, which multiplies each step's sum by its scales.
@@ -98,7 +98,7 @@ def _gated(rows: Fp8Rows, gate_up: Fp8Matrix, bias: torch.Tensor | None, activat
 def many_rows(
     x: Fp8Rows, matrix: Fp8Matrix, bias: torch.Tensor | None, *, out: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Return the product of 8-bit rows [T, N], in `out` if it is given."""
+    """Return the product of fp8 rows [T, N], in `out` if it is given."""
     num_outputs, num_inputs = matrix.weight.shape
     suits = num_inputs % LIBRARY_MULTIPLE == 0 and num_outputs % LIBRARY_MULTIPLE == 0
     if matrix.block is None and suits and x.values.is_cuda and x.dtype == torch.bfloat16:

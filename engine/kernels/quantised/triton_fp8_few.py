@@ -1,4 +1,4 @@
-"""Products of few rows with 8-bit floats, on tensor cores for 8 bits. M rows, N outputs, K inputs, P parts, G groups of inputs.
+"""Small-M GEMMs with fp8 weights, on fp8 tensor cores. M rows, N outputs, K inputs, P parts, G groups of inputs.
 
 A row is several 8-bit floats that add up to it (`fp8.Rounding`), so weights are streamed as they are stored: nothing converts
 them. A step multiplies one group of inputs. Its sum is multiplied by the group's scale and added in float32: within the tensor
@@ -27,16 +27,16 @@ from engine.kernels.triton_linear import (
     write_values,
 )
 
-# Leading ones of each weight row.
+# Prefetched elements of each weight row.
 PREFETCH_LINES = 4
 SPLITS = 4  # over K
-# With so many rows, one tile has both parts of all.
+# Maximum rows for which one tile has both parts.
 PACKED_ROWS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """How a product is cut."""
+    """The tiling of a GEMM."""
 
     rows: int  # weight rows of a program
     warps: int
@@ -80,7 +80,7 @@ def few_rows(
 def rounded_few_rows(
     rows: Fp8Rows, gate_up: Fp8Matrix, bias: torch.Tensor | None, rounding: Rounding, activation: str
 ) -> Fp8Rows | None:
-    """Return the gated product rounded; None where no program has the outputs of a whole group, or these go to codes."""
+    """Return the gated product quantised; None if no program has all outputs of a group, or they go to codes."""
     num_outputs, parts = gate_up.weight.shape[0] // 2, rows.values.shape[1]
     tiles = _choose(rows, gate_up, num_outputs, is_gated=True)
     if rounding != Rounding(tiles.rows, parts) or num_outputs % tiles.rows:
@@ -104,7 +104,7 @@ def _choose(
     if not partial:
         return few
     steps, programs = rows.scale.shape[1], triton.cdiv(num_outputs, few.rows)
-    # The largest power of 2 that divides the steps.
+    # The largest power of 2 that divides the number of steps.
     most, processors = min(SPLITS, steps & -steps), describe(rows.values.device).processors
     tiles = few if most * programs <= few.programs * processors else many
     splits = splits_of(programs, most=most, at_once=tiles.programs * processors)
@@ -126,7 +126,7 @@ def _launch(
     num_outputs, num_groups, pdl = out.shape[-1], rows.scale.shape[1], describe(rows.values.device).has_tma
     group = num_inputs // num_groups
     is_packed = parts == 2 and num_rows <= PACKED_ROWS
-    # A third part takes a stage's shared memory.
+    # A third part takes the shared memory of a stage.
     stages = tiles.stages - (parts > 2)
     _FEW_ROWS.launch(
         (triton.cdiv(num_outputs, tiles.rows), tiles.splits), None,
@@ -144,7 +144,7 @@ def _launch(
 
 @triton.jit
 def _sum(w, x_at, step, inside, K: tl.constexpr, P: tl.constexpr, BN: tl.constexpr, R: tl.constexpr):
-    """The product of a step's weights and of all parts."""
+    """The product of a step's weights with all parts."""
     total = tl.zeros((BN, R), tl.float32)
     for part in tl.static_range(P):
         total = tl.dot(w, tl.trans(tl.load(x_at + part * K + step, mask=inside, other=0.0)), total)
@@ -159,7 +159,7 @@ def _few_rows(
     BLOCK_K: tl.constexpr, LINE: tl.constexpr, LINES: tl.constexpr, PACKED: tl.constexpr, ROUNDED: tl.constexpr,
     WIDE: tl.constexpr, PDL: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """`scales`: one for each row of the weights, or one for each block, within which loop steps lie.
+    """`scales`: one for each row of the weights, or one for each block; loop steps lie within blocks.
 
     PACKED: a tile of the activations has the two parts of each row side by side. ROUNDED: `out` and `out_scale` are rows in P
     parts, too, and a program's outputs are a group of them.
@@ -169,7 +169,7 @@ def _few_rows(
     G: tl.constexpr = K // GROUP
     COLUMNS: tl.constexpr = K // BLOCK_K
     R: tl.constexpr = 2 * BM if PACKED else BM
-    # Parts side by side.
+    # Adjacent parts.
     OF_TILE: tl.constexpr = P if PACKED else 1
     n, r, k = tile * BN + tl.arange(0, BN), tl.arange(0, R), tl.arange(0, GROUP)
     begin = split * K_SPLIT

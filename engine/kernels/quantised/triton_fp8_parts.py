@@ -1,4 +1,4 @@
-"""Numbers as sums of several e4m3."""
+"""Splitting of numbers into sums of several e4m3 parts."""
 
 import triton
 import triton.language as tl
@@ -6,7 +6,7 @@ import triton.language as tl
 
 @triton.jit
 def scale_and_inverse(largest):
-    """The power of 2 that makes a group's largest number 128 to 256, and its inverse."""
+    """The power of 2 that scales a group's largest element to [128, 256], and its inverse."""
     exponent = tl.minimum(tl.maximum(largest.to(tl.int32, bitcast=True) >> 23, 16), 240)
     scale = ((exponent - 7) << 23).to(tl.float32, bitcast=True)
     return scale, ((261 - exponent) << 23).to(tl.float32, bitcast=True)
@@ -14,7 +14,7 @@ def scale_and_inverse(largest):
 
 @triton.jit
 def first_part(x):
-    """The number of 4 significant bits nearest to each, as float32. Of two, the even one.
+    """The nearest number with 4 significant bits, ties to even, as float32.
 
     By bits: e4m3 and back would do, but the ptxas of Triton 3.6 unpacked a register that held something else.
     """
@@ -24,6 +24,6 @@ def first_part(x):
 
 @triton.jit
 def neighbours_added(sums, BN: tl.constexpr, BM: tl.constexpr):
-    """[BN, 2 BM] -> [BN, BM]: of rows whose two parts are side by side."""
+    """[BN, 2 BM] -> [BN, BM]: sums of two adjacent parts."""
     first, second = tl.split(tl.reshape(sums, (BN, BM, 2)))
     return first + second

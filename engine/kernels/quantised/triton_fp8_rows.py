@@ -1,4 +1,4 @@
-"""Triton versions of what makes 8-bit rows: one program a row. T rows, K inputs, G inputs of a scale, P parts."""
+"""Triton versions of fp8 row quantisation: one program a row. T rows, K inputs, G inputs of a scale, P parts."""
 
 import torch
 import triton
@@ -37,7 +37,7 @@ def quantise_rows(x: torch.Tensor, rounding: Rounding = TO_ROWS) -> Fp8Rows:
 
 
 def warps_of(width: int) -> int:
-    """Return the warps of a program that holds so many numbers."""
+    """Return the warps of a program with so many elements."""
     return 4 if width < 4096 else 8 if width < 16384 else 16
 
 
@@ -62,7 +62,7 @@ def write_rounded(
     x, values_PK, scale_TG, row, begin,
     K: tl.constexpr, WIDTH: tl.constexpr, GROUP: tl.constexpr, P: tl.constexpr, CODES: tl.constexpr,
 ):  # fmt: skip
-    """Write `x` [WIDTH] float32, the inputs from `begin` on, 0 beyond K, with scales of groups.
+    """Write `x` [WIDTH] float32, the inputs from `begin` on, 0 beyond K, with group scales.
 
     GROUP = WIDTH: one for the row. CODES: `Rounding.for_codes`.
     """
@@ -125,7 +125,7 @@ def normed_rows(
 
 
 def _warps_of_norm(width: int, rounding: Rounding) -> int:
-    """For parts 8 numbers a thread: with 16 they'd go through shared memory, to be side by side in groups."""
+    """Warps of a norm: with parts 8 elements a thread, since 16 would be exchanged through shared memory."""
     if rounding.parts > 1:
         return min(max(width // 256, 4), 32)
     return 8 if width < 16384 else 16
@@ -137,7 +137,7 @@ def _normed(
     NUM_FEATURES: tl.constexpr, E: tl.constexpr, PARTS: tl.constexpr, KIND: tl.constexpr, GROUP: tl.constexpr,
     P: tl.constexpr, CODES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """As `triton_norm._norm`, rounded. PARTS: partial sums of x."""
+    """As `triton_norm._norm`, quantised. PARTS: partial sums of x."""
     index = tl.program_id(0).to(tl.int64)
     row = index * NUM_FEATURES
     at = tl.arange(0, E)
@@ -191,7 +191,7 @@ def _empty_rows(x: torch.Tensor, num_inputs: int, rounding: Rounding) -> Fp8Rows
 
 
 def _group(width: int, num_inputs: int, group: int | None) -> int:
-    """Numbers of a program's that have one scale."""
+    """Elements of a program that share a scale."""
     return group if group is not None and group < num_inputs else width
 
 

@@ -21,27 +21,26 @@ from engine.kernels.quantised.triton_codes import accumulate, first_group, group
 from engine.kernels.quantised.triton_groups_few import few_rows
 from engine.kernels.triton_linear import padded_rows, prefetch, room_for, splits_of, write_product
 
-MAX_ROWS = 64  # with more, the vendor's library multiplies what one kernel has dequantised
-PREFETCH_WORDS = 64  # leading ones of each row
+MAX_ROWS = 64  # with more, cuBLAS multiplies dequantised weights
+PREFETCH_WORDS = 64  # prefetched words of each row
 MOST_STAGES = 6
-# A program with fewer rows would not have one for each part of the tensor core's operand.
+# The fewest rows of a program that fill the tensor core's operand.
 FEWEST_ROWS = 32
 
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """How a product is cut."""
+    """The tiling of a GEMM."""
 
     rows: int  # weight rows of a program
     warps: int
     room: int  # bytes for the blocks in flight
-    programs: float  # a processor's, made by splits
+    programs: float  # programs of a processor, made by split-K
     splits: int = 1  # over K
     stages: int = MOST_STAGES  # blocks in flight, at most
 
 
-# Most rows of the activations -> tiles that fill shared memory and registers.
-# Measured on an H200 (docs/design/quantised-gemm.md).
+# Maximum rows of activations -> tiles that fill shared memory and registers. Measured on an H200 (docs/design/quantised-gemm.md).
 TILES = {
     4: Tiles(rows=32, warps=2, room=64 << 10, programs=6, stages=4),
     32: Tiles(rows=64, warps=4, room=72 << 10, programs=3),
@@ -118,12 +117,12 @@ def _rounded(x: torch.Tensor, weight: Groups) -> Fp8Rows | None:
 
 
 def _suits(x: torch.Tensor) -> bool:
-    """Whether the kernel of few rows computes this."""
+    """True if the small-M kernel applies."""
     return 0 < x.shape[0] <= MAX_ROWS and x.element_size() == 2
 
 
 def _choose(x: torch.Tensor, weight: Groups, outputs: int, *, parts: bool) -> Tiles:
-    """Enough programs for every processor."""
+    """A tiling with enough programs for every processor."""
     device, sides = describe(x.device), weight.outputs // outputs
     tiles = next(tiles for most, tiles in TILES.items() if x.shape[0] <= most)
     if not device.has_tma:
@@ -137,7 +136,7 @@ def _choose(x: torch.Tensor, weight: Groups, outputs: int, *, parts: bool) -> Ti
 
 
 def stages_of(weight: Groups, room: int, *, rows: int, outputs: int, most: int = MOST_STAGES) -> int:
-    """Blocks in flight, whose words and inputs have room; `outputs`: rows of the weight that a program reads."""
+    """Blocks in flight that fit shared memory; `outputs`: rows of the weight that a program reads."""
     bytes_of_block = outputs * weight.words * 4 + rows * weight.columns * 2
     return max(2, min(most, room // bytes_of_block))
 
@@ -190,7 +189,7 @@ def constants(weight: Groups) -> dict[str, int | bool]:
         "HAS_MINIMUMS": weight.minimums is not None,
         "E2M1": weight.is_e2m1,
         "LEVELS": weight.levels is not None,
-        "PLAIN": triton.knobs.runtime.interpret,  # which has no instructions of a GPU
+        "PLAIN": triton.knobs.runtime.interpret,  # which can't run PTX
     }
 
 

@@ -1,5 +1,5 @@
 # ruff: noqa: RUF005 - Triton knows no stars
-"""Products of few rows with codes of 4 bits, on tensor cores for floats of 8 bits. M rows, N outputs, K inputs.
+"""Small-M GEMMs with 4-bit codes, on fp8 tensor cores. M rows, N outputs, K inputs.
 
 The byte 0000cccc is, as e4m3, 2^-9 of the code c. So eight codes take three instructions. A bfloat16 number is the sum of two of
 e4m3, see `fp8.Rounding`, whose products are exact; the tensor core adds those of a group, with some 14 bits.
@@ -18,14 +18,14 @@ from engine.kernels.quantised.groups import FEW_ROWS, Groups
 from engine.kernels.quantised.triton_fp8_parts import neighbours_added
 from engine.kernels.triton_linear import prefetch, room_for, splits_of, write_product
 
-# Inputs that the tensor core adds up, and a block's columns.
+# K elements per MMA accumulation group; K elements per packed block.
 GROUP, COLUMNS = tl.constexpr(128), tl.constexpr(256)
 _NIBBLES = tl.constexpr("and.b32 $0, $2, 0x0f0f0f0f; shr.u32 $1, $2, 4; and.b32 $1, $1, 0x0f0f0f0f;")
 
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """How a product is cut. A block of a row is a cache line: the first `lines` are asked for before there are inputs."""
+    """The tiling of a GEMM. A block of a row is a cache line: the first `lines` are prefetched before the inputs are ready."""
 
     blocks: int  # a loop step's
     stages: int  # steps in flight
@@ -33,7 +33,7 @@ class Tiles:
     splits: int = 1  # over K
 
 
-# Most rows of the activations -> tiles. Measured on an H200 (docs/design/quantised-gemm.md).
+# Maximum rows of activations -> tiles. Measured on an H200 (docs/design/quantised-gemm.md).
 TILES = {
     8: Tiles(blocks=2, stages=2, lines=4),
     16: Tiles(blocks=1, stages=3, lines=2),
@@ -41,9 +41,9 @@ TILES = {
 }
 # Fallback tiling when a split holds an odd number of blocks.
 ONE_BLOCK = Tiles(blocks=1, stages=3, lines=2)
-ROWS, WARPS = 64, 4  # a program's; `wgmma` takes no fewer
+ROWS, WARPS = 64, 4  # minimum of `wgmma`
 MOST_SPLITS = 8
-PROGRAMS = 4  # a processor's, made by splits
+PROGRAMS = 4  # programs of a processor, made by split-K
 BESIDE_ROWS = 16  # with more, a row's parts are multiplied one after the other
 
 
@@ -74,7 +74,7 @@ def few_rows(
     partial: bool = False,
     activation: str | None = None,
 ) -> torch.Tensor:
-    """Return the product [M, N] of rounded rows, in `out` if it is given; `partial`: or its partial sums [P, M, N] float32.
+    """Return the product [M, N] of quantised rows, in `out` if it is given; `partial`: or its partial sums [P, M, N] float32.
 
     `activation`: return its gated product.
     """
@@ -112,7 +112,7 @@ def _choose(num_rows: int, weight: Groups, *, partial: bool) -> Tiles:
 
 @triton.jit
 def _halves(codes, PLAIN: tl.constexpr):
-    """The low and the high 4 bits of bytes [BN, 128], as e4m3: 2^-9 of each; PLAIN as float32."""
+    """The low and the high 4 bits of bytes [BN, 128], as e4m3: scaled by 2^-9; PLAIN as float32."""
     if PLAIN:
         return (codes & 15).to(tl.float32) / 512, (codes >> 4).to(tl.float32) / 512
     low, high = tl.inline_asm_elementwise(
@@ -131,7 +131,7 @@ def _of_step(at, step, width, GROUPS: tl.constexpr):
 
 @triton.jit
 def _sum(codes, x_at, there, K: tl.constexpr, JOINED: tl.constexpr):
-    """The product of a group, [BN, BM], or of the parts beside each other."""
+    """The product of a group, [BN, BM], or of adjacent parts."""
     total = tl.dot(codes, tl.trans(tl.load(x_at, mask=there, other=0.0).to(codes.dtype)))
     if JOINED:
         total = tl.dot(codes, tl.trans(tl.load(x_at + K, mask=there, other=0.0).to(codes.dtype)), total)
@@ -140,7 +140,7 @@ def _sum(codes, x_at, there, K: tl.constexpr, JOINED: tl.constexpr):
 
 @triton.jit
 def _added(acc, total, scale, zero, x_scale, x_sum, BN: tl.constexpr, BM: tl.constexpr, JOINED: tl.constexpr):
-    """`acc` [BN, BM] with a group's sum."""
+    """`acc` [BN, BM] plus a group's sum."""
     if not JOINED:
         total = neighbours_added(total, BN, BM)
     return acc + (total * x_scale[None, :] - zero * x_sum[None, :]) * scale.to(tl.float32)[:, None]
@@ -168,7 +168,7 @@ def _few_rows(
     tile, split = tl.program_id(0), tl.program_id(1)
     begin = split * STEPS_SPLIT
     end = tl.minimum(begin + STEPS_SPLIT, STEPS)
-    first = tl.minimum(begin, STEPS - 1)  # the last split may have none
+    first = tl.minimum(begin, STEPS - 1)  # the last split may be empty
     n = tile * (BN // SIDES) + tl.arange(0, BN // SIDES)
     if GATED:
         row = tl.arange(0, BN)
@@ -177,7 +177,7 @@ def _few_rows(
         known = tl.minimum(n, N - 1)
     at = codes + known.to(tl.int64)[:, None] * (K // 2)
     scales_at, zeros_at = scales + known, zeros + known
-    # Scales come from far, so they are asked for a step ahead, the first ones before there are inputs.
+    # Scales have a long latency, so they are prefetched a step ahead, the first ones before the inputs are ready.
     scale = _of_step(scales_at, first, N * SIDES, GROUPS)
     zero = _of_step(zeros_at, first, N * SIDES, GROUPS) if HAS_ZEROS else scale
     if PDL:

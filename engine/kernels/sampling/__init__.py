@@ -1,4 +1,4 @@
-"""The choice of tokens on the device, without a sort and without the host.
+"""Sampling on the device, without sorting and without the host.
 
 Reading order: `words` (a pass's inputs), `choose` (the public functions, in plain torch), `philox` (random numbers that both
 versions share), `typical`, `triton_mask`, `triton_choose`, `triton_filter` with `triton_typical`, and their common

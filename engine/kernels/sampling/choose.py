@@ -1,4 +1,4 @@
-"""The choice of one token for each row of logits. R sampled rows, V vocabulary, P places in the counts."""
+"""Sampling of one token for each row of logits. R sampled rows, V vocabulary, P slots of the counts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from engine.kernels.twin import twin
 
 
 def choose(logits: torch.Tensor, inputs: SamplingInputs, report: torch.Tensor) -> SampledTokens:
-    """Choose one token for each row of `logits` [R, V], whose rows may lie apart. A row is usable if its maximum is finite.
+    """Sample one token for each row of `logits` [R, V], with any row stride. A row is usable if its maximum is finite.
 
     `report` [R, 3] int32 is written. The noise of (seed, position, v) is Philox 4x32-10 with key `seed` and counter
     `position << 32 | v`, as `tl.rand` computes it. Of equal scores, the smaller id is the more likely.
@@ -27,7 +27,7 @@ def choose(logits: torch.Tensor, inputs: SamplingInputs, report: torch.Tensor) -
 
 @twin("engine.kernels.sampling.triton_mask")
 def mask_rows(logits: torch.Tensor, inputs: SamplingInputs) -> None:
-    """Set what the masks forbid to -infinity in some rows of `logits` [R, V]."""
+    """Set masked logits to -infinity in some rows of `logits` [R, V]."""
     vocab_size, width = logits.shape[1], mask_words(logits.shape[1])
     rows = inputs.words[inputs.masked_at : inputs.masked_at + inputs.masked]
     masks = inputs.words[inputs.masks_at : inputs.masks_at + inputs.masked * width].view(-1, width, 1)
@@ -37,7 +37,7 @@ def mask_rows(logits: torch.Tensor, inputs: SamplingInputs) -> None:
 
 @twin("engine.kernels.sampling.triton_choose")
 def choose_rows(logits: torch.Tensor, inputs: SamplingInputs, report: torch.Tensor) -> SampledTokens:
-    """`choose` for checked logits. The plain version goes row by row, with a sort."""
+    """`choose` for checked logits. The plain version sorts row by row."""
     raw = logits.float()
     token_ids = torch.empty(len(raw), dtype=torch.int64, device=raw.device)
     for row, scores in enumerate(raw):

@@ -34,7 +34,7 @@ def choose_rows(logits: torch.Tensor, inputs: SamplingInputs, report: torch.Tens
     token_ids = torch.empty(num_rows, dtype=torch.int64, device=device)
     normalizer = torch.empty(num_rows, dtype=torch.float32, device=device) if inputs.logprobs else None
     counts = logits if inputs.counts is None else inputs.counts
-    # Every other tensor begins where its memory was allocated, so it is aligned.
+    # All other tensors start at allocations, so they are aligned.
     variant = (device, logits.dtype, logits.data_ptr() % 16, row_stride, vocab_size, inputs.counts is None)
     flags = (inputs.random, inputs.extras, inputs.logprobs)
     _SURVEY.launch(
@@ -56,7 +56,7 @@ def _survey(
     logits_RV, words, counts_SV, partial, vocab_size, row_stride, num_rows, tiles,
     TILE: tl.constexpr, BLOCK: tl.constexpr, RANDOM: tl.constexpr, EXTRAS: tl.constexpr, LOGPROBS: tl.constexpr,
 ):  # fmt: skip
-    """One tile of a row: its best token and the raw logits' extent. Noise is added unless the row is greedy or filtered."""
+    """One tile of a row: its best token and the raw logits' range. Noise is added unless the row is greedy or filtered."""
     row, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
     lanes = tl.arange(0, BLOCK)
     best = tl.full((BLOCK,), float("-inf"), tl.float32)

@@ -1,4 +1,4 @@
-"""top_k, top_p and min_p without a sort: each filter keeps the most likely tokens, so all are one cut.
+"""top_k, top_p and min_p without a sort: each filter keeps the most likely tokens, so all are one threshold.
 
 F filtered rows, V vocabulary, T tiles. Each row's tokens are counted (and weighed) in bins of their distance from the row's best
 score; tokens of the bins around the cut are collected, and bisection finds its rank among them. What typical_p leaves out comes
@@ -27,7 +27,7 @@ from engine.kernels.sampling.words import SamplingInputs
 
 BINS = 2048  # by distance from a row's best score
 MEMBERS = 8192  # collected tokens; with more, the whole row is read repeatedly
-# Tokens computed together: the other way round, ptxas 12.8 spills a few registers.
+# Tokens of an inner block: in the other loop order ptxas 12.8 spills a few registers.
 CUT_BLOCK, CUT_BLOCK_WITH_EXTRAS = 1024, 2048
 
 _BIN_SHIFT = tl.constexpr(16)  # a bin spans 1/128 of its distance ...
@@ -92,7 +92,7 @@ def _fill_bins(
 def _plan(
     words, partial, bins_F2B, plan_F8, filtered_at, vocab_size, tiles, BINS: tl.constexpr, TILES: tl.constexpr
 ):  # fmt: skip
-    """Where the row's cut must lie: best score, first and last bin, and what lies in the bins before."""
+    """The position of the row's threshold: best score, first and last bin, and the mass of the bins before."""
     filtered = tl.program_id(0).to(tl.int64)
     row = tl.load(words + filtered_at + filtered)
     top_k = tl.load(words + row * WORDS_PER_ROW + TOP_K)
@@ -118,7 +118,7 @@ def _plan(
     tl.store(plan + 4, tl.sum(tl.where(bin < first, weights, 0), axis=0))
     tl.store(plan + 5, tl.full((), 0, tl.int64))  # members
     tl.store(plan + 6, certain)  # without top_k: the row's weight
-    tl.store(plan + 7, tl.full((), _NOWHERE, tl.int64))  # the cut
+    tl.store(plan + 7, tl.full((), _NOWHERE, tl.int64))  # the threshold
 
 
 @triton.jit(do_not_specialize=["filtered_at"])
@@ -150,7 +150,7 @@ def _cut(
     logits_RV, words, counts_SV, filtered_at, vocab_size, row_stride, plan_F8, members_FM,
     BLOCK: tl.constexpr, BINS: tl.constexpr, MEMBERS: tl.constexpr, EXTRAS: tl.constexpr,
 ):  # fmt: skip
-    """Find the rank of the last token that top_k keeps, then of the last one that top_p keeps among them."""
+    """Find the rank of the last token kept by top_k, then of the last one kept by top_p among them."""
     filtered = tl.program_id(0).to(tl.int64)
     row = tl.load(words + filtered_at + filtered)
     top_k = tl.load(words + row * WORDS_PER_ROW + TOP_K)
@@ -190,7 +190,7 @@ def _bisect(
     logits_RV, words, counts_SV, row, vocab_size, row_stride, plan, members, low, high, size_low, weight_low, wanted,
     BY_WEIGHT: tl.constexpr, BLOCK: tl.constexpr, BINS: tl.constexpr, MEMBERS: tl.constexpr, EXTRAS: tl.constexpr,
 ):  # fmt: skip
-    """The highest rank at which the members from it up are (or weigh) as much as wanted; their number and weight.
+    """The highest rank from which the members' number (or weight) reaches the target; their number and weight.
 
     All from `low` up reach it; from `high` up they do not. `size_low` and `weight_low` are totals from `low` up.
     """
@@ -223,7 +223,7 @@ def _members(
     logits_RV, words, counts_SV, row, vocab_size, row_stride, plan, members, start,
     BLOCK: tl.constexpr, BINS: tl.constexpr, MEMBERS: tl.constexpr, EXTRAS: tl.constexpr,
 ):  # fmt: skip
-    """A block of the tokens in the planned bins: ranks, which of them count, weights."""
+    """A block of the tokens in the planned bins: ranks, mask, weights."""
     at = start + tl.arange(0, BLOCK)
     highest = tl.load(plan).to(tl.int32).to(tl.float32, bitcast=True)
     size = tl.load(plan + 5)
@@ -245,7 +245,7 @@ def _draw_kept(
     logits_RV, words, counts_SV, filtered_at, vocab_size, row_stride, plan_F8, found_FW, partial, num_rows, tiles,
     TILE: tl.constexpr, BLOCK: tl.constexpr, EXTRAS: tl.constexpr, TYPICAL: tl.constexpr,
 ):  # fmt: skip
-    """A tile's best token with noise, among those that the row's filters keep."""
+    """A tile's best token with noise, among those kept by the row's filters."""
     filtered, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
     row = tl.load(words + filtered_at + filtered)
     plan = plan_F8 + filtered * 8
@@ -277,7 +277,7 @@ def _highest(partial, row, tiles, TILES: tl.constexpr):
 
 @triton.jit
 def _bin(scores, highest, BINS: tl.constexpr):
-    """0 for the most likely tokens; never less for a smaller score."""
+    """The bin of a score: 0 for the most likely tokens, monotone in the score."""
     distance = tl.where(scores == highest, 0.0, highest - scores)
     bin = (distance.to(tl.int32, bitcast=True) >> _BIN_SHIFT) - _FIRST_BIN
     return tl.minimum(tl.maximum(bin, 0), BINS - 1)

@@ -1,4 +1,4 @@
-"""Triton version of `mask_rows`. R rows, V vocabulary; only what is forbidden is written."""
+"""Triton version of `mask_rows`. R rows, V vocabulary; only forbidden entries are written."""
 
 import torch
 import triton

@@ -1,4 +1,4 @@
-"""Rows of scores as the filters share them: their order, their weights, and the tokens that a cut keeps.
+"""Rows of scores as shared by the filters: order, weights, and the tokens above a threshold.
 
 A token's `rank` is an int64 that orders a row: score first, then smaller id. Weights are integers, so the order of adding
 changes no sum.
@@ -40,13 +40,13 @@ def weight_of(scores, highest):
 
 @triton.jit
 def share_of(weight, part):
-    """The least weight that is `part` of `weight`, above 0: some token always stays."""
+    """The least weight that is `part` of `weight`, above 0, so that some token always stays."""
     return tl.maximum(tl.ceil(weight.to(tl.float64) * part).to(tl.int64), 1)
 
 
 @triton.jit
 def is_kept(scores, at, vocab_size, words, row, plan):
-    """Return whether the row's cut (top_k, top_p) and min_p keep a token."""
+    """Return True if the row's threshold (top_k, top_p) and min_p keep a token."""
     highest = tl.load(plan).to(tl.int32).to(tl.float32, bitcast=True)
     min_p = tl.minimum(number(words, row, MIN_P), 1.0)
     return (at < vocab_size) & (rank_of(scores, at) >= tl.load(plan + 7)) & (likelihood(scores, highest) >= min_p)

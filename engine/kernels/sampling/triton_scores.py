@@ -1,4 +1,4 @@
-"""Helpers of the sampling kernels: the cut of the vocabulary, a row's words, its adjusted scores and their noise.
+"""Helpers of the sampling kernels: tiles of the vocabulary, a row's words, its adjusted scores and noise.
 
 R rows, V vocabulary, T tiles. Tiles have one size, so a row gives the same bits alone and in a batch.
 """

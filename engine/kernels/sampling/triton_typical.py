@@ -1,4 +1,4 @@
-"""`typical.leave_typical` without a sort: the place of the last token that stays, digit by digit.
+"""`typical.leave_typical` without a sort: a radix search for the last token that stays.
 
 F filtered rows, V vocabulary. A token's `place` orders a row: 31 bits of its distance from the mean score, 20 of its id. Each
 level weighs, by their next digit, the tokens whose digits before are those of the last one. Sums are of integers, so the order
@@ -44,7 +44,7 @@ def _add_up(
     logits_RV, words, counts_SV, filtered_at, vocab_size, row_stride, plan_F8, found_FW,
     TILE: tl.constexpr, BLOCK: tl.constexpr, EXTRAS: tl.constexpr,
 ):  # fmt: skip
-    """The first two words of a row, a tile of it."""
+    """The first two words of a row, from one tile."""
     filtered, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
     row = tl.load(words + filtered_at + filtered)
     if number(words, row, TYPICAL_P) < 1:
@@ -65,7 +65,7 @@ def _weigh(
     logits_RV, words, counts_SV, filtered_at, vocab_size, row_stride, plan_F8, found_FW,
     LEVEL: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr, EXTRAS: tl.constexpr,
 ):  # fmt: skip
-    """The bins of a level, by a tile's tokens. Every program of a row first writes the same words of state."""
+    """The bins of a level, from a tile's tokens. Every program of a row first writes the same state words."""
     filtered, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
     row = tl.load(words + filtered_at + filtered)
     if number(words, row, TYPICAL_P) < 1:
@@ -85,7 +85,7 @@ def _weigh(
 
 @triton.jit
 def _state(words, row, found, LEVEL: tl.constexpr):
-    """The digits of the last token that stays before a level's own, and the weight that is missing there."""
+    """The digits of the last kept token before this level's, and the weight still missing."""
     digits = tl.full((), 0, tl.int64)
     missing = tl.full((), 0, tl.int64)
     if LEVEL == 0:
@@ -104,7 +104,7 @@ def _state(words, row, found, LEVEL: tl.constexpr):
 
 @triton.jit
 def last_typical(words, row, found_FW, filtered):
-    """The place of the last token that stays; behind every other one without `typical_p`."""
+    """The sort key of the last kept token; above all others without `typical_p`."""
     last = tl.full((), _EVERYWHERE, tl.int64)
     if number(words, row, TYPICAL_P) < 1:
         last, _ = _state(words, row, found_FW + filtered * _WIDTH, LEVELS)
@@ -120,7 +120,7 @@ def is_typical(scores, at, vocab_size, words, row, plan, found_FW, filtered, las
 
 @triton.jit
 def _below(scores, at, vocab_size, words, row, plan):
-    """Scores below the row's best one, and the weights of what other filters keep; both 0 for the rest."""
+    """Scores relative to the row's best, and the weights of tokens kept by other filters; both 0 for the rest."""
     highest = tl.load(plan).to(tl.int32).to(tl.float32, bitcast=True)
     kept = is_kept(scores, at, vocab_size, words, row, plan)
     weights = tl.where(kept, weight_of(scores, highest), 0)

@@ -1,4 +1,4 @@
-"""Locally typical sampling (Meister et al. 2022): leave out what is much more, or much less, surprising than is usual here.
+"""Locally typical sampling (Meister et al. 2022): drop tokens much more, or much less, surprising than the entropy.
 
 R rows, V vocabulary. A token's surprise is `-log p`, its mean the entropy of the row. With scores below the row's best one,
 `x = log p + constant`, so a token's distance from the entropy is that of its score from the mean score.

@@ -43,7 +43,7 @@ def mask_words(vocab_size: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingInputs:
-    """The sampling parameters of a pass. Flags let a kernel leave out what no row needs."""
+    """The sampling parameters of a pass. Flags let kernels skip features that no row needs."""
 
     words: torch.Tensor  # int64, on the device; empty if all rows are greedy without extras
     counts: torch.Tensor | None  # [S, V] int16
@@ -51,7 +51,7 @@ class SamplingInputs:
     filtered_at: int  # index in `words` of their row numbers
     random: bool  # some row has a temperature
     extras: bool  # some row has bias, bans or penalties
-    logprobs: bool  # the chosen tokens' log probabilities are wanted
+    logprobs: bool  # log probabilities of the sampled tokens are wanted
     typical: bool = False  # some filtered row has typical_p
     masked: int = 0  # rows with a mask
     masked_at: int = 0  # index in `words` of their row numbers
@@ -60,8 +60,8 @@ class SamplingInputs:
 
 @dataclass(frozen=True, slots=True)
 class SampledTokens:
-    """A pass's chosen tokens, on the device."""
+    """A pass's sampled tokens, on the device."""
 
-    token_ids: torch.Tensor  # [R] int64, always inside the vocabulary
+    token_ids: torch.Tensor  # [R] int64, always within the vocabulary
     report: torch.Tensor  # [R, 3] int32: usable, token id, log probability's bits
     normalizer: torch.Tensor | None  # [R] float32: logsumexp of the raw logits, if logprobs are wanted

@@ -1,4 +1,4 @@
-"""Attention of queries among the latents to selected positions.
+"""Sparse MLA: absorbed queries attend to the selected positions' latents.
 
 T tokens, Hq query heads, C size of the latents, R size of the rotated part, B block size, K positions at most.
 """
@@ -13,7 +13,7 @@ from engine.kernels.mla import Latents
 from engine.kernels.sparse.selection import sequences_of
 from engine.kernels.twin import twin
 
-ELEMENTS_AT_ONCE = 1 << 22  # numbers of latents that are copied at once, on a CPU
+ELEMENTS_AT_ONCE = 1 << 22  # elements of latents copied at once, on a CPU
 
 
 @twin("engine.kernels.sparse.triton_attention")

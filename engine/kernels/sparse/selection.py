@@ -1,4 +1,4 @@
-"""An indexer's keys, and the positions that it chooses for each query.
+"""The indexer's keys, and its top-k selection of positions for each query.
 
 T tokens, H heads of the indexer, D their size, R the rotated features, which come first; B block size, K positions at most.
 """
@@ -18,7 +18,7 @@ ELEMENTS_AT_ONCE = 1 << 22  # products of queries and keys, on a CPU
 
 
 def sees_more(plan: AttentionPlan, most: int) -> bool:
-    """Whether some query may see more positions than `most`. A captured graph can't tell: its passes differ."""
+    """True if some query may see more positions than `most`. Unknown for a captured graph, whose passes differ."""
     prompts = plan.prefill
     if plan.num_decode and (plan.decode is None or plan.decode.max_context_len > most):
         return True
@@ -85,7 +85,7 @@ def selected_positions(
 
 
 def sequences_of(plan: AttentionPlan) -> Iterator[tuple[slice, torch.Tensor, int]]:
-    """Rows, block table and context of each sequence whose queries are taken among the latents. For plain torch."""
+    """Yield rows, block table and context of each sequence whose queries are absorbed. Plain torch only."""
     prompts = None if plan.prefill is None else plan.prefill.batch
     for first, batch in ((0, plan.decode), (plan.num_decode, prompts)):
         if batch is not None:
@@ -100,12 +100,12 @@ def _sequences(first: int, batch: AttentionBatch) -> Iterator[tuple[slice, torch
 
 
 def _highest(scores: torch.Tensor, seen: torch.Tensor, most: int) -> torch.Tensor:
-    """The positions [rows, K] of the highest `scores` [rows, C] among the first `seen` [rows, 1], more than K of them."""
+    """The positions [rows, K] of the top-k `scores` [rows, C] among the first `seen` [rows, 1], more than K of them."""
     hidden = torch.arange(scores.shape[1], device=scores.device) >= seen
     scores = scores.masked_fill(hidden | scores.isnan(), float("-inf"))
     last = scores.topk(most).values[:, -1:]
     higher, equal = scores > last, scores == last
     room = most - higher.sum(dim=1, keepdim=True)
     taken = higher | (equal & (equal.cumsum(dim=1) <= room))
-    # Where fewer are seen, hidden ones may be taken, too: those rows are not read.
+    # Rows that see fewer positions may take hidden ones, too: the caller does not read those rows.
     return taken.nonzero()[:, 1].view(len(scores), most).int()

@@ -1,4 +1,4 @@
-"""Triton version of `attention.sparse_attention`: a program a token and some of its heads, which share all that they attend to.
+"""Triton version of `attention.sparse_attention`: a program for a token and some of its heads, which share the selection.
 
 T tokens, Hq query heads, C size of the latents, R size of the rotated part, B block size, K positions at most. Few tokens'
 positions are cut into parts, so that all processors have work.
@@ -59,13 +59,13 @@ def _attend(
     N: tl.constexpr, STAGES: tl.constexpr, CODES: tl.constexpr, HEADS: tl.constexpr, K: tl.constexpr,
     DECODE: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
-    """`rows`: queries of a tile, of prompts. DECODE: items are those of sequences, each in `parts` parts; WHOLE: in one."""
+    """`rows`: queries of a prompt's tile. DECODE: items are those of sequences, each in `parts` parts; WHOLE: in one."""
     SHARES: tl.constexpr = (HQ + HEADS - 1) // HEADS
     share, index = tl.program_id(0) % SHARES, tl.program_id(0) // SHARES
     part, index = index % parts, index // parts
     if DECODE:
         row, first, count = index, tl.load(items_of_S2 + index * 2), tl.load(items_of_S2 + index * 2 + 1)
-        if count == 0:  # nothing is in this place of a captured graph
+        if count == 0:  # an unused slot of a captured graph
             return
         seen = tl.load(items_I8 + (first + count - 1) * 8 + 2)
         table = tables + tl.load(items_I8 + first * 8 + 4)

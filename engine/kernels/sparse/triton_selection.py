@@ -97,7 +97,7 @@ def _choose(
     *,
     tile_rows: int = 0,
 ) -> None:
-    """Fill `selected`; `width`: positions of the longest context. Rows that no item has see no more than K positions.
+    """Fill `selected`; `width`: positions of the longest context. Rows without an item see no more than K positions.
 
     `tile_rows`: queries of a tile; 0: the items are those of sequences that decode.
     """
@@ -158,7 +158,7 @@ def _write(
 
 @triton.jit
 def _normed(source, norm_D, bias_D, d, inside, mean, scale):
-    """Rounded to what the model computes in, as the norm's result is, in float32."""
+    """The norm in float32, rounded to the compute dtype like the norm's result."""
     x = tl.load(source + d, mask=inside, other=0.0)
     weight = tl.load(norm_D + d, mask=inside, other=0.0).to(tl.float32)
     bias = tl.load(bias_D + d, mask=inside, other=0.0).to(tl.float32)
@@ -172,7 +172,7 @@ def _score(
     H: tl.constexpr, H_PADDED: tl.constexpr, D: tl.constexpr, D_PADDED: tl.constexpr, B: tl.constexpr,
     STEP: tl.constexpr, DECODE: tl.constexpr,
 ):  # fmt: skip
-    """Write the scores of rows [first, first + count): of a decoding one's item, or in turn of pieces of the tiles' contexts."""
+    """Write the scores of rows [first, first + count): of a decode item, or of the tiles' contexts piece by piece."""
     head, d = tl.arange(0, H_PADDED), tl.arange(0, D_PADDED)
     q_at = head[:, None] * D + d[None, :]
     there = (head < H)[:, None] & (d < D)[None, :]
@@ -190,11 +190,11 @@ def _score(
             known = _keys_of(keys, tables + tl.load(item + 4), at, end, d, keys_block, keys_slot, D, B, STEP)
             _store_scores(q, weights, known, scores_TS + (row - first).to(tl.int64) * width, at, end, STEP)
     else:
-        programs, turn = tl.num_programs(0), tl.program_id(0)  # the first of this tile's pieces that is this program's
+        programs, turn = tl.num_programs(0), tl.program_id(0)  # the first of this tile's pieces for this program
         for index in range(num_items):
             item = items_I8 + index * 8
             first_row, num_rows, first_position = tl.load(item), tl.load(item + 1), tl.load(item + 2)
-            # The tile's queries in this range that see more positions than they attend to.
+            # The tile's queries in this range that see more positions than the top-k.
             begin = tl.maximum(most - first_position, tl.maximum(first - first_row, 0))
             stop = tl.minimum(num_rows, first + count - first_row)
             end = first_position + stop
@@ -216,7 +216,7 @@ def _score(
 def _keys_of(
     keys, table, at, end, d, keys_block, keys_slot, D: tl.constexpr, B: tl.constexpr, STEP: tl.constexpr
 ):  # fmt: skip
-    """The keys of positions [at, at + STEP), [STEP, D]; behind `end` they are 0."""
+    """The keys of positions [at, at + STEP), [STEP, D]; 0 from `end` on."""
     n = at + tl.arange(0, STEP)
     block = tl.load(table + n // B, mask=n < end, other=0).to(tl.int64)
     where = keys + (block * keys_block + n % B * keys_slot)[:, None] + d[None, :]
@@ -225,7 +225,7 @@ def _keys_of(
 
 @triton.jit
 def _store_scores(q, weights, known, scores, at, end, STEP: tl.constexpr):
-    """Positions are the product's rows: a few threads then add up a row's heads."""
+    """Store scores. Positions are the product's rows, so that few threads reduce over a row's heads."""
     products = tl.maximum(tl.dot(known, tl.trans(q), input_precision="ieee"), 0.0)
     n = at + tl.arange(0, STEP)
     tl.store(scores + n, tl.sum(products * weights[None, :], axis=1), mask=n < end)
@@ -241,7 +241,7 @@ def _highest(scores_TS, positions_T, selected_TK, first, width, K: tl.constexpr,
             n = at + tl.arange(0, BLOCK)
             tl.store(selected + n, tl.where(n < seen, n, -1), mask=n < K)
     else:
-        # The digits of the last score that is taken, and how many that begin so are taken.
+        # The digits of the last selected score, and the number selected with these digits.
         last, room = 0, K
         bin = tl.arange(0, 256)
         for digit in tl.static_range(4):
@@ -252,13 +252,13 @@ def _highest(scores_TS, positions_T, selected_TK, first, width, K: tl.constexpr,
                 alike = n < seen
                 if digit > 0:
                     alike = alike & ((bits >> 8) == last)
-                # The first digit has the sign: negative ones come first.
+                # The first digit has the sign: negative scores come first.
                 counts += tl.histogram((bits & 0xFF) ^ (0x80 if digit == 0 else 0), 256, mask=alike)
             enough = tl.cumsum(counts, axis=0, reverse=True) >= room
             found = tl.sum(enough.to(tl.int32), axis=0) - 1
             room -= tl.sum(tl.where(bin > found, counts, 0), axis=0)
             last = found - 128 if digit == 0 else (last << 8) | found
-        higher, equal = 0, 0  # listed ones, and met ones of the last score
+        higher, equal = 0, 0  # listed positions, and ties at the last score so far
         for at in range(0, seen, BLOCK):
             n = at + tl.arange(0, BLOCK)
             bits = _ordered(tl.load(scores + n, mask=n < seen, other=0.0))
@@ -273,7 +273,7 @@ def _highest(scores_TS, positions_T, selected_TK, first, width, K: tl.constexpr,
 
 @triton.jit
 def _ordered(score):
-    """Whole numbers in the order of the scores; both zeros are one, and what is no number is the lowest."""
+    """Integers in the order of the scores; both zeros are equal, and NaN is the lowest."""
     score = tl.where(score == score, score, float("-inf"))
     bits = tl.where(score == 0.0, 0.0, score).to(tl.int32, bitcast=True)
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)

@@ -1,4 +1,4 @@
-"""Grouped-query attention over paged keys and values.
+"""Grouped-query attention (GQA) over the paged KV cache.
 
 T tokens, E hidden size, Hq query heads, Hkv key and value heads, D head size. Queries, keys and values are one matrix and
 one product.
@@ -79,7 +79,7 @@ class GroupedQueryAttention:
         self._has_softplus = spec.gate is not None and spec.gate.activation == "softplus"
 
     def __call__(self, stream: Stream, batch: ForwardBatch, kept: Sequence[torch.Tensor], *, is_last: bool) -> None:
-        """Attend; `kept` is one view of the pool, [num_blocks, 2, block_size, Hkv, D]; of int8, also one of the scales."""
+        """Attend; `kept` is a view of the pool, [num_blocks, 2, block_size, Hkv, D]; for int8, also one of the scales."""
         lent = stream.lent[self._borrows] if self._borrows else None
         kv, codes = opened(kept, self._factors if lent is None else lent.factors, self._dtype)
         plan = batch.attention[self._heads]
@@ -90,7 +90,7 @@ class GroupedQueryAttention:
         if self._lends:
             stream.lent[self._lends] = Lent(qkv, self._factors)
         if is_last and plan.prefill is not None:
-            # Later tokens need only the other rows' keys and values, which are written.
+            # Later tokens only need the other rows' keys and values, which are written already.
             rows = batch.sampled_rows
             if batch.final is None or rows is None:
                 stream.only(None)
@@ -108,14 +108,14 @@ class GroupedQueryAttention:
         self._branch.add(stream, self._output, x.flatten(-2))
 
     def _weighed(self, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
-        """Return the output x [T, Hq, V] times what is made of its gates, [T, Hq] or [T, Hq V]."""
+        """Return the output x [T, Hq, V] times the activated gates, [T, Hq] or [T, Hq V]."""
         weights = softplus(gate.float()).to(x.dtype) if self._has_softplus else gate.sigmoid()
         return x * weights.view(*x.shape[:2], -1)
 
     def _project(
         self, stream: Stream, batch: ForwardBatch, plan: AttentionPlan, kv: torch.Tensor, codes: Codes | None
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """Turn what is read of the stream into rotated queries [T, Hq, D]; keys and values go into the pool.
+        """Project the stream to rotated queries [T, Hq, D]; keys and values are written to the pool.
 
         Also returns the product, with the keys and values that the pool holds if attention reads them there, and the gates.
         """
@@ -172,11 +172,11 @@ class _OverEach:
 
 @dataclass(frozen=True, slots=True)
 class _WiderValues:
-    """Values times a number, with zeros behind each head's up to the size of a key: the pool has planes of one size."""
+    """Scaled values, each head's zero-padded to the size of a key: the pool's planes have one size."""
 
-    values: int  # numbers of a token
+    values: int  # features of a token
     value_size: int
-    more: int  # zeros behind them
+    more: int  # zeros after them
     scale: float
 
     def __call__(self, qkv: torch.Tensor) -> torch.Tensor:
@@ -186,11 +186,11 @@ class _WiderValues:
 
 
 def _rotation(spec: AttentionSpec, around: Surroundings) -> Heads:
-    """Return the steps of each head between the product and the pool."""
+    """Return the processing of each head between the projection and the pool."""
     norm, weights = spec.qk_norm, list[torch.Tensor | None]([None, None])
     if norm is not None and norm.over == "head" and norm.has_weight:
         weights[0] = weights[1] = around.norm(norm.q_name, spec.heads.head_dim).weight
-        if not spec.sharing.borrows:  # else there are no keys
+        if not spec.sharing.borrows:  # otherwise there are no keys
             weights[1] = around.norm(norm.k_name, spec.heads.head_dim).weight
     growth = spec.scores.query_growth
     return Heads(
@@ -208,7 +208,7 @@ def _rotation(spec: AttentionSpec, around: Surroundings) -> Heads:
 
 
 def _of_product(spec: AttentionSpec, around: Surroundings) -> _OverAll | _OverEach | _WiderValues | None:
-    """Return the step on the product as a whole."""
+    """Return the step on the whole projection."""
     norm, heads = spec.qk_norm, spec.heads
     if spec.value_size != heads.head_dim or spec.values.scale != 1.0:
         assert norm is None or norm.over == "head", "no family has both"
@@ -230,7 +230,7 @@ def _modules(name: str, heads: int) -> dict[str, int]:
 
 
 def _sinks(spec: AttentionSpec, around: Surroundings) -> torch.Tensor:
-    """[Hq] float32: the kernels add up in it."""
+    """The sinks [Hq] in float32, the kernels' accumulation dtype."""
     named = [
         Parameter(
             shape=(spec.heads.num_heads,),

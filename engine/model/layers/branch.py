@@ -1,4 +1,4 @@
-"""How one half of a layer reads the residual stream and adds to it: norms before and after, multipliers, parallel halves."""
+"""The connection of one half of a layer to the residual stream: norms before and after, multipliers, parallel halves."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Branch:
         self._adds_plainly = after is None and spec.multiplier == 1.0
 
     def read(self, stream: Stream, form: InputForm = PLAIN) -> Rows:
-        """Return what the half computes on, [T, E], in a product's form."""
+        """Return the half's input, [T, E], in a product's form."""
         if self._shares:
             return form.of(stream.read_again())
         if self._before is None:
@@ -40,12 +40,12 @@ class Branch:
         return stream.normed(self._before, form)
 
     def product(self, stream: Stream, linear: Linear, *, parts: bool = False) -> torch.Tensor:
-        """Return the product of what the half computes on, [T, N], or its partial sums (`Linear.parts`)."""
+        """Return the product of the half's input, [T, N], or its partial sums (`Linear.parts`)."""
         rows = self.read(stream, _wanted(linear, stream))
         return linear.parts(rows) if parts else linear(rows)
 
     def add_gated(self, stream: Stream, up: Linear, down: Linear, activation: str) -> None:
-        """Add a whole gated MLP of what the half computes on."""
+        """Add a whole gated MLP of the half's input."""
         form = _wanted(up, stream)
         rows = self.read(stream, form)
         if self._adds_plainly and form is not PLAIN:
@@ -65,7 +65,7 @@ class Branch:
     def add_wanted(
         self, stream: Stream, linear: Linear, x: torch.Tensor, batch: ForwardBatch, *, is_last: bool
     ) -> None:
-        """Add the product of x. Behind the last layer of a pass with prompts only the sampled rows go on."""
+        """Add the product of x. After the last layer of a pass with prompts only the sampled rows continue."""
         if is_last and batch.has_prompts:
             rows = batch.sampled_rows if batch.num_sampled else None
             stream.only(rows)

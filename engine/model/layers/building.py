@@ -1,4 +1,4 @@
-"""The surroundings that layers are built in besides their spec, and their shared tables of rotations."""
+"""The environment that layers are built in, besides their spec, and their shared rotary tables."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from engine.weights.parameters import Weights, whole
 
 @dataclass(frozen=True, slots=True)
 class Rotations:
-    """Tables of rotations, one for all layers that rotate alike."""
+    """Rotary tables, one for all layers with the same rope."""
 
     num_positions: int
     device: torch.device
@@ -59,7 +59,7 @@ class Surroundings:
         return norm
 
     def in_float32(self, name: str, count: int) -> torch.Tensor:
-        """Declare a tensor [count] of numbers that small dtypes can't tell apart."""
+        """Declare a tensor [count] that needs float32 precision."""
         return self.weights.new(replace(whole(name, count), format=torch.float32), under=self.under)
 
     def linear(self, spec: LinearSpec) -> Linear:
@@ -104,7 +104,7 @@ def _plus_one(weight: torch.Tensor) -> None:
 def declare_branch(
     spec: BranchSpec, model: ModelSpec, weights: Weights, *, under: str, is_read_again: bool = False
 ) -> Branch:
-    """Declare the norms around one half of a layer; `is_read_again`: the other half shares what it reads."""
+    """Declare the norms around one half of a layer; `is_read_again`: the other half shares its input."""
 
     def norm(name: str, eps: float = 0.0) -> Norm | None:
         kind = replace(model.norms, eps=eps) if eps else model.norms

@@ -1,4 +1,4 @@
-"""The delta rule with a decay for each channel as a layer. T tokens, E hidden size, H heads, D their size, K taps.
+"""The delta rule with per-channel decay as a layer. T tokens, E hidden size, H heads, D their size, K taps.
 
 One product gives queries, keys, values and strengths, and few features of which two more make decays and the output's gate.
 """
@@ -55,7 +55,7 @@ class ChannelDelta:
 
 
 def channel_heads(spec: ChannelDeltaSpec) -> DeltaHeads:
-    """Where the rows of the product have what. Decays and gates are products of their own."""
+    """Column layout of the projection. Decays and gates have their own projections."""
     dim = spec.head_dim
     q, k, v = (Columns(first=at * spec.size, step=dim) for at in range(3))
     own = Columns(first=0, step=dim)

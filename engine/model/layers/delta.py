@@ -1,4 +1,4 @@
-"""The gated delta rule as a layer: it keeps a state and the last inputs of a convolution, both once a sequence.
+"""The gated delta rule as a layer, with a recurrent state and the last inputs of a convolution for each sequence.
 
 T tokens, E hidden size, N what one product gives of a token: queries, keys, values, the output's gate, strength and decay.
 """
@@ -60,7 +60,7 @@ def _outputs(spec: DeltaSpec) -> dict[str, int]:
 
 
 def delta_heads(spec: DeltaSpec) -> DeltaHeads:
-    """Where the rows of a product have what: each kind's numbers are together, or each key head's by kind."""
+    """Column layout of the projection: each kind's features together, or each key head's by kind."""
     ratio, key, value = spec.num_value_heads // spec.num_key_heads, spec.key_dim, spec.value_dim
     widths = {"q": key, "k": key, "v": ratio * value, "z": ratio * value, "b": ratio, "a": ratio}
     together: list[tuple[str, ...]] = [(name,) for name in widths]

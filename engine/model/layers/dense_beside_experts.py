@@ -1,4 +1,4 @@
-"""A gated MLP and experts beside each other, each between norms of its own."""
+"""A gated MLP in parallel with experts, each between its own norms."""
 
 from __future__ import annotations
 

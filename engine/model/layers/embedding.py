@@ -1,4 +1,4 @@
-"""The two ends of a model: token ids -> rows of the embedding, and the last norm with the head. V vocabulary, E hidden size."""
+"""Both ends of a model: token ids -> embeddings, and the final norm with the LM head. V vocabulary, E hidden size."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HEAD = "lm_head"
 
 
 class Embedding:
-    """The table from token id to hidden state."""
+    """The embedding table."""
 
     def __init__(self, spec: ModelSpec, weights: Weights) -> None:
         table = whole("model.embed_tokens.weight", spec.vocab_size, spec.hidden_size)
@@ -43,7 +43,7 @@ class Embedding:
 
 
 class Head:
-    """The last norm, and the product with one output a token."""
+    """The final norm and the LM head."""
 
     def __init__(self, spec: ModelSpec, weights: Weights, embedding: Embedding) -> None:
         own = spec.head

@@ -1,4 +1,4 @@
-"""Layer kinds: which class computes which spec."""
+"""Layer kinds: the class that computes each spec."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Mixer(Protocol):
     """The part of a layer in which tokens attend to earlier ones."""
 
     def __call__(self, stream: Stream, batch: ForwardBatch, kept: Sequence[Any], *, is_last: bool) -> None:
-        """Read the stream, write what later tokens need into the pool, add to the stream.
+        """Read the stream, write to the pool for later tokens, add to the stream.
 
         `kept`: the layer's strided views of the pool, [num_blocks, planes, slots, heads, dim], as its spec's `kept` lists them;
         of a state a `KeptState`.

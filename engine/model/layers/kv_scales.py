@@ -1,4 +1,4 @@
-"""The factors of fp8 keys and values, which checkpoints may have; without them both are 1."""
+"""The scales of fp8 keys and values in checkpoints; without them both are 1."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from engine.spec.mla import MLASpec
 from engine.spec.model import UnsupportedModelError
 from engine.weights.parameters import Parameter, Part, Way
 
-# Tensors [1] of keys and of values, as one writer or another calls them; the last one is of both.
+# Tensors [1] for keys and for values, under different tools' names; the last one is for both.
 NAMES = (
     ("self_attn.k_scale", "self_attn.v_scale"),
     ("self_attn.attn.k_scale", "self_attn.attn.v_scale"),
@@ -18,12 +18,12 @@ NAMES = (
     ("self_attn.k_proj.output_scale", "self_attn.v_proj.output_scale"),
     ("self_attn.kv_scale", "self_attn.kv_scale"),
 )
-# Scales of queries and attention weights, which stay in the model's compute dtype.
+# Scales of queries and attention weights, which stay in the compute dtype.
 UNUSED = ("self_attn.q_scale", "self_attn.prob_scale", "self_attn.q_proj.q_scale")
 
 
 def declare_factors(spec: AttentionSpec | MLASpec, around: Surroundings) -> torch.Tensor | None:
-    """Declare [2] float32, of keys and of values, or [1] of latents, which are both; None where a layer keeps no codes.
+    """Declare [2] float32, for keys and for values, or [1] for latents; None if a layer's KV is not quantised.
 
     Only fp8 reads the checkpoint's.
     """
@@ -33,7 +33,7 @@ def declare_factors(spec: AttentionSpec | MLASpec, around: Surroundings) -> torc
     if spec.codes != "fp8":
         weights.unused |= {under + name for name in names}
         return None if spec.codes is None else torch.ones(2, device=weights.device)
-    # MLA's checkpoints may lack the scales of values.
+    # MLA's checkpoints may lack scales of values.
     pairs = [pair[:1] for pair in NAMES] if isinstance(spec, MLASpec) else NAMES
     weights.unused |= {under + name for name in names.difference(*pairs)}
     shape = (len(pairs[0]),)

@@ -1,4 +1,4 @@
-"""Mamba-2 as a layer: it keeps a state and the last inputs of a convolution, both once a sequence.
+"""Mamba-2 as a layer, with a recurrent (SSM) state and the last inputs of a convolution for each sequence.
 
 T tokens, E hidden size, N what one product gives of a token: gate, values, keys, queries, steps.
 """
@@ -56,7 +56,7 @@ class Mamba:
         self._branch.add_wanted(stream, self._output, out, batch, is_last=is_last)
 
     def _inner(self, read: torch.Tensor, batch: ForwardBatch, kept: Sequence[KeptState]) -> torch.Tensor:
-        """Return what the output's product is made of [T, D]."""
+        """Return the input of the output projection [T, D]."""
         states, inputs = kept
         x = self._inputs(read)
         if self._multipliers is not None:

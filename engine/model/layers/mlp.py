@@ -1,4 +1,4 @@
-"""MLPs of one matrix up and one down: gated, down(act(gate(x)) * up(x)), whose gate and up are one product, or plain."""
+"""MLPs with an up and a down projection: gated, down(act(gate(x)) * up(x)), with gate and up as one GEMM, or plain."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ class GatedMlp:
             self._branch.add(stream, self._down, self._between(self._branch.product(stream, self._gate_up)))
 
     def of(self, x: torch.Tensor) -> torch.Tensor:
-        """Return what it computes of x [T, E]."""
+        """Return the activation of x [T, E]."""
         if self._between is None:
             return self._down(self._gate_up.gated(x, self._activation))
         return self._down(self._between(self._gate_up(x)))
 
 
 def _between(spec: GatedMlpSpec) -> Callable[[torch.Tensor], torch.Tensor] | None:
-    """Return the activation between the products, [T, 2 I] -> [T, I], where they don't compute it themselves."""
+    """Return the activation between the GEMMs, [T, 2 I] -> [T, I], if they don't fuse it."""
     if spec.sparsity:
-        # Deviations from the mean of a gate: where a normal distribution has the share below.
+        # Deviations from a gate's mean: the quantile of a normal distribution for the sparsity.
         cutoff = NormalDist().inv_cdf(spec.sparsity)
         return lambda gate_up: sparse_act_and_mul(gate_up, cutoff, spec.activation)
     if spec.gate_multiplier != 1.0:

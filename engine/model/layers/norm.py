@@ -1,4 +1,4 @@
-"""A norm as a layer has it: its kind, weights and epsilon."""
+"""A layer's norm: its kind, weights and epsilon."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class RmsNorm:
     def of_sum(
         self, x: torch.Tensor | None, residual: torch.Tensor, form: InputForm = PLAIN
     ) -> tuple[Rows, torch.Tensor]:
-        """Return the norm of x + residual in a product's form, and the sum: one kernel; see `add_rms_norm`."""
+        """Return the norm of x + residual in a product's form, and the sum, in one kernel; see `add_rms_norm`."""
         return form.of_norm(x, residual, self.weight, self.eps, plus_one=self.plus_one)
 
 

@@ -1,4 +1,4 @@
-"""The first Mamba as a layer: it keeps a state and the last inputs of a convolution, both once a sequence.
+"""Mamba as a layer, with a recurrent (SSM) state and the last inputs of a convolution for each sequence.
 
 T tokens, E hidden size, D channels, N numbers of a channel's state, R features that steps are made of, K taps. One product gives
 values and the gate; one more of the mixed values R features and the keys and queries of all channels, which are normed.
@@ -60,5 +60,5 @@ class Selective:
         self._branch.add_wanted(stream, self._output, out, batch, is_last=is_last)
 
     def _make_rates(self) -> None:
-        """Checkpoints have logarithms; each token would make the same exponentials of them."""
+        """Convert the checkpoint's logarithms (A_log) once: each token would compute the same exponentials."""
         self._rates.exp_().neg_()

@@ -1,4 +1,4 @@
-"""A short convolution between two gates as a layer: it keeps its last inputs, once a sequence.
+"""A short convolution between two gates as a layer, with its last inputs kept for each sequence.
 
 T tokens, E hidden size, K taps. One product gives what is mixed, the gate before and the gate behind.
 """

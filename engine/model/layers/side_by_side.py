@@ -1,4 +1,4 @@
-"""Mamba-2 and attention side by side: both read one norm of the stream."""
+"""Mamba-2 and attention in parallel: both read one norm of the stream."""
 
 from __future__ import annotations
 
@@ -27,6 +27,6 @@ class SideBySide:
         self._first_state = len(spec.attention.kept)
 
     def __call__(self, stream: Stream, batch: ForwardBatch, kept: Sequence[Any], *, is_last: bool) -> None:
-        # Attention reads all rows, too: only behind it some of them go on.
+        # Attention reads all rows, too: only after it some of them continue.
         self._mamba(stream, batch, kept[self._first_state :], is_last=False)
         self._attention(stream, batch, kept[: self._first_state], is_last=is_last)

@@ -1,4 +1,4 @@
-"""A mixture of experts: a router's choice of MLPs for each token, and those that every token passes through.
+"""A mixture of experts: a router's choice of MLPs for each token, and shared experts.
 
 E experts, H hidden size, I intermediate size of an expert.
 """
@@ -36,7 +36,7 @@ class SparseMlp:
             self._branch.add_both(stream, chosen, self._shared.down, self._shared(x))
 
     def _through(self, before: Linear, behind: Linear, x: torch.Tensor) -> torch.Tensor:
-        """Return what the experts give of latents, for a router that reads x."""
+        """Return the experts' output from latents, with a router that reads x."""
         terms = self._mixture(before(x), routed=x)
         return behind((terms.sum(dim=0) if terms.dim() == 3 else terms).to(x.dtype))
 
@@ -61,7 +61,7 @@ class Mixture:
         self._experts = _experts(spec, around)
 
     def __call__(self, x: torch.Tensor, *, routed: torch.Tensor | None = None) -> torch.Tensor:
-        """Return the weighted sum [T, E], or its terms [K, T, E]; `routed` [T, E] is what the router reads instead of x."""
+        """Return the weighted sum [T, E], or its terms [K, T, E]; `routed` [T, E] is the router's input, if not x."""
         read = x if routed is None else routed
         choice = route(read, self._router, self._router_bias, self._correction, self._rule, scales=self._weight_scale)
         return mixture(x, choice, self._experts)
@@ -83,7 +83,7 @@ class _SharedExpert:
             self._gate = around.linear(LinearSpec(inputs=hidden, outputs=outputs, bias=False, shard=Shard.NONE))
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Return what `down` makes the expert's answer of."""
+        """Return the projection by `down` of the expert's output."""
         if self._activation == "relu2":
             return ACTIVATIONS[self._activation](self._gate_up(x))
         inner = self._gate_up.gated(x)
@@ -98,7 +98,7 @@ def _one_of(
     *,
     format: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """Declare a parameter that every rank has whole, under the first of the names or another."""
+    """Declare a replicated parameter, under the first of the names or another."""
     parameters = [replace(whole(f"{name}.{tensor}".rstrip("."), *shape), format=format) for name in names]
     return around.weights.new(parameters[0], ways=[Way(parameter) for parameter in parameters], under=around.under)
 
@@ -115,7 +115,7 @@ def _experts(spec: SparseMlpSpec, around: Surroundings) -> Experts:
     num, tensors = spec.num_experts, spec.tensors
     hidden = around.model.hidden_size if spec.latent is None else spec.latent.size
     rows = spec.size * (1 + spec.has_gates)
-    # transformers saves gates for experts that have no product, too.
+    # transformers also saves gates for experts without a gate projection.
     empty = [name.format(expert) for name in tensors.each or () for expert in range(num, spec.num_routed)]
     around.weights.unused |= {f"{around.under}{name}.weight" for name in empty}
     gate_up_bias = down_bias = None
@@ -135,7 +135,7 @@ def _experts(spec: SparseMlpSpec, around: Surroundings) -> Experts:
 
 
 def _matrices(spec: SparseMlpSpec, shape: tuple[int, int], around: Surroundings, *, first: bool) -> Matrices:
-    """Declare gate and up, which are two halves, or down of all experts."""
+    """Declare gate and up, as two halves, or down of all experts."""
     tensors, modules = spec.tensors, spec.tensors.each or ()
     return around.experts(
         ExpertsSpec(
@@ -151,7 +151,7 @@ def _matrices(spec: SparseMlpSpec, shape: tuple[int, int], around: Surroundings,
 
 
 def _biases(tensors: ExpertTensors, shape: tuple[int, int], around: Surroundings, *, first: bool) -> torch.Tensor:
-    """Declare biases [E, N], which are in one tensor, or beside each expert's matrices."""
+    """Declare biases [E, N], in one tensor, or beside each expert's matrices."""
     names, modules = [pair[0 if first else 1] + "_bias" for pair in tensors.all], tensors.each or ()
     ways = [together(name, shape, tensors.order, halves=first) for name in names]
     if own := modules[:-1] if first else modules[-1:]:

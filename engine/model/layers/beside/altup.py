@@ -12,11 +12,11 @@ from engine.model.stream import Stream
 from engine.spec.additions import AltUpSpec, LayerInputsSpec
 from engine.weights.parameters import Shard, whole
 
-LEAST_SQUARE = 1e-5  # the mean square of a stream counts as this at least
+LEAST_SQUARE = 1e-5  # lower bound of a stream's mean square
 
 
 class AltUp:
-    """One layer's: `predict` before it, `correct` behind it."""
+    """One layer's AltUp: `predict` before it, `correct` after it."""
 
     def __init__(self, spec: AltUpSpec, inputs: LayerInputsSpec, around: Surroundings, *, index: int) -> None:
         hidden, num, weights, under = around.model.hidden_size, spec.num_streams, around.weights, around.under
@@ -33,13 +33,13 @@ class AltUp:
         self._norm = around.norm("post_per_layer_input_norm", hidden)
 
     def predict(self, stream: Stream) -> None:
-        """Give the layer the active one of the predicted streams."""
+        """Predict all streams, and continue with the active one."""
         stream.go_on_with(
             predict_streams(_all(stream), self._router, self._predicting, active=self._active), self._active
         )
 
     def correct(self, stream: Stream) -> None:
-        """Correct all streams, and add the layer's own input to all but the first."""
+        """Correct all streams, and add the per-layer input to all but the first."""
         streams = correct_streams(_all(stream), stream.whole(), self._router, self._correcting, active=self._active)
         x = streams[self._active]
         streams[1:] += self._norm(self._input.of(x if self._scale is None else x * self._scale, stream))
@@ -47,7 +47,7 @@ class AltUp:
 
 
 class Streams:
-    """The two ends of a model: one stream becomes several, and several one."""
+    """Both ends of a model: one stream becomes several, and several become one."""
 
     def __init__(self, spec: AltUpSpec, around: Surroundings) -> None:
         hidden, others = around.model.hidden_size, range(spec.num_streams - 1)
@@ -64,13 +64,13 @@ class Streams:
         ]
 
     def begin(self, stream: Stream) -> None:
-        """The first stream is the embedding, the others are products with it as large as it is."""
+        """Start: the first stream is the embedding, the others are projections rescaled to its size."""
         x = stream.whole()
         others = self._begins(x).unflatten(1, self._shape).transpose(0, 1)
         stream.go_on_with(torch.cat((x[None], _as_large(others, x))), self._active)
 
     def end(self, stream: Stream) -> None:
-        """The mean of the first stream and products with the others, as large as it is."""
+        """End: the mean of the first stream and the others' projections, rescaled to its size."""
         first, *others = _all(stream).unbind(0)
         products = torch.stack([product(other) for product, other in zip(self._ends, others, strict=True)])
         summed = first.float() + _as_large(products, first).sum(dim=0, dtype=torch.float32)
@@ -83,7 +83,7 @@ def _all(stream: Stream) -> torch.Tensor:
 
 
 def _as_large(x: torch.Tensor, as_this: torch.Tensor) -> torch.Tensor:
-    """Return x [..., T, E] with the mean square of the other's rows [T, E]."""
+    """Return x [..., T, E] rescaled to the mean square of the other's rows [T, E]."""
     wide = x.float()
     wanted = as_this.float().square().mean(dim=-1, keepdim=True)
     found = wide.square().mean(dim=-1, keepdim=True).clamp(min=LEAST_SQUARE)

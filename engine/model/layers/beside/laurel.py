@@ -1,4 +1,4 @@
-"""LAuReL: a residual of low rank. What the mixer reads is added, and a normed product of it through few features."""
+"""LAuReL: a low-rank residual. The mixer's input is added, with a normed low-rank projection of it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from engine.weights.parameters import Shard
 
 
 class Laurel:
-    """A half of a layer before the mixer."""
+    """The LAuReL branch of a layer, before the mixer."""
 
     def __init__(self, spec: LaurelSpec, around: Surroundings) -> None:
         hidden = around.model.hidden_size

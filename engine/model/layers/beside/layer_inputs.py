@@ -1,4 +1,4 @@
-"""Inputs of each layer beside the stream. T tokens, E hidden size, L layers, I size of one layer's input."""
+"""Per-layer inputs beside the stream. T tokens, E hidden size, L layers, I size of one layer's input."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from engine.weights.parameters import Shard, Way, whole
 
 
 class LayerInputs:
-    """All layers' inputs of a pass: rows of a table, and a normed product of the embeddings."""
+    """All per-layer inputs of a pass: rows of a table, plus a normed projection of the embeddings."""
 
     def __init__(self, spec: LayerInputsSpec, around: Surroundings) -> None:
         model, weights = around.model, around.weights
@@ -36,18 +36,18 @@ class LayerInputs:
         self._scale = model.hidden_size**-0.5
 
     def _fill(self) -> None:
-        """Tokens without a row, which stand for images or sound, have the first one."""
+        """Use the first row for tokens without one, which stand for images or sound."""
         self._table[self._num_stored :] = self._table[0]
 
     def __call__(self, stream: Stream, batch: ForwardBatch) -> None:
-        """Give them to the stream, which has the embeddings."""
+        """Attach the inputs to the stream, which has the embeddings."""
         rows = embed(batch.token_ids, batch.sources, batch.newest, self._table) * self._multiplier
         products = self._norm((self._product(stream.whole()) * self._scale).unflatten(1, self._shape))
         stream.layer_inputs = (products + rows.unflatten(1, self._shape)) * 2**-0.5
 
 
 class LayerInput:
-    """Adds a layer's own input to the stream, gated by what is there."""
+    """Adds a layer's own input to the stream, gated by the stream."""
 
     def __init__(self, spec: LayerInputsSpec, around: Surroundings, *, index: int) -> None:
         hidden = around.model.hidden_size
@@ -58,7 +58,7 @@ class LayerInput:
         self._activate = ACTIVATIONS[spec.activation]
 
     def of(self, x: torch.Tensor, stream: Stream) -> torch.Tensor:
-        """Return what it adds [T, E] where x [T, E] is the stream, before a norm."""
+        """Return the addition [T, E] to the stream x [T, E], before a norm."""
         return self._projection(self._gated(x, stream))
 
     def __call__(self, stream: Stream) -> None:

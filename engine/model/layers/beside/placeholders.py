@@ -1,4 +1,4 @@
-"""Tokens that stand for images or sound have embeddings of their own, also where no image comes. T tokens, E hidden size."""
+"""Embeddings of placeholder tokens for images or sound, also without an image. T tokens, E hidden size."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from engine.weights.stage import Store
 
 
 class Placeholders:
-    """Their rows, which are computed once while they are loaded. The kinds' tokens follow one another."""
+    """Rows of placeholder tokens, computed once while loading. The kinds' token ids are contiguous."""
 
     def __init__(self, specs: Sequence[PlaceholderSpec], hidden: int, weights: Weights) -> None:
         self._first = specs[0].first
@@ -40,6 +40,6 @@ class Placeholders:
         return store
 
     def instead(self, x: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
-        """Return the embeddings [T, E] with their rows."""
+        """Return the embeddings [T, E] with the placeholders' rows."""
         at = ids_of(batch.token_ids, batch.sources, batch.newest) - self._first
         return torch.where((at >= 0)[:, None], self._table[at.clamp(min=0)], x)

@@ -1,4 +1,4 @@
-"""Experts across layers: they read what a gated MLP reads, and what they give is added behind a later layer."""
+"""Shortcut experts: they read the input of a gated MLP, and their output is added after a later layer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Shortcut:
 
 
 def end_shortcut(stream: Stream) -> None:
-    """Add what an earlier layer's experts gave."""
+    """Add the output of an earlier layer's experts."""
     assert stream.shortcut is not None, "no layer before has begun one"
     stream.add(stream.shortcut)
     stream.shortcut = None

@@ -34,7 +34,7 @@ from engine.model.stream import Stream
 from engine.spec.mla import MLASpec
 from engine.weights.parameters import Parameter, Part, Shard, whole
 
-NORM_EPS = 1e-6  # these norms have their own, whatever the model's is
+NORM_EPS = 1e-6  # their own epsilon, whatever the model's is
 INTO_LATENTS, QUERIES = "self_attn.kv_a_proj_with_mqa", "self_attn.q_a_proj"
 
 
@@ -87,7 +87,7 @@ class MLAAttention:
         )
 
     def __call__(self, stream: Stream, batch: ForwardBatch, kept: Sequence[torch.Tensor], *, is_last: bool) -> None:
-        """Attend; `kept` is one view of the pool, [num_blocks, 1, block_size, 1, C + R]; with codes, see `opened`.
+        """Attend; `kept` is one view of the pool, [num_blocks, 1, block_size, 1, C + R]; if quantised, see `opened`.
 
         The last one is the indexer's keys, if there is an indexer.
         """
@@ -154,7 +154,7 @@ class MLAAttention:
         plan: AttentionPlan,
         selected: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Return [T, Hq, V], by queries among the latents, [T, Hq, C + R]."""
+        """Return [T, Hq, V], from absorbed queries [T, Hq, C + R]."""
         spec = self._spec
         absorbed = q.new_empty((*q.shape[:2], spec.sizes.rank + spec.sizes.rotated))
         absorbed[..., : spec.sizes.rank] = torch.matmul(
@@ -169,7 +169,7 @@ class MLAAttention:
 
 
 def _rotations(spec: MLASpec, around: Surroundings) -> torch.Tensor:
-    """The table of the rotations; without any, of the first position, where nothing turns."""
+    """The rotary table; without rope, of position 0, which rotates nothing."""
     if spec.rope is not None:
         return around.rotations.table(spec.rope, spec.sizes.rotated)
     half = torch.ones(1, spec.sizes.rotated // 2, device=around.weights.device)
@@ -177,7 +177,7 @@ def _rotations(spec: MLASpec, around: Surroundings) -> torch.Tensor:
 
 
 def _indexer(spec: MLASpec, around: Surroundings, table: torch.Tensor) -> Indexer | None:
-    """Return this layer's indexer; None where all is attended to, or the layer before has selected."""
+    """Return this layer's indexer; None for dense attention, or if the preceding layer's selection is reused."""
     if spec.sparse is None or spec.sparse.indexer is None:
         return None
     return Indexer(spec.sparse.indexer, around, table, query_rank=spec.sizes.query_rank, most=spec.sparse.most)
@@ -188,7 +188,7 @@ def _norm(name: str, size: int, around: Surroundings) -> torch.Tensor:
 
 
 def _latent_norm(spec: MLASpec, around: Surroundings) -> torch.Tensor:
-    """The norm's weight, times what multiplies latents: that is in float32, for the product is rounded, not the weight."""
+    """The norm's weight times the latents' multiplier, in float32, so that only the product is rounded."""
     if spec.latent_scale == 1.0:
         return _norm("self_attn.kv_a_layernorm", spec.sizes.rank, around)
     weight = around.in_float32("self_attn.kv_a_layernorm.weight", spec.sizes.rank)
@@ -207,7 +207,7 @@ def _out_of_latents(spec: MLASpec) -> LinearSpec:
 
 
 def _head_by_head(spec: MLASpec, around: Surroundings) -> torch.Tensor:
-    """The same matrix, where each head's rows for keys and for values are tensors of their own."""
+    """The same matrix, with separate tensors for each head's keys and values."""
     size = spec.sizes.plain + spec.sizes.value
     parts = tuple(
         Part(name=f"self_attn.{name}.{head}.weight", rows=rows, expert=head)

@@ -1,4 +1,4 @@
-"""The lightning indexer of DeepSeek's sparse attention: it chooses the positions that a layer's queries attend to.
+"""The lightning indexer of DeepSeek's sparse attention (DSA): it selects the positions that a layer's queries attend to.
 
 T tokens, E hidden size, Q features that queries are made of, H heads of the indexer, D their size, K positions at most.
 
@@ -27,7 +27,7 @@ UNDER = "self_attn.indexer"
 
 
 class Indexer:
-    """`table`: the rotations of the layer's own heads; `query_rank`: Q; `most`: K. All ranks have all of it."""
+    """The indexer. `table`: the layer's rotary table; `query_rank`: Q; `most`: K. It is replicated on all ranks."""
 
     def __init__(
         self, spec: IndexerSpec, around: Surroundings, table: torch.Tensor, *, query_rank: int, most: int
@@ -45,7 +45,7 @@ class Indexer:
             for kind in ("weight", "bias")
         )
         self._norm = weight, bias
-        # In float32, as its makers compute it, whatever the checkpoint's other matrices are.
+        # In float32, as in the reference code, whatever the checkpoint's other matrices are.
         weights = replace(whole(f"{UNDER}.weights_proj.weight", spec.num_heads, hidden), format=torch.float32)
         self._weights = around.weights.new(weights, under=around.under)
         self._scale = (spec.num_heads * spec.dim) ** -0.5
@@ -60,7 +60,7 @@ class Indexer:
     def choose(
         self, x: torch.Tensor, asking: torch.Tensor, positions: torch.Tensor, keys: torch.Tensor, plan: AttentionPlan
     ) -> torch.Tensor | None:
-        """Return what x [T, E] attends to, [T, K], by queries made of `asking` [T, Q]; None: all that each token sees."""
+        """Return the positions for x [T, E], [T, K], from queries projected from `asking` [T, Q]; None: all that a token sees."""
         longest = len(self._rope)
         if longest <= self._most or not sees_more(plan, self._most):
             return None
