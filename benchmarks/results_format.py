@@ -68,6 +68,21 @@ class Result(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return (self.value - bound if self.better == "lower" else bound - self.value) / bound
 
 
+RESULTS = Path(__file__).with_name("results")
+NOTES = "## Notes\n"
+
+
+def notes_of(stem: str, folder: Path = RESULTS) -> str:
+    """The notes at the end of a results page, from their heading on; "" where it has none.
+
+    They are written by hand. A new run keeps them: read them before it writes the page.
+    """
+    page = folder / f"{stem}.md"
+    text = page.read_text(encoding="utf-8") if page.is_file() else ""
+    _, heading, notes = text.partition(NOTES)
+    return heading + notes
+
+
 class ResultsPage:
     """Collects results and keeps `<folder>/<stem>.json` and `.md` up to date.
 

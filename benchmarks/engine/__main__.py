@@ -33,7 +33,7 @@ from benchmarks.engine.workload import Prompts
 from benchmarks.environment import ROOT, card_of, clocks, describe, device_of
 from benchmarks.kernels.__main__ import measure_kernels
 from benchmarks.quality.accuracy import measure_accuracy, release_memory
-from benchmarks.results_format import Result, ResultsPage, number
+from benchmarks.results_format import Result, ResultsPage, notes_of, number
 from benchmarks.weights.checkpoint import SHAPES, write_checkpoint
 from benchmarks.weights.drawn import DRAWN, draw_weights, write_config
 from common.pages import KVLayout
@@ -44,7 +44,6 @@ from engine.families import read_model_spec
 from engine.families.quantised import ONLINE
 from engine.weights.loader import load_weights
 
-RESULTS = ROOT / "benchmarks/results"
 DEFAULT_SHAPE = "llama-3.1-8b"
 SEED = 20_261_121
 CLOCKS_READ_AFTER_S = 3.0  # from the start of a cell under full load
@@ -73,8 +72,7 @@ def main(arguments: Sequence[str]) -> int:
     if options.quantization != "auto":
         stem += f"-{options.quantization}"
         facts["model"] += f", --quantization {options.quantization}"
-    by_hand = RESULTS / f"{stem}.notes.md"
-    notes = by_hand.read_text() if by_hand.is_file() and options.shape in (DEFAULT_SHAPE, *DRAWN) else ""
+    notes = notes_of(stem) if options.shape in (DEFAULT_SHAPE, *DRAWN) else ""
     page = ResultsPage(options.out, stem, title="The engine on one device", facts=facts, notes=notes)
     run = Run(options, page, device)
     run.profile(options.profile) if options.profile else run.table()

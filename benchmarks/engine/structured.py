@@ -30,7 +30,7 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from benchmarks.environment import ROOT, describe
-from benchmarks.results_format import Result, ResultsPage
+from benchmarks.results_format import Result, ResultsPage, notes_of
 from common.messages import MAX_GRAMMAR_CHARS, Grammar, SamplingParams
 from engine.config import EngineConfig
 from engine.engine import Engine
@@ -69,9 +69,7 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     facts = describe("benchmarks.engine.structured", arguments, torch.device(options.device))
     name = "structured" if options.device == "cpu" else "structured_gpu"
-    notes = ROOT / f"benchmarks/results/{name}.notes.md"
-    text = notes.read_text() if notes.is_file() else ""
-    page = ResultsPage(options.out, name, title="Answers inside a grammar", facts=facts, notes=text)
+    page = ResultsPage(options.out, name, title="Answers inside a grammar", facts=facts, notes=notes_of(name))
     if not (options.model / "tokenizer.json").is_file():
         _write_tokenizer(options.model)
     page.state("model", _described(options.model))

@@ -35,7 +35,7 @@ import torch
 from benchmarks.environment import ROOT, describe
 from benchmarks.gateway.client import Counts, chat, load
 from benchmarks.gateway.serving import Arm, Baton, baton, pin_this, plain, undisturbed
-from benchmarks.results_format import Result, ResultsPage
+from benchmarks.results_format import Result, ResultsPage, notes_of
 
 REFERENCE = "Baton at 905a377, 2026-11-22, the same method on this kind of machine (load 2 to 9)"
 SHORT, LONG = 4, 260  # tokens
@@ -113,9 +113,8 @@ def main(arguments: Sequence[str]) -> int:
     print(*(f"{name}: {fact}" for name, fact in facts.items()), sep="\n")
     page = None
     if options.out is not None:
-        notes = ROOT / "benchmarks/results/gateway.notes.md"
-        text = notes.read_text(encoding="utf-8") if notes.is_file() else ""
-        page = ResultsPage(options.out, "gateway", title="What the gateway costs", facts=facts, notes=text)
+        notes = notes_of("gateway")
+        page = ResultsPage(options.out, "gateway", title="What the gateway costs", facts=facts, notes=notes)
     pin_this()
     asyncio.run(_run(Bench(page, re.compile(options.cells), options.rounds)))
     return 0

@@ -22,10 +22,10 @@ from typing import Any
 
 import torch
 
-from benchmarks.environment import ROOT, describe
+from benchmarks.environment import describe
 from benchmarks.gateway.client import DONE, load
 from benchmarks.gateway.serving import Arm, baton, pin_this, undisturbed
-from benchmarks.results_format import Result, ResultsPage
+from benchmarks.results_format import Result, ResultsPage, notes_of
 
 SHORT, LONG = 4, 260  # tokens
 STREAMS, STEP_MS = 64, 15.0
@@ -99,11 +99,8 @@ def main(arguments: Sequence[str]) -> int:
             f"{result.name:32} {result.value:9.3f} {result.unit:4} {'' if result.target is None else f'target {result.target:g}'}"
         )
     if options.out is not None:
-        told = ROOT / "benchmarks/results/dialects.notes.md"
-        notes = told.read_text(encoding="utf-8") if told.is_file() else ""
-        page = ResultsPage(
-            options.out, "dialects", title="What a streamed token costs in each dialect", facts=facts, notes=notes
-        )
+        title = "What a streamed token costs in each dialect"
+        page = ResultsPage(options.out, "dialects", title=title, facts=facts, notes=notes_of("dialects"))
         for result in results:
             page.add(result)
     return 0

@@ -30,9 +30,8 @@ import torch
 from benchmarks.environment import ROOT, describe
 from benchmarks.handoff.breakdown import explain, read_timelines
 from benchmarks.handoff.client import Load, Sample, percentile, run_load
-from benchmarks.results_format import Result, ResultsPage, number
+from benchmarks.results_format import Result, ResultsPage, notes_of, number
 
-NOTES = ROOT / "benchmarks/results/handoff.notes.md"
 DEFAULT_SHAPE = "llama-3.1-8b"
 START_S = 240.0
 ARMS = {"pd": (1, 1), "both": (0, 2)}
@@ -102,7 +101,7 @@ def main(arguments: Sequence[str]) -> int:
     facts["reference"] = (
         "vLLM 0.26.0 as 1 prefill + 1 decode over NIXL, two H200s, Llama-3.1-8B shape, bf16 (MEASUREMENTS.md)"
     )
-    notes = NOTES.read_text() if NOTES.is_file() and not options.quick else ""
+    notes = "" if options.quick else notes_of("handoff")
     page = ResultsPage(options.out, "handoff", title="The handoff on two devices", facts=facts, notes=notes)
     run = Run(options, page)
     run.measure(options.arms.split(","))

@@ -22,7 +22,7 @@ import redis
 import torch
 
 from benchmarks.environment import describe
-from benchmarks.results_format import Result, ResultsPage, number
+from benchmarks.results_format import Result, ResultsPage, notes_of, number
 from benchmarks.simulate.fleet import Worker
 from benchmarks.simulate.gateway import Gate, Roles
 from benchmarks.simulate.policies import RULES, Baton
@@ -44,7 +44,6 @@ from services.runtime.servers import run_redis
 
 COLUMNS = ("policy", "within SLO", "goodput, req/s", "hit rate", "TTFT p50", "p90", "p99, ms", "TPOT p50", "p99, ms")
 COLUMNS = (*COLUMNS, "regret mean", "p99, ms", "imbalance", "refused", "placement p50, ms")
-NOTES = Path(__file__).resolve().parents[1] / "results" / "simulate.notes.md"
 ROLES = ("baton-admission", "baton-roles")
 VARIANTS = ("baton", "baton-remote", "baton-admission", "baton-roles")
 
@@ -202,7 +201,7 @@ async def run(options: argparse.Namespace, arguments: Sequence[str]) -> ResultsP
             page.state("server", f"{client.info()['redis_version']} (as Redis)")
             tables = []
             is_whole = not options.load
-            notes = [NOTES.read_text()] if NOTES.exists() and options.traces and is_whole else []
+            notes = [notes_of("simulate")] if options.traces and is_whole else []
             for load in loads:
                 began = time.monotonic()
                 outcomes = list(simulate(load, client, options.traces))

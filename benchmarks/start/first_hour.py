@@ -26,7 +26,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.environment import ROOT, describe
-from benchmarks.results_format import Result, ResultsPage
+from benchmarks.results_format import Result, ResultsPage, notes_of
 from services.runtime.commands import COMMANDS
 from services.runtime.servers import free_port
 
@@ -61,8 +61,7 @@ def main(arguments: Sequence[str]) -> int:
         ", ".join(f"{load:.1f}" for load in os.getloadavg()) + f" over 1, 5, 15 minutes; {os.cpu_count()} cores"
     )
     facts["reference"] = REFERENCE
-    notes = (ROOT / "benchmarks/results/first_hour.notes.md").read_text(encoding="utf-8")
-    page = ResultsPage(options.out, "first_hour", title="The first hour", facts=facts, notes=notes)
+    page = ResultsPage(options.out, "first_hour", title="The first hour", facts=facts, notes=notes_of("first_hour"))
     with tempfile.TemporaryDirectory() as folder:
         here = Path(folder)
         baton = _installed(page, here) if options.install else str(ROOT / "baton")

@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-# The fastest of eight settings between two H200s over NVLink, from 2 to 512 MiB (benchmarks/results/handoff.notes.md).
+# The fastest of eight settings between two H200s over NVLink, from 2 to 512 MiB (benchmarks/results/handoff.md).
 CHUNK = 2048  # lanes of a loop step
 STEPS = 2  # loop steps of a piece
 PROGRAMS = 528  # four for each processor of an H100 or H200

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from benchmarks.results_format import MAX_OTHERS, Result, ResultsPage, markdown, number, read_results
+from benchmarks.results_format import MAX_OTHERS, Result, ResultsPage, markdown, notes_of, number, read_results
 
 STEP = Result(name="step", value=5.0, unit="ms", better="lower", target=4.0, floor=2.0, reference=6.0)
 RATE = Result(name="rate", value=45.0, unit="req/s", better="higher", target=40.0, floor=90.0, reference=50.0)
@@ -56,6 +56,14 @@ def test_what_should_not_happen_at_all_has_the_target_zero() -> None:
 def test_a_result_without_meaning_is_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ValueError):
         msgspec.structs.replace(STEP, **wrong)
+
+
+def test_a_new_run_keeps_the_notes_of_the_page(tmp_path: Path) -> None:
+    assert notes_of("engine", tmp_path) == ""
+    ResultsPage(tmp_path, "engine", title="T", facts={}, notes="## Notes\n\nBy hand.\n\n### More\n").add(STEP)
+    notes = notes_of("engine", tmp_path)
+    ResultsPage(tmp_path, "engine", title="T", facts={}, notes=notes).add(RATE)
+    assert notes_of("engine", tmp_path) == notes == "## Notes\n\nBy hand.\n\n### More\n"
 
 
 def test_files_hold_what_was_added_after_every_result(tmp_path: Path) -> None:
