@@ -21,7 +21,7 @@ PAGES = [
     *sorted((ROOT / "docs").glob("*.md")),
     *sorted((ROOT / "docs" / "dialects").glob("*.md")),
     *sorted((ROOT / "docs" / "design").glob("*.md")),
-    *(ROOT / f"{name}.md" for name in ("README", "SECURITY", "CONTRIBUTING")),
+    *(ROOT / f"{name}.md" for name in ("README", "SECURITY", "CONTRIBUTING", "benchmarks/README")),
 ]
 RESULTS = "benchmarks/results/"  # figures are made on other machines, and come after the page that names them
 ENDS = {"|", ";", "&&", ">", "&"}
@@ -87,6 +87,19 @@ def test_the_docs_commands_are_found_and_judged() -> None:
     assert found == [["chat", "--wrong", "1"], ["completion", "bash"], ["up", "--port", "1"], ["top"]]
     assert [bool(fault_of(words)) for words in found] == [True, False, False, False]
     assert [fault_of(words)[:7] for words in (["tpo"], ["keys", "make"], ["top", "--keep"])] == ["unknown"] * 3
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_module_that_the_docs_run_is_there(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    names = re.findall(r"python (?:-O )?-m ((?:benchmarks|cli|services|tests)\.[\w.]*\w)", text)
+    files = {name: ROOT / name.replace(".", "/") for name in names}
+    there = {
+        name
+        for name, file in files.items()
+        if any(path.exists() for path in (file.with_suffix(".py"), file / "__main__.py"))
+    }
+    assert set(names) == there
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
