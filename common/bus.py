@@ -126,7 +126,7 @@ class Bus(Protocol):
         ...
 
     async def has_job(self, stream_seq: int) -> bool:
-        """Whether the queue holds a job, waiting or delivered. Raises UnavailableError."""
+        """Return True if the queue holds a job, waiting or delivered. Raises UnavailableError."""
         ...
 
     async def jobs(self, worker: str) -> JobQueue:

@@ -9,9 +9,9 @@ import msgspec
 from common.messages import Cancel, Reserve, ReserveAgain
 
 ASKED_AGAIN_S = 5.0  # a writer that stops asking for this long waits no more
-MAX_KEPT_BYTES = 32 << 20  # prompts' tokens; who is forgotten says its job again
+MAX_KEPT_BYTES = 32 << 20  # prompt tokens; a forgotten writer sends its job again
 
-# A job is its attempt's: the writer's process, the request and the attempt name it.
+# The key of a job: the writer's process, the request and the attempt.
 _Name = tuple[str, int, str, int]
 
 

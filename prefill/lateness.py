@@ -1,4 +1,4 @@
-"""The prompts whose first token can't come in time: computing them would make those behind them late, too."""
+"""The prompts whose first token can't come in time: computing them would make later prompts late, too."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def _renamed(name: str, values: list[str]) -> list[str]:
 
 
 def _dataset(kind: str) -> str:
-    """The option, which --dataset-path makes needless. Raises ConfigError for prompts that are made otherwise."""
+    """Drop the option, which --dataset-path implies. Raises ConfigError for generated prompts."""
     if kind not in DATASETS:
         raise ConfigError(
             f"--dataset-name {kind}: {', '.join(DATASETS)} are known, and --dataset-path FILE says it alone"

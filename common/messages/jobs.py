@@ -113,7 +113,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, tag="job"):
 
     @property
     def work(self) -> Work:
-        """What to do with the prompt. On the wire a job that names no other work generates, by the fields above."""
+        """The work on the prompt. On the wire a job that names no other work generates, by the fields above."""
         return Generate(sampling=self.sampling, grammar=self.grammar)
 
     @property

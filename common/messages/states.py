@@ -20,8 +20,8 @@ _BOOLS = (Feature.NAMED, Feature.GRAMMARS, Feature.TYPICAL_P)
 class WorkerTotals(msgspec.Struct, frozen=True, kw_only=True):
     """A worker's counters since its start, for metrics."""
 
-    prompt_tokens: int = 0  # looked up in the prefix cache
-    cached_tokens: int = 0  # found there
+    prompt_tokens: int = 0  # prompt tokens looked up in the prefix cache
+    cached_tokens: int = 0  # prompt tokens found in the prefix cache
     generated_tokens: int = 0
     pushed_blocks: int = 0
     pushed_bytes: int = 0

@@ -91,7 +91,7 @@ ALONE = ("exp_probs_b", "attn_sinks", "ssm_a", "ssm_dt", "ssm_d", "layer_output_
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What a converter changed in an architecture's tensors, beside their names."""
+    """A converter's changes to an architecture's tensors, besides their names."""
 
     names: Mapping[str, str] = field(default_factory=dict)  # ours, where they differ from `IN_LAYER` and `OUTSIDE`
     in_pairs: bool = False  # rows of queries and keys stand in pairs that are rotated together
@@ -126,5 +126,5 @@ WRITTEN: Mapping[str, Written] = {
 
 
 def written(header: GgufHeader) -> Written:
-    """What was changed in a file's tensors."""
+    """The converter's changes to a file's tensors."""
     return WRITTEN.get(header.metadata.get("general.architecture", ""), Written())

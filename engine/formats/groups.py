@@ -60,7 +60,7 @@ def plain(format: Grouping, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor
     """Return a module's matrix [N, K] in float32."""
     found = format.unpacked(tensors)
     order, weight = found.order, _packed(format, found, format.group_of(found.codes.shape[1]))
-    # Its packed form is released: permuted matrices exist twice.
+    # The packed form is released, or a permuted matrix would be in memory twice.
     del found
     matrix = values(weight)
     return matrix if order is None else matrix[:, order.argsort()]

@@ -21,7 +21,7 @@ from gateway.tenants.charge import Charge
 
 log = logging.getLogger("baton.answers")
 
-MAX_TOKENS = 64  # a choice and turn: then other answers have theirs
+MAX_TOKENS = 64  # tokens of a choice and turn, so that other answers progress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -139,7 +139,7 @@ class Ask:
     prompts: Sequence[Prompt]
     stream: bool = False
     n: int = 1  # choices a prompt
-    # As far as the client specified; `max_tokens` 0: the rest of the context. Seed and the model's stop tokens are filled in.
+    # Unset fields are open; `max_tokens` 0: the rest of the context. Seed and the model's stop tokens are filled in.
     sampling: SamplingParams
     left_open: frozenset[str] = frozenset()  # fields of `sampling` that the client didn't give
     seed: int | None = None

@@ -103,7 +103,7 @@ class ChatTokenizer:
         self._template = source.compiled(self._special, self.controls.shade)
         self.eos_ids = list(dict.fromkeys([*self.eos_ids, *self.format.stops]))
         bos = self.tokenizer.token_to_id(self._special["bos_token"]) if "bos_token" in self._special else None
-        # Tokens that don't tell whose words follow.
+        # EOS and BOS don't name the speaker of the text after them.
         self.borders = frozenset([*self.eos_ids, bos])
         self.grammars = GrammarMaker(
             raw.decode("utf-8"),

@@ -12,7 +12,7 @@ from common import subjects
 from gateway.keeping.layout import token_of
 
 Status = Literal["validating", "in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled"]
-# The statuses that may follow each.
+# Status -> the statuses that may follow it.
 NEXT: dict[Status, frozenset[Status]] = {
     "validating": frozenset({"in_progress", "failed", "cancelling"}),
     "in_progress": frozenset({"finalizing", "cancelling"}),

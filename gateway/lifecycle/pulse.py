@@ -46,7 +46,7 @@ class _Beat:
 
 
 class Pulse:
-    """When each worker was last heard, by any message, and its outstanding question."""
+    """The last message of each worker, and its outstanding question."""
 
     def __init__(self) -> None:
         self._beats: dict[str, _Beat] = {}

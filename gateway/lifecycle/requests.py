@@ -68,7 +68,7 @@ class OwnModels:
     """The models that a gateway serves, by name; without any it takes requests that name none."""
 
     tokenizers: Mapping[str, ChatTokenizer] = field(default_factory=dict)
-    known: Mapping[str, Own] = field(default_factory=dict)  # what else is known of those here
+    known: Mapping[str, Own] = field(default_factory=dict)  # their other facts
     aliases: Mapping[str, str] = field(default_factory=dict)
     incumbents: Incumbents | None = None
 

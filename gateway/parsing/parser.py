@@ -52,7 +52,7 @@ class Parser:
 
     @property
     def plainly(self) -> Terminals | None:
-        """What ends this state, if text far from it, with no space at its end, is all taken and changes nothing else."""
+        """The exits of this state, if text far from any, without trailing whitespace, is only appended."""
         reader = self._reader
         is_plain = not self._buffer and type(reader) is TextReader and reader.is_clear
         return self._terminals[self._name] if is_plain else None

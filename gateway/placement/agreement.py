@@ -152,7 +152,7 @@ class Agreement:
         """Every ready worker that gets no new work here, and why."""
         states = [state for _, state in sorted(self._peers.states.items()) if state.status is WorkerStatus.READY]
         contested = self._peers.contested
-        # Other gateways' models are no difference, unless nobody has this one's: then they may be meant for it.
+        # Workers of other gateways' models are not reported, unless no worker has this gateway's model.
         are_meant = len(self._models) == 1 and not any(state.model in self._names for state in states)
         found: list[Difference] = []
         for state in states:

@@ -65,7 +65,7 @@ class Unlike(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """Why a ready worker gets no new work here, as `text` with the remedy. `model` is its name at this gateway."""
+    """The reason that a ready worker gets no new work here, as `text` with the remedy. `model` is its name at this gateway."""
 
     worker: str
     incarnation: int

@@ -34,7 +34,7 @@ CONSOLE_PAGES = (
     "tenants",
 )  # addresses of one page
 CONSOLE_DATA = ("/console/state", "/console/events", "/console/history", "/console/search")
-# Routes without a key, with the admin key, and with it if there is one. Any other address of the console is a page without data.
+# Routes that need no key, the admin key, and the admin key if one is configured. Other console addresses are pages without data.
 OPEN_PATHS = ("/health", "/ready")
 ADMIN_PATHS = ("/admin",)
 METRICS_PATHS = ("/metrics",)

@@ -121,7 +121,7 @@ def _read(flag: str, file: Path) -> str:
 
 
 def _is_known(kind: type[BaseModel], name: str) -> bool:
-    """Whether any command has or had the setting. Loads other commands' settings only for a name that `kind` lacks."""
+    """True if any command has or had the setting. Loads other commands' settings only for a name that `kind` lacks."""
     return name in kind.model_fields or is_removed(name) or name in known_names()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 _GATEWAY, _PLANNER, _WORKERS = ("gateway", "up"), ("planner", "up"), ("prefill", "decode", "worker", "up")
 _CONNECTED = (*_WORKERS, "gateway", "planner", "doctor")
-# Commands that had them -> name -> what holds now.
+# Commands -> removed setting -> what to use instead.
 REMOVED: dict[tuple[str, ...], dict[str, str]] = {
     _CONNECTED: {
         "nats_ca": "one for both servers since 0.2: --servers-ca, whose file may have several authorities",
@@ -82,5 +82,5 @@ def removed_from(command: str) -> dict[str, str]:
 
 
 def is_removed(name: str) -> bool:
-    """Whether any command had the setting: one environment may serve them all."""
+    """True if any command had the setting: one environment may serve them all."""
     return any(name in names for names in REMOVED.values())

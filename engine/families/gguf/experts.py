@@ -1,4 +1,4 @@
-"""Mixtures of experts, as entries say them."""
+"""Mixtures of experts in GGUF entries."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SOFTMAX, SIGMOID = 1, 2  # expert_gating_func
 
 
 def chosen_experts(count: str = "num_experts") -> Callable[[Entries], Config]:
-    """How many experts there are, by the class's name for it, and how many a token takes."""
+    """The number of experts, under the class's name for it, and the number for each token."""
     return lambda entries: {count: entries["expert_count"], "num_experts_per_tok": entries["expert_used_count"]}
 
 

@@ -41,12 +41,12 @@ class Row:
 
 
 def always(value: Any) -> Read:
-    """What no entry says, and published models have."""
+    """A value that no entry has, as in published models."""
     return lambda entries: value
 
 
 def has(tensor: str) -> Read:
-    """What only the tensors tell."""
+    """A fact that only the tensors tell."""
     return lambda entries: entries.has(tensor)
 
 

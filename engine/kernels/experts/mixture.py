@@ -66,7 +66,7 @@ class Product:
     experts: Experts
     weights: torch.Tensor  # [T, K]
     out: torch.Tensor  # [P, I], or [K, T, H]
-    order: torch.Tensor  # [P], those of an expert in a row
+    order: torch.Tensor  # [P] pairs sorted by expert
     tiles: torch.Tensor  # [S, 4]; for ungrouped pairs, the selected experts [T, K]
     tile: int  # pairs; 0: one each, ungrouped
     first: bool

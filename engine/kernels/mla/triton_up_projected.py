@@ -20,7 +20,7 @@ from engine.kernels.mla.forms import Forms
 
 LOG2_E = 1.4426950408889634
 GATHERED_ROWS = 16  # positions that a program copies of a block
-# Queries of a program, positions of a loop step, warps, stages: by (largest value, bytes of an element). Loops spill nothing.
+# Queries of a program, positions of a loop step, warps, stages: by (largest value, bytes of an element). No loop spills.
 SHAPES = {
     (128, 2): (128, 64, 8, 3),
     (256, 2): (128, 64, 8, 2),

@@ -169,7 +169,7 @@ def _few_rows(
     G: tl.constexpr = K // GROUP
     COLUMNS: tl.constexpr = K // BLOCK_K
     R: tl.constexpr = 2 * BM if PACKED else BM
-    # Adjacent parts.
+    # The two parts of a row are adjacent columns of one tile.
     OF_TILE: tl.constexpr = P if PACKED else 1
     n, r, k = tile * BN + tl.arange(0, BN), tl.arange(0, R), tl.arange(0, GROUP)
     begin = split * K_SPLIT

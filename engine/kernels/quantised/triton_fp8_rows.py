@@ -12,7 +12,7 @@ from engine.kernels.quantised.triton_fp8_parts import first_part, scale_and_inve
 from engine.kernels.triton_activation import activated
 from engine.kernels.triton_norm import PLAIN, PLUS_ONE, norm_row
 
-# Groups a program, for rows in parts, which are few.
+# Groups of a program; rows split into parts are few, so programs are kept small.
 GROUPS_OF_A_PROGRAM = 8
 
 

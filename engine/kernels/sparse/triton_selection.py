@@ -74,7 +74,7 @@ def selected_positions(
 
 
 def programs_of(rows: int, sequences: int, tile_rows: int, width: int, most: int, processors: int) -> int:
-    """How many programs score the last `rows` of prompts whose longest context has `width` positions. Any number would do.
+    """Count the programs that score the last `rows` of prompts whose longest context has `width` positions. Any number works.
 
     Of a sequence only the rows behind `most` positions have scores. No more tiles than these fill do, and of each sequence one
     sees the longest context, one that without its rows, and so on.

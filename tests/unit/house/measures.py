@@ -21,6 +21,7 @@ RATCHETS = Path(__file__).with_name("ratchets.toml")
 LONG_COMMENT_WORDS = 12
 FIRST_WORDS_THAT_LEAN = ("of", "for", "in", "so")  # such a comment can't be read without the name on its left
 FIRST_WORDS_OF_LEANING_LINES = ("of", "by", "behind", "instead", "what", "whose")
+FIRST_WORDS_THAT_ASK = ("what", "who", "whose", "whom", "which", "how", "whether", "where", "that", "why")
 VALUE_BASES = {"Struct", "BaseModel", "Protocol", "StrEnum", "Enum", "IntEnum", "NamedTuple", "TypedDict", "Exception"}
 
 
@@ -363,6 +364,19 @@ def _beginnings(path: Path) -> Iterator[tuple[int, str]]:
         before = line if not trailing else 0
 
 
+def docstrings_that_ask() -> Measure:
+    """Docstrings whose first word asks: their first sentence is no noun phrase and no imperative."""
+    documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    found = [
+        f"{name_of(path)}:{node.body[0].lineno}"
+        for path in sources(*PACKAGES)
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, documented)
+        and (ast.get_docstring(node) or "").split(" ")[0].lower() in FIRST_WORDS_THAT_ASK
+    ]
+    return Measure(len(found), found[:10])
+
+
 def prose_words_per_100_lines() -> Measure:
     words = lines = 0
     for path in sources(*PACKAGES):
@@ -406,6 +420,7 @@ MEASURES: dict[str, Callable[[], Measure]] = {
         long_trailing_comments,
         leaning_trailing_comments,
         leaning_comments,
+        docstrings_that_ask,
         prose_words_per_100_lines,
         sentence_words_in_docs,
     )
