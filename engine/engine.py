@@ -280,7 +280,7 @@ class _DevicePass:
     """A pass that may still be running on the GPU."""
 
     chunks: list[Chunk]
-    sampling: list[Chunk]  # ordered as the draw's rows
+    sampling: list[Chunk]  # rows of the draw
     draw: Draw | None
     over: torch.cuda.Event | None  # recorded after a pass that samples nothing
     problems: Mapping[Sequence, str]  # see `Sampled.problem`

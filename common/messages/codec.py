@@ -71,7 +71,7 @@ class _Version(msgspec.Struct):
 
 
 _version_decoder = msgspec.msgpack.Decoder(_Version)
-_UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)  # the latter two: bad text, deep nesting
+_UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)  # bad text, deep nesting
 
 
 def _check(version: int) -> None:

@@ -18,7 +18,7 @@ class ForwardBatch:
     """Inputs of `Decoder.forward`, on the device."""
 
     token_ids: torch.Tensor  # [T] int32
-    sources: torch.Tensor  # [T] int32: row of `newest` that holds the token; -1: `token_ids` does
+    sources: torch.Tensor  # [T] int32: row of `newest` with the token; -1: see `token_ids`
     newest: torch.Tensor  # [R] int64
     positions: torch.Tensor  # [T] int32
     slots: torch.Tensor  # [T] int32: slot mapping; -1: not written

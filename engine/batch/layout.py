@@ -85,7 +85,7 @@ class PromptsSize(msgspec.Struct, frozen=True, kw_only=True):
     sequences: Count = 0  # listed sequences
     width: Count = 0  # blocks in a row of their block table
     blocks: Count = 0  # blocks of contexts; 0: all tokens are new
-    tiles: Count  # with each shape of heads
+    tiles: Count  # one count a shape of heads
     max_query_len: Count
     max_context_len: Count
 

@@ -51,7 +51,7 @@ class BlockPool:
         self.state_blocks = state_blocks
         self.column_blocks = column_blocks
         self.window = window
-        self.window_columns = -(-(window - 1) // block_size) if column_blocks else 0  # that a block's first token sees
+        self.window_columns = -(-(window - 1) // block_size) if column_blocks else 0  # seen by a block's first token
         # Blocks with contents beside them that a resumable prefix must end with.
         self._reach = 1 if state_blocks else self.window_columns
         self._beside: dict[bytes, tuple[int, ...]] = {}  # by digest of the block of tokens

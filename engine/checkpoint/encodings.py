@@ -35,7 +35,7 @@ _ALIGNMENT = 16  # tensors are split at multiples of it, never within an element
 class Encoding:
     """An encoding in whole blocks of elements."""
 
-    elements: int  # a block's
+    elements: int  # elements of a block
     size: int  # bytes of a block
     decode: Callable[[torch.Tensor], torch.Tensor]  # bytes of blocks, aligned -> their values in order
     dtype: torch.dtype | None = None  # the bytes are such values

@@ -29,7 +29,7 @@ STATICS = ("mlp.moe_statics.e_score_correction_bias", "mlp.gate.moe_statics.e_sc
 
 
 def read_ernie(fields: Fields) -> ModelSpec:
-    """they predict further tokens"""
+    """ERNIE 4.5 (dense): Llama with interleaved pairs."""
     fields = with_defaults(fields, "ernie4_5")
     bias = flag(fields, "use_bias")
     mixer = attention(fields, rope=rope(fields, interleaved=True), qkv_bias=bias, output_bias=bias)

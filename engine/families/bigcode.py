@@ -8,7 +8,7 @@ from engine.spec.model import LayerSpec, ModelSpec, PlainMlpSpec
 
 
 def read_starcoder2(fields: Fields) -> ModelSpec:
-    """`norm_epsilon` is read instead"""
+    """StarCoder2: LayerNorm, biases everywhere, an MLP without a gate."""
     fields = with_defaults(fields, "starcoder2")
     fields.only("hidden_act", "gelu_pytorch_tanh")
     fields.only("norm_type", "layer_norm")

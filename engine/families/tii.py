@@ -27,7 +27,7 @@ def read_falcon_h1(fields: Fields) -> ModelSpec:
     fields = with_defaults(fields, "falcon_h1")
     fields.only("mamba_use_mlp", True)
     fields.only("attn_layer_indices")
-    # Input multipliers are folded into the following products, which are linear without biases.
+    # Fields that repeat sizes, or concern generation.
     fields.ignore("mlp_expansion_factor", "num_logits_to_keep", "layer_types", "layers_block_type")
     of_gate, of_down = _several(fields, "mlp_multipliers", 2)
     bias = flag(fields, "mlp_bias")
@@ -43,7 +43,7 @@ def read_falcon_h1(fields: Fields) -> ModelSpec:
 
 
 def _mixer(fields: Fields) -> SideBySideSpec:
-    """Multipliers of what is read go into those behind: products without a bias are linear."""
+    """The mixer; input multipliers are folded into the following products, which are linear without biases."""
     bias, inner_bias = flag(fields, "attention_bias"), flag(fields, "mamba_proj_bias")
     of_input, of_state = real(fields, "attention_in_multiplier", 1.0), real(fields, "ssm_in_multiplier", 1.0)
     for name, value, has_bias in (

@@ -34,7 +34,7 @@ EVERY = Modules(patterns=("",))
 class Quantization:
     """The format of a module is that of the first group with it. Ignored modules, and those in no group, are plain."""
 
-    name: str = ""  # what people read, empty for plain weights
+    name: str = ""  # shown to people; empty for plain weights
     groups: tuple[tuple[Modules, Format], ...] = ()
     ignored: Modules = Modules()
     table: TableFormat = PLAIN_TABLES  # format of the embeddings

@@ -55,7 +55,7 @@ class TokenCounts:
         self._turn = 0
 
     def plan(self, chunks: SequenceOf[Chunk], newest: NewestTokens) -> CountChanges:
-        """Plan how these chunks' rows come to count exactly the tokens before each chunk's end. Plans apply in order."""
+        """Plan changes after which these chunks' rows count exactly the tokens before each chunk's end. Plans apply in order."""
         while self._dead:  # first: a new sequence may reuse the id of a dead one
             self._free.append(self._rows.pop(self._dead.popleft()).index)
         changes = CountChanges()

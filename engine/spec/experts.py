@@ -49,7 +49,7 @@ class SparseMlpSpec:
     """MLPs, of which a router selects some for each token."""
 
     num_experts: int
-    size: int  # one expert has
+    size: int  # one expert's intermediate size
     rule: RoutingRule
     tensors: ExpertTensors
     shared: SharedExpertSpec | None = None

@@ -39,7 +39,7 @@ class BlockTables:
     """
 
     max_blocks: int
-    num_blocks: int  # the pool's; ids must be below
+    num_blocks: int  # the pool's size; ids must be below
     columns: int = 0  # blocks of a column
     window: int = 0  # positions
     block_size: int = 16

@@ -173,7 +173,7 @@ class Admission:
         needs_s = capacity.first_token_s(capacity.unplaced_tokens + before + elsewhere, ticket.work)
         if ticket.work <= capacity.short:
             needs_s = min(needs_s, SHORT_PROMPT_S)
-        needs_s += self._place_s(ticket, capacity) if spare else 0.0  # too rough to refuse somebody who waits
+        needs_s += self._place_s(ticket, capacity) if spare else 0.0  # too rough to refuse a waiting request
         if needs_s * (1 + spare) <= left_s:
             return None
         spare_s = spare * (needs_s - capacity.computing_s(ticket.work))

@@ -11,7 +11,7 @@ from common.messages import WorkerState
 from gateway.admission.places import Places
 
 SHORT_PROMPT_S = 0.5  # an idle decode worker may start prompts this short outside the window
-UNMEASURED_LOCAL_SHARE = 0.25  # unmeasured local rate of a decode worker, per prefill rate
+UNMEASURED_LOCAL_SHARE = 0.25  # assumed prefill rate of a decode worker, relative to the prefill rate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

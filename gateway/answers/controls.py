@@ -126,7 +126,7 @@ class ControlTokens:
 
 
 def _is_control(token: AddedToken, named: str) -> bool:
-    """One with bars, as `<|fim_prefix|>`, is no word of anybody. Nor is the other end of a pair that is named."""
+    """True for tokens with bars, such as `<|fim_prefix|>`, and for the other end of a named pair."""
     text = token.content
     if not text.strip("▁ \t\r\n"):
         return False

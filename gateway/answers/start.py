@@ -250,7 +250,7 @@ async def _closing(ask: Ask, reply: Reply, served: Served, prompt: list[int], te
 async def _grammar(
     ask: Ask, served: Served, prompt: list[int], tenant: str, *, is_thinking: bool = False
 ) -> Grammar | None:
-    """Raises what `GrammarMaker.make` raises, and UnavailableError while a worker of the release before would ignore it."""
+    """The grammar of an ask. Raises as `GrammarMaker.make`, and UnavailableError while an older worker would ignore it."""
     wanted = ask.grammar
     if ask.reply is not None:
         wanted = await _message_grammar(ask, ask.reply, served.tokenizer, prompt, tenant, is_thinking=is_thinking)

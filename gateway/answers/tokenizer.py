@@ -28,7 +28,7 @@ from gateway.templates.template import ChatTemplate, RenderOptions, TooLongError
 # A prompt is a single text: a thread pool for several costs 15 % more, and competes with ours.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-_THINKING = {"enable_thinking": True, "thinking": True, "reasoning_effort": "high"}  # as templates are asked to think
+_THINKING = {"enable_thinking": True, "thinking": True, "reasoning_effort": "high"}  # asks templates to think
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>\Z")
 _BYTE_OF_CHAR = {character: byte for byte, character in BYTE_CHARS.items()}
 

@@ -80,7 +80,7 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     created_at: int = 0
     expires_at: int = 0
     times: dict[str, int] = {}
-    parts: int = 0  # the input file's
+    parts: int = 0  # the input file's parts
     queued_parts: int = 0
     queued: int = 0  # queued lines
     total: int = 0

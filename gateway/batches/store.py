@@ -35,8 +35,8 @@ from gateway.keeping.streams import KeptStreams, Stored
 
 log = logging.getLogger("baton.batches")
 
-SLICE_BYTES = 8 << 10  # one turn of the event loop: lines may be of one byte
-MAX_CACHED_PARTS = 8  # half a megabyte or a line each
+SLICE_BYTES = 8 << 10  # bytes a loop turn: a line may be one byte
+MAX_CACHED_PARTS = 8  # each half a megabyte, or one line
 UPLOADS_SHARE = 0.7  # share of the store; the rest is for results
 TURN_TIMEOUT_S = 10.0  # wait for the tenant's other batches to be created
 REMEDY = "delete files"

@@ -36,7 +36,7 @@ from gateway.request.refused import Refusals
 from gateway.request.spec import Generations
 from gateway.tenants.tenants import CONSOLE_PAGES
 
-FRESH_S = 0.5  # URL of a trace, with {trace_id} for its id
+FRESH_S = 0.5  # a state this fresh is shared by further viewers
 ORDER_LIMITS = BodyLimits(max_bytes=4096, timeout_s=5.0)
 
 _FIGURES = ("in_flight", "waiting", "latencies", "placed", "refused", "events", "tenants")
@@ -78,7 +78,7 @@ class ConsoleFacts:
     catalogue: Catalogue
     version: str
     levels: ServiceLevels
-    trace_url: str  # one of `_building`'s waiters builds, the others share the result
+    trace_url: str  # URL of a trace, with {trace_id} for its id
     has_admin: Callable[[], bool]
 
 
@@ -139,7 +139,7 @@ class ConsoleRoutes:
         return asset.response(request)
 
     async def state(self, request: Request) -> Response:
-        """`state` as server-sent events: `fleet`, `figures` and `requests`, as they change (docs/console.md)."""
+        """The fleet as this gateway hears it, and the activity of all gateways."""
         async with self._building:  # concurrent callers share the result
             if self._state is None or time.monotonic() - self._state[0] > FRESH_S:
                 picture = await self._picture()
@@ -149,11 +149,11 @@ class ConsoleRoutes:
         return json_response(picture)
 
     async def events(self, request: Request) -> Response:
-        """Measurements of all gateways in `span`, after `since`, as columns."""
+        """`state` as server-sent events: `fleet`, `figures` and `requests`, as they change (docs/console.md)."""
         return ByteStream(await self._feed.watch(), close=_nothing_to_close, headers={})
 
     async def history(self, request: Request) -> Response:
-        """Each gateway's `field`, this one's first. One of release 0.1.0 does not know it."""
+        """Measurements of all gateways in `span`, after `since`, as columns."""
         span = request.query_params.get("span", "1h")
         if span not in SPANS:
             raise InvalidRequestError(f"span: not one of {', '.join(SPANS)}", param="span")
@@ -166,14 +166,14 @@ class ConsoleRoutes:
         return json_response(picture | {"levels": asdict(self._facts.levels)})
 
     async def search(self, request: Request) -> Response:
-        """Each gateway's `field`, this one's first. One of release 0.1.0 does not know it."""
+        """Summaries of requests in order, with their `gateway`."""
         wanted = Wanted.of(request.query_params)
         told = await self._everybody(ConsoleAsk(search=dict(request.query_params)), "found")
         lines = [line | {"gateway": gateway} for gateway, lines in told.items() for line in lines]
         return json_response({"requests": ordered(lines, wanted)})
 
     async def _everybody(self, ask: ConsoleAsk, field: str) -> dict[str, Any]:
-        """The activity of all gateways, and the figures of the fleet."""
+        """Each gateway's `field`, this one's first. One of release 0.1.0 does not know it."""
         own, others = await asyncio.gather(self._tell(ask), self._control.ask(ask))
         parts = {self._facts.gateway_id: own} | others
         return {name: part[field] for name, part in parts.items() if isinstance(part, dict) and field in part}
@@ -189,7 +189,7 @@ class ConsoleRoutes:
         }
 
     async def _picture(self) -> dict[str, Any]:
-        """Answer a console, another gateway's or this one's."""
+        """The activity of all gateways, and the figures of the fleet."""
         facts, models, recorder = self._facts, self._facts.catalogue.all(), self._recorder
         differences = {one.worker: one.text for one in self._generations.differences}
         asked = await asyncio.gather(self._own_part(), self._control.ask(ConsoleAsk()))
@@ -226,7 +226,7 @@ class ConsoleRoutes:
         return own_part(self._generations, self._tenants.as_json(), now=time.monotonic(), unix=time.time())
 
     async def _tell(self, ask: ConsoleAsk) -> Any:
-        """Set the roles of a worker: `{"roles": ["prefill", "decode"]}`."""
+        """Answer a console, another gateway's or this one's."""
         timelines = self._generations.timelines
         if ask.history in SPANS:
             return {"history": self._recorder.history.as_json(ask.history, ask.since)}
@@ -238,13 +238,13 @@ class ConsoleRoutes:
         return [line.as_json() for line in timelines.find(ask.request_id)]
 
     async def set_roles(self, request: Request) -> Response:
-        """`{"draining": true}`, also without a body: drain the worker; false: let it take work again."""
+        """Set the roles of a worker: `{"roles": ["prefill", "decode"]}`."""
         worker = self._worker(request)
         order = await read_fields(request, ORDER_LIMITS, RolesOrder)
         return _answer(worker, await self._control.set_roles(worker, order.roles))
 
     async def drain(self, request: Request) -> Response:
-        """a state this fresh is shared by further viewers"""
+        """`{"draining": true}`, also without a body: drain the worker; false: let it take work again."""
         worker = self._worker(request)
         order = await read_fields(request, ORDER_LIMITS, DrainOrder, default=b"{}")
         return _answer(worker, await self._control.drain(worker, draining=order.draining))

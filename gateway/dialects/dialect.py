@@ -157,7 +157,7 @@ class Dialect:
     prefixes: tuple[str, ...] = ()
     recognises: Callable[[Mapping[str, str]], bool] | None = None  # by headers
     id_header: str = ""  # carries the request's id, in addition to x-request-id
-    unpack: Callable[[bytes, Mapping[str, str]], bytes] | None = None  # an endpoint's body as JSON, by the headers
+    unpack: Callable[[bytes, Mapping[str, str]], bytes] | None = None  # converts a body to JSON, by the headers
     idle_event: bytes = b""  # keeps a silent stream alive
 
     @property

@@ -15,8 +15,8 @@ from gateway.children.frames import bound_memory, processor_time, read_frame, wr
 from gateway.grammars.forms import check, text_of
 from gateway.grammars.wanted import Form
 
-MEMORY_BYTES = 256 << 20  # a grammar may take
-LONGEST_CPU_S = 5.0  # a pause is no doing of a grammar
+MEMORY_BYTES = 256 << 20  # memory limit of a grammar
+LONGEST_CPU_S = 5.0  # processor time of a grammar; pauses don't count
 
 
 class Opening(msgspec.Struct, frozen=True):

@@ -17,7 +17,7 @@ from gateway.grammars.wanted import Wanted
 
 CHILDREN = 2
 KEPT = 256  # verdicts
-MAX_FORM_BYTES = 16 * MAX_GRAMMAR_CHARS  # as the client wrote it
+MAX_FORM_BYTES = 16 * MAX_GRAMMAR_CHARS  # limit of the client's form
 
 
 class GrammarMaker:

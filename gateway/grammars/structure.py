@@ -1,4 +1,4 @@
-"""vLLM's structural tags as Lark: texts, schemas and expressions, in order or in turn, tags around them, free text between.
+"""vLLM's structural tags as Lark: texts, schemas and expressions, in sequence or as alternatives, tagged, with free text.
 
 Parts are named as the API names them (`type`). What isn't known is refused by its place: `format.elements[1]: …`. For the child
 process alone.

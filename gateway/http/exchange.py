@@ -123,7 +123,7 @@ class Exchange(RequestResponseCycle):
     # -- what uvicorn leaves out ---------------------------------------------------------------------------------------
 
     def begin_status_line(self) -> None:
-        """Write what every answer begins with, before it is known. HTTP/1.0 has no `100 Continue` to try a client with."""
+        """Write the bytes common to all answers, before the status is known. HTTP/1.0 has no `100 Continue` to probe with."""
         if not self.waiting_for_100_continue:
             self.transport.write(BEGINNING)
             self.transport = cast(asyncio.Transport, _Begun(self.transport))

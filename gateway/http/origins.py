@@ -34,7 +34,7 @@ class WebAccess:
 
     origins: tuple[str, ...] = ()
     bound: str = "127.0.0.1"  # the listening address
-    hosts: tuple[str, ...] = ()  # beside that and loopback's
+    hosts: tuple[str, ...] = ()  # further names, besides that and loopback
 
     def lets_in(self, origin: str) -> bool:
         return origin in self.origins or ANY in self.origins

@@ -26,7 +26,7 @@ class Rates:
     """Measured rates by worker. Without a measurement, a worker counts as the mean of the others."""
 
     token_s: Mapping[str, float] = field(default_factory=dict)  # seconds per prompt token
-    step_s: Mapping[str, float] = field(default_factory=dict)  # seconds a generated token: a sequence's part of a step
+    step_s: Mapping[str, float] = field(default_factory=dict)  # seconds per generated token
 
     @classmethod
     def of(cls, workers: Iterable[WorkerState]) -> Rates:

@@ -157,7 +157,7 @@ def choose(
         try:
             read = read_response_template(response_template)
             return bound(replace(read, wire=built_in.wire, stops=built_in.stops, ids=built_in.ids), vocabulary)
-        except Exception as error:  # a folder's mistake must not keep its model from being served
+        except Exception as error:  # a faulty folder must not keep its model from being served
             log.warning("response_template: %s; a built-in format is used", error)
     return bound(built_in, vocabulary)
 

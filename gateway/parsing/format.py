@@ -71,7 +71,7 @@ class Wire:
     opens: str = ""  # before the first call
     closes: str = ""  # after the last
     between: str = ""
-    argument: str = ""  # one argument, of `{key}`, `{value}` and `{is_text}`; "": `{arguments}` is JSON
+    argument: str = ""  # one argument, with `{key}`, `{value}` and `{is_text}`; "": `{arguments}` is JSON
     ends_value: str = ""  # cannot occur in an argument's text
     arguments: str = "json"  # or python, gemma
     is_telling: bool = True  # the start of a call can't be text of an answer

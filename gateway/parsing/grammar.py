@@ -43,7 +43,7 @@ class Shape:
 
 
 def message_grammar(bound: Bound, shape: Shape, eos_ids: Sequence[int]) -> str:
-    """Lark's text; "" where nothing can be enforced. A body is `@body`, which `with_body` defines. Raises ValueError."""
+    """The text of the Lark grammar; "" if nothing can be enforced. A body is `@body`, see `with_body`. Raises ValueError."""
     return _Writer(bound, shape, eos_ids).text()
 
 

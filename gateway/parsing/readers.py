@@ -25,7 +25,7 @@ class Message:
         self, writer: CallWriter, schemas: Mapping[str, Schema], names: Container[str], patience: Patience
     ) -> None:
         self.calls = writer
-        self.patience = patience  # with the model's own patterns
+        self.patience = patience  # time limit of the model's own patterns
         self.schemas = schemas
         self.names = names
         self.new = Parsed()

@@ -15,7 +15,7 @@ from gateway.parsing.format import Exit, Format
 # Patterns come with the model's folder and run on the event loop, so slow ones cost everybody's time.
 PIECE_S = 0.000_05  # free allowance for each piece of an answer
 ANSWER_S = 0.015  # beyond that, for a whole answer
-SHARE = 0.1  # all answers of a model: a part of all time
+SHARE = 0.1  # share of time of all answers of a model
 Result = TypeVar("Result")
 
 

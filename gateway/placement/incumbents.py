@@ -14,7 +14,7 @@ from types import MappingProxyType
 
 from common.messages import WorkerState
 
-REMEMBERED_S = 600.0  # a group without workers, and what an earlier gateway wrote
+REMEMBERED_S = 600.0  # memory of a group without workers, and of an earlier gateway's marks
 # Groups heard within some heartbeats of the first one were all here before.
 BEFORE_S = 5.0
 MAX_SUBJECTS = 1_000

@@ -18,7 +18,7 @@ class RecentPrefixes:
 
     def remember(self, digests: Sequence[bytes]) -> None:
         """Add a prompt with these full blocks, which is about to be computed."""
-        for digest in reversed(digests):  # the first block is forgotten last
+        for digest in reversed(digests):  # the first block is evicted last
             if digest in self._known:
                 self._known.move_to_end(digest)
             else:

@@ -93,7 +93,7 @@ class Timeline:
     prompt_tokens: int
     traceparent: str = ""  # the HTTP request's span, or the client's
     asker: Tenant = NOBODY
-    model: str = ""  # lowest tier: no service level is promised
+    model: str = ""  # name in the API
     patient: bool = False  # lowest tier: no service level is promised
     waited_ms: float = 0.0  # wait for admission
     ahead: int = 0  # waiting requests of its model at its arrival

@@ -31,7 +31,7 @@ from gateway.responses.records import (
 )
 from gateway.responses.store import ResponseStore, off_loop
 
-TURN_BYTES = 4 << 20  # a message; NATS carries 8 MiB
+TURN_BYTES = 4 << 20  # one message; NATS carries 8 MiB
 _json = msgspec.json.Encoder()
 _items = msgspec.json.Decoder(list[Json])
 

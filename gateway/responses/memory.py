@@ -71,7 +71,7 @@ class Memory:
         return found, await off_loop(num_bytes + history.num_bytes, self._respond.ask, found)
 
     async def keep(self, body: ResponseRequest, told: Json) -> Json:
-        """Keep a response, and tell whether it is. Raises ServingError if its conversation can't be gone on with."""
+        """Store a response; return the object, which tells if it is stored. Raises ServingError if its conversation is over."""
         history = body.history
         if not history.stores and not history.conversation:
             return told

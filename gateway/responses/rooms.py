@@ -23,7 +23,7 @@ from gateway.responses.records import ResponseLimits, ResponseRecord, conversati
 
 LOOK_EVERY_S = 60.0
 LOOK_AGAIN_S = 0.5
-TURN_TIMEOUT_S = 10.0  # id and bytes of evictable responses, oldest first
+TURN_TIMEOUT_S = 10.0  # wait for the tenant's other writes
 
 
 @dataclass(slots=True)
@@ -33,7 +33,9 @@ class Held:
     looked_at: float = 0.0
     bytes: int = 0
     conversations: int = 0
-    responses: deque[tuple[str, int]] = field(default_factory=deque)  # a record that changes meanwhile is read twice
+    responses: deque[tuple[str, int]] = field(
+        default_factory=deque
+    )  # id and bytes of evictable responses, oldest first
     running: int = 0  # others
 
     def count(self, record: ResponseRecord) -> None:
@@ -51,14 +53,14 @@ class Rooms:
         self._streams = streams
         self._limits = limits
         self._most = int(limits.store_bytes * limits.tenant_share)
-        self._held: dict[str, Held] = {}  # a record that changes meanwhile is read twice
+        self._held: dict[str, Held] = {}  # one a configured tenant
         self._turns: dict[str, asyncio.Lock] = {}
 
     async def for_response(self, record: ResponseRecord) -> None:
         """Make room for a response. Raises StoreFullError, OverloadedError or UnavailableError."""
         async with self._turn(record.tenant) as held:
             if not record.is_over and held.running >= self._limits.tenant_running:
-                held = await self._look_again(record.tenant, held)  # a record that changes meanwhile is read twice
+                held = await self._look_again(record.tenant, held)  # some may have ended
             if not record.is_over and held.running >= self._limits.tenant_running:
                 raise OverloadedError(
                     f"{held.running} background responses of this API key are not over: try again later"
@@ -110,7 +112,7 @@ class Rooms:
 
     async def _look(self, tenant: str) -> Held:
         held, token = Held(looked_at=time.monotonic()), token_of(tenant)
-        found: dict[str, ResponseRecord] = {}  # another release's record
+        found: dict[str, ResponseRecord] = {}  # a record that changes meanwhile is read twice
         async for stored in self._streams.scan(subjects.kept_response(token, "*", "record")):
             with contextlib.suppress(msgspec.MsgspecError):  # another release's
                 record = record_decoder.decode(stored.data)

@@ -74,7 +74,7 @@ class ResponseStore:
         self.leaving = asyncio.Event()
 
     async def keep(self, record: ResponseRecord, content: Content) -> ResponseRecord:
-        """Keep a new response; it is acknowledged when this returns. Raises StoreFullError, OverloadedError, InvalidRequestError.
+        """Store a new response, acknowledged on return. Raises StoreFullError, OverloadedError, InvalidRequestError.
 
         One that isn't over is made in the background by whichever gateway takes it.
         """

@@ -121,7 +121,7 @@ class KeyRoutes:
             expires_at=int(now + body.expires_in_days * DAY_S) if body.expires_in_days else 0,
         )
 
-        def with_key(register: Register) -> Register:  # the newest one: its tenant may be another gateway's, just made
+        def with_key(register: Register) -> Register:  # the newest register may have a new tenant
             if not key.is_admin and self._tenants.named(key.tenant) is None:
                 message = f"tenant: there is no {key.tenant!r}: make it first, POST /admin/tenants/{key.tenant}"
                 raise InvalidRequestError(message, param="tenant")

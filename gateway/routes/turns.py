@@ -11,7 +11,7 @@ class Turns:
 
     def __init__(self) -> None:
         self._waiting: deque[asyncio.Future[None]] = deque()
-        self._is_taken = False  # this turn of the loop
+        self._is_taken = False  # set in this turn of the loop
 
     async def take(self) -> None:
         """Return at once if nobody else did in this turn, else after earlier callers."""

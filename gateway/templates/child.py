@@ -17,7 +17,7 @@ from gateway.templates.apart import Conversation, Opening, Rendered
 from gateway.templates.shade import Shade
 from gateway.templates.template import ChatTemplate, TooLongError
 
-MEMORY_BYTES = 512 << 20  # a conversation may take
+MEMORY_BYTES = 512 << 20  # limit of a conversation
 
 
 def main() -> None:

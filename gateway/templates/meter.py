@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from jinja2 import nodes
 
-MAX_TEXT_CHARS = 8_000_000  # one text, and all that is written
+MAX_TEXT_CHARS = 8_000_000  # limit of one text, and of all output
 MAX_STEPS = 200_000  # loop turns and calls
 MAX_STEP_CHARS = 200_000_000  # steps times the template's length, which each step may write
 LOOK_EVERY = 16  # steps between two looks at the time

@@ -22,7 +22,7 @@ from gateway.templates.meter import PLAIN_METHODS, PLAIN_TEXT_METHODS, DearError
 from gateway.templates.shade import READERS, Shade
 
 MAX_PRODUCT = 100_000  # limit of a repetition such as 'x' * n
-MAX_INDENTED_CHARS = 80_000  # JSON before it is indented, times the indent
+MAX_INDENTED_CHARS = 80_000  # characters of JSON before it is indented, times the indent
 _STEPS = "each turn"  # a filter name that no template can write
 _COMPARING_TESTS = ("in", "eq", "==", "equalto", "ne", "!=")
 

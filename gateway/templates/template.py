@@ -38,7 +38,7 @@ class RenderOptions(TypedDict, total=False):
     add_generation_prompt: bool  # default True
     continue_final_message: bool
     variables: Mapping[str, Any] | None
-    tools: Sequence[Mapping[str, Any]]  # as Hugging Face's templates expect them
+    tools: Sequence[Mapping[str, Any]]  # Hugging Face's form of tools
     parse_special: bool  # default False: messages are text, never control tokens
 
 

@@ -34,18 +34,18 @@ class StepPolicy:
     bare_step_ms: float = 4.0  # assumed until a bare step is measured
     tile_tokens: int = 128  # slots and prompt tokens fill whole GEMM tiles
     rounding_ratio: float = 1.15  # a whole tile may exceed the target this much
-    min_slots: int = 16  # a whole tile may exceed the target by this factor
-    min_prompt_tokens: int = 64  # larger sizes are powers of two
-    unmeasured_prompt_tokens: int = 256  # larger sizes are powers of two
-    min_turns: float = 0.5  # until a step with prompts is measured
-    max_credit_ms: float = 3.0  # minimum share of steps with prompts, whatever the target
-    max_debt_ms: float = 5.0  # time saved by short steps for later long ones
-    max_waiting_tokens: int = 8192  # excess of long steps that later ones make up for
-    backlog_passes: int = 4  # beyond it the queue could only grow, so the target is dropped
-    arrival_pass_s: float = 0.05  # beyond it the queue could only grow, so the target is dropped
-    smoothing: float = 0.2  # beyond it the queue could only grow, so the target is dropped
+    min_slots: int = 16  # larger sizes are powers of two
+    min_prompt_tokens: int = 64  # prompts advance even if the target is missed
+    unmeasured_prompt_tokens: int = 256  # until a step with prompts is measured
+    min_turns: float = 0.5  # minimum share of steps with prompts, whatever the target
+    max_credit_ms: float = 3.0  # time saved by short steps for later long ones
+    max_debt_ms: float = 5.0  # excess of long steps that later ones make up for
+    max_waiting_tokens: int = 8192  # beyond it the queue could only grow, so the target is dropped
+    backlog_passes: int = 4  # passes that share the waiting tokens beyond that
+    arrival_pass_s: float = 0.05  # prompts alone, while a handoff waits to join
+    smoothing: float = 0.2  # weight of the newest pass in an average
     mean_smoothing: float = 0.02  # small: the last passes of a prompt take longest
-    min_context_tokens: int = 512  # small: the last passes of a prompt take longest
+    min_context_tokens: int = 512  # shorter contexts say nothing about attention's cost
 
     def slots(self, decoding: int) -> int:
         """Slots of a step with `decoding` sequences, rounded up to whole tiles."""

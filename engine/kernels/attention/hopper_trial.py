@@ -17,8 +17,8 @@ from engine.kernels.launch import is_compiling_ahead
 log = logging.getLogger("baton.engine")
 
 TRIALS = ((300, 0), (40, 1300))  # queries, positions before them: three tiles, and parts of one
-BLOCK_SIZE = 16  # rounding to bfloat16 alone causes 4e-3
-MAX_RELATIVE_ERROR = 1e-2  # an experimental compiler may raise anything
+BLOCK_SIZE = 16  # positions of a block in a trial's pool
+MAX_RELATIVE_ERROR = 1e-2  # rounding to bfloat16 alone causes 4e-3
 
 
 def tiles_at_once(device: torch.device, num_heads: int) -> int:
@@ -83,6 +83,6 @@ def _try(
         )
         expected = attend_one(q, pool, table, context, Scores(scale=scale))
         error = float((out.float() - expected.float()).norm() / expected.float().norm())
-    except Exception as problem:  # whatever an experimental compiler raises
+    except Exception as problem:  # an experimental compiler may raise anything
         return f"{type(problem).__name__}: {problem}"[:200]
     return "" if error < MAX_RELATIVE_ERROR else f"relative error {error:.2g}"

@@ -111,7 +111,7 @@ def _strengths(x, row, there, head, ROW: tl.constexpr, B: tl.constexpr, B_STEP: 
 
 @triton.jit
 def _product(x, y, PRECISION: tl.constexpr):
-    """x y^T, both [16, Dk], with some channels in each warp: with all of both in every warp, registers would not do."""
+    """The product x y^T, both [16, Dk], with channels split over warps: whole operands would exceed the registers."""
     SIZE: tl.constexpr = x.shape[0]
     PART: tl.constexpr = x.shape[1] // 4 if x.shape[1] >= 64 else 16
     left = tl.permute(tl.reshape(x, (SIZE, x.shape[1] // PART, PART)), (1, 0, 2))

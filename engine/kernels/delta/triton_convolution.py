@@ -164,7 +164,7 @@ def _keep(
     S2: tl.constexpr, W2: tl.constexpr, F2: tl.constexpr, T2: tl.constexpr, BEFORE: tl.constexpr,
     CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """The last tile first: only the first ones may write the block that all read. Planes in order: each reads a later one."""
+    """The last tile goes first: only the first ones may write the block that all read. Planes in order."""
     run = tl.program_id(0).to(tl.int64)
     first, count = tl.load(runs_P2 + run * 2).to(tl.int64), tl.load(runs_P2 + run * 2 + 1)
     c = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)

@@ -10,7 +10,7 @@ class Score(Enum):
     """The function of a router's logits."""
 
     SOFTMAX = auto()  # over all experts
-    SIGMOID = auto()  # each alone
+    SIGMOID = auto()  # each logit's own
     SOFTMAX_OF_CHOSEN = auto()  # top-k of the logits, then softmax over them
     NEAR_OF_CHOSEN = auto()  # each of the highest weighs against what is left, near it
 

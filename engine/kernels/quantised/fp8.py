@@ -19,7 +19,7 @@ from engine.kernels.twin import twin
 
 FP8 = torch.float8_e4m3fn
 LARGEST = 448.0
-SMALLEST_SCALE = 1e-12  # rows of nothing
+SMALLEST_SCALE = 1e-12  # avoids dividing zeros by zero
 FEW_ROWS = 64  # fewer rows are multiplied exactly
 GROUPS = (128, 64)  # inputs of few rows that share a scale
 PARTS = {torch.bfloat16: 2, torch.float16: 3}  # parts that sum to a number

@@ -27,7 +27,7 @@ _NIBBLES = tl.constexpr("and.b32 $0, $2, 0x0f0f0f0f; shr.u32 $1, $2, 4; and.b32 
 class Tiles:
     """The tiling of a GEMM. A block of a row is a cache line: the first `lines` are prefetched before the inputs are ready."""
 
-    blocks: int  # a loop step's
+    blocks: int  # blocks of a loop step
     stages: int  # steps in flight
     lines: int
     splits: int = 1  # over K

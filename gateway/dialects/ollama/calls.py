@@ -16,7 +16,7 @@ class WholeCalls:
         self._open: list[CallDelta] = []  # the last one may continue
 
     def add(self, pieces: Sequence[CallDelta], *, is_over: bool) -> list[Json]:
-        """The calls that are whole now: the next one has begun, or the answer is over, which may have cut the last one."""
+        """Return the calls completed by this piece: by the next one's start, or by the answer's end."""
         if not (pieces or is_over):
             return []
         join_calls(

@@ -241,7 +241,7 @@ class ResponseRequest(CommonFields):
 class CountedRequest(ResponseRequest):
     """Body of POST /v1/responses/input_tokens."""
 
-    personality: Annotated[StrictStr, Field(max_length=256)] | None = None  # a word for OpenAI's own models
+    personality: Annotated[StrictStr, Field(max_length=256)] | None = None  # meant by OpenAI for its own models
 
 
 class CompactRequest(StrictFields):

@@ -114,7 +114,7 @@ class TgiRequest(StrictFields):
 
     model: StrictStr = ""
     inputs: Annotated[StrictStr, Field(min_length=1)]
-    parameters: TgiParameters = Field(default_factory=lambda: TgiParameters(do_sample=True))  # as TGI without any
+    parameters: TgiParameters = Field(default_factory=lambda: TgiParameters(do_sample=True))  # TGI's default
     stream: StrictBool = False
     options: dict[str, Any] | None = None  # caching and waiting in the hosted API
 
