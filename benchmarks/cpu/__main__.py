@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import random
 import resource
 import statistics
@@ -30,6 +29,7 @@ from tokenizers import Tokenizer
 from benchmarks.cpu import llama_cpp
 from benchmarks.engine.sequences import made_up, new_sequence, scored, step
 from benchmarks.environment import ROOT, describe
+from benchmarks.tables import heading, keep, table
 from benchmarks.weights.checkpoint import write_checkpoint
 from demo.data import dialogue
 from engine.config import EngineConfig
@@ -70,12 +70,7 @@ def main() -> int:
     said = {arm: dialogues(arm) for arm in options.arms}
     text = page(rows, options.shape if options.model is None else options.model.name, options) + of_dialogues(said)
     print(text)
-    if options.out is not None:
-        options.out.mkdir(parents=True, exist_ok=True)
-        (options.out / "cpu.md").write_text(text, encoding="utf-8")
-        (options.out / "cpu.json").write_text(
-            json.dumps({"rounds": rounds, "threads": options.threads, "dialogues": said}, indent=1) + "\n"
-        )
+    keep(options.out, "cpu", text, {"rounds": rounds, "threads": options.threads, "dialogues": said})
     return 0
 
 
@@ -170,30 +165,23 @@ def page(rows: dict[str, dict[str, float]], model: str, options: argparse.Namesp
     """The table: each row beside the first one."""
     described = describe("benchmarks.cpu", sys.argv[1:], torch.device("cpu"))
     names = list(next(iter(rows.values())))
-    lines = [
-        "# The engine on a CPU",
-        "",
-        f"{model}, {options.threads} thread(s), tokens a second of CPU time, medians of {options.rounds} rounds in turn;",
-        f"context {CONTEXT}. In brackets: times the first row.",
-        "",
-        *(f"- {name}: {value}" for name, value in described.items()),
-        f"- load average: {os.getloadavg()[0]:.1f}",
-        "",
-        f"| | {' | '.join(names)} |",
-        f"|---|{'--:|' * len(names)}",
-    ]
     first = next(iter(rows.values()))
-    for arm, cells in rows.items():
-        shown = [f"{cells[name]:.3g} ({cells[name] / first[name]:.2f})" if name in cells else "" for name in names]
-        lines.append(f"| {arm} | {' | '.join(shown)} |")
-    return "\n".join(lines) + "\n"
+    shown = {
+        arm: [f"{cells[name]:.3g} ({cells[name] / first[name]:.2f})" if name in cells else "" for name in names]
+        for arm, cells in rows.items()
+    }
+    said = (
+        f"{model}, {options.threads} thread(s), tokens a second of CPU time, medians of {options.rounds} rounds in turn"
+    )
+    how = f"context {CONTEXT}; in brackets: times the first row"
+    return "\n".join([*heading("The engine on a CPU", described, said, how), *table("", names, shown)]) + "\n"
 
 
 def of_dialogues(said: dict[str, dict[str, float]]) -> str:
     names = list(next(iter(said.values())))
-    rows = [f"| {arm} | {' | '.join(f'{cells[name]:.5g}' for name in names)} |" for arm, cells in said.items()]
-    head = ["", "The demo model's dialogues, each token after those before it:", "", f"| | {' | '.join(names)} |"]
-    return "\n".join([*head, f"|---|{'--:|' * len(names)}", *rows]) + "\n"
+    rows = {arm: [f"{cells[name]:.5g}" for name in names] for arm, cells in said.items()}
+    head = ["", "The demo model's dialogues, each token after those before it:", ""]
+    return "\n".join([*head, *table("", names, rows)]) + "\n"
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from typing import NamedTuple
 import torch
 
 from benchmarks.environment import describe
+from benchmarks.tables import heading, keep, table
 from engine.kernels.experts import Clamp, Experts, mixture
 from engine.kernels.experts.mixture import Matrices, gated
 from engine.kernels.experts.routing import Choice
@@ -61,9 +62,7 @@ def main(arguments: Sequence[str]) -> int:
         del plain, experts
     text = page(sizes, rows)
     print(text)
-    if options.out is not None:
-        options.out.mkdir(parents=True, exist_ok=True)
-        (options.out / "cpu_experts.md").write_text(text, encoding="utf-8")
+    keep(options.out, "cpu_experts", text)
     return 0
 
 
@@ -144,11 +143,9 @@ def _bytes(matrices: Matrices) -> int:
 
 def page(sizes: dict[str, float], rows: Sequence[Row]) -> str:
     facts = describe("benchmarks.cpu.experts", sys.argv[1:], torch.device("cpu"))
-    lines = ["# A layer of gpt-oss-20b's experts on a CPU", ""]
-    lines += [f"- {name}: {value}" for name, value in facts.items() if name != "device"]
-    lines += [f"- device: CPU, {platform.machine()}, {os.cpu_count()} processors"]
-    lines += [f"- load average: {os.getloadavg()[0]:.1f}; medians of {ROUNDS} calls", ""]
-    lines += ["| weights | MiB a layer |", "|---|--:|", *(f"| {name} | {size:,.0f} |" for name, size in sizes.items())]
+    facts["device"] = f"CPU, {platform.machine()}, {os.cpu_count()} processors"
+    lines = heading("A layer of gpt-oss-20b's experts on a CPU", facts, f"medians of {ROUNDS} calls")
+    lines += table("weights", ["MiB a layer"], {name: [f"{size:,.0f}"] for name, size in sizes.items()})
     lines += ["", f"| weights | threads | {' | '.join(f'{count} tokens, ms' for count in TOKENS)} | relative error |"]
     lines += [f"|---|--:|{'--:|' * len(TOKENS)}--:|"]
     for weights, threads in dict.fromkeys((row.weights, row.threads) for row in rows):

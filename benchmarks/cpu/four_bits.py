@@ -8,7 +8,6 @@ Each in CPU time of one thread, in turn, over copies of the matrix that no cache
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 import sys
 import time
@@ -18,6 +17,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.environment import describe
+from benchmarks.tables import heading, keep, table
 from engine.formats.int4 import quantise_groups
 from engine.kernels import linear
 from engine.kernels.quantised import int8
@@ -43,9 +43,7 @@ def main(arguments: Sequence[str]) -> int:
     ]
     text = page(tables)
     print(text)
-    if options.out is not None:
-        options.out.mkdir(parents=True, exist_ok=True)
-        (options.out / "four_bits.md").write_text(text, encoding="utf-8")
+    keep(options.out, "four_bits", text)
     return 0
 
 
@@ -80,20 +78,18 @@ def _table(title: str, rows: Sequence[int], shape: tuple[int, int], dtype: torch
     copies = -(-(MIB_IN_TURN << 20) * 2 // (shape[0] * shape[1]))  # of half a byte an element
     codes, scales = quantise_groups(torch.randn(shape, generator=generator), GROUP)
     ways = [kinds(codes, scales, dtype) for _ in range(copies)]
-    lines = [f"| {title} | {' | '.join(ways[0])} |", f"|---|{'--:|' * len(ways[0])}"]
+    cells = {}
     for count in rows:
         x = torch.randn((count, shape[1]), generator=generator).to(dtype)
         own = milliseconds(ways if count <= 8 else ways[:1], x)  # more rows are bound by arithmetic
         print(title, count, own, file=sys.stderr, flush=True)
-        lines.append(f"| {count} rows, ms | {' | '.join(f'{each:.3g}' for each in own.values())} |")
-    return "\n".join(lines)
+        cells[f"{count} rows, ms"] = [f"{each:.3g}" for each in own.values()]
+    return "\n".join(table(title, ways[0], cells))
 
 
 def page(tables: Sequence[str]) -> str:
     facts = describe("benchmarks.cpu.four_bits", sys.argv[1:], torch.device("cpu"))
-    lines = ["# Products with 4-bit weights on a CPU", ""]
-    lines += [f"- {name}: {value}" for name, value in facts.items()]
-    lines += [f"- load average: {os.getloadavg()[0]:.1f}; medians of {ROUNDS} rounds", ""]
+    lines = heading("Products with 4-bit weights on a CPU", facts, f"medians of {ROUNDS} rounds")
     return "\n".join(lines) + "\n" + "\n\n".join(tables) + "\n"
 
 

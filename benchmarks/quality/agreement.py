@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import math
 import random
 import statistics
@@ -26,6 +25,7 @@ import torch
 
 from benchmarks.engine.sequences import made_up, new_sequence, step
 from benchmarks.environment import ROOT, describe
+from benchmarks.tables import heading, keep, table
 from common.messages import PromptLogprobs, SamplingParams
 from demo.data import dialogue
 from engine.config import EngineConfig
@@ -68,10 +68,7 @@ def main(arguments: SequenceOf[str]) -> int:
     errors = {f"{kind}, heads of {dim}": attention_error(kind, dim) for kind in KINDS for dim in HEAD_DIMS}
     text = page(rows, errors, options, sum(map(len, texts)))
     print(text)
-    if options.out is not None:
-        options.out.mkdir(parents=True, exist_ok=True)
-        (options.out / "agreement.md").write_text(text, encoding="utf-8")
-        (options.out / "agreement.json").write_text(json.dumps({"rows": rows, "errors": errors}, indent=1) + "\n")
+    keep(options.out, "agreement", text, {"rows": rows, "errors": errors})
     return 0
 
 
@@ -220,14 +217,12 @@ def page(
     rows: dict[str, dict[str, float]], errors: dict[str, dict[str, float]], options: argparse.Namespace, tokens: int
 ) -> str:
     described = describe("benchmarks.quality.agreement", sys.argv[1:], torch.device(options.device))
-    lines = ["# What formats cost in quality", ""]
-    lines += [f"- {name}: {value}" for name, value in described.items()]
-    lines += [f"- {tokens} scored tokens, greedy answers of {ANSWER_TOKENS} tokens", ""]
-    for table, title in ((rows, options.model.name), (errors, "relative error of attention")):
-        names = list(next(iter(table.values())))
-        lines += [f"| {title} | {' | '.join(names)} |", f"|---|{'--:|' * len(names)}"]
-        lines += [f"| {name} | {' | '.join(f'{row[each]:.4g}' for each in names)} |" for name, row in table.items()]
-        lines.append("")
+    how = f"{tokens} scored tokens, greedy answers of {ANSWER_TOKENS} tokens"
+    lines = heading("What formats cost in quality", described, how)
+    for arms, title in ((rows, options.model.name), (errors, "relative error of attention")):
+        names = list(next(iter(arms.values())))
+        cells = {name: [f"{row[each]:.4g}" for each in names] for name, row in arms.items()}
+        lines += [*table(title, names, cells), ""]
     return "\n".join(lines)
 
 

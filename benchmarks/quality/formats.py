@@ -16,7 +16,6 @@ import argparse
 import dataclasses
 import json
 import math
-import os
 import random
 import re
 import statistics
@@ -40,6 +39,7 @@ from benchmarks.cpu.llama_cpp import write_gguf
 from benchmarks.engine.sequences import new_sequence, step
 from benchmarks.environment import describe
 from benchmarks.quality import agreement
+from benchmarks.tables import heading, keep, table
 from benchmarks.weights.checkpoint import STD, write_checkpoint
 from common.messages import SamplingParams
 from engine.config import EngineConfig
@@ -129,12 +129,9 @@ def _tell(rows: Mapping[str, list[dict[str, Any]]], options: argparse.Namespace)
     notes = [
         f"{name} has matrices of other kinds: {each}" for name, own in rows.items() if (each := own[0].get("instead"))
     ]
-    if options.out is not None:
-        options.out.mkdir(parents=True, exist_ok=True)
-        name = "formats" if options.shape == SHAPE else f"formats-{options.shape}"
-        (options.out / f"{name}.md").write_text(page(found, notes, options), encoding="utf-8")
-        (options.out / f"{name}.json").write_text(json.dumps(found, indent=1) + "\n")
-    return page(found, notes, options)
+    text = page(found, notes, options)
+    keep(options.out, "formats" if options.shape == SHAPE else f"formats-{options.shape}", text, found)
+    return text
 
 
 def _all(options: argparse.Namespace, folder: Path) -> str:
@@ -277,20 +274,11 @@ def _row(rounds: list[dict[str, Any]], base: dict[str, Any]) -> dict[str, float]
 def page(rows: Mapping[str, Mapping[str, float]], notes: Sequence[str], options: argparse.Namespace) -> str:
     described = describe("benchmarks.quality.formats", sys.argv[1:], torch.device("cpu"))
     names = list(next(iter(rows.values())))
-    lines = [
-        f"# What formats cost {options.shape}'s shape on a CPU",
-        "",
-        *(f"- {name}: {value}" for name, value in described.items()),
-        f"- {TEXTS * TEXT_TOKENS} scored tokens, {TEXTS} greedy answers of {ANSWER_TOKENS}",
-        f"- speeds in tokens a second of CPU time, medians of {options.rounds} rounds; load average {os.getloadavg()[0]:.1f}",
-        *(f"- {note}" for note in notes),
-        "",
-        f"| | {' | '.join(names)} |",
-        f"|---|{'--:|' * len(names)}",
-        *(f"| {name} | {' | '.join(f'{row[each]:.4g}' for each in names)} |" for name, row in rows.items()),
-        "",
-    ]
-    return "\n".join(lines)
+    how = f"{TEXTS * TEXT_TOKENS} scored tokens, {TEXTS} greedy answers of {ANSWER_TOKENS}"
+    speeds = f"speeds in tokens a second of CPU time, medians of {options.rounds} rounds"
+    lines = heading(f"What formats cost {options.shape}'s shape on a CPU", described, how, speeds, *notes)
+    cells = {name: [f"{row[each]:.4g}" for each in names] for name, row in rows.items()}
+    return "\n".join([*lines, *table("", names, cells), ""])
 
 
 if __name__ == "__main__":
