@@ -12,17 +12,11 @@ import pytest
 import pytest_asyncio
 
 from tests.console.asking import answered, ask, asked, at
-from tests.console.browser import open_page, run_browser
+from tests.console.browser import open_page
 from tests.console.fleet import ADMIN_KEY, console_cluster
 from tests.e2e.cluster import Cluster
 
 pytestmark = pytest.mark.long
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def browser() -> AsyncIterator[Any]:
-    async with run_browser() as running:
-        yield running
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 
 from tests.console.asking import answered, ask, asked, at
-from tests.console.browser import UNREADABLE, open_page, run_browser
+from tests.console.browser import UNREADABLE, open_page
 from tests.console.fleet import (
     ADMIN,
     ADMIN_KEY,
@@ -21,12 +21,6 @@ from tests.console.fleet import (
     one_pair,
 )
 from tests.e2e.cluster import Cluster
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def browser() -> AsyncIterator[Any]:
-    async with run_browser() as running:
-        yield running
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
