@@ -1,4 +1,4 @@
-"""What a figure depends on besides the code: date, machine, versions, command."""
+"""The environment of a figure besides the code: date, machine, versions, command."""
 
 from __future__ import annotations
 

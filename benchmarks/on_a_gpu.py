@@ -89,7 +89,7 @@ STEPS = (
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a step."""
+    """The outcome of a step."""
 
     step: Step
     state: str
@@ -167,7 +167,7 @@ def run_step(step: Step, results: Path, *, limit_s: float) -> Outcome:
 
 
 def page(outcomes: Iterable[Outcome]) -> str:
-    """What ran, what failed and its last lines, what was left out."""
+    """The page: steps that ran, failed (with their last lines), or were left out."""
     outcomes = list(outcomes)
     rows = "".join(
         f"| {each.step.name} | {each.state} | {each.seconds:.0f} | {each.step.estimate_s:.0f} |\n" for each in outcomes

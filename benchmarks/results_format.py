@@ -44,19 +44,19 @@ class Result(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @property
     def met(self) -> bool | None:
-        """Whether the target is reached; None without one."""
+        """True if the target is reached; None without one."""
         return None if self.target is None else self.excess(self.target) <= 0
 
     @property
     def target_beyond_floor(self) -> bool:
-        """Whether physics does not allow the target."""
+        """True if the target is beyond the roofline."""
         if self.target is None or self.floor is None:
             return False
         return self.target < self.floor if self.better == "lower" else self.target > self.floor
 
     @property
     def fraction_of_floor(self) -> float | None:
-        """How much of what physics allows is reached, 1 being all; None without a floor."""
+        """The fraction of the roofline that is reached; None without a floor."""
         if self.floor is None or self.value <= 0:
             return None
         return self.floor / self.value if self.better == "lower" else self.value / self.floor
@@ -177,7 +177,7 @@ def number(value: float | None) -> str:
 
 
 def _counted(silent: list[Result], file: str) -> str:
-    """What was looked for and how often, by the words behind the case's name."""
+    """The counted events, by the words after the case's name."""
     kinds = Counter(result.name.rpartition(": ")[2] for result in silent)
     rows = "".join(f"| {kind} | {count} |\n" for kind, count in kinds.most_common(MAX_OTHERS))
     rest = len(kinds) - min(len(kinds), MAX_OTHERS)

@@ -107,7 +107,7 @@ def config_of(model: Path, arm: str, **limits: int) -> EngineConfig:
 
 
 def dialogues(arm: str) -> dict[str, float]:
-    """What an arm makes of the tokens of the demo model's dialogues, each after those before it."""
+    """An arm's results on the tokens of the demo model's dialogues, each after those before it."""
     engine = Engine(config_of(DEMO, arm, num_blocks=256))
     tokenizer, draw = Tokenizer.from_file(str(DEMO / "tokenizer.json")), random.Random(20261123)
     logprobs, ranks = list[float](), list[int]()

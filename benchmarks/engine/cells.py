@@ -31,7 +31,7 @@ class DoesNotFitError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """What all cells share: one engine, its ceilings, a source of prompts."""
+    """The shared part of all cells: one engine, its ceilings, a source of prompts."""
 
     engine: Engine
     ceilings: Ceilings

@@ -1,4 +1,4 @@
-"""What physics allows: times that no program can beat on a device with the given ceilings, from config.json alone.
+"""The roofline: times that no program can beat on a device with the given ceilings, from config.json alone.
 
 A pass must read its weights and its KV once and do its arithmetic once; of experts, those that its tokens choose, as if each
 choice were as likely; and of states, each sequence's. Where an indexer chooses positions, it reads its keys of all. The larger of
@@ -35,7 +35,7 @@ ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ceilings:
-    """What a device was measured to reach at best."""
+    """A device's measured peak rates."""
 
     bytes_per_s: float  # a copy's reads and writes
     read_bytes_per_s: float  # a sum's reads, for comparison: no floor uses it
@@ -45,7 +45,7 @@ class Ceilings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCost:
-    """What one model reads and computes. A position is one token of context."""
+    """The bytes and operations of one model. A position is one token of context."""
 
     layer_parameters: int  # everything but the embedding, the head and experts
     head_parameters: int  # V * E; a tied model's table counts here
@@ -114,7 +114,7 @@ class ModelCost:
 
     @property
     def read_parameters(self) -> int:
-        """What every pass reads: all but experts, and the embedding, of which it reads a few rows."""
+        """Bytes read by every pass: all but experts, and the embedding, of which it reads a few rows."""
         return self.layer_parameters + self.head_parameters
 
     @property
@@ -143,7 +143,7 @@ class ModelCost:
         )
 
     def read_bytes(self, context: int) -> float:
-        """What a token behind so many positions reads of what is kept of them."""
+        """Bytes of KV that a token reads after so many positions."""
         indexer_keys = context * self.index_bytes if context > self.most else 0
         return self.read_positions(context) * self.kv_bytes + indexer_keys
 

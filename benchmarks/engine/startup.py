@@ -1,4 +1,4 @@
-"""How long a process takes until its engine is ready, with an empty Triton cache or a filled one."""
+"""The time until a process's engine is ready, with an empty Triton cache or a filled one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the passes of one cell spend their time: in which kernels, idle, or on the host."""
+"""A profile of one cell's passes: time in kernels, idle, and on the host."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def report(kernels: list[Kernel], *, passes: int, cost: ModelCost, model: ModelS
 
 
 def group_of(name: str) -> str:
-    """What a kernel is for."""
+    """The purpose of a kernel."""
     for group, pattern in GROUPS:
         if re.search(pattern, name, re.IGNORECASE):
             return group
@@ -197,14 +197,14 @@ def _shortened(cell: Cell) -> Cell:
 
 
 def _group_bytes(cost: ModelCost, cell: Cell) -> dict[str, float]:
-    """What a pass of a memory-bound cell must read, by group."""
+    """Bytes that a pass of a memory-bound cell must read, by group."""
     if not isinstance(cell, Decode):
         return {}
     return {"gemm": cost.weight_bytes, "attention": cell.batch * cost.read_bytes(cell.context)}
 
 
 def _product_bytes(model: ModelSpec, item_bytes: int) -> Counter[str]:
-    """What the products of a layer, all layers being alike, and the head read."""
+    """Bytes read by the GEMMs of all layers, which are alike, and of the head."""
     hidden, mixer, mlp = model.hidden_size, model.layers[0].mixer, model.layers[0].mlp
     return Counter(
         qkv=(mixer.q_size + 2 * mixer.kv_size) * hidden * item_bytes,

@@ -1,4 +1,4 @@
-"""What the cells are compared with on one H200, by the model's shape: in bf16, or in the formats behind it (issues 3, 20, 21)."""
+"""The targets of the cells on one H200, by the model's shape: in bf16, or in the formats behind it (issues 3, 20, 21)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Yardstick(NamedTuple):
-    """What a figure is held against, in the cell's unit."""
+    """The reference of a figure, in the cell's unit."""
 
     target: float
     reference: float | None  # vLLM, prefix cache off, same kind of GPU; None: not measured

@@ -1,4 +1,4 @@
-"""What drives the engine in a measurement: the worker's own pipeline and decode scheduler, without bus and gateway.
+"""The driver of the engine in a measurement: the worker's own pipeline and decode scheduler, without bus and gateway.
 
 Each measurement has its own loop, scheduler and block pool; they share one engine. All times are `time.perf_counter()`.
 """

@@ -1,4 +1,4 @@
-"""What the gateway costs: CPU time of its process for a streamed token and for a request, and what it adds to a token's way.
+"""The gateway's cost: CPU time of its process for a streamed token and for a request, and what it adds to a token's way.
 
     python -m benchmarks.gateway --out benchmarks/results            two cores, about six minutes
     python -m benchmarks.gateway --cells 'streams_64' --rounds 2     prints a part, writes nothing
@@ -52,7 +52,7 @@ HELD_S, FREE_S = 0.06, 0.02  # of `late`: the gateway stands still, and runs
 
 @dataclass(frozen=True, slots=True)
 class Aim:
-    """What a figure is held against."""
+    """The reference of a figure."""
 
     target: float | None = None
     before: float | None = None
@@ -72,7 +72,7 @@ AIMS = {
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What one arm's load took."""
+    """The cost of one arm's load."""
 
     cpu_s: float
     counts: Counts
@@ -230,7 +230,7 @@ async def _latency(bench: Bench, served: Baton) -> None:
 
 
 async def _together(bench: Bench, served: Baton) -> None:
-    """How long requests that arrive together hold a running stream: its latest token, beyond the usual."""
+    """The delay of a running stream by requests that arrive together: its latest token, beyond the usual."""
     if not bench.wants("together_64"):
         return
     bursts: list[tuple[float, float]] = []

@@ -21,7 +21,7 @@ def chat(max_tokens: int, *, text: str = "What is the capital of France?", **mor
 
 @dataclass(slots=True)
 class Counts:
-    """What a load brought."""
+    """The results of a load."""
 
     events: int = 0  # of content: without a chat's first and the end
     reads: int = 0  # in how many pieces the socket gave them

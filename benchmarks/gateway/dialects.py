@@ -37,7 +37,7 @@ OPENAI = {"chat": "openai_chat", "text": "openai_completions"}
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """How a dialect is asked. `count`: where its body has the number of tokens; `end`: what a whole stream ends with."""
+    """The request form of a dialect. `count`: where its body has the number of tokens; `end`: what a whole stream ends with."""
 
     name: str
     kind: str

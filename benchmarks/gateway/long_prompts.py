@@ -1,4 +1,4 @@
-"""What other clients notice while long prompts arrive: how late streams and /health are, and the gateway's memory.
+"""The effect of arriving long prompts on other clients: how late streams and /health are, and the gateway's memory.
 
     python -m benchmarks.gateway.long_prompts [--rounds 3] [--json FILE]       two cores, about two minutes
 
@@ -50,7 +50,7 @@ class Phase:
 
 
 def texts() -> dict[str, str]:
-    """What is asked, by its row's name."""
+    """Prompts by the names of their rows."""
     return {
         "1 MB": WORDS * (1_000_000 // len(WORDS)),
         "4 MB": WORDS * (4_000_000 // len(WORDS)),

@@ -1,4 +1,4 @@
-"""What the gateway is held against: servers that write the same events at the same pace and do nothing else.
+"""The gateway's reference: servers that write the same events at the same pace and do nothing else.
 
 python -m benchmarks.gateway.plain fastapi|protocol PORT STEP_MS
 """

@@ -1,4 +1,4 @@
-"""What traces cost: each process's CPU time for requests with and without a trace, and that of spans alone.
+"""The cost of traces: each process's CPU time for requests with and without a trace, and that of spans alone.
 
     python -m benchmarks.gateway.tracing [--requests 120] [--rounds 6] [--json FILE]       two cores, about 90 seconds
 

@@ -1,4 +1,4 @@
-"""What a handoff costs: a prefill and a decode worker beside two that do both, through the gateway's HTTP.
+"""The cost of a handoff: a prefill and a decode worker beside two that do both, through the gateway's HTTP.
 
     python -m benchmarks.handoff --out DIR                                          on two H200s, in less than 8 minutes
     python -m benchmarks.handoff --out DIR --device cpu --model demo --quick       the same code; its figures say nothing

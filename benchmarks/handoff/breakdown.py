@@ -1,4 +1,4 @@
-"""What a time to first token consists of: the client's instants and those of the gateway's timeline, request by request.
+"""The parts of a TTFT: the client's instants and those of the gateway's timeline, request by request.
 
 Both processes run on one host, where their monotonic clocks are one, so the ways between them are differences of instants:
 

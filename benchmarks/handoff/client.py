@@ -21,7 +21,7 @@ PAUSE_S = 0.01  # until the gateway is through with the request before
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """How many requests of which size arrive, and at which rate.
+    """Number, size and arrival rate of requests.
 
     With rate 0 each is sent after the answer before it.
     """

@@ -55,7 +55,7 @@ ROUNDINGS = 8  # at random
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agreement:
-    """How one model's tokens compare with the reference's."""
+    """The agreement of one model's tokens with the reference's."""
 
     name: str
     tokens: int

@@ -1,4 +1,4 @@
-"""What a format costs in quality: perplexity, and agreement with the first arm, of the demo model or one of yours.
+"""The quality cost of a format: perplexity, and agreement with the first arm, of the demo model or one of yours.
 
     python -m benchmarks.quality.agreement --out benchmarks/results                          keys and values as fp8 and int8
     python -m benchmarks.quality.agreement --arm plain: --arm fp8:quantization=fp8           any fields of EngineConfig

@@ -1,4 +1,4 @@
-"""What each format costs a model of real shape on a CPU: agreement with bfloat16, memory, CPU time.
+"""The cost of each format for a model of real shape on a CPU: agreement with bfloat16, memory, CPU time.
 
     python -m benchmarks.quality.formats --out benchmarks/results --llama-quantize PATH
     python -m benchmarks.quality.formats --out DIR --folder KEPT --only GPTQ MXFP4    some rows, beside those that KEPT has
@@ -65,7 +65,7 @@ GGUF = ("Q3_K_M", "Q4_0", "Q4_K_M", "Q5_K_M", "Q6_K", "Q8_0", "IQ4_XS")
 
 @dataclasses.dataclass(frozen=True)
 class Form:
-    """How a checkpoint is written: by a store of tests, and its `quantization_config`."""
+    """The form of a checkpoint: a store of tests, and its `quantization_config`."""
 
     store: Store
     config: Mapping[str, Any]

@@ -1,4 +1,4 @@
-"""What Llama-3.1-8B costs on an H200, as curves through measured points, for simulations.
+"""The costs of Llama-3.1-8B on an H200, as curves through measured points, for simulations.
 
 The points are those of `results/engine.md` (prefill, decode) and of the transfer between two of them over NVLink.
 """
@@ -54,5 +54,5 @@ def step_ms(batch: int, context: float) -> float:
 
 
 def transfer_ms(tokens: int) -> float:
-    """What a handoff adds when only its last `tokens` are pushed after the prefill."""
+    """The time of a handoff if only its last `tokens` are pushed after the prefill."""
     return HANDOFF_MS + 1000 * tokens * KV_BYTES / LINK_BYTES_PER_S

@@ -38,7 +38,7 @@ class Gate:
         self._seen: tuple[float, Capacity] | None = None
 
     def offer(self, run: Run, first_token_by_ms: float, now_ms: float) -> bool:
-        """Whether the request is admitted. `start` says when it may start."""
+        """Return True if the request is admitted. `start` is called when it may start."""
         ticket = Ticket(
             ids=(run.id,),
             works=(run.request.prompt_tokens,),
@@ -105,7 +105,7 @@ class Gate:
 
 @dataclass(frozen=True, slots=True)
 class _Told:
-    """What a heartbeat said when it was new."""
+    """Figures derived from a new heartbeat."""
 
     state: WorkerState
     longest: Run | None  # our longest prompt, taken for the one being computed

@@ -1,4 +1,4 @@
-"""Which workers compute and decode: Baton's own placement by the real Lua functions, and simpler rules beside it.
+"""Placement policies: Baton's own by the real Lua functions, and simpler rules beside it.
 
 The rules see the workers as they are at that moment. Baton sees what they announced and what was charged.
 """
@@ -91,7 +91,7 @@ def round_robin(workers: Sequence[Worker]) -> Rule:
 
 
 def least_loaded(workers: Sequence[Worker]) -> Rule:
-    """Where the fewest prompt tokens wait, and where the fewest blocks are in use."""
+    """The worker with the fewest waiting prompt tokens, and the one with the fewest used blocks."""
     return Rule(
         "least-loaded",
         workers,
@@ -101,7 +101,7 @@ def least_loaded(workers: Sequence[Worker]) -> Rule:
 
 
 def prefix_only(workers: Sequence[Worker]) -> Rule:
-    """Where the longest prefix is cached, however long the queue; without any, where the fewest prompt tokens wait."""
+    """The worker with the longest cached prefix, however long its queue; without any, the shortest queue in tokens."""
     return Rule(
         "prefix-only",
         workers,

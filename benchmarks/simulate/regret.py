@@ -37,7 +37,7 @@ def first_token_ms(worker: Worker, run: Run, now_ms: float) -> float:
 
 
 def _left(worker: Worker, run: Run, coming: set[bytes], now_ms: float) -> tuple[float, int, float]:
-    """What is left of a prompt: ms in passes of its own, its tokens, and ms a token."""
+    """The rest of a prompt: ms in passes of its own, its tokens, and ms a token."""
     if worker.prompts and run is worker.prompts[0] and (left_ms := worker.left_ms(now_ms)) is not None:
         return left_ms, run.uncached, Chunk(run.cached_tokens, run.uncached).work_ms / run.uncached
     cached = min(_matched(worker, run.request, coming) * TRACE_BLOCK, run.request.prompt_tokens - 1)

@@ -29,7 +29,7 @@ Event = Literal["arrival", "worker", "heartbeat", "announce", "joins", "gate", "
 
 @dataclass(slots=True)
 class Outcome:
-    """What one policy made of one load."""
+    """The result of one policy on one load."""
 
     policy: str
     runs: list[Run]
@@ -95,12 +95,12 @@ def percentile(values: Sequence[float], quantile: float) -> float:
 
 
 def ttft_slo_ms(request: TraceRequest) -> float:
-    """How long the first token may take."""
+    """The service level of TTFT."""
     return TTFT_SLO_MS + TTFT_SLO_TOKEN_MS * request.prompt_tokens
 
 
 def meets_slo(run: Run) -> bool:
-    """Whether the first token and the later ones came in time."""
+    """True if TTFT and TPOT met their service levels."""
     return not run.refused and run.ttft_ms <= ttft_slo_ms(run.request) and run.tpot_ms <= TPOT_SLO_MS
 
 

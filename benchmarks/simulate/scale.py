@@ -1,4 +1,4 @@
-"""How long one placement takes in fleets of any size: the Lua functions alone, prompts of 12,000 tokens in blocks of 16."""
+"""The time of one placement in fleets of any size: the Lua functions alone, prompts of 12,000 tokens in blocks of 16."""
 
 from __future__ import annotations
 

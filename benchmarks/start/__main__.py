@@ -58,7 +58,7 @@ def main() -> int:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """What one start took, and each process's share."""
+    """The duration of one start, and each process's share."""
 
     whole: dict[str, float]
     parts: dict[str, dict[str, float]]
@@ -124,7 +124,7 @@ def _family(pid: int) -> Iterator[int]:
 
 
 def _name(pid: int) -> str:
-    """What it runs: `services.decode`, `up`, `nats-server`."""
+    """The name of a process: `services.decode`, `up`, `nats-server`."""
     words = Path(f"/proc/{pid}/cmdline").read_text().strip("\0").split("\0")
     module = next((word for word in words if word.startswith("services.")), "up" if "up" in words else words[0])
     return Path(module.partition(" ")[0]).name

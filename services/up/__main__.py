@@ -1,4 +1,4 @@
-"""Start everything, print the welcome, and stop everything when signalled."""
+"""All of Baton on one machine: `baton up`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from services.up.settings import UpSettings
 
 
 async def run(settings: UpSettings, nursery: Nursery | None) -> None:
-    """Start everything, say so, and stop everything when signalled."""
+    """Start everything, print the welcome, and stop everything when signalled."""
     # Imported here, so that help and errors of options don't wait for them.
     from services.runtime.signals import until_signalled
     from services.up.stack import Stack
