@@ -27,6 +27,7 @@ REMOVED: dict[tuple[str, ...], dict[str, str]] = {
     _WORKERS: {
         "step_target_ms": "measured since 0.2: 1.77 bare steps on a GPU, 3.5 where no worker only prefills",
         "max_prefills": "a constant since 0.2: 16",
+        "fake_faults": "for tests alone since 0.2",
     },
     _PLANNER: {
         "plan_period_s": "a constant since 0.2: 2 s",

@@ -78,10 +78,6 @@ class WorkerOptions(ModelSettings):
     )
     fake_step_ms: Annotated[float, Field(ge=0)] = Field(1.0, description="fake device: fixed cost of a step")
     fake_token_us: Annotated[float, Field(ge=0)] = Field(50.0, description="fake device: cost of a prompt token")
-    fake_faults: str = Field(
-        "",
-        description="fake device: what goes wrong with a prompt that begins with a token, as exit:505,hang-decoding:506",
-    )
 
     @property
     def kv_transport(self) -> TransportName:

@@ -26,7 +26,6 @@ from engine.checkpoint.fingerprint import files_fingerprint
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.fake.engine import FAKE_VOCAB, FakeCosts, FakeEngine
-from engine.fake.faults import FakeFaults
 from engine.foreign import is_foreign
 from engine.processor import BOUND, settle
 from kvtransfer.transport import Transport, open_transport
@@ -141,7 +140,6 @@ def build_engine(settings: WorkerServiceSettings, transport: Transport, lender: 
             config,
             vocab_size=_vocab_size(settings.model),
             costs=costs,
-            faults=FakeFaults(settings.fake_faults),
             allocate=transport.allocate,
         )
     if not is_model(settings.model):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,7 +15,7 @@ from planner.planner import PlannerConfig
 from services.gateway.settings import GatewaySettings
 from services.planner.settings import PlannerSettings
 
-MAX_PREFILLS = "--max-prefills"
+OF_WORKERS = ("--max-prefills", "--fake-faults")
 
 
 class TunedGateway(GatewaySettings):
@@ -58,7 +59,9 @@ def is_tuned(service: str, options: Sequence[str]) -> bool:
     """Whether the options have one that the product lacks."""
     tuned: dict[str, type[GatewaySettings | PlannerSettings]] = {"gateway": TunedGateway, "planner": TunedPlanner}
     names = tuned[service].__annotations__ if service in tuned else ()
-    return MAX_PREFILLS in options or any(f"--{name.replace('_', '-')}" in options for name in names)
+    return any(flag in options for flag in OF_WORKERS) or any(
+        f"--{name.replace('_', '-')}" in options for name in names
+    )
 
 
 def main(service: str) -> int:
@@ -71,12 +74,24 @@ def main(service: str) -> int:
         from services.planner.__main__ import main as watch
 
         return watch(TunedPlanner)
+    return work(service)
+
+
+def work(service: str) -> int:
+    """A worker that holds fewer prompts, or whose fake device has faults."""
+    from engine.fake.engine import FakeEngine
+    from engine.fake.faults import FakeFaults
     from services.worker import process
 
-    at = sys.argv.index(MAX_PREFILLS)
-    _, count = sys.argv[at : at + 2]
-    del sys.argv[at : at + 2]
-    process.PrefillRole = partial(process.PrefillRole, max_requests=int(count))  # type: ignore[assignment,misc]
+    flags = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    flags.add_argument("--max-prefills", type=int, default=16)
+    flags.add_argument("--fake-faults", type=FakeFaults, default="")
+    own, sys.argv[1:] = flags.parse_known_args(sys.argv[1:])
+    for name, made in (
+        ("PrefillRole", partial(process.PrefillRole, max_requests=own.max_prefills)),
+        ("FakeEngine", partial(FakeEngine, faults=own.fake_faults)),
+    ):
+        setattr(process, name, made)
     return process.main(service)
 
 
