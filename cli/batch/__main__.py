@@ -128,7 +128,7 @@ class Batches:
 
     def _batch(self, name: str) -> Any:
         if not name.replace("_", "").replace("-", "").isalnum():
-            raise ConfigError(f"{name[:80]!r} is no id of a batch; baton batch list")
+            raise ConfigError(f"{name[:80]!r} is not the id of a batch: see `baton batch list`")
         return self._told(self._client.get(f"/v1/batches/{name}"))
 
     def _told(self, answer: httpx.Response) -> Any:

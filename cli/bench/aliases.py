@@ -90,7 +90,7 @@ def _dataset(kind: str) -> str:
 def _arrivals(how: str) -> list[str]:
     """Return release 0.1.0's two kinds of burstiness under their new names. Raises ConfigError."""
     if how not in ("poisson", "constant"):
-        raise ConfigError(f"--arrivals {how}: it is --burstiness now, 1 for Poisson or inf for gaps that are all alike")
+        raise ConfigError(f"--arrivals {how}: use --burstiness, 1 for Poisson or inf for constant gaps")
     return ["--burstiness", "inf"] if how == "constant" else []
 
 

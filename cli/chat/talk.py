@@ -105,7 +105,7 @@ class Talk:
         except OSError as error:
             raise ConfigError(f"{path}: {error.strerror}") from None
         except (ValueError, KeyError, TypeError, AttributeError):
-            raise ConfigError(f"{path}: no conversation that /save wrote") from None
+            raise ConfigError(f"{path}: not a conversation saved by /save") from None
         self.messages, self.options, self.system = messages, options, system
 
 

@@ -40,7 +40,7 @@ def run(action: str, given: Namespace, gateway: Gateway) -> str:
         return as_json(made) if given.print_json else f"{made['id']}, shown only here: {made['key']}"
     if action == "revoke":
         if not re.fullmatch(r"[\w-]+", given.id, re.ASCII):
-            raise ConfigError(f"{given.id[:80]!r} is no id of a key; baton keys list")
+            raise ConfigError(f"{given.id[:80]!r} is not the id of a key: see `baton keys list`")
         revoked = ask(gateway, "POST", f"/admin/keys/{given.id}/revoke")
         return as_json(revoked) if given.print_json else f"{given.id} is revoked"
     listed = ask(gateway, "GET", "/admin/keys")["keys"]

@@ -62,7 +62,7 @@ async def _first(state: State, changed: asyncio.Event, following: asyncio.Task[N
                 changed.clear()
                 await changed.wait()
     except TimeoutError:
-        raise ConfigError(f"the gateway shows nothing within {FIRST_S:g} s") from None
+        raise ConfigError(f"no data from the gateway within {FIRST_S:g} s") from None
     if following.done():
         following.result()
     state.sample(time.monotonic())

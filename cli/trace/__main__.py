@@ -56,7 +56,7 @@ def trace(settings: TraceSettings, gateway: Gateway) -> int:
     if settings.request:
         entries = told[settings.request]
         if not entries:
-            raise ConfigError(f"{gateway.url}: no request ended lately")
+            raise ConfigError(f"{gateway.url}: no request ended recently")
         return _print(settings, _get(gateway, _path(entries[0]["request_id"])))
     _print(settings, told)
     ids = listed(told)
@@ -103,12 +103,12 @@ def _read(path: str) -> Any:
         raise ConfigError(f"{path}: {error.strerror}") from None
     except (ValueError, AttributeError):
         pass
-    raise ConfigError(f"{path}: nothing that `baton trace --json` wrote")
+    raise ConfigError(f"{path}: not the output of `baton trace --json`")
 
 
 def _path(request: str) -> str:
     if not ID.fullmatch(request):
-        raise ConfigError(f"{request[:80]!r} is no id of a request, and no file")
+        raise ConfigError(f"{request[:80]!r} is neither the id of a request nor a file")
     return f"/debug/requests/{request}"
 
 

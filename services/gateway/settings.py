@@ -290,7 +290,7 @@ class GatewaySettings(ModelSettings, ServiceLevelOptions):
             if not name or not folder:
                 raise ConfigError(f"--served-models: {entry!r} is not name=folder, like chat=/models/chat")
             if name in names:
-                raise ConfigError(f"--served-models: two models are called {name!r}; each needs a name of its own")
+                raise ConfigError(f"--served-models: two models are called {name!r}; give each its own name")
             names.add(name)
         return models
 

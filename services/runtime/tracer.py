@@ -32,7 +32,7 @@ def open_tracer(
         return NoTracer()
     for name in FILES:
         if (path := variables.get(name)) and not os.access(path, os.R_OK):
-            raise ConfigError(f"{name} {path}: no file that can be read")
+            raise ConfigError(f"{name} {path}: not a readable file")
     try:
         from telemetry.tracer import OtelTracer  # loaded only by processes that send traces
     except ImportError as error:

@@ -136,7 +136,7 @@ def test_answers_are_saved_as_a_whole(tmp_path: Path) -> None:
     [
         (BatchSettings(action="get", name="batch_1"), [told(batch())], "is in_progress and has no answer"),
         (BatchSettings(action="get", name="b", errors=True), [told(batch())], "has no line that failed"),
-        (BatchSettings(action="watch", name="../x"), [], "no id of a batch"),
+        (BatchSettings(action="watch", name="../x"), [], "not the id of a batch"),
         (BatchSettings(action="cancel"), [told({"data": []})], "no batch yet"),
         (
             BatchSettings(action="cancel", name="b"),

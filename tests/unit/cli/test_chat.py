@@ -102,7 +102,7 @@ def test_a_conversation_is_saved_and_taken_up_again(tmp_path: Path) -> None:
     assert (other.system, other.messages, other.options) == (talk.system, talk.messages, {"seed": 3})
     for wrong in ("[]", "{}", '{"messages": [1]}', '{"messages": [], "options": {"url": 1}}', "{"):
         file.write_text(wrong)
-        with pytest.raises(ConfigError, match="no conversation"):
+        with pytest.raises(ConfigError, match="not a conversation"):
             run(f"/load {file}", other)
 
 

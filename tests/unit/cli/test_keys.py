@@ -34,7 +34,7 @@ def test_a_stack_without_an_admin_key_is_to_be_started_with_one(
 
 @pytest.mark.parametrize("name", ["", "../tenants", "key_1?x", "é"])
 def test_no_other_route_is_asked_to_revoke(name: str) -> None:
-    with pytest.raises(ConfigError, match="is no id of a key"):
+    with pytest.raises(ConfigError, match="is not the id of a key"):
         run("revoke", Namespace(id=name), refusing(""))
 
 
