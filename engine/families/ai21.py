@@ -9,11 +9,8 @@ from engine.families.reading import (
     Fields,
     attention,
     checked,
-    count,
-    flag,
     gated_mlp,
     model,
-    number,
     sparse_mlp,
     with_defaults,
 )
@@ -60,16 +57,16 @@ def read_jamba(fields: Fields) -> ModelSpec:
 
 
 def _selective(fields: Fields) -> SelectiveSpec:
-    hidden, taps, bias = number(fields, "hidden_size"), number(fields, "mamba_d_conv"), flag(fields, "mamba_proj_bias")
+    hidden, taps, bias = fields.number("hidden_size"), fields.number("mamba_d_conv"), fields.flag("mamba_proj_bias")
     if taps < 2:
         raise UnsupportedModelError("config.json: mamba_d_conv = 1 is not supported")
-    rank = -(-hidden // 16) if fields.get("mamba_dt_rank") == "auto" else number(fields, "mamba_dt_rank")
+    rank = -(-hidden // 16) if fields.get("mamba_dt_rank") == "auto" else fields.number("mamba_dt_rank")
     return SelectiveSpec(
-        size=number(fields, "mamba_expand") * hidden,
-        state_size=number(fields, "mamba_d_state"),
+        size=fields.number("mamba_expand") * hidden,
+        state_size=fields.number("mamba_d_state"),
         rank=rank,
         taps=taps,
-        taps_bias=flag(fields, "mamba_conv_bias"),
+        taps_bias=fields.flag("mamba_conv_bias"),
         in_bias=bias,
         out_bias=bias,
     )
@@ -77,19 +74,19 @@ def _selective(fields: Fields) -> SelectiveSpec:
 
 def _experts(fields: Fields) -> MlpSpec | None:
     """Read the experts; None: there is one, which is an MLP."""
-    if number(fields, "num_experts") == 1:
+    if fields.number("num_experts") == 1:
         fields.ignore("num_experts_per_tok")
         return None
-    rule = RoutingRule(chosen=number(fields, "num_experts_per_tok"), score=Score.SOFTMAX)
+    rule = RoutingRule(chosen=fields.number("num_experts_per_tok"), score=Score.SOFTMAX)
     return sparse_mlp(fields, checked(fields, rule), size_field="intermediate_size", tensors=TENSORS)
 
 
 def _each(fields: Fields, name: str) -> list[bool]:
     """True for layers that are `period` apart, from `offset` on."""
-    period, offset = number(fields, f"{name}_period"), count(fields, f"{name}_offset")
+    period, offset = fields.number(f"{name}_period"), fields.count(f"{name}_offset")
     if offset >= period:
         raise UnsupportedModelError(f"config.json: {name}_offset = {offset} is not below {name}_period = {period}")
-    return [layer % period == offset for layer in range(number(fields, "num_hidden_layers"))]
+    return [layer % period == offset for layer in range(fields.number("num_hidden_layers"))]
 
 
 def _check_names(fields: Fields, with_attention: list[bool]) -> None:

@@ -12,15 +12,11 @@ from engine.families.reading import (
     Family,
     Fields,
     attention,
-    count,
     delta,
     every,
-    flag,
     gated_mlp,
     layer_types,
     model,
-    number,
-    real,
     rope,
     sliding_window,
     softmax_rule,
@@ -47,9 +43,9 @@ def read_olmo(fields: Fields) -> ModelSpec:
     fields = with_defaults(fields, "olmo")
     fields.only("layer_norm_eps", 1e-5)
     fields.ignore("rms_norm_eps")
-    bias, clip = flag(fields, "attention_bias"), real(fields, "clip_qkv", 0.0)
+    bias, clip = fields.flag("attention_bias"), fields.real("clip_qkv", 0.0)
     layer = LayerSpec(mixer=attention(fields, clip=clip, qkv_bias=bias, output_bias=bias), mlp=gated_mlp(fields))
-    layers = [layer] * number(fields, "num_hidden_layers")
+    layers = [layer] * fields.number("num_hidden_layers")
     return model(fields, layers, eps="layer_norm_eps", norms=NormSpec(kind="layer", has_weight=False))
 
 
@@ -58,14 +54,14 @@ def read_olmo2(fields: Fields) -> ModelSpec:
     fields = with_defaults(fields, "olmo2")
     fields.only("clip_qkv")
     layer = _layer(fields, _attention(fields, rope(fields)))
-    return model(fields, [layer] * number(fields, "num_hidden_layers"))
+    return model(fields, [layer] * fields.number("num_hidden_layers"))
 
 
 def read_olmo3(fields: Fields) -> ModelSpec:
     """OLMo 3: OLMo 2 with a window on three layers of four."""
     fields = with_defaults(fields, "olmo3")
     fields.only("clip_qkv")
-    theta, window = real(fields, "rope_theta", 500_000.0), sliding_window(fields)
+    theta, window = fields.real("rope_theta", 500_000.0), sliding_window(fields)
     nested = any(kind in (fields.get("rope_parameters") or {}) for kind in (FULL, SLIDING))
     full = rope(fields, kind=FULL, theta=theta)
     sliding = rope(fields, kind=SLIDING, theta=theta) if nested else RopeSpec(theta=full.theta)
@@ -78,7 +74,7 @@ def read_olmo3(fields: Fields) -> ModelSpec:
 
 
 def _attention(fields: Fields, rotation: RopeSpec, window: int = 0) -> AttentionSpec:
-    bias = flag(fields, "attention_bias")
+    bias = fields.flag("attention_bias")
     qk_norm = QkNorm(over="all")
     return attention(fields, rope=rotation, window=window, qk_norm=qk_norm, qkv_bias=bias, output_bias=bias)
 
@@ -92,7 +88,7 @@ def read_olmoe(fields: Fields) -> ModelSpec:
     fields = with_defaults(fields, "olmoe")
     fields.only("clip_qkv")
     layer = LayerSpec(mixer=_attention_of_olmoe(fields, theta=10_000.0), mlp=_experts(fields))
-    return model(fields, [layer] * number(fields, "num_hidden_layers"))
+    return model(fields, [layer] * fields.number("num_hidden_layers"))
 
 
 def read_flex_olmo(fields: Fields) -> ModelSpec:
@@ -100,11 +96,11 @@ def read_flex_olmo(fields: Fields) -> ModelSpec:
     fields = with_defaults(fields, "flex_olmo")
     mixer = _attention_of_olmoe(fields, theta=500_000.0)
     layer = LayerSpec(mixer=mixer, mlp=_experts(fields), around_mixer=AROUND_MIXER, around_mlp=AROUND_MLP)
-    return model(fields, [layer] * number(fields, "num_hidden_layers"))
+    return model(fields, [layer] * fields.number("num_hidden_layers"))
 
 
 def _attention_of_olmoe(fields: Fields, *, theta: float) -> AttentionSpec:
-    bias, rotation = flag(fields, "attention_bias"), rope(fields, theta=theta)
+    bias, rotation = fields.flag("attention_bias"), rope(fields, theta=theta)
     return attention(fields, rope=rotation, qk_norm=QkNorm(over="all"), qkv_bias=bias, output_bias=bias)
 
 
@@ -116,11 +112,11 @@ def read_olmo_hybrid(fields: Fields) -> ModelSpec:
     """OLMo hybrid: three layers of four keep a state and are normed before, the fourth attends without rope, normed after."""
     fields = _with_sizes(with_defaults(fields, "olmo_hybrid"))
     fields.ignore(*OF_TRAINING)
-    num_layers = number(fields, "num_hidden_layers")
+    num_layers = fields.number("num_hidden_layers")
     kinds = layer_types(fields, _default_kinds(num_layers), known=(FULL, LINEAR))
     if FULL not in kinds:
         raise UnsupportedModelError(f"config.json: layer_types without {FULL} is not supported")
-    bias, mlp = flag(fields, "attention_bias"), gated_mlp(fields)
+    bias, mlp = fields.flag("attention_bias"), gated_mlp(fields)
     mixer = attention(fields, rope=_rotation(fields), qk_norm=QkNorm(over="all"), qkv_bias=bias, output_bias=bias)
     layers = {
         FULL: LayerSpec(mixer=mixer, mlp=mlp, around_mixer=AROUND_MIXER, around_mlp=AROUND_MLP),
@@ -131,14 +127,14 @@ def read_olmo_hybrid(fields: Fields) -> ModelSpec:
 
 def _with_sizes(fields: Fields) -> Fields:
     """Derived sizes of heads."""
-    heads = number(fields, "num_attention_heads")
-    keys = count(fields, "linear_num_key_heads") or heads
-    key_dim = count(fields, "linear_key_head_dim") or int(0.75 * number(fields, "hidden_size") / keys)
+    heads = fields.number("num_attention_heads")
+    keys = fields.count("linear_num_key_heads") or heads
+    key_dim = fields.count("linear_key_head_dim") or int(0.75 * fields.number("hidden_size") / keys)
     return fields.with_values(
         linear_num_key_heads=keys,
-        linear_num_value_heads=count(fields, "linear_num_value_heads") or heads,
+        linear_num_value_heads=fields.count("linear_num_value_heads") or heads,
         linear_key_head_dim=key_dim,
-        linear_value_head_dim=count(fields, "linear_value_head_dim") or 2 * key_dim,
+        linear_value_head_dim=fields.count("linear_value_head_dim") or 2 * key_dim,
     )
 
 
@@ -148,7 +144,7 @@ def _default_kinds(num_layers: int) -> list[str]:
 
 
 def _delta(fields: Fields) -> DeltaSpec:
-    most = 2.0 if flag(fields, "linear_allow_neg_eigval") else 1.0
+    most = 2.0 if fields.flag("linear_allow_neg_eigval") else 1.0
     return delta(fields, stored="apart", most_strength=most, norm_eps=OUTPUT_NORM_EPS)
 
 

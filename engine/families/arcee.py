@@ -9,14 +9,10 @@ from engine.families.reading import (
     Fields,
     attention,
     checked,
-    count,
     every,
-    flag,
     gated_mlp,
     layer_types,
     model,
-    number,
-    real,
     rope,
     shared_experts,
     sliding_window,
@@ -39,11 +35,11 @@ def read_arcee(fields: Fields) -> ModelSpec:
     """Arcee: an MLP of relu² without a gate."""
     fields = with_defaults(fields, "arcee")
     fields.only("hidden_act", "relu2")
-    bias = flag(fields, "attention_bias")
-    size = number(fields, "intermediate_size")
-    mlp = PlainMlpSpec(size=size, bias=flag(fields, "mlp_bias"), activation="relu2")
+    bias = fields.flag("attention_bias")
+    size = fields.number("intermediate_size")
+    mlp = PlainMlpSpec(size=size, bias=fields.flag("mlp_bias"), activation="relu2")
     layer = LayerSpec(mixer=attention(fields, qkv_bias=bias, output_bias=bias), mlp=mlp)
-    return model(fields, [layer] * number(fields, "num_hidden_layers"))
+    return model(fields, [layer] * fields.number("num_hidden_layers"))
 
 
 def read_trinity(fields: Fields) -> ModelSpec:
@@ -56,15 +52,15 @@ def read_trinity(fields: Fields) -> ModelSpec:
         fields.only(name, 1)
     fields.ignore("load_balance_coeff", "use_grouped_mm")
     rule = RoutingRule(
-        chosen=number(fields, "num_experts_per_tok"),
+        chosen=fields.number("num_experts_per_tok"),
         score=Score.SIGMOID,
         renormalised=True,
-        scale=real(fields, "route_scale", 1.0),
+        scale=fields.real("route_scale", 1.0),
     )
     shared = shared_experts(fields, "num_shared_experts")
     dense, sparse = gated_mlp(fields), sparse_mlp(fields, checked(fields, rule), tensors=TENSORS, shared=shared)
-    window, rotation, num_dense = sliding_window(fields), rope(fields), count(fields, "num_dense_layers")
-    kinds = layer_types(fields, every(fields, number(fields, "global_attn_every_n_layers")))
+    window, rotation, num_dense = sliding_window(fields), rope(fields), fields.count("num_dense_layers")
+    kinds = layer_types(fields, every(fields, fields.number("global_attn_every_n_layers")))
     layers = [
         LayerSpec(
             mixer=attention(
@@ -80,7 +76,7 @@ def read_trinity(fields: Fields) -> ModelSpec:
         )
         for index, kind in enumerate(kinds)
     ]
-    scale = number(fields, "hidden_size") ** 0.5 if flag(fields, "mup_enabled") else 1.0
+    scale = fields.number("hidden_size") ** 0.5 if fields.flag("mup_enabled") else 1.0
     return model(fields, layers, embedding=EmbeddingSpec(multiplier=scale))
 
 

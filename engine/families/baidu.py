@@ -8,13 +8,9 @@ from engine.families.reading import (
     Fields,
     attention,
     checked,
-    count,
-    flag,
     gated_mlp,
     model,
     num_experts_of,
-    number,
-    real,
     rope,
     sparse_mlp,
     with_defaults,
@@ -31,10 +27,10 @@ STATICS = ("mlp.moe_statics.e_score_correction_bias", "mlp.gate.moe_statics.e_sc
 def read_ernie(fields: Fields) -> ModelSpec:
     """ERNIE 4.5 (dense): Llama with interleaved pairs."""
     fields = with_defaults(fields, "ernie4_5")
-    bias = flag(fields, "use_bias")
+    bias = fields.flag("use_bias")
     mixer = attention(fields, rope=rope(fields, interleaved=True), qkv_bias=bias, output_bias=bias)
     layer = LayerSpec(mixer=mixer, mlp=gated_mlp(fields, bias=bias))
-    return model(fields, [layer] * number(fields, "num_hidden_layers"))
+    return model(fields, [layer] * fields.number("num_hidden_layers"))
 
 
 def read_ernie_moe(fields: Fields) -> ModelSpec:
@@ -45,12 +41,12 @@ def read_ernie_moe(fields: Fields) -> ModelSpec:
     fields.only("use_bias", False)
     fields.only("use_rmsnorm", True)
     fields.ignore("moe_capacity", "moe_dropout_prob")
-    size, num_experts = number(fields, "moe_intermediate_size"), num_experts_of(fields)
+    size, num_experts = fields.number("moe_intermediate_size"), num_experts_of(fields)
     rule = RoutingRule(
-        chosen=number(fields, "moe_k"), renormalised=True, smallest_sum=real(fields, "moe_norm_min", 1e-12)
+        chosen=fields.number("moe_k"), renormalised=True, smallest_sum=fields.real("moe_norm_min", 1e-12)
     )
     tensors = ExpertTensors(each=GATE_UP_DOWN, correction=STATICS, correction_shape=(1, num_experts))
-    num_shared = count(fields, "moe_num_shared_experts")
+    num_shared = fields.count("moe_num_shared_experts")
     shared = SharedExpertSpec(size=num_shared * size, under="mlp.shared_experts") if num_shared else None
     mixer = attention(fields, rope=rope(fields, theta=500_000.0, interleaved=True))
     dense, sparse = (
@@ -62,8 +58,8 @@ def read_ernie_moe(fields: Fields) -> ModelSpec:
 
 
 def _sparse_layers(fields: Fields) -> list[bool]:
-    num_layers, every = number(fields, "num_hidden_layers"), number(fields, "moe_layer_interval")
-    first, last = count(fields, "moe_layer_start_index"), int(fields["moe_layer_end_index"])
+    num_layers, every = fields.number("num_hidden_layers"), fields.number("moe_layer_interval")
+    first, last = fields.count("moe_layer_start_index"), int(fields["moe_layer_end_index"])
     last = num_layers - 1 if last == -1 else last
     return [first <= layer <= last and (layer + 1) % every == 0 for layer in range(num_layers)]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.families.reading import Family, Fields, attention, flag, model, number, sliding_window, with_defaults
+from engine.families.reading import Family, Fields, attention, model, sliding_window, with_defaults
 from engine.spec.ends import NormSpec
 from engine.spec.model import LayerSpec, ModelSpec, PlainMlpSpec
 
@@ -16,12 +16,12 @@ def read_starcoder2(fields: Fields) -> ModelSpec:
     fields.ignore("attention_softmax_in_fp32", "scale_attention_softmax_in_fp32")
     fields.only("scale_attn_weights", True)
     fields.ignore("layer_norm_epsilon")  # `norm_epsilon` is read instead
-    bias = flag(fields, "use_bias")
+    bias = fields.flag("use_bias")
     mixer = attention(fields, window=sliding_window(fields), qkv_bias=bias, output_bias=bias)
     mlp = PlainMlpSpec(
-        size=number(fields, "intermediate_size"), bias=bias, activation="gelu_tanh", up="mlp.c_fc", down="mlp.c_proj"
+        size=fields.number("intermediate_size"), bias=bias, activation="gelu_tanh", up="mlp.c_fc", down="mlp.c_proj"
     )
-    layers = [LayerSpec(mixer=mixer, mlp=mlp)] * number(fields, "num_hidden_layers")
+    layers = [LayerSpec(mixer=mixer, mlp=mlp)] * fields.number("num_hidden_layers")
     return model(fields, layers, eps="norm_epsilon", norms=NormSpec(kind="layer", has_bias=True))
 
 

@@ -14,15 +14,11 @@ from engine.families.reading import (
     attention,
     behind_dense,
     checked,
-    count,
     every,
-    flag,
     gated_mlp,
     layer_types,
     layers_by_kind,
     model,
-    number,
-    real,
     rope,
     sliding_window,
     sparse_mlp,
@@ -40,9 +36,9 @@ SHARED = BranchSpec(shares=True)
 def read_cohere(fields: Fields) -> ModelSpec:
     """Command R and R+: parallel halves, LayerNorm, interleaved pairs."""
     fields = with_defaults(fields, "cohere")
-    normed = QkNorm(over="each") if flag(fields, "use_qk_norm") else None
+    normed = QkNorm(over="each") if fields.flag("use_qk_norm") else None
     layer = _layer(fields, _attention(fields, qk_norm=normed))
-    return _model(fields, [layer] * number(fields, "num_hidden_layers"))
+    return _model(fields, [layer] * fields.number("num_hidden_layers"))
 
 
 def read_cohere2(fields: Fields) -> ModelSpec:
@@ -55,9 +51,9 @@ def read_cohere2(fields: Fields) -> ModelSpec:
     fields.only("use_parallel_block", True)
     fields.only("use_parallel_embedding", False, True)
     fields.only("use_gated_activation", True)
-    window, period = sliding_window(fields), count(fields, "sliding_window_pattern") or 4
+    window, period = sliding_window(fields), fields.count("sliding_window_pattern") or 4
     fields.only("layer_switch", period)
-    fields.only("use_embedding_sharing", flag(fields, "tie_word_embeddings"))
+    fields.only("use_embedding_sharing", fields.flag("tie_word_embeddings"))
     sliding, full = _attention(fields, window=window), _attention(fields, has_rope=not window)
     kinds = layer_types(fields, every(fields, period))
     return _model(fields, [_layer(fields, sliding if kind == SLIDING else full) for kind in kinds])
@@ -66,7 +62,7 @@ def read_cohere2(fields: Fields) -> ModelSpec:
 def _attention(
     fields: Fields, *, window: int = 0, has_rope: bool = True, qk_norm: QkNorm | None = None
 ) -> AttentionSpec:
-    bias, rotation = flag(fields, "attention_bias"), rope(fields, interleaved=True)
+    bias, rotation = fields.flag("attention_bias"), rope(fields, interleaved=True)
     rotation_here = rotation if has_rope else None
     return attention(fields, rope=rotation_here, window=window, qk_norm=qk_norm, qkv_bias=bias, output_bias=bias)
 
@@ -76,7 +72,7 @@ def _layer(fields: Fields, mixer: AttentionSpec) -> LayerSpec:
 
 
 def _model(fields: Fields, layers: list[LayerSpec]) -> ModelSpec:
-    scale = real(fields, "logit_scale", 0.0625)
+    scale = fields.real("logit_scale", 0.0625)
     return model(fields, layers, eps="layer_norm_eps", norms=NormSpec(kind="layer"), head=HeadSpec(multiplier=scale))
 
 
@@ -86,11 +82,11 @@ def read_cohere2_moe(fields: Fields) -> ModelSpec:
     window = sliding_window(fields)
     sparse, around_sparse = _experts(fields)
     prefix_size = (
-        "prefix_dense_intermediate_size" if count(fields, "prefix_dense_intermediate_size") else "intermediate_size"
+        "prefix_dense_intermediate_size" if fields.count("prefix_dense_intermediate_size") else "intermediate_size"
     )
     dense, turns_in_prefix = (
         gated_mlp(fields, size=prefix_size),
-        number(fields, "prefix_dense_sliding_window_pattern") == 1,
+        fields.number("prefix_dense_sliding_window_pattern") == 1,
     )
     sliding = _attention(fields, window=window, has_rope=window > 0)
     full = {has_rope: _attention(fields, has_rope=has_rope) for has_rope in (False, True)}
@@ -110,7 +106,7 @@ def read_cohere2_moe(fields: Fields) -> ModelSpec:
         layers,
         eps="rms_norm_eps" if is_rms else "layer_norm_eps",
         norms=NormSpec(kind="rms" if is_rms else "layer"),
-        head=HeadSpec(multiplier=real(fields, "logit_scale", 0.0625)),
+        head=HeadSpec(multiplier=fields.real("logit_scale", 0.0625)),
     )
 
 
@@ -118,12 +114,12 @@ def _experts(fields: Fields) -> tuple[SparseMlpSpec, BranchSpec]:
     """The mixture, and how it adds to the stream."""
     fields.only("expert_selection_fn", "softmax", "sigmoid")
     fields.only("shared_expert_combination_strategy", "average", "sum")
-    chosen, num_shared = number(fields, "num_experts_per_tok"), count(fields, "num_shared_experts")
+    chosen, num_shared = fields.number("num_experts_per_tok"), fields.count("num_shared_experts")
     rule = RoutingRule(chosen=chosen, score=Score.SOFTMAX_OF_CHOSEN)
     if fields["expert_selection_fn"] == "sigmoid":
-        rule = RoutingRule(chosen=chosen, score=Score.SIGMOID, renormalised=flag(fields, "norm_topk_prob"))
+        rule = RoutingRule(chosen=chosen, score=Score.SIGMOID, renormalised=fields.flag("norm_topk_prob"))
     fields.ignore("norm_topk_prob")
-    size = num_shared * number(fields, "intermediate_size")
+    size = num_shared * fields.number("intermediate_size")
     shared = SharedExpertSpec(size=size, under="mlp.shared_experts") if num_shared else None
     averages = num_shared and fields["shared_expert_combination_strategy"] == "average"
     mlp = sparse_mlp(fields, checked(fields, rule), size_field="intermediate_size", shared=shared)
@@ -133,8 +129,8 @@ def _experts(fields: Fields) -> tuple[SparseMlpSpec, BranchSpec]:
 def _kinds(fields: Fields) -> list[str]:
     """Kinds of layers; the pattern restarts after the dense layers."""
     num_dense = behind_dense(fields).count(DENSE)
-    prefix, period = number(fields, "prefix_dense_sliding_window_pattern"), number(fields, "sliding_window_pattern")
-    return every(fields, prefix)[:num_dense] + every(fields, period)[: number(fields, "num_hidden_layers") - num_dense]
+    prefix, period = fields.number("prefix_dense_sliding_window_pattern"), fields.number("sliding_window_pattern")
+    return every(fields, prefix)[:num_dense] + every(fields, period)[: fields.number("num_hidden_layers") - num_dense]
 
 
 FAMILIES: dict[str, Family] = {

@@ -16,15 +16,11 @@ from engine.families.reading import (
     Fields,
     behind_dense,
     checked,
-    count,
-    flag,
     gated_mlp,
     layer_types,
     layers_by_kind,
     mla_attention,
     model,
-    number,
-    real,
     shared_experts,
     sigmoid_rule,
     sparse_mlp,
@@ -47,13 +43,13 @@ def read_v2(fields: Fields) -> ModelSpec:
     fields.only("norm_topk_prob", False)
     fields.only("mlp_bias", False)
     in_groups = fields.get("topk_method") == "group_limited_greedy"
-    num_groups, groups_kept = count(fields, "n_group"), count(fields, "topk_group")
+    num_groups, groups_kept = fields.count("n_group"), fields.count("topk_group")
     rule = RoutingRule(
-        chosen=number(fields, "num_experts_per_tok"),
+        chosen=fields.number("num_experts_per_tok"),
         num_groups=int(num_groups or 1) if in_groups else 1,
         groups_kept=int(groups_kept or 1) if in_groups else 1,
         group_score=GroupScore.BEST,
-        scale=real(fields, "routed_scaling_factor", 1.0),
+        scale=fields.real("routed_scaling_factor", 1.0),
     )
     return with_one_attention(fields, checked(fields, rule), ONE_EACH, interleaved=True)
 
@@ -61,12 +57,12 @@ def read_v2(fields: Fields) -> ModelSpec:
 def read_v3(fields: Fields) -> ModelSpec:
     """DeepSeek-V3 and R1: latent attention; sigmoid routing within groups, corrected; a shared expert."""
     fields = with_defaults(fields, "deepseek_v3")
-    return with_one_attention(fields, sigmoid_rule(fields), CORRECTED, interleaved=flag(fields, "rope_interleave"))
+    return with_one_attention(fields, sigmoid_rule(fields), CORRECTED, interleaved=fields.flag("rope_interleave"))
 
 
 def with_one_attention(fields: Fields, rule: RoutingRule, tensors: ExpertTensors, *, interleaved: bool) -> ModelSpec:
-    mixer = mla_attention(fields, interleaved=interleaved, value_dim=number(fields, "v_head_dim"))
-    return with_experts(fields, [mixer] * number(fields, "num_hidden_layers"), rule, tensors)
+    mixer = mla_attention(fields, interleaved=interleaved, value_dim=fields.number("v_head_dim"))
+    return with_experts(fields, [mixer] * fields.number("num_hidden_layers"), rule, tensors)
 
 
 def with_experts(
@@ -95,7 +91,7 @@ def read_v3_2(fields: Fields) -> ModelSpec:
     """DeepSeek-V3.2: DeepSeek-V3's layers, attention to the positions that each layer's indexer chooses."""
     fields = over_sparse(fields, "deepseek_v32")
     fields.only("indexer_rope_interleave", False)
-    mixers = [sparse_attention(fields, interleaved=False)] * number(fields, "num_hidden_layers")
+    mixers = [sparse_attention(fields, interleaved=False)] * fields.number("num_hidden_layers")
     return with_experts(fields, mixers, sigmoid_rule(fields), CORRECTED)
 
 
@@ -103,20 +99,20 @@ def over_sparse(fields: Fields, model_type: str) -> Fields:
     fields = with_defaults(fields, model_type)
     fields.only("mlp_bias", False)
     fields.only("rope_interleave", True)
-    layer_types(fields, [SPARSE_ATTENTION] * number(fields, "num_hidden_layers"), known=(SPARSE_ATTENTION,))
+    layer_types(fields, [SPARSE_ATTENTION] * fields.number("num_hidden_layers"), known=(SPARSE_ATTENTION,))
     return fields
 
 
 def sparse_attention(fields: Fields, *, interleaved: bool) -> MLASpec:
     """`interleaved`: how the indexer's heads are rotated; the layer's own are always."""
-    mixer = mla_attention(fields, interleaved=True, value_dim=number(fields, "v_head_dim"))
-    rank, dim = number(fields, "q_lora_rank"), number(fields, "index_head_dim")
+    mixer = mla_attention(fields, interleaved=True, value_dim=fields.number("v_head_dim"))
+    rank, dim = fields.number("q_lora_rank"), fields.number("index_head_dim")
     if dim < mixer.sizes.rotated:
         raise UnsupportedModelError(
             f"config.json: index_head_dim = {dim} is less than qk_rope_head_dim = {mixer.sizes.rotated}, which it rotates"
         )
-    indexer = IndexerSpec(num_heads=number(fields, "index_n_heads"), dim=dim, interleaved=interleaved)
-    sparse = SparseSpec(most=number(fields, "index_topk"), indexer=indexer)
+    indexer = IndexerSpec(num_heads=fields.number("index_n_heads"), dim=dim, interleaved=interleaved)
+    sparse = SparseSpec(most=fields.number("index_topk"), indexer=indexer)
     return replace(mixer, sizes=replace(mixer.sizes, query_rank=rank), sparse=sparse)
 
 

@@ -15,11 +15,8 @@ from engine.families.reading import (
     Family,
     Fields,
     attention,
-    count,
-    flag,
     gated_mlp,
     model,
-    number,
     rope,
     shared_experts,
     sigmoid_rule,
@@ -51,21 +48,21 @@ def read_glm4(fields: Fields) -> ModelSpec:
 def _text_of_glm4(fields: Fields, others: tuple[str, ...]) -> ModelSpec:
     """GLM-4-0414 with all fields given; `others` are ignored keys of its rope."""
     mixer = attention(
-        fields, rope=rope(fields, interleaved=True, others=others), qkv_bias=flag(fields, "attention_bias")
+        fields, rope=rope(fields, interleaved=True, others=others), qkv_bias=fields.flag("attention_bias")
     )
     return _model(fields, mixer, AROUND_MIXER, AROUND_MLP)
 
 
 def _read(fields: Fields, around_mixer: BranchSpec, around_mlp: BranchSpec) -> ModelSpec:
     fields = with_defaults(fields, "glm4")
-    mixer = attention(fields, rope=rope(fields, interleaved=True), qkv_bias=flag(fields, "attention_bias"))
+    mixer = attention(fields, rope=rope(fields, interleaved=True), qkv_bias=fields.flag("attention_bias"))
     return _model(fields, mixer, around_mixer, around_mlp)
 
 
 def _model(fields: Fields, mixer: AttentionSpec, around_mixer: BranchSpec, around_mlp: BranchSpec) -> ModelSpec:
     mlp = gated_mlp(fields, fused="mlp.gate_up_proj")
     layer = LayerSpec(mixer=mixer, mlp=mlp, around_mixer=around_mixer, around_mlp=around_mlp)
-    return model(fields, [layer] * number(fields, "num_hidden_layers"))
+    return model(fields, [layer] * fields.number("num_hidden_layers"))
 
 
 def read_glm4_moe(fields: Fields) -> ModelSpec:
@@ -78,13 +75,13 @@ def _text_of_glm4_moe(fields: Fields, others: tuple[str, ...] = ()) -> ModelSpec
     fields = with_defaults(fields, "glm4_moe")
     dense, stored = gated_mlp(fields), without_predictions(fields)
     sparse = sparse_mlp(fields, sigmoid_rule(fields), tensors=CORRECTED, shared=shared_experts(fields))
-    qk_norm = QkNorm() if flag(fields, "use_qk_norm") else None
+    qk_norm = QkNorm() if fields.flag("use_qk_norm") else None
     rotation = rope(fields, others=others)
-    mixer = attention(fields, rope=rotation, qkv_bias=flag(fields, "attention_bias"), qk_norm=qk_norm)
-    num_dense = count(fields, "first_k_dense_replace")
+    mixer = attention(fields, rope=rotation, qkv_bias=fields.flag("attention_bias"), qk_norm=qk_norm)
+    num_dense = fields.count("first_k_dense_replace")
     layers = [
         LayerSpec(mixer=mixer, mlp=dense if layer < num_dense else sparse)
-        for layer in range(number(fields, "num_hidden_layers"))
+        for layer in range(fields.number("num_hidden_layers"))
     ]
     return model(fields, layers, stored=stored)
 
@@ -92,7 +89,7 @@ def _text_of_glm4_moe(fields: Fields, others: tuple[str, ...] = ()) -> ModelSpec
 def read_glm4_flash(fields: Fields) -> ModelSpec:
     """GLM-4.7-Flash: DeepSeek-V3's layers, smaller."""
     fields = with_defaults(fields, "glm4_moe_lite")
-    return with_one_attention(fields, sigmoid_rule(fields), CORRECTED, interleaved=flag(fields, "rope_interleave"))
+    return with_one_attention(fields, sigmoid_rule(fields), CORRECTED, interleaved=fields.flag("rope_interleave"))
 
 
 def read_glm5(fields: Fields) -> ModelSpec:
@@ -101,7 +98,7 @@ def read_glm5(fields: Fields) -> ModelSpec:
     fields.only("indexer_rope_interleave", True)
     fields.ignore("index_share_for_mtp_iteration")  # layers that predict further tokens
     mixer, kinds = sparse_attention(fields, interleaved=True), _indexer_types(fields)
-    follower = replace(mixer, sparse=SparseSpec(most=number(fields, "index_topk")))
+    follower = replace(mixer, sparse=SparseSpec(most=fields.number("index_topk")))
     mixers = [mixer if kind == _OWN else follower for kind in kinds]
     spec = with_experts(fields, mixers, sigmoid_rule(fields), CORRECTED)
     # A checkpoint may also have indexers of layers that don't use them.
@@ -111,8 +108,8 @@ def read_glm5(fields: Fields) -> ModelSpec:
 
 def _indexer_types(fields: Fields) -> list[str]:
     """Read each layer's kind: `indexer_types`, `index_topk_pattern`, or `index_topk_freq` after `index_skip_topk_offset`."""
-    num_layers, every = number(fields, "num_hidden_layers"), count(fields, "index_topk_freq") or 1
-    offset = 2 if fields.get("index_skip_topk_offset") is None else count(fields, "index_skip_topk_offset")
+    num_layers, every = fields.number("num_hidden_layers"), fields.count("index_topk_freq") or 1
+    offset = 2 if fields.get("index_skip_topk_offset") is None else fields.count("index_skip_topk_offset")
     name, pattern, said = "indexer_types", fields.get("index_topk_pattern"), fields.get("indexer_types")
     if said is None and pattern is not None:
         name, said = "index_topk_pattern", pattern

@@ -7,11 +7,9 @@ from engine.families.reading import (
     Family,
     Fields,
     attention,
-    flag,
     gated_mlp,
     layer_types,
     model,
-    number,
     rope,
     sliding_window,
     with_defaults,
@@ -22,14 +20,14 @@ from engine.spec.model import LayerSpec, ModelSpec, UnsupportedModelError
 def read_smollm3(fields: Fields) -> ModelSpec:
     """SmolLM3: every fourth layer has no rope."""
     fields = with_defaults(fields, "smollm3")
-    num_layers, interval = number(fields, "num_hidden_layers"), number(fields, "no_rope_layer_interval")
+    num_layers, interval = fields.number("num_hidden_layers"), fields.number("no_rope_layer_interval")
     rotated = fields.get("no_rope_layers") or [int((index + 1) % interval != 0) for index in range(num_layers)]
     if len(rotated) != num_layers:
         raise UnsupportedModelError(f"config.json: no_rope_layers names {len(rotated)} layers of {num_layers}")
-    window = sliding_window(fields) if flag(fields, "use_sliding_window") else 0
+    window = sliding_window(fields) if fields.flag("use_sliding_window") else 0
     fields.ignore("sliding_window", "max_window_layers")
     kinds = layer_types(fields, ["full_attention" if each or not window else SLIDING for each in rotated])
-    bias, mlp = flag(fields, "attention_bias"), gated_mlp(fields, bias=flag(fields, "mlp_bias"))
+    bias, mlp = fields.flag("attention_bias"), gated_mlp(fields, bias=fields.flag("mlp_bias"))
     layers = [
         LayerSpec(
             mixer=attention(

@@ -10,12 +10,9 @@ from engine.families.reading import (
     Fields,
     attention,
     behind_dense,
-    count,
-    flag,
     gated_mlp,
     layers_by_kind,
     model,
-    number,
     sigmoid_rule,
     sparse_mlp,
     with_defaults,
@@ -41,12 +38,12 @@ def read_ling(fields: Fields) -> ModelSpec:
     fields.only("score_function", "sigmoid")
     fields.only("router_dtype", "fp32", "float32")
     fields.ignore("output_dropout", "max_window_layers", "sliding_window", "mtp_loss_scaling_factor")
-    num_shared, size = count(fields, "num_shared_experts"), number(fields, "moe_intermediate_size")
-    shared_size = count(fields, "moe_shared_expert_intermediate_size") or size
+    num_shared, size = fields.count("num_shared_experts"), fields.number("moe_intermediate_size")
+    shared_size = fields.count("moe_shared_expert_intermediate_size") or size
     rule = replace(sigmoid_rule(fields), renormalised=True)
     shared = SharedExpertSpec(size=num_shared * shared_size, under="mlp.shared_experts") if num_shared else None
     dense, sparse = gated_mlp(fields), sparse_mlp(fields, rule, tensors=TENSORS, shared=shared)
-    qk_norm = NORMS if flag(fields, "use_qk_norm") else None
+    qk_norm = NORMS if fields.flag("use_qk_norm") else None
     mixer = attention(fields, fused="attention.query_key_value", output="attention.dense", qk_norm=qk_norm)
     has_experts = layers_by_kind(fields, behind_dense(fields))
     layers = [LayerSpec(mixer=mixer, mlp=sparse if there else dense) for there in has_experts]

@@ -9,12 +9,10 @@ from engine.families.reading import (
     Family,
     Fields,
     attention,
-    flag,
     gated_mlp,
     layer_types,
     layers_by_kind,
     model,
-    number,
     rope,
     sliding_window,
     softmax_rule,
@@ -31,9 +29,9 @@ def read_mellum(fields: Fields) -> ModelSpec:
     """Mellum 2: Qwen3-MoE with windows, and a rope of each kind of layer."""
     fields = with_defaults(fields, "mellum")
     bias, window, num_layers = (
-        flag(fields, "attention_bias"),
+        fields.flag("attention_bias"),
         sliding_window(fields),
-        number(fields, "num_hidden_layers"),
+        fields.number("num_hidden_layers"),
     )
     dense, sparse = gated_mlp(fields), sparse_mlp(fields, softmax_rule(fields))
     mixers = {

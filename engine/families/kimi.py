@@ -11,11 +11,9 @@ from engine.families.reading import (
     LINEAR,
     Family,
     Fields,
-    count,
     gated_mlp,
     layer_types,
     model,
-    number,
     shared_experts,
     sigmoid_rule,
     sparse_mlp,
@@ -66,14 +64,14 @@ def read_kimi_linear(fields: Fields) -> ModelSpec:
     fields.only("moe_router_activation_func", "sigmoid")
     fields.only("moe_layer_freq", 1)
     fields.ignore("rope_theta", "rope_parameters", "rope_scaling", "linear_attn_config", *OURS)
-    num_layers, num_dense = number(fields, "num_hidden_layers"), count(fields, "first_k_dense_replace")
+    num_layers, num_dense = fields.number("num_hidden_layers"), fields.count("first_k_dense_replace")
     kinds = layer_types(fields, _default_kinds(num_layers), known=(FULL, LINEAR))
     if FULL not in kinds:
         raise UnsupportedModelError(f"config.json: layer_types without {FULL} is not supported")
     mlps = list(fields.get("mlp_layer_types") or [SPARSE if at >= num_dense else DENSE for at in range(num_layers)])
     if set(mlps) - {DENSE, SPARSE} or len(mlps) != num_layers:
         raise UnsupportedModelError(f"config.json: mlp_layer_types = {mlps!r:.80} is not supported")
-    attention = without_rope(fields, value_dim=number(fields, "v_head_dim"))
+    attention = without_rope(fields, value_dim=fields.number("v_head_dim"))
     mixers: dict[str, MLASpec | ChannelDeltaSpec] = {FULL: attention, LINEAR: _delta(fields)}
     sparse = sparse_mlp(fields, sigmoid_rule(fields), tensors=TENSORS, shared=shared_experts(fields))
     by_kind: dict[str, MlpSpec] = {DENSE: gated_mlp(fields), SPARSE: sparse}
@@ -93,7 +91,7 @@ def _with_our_names(fields: Fields) -> Fields:
     found |= {ours: inner[name] for name, ours in LINEAR_FIELDS.items() if name in inner}
     if fields.get("layer_types") is None and all(name in inner for name in lists):
         full, linear = (set(inner[name]) for name in lists)  # counted from 1
-        numbers = range(1, number(fields, "num_hidden_layers") + 1)
+        numbers = range(1, fields.number("num_hidden_layers") + 1)
         if full & linear or full | linear != set(numbers):
             raise UnsupportedModelError("config.json: linear_attn_config does not name each layer once")
         found["layer_types"] = [FULL if layer in full else LINEAR for layer in numbers]
@@ -105,10 +103,10 @@ def _default_kinds(num_layers: int) -> list[str]:
 
 
 def _delta(fields: Fields) -> ChannelDeltaSpec:
-    taps = number(fields, "linear_conv_kernel_dim")
+    taps = fields.number("linear_conv_kernel_dim")
     if taps < 2:
         raise UnsupportedModelError("config.json: linear_conv_kernel_dim = 1 is not supported")
-    heads, dim = number(fields, "linear_num_heads"), number(fields, "linear_head_dim")
+    heads, dim = fields.number("linear_num_heads"), fields.number("linear_head_dim")
     return ChannelDeltaSpec(num_heads=heads, head_dim=dim, taps=taps)
 
 

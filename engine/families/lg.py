@@ -18,7 +18,6 @@ from engine.families.reading import (
     layer_types,
     layers_by_kind,
     model,
-    number,
     rope,
     shared_experts,
     sigmoid_rule,
@@ -42,7 +41,7 @@ def read_exaone(fields: Fields) -> ModelSpec:
     fields = _renamed(fields, activation_function="hidden_act")
     fields.ignore("embed_dropout")
     num_layers, mlp = (
-        number(fields, "num_hidden_layers"),
+        fields.number("num_hidden_layers"),
         gated_mlp(fields, gate="c_fc_0", up="c_fc_1", down="mlp.c_proj"),
     )
     layer = LayerSpec(

@@ -10,12 +10,8 @@ from engine.families.reading import (
     Fields,
     attention,
     checked,
-    count,
-    flag,
     layer_types,
     model,
-    number,
-    real,
     rope,
     sparse_mlp,
     with_defaults,
@@ -44,28 +40,28 @@ def read_lfm2(fields: Fields) -> ModelSpec:
     fields = _renamed(with_defaults(fields, "lfm2"), "block_ff_dim", "intermediate_size")
     fields = _renamed(fields, "tie_embedding", "tie_word_embeddings")
     if fields.get("layer_types") is None:
-        layers, with_attention = range(number(fields, "num_hidden_layers")), fields.get("full_attn_idxs")
+        layers, with_attention = range(fields.number("num_hidden_layers")), fields.get("full_attn_idxs")
         chosen = set(layers if with_attention is None else with_attention)
         fields = fields.with_values(layer_types=[FULL if layer in chosen else CONVOLUTION for layer in layers])
     fields.ignore("full_attn_idxs", "block_ff_dim")
-    return _model(fields, [_gated(_adjusted(fields))] * number(fields, "num_hidden_layers"))
+    return _model(fields, [_gated(_adjusted(fields))] * fields.number("num_hidden_layers"))
 
 
 def read_lfm2_moe(fields: Fields) -> ModelSpec:
     """LFM2 with experts behind a few dense layers: sigmoid routing, corrected."""
     fields = _renamed(with_defaults(fields, "lfm2_moe"), "tie_embedding", "tie_word_embeddings")
     rule = RoutingRule(
-        chosen=number(fields, "num_experts_per_tok"),
+        chosen=fields.number("num_experts_per_tok"),
         score=Score.SIGMOID,
-        renormalised=flag(fields, "norm_topk_prob"),
-        scale=real(fields, "routed_scaling_factor", 1.0),
+        renormalised=fields.flag("norm_topk_prob"),
+        scale=fields.real("routed_scaling_factor", 1.0),
         smallest_sum=1e-6,  # added to sums near 1
     )
-    correction = ("feed_forward.expert_bias",) if flag(fields, "use_expert_bias") else ()
+    correction = ("feed_forward.expert_bias",) if fields.flag("use_expert_bias") else ()
     tensors = ExpertTensors(router=("feed_forward.gate",), each=EACH, all=(TOGETHER,), correction=correction)
     sparse = sparse_mlp(fields, checked(fields, rule), tensors=tensors)
-    dense, num_dense = _gated(number(fields, "intermediate_size")), count(fields, "num_dense_layers")
-    layers = range(number(fields, "num_hidden_layers"))
+    dense, num_dense = _gated(fields.number("intermediate_size")), fields.count("num_dense_layers")
+    layers = range(fields.number("num_hidden_layers"))
     return _model(fields, [dense if layer < num_dense else sparse for layer in layers])
 
 
@@ -85,13 +81,13 @@ def _model(fields: Fields, mlps: Iterable[MlpSpec]) -> ModelSpec:
     kinds = layer_types(fields, [], known=(FULL, CONVOLUTION))
     if FULL not in kinds:
         raise UnsupportedModelError(f"config.json: layer_types without {FULL} is not supported")
-    taps = number(fields, "conv_L_cache")
+    taps = fields.number("conv_L_cache")
     if taps < 2:
         raise UnsupportedModelError("config.json: conv_L_cache = 1 is not supported")
     mixers: dict[str, AttentionSpec | ShortConvolutionSpec] = {
         FULL: attention(fields, rope=rope(fields, theta=1_000_000.0), qk_norm=QK_NORM, output="self_attn.out_proj"),
         CONVOLUTION: ShortConvolutionSpec(
-            size=number(fields, "hidden_size"), taps=taps, has_bias=flag(fields, "conv_bias")
+            size=fields.number("hidden_size"), taps=taps, has_bias=fields.flag("conv_bias")
         ),
     }
     layers = [
@@ -103,13 +99,13 @@ def _model(fields: Fields, mlps: Iterable[MlpSpec]) -> ModelSpec:
 
 def _adjusted(fields: Fields) -> int:
     """The width of an MLP: two thirds of the field, rounded up to a multiple, unless it is final."""
-    size, multiple = number(fields, "intermediate_size"), number(fields, "block_multiple_of")
+    size, multiple = fields.number("intermediate_size"), fields.number("block_multiple_of")
     factor = fields.get("block_ffn_dim_multiplier")
-    if not flag(fields, "block_auto_adjust_ff_dim"):
+    if not fields.flag("block_auto_adjust_ff_dim"):
         return size
     size = int(2 * size / 3)
     if factor is not None:
-        size = -(-int(real(fields, "block_ffn_dim_multiplier", 1.0) * size) // multiple) * multiple
+        size = -(-int(fields.real("block_ffn_dim_multiplier", 1.0) * size) // multiple) * multiple
     if size < 1:
         raise UnsupportedModelError(f"config.json: block_ffn_dim_multiplier = {factor!r:.40} leaves no MLP")
     return size

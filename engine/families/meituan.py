@@ -8,17 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from engine.families.reading import (
-    Family,
-    Fields,
-    count,
-    gated_mlp,
-    mla_attention,
-    model,
-    number,
-    real,
-    with_defaults,
-)
+from engine.families.reading import Family, Fields, gated_mlp, mla_attention, model, with_defaults
 from engine.kernels.experts.rule import RoutingRule
 from engine.spec.experts import ExpertTensors, SparseMlpSpec
 from engine.spec.mla import MLASpec
@@ -47,7 +37,7 @@ def read_longcat(fields: Fields) -> ModelSpec:
     mixer, dense, num_layers = (
         _attention(fields),
         gated_mlp(fields, size="ffn_hidden_size"),
-        number(fields, "num_layers"),
+        fields.number("num_layers"),
     )
     first = LayerSpec(mixer=mixer, mlp=ShortcutSpec(dense=dense, experts=_experts(fields)))
     second = LayerSpec(mixer=mixer, mlp=dense, ends_shortcut=True)
@@ -57,22 +47,22 @@ def read_longcat(fields: Fields) -> ModelSpec:
 
 def _attention(fields: Fields) -> MLASpec:
     """Queries and latents are scaled as if they had the full rank."""
-    mixer = mla_attention(fields, interleaved=True, value_dim=number(fields, "v_head_dim"))
-    hidden = number(fields, "hidden_size")
-    of_queries = (hidden / number(fields, "q_lora_rank")) ** 0.5
+    mixer = mla_attention(fields, interleaved=True, value_dim=fields.number("v_head_dim"))
+    hidden = fields.number("hidden_size")
+    of_queries = (hidden / fields.number("q_lora_rank")) ** 0.5
     return replace(mixer, scale=mixer.scale * of_queries, latent_scale=(hidden / mixer.sizes.rank) ** 0.5)
 
 
 def _experts(fields: Fields) -> SparseMlpSpec:
     fields.only("zero_expert_type", "identity")
-    num_experts, identities = number(fields, "n_routed_experts"), count(fields, "zero_expert_num")
-    chosen = number(fields, "moe_topk")
+    num_experts, identities = fields.number("n_routed_experts"), fields.count("zero_expert_num")
+    chosen = fields.number("moe_topk")
     if chosen > num_experts + identities:
         raise UnsupportedModelError(f"config.json: moe_topk = {chosen} of {num_experts + identities} experts")
     return SparseMlpSpec(
         num_experts=num_experts,
-        size=number(fields, "expert_ffn_hidden_size"),
-        rule=RoutingRule(chosen=chosen, scale=real(fields, "routed_scaling_factor", 1.0)),
+        size=fields.number("expert_ffn_hidden_size"),
+        rule=RoutingRule(chosen=chosen, scale=fields.real("routed_scaling_factor", 1.0)),
         tensors=TENSORS,
         identities=identities,
         wide_router=True,

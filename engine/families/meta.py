@@ -11,12 +11,9 @@ from engine.families.reading import (
     Fields,
     attention,
     checked,
-    flag,
     gated_mlp,
     layer_types,
     model,
-    number,
-    real,
     rope,
     sliding_window,
     sparse_mlp,
@@ -53,21 +50,19 @@ MUSE_NAMES = StoredNames(
 def read_llama(fields: Fields) -> ModelSpec:
     """Llama: one kind of layer, with biases if `attention_bias` or `mlp_bias` ask for them."""
     fields = with_defaults(fields, "llama")
-    bias = flag(fields, "attention_bias")
+    bias = fields.flag("attention_bias")
     layer = LayerSpec(
-        mixer=attention(fields, qkv_bias=bias, output_bias=bias), mlp=gated_mlp(fields, bias=flag(fields, "mlp_bias"))
+        mixer=attention(fields, qkv_bias=bias, output_bias=bias), mlp=gated_mlp(fields, bias=fields.flag("mlp_bias"))
     )
-    return model(fields, [layer] * number(fields, "num_hidden_layers"))
+    return model(fields, [layer] * fields.number("num_hidden_layers"))
 
 
 def read_cwm(fields: Fields) -> ModelSpec:
     """CWM: Llama with a window on three layers of four."""
     fields = with_default_rope(fields, "cwm")
     fields = with_defaults(fields, "cwm")
-    window, mlp = sliding_window(fields), gated_mlp(fields, bias=flag(fields, "mlp_bias"))
-    kinds = layer_types(
-        fields, [SLIDING if layer % 4 else FULL for layer in range(number(fields, "num_hidden_layers"))]
-    )
+    window, mlp = sliding_window(fields), gated_mlp(fields, bias=fields.flag("mlp_bias"))
+    kinds = layer_types(fields, [SLIDING if layer % 4 else FULL for layer in range(fields.number("num_hidden_layers"))])
     layers = [LayerSpec(mixer=attention(fields, window=window if kind == SLIDING else 0), mlp=mlp) for kind in kinds]
     return model(fields, layers)
 
@@ -83,17 +78,17 @@ def read_llama4(fields: Fields) -> ModelSpec:
     """Llama 4's text model: most layers attend within chunks, with rotation and normed heads; the others see all, unrotated."""
     fields = with_defaults(fields, "llama4_text")
     fields.ignore("for_llm_compressor")
-    num_layers, every = number(fields, "num_hidden_layers"), number(fields, "no_rope_layer_interval")
+    num_layers, every = fields.number("num_hidden_layers"), fields.number("no_rope_layer_interval")
     rotated = fields.get("no_rope_layers") or [(layer + 1) % every for layer in range(num_layers)]
     kinds = layer_types(fields, [CHUNKED if there else FULL for there in rotated], known=(CHUNKED, FULL))
-    chunk = number(fields, "attention_chunk_size") if CHUNKED in kinds else 0
-    size = number(fields, "intermediate_size")
-    rule = RoutingRule(chosen=number(fields, "num_experts_per_tok"), score=Score.SIGMOID)
+    chunk = fields.number("attention_chunk_size") if CHUNKED in kinds else 0
+    size = fields.number("intermediate_size")
+    rule = RoutingRule(chosen=fields.number("num_experts_per_tok"), score=Score.SIGMOID)
     shared = SharedExpertSpec(size=size, under="feed_forward.shared_expert")
     sparse = sparse_mlp(fields, checked(fields, rule), size_field="intermediate_size", tensors=TENSORS, shared=shared)
     sparse = replace(sparse, weighs_inputs=True)
     dense = gated_mlp(fields, size="intermediate_size_mlp", under="feed_forward", down="feed_forward.down_proj")
-    step = number(fields, "interleave_moe_layer_step")
+    step = fields.number("interleave_moe_layer_step")
     with_experts = fields.get("moe_layers") or range(step - 1, num_layers, step)
     return model(
         fields,
@@ -108,10 +103,10 @@ def read_llama4(fields: Fields) -> ModelSpec:
 
 
 def _attention_of_llama4(fields: Fields, *, has_rope: bool, window: int) -> AttentionSpec:
-    bias, rotation = flag(fields, "attention_bias"), rope(fields, theta=500_000.0, interleaved=True)
-    growth = QueryGrowth(scale=real(fields, "attn_scale", 0.1), every=number(fields, "floor_scale"), shift=1)
+    bias, rotation = fields.flag("attention_bias"), rope(fields, theta=500_000.0, interleaved=True)
+    growth = QueryGrowth(scale=fields.real("attn_scale", 0.1), every=fields.number("floor_scale"), shift=1)
     tuned = bool(fields.get("attn_temperature_tuning")) and not has_rope
-    normed = flag(fields, "use_qk_norm") and has_rope
+    normed = fields.flag("use_qk_norm") and has_rope
     return attention(
         fields,
         rope=rotation if has_rope else None,
@@ -129,9 +124,9 @@ def read_muse(fields: Fields) -> ModelSpec:
     fields = text_of(fields, "muse_glimmer_text")
     fields.only("attention_bias", False)
     num_layers, window, eps = (
-        number(fields, "num_hidden_layers"),
+        fields.number("num_hidden_layers"),
         sliding_window(fields),
-        real(fields, "post_norm_eps", 0.0),
+        fields.real("post_norm_eps", 0.0),
     )
     sees_all = [(num_layers - 1 - layer) % EVERY == 0 for layer in range(num_layers)]
     kinds = layer_types(fields, [FULL if there else SLIDING for there in sees_all])
@@ -141,7 +136,7 @@ def read_muse(fields: Fields) -> ModelSpec:
         raise UnsupportedModelError(
             f"config.json: layer_rope_theta = {thetas!r:.80} must say 0 or rope_theta = {rotation.theta} for each layer"
         )
-    scale = real(fields, "qk_scale_factor", 1.0) * number(fields, "head_dim") ** -0.5
+    scale = fields.real("qk_scale_factor", 1.0) * fields.number("head_dim") ** -0.5
     layers = [
         LayerSpec(
             mixer=attention(
@@ -167,8 +162,8 @@ def read_muse(fields: Fields) -> ModelSpec:
         norms=NormSpec(kind="rms_plus_one"),
         head=HeadSpec(
             norm_kind="rms",
-            multiplier=real(fields, "output_multiplier", 1.0),
-            softcap=real(fields, "final_logit_softcapping", 0.0),
+            multiplier=fields.real("output_multiplier", 1.0),
+            softcap=fields.real("final_logit_softcapping", 0.0),
         ),
         embedding=EmbeddingSpec(is_normed=True),
     )

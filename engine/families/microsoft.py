@@ -11,11 +11,8 @@ from engine.families.reading import (
     Fields,
     attention,
     checked,
-    flag,
     gated_mlp,
     model,
-    number,
-    real,
     rope,
     rope_values,
     sliding_window,
@@ -41,13 +38,13 @@ def read_phi(fields: Fields) -> ModelSpec:
     fields.only("hidden_act", "gelu_new")
     fields.only("qk_layernorm", False)
     mixer = attention(fields, qkv_bias=True, output_bias=True, output="self_attn.dense")
-    size = number(fields, "intermediate_size")
+    size = fields.number("intermediate_size")
     mlp = PlainMlpSpec(size=size, bias=True, activation="gelu_tanh", up="mlp.fc1", down="mlp.fc2")
     layer = LayerSpec(mixer=mixer, mlp=mlp, around_mlp=BranchSpec(shares=True))
     head = HeadSpec(norm="model.final_layernorm", bias=True)
     return model(
         fields,
-        [layer] * number(fields, "num_hidden_layers"),
+        [layer] * fields.number("num_hidden_layers"),
         eps="layer_norm_eps",
         norms=NormSpec(kind="layer", has_bias=True),
         head=head,
@@ -70,7 +67,7 @@ def read_phi3(fields: Fields) -> ModelSpec:
         fused="self_attn.qkv_proj",
     )
     mlp = gated_mlp(fields, fused="mlp.gate_up_proj")
-    return model(fields, [LayerSpec(mixer=mixer, mlp=mlp)] * number(fields, "num_hidden_layers"))
+    return model(fields, [LayerSpec(mixer=mixer, mlp=mlp)] * fields.number("num_hidden_layers"))
 
 
 def read_phimoe(fields: Fields) -> ModelSpec:
@@ -78,7 +75,7 @@ def read_phimoe(fields: Fields) -> ModelSpec:
     fields = with_defaults(fields, "phimoe")
     fields.ignore("input_jitter_noise", "original_max_position_embeddings")
     fields.only("num_experts_per_tok", 2)
-    bias, near = flag(fields, "attention_bias"), 2 * real(fields, "router_jitter_noise", 0.01)
+    bias, near = fields.flag("attention_bias"), 2 * fields.real("router_jitter_noise", 0.01)
     if near < 0:
         raise UnsupportedModelError(f"config.json: router_jitter_noise = {near / 2} is below 0")
     rule = RoutingRule(chosen=2, score=Score.NEAR_OF_CHOSEN, near=near)
@@ -87,9 +84,9 @@ def read_phimoe(fields: Fields) -> ModelSpec:
         mixer=attention(fields, rope=_rope(fields), window=window, qkv_bias=bias, output_bias=bias),
         mlp=sparse_mlp(fields, checked(fields, rule), size_field="intermediate_size", tensors=TENSORS),
     )
-    layers = [layer] * number(fields, "num_hidden_layers")
+    layers = [layer] * fields.number("num_hidden_layers")
     return model(
-        fields, layers, norms=NormSpec(kind="layer", has_bias=True), head=HeadSpec(bias=flag(fields, "lm_head_bias"))
+        fields, layers, norms=NormSpec(kind="layer", has_bias=True), head=HeadSpec(bias=fields.flag("lm_head_bias"))
     )
 
 
@@ -115,7 +112,7 @@ def read_phi4_multimodal(fields: Fields) -> ModelSpec:
     """Phi-4-multimodal: Phi-4-mini's text model, beside adapters that only images and sound switch on."""
     fields = with_defaults(fields, "phi4_multimodal")
     fields.ignore(*OF_OTHERS, "vision_lora", "speech_lora")
-    modules = list(_adapted(number(fields, "num_hidden_layers")))
+    modules = list(_adapted(fields.number("num_hidden_layers")))
     names = StoredNames(
         renamed={f"{module}.base_layer.": f"{module}." for module in modules},
         ignored=("model.embed_tokens_extend.", *(f"{module}.lora_" for module in modules)),

@@ -8,13 +8,9 @@ from engine.families.reading import (
     Family,
     Fields,
     attention,
-    count,
-    flag,
     mamba,
     model,
     num_experts_of,
-    number,
-    real,
     sigmoid_rule,
     with_defaults,
 )
@@ -56,10 +52,10 @@ def read_nemotron(fields: Fields) -> ModelSpec:
 def squared_layers(fields: Fields) -> list[LayerSpec]:
     """Layers with an MLP of relu² without a gate."""
     fields.only("hidden_act", "relu2")
-    bias, size = flag(fields, "attention_bias"), number(fields, "intermediate_size")
-    mlp = PlainMlpSpec(size=size, bias=flag(fields, "mlp_bias"), activation="relu2")
+    bias, size = fields.flag("attention_bias"), fields.number("intermediate_size")
+    mlp = PlainMlpSpec(size=size, bias=fields.flag("mlp_bias"), activation="relu2")
     layer = LayerSpec(mixer=attention(fields, qkv_bias=bias, output_bias=bias), mlp=mlp)
-    return [layer] * number(fields, "num_hidden_layers")
+    return [layer] * fields.number("num_hidden_layers")
 
 
 def read_nemotron_h(fields: Fields) -> ModelSpec:
@@ -84,28 +80,28 @@ def _layer(fields: Fields, kind: str) -> LayerSpec:
     if kind == FULL:
         return LayerSpec(mixer=attention(fields, rope=None), around_mixer=AROUND)
     if kind == LINEAR:
-        head_dim, groups = number(fields, "mamba_head_dim"), number(fields, "n_groups")
+        head_dim, groups = fields.number("mamba_head_dim"), fields.number("n_groups")
         mixer = mamba(fields, head_dim=head_dim, names=OF_MAMBA, norm_groups=groups)
         return LayerSpec(mixer=mixer, around_mixer=AROUND)
     if kind == MLP:
-        size, bias = number(fields, "intermediate_size"), flag(fields, "mlp_bias")
+        size, bias = fields.number("intermediate_size"), fields.flag("mlp_bias")
         return LayerSpec(mlp=PlainMlpSpec(size=size, bias=bias, activation="relu2"), around_mlp=AROUND)
     return LayerSpec(mlp=_experts(fields), around_mlp=AROUND)
 
 
 def _experts(fields: Fields) -> SparseMlpSpec:
-    shared, bias = number(fields, "moe_shared_expert_intermediate_size"), flag(fields, "mlp_bias")
+    shared, bias = fields.number("moe_shared_expert_intermediate_size"), fields.flag("mlp_bias")
     latent = None
-    if size := count(fields, "moe_latent_size"):
+    if size := fields.count("moe_latent_size"):
         latent = LatentExperts(size=size, before="mlp.fc1_latent_proj", behind="mlp.fc2_latent_proj", bias=bias)
     return SparseMlpSpec(
         num_experts=num_experts_of(fields),
-        size=number(fields, "moe_intermediate_size"),
+        size=fields.number("moe_intermediate_size"),
         rule=sigmoid_rule(fields),
         tensors=TENSORS,
         latent=latent,
         shared=SharedExpertSpec(
-            size=shared, under="mlp.shared_experts", activation="relu2", bias=flag(fields, "mlp_bias")
+            size=shared, under="mlp.shared_experts", activation="relu2", bias=fields.flag("mlp_bias")
         ),
         activation="relu2",
     )
@@ -137,9 +133,9 @@ def _refuse_what_differs(fields: Fields) -> None:
     for name in ("attention_bias", "mamba_proj_bias", "residual_in_fp32", "tie_word_embeddings"):
         fields.only(name, False)
     fields.only("sliding_window")
-    fields.only("attention_head_dim", number(fields, "head_dim"))
+    fields.only("attention_head_dim", fields.number("head_dim"))
     for name in ("norm_eps", "rms_norm_eps"):
-        fields.only(name, real(fields, "layer_norm_epsilon", 1e-5))
+        fields.only(name, fields.real("layer_norm_epsilon", 1e-5))
     # Fields of the start of training, of concurrency, and layers that predict further tokens.
     fields.ignore("rescale_prenorm_residual", "moe_shared_expert_overlap", "num_logits_to_keep", "expand")
     fields.ignore("num_nextn_predict_layers", "mtp_layers_block_type", "mtp_hybrid_override_pattern")

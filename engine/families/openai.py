@@ -13,8 +13,6 @@ from engine.families.reading import (
     every,
     layer_types,
     model,
-    number,
-    real,
     sliding_window,
     sparse_mlp,
     with_default_rope,
@@ -33,15 +31,15 @@ def read_gpt_oss(fields: Fields) -> ModelSpec:
     """gpt-oss: sinks, a window in every second layer, experts with biases and a clamped activation."""
     fields = with_default_rope(fields, "gpt_oss")
     fields = with_defaults(fields, "gpt_oss")
-    fields.only("experts_per_token", number(fields, "num_experts_per_tok"))
+    fields.only("experts_per_token", fields.number("num_experts_per_tok"))
     fields.ignore("initial_context_length")
     kinds = layer_types(fields, every(fields, 2))
-    rule = RoutingRule(chosen=number(fields, "num_experts_per_tok"), score=Score.SOFTMAX_OF_CHOSEN)
+    rule = RoutingRule(chosen=fields.number("num_experts_per_tok"), score=Score.SOFTMAX_OF_CHOSEN)
     mlp = replace(
         sparse_mlp(fields, checked(fields, rule), size_field="intermediate_size", tensors=TENSORS),
         router_bias=True,
         expert_bias=True,
-        clamp=(ALPHA, real(fields, "swiglu_limit", 7.0)),
+        clamp=(ALPHA, fields.real("swiglu_limit", 7.0)),
     )
     bias = bool(fields["attention_bias"])
     layers = {

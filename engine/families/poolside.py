@@ -19,8 +19,6 @@ from engine.families.reading import (
     layer_types,
     layers_by_kind,
     model,
-    number,
-    real,
     rope,
     sliding_window,
     sparse_mlp,
@@ -49,14 +47,14 @@ def read_laguna(fields: Fields) -> ModelSpec:
         fields.only(name, False)
     fields.only("moe_router_logit_softcapping", 0)
     rule = RoutingRule(
-        chosen=number(fields, "num_experts_per_tok"),
+        chosen=fields.number("num_experts_per_tok"),
         score=Score.SIGMOID,
         renormalised=True,
-        scale=real(fields, "moe_routed_scaling_factor", 1.0),
+        scale=fields.real("moe_routed_scaling_factor", 1.0),
     )
-    shared = SharedExpertSpec(size=number(fields, "shared_expert_intermediate_size"), under="mlp.shared_expert")
+    shared = SharedExpertSpec(size=fields.number("shared_expert_intermediate_size"), under="mlp.shared_expert")
     dense, sparse = gated_mlp(fields), sparse_mlp(fields, checked(fields, rule), tensors=IN_EXPERTS, shared=shared)
-    num_layers = number(fields, "num_hidden_layers")
+    num_layers = fields.number("num_hidden_layers")
     kinds = layer_types(fields, [FULL] * num_layers)
     layers = [
         LayerSpec(mixer=mixer, mlp=sparse if there else dense)
@@ -81,8 +79,8 @@ def _mixers(fields: Fields, kinds: list[str]) -> list[AttentionSpec]:
         )
         for kind in set(kinds)
     }  # fmt: skip
-    heads = fields.get("num_attention_heads_per_layer") or [number(fields, "num_attention_heads")] * len(kinds)
-    kv_heads = number(fields, "num_key_value_heads")
+    heads = fields.get("num_attention_heads_per_layer") or [fields.number("num_attention_heads")] * len(kinds)
+    kv_heads = fields.number("num_key_value_heads")
     if len(heads) != len(kinds) or not all(type(each) is int and 0 < each <= MOST_HEADS for each in heads):
         raise UnsupportedModelError(
             f"config.json: num_attention_heads_per_layer = {heads!r:.80} must be a count for each of {len(kinds)} layers"
@@ -99,7 +97,7 @@ def _mixers(fields: Fields, kinds: list[str]) -> list[AttentionSpec]:
 
 def _behind_named(fields: Fields) -> list[bool]:
     """True for layers with experts: all but those of `mlp_only_layers`, which may repeat `mlp_layer_types`."""
-    named, num_layers = fields.get("mlp_only_layers"), number(fields, "num_hidden_layers")
+    named, num_layers = fields.get("mlp_only_layers"), fields.number("num_hidden_layers")
     default = [DENSE if layer in ([0] if named is None else named) else SPARSE for layer in range(num_layers)]
     found = layers_by_kind(fields, default)
     if named is not None and found != [kind == SPARSE for kind in default]:

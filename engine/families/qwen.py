@@ -18,11 +18,9 @@ from engine.families.reading import (
     attention,
     checked,
     delta,
-    flag,
     gated_mlp,
     layer_types,
     model,
-    number,
     rope,
     softmax_rule,
     sparse_layers,
@@ -70,15 +68,15 @@ def _within_chunks(fields: Fields) -> Fields:
     if not isinstance(chunks, Mapping):
         return fields
     own = Fields(chunks)
-    trained = min(number(own, "original_max_position_embeddings"), number(own, "chunk_size"))
-    longest = min(number(fields, "max_position_embeddings"), trained)
+    trained = min(own.number("original_max_position_embeddings"), own.number("chunk_size"))
+    longest = min(fields.number("max_position_embeddings"), trained)
     return fields.with_values(max_position_embeddings=longest, dual_chunk_attention_config=None)
 
 
 def read_qwen3(fields: Fields) -> ModelSpec:
     """Qwen3: queries and keys are normalised head by head; a window on some layers."""
     fields = with_defaults(fields, "qwen3")
-    bias, mlp = flag(fields, "attention_bias"), gated_mlp(fields)
+    bias, mlp = fields.flag("attention_bias"), gated_mlp(fields)
     fields.only("use_mrope", False)
     return model(
         fields,
@@ -94,7 +92,7 @@ def read_qwen3(fields: Fields) -> ModelSpec:
 def read_qwen2_moe(fields: Fields) -> ModelSpec:
     """Qwen1.5-MoE and Qwen2-MoE: Qwen2's attention; beside the chosen experts a gated one that all tokens share."""
     bias, dense = bool(fields.get("qkv_bias", True)), gated_mlp(fields)
-    size = number(fields, "shared_expert_intermediate_size")
+    size = fields.number("shared_expert_intermediate_size")
     shared = SharedExpertSpec(size=size, under="mlp.shared_expert", is_gated=True)
     sparse = sparse_mlp(fields, softmax_rule(fields), shared=shared)
     return model(
@@ -109,7 +107,7 @@ def read_qwen2_moe(fields: Fields) -> ModelSpec:
 def read_qwen3_moe(fields: Fields) -> ModelSpec:
     """Qwen3-MoE: Qwen3's attention; experts in the layers that `decoder_sparse_step` and `mlp_only_layers` leave."""
     fields.only("use_qk_norm", True)
-    bias, dense, sparse = flag(fields, "attention_bias"), gated_mlp(fields), sparse_mlp(fields, softmax_rule(fields))
+    bias, dense, sparse = fields.flag("attention_bias"), gated_mlp(fields), sparse_mlp(fields, softmax_rule(fields))
     return model(
         fields,
         [
@@ -124,9 +122,9 @@ def read_qwen3_moe(fields: Fields) -> ModelSpec:
 
 def _hybrid(fields: Fields, mlps: Iterable[MlpSpec], *, stored: Stored) -> ModelSpec:
     """Read a model of layers with the gated delta rule and, every few, attention with an output gate."""
-    period = number(fields, "full_attention_interval")
+    period = fields.number("full_attention_interval")
     period_kinds = [
-        FULL if (index + 1) % period == 0 else LINEAR for index in range(number(fields, "num_hidden_layers"))
+        FULL if (index + 1) % period == 0 else LINEAR for index in range(fields.number("num_hidden_layers"))
     ]
     kinds = layer_types(fields, period_kinds, known=(FULL, LINEAR))
     if FULL not in kinds:
@@ -141,13 +139,13 @@ def _hybrid(fields: Fields, mlps: Iterable[MlpSpec], *, stored: Stored) -> Model
 
 def _experts(fields: Fields) -> SparseMlpSpec:
     """Experts, and a gated shared one."""
-    size = number(fields, "shared_expert_intermediate_size")
+    size = fields.number("shared_expert_intermediate_size")
     shared = SharedExpertSpec(size=size, under="mlp.shared_expert", is_gated=True)
     return sparse_mlp(fields, softmax_rule(fields), shared=shared)
 
 
 def _gated_attention(fields: Fields) -> AttentionSpec:
-    bias = flag(fields, "attention_bias")
+    bias = fields.flag("attention_bias")
     # M-RoPE fields of vision models: a text token's three positions are equal.
     rotation = rope(fields, others=("mrope_section", "mrope_interleaved"))
     return attention(fields, rope=rotation, qk_norm=QkNorm(), qkv_bias=bias, output_bias=bias, gate=OutputGate())
@@ -180,7 +178,7 @@ def _model_of_3_5(fields: Fields, mlp: MlpSpec) -> ModelSpec:
     fields.only("output_gate_type", "swish")
     fields.only("mamba_ssm_dtype", "float32")
     fields.ignore("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings")
-    return _hybrid(fields, [mlp] * number(fields, "num_hidden_layers"), stored="by_kind").with_names(QWEN_3_5_NAMES)
+    return _hybrid(fields, [mlp] * fields.number("num_hidden_layers"), stored="by_kind").with_names(QWEN_3_5_NAMES)
 
 
 def _text_of_3_5(fields: Fields) -> Fields:
@@ -212,7 +210,7 @@ def read_qwen3_vl(fields: Fields) -> ModelSpec:
     """Qwen3-VL: Qwen3's text model in a checkpoint with a vision tower."""
     fields = text_of(fields, "qwen3_vl_text")
     layer = LayerSpec(mixer=_attention_of_qwen3_vl(fields), mlp=gated_mlp(fields))
-    return model(fields, [layer] * number(fields, "num_hidden_layers"), stored=VISUAL)
+    return model(fields, [layer] * fields.number("num_hidden_layers"), stored=VISUAL)
 
 
 def read_qwen3_vl_moe(fields: Fields) -> ModelSpec:
@@ -227,7 +225,7 @@ def read_qwen3_omni(fields: Fields) -> ModelSpec:
 
 def _text_of_qwen3_vl_moe(fields: Fields) -> ModelSpec:
     fields.only("norm_topk_prob", True)
-    rule = checked(fields, RoutingRule(chosen=number(fields, "num_experts_per_tok"), renormalised=True))
+    rule = checked(fields, RoutingRule(chosen=fields.number("num_experts_per_tok"), renormalised=True))
     dense, sparse = gated_mlp(fields), sparse_mlp(fields, rule, tensors=EITHER_WAY)
     mixer = _attention_of_qwen3_vl(fields)
     layers = [LayerSpec(mixer=mixer, mlp=sparse if there else dense) for there in sparse_layers(fields)]
@@ -235,7 +233,7 @@ def _text_of_qwen3_vl_moe(fields: Fields) -> ModelSpec:
 
 
 def _attention_of_qwen3_vl(fields: Fields) -> AttentionSpec:
-    bias, rotation = flag(fields, "attention_bias"), rope(fields, theta=500_000.0, others=OF_IMAGES)
+    bias, rotation = fields.flag("attention_bias"), rope(fields, theta=500_000.0, others=OF_IMAGES)
     return attention(fields, rope=rotation, qkv_bias=bias, output_bias=bias, qk_norm=QkNorm())
 
 

@@ -10,12 +10,10 @@ from engine.families.reading import (
     Fields,
     attention,
     behind_dense,
-    flag,
     gated_mlp,
     layer_types,
     layers_by_kind,
     model,
-    number,
     shared_experts,
     sigmoid_rule,
     sliding_window,
@@ -29,9 +27,9 @@ from engine.spec.model import LayerSpec, ModelSpec
 def read_dots(fields: Fields) -> ModelSpec:
     """dots.llm1: Qwen3's attention, DeepSeek-V3's experts."""
     fields = with_defaults(fields, "dots1")
-    window, first = sliding_window(fields), number(fields, "max_window_layers")
-    default = [SLIDING if window and layer >= first else FULL for layer in range(number(fields, "num_hidden_layers"))]
-    bias, dense = flag(fields, "attention_bias"), gated_mlp(fields)
+    window, first = sliding_window(fields), fields.number("max_window_layers")
+    default = [SLIDING if window and layer >= first else FULL for layer in range(fields.number("num_hidden_layers"))]
+    bias, dense = fields.flag("attention_bias"), gated_mlp(fields)
     sparse = sparse_mlp(fields, sigmoid_rule(fields), tensors=CORRECTED, shared=shared_experts(fields))
     layers = [
         LayerSpec(

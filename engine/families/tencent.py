@@ -11,14 +11,10 @@ from engine.families.reading import (
     attention,
     behind_dense,
     checked,
-    count,
-    flag,
     gated_mlp,
     layers_by_kind,
     mla_attention,
     model,
-    number,
-    real,
     rope,
     rope_values,
     sparse_mlp,
@@ -51,7 +47,7 @@ def read_hunyuan(fields: Fields) -> ModelSpec:
     fields.only("num_experts", 1)
     fields.only("routed_scaling_factor", 1.0)
     layer = LayerSpec(mixer=_mixer(fields), mlp=gated_mlp(fields))
-    return model(fields, [layer] * number(fields, "num_hidden_layers"))
+    return model(fields, [layer] * fields.number("num_hidden_layers"))
 
 
 def _mixer(fields: Fields) -> AttentionSpec:
@@ -63,7 +59,7 @@ def _mixer(fields: Fields) -> AttentionSpec:
     fields.only("attention_head_dim", fields.get("head_dim"))
     fields.only("use_qk_norm", True)
     fields.only("use_cla", False)
-    bias, others = flag(fields, "attention_bias"), ("alpha", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")
+    bias, others = fields.flag("attention_bias"), ("alpha", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")
     found = attention(fields, rope=rope(fields, others=others), qk_norm=QK_NORM, qkv_bias=bias, output_bias=bias)
     _, values = rope_values(fields)
     if found.rope is not None and (values.get("rope_type") or values.get("type")) == "dynamic" and values.get("alpha"):
@@ -79,19 +75,19 @@ def read_hunyuan_moe(fields: Fields) -> ModelSpec:
     if "num_experts_per_tok" not in fields:
         fields = fields.over({"moe_topk": 1})
     fields = with_defaults(fields.with_values(**alike), "hunyuan_v1_moe")
-    size = number(fields, "intermediate_size")
+    size = fields.number("intermediate_size")
     fields.only("moe_intermediate_size", size)
     fields.only("num_shared_expert", 1)
     fields.only("moe_layer_num_skipped", 0)
     fields.only("routed_scaling_factor", 1.0)
     fields.only("norm_topk_prob", True)
     fields.ignore(*OF_TRAINING)
-    chosen = number(fields, "moe_topk" if "moe_topk" in fields else "num_experts_per_tok")
+    chosen = fields.number("moe_topk" if "moe_topk" in fields else "num_experts_per_tok")
     rule = checked(fields, RoutingRule(chosen=chosen, renormalised=True))
     shared = SharedExpertSpec(size=size, under="mlp.shared_mlp")
     mlp = sparse_mlp(fields, rule, size_field="intermediate_size", tensors=TENSORS, shared=shared)
     layer = LayerSpec(mixer=_mixer(fields), mlp=mlp)
-    return model(fields, [layer] * number(fields, "num_hidden_layers"))
+    return model(fields, [layer] * fields.number("num_hidden_layers"))
 
 
 def read_hy3(fields: Fields) -> ModelSpec:
@@ -100,16 +96,16 @@ def read_hy3(fields: Fields) -> ModelSpec:
     for name in ("qk_norm", "route_norm", "moe_router_use_sigmoid", "moe_router_enable_expert_bias"):
         fields.only(name, True)
     fields.only("mlp_bias", False)
-    size = number(fields, "moe_intermediate_size")
+    size = fields.number("moe_intermediate_size")
     fields.only("expert_hidden_dim", size)
     fields.ignore(*IN_FLOAT32, "use_grouped_mm")
     rule = RoutingRule(
-        chosen=number(fields, "num_experts_per_tok"),
+        chosen=fields.number("num_experts_per_tok"),
         score=Score.SIGMOID,
         renormalised=True,
-        scale=real(fields, "router_scaling_factor", 1.0),
+        scale=fields.real("router_scaling_factor", 1.0),
     )
-    num_shared, bias = count(fields, "num_shared_experts"), flag(fields, "attention_bias")
+    num_shared, bias = fields.count("num_shared_experts"), fields.flag("attention_bias")
     shared = SharedExpertSpec(size=num_shared * size, under="mlp.shared_mlp") if num_shared else None
     dense, sparse = gated_mlp(fields), sparse_mlp(fields, checked(fields, rule), tensors=TENSORS_3, shared=shared)
     rotation = rope(fields, theta=11_158_840.0)
@@ -132,10 +128,10 @@ def read_youtu(fields: Fields) -> ModelSpec:
     """Youtu: DeepSeek's latent attention in a dense model."""
     fields = with_defaults(fields, "youtu")
     fields.ignore("embedding_initializer_range")
-    interleaved, value_dim = flag(fields, "rope_interleave"), number(fields, "v_head_dim")
+    interleaved, value_dim = fields.flag("rope_interleave"), fields.number("v_head_dim")
     mixer = mla_attention(fields, interleaved=interleaved, value_dim=value_dim)
-    layer = LayerSpec(mixer=mixer, mlp=gated_mlp(fields, bias=flag(fields, "mlp_bias")))
-    return model(fields, [layer] * number(fields, "num_hidden_layers"))
+    layer = LayerSpec(mixer=mixer, mlp=gated_mlp(fields, bias=fields.flag("mlp_bias")))
+    return model(fields, [layer] * fields.number("num_hidden_layers"))
 
 
 FAMILIES: dict[str, Family] = {

@@ -7,9 +7,7 @@ from engine.families.reading import (
     Family,
     Fields,
     attention,
-    flag,
     model,
-    number,
     rope,
     shared_experts,
     sigmoid_rule,
@@ -27,9 +25,9 @@ def read_solar(fields: Fields) -> ModelSpec:
     fields.only("first_k_dense_replace", 0)
     fields.only("use_qk_norm", False)
     sparse = sparse_mlp(fields, sigmoid_rule(fields), tensors=CORRECTED, shared=shared_experts(fields))
-    mixer = attention(fields, rope=rope(fields, theta=1_000_000.0), qkv_bias=flag(fields, "attention_bias"))
+    mixer = attention(fields, rope=rope(fields, theta=1_000_000.0), qkv_bias=fields.flag("attention_bias"))
     layer = LayerSpec(mixer=mixer, mlp=sparse)
-    return model(fields, [layer] * number(fields, "num_hidden_layers"), stored=without_predictions(fields))
+    return model(fields, [layer] * fields.number("num_hidden_layers"), stored=without_predictions(fields))
 
 
 FAMILIES: dict[str, Family] = {

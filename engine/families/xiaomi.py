@@ -12,13 +12,9 @@ from engine.families.reading import (
     Family,
     Fields,
     attention,
-    count,
-    flag,
     gated_mlp,
     layer_types,
     model,
-    number,
-    real,
     rope,
     sigmoid_rule,
     sparse_mlp,
@@ -64,17 +60,17 @@ def read_mimo_v2(fields: Fields) -> ModelSpec:
 
 def _attention(fields: Fields, rotation: RopeSpec, *, slides: bool) -> AttentionSpec:
     """The attention of a layer: sliding-window layers have twice the KV heads, and sinks."""
-    heads, head_dim, value_dim = (number(fields, name) for name in ("num_attention_heads", "head_dim", "v_head_dim"))
+    heads, head_dim, value_dim = (fields.number(name) for name in ("num_attention_heads", "head_dim", "v_head_dim"))
     if value_dim > head_dim:
         raise UnsupportedModelError(f"config.json: v_head_dim = {value_dim} is above head_dim = {head_dim}")
     for name, value in {"num_attention_heads": heads, "head_dim": head_dim, "v_head_dim": value_dim}.items():
         fields.only(f"swa_{name}", value)
-    window = number(fields, "sliding_window")
+    window = fields.number("sliding_window")
     fields.only("sliding_window_size", window)
     fields.only("attention_chunk_size", window)
-    num_kv_heads = number(fields, "num_key_value_heads")
-    of_windows = count(fields, "swa_num_key_value_heads") or 2 * num_kv_heads
-    sinks = {True: flag(fields, "add_swa_attention_sink_bias"), False: flag(fields, "add_full_attention_sink_bias")}
+    num_kv_heads = fields.number("num_key_value_heads")
+    of_windows = fields.count("swa_num_key_value_heads") or 2 * num_kv_heads
+    sinks = {True: fields.flag("add_swa_attention_sink_bias"), False: fields.flag("add_full_attention_sink_bias")}
     num_kv_heads = of_windows if slides else num_kv_heads
     if heads % num_kv_heads:
         raise UnsupportedModelError(f"config.json: num_attention_heads = {heads} with {num_kv_heads} heads of keys")
@@ -83,10 +79,10 @@ def _attention(fields: Fields, rotation: RopeSpec, *, slides: bool) -> Attention
         rope=rotation,
         num_kv_heads=num_kv_heads,
         window=window if slides else 0,
-        qkv_bias=flag(fields, "attention_bias"),
+        qkv_bias=fields.flag("attention_bias"),
         sinks=sinks[slides],
         values=ValueSpec(
-            features=0 if value_dim == head_dim else value_dim, scale=real(fields, "attention_value_scale", 1.0)
+            features=0 if value_dim == head_dim else value_dim, scale=fields.real("attention_value_scale", 1.0)
         ),
     )
 
@@ -98,8 +94,8 @@ def _ropes(fields: Fields) -> dict[str, RopeSpec]:
         return {kind: rope(fields, kind=kind) for kind in (FULL, SLIDING)}
     fields.only("rope_parameters")
     fields.only("rope_scaling")
-    share = real(fields, "partial_rotary_factor", ROTATED_SHARE)
-    thetas = {FULL: real(fields, "rope_theta", 5_000_000.0), SLIDING: real(fields, "swa_rope_theta", 10_000.0)}
+    share = fields.real("partial_rotary_factor", ROTATED_SHARE)
+    thetas = {FULL: fields.real("rope_theta", 5_000_000.0), SLIDING: fields.real("swa_rope_theta", 10_000.0)}
     if not 0 < share <= 1 or min(thetas.values()) <= 0:
         raise UnsupportedModelError(f"config.json: partial_rotary_factor = {share} of heads rotated by {thetas}")
     return {kind: RopeSpec(theta=theta, share=share) for kind, theta in thetas.items()}
@@ -109,12 +105,12 @@ def _kinds(fields: Fields) -> list[str]:
     """Kinds of layers; published configs have 1 for a sliding window."""
     pattern = fields.get("hybrid_layer_pattern")
     if pattern is None:
-        pattern = [int(at > 0 and (at + 1) % 6 > 0) for at in range(number(fields, "num_hidden_layers"))]
+        pattern = [int(at > 0 and (at + 1) % 6 > 0) for at in range(fields.number("num_hidden_layers"))]
     return layer_types(fields, [_one_of((FULL, SLIDING), each, "hybrid_layer_pattern") for each in pattern])
 
 
 def _mlp_kinds(fields: Fields) -> list[str]:
-    num_layers, published = number(fields, "num_hidden_layers"), fields.get("moe_layer_freq")
+    num_layers, published = fields.number("num_hidden_layers"), fields.get("moe_layer_freq")
     if published is not None:
         default = [_one_of((DENSE, SPARSE), each, "moe_layer_freq") for each in published]
     else:

@@ -13,14 +13,10 @@ from engine.families.reading import (
     SLIDING,
     Fields,
     attention,
-    count,
     every,
-    flag,
     gated_mlp,
     layer_types,
     model,
-    number,
-    real,
     rope,
     sliding_window,
     with_defaults,
@@ -41,9 +37,9 @@ def read(fields: Fields) -> ModelSpec:
         # The first checkpoints have this name, and mean the tanh approximation.
         fields = fields.with_values(hidden_act="gelu_pytorch_tanh")
     _refuse_bidirectional(fields)
-    bias = flag(fields, "attention_bias")
+    bias = fields.flag("attention_bias")
     layer = LayerSpec(mixer=attention(fields, qkv_bias=bias, output_bias=bias), mlp=gated_mlp(fields))
-    return _model(fields, [layer] * number(fields, "num_hidden_layers"))
+    return _model(fields, [layer] * fields.number("num_hidden_layers"))
 
 
 def read_2(fields: Fields) -> ModelSpec:
@@ -72,7 +68,7 @@ def read_3(fields: Fields) -> ModelSpec:
     fields = with_defaults(fields.text(), "gemma3_text")
     if has_vision:
         fields.only("final_logit_softcapping")  # transformers applies none there
-    period = count(fields, "sliding_window_pattern") or 6
+    period = fields.count("sliding_window_pattern") or 6
     kinds = layer_types(fields, every(fields, period))
     spec = _model(fields, _layers(fields, kinds, ropes_by_kind(fields), qk_norm=QkNorm()))
     return spec.with_names(BESIDE_VISION) if has_vision else spec
@@ -80,7 +76,7 @@ def read_3(fields: Fields) -> ModelSpec:
 
 def ropes_by_kind(fields: Fields) -> dict[str, RopeSpec]:
     """Sliding-window layers have their own rope base; `rope_scaling` is for the others."""
-    local, theta = real(fields, "rope_local_base_freq", 10_000.0), real(fields, "rope_theta", 1_000_000.0)
+    local, theta = fields.real("rope_local_base_freq", 10_000.0), fields.real("rope_theta", 1_000_000.0)
     if any(kind in (fields.get("rope_parameters") or {}) for kind in (FULL, SLIDING)):
         return {FULL: rope(fields, kind=FULL, theta=theta), SLIDING: rope(fields, kind=SLIDING, theta=local)}
     return {FULL: rope(fields, theta=theta), SLIDING: RopeSpec(theta=local)}
@@ -88,8 +84,8 @@ def ropes_by_kind(fields: Fields) -> dict[str, RopeSpec]:
 
 def _layers(fields: Fields, kinds: list[str], ropes: dict[str, RopeSpec], *, qk_norm: QkNorm | None) -> list[LayerSpec]:
     _refuse_bidirectional(fields)
-    bias, mlp, window = flag(fields, "attention_bias"), gated_mlp(fields), sliding_window(fields)
-    scale, softcap = real(fields, "query_pre_attn_scalar", 256) ** -0.5, real(fields, "attn_logit_softcapping", 0.0)
+    bias, mlp, window = fields.flag("attention_bias"), gated_mlp(fields), sliding_window(fields)
+    scale, softcap = fields.real("query_pre_attn_scalar", 256) ** -0.5, fields.real("attn_logit_softcapping", 0.0)
     return [
         LayerSpec(
             mixer=attention(
@@ -115,8 +111,8 @@ def _model(fields: Fields, layers: list[LayerSpec]) -> ModelSpec:
         fields,
         layers,
         norms=NormSpec(kind="rms_plus_one"),
-        embedding=EmbeddingSpec(multiplier=number(fields, "hidden_size") ** 0.5),
-        head=HeadSpec(softcap=real(fields, "final_logit_softcapping", 0.0)),
+        embedding=EmbeddingSpec(multiplier=fields.number("hidden_size") ** 0.5),
+        head=HeadSpec(softcap=fields.real("final_logit_softcapping", 0.0)),
     )
 
 

@@ -15,12 +15,9 @@ from engine.families.reading import (
     Fields,
     attention,
     every,
-    flag,
     gated_mlp,
     layer_types,
     model,
-    number,
-    real,
     sliding_window,
     with_defaults,
 )
@@ -49,8 +46,8 @@ def read(fields: Fields) -> ModelSpec:
     fields.ignore("altup_coef_clip", "altup_lr_multiplier", "query_pre_attn_scalar")
     kinds = layer_types(fields, every(fields, 5))
     lenders, first = lenders_of(fields, kinds)
-    ropes, window, bias = ropes_by_kind(fields), sliding_window(fields), flag(fields, "attention_bias")
-    laurel = LaurelSpec(rank=number(fields, "laurel_rank"), before="input_layernorm", after="laurel.post_laurel_norm")
+    ropes, window, bias = ropes_by_kind(fields), sliding_window(fields), fields.flag("attention_bias")
+    laurel = LaurelSpec(rank=fields.number("laurel_rank"), before="input_layernorm", after="laurel.post_laurel_norm")
     mlps = _mlps(fields)
     layers = [
         LayerSpec(
@@ -76,14 +73,14 @@ def read(fields: Fields) -> ModelSpec:
         fields,
         layers,
         layer_inputs=LayerInputsSpec(
-            vocab_size=number(fields, "vocab_size_per_layer_input"),
-            size=number(fields, "hidden_size_per_layer_input"),
+            vocab_size=fields.number("vocab_size_per_layer_input"),
+            size=fields.number("hidden_size_per_layer_input"),
             activation=mlps[0].activation,
         ),
         altup=_altup(fields),
         stored=AS_OURS.without_keys(range(first, len(kinds))),
-        embedding=EmbeddingSpec(multiplier=number(fields, "hidden_size") ** 0.5),
-        head=HeadSpec(softcap=real(fields, "final_logit_softcapping", 0.0)),
+        embedding=EmbeddingSpec(multiplier=fields.number("hidden_size") ** 0.5),
+        head=HeadSpec(softcap=fields.real("final_logit_softcapping", 0.0)),
     )
 
 
@@ -112,16 +109,16 @@ def _part(fields: Fields, name: str, model_type: str) -> Fields:
 
 def _placeholders(parts: Mapping[str, Fields], vocab_size: int) -> tuple[PlaceholderSpec, ...]:
     """Token ranges of each modality: one ends where the next begins, or at the vocabulary's end."""
-    begins = [number(part, "vocab_offset") for part in parts.values()]
+    begins = [part.number("vocab_offset") for part in parts.values()]
     found = []
     for (name, part), begin, end in zip(parts.items(), begins, [*begins[1:], vocab_size], strict=True):
-        rows, count = number(part, "vocab_size"), min(end, vocab_size) - begin
+        rows, count = part.number("vocab_size"), min(end, vocab_size) - begin
         if end < begin or count > rows:
             raise UnsupportedModelError(
                 f"config.json: vocab_offset = {begin} and vocab_size = {rows} of {name} don't reach up to {end}"
             )
         if count > 0:
-            size, eps = number(part, "hidden_size"), real(part, "rms_norm_eps", 1e-6)
+            size, eps = part.number("hidden_size"), part.real("rms_norm_eps", 1e-6)
             found.append(
                 PlaceholderSpec(under=f"model.{name}", first=begin, count=count, stored_rows=rows, size=size, eps=eps)
             )
@@ -129,17 +126,17 @@ def _placeholders(parts: Mapping[str, Fields], vocab_size: int) -> tuple[Placeho
 
 
 def _altup(fields: Fields) -> AltUpSpec:
-    num_streams, active = number(fields, "altup_num_inputs"), fields.get("altup_active_idx")
+    num_streams, active = fields.number("altup_num_inputs"), fields.get("altup_active_idx")
     if not (isinstance(active, int) and 0 <= active < num_streams):
         raise UnsupportedModelError(f"config.json: altup_active_idx = {active!r} of altup_num_inputs = {num_streams}")
     if num_streams < 2:
         raise UnsupportedModelError(f"config.json: altup_num_inputs = {num_streams} is not supported: at least 2")
-    return AltUpSpec(num_streams=num_streams, active=active, scales_output=flag(fields, "altup_correct_scale"))
+    return AltUpSpec(num_streams=num_streams, active=active, scales_output=fields.flag("altup_correct_scale"))
 
 
 def _mlps(fields: Fields) -> list[GatedMlpSpec]:
     """Each layer's MLP, with its own size and sparsity."""
-    num_layers, sizes = number(fields, "num_hidden_layers"), fields.get("intermediate_size")
+    num_layers, sizes = fields.number("num_hidden_layers"), fields.get("intermediate_size")
     sizes = list(sizes) if isinstance(sizes, list | tuple) else [sizes] * num_layers
     sparsities = fields.get("activation_sparsity_pattern")
     if sparsities is None:
@@ -154,6 +151,6 @@ def _mlps(fields: Fields) -> list[GatedMlpSpec]:
         )
     alike = gated_mlp(fields, size="hidden_size")
     return [
-        replace(alike, size=number(Fields({"intermediate_size": size}), "intermediate_size"), sparsity=float(share))
+        replace(alike, size=Fields({"intermediate_size": size}).number("intermediate_size"), sparsity=float(share))
         for size, share in zip(sizes, sparsities, strict=True)
     ]

@@ -16,14 +16,10 @@ from engine.families.reading import (
     SLIDING,
     Fields,
     attention,
-    count,
     every,
-    flag,
     gated_mlp,
     layer_types,
     model,
-    number,
-    real,
     rope,
     sliding_window,
     with_defaults,
@@ -92,15 +88,15 @@ def _read(fields: Fields, model_type: str) -> ModelSpec:
         layers,
         layer_inputs=inputs,
         stored=AS_OURS.without_keys(range(first, len(kinds))),
-        embedding=EmbeddingSpec(multiplier=number(fields, "hidden_size") ** 0.5),
-        head=HeadSpec(softcap=real(fields, "final_logit_softcapping", 0.0)),
+        embedding=EmbeddingSpec(multiplier=fields.number("hidden_size") ** 0.5),
+        head=HeadSpec(softcap=fields.real("final_logit_softcapping", 0.0)),
     )
     return spec.with_names(NAMES) if has_other_parts else spec
 
 
 def lenders_of(fields: Fields, kinds: Sequence[str]) -> tuple[set[int], int]:
     """The layers that lend their KV to later ones, and the first of those."""
-    num_borrowing = count(fields, "num_kv_shared_layers")
+    num_borrowing = fields.count("num_kv_shared_layers")
     first = len(kinds) - num_borrowing
     if not num_borrowing:
         return set(), first
@@ -114,13 +110,13 @@ def lenders_of(fields: Fields, kinds: Sequence[str]) -> tuple[set[int], int]:
 
 def _mlp(fields: Fields, *, borrows: bool) -> GatedMlpSpec | DenseBesideExpertsSpec:
     dense = gated_mlp(fields)
-    if flag(fields, "use_double_wide_mlp") and borrows:
+    if fields.flag("use_double_wide_mlp") and borrows:
         dense = replace(dense, size=2 * dense.size)
     names = ("num_experts", "top_k_experts", "moe_intermediate_size")
-    if not flag(fields, "enable_moe_block"):
+    if not fields.flag("enable_moe_block"):
         fields.ignore(*names)
         return dense
-    num_experts, chosen, size = (number(fields, name) for name in names)
+    num_experts, chosen, size = (fields.number(name) for name in names)
     if chosen > num_experts:
         raise UnsupportedModelError(f"config.json: top_k_experts = {chosen} of {num_experts} experts")
     experts = SparseMlpSpec(
@@ -142,18 +138,18 @@ def _mlp(fields: Fields, *, borrows: bool) -> GatedMlpSpec | DenseBesideExpertsS
 
 
 def _layer_inputs(fields: Fields) -> LayerInputsSpec | None:
-    size = count(fields, "hidden_size_per_layer_input")
+    size = fields.count("hidden_size_per_layer_input")
     if not size:
         fields.ignore("vocab_size_per_layer_input")
         return None
-    rows, needed = number(fields, "vocab_size_per_layer_input"), number(fields, "vocab_size")
+    rows, needed = fields.number("vocab_size_per_layer_input"), fields.number("vocab_size")
     if rows < needed:
         raise UnsupportedModelError(f"config.json: vocab_size_per_layer_input = {rows} of vocab_size = {needed}")
     return LayerInputsSpec(vocab_size=rows, size=size, activation=gated_mlp(fields).activation)
 
 
 def _attention(fields: Fields, kind: str, index: int, sharing: KVSharing) -> AttentionSpec:
-    bias, shares, window = flag(fields, "attention_bias"), flag(fields, "attention_k_eq_v"), sliding_window(fields)
+    bias, shares, window = fields.flag("attention_bias"), fields.flag("attention_k_eq_v"), sliding_window(fields)
     own = _own_sizes(fields, kind, index)
     return attention(
         fields,
@@ -173,7 +169,7 @@ def _attention(fields: Fields, kind: str, index: int, sharing: KVSharing) -> Att
 def _own_sizes(fields: Fields, kind: str, index: int) -> Mapping[str, int]:
     """A layer's own sizes, in transformers' form or the published one."""
     by_layer = fields.get("per_layer_config")
-    head_dim, heads = count(fields, "global_head_dim"), count(fields, "num_global_key_value_heads")
+    head_dim, heads = fields.count("global_head_dim"), fields.count("num_global_key_value_heads")
     if by_layer is not None:
         if not all(key.isdigit() for key in by_layer):
             raise UnsupportedModelError(
@@ -182,7 +178,7 @@ def _own_sizes(fields: Fields, kind: str, index: int) -> Mapping[str, int]:
         own: Mapping[str, Any] = {int(key): value for key, value in by_layer.items()}.get(index, {})
         if unknown := own.keys() - {"head_dim", "num_key_value_heads"}:
             raise UnsupportedModelError(f"config.json: per_layer_config has {sorted(unknown)}, which is not supported")
-        return {name: count(Fields(own), name) for name in own}
+        return {name: Fields(own).count(name) for name in own}
     if kind != FULL:
         return {}
-    return {"head_dim": head_dim} | ({"num_key_value_heads": heads} if flag(fields, "attention_k_eq_v") else {})
+    return {"head_dim": head_dim} | ({"num_key_value_heads": heads} if fields.flag("attention_k_eq_v") else {})

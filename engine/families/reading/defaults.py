@@ -7,14 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from engine.families.reading.fields import Fields
+from engine.families.reading.fields import NUM_EXPERTS, Fields
 
 _READ = json.loads(Path(__file__).parents[1].joinpath("defaults.json").read_bytes())
 DEFAULTS: Mapping[str, Mapping[str, Any]] = _READ["fields"]
 # Rotations that take the place of a whole field, where nothing says one.
 DEFAULT_ROPES: Mapping[str, Mapping[str, Any]] = _READ["rope_parameters"]
-# Releases of transformers gave the number of experts different names.
-NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 
 
 def with_defaults(fields: Fields, model_type: str) -> Fields:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from engine.families.reading.defaults import NUM_EXPERTS
-from engine.families.reading.fields import Fields
-from engine.families.reading.layers import count, flag, gated_mlp, number, real
+from engine.families.reading.fields import NUM_EXPERTS, Fields
+from engine.families.reading.layers import gated_mlp
 from engine.kernels.experts.rule import GroupScore, RoutingRule, Score
 from engine.spec.experts import ExpertTensors, SharedExpertSpec, SparseMlpSpec
 from engine.spec.model import UnsupportedModelError
@@ -22,9 +21,9 @@ W1_W3_W2 = tuple(f"block_sparse_moe.experts.{{}}.{name}" for name in ("w1", "w3"
 def softmax_rule(fields: Fields) -> RoutingRule:
     """Top-k of softmax, renormalised if `norm_topk_prob`."""
     rule = RoutingRule(
-        chosen=number(fields, "num_experts_per_tok"),
+        chosen=fields.number("num_experts_per_tok"),
         score=Score.SOFTMAX,
-        renormalised=flag(fields, "norm_topk_prob"),
+        renormalised=fields.flag("norm_topk_prob"),
     )
     return checked(fields, rule)
 
@@ -34,20 +33,20 @@ def sigmoid_rule(fields: Fields) -> RoutingRule:
     fields.only("scoring_func", "sigmoid")
     fields.only("topk_method", "noaux_tc")
     rule = RoutingRule(
-        chosen=number(fields, "num_experts_per_tok"),
+        chosen=fields.number("num_experts_per_tok"),
         score=Score.SIGMOID,
-        num_groups=count(fields, "n_group") or 1,
-        groups_kept=count(fields, "topk_group") or 1,
+        num_groups=fields.count("n_group") or 1,
+        groups_kept=fields.count("topk_group") or 1,
         group_score=GroupScore.TWO_BEST,
-        renormalised=flag(fields, "norm_topk_prob"),
-        scale=real(fields, "routed_scaling_factor", 1.0),
+        renormalised=fields.flag("norm_topk_prob"),
+        scale=fields.real("routed_scaling_factor", 1.0),
     )
     return checked(fields, rule)
 
 
 def num_experts_of(fields: Fields) -> int:
     """Number of experts, under any of transformers' names for the field."""
-    return number(fields, next((name for name in NUM_EXPERTS if name in fields), NUM_EXPERTS[0]))
+    return fields.number(next((name for name in NUM_EXPERTS if name in fields), NUM_EXPERTS[0]))
 
 
 def checked(fields: Fields, rule: RoutingRule) -> RoutingRule:
@@ -73,7 +72,7 @@ def sparse_mlp(
     gated_mlp(fields)  # experts have the activation of dense layers
     return SparseMlpSpec(
         num_experts=num_experts_of(fields),
-        size=number(fields, size_field),
+        size=fields.number(size_field),
         rule=rule,
         tensors=tensors,
         shared=shared,
@@ -82,23 +81,23 @@ def sparse_mlp(
 
 def shared_experts(fields: Fields, name: str = "n_shared_experts") -> SharedExpertSpec | None:
     """The experts counted by the field, computed as one."""
-    num_shared = count(fields, name)
+    num_shared = fields.count(name)
     if not num_shared:
         return None
-    return SharedExpertSpec(size=num_shared * number(fields, "moe_intermediate_size"), under="mlp.shared_experts")
+    return SharedExpertSpec(size=num_shared * fields.number("moe_intermediate_size"), under="mlp.shared_experts")
 
 
 def without_predictions(fields: Fields) -> StoredNames:
     """Names of a checkpoint without its last layers, which predict further tokens and are not computed."""
     fields.ignore("num_nextn_predict_layers", "num_mtp_layers")
-    first = number(fields, "num_hidden_layers")
-    extra = count(fields, "num_nextn_predict_layers")
+    first = fields.number("num_hidden_layers")
+    extra = fields.count("num_nextn_predict_layers")
     return StoredNames(ignored=tuple(f"model.layers.{layer}." for layer in range(first, first + extra)))
 
 
 def layers_by_kind(fields: Fields, default: Sequence[str]) -> list[bool]:
     """True for layers with experts, by `mlp_layer_types` or the default."""
-    kinds, num_layers = fields.get("mlp_layer_types") or default, number(fields, "num_hidden_layers")
+    kinds, num_layers = fields.get("mlp_layer_types") or default, fields.number("num_hidden_layers")
     if set(kinds) - {DENSE, SPARSE} or len(kinds) != num_layers:
         raise UnsupportedModelError(f"config.json: mlp_layer_types = {kinds!r:.80} is not supported")
     return [kind == SPARSE for kind in kinds]
@@ -106,11 +105,11 @@ def layers_by_kind(fields: Fields, default: Sequence[str]) -> list[bool]:
 
 def behind_dense(fields: Fields) -> list[str]:
     """Kinds of layers of which the first `first_k_dense_replace` have no experts."""
-    num_dense = count(fields, "first_k_dense_replace")
-    return [SPARSE if layer >= num_dense else DENSE for layer in range(number(fields, "num_hidden_layers"))]
+    num_dense = fields.count("first_k_dense_replace")
+    return [SPARSE if layer >= num_dense else DENSE for layer in range(fields.number("num_hidden_layers"))]
 
 
 def sparse_layers(fields: Fields) -> list[bool]:
     """True for layers with experts: every `decoder_sparse_step`th one, except those in `mlp_only_layers`."""
-    step, dense = count(fields, "decoder_sparse_step") or 1, set(fields.get("mlp_only_layers") or ())
-    return [layer not in dense and (layer + 1) % step == 0 for layer in range(number(fields, "num_hidden_layers"))]
+    step, dense = fields.count("decoder_sparse_step") or 1, set(fields.get("mlp_only_layers") or ())
+    return [layer not in dense and (layer + 1) % step == 0 for layer in range(fields.number("num_hidden_layers"))]

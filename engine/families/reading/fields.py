@@ -27,6 +27,13 @@ transformers_version typical_p use_bfloat16 use_cache
 HARMLESS = frozenset(_HARMLESS.split())
 _HARMLESS_BEGINNINGS = ("_", "unsloth_", "transformers.js")
 
+# Releases of transformers gave the number of experts different names.
+NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+# A limit: the author of a config.json must not decide how much memory a worker takes before it sees a weight.
+_MOST_OF_ALL = 2**31 - 1
+_FEW = (*NUM_EXPERTS, "zero_expert_num", "num_nextn_predict_layers")
+_MOST = {"num_hidden_layers": 4096, "num_layers": 2048, "index_topk": 1 << 16} | dict.fromkeys(_FEW, 4096)
+
 
 class Fields(Mapping[str, Any]):
     """Parsed JSON that records which fields were read."""
@@ -58,6 +65,36 @@ class Fields(Mapping[str, Any]):
 
     def __len__(self) -> int:
         return len(self._values)
+
+    def number(self, name: str) -> int:
+        """A positive integer. Raises UnsupportedModelError, as the three below."""
+        value, most = self.get(name), _MOST.get(name, _MOST_OF_ALL)
+        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
+            raise UnsupportedModelError(
+                f"config.json: {name} must be a positive integer up to {most}, not {value!r:.40}"
+            )
+        return value
+
+    def count(self, name: str) -> int:
+        """Like `number`, but 0 if it is absent, null or 0."""
+        value = self.get(name)
+        return 0 if value is None or (value == 0 and type(value) is int) else self.number(name)
+
+    def real(self, name: str, default: float) -> float:
+        """A number, or the default if it is absent or null."""
+        value = self.get(name)
+        if value is None:
+            return default
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise UnsupportedModelError(f"config.json: {name} must be a number, not {value!r}")
+        return float(value)
+
+    def flag(self, name: str) -> bool:
+        """True or false; false where it is absent or null."""
+        value = self.get(name)
+        if value not in (None, False, True):  # also 0 and 1
+            raise UnsupportedModelError(f"config.json: {name} must be true or false, not {value!r:.40}")
+        return bool(value)
 
     def over(self, defaults: Mapping[str, Any]) -> Fields:
         """The same with defaults for absent fields: a config.json omits its class's defaults."""

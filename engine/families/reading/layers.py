@@ -8,7 +8,6 @@ from inspect import signature
 from typing import Any, Literal, TypeVar
 
 from engine.families.quantised import read_quantization
-from engine.families.reading.defaults import NUM_EXPERTS
 from engine.families.reading.fields import Fields
 from engine.families.reading.ropes import rope
 from engine.kernels.attention import HeadShape
@@ -22,10 +21,6 @@ Family = Callable[[Fields], ModelSpec]
 FULL, SLIDING = "full_attention", "sliding_attention"
 _GATES: dict[str, Literal["silu", "gelu_tanh"]] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 _OWN: Any = object()
-# A limit: the author of a config.json must not decide how much memory a worker takes before it sees a weight.
-_MOST_OF_ALL = 2**31 - 1
-_FEW = (*NUM_EXPERTS, "zero_expert_num", "num_nextn_predict_layers")
-_MOST = {"num_hidden_layers": 4096, "num_layers": 2048, "index_topk": 1 << 16} | dict.fromkeys(_FEW, 4096)
 _rope = rope
 
 
@@ -40,11 +35,11 @@ def model(
 ) -> ModelSpec:
     """Read the parts outside the layers; `eps` names the norms' epsilon, `options` are further fields of the spec."""
     return ModelSpec(
-        vocab_size=number(fields, "vocab_size"),
-        hidden_size=number(fields, "hidden_size"),
-        max_position_embeddings=number(fields, "max_position_embeddings"),
-        norms=replace(norms, eps=real(fields, eps, 1e-6)),
-        head=replace(head, is_tied=flag(fields, "tie_word_embeddings")),
+        vocab_size=fields.number("vocab_size"),
+        hidden_size=fields.number("hidden_size"),
+        max_position_embeddings=fields.number("max_position_embeddings"),
+        norms=replace(norms, eps=fields.real(eps, 1e-6)),
+        head=replace(head, is_tied=fields.flag("tie_word_embeddings")),
         dtype=_dtype(fields),
         layers=tuple(layers),
         quantization=read_quantization(fields),
@@ -57,15 +52,15 @@ def attention(fields: Fields, *, rope: Any = _OWN, **switches: Any) -> Attention
 
     `switches` are further fields of the spec, or of its scores and projections, by their own names: the family's own.
     """
-    num_heads = number(fields, "num_attention_heads")
-    num_kv_heads = switches.pop("num_kv_heads", None) or count(fields, "num_key_value_heads") or num_heads
+    num_heads = fields.number("num_attention_heads")
+    num_kv_heads = switches.pop("num_kv_heads", None) or fields.count("num_key_value_heads") or num_heads
     if num_heads % num_kv_heads:
         raise UnsupportedModelError(
             f"config.json: num_attention_heads = {num_heads} is no multiple of num_key_value_heads = {num_kv_heads}"
         )
-    head_dim = switches.pop("head_dim", None) or count(fields, "head_dim")
+    head_dim = switches.pop("head_dim", None) or fields.count("head_dim")
     return AttentionSpec(
-        heads=HeadShape(num_heads, num_kv_heads, head_dim or number(fields, "hidden_size") // num_heads),
+        heads=HeadShape(num_heads, num_kv_heads, head_dim or fields.number("hidden_size") // num_heads),
         rope=_rope(fields) if rope is _OWN else rope,
         scores=_taken(ScoreSpec, switches),
         projections=_taken(ProjectionSpec, switches),
@@ -88,47 +83,17 @@ def gated_mlp(fields: Fields, *, bias: bool = False, size: str = "intermediate_s
         raise UnsupportedModelError(
             f"config.json: {name} = {activation!r} is not supported; supported: {', '.join(map(repr, _GATES))}"
         )
-    return GatedMlpSpec(size=number(fields, size), bias=bias, activation=_GATES[activation], **options)
-
-
-def number(fields: Fields, name: str) -> int:
-    value, most = fields.get(name), _MOST.get(name, _MOST_OF_ALL)
-    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
-        raise UnsupportedModelError(f"config.json: {name} must be a positive integer up to {most}, not {value!r:.40}")
-    return value
-
-
-def count(fields: Fields, name: str) -> int:
-    """Like `number`, but 0 if it is absent, null or 0."""
-    value = fields.get(name)
-    return 0 if value is None or (value == 0 and type(value) is int) else number(fields, name)
-
-
-def real(fields: Fields, name: str, default: float) -> float:
-    """A number, or the default if it is absent or null."""
-    value = fields.get(name)
-    if value is None:
-        return default
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        raise UnsupportedModelError(f"config.json: {name} must be a number, not {value!r}")
-    return float(value)
-
-
-def flag(fields: Fields, name: str) -> bool:
-    value = fields.get(name)
-    if value not in (None, False, True):  # also 0 and 1
-        raise UnsupportedModelError(f"config.json: {name} must be true or false, not {value!r:.40}")
-    return bool(value)
+    return GatedMlpSpec(size=fields.number(size), bias=bias, activation=_GATES[activation], **options)
 
 
 def sliding_window(fields: Fields) -> int:
     """The sliding window in positions; 0: none."""
-    return count(fields, "sliding_window")
+    return fields.count("sliding_window")
 
 
 def layer_types(fields: Fields, default: Sequence[str], *, known: tuple[str, ...] = (FULL, SLIDING)) -> list[str]:
     """Each layer's kind: `layer_types`, or the default, both checked."""
-    num_layers = number(fields, "num_hidden_layers")
+    num_layers = fields.number("num_hidden_layers")
     kinds = list(fields.get("layer_types") or default)
     if unknown := set(kinds) - set(known):
         raise UnsupportedModelError(f"config.json: layer_types = {sorted(unknown)} is not supported")
@@ -139,17 +104,15 @@ def layer_types(fields: Fields, default: Sequence[str], *, known: tuple[str, ...
 
 def every(fields: Fields, period: int) -> list[str]:
     """Layer types of which each `period`-th is full attention, the others sliding-window; 0: all are full."""
-    return [
-        SLIDING if period and (index + 1) % period else FULL for index in range(number(fields, "num_hidden_layers"))
-    ]
+    return [SLIDING if period and (index + 1) % period else FULL for index in range(fields.number("num_hidden_layers"))]
 
 
 def windows_by_layer(fields: Fields) -> list[int]:
     """Each layer's window in Qwen: the layers in `layer_types`, else those from `max_window_layers` on."""
-    num_layers, window = number(fields, "num_hidden_layers"), sliding_window(fields)
+    num_layers, window = fields.number("num_hidden_layers"), sliding_window(fields)
     first = int(fields.get("max_window_layers", 28))
     kinds = layer_types(fields, [SLIDING if layer >= first else FULL for layer in range(num_layers)])
-    if not window or not flag(fields, "use_sliding_window"):
+    if not window or not fields.flag("use_sliding_window"):
         return [0] * num_layers
     return [window if kind == SLIDING else 0 for kind in kinds]
 

@@ -6,7 +6,6 @@ import math
 from dataclasses import replace
 
 from engine.families.reading.fields import Fields
-from engine.families.reading.layers import count, flag, number
 from engine.families.reading.ropes import rope, rope_values
 from engine.spec.mla import MLASizes, MLASpec
 
@@ -20,18 +19,18 @@ def mla_attention(fields: Fields, *, interleaved: bool, value_dim: int) -> MLASp
 def without_rope(fields: Fields, *, value_dim: int) -> MLASpec:
     """Read MLA without rope; derived sizes are skipped."""
     fields.ignore("num_key_value_heads", "head_dim", "qk_head_dim")
-    own, shared = number(fields, "qk_nope_head_dim"), number(fields, "qk_rope_head_dim")
+    own, shared = fields.number("qk_nope_head_dim"), fields.number("qk_rope_head_dim")
     return MLASpec(
         sizes=MLASizes(
-            num_heads=number(fields, "num_attention_heads"),
-            rank=number(fields, "kv_lora_rank"),
-            query_rank=count(fields, "q_lora_rank"),
+            num_heads=fields.number("num_attention_heads"),
+            rank=fields.number("kv_lora_rank"),
+            query_rank=fields.count("q_lora_rank"),
             plain=own,
             rotated=shared,
             value=value_dim,
         ),
         rope=None,
-        bias=flag(fields, "attention_bias"),
+        bias=fields.flag("attention_bias"),
         scale=(own + shared) ** -0.5,
     )
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from engine.families.reading.fields import Fields
-from engine.families.reading.layers import FULL, flag, layer_types, number
+from engine.families.reading.layers import FULL, layer_types
 from engine.spec.model import UnsupportedModelError
 from engine.spec.states import DeltaSpec, MambaSpec, Stored
 
@@ -29,19 +29,19 @@ _KINDS = {"mamba": LINEAR, LINEAR: LINEAR, "attention": FULL, FULL: FULL}
 
 def delta(fields: Fields, *, stored: Stored, **switches: Any) -> DeltaSpec:
     """Read heads and convolution; `switches` are the family's further fields of the spec."""
-    keys, values = number(fields, "linear_num_key_heads"), number(fields, "linear_num_value_heads")
+    keys, values = fields.number("linear_num_key_heads"), fields.number("linear_num_value_heads")
     if values % keys:
         raise UnsupportedModelError(
             f"config.json: linear_num_value_heads = {values} is no multiple of linear_num_key_heads = {keys}"
         )
-    taps = number(fields, "linear_conv_kernel_dim")
+    taps = fields.number("linear_conv_kernel_dim")
     if taps < 2:
         raise UnsupportedModelError("config.json: linear_conv_kernel_dim = 1 is not supported")
     return DeltaSpec(
         num_key_heads=keys,
         num_value_heads=values,
-        key_dim=number(fields, "linear_key_head_dim"),
-        value_dim=number(fields, "linear_value_head_dim"),
+        key_dim=fields.number("linear_key_head_dim"),
+        value_dim=fields.number("linear_value_head_dim"),
         taps=taps,
         stored=stored,
         **switches,
@@ -50,8 +50,8 @@ def delta(fields: Fields, *, stored: Stored, **switches: Any) -> DeltaSpec:
 
 def mamba(fields: Fields, *, head_dim: int, names: Mapping[str, str] = MAMBA_NAMES, **switches: Any) -> MambaSpec:
     """Read a mixer with heads of size `head_dim`; `switches` are the family's further fields of the spec."""
-    num_heads, groups = number(fields, names["num_heads"]), number(fields, names["groups"])
-    taps, bias = number(fields, names["taps"]), flag(fields, names["bias"])
+    num_heads, groups = fields.number(names["num_heads"]), fields.number(names["groups"])
+    taps, bias = fields.number(names["taps"]), fields.flag(names["bias"])
     if num_heads % groups:
         raise UnsupportedModelError(
             f"config.json: {names['num_heads']} = {num_heads} is no multiple of {names['groups']} = {groups}"
@@ -68,9 +68,9 @@ def mamba(fields: Fields, *, head_dim: int, names: Mapping[str, str] = MAMBA_NAM
         num_heads=num_heads,
         head_dim=head_dim,
         groups=groups,
-        state_size=number(fields, names["state_size"]),
+        state_size=fields.number(names["state_size"]),
         taps=taps,
-        taps_bias=flag(fields, names["taps_bias"]),
+        taps_bias=fields.flag(names["taps_bias"]),
         in_bias=bias,
         out_bias=bias,
         shortest=shortest,
@@ -82,9 +82,9 @@ def mamba(fields: Fields, *, head_dim: int, names: Mapping[str, str] = MAMBA_NAM
 def mamba_head_dim(fields: Fields, *, total: int | None = None) -> int:
     """Read `mamba_d_head`; all heads together have `total` features, or `mamba_expand` times the hidden size."""
     if total is None:
-        total = number(fields, "mamba_expand") * number(fields, "hidden_size")
-    num_heads = number(fields, "mamba_n_heads")
-    size = total // num_heads if fields.get("mamba_d_head", "auto") == "auto" else number(fields, "mamba_d_head")
+        total = fields.number("mamba_expand") * fields.number("hidden_size")
+    num_heads = fields.number("mamba_n_heads")
+    size = total // num_heads if fields.get("mamba_d_head", "auto") == "auto" else fields.number("mamba_d_head")
     if size * num_heads != total:
         raise UnsupportedModelError(
             f"config.json: mamba_n_heads = {num_heads} heads of mamba_d_head = {size} are not the inner size {total}"
