@@ -3,31 +3,31 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
 from engine.batch.batch import ForwardBatch
 from engine.formats.product import Format
-from engine.model.layers.beside.altup import AltUp, Streams
-from engine.model.layers.beside.laurel import Laurel
-from engine.model.layers.beside.layer_inputs import LayerInput, LayerInputs
-from engine.model.layers.beside.shortcut import end_shortcut
 from engine.model.layers.building import Rotations, Surroundings, declare_branch
 from engine.model.layers.embedding import Embedding, Head
-from engine.model.layers.kinds import MIXERS, MLPS, Mixer, Mlp
+from engine.model.layers.halves.altup import AltUp, Streams
+from engine.model.layers.halves.laurel import Laurel
+from engine.model.layers.halves.layer_inputs import LayerInput, LayerInputs
+from engine.model.layers.halves.shortcut import end_shortcut
+from engine.model.layers.kinds import MIXERS, MLPS, Half, LayerPass, Mlp, alone, mixing
 from engine.model.places import Content, Part, kept_at
+from engine.model.stream import Stream
 from engine.spec.model import BranchSpec, ModelSpec
 from engine.weights.parameters import Weights
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    before: tuple[Mlp, ...]
-    mixer: Mixer | None
-    mlp: Mlp | None
-    behind: tuple[Mlp, ...]
+    """One layer: halves that work on the stream one after another."""
+
+    halves: tuple[Half, ...]
     places: tuple[tuple[int, int], ...]  # see `ModelSpec.places`
     formats: tuple[Format, ...]
     is_last: bool  # after its mixer only the sampled tokens matter
@@ -55,14 +55,15 @@ class Decoder:
         self._layers = [
             _layer(index, spec, self.weights, rotations, places) for index, places in enumerate(spec.places)
         ]
-        self._inputs: LayerInputs | None = None
-        self._streams: Streams | None = None
+        self._begins, self._ends = list[Callable[[Stream, ForwardBatch], None]](), list[Mlp]()
         nothing = declare_branch(BranchSpec(), spec, self.weights, under="model.")
         around = Surroundings(spec, self.weights, rotations, "model.", nothing)
         if spec.layer_inputs is not None:
-            self._inputs = LayerInputs(spec.layer_inputs, around)
+            self._begins.append(LayerInputs(spec.layer_inputs, around))
         if spec.altup is not None:
-            self._streams = Streams(spec.altup, around)
+            streams = Streams(spec.altup, around)
+            self._begins.append(lambda stream, batch: streams.begin(stream))
+            self._ends.append(streams.end)
         self._head = Head(spec, self.weights, self._embedding)
         self._kept: tuple[Sequence[Part], list[tuple[int | None, list[Content]]]] | None = None
 
@@ -75,23 +76,16 @@ class Decoder:
         layer; the logits have the model's dtype. The result is in `logits` if that is given.
         """
         stream = self._embedding(batch)
-        if self._inputs is not None:
-            self._inputs(stream, batch)
-        if self._streams is not None:
-            self._streams.begin(stream)
+        for begin in self._begins:
+            begin(stream, batch)
         for layer, (column, kept) in zip(self._layers, self._views(parts), strict=True):
-            for half in layer.before:
-                half(stream)
-            if layer.mixer is not None:
-                layer.mixer(stream, batch.at(column), kept, is_last=layer.is_last)
+            its = LayerPass(batch.at(column), kept, layer.is_last)
+            for half in layer.halves:
+                half(stream, its)
                 if stream.is_empty:
                     return None
-            if layer.mlp is not None:
-                layer.mlp(stream)
-            for half in layer.behind:
-                half(stream)
-        if self._streams is not None:
-            self._streams.end(stream)
+        for end in self._ends:
+            end(stream)
         return self._head(stream, batch, out=logits)
 
     def _views(self, parts: Sequence[Part]) -> list[tuple[int | None, list[Content]]]:
@@ -122,20 +116,19 @@ def _layer(
         declared = declare_branch(branch, model, weights, under=under, is_read_again=is_read_again)
         return Surroundings(model, weights, rotations, under, declared, formats)
 
-    mixer = mlp = None
-    before, behind = list[Mlp](), list[Mlp]()
+    halves = list[Half]()
     if spec.laurel is not None:
-        before.append(Laurel(spec.laurel, around(BranchSpec(before=spec.laurel.before), is_read_again=True)))
+        halves.append(alone(Laurel(spec.laurel, around(BranchSpec(before=spec.laurel.before), is_read_again=True))))
     if spec.mixer is not None:
-        mixer = MIXERS[type(spec.mixer)](spec.mixer, around(spec.around_mixer, is_read_again=spec.around_mlp.shares))
+        its = around(spec.around_mixer, is_read_again=spec.around_mlp.shares)
+        halves.append(mixing(MIXERS[type(spec.mixer)](spec.mixer, its)))
     if spec.mlp is not None:
-        mlp = MLPS[type(spec.mlp)](spec.mlp, around(spec.around_mlp))
+        halves.append(alone(MLPS[type(spec.mlp)](spec.mlp, around(spec.around_mlp))))
     if spec.ends_shortcut:
-        behind.append(end_shortcut)
+        halves.append(alone(end_shortcut))
     if model.layer_inputs is not None and model.altup is not None:
         altup = AltUp(model.altup, model.layer_inputs, around(BranchSpec()), index=index)
-        before.insert(0, altup.predict)
-        behind.append(altup.correct)
+        halves = [alone(altup.predict), *halves, alone(altup.correct)]
     elif model.layer_inputs is not None and spec.around_input is not None:
-        behind.append(LayerInput(model.layer_inputs, around(spec.around_input), index=index))
-    return Layer(tuple(before), mixer, mlp, tuple(behind), places, tuple(formats), is_last=index == model.last_mixer)
+        halves.append(alone(LayerInput(model.layer_inputs, around(spec.around_input), index=index)))
+    return Layer(tuple(halves), places, tuple(formats), is_last=index == model.last_mixer)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from engine.spec.additions import PlaceholderSpec
+from engine.spec.halves import PlaceholderSpec
 
 NormKind = Literal["rms", "rms_plus_one", "layer", "layer_plus_one"]  # x * weight, x * (1 + weight), LayerNorm
 

@@ -9,10 +9,10 @@ from typing import Any, Literal
 from engine.formats.product import Format
 from engine.formats.quantization import UNQUANTISED, Quantization
 from engine.kernels.attention import HeadShape
-from engine.spec.additions import AltUpSpec, LaurelSpec, LayerInputsSpec
 from engine.spec.attention import AttentionSpec
 from engine.spec.ends import PLAIN_EMBEDDING, PLAIN_HEAD, RMS_NORMS, EmbeddingSpec, HeadSpec, NormSpec
 from engine.spec.experts import SparseMlpSpec
+from engine.spec.halves import AltUpSpec, LaurelSpec, LayerInputsSpec
 from engine.spec.mla import MLASpec
 from engine.spec.states import ChannelDeltaSpec, DeltaSpec, Kept, MambaSpec, SelectiveSpec, ShortConvolutionSpec
 from engine.weights.names import AS_OURS, StoredNames

@@ -21,9 +21,9 @@ from engine.families.reading import (
     sliding_window,
     with_defaults,
 )
-from engine.spec.additions import AltUpSpec, LaurelSpec, LayerInputsSpec, PlaceholderSpec
 from engine.spec.attention import KVSharing, QkNorm, ValueSpec
 from engine.spec.ends import EmbeddingSpec, HeadSpec
+from engine.spec.halves import AltUpSpec, LaurelSpec, LayerInputsSpec, PlaceholderSpec
 from engine.spec.model import BranchSpec, GatedMlpSpec, LayerSpec, ModelSpec, UnsupportedModelError
 from engine.weights.names import AS_OURS, StoredNames
 

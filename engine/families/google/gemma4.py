@@ -25,10 +25,10 @@ from engine.families.reading import (
     with_defaults,
 )
 from engine.kernels.experts.rule import RoutingRule
-from engine.spec.additions import LayerInputsSpec
 from engine.spec.attention import AttentionSpec, KVSharing, QkNorm, ValueSpec
 from engine.spec.ends import EmbeddingSpec, HeadSpec
 from engine.spec.experts import ExpertTensors, SparseMlpSpec
+from engine.spec.halves import LayerInputsSpec
 from engine.spec.model import (
     BranchSpec,
     DenseBesideExpertsSpec,

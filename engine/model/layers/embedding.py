@@ -8,8 +8,8 @@ import torch
 
 from engine.batch.batch import ForwardBatch
 from engine.formats.product import Linear, LinearSpec
-from engine.model.layers.beside.placeholders import Placeholders
 from engine.model.layers.building import declare_norm
+from engine.model.layers.halves.placeholders import Placeholders
 from engine.model.stream import Stream
 from engine.spec.model import ModelSpec
 from engine.weights.parameters import Shard, Weights, whole

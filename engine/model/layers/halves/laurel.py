@@ -5,7 +5,7 @@ from __future__ import annotations
 from engine.formats.product import LinearSpec
 from engine.model.layers.building import Surroundings
 from engine.model.stream import Stream
-from engine.spec.additions import LaurelSpec
+from engine.spec.halves import LaurelSpec
 from engine.weights.parameters import Shard
 
 

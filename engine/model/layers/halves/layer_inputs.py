@@ -10,7 +10,7 @@ from engine.kernels.activation import ACTIVATIONS
 from engine.kernels.embedding import embed
 from engine.model.layers.building import Surroundings
 from engine.model.stream import Stream
-from engine.spec.additions import LayerInputsSpec
+from engine.spec.halves import LayerInputsSpec
 from engine.weights.parameters import Shard, Way, whole
 
 

@@ -9,7 +9,7 @@ import torch
 from engine.batch.batch import ForwardBatch
 from engine.kernels.embedding import ids_of
 from engine.kernels.norm import rms_norm
-from engine.spec.additions import PlaceholderSpec
+from engine.spec.halves import PlaceholderSpec
 from engine.weights.parameters import Weights, whole
 from engine.weights.stage import Store
 

@@ -6,10 +6,10 @@ import torch
 
 from engine.formats.product import LinearSpec
 from engine.kernels.altup import StreamRouter, correct_streams, predict_streams
-from engine.model.layers.beside.layer_inputs import LayerInput
 from engine.model.layers.building import Surroundings
+from engine.model.layers.halves.layer_inputs import LayerInput
 from engine.model.stream import Stream
-from engine.spec.additions import AltUpSpec, LayerInputsSpec
+from engine.spec.halves import AltUpSpec, LayerInputsSpec
 from engine.weights.parameters import Shard, whole
 
 LEAST_SQUARE = 1e-5  # lower bound of a stream's mean square

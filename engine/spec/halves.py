@@ -1,4 +1,4 @@
-"""Additions to the residual stream: per-layer inputs, further streams, a low-rank branch, placeholder tokens."""
+"""Steps of a layer other than mixer and MLP as plain values: per-layer inputs, AltUp, LAuReL; and placeholder tokens."""
 
 from __future__ import annotations
 
