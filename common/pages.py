@@ -11,6 +11,8 @@ from typing import Annotated
 
 import msgspec
 
+from common.words import Keeps
+
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1, "uint8": 1}
 # dtype of quantised keys and values -> the word of `--kv-cache-dtype`.
 KV_NAMES = {"float8_e4m3fn": "fp8", "uint8": "int8"}
@@ -56,11 +58,21 @@ class PagePart(msgspec.Struct, frozen=True, kw_only=True):
         return self.rows(block_size) * self.heads * self.head_bytes
 
 
+class KVGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """Layers that keep the same positions: one table of entries in every sequence, in blocks of their own."""
+
+    keeps: Keeps
+    parts: tuple[PagePart, ...]  # what an entry consists of, see `engine.cache.pages`
+    blocks_per_entry: _Count = 1
+    window: _Count = 0  # positions, the own one included
+    most_entries: _Count = 0  # a sequence needs at a time; 0: as many as blocks
+
+
 class KVLayout(msgspec.Struct, frozen=True, kw_only=True):
     """The layout of a pool: the number of blocks and the parts of one.
 
     Without `parts`: `kv[num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim]`. With `parts`, the fields from
-    `num_layers` to `dtype` describe the first of them, for older peers.
+    `num_layers` to `dtype` describe the first of them, for older peers. Blocks of tokens are the first group, which keeps all.
     """
 
     num_blocks: _Count
@@ -70,11 +82,7 @@ class KVLayout(msgspec.Struct, frozen=True, kw_only=True):
     head_dim: _Count
     dtype: str  # a key of `ITEM_BYTES`
     parts: tuple[PagePart, ...] = ()
-    states: tuple[PagePart, ...] = ()  # parts of a recurrent state, see `engine.cache.pages.state_places`
-    state_blocks: _Count = 0  # blocks a state fills
-    windowed: tuple[PagePart, ...] = ()  # parts of a sliding-window column, see `engine.cache.pages.column_places`
-    column_blocks: _Count = 0  # M: sliding-window blocks beside each block of tokens; 0: none
-    window: _Count = 0  # positions of the widest sliding window, the token's own included
+    groups: tuple[KVGroup, ...] = ()  # the further ones
 
     @classmethod
     def of(cls, parts: Sequence[PagePart], *, num_blocks: int, block_size: int) -> KVLayout:
@@ -101,7 +109,11 @@ class KVLayout(msgspec.Struct, frozen=True, kw_only=True):
     def block_bytes(self) -> int:
         return sum(part.block_bytes(self.block_size) for part in self.pages)
 
+    def blocks_beside(self, num_tokens: int) -> int:
+        """Blocks that a sequence of so many tokens needs at most at a time, besides those of its tokens."""
+        blocks = -(-num_tokens // self.block_size)
+        return sum(each.blocks_per_entry * min(blocks, each.most_entries or blocks) for each in self.groups)
+
     def compatible_with(self, other: KVLayout) -> bool:
         """True if blocks can move between the two pools unchanged (pool sizes may differ)."""
-        content = ("block_size", "pages", "states", "state_blocks", "windowed", "column_blocks", "window")
-        return all(getattr(self, name) == getattr(other, name) for name in content)
+        return all(getattr(self, name) == getattr(other, name) for name in ("block_size", "pages", "groups"))

@@ -20,6 +20,19 @@ class Role(StrEnum):
         return cls.OTHER
 
 
+class Keeps(StrEnum):
+    """The positions for which layers of a KV group keep their contents."""
+
+    ALL = "all"
+    WINDOW = "window"  # the last ones, the own one included
+    STATE = "state"  # one recurrent state instead
+    OTHER = "other"
+
+    @classmethod
+    def _missing_(cls, value: object) -> Keeps:
+        return cls.OTHER
+
+
 class WorkerStatus(StrEnum):
     """The stage of a worker's life. Only READY takes new work."""
 

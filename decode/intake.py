@@ -27,10 +27,9 @@ from engine.sequence import Sequence
 from kvtransfer.digest import block_digests
 from kvtransfer.plan import differences
 from worker.context import RoleContext
-from worker.serving.allocation import blocks_for, publish_computed, sequence_of
+from worker.serving.allocation import blocks_for, cargo_of, publish_computed, sequence_of
 from worker.serving.building import built
 from worker.serving.checks import check_job
-from worker.serving.columns import cargo_of
 from worker.serving.tombstones import Cancelled, Tombstones
 
 log = logging.getLogger("baton.intake")
@@ -140,29 +139,31 @@ class Intake:
         return self._running() if question in self._context.turns.due else self._placed()
 
     def _room_for(self, sequence: Sequence, question: Hashable) -> Room:
-        """Take blocks for the prompt, its recurrent state, its sliding-window columns and one token.
+        """Take blocks for what the prompt's next token reads, and for that token.
 
         Raises OutOfBlocksError and takes nothing; the question waits then.
         """
         pool, num_tokens = self._context.pool, len(sequence.token_ids)
         cargo = cargo_of(pool, num_tokens)
         digests = hash_blocks(sequence.hash_root, sequence.token_ids, pool.block_size)
-        cached = pool.match_prefix(digests)
-        columns = pool.match_beside(digests[cargo.first_column :]) if pool.column_blocks else []
-        lacking = cargo.lacking(len(cached), cargo.first_column + len(columns))
+        # Nothing found is changed in place: the sequence goes on in entries of its own.
+        found = [
+            pool.match_entries(number, digests[part.first :] if group.grows else [])
+            for number, (group, part) in enumerate(zip(pool.groups, cargo.groups, strict=True))
+        ]
+        firsts = [part.first + len(entries) for part, entries in zip(cargo.groups, found, strict=True)]
+        lacking = cargo.lacking(firsts)
         num_next = (blocks_for(num_tokens + 1, pool.block_size) - cargo.num_blocks) * pool.growth
         room_to_grow = self._num_before(question) * pool.growth  # one spare block a running sequence
         kept = self._context.turns.kept_from(question)
         try:
             fresh = pool.allocate(len(lacking) + num_next, spare=room_to_grow + kept)
         except OutOfBlocksError:
-            pool.release([*cached, *chain(*columns)])
-            blocks = len(cargo.lacking(0, cargo.first_column)) + num_next + room_to_grow
+            pool.release([*chain(*chain(*found))])
+            blocks = len(cargo.lacking([0] * len(firsts))) + num_next + room_to_grow
             self._context.turns.waits(question, blocks=blocks, until=time.monotonic() + ASKED_AGAIN_S)
             raise
-        return Room(
-            cached=cached, digests=digests[: len(cached)], columns=columns, fresh=fresh, cargo=cargo, lacking=lacking
-        )
+        return Room(entries=found, digests=digests[: len(found[0])], fresh=fresh, cargo=cargo, lacking=lacking)
 
     # -- manifest ----------------------------------------------------------------------------------------------------
 
@@ -230,7 +231,7 @@ class Intake:
         self.reservations.accept(reservation)
         self._accepted.add(message.request_id, message.attempt)
         sequence.digests = list(room.digests)
-        sequence.num_cached = len(room.cached) * self._context.pool.block_size
+        sequence.num_cached = room.num_cached * self._context.pool.block_size
         sequence.restart(len(sequence.token_ids))
         publish_computed(self._context.pool, sequence)
         sequence.append(message.first_token)
@@ -254,7 +255,7 @@ class Intake:
             **self._context.identity.head(reservation.job, trace=trace),
             transferred_blocks=reservation.room.num_pushed,
             transferred_bytes=reservation.room.num_pushed * self._context.layout.block_bytes,
-            reused_blocks=len(reservation.room.cached),
+            reused_blocks=reservation.room.num_cached,
             transfer_ms=(time.monotonic() - reservation.granted_at) * 1000,
         )
         try:

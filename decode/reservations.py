@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 
 from common.blocks import pack_tokens
 from common.errors import UnavailableError
@@ -27,11 +27,12 @@ from common.messages import (
     WriterDone,
     worker_reply_decoder,
 )
+from engine.groups import Entry
 from engine.sequence import Sequence
-from kvtransfer.cargo import Cargo
+from kvtransfer.cargo import Cargo, Item
 from kvtransfer.lease import Lease, LeaseState, LeaseTable
 from worker.context import RoleContext
-from worker.serving.allocation import receive_state
+from worker.serving.allocation import received
 from worker.serving.tombstones import Tombstones
 from worker.unnamed import OLD_WRITERS
 
@@ -45,27 +46,36 @@ NO_TOKENS = 2**31  # above any stream's position: a `Resend` from here sends not
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """A prompt's blocks in this worker's pool: `cached` ones first (verified before), then `fresh` ones.
+    """A prompt's blocks in this worker's pool: cached entries first (verified before), then `fresh` blocks.
 
     The writer fills the first of the fresh ones, in the order of `lacking`. The others are for the next token, where it begins
     a block.
     """
 
-    cached: list[int]  # the reservation holds one reference on each
-    digests: list[bytes]  # one for each cached block
-    columns: list[tuple[int, ...]]  # the first sliding-window columns, cached as well
+    entries: list[list[Entry]]  # cached, by group; the reservation holds references on them
+    digests: list[bytes]  # one for each of the first group's
     fresh: list[int]
     cargo: Cargo
-    lacking: list[int]  # indices of the blocks to be pushed
+    lacking: list[Item]  # what is pushed
 
     @property
     def num_pushed(self) -> int:
         return len(self.lacking)
 
     @property
+    def num_cached(self) -> int:
+        """Cached blocks of tokens."""
+        return len(self.entries[0])
+
+    @property
+    def firsts(self) -> list[int]:
+        """The first entry that is pushed, by group."""
+        return [group.first + len(found) for group, found in zip(self.cargo.groups, self.entries, strict=True)]
+
+    @property
     def found(self) -> list[int]:
         """All blocks that were cached."""
-        return [*self.cached, *chain(*self.columns)]
+        return [*chain(*chain(*self.entries))]
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -139,8 +149,8 @@ class Reservations:
             incarnation=context.identity.incarnation,
             lease_id=lease.lease_id,
             generation=lease.generation,
-            first_block=len(room.cached),
-            first_column=room.cargo.first_column + len(room.columns),
+            first_block=room.num_cached,
+            first_entries=room.firsts[1:],
             destination_blocks=pack_tokens(pushed),
             lease_ms=int(lease_s * 1000),
             region=context.region,
@@ -175,13 +185,13 @@ class Reservations:
         """End the lease: its blocks are the sequence's."""
         blocks, room, sequence = self._table.accept(reservation.lease.lease_id), reservation.room, reservation.sequence
         del self._by_lease[reservation.lease.lease_id]
-        tokens, columns, state = room.cargo.place(room.lacking, blocks[: room.num_pushed])
-        next_ones = blocks[room.num_pushed :]
-        sequence.block_table = [*room.cached, *tokens, *next_ones[:1]]
-        if room.cargo.column_blocks:
-            last = [tuple(next_ones[1:])] if next_ones else []
-            sequence.columns = [*[()] * room.cargo.first_column, *room.columns, *columns, *last]
-        receive_state(sequence, state)
+        placed = room.cargo.place(room.lacking, blocks[: room.num_pushed])
+        entries = [[*found, *pushed] for found, pushed in zip(room.entries, placed, strict=True)]
+        pool, next_ones = self._context.pool, iter(blocks[room.num_pushed :])
+        if len(blocks) > room.num_pushed:
+            for group, own in zip(pool.groups, entries, strict=True):
+                own += [tuple(islice(next_ones, group.blocks))] if group.grows else []
+        sequence.tables = received(pool, room.cargo, entries, [*map(len, room.entries)])
 
     def reject(self, reservation: Reservation) -> None:
         """End a rejected lease and return its blocks: its writer writes no more."""

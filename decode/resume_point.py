@@ -1,11 +1,11 @@
-"""The resume point of the next victim of preemption, in a model with recurrent states or sliding windows.
+"""The resume point of the next victim of preemption, in a model with more than one KV group.
 
-Keys and values of its full blocks stay cached, but a state only where it left a checkpoint. And a sequence gives way when no
-cached block is left, so no checkpoint either. Therefore the one that would be next holds its newest, and leaves one at its next
-full block if none is near and there is room. That is one checkpoint in all. A short sequence is computed anew instead.
+Keys and values of its full blocks stay cached, but a recurrent state only where it left a checkpoint. And a sequence gives way
+when no cached block is left, so no checkpoint either. Therefore the one that would be next holds its newest, and leaves one at
+its next full block if none is near and there is room. That is one checkpoint in all. A short sequence is computed anew instead.
 
 With windows all is cached that it needs to go on from its last full block. But the first block that others take is one of
-those. Therefore it holds the columns of a place some blocks back; what is behind that goes first. That is half a window at most.
+those. Therefore it holds the entries of a place some blocks back; what is behind that goes first. That is half a window at most.
 """
 
 from __future__ import annotations
@@ -13,51 +13,52 @@ from __future__ import annotations
 from itertools import chain
 
 from engine.cache.block_pool import BlockPool
-from engine.sequence import Sequence, State
-from worker.serving.allocation import checkpoint_distance, leave_checkpoint
+from engine.sequence import Sequence
+from worker.serving.allocation import leave_checkpoint
 
 
 def resume_distance(pool: BlockPool) -> int:
-    """Tokens that a sequence computes before its resume point is moved."""
-    if pool.column_blocks:
-        return max(1, pool.window_columns // 2) * pool.block_size
-    return checkpoint_distance(pool)
+    """Tokens that a sequence computes before the place that it would go on from is chosen anew."""
+    return max(group.resume_distance for group in pool.groups)
 
 
 class ResumePoint:
-    """Holds blocks for one sequence besides its own: those up to its newest checkpoint, and the checkpoint's."""
+    """Holds blocks of one sequence besides the sequence itself: those that it needs to go on from a place behind its prompt."""
 
     def __init__(self, pool: BlockPool) -> None:
         self._pool = pool
         self._sequence: Sequence | None = None
-        self._states: tuple[State, ...] | None = None  # the sequence's states when the point was set
         self.blocks: list[int] = []
-        self._reached = 0  # tokens before the resume point
-        self._looked_at = 0  # computed tokens when the point was set
+        self._reached = 0  # tokens before the place that is held
+        self._gone: list[int] = []  # entries that had gone when it was chosen, by group
+        self._computed = 0  # tokens, likewise
 
     def keep(self, sequence: Sequence, *, spare: int) -> None:
-        """Hold the blocks of this sequence, the next victim. A new checkpoint leaves `spare` blocks free or cached."""
-        distance = resume_distance(self._pool)
+        """Hold what this sequence needs, which gives way next. A new checkpoint leaves `spare` blocks free or cached."""
+        pool, distance = self._pool, resume_distance(self._pool)
         is_short = sequence.num_scheduled <= distance
-        # A prompt's own columns make room for its next ones as the window slides.
-        is_prompt = bool(self._pool.column_blocks) and sequence.num_unscheduled > 1
+        # A prompt's own windows make room for its next ones as they go.
+        is_prompt = pool.growth > 1 and sequence.num_unscheduled > 1
         if is_short or is_prompt:
             self.drop()
             return
         if sequence is not self._sequence:
             self.drop()
         self._sequence = sequence
-        if self._pool.column_blocks:
-            if not self._looked_at or sequence.num_computed - self._looked_at > distance:
-                self._renew(sequence)
-            return
-        if sequence.states is not self._states:
+        held = list(zip(pool.groups, sequence.tables, strict=True))
+        computed = sequence.num_computed - self._computed
+        if not self._gone or any(
+            group.resumes_later(gone=table.num_gone - gone, computed=computed)
+            for (group, table), gone in zip(held, self._gone, strict=True)
+        ):
             self._renew(sequence)
-        is_due = sequence.num_scheduled - self._reached > distance and all(
-            state.is_found for state in sequence.states[:-1]
-        )
-        if is_due and sequence.num_scheduled % self._pool.block_size == 0:
-            leave_checkpoint(self._pool, sequence, sequence.num_scheduled, spare=spare)
+        if sequence.num_scheduled - self._reached <= distance or sequence.num_scheduled % pool.block_size:
+            return
+        for number, (group, table) in enumerate(held):
+            if group.grows or table.begin >= sequence.num_scheduled:
+                continue
+            if table.entries[max(table.num_shared, table.num_gone)] == table.entries[-1]:  # no checkpoint is on its way
+                leave_checkpoint(pool, number, table, sequence.num_scheduled, spare=spare)
 
     def give_way(self, sequence: Sequence) -> None:
         """Release the blocks at its preemption: they become cached, and are evicted after blocks without hits."""
@@ -66,16 +67,16 @@ class ResumePoint:
             self.drop()
 
     def drop(self, sequence: Sequence | None = None) -> bool:
-        """Release the resume point; with `sequence`, only if it belongs to that sequence. Returns True if blocks were held."""
+        """Release the resume point; with `sequence`, only if it belongs to that sequence. Return whether blocks were held."""
         if sequence is not None and sequence is not self._sequence:
             return False
         blocks, self.blocks = self.blocks, []
-        self._sequence, self._states, self._reached, self._looked_at = None, None, 0, 0
+        self._sequence, self._reached, self._gone = None, 0, []
         self._pool.release(blocks)
         return bool(blocks)
 
     def _renew(self, sequence: Sequence) -> None:
-        before, self._states, self._looked_at = self.blocks, sequence.states, sequence.num_computed
-        blocks, beside = self._pool.match_usable(sequence.digests, is_hit=False)
-        self.blocks, self._reached = [*blocks, *chain(*beside)], len(blocks) * self._pool.block_size
+        self._gone, self._computed = [table.num_gone for table in sequence.tables], sequence.num_computed
+        before, found = self.blocks, self._pool.match_resumable(sequence.digests, is_hit=False)
+        self.blocks, self._reached = [*chain(*chain(*found))], len(found[0]) * self._pool.block_size
         self._pool.release(before)

@@ -22,10 +22,10 @@ from decode.request import DecodeRequest
 from decode.resume_point import ResumePoint
 from engine.cache.block_pool import BlockPool, OutOfBlocksError
 from engine.engine import Chunk
+from engine.groups import LEAST_AHEAD
 from engine.sequence import Sequence
 from worker.device.trials import Trials
-from worker.serving.allocation import HeldBlocks, admit, grow, lacks, needs, schedule
-from worker.serving.columns import LEAST_AHEAD, cover
+from worker.serving.allocation import HeldBlocks, admit, cover, grow, lacks, needs, schedule
 from worker.serving.turns import MOST_PASSED, Turns
 
 
@@ -103,7 +103,7 @@ class DecodeScheduler:
 
         Without a chunk, planning needs a finished pass, blocks or requests.
         """
-        if self._pool.state_blocks or self._pool.column_blocks:
+        if len(self._pool.groups) > 1:
             self._keep_resume_point()
         draft = self._draft(token_budget)
         while not draft.shares and draft.has_preempted:  # the one in turn was itself preempted: try the others
@@ -153,7 +153,7 @@ class DecodeScheduler:
         return num_generated < sequence.sampling.max_tokens and sequence.num_tokens < self._max_model_len
 
     def _coverable(self, request: DecodeRequest, num_tokens: int) -> int:
-        """Number of a prompt's next tokens that have columns, or get them without preemption.
+        """Number of a prompt's next tokens that have their entries, or get them without preemption.
 
         None only while a pass is in flight: what it leaves behind will do.
         """
@@ -229,11 +229,11 @@ class DecodeScheduler:
             draft.add(request, cover(self._pool, request.sequence, num_tokens, spare=self._spare))
 
     def _admit(self, request: DecodeRequest, *, ahead: int) -> bool:
-        """Admit a request with columns for `ahead` tokens; if there is no room, it and all behind it wait."""
+        """Give it blocks, and windows' entries for `ahead` tokens. Else it waits, and all behind it."""
         pool, spare = self._pool, self._room_to_grow + self._turns.kept_from(request.sequence)
         num_tokens = len(request.sequence.token_ids) + 1
         if pool.num_free >= needs(pool, num_tokens=num_tokens, ahead=ahead, spare=spare) + spare:
-            with contextlib.suppress(OutOfBlocksError):  # columns found with its prefix take further blocks
+            with contextlib.suppress(OutOfBlocksError):  # with the entries that it found it needs more
                 admit(pool, request.sequence, num_tokens=num_tokens, spare=spare, ahead=ahead)
                 return True
         for one in self.waiting:
@@ -257,8 +257,8 @@ class DecodeScheduler:
 
     @property
     def _spare(self) -> int:
-        """Blocks that state snapshots and prompts' windows leave free: one a running sequence, and one a state."""
-        return self._room_to_grow + self._pool.state_blocks
+        """Return the blocks that state snapshots and prompts' windows leave: one a running sequence, and one a state."""
+        return self._room_to_grow + self._pool.fixed
 
 
 def _is_prompt(request: DecodeRequest) -> bool:

@@ -17,21 +17,21 @@ from common.messages import KVLayout
 from common.model.gguf import is_gguf
 from engine.batch.layout import GraphSize
 from engine.cache.codes import with_codes
-from engine.cache.columns import with_columns
 from engine.cache.pages import (
     allocate_zeros,
-    column_views,
+    entry_views,
     part_views,
     plan_layout,
     pool_dtype,
     pool_shape,
-    state_views,
 )
+from engine.cache.windows import with_windows
 from engine.checkpoint.fingerprint import model_fingerprint
 from engine.config import EngineConfig
 from engine.families import read_model_spec
 from engine.foreign import ForeignDecoder, is_foreign
 from engine.grammars.grammars import Grammars, Masks
+from engine.groups import groups_of
 from engine.kernels.attention import HeadShape, items_at_once, tiling
 from engine.kernels.device import describe
 from engine.kernels.launch import compiled_ahead
@@ -96,7 +96,7 @@ class Engine:
         self.config = config
         self.vocab_size = model.vocab_size
         self.max_model_len = _resolve_max_model_len(config.max_model_len, model.max_position_embeddings)
-        model = with_columns(model.within(self.max_model_len), config, dtype_name, self.max_model_len)
+        model = with_windows(model.within(self.max_model_len), config, dtype_name, self.max_model_len)
         if foreign is not None:
             self._decoder: Decoder | ForeignDecoder = foreign.load(model, dtype, device)
             load = _nothing_more
@@ -157,10 +157,9 @@ class Engine:
 
     def _new_runner(self, decoder: Decoder | ForeignDecoder) -> Runner:
         layout, model = self.layout, self._decoder.spec
-        parts: list[Part] = [*part_views(self.kv, layout)]
-        parts += [*column_views(self.kv, layout), *state_views(self.kv, layout)]
+        parts: list[Part] = [*part_views(self.kv, layout), *entry_views(self.kv, layout)]
         last = max(index for index, layer in enumerate(model.layers) if layer.attention is not None)
-        column, _ = kept_at(parts, model.places[last])
+        block, _ = kept_at(parts, model.places[last])
         limits = Limits(
             block_size=layout.block_size,
             num_blocks=layout.num_blocks,
@@ -169,10 +168,8 @@ class Engine:
             attention=tuple(self._head_limits(*shape) for shape in model.windows_by_heads.items()),
             last_heads=list(model.windows_by_heads).index(model.attentions[-1].heads),
             last_window=model.windows[-1],
-            state_blocks=layout.state_blocks,
-            columns=layout.column_blocks,
-            window=layout.window,
-            last_table=0 if column is None else 1 + column,
+            groups=groups_of(layout),
+            last_table=0 if block is None else 1 + block,
         )
         return Runner(
             decoder,

@@ -8,61 +8,23 @@ The next pass is planned while the device computes one. A sequence therefore has
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from operator import attrgetter
-
-import numpy as np
 
 from common.messages import Grammar, PromptLogprobs, SamplingParams
 from common.words import Finish
-from engine.arrays import Longs
+from engine.groups import Table
 
 # Tokens of a chunk whose prompt is scored: each needs logits over the whole vocabulary.
 MAX_SCORED_TOKENS = 64
-
-_BEGIN = attrgetter("begin")
-
-
-def first_column(position: int, window: int, block_size: int) -> int:
-    """Return the first column that this position and all later ones attend to: earlier ones may be released."""
-    return max(0, position - window + 1) // block_size
-
-
-@dataclass(frozen=True, slots=True)
-class State:
-    """Blocks of a recurrent state, updated in place by the tokens from `begin` to `end`.
-
-    With an end, the state behind the last of these tokens is a checkpoint once it is computed.
-    """
-
-    begin: int
-    end: int | None  # None: open
-    blocks: tuple[int, ...]
-    is_found: bool = False  # a cached checkpoint that others may read, too
-    ids: Longs = field(init=False, repr=False, compare=False)  # the blocks as an array, needed by every pass
-    bounds: tuple[int, int] = field(init=False, repr=False, compare=False)  # minimum and maximum of them
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "ids", np.array(self.blocks, dtype=np.int64))
-        object.__setattr__(self, "bounds", (min(self.blocks, default=0), max(self.blocks, default=0)))
-
-    def holds(self, position: int) -> bool:
-        """True if the token at this position, and all later ones, update it in place."""
-        return self.begin < position and self.end is None and not self.is_found
-
-    def covers(self, position: int) -> bool:
-        return self.begin <= position and (self.end is None or position < self.end)
 
 
 @dataclass(slots=True, kw_only=True, eq=False, weakref_slot=True)
 class Sequence:
     """A sequence, changed by the worker's event loop only; the engine's thread reads it by a chunk's positions.
 
-    The block table covers every scheduled position, and keeps its entries while a pass with the sequence is in flight.
-    So do the columns, where the layout has some: each is `KVLayout.column_blocks` ids. From `first_column(num_computed)`
-    on all are there. Those before may be (): they went, or never were.
+    There is one table for each group of the pool's layout. Tables cover every scheduled position. They keep the entries that a
+    pass in flight reads or writes.
     """
 
     request_id: str
@@ -71,18 +33,15 @@ class Sequence:
     num_prompt_tokens: int
     sampling: SamplingParams
     hash_root: bytes
-    block_table: list[int] = field(default_factory=list)  # entry i: positions from i * block_size on
-    columns: list[tuple[int, ...]] = field(default_factory=list)  # entry i: sliding-window blocks of the same positions
+    tables: list[Table] = field(default_factory=list)  # empty: it has no blocks
     num_computed: int = 0  # leading tokens whose KV is in the pool
     num_scheduled: int = 0  # the same, including passes in flight
     num_pending: int = 0  # tokens sampled by passes in flight
     num_cached: int = 0  # leading tokens whose KV came from the prefix cache
     num_found: int | None = None  # the same at its first admission
     digests: list[bytes] = field(default_factory=list)  # leading full blocks published so far
-    num_shared_columns: int = 0  # leading columns that were published, found or never here
     known_digests: list[bytes] = field(default_factory=list)  # leading full blocks, hashed at admission
-    states: tuple[State, ...] = ()  # by position, from what the oldest pass reads to an open one
-    checkpoints: tuple[int, ...] = ()  # requested checkpoints of a prompt, in tokens
+    branches: tuple[int, ...] = ()  # tokens behind which other prompts may go on
     suspect_until: int = 0  # generated tokens that clear a suspect; see `worker.device.trials`
     prompt_logprobs: PromptLogprobs | None = None  # as far as known
     grammar: Grammar | None = None
@@ -131,7 +90,6 @@ class Sequence:
             num_tokens=num_tokens,
             sample=self.num_scheduled + num_tokens == self.num_tokens,
             scored=self._num_scored(num_tokens) if self.scores_prompt else 0,
-            states=self.states,
         )
         self.num_scheduled = chunk.end
         self.num_pending += chunk.sample
@@ -176,8 +134,7 @@ class Chunk:
     start: int
     num_tokens: int
     sample: bool  # the chunk ends at the last token: sample the next one
-    scored: int = 0  # leading positions with logprobs of the next token
-    states: tuple[State, ...] = field(default=(), compare=False)  # the sequence's when it was scheduled
+    scored: int = 0  # leading positions: how likely was the next token?
 
     @property
     def end(self) -> int:
@@ -188,14 +145,6 @@ class Chunk:
     def decodes(self) -> bool:
         """True if it is a single token: such chunks come first in a pass."""
         return self.num_tokens == 1
-
-    def state_behind(self, position: int) -> State | None:
-        """The blocks of the state after the token at this position; None before the first one, or if it is not kept."""
-        # Bisection: a prompt's chunk looks up every block of tokens, and has a state for each checkpoint.
-        if not (number := bisect_right(self.states, position, key=_BEGIN)):
-            return None
-        state = self.states[number - 1]
-        return state if state.covers(position) else None
 
     def known_tokens(self, newest: Mapping[Sequence, int]) -> list[int]:
         """Return the sequence's tokens up to the chunk's end; `newest` has the last one if the sequence lacks it."""

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from common.pages import LANE_BYTES, KVLayout, PagePart
+from common.words import Keeps
 
 Lanes = npt.NDArray[np.int64]
 
@@ -125,14 +126,10 @@ def differences(source: KVLayout, destination: KVLayout) -> list[str]:
     found = []
     if source.block_size != destination.block_size:
         found.append(f"block_size is {source.block_size} here, {destination.block_size} at the peer")
-    if (source.states, source.state_blocks) != (destination.states, destination.state_blocks):
-        found.append(f"a state is in {source.state_blocks} blocks here, {destination.state_blocks} at the peer")
-    ours_beside, theirs_beside = (source.column_blocks, source.window), (destination.column_blocks, destination.window)
-    if (source.windowed, *ours_beside) != (destination.windowed, *theirs_beside):
-        here, there = (f"{blocks} blocks and {window} positions" for blocks, window in (ours_beside, theirs_beside))
-        found.append(f"a window's column has {here} here, {there} at the peer")
-    if (source.states or source.windowed) and (is_sharded(source) or is_sharded(destination)):
-        found.append("blocks with states or columns can't be cut into heads")
+    if source.groups != destination.groups:
+        found.append(f"KV groups are {_groups(source)} here, {_groups(destination)} at the peer")
+    if source.groups and (is_sharded(source) or is_sharded(destination)):
+        found.append("blocks with several KV groups can't be cut into heads")
     for index, (ours, theirs) in enumerate(zip(source.pages, destination.pages, strict=True)):
         of_part = f" of part {index}" if len(source.pages) > 1 else ""
         for name in ("layers", "planes", "dim", "dtype", "per_token", "all_heads"):
@@ -142,6 +139,15 @@ def differences(source: KVLayout, destination: KVLayout) -> list[str]:
         for part in (ours, theirs):
             found += _broken(part, of_part)
     return found
+
+
+def _groups(layout: KVLayout) -> str:
+    words = ["all in 1 block"]
+    for group in layout.groups:
+        keeps = "something unknown" if group.keeps is Keeps.OTHER else str(group.keeps)
+        window = f" of {group.window}" if group.window else ""
+        words.append(f"{keeps}{window} in {group.blocks_per_entry} blocks")
+    return " + ".join(words)
 
 
 def _broken(part: PagePart, of_part: str) -> list[str]:

@@ -17,7 +17,7 @@ from common.blocks import unpack_tokens
 from common.errors import HandoffRefusedError
 from common.messages import ReserveReply
 from common.words import Refusal
-from kvtransfer.cargo import Cargo
+from kvtransfer.cargo import Cargo, Item
 
 
 class SenderState(Enum):
@@ -39,9 +39,9 @@ _NEXT = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """Blocks to push in one go: their indices (see `Cargo`), and their places in the receiver's pool."""
+    """Blocks to push in one go, and their places in the receiver's pool."""
 
-    indices: list[int]
+    items: list[Item]
     destination_blocks: list[int]
 
 
@@ -51,8 +51,8 @@ class Sender:
     def __init__(self, cargo: Cargo) -> None:
         self._cargo = cargo
         self._num_computed = 0  # tokens
-        self._indices: list[int] = []  # indices of blocks that the receiver lacks
-        self._final_at: list[int] = []  # tokens that must be computed first, for each
+        self._items: list[Item] = []  # what the receiver lacks
+        self._final_at: list[int] = []  # tokens to be computed first, for each
         self._destinations: list[int] = []
         self._num_pushed = 0  # blocks
         self._digests = bytearray()
@@ -62,13 +62,15 @@ class Sender:
     def reserved(self, reply: ReserveReply) -> None:
         """Record a granted lease. Raises HandoffRefusedError when it doesn't fit this prompt."""
         destinations = unpack_tokens(reply.destination_blocks)
-        wanted = self._cargo.lacking(reply.first_block, reply.first_column)
+        num_groups = len(self._cargo.groups)
+        firsts = [reply.first_block, *reply.first_entries][:num_groups]
+        wanted = self._cargo.lacking(firsts + [0] * (num_groups - len(firsts)))
         if len(destinations) != len(wanted) or not 0 <= reply.first_block <= self._cargo.num_blocks:
-            of_all = len(self._cargo.lacking(0, 0))
+            of_all = len(self._cargo.lacking([0] * num_groups))
             what = f"the lease has {reply.first_block} + {len(destinations)} blocks, the prompt {of_all}"
             raise HandoffRefusedError(Refusal.INVALID, what)
-        self._indices, self._destinations = wanted, destinations
-        self._final_at = [self._cargo.final_at(index) for index in wanted]
+        self._items, self._destinations = wanted, destinations
+        self._final_at = [self._cargo.final_at(item) for item in wanted]
         self._move(SenderState.STREAMING)
         self._complete_if_done()
 
@@ -83,7 +85,7 @@ class Sender:
         start, end = self._num_pushed, bisect_right(self._final_at, self._num_computed)
         if start >= end:
             return None
-        self._in_flight = Run(indices=self._indices[start:end], destination_blocks=self._destinations[start:end])
+        self._in_flight = Run(items=self._items[start:end], destination_blocks=self._destinations[start:end])
         return self._in_flight
 
     def pushed(self, run: Run, digests: bytes) -> None:
@@ -91,10 +93,10 @@ class Sender:
         if run is not self._in_flight:
             raise RuntimeError("this run is not in flight")
         self._in_flight = None
-        if len(digests) != 8 * len(run.indices):
+        if len(digests) != 8 * len(run.items):
             raise HandoffRefusedError(Refusal.INCOMPLETE, "the transport returned a wrong number of digests")
         self._digests += digests
-        self._num_pushed += len(run.indices)
+        self._num_pushed += len(run.items)
         self._complete_if_done()
 
     def failed(self) -> None:

@@ -30,6 +30,7 @@ from common.messages import (
 )
 from common.tasks import cancel_all
 from common.tracing import child_of
+from kvtransfer.cargo import pick
 from kvtransfer.sender import Sender
 from kvtransfer.transport import Link, TransferError
 from prefill.request import PrefillRequest
@@ -38,7 +39,7 @@ from prefill.spans import HandoffRecord, Push, record_prefill
 from prefill.stop import Stop
 from worker.context import RoleContext
 from worker.roles import Computed
-from worker.serving.columns import cargo_of
+from worker.serving.allocation import cargo_of
 from worker.serving.jobs import HandoffTimes
 
 log = logging.getLogger("baton.handoff")
@@ -198,12 +199,11 @@ class _HandoffTask:
         if run is None:
             return False
         began = time.monotonic()
-        state = sequence.states[-1].blocks if sequence.states else ()
         try:
             digests = await self._link.push(
                 lease_id=self._lease.lease_id,
                 generation=self._lease.generation,
-                source_blocks=self._cargo.pick(run.indices, sequence.block_table, sequence.columns, state),
+                source_blocks=pick(run.items, [table.entries for table in sequence.tables]),
                 destination_blocks=run.destination_blocks,
                 timeout_s=min(PUSH_TIMEOUT_S, self._request.claimed.remaining_ms() / 1000),
             )
@@ -211,7 +211,7 @@ class _HandoffTask:
             sender.failed()
             raise
         sender.pushed(run, digests)
-        push = Push(began, time.monotonic(), len(run.indices))
+        push = Push(began, time.monotonic(), len(run.items))
         self._record.pushes.append(push)
         self._context.totals.pushed(
             blocks=push.num_blocks,

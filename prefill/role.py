@@ -44,7 +44,8 @@ from worker.roles import CancelReason, Computed, RoleLoad
 from worker.serving.allocation import (
     HeldBlocks,
     admit_in_turn,
-    blocks_for,
+    cover,
+    num_held,
     publish_computed,
     schedule,
     sequence_of,
@@ -52,7 +53,6 @@ from worker.serving.allocation import (
 )
 from worker.serving.building import built
 from worker.serving.checks import check_job
-from worker.serving.columns import cover, num_held
 from worker.serving.jobs import ClaimedJob
 from worker.serving.tombstones import Cancelled
 
@@ -171,7 +171,7 @@ class PrefillRole:
             token_budget,
             full_pass_tokens=cost.full_pass_tokens(FULL_PASS_TOKENS),
             trials=self._context.trials,
-            schedule=partial(schedule, pool, spare=spare + pool.state_blocks),
+            schedule=partial(schedule, pool, spare=spare + pool.fixed),
             cover=partial(cover, pool, spare=spare),
         )
         self._ahead.launched(sum(chunk.num_tokens for chunk in chunks), time.monotonic())
@@ -234,7 +234,7 @@ class PrefillRole:
     def _spare_blocks(self, sequence: Sequence | None = None) -> int:
         """Blocks that admission leaves free: one for each sequence decoding here, and one for the next.
 
-        Each can grow by one then, with its column, before any gives way. Whose turn it is leaves none for those who wait for it.
+        Each can grow by one then, in all groups, before any gives way. Whose turn it is leaves none for those who wait for it.
         """
         others = [role.load() for role in self._context.roles.active if role is not self]
         if not others or self._context.pool.num_used == 0:
@@ -370,16 +370,12 @@ class PrefillRole:
             for request in requests
             if request.first_token is None
         ]
-        pool = self._context.pool
-        size, state = pool.block_size, pool.state_blocks
         return RoleLoad(
             running=sum(request.admitted for request in requests),
             waiting=sum(not request.admitted for request in requests),
             queued_tokens=sum(missing),
             held_blocks=sum(
-                blocks_for(len(r.sequence.token_ids), size) + state + num_held(pool, r.sequence)
-                for r in self._tasks
-                if r.admitted and not r.is_adopted
+                num_held(self._context.pool, r.sequence) for r in self._tasks if r.admitted and not r.is_adopted
             ),
             link_bytes_per_s=min(self._links.values(), default=0.0),
         )

@@ -56,7 +56,7 @@ from worker.heartbeat import ANNOUNCE_S, HEARTBEAT_S, REGISTER_S, Heartbeat, Who
 from worker.identity import Identity
 from worker.probe_file import shown
 from worker.roles import CancelReason, Role, Roles
-from worker.serving.columns import longest_sequence
+from worker.serving.allocation import longest_sequence
 from worker.serving.frames import FrameOutbox
 from worker.serving.jobs import JobIntake
 from worker.serving.turns import Turns

@@ -351,9 +351,10 @@ def fill(engine: Engine) -> None:
 
 
 def position_bytes(layout: KVLayout) -> int:
-    """Of keys and values of one position, those in columns included."""
-    columns = sum(part.block_bytes(layout.block_size) for part in layout.windowed)
-    return (layout.block_bytes + columns) // layout.block_size
+    """Of keys and values of one position, those in windows' entries included."""
+    parts = [part for group in layout.groups for part in group.parts if part.per_token]
+    windowed = sum(part.block_bytes(layout.block_size) for part in parts)
+    return (layout.block_bytes + windowed) // layout.block_size
 
 
 def _settings(engine: Engine) -> str:

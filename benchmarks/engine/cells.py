@@ -16,9 +16,8 @@ from common.blocks import hash_blocks
 from decode.request import DecodeRequest
 from engine.cache.block_pool import BlockPool, OutOfBlocksError
 from engine.engine import Engine
-from engine.sequence import State
-from worker.serving.allocation import blocks_for
-from worker.serving.columns import extend, oldest_needed
+from engine.groups import entries_of
+from worker.serving.allocation import blocks_for, cargo_of, received
 
 UNREACHED_TOKENS = 1 << 30  # max_tokens of a sequence that only the measurement ends
 GREEDY: Mapping[str, float] = MappingProxyType({"temperature": 0.0})
@@ -245,11 +244,11 @@ async def _all_at_once(bench: Bench, requests: list[DecodeRequest]) -> float:
 def _pretend_computed(pool: BlockPool, request: DecodeRequest, num_tokens: int) -> None:
     """Give the request blocks as if its first `num_tokens` tokens were computed; their KV is whatever the blocks hold."""
     sequence = request.sequence
-    sequence.block_table = pool.allocate(blocks_for(num_tokens + 1, pool.block_size))
-    if pool.column_blocks:
-        sequence.columns = [()] * oldest_needed(pool, num_tokens)
-        missing = len(sequence.block_table) - len(sequence.columns)
-        extend(sequence, pool.allocate(missing * pool.column_blocks), pool.column_blocks)
+    cargo, num_entries = cargo_of(pool, num_tokens), blocks_for(num_tokens + 1, pool.block_size)
+    entries = [
+        entries_of(pool.allocate(group.blocks * (num_entries - part.first if group.grows else 1)), group.blocks)
+        for group, part in zip(pool.groups, cargo.groups, strict=True)
+    ]
+    sequence.tables = received(pool, cargo, entries, [0] * len(entries))
     sequence.digests = hash_blocks(sequence.hash_root, sequence.token_ids[:num_tokens], pool.block_size)
-    sequence.states = (State(0, None, tuple(pool.allocate(pool.state_blocks))),) if pool.state_blocks else ()
     sequence.restart(num_tokens)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from common.messages import PromptLogprobs, SamplingParams
+from engine.cache.block_pool import BlockPool
 from engine.engine import Engine
 from engine.sequence import Sequence
-from engine.step.warm import columns_from, states_at_the_end
+from engine.step.warm import tables_from
 
 MOST_STEPS = 24  # for which a sequence has blocks beside its prompt
 GREEDY = SamplingParams(temperature=0.0, max_tokens=100_000)
@@ -23,7 +24,7 @@ def new_sequence(
 ) -> Sequence:
     """The `index`-th of sequences with as many tokens, in blocks of its own."""
     blocks = -(-(len(token_ids) + steps) // engine.layout.block_size)
-    first = index * blocks * (1 + engine.layout.column_blocks)
+    first = index * blocks * BlockPool.of(engine.layout).growth
     return Sequence(
         request_id=f"r{index}",
         attempt=1,
@@ -31,9 +32,7 @@ def new_sequence(
         num_prompt_tokens=len(token_ids),
         sampling=sampling,
         hash_root=b"",
-        block_table=list(range(first, first + blocks)),
-        columns=columns_from(engine.layout, first + blocks, blocks),
-        states=states_at_the_end(engine.layout, index),
+        tables=tables_from(engine.layout, first, blocks, number=index),
     )
 
 

@@ -49,7 +49,7 @@ def _main(config: dict[str, object], prompt: int) -> None:
     from engine.config import EngineConfig
     from engine.engine import Engine
     from engine.sequence import Sequence
-    from engine.step.warm import columns_from, states_at_the_end
+    from engine.step.warm import tables_from
 
     instants = {"imported": time.monotonic()}
     engine = Engine(EngineConfig(**{**config, "model": Path(str(config["model"]))}))  # type: ignore[arg-type]
@@ -62,9 +62,7 @@ def _main(config: dict[str, object], prompt: int) -> None:
         num_prompt_tokens=prompt,
         sampling=SamplingParams(temperature=0.0, max_tokens=1),
         hash_root=b"",
-        block_table=list(range(num_blocks)),
-        columns=columns_from(engine.layout, num_blocks, num_blocks),
-        states=states_at_the_end(engine.layout),
+        tables=tables_from(engine.layout, 0, num_blocks),
     )
     engine.launch([sequence.schedule(prompt)]).wait()
     instants["first_token"] = time.monotonic()

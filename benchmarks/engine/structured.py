@@ -35,6 +35,7 @@ from common.messages import MAX_GRAMMAR_CHARS, Grammar, SamplingParams
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.grammars.grammars import Grammars
+from engine.groups import Table, entries_of
 from engine.sequence import Sequence as Tokens
 from gateway.grammars.forms import text_of
 from gateway.grammars.wanted import json_schema
@@ -246,7 +247,7 @@ def _sequence(
 
 
 def _placed(sequence: Tokens, at: int) -> Tokens:
-    sequence.block_table = list(range(48 * at, 48 * (at + 1)))
+    sequence.tables = [Table(entries_of(range(48 * at, 48 * (at + 1)), 1))]
     return sequence
 
 

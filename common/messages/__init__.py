@@ -87,7 +87,7 @@ from common.messages.states import (
     WorkerTotals,
     said_features,
 )
-from common.pages import KVLayout, PagePart
+from common.pages import KVGroup, KVLayout, PagePart
 
 __all__ = [
     "ANYBODY_THERE",
@@ -118,6 +118,7 @@ __all__ = [
     "HandoffReply",
     "Imported",
     "Job",
+    "KVGroup",
     "KVLayout",
     "LeaseAborted",
     "Message",

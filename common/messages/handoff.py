@@ -77,7 +77,7 @@ class ReserveReply(msgspec.Struct, frozen=True, kw_only=True, tag="reserve_reply
     lease_ms: int = 0
     region: Region | None = None
     detail: str = ""  # shown to people
-    first_column: int = 0  # sliding-window columns before this one are already here
+    first_entries: list[int] = []  # the same of each further group of the layout
 
 
 class Handoff(WorkerMessage, frozen=True, kw_only=True, tag="handoff"):

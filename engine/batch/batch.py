@@ -30,11 +30,11 @@ class ForwardBatch:
     sampled_rows: torch.Tensor | None  # [R] int32: rows that need logits; None: all (decoding)
     num_sampled: int
     once: Once = field(default_factory=Once)
-    columns: tuple[ForwardBatch, ...] = ()  # the same pass for each block of a column
+    windowed: tuple[ForwardBatch, ...] = ()  # the same pass in each block of a window's entry
 
     def at(self, number: int | None) -> ForwardBatch:
-        """The pass for a layer whose content is in this block of a column; None: in blocks of tokens."""
-        return self if number is None else self.columns[number]
+        """The pass for a layer that keeps its content in this block of a window's entry; None: in blocks of tokens."""
+        return self if number is None else self.windowed[number]
 
 
 def batch_of(size: PassSize, layout: Layout, buffer: torch.Tensor, newest: torch.Tensor) -> ForwardBatch:
@@ -58,11 +58,11 @@ def batch_of(size: PassSize, layout: Layout, buffer: torch.Tensor, newest: torch
         sampled_rows=None if decodes_only else views["sampled_rows"],
         num_sampled=size.num_sampled,
     )
-    columns = [
+    windowed = [
         replace(batch, slots=layout.view(buffer, "slots", table), attention=dict(views.attention(size, table)))
-        for table in range(1, 1 + size.columns)
+        for table in range(1, 1 + size.more_tables)
     ]
-    return replace(batch, columns=tuple(columns)) if columns else batch
+    return replace(batch, windowed=tuple(windowed)) if windowed else batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,9 @@ class _Views:
         """The plan for each shape of heads, with this copy of tables."""
         decoding = self.singles("decode", size.decode, table) if size.decode.places else None
         prompts = self.prompts(size.prompts, table) if size.prompts is not None else None
-        copies = item_copies([shape.windows for shape in size.attention], size.columns) if size.decode.places else []
+        copies = (
+            item_copies([shape.windows for shape in size.attention], size.more_tables) if size.decode.places else []
+        )
         for number, shape in enumerate(size.attention):
             items = {
                 cut[1]: self.items("decode", copy)

@@ -113,7 +113,7 @@ class PassSize(msgspec.Struct, frozen=True, kw_only=True):
     prompts: PromptsSize | None = None
     states: StatesSize | None = None
     final: SinglesSize = SinglesSize()  # the sampled rows, where the pass has prompts
-    columns: Count = 0  # blocks of a column, each with its copies of slots and tables
+    more_tables: Count = 0  # further copies of slots and block tables
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,16 +134,16 @@ def _states(shape: Callable[[StatesSize], tuple[int, ...]]) -> Callable[[PassSiz
     return lambda size: (0,) if size.states is None else shape(size.states)
 
 
-def _state_blocks(size: PassSize) -> int:
+def _state_copies(size: PassSize) -> int:
     return 1 if size.states is None else size.states.blocks
 
 
 def _tables(size: PassSize) -> int:
-    return 1 + size.columns
+    return 1 + size.more_tables
 
 
-def item_copies(windows: SequenceOf[tuple[int, ...]], columns: int) -> list[tuple[int, int, int]]:
-    """For each copy of decode items: number of heads, window, and the copy of tables it reads.
+def item_copies(windows: SequenceOf[tuple[int, ...]], more_tables: int) -> list[tuple[int, int, int]]:
+    """For each copy of decoding sequences' items: the number of its heads, its window, and the copy of tables it reads.
 
     `windows` are those of each shape of heads.
     """
@@ -151,12 +151,12 @@ def item_copies(windows: SequenceOf[tuple[int, ...]], columns: int) -> list[tupl
         (number, window, table)
         for number, own in enumerate(windows)
         for window in own
-        for table in (range(1, columns + 1) if window and columns else range(1))
+        for table in (range(1, more_tables + 1) if window and more_tables else range(1))
     ]
 
 
 def _items(size: PassSize) -> int:
-    return len(item_copies([shape.windows for shape in size.attention], size.columns))
+    return len(item_copies([shape.windows for shape in size.attention], size.more_tables))
 
 
 # The block tables of single queries come last: a captured graph does not know their width.
@@ -169,8 +169,8 @@ FIELDS = (
     Field("query_start", _prompts(lambda size: (size.sequences + 1 if size.sequences else 0,))),
     Field("context_blocks", _prompts(lambda size: (size.blocks, 2)), empty=-1, copies=_tables),
     Field("tiles", _prompts(lambda size: (size.tiles, 8)), copies=lambda size: len(size.attention)),
-    Field("state_moves", _states(lambda size: (size.moves, 2)), empty=-1, copies=_state_blocks),
-    Field("state_tiles", _states(lambda size: (size.tiles, 8)), copies=_state_blocks),
+    Field("state_moves", _states(lambda size: (size.moves, 2)), empty=-1, copies=_state_copies),
+    Field("state_tiles", _states(lambda size: (size.tiles, 8)), copies=_state_copies),
     Field("state_runs", _states(lambda size: (size.runs, 2))),
     Field("context_len", _prompts(lambda size: (size.sequences,))),
     Field("prompt_tables", _prompts(lambda size: (size.sequences, size.width)), copies=_tables),

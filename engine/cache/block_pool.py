@@ -12,11 +12,12 @@ Every operation costs O(1) a block.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain, takewhile
 
 from common.pages import KVLayout
-from engine.cache.usable import UsablePrefixes
+from engine.cache.resumable import ResumablePrefixes
+from engine.groups import Entry, Full, Group, groups_of, resumable
 
 MAX_SPARED_SHARE = 0.5  # largest share of the pool that eviction spares
 
@@ -32,34 +33,28 @@ class BlockPool:
     pool. Beyond that the spared block released longest ago counts as never found. `release` goes through a block table from its
     end, so a sequence's last blocks are evicted first, and what stays cached is always a prefix.
 
-    Some models need more than a prefix's blocks to go on from it. Such blocks are published *beside* a block of tokens, and are
-    forgotten whole. With `state_blocks` a checkpoint is so many blocks: the state behind the block. With `column_blocks` a
-    column is: what layers with a window keep of the block's positions. A prefix is usable up to a block with a checkpoint, or
-    with the columns of the last `window` positions. Events and `cached_digests` name a prefix's blocks while one of them, or one
-    behind them, has something beside it.
+    Contents are published by group, as entries of `Group.blocks` blocks, under the digest of their block of tokens. An entry is
+    forgotten whole. A prefix can be resumed where each group has the entries that the next token reads. Events and
+    `cached_digests` name a prefix's blocks while all groups that need one have an entry at one of them, or at one behind them.
     """
 
-    def __init__(
-        self, *, num_blocks: int, block_size: int, state_blocks: int = 0, column_blocks: int = 0, window: int = 0
-    ) -> None:
+    def __init__(self, *, num_blocks: int, block_size: int, groups: Sequence[Group] = ()) -> None:
+        """`groups`: the first keeps all tokens; none: it is alone."""
         if num_blocks < 1 or block_size < 1:
             raise ValueError(f"a pool of {num_blocks} blocks of {block_size} tokens can hold nothing")
-        if state_blocks and column_blocks:
-            raise ValueError("a pool keeps states apart or windows, not both")
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self.state_blocks = state_blocks
-        self.column_blocks = column_blocks
-        self.window = window
-        self.window_columns = -(-(window - 1) // block_size) if column_blocks else 0  # seen by a block's first token
-        # Blocks with contents beside them that a resumable prefix must end with.
-        self._reach = 1 if state_blocks else self.window_columns
-        self._beside: dict[bytes, tuple[int, ...]] = {}  # by digest of the block of tokens
-        self._beside_of: dict[int, bytes] = {}  # the inverse: digest by block
-        self._usable = UsablePrefixes(self._now_usable, self._no_longer_usable)
+        self.groups = tuple(groups) or (Full(block_size=block_size),)
+        # Blocks that a sequence takes for its next block of tokens, and those that it has however long it is.
+        self.growth = sum(group.blocks for group in self.groups if group.grows)
+        self.fixed = sum(group.blocks for group in self.groups if not group.grows)
+        # Numbers of the further groups without whose entries no prefix is resumed. A window of one position sees its own alone.
+        self._needed = [at for at, group in enumerate(self.groups) if at and not group.first_seen(block_size)]
+        self._entries: list[dict[bytes, Entry]] = [{} for _ in self.groups]
+        self._resumable = ResumablePrefixes(self._now_resumable, self._no_longer_resumable)
         self._references = [0] * num_blocks
         self._digests: list[bytes | None] = [None] * num_blocks  # None: not published
-        self._by_digest: dict[bytes, int] = {}
+        self._group_of = [0] * num_blocks  # number of the group that a published block's entry is in
         self._free = list(range(num_blocks - 1, -1, -1))  # a stack: block 0 first
         self._cached: OrderedDict[int, None] = OrderedDict()  # least recently released first
         self._spared: OrderedDict[int, None] = OrderedDict()  # cached blocks with hits; in the same order
@@ -69,19 +64,8 @@ class BlockPool:
 
     @classmethod
     def of(cls, layout: KVLayout) -> BlockPool:
-        """The pool for a layout's blocks."""
-        return cls(
-            num_blocks=layout.num_blocks,
-            block_size=layout.block_size,
-            state_blocks=layout.state_blocks,
-            column_blocks=layout.column_blocks,
-            window=layout.window,
-        )
-
-    @property
-    def growth(self) -> int:
-        """Blocks that a sequence takes to continue after a full block of tokens."""
-        return 1 + self.column_blocks
+        """The pool of a layout's blocks."""
+        return cls(num_blocks=layout.num_blocks, block_size=layout.block_size, groups=groups_of(layout))
 
     @property
     def num_free(self) -> int:
@@ -100,37 +84,31 @@ class BlockPool:
 
     def match_prefix(self, digests: Sequence[bytes]) -> list[int]:
         """Return the blocks of the longest cached prefix of `digests`, with one reference taken on each."""
-        blocks = [self._by_digest[digest] for digest in digests[: self.count_prefix(digests)]]
-        self._take(blocks)
-        return blocks
+        return [*chain(*self.match_entries(0, digests))]
 
-    def match_usable(self, digests: Sequence[bytes], *, is_hit: bool = True) -> tuple[list[int], list[tuple[int, ...]]]:
-        """Return the blocks of the longest resumable prefix, and the contents beside its last blocks.
+    def match_resumable(self, digests: Sequence[bytes], *, is_hit: bool = True) -> list[list[Entry]]:
+        """Return the entries that the token behind the longest resumable prefix reads, by group: the first has its blocks.
 
-        That is a checkpoint, or the last columns. References are taken on all of them. Not `is_hit`: for a sequence that holds
-        what is its own. Eviction spares nothing for that.
+        References are taken on all of them. Not `is_hit`: for a sequence that holds what is its own. Eviction spares nothing for
+        that.
         """
-        count = self._count_usable(digests)
-        blocks = [self._by_digest[digest] for digest in digests[:count]]
-        beside = [self._beside[digest] for digest in digests[max(0, count - self._reach) : count]]
-        self._take([*chain(*beside), *blocks], is_hit=is_hit)
-        return blocks, beside
-
-    def match_beside(self, digests: Sequence[bytes]) -> list[tuple[int, ...]]:
-        """Return the contents beside the first of these blocks, up to the first gap; references on all of them."""
-        found = [self._beside[digest] for digest in takewhile(self._beside.__contains__, digests)]
-        self._take([*chain(*found)])
+        entries = self._entries[1:]
+        most = self.count_prefix(digests)
+        count = resumable(self.groups[1:], self.block_size, most, lambda number, at: digests[at] in entries[number])
+        firsts = [group.first_seen(count * self.block_size) for group in self.groups]
+        found = [
+            [known[digest] for digest in digests[first:count]]
+            for first, known in zip(firsts, self._entries, strict=True)
+        ]
+        self._take([*chain(*chain(*found))], is_hit=is_hit)
         return found
 
-    def _count_usable(self, digests: Sequence[bytes]) -> int:
-        usable = run = 0  # run: consecutive blocks so far with contents beside them
-        for at, digest in enumerate(digests, start=1):
-            if digest not in self._by_digest:
-                break
-            run = run + 1 if digest in self._beside else 0
-            if run >= min(at, self._reach):
-                usable = at
-        return usable
+    def match_entries(self, number: int, digests: Sequence[bytes]) -> list[Entry]:
+        """Return a group's entries for these digests, up to the first that has none; references on all of them."""
+        known = self._entries[number]
+        found = [known[digest] for digest in takewhile(known.__contains__, digests)]
+        self._take([*chain(*found)])
+        return found
 
     def _take(self, blocks: Sequence[int], *, is_hit: bool = True) -> None:
         for block in blocks:
@@ -146,8 +124,9 @@ class BlockPool:
             self._found[block] = self._digests[block] is not None
 
     def count_prefix(self, digests: Sequence[bytes]) -> int:
-        """Number of blocks that `match_prefix` would return, without taking them or counting as a use."""
-        return next((at for at, digest in enumerate(digests) if digest not in self._by_digest), len(digests))
+        """Number of blocks that `match_prefix` would return; takes none and counts as no use."""
+        known = self._entries[0]
+        return next((at for at, digest in enumerate(digests) if digest not in known), len(digests))
 
     def allocate(self, count: int, *, spare: int = 0) -> list[int]:
         """Return `count` blocks with one reference each and unknown content, evicting cached ones if need be.
@@ -182,64 +161,55 @@ class BlockPool:
                 self._cached[block] = None
 
     def publish(self, block: int, digest: bytes) -> None:
-        """Publish the final content of a held block under `digest`.
+        """Declare the content of a held block of tokens final and shareable under `digest`, see `publish_entry`."""
+        if self._publish(0, (block,), digest) and self._is_resumable(digest):
+            _note(digest, happened=self._added, undone=self._removed)
 
-        The first publisher of a digest wins while its block is held: a later block of the same content stays private and is
-        freed on release. A cached block gives way: it would be evicted before the rest of the later sequence, whose prefix would
-        then have a gap. Raises ValueError for an unheld block, or one published under another digest.
+    def publish_entry(self, number: int, entry: Entry, digests: Sequence[bytes], count: int) -> None:
+        """Declare a group's entry for the last of the first `count` digests final and shareable.
+
+        The first publisher of a digest wins while its blocks are held: a later entry of the same content stays private and is
+        freed on release. A cached entry gives way: it would be evicted before the rest of the later sequence, whose prefix would
+        then have a gap. Raises ValueError for an unheld block, or one that is published already as something else.
         """
-        self._check_used(block)
-        known = self._digests[block]
-        if known is not None and known != digest:
-            raise ValueError(f"block {block} is published under another digest already")
-        first = self._by_digest.get(digest)
-        if first is None:
-            if self._is_usable(digest):
-                _note(digest, happened=self._added, undone=self._removed)
-        elif self._references[first]:
-            return
-        else:
-            self._found[block] = self._found[first]
-            self._free_cached(first)
-        self._by_digest[digest] = block
-        self._digests[block] = digest
+        digest = digests[count - 1]
+        if not number:
+            self.publish(entry[0], digest)
+        elif self._publish(number, entry, digest) and number in self._needed and self._is_end(digest):
+            self._resumable.add(digests, count)
 
-    def publish_beside(self, blocks: Sequence[int], digests: Sequence[bytes], count: int) -> None:
-        """Publish these held blocks beside the prefix with the first `count` digests: its state, or its last column.
-
-        The first publisher wins while its blocks are held, as for blocks of tokens. Raises ValueError for an unheld block, or one
-        that is published already as something else.
-        """
-        digest, blocks = digests[count - 1], tuple(blocks)
-        for block in blocks:
+    def _publish(self, number: int, entry: Entry, digest: bytes) -> bool:
+        """Return whether the group had none for this digest."""
+        for block in entry:
             self._check_used(block)
-        known = self._beside.get(digest)
-        if known is not None and (known == blocks or any(self._references[block] for block in known)):
-            return
-        if any(self._digests[block] is not None for block in blocks):
-            raise ValueError(f"one of the blocks {list(blocks)} is published already")
-        if known is None:
-            self._usable.add(digests, count)
-        else:
-            for block, before in zip(blocks, known, strict=True):
+        known = self._entries[number].get(digest)
+        if known == entry:
+            return False
+        if any(self._digests[block] is not None for block in entry):
+            raise ValueError(f"one of the blocks {list(entry)} is published under another digest already")
+        if known is not None:
+            if any(self._references[block] for block in known):
+                return False
+            for block, before in zip(entry, known, strict=True):
                 self._found[block] = self._found[before]
-                del self._beside_of[before]
                 self._free_cached(before)
-        self._beside[digest] = blocks
-        for block in blocks:
-            self._beside_of[block] = self._digests[block] = digest
+        self._entries[number][digest] = entry
+        for block in entry:
+            self._digests[block], self._group_of[block] = digest, number
+        return known is None
 
-    def withdraw(self, blocks: Sequence[int], digests: Sequence[bytes] = ()) -> None:
-        """Unpublish these held blocks, whose contents proved wrong. Unpublished blocks stay as they are.
+    def withdraw(self, blocks: Iterable[int], digests: Sequence[bytes] = ()) -> None:
+        """Stop sharing the contents of these held blocks, which proved wrong. Unpublished blocks stay as they are.
 
-        The same for what is beside blocks with these digests, held or not. Raises ValueError for an unheld block.
+        The same for further groups' entries with these digests, held or not. Raises ValueError for an unheld block.
         """
         for block in blocks:
             self._check_used(block)
             self._forget(block)
-        for digest in digests:
-            if digest in self._beside:
-                self._forget_beside(digest)
+        for number, known in enumerate(self._entries):
+            for digest in digests if number else ():
+                if digest in known:
+                    self._forget_entry(number, digest)
 
     def make_private(self, blocks: Sequence[int]) -> bool:
         """Unpublish these held blocks, unless others hold them, too; return True if nobody does."""
@@ -256,18 +226,22 @@ class BlockPool:
         return events
 
     def cached_digests(self) -> list[bytes]:
-        """Return every digest that `match_prefix` would find and use, oldest publication first."""
-        return [digest for digest in self._by_digest if self._is_usable(digest)]
+        """Return every digest that `match_prefix` would find now, and use, oldest publication first."""
+        return [digest for digest in self._entries[0] if self._is_resumable(digest)]
 
-    def _is_usable(self, digest: bytes) -> bool:
-        return not self._reach or digest in self._usable
+    def _is_end(self, digest: bytes) -> bool:
+        """True if each group that needs one has an entry there."""
+        return all(digest in self._entries[number] for number in self._needed)
 
-    def _now_usable(self, digest: bytes) -> None:
-        if self._reach and digest in self._by_digest:
+    def _is_resumable(self, digest: bytes) -> bool:
+        return not self._needed or digest in self._resumable
+
+    def _now_resumable(self, digest: bytes) -> None:
+        if digest in self._entries[0]:
             _note(digest, happened=self._added, undone=self._removed)
 
-    def _no_longer_usable(self, digest: bytes) -> None:
-        if self._reach and digest in self._by_digest:
+    def _no_longer_resumable(self, digest: bytes) -> None:
+        if digest in self._entries[0]:
             _note(digest, happened=self._removed, undone=self._added)
 
     def _spare(self, block: int) -> None:
@@ -283,27 +257,22 @@ class BlockPool:
         return block
 
     def _forget(self, block: int, *, but: int = -1) -> None:
-        """Drop a block's contents from the cache, with everything else beside its block of tokens, except `but`."""
+        """Make a block's contents nobody's, and with it the rest of its entry; the caller takes `but`."""
         digest = self._digests[block]
-        if digest is None:
-            return
-        if block in self._beside_of:
-            self._forget_beside(digest, but=but)
-            return
-        self._digests[block] = None
-        self._found[block] = False
-        del self._by_digest[digest]
-        if self._is_usable(digest):
-            _note(digest, happened=self._removed, undone=self._added)
+        if digest is not None:
+            self._forget_entry(self._group_of[block], digest, but=but)
 
-    def _forget_beside(self, digest: bytes, *, but: int = -1) -> None:
-        for block in self._beside.pop(digest):
-            del self._beside_of[block]
+    def _forget_entry(self, number: int, digest: bytes, *, but: int = -1) -> None:
+        was_end = number in self._needed and self._is_end(digest)
+        for block in self._entries[number].pop(digest):
             if self._references[block] == 0 and block != but:
                 self._free_cached(block)
             self._digests[block] = None
             self._found[block] = False
-        self._usable.remove(digest)
+        if was_end:
+            self._resumable.remove(digest)
+        if number == 0 and self._is_resumable(digest):
+            _note(digest, happened=self._removed, undone=self._added)
 
     def _free_cached(self, block: int) -> None:
         del (self._spared if block in self._spared else self._cached)[block]

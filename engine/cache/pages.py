@@ -13,9 +13,11 @@ from pathlib import Path
 import msgspec
 import torch
 
-from common.pages import LANE_BYTES, KVLayout, PagePart
+from common.pages import LANE_BYTES, KVGroup, KVLayout, PagePart
+from common.words import Keeps
 from engine.config import EngineConfig
-from engine.kernels.attention import KeptColumn
+from engine.groups import group_of
+from engine.kernels.attention import KeptWindow
 from engine.kernels.delta.plan import KeptState
 from engine.kernels.mla import ROOM_ON_GPUS
 from engine.spec.mla import MLASpec
@@ -25,8 +27,6 @@ DEFAULT_CPU_BYTES = 256 << 20
 MOST_CPU_BYTES = 1 << 30  # largest pool that grows to hold one whole context
 CPU_SHARE = 4  # a pool grows to a quarter of the free memory
 SHARED_MEMORY = Path("/dev/shm")
-# Columns beside a window's: one that a pass in flight still reads, and the newest one.
-COLUMN_MARGIN = 2
 DEFAULT_BLOCK_SIZE = 16  # token positions
 MAX_BLOCK_SIZE = 1024  # a layer's state must fit into a block
 MAX_STATE_WASTE = 0.25  # share by which a state's blocks may exceed its bytes
@@ -70,13 +70,8 @@ def plan_layout(
 
 
 def blocks_of_a_sequence(layout: KVLayout, num_tokens: int) -> int:
-    """Return the size of the smallest pool that holds one sequence of so many tokens, with its state and columns."""
-    blocks = -(-num_tokens // layout.block_size)
-    if layout.column_blocks:
-        window_columns = -(-(layout.window - 1) // layout.block_size)
-        beside = min(blocks, window_columns + COLUMN_MARGIN)
-        blocks += layout.column_blocks * beside
-    return blocks + layout.state_blocks
+    """Return the fewest blocks of a pool that holds one sequence of so many tokens."""
+    return -(-num_tokens // layout.block_size) + layout.blocks_beside(num_tokens)
 
 
 def _cpu_bytes(layout: KVLayout, longest: int) -> int:
@@ -105,24 +100,52 @@ def layout_of(parts: Sequence[PagePart], config: EngineConfig, memory: int) -> K
             f"max_model_len = {config.max_model_len} is less than a block of {size} positions: give a longer --max-model-len"
             " or a smaller --block-size"
         )
-    tokens, states = _kept_for_ever(parts), [part for part in parts if not part.per_token]
-    windowed = [part for part in parts if part.window]
+    tokens = _kept_for_ever(parts)
     block_bytes = _bytes(tokens, size)
-    num_state = _blocks_of_state(tokens, states, size)
+    groups = _groups(parts, block_bytes, size)
     num_blocks = config.num_blocks or memory // block_bytes
     if num_blocks <= 0:
         raise ValueError(
             f"{max(memory, 0)} bytes of memory for KV are less than one block of {block_bytes} bytes: give more --kv-memory-mb,"
             " or on a GPU fewer --max-batch-tokens, or weights of fewer bits (--quantization)"
         )
-    if num_blocks <= num_state:
-        raise ValueError(f"{num_blocks} blocks for KV hold no sequence: a state alone has {num_state} blocks")
+    if num_blocks <= (beside := sum(group.blocks_per_entry for group in groups)):
+        raise ValueError(f"{num_blocks} blocks for KV hold no sequence: beside a block of tokens it has {beside} more")
     layout = KVLayout.of(tokens, num_blocks=num_blocks, block_size=size)
-    if windowed:
-        return with_windowed(layout, windowed)
-    if not states:
-        return layout
-    return msgspec.structs.replace(layout, parts=tuple(tokens), states=tuple(states), state_blocks=num_state)
+    return msgspec.structs.replace(layout, parts=tuple(tokens), groups=groups) if groups else layout
+
+
+def keeps(part: PagePart) -> Keeps:
+    """The kind of group that a part is in."""
+    if not part.per_token:
+        return Keeps.STATE
+    return Keeps.WINDOW if part.window else Keeps.ALL
+
+
+def _groups(parts: Sequence[PagePart], block_bytes: int, size: int) -> tuple[KVGroup, ...]:
+    """The groups besides that of blocks of tokens. Raises ValueError where a layer's share of an entry is more than a block."""
+    found: dict[Keeps, list[PagePart]] = {}
+    for part in parts:
+        found.setdefault(keeps(part), []).append(part)
+    groups = []
+    for kind, own in found.items():
+        if kind is Keeps.ALL:
+            continue
+        if not (places := entry_places(own, block_bytes, size)):
+            raise ValueError(_too_large(parts, own, block_bytes, size))
+        window = max(part.window for part in own)
+        group = KVGroup(keeps=kind, parts=tuple(own), blocks_per_entry=_num_blocks(places), window=window)
+        groups.append(msgspec.structs.replace(group, most_entries=group_of(group, size).most))
+    return tuple(groups)
+
+
+def _too_large(parts: Sequence[PagePart], own: Sequence[PagePart], block_bytes: int, size: int) -> str:
+    """Reason for which no block has room for a layer's share, and the remedy."""
+    tokens = _kept_for_ever(parts)
+    wanted = next((more for more in _sizes() if entry_places(own, _bytes(tokens, more), more)), None)
+    what = "a layer's state" if keeps(own[0]) is Keeps.STATE else "a layer with a window keeps in one"
+    remedy = f"give it block_size = {wanted} or more" if wanted else "no size of blocks will do"
+    return f"a block of {size} tokens has {block_bytes} bytes, less than {what}: {remedy}"
 
 
 def block_size(parts: Sequence[PagePart]) -> int:
@@ -133,22 +156,11 @@ def block_size(parts: Sequence[PagePart]) -> int:
     wasted = {}
     for size in _sizes():
         block_bytes = _bytes(tokens, size)
-        if num := _num_blocks(state_places(states, block_bytes)):
+        if num := _num_blocks(entry_places(states, block_bytes, size)):
             wasted[size] = num * block_bytes - _bytes(states, 1)
             if wasted[size] <= MAX_STATE_WASTE * _bytes(states, 1):
                 return size
     return min(wasted, key=lambda size: wasted[size], default=MAX_BLOCK_SIZE)
-
-
-def _blocks_of_state(tokens: Sequence[PagePart], states: Sequence[PagePart], size: int) -> int:
-    """Blocks of a state. Raises ValueError if a layer's state exceeds a block."""
-    block_bytes = _bytes(tokens, size)
-    num_state = _num_blocks(state_places(states, block_bytes))
-    if states and not num_state:
-        wanted = next((more for more in _sizes() if _num_blocks(state_places(states, _bytes(tokens, more)))), None)
-        remedy = f"give it block_size = {wanted} or more" if wanted else "this model's states are too large"
-        raise ValueError(f"a block of {size} tokens has {block_bytes} bytes, less than a layer's state: {remedy}")
-    return num_state
 
 
 def _kept_for_ever(parts: Sequence[PagePart]) -> list[PagePart]:
@@ -156,39 +168,27 @@ def _kept_for_ever(parts: Sequence[PagePart]) -> list[PagePart]:
     return [part for part in parts if part.per_token and not part.window]
 
 
-def with_windowed(layout: KVLayout, windowed: Sequence[PagePart]) -> KVLayout:
-    """Return the layout with columns of these parts.
-
-    Raises ValueError where a layer of them is more than a block, or no block of tokens fits in with its column.
-    """
-    places = column_places(windowed, layout.block_bytes, layout.block_size)
-    if not places:
-        raise ValueError(f"a block of {layout.block_bytes} bytes is less than a layer with a window keeps in one")
-    if layout.num_blocks <= (num_columns := places[-1][0] + 1):
-        raise ValueError(
-            f"{layout.num_blocks} blocks for KV hold no sequence: a block of tokens has {num_columns} more for windows"
-        )
-    return msgspec.structs.replace(
-        layout,
-        windowed=tuple(windowed),
-        column_blocks=num_columns,
-        window=max(part.window for part in windowed),
-    )
+Places = list[list[tuple[int, int]]]
 
 
-def column_places(windowed: Sequence[PagePart], block_bytes: int, block_size: int) -> list[tuple[int, list[int]]]:
-    """Return for each layer its block of a column, and the byte offset of each part in it; [] if none fits.
+def entry_places(parts: Sequence[PagePart], block_bytes: int, block_size: int) -> Places:
+    """Return for each part and layer which of an entry's blocks has it, and the first byte there; [] if one fits nowhere."""
+    return PLACES[keeps(parts[0])](parts, block_bytes, block_size)
+
+
+def _layer_by_layer(parts: Sequence[PagePart], block_bytes: int, block_size: int) -> Places:
+    """Each layer with all of its parts in one block: a pass has a block table for each of them.
 
     All layers keep every part, so they are of one size.
     """
-    sizes = [_aligned(part.block_bytes(block_size) // part.layers) for part in windowed]
-    firsts = [sum(sizes[:number]) for number in range(len(sizes))]
-    num_layers, in_block = windowed[0].layers, block_bytes // sum(sizes)
-    assert all(part.layers == num_layers for part in windowed), "a layer keeps every part"
+    sizes = [_aligned(part.block_bytes(block_size) // part.layers) for part in parts]
+    num_layers, in_block = parts[0].layers, block_bytes // sum(sizes)
+    assert all(part.layers == num_layers for part in parts), "a layer keeps every part"
     if not in_block:
         return []
+    firsts = [sum(sizes[:number]) for number in range(len(sizes))]
     return [
-        (layer // in_block, [layer % in_block * sum(sizes) + first for first in firsts]) for layer in range(num_layers)
+        [(layer // in_block, layer % in_block * sum(sizes) + first) for layer in range(num_layers)] for first in firsts
     ]
 
 
@@ -196,17 +196,11 @@ def _aligned(size: int) -> int:
     return -(-size // STATE_ALIGNMENT) * STATE_ALIGNMENT
 
 
-Places = list[list[tuple[int, int]]]
-
-
-def state_places(states: Sequence[PagePart], block_bytes: int) -> Places:
-    """Return for each part and layer its block of a state, and the byte offset in it; [] if one fits nowhere.
-
-    The first block with room takes it, so the same parts lie alike everywhere.
-    """
+def _first_fit(parts: Sequence[PagePart], block_bytes: int, block_size: int) -> Places:
+    """The first block with room takes a layer's part, so the same parts lie alike everywhere."""
     used, places = list[int](), Places()
-    for part in states:
-        size = _aligned(part.block_bytes(1) // part.layers)
+    for part in parts:
+        size = _aligned(part.block_bytes(block_size) // part.layers)
         if size > block_bytes:
             return []
         places.append([])
@@ -217,6 +211,9 @@ def state_places(states: Sequence[PagePart], block_bytes: int) -> Places:
             places[-1].append((number, used[number]))
             used[number] += size
     return places
+
+
+PLACES = {Keeps.WINDOW: _layer_by_layer, Keeps.STATE: _first_fit}
 
 
 def _num_blocks(places: Places) -> int:
@@ -276,30 +273,23 @@ def part_views(pool: torch.Tensor, layout: KVLayout) -> list[torch.Tensor]:
     return views
 
 
-def state_views(pool: torch.Tensor, layout: KVLayout) -> list[list[KeptState]]:
-    """View each layer's states, by part and layer."""
-    lanes = pool.flatten(1).view(torch.uint8)
-    views = []
-    for part, places in zip(layout.states, state_places(layout.states, layout.block_bytes), strict=True):
-        size, own = part.block_bytes(1) // part.layers, list[KeptState]()
-        for number, first in places:
-            view = lanes[:, first : first + size].view(torch_dtype(part.dtype))
-            own.append(KeptState(number, view.unflatten(1, (part.planes, 1, part.heads, part.dim))))
-        views.append(own)
-    return views
-
-
-def column_views(pool: torch.Tensor, layout: KVLayout) -> list[list[KeptColumn]]:
-    """View each sliding-window layer's content in columns, by part and layer."""
+def entry_views(pool: torch.Tensor, layout: KVLayout) -> list[list[KeptWindow] | list[KeptState]]:
+    """View what each layer keeps in entries of the further groups, by part and layer."""
     lanes, size = pool.flatten(1).view(torch.uint8), layout.block_size
-    places = column_places(layout.windowed, layout.block_bytes, size) if layout.windowed else []
-    views = []
-    for number, part in enumerate(layout.windowed):
-        of_layer, own = part.block_bytes(size) // part.layers, list[KeptColumn]()
-        for block, firsts in places:
-            view = lanes[:, firsts[number] : firsts[number] + of_layer].view(torch_dtype(part.dtype))
-            own.append(KeptColumn(block, view.unflatten(1, (part.planes, size, part.heads, part.dim))))
-        views.append(own)
+    views: list[list[KeptWindow] | list[KeptState]] = []
+    for group in layout.groups:
+        for part, places in zip(group.parts, entry_places(group.parts, layout.block_bytes, size), strict=True):
+            num_bytes, shape = (
+                part.block_bytes(size) // part.layers,
+                (part.planes, part.slots(size), part.heads, part.dim),
+            )
+            found = [
+                (number, lanes[:, first : first + num_bytes].view(torch_dtype(part.dtype)).unflatten(1, shape))
+                for number, first in places
+            ]
+            views.append(
+                [KeptWindow(*each) for each in found] if part.per_token else [KeptState(*each) for each in found]
+            )
     return views
 
 

@@ -9,34 +9,36 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from common.messages import Grammar, PromptLogprobs, SamplingParams, TokenLogprobs
 from common.pages import KVLayout, PagePart
 from engine.cache.pages import (
     DEFAULT_CPU_BYTES,
     allocate_zeros,
-    column_views,
+    entry_views,
     layout_of,
     part_views,
     pool_dtype,
     pool_shape,
-    state_views,
 )
 from engine.config import KV_CACHE_DTYPES, EngineConfig
 from engine.engine import Allocate, Chunk, InvalidChunkError, Pass, Sampled
 from engine.fake.faults import FakeFaults
-from engine.fake.pattern import MASK, ROOT, FakeColumn, FakePart, FakeState, mix, running_hashes
+from engine.fake.pattern import MASK, ROOT, FakePart, FakeState, FakeWindow, mix, running_hashes
 from engine.grammars.grammars import Grammars
+from engine.groups import groups_of
 from engine.kernels.codes import KINDS
+from engine.kernels.delta.plan import KeptState
 from engine.passes import Finished
 from engine.sampling.scores import NO_TOKEN
 from engine.sequence import Sequence
-from engine.step.limits import wrong_columns, wrong_state
+from engine.step.limits import wrong_tables
 
 DEFAULT_MAX_MODEL_LEN = 4096
 Allowed = np.ndarray[tuple[int, ...], np.dtype[np.bool_]]  # [V], for a grammar
@@ -99,13 +101,8 @@ class FakeEngine:
             FakePart(part, view, index=index, block_size=self.layout.block_size)
             for index, (part, view) in enumerate(zip(self.layout.pages, views, strict=True))
         ]
-        windowed = zip(self.layout.windowed, column_views(self.kv, self.layout), strict=True)
-        self._columns = [
-            FakeColumn(kept, part, index=len(views) + index, block_size=self.layout.block_size)
-            for index, (part, kept) in enumerate((part, kept) for part, layers in windowed for kept in layers)
-        ]
-        kept_states = [kept for layers in state_views(self.kv, self.layout) for kept in layers]
-        self._states = [FakeState(kept, index=len(views) + index) for index, kept in enumerate(kept_states)]
+        self._groups = groups_of(self.layout)
+        self._further = list(_further(self.layout, self.kv, first_index=len(views)))
 
     def launch(self, chunks: list[Chunk]) -> Pass:
         """Write each chunk's slots, then read each sampled sequence's whole context; the pass has ended on return.
@@ -163,12 +160,11 @@ class FakeEngine:
         )
         while len(answer) < min(n, sampling.max_tokens - num_generated):
             tokens += sum(part.expected(hashes, start=start) for part in self._parts)
-            states = sum(state.expected(hashes) for state in self._states)
-            states += sum(column.expected(hashes) for column in self._columns)
+            further = sum(kept.expected(hashes) for _, kept in self._further)
             chunk = Chunk(followed, 0, len(followed.token_ids), sample=True)
             masks = self.grammars.masks([chunk], lambda _: 0)
             allowed = masks.allowed(self.vocab_size)[0] if masks.rows else None
-            token = self._choose((tokens + states) & MASK, sampling, num_generated + len(answer), allowed)
+            token = self._choose((tokens + further) & MASK, sampling, num_generated + len(answer), allowed)
             answer.append(token)
             followed.append(token)
             if token in sampling.stop_token_ids:
@@ -180,7 +176,7 @@ class FakeEngine:
     def _tokens(self, chunk: Chunk, newest: dict[Sequence, tuple[int, int]]) -> list[int]:
         """The chunk's tokens, the last one possibly sampled by the previous pass. Raises InvalidChunkError."""
         sequence, end = chunk.sequence, chunk.end
-        known, table = sequence.token_ids[:end], list(sequence.block_table)
+        known, blocks = sequence.token_ids[:end], _blocks_of_tokens(sequence)
         sampled_at, sampled = newest.get(sequence, (-1, -1))
         if sampled_at == len(known) == end - 1:
             known.append(sampled)
@@ -190,41 +186,39 @@ class FakeEngine:
             problem = f"asked to sample at position {end} of {len(sequence.token_ids)} known tokens"
         elif end > self.max_model_len:
             problem = f"{end} tokens, the model takes {self.max_model_len}"
-        elif end > len(table) * self.layout.block_size:
-            problem = f"{len(table)} blocks don't cover {end} positions"
-        elif not all(0 <= block < self.layout.num_blocks for block in table):
+        elif not all(0 <= block < self.layout.num_blocks for block in blocks):
             problem = "a block outside the pool"
         elif not all(0 <= token < self.vocab_size for token in known[chunk.start :]):
             problem = "a token outside the vocabulary"
         elif sampled_at == end - 1 and known[-1] != sampled:
             problem = f"token {end - 1} is {known[-1]}, but {sampled} was sampled"
-        elif not (problem := self._wrong_blocks(chunk)):
+        elif not (problem := wrong_tables(chunk, self._groups) or self._wrong_entries(chunk)):
             return known[chunk.start :]
         raise InvalidChunkError(f"request {sequence.request_id}: {problem}")
 
-    def _wrong_blocks(self, chunk: Chunk) -> str:
-        """Return why its columns or states can't belong to the chunk; "" if they can."""
-        layout = self.layout
-        if problem := wrong_columns(chunk, layout.column_blocks, layout.window, layout.block_size):
-            return problem
-        return wrong_state(chunk, layout.state_blocks, layout.num_blocks)
+    def _wrong_entries(self, chunk: Chunk) -> str:
+        """Problem of the entries that go on in place; "" if they can be the chunk's."""
+        for group, table in zip(self._groups, chunk.sequence.tables, strict=True):
+            first, end = group.first_seen(chunk.start), -(-chunk.end // group.block_size)
+            for entry in () if group.grows else table.entries[first:end]:
+                if len(entry) != group.blocks or not all(0 <= block < self.layout.num_blocks for block in entry):
+                    return f"a state in blocks {entry}, not {group.blocks} in [0, {self.layout.num_blocks})"
+        return ""
 
     def _write(self, chunk: Chunk, token_ids: list[int]) -> None:
-        table = chunk.sequence.block_table
-        previous = self._parts[0].hash_at(table, chunk.start - 1) if chunk.start else ROOT
+        blocks, tables = _blocks_of_tokens(chunk.sequence), chunk.sequence.tables
+        previous = self._parts[0].hash_at(blocks, chunk.start - 1) if chunk.start else ROOT
         hashes = running_hashes(previous, token_ids)
         for part in self._parts:
-            part.write(table, chunk.start, hashes)
-        for column in self._columns:
-            column.write(chunk.sequence.columns, chunk.start, hashes)
-        for state in self._states:
-            state.advance(chunk, token_ids)
+            part.write(blocks, chunk.start, hashes)
+        for number, kept in self._further:
+            kept.write(tables[number].entries, chunk.start, hashes, token_ids)
 
     def _sample(self, chunk: Chunk, allowed: Allowed | None) -> Sampled:
-        sampling, table = chunk.sequence.sampling, chunk.sequence.block_table
-        checksum = sum(part.checksum(table, chunk.end) for part in self._parts)
-        checksum += sum(column.checksum(chunk.sequence.columns, chunk.end) for column in self._columns)
-        checksum += sum(state.checksum(chunk) for state in self._states)
+        sampling, tables = chunk.sequence.sampling, chunk.sequence.tables
+        blocks = _blocks_of_tokens(chunk.sequence)
+        checksum = sum(part.checksum(blocks, chunk.end) for part in self._parts)
+        checksum += sum(kept.checksum(tables[number].entries, chunk.end) for number, kept in self._further)
         token = self._choose(checksum & MASK, sampling, chunk.sampled_index, allowed)
         scores = self._prompt_logprobs(chunk)
         if sampling.logprobs is None:
@@ -266,14 +260,31 @@ class FakeEngine:
         return word % self.vocab_size
 
 
+def _further(layout: KVLayout, kv: torch.Tensor, *, first_index: int) -> Iterator[tuple[int, FakeWindow | FakeState]]:
+    """The contents of each layer in further groups, with the group's number."""
+    views, index, size = iter(entry_views(kv, layout)), first_index, layout.block_size
+    for number, group in enumerate(layout.groups, start=1):
+        for part, layers in zip(group.parts, views, strict=False):
+            for kept in layers:
+                if isinstance(kept, KeptState):
+                    yield number, FakeState(kept, index=index, block_size=size)
+                else:
+                    yield number, FakeWindow(kept, part, index=index, block_size=size)
+                index += 1
+
+
+def _blocks_of_tokens(sequence: Sequence) -> list[int]:
+    return [block for entry in sequence.tables[0].entries for block in entry] if sequence.tables else []
+
+
 def _layout(config: EngineConfig, parts: SequenceOf[PagePart]) -> KVLayout:
     memory = config.kv_memory_bytes or DEFAULT_CPU_BYTES
     return layout_of(parts, config, memory)
 
 
 def _fingerprint(model: str, vocab_size: int, layout: KVLayout) -> str:
-    """The fingerprint. Without parts it must not change between releases, whose workers exchange sequences."""
-    later = ("parts", "states", "state_blocks", "windowed", "column_blocks", "window")
+    """The fingerprint. Without parts it must be the same text in every release: workers of two releases exchange sequences."""
+    later = ("parts", "groups")
     names = [name for name in layout.__struct_fields__ if name not in later or getattr(layout, name)]
     fields = ", ".join(f"{name}={getattr(layout, name)!r}" for name in names)
     text = f"fake {model} {vocab_size} KVLayout({fields})"

@@ -13,15 +13,13 @@ import numpy.typing as npt
 import torch
 
 from common.pages import PagePart
-from engine.kernels.attention import KeptColumn
+from engine.groups import Entry
+from engine.kernels.attention import KeptWindow
 from engine.kernels.delta.plan import KeptState
-from engine.sequence import Chunk
 
 Lanes = npt.NDArray[np.unsignedinteger]
 Words = npt.NDArray[np.uint64]
 Positions = npt.NDArray[np.int64]
-Columns = Sequence[tuple[int, ...]]
-
 ROOT = 0x6261746F6E_0001  # running hash before the first token
 MASK = 2**64 - 1
 _FIRST_WEIGHTS = 4096  # positions; longer contexts make more
@@ -69,58 +67,55 @@ class FakePart:
         return self._pattern.checksum(self._pattern.lanes(hashes[positions]), positions)
 
 
-class FakeColumn:
+class FakeWindow:
     """One layer's contents within a sliding window of so many positions."""
 
-    def __init__(self, kept: KeptColumn, part: PagePart, *, index: int, block_size: int) -> None:
+    def __init__(self, kept: KeptWindow, part: PagePart, *, index: int, block_size: int) -> None:
         self._number, self._window = kept.number, part.window
         self._part = FakePart(part, kept.kept[:, None], index=index, block_size=block_size)
 
-    def write(self, columns: Columns, start: int, hashes: Words) -> None:
+    def write(self, entries: Sequence[Entry], start: int, hashes: Words, tokens: Sequence[int]) -> None:
         """As `FakePart.write`."""
-        self._part.write(self._table(columns), start, hashes)
+        self._part.write(self._table(entries), start, hashes)
 
-    def checksum(self, columns: Columns, end: int) -> int:
-        """Sum over what the last of `end` tokens attends to."""
-        return self._part.checksum(self._table(columns), end, start=max(0, end - self._window))
+    def checksum(self, entries: Sequence[Entry], end: int) -> int:
+        """Sum over what the last of `end` tokens sees."""
+        return self._part.checksum(self._table(entries), end, start=max(0, end - self._window))
 
     def expected(self, hashes: Words) -> int:
         """The expected sum for a context with these running hashes."""
         return self._part.expected(hashes, start=max(0, len(hashes) - self._window))
 
-    def _table(self, columns: Columns) -> list[int]:
-        return [column[self._number] if column else _GONE for column in columns]
+    def _table(self, entries: Sequence[Entry]) -> list[int]:
+        return [entry[self._number] if entry else _GONE for entry in entries]
 
 
 class FakeState:
     """One layer's contents of each state: the running hash after its newest token."""
 
-    def __init__(self, kept: KeptState, *, index: int) -> None:
-        self._number = kept.number
+    def __init__(self, kept: KeptState, *, index: int, block_size: int) -> None:
+        self._number, self._block_size = kept.number, block_size
         self._lanes = _unsigned(kept.kept[:, None]).reshape(len(kept.kept), -1)
         self._pattern = _Pattern(self._lanes.shape[1], kept.kept.element_size(), salt=3 * index)
 
-    def advance(self, chunk: Chunk, token_ids: Sequence[int]) -> None:
-        """Read the state before the chunk; leave one at each switch of blocks, and after the chunk."""
-        previous = ROOT if not chunk.start else self._read(chunk, chunk.start - 1)
-        hashes = running_hashes(previous, token_ids)
-        for state in chunk.states:
-            last = chunk.end - 1 if state.end is None else min(chunk.end, state.end) - 1
-            if last >= chunk.start and state.covers(last) and not state.is_found:
-                self._lanes[state.blocks[self._number]] = self._pattern.lanes(hashes[last - chunk.start :][:1])[0]
+    def write(self, entries: Sequence[Entry], start: int, hashes: Words, tokens: Sequence[int]) -> None:
+        """Read the state before the chunk; leave one in each of its blocks' entries."""
+        previous = ROOT if not start else self._read(entries, start - 1)
+        hashes, end, size = running_hashes(previous, tokens), start + len(tokens), self._block_size
+        for at in range(start // size, -(-end // size)):
+            last = min((at + 1) * size, end) - 1
+            self._lanes[entries[at][self._number]] = self._pattern.lanes(hashes[last - start :][:1])[0]
 
-    def checksum(self, chunk: Chunk) -> int:
-        """Return the sum that the state after the chunk adds to the checksum of a context."""
-        return mix(self._read(chunk, chunk.end - 1) + self._pattern.salt)
+    def checksum(self, entries: Sequence[Entry], end: int) -> int:
+        """Return the sum that the state after `end` tokens adds to the checksum of a context."""
+        return mix(self._read(entries, end - 1) + self._pattern.salt)
 
     def expected(self, hashes: Words) -> int:
         return mix(int(hashes[-1]) + self._pattern.salt)
 
-    def _read(self, chunk: Chunk, position: int) -> int:
-        """The hash; another number if any lane differs from it."""
-        state = chunk.state_behind(position)
-        assert state is not None, "checked"
-        lanes = self._lanes[state.blocks[self._number]]
+    def _read(self, entries: Sequence[Entry], position: int) -> int:
+        """The hash; another number if any lane isn't what it says."""
+        lanes = self._lanes[entries[position // self._block_size][self._number]]
         found = self._pattern.hash_of(lanes)
         wanted = self._pattern.lanes(np.array([found], dtype=np.uint64))[0]
         return found if np.array_equal(lanes, wanted) else mix(found)

@@ -72,14 +72,14 @@ class Decoder:
     ) -> torch.Tensor | None:
         """Compute the batch, write its KV into the pool, return the sampled rows' logits [R, V]; None for R = 0.
 
-        `parts` are the pool's, each [num_blocks, layers, planes, slots, heads, dim], then those of columns and of states, by
+        `parts` are the pool's, each [num_blocks, layers, planes, slots, heads, dim], then those of further groups, by
         layer; the logits have the model's dtype. The result is in `logits` if that is given.
         """
         stream = self._embedding(batch)
         for begin in self._begins:
             begin(stream, batch)
-        for layer, (column, kept) in zip(self._layers, self._views(parts), strict=True):
-            its = LayerPass(batch.at(column), kept, layer.is_last)
+        for layer, (block, kept) in zip(self._layers, self._views(parts), strict=True):
+            its = LayerPass(batch.at(block), kept, layer.is_last)
             for half in layer.halves:
                 half(stream, its)
                 if stream.is_empty:
@@ -89,7 +89,7 @@ class Decoder:
         return self._head(stream, batch, out=logits)
 
     def _views(self, parts: Sequence[Part]) -> list[tuple[int | None, list[Content]]]:
-        """Return each layer's views of the pool, and its block of a column; cached between passes."""
+        """Return each layer's views of the pool, and its block of a window's entry; passes after one another have the same."""
         if self._kept is None or self._kept[0] is not parts:
             self._kept = (parts, [kept_at(parts, layer.places) for layer in self._layers])
         return self._kept[1]

@@ -9,96 +9,94 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from engine.arrays import Ints, Longs
+from engine.groups import Entry, Group
 from engine.passes import InvalidChunkError
-from engine.sequence import Chunk, Sequence, first_column
+from engine.sequence import Chunk, Sequence
 from engine.step.states import DecodingStates
 
 
 @dataclass(slots=True)
+class _Copied:
+    """The part of a sequence's table that was copied."""
+
+    source: list[Entry] | None = None  # the list that it was copied from
+    num_entries: int = 0
+    num_gone: int = 0  # leading entries that are -1
+
+
+@dataclass(slots=True)
 class _Row:
-    """One sequence's blocks and columns; `sources` are the lists that were copied."""
+    """One sequence's row, and what was copied of each group with block tables."""
 
     index: int
-    sources: tuple[list[int], list[tuple[int, ...]]]
-    num_blocks: int = 0
-    num_columns: int = 0
-    num_gone: int = 0  # leading columns that are -1
-
-    def goes_on(self, blocks: list[int], columns: list[tuple[int, ...]], first: int) -> bool:
-        """True if the copy is still a prefix of the lists, and only columns before `first` were dropped."""
-        is_same = self.sources[0] is blocks and self.sources[1] is columns
-        is_longer = len(blocks) >= self.num_blocks and len(columns) >= self.num_columns
-        return is_same and is_longer and first >= self.num_gone
+    copied: list[_Copied]
 
 
 @dataclass(slots=True)
 class BlockTables:
-    """[1 + columns, rows, max_blocks] int32: a row for each sequence of recent passes. A pass adds its new blocks.
+    """[1 + more tables, rows, max_blocks] int32: a row for each sequence that was in a pass. A pass adds its new entries.
 
-    The first table has blocks of tokens, each of the others one block of every column, or -1 where no window sees it.
+    The first table has blocks of tokens, each of the others one block of every entry of a further group, or -1 where no token
+    reads it.
     """
 
     max_blocks: int
-    num_blocks: int  # the pool's size; ids must be below
-    columns: int = 0  # blocks of a column
-    window: int = 0  # positions
-    block_size: int = 16
-    num_rows: int = 8  # initial capacity
+    num_blocks: int  # the pool's; ids must be below
+    groups: SequenceOf[Group]
+    num_rows: int = 8  # to begin with
     table: Ints = field(init=False)
     decoding_states: DecodingStates = field(init=False, default_factory=DecodingStates)
+    _paged: list[tuple[int, Group, int]] = field(init=False)  # groups with block tables: number, group and first copy
     _rows: weakref.WeakKeyDictionary[Sequence, _Row] = field(init=False, default_factory=weakref.WeakKeyDictionary)
     _free: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
-        # Zero pages are allocated when touched, so capacity for long tables costs nothing.
-        self.table = np.zeros((1 + self.columns, self.num_rows, self.max_blocks), dtype=np.int32)
+        self._paged, copies = [], 0
+        for number, group in enumerate(self.groups):
+            if group.grows:
+                self._paged.append((number, group, copies))
+                copies += group.blocks
+        # Zeroed memory comes as it is touched, so room for long tables costs nothing.
+        self.table = np.zeros((copies, self.num_rows, self.max_blocks), dtype=np.int32)
         self._free = list(range(self.num_rows - 1, -1, -1))
 
     def rows_of(self, chunks: SequenceOf[Chunk]) -> list[int]:
         """Return each chunk's row. Raises InvalidChunkError for a block that is not in the pool."""
-        return [
-            self._sync(chunk.sequence, first_column(chunk.start, self.window, self.block_size) if self.columns else 0)
-            for chunk in chunks
-        ]
+        return [self._sync(chunk.sequence, chunk.start) for chunk in chunks]
 
-    def _sync(self, sequence: Sequence, first: int) -> int:
-        blocks, columns, row = sequence.block_table, sequence.columns, self._rows.get(sequence)
+    def _sync(self, sequence: Sequence, start: int) -> int:
+        row = self._rows.get(sequence)
         if row is None:
-            row = _Row(self._take(), (blocks, columns))
-            self._rows[sequence] = row
+            row = self._rows[sequence] = _Row(self._take(), [_Copied() for _ in self._paged])
             weakref.finalize(sequence, self._free.append, row.index).atexit = False
-        elif not row.goes_on(blocks, columns, first):
-            row.sources, row.num_blocks, row.num_columns, row.num_gone = (blocks, columns), 0, 0, 0
-        if (count := len(blocks)) > row.num_blocks:
-            self.table[0, row.index, row.num_blocks : count] = self._checked(blocks[row.num_blocks : count], sequence)
-            row.num_blocks = count
-        if self.columns and (count := len(columns)) > row.num_columns:
-            self.table[1:, row.index, row.num_columns : count] = self._transposed(
-                columns[row.num_columns : count], sequence
-            )
-            row.num_columns = count
-        if first > row.num_gone:
-            self.table[1:, row.index, row.num_gone : first] = -1
-            row.num_gone = first
+        for (number, group, copy), copied in zip(self._paged, row.copied, strict=True):
+            entries, first = sequence.tables[number].entries, group.first_seen(start) if copy else 0
+            count = len(entries)
+            if copied.source is not entries or count < copied.num_entries or first < copied.num_gone:
+                copied.source, copied.num_entries, copied.num_gone = entries, 0, 0
+            if count > copied.num_entries:
+                new = self._blocks(entries[copied.num_entries : count], group, sequence)
+                self.table[copy : copy + group.blocks, row.index, copied.num_entries : count] = new
+                copied.num_entries = count
+            if first > copied.num_gone:
+                self.table[copy : copy + group.blocks, row.index, copied.num_gone : first] = -1
+                copied.num_gone = first
         return row.index
 
-    def _checked(self, blocks: SequenceOf[int], sequence: Sequence) -> Longs:
-        found = np.array(blocks, dtype=np.int64)
-        if wrong := found[(found < 0) | (found >= self.num_blocks)].tolist():
-            raise InvalidChunkError(f"request {sequence.request_id}: block {wrong[0]} is not in [0, {self.num_blocks})")
-        return found
-
-    def _transposed(self, columns: SequenceOf[tuple[int, ...]], sequence: Sequence) -> Longs:
-        """[blocks of a column, columns]."""
-        there = [column for column in columns if column]
-        if wrong := [column for column in there if len(column) != self.columns]:
+    def _blocks(self, entries: SequenceOf[Entry], group: Group, sequence: Sequence) -> Longs:
+        """[blocks of an entry, entries]."""
+        there = [entry for entry in entries if entry]
+        if wrong := [entry for entry in there if len(entry) != group.blocks]:
             raise InvalidChunkError(
-                f"request {sequence.request_id}: a column of {len(wrong[0])} blocks, not {self.columns}"
+                f"request {sequence.request_id}: an entry of {len(wrong[0])} blocks, not {group.blocks}"
             )
-        found = np.full((len(columns), self.columns), -1, dtype=np.int64)
-        if there:
-            ids = self._checked([block for column in there for block in column], sequence)
-            found[[bool(column) for column in columns]] = ids.reshape(-1, self.columns)
+        ids = np.array(there, dtype=np.int64).reshape(-1, group.blocks)
+        if out := ids[(ids < 0) | (ids >= self.num_blocks)].tolist():
+            raise InvalidChunkError(f"request {sequence.request_id}: block {out[0]} is not in [0, {self.num_blocks})")
+        if len(there) == len(entries):
+            return ids.T
+        found = np.full((len(entries), group.blocks), -1, dtype=np.int64)
+        found[[bool(entry) for entry in entries]] = ids
         return found.T
 
     def _take(self) -> int:

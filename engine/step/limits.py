@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass, field
 
+from engine.groups import Entry, Group
 from engine.kernels.attention import HeadShape, Tiling
 from engine.kernels.mla import Forms
 from engine.passes import InvalidChunkError
-from engine.sequence import Chunk, State, first_column
+from engine.sequence import Chunk
 from engine.step.newest import NewestTokens
 
 
@@ -33,11 +35,27 @@ class Limits:
     attention: tuple[HeadLimits, ...]
     last_heads: int  # index of the last layer's heads in `attention`
     last_window: int
-    state_blocks: int = 0  # blocks of a sequence's state; 0: no recurrent layers
-    columns: int = 0  # blocks of a column; 0: there are none
-    window: int = 0  # positions for which columns are kept
-    last_table: int = 0  # the copy of block tables for the last layer
+    groups: tuple[Group, ...]  # the pool's
+    last_table: int = 0  # the copy of block tables that the last layer reads
     graph_context: int = 16384  # positions of prompts' contexts in a graph that also decodes
+    # Further groups with an entry for each block of tokens: number, and the first of its copies of block tables.
+    windowed: tuple[tuple[int, int], ...] = field(init=False)
+    more_tables: int = field(init=False)  # copies of block tables besides that of tokens
+    in_place: int | None = field(init=False)  # number of the group whose entries go on in place
+    state_blocks: int = field(init=False)  # blocks of such an entry
+
+    def __post_init__(self) -> None:
+        windowed, copies, in_place = list[tuple[int, int]](), 1, None
+        for number, group in enumerate(self.groups):
+            if not group.grows:
+                in_place = number
+            elif number:
+                windowed.append((number, copies))
+                copies += group.blocks
+        object.__setattr__(self, "windowed", tuple(windowed))
+        object.__setattr__(self, "more_tables", copies - 1)
+        object.__setattr__(self, "in_place", in_place)
+        object.__setattr__(self, "state_blocks", 0 if in_place is None else self.groups[in_place].blocks)
 
     @property
     def graph_blocks(self) -> int:
@@ -65,46 +83,31 @@ def check(chunk: Chunk, newest: NewestTokens, limits: Limits) -> None:
         problem = f"asked to sample at position {end} of {num_known} known tokens"
     elif end > limits.max_model_len:
         problem = f"{end} tokens, the model takes {limits.max_model_len}"
-    elif end > len(sequence.block_table) * limits.block_size:
-        problem = f"{len(sequence.block_table)} blocks don't cover {end} positions"
-    elif not (problem := wrong_columns(chunk, limits.columns, limits.window, limits.block_size)):
+    elif not (problem := wrong_tables(chunk, limits.groups)):
         return
     raise InvalidChunkError(f"request {sequence.request_id}: {problem}")
 
 
-def wrong_columns(chunk: Chunk, columns: int, window: int, block_size: int) -> str:
-    """Return why a chunk's columns can't be all that its tokens read and write; "" if they can."""
-    if not columns:
-        return ""
-    own, first = chunk.sequence.columns, first_column(chunk.start, window, block_size)
-    if chunk.end > len(own) * block_size:
-        return f"{len(own)} columns don't cover {chunk.end} positions"
-    # Columns are released in order.
-    return "" if own[first] else f"column {first} is gone, which the token at {chunk.start} sees"
+def wrong_tables(chunk: Chunk, groups: SequenceOf[Group]) -> str:
+    """Problem of a chunk's tables; "" if they have all that its tokens read and write."""
+    tables = chunk.sequence.tables
+    if len(tables) != len(groups):
+        return f"{len(tables)} tables for {len(groups)} KV groups"
+    for number, group in enumerate(groups):
+        entries = tables[number].entries
+        if chunk.end > len(entries) * group.block_size:
+            what = f"entries of KV group {number}" if number else "blocks"
+            return f"{len(entries)} {what} don't cover {chunk.end} positions"
+        first = group.first_seen(chunk.start)
+        if not entries[first]:  # entries go one after another
+            return f"entry {first} of KV group {number} is gone, which the token at {chunk.start} reads"
+        if not group.grows and (at := chunk.start // group.block_size) < tables[number].num_shared:
+            return f"entry {at} of KV group {number} is others', too, and the token at {chunk.start} changes it"
+    return ""
 
 
-def check_states(chunk: Chunk, limits: Limits) -> None:
-    """Raise InvalidChunkError if a chunk's states can't be those that it reads and writes."""
-    if problem := wrong_state(chunk, limits.state_blocks, limits.num_blocks):
-        raise InvalidChunkError(f"request {chunk.sequence.request_id}: {problem}")
-
-
-def is_in_pool(state: State, state_blocks: int, num_blocks: int) -> bool:
-    """True if these are as many blocks as a state has, all within the pool."""
-    lowest, highest = state.bounds
-    return len(state.blocks) == state_blocks and lowest >= 0 and highest < num_blocks
-
-
-def wrong_state(chunk: Chunk, state_blocks: int, num_blocks: int) -> str:
-    """Return why a chunk's states can't be those before its first and after all of its tokens; "" if they can."""
-    if not state_blocks:
-        return ""
-    if chunk.start and chunk.state_behind(chunk.start - 1) is None:
-        return f"no state behind token {chunk.start - 1}"
-    at = chunk.start
-    for state in chunk.states:
-        if not is_in_pool(state, state_blocks, num_blocks):
-            return f"a state in blocks {state.blocks}, not {state_blocks} in [0, {num_blocks})"
-        if at < chunk.end and state.covers(at) and not state.is_found:
-            at = chunk.end if state.end is None else state.end
-    return "" if at >= chunk.end else f"no place for the state behind token {at}"
+def check_entry(entry: Entry, limits: Limits) -> Entry:
+    """Return an entry that goes on in place. Raises InvalidChunkError unless its blocks are as many as they should be."""
+    if len(entry) != limits.state_blocks or min(entry) < 0 or max(entry) >= limits.num_blocks:
+        raise InvalidChunkError(f"a state in blocks {entry}, not {limits.state_blocks} in [0, {limits.num_blocks})")
+    return entry

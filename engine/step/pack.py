@@ -28,7 +28,7 @@ from engine.kernels.attention import LONGEST_STEP, deal_out, max_items, point
 from engine.kernels.delta import max_tiles
 from engine.kernels.mla import UP_PROJECTED_TILING
 from engine.passes import InvalidChunkError
-from engine.sequence import Chunk, first_column
+from engine.sequence import Chunk
 from engine.step.block_tables import BlockTables
 from engine.step.limits import HeadLimits, Limits, check
 from engine.step.newest import NewestTokens
@@ -58,7 +58,7 @@ def pack(
     tokens = _tokens(chunks, newest, tables, rows, lengths, ends - token_ends, limits)
 
     windows = [heads.windows for heads in limits.attention]
-    wanted = item_copies(windows, limits.columns)
+    wanted = item_copies(windows, limits.more_tables)
     cuts = [(limits.attention[number], window, table) for number, window, table in wanted]
     some = slice(num_decode)
     decode = _Singles.of(ends[some], _block_tables(tables, rows[some], ends[some], limits), cuts)
@@ -71,9 +71,9 @@ def pack(
         its = (limits.attention[limits.last_heads], limits.last_window, 0)
         final = _Singles.of(sampled_ends, found[limits.last_table :][:1], [its])
     states = None
-    if limits.state_blocks:
+    if limits.in_place is not None:
         places = num_decode if graph is None else graph.decoding
-        moves = tables.decoding_states.moves(chunks[:num_decode], ends[:num_decode] - 1, limits)
+        moves = tables.decoding_states.moves(chunks[:num_decode], limits)
         states = States.of(moves, chunks[some], places, limits)
     if graph is not None:
         size = graph_size(graph, limits, decode, final, num_sampled=len(sampled))
@@ -254,7 +254,7 @@ def _tight_size(
         prompts=None if prompts is None else prompts.size(),
         states=None if states is None else states.size(),
         final=final.size(len(final.ends), [limits.attention[limits.last_heads]]),
-        columns=limits.columns,
+        more_tables=limits.more_tables,
     )
 
 
@@ -288,9 +288,9 @@ def graph_size(
         last_window=limits.last_window,
         decode=decode.size(graph.decoding, limits.attention),
         prompts=prompts,
-        states=_graph_states(graph, limits) if limits.state_blocks else None,
+        states=_graph_states(graph, limits) if limits.in_place is not None else None,
         final=final.size(sampled_rows, [limits.attention[limits.last_heads]]),
-        columns=limits.columns,
+        more_tables=limits.more_tables,
     )
 
 
@@ -376,13 +376,12 @@ def _context_blocks(starts: Longs, ends: Longs, tables: Ints, limits: Limits) ->
     used = at < counts[:, None]
     ids = tables[:, used].astype(np.int64)
     blocks = np.stack((ids, np.broadcast_to(written[used], ids.shape)), axis=2)
-    if limits.columns:
-        # The loop step in which a window begins may start before it, and must read defined values there: an unwritten block gives
-        # zeros, a negative id nothing.
-        near = -(-LONGEST_STEP // limits.block_size)
-        seen = [first_column(start, limits.window, limits.block_size) for start in starts.tolist()]
-        before = np.array(seen)[:, None] - at
-        blocks[1:, ((before > 0) & (before <= near))[used]] = 0
+    for number, first in limits.windowed:
+        # The loop step in which a window begins may begin before it, and there it must find numbers: of a block with
+        # nothing written zeros are gathered, of a negative one nothing.
+        near, group = -(-LONGEST_STEP // limits.block_size), limits.groups[number]
+        before = np.array([group.first_seen(start) for start in starts.tolist()])[:, None] - at
+        blocks[first : first + group.blocks, ((before > 0) & (before <= near))[used]] = 0
     return blocks, (np.cumsum(counts) - counts) * limits.block_size
 
 

@@ -10,8 +10,9 @@ import time
 from collections.abc import Callable
 
 from common.messages import Grammar, KVLayout, SamplingParams
+from engine.groups import Table, entries_of, groups_of
 from engine.passes import Pass
-from engine.sequence import Chunk, Sequence, State
+from engine.sequence import Chunk, Sequence
 
 PROMPT_TOKENS = (8, 24, 48, 100, 300, 1500, 3000)  # between these are the thresholds that select kernels
 TIMED_PROMPTS = (256, 512, 1024, 2048, 8192)  # tokens of a pass with one prompt alone
@@ -75,8 +76,9 @@ def time_prompts(
 
 
 def _tokens_in(layout: KVLayout) -> int:
-    """Return the number of tokens of one sequence whose columns all stay."""
-    return layout.num_blocks // (1 + layout.column_blocks) * layout.block_size
+    """Return the tokens of one sequence whose entries all stay."""
+    growth = sum(group.blocks for group in groups_of(layout) if group.grows)
+    return layout.num_blocks // growth * layout.block_size
 
 
 def _sequence(
@@ -91,19 +93,24 @@ def _sequence(
         num_prompt_tokens=num_tokens,
         sampling=sampling,
         hash_root=b"",
-        block_table=list(range(first_block, first_block + num_blocks)),
-        columns=columns_from(layout, first_block + num_blocks, num_blocks),
-        states=states_at_the_end(layout),
+        tables=tables_from(layout, first_block, num_blocks),
     )
 
 
-def columns_from(layout: KVLayout, first: int, count: int) -> list[tuple[int, ...]]:
-    """So many columns without allocation: in the pool's blocks from `first` on."""
-    size = layout.column_blocks
-    return [tuple(range(block, block + size)) for block in range(first, first + count * size, size)] if size else []
+def tables_from(layout: KVLayout, first_block: int, num_entries: int, *, number: int = 0) -> list[Table]:
+    """Tables where no pool hands out blocks: in the pool's blocks from the first on, one group after the other.
 
-
-def states_at_the_end(layout: KVLayout, number: int = 0) -> tuple[State, ...]:
-    """Return a sequence's states without allocation: one open state in the pool's last blocks, before `number` others."""
-    end = layout.num_blocks - number * layout.state_blocks
-    return (State(0, None, tuple(range(end - layout.state_blocks, end))),) if layout.state_blocks else ()
+    What goes on in place is in the pool's last blocks, before those of `number` others.
+    """
+    tables, end = list[Table](), layout.num_blocks
+    for group in groups_of(layout):
+        if group.grows:
+            blocks = range(first_block, first_block := first_block + num_entries * group.blocks)
+        else:
+            end -= number * group.blocks
+            blocks = range(end - group.blocks, end)
+            end -= group.blocks
+        table = Table()
+        group.extend(table, entries_of(blocks, group.blocks), num_entries)
+        tables.append(table)
+    return tables

@@ -209,7 +209,8 @@ class Agreement:
         weights = self.weights(model)
         blocks = self.blocks(weights)
         if weights and state.model_fingerprint != weights:
-            apart = {bool(each.layout.column_blocks) for each in (facts.blocks, blocks or facts.blocks)}
+            known = (facts.blocks, blocks or facts.blocks)
+            apart = {any(group.window for group in each.layout.groups) for each in known}
             options = ", --max-model-len and --disable-hybrid-kv-cache-manager" if len(apart) > 1 else ""
             return Unlike.WEIGHTS, (
                 f"its weights of {model!r} ({state.model_fingerprint[:8]}) are not those of most or the first workers "

@@ -4,12 +4,7 @@ from __future__ import annotations
 
 from common.pages import KVLayout
 
-# Columns beyond the window's: those of the block being written, and of the next one.
-MARGIN = 2
-
 
 def room_for(layout: KVLayout, num_tokens: int) -> int:
-    """Return the most positions that a decoding sequence of so many tokens holds, with its state or columns."""
-    size = layout.block_size
-    columns = min(-(-num_tokens // size), -(-(layout.window - 1) // size) + MARGIN)
-    return num_tokens + size * (layout.state_blocks + layout.column_blocks * columns)
+    """Return what a sequence of so many tokens holds at most while it is decoded, in all KV groups."""
+    return num_tokens + layout.block_size * layout.blocks_beside(num_tokens)

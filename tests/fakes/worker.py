@@ -54,7 +54,7 @@ from worker.device.prompt_budget import PromptBudget
 from worker.device.trials import Trials
 from worker.identity import Identity
 from worker.roles import Roles
-from worker.serving.columns import longest_sequence
+from worker.serving.allocation import longest_sequence
 from worker.serving.frames import FrameOutbox
 from worker.serving.jobs import ClaimedJob, JobIntake
 from worker.serving.turns import Turns

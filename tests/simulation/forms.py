@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from common.messages import PagePart
-from worker.serving import allocation
+from engine import groups
 
 BLOCK = 4
 VOCAB = 64
@@ -24,7 +24,7 @@ LEAST_CONTEXT = 32  # tokens that fit into the smallest pool
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Form:
-    """`states`: one of so many worlds has layers that keep states. `windows`: one of so many has windows, if not states."""
+    """`states`: one of so many worlds has layers that keep states. `windows`: one of so many has windows."""
 
     states: int
     windows: int
@@ -34,7 +34,7 @@ class Form:
     pool: tuple[int, int] = (0, 0)  # blocks for tokens, of mixed workers: the least and the most
     prompt: tuple[int, int] = (0, 0)  # tokens; (0, 0): as drawn
     answer: tuple[int, int] = (0, 0)  # likewise, of what the prompt leaves of `LEAST_CONTEXT`
-    checkpoint_every: float = allocation.CHECKPOINT_EVERY
+    checkpoint_every: float = groups.CHECKPOINT_EVERY
     stream: int = (
         0  # so many small requests at most follow each other until the first one, which is large, has its answer
     )
@@ -52,9 +52,10 @@ class Form:
 
     def parts(self, seed: int) -> list[PagePart]:
         """What a block holds."""
-        if seed % self.states == 1 % self.states:
-            return [KEYS, STATES]
-        return [KEYS, WINDOWED] if -seed % self.windows == 1 % self.windows else [KEYS]
+        states = [STATES] if seed % self.states == 1 % self.states else []
+        # Every fifth world with states has windows, too.
+        has_windows = seed // self.states % 5 == 4 if states else -seed % self.windows == 1 % self.windows
+        return [KEYS, *([WINDOWED] if has_windows else []), *states]
 
     def drawn_workers(self, dice: random.Random) -> list[tuple[str, list[str], int]]:
         """Names, roles and blocks."""
@@ -72,11 +73,11 @@ class Form:
     @contextmanager
     def checkpoints(self) -> Iterator[None]:
         """Checkpoints have this form's distance meanwhile."""
-        kept, allocation.CHECKPOINT_EVERY = allocation.CHECKPOINT_EVERY, self.checkpoint_every
+        kept, groups.CHECKPOINT_EVERY = groups.CHECKPOINT_EVERY, self.checkpoint_every
         try:
             yield
         finally:
-            allocation.CHECKPOINT_EVERY = kept
+            groups.CHECKPOINT_EVERY = kept
 
 
 def _apart(dice: random.Random) -> list[tuple[str, list[str], int]]:

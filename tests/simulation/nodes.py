@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,13 +19,13 @@ from decode.role import DecodeRole
 from engine.config import EngineConfig
 from engine.engine import Chunk
 from engine.fake.engine import FakeEngine
+from engine.groups import MARGIN
 from engine.passes import Finished, Pass
-from engine.sequence import first_column
 from gateway.lifecycle.requests import OwnerSettings, OwnModels, Requests
 from prefill.role import PrefillRole
 from tests.simulation.bus import SimBus
 from tests.simulation.clock import Process
-from tests.simulation.forms import BLOCK, VOCAB, WINDOWED
+from tests.simulation.forms import BLOCK, VOCAB
 from tests.simulation.logs import FailedPassError
 from tests.simulation.store import SimStore
 from tests.simulation.transport import SimTransport
@@ -32,7 +33,6 @@ from worker.device.launcher import Threads
 from worker.device.step_policy import StepTargets
 from worker.identity import Identity
 from worker.roles import Computed
-from worker.serving.columns import MARGIN
 from worker.settings import WorkerSettings
 from worker.worker import Worker
 
@@ -305,7 +305,7 @@ class VirtualThread:
 
 
 def _blocks_beside(part: PagePart) -> int:
-    """What a pool has more, so that the same sequences fit: a state, or the columns that one of them holds at most."""
+    """What a pool has more, so that the same sequences fit: a state, or the entries of a window that one holds at most."""
     return part.layers * (-(-(part.window - 1) // BLOCK) + MARGIN) if part.window else part.layers
 
 
@@ -334,24 +334,17 @@ class WatchedEngine(FakeEngine):
         if node.intake is not None:
             leased = {block for lease in node.intake.reservations._table._leases.values() for block in lease.blocks}
         for chunk in chunks:
-            table = chunk.sequence.block_table[: -(-chunk.end // BLOCK)]
-            written = [s for s in chunk.states if any(s.covers(at) for at in range(chunk.start, chunk.end))]
-            table += [block for state in written for block in state.blocks]
-            columns = chunk.sequence.columns[: -(-chunk.end // BLOCK)]
-            begun = [block for column in columns[chunk.start // BLOCK :] for block in column]
-            table += [
-                block for column in columns[first_column(chunk.start, WINDOWED.window, BLOCK) :] for block in column
-            ]
-            if any(node.pool._references[block] > 1 or node.pool._digests[block] for block in begun):
-                node.world.violate(f"{node.name} writes a column that others read: {chunk.sequence.request_id}")
-            node.world.faults["let a column go"] += bool(columns) and not columns[0]
-            node.world.faults["found a column"] += bool(columns) and chunk.start == chunk.sequence.num_cached > 0
-            read = chunk.state_behind(chunk.start - 1)
-            table += read.blocks if read is not None else ()
-            if any(
-                node.pool._references[block] > 1 or node.pool._digests[block] for s in written for block in s.blocks
-            ):
-                node.world.violate(f"{node.name} changes a state that others read: {chunk.sequence.request_id}")
+            table = list[int]()
+            for group, own in zip(node.pool.groups, chunk.sequence.tables, strict=True):
+                first, begun, end = group.first_seen(chunk.start), chunk.start // BLOCK, -(-chunk.end // BLOCK)
+                table += chain(*own.entries[first:end])
+                written = [*chain(*own.entries[begun:end])]
+                if any(node.pool._references[block] > 1 or node.pool._digests[block] for block in written):
+                    node.world.violate(f"{node.name} writes what others read: {chunk.sequence.request_id}")
+                if group.grows and group.most:
+                    node.world.faults["let a window go"] += not own.entries[0]
+                    node.world.faults["found a window"] += chunk.start == chunk.sequence.num_cached > 0
+                    node.world.faults["windows beside states"] += node.pool.fixed > 0
             if leased.intersection(table):
                 node.world.violate(f"{node.name} attends to blocks under a lease: {chunk.sequence.request_id}")
             if any(node.pool._references[block] < 1 for block in table):

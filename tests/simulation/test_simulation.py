@@ -21,6 +21,7 @@ from decode.reservations import Reservation, Reservations
 from decode.resume_point import ResumePoint
 from decode.role import DecodeRole
 from engine.cache.block_pool import BlockPool
+from engine.groups import MARGIN, Entry
 from engine.sequence import Sequence
 from gateway.lifecycle.inbox import Inbox
 from gateway.placement.releases import Releases
@@ -32,15 +33,15 @@ from tests.simulation.surge import PROMPTS_PER_S, Surge
 from tests.simulation.transport import SimTransport
 from tests.simulation.world import Violation, no_garbage_collection, play, run_world
 from worker.serving import allocation
-from worker.serving.allocation import HeldBlocks
-from worker.serving.columns import let_go
+from worker.serving.allocation import HeldBlocks, let_go
 from worker.serving.turns import Turns
 
 BATCH = 1_000
 FORCED = 25
 SLOW_SEEDS = 5  # each goes on for minutes of its own time
 ENOUGH = 2_000  # seeds, one of which at least finds a planted bug; the rarest are found by one in 300
-KINDS = """let a column go, found a column, bad digest, came back, client left, cut off, dropped while cut off, ended complete,
+KINDS = """let a window go, found a window, windows beside states,
+bad digest, came back, client left, cut off, dropped while cut off, ended complete,
 ended deadline_exceeded, ended left, ended request_quarantined, ended unavailable, failed pass, failed push, flipped bit, held,
 job given up, job in a dead pull, job redelivered, killed GatewayNode, killed WorkerNode, landed in quarantine, late, late
 run dropped, lost, muted gateway, no logits, preempted, push timed out, repeated, slow push, stale tokens, store down,
@@ -177,46 +178,50 @@ def stale_tokens_taken(patch: Patch) -> None:
     patch.setattr(Inbox, "_take", lax)
 
 
-def column_released_twice(patch: Patch) -> None:
-    """What no window sees goes back to the pool, and again with the sequence."""
+def entry_released_twice(patch: Patch) -> None:
+    """What no token reads any more goes back to the pool, and again with the sequence."""
 
-    def forgetful(pool: BlockPool, sequence: Sequence) -> None:
-        before = list(sequence.columns)
-        let_go(pool, sequence)
-        sequence.columns[: len(before)] = before
+    def forgetful(pool: BlockPool, sequence: Sequence, number: int) -> None:
+        table = sequence.tables[number]
+        before, gone = list(table.entries), table.num_gone
+        let_go(pool, sequence, number)
+        table.entries[: len(before)], table.num_gone = before, gone
 
     patch.setattr(allocation, "let_go", forgetful)
 
 
-def column_released_in_flight(patch: Patch) -> None:
-    """A column goes when no planned pass will see it, though one in flight does."""
+def entry_released_in_flight(patch: Patch) -> None:
+    """An entry goes when no planned pass will read it, though one in flight does."""
 
-    def hasty(pool: BlockPool, sequence: Sequence) -> None:
-        published = (len(sequence.digests) + pool.window_columns) * pool.block_size
-        computed, sequence.num_computed = sequence.num_computed, min(sequence.num_scheduled, published)
-        let_go(pool, sequence)
+    def hasty(pool: BlockPool, sequence: Sequence, number: int) -> None:
+        window = pool.groups[number]
+        published = (len(sequence.digests) + window.most - MARGIN) * pool.block_size
+        computed = sequence.num_computed
+        if window.grows:
+            sequence.num_computed = max(computed, min(sequence.num_scheduled, published))
+        let_go(pool, sequence, number)
         sequence.num_computed = computed
 
     patch.setattr(allocation, "let_go", hasty)
 
 
 def hit_without_its_last_window(patch: Patch) -> None:
-    """A prefix is gone on from where its blocks end. The columns that are missing there are blocks with anything in them."""
+    """A prefix is gone on from where its blocks end. The entries that are missing there are blocks with anything in them."""
 
-    def matching(pool: BlockPool, digests: list[bytes]) -> tuple[list[int], list[tuple[int, ...]]]:
-        if not pool.column_blocks:
+    def matching(pool: BlockPool, digests: list[bytes]) -> list[list[Entry]]:
+        if len(pool.groups) == 1 or pool.fixed:
             return match(pool, digests)
-        blocks = pool.match_prefix(digests)
-        seen = digests[max(0, len(blocks) - pool.window_columns) : len(blocks)]
-        found = [pool.match_beside([digest]) for digest in seen]
+        tokens, window = pool.match_entries(0, digests), pool.groups[1]
+        first = window.first_seen(len(tokens) * pool.block_size)
+        found = [pool.match_entries(1, [digest]) for digest in digests[first : len(tokens)]]
         missing = sum(not each for each in found)
-        if missing * pool.column_blocks > pool.num_free:
-            pool.release([*blocks, *(block for each in found for column in each for block in column)])
-            return [], []
-        return blocks, [each[0] if each else tuple(pool.allocate(pool.column_blocks)) for each in found]
+        if missing * window.blocks > pool.num_free:
+            pool.release([block for each in (tokens, *found) for entry in each for block in entry])
+            return [[], []]
+        return [tokens, [each[0] if each else tuple(pool.allocate(window.blocks)) for each in found]]
 
-    match = BlockPool.match_usable
-    patch.setattr(BlockPool, "match_usable", matching)
+    match = BlockPool.match_resumable
+    patch.setattr(BlockPool, "match_resumable", matching)
 
 
 def nobody_goes_on_in_place(patch: Patch) -> None:
@@ -271,8 +276,8 @@ def test_a_planted_bug_is_found_in_worlds_of_a_narrow_form(
         blocks_kept,
         writers_not_asked,
         stale_tokens_taken,
-        column_released_twice,
-        column_released_in_flight,
+        entry_released_twice,
+        entry_released_in_flight,
         hit_without_its_last_window,
     ],
 )

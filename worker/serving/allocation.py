@@ -1,27 +1,22 @@
 """Block allocation of sequences: take blocks, publish finished ones, return all.
 
-Where the model keeps states, a sequence has blocks for one more. It leaves a checkpoint behind by going on in other blocks, so
-nothing is copied; the checkpoint stays in the cache while there is room for it. What layers with a window keep is in columns
-(`worker.serving.columns`).
+A sequence has a table of entries for each of the pool's groups (`engine.groups`), and all here are loops over them.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Sequence as ListOf
 from itertools import chain, islice
 
 from common.blocks import hash_block, hash_blocks, unpack_tokens
 from common.messages import Job
 from engine.cache.block_pool import BlockPool, OutOfBlocksError
-from engine.sequence import Chunk, Sequence, State
-from worker.serving.columns import extend, has_room_of_its_own, let_go, num_columns, tokens_and_columns
+from engine.groups import Entry, Group, Table, entries_of, held_at_most, longest_entries
+from engine.sequence import Chunk, Sequence
+from kvtransfer.cargo import Cargo, CargoGroup
 from worker.serving.turns import Turns
-
-# Tokens between checkpoints along a sequence, and at least between any two. The unit: tokens that a state's blocks would hold.
-CHECKPOINT_EVERY = 2.0
-LEAST_CHECKPOINT = 0.25
 
 
 def sequence_of(job: Job) -> Sequence:
@@ -43,49 +38,113 @@ def blocks_for(num_tokens: int, block_size: int) -> int:
     return -(-num_tokens // block_size)
 
 
+def longest_sequence(pool: BlockPool) -> int:
+    """Tokens of the longest sequence that fits into the pool alone."""
+    return longest_entries(pool.groups, pool.num_blocks) * pool.block_size
+
+
+def blocks_of(sequence: Sequence) -> list[int]:
+    """All blocks of a sequence, by blocks of tokens: released from the end, a beginning with all of its groups stays."""
+    if len(sequence.tables) == 1:
+        return [*chain(*sequence.tables[0].entries)]
+    placed = [(at, entry) for table in sequence.tables for at, entry in table.own()]
+    placed.sort(key=lambda each: each[0])  # stable: the first group's come first
+    return [block for _, entry in placed for block in entry]
+
+
+# -- admission -----------------------------------------------------------------------------------------------------------
+
+
 def admit(pool: BlockPool, sequence: Sequence, *, num_tokens: int, spare: int = 0, ahead: int | None = None) -> None:
     """Give an empty sequence its cached prefix, and fresh blocks for `num_tokens` positions in all.
 
-    At least the last known token is left to compute, for its logits; a scored prompt is computed whole. It gets columns for
-    `ahead` positions (None: all), see `num_columns`. `spare` blocks stay free or cached. Raises OutOfBlocksError and takes
-    nothing.
+    At least the last known token is left to compute, for its logits; a scored prompt is computed whole. Windows' groups get
+    entries for `ahead` positions (None: all). `spare` blocks stay free or cached. Raises OutOfBlocksError and takes nothing.
     """
     size = pool.block_size
     reusable = (len(sequence.token_ids) - 1) // size
     digests = hash_blocks(sequence.hash_root, sequence.token_ids[: reusable * size], size)
-    cached, beside = pool.match_usable([] if sequence.scores_prompt else digests)
-    num_blocks = blocks_for(num_tokens, size)
-    if beside and not has_room_of_its_own(pool, num_blocks, cached=len(cached), seen=len(beside)):
-        pool.release([*cached, *chain(*beside)])
-        cached, beside = [], []
-    state = beside[0] if pool.state_blocks and beside else ()
-    num_fresh = num_columns(pool, num_blocks, ahead, cached=len(cached), seen=len(beside), spare=spare)
-    wanted = num_blocks - len(cached) + pool.state_blocks + num_fresh * pool.column_blocks
-    own: tuple[int, ...] = ()
-    if state and pool.num_free < wanted + spare <= pool.num_free + len(state) and pool.make_private(state):
-        own, beside = state, []  # without room for another state it continues in the checkpoint
+    found = pool.match_resumable([] if sequence.scores_prompt else digests)
+    num_entries = blocks_for(num_tokens, size)
+    if found[0] and _slack(pool, num_entries, found) < 0:
+        pool.release(_blocks(found))
+        found = [[] for _ in pool.groups]
+    counts = _fresh_entries(pool, num_entries, found, ahead=ahead, spare=spare)
+    taken = _go_on_in_found(pool, found, counts, spare=spare)
     try:
-        fresh = iter(pool.allocate(wanted - len(own), spare=spare))
+        fresh = iter(pool.allocate(_num_blocks(pool.groups, counts), spare=spare))
     except OutOfBlocksError:
-        # Recomputing from zero needs as many: its released blocks are held by others or needed again.
-        pool.release([*cached, *chain(*beside)])
+        # From zero it would need as many: what it let go of, others hold, or it needs anew.
+        pool.release([*_blocks(found), *chain(*taken.values())])
         raise
-    own = own or _take(fresh, pool.state_blocks)
-    sequence.block_table = [*cached, *_take(fresh, num_blocks - len(cached))]
-    if pool.column_blocks:
-        known = [()] * (len(cached) - len(beside)) + beside
-        sequence.columns = known + [_take(fresh, pool.column_blocks) for _ in range(num_fresh)]
-        sequence.num_shared_columns = len(cached)
-    sequence.digests, sequence.known_digests = digests[: len(cached)], digests
-    sequence.found(len(cached) * size)
+    num_cached, tables = len(found[0]), list[Table]()
+    for number, (group, known, count) in enumerate(zip(pool.groups, found, counts, strict=True)):
+        is_taken = number in taken
+        gone, begin = num_cached - len(known) - is_taken, num_cached * size - is_taken
+        table = Table([()] * gone + known, num_shared=num_cached - is_taken, num_gone=gone, begin=begin)
+        own = [taken[number]] if is_taken else [_entry(fresh, group) for _ in range(count)]
+        group.extend(table, own, num_entries)
+        tables.append(table)
+    sequence.tables = tables
+    sequence.digests, sequence.known_digests = digests[:num_cached], digests
+    sequence.found(num_cached * size)
     sequence.restart(sequence.num_cached)
-    if pool.state_blocks:
-        found = [State(sequence.num_cached - 1, sequence.num_cached, each, is_found=True) for each in beside]
-        # Other blocks start with the next token; a checkpoint that is written again already holds the last cached token.
-        begin = sequence.num_cached if found else max(0, sequence.num_cached - 1)
-        sequence.states = (*found, State(begin, None, own))
-        # Others may branch where this sequence left the cached prefix, and resume where it ends.
-        sequence.checkpoints = (pool.count_prefix(digests) * size, len(digests) * size)
+    if pool.fixed:
+        # Others may branch from where this one left what is cached, and go on where it ends.
+        sequence.branches = (pool.count_prefix(digests) * size, len(digests) * size)
+
+
+def _slack(pool: BlockPool, num_entries: int, found: ListOf[ListOf[Entry]]) -> int:
+    """Blocks that the pool has beyond those that a sequence holds at most at a time; below 0: they don't fit.
+
+    Others may hold what it found for longer than it needs that. An entry that goes on in place may do so in the found one.
+    """
+    cached = len(found[0])
+    held = held_at_most(pool.groups, num_entries - cached)
+    held += sum(group.blocks * len(known) for group, known in zip(pool.groups, found, strict=True) if group.grows)
+    return pool.num_blocks - held
+
+
+def _fresh_entries(
+    pool: BlockPool, num_entries: int, found: ListOf[ListOf[Entry]], *, ahead: int | None, spare: int
+) -> list[int]:
+    """Numbers of fresh entries that a sequence takes of each group: the least that it waits for, and more while there is room."""
+    lacking, slack = num_entries - len(found[0]), _slack(pool, num_entries, found)
+    asked = [group.asked(lacking, ahead, slack // group.blocks) for group in pool.groups]
+    counts = [least for least, _ in asked]
+    room = pool.num_free - spare - _num_blocks(pool.groups, counts)
+    for number, (group, (least, most)) in enumerate(zip(pool.groups, asked, strict=True)):
+        more = max(0, min(most - least, room // group.blocks))
+        counts[number] += more
+        room -= more * group.blocks
+    return counts
+
+
+def _go_on_in_found(pool: BlockPool, found: list[list[Entry]], counts: list[int], *, spare: int) -> dict[int, Entry]:
+    """Without room for another entry a sequence goes on in the found one itself, if nobody else holds it.
+
+    Return these by their groups' numbers. They are found no more.
+    """
+    taken = dict[int, Entry]()
+    for number, group in enumerate(pool.groups):
+        wanted = _num_blocks(pool.groups, counts) + spare
+        if group.grows or not found[number] or not pool.num_free < wanted <= pool.num_free + group.blocks:
+            continue
+        if pool.make_private(found[number][-1]):
+            taken[number], found[number], counts[number] = found[number][-1], [], 0
+    return taken
+
+
+def _num_blocks(groups: ListOf[Group], counts: ListOf[int]) -> int:
+    return sum(group.blocks * count for group, count in zip(groups, counts, strict=True))
+
+
+def _blocks(entries: ListOf[ListOf[Entry]]) -> list[int]:
+    return [*chain(*chain(*entries))]
+
+
+def _entry(blocks: Iterator[int], group: Group) -> Entry:
+    return tuple(islice(blocks, group.blocks))
 
 
 def admit_in_turn(
@@ -103,79 +162,95 @@ def admit_in_turn(
 
 
 def needs(pool: BlockPool, *, num_tokens: int, ahead: int, spare: int) -> int:
-    """Free blocks, besides `spare` ones, that `admit` needs for a sequence without a prefix hit."""
-    num_blocks = blocks_for(num_tokens, pool.block_size)
-    columns = num_columns(pool, num_blocks, ahead, cached=0, seen=0, spare=spare)
-    return num_blocks + columns * pool.column_blocks + pool.state_blocks
+    """Free blocks, besides `spare` ones, with which `admit` takes a sequence that finds nothing cached."""
+    nothing = list[list[Entry]]([] for _ in pool.groups)
+    num_entries = blocks_for(num_tokens, pool.block_size)
+    return _num_blocks(pool.groups, _fresh_entries(pool, num_entries, nothing, ahead=ahead, spare=spare))
 
 
-def _take(blocks: Iterator[int], count: int) -> tuple[int, ...]:
-    return tuple(islice(blocks, count))
-
-
-def receive_state(sequence: Sequence, blocks: list[int]) -> None:
-    """Give a sequence the recurrent state after its known tokens, which another worker computed."""
-    sequence.states = (State(len(sequence.token_ids) - 1, None, tuple(blocks)),) if blocks else ()
+# -- on the way ----------------------------------------------------------------------------------------------------------
 
 
 def schedule(pool: BlockPool, sequence: Sequence, num_tokens: int, *, spare: int = 0) -> Chunk:
-    """Schedule the next positions for a pass, leaving checkpoints if more than `spare` blocks remain."""
-    if pool.state_blocks:
-        _leave_checkpoints(pool, sequence, sequence.num_scheduled + num_tokens, spare=spare)
+    """Make the next positions part of a pass, and leave checkpoints on the way if more than `spare` blocks are left."""
+    if pool.fixed:
+        begin = sequence.num_scheduled
+        for number, group in enumerate(pool.groups):
+            table = sequence.tables[number]
+            for at in group.checkpoints(table, begin, begin + num_tokens, sequence.branches):
+                leave_checkpoint(pool, number, table, at, spare=spare)
     return sequence.schedule(num_tokens)
 
 
-def _leave_checkpoints(pool: BlockPool, sequence: Sequence, end: int, *, spare: int) -> None:
-    """Switch to other state blocks after each boundary below `end`. Without room there is no checkpoint."""
-    every, least = checkpoint_distance(pool), LEAST_CHECKPOINT * pool.state_blocks * pool.block_size
-    begin, wanted = sequence.num_scheduled, sequence.checkpoints
-    places = [at for at in wanted if begin <= at < end]
-    for at in range(-(-begin // every) * every, end, every):
-        if not any(0 <= other - at < least for other in wanted):
-            places.append(at)
-    for at in sorted(places):
-        if at - sequence.states[-1].begin >= least:
-            leave_checkpoint(pool, sequence, at, spare=spare)
-
-
-def checkpoint_distance(pool: BlockPool) -> int:
-    """Tokens between two regular checkpoints of a sequence."""
-    return int(CHECKPOINT_EVERY * pool.state_blocks * pool.block_size)
-
-
-def leave_checkpoint(pool: BlockPool, sequence: Sequence, at: int, *, spare: int) -> None:
-    """Switch to other state blocks after the first `at` tokens, if more than `spare` blocks remain."""
-    state = sequence.states[-1]
-    if at <= state.begin:
-        return
+def leave_checkpoint(pool: BlockPool, number: int, table: Table, at: int, *, spare: int) -> None:
+    """Go on in a fresh entry behind the first `at` tokens, if more than `spare` blocks are left."""
     try:
-        blocks = pool.allocate(pool.state_blocks, spare=spare)
+        fresh = tuple(pool.allocate(pool.groups[number].blocks, spare=spare))
     except OutOfBlocksError:
         return
-    sequence.states = (*sequence.states[:-1], replace(state, end=at), State(at, None, tuple(blocks)))
+    first, table.begin = at // pool.block_size, at
+    table.entries[first:] = [fresh] * max(1, len(table.entries) - first)
+
+
+def cover(pool: BlockPool, sequence: Sequence, num_tokens: int, *, spare: int = 0) -> int:
+    """Take entries for the next `num_tokens` positions, but `spare` blocks; return how many of these positions have theirs."""
+    if len(pool.groups) == 1:
+        return num_tokens
+    num_entries, covered = blocks_for(sequence.num_scheduled + num_tokens, pool.block_size), num_tokens
+    for group, table in zip(pool.groups, sequence.tables, strict=True):
+        count = min(group.lacks(table, num_entries), max(0, pool.num_free - spare) // group.blocks)
+        if count > 0:
+            group.extend(table, entries_of(pool.allocate(count * group.blocks), group.blocks), num_entries)
+        covered = min(covered, len(table.entries) * pool.block_size - sequence.num_scheduled)
+    return max(0, covered)
 
 
 def grow(pool: BlockPool, sequence: Sequence, *, num_tokens: int) -> None:
-    """Extend block table and columns to cover `num_tokens` positions. Raises OutOfBlocksError and takes nothing."""
-    missing = lacks(pool, sequence, num_tokens=num_tokens)
-    if not missing:
+    """Extend the tables to cover `num_tokens` positions. Raises OutOfBlocksError and takes nothing."""
+    num_entries = blocks_for(num_tokens, pool.block_size)
+    for table in sequence.tables:  # no comprehension: each sequence is asked before each pass
+        if len(table.entries) < num_entries:
+            break
+    else:
         return
-    fresh, num_blocks = iter(pool.allocate(missing)), blocks_for(num_tokens, pool.block_size)
-    sequence.block_table.extend(_take(fresh, max(0, num_blocks - len(sequence.block_table))))
-    if pool.column_blocks:
-        extend(sequence, list(fresh), pool.column_blocks)
+    fresh = iter(pool.allocate(lacks(pool, sequence, num_tokens=num_tokens)))
+    for group, table in zip(pool.groups, sequence.tables, strict=True):
+        group.extend(table, [_entry(fresh, group) for _ in range(group.lacks(table, num_entries))], num_entries)
 
 
 def lacks(pool: BlockPool, sequence: Sequence, *, num_tokens: int) -> int:
-    """Number of blocks that a sequence must take to cover `num_tokens` positions."""
-    num_blocks = blocks_for(num_tokens, pool.block_size)
-    missing = max(0, num_blocks - len(sequence.block_table))
-    return missing + pool.column_blocks * max(0, num_blocks - len(sequence.columns)) if pool.column_blocks else missing
+    """Blocks that a sequence must take to cover `num_tokens` positions."""
+    num_entries = blocks_for(num_tokens, pool.block_size)
+    return sum(
+        group.blocks * group.lacks(table, num_entries)
+        for group, table in zip(pool.groups, sequence.tables, strict=True)
+    )
+
+
+def num_held(pool: BlockPool, sequence: Sequence) -> int:
+    """Blocks that a sequence holds, those that it found included, without checkpoints."""
+    held = zip(pool.groups, sequence.tables, strict=True)
+    return sum(group.blocks * (len(table.entries) - table.num_gone if group.grows else 1) for group, table in held)
+
+
+# -- sharing -------------------------------------------------------------------------------------------------------------
 
 
 def publish_computed(pool: BlockPool, sequence: Sequence) -> None:
-    """Publish every full block whose passes are over and whose tokens are known; release columns outside the window."""
-    size = pool.block_size
+    """Share every entry that finished passes made final and whose tokens are known, and let go of what no token reads."""
+    has_more = _hash_final(pool, sequence)
+    if not has_more and len(sequence.tables) == 1:
+        return
+    num_entries = len(sequence.tables[0].entries)
+    for number, (group, table) in enumerate(zip(pool.groups, sequence.tables, strict=True)):
+        let_go(pool, sequence, number)
+        if group.shares_all(table, num_entries):
+            _share(pool, sequence, number, len(sequence.digests))
+
+
+def _hash_final(pool: BlockPool, sequence: Sequence) -> bool:
+    """Hash the blocks that became final; return whether some did."""
+    size, before = pool.block_size, len(sequence.digests)
     num_final = min(sequence.num_computed, len(sequence.token_ids))
     while (len(sequence.digests) + 1) * size <= num_final:
         index = len(sequence.digests)
@@ -185,25 +260,69 @@ def publish_computed(pool: BlockPool, sequence: Sequence) -> None:
             parent = sequence.digests[-1] if sequence.digests else sequence.hash_root
             digest = hash_block(parent, sequence.token_ids[index * size : (index + 1) * size])
         sequence.digests.append(digest)
-        pool.publish(sequence.block_table[index], digest)
-    if pool.column_blocks:
-        let_go(pool, sequence)
-    while sequence.states and (end := sequence.states[0].end) is not None and end < sequence.num_computed:
-        # The pass that resumed from it is over, so it is final and no other pass reads it.
-        passed, *left = sequence.states
-        sequence.states = tuple(left)
-        if not passed.is_found:
-            pool.publish_beside(passed.blocks, sequence.digests, end // size)
-        pool.release(passed.blocks)
+    return len(sequence.digests) > before
+
+
+def let_go(pool: BlockPool, sequence: Sequence, number: int) -> None:
+    """Share and give back a group's entries that no token reads any more; take as many where blocks of tokens lack theirs."""
+    group, table = pool.groups[number], sequence.tables[number]
+    first = table.num_gone
+    end = group.passed(table, sequence.num_computed)
+    if end <= first:
+        return
+    _share(pool, sequence, number, end)
+    gone, before = _distinct(table.entries[first:end]), pool.num_free
+    table.entries[first:end] = [()] * (end - first)
+    table.num_gone = end
+    pool.release(gone)
+    num_entries = len(sequence.tables[0].entries)
+    count = min(group.lacks(table, num_entries), (pool.num_free - before) // group.blocks)
+    if count:
+        group.extend(table, entries_of(pool.allocate(count * group.blocks), group.blocks), num_entries)
+
+
+def _share(pool: BlockPool, sequence: Sequence, number: int, end: int) -> None:
+    """Publish a group's entries before this one; one that goes on in place where it ends."""
+    table = sequence.tables[number]
+    for at in range(max(table.num_shared, table.num_gone), end):
+        entry = table.entries[at]
+        if at + 1 == len(table.entries) or table.entries[at + 1] != entry:
+            pool.publish_entry(number, entry, sequence.digests, at + 1)
+    table.num_shared = max(table.num_shared, end)
+
+
+def _distinct(entries: ListOf[Entry]) -> list[int]:
+    """The blocks of these entries, of equal neighbours once."""
+    return [*chain(*(entry for at, entry in enumerate(entries) if not at or entries[at - 1] != entry))]
 
 
 def withdraw(pool: BlockPool, sequence: Sequence) -> None:
-    """Unpublish the blocks of a sequence whose results proved wrong, or everybody with its prefix would fail."""
-    pool.withdraw([*tokens_and_columns(sequence), *_state_blocks(sequence)], sequence.digests)
+    """Stop sharing what a sequence computed, which proved wrong: else everybody with its prefix would fail."""
+    pool.withdraw(blocks_of(sequence), sequence.digests)
 
 
-def _state_blocks(sequence: Sequence) -> list[int]:
-    return [block for state in sequence.states for block in state.blocks]
+# -- handoff -------------------------------------------------------------------------------------------------------------
+
+
+def cargo_of(pool: BlockPool, num_tokens: int) -> Cargo:
+    """Return the cargo of a prompt of so many tokens: what the token behind it reads."""
+    full = num_tokens // pool.block_size * pool.block_size
+    groups = [
+        # A sequence that gives way goes on from its last full block. What goes on in place is needed where it is now.
+        CargoGroup(blocks=group.blocks, first=group.first_seen(full if group.grows else num_tokens))
+        for group in pool.groups
+    ]
+    return Cargo(num_tokens=num_tokens, block_size=pool.block_size, groups=groups)
+
+
+def received(pool: BlockPool, cargo: Cargo, entries: ListOf[ListOf[Entry]], num_found: ListOf[int]) -> list[Table]:
+    """The tables of a prompt whose entries from each `CargoGroup.first` on are here, so many of them found in the cache."""
+    tables = []
+    for group, part, own, found in zip(pool.groups, cargo.groups, entries, num_found, strict=True):
+        table = Table([()] * part.first, num_shared=part.first + found, num_gone=part.first, begin=cargo.num_tokens - 1)
+        group.extend(table, own, len(entries[0]))
+        tables.append(table)
+    return tables
 
 
 class HeldBlocks:
@@ -251,8 +370,6 @@ class HeldBlocks:
             self._release(sequence)
 
     def _release(self, sequence: Sequence) -> None:
-        self._pool.release([*tokens_and_columns(sequence), *_state_blocks(sequence)])
-        sequence.block_table, sequence.columns = [], []
-        sequence.states = ()
-        sequence.digests = []
+        self._pool.release(blocks_of(sequence))
+        sequence.tables, sequence.digests = [], []
         sequence.restart(0)

@@ -50,10 +50,10 @@ class HeadShape:
 
 
 @dataclass(frozen=True, slots=True)
-class KeptColumn:
+class KeptWindow:
     """The contents of one sliding-window layer, apart from the blocks of tokens."""
 
-    number: int  # its block within a column
+    number: int  # which block of an entry has it
     kept: torch.Tensor  # [num_blocks, planes, slots, heads, dim], a strided view of the pool
 
 

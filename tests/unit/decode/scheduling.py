@@ -8,6 +8,7 @@ from decode.scheduler import DecodeScheduler
 from engine.cache.block_pool import BlockPool
 from engine.engine import Chunk
 from engine.sequence import Sequence
+from tests.unit.engine.tables import groups_with
 from worker.device.trials import Trials
 from worker.serving.allocation import publish_computed
 from worker.serving.turns import Turns
@@ -43,8 +44,8 @@ def make_request(name: str, *, prompt: int, max_tokens: int, priority: int = 0, 
 def new_scheduler(
     *, num_blocks: int, max_sequences: int = 8, trials: Trials | None = None, turns: Turns | None = None, **beside: int
 ) -> tuple[DecodeScheduler, BlockPool]:
-    """`beside`: how many blocks a state has, or a column, and its window."""
-    pool = BlockPool(num_blocks=num_blocks, block_size=BLOCK, **beside)
+    """`beside`: how many blocks a state has, or a window's entry, and the window."""
+    pool = BlockPool(num_blocks=num_blocks, block_size=BLOCK, groups=groups_with(BLOCK, **beside))
     limit = num_blocks * BLOCK
     scheduler = DecodeScheduler(pool=pool, max_sequences=max_sequences, max_model_len=limit, trials=trials, turns=turns)
     return scheduler, pool

@@ -19,21 +19,22 @@ from decode.role import DecodeRole
 from engine.cache.block_pool import OutOfBlocksError
 from engine.engine import Chunk, Pass, Sampled
 from engine.fake.engine import FakeEngine
+from engine.groups import Entry, Table, entries_of
 from engine.passes import Finished
-from engine.sequence import Sequence, State, first_column
+from engine.sequence import Sequence
 from prefill.role import PrefillRole
 from prefill.stop import Stop
 from tests.fakes.worker import BLOCK, Bench, claim, new_fake_engine, new_job
 from worker.device.pipeline import MAX_IN_FLIGHT
-from worker.serving.allocation import blocks_for, receive_state
-from worker.serving.columns import extend, let_go, tokens_and_columns
+from worker.serving.allocation import blocks_for, blocks_of, publish_computed
 
 STEPS = 600
 STATES = [
     PagePart(layers=2, planes=2, heads=1, dim=8, dtype="float32"),
     PagePart(layers=2, planes=1, heads=1, dim=100, dtype="float32", per_token=False),  # a block for each layer
 ]
-COLUMNS = [STATES[0], PagePart(layers=3, planes=2, heads=1, dim=8, dtype="float32", window=10)]  # two blocks
+WINDOWS = [STATES[0], PagePart(layers=3, planes=2, heads=1, dim=8, dtype="float32", window=10)]  # two blocks
+BOTH = [*WINDOWS, STATES[1]]
 
 
 class UnsteadyEngine:
@@ -77,7 +78,7 @@ class Worker:
 
     def __init__(self, seed: int) -> None:
         self.rng = rng = random.Random(seed)
-        num_blocks, parts = rng.randint(10, 40), (STATES[:1], COLUMNS, STATES)[seed % 3]
+        num_blocks, parts = rng.randint(10, 40), (STATES[:1], WINDOWS, STATES, BOTH)[seed % 4]
         self.engine = new_fake_engine(num_blocks, parts=parts)
         # It writes what is handed over.
         self._remote = new_fake_engine(num_blocks, parts=parts, allocate=lambda *_: self.engine.kv)
@@ -96,7 +97,7 @@ class Worker:
         self.cancelled: set[str] = set()
         self.sequences: list[Sequence] = []
         self.seen: Counter[str] = Counter()
-        self._tables: dict[Chunk, tuple[list[int], list[tuple[int, ...]]]] = {}  # of chunks in flight, when first seen
+        self._tables: dict[Chunk, list[list[Entry]]] = {}  # of chunks in flight, when first seen
         self._prompts = [[rng.randrange(512) for _ in range(50)] for _ in range(3)]  # shared prefixes
 
     async def act(self) -> None:
@@ -152,23 +153,21 @@ class Worker:
         assert len(passes) <= MAX_IN_FLIGHT
         in_flight = [chunk for chunks in passes for chunk in chunks]
         self._tables = {chunk: self._tables.get(chunk) or self._table_of(chunk) for chunk in in_flight}
-        for chunk in in_flight:
-            its = [state for state in chunk.states if state.end is None or state.end >= chunk.start]
-            assert {block for state in its for block in state.blocks} <= set(_held(chunk.sequence))
-        for chunk, (blocks, columns) in self._tables.items():
-            assert len(blocks) * BLOCK >= chunk.end
-            assert self._table_of(chunk) == (blocks, columns), "a pass in flight lost its blocks"
-            assert all(columns)
-            assert not columns or len(chunk.sequence.columns) * BLOCK >= chunk.end
-            self.seen["let columns go"] += bool(columns) and not chunk.sequence.columns[0]
-            self.seen["found columns"] += bool(columns) and chunk.start == chunk.sequence.num_cached > 0
+        for chunk, entries in self._tables.items():
+            assert self._table_of(chunk) == entries, "a pass in flight lost its blocks"
+            assert all(all(each) for each in entries)
+            for group, table in zip(self.bench.pool.groups, chunk.sequence.tables, strict=True):
+                assert len(table.entries) * BLOCK >= chunk.end
+                is_window = group.grows and group.most > 0
+                self.seen["let windows go"] += is_window and not table.entries[0]
+                self.seen["found windows"] += is_window and chunk.start == chunk.sequence.num_cached > 0
         self.seen["two passes in flight"] += len(passes) == MAX_IN_FLIGHT
         self.seen["left while in flight"] += self.decode.scheduler.blocks.awaited
         self.seen["a pending token was scheduled"] += any(
             chunk.num_tokens == 1 and chunk.end > len(chunk.sequence.token_ids) for chunk in in_flight
         )
         self._note_sequences()
-        held = Counter(block for sequence in self.sequences for block in _held(sequence))
+        held = Counter(block for sequence in self.sequences for block in blocks_of(sequence))
         held += Counter(self.decode.scheduler.resume_point.blocks)
         self.seen["held a resume point"] += bool(self.decode.scheduler.resume_point.blocks)
         references = self.bench.pool._references
@@ -176,18 +175,17 @@ class Worker:
         for name, stream in self.gateway.streams.items():
             assert stream == self.expected[name][: len(stream)]
 
-    def _table_of(self, chunk: Chunk) -> tuple[list[int], list[tuple[int, ...]]]:
-        """What a pass reads and writes."""
-        sequence, last = chunk.sequence, -(-chunk.end // BLOCK)
-        seen = first_column(chunk.start, self.engine.layout.window, BLOCK)
-        return sequence.block_table[:last], sequence.columns[seen:last]
+    def _table_of(self, chunk: Chunk) -> list[list[Entry]]:
+        """What a pass reads and writes, by group."""
+        held = zip(self.bench.pool.groups, chunk.sequence.tables, strict=True)
+        return [table.entries[group.first_seen(chunk.start) : -(-chunk.end // BLOCK)] for group, table in held]
 
     def _note_sequences(self) -> None:
         decoding = [request.sequence for request in self.decode.scheduler] + self.decode.scheduler.blocks.leaving
         present = decoding + [request.sequence for request in self.prefill.serving]
         known = set(self.sequences)
         self.sequences += [sequence for sequence in present if sequence not in known]
-        self.sequences = [sequence for sequence in self.sequences if sequence.block_table or sequence not in known]
+        self.sequences = [sequence for sequence in self.sequences if sequence.tables or sequence not in known]
 
     async def _arrive(self) -> None:
         is_prefill = self.rng.random() < 0.3
@@ -201,7 +199,7 @@ class Worker:
         prompt, sampling = self._new_request(max_tokens=None)
         scheduler, pool = self.decode.scheduler, self.bench.pool
         num_blocks = blocks_for(len(prompt) + 1, BLOCK)
-        needed = num_blocks * pool.growth + pool.state_blocks
+        needed = num_blocks * pool.growth + pool.fixed
         if sampling.max_tokens == 1 or len(scheduler) >= self.bench.context.max_sequences:
             return
         if pool.num_free < needed + len(scheduler) * pool.growth:
@@ -216,25 +214,25 @@ class Worker:
             sampling=sampling,
             hash_root=job.hash_root,
         )
+        counts = [num_blocks if group.grows else 1 for group in pool.groups]
         try:
-            blocks = pool.allocate(needed)
+            blocks = iter(pool.allocate(needed))
         except OutOfBlocksError:
             return
-        state, rest = blocks[: pool.state_blocks], blocks[pool.state_blocks :]
-        sequence.block_table = rest[:num_blocks]
-        extend(sequence, rest[num_blocks:], pool.column_blocks or 1)
-        chunk = Chunk(sequence, 0, len(prompt), True, states=(State(0, None, tuple(state)),))
-        (sampled,) = self._remote.launch([chunk]).wait()
+        for group, count in zip(pool.groups, counts, strict=True):
+            table = Table(begin=len(prompt) - 1)
+            fresh = entries_of([next(blocks) for _ in range(count * group.blocks)], group.blocks)
+            group.extend(table, fresh, num_blocks)
+            sequence.tables.append(table)
+        (sampled,) = self._remote.launch([Chunk(sequence, 0, len(prompt), True)]).wait()
         assert sampled is not None
-        receive_state(sequence, state)
         sequence.restart(len(prompt))
-        if pool.column_blocks:
-            let_go(pool, sequence)
+        publish_computed(pool, sequence)
         sequence.append(sampled.token_id)
         self.gateway.streams[name] = [sampled.token_id]  # sent by the prefill worker
         if sequence.finish_reason():
             self.gateway.ended[name] = sequence.finish_reason()
-            pool.release(_held(sequence))
+            pool.release(blocks_of(sequence))
             return
         request = DecodeRequest(job=job, sequence=sequence, deadline_at=float("inf"), first_position=1)
         self.decode.activate(request)
@@ -268,10 +266,6 @@ class Worker:
         return name
 
 
-def _held(sequence: Sequence) -> list[int]:
-    return [*tokens_and_columns(sequence), *(block for state in sequence.states for block in state.blocks)]
-
-
 async def run(seed: int) -> Worker:
     worker = Worker(seed)
     await worker.bench.start()
@@ -290,7 +284,7 @@ async def run(seed: int) -> Worker:
 
 async def test_chance_finds_what_matters() -> None:
     seen: Counter[str] = Counter()
-    for seed in range(6):
+    for seed in range(8):
         worker = await run(seed)
         seen += worker.seen
         seen += {
@@ -301,8 +295,8 @@ async def test_chance_finds_what_matters() -> None:
         }
     wanted = ["two passes in flight", "left while in flight", "a pending token was scheduled"]
     wanted += [
-        "let columns go",
-        "found columns",
+        "let windows go",
+        "found windows",
         "held a resume point",
         "preempted",
         "cancelled",

@@ -10,12 +10,15 @@ from decode.request import DecodeRequest
 from decode.resume_point import resume_distance
 from decode.scheduler import DecodeScheduler
 from engine.cache.block_pool import BlockPool
+from engine.groups import entries_of
 from tests.unit.decode.scheduling import BLOCK, land, make_request, new_scheduler
-from worker.serving.allocation import blocks_for, publish_computed, receive_state
+from tests.unit.engine.tables import blocks_of_tokens
+from worker.serving.allocation import blocks_for, cargo_of, publish_computed, received
 
 STATE = 2  # blocks of a state: a regular checkpoint each 16 tokens
 STATES = {"state_blocks": STATE}
-COLUMNS = {"column_blocks": 2, "window": 30}  # a place each 16 tokens
+WINDOWS = {"window_blocks": 2, "window": 30}  # a place each 16 tokens
+BOTH = STATES | WINDOWS
 
 
 def hand_over(
@@ -24,10 +27,15 @@ def hand_over(
     """A request whose prompt another worker computed: here it has no checkpoint."""
     request = make_request(name, prompt=prompt, max_tokens=max_tokens, salt=salt)
     sequence = request.sequence
-    sequence.block_table = pool.allocate(blocks_for(prompt + 1, BLOCK))
-    if pool.column_blocks:
-        sequence.columns = [tuple(pool.allocate(pool.column_blocks)) for _ in sequence.block_table]
-    receive_state(sequence, pool.allocate(pool.state_blocks))
+    cargo, num_entries = cargo_of(pool, prompt), blocks_for(prompt + 1, BLOCK)
+    counts = [
+        num_entries - part.first if group.grows else 1 for group, part in zip(pool.groups, cargo.groups, strict=True)
+    ]
+    entries = [
+        entries_of(pool.allocate(count * group.blocks), group.blocks)
+        for group, count in zip(pool.groups, counts, strict=True)
+    ]
+    sequence.tables = received(pool, cargo, entries, [0] * len(entries))
     sequence.restart(prompt)
     publish_computed(pool, sequence)
     sequence.append(7)
@@ -48,7 +56,7 @@ def until(condition: Callable[[], object], scheduler: DecodeScheduler, pool: Blo
     pytest.fail("it never came")
 
 
-@pytest.mark.parametrize("beside", [STATES, COLUMNS])
+@pytest.mark.parametrize("beside", [STATES, WINDOWS, BOTH])
 @pytest.mark.parametrize("prompt", [95, 96, 97, 200])
 @pytest.mark.parametrize("max_tokens", [9, 30, 61])
 def test_who_gives_way_computes_at_most_one_interval_and_a_block_again(
@@ -66,18 +74,18 @@ def test_who_gives_way_computes_at_most_one_interval_and_a_block_again(
             reached = long.sequence.num_computed
             step(scheduler, pool)
     assert older in scheduler.running
-    pool.release(others[:40])  # who is admitted has columns for a chunk
+    pool.release(others[:40])  # who is admitted has windows for a chunk
     until(lambda: long in scheduler.running, scheduler, pool)
     again = reached - long.sequence.num_cached
     assert again <= resume_distance(pool) + BLOCK
-    assert again > 0 or pool.column_blocks
+    assert again > 0 or not pool.fixed
     pool.release(others[40:])
     until(lambda: not len(scheduler), scheduler, pool)
     assert long.sequence.num_generated == 90
     assert pool.num_used == 0
 
 
-@pytest.mark.parametrize("beside", [STATES, COLUMNS])
+@pytest.mark.parametrize("beside", [STATES, WINDOWS, BOTH])
 def test_one_alone_holds_nothing(beside: dict[str, int]) -> None:
     scheduler, pool = new_scheduler(num_blocks=300, **beside)
     hand_over(scheduler, pool, "first", prompt=40, max_tokens=50, salt=50)
@@ -87,7 +95,7 @@ def test_one_alone_holds_nothing(beside: dict[str, int]) -> None:
     assert pool.num_used == 0
 
 
-@pytest.mark.parametrize("beside", [STATES, COLUMNS])
+@pytest.mark.parametrize("beside", [STATES, WINDOWS, BOTH])
 def test_the_hold_goes_to_who_is_next_and_ends_with_it(beside: dict[str, int]) -> None:
     scheduler, pool = new_scheduler(num_blocks=300, **beside)
     hand_over(scheduler, pool, "oldest", prompt=60, max_tokens=90, salt=70)
@@ -95,10 +103,10 @@ def test_the_hold_goes_to_who_is_next_and_ends_with_it(beside: dict[str, int]) -
     until(lambda: scheduler.resume_point.blocks, scheduler, pool)
     second = hand_over(scheduler, pool, "second", prompt=80, max_tokens=8, salt=40)
     step(scheduler, pool)
-    assert not set(scheduler.resume_point.blocks) & set(first.sequence.block_table)
+    assert not set(scheduler.resume_point.blocks) & set(blocks_of_tokens(first.sequence))
     until(lambda: second not in scheduler.running, scheduler, pool)
     step(scheduler, pool)
-    assert set(scheduler.resume_point.blocks) & set(first.sequence.block_table)
+    assert set(scheduler.resume_point.blocks) & set(blocks_of_tokens(first.sequence))
     scheduler.remove(first)
     assert scheduler.resume_point.blocks == []
     step(scheduler, pool)

@@ -15,6 +15,7 @@ from engine.cache.block_pool import BlockPool
 from engine.engine import Chunk
 from tests.examples import examples
 from tests.unit.decode.scheduling import BLOCK, land, make_request, new_scheduler
+from tests.unit.engine.tables import table_of
 from worker.device.trials import Trials
 from worker.serving.allocation import blocks_for
 
@@ -23,7 +24,7 @@ def join(scheduler: DecodeScheduler, pool: BlockPool, *names: str) -> list[Decod
     """Running requests of seven tokens with two blocks each, nothing computed."""
     requests = [make_request(name, prompt=7, max_tokens=9, salt=20 * index) for index, name in enumerate(names)]
     for request in requests:
-        request.sequence.block_table = pool.allocate(2)
+        request.sequence.tables = [table_of(pool.allocate(2))]
         scheduler.join(request)
     return requests
 
@@ -33,7 +34,7 @@ def hand_over(scheduler: DecodeScheduler, pool: BlockPool, request: DecodeReques
     needed = blocks_for(request.sequence.num_tokens + 1, BLOCK)
     if len(scheduler.running) >= max_sequences or pool.num_free < needed + len(scheduler.running):
         return False
-    request.sequence.block_table = pool.allocate(needed)
+    request.sequence.tables = [table_of(pool.allocate(needed))]
     scheduler.join(request)
     return True
 
@@ -46,7 +47,7 @@ def run_step(scheduler: DecodeScheduler, pool: BlockPool, budget: int) -> list[D
 def plan(scheduler: DecodeScheduler, budget: int) -> list[Chunk]:
     chunks = scheduler.plan(budget)
     assert sum(chunk.num_tokens for chunk in chunks) <= budget
-    assert all(len(chunk.sequence.block_table) * BLOCK >= chunk.end for chunk in chunks)
+    assert all(len(chunk.sequence.tables[0].entries) * BLOCK >= chunk.end for chunk in chunks)
     return chunks
 
 
@@ -141,7 +142,7 @@ def test_a_suspect_that_gives_way_leaves_the_pass_to_one_that_was_held_back_for_
     for request in (older, younger):  # all blocks are taken, and the younger one needs a third
         request.sequence.suspect_until = 9
         trials.watch(request.sequence, "gw")
-        request.sequence.block_table = pool.allocate(2)
+        request.sequence.tables = [table_of(pool.allocate(2))]
         scheduler.join(request)
     older.sequence.append(1)  # so it is the younger one's turn
     assert names(plan(scheduler, 16)) == ["older"]

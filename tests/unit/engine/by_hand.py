@@ -7,7 +7,9 @@ import random
 import torch
 
 from engine.engine import Engine, Sampled
-from engine.sequence import Sequence, first_column
+from engine.groups import Group, Table, groups_of
+from engine.sequence import Sequence
+from worker.serving.allocation import blocks_of
 
 NAN = 255  # bytes of ones are NaN in every format
 
@@ -17,6 +19,7 @@ class ByHand:
 
     def __init__(self, engine: Engine, *, chunk_size: int = 512, seed: int = 0) -> None:
         self.engine, self._chunk_size = engine, chunk_size
+        self.groups = groups_of(engine.layout)
         self._free = list(range(engine.layout.num_blocks))
         random.Random(seed).shuffle(self._free)
         self.results: dict[str, list[Sampled | None]] = {}
@@ -37,20 +40,24 @@ class ByHand:
                 self._let_go(chunk.sequence)
 
     def num_held(self, sequence: Sequence) -> int:
-        return len(sequence.block_table) + sum(map(len, sequence.columns))
+        return len(blocks_of(sequence))
 
     def _cover(self, sequence: Sequence, end: int) -> None:
-        layout = self.engine.layout
-        while len(sequence.block_table) * layout.block_size < end:
-            sequence.block_table.append(self._free.pop())
-            if layout.column_blocks:
-                sequence.columns.append(tuple(self._free.pop() for _ in range(layout.column_blocks)))
+        sequence.tables = sequence.tables or [Table() for _ in self.groups]
+        for group, table in zip(self.groups, sequence.tables, strict=True):
+            while len(table.entries) * group.block_size < end:
+                count = 1 if group.grows or not table.entries else 0
+                fresh = [tuple(self._free.pop() for _ in range(group.blocks)) for _ in range(count)]
+                group.extend(table, fresh, len(table.entries) + 1)
 
     def _let_go(self, sequence: Sequence) -> None:
-        layout = self.engine.layout
-        if not layout.column_blocks:
-            return
-        for number in range(first_column(sequence.num_computed, layout.window, layout.block_size)):
-            gone, sequence.columns[number] = list(sequence.columns[number]), ()
-            self._lanes[gone] = NAN
-            self._free += gone  # the next to need some takes them
+        for group, table in zip(self.groups, sequence.tables, strict=True):
+            for number in range(table.num_gone, self.first_kept(group, sequence.num_computed)):
+                gone, table.entries[number] = list(table.entries[number]), ()
+                self._lanes[gone] = NAN
+                self._free += gone  # the next to need some takes them
+                table.num_gone = number + 1
+
+    def first_kept(self, group: Group, num_computed: int) -> int:
+        """The first entry that stays; what goes on in place does."""
+        return group.first_seen(num_computed) if group.grows else 0

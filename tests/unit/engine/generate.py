@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable
+from itertools import chain
 
 import torch
 
@@ -11,9 +12,11 @@ from common.blocks import hash_root
 from common.messages import SamplingParams
 from engine.cache.block_pool import BlockPool
 from engine.engine import Chunk, Engine, Pass, Sampled
+from engine.groups import Entry, entries_of
 from engine.sequence import Sequence
 from kvtransfer.digest import block_digests
-from worker.serving.allocation import HeldBlocks, admit, publish_computed, schedule
+from tests.unit.engine.tables import blocks_of_tokens, table_of
+from worker.serving.allocation import HeldBlocks, admit, cargo_of, publish_computed, received, schedule
 
 ROOT = hash_root(model="tiny", kv_dtype="float32", block_size=16)
 
@@ -37,7 +40,7 @@ class Generator:
     def __init__(self, engine: Engine, *, chunk_size: int = 512) -> None:
         self.pool = BlockPool.of(engine.layout)
         self.results: dict[str, list[Sampled | None]] = {}  # request id -> everything its sampling chunks got
-        self.launch = engine.launch
+        self.engine, self.launch = engine, engine.launch
         self._chunk_size = chunk_size
 
     def run(self, sequences: Iterable[Sequence]) -> list[list[int]]:
@@ -92,6 +95,20 @@ class Generator:
         HeldBlocks(self.pool).give_back(sequence)
 
 
+def move(sequence: Sequence, source: Generator, target: Generator) -> None:
+    """Copy what the sequence's next token reads to another engine's pool, and let it go on there."""
+    pool, num_computed = target.pool, sequence.num_computed
+    cargo, moved = cargo_of(pool, num_computed), list[list[Entry]]()
+    for group, part, table in zip(pool.groups, cargo.groups, sequence.tables, strict=True):
+        sent = list(dict.fromkeys(table.entries[part.first :]))  # what goes on in place, once
+        taken = entries_of(pool.allocate(len(sent) * group.blocks), group.blocks)
+        target.engine.kv[[*chain(*taken)]] = source.engine.kv[[*chain(*sent)]]
+        moved.append(taken)
+    source.release(sequence)
+    sequence.restart(num_computed)
+    sequence.tables = received(pool, cargo, moved, [0] * len(moved))
+
+
 def scored(engine: Engine, sequences: list[Sequence], *, chunk_size: int = 512) -> list[list[int]]:
     """Compute the sequences together, keeping scores as a worker does; return the generated tokens."""
     generator = Generator(engine, chunk_size=chunk_size)
@@ -114,13 +131,13 @@ def handed_over(prefill: Engine, decode: Engine, prompt: list[int]) -> list[int]
     writer.admit(sent)
     chunk = sent.schedule(len(prompt))
     writer.deliver([chunk], writer.launch([chunk]))
-    sources = sent.block_table[: -(-len(prompt) // reader.pool.block_size)]
+    sources = blocks_of_tokens(sent)[: -(-len(prompt) // reader.pool.block_size)]
     *places, last = random.sample(reader.pool.allocate(40), len(sources) + 1)
     source, target = (engine.kv.view(len(engine.kv), -1).view(torch.uint8) for engine in (prefill, decode))
     target[places] = source[sources]
     digests = block_digests(prefill.kv, sources, prefill.layout)
     assert block_digests(decode.kv, places, decode.layout) == digests
-    received.block_table = [*places, last]
+    received.tables = [table_of([*places, last])]
     received.restart(len(prompt))
     received.append(sent.token_ids[-1])
     while not received.finish_reason():

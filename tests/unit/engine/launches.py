@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from common.pages import KVLayout
 from engine.config import EngineConfig
 from engine.engine import Chunk, Engine
-from engine.step.warm import columns_from, states_at_the_end
+from engine.step.warm import tables_from
 from tests.unit.engine.generate import Generator, new_sequence
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -174,13 +174,14 @@ def write_record(models: dict[str, Path]) -> None:
 
 
 def chunks(parts: list[tuple[int, int, bool]], layout: KVLayout) -> list[Chunk]:
-    """All have one state, if the model keeps any, and the same columns: what is there does not matter."""
-    blocks, states, chunks = iter(range(NUM_BLOCKS)), states_at_the_end(layout), []
+    """All have the same entries of further groups: what is there does not matter."""
+    first_block, chunks = 0, []
     for start, count, samples in parts:
         sequence = new_sequence("a", [(7 * index + start) % 500 for index in range(start + count + (not samples))])
-        sequence.block_table = [next(blocks) for _ in range(-(-(start + count) // layout.block_size))]
-        sequence.columns = columns_from(layout, 0, len(sequence.block_table))
-        chunks.append(Chunk(sequence, start, count, samples, states=tuple(states)))
+        num_entries = -(-(start + count) // layout.block_size)
+        own, shared = tables_from(layout, first_block, num_entries), tables_from(layout, -num_entries, num_entries)
+        sequence.tables, first_block = [own[0], *shared[1:]], first_block + num_entries
+        chunks.append(Chunk(sequence, start, count, samples))
     return chunks
 
 

@@ -9,6 +9,7 @@ from hypothesis.stateful import invariant, precondition, rule
 from engine.cache.block_pool import BlockPool, OutOfBlocksError
 from tests.examples import examples
 from tests.unit.engine.pool_holders import Holders
+from tests.unit.engine.tables import groups_with, resumed
 
 
 def digest(number: int) -> bytes:
@@ -218,24 +219,24 @@ def with_checkpoints(pool: BlockPool, *lengths: int) -> tuple[list[int], list[li
     blocks, digests = published(pool, *range(1, max(lengths) + 1)), [digest(at) for at in range(1, max(lengths) + 1)]
     states = []
     for length in lengths:
-        states.append(pool.allocate(pool.state_blocks))
-        pool.publish_beside(states[-1], digests, length)
+        states.append(pool.allocate(pool.fixed))
+        pool.publish_entry(1, tuple(states[-1]), digests, length)
     return blocks, states
 
 
 def test_a_prefix_is_found_again_up_to_its_last_checkpoint() -> None:
-    pool = BlockPool(num_blocks=12, block_size=16, state_blocks=2)
+    pool = BlockPool(num_blocks=12, block_size=16, groups=groups_with(16, state_blocks=2))
     blocks, (first, second) = with_checkpoints(pool, 1, 3)
     for held in (first, second, blocks):
         pool.release(held)
     digests = [digest(at) for at in range(1, 6)]
-    assert pool.match_usable(digests) == (blocks[:3], [tuple(second)])
-    assert pool.match_usable(digests[:2]) == (blocks[:1], [tuple(first)])
+    assert resumed(pool, digests) == (blocks[:3], [tuple(second)])
+    assert resumed(pool, digests[:2]) == (blocks[:1], [tuple(first)])
     assert pool.num_used == 7
 
 
 def test_a_checkpoint_that_lost_a_block_is_forgotten_whole() -> None:
-    pool = BlockPool(num_blocks=9, block_size=16, state_blocks=3)
+    pool = BlockPool(num_blocks=9, block_size=16, groups=groups_with(16, state_blocks=3))
     blocks, (first, second) = with_checkpoints(pool, 1, 3)
     for held in (second, first, blocks):
         pool.release(held)
@@ -243,12 +244,12 @@ def test_a_checkpoint_that_lost_a_block_is_forgotten_whole() -> None:
     pool.allocate(1)
     assert (pool.num_free, pool.num_cached) == (8, 6)  # the other two of `second` are free
     digests = [digest(at) for at in range(1, 4)]
-    assert pool.match_usable(digests) == (blocks[:1], [tuple(first)])
+    assert resumed(pool, digests) == (blocks[:1], [tuple(first)])
     assert pool.match_prefix(digests) == blocks
 
 
 def test_only_what_can_be_gone_on_from_is_told() -> None:
-    pool = BlockPool(num_blocks=10, block_size=16, state_blocks=2)
+    pool = BlockPool(num_blocks=10, block_size=16, groups=groups_with(16, state_blocks=2))
     blocks, (first, second) = with_checkpoints(pool, 1, 3)
     (last,) = published(pool, 4)
     assert pool.drain_events() == ([digest(1), digest(2), digest(3)], [])
@@ -259,38 +260,38 @@ def test_only_what_can_be_gone_on_from_is_told() -> None:
     pool.release(first)
     pool.release(spare)
     more = pool.allocate(2)
-    pool.publish_beside(more, [digest(at) for at in range(1, 5)], 4)
+    pool.publish_entry(1, tuple(more), [digest(at) for at in range(1, 5)], 4)
     assert pool.drain_events() == ([digest(2), digest(3), digest(4)], [])
     pool.release([*blocks, last, *more])
 
 
 def test_a_state_that_proved_wrong_is_not_found_again() -> None:
-    pool = BlockPool(num_blocks=10, block_size=16, state_blocks=2)
+    pool = BlockPool(num_blocks=10, block_size=16, groups=groups_with(16, state_blocks=2))
     blocks, (first, second) = with_checkpoints(pool, 1, 3)
     digests = [digest(at) for at in range(1, 4)]
-    assert pool.match_usable(digests) == (blocks, [tuple(second)])  # somebody computes with it
+    assert resumed(pool, digests) == (blocks, [tuple(second)])  # somebody computes with it
     pool.release(first)
     pool.withdraw([*blocks, *second], digests)
     for _ in range(2):
         pool.release([*blocks, *second])
     assert (pool.num_free, pool.num_cached) == (10, 0)
     blocks = published(pool, 1, 2, 3)
-    assert pool.match_usable(digests) == ([], [])
+    assert resumed(pool, digests) == ([], [])
     assert pool.drain_events() == ([], [])
 
 
 def test_the_first_publisher_of_a_state_wins() -> None:
-    pool = BlockPool(num_blocks=8, block_size=16, state_blocks=2)
+    pool = BlockPool(num_blocks=8, block_size=16, groups=groups_with(16, state_blocks=2))
     _, (first,) = with_checkpoints(pool, 1)
     second = pool.allocate(2)
-    pool.publish_beside(second, [digest(1)], 1)
-    pool.publish_beside(first, [digest(1)], 1)
-    assert pool.match_usable([digest(1)])[1] == [tuple(first)]
-    with pytest.raises(ValueError, match="published already"):
-        pool.publish_beside(first, [digest(2)], 1)
+    pool.publish_entry(1, tuple(second), [digest(1)], 1)
+    pool.publish_entry(1, tuple(first), [digest(1)], 1)
+    assert resumed(pool, [digest(1)])[1] == [tuple(first)]
+    with pytest.raises(ValueError, match="published under another digest already"):
+        pool.publish_entry(1, tuple(first), [digest(2)], 1)
     pool.release(second)
     with pytest.raises(ValueError, match="nobody holds"):
-        pool.publish_beside(second, [digest(2)], 1)
+        pool.publish_entry(1, tuple(second), [digest(2)], 1)
 
 
 class PoolMachine(Holders):
@@ -352,7 +353,7 @@ class StatesMachine(Holders):
     """Random sequences that leave checkpoints, against a model of which are whole."""
 
     def __init__(self) -> None:
-        super().__init__(BlockPool(num_blocks=12, block_size=16, state_blocks=2))
+        super().__init__(BlockPool(num_blocks=12, block_size=16, groups=groups_with(16, state_blocks=2)))
 
     @staticmethod
     def chain(branch: int, length: int) -> list[bytes]:
@@ -362,7 +363,7 @@ class StatesMachine(Holders):
     @rule(branch=st.integers(1, 2), length=st.integers(1, 4), places=st.sets(st.integers(1, 4)))
     def run(self, branch: int, length: int, places: set[int]) -> None:
         digests = self.chain(branch, length)
-        blocks, states = self.pool.match_usable(digests)
+        blocks, states = resumed(self.pool, digests)
         assert [len(state) for state in states] == ([2] if blocks else [])
         hold = [*blocks, *(block for state in states for block in state)]
         self.holds.append(hold)
@@ -379,8 +380,8 @@ class StatesMachine(Holders):
             except OutOfBlocksError:
                 return
             hold += own
-            self.pool.publish_beside(own, digests, place)
-            found, [state] = self.pool.match_usable(digests[:place])
+            self.pool.publish_entry(1, tuple(own), digests, place)
+            found, [state] = resumed(self.pool, digests[:place])
             assert (len(found), len(state)) == (place, 2)
             self.pool.release([*found, *state])
 
@@ -395,14 +396,14 @@ class StatesMachine(Holders):
     def withdraw(self, choice: object, branch: int) -> None:
         digests = self.chain(branch, 4)
         self.pool.withdraw(choice.choice(self.holds), digests)  # type: ignore[attr-defined]
-        assert self.pool.match_usable(digests) == ([], [])
+        assert resumed(self.pool, digests) == ([], [])
 
     @invariant()
     def only_what_can_be_gone_on_from_is_told(self) -> None:
         pool = self.pool
         assert len({*pool._free, *pool._cached, *pool._spared, *self.in_use}) == 12
         for branch in (1, 2):
-            usable = [length for length in range(1, 5) if self.chain(branch, length)[-1] in pool._beside]
+            usable = [length for length in range(1, 5) if self.chain(branch, length)[-1] in pool._entries[1]]
             for at, each in enumerate(self.chain(branch, 4)):
                 told = each in pool.cached_digests()
                 assert not told or any(length > at for length in usable) or at < 2

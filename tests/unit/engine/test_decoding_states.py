@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 
-import numpy as np
 import pytest
 
+from engine.groups import Table
 from engine.passes import InvalidChunkError
-from engine.sequence import Chunk, Sequence, State
+from engine.sequence import Chunk, Sequence
 from engine.step.limits import Limits
 from engine.step.states import DecodingStates
 from tests.unit.engine.generate import new_sequence
+from tests.unit.engine.tables import groups_with
 
-BLOCKS = 3
+BLOCKS, SIZE = 3, 4
 LIMITS = Limits(
     block_size=4,
     num_blocks=1000,
@@ -23,25 +23,26 @@ LIMITS = Limits(
     attention=(),
     last_heads=0,
     last_window=0,
-    state_blocks=BLOCKS,
+    groups=groups_with(4, state_blocks=BLOCKS),
 )
 
 
 def sequence_at(position: int, blocks: tuple[int, ...]) -> Sequence:
     sequence = new_sequence("r", [5] * 200)
-    sequence.states = (State(max(0, position - 1), None, blocks),)
+    table = Table([()] * (max(0, position - 1) // SIZE))
+    table.entries += [blocks] * (200 // SIZE - len(table.entries))
+    sequence.tables = [Table(), table]
     sequence.restart(position)
     return sequence
 
 
 def moves_of(kept: DecodingStates, chunks: list[Chunk]) -> list[object]:
-    return kept.moves(chunks, np.array([chunk.start for chunk in chunks], dtype=np.int64), LIMITS).tolist()
+    return kept.moves(chunks, LIMITS).tolist()
 
 
 def by_hand(chunks: list[Chunk]) -> list[object]:
     def block(chunk: Chunk, position: int, index: int) -> int:
-        state = chunk.state_behind(position) if position >= 0 else None
-        return -1 if state is None else state.blocks[index]
+        return chunk.sequence.tables[1].entries[position // SIZE][index] if position >= 0 else -1
 
     return [
         [[block(chunk, chunk.start - 1, index), block(chunk, chunk.start, index)] for chunk in chunks]
@@ -61,27 +62,20 @@ def test_what_is_kept_is_what_would_be_found_anew() -> None:
     sequences = [sequence_at(position, new_blocks()) for position in (0, 0, 1, 30)]
     for _ in range(150):
         for sequence in sequences:
+            entries, at = sequence.tables[1].entries, sequence.num_scheduled
             match chance.randrange(40):
-                case 0:
-                    at, last = sequence.num_scheduled, sequence.states[-1]
-                    if at > last.begin:
-                        sequence.states = (replace(last, end=at), State(at, None, new_blocks()))
+                case 0 if at % SIZE == 0:
+                    entries[at // SIZE :] = [new_blocks()] * (len(entries) - at // SIZE)
                 case 1:
-                    sequence.states = (
-                        sequence.states[-1:] if sequence.num_scheduled > sequence.states[-1].begin else sequence.states
-                    )
+                    entries[at // SIZE :] = [new_blocks()] * (len(entries) - at // SIZE)
                 case 2:
-                    sequence.restart(sequence.states[0].begin)
+                    sequence.restart(chance.choice([at, max(0, at - 1)]) if entries[max(0, at - 2) // SIZE] else at)
         if not chance.randrange(8):
             sequences.append(sequence_at(chance.choice((0, 9)), new_blocks()))
         if not chance.randrange(8):
             sequences.remove(chance.choice(sequences))
         sequences = [sequence for sequence in sequences if sequence.num_scheduled < 199]
-        chunks = [
-            sequence.schedule(1)
-            for sequence in sequences
-            if not sequence.num_scheduled or sequence.states[0].begin < sequence.num_scheduled
-        ]
+        chunks = [sequence.schedule(1) for sequence in sequences]
         assert moves_of(kept, chunks) == by_hand(chunks)
 
 
@@ -92,11 +86,3 @@ def test_blocks_that_are_no_states_are_refused(blocks: tuple[int, ...]) -> None:
     with pytest.raises(InvalidChunkError, match="not 3 in"):
         moves_of(kept, [good.schedule(1), sequence_at(8, blocks).schedule(1)])
     assert moves_of(kept, chunks := [good.schedule(1)]) == by_hand(chunks)
-
-
-def test_a_state_that_begins_later_is_refused_though_the_same_was_fine() -> None:
-    kept, sequence = DecodingStates(), sequence_at(8, (1, 2, 3))
-    moves_of(kept, [sequence.schedule(1)])
-    sequence.restart(7)
-    with pytest.raises(InvalidChunkError, match="no state behind token 6"):
-        moves_of(kept, [sequence.schedule(1)])

@@ -20,6 +20,7 @@ from engine.sequence import Sequence
 from engine.step.warm import time_prompts
 from tests.models import FAMILIES
 from tests.unit.engine.generate import Generator, new_sequence
+from tests.unit.engine.tables import blocks_of_tokens, table_of
 
 
 @pytest.fixture
@@ -74,7 +75,7 @@ def test_nothing_to_do_is_nothing_done(engine: Engine) -> None:
 
 def test_a_pass_changes_no_sequence_and_answers_in_order(engine: Engine) -> None:
     sequence, other = new_sequence("a", list(range(3, 23))), new_sequence("b", [7])
-    sequence.block_table, other.block_table = [0, 1], [2]
+    sequence.tables, other.tables = [table_of([0, 1])], [table_of([2])]
     results = engine.launch([Chunk(sequence, 0, 16, False), Chunk(other, 0, 1, True)]).wait()
     assert results[0] is None
     assert results[1] is not None
@@ -95,7 +96,7 @@ def test_a_chunk_that_contradicts_its_sequence_is_refused(
     engine: Engine, chunk: Callable[[Sequence], Chunk], message: str
 ) -> None:
     sequence = new_sequence("culprit", list(range(3, 23)))
-    sequence.block_table = [0, 1]
+    sequence.tables = [table_of([0, 1])]
     with pytest.raises(InvalidChunkError, match=f"request culprit: {message}"):
         engine.launch([chunk(sequence)])
 
@@ -114,7 +115,7 @@ def test_what_is_out_of_range_is_refused_before_anything_is_computed(
     engine: Engine, tokens: list[int], blocks: list[int], message: str
 ) -> None:
     fine, culprit = new_sequence("fine", [5]), new_sequence("culprit", tokens)
-    fine.block_table, culprit.block_table = [100], blocks
+    fine.tables, culprit.tables = [table_of([100])], [table_of(blocks)]
     engine.kv[100] = 0
     with pytest.raises(InvalidChunkError, match=f"request culprit: .*{message}"):
         engine.launch([Chunk(fine, 0, 1, True), Chunk(culprit, 0, len(tokens), True)])
@@ -130,7 +131,7 @@ def test_a_sequence_with_broken_kv_fails_alone(engine: Engine) -> None:
 
     def break_second(chunks: list[Chunk]) -> Pass:
         if sequences[1].num_generated == 3:
-            engine.kv[sequences[1].block_table[0]] = math.nan
+            engine.kv[blocks_of_tokens(sequences[1])[0]] = math.nan
         return launch(chunks)
 
     generator.launch = break_second

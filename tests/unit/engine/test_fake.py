@@ -9,11 +9,12 @@ import torch
 
 from common.messages import SamplingParams
 from common.pages import PagePart
-from engine.cache.pages import column_views, state_views
+from engine.cache.pages import entry_views
 from engine.config import EngineConfig
 from engine.engine import Chunk, InvalidChunkError
 from engine.fake.engine import FakeCosts, FakeEngine
-from engine.sequence import Sequence, State
+from engine.sequence import Sequence
+from tests.unit.engine.tables import blocks_of_tokens, entries_table, table_of
 
 PROMPT = [(7 * index + 3) % 512 for index in range(45)]  # three blocks, the last one partial
 LAYOUTS = ("float32", "bfloat16", "float16")
@@ -42,15 +43,16 @@ def new_sequence(prompt: list[int], blocks: list[int], **sampling: object) -> Se
     sequence = Sequence(
         request_id="r", attempt=1, token_ids=list(prompt), num_prompt_tokens=len(prompt), sampling=params, hash_root=b""
     )
-    sequence.block_table = blocks
+    sequence.tables = [table_of(blocks)]
     return sequence
 
 
-def with_state(engine: FakeEngine, sequence: Sequence, *, begin: int = 0) -> Sequence:
+def with_state(engine: FakeEngine, sequence: Sequence) -> Sequence:
     """The same, with the last blocks of the pool for its state if there is one."""
-    last = engine.layout.num_blocks - engine.layout.state_blocks
-    state = State(begin, None, tuple(range(last, engine.layout.num_blocks)))
-    sequence.states = (state,) if state.blocks else ()
+    if engine.layout.groups:
+        last = engine.layout.num_blocks - engine.layout.groups[0].blocks_per_entry
+        state = tuple(range(last, engine.layout.num_blocks))
+        sequence.tables = [sequence.tables[0], entries_table([state] * len(sequence.tables[0].entries))]
     return sequence
 
 
@@ -98,7 +100,7 @@ def test_blocks_copied_into_another_pool_continue_the_sequence_there(dtype: str)
     advance(prefill, sequence, len(PROMPT))
 
     decode.kv[[20, 3, 11, 12]] = prefill.kv[[5, 6, 7, 8]]
-    sequence.block_table = [20, 3, 11, 12, 13]
+    sequence.tables = [table_of([20, 3, 11, 12, 13])]
 
     assert generate(decode, sequence) == decode.expected(PROMPT, 20, sequence.sampling)
 
@@ -119,8 +121,8 @@ def test_other_kinds_of_pages_continue_a_sequence_in_another_pool(kind: str) -> 
     advance(prefill, sequence, len(PROMPT))
 
     decode.kv[[20, 3, 11, 29, 30, 31]] = prefill.kv[[5, 6, 7, 29, 30, 31]]
-    sequence.block_table = [20, 3, 11, 12, 13]
-    with_state(decode, sequence, begin=len(PROMPT) - 1)
+    sequence.tables = [table_of([20, 3, 11, 12, 13])]
+    with_state(decode, sequence)
 
     assert generate(decode, sequence) == decode.expected(PROMPT, 20, sequence.sampling)
 
@@ -145,42 +147,49 @@ WINDOWED = [
 ]
 
 
-def test_what_windows_see_is_in_columns_which_may_go() -> None:
+def with_window(sequence: Sequence, *entries: tuple[int, ...]) -> Sequence:
+    sequence.tables = [sequence.tables[0], entries_table(entries)]
+    return sequence
+
+
+def test_what_windows_see_is_in_entries_which_may_go() -> None:
     engine = new_engine(parts=WINDOWED)
-    assert (engine.layout.column_blocks, engine.layout.window) == (3, WINDOW)
-    sequence = new_sequence(PROMPT, [5, 6, 7, 8, 9])
-    sequence.columns = [(20, 21, 22), (23, 24, 25), (26, 27, 28)]
+    [group] = engine.layout.groups
+    assert (group.blocks_per_entry, group.window) == (3, WINDOW)
+    sequence = with_window(new_sequence(PROMPT, [5, 6, 7, 8, 9]), (20, 21, 22), (23, 24, 25), (26, 27, 28))
     advance(engine, sequence, 40)
     expected = engine.expected(PROMPT, 20, sequence.sampling)
-    sequence.columns[0] = ()
-    sequence.columns += [(10, 11, 12), (20, 21, 22)]
+    with_window(sequence, (), (23, 24, 25), (26, 27, 28), (10, 11, 12), (20, 21, 22))
 
     assert generate(engine, sequence) == expected
 
 
-def test_a_chunk_with_too_few_columns_is_refused() -> None:
+def test_a_chunk_with_too_few_entries_is_refused() -> None:
     engine = new_engine(parts=WINDOWED)
-    sequence = new_sequence(PROMPT, [5, 6, 7, 8, 9])
-    sequence.columns = [(20, 21, 22), (23, 24, 25)]
-    with pytest.raises(InvalidChunkError, match="2 columns don't cover 45 positions"):
+    sequence = with_window(new_sequence(PROMPT, [5, 6, 7, 8, 9]), (20, 21, 22), (23, 24, 25))
+    with pytest.raises(InvalidChunkError, match="2 entries of KV group 1 don't cover 45 positions"):
         engine.launch([sequence.schedule(45)])
     sequence.restart(34)
-    sequence.columns = [(), (23, 24, 25), (26, 27, 28)]
-    with pytest.raises(InvalidChunkError, match="column 0 is gone, which the token at 34 sees"):
+    with_window(sequence, (), (23, 24, 25), (26, 27, 28))
+    with pytest.raises(InvalidChunkError, match="entry 0 of KV group 1 is gone, which the token at 34 reads"):
         engine.launch([sequence.schedule(11)])
     sequence.restart(35)
     engine.launch([sequence.schedule(10)])
+    sequence.restart(35)
+    sequence.tables.pop()
+    with pytest.raises(InvalidChunkError, match="1 tables for 2 KV groups"):
+        engine.launch([sequence.schedule(10)])
 
 
-def test_each_layer_of_columns_changes_the_answer() -> None:
+def test_each_layer_of_a_window_changes_the_answer() -> None:
     engine = new_engine(parts=WINDOWED)
     answers = set()
-    for layers in column_views(engine.kv, engine.layout):
+    for layers in entry_views(engine.kv, engine.layout):
         for kept in layers:
-            sequence = new_sequence(PROMPT, [5, 6, 7, 8, 9])
-            sequence.columns = [(20, 21, 22), (23, 24, 25), (26, 27, 28), (29, 30, 31), (10, 11, 12)]
+            entries = [(20, 21, 22), (23, 24, 25), (26, 27, 28), (29, 30, 31), (10, 11, 12)]
+            sequence = with_window(new_sequence(PROMPT, [5, 6, 7, 8, 9]), *entries)
             advance(engine, sequence, len(PROMPT))
-            kept.kept[sequence.columns[2][kept.number]].view(torch.uint8).reshape(-1)[0] ^= 1
+            kept.kept[entries[2][kept.number]].view(torch.uint8).reshape(-1)[0] ^= 1
             answers.add(tuple(generate(engine, sequence)))
     assert len(answers) == 6
     assert tuple(engine.expected(PROMPT, 20, sequence.sampling)) not in answers
@@ -188,9 +197,9 @@ def test_each_layer_of_columns_changes_the_answer() -> None:
 
 def test_each_layers_state_changes_the_answer() -> None:
     engine = new_engine(parts=HYBRIDS[STATES])
-    assert engine.layout.state_blocks == 3
+    assert engine.layout.groups[0].blocks_per_entry == 3
     answers = set()
-    for layers in state_views(engine.kv, engine.layout):
+    for layers in entry_views(engine.kv, engine.layout):
         for kept in layers:
             sequence = with_state(engine, new_sequence(PROMPT, [5, 6, 7, 8, 9]))
             advance(engine, sequence, len(PROMPT))
@@ -203,33 +212,32 @@ def test_each_layers_state_changes_the_answer() -> None:
 def test_a_checkpoint_is_gone_on_from_and_never_changes() -> None:
     engine = new_engine(parts=HYBRIDS[STATES])
     first = new_sequence(PROMPT, [5, 6, 7, 8, 9])
-    first.states = State(0, 32, (20, 21, 22)), State(32, None, (23, 24, 25))
+    first.tables.append(entries_table([(20, 21, 22)] * 2 + [(23, 24, 25)] * 3))
     assert generate(engine, first, chunk=41) == engine.expected(PROMPT, 20, first.sampling)
     kept = engine.kv[[5, 6, 20, 21, 22]].view(torch.uint8)
     again = new_sequence([*PROMPT[:32], 9], [5, 6, 10, 11])
     again.restart(32)
-    again.states = State(31, 32, (20, 21, 22), is_found=True), State(32, None, (29, 30, 31))
+    again.tables.append(entries_table([(), (20, 21, 22), (29, 30, 31), (29, 30, 31)], num_shared=2))
     assert generate(engine, again) == engine.expected([*PROMPT[:32], 9], 20, again.sampling)
     assert torch.equal(engine.kv[[5, 6, 20, 21, 22]].view(torch.uint8), kept)
 
 
 @pytest.mark.parametrize(
-    ("states", "problem"),
+    ("entries", "num_shared", "problem"),
     [
-        ([], "no state behind token 31"),
-        ([State(32, None, (29, 30, 31))], "no state behind token 31"),
-        ([State(31, 32, (20, 21, 22), is_found=True)], "no place for the state behind token 32"),
-        ([State(31, None, (20, 21, 22), is_found=True)], "no place for the state behind token 32"),
-        ([State(31, 32, (20, 21, 22)), State(40, None, (29, 30, 31))], "no place for the state behind token 32"),
-        ([State(0, None, (20, 21))], "not 3 in"),
-        ([State(0, None, (20, 21, 32))], "not 3 in"),
+        ([], 0, "0 entries of KV group 1 don't cover 45 positions"),
+        ([(), (), (29, 30, 31)], 0, "entry 1 of KV group 1 is gone, which the token at 32 reads"),
+        ([(), (20, 21, 22)], 2, "2 entries of KV group 1 don't cover 45 positions"),
+        ([(), (20, 21, 22), (20, 21, 22)], 3, "entry 2 of KV group 1 is others', too, and the token at 32 changes it"),
+        ([(), (20, 21), (20, 21)], 0, "not 3 in"),
+        ([(), (20, 21, 32), (20, 21, 32)], 0, "not 3 in"),
     ],
 )
-def test_a_chunk_without_its_states_is_refused(states: list[State], problem: str) -> None:
+def test_a_chunk_without_its_states_is_refused(entries: list[tuple[int, ...]], num_shared: int, problem: str) -> None:
     engine = new_engine(parts=HYBRIDS[STATES])
     sequence = new_sequence(PROMPT, [5, 6, 7, 8])
     sequence.restart(32)
-    sequence.states = tuple(states)
+    sequence.tables.append(entries_table(entries, num_shared=num_shared))
     with pytest.raises(InvalidChunkError, match=problem):
         engine.launch([sequence.schedule(13)])
     assert not engine.kv.any()
@@ -247,7 +255,7 @@ def test_a_single_wrong_value_changes_the_answer(block: int, lane: tuple[int, ..
     sequence = new_sequence(PROMPT, [5, 6, 7, 8, 9])
     advance(engine, sequence, len(PROMPT))
 
-    engine.kv.view(torch.int32)[(sequence.block_table[block], *lane)] ^= 1
+    engine.kv.view(torch.int32)[(blocks_of_tokens(sequence)[block], *lane)] ^= 1
 
     assert generate(engine, sequence) != engine.expected(PROMPT, 20, sequence.sampling)
 
@@ -257,7 +265,7 @@ def test_swapped_blocks_change_the_answer() -> None:
     sequence = new_sequence(PROMPT, [5, 6, 7, 8, 9])
     advance(engine, sequence, len(PROMPT))
 
-    sequence.block_table = [6, 5, 7, 8, 9]
+    sequence.tables = [table_of([6, 5, 7, 8, 9])]
 
     assert generate(engine, sequence) != engine.expected(PROMPT, 20, sequence.sampling)
 

@@ -26,6 +26,7 @@ from engine.sequence import Sequence
 from tests.unit.engine.families import experts
 from tests.unit.engine.families.exact import Bench, asked, prompt_of
 from tests.unit.engine.generate import new_sequence
+from tests.unit.engine.tables import blocks_of_tokens, table_of
 
 CASES = {case.name: case for case in experts.CASES}
 V2_LITE = MLAShape(num_heads=16, rank=512, plain=128, rotated=64, value=128, itemsize=2)
@@ -177,7 +178,7 @@ def test_a_pass_lists_prompts_by_their_form(tmp_path: Path) -> None:
     sequences, blocks = [], iter(range(60))
     for name, (cached, new) in lengths.items():
         sequence = new_sequence(name, [7] * (cached + new - (name == "decodes")) + [9] * (name == "decodes"))
-        sequence.block_table = [next(blocks) for _ in range(-(-(cached + new) // 16))]
+        sequence.tables = [table_of([next(blocks) for _ in range(-(-(cached + new) // 16))])]
         sequence.restart(cached)
         sequences.append(sequence)
     results, plan = _Plans(engine).of(sequences, [new for _, new in lengths.values()])
@@ -195,6 +196,6 @@ def test_a_pass_lists_prompts_by_their_form(tmp_path: Path) -> None:
         first_row, rows, position, context = tile[:4]
         whole = sequences[0] if rows == 20 else sequences[3]
         assert (first_row, position) == ((0, 0) if whole is sequences[0] else (20, 0))
-        assert ids[context // 16 :][: len(whole.block_table)] == whole.block_table
+        assert ids[context // 16 :][: len(whole.tables[0].entries)] == blocks_of_tokens(whole)
     absorbed = sorted(tile[:3] for tile in plan.prefill.tiles.tolist())
     assert absorbed == [[0, 5, 64], [5, 3, 48]]

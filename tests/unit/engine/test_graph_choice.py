@@ -10,9 +10,11 @@ from engine.sequence import Chunk
 from engine.step.graphs import Graphs
 from engine.step.limits import HeadLimits, Limits
 from tests.unit.engine.generate import new_sequence
+from tests.unit.engine.tables import groups_with
 
 LIMITS = Limits(
     block_size=16,
+    groups=groups_with(16),
     num_blocks=100,
     vocab_size=100,
     max_model_len=5000,

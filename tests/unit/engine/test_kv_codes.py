@@ -24,6 +24,7 @@ from tests.unit.engine.families import hybrids
 from tests.unit.engine.families.catalogue import CASES
 from tests.unit.engine.formats.checkpoints import compressed, fp8_tensor, written
 from tests.unit.engine.generate import Generator, handed_over, new_sequence
+from tests.unit.engine.tables import blocks_of_tokens
 
 KINDS = ("fp8", "int8")
 LATENT = ("glm4_moe_lite", "deepseek_v2")  # families whose heads share latents
@@ -150,7 +151,7 @@ def test_the_factor_of_latents_is_that_of_the_checkpoints_keys(
     for source in (folder, tiny(LATENT[0])):
         engine = engine_of(source, "fp8")
         Generator(engine).start(sequence := new_sequence("a", prompt))
-        pages.append(part_views(engine.kv, engine.layout)[0][sequence.block_table[0], 0].float())
+        pages.append(part_views(engine.kv, engine.layout)[0][blocks_of_tokens(sequence)[0], 0].float())
     torch.testing.assert_close(pages[0] * 0.02, pages[1], rtol=0.13, atol=0.02)
     assert not torch.equal(*pages)
 
@@ -163,9 +164,12 @@ def test_layers_with_a_window_may_stay_as_they_are(tmp_path: Path) -> None:
     assert whole.fingerprint != some.fingerprint
     assert [part.dtype for part in whole.layout.pages] == ["float8_e4m3fn"]
     assert [part.dtype for part in some.layout.pages] == ["float8_e4m3fn", "float32"]
-    assert [part.dtype for part in whole.layout.windowed] == ["float8_e4m3fn"]
-    assert not some.layout.column_blocks, "numbers of a layer need more than a block of codes"
-    assert sum(part.layers for part in some.layout.pages) == whole.layout.num_layers + whole.layout.windowed[0].layers
+    assert [part.dtype for part in whole.layout.groups[0].parts] == ["float8_e4m3fn"]
+    assert not some.layout.groups, "numbers of a layer need more than a block of codes"
+    assert (
+        sum(part.layers for part in some.layout.pages)
+        == whole.layout.num_layers + whole.layout.groups[0].parts[0].layers
+    )
     prompt = prompt_of(70)
     alone = Generator(some).run([new_sequence("a", prompt)])
     assert Generator(some, chunk_size=13).run([new_sequence("a", prompt)]) == alone
@@ -174,7 +178,7 @@ def test_layers_with_a_window_may_stay_as_they_are(tmp_path: Path) -> None:
 def test_states_stay_as_they_are_beside_codes(tmp_path: Path) -> None:
     engine = engine_of(hybrids.QWEN_3_5.build(tmp_path), "fp8")
     assert [part.dtype for part in engine.layout.pages] == ["float8_e4m3fn"]
-    assert {(part.dtype, part.per_token) for part in engine.layout.states} == {("float32", False)}
+    assert {(part.dtype, part.per_token) for part in engine.layout.groups[0].parts} == {("float32", False)}
     prompt = prompt_of(70)
     alone = Generator(engine).run([new_sequence("a", prompt)])
     assert Generator(engine, chunk_size=13).run([new_sequence("a", prompt)]) == alone
@@ -235,7 +239,7 @@ def test_the_checkpoints_scales_are_used(tmp_path: Path, tiny_model: Callable[[s
         generator = Generator(each)
         sequence = new_sequence("a", prompt)
         generator.start(sequence)
-        written[name] = each.kv[sequence.block_table[0]].float()
+        written[name] = each.kv[blocks_of_tokens(sequence)[0]].float()
     value_scale = 0.02 if names == "one of both" else 0.01
     factors = torch.tensor([0.02, value_scale]).view(1, 2, 1, 1, 1)
     # In the first layer both quantise the same numbers.

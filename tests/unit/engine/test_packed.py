@@ -162,7 +162,7 @@ def _overlapping(generator: Generator) -> None:
 
 
 def _goes_on(sequence: Sequence) -> bool:
-    return bool(sequence.block_table) and sequence.num_generated + sequence.num_pending < sequence.sampling.max_tokens
+    return bool(sequence.tables) and sequence.num_generated + sequence.num_pending < sequence.sampling.max_tokens
 
 
 def _next(sequence: Sequence) -> Chunk:

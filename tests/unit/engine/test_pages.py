@@ -17,15 +17,16 @@ import torch
 
 from benchmarks.weights.drawn import DRAWN
 from common.pages import KVLayout, PagePart
+from common.words import Keeps
 from engine.cache.pages import (
     allocate_zeros,
     block_size,
+    entry_views,
     layout_of,
     part_views,
     plan_layout,
     pool_dtype,
     pool_shape,
-    state_views,
 )
 from engine.config import EngineConfig
 from engine.families import model_spec
@@ -58,12 +59,14 @@ def test_a_state_has_blocks_of_its_own_in_the_same_pool(tokens: list[PagePart], 
     large = msgspec.structs.replace(STATE, layers=3, heads=32)  # 2,048 bytes a layer
     inputs = PagePart(layers=3, planes=3, heads=1, dim=20, dtype="bfloat16", per_token=False)  # 120 bytes
     layout = layout_of([*tokens, large, inputs], replace(CONFIG, num_blocks=9, block_size=8), 0)
-    assert (layout.state_blocks, layout.states, layout.parts) == (num, (large, inputs), tuple(tokens))
+    [group] = layout.groups
+    assert (group.blocks_per_entry, group.parts, layout.parts) == (num, (large, inputs), tuple(tokens))
+    assert (group.keeps, group.most_entries) == (Keeps.STATE, 1)
     assert layout.block_bytes == sum(part.block_bytes(8) for part in tokens)
-    assert not layout.compatible_with(msgspec.structs.replace(layout, states=(), state_blocks=0))
+    assert not layout.compatible_with(msgspec.structs.replace(layout, groups=()))
 
     pool = pool_of(layout)
-    views = state_views(pool, layout)
+    views = entry_views(pool, layout)
 
     shapes = [[tuple(kept.kept.shape) for kept in layers] for layers in views]
     assert shapes == [[(9, 1, 1, 32, 16)] * 3, [(9, 3, 1, 1, 20)] * 3]
@@ -82,16 +85,16 @@ def test_a_block_that_no_layers_state_fits_into_is_refused() -> None:
         ValueError, match="16 tokens has 6144 bytes, less than a layer's state: give it block_size = 32"
     ):
         layout_of([KEYS, large], CONFIG, 0)
-    with pytest.raises(ValueError, match="2 blocks for KV hold no sequence: a state alone has 2 blocks"):
+    with pytest.raises(ValueError, match="2 blocks for KV hold no sequence: beside a block of tokens it has 2 more"):
         layout_of([KEYS, large], replace(CONFIG, num_blocks=2, block_size=32), 0)
-    with pytest.raises(ValueError, match="states are too large"):
+    with pytest.raises(ValueError, match="less than a layer's state: no size of blocks will do"):
         layout_of([KEYS, msgspec.structs.replace(large, heads=10_000)], CONFIG, 0)
 
 
-def test_a_pool_without_room_for_one_column_is_refused() -> None:
+def test_a_pool_without_room_for_one_entry_is_refused() -> None:
     windowed = msgspec.structs.replace(KEYS, layers=2 * KEYS.layers, window=20)
-    assert layout_of([KEYS, windowed], replace(CONFIG, num_blocks=3), 0).column_blocks == 2
-    with pytest.raises(ValueError, match="2 blocks for KV hold no sequence: a block of tokens has 2 more"):
+    assert layout_of([KEYS, windowed], replace(CONFIG, num_blocks=3), 0).groups[0].blocks_per_entry == 2
+    with pytest.raises(ValueError, match="2 blocks for KV hold no sequence: beside a block of tokens it has 2 more"):
         layout_of([KEYS, windowed], replace(CONFIG, num_blocks=2), 0)
 
 
@@ -144,7 +147,7 @@ def test_a_state_that_is_smaller_than_a_block_of_tokens_is_one_block(convolution
 
     layout = layout_of([keys, inputs], EngineConfig(model=Path("any")), 1 << 30)
 
-    assert (layout.block_size, layout.block_bytes, layout.state_blocks) == (16, 196_608, 1)
+    assert (layout.block_size, layout.block_bytes, layout.groups[0].blocks_per_entry) == (16, 196_608, 1)
     assert inputs.block_bytes(1) == convolutions * 8192
 
 

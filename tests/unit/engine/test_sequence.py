@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from engine.config import EngineConfig
-from engine.sequence import State
 from tests.unit.engine.generate import new_sequence
 
 
@@ -72,15 +69,3 @@ def test_a_limit_that_is_not_positive_is_refused_by_name(limit: str, tmp_path: o
 def test_an_unknown_dtype_is_refused(tmp_path: object) -> None:
     with pytest.raises(ValueError, match="float8"):
         EngineConfig(model=tmp_path, dtype="float8")  # type: ignore[arg-type]
-
-
-def test_a_chunk_finds_the_state_behind_each_position() -> None:
-    sequence = new_sequence("a", list(range(40)))
-    ends = (4, 16, 17, 32, None)
-    begins = (3, 4, 16, 20, 32)  # nothing is behind 17, 18 and 19
-    sequence.states = tuple(State(begin, end, (begin,)) for begin, end in zip(begins, ends, strict=True))
-    chunk = sequence.schedule(40)
-    for position in range(-1, 60):
-        state = chunk.state_behind(position)
-        assert [state] == ([each for each in sequence.states if each.covers(position)] or [None])
-    assert replace(chunk, states=()).state_behind(0) is None

@@ -17,7 +17,7 @@ from tests.unit.engine.families import hybrids
 from tests.unit.engine.families.exact import Bench, asked
 from tests.unit.engine.families.exact import prompt_of as prompt_of_family
 from tests.unit.engine.generate import Generator, new_sequence
-from worker.serving.allocation import CHECKPOINT_EVERY
+from tests.unit.engine.tables import blocks_of_tokens
 
 
 @pytest.fixture(scope="module")
@@ -59,14 +59,15 @@ def test_a_checkpoint_never_changes_and_others_are_not_touched(folder: Path) -> 
     for sequence in branched:
         generator.admit(sequence)
         assert sequence.num_cached == 32
-    found, own = {state.blocks for sequence in branched for state in sequence.states if state.is_found}, set[int]()
+    found = {sequence.tables[1].entries[1] for sequence in branched}
+    own = set[int]()
     assert len(found) == 1
     while not all(sequence.finish_reason() for sequence in branched):
         generator._advance([sequence for sequence in branched if not sequence.finish_reason()])
-        own |= {block for sequence in branched for block in sequence.block_table[2:]}
-        own |= {block for sequence in branched for state in sequence.states[-1:] for block in state.blocks}
+        own |= {block for sequence in branched for block in blocks_of_tokens(sequence)[2:]}
+        own |= {block for sequence in branched for block in sequence.tables[1].entries[-1]}
     others = [block for block in range(engine.layout.num_blocks) if block not in own]
-    assert not own & {*branched[0].block_table[:2], *next(iter(found))}
+    assert not own & {*blocks_of_tokens(branched[0])[:2], *next(iter(found))}
     assert torch.equal(engine.kv[others].view(torch.uint8), shared[others].view(torch.uint8))
     assert branched[0].token_ids[33:] != branched[1].token_ids[33:]
 
@@ -79,7 +80,7 @@ def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 def last_regular(generator: Generator, num_tokens: int) -> int:
     """The last place below so many tokens where every sequence leaves a checkpoint."""
-    every = int(CHECKPOINT_EVERY * generator.pool.state_blocks * generator.pool.block_size)
+    every = generator.pool.groups[1].resume_distance
     return num_tokens // every * every
 
 
@@ -93,7 +94,7 @@ def test_a_preempted_sequence_goes_on_from_its_checkpoint(bench: Bench, chunk_si
     for tokens, begins in ((70, 64), (75, last_regular(generator, 140))):  # behind the prompt, then on the way
         lost = sequences[0]
         generator.release(lost)
-        assert lost.states == ()
+        assert lost.tables == []
         generator.admit(lost)
         assert lost.num_computed == begins
         generator.go_on(sequences, num_tokens=tokens)
@@ -118,9 +119,9 @@ def test_without_room_for_a_checkpoint_a_sequence_goes_on_without(bench: Bench) 
     generator, _ = bench.generators()
     sequence = asked("first", prompt_of_family(70))
     generator.admit(sequence)
-    generator.pool.allocate(generator.pool.num_free - generator.pool.state_blocks + 1)
+    generator.pool.allocate(generator.pool.num_free - generator.pool.fixed + 1)
     generator.go_on([sequence])
-    assert len(sequence.states) == 1
+    assert len({*sequence.tables[1].entries}) == 1
     generator.release(sequence)
     assert generator.pool.cached_digests() == []
     bench.check([sequence], generator)
@@ -133,11 +134,12 @@ def test_without_room_for_another_state_a_sequence_goes_on_in_its_checkpoint(ben
     generator.go_on([sequence], num_tokens=3)
     generator.release(sequence)
     cached, wanted = generator.pool.num_cached, -(-(73 + 20) // generator.pool.block_size)
-    assert cached == 4 + generator.pool.state_blocks
-    generator.pool.allocate(generator.pool.num_free - wanted - generator.pool.state_blocks)
+    assert cached == 4 + generator.pool.fixed
+    generator.pool.allocate(generator.pool.num_free - wanted - generator.pool.fixed)
     generator.admit(sequence)
     assert (sequence.num_computed, generator.pool.num_free) == (64, 0)
-    assert [(state.begin, state.is_found) for state in sequence.states] == [(63, False)]
+    table = sequence.tables[1]
+    assert (len({*table.entries} - {()}), table.begin) == (1, 63)
     generator.go_on([sequence])
     bench.check([sequence], generator)
 
@@ -172,8 +174,8 @@ def test_a_published_config_is_read_and_its_states_have_blocks_of_their_own() ->
         PagePart(layers=30, planes=3, heads=1, dim=8192, dtype="bfloat16", per_token=False),
     ]
     layout = layout_of(parts, EngineConfig(model=Path("any")), 80 << 30)
-    assert (layout.block_size, layout.state_blocks, layout.block_bytes) == (128, 30, 128 * 20480)
-    context = -(-32_000 // layout.block_size) + layout.state_blocks
+    assert (layout.block_size, layout.groups[0].blocks_per_entry, layout.block_bytes) == (128, 30, 128 * 20480)
+    context = -(-32_000 // layout.block_size) + layout.groups[0].blocks_per_entry
     assert context * layout.block_bytes == 734_003_200  # 2.7 GB with a state in every block of 1,024
     with pytest.raises(UnsupportedModelError, match="attn_output_gate = False"):
         model_spec({**CONFIG, "text_config": TEXT | {"attn_output_gate": False}})

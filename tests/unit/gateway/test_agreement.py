@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from common.messages import Region, WorkerState
-from common.pages import KVLayout, PagePart
+from common.pages import KVGroup, KVLayout, PagePart
 from common.peers import Peers
-from common.words import Role, WorkerStatus
+from common.words import Keeps, Role, WorkerStatus
 from gateway.answers.catalogue import Catalogue
 from gateway.placement.agreement import Agreement, Own
 from gateway.placement.incumbents import BEFORE_S, REMEMBERED_S, Incumbents, mark
@@ -133,6 +133,9 @@ def test_only_workers_with_the_gateways_own_files_get_work() -> None:
     assert here.refused == dict.fromkeys("xyz", Unlike.WEIGHTS)
 
 
+WINDOWED = KVGroup(keeps=Keeps.WINDOW, parts=(), blocks_per_entry=2, window=64)
+
+
 def other_layout(**changes: Any) -> dict[str, Any]:
     return region(msgspec.structs.replace(LAYOUT, **changes))
 
@@ -201,7 +204,7 @@ def test_a_group_that_left_long_ago_comes_as_a_new_one() -> None:
             "(older) are not those of most or the first workers (model): start it with",
         ),
         (
-            {"model_fingerprint": "apart"} | other_layout(column_blocks=2, window=64),
+            {"model_fingerprint": "apart"} | other_layout(groups=(WINDOWED,)),
             Unlike.WEIGHTS,
             "with their model folder, --quantization, --max-model-len and --disable-hybrid-kv-cache-manager.",
         ),

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+
 from common.messages import KVLayout, Region, SamplingParams, WorkerState
-from common.pages import PagePart
+from common.pages import KVGroup, PagePart
 from common.peers import Peers
+from common.words import Keeps
 from engine.cache.block_pool import BlockPool
-from engine.cache.pages import with_windowed
+from engine.cache.pages import layout_of
+from engine.config import EngineConfig
 from gateway.placement.agreement import Agreement
 from gateway.placement.ledger import PlacementRequest
 from gateway.placement.placer import Placer
@@ -17,13 +24,13 @@ from gateway.request.spec import GenerationSpec
 from gateway.request.state import RequestState
 from tests.fakes.workers import LAYOUT, a_worker
 from tests.unit.engine.generate import new_sequence
-from worker.serving.allocation import admit, grow, publish_computed
-from worker.serving.columns import cover
+from worker.serving.allocation import admit, cover, grow, publish_computed
 
 KEYS = PagePart(layers=1, planes=2, heads=1, dim=8, dtype="float32")
 WINDOW = PagePart(layers=3, planes=2, heads=1, dim=8, dtype="float32", window=50)
+CONFIG = EngineConfig(model=Path("any"), num_blocks=100)
 PLAIN = KVLayout.of([KEYS], num_blocks=100, block_size=16)
-COLUMNS = with_windowed(PLAIN, [WINDOW])
+WINDOWED = layout_of([KEYS, WINDOW], CONFIG, 0)
 BLOCK, SEEN = 16, 4  # columns that the first token of a block sees behind itself
 
 
@@ -48,18 +55,17 @@ def most_held(layout: KVLayout, prompt: int, answer: int) -> int:
 def test_what_is_reserved_is_what_a_worker_takes() -> None:
     for prompt in (1, 15, 16, 17, 40, 100, 300):
         for answer in (2, 16, 17, 40, 90):
-            held, reserved = most_held(COLUMNS, prompt, answer), room_for(COLUMNS, prompt + answer)
+            held, reserved = most_held(WINDOWED, prompt, answer), room_for(WINDOWED, prompt + answer)
             assert BLOCK * held <= reserved + BLOCK, (prompt, answer)
-            assert reserved <= BLOCK * (held + 2 * (1 + COLUMNS.column_blocks)), (prompt, answer)
+            assert reserved <= BLOCK * (held + 2 * (1 + WINDOWED.groups[0].blocks_per_entry)), (prompt, answer)
 
 
 def test_a_plain_pool_reserves_tokens_and_one_with_states_a_state_besides() -> None:
-    states = KVLayout(
-        num_blocks=10, num_layers=1, block_size=16, num_kv_heads=1, head_dim=8, dtype="float32", state_blocks=3
-    )
+    state = KVGroup(keeps=Keeps.STATE, parts=(), blocks_per_entry=3, most_entries=1)
+    states = msgspec.structs.replace(PLAIN, groups=(state,))
     assert [room_for(layout, 70) for layout in (PLAIN, states)] == [70, 70 + 3 * BLOCK]
-    assert room_for(COLUMNS, 20) == 20 + 2 * 3 * BLOCK
-    assert room_for(COLUMNS, 5000) == 5000 + (SEEN + 2) * 3 * BLOCK
+    assert room_for(WINDOWED, 20) == 20 + 2 * 3 * BLOCK
+    assert room_for(WINDOWED, 5000) == 5000 + (SEEN + 2) * 3 * BLOCK
 
 
 def decoder(name: str, layout: KVLayout, free_blocks: int) -> WorkerState:
@@ -87,16 +93,16 @@ def a_request(tokens: int, answer: int) -> RequestState:
     return RequestState(spec=spec, deadline_at=1e12)
 
 
-async def test_the_ledger_is_asked_for_the_columns_too() -> None:
-    for layout, expected in ((LAYOUT, 40), (COLUMNS, 40 + 3 * 3 * BLOCK)):
+async def test_the_ledger_is_asked_for_the_windows_too() -> None:
+    for layout, expected in ((LAYOUT, 40), (WINDOWED, 40 + 3 * 3 * BLOCK)):
         peers, ledger = Peers(clock=lambda: 0.0), Asked()
         peers.saw(decoder("d0", layout, 100))
         await Placer(store=ledger, agreement=Agreement(peers), cut_over_tokens=0).place(a_request(30, 10), [])
         assert ledger.reserved == [expected]
 
 
-def test_without_redis_a_worker_whose_room_is_columns_of_others_is_full() -> None:
-    """Four requests of 40 tokens take 12 blocks of tokens, and 36 of columns, before any worker has said so."""
+def test_without_redis_a_worker_whose_room_is_windows_of_others_is_full() -> None:
+    """Four requests of 40 tokens take 12 blocks of tokens, and 36 of windows, before any worker has said so."""
     others = []
     for _ in range(4):
         other = a_request(30, 10)
@@ -104,7 +110,10 @@ def test_without_redis_a_worker_whose_room_is_columns_of_others_is_full() -> Non
         other.placed("p0", ["d0"])
         others.append(other)
     small = KVLayout.of([KEYS], num_blocks=50, block_size=16)
-    for layout, reason in ((small, Reason.HEARTBEATS_LOAD), (with_windowed(small, [WINDOW]), Reason.HEARTBEATS_FULL)):
+    for layout, reason in (
+        (small, Reason.HEARTBEATS_LOAD),
+        (layout_of([KEYS, WINDOW], replace(CONFIG, num_blocks=50), 0), Reason.HEARTBEATS_FULL),
+    ):
         states = [a_worker("p0", "prefill"), decoder("d0", layout, 50)]
         placement = choose(
             loads_of(states, others),

@@ -241,6 +241,16 @@ def formats_that_layers_ask_for() -> Measure:
     return Measure(len(found), found)
 
 
+KV_KINDS = re.compile(r"Keeps\.(WINDOW|STATE)|Kept(Window|State)|(state|window)_blocks|leave_checkpoint|import Window")
+
+
+def files_that_name_a_kv_kind() -> Measure:
+    """Where a kind of KV group is known by name, besides kernels and the layers that call them: all else asks `Group`."""
+    named = [name_of(path) for path in sources(*PACKAGES) if KV_KINDS.search(text_of(path))]
+    found = [name for name in named if not name.startswith(("engine/kernels/", "engine/model/"))]
+    return Measure(len(found), found)
+
+
 def import_floors_of_the_gateway() -> Measure:
     """The longest chain of rooms below each other."""
     rooms: dict[str, set[str]] = {}
@@ -416,6 +426,7 @@ MEASURES: dict[str, Callable[[], Measure]] = {
         circles_of_files,
         circles_of_rooms,
         formats_that_layers_ask_for,
+        files_that_name_a_kv_kind,
         import_floors_of_the_gateway,
         long_trailing_comments,
         leaning_trailing_comments,

@@ -34,7 +34,7 @@ from engine.kernels.attention import dispatch
 from engine.kernels.codes import KINDS
 from engine.kernels.sampling import triton_choose
 from engine.spec.model import ModelSpec
-from engine.step.warm import columns_from, states_at_the_end
+from engine.step.warm import tables_from
 from tests.gguf_files import write_gguf
 from tests.models import build_tiny_model
 from tests.unit.engine.families import dense, experts, foreign, hybrids
@@ -44,6 +44,7 @@ from tests.unit.engine.formats.forms import FORMS, GPT_OSS, in_mxfp4, source_of
 from tests.unit.engine.formats.loading import Form
 from tests.unit.engine.generate import new_sequence
 from tests.unit.engine.launches import NUM_BLOCKS, PASSES, chunks
+from tests.unit.engine.tables import table_of
 from tests.unit.kernels import compiled
 from tests.unit.kernels.card import Card, made_up
 from tests.unit.kernels.compiled import QUANTISED
@@ -125,9 +126,8 @@ def _sample(engine: Engine, card: Card) -> None:
     sequences = []
     for row, sampling in enumerate(SAMPLINGS):
         sequences.append(new_sequence(f"s{row}", [5 + row, 9, 11], **{"max_tokens": 9, **sampling}))
-        sequences[-1].block_table = [row]
-        sequences[-1].columns += columns_from(engine.layout, len(SAMPLINGS), 1)
-        sequences[-1].states += states_at_the_end(engine.layout, row)
+        tables = tables_from(engine.layout, len(SAMPLINGS) - 1, 1, number=row)
+        sequences[-1].tables = [table_of([row]), *tables[1:]]
     for sequence in (sequences[0], sequences[-1]):
         sequence.grammar = ANY_TOKEN
     in_flight: list[tuple[list[Chunk], Pass]] = []
@@ -139,8 +139,7 @@ def _sample(engine: Engine, card: Card) -> None:
                 _deliver(*in_flight.pop(0))
         _deliver(*in_flight.pop(0))
         scored = new_sequence("scored", list(range(5, 45)), prompt_logprobs=3)
-        scored.block_table, scored.states = [7, 8, 9], states_at_the_end(engine.layout)
-        scored.columns = columns_from(engine.layout, 10, 3)
+        scored.tables = tables_from(engine.layout, 7, 3)
         engine.launch([scored.schedule(20)]).wait()
         engine.launch([scored.schedule(20), sequences[1].schedule(1)]).wait()
 

@@ -16,17 +16,21 @@ import torch
 
 from engine.batch.batch import batch_of
 from engine.batch.layout import FIELDS, GraphSize, Packed
-from engine.cache.pages import column_views, part_views, state_views
+from engine.cache.pages import entry_views, part_views
 from engine.config import EngineConfig
 from engine.engine import Engine
+from engine.groups import Group, Table
 from engine.kernels import device
-from engine.kernels.attention import copies_in_bulk
-from engine.sequence import Chunk, State, first_column
+from engine.kernels.attention import KeptWindow, copies_in_bulk
+from engine.kernels.delta.plan import KeptState
+from engine.sequence import Chunk
 from engine.step.block_tables import BlockTables
 from engine.step.limits import Limits
 from engine.step.newest import NewestTokens
 from engine.step.pack import graph_size, pack
 from tests.unit.engine.generate import new_sequence
+from tests.unit.engine.tables import blocks_of_tokens
+from worker.serving.allocation import blocks_of
 
 BLOCKS = 40
 MAX_RELATIVE_ERROR = 0.05  # rounding to float16 makes 0.01, a forgotten switch 1
@@ -59,32 +63,24 @@ def _check_pass(loaded: Engine, limits: Limits, shares: tuple[tuple[int, int], .
     tables = BlockTables(
         max_blocks=BLOCKS,
         num_blocks=BLOCKS,
-        columns=limits.columns,
-        window=limits.window,
-        block_size=limits.block_size,
+        groups=limits.groups,
     )
     nobody, newest = NewestTokens.none(torch.device("cpu")), torch.zeros(8, dtype=torch.int64)
     places = torch.randperm(BLOCKS).tolist()
     chunks = []
     for start, count in shares:
         sequence = new_sequence("a", [(7 * index + start) % 100 for index in range(start + count)])
-        sequence.block_table = [places.pop() for _ in range(-(-(start + count) // limits.block_size))]
-        for number in range(len(sequence.block_table) if limits.columns else 0):
-            is_gone = number < first_column(start, limits.window, limits.block_size)
-            sequence.columns.append(() if is_gone else tuple(places.pop() for _ in range(limits.columns)))
-        states = tuple(_state(loaded, places) for _ in range(bool(loaded.layout.state_blocks)))
-        chunks.append(Chunk(sequence, start, count, count != 3, states=states))  # one prompt goes on in the next pass
+        sequence.tables = [_table(group, start, start + count, places) for group in limits.groups]
+        chunks.append(Chunk(sequence, start, count, count != 3))  # one prompt goes on in the next pass
     for part in part_views(loaded.kv, loaded.layout):
         if part.dtype == torch.uint8:
             part.random_(0, 256)  # int8
         else:
             scale = 0.01 if loaded.config.kv_cache_dtype == "int8" else 1.0  # int8's scales
             part.copy_(scale * torch.randn(part.shape).abs() if scale < 1 else torch.randn(part.shape))
-    for kept, blocks in _states(loaded, chunks):
+    for kept, blocks in _kept(loaded, chunks, KeptState):
         kept[blocks] = torch.randn(kept[blocks].shape).to(kept.dtype)
-    own = {block for chunk in chunks for block in chunk.sequence.block_table}
-    own |= {block for chunk in chunks for column in chunk.sequence.columns for block in column}
-    own |= {block for chunk in chunks for state in chunk.states for block in state.blocks}
+    own = {block for chunk in chunks for block in blocks_of(chunk.sequence)}
     rest = sorted(set(range(BLOCKS)) - own)
     lanes = loaded.kv.flatten(1).view(torch.uint8)
     lanes[rest] = 255  # NaN
@@ -124,28 +120,36 @@ def _nothing_but_nan() -> Iterator[None]:
         torch.use_deterministic_algorithms(False)
 
 
-def _state(loaded: Engine, places: list[int]) -> State:
-    return State(0, None, tuple(places.pop() for _ in range(loaded.layout.state_blocks)))
+def _table(group: Group, start: int, end: int, places: list[int]) -> Table:
+    """What a chunk needs; for what goes on in place one entry."""
+    num_entries = -(-end // group.block_size)
+    first = group.first_seen(start) if group.grows else 0
+    count = num_entries - first if group.grows else 1
+    table = Table([()] * first, num_gone=first)
+    group.extend(table, [tuple(places.pop() for _ in range(group.blocks)) for _ in range(count)], num_entries)
+    return table
 
 
 def _parts(loaded: Engine) -> list[Any]:
     layout = loaded.layout
-    return [*part_views(loaded.kv, layout), *column_views(loaded.kv, layout), *state_views(loaded.kv, layout)]
+    return [*part_views(loaded.kv, layout), *entry_views(loaded.kv, layout)]
 
 
-def _states(loaded: Engine, chunks: list[Chunk]) -> list[tuple[torch.Tensor, list[int]]]:
-    """For each layer that keeps states: the view, and the blocks that have one."""
-    states = [state for chunk in chunks for state in chunk.states]
-    views = [kept for layers in state_views(loaded.kv, loaded.layout) for kept in layers]
-    return [(kept.kept, [state.blocks[kept.number] for state in states]) for kept in views]
+def _kept(loaded: Engine, chunks: list[Chunk], kind: type) -> list[tuple[torch.Tensor, list[int]]]:
+    """For each layer with entries of this kind: the view, and the blocks that have one."""
+    found, views = [], iter(entry_views(loaded.kv, loaded.layout))
+    for number, group in enumerate(loaded.layout.groups, start=1):
+        own = [entry for chunk in chunks for _, entry in chunk.sequence.tables[number].own()]
+        for _, layers in zip(group.parts, views, strict=False):
+            found += [(kept.kept, [entry[kept.number] for entry in own]) for kept in layers if isinstance(kept, kind)]
+    return found
 
 
 def _contents(loaded: Engine, chunks: list[Chunk]) -> list[torch.Tensor]:
-    """What blocks with tokens have, then what those with states have."""
-    apart = {block for chunk in chunks for state in chunk.states for block in state.blocks}
-    blocks = sorted({block for chunk in chunks for block in chunk.sequence.block_table} - apart)
+    """What blocks with tokens have, then what entries of windows and states have."""
+    blocks = sorted({block for chunk in chunks for block in blocks_of_tokens(chunk.sequence)})
     tokens = [part[blocks] for part in part_views(loaded.kv, loaded.layout)]
-    columns = [column for chunk in chunks for column in chunk.sequence.columns if column]
-    seen = [kept for layers in column_views(loaded.kv, loaded.layout) for kept in layers]
-    tokens += [kept.kept[[column[kept.number] for column in columns]] for kept in seen]
-    return [*tokens, *(kept[its].clone() for kept, its in _states(loaded, chunks))]
+    return [
+        *tokens,
+        *(kept[its].clone() for kind in (KeptWindow, KeptState) for kept, its in _kept(loaded, chunks, kind)),
+    ]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from common.blocks import pack_tokens
 from common.errors import HandoffRefusedError
 from common.messages import ReserveReply
-from kvtransfer.cargo import Cargo
+from kvtransfer.cargo import Cargo, CargoGroup, Item
 from kvtransfer.sender import Run, Sender, SenderState
 
 
@@ -19,7 +19,7 @@ def reply(destinations: list[int], *, first_block: int = 0) -> ReserveReply:
 
 def push(sender: Sender, run: Run | None, mark: int = 1) -> None:
     assert run is not None
-    sender.pushed(run, bytes([mark]) * 8 * len(run.indices))
+    sender.pushed(run, bytes([mark]) * 8 * len(run.items))
 
 
 def test_nothing_is_pushed_before_it_is_computed_and_reserved() -> None:
@@ -37,12 +37,12 @@ def test_full_blocks_go_at_once_and_the_partial_one_after_the_last_chunk() -> No
 
     sender.computed(39)
     run = sender.next_run()
-    assert run == Run(indices=[0, 1], destination_blocks=[7, 8])
+    assert run == Run(items=[Item(0, 0), Item(0, 1)], destination_blocks=[7, 8])
     push(sender, run)
     assert sender.next_run() is None
 
     sender.computed(40)
-    assert sender.next_run() == Run(indices=[2], destination_blocks=[9])
+    assert sender.next_run() == Run(items=[Item(0, 2)], destination_blocks=[9])
 
 
 def test_blocks_that_the_receiver_has_are_not_pushed() -> None:
@@ -50,18 +50,18 @@ def test_blocks_that_the_receiver_has_are_not_pushed() -> None:
     sender.computed(40)
     sender.reserved(reply([9], first_block=2))
 
-    assert sender.next_run() == Run(indices=[2], destination_blocks=[9])
+    assert sender.next_run() == Run(items=[Item(0, 2)], destination_blocks=[9])
 
 
 def test_a_state_goes_last_whatever_the_receiver_has() -> None:
-    sender = Sender(Cargo(num_tokens=32, block_size=16, state_blocks=2))
+    sender = Sender(Cargo(num_tokens=32, block_size=16, groups=[CargoGroup(), CargoGroup(blocks=2, first=1)]))
     with pytest.raises(HandoffRefusedError, match="the lease has 2 \\+ 0 blocks, the prompt 4"):
         sender.reserved(reply([], first_block=2))
     sender.reserved(reply([7, 8, 9], first_block=1))
     sender.computed(31)
     assert sender.next_run() is None
     sender.computed(32)
-    assert sender.next_run() == Run(indices=[1, 2, 3], destination_blocks=[7, 8, 9])
+    assert sender.next_run() == Run(items=[Item(0, 1), Item(1, 1, 0), Item(1, 1, 1)], destination_blocks=[7, 8, 9])
 
 
 def test_a_receiver_that_has_everything_gets_an_empty_manifest() -> None:
@@ -81,7 +81,7 @@ def test_one_run_is_in_flight_at_most() -> None:
 
     assert sender.next_run() is None
     push(sender, run)
-    assert sender.next_run() == Run(indices=[1, 2], destination_blocks=[8, 9])  # coalesced
+    assert sender.next_run() == Run(items=[Item(0, 1), Item(0, 2)], destination_blocks=[8, 9])  # coalesced
 
 
 def test_nothing_more_is_pushed_after_an_abort() -> None:
@@ -151,9 +151,9 @@ def test_every_block_is_pushed_once_in_order_and_only_when_final(
         elif step == "take" and run is None:
             run = sender.next_run()
             if run is not None:
-                assert run.destination_blocks == [100 + index for index in run.indices]
-                assert min(num_tokens, (run.indices[-1] + 1) * 16) <= computed
-                taken += run.indices
+                assert run.destination_blocks == [100 + item.entry for item in run.items]
+                assert min(num_tokens, (run.items[-1].entry + 1) * 16) <= computed
+                taken += [item.entry for item in run.items]
         elif step == "land" and run is not None:
             push(sender, run)
             run = None

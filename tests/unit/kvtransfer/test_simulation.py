@@ -256,8 +256,8 @@ class Writer:
 
     def push(self, handoff: Handoff, run: Run) -> None:
         assert handoff.lease is not None
-        handoff.in_flight = len(run.indices)
-        for index, block in zip(run.indices, run.destination_blocks, strict=True):
+        handoff.in_flight = len(run.items)
+        for index, block in zip([item.entry for item in run.items], run.destination_blocks, strict=True):
             delay = self.world.random.uniform(0.0, self.world.random.choice([0.01, 2 * LEASE_S]))
             self.world.at(delay, lambda index=index, block=block: self.landed(handoff, run, index, block))  # type: ignore[misc]
 
@@ -267,7 +267,7 @@ class Writer:
         self.world.receiver.land(handoff.lease[0], block, (handoff.request, handoff.attempt, index))
         handoff.in_flight -= 1
         if handoff.in_flight == 0:
-            stamps: list[Stamp] = [(handoff.request, handoff.attempt, each) for each in run.indices]
+            stamps: list[Stamp] = [(handoff.request, handoff.attempt, each.entry) for each in run.items]
             handoff.sender.pushed(run, digests_of(stamps))
             if handoff.over:
                 self.say_goodbye(handoff, handoff.lease)

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +12,12 @@ import transformers
 
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.sequence import Sequence, State
+from engine.groups import groups_of
+from engine.sequence import Sequence
 from tests.models import VOCAB_SIZE
 from tests.unit.engine.families.case import Case, without_towers
-from tests.unit.engine.generate import Generator, new_sequence
-from worker.serving.allocation import CHECKPOINT_EVERY
+from tests.unit.engine.generate import Generator, move, new_sequence
+from worker.serving.allocation import blocks_of
 
 NUM_BLOCKS = 96
 NUM_TOKENS = 8
@@ -55,7 +55,8 @@ class Bench:
         self._engines = Engine(config, allocate=_full_of_nan), Engine(config, allocate=_full_of_nan)
         layout = self._engines[0].layout
         # Tokens between the checkpoints that any sequence leaves; without states each block can be gone on from.
-        self.checkpoint_every = int(CHECKPOINT_EVERY * layout.state_blocks * layout.block_size) or layout.block_size
+        distances = (group.resume_distance for group in groups_of(layout) if not group.grows)
+        self.checkpoint_every = max(distances, default=layout.block_size)
 
     def generators(self, *, chunk_size: int = 512) -> tuple[Generator, Generator]:
         """Empty pools at both ends, and what drives them."""
@@ -67,19 +68,7 @@ class Bench:
 
     def hand_over(self, sequence: Sequence, prefill: Generator, decode: Generator) -> None:
         """Copy a sequence's blocks to the other pool, and let it go on there."""
-        tokens, state = list(sequence.block_table), list(sequence.states[-1].blocks) if sequence.states else []
-        columns = [list(column) for column in sequence.columns]
-        source = [*tokens, *state, *chain(*columns)]
-        target = decode.pool.allocate(len(source))
-        self._engines[1].kv[target] = self._engines[0].kv[source]
-        num_computed = sequence.num_computed
-        prefill.release(sequence)
-        sequence.restart(num_computed)
-        moved = iter(target)
-        sequence.block_table = list(islice(moved, len(tokens)))
-        if state:
-            sequence.states = (State(num_computed - 1, None, tuple(islice(moved, len(state)))),)
-        sequence.columns = [tuple(islice(moved, len(column))) for column in columns]
+        move(sequence, prefill, decode)
 
     def check_handed_over(self, *, chunk_size: int) -> None:
         """A prompt is computed at one end, and answered at the other."""
@@ -92,8 +81,7 @@ class Bench:
 
     def lose(self, sequence: Sequence, generator: Generator) -> None:
         """Take all blocks of a sequence of the decode end away, as preemption does; what was in them is lost."""
-        lost = [*sequence.block_table, *(block for state in sequence.states for block in state.blocks)]
-        lost += chain(*sequence.columns)
+        lost = blocks_of(sequence)
         self._engines[1].kv[lost] = self._engines[1].kv.new_tensor(_nothing(self._engines[1].kv))
         generator.pool.withdraw(lost, sequence.digests)
         generator.release(sequence)

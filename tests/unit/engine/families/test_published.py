@@ -48,9 +48,9 @@ def test_states_fill_their_blocks(name: str, block_size: int, state_blocks: int)
     """As docs/kv.md says of some."""
     parts = page_parts(model_spec(PUBLISHED[name]), "bfloat16")
     layout = layout_of(parts, EngineConfig(model=Path(name)), 8 << 30)
-    assert (layout.block_size, layout.state_blocks) == (block_size, state_blocks)
+    assert (layout.block_size, layout.groups[0].blocks_per_entry) == (block_size, state_blocks)
     needed = sum(part.block_bytes(1) for part in parts if not part.per_token)
-    assert needed <= layout.state_blocks * layout.block_bytes <= 1.25 * needed
+    assert needed <= state_blocks * layout.block_bytes <= 1.25 * needed
 
 
 def test_a_model_of_a_million_tokens_is_served_within_its_chunks() -> None:

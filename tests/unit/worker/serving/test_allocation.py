@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from common.blocks import hash_blocks
 from engine.cache.block_pool import BlockPool, OutOfBlocksError
+from engine.groups import entries_of
 from engine.sequence import Sequence
 from tests.unit.engine.generate import ROOT, new_sequence
-from worker.serving.allocation import HeldBlocks, admit, publish_computed, receive_state, schedule, withdraw
+from tests.unit.engine.tables import groups_with
+from worker.serving.allocation import (
+    HeldBlocks,
+    admit,
+    blocks_of,
+    cargo_of,
+    publish_computed,
+    received,
+    schedule,
+    withdraw,
+)
 
 BLOCK, NUM_BLOCKS = 4, 16
 STATE = 2  # blocks of a state: a checkpoint each 16 tokens
+GROUPS = groups_with(BLOCK, state_blocks=STATE)
 
 
 def held(pool: BlockPool, name: str = "a", *, tokens: int = 6) -> Sequence:
@@ -26,7 +40,7 @@ def test_a_sequence_that_no_pass_has_gives_its_blocks_back_at_once() -> None:
     pool = BlockPool(num_blocks=NUM_BLOCKS, block_size=BLOCK)
     blocks, sequence = HeldBlocks(pool), held(pool)
     blocks.give_back(sequence)
-    assert (pool.num_used, sequence.block_table, sequence.num_computed, blocks.awaited) == (0, [], 0, 0)
+    assert (pool.num_used, sequence.tables, sequence.num_computed, blocks.awaited) == (0, [], 0, 0)
 
 
 @pytest.mark.parametrize("passes", [1, 2])
@@ -67,7 +81,7 @@ def test_a_pass_that_is_over_takes_nothing_from_a_sequence_that_goes_on() -> Non
 def test_whatever_happens_no_block_is_free_while_a_pass_has_it_and_none_is_lost(steps: list[tuple[str, int]]) -> None:
     pool = BlockPool(num_blocks=NUM_BLOCKS, block_size=BLOCK)
     blocks, sequences = HeldBlocks(pool), [held(pool, name) for name in "abcd"]
-    tables = [list(sequence.block_table) for sequence in sequences]
+    tables = [blocks_of(sequence) for sequence in sequences]
     flying, given_back = [0] * 4, [False] * 4
     for what, which in steps:
         sequence = sequences[which]
@@ -81,11 +95,17 @@ def test_whatever_happens_no_block_is_free_while_a_pass_has_it_and_none_is_lost(
             blocks.give_back(sequence)
             given_back[which] = True
         holding = [bool(flying[index]) or not given_back[index] for index in range(4)]
-        assert [sequence.block_table for sequence in sequences] == [
+        assert [blocks_of(sequence) for sequence in sequences] == [
             table if holds else [] for table, holds in zip(tables, holding, strict=True)
         ]
         assert pool.num_used == 2 * sum(holding)
         assert blocks.awaited == sum(given_back[index] and bool(flying[index]) for index in range(4))
+
+
+def runs(sequence: Sequence) -> list[tuple[int, int]]:
+    """Where each state that a sequence holds stands among its entries."""
+    ends = [at + 1 for at, _ in sequence.tables[1].own()]
+    return list(pairwise([sequence.tables[1].num_gone, *ends]))
 
 
 def compute(pool: BlockPool, sequence: Sequence, *chunks: int, spare: int = 0) -> None:
@@ -115,115 +135,111 @@ def whole(pool: BlockPool, prompt: list[int], *chunks: int) -> Sequence:
 def lengths(pool: BlockPool, prompt: list[int]) -> list[int]:
     """How many of the prompt's blocks are in front of each checkpoint."""
     digests = hash_blocks(ROOT, prompt, BLOCK)
-    return sorted(digests.index(digest) + 1 for digest in pool._beside)
+    return sorted(digests.index(digest) + 1 for digest in pool._entries[1])
 
 
 def test_a_prompt_leaves_checkpoints_on_the_way_and_behind_its_last_full_block() -> None:
-    pool = BlockPool(num_blocks=64, block_size=BLOCK, state_blocks=STATE)
+    pool = BlockPool(num_blocks=64, block_size=BLOCK, groups=GROUPS)
     prompt = list(range(40))
     sequence = admitted(pool, prompt)
     begun = pool.num_used
     assert begun == 12 + STATE
     chunk = schedule(pool, sequence, 40)
-    assert [(state.begin, state.end) for state in chunk.states] == [(0, 16), (16, 32), (32, 36), (36, None)]
+    assert runs(sequence) == [(0, 4), (4, 8), (8, 9), (9, 12)]
     assert pool.num_used == begun + 3 * STATE
     sequence.finish(chunk)
     publish_computed(pool, sequence)
-    assert [state.begin for state in sequence.states] == [36]  # the others stay while there is room
+    assert (runs(sequence), sequence.tables[1].begin) == ([(9, 12)], 36)  # the others stay while there is room
     assert (pool.num_used, pool.num_cached) == (begun, 3 * STATE)
     HeldBlocks(pool).give_back(sequence)
     for length, cached in ((40, 36), (36, 32), (20, 16), (16, 0)):
         again = admitted(pool, prompt[:length])
         assert again.num_computed == again.num_cached == cached
-        assert [(state.begin, state.end, state.is_found) for state in again.states] == [
-            *([(cached - 1, cached, True)] if cached else []),
-            (cached, None, False),
-        ]
+        found, num_entries = cached // BLOCK, len(again.tables[0].entries)
+        assert runs(again) == [*([(found - 1, found)] if found else []), (found, num_entries)]
+        assert (again.tables[1].num_shared, again.tables[1].begin) == (found, cached)
         HeldBlocks(pool).give_back(again)
     assert pool.num_used == 0
 
 
 @pytest.mark.parametrize("chunks", [[40], [13, 27], [16, 16, 8], [36, 4], [1] * 40])
 def test_however_a_prompt_is_cut_its_checkpoints_are_the_same(chunks: list[int]) -> None:
-    pool = BlockPool(num_blocks=64, block_size=BLOCK, state_blocks=STATE)
+    pool = BlockPool(num_blocks=64, block_size=BLOCK, groups=GROUPS)
     whole(pool, list(range(40)), *chunks)
     assert lengths(pool, list(range(40))) == [4, 8, 9]
 
 
 def test_who_branches_leaves_a_checkpoint_for_the_next() -> None:
-    pool = BlockPool(num_blocks=64, block_size=BLOCK, state_blocks=STATE)
+    pool = BlockPool(num_blocks=64, block_size=BLOCK, groups=GROUPS)
     stem = list(range(14))
     cached = [whole(pool, [*stem, *[number] * 9]).num_cached for number in (50, 60, 70)]
     assert cached == [0, 0, 12]
 
 
 def test_without_room_a_sequence_goes_on_in_the_same_state() -> None:
-    pool = BlockPool(num_blocks=12 + 2 * STATE, block_size=BLOCK, state_blocks=STATE)
+    pool = BlockPool(num_blocks=12 + 2 * STATE, block_size=BLOCK, groups=GROUPS)
     sequence = admitted(pool, list(range(40)))
     compute(pool, sequence, 20, 20, spare=1)
-    assert [(state.begin, state.end) for state in sequence.states] == [(0, None)]
+    assert runs(sequence) == [(0, 12)]
     HeldBlocks(pool).give_back(sequence)
     assert pool.cached_digests() == []
 
 
 def test_without_room_for_its_own_state_a_sequence_goes_on_in_the_checkpoint() -> None:
-    pool = BlockPool(num_blocks=12 + 2 * STATE - 1, block_size=BLOCK, state_blocks=STATE)
+    pool = BlockPool(num_blocks=12 + 2 * STATE - 1, block_size=BLOCK, groups=GROUPS)
     whole(pool, list(range(20)))
     assert admitted(pool, list(range(20))).num_cached == 16
     assert pool.num_used == 7 + 2 * STATE
-    pool = BlockPool(num_blocks=12 + 2 * STATE - 1, block_size=BLOCK, state_blocks=STATE)
+    pool = BlockPool(num_blocks=12 + 2 * STATE - 1, block_size=BLOCK, groups=GROUPS)
     whole(pool, list(range(20)))
     long = admitted(pool, list(range(40)))
-    assert (long.num_cached, len(long.block_table), [(s.begin, s.is_found) for s in long.states]) == (
-        16,
-        12,
-        [(15, False)],
-    )
+    assert (long.num_cached, runs(long), long.tables[1].begin) == (16, [(3, 12)], 15)
     assert pool.num_used == 12 + STATE
-    assert pool._beside == {}  # nobody finds what changes now
+    assert pool._entries[1] == {}  # nobody finds what changes now
     HeldBlocks(pool).give_back(long)
     assert pool.num_used == 0
 
 
 def test_a_checkpoint_that_others_hold_is_not_taken_over() -> None:
-    pool = BlockPool(num_blocks=12 + 3 * STATE, block_size=BLOCK, state_blocks=STATE)
+    pool = BlockPool(num_blocks=12 + 3 * STATE, block_size=BLOCK, groups=GROUPS)
     whole(pool, list(range(20)))
     admitted(pool, list(range(20)))
     with pytest.raises(OutOfBlocksError):
         admitted(pool, list(range(40)))
-    (checkpoint,) = pool._beside.values()
+    (checkpoint,) = pool._entries[1].values()
     assert pool.num_used == 7 + 2 * STATE
     assert all(pool._references[block] == 1 for block in checkpoint)
 
 
 def test_a_state_from_elsewhere_changes_in_place_until_the_next_checkpoint() -> None:
-    pool = BlockPool(num_blocks=64, block_size=BLOCK, state_blocks=STATE)
+    pool = BlockPool(num_blocks=64, block_size=BLOCK, groups=GROUPS)
     sequence = new_sequence("a", list(range(16)), max_tokens=40)
-    sequence.block_table, state = pool.allocate(14), pool.allocate(STATE)
-    receive_state(sequence, state)
+    state = tuple(pool.allocate(STATE))
+    entries = [entries_of(pool.allocate(14), 1), [state]]
+    sequence.tables = received(pool, cargo_of(pool, 16), entries, [0, 0])
     sequence.restart(16)
     sequence.append(1)
     publish_computed(pool, sequence)
     compute(pool, sequence, *[1] * 17)
-    assert [(state.begin, state.end) for state in sequence.states] == [(32, None)]
-    assert pool._beside == {sequence.digests[7]: tuple(state)}
+    assert (runs(sequence), sequence.tables[1].begin) == ([(8, 14)], 32)
+    assert pool._entries[1] == {sequence.digests[7]: state}
 
 
 def test_states_that_proved_wrong_are_never_found_again() -> None:
     """Also those that the sequence gave back already."""
-    pool = BlockPool(num_blocks=64, block_size=BLOCK, state_blocks=STATE)
+    pool = BlockPool(num_blocks=64, block_size=BLOCK, groups=GROUPS)
     sequence = admitted(pool, list(range(40)))
     compute(pool, sequence, 20, 20)
     withdraw(pool, sequence)
     HeldBlocks(pool).give_back(sequence)
-    assert (pool.num_cached, pool.num_used, pool._beside) == (0, 0, {})
+    assert (pool.num_cached, pool.num_used, pool._entries[1]) == (0, 0, {})
 
 
 def test_a_state_that_proved_wrong_for_another_is_not_published_again() -> None:
-    pool = BlockPool(num_blocks=64, block_size=BLOCK, state_blocks=STATE)
+    pool = BlockPool(num_blocks=64, block_size=BLOCK, groups=GROUPS)
     whole(pool, list(range(40)))
     first, second = (admitted(pool, [*range(36), number, number]) for number in (50, 60))
     assert first.num_cached == second.num_cached == 36
     withdraw(pool, first)
     compute(pool, second, 2)
-    assert pool._beside == {}
+    assert pool._entries[1] == {}

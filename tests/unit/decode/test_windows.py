@@ -1,4 +1,4 @@
-"""Sequences with columns share a small pool: a prompt that has blocks waits for nobody, and nothing is lost."""
+"""Sequences with windows, and states, share a small pool: a prompt that has blocks waits for nobody, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -10,20 +10,22 @@ import pytest
 from decode.request import DecodeRequest
 from engine.cache.block_pool import BlockPool
 from engine.engine import Chunk
-from engine.step.limits import wrong_columns
+from engine.groups import MARGIN
+from engine.step.limits import wrong_tables
 from tests.unit.decode.scheduling import BLOCK, land, make_request, new_scheduler
-from worker.serving.columns import MARGIN, longest_sequence
+from worker.serving.allocation import longest_sequence
 
 NUM_REQUESTS = 10
 
 
 def small_pool(dice: random.Random) -> dict[str, int]:
-    """Room for few more columns than a window's."""
-    column_blocks, window = dice.randint(1, 4), dice.randint(2, 40)
+    """Room for few more entries than a window's."""
+    window_blocks, window, state_blocks = dice.randint(1, 4), dice.randint(2, 40), dice.choice([0, 0, 1, 2])
     seen = -(-(window - 1) // BLOCK)
     more = MARGIN + dice.choice([0, 0, 1, 3, 20])
-    num_blocks = dice.randint(6, 40) + column_blocks * (seen + more)
-    return {"num_blocks": num_blocks, "column_blocks": column_blocks, "window": window}
+    num_blocks = dice.randint(6, 40) + window_blocks * (seen + more) + state_blocks
+    beside = {"window_blocks": window_blocks, "window": window, "state_blocks": state_blocks}
+    return {"num_blocks": num_blocks, **beside}
 
 
 def drawn_request(dice: random.Random, name: str, longest: int) -> DecodeRequest:
@@ -33,8 +35,8 @@ def drawn_request(dice: random.Random, name: str, longest: int) -> DecodeRequest
     return make_request(name, prompt=prompt, max_tokens=max_tokens, priority=priority, salt=salt)
 
 
-def has_columns(pool: BlockPool, chunk: Chunk) -> bool:
-    return not wrong_columns(chunk, pool.column_blocks, pool.window, BLOCK)
+def is_covered(pool: BlockPool, chunk: Chunk) -> bool:
+    return not wrong_tables(chunk, pool.groups)
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -48,7 +50,7 @@ def test_whoever_gives_way_each_sequence_is_computed_to_its_end(seed: int) -> No
         if coming and dice.random() < 0.3:
             scheduler.enqueue(coming.popleft())
         chunks = scheduler.plan(budget) if len(in_flight) < depth else []
-        assert all(chunk.num_tokens and has_columns(pool, chunk) for chunk in chunks)
+        assert all(chunk.num_tokens and is_covered(pool, chunk) for chunk in chunks)
         if chunks:
             in_flight.append(chunks)
         elif in_flight:

@@ -1,4 +1,4 @@
-"""Resumable prefixes: those that a sequence can continue from, and their ancestors.
+"""Prefixes that a sequence can resume, or that begin such a one.
 
 A tree of digests. A node stands for a prefix by its last block's digest, and is there while it is an end, where a sequence can
 go on, or has an end behind it. Adding and removing an end costs O(1), besides O(1) for each node that comes or goes with it.
@@ -16,8 +16,8 @@ class _Node:
     count: int = 1  # itself if it is resumable, plus its direct children
 
 
-class UsablePrefixes:
-    """The set. `came(digest)` and `went(digest)` are called as nodes are added and removed."""
+class ResumablePrefixes:
+    """`came(digest)` and `went(digest)` are called as nodes come and go."""
 
     def __init__(self, came: Callable[[bytes], None], went: Callable[[bytes], None]) -> None:
         self._nodes: dict[bytes, _Node] = {}

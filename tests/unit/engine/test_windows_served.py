@@ -5,26 +5,27 @@ A block that is handed out is full of NaN, so that nothing stale can look right.
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections import Counter, deque
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 import torch
 
 from decode.scheduler import DecodeScheduler
+from engine import groups
 from engine.cache.block_pool import BlockPool
 from engine.config import EngineConfig
 from engine.engine import Chunk, Engine, Sampled
 from engine.sequence import Sequence
 from tests.unit.decode.scheduling import make_request
+from tests.unit.engine import hybrid_windows
 from tests.unit.engine.by_hand import NAN
 from tests.unit.engine.families.catalogue import CASES
 from tests.unit.engine.families.exact import prompt_of
 from tests.unit.engine.generate import Generator, new_sequence
-from worker.serving import columns
-from worker.serving.allocation import publish_computed
-from worker.serving.columns import MARGIN, longest_sequence
+from worker.serving.allocation import longest_sequence, publish_computed
 
 BLOCK = 16
 NUM_REQUESTS = 6
@@ -49,9 +50,9 @@ class Served:
     def __init__(self, ample: Engine, seed: int) -> None:
         self.rng = rng = random.Random(seed)
         layout = ample.layout
-        beside = layout.column_blocks * (-(-(layout.window - 1) // BLOCK) + MARGIN)
+        beside, checkpoints = layout.blocks_beside(ample.max_model_len), 2 * BlockPool.of(layout).fixed
         config = EngineConfig(
-            model=ample.config.model, num_blocks=rng.choice([8, 10, 14]) + beside + rng.choice([0, 5])
+            model=ample.config.model, num_blocks=rng.choice([8, 10, 14]) + beside + rng.choice([0, 5]) + checkpoints
         )
         self.engine = Engine(config, lender=ample)
         self.pool = PoisonedPool.of(self.engine.layout)
@@ -98,7 +99,7 @@ class Served:
             self.seen["found"] += chunk.start == sequence.num_cached > 0
             sequence.finish(chunk)
             publish_computed(self.pool, sequence)
-            self.seen["let go"] += not sequence.columns[0]
+            self.seen["let go"] += not sequence.tables[1].entries[0]
             if chunk.sample:
                 assert sampled is not None, "NaN among the logits"
                 sequence.append(sampled.token_id)
@@ -107,18 +108,21 @@ class Served:
                     self.scheduler.remove(request)
 
 
-@pytest.fixture(scope="module", params=["gemma3", "llama4-chunks"])
-def ample(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Engine:
+@pytest.fixture(scope="module", params=["gemma3", "llama4-chunks", "windows and states"])
+def ample(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     """An engine with room for everything."""
-    folder: Path = next(case for case in CASES if case.name == request.param).build(tmp_path_factory.mktemp("served"))
-    return Engine(EngineConfig(model=folder, num_blocks=400))
+    case = next(case for case in (*CASES, hybrid_windows.CASE) if case.name == request.param)
+    folder = case.build(tmp_path_factory.mktemp("served"))
+    with hybrid_windows.windows() if case is hybrid_windows.CASE else contextlib.nullcontext():
+        yield Engine(EngineConfig(model=folder, num_blocks=400))
 
 
 def test_answers_are_those_of_an_ample_pool(ample: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(columns, "LEAST_AHEAD", 32)  # prompts here are no longer than the real one
-    assert ample.layout.column_blocks > 1
+    monkeypatch.setattr(groups, "LEAST_AHEAD", 32)  # prompts here are no longer than the real one
+    monkeypatch.setattr(groups, "CHECKPOINT_EVERY", 0.5)
+    assert ample.layout.groups[0].blocks_per_entry > 1
     seen = Counter[str]()
-    for seed in range(3):
+    for seed in range(3 if len(ample.layout.groups) == 1 else 13):
         served = Served(ample, seed)
         served.run()
         seen += served.seen

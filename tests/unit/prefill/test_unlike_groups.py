@@ -1,4 +1,4 @@
-"""Workers that keep windows otherwise hand nothing over to each other: the receiver refuses at once, and says why."""
+"""Workers whose layers keep other things hand nothing over to each other: the receiver refuses at once, and says why."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ IN_ONE_BLOCK = [msgspec.structs.replace(KEYS, layers=3)]
 APART = [KEYS, WINDOWED]
 PROMPT, ANSWER = list(range(20, 40)), SamplingParams(max_tokens=4, temperature=0.0)
 # What release 0.1.0 doesn't know of a layout, and so doesn't compare.
-UNKNOWN = {"states": (), "state_blocks": 0, "windowed": (), "column_blocks": 0, "window": 0}
+UNKNOWN = {"groups": ()}
 
 
 def of_release_0_1_0(message: Reserve) -> Reserve:
@@ -25,23 +25,31 @@ def of_release_0_1_0(message: Reserve) -> Reserve:
 @pytest.mark.parametrize(
     ("ours", "theirs", "why"),
     [
-        (APART, IN_ONE_BLOCK, "column has 2 blocks and 7 positions here, 0 blocks and 0 positions at the peer"),
-        (IN_ONE_BLOCK, APART, "column has 0 blocks and 0 positions here, 2 blocks and 7 positions at the peer"),
+        (
+            APART,
+            IN_ONE_BLOCK,
+            "KV groups are all in 1 block + window of 7 in 2 blocks here, all in 1 block at the peer",
+        ),
+        (
+            IN_ONE_BLOCK,
+            APART,
+            "KV groups are all in 1 block here, all in 1 block + window of 7 in 2 blocks at the peer",
+        ),
         (
             APART,
             [KEYS, msgspec.structs.replace(WINDOWED, window=9)],
-            "column has 2 blocks and 7 positions here, 2 blocks and 9 positions at the peer",
+            "KV groups are all in 1 block + window of 7 in 2 blocks here, all in 1 block + window of 9 in 2 blocks at the peer",
         ),
         (
             APART,
             [KEYS, msgspec.structs.replace(WINDOWED, layers=1)],
-            "column has 2 blocks and 7 positions here, 1 blocks and 7 positions at the peer",
+            "KV groups are all in 1 block + window of 7 in 2 blocks here, all in 1 block + window of 7 in 1 blocks at the peer",
         ),
-        (APART, [KEYS], "column has 2 blocks and 7 positions here, 0 blocks and 0 positions at the peer"),
+        (APART, [KEYS], "KV groups are all in 1 block + window of 7 in 2 blocks here, all in 1 block at the peer"),
     ],
     ids=["theirs in one block", "ours in one block", "another window", "other blocks", "nothing of windows"],
 )
-async def test_unlike_columns_are_refused_before_anything_moves(
+async def test_unlike_groups_are_refused_before_anything_moves(
     ours: list[PagePart], theirs: list[PagePart], why: str
 ) -> None:
     async with (
@@ -57,8 +65,8 @@ async def test_unlike_columns_are_refused_before_anything_moves(
         assert len(pair.decode._reservations) == 0
 
 
-async def test_a_release_that_knows_nothing_of_columns_refuses_them() -> None:
-    """It compares what a block of tokens holds: beside columns that is fewer layers."""
+async def test_a_release_that_knows_nothing_of_groups_refuses_them() -> None:
+    """It compares what a block of tokens holds: beside a window's group that is fewer layers."""
     async with (
         running_bench(new_fake_engine(40, parts=APART)) as writer,
         running_bench(new_fake_engine(40, parts=IN_ONE_BLOCK)) as receiver,

@@ -37,15 +37,15 @@ async def test_what_the_receiver_has_is_not_pushed_again(num_tokens: int) -> Non
         for evicted in range(most + 1):
             evict(receiver.pool, receiver.pool.num_cached)
             assert await pair.answer(f"first {evicted}", prompt, SHORT) == expected[: SHORT.max_tokens]
-            assert (pair.replies[-1].first_block, pair.replies[-1].first_column) == (0, oldest)
+            assert (pair.replies[-1].first_block, pair.replies[-1].first_entries) == (0, [oldest])
             assert receiver.pool.num_cached == most
             evict(receiver.pool, evicted)
             assert await pair.answer(f"again {evicted}", prompt, LONG) == expected
             assert writer.gateway.ended[f"again {evicted}"] == "settled"
             reply = pair.replies[-1]
-            pushed = num_blocks - reply.first_block + M * (num_blocks - reply.first_column)
+            pushed = num_blocks - reply.first_block + M * (num_blocks - reply.first_entries[0])
             assert len(unpack_tokens(reply.destination_blocks)) == pushed
-            had.add((reply.first_block, reply.first_column - oldest))
+            had.add((reply.first_block, reply.first_entries[0] - oldest))
             assert (writer.pool.num_used, receiver.pool.num_used) == (0, 0)
         await pair.decode.close()
     assert {columns for _, columns in had} == {0, 1, 2, SEEN}
@@ -70,7 +70,7 @@ async def test_what_was_found_goes_back_when_there_is_no_room_and_when_the_write
         pool.release(others)
         lease = await pair.decode.handle(question)
         assert isinstance(lease, ReserveReply)
-        assert (lease.first_block, lease.first_column) == (8, 8)
+        assert (lease.first_block, lease.first_entries) == (8, [8])
         await pair.decode.handle(WriterDone(**identity.head(job), lease_id=lease.lease_id, generation=lease.generation))
         assert pool.num_used == 0
         await pair.decode.close()

@@ -1,4 +1,4 @@
-"""Sequences take columns ahead of their passes and let go of what no window sees: never too early, and none is lost."""
+"""Sequences take windows' entries ahead of their passes and let go of what no window sees: never too early, none is lost."""
 
 from __future__ import annotations
 
@@ -10,32 +10,48 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.pages import KVLayout
+from common.pages import KVGroup, KVLayout
+from common.words import Keeps
 from decode.scheduler import DecodeScheduler
 from engine.cache.block_pool import BlockPool, OutOfBlocksError
 from engine.cache.pages import blocks_of_a_sequence
+from engine.groups import LEAST_AHEAD, State, Window
 from engine.sequence import Chunk, Sequence
-from engine.step.limits import wrong_columns
-from kvtransfer.cargo import Cargo
+from engine.step.limits import wrong_tables
+from kvtransfer.cargo import pick
 from tests.examples import examples
 from tests.unit.decode.scheduling import make_request
 from tests.unit.engine.generate import new_sequence
-from worker.serving.allocation import HeldBlocks, admit, admit_in_turn, grow, needs, publish_computed, withdraw
-from worker.serving.columns import LEAST_AHEAD, cargo_of, cover, longest_sequence, tokens_and_columns
+from tests.unit.engine.tables import groups_with
+from worker.serving.allocation import (
+    HeldBlocks,
+    admit,
+    admit_in_turn,
+    blocks_of,
+    cargo_of,
+    cover,
+    grow,
+    longest_sequence,
+    needs,
+    publish_computed,
+    schedule,
+    withdraw,
+)
 from worker.serving.turns import MOST_PASSED, Turns
 
 BLOCK, M, WINDOW = 4, 2, 10
-SEEN = 3  # columns that the first token of a block sees behind itself
+SEEN = 3  # entries that the first token of a block sees behind itself
 
 
-def new_pool(num_blocks: int, *, window: int = WINDOW, column_blocks: int = M) -> BlockPool:
-    return BlockPool(num_blocks=num_blocks, block_size=BLOCK, column_blocks=column_blocks, window=window)
+def new_pool(num_blocks: int, *, window: int = WINDOW, window_blocks: int = M, state_blocks: int = 0) -> BlockPool:
+    groups = groups_with(BLOCK, window=window, window_blocks=window_blocks, state_blocks=state_blocks)
+    return BlockPool(num_blocks=num_blocks, block_size=BLOCK, groups=groups)
 
 
 def scheduled(pool: BlockPool, sequence: Sequence, num_tokens: int) -> Chunk:
-    """A pass of these tokens, which has all the columns that it needs."""
-    chunk = sequence.schedule(num_tokens)
-    assert not wrong_columns(chunk, pool.column_blocks, pool.window, BLOCK)
+    """A pass of these tokens, which has all the entries that it needs."""
+    chunk = schedule(pool, sequence, num_tokens)
+    assert not wrong_tables(chunk, pool.groups)
     return chunk
 
 
@@ -65,8 +81,8 @@ def decode(pool: BlockPool, sequence: Sequence, num_tokens: int) -> None:
 
 
 def held(sequence: Sequence) -> list[int]:
-    """The entries whose columns are there."""
-    return [at for at, column in enumerate(sequence.columns) if column]
+    """The window's entries that are there."""
+    return [at for at, _ in sequence.tables[1].own()]
 
 
 def test_a_prompt_lets_go_between_chunks_and_decoding_at_a_blocks_end() -> None:
@@ -83,16 +99,16 @@ def test_a_prompt_lets_go_between_chunks_and_decoding_at_a_blocks_end() -> None:
     assert held(sequence) == [7, 8, 9, 10]
     decode(pool, sequence, 1)  # the token at 43 fills the block
     assert held(sequence) == [8, 9, 10]
-    assert (len(sequence.block_table), pool.num_used) == (11, 11 + 3 * M)
+    assert (len(sequence.tables[0].entries), pool.num_used) == (11, 11 + 3 * M)
     HeldBlocks(pool).give_back(sequence)
-    assert (pool.num_used, sequence.columns) == (0, [])
+    assert (pool.num_used, sequence.tables) == (0, [])
 
 
-def test_a_prompt_has_the_columns_of_a_window_and_a_chunk_however_long_it_is() -> None:
+def test_a_prompt_has_the_entries_of_a_window_and_a_chunk_however_long_it_is() -> None:
     pool = new_pool(500)
     sequence = admitted(pool, list(range(4000, 4800)), ahead=16)
     most = SEEN + 2 + 4
-    assert (len(sequence.block_table), len(sequence.columns)) == (200, most)
+    assert (len(sequence.tables[0].entries), len(sequence.tables[1].entries)) == (200, most)
     for _ in range(50):
         compute(pool, sequence, 16)
         assert len(held(sequence)) <= most
@@ -103,7 +119,7 @@ def test_a_prompt_has_the_columns_of_a_window_and_a_chunk_however_long_it_is() -
 def test_without_room_for_a_whole_chunk_a_part_of_it_is_computed() -> None:
     pool = new_pool(20 + 6 * M)
     sequence = admitted(pool, list(range(80)), ahead=64)
-    assert len(sequence.columns) == 6
+    assert len(sequence.tables[1].entries) == 6
     assert cover(pool, sequence, 64) == 24
     compute(pool, sequence, 24)
     assert cover(pool, sequence, 56) == 12
@@ -113,7 +129,7 @@ def test_without_room_for_a_whole_chunk_a_part_of_it_is_computed() -> None:
     assert pool.num_used == 0
 
 
-def test_a_prompt_in_progress_shares_columns_as_they_go_and_waits_for_nobody() -> None:
+def test_a_prompt_in_progress_shares_entries_as_they_go_and_waits_for_nobody() -> None:
     pool = new_pool(60)
     first = admitted(pool, list(range(80)), ahead=4)
     others = pool.allocate(60 - 20 - 6 * M)
@@ -127,7 +143,7 @@ def test_a_prompt_in_progress_shares_columns_as_they_go_and_waits_for_nobody() -
     assert admitted(pool, list(range(80)), ahead=4).num_cached == 76
 
 
-def test_a_hit_that_would_leave_no_room_for_columns_of_its_own_is_not_taken() -> None:
+def test_a_hit_that_would_leave_no_room_for_entries_of_its_own_is_not_taken() -> None:
     pool = new_pool(20 + (SEEN + 2) * M)
     assert longest_sequence(pool) == 80
     first = admitted(pool, list(range(40)))
@@ -145,7 +161,7 @@ def test_a_hit_that_would_leave_no_room_for_columns_of_its_own_is_not_taken() ->
 
 
 @pytest.mark.parametrize("in_batch", [False, True])
-def test_who_found_columns_waits_for_more_than_is_free(in_batch: bool) -> None:
+def test_who_found_entries_waits_for_more_than_is_free(in_batch: bool) -> None:
     """It needs those besides its own. Were less kept for it than it needs, others would go on passing it."""
     pool, turns = new_pool(480), Turns()
     scheduler = DecodeScheduler(pool=pool, max_sequences=2, max_model_len=1000, turns=turns)
@@ -208,7 +224,7 @@ def test_whatever_is_found_a_prompt_that_fits_alone_is_admitted_alone(num_blocks
         pool.release(pool.allocate(pool.num_free))
 
 
-def test_what_proved_wrong_is_found_by_nobody_also_columns_that_went() -> None:
+def test_what_proved_wrong_is_found_by_nobody_also_entries_that_went() -> None:
     pool = new_pool(100)
     sequence = admitted(pool, list(range(40)))
     compute(pool, sequence, 20, 20)
@@ -219,17 +235,17 @@ def test_what_proved_wrong_is_found_by_nobody_also_columns_that_went() -> None:
 
 @given(
     num_blocks=st.integers(8, 60),
-    column_blocks=st.integers(1, 4),
+    window_blocks=st.integers(1, 4),
     window=st.integers(2, 30),
     max_chunk=st.integers(1, 40),
     depth=st.integers(1, 2),
 )
 @examples(60)
 def test_the_longest_sequence_can_be_computed_alone(
-    num_blocks: int, column_blocks: int, window: int, max_chunk: int, depth: int
+    num_blocks: int, window_blocks: int, window: int, max_chunk: int, depth: int
 ) -> None:
     """Found or not: its prompt in chunks, then to the last token that fits, with passes in flight."""
-    pool = new_pool(num_blocks, window=window, column_blocks=column_blocks)
+    pool = new_pool(num_blocks, window=window, window_blocks=window_blocks)
     longest = longest_sequence(pool)
     for _ in range(2):
         sequence = new_sequence("a", list(range(max(1, longest // 2))), max_tokens=longest)
@@ -250,14 +266,19 @@ def test_the_longest_sequence_can_be_computed_alone(
                 land(pool, in_flight.popleft())
         HeldBlocks(pool).give_back(sequence)
         assert pool.num_used == 0
-    assert longest >= num_blocks // (1 + column_blocks) * BLOCK
+    assert longest >= num_blocks // (1 + window_blocks) * BLOCK
 
 
 @examples(40)
 @given(seed=st.integers(0, 2**32))
-def test_whatever_is_interleaved_no_column_is_lost_and_none_is_missed(seed: int) -> None:
+def test_whatever_is_interleaved_no_entry_is_lost_and_none_is_missed(seed: int) -> None:
     rng = random.Random(seed)
-    pool = new_pool(rng.randint(20, 80), window=rng.randint(2, 20), column_blocks=rng.randint(1, 3))
+    pool = new_pool(
+        rng.randint(20, 80),
+        window=rng.randint(2, 20),
+        window_blocks=rng.randint(1, 3),
+        state_blocks=rng.choice([0, 0, 1, 2]),
+    )
     blocks, running = HeldBlocks(pool), list[Sequence]()
     in_flight, all_of_them = deque[Chunk](), list[Sequence]()
     stems = [[rng.randrange(9) for _ in range(40)] for _ in range(2)]
@@ -291,7 +312,10 @@ def test_whatever_is_interleaved_no_column_is_lost_and_none_is_missed(seed: int)
             case "land" if in_flight:
                 chunk = in_flight.popleft()
                 first = chunk.start // BLOCK
-                assert all(pool._references[each] == 1 for each in chunk.sequence.columns[first]) or chunk.start % BLOCK
+                assert (
+                    all(pool._references[each] == 1 for each in chunk.sequence.tables[1].entries[first])
+                    or chunk.start % BLOCK
+                )
                 blocks.landed(chunk.sequence)
                 if chunk.sequence in running:
                     land(pool, chunk)
@@ -299,10 +323,10 @@ def test_whatever_is_interleaved_no_column_is_lost_and_none_is_missed(seed: int)
                 sequence = running.pop(rng.randrange(len(running)))
                 blocks.give_back(sequence)
         for chunk in in_flight:
-            assert not wrong_columns(chunk, pool.column_blocks, pool.window, BLOCK), "a pass in flight lost a column"
+            assert not wrong_tables(chunk, pool.groups), "a pass in flight lost an entry"
         references = [0] * pool.num_blocks
         for sequence in all_of_them:
-            for block in tokens_and_columns(sequence):
+            for block in blocks_of(sequence):
                 references[block] += 1
         assert references == pool._references
     while in_flight:
@@ -314,71 +338,66 @@ def test_whatever_is_interleaved_no_column_is_lost_and_none_is_missed(seed: int)
 
 def test_what_is_handed_over_is_what_the_next_token_needs() -> None:
     cargo = cargo_of(new_pool(50), 26)
-    assert (cargo.num_blocks, cargo.first_column) == (7, 3)
-    first, second = [7 + M * at for at in range(3, 5)]
-    assert cargo.lacking(2, 0) == [2, 3, first, first + 1, 4, second, second + 1, 5, 17, 18, 6, 19, 20]
-    assert cargo.lacking(6, 5) == [17, 18, 6, 19, 20]
-    assert cargo.lacking(7, 7) == []
+    assert (cargo.num_blocks, [group.first for group in cargo.groups]) == (7, [0, 3])
+    pushed = [(item.group, item.entry, item.number) for item in cargo.lacking([2, 0])]
+    windows = [(1, at, number) for at in range(3, 7) for number in range(M)]
+    tokens = [(0, at, 0) for at in range(2, 7)]
+    assert pushed == sorted([*tokens, *windows], key=lambda item: (item[1], item[0], item[2]))
+    assert [item.entry for item in cargo.lacking([6, 5])] == [5, 5, 6, 6, 6]
+    assert cargo.lacking([7, 7]) == []
 
 
 @given(
     num_tokens=st.integers(1, 60),
     state_blocks=st.integers(0, 2),
-    window=st.integers(2, 40),
-    first_block=st.integers(0, 15),
-    more_columns=st.integers(0, 15),
+    window=st.integers(0, 40),
+    firsts=st.lists(st.integers(0, 15), min_size=3, max_size=3),
 )
-def test_both_ends_number_the_blocks_alike(
-    num_tokens: int, state_blocks: int, window: int, first_block: int, more_columns: int
-) -> None:
-    column_blocks = 0 if state_blocks else M
-    oldest = cargo_of(new_pool(50, window=window), num_tokens).first_column
-    cargo = Cargo(
-        num_tokens=num_tokens,
-        block_size=BLOCK,
-        state_blocks=state_blocks,
-        column_blocks=column_blocks,
-        first_column=oldest,
-    )
-    first_block, first_column = min(first_block, cargo.num_blocks), min(oldest + more_columns, cargo.num_blocks)
-    lacking = cargo.lacking(first_block, first_column)
-    finals = [cargo.final_at(index) for index in lacking]
+def test_both_ends_number_the_blocks_alike(num_tokens: int, state_blocks: int, window: int, firsts: list[int]) -> None:
+    """What is picked in this order is placed as it was, and pushed in the order in which it becomes final."""
+    pool = new_pool(50, window=window, state_blocks=state_blocks)
+    cargo = cargo_of(pool, num_tokens)
+    begins = [min(first, cargo.num_blocks) for first in firsts[: len(pool.groups)]]
+    lacking = cargo.lacking(begins)
+    finals = [cargo.final_at(item) for item in lacking]
     assert finals == sorted(finals)
-    tokens = [("token", at) for at in range(cargo.num_blocks)]
-    columns = [tuple(("column", at, number) for number in range(column_blocks)) for at in range(cargo.num_blocks)]
-    state = [("state", number) for number in range(state_blocks)]
-    picked = cargo.pick(lacking, tokens, columns, state)  # type: ignore[arg-type]
     assert len({*lacking}) == len(lacking)
-    placed = cargo.place(lacking, picked)
-    assert placed == (tokens[first_block:], columns[first_column:] if column_blocks else [], state)
+    numbers = iter(range(10_000))
+    tables = [
+        [tuple(next(numbers) for _ in range(group.blocks)) for _ in range(cargo.num_blocks)] for group in pool.groups
+    ]
+    placed = cargo.place(lacking, pick(lacking, tables))
+    oldest = [max(begin, part.first) for begin, part in zip(begins, cargo.groups, strict=True)]
+    assert placed == [table[first:] for table, first in zip(tables, oldest, strict=True)]
+    assert not state_blocks or cargo.groups[-1].first == cargo.num_blocks - 1
 
 
 @pytest.mark.parametrize("num_tokens", [1, 3, 4, 5, 31, 32, 33])
-def test_a_column_goes_once_its_tokens_are_computed(num_tokens: int) -> None:
-    cargo = cargo_of(new_pool(50), num_tokens)
-    for index in cargo.lacking(0, 0):
-        entry = index if index < cargo.num_blocks else (index - cargo.num_blocks) // M
-        assert cargo.final_at(index) == min((entry + 1) * BLOCK, num_tokens)
+def test_an_entry_goes_once_its_tokens_are_computed(num_tokens: int) -> None:
+    cargo = cargo_of(new_pool(50, state_blocks=1), num_tokens)
+    for item in cargo.lacking([0, 0, 0]):
+        assert cargo.final_at(item) == min((item.entry + 1) * BLOCK, num_tokens)
 
 
-@pytest.mark.parametrize("column_blocks", [0, 2])
+@pytest.mark.parametrize("window_blocks", [0, 2])
 @pytest.mark.parametrize("state_blocks", [0, 3])
 @pytest.mark.parametrize("num_tokens", [1, 16, 17, 400])
 def test_the_blocks_of_a_sequence_are_the_fewest_that_hold_it(
-    column_blocks: int, state_blocks: int, num_tokens: int
+    window_blocks: int, state_blocks: int, num_tokens: int
 ) -> None:
-    state_blocks = 0 if column_blocks else state_blocks  # no model has both
+    groups = groups_with(16, window=40 if window_blocks else 0, window_blocks=window_blocks, state_blocks=state_blocks)
+    kinds = {Window: Keeps.WINDOW, State: Keeps.STATE}
     layout = msgspec.structs.replace(
         KVLayout(num_blocks=1, num_layers=1, block_size=16, num_kv_heads=1, head_dim=4, dtype="float32"),
-        column_blocks=column_blocks,
-        window=40 if column_blocks else 0,
-        state_blocks=state_blocks,
+        groups=tuple(
+            KVGroup(keeps=kinds[type(group)], parts=(), blocks_per_entry=group.blocks, most_entries=group.most)
+            for group in groups[1:]
+        ),
     )
     fewest = blocks_of_a_sequence(layout, num_tokens)
 
     def longest_with(num_blocks: int) -> int:
-        options = {"column_blocks": column_blocks, "window": layout.window, "state_blocks": state_blocks}
-        return longest_sequence(BlockPool(num_blocks=num_blocks, block_size=16, **options))
+        return longest_sequence(BlockPool(num_blocks=num_blocks, block_size=16, groups=groups))
 
     assert longest_with(fewest) >= num_tokens
     assert fewest == 1 or longest_with(fewest - 1) < num_tokens

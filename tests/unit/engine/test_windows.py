@@ -12,18 +12,19 @@ import torch
 import transformers
 
 from common.pages import PagePart
-from engine.cache.columns import with_columns
-from engine.cache.pages import column_places, layout_of, page_parts
+from engine.cache.pages import entry_places, layout_of, page_parts
+from engine.cache.windows import with_windows
 from engine.config import EngineConfig
 from engine.engine import Engine, InvalidChunkError
 from engine.families import model_spec
-from engine.sequence import first_column
+from engine.groups import Group, group_of
 from engine.step.block_tables import BlockTables
 from tests.unit.engine.by_hand import ByHand
 from tests.unit.engine.families.case import Case
 from tests.unit.engine.families.catalogue import CASES
 from tests.unit.engine.families.exact import TOLERANCE, asked, prompt_of
 from tests.unit.engine.families.published import PUBLISHED
+from tests.unit.engine.tables import entries_table, groups_with, table_of
 
 LENGTHS = (1, 16, 70, 100)
 MAX_TOKENS = 40  # two windows further
@@ -41,11 +42,11 @@ def started(folder: Path, **options: Any) -> Engine:
 @pytest.fixture(scope="module", params=["gemma3", "gpt_oss", "llama4-chunks"])
 def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Case, Path]:
     case = case_of(request.param)
-    return case, case.build(tmp_path_factory.mktemp("columns"))
+    return case, case.build(tmp_path_factory.mktemp("windows"))
 
 
 @pytest.mark.parametrize("chunk_size", [512, 23])
-def test_tokens_are_transformers_though_columns_went(checkpoint: tuple[Case, Path], chunk_size: int) -> None:
+def test_tokens_are_transformers_though_entries_went(checkpoint: tuple[Case, Path], chunk_size: int) -> None:
     case, folder = checkpoint
     judge = getattr(transformers, case.architecture()).from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager"
@@ -67,15 +68,15 @@ def test_tokens_are_transformers_though_columns_went(checkpoint: tuple[Case, Pat
 
 def test_a_sequence_holds_what_its_next_token_sees(checkpoint: tuple[Case, Path]) -> None:
     engine = started(checkpoint[1])
-    columns, window = engine.layout.column_blocks, engine.layout.window
-    assert columns == engine.layout.windowed[0].layers // engine.layout.num_layers
+    [group] = engine.layout.groups
+    assert group.blocks_per_entry == group.parts[0].layers // engine.layout.num_layers
     hand = ByHand(engine, chunk_size=23)
     sequence = asked("long", prompt_of(150), max_tokens=200)
     hand.run([sequence])
     num_blocks = -(-sequence.num_computed // BLOCK)
-    held = num_blocks - (sequence.num_computed - window + 1) // BLOCK
-    assert held <= window // BLOCK + 2
-    assert hand.num_held(sequence) == num_blocks + columns * held
+    held = num_blocks - (sequence.num_computed - group.window + 1) // BLOCK
+    assert held <= group.window // BLOCK + 2
+    assert hand.num_held(sequence) == num_blocks + group.blocks_per_entry * held
 
 
 @pytest.mark.parametrize("kind", ["auto", "fp8", "int8"])
@@ -89,42 +90,47 @@ def test_answers_are_those_of_blocks_with_all_layers(tmp_path: Path, kind: str, 
         sequences = [asked(f"of {length}", prompt_of(length), max_tokens=MAX_TOKENS) for length in LENGTHS]
         hand = ByHand(engine, chunk_size=chunk_size)
         hand.run(sequences)
-        answers.append((bool(engine.layout.column_blocks), hand.results))
-    (has_columns, ours), (has_not, theirs) = answers
-    assert (has_columns, has_not) == (True, False)
+        answers.append((bool(engine.layout.groups), hand.results))
+    (has_windows, ours), (has_not, theirs) = answers
+    assert (has_windows, has_not) == (True, False)
     assert len(fingerprints) == 2, "such workers would take each other's blocks for theirs"
     assert ours == theirs
 
 
-def test_a_column_that_went_too_early_is_missed(tmp_path: Path) -> None:
+def test_an_entry_that_went_too_early_is_missed(tmp_path: Path) -> None:
     engine = started(case_of("gpt_oss").build(tmp_path))
-    early = mock.patch("tests.unit.engine.by_hand.first_column", lambda *given: first_column(*given) + 1)
-    with early, pytest.raises(InvalidChunkError, match="column 2 is gone, which the token at 70 sees"):
+
+    def one_more(hand: ByHand, group: Group, num_computed: int) -> int:
+        return group.first_seen(num_computed) + 1 if group.most else 0
+
+    early = mock.patch.object(ByHand, "first_kept", one_more)
+    with early, pytest.raises(InvalidChunkError, match="entry 2 of KV group 1 is gone, which the token at 70 reads"):
         ByHand(engine).run([asked("early", prompt_of(70))])
     # Nor can what is there be a mistake of the engine's.
-    blind = mock.patch("engine.step.limits.wrong_columns", return_value="")
+    blind = mock.patch("engine.step.limits.wrong_tables", return_value="")
     with early, blind, pytest.raises(AssertionError, match="NaN among the logits"):
         ByHand(engine).run([asked("early", prompt_of(70))])
 
 
 @pytest.mark.parametrize(
-    ("name", "column_blocks", "today", "ours"),
+    ("name", "window_blocks", "today", "ours"),
     [
         ("gemma-3-12b", 5, 12.58, 2.43),  # GB of a sequence of 32,000 tokens
         ("gpt-oss-20b", 1, 1.57, 0.79),
     ],
 )
-def test_a_long_sequence_of_published_models(name: str, column_blocks: int, today: float, ours: float) -> None:
+def test_a_long_sequence_of_published_models(name: str, window_blocks: int, today: float, ours: float) -> None:
     """As docs/kv.md says."""
     config, num_tokens = EngineConfig(model=Path(name)), 32_000
     model = model_spec(PUBLISHED[name])
     before, after = (
         layout_of(page_parts(each, "bfloat16"), config, 64 << 30)
-        for each in (model, with_columns(model, config, "bfloat16", model.max_position_embeddings))
+        for each in (model, with_windows(model, config, "bfloat16", model.max_position_embeddings))
     )
-    assert (before.column_blocks, after.column_blocks) == (0, column_blocks)
-    num_blocks = num_tokens // BLOCK
-    held = num_blocks + column_blocks * (num_blocks - first_column(num_tokens, after.window, BLOCK))
+    [group] = after.groups
+    assert (before.groups, group.blocks_per_entry) == ((), window_blocks)
+    num_blocks, window = num_tokens // BLOCK, group_of(group, BLOCK)
+    held = num_blocks + window_blocks * (num_blocks - window.first_seen(num_tokens))
     assert round(num_blocks * before.block_bytes / 1e9, 2) == today
     assert round(held * after.block_bytes / 1e9, 2) == ours
 
@@ -134,34 +140,33 @@ def test_a_long_sequence_of_published_models(name: str, column_blocks: int, toda
     [
         ("gpt_oss", 47),  # less than two windows
         ("mistral", 512),  # no layer sees everything
-        ("bamba", 512),  # states
-        ("gemma4-small", 512),  # blocks of columns would be nearly empty
+        ("gemma4-small", 512),  # their blocks would be nearly empty
     ],
 )
-def test_where_columns_would_not_pay_all_stays_as_it_was(name: str, longest: int) -> None:
+def test_where_windows_would_not_pay_all_stays_as_it_was(name: str, longest: int) -> None:
     config = case_of(name).config_object().to_dict()
     model = model_spec(config | {"architectures": [case_of(name).architecture()]})
-    assert with_columns(model, EngineConfig(model=Path(name)), "float32", longest) is model
+    assert with_windows(model, EngineConfig(model=Path(name)), "float32", longest) is model
 
 
-def test_a_pass_names_no_column_that_its_tokens_do_not_see() -> None:
-    tables = BlockTables(max_blocks=8, num_blocks=40, columns=2, window=20, block_size=BLOCK)
+def test_a_pass_names_no_entry_that_its_tokens_do_not_read() -> None:
+    tables = BlockTables(max_blocks=8, num_blocks=40, groups=groups_with(BLOCK, window=20, window_blocks=2))
     sequence = asked("a", prompt_of(100))
-    sequence.block_table, sequence.columns = [0, 1, 2], [(10, 11), (12, 13), (14, 15)]
+    tokens, window = table_of([0, 1, 2]), entries_table([(10, 11), (12, 13), (14, 15)])
+    sequence.tables = [tokens, window]
     (row,) = tables.rows_of([sequence.schedule(40)])
     assert tables.table[:, row, :3].tolist() == [[0, 1, 2], [10, 12, 14], [11, 13, 15]]
-    sequence.block_table.append(3)
-    sequence.columns.append((16, 17))
+    tokens.entries.append((3,))
+    window.entries.append((16, 17))
     tables.rows_of([sequence.schedule(20)])
     assert tables.table[1, row, :4].tolist() == [-1, 12, 14, 16]
     sequence.restart(0)  # with all that it has
     tables.rows_of([sequence.schedule(64)])
     assert tables.table[:, row, :4].tolist() == [[0, 1, 2, 3], [10, 12, 14, 16], [11, 13, 15, 17]]
-    sequence.columns[-1] = (16,)
-    sequence.columns = [*sequence.columns]
-    with pytest.raises(InvalidChunkError, match="a column of 1 blocks, not 2"):
+    window.entries = [*window.entries[:-1], (16,)]
+    with pytest.raises(InvalidChunkError, match="an entry of 1 blocks, not 2"):
         tables.rows_of([sequence.schedule(1)])
-    sequence.columns[-1] = (16, 40)
+    window.entries[-1] = (16, 40)
     with pytest.raises(InvalidChunkError, match="block 40 is not in"):
         tables.rows_of([sequence.schedule(1)])
 
@@ -173,11 +178,8 @@ def test_a_layer_with_its_parts_is_in_one_block() -> None:
     ]
     codes, scales = 2 * 2 * 24 * BLOCK, 2 * 2 * 4 * BLOCK
     each = codes + scales
-    assert column_places(parts, 2 * each + 16, BLOCK) == [
-        (0, [0, codes]),
-        (0, [each, each + codes]),
-        (1, [0, codes]),
-        (1, [each, each + codes]),
-        (2, [0, codes]),
+    assert entry_places(parts, 2 * each + 16, BLOCK) == [
+        [(0, 0), (0, each), (1, 0), (1, each), (2, 0)],
+        [(0, codes), (0, each + codes), (1, codes), (1, each + codes), (2, codes)],
     ]
-    assert column_places(parts, each - 1, BLOCK) == []
+    assert entry_places(parts, each - 1, BLOCK) == []

@@ -1,4 +1,4 @@
-"""A pool whose blocks of tokens have columns: what is found again, what is forgotten with what, and what the index is told."""
+"""A pool with a window's entries: what is found again, what is forgotten with what, and what the index is told."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
 
 from engine.cache.block_pool import BlockPool, OutOfBlocksError
-from engine.cache.usable import UsablePrefixes
+from engine.cache.resumable import ResumablePrefixes
 from tests.examples import examples
 from tests.unit.engine.pool_holders import Holders
+from tests.unit.engine.tables import groups_with, resumed
 
 M, SEEN = 2, 3  # blocks of a column, and columns that a window of nine positions reaches into
 
 
 def new_pool(num_blocks: int) -> BlockPool:
-    return BlockPool(num_blocks=num_blocks, block_size=4, column_blocks=M, window=10)
+    return BlockPool(num_blocks=num_blocks, block_size=4, groups=groups_with(4, window=10, window_blocks=M))
 
 
 def chain(branch: int, length: int) -> list[bytes]:
@@ -32,7 +33,7 @@ def computed(pool: BlockPool, digests: list[bytes]) -> tuple[list[int], list[tup
     columns = [tuple(pool.allocate(M)) for _ in digests]
     for at, (block, column) in enumerate(zip(blocks, columns, strict=True), start=1):
         pool.publish(block, digests[at - 1])
-        pool.publish_beside(column, digests, at)
+        pool.publish_entry(1, column, digests, at)
     return blocks, columns
 
 
@@ -45,8 +46,8 @@ def lose(pool: BlockPool, column: tuple[int, ...]) -> None:
 def test_a_hit_has_the_columns_that_the_next_token_sees() -> None:
     pool, digests = new_pool(30), chain(1, 6)
     blocks, columns = computed(pool, digests)
-    assert pool.match_usable(digests) == (blocks, columns[3:])
-    assert pool.match_usable(digests[:2]) == (blocks[:2], columns[:2])
+    assert resumed(pool, digests) == (blocks, columns[3:])
+    assert resumed(pool, digests[:2]) == (blocks[:2], columns[:2])
     assert [pool._references[block] for block in (blocks[0], blocks[2], columns[0][0], columns[4][1])] == [3, 2, 2, 2]
 
 
@@ -54,13 +55,13 @@ def test_a_hit_ends_before_the_first_token_that_sees_a_gap() -> None:
     pool, digests = new_pool(30), chain(1, 8)
     blocks, columns = computed(pool, digests)
     lose(pool, columns[2])
-    assert pool.match_usable(digests) == (blocks, columns[5:])
+    assert resumed(pool, digests) == (blocks, columns[5:])
     lose(pool, columns[5])
-    assert pool.match_usable(digests) == (blocks[:2], columns[:2])
+    assert resumed(pool, digests) == (blocks[:2], columns[:2])
     lose(pool, columns[1])
-    assert pool.match_usable(digests) == (blocks[:1], columns[:1])
+    assert resumed(pool, digests) == (blocks[:1], columns[:1])
     lose(pool, columns[0])
-    assert pool.match_usable(digests) == ([], [])
+    assert resumed(pool, digests) == ([], [])
     assert pool.match_prefix(digests) == blocks
 
 
@@ -72,7 +73,7 @@ def test_a_column_that_lost_a_block_is_forgotten_whole() -> None:
     taken = pool.allocate(1)
     assert set(taken) < set(columns[0])
     assert (pool.num_free, pool.num_cached) == (5, 4)
-    assert pool.match_usable(digests) == ([], [])
+    assert resumed(pool, digests) == ([], [])
     pool.release(blocks)
 
 
@@ -80,12 +81,12 @@ def test_a_cached_column_gives_way_to_a_held_one_and_a_held_one_does_not() -> No
     pool, digests = new_pool(12), chain(1, 1)
     blocks, [first] = computed(pool, digests)
     second = tuple(pool.allocate(M))
-    pool.publish_beside(second, digests, 1)
-    assert pool.match_beside(digests) == [first]
+    pool.publish_entry(1, second, digests, 1)
+    assert pool.match_entries(1, digests) == [first]
     for _ in range(2):
         pool.release(first)
-    pool.publish_beside(second, digests, 1)
-    assert pool.match_beside(digests) == [second]
+    pool.publish_entry(1, second, digests, 1)
+    assert pool.match_entries(1, digests) == [second]
     assert pool.num_cached == 0
     for held in (blocks, second, second):
         pool.release(held)
@@ -118,18 +119,16 @@ def test_a_block_is_told_while_a_hit_may_end_at_it_or_behind_it() -> None:
 
 
 def test_with_a_window_of_one_position_a_hit_needs_no_column() -> None:
-    pool, digests = BlockPool(num_blocks=20, block_size=4, column_blocks=M, window=1), chain(1, 3)
+    pool, digests = (
+        BlockPool(num_blocks=20, block_size=4, groups=groups_with(4, window=1, window_blocks=M)),
+        chain(1, 3),
+    )
     blocks, columns = computed(pool, digests)
     assert pool.drain_events() == (digests, [])
     for column in columns:
         lose(pool, column)
-    assert pool.match_usable(digests) == (blocks, [])
+    assert resumed(pool, digests) == (blocks, [])
     assert (pool.drain_events(), pool.cached_digests()) == (([], []), digests)
-
-
-def test_states_and_columns_are_not_in_one_pool() -> None:
-    with pytest.raises(ValueError, match="states apart or windows, not both"):
-        BlockPool(num_blocks=4, block_size=4, state_blocks=1, column_blocks=1, window=8)
 
 
 class Counting(Sequence[bytes]):
@@ -153,7 +152,7 @@ class Counting(Sequence[bytes]):
 
 def test_a_long_sequence_costs_the_same_for_each_block() -> None:
     came, went = list[bytes](), list[bytes]()
-    usable, digests = UsablePrefixes(came.append, went.append), Counting([])
+    usable, digests = ResumablePrefixes(came.append, went.append), Counting([])
     for number in range(1000):
         digests.digests.append(number.to_bytes(16, "little"))
         usable.add(digests, number + 1)
@@ -189,7 +188,7 @@ class ColumnsMachine(Holders):
                 self.pool.release(self.holds.pop(0))
 
     def _match(self, digests: list[bytes]) -> list[int]:
-        blocks, columns = self.pool.match_usable(digests)
+        blocks, columns = resumed(self.pool, digests)
         usable = [
             count
             for count in range(1, len(digests) + 1)
@@ -221,7 +220,7 @@ class ColumnsMachine(Holders):
         self.pool.publish(block, digests[-1])
         if self.tokens.get(digests[-1]) not in self.in_use:
             self.tokens[digests[-1]] = block
-        self.pool.publish_beside(column, digests, len(digests))
+        self.pool.publish_entry(1, column, digests, len(digests))
         if not self.in_use & set(self.columns.get(digests[-1], ())):
             self.columns[digests[-1]] = column
 
