@@ -28,11 +28,9 @@ from gateway.dialects.ollama.models import RUNNING
 from gateway.dialects.table import DialectTable
 from gateway.http.api import JSON, ApiPart, get
 from gateway.http.body import BodyLimits
-from gateway.http.layers import Crashes, Greeting, KeyCheck, Paths, RefusalTimes, RequestIds
-from gateway.http.origins import Origins, WebAccess
-from gateway.http.problem import Problem, problem_of
+from gateway.http.layers import Crashes, Greeting, KeyCheck, Origins, Paths, RefusalTimes, RequestIds, WebAccess
+from gateway.http.problem import Problem, json_response, problem_of
 from gateway.http.request_scope import request_scope
-from gateway.http.responses import json_response
 from gateway.http.routing import Application, HotPaths, Routes
 from gateway.observe.attainment import ServiceLevels
 from gateway.observe.fleet_metrics import FleetMetrics

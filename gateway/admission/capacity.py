@@ -9,8 +9,7 @@ from dataclasses import dataclass
 
 from common.messages import GatewayState, ModelLoad, TenantPlaces, WorkerState
 from common.words import Role
-from gateway.admission.places import Places
-from gateway.admission.supply import Capacity, prefillers
+from gateway.admission.supply import Capacity, Places, prefillers
 from gateway.placement.placer import Placer
 from gateway.request.active import ActiveRequest
 from gateway.request.state import Phase

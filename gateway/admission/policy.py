@@ -12,9 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from common.errors import OverloadedError
-from gateway.admission.places import Held, Newcomer
 from gateway.admission.queue import HIGH, TIERS, Share, Ticket, TieredQueue
-from gateway.admission.supply import SHORT_PROMPT_S, Capacity
+from gateway.admission.supply import SHORT_PROMPT_S, Capacity, Held, Newcomer
 
 MAX_RETRY_AFTER_S = 60.0
 WINDOW_REQUESTS = 64  # per worker; bounds the window where prompts are very short

@@ -11,10 +11,9 @@ from dataclasses import replace
 
 from common.errors import ServingError
 from common.messages import ModelLoad, TenantPlaces
-from gateway.admission.places import Holder, Newcomer
 from gateway.admission.policy import Admission, RefusedError, RequestLimits
 from gateway.admission.queue import TIERS, Ticket, tier_of
-from gateway.admission.supply import Capacity
+from gateway.admission.supply import Capacity, Holder, Newcomer
 from gateway.request.active import ActiveRequest
 from gateway.request.spec import GenerationSpec
 from gateway.request.state import Phase

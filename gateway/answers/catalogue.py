@@ -14,7 +14,7 @@ from typing import Protocol
 from common.messages import Feature, WorkerState
 from common.words import Role
 from gateway.answers.tokenizer import ChatTokenizer
-from gateway.request.contexts import cut_by_its_pool, longest, usual
+from gateway.request.spec import cut_by_its_pool, longest, usual
 
 ANY = "*"  # the alias that matches any other name
 LATEST = ":latest"  # the tag that Ollama's clients add to a name without one

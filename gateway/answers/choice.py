@@ -12,14 +12,12 @@ from common.errors import UnavailableError
 from common.messages import PromptLogprobs, SamplingParams, TokenLogprobs
 from common.words import Finish
 from gateway.answers.ask import Reply, TextRules
-from gateway.answers.detokenizer import Detokenizer
-from gateway.answers.stop import StopMatcher
+from gateway.answers.detokenizer import Detokenizer, StopMatcher
 from gateway.answers.tokenizer import ChatTokenizer
 from gateway.parsing.parsed import CallDelta, Parsed, join_calls
 from gateway.parsing.parser import Parser
 from gateway.parsing.terminals import PlainTokens
-from gateway.request.mailbox import TokenEvent
-from gateway.request.spec import Generation
+from gateway.request.spec import Generation, TokenEvent
 
 MAX_TAIL_TOKENS = 256  # at either end of a message
 MAX_END_TOKENS = 64  # when no mark in the prompt begins the answer

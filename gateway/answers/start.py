@@ -16,7 +16,7 @@ import msgspec
 from common.errors import DeadlineExceededError, InvalidRequestError, UnavailableError
 from common.messages import Grammar, SamplingParams
 from common.tasks import Ready
-from gateway.answers.answer import Answer, Turn
+from gateway.answers.answer import Answer, Turn, charge
 from gateway.answers.ask import Ask, Infill, Reply
 from gateway.answers.catalogue import Catalogue, Served
 from gateway.answers.choice import Choice, MessageReader
@@ -29,7 +29,6 @@ from gateway.grammars.wanted import Wanted
 from gateway.http.problem import ModelNotFoundError
 from gateway.request.spec import Generations, GenerationSpec
 from gateway.tenants.budgets import Budgets
-from gateway.tenants.charge import charge
 from gateway.tenants.tenants import ANYBODY, Tenant
 
 log = logging.getLogger(__name__)

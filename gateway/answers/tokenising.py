@@ -15,7 +15,7 @@ from gateway.answers.ask import Conversation, Infill, Joined, Prompt, Text, Toke
 from gateway.answers.catalogue import Served
 from gateway.answers.tokenizer import ChatTokenizer
 from gateway.http.problem import ContextLengthError
-from gateway.templates.meter import DearError
+from gateway.templates.sandbox import DearError
 from gateway.templates.template import CHEAP_S, TooLongError
 
 SHORT_CHARS = 500  # such prompts take less time than a thread switch

@@ -16,9 +16,8 @@ from common.blocks import tokenizer_fingerprint
 from common.errors import InvalidRequestError, UnavailableError
 from common.model.files import CONFIG, GENERATION_CONFIG, TOKENIZER, TOKENIZER_CONFIG, num_tokens, read_file, read_json
 from gateway.answers.ask import Infill
-from gateway.answers.controls import BYTE_CHARS, ControlTokens
+from gateway.answers.encoding import BYTE_CHARS, ControlTokens, Lengths
 from gateway.answers.infill import infill_form
-from gateway.answers.lengths import Lengths
 from gateway.grammars.maker import GrammarMaker
 from gateway.parsing.choose import DEFAULT_PARSERS, Parsers, choose
 from gateway.parsing.terminals import PlainTokens, Terminals

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from gateway.answers.answer import Answer
+from gateway.observe.instruments import ModelLabels
 from gateway.observe.metrics import GatewayMetrics
-from gateway.observe.model_labels import ModelLabels
 
 STATES = ("completed", "failed", "again", "dropped")
 

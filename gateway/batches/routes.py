@@ -17,8 +17,8 @@ from gateway.batches.store import BatchStore
 from gateway.batches.upload import receive_file
 from gateway.http.body import BodyLimits, read_fields
 from gateway.http.fields import Metadata, StrictFields
+from gateway.http.problem import json_response
 from gateway.http.request_scope import request_scope
-from gateway.http.responses import json_response
 from gateway.http.routing import Routes
 from gateway.keeping.paging import Page, listed, page_asked
 

@@ -15,8 +15,8 @@ from gateway.answers.ask import Ask
 from gateway.answers.choice import Choice, Piece
 from gateway.answers.start import Answers
 from gateway.http.api import ApiPart
-from gateway.http.keys import BEARER, KeyForm
 from gateway.http.problem import Json, Problem
+from gateway.http.request_scope import BEARER, KeyForm
 from gateway.tenants.tenants import Tenant
 
 Body = TypeVar("Body", bound=BaseModel)
@@ -33,7 +33,7 @@ class Asked:
     request_id: str
 
 
-# The answer to a GET: see `gateway.http.responses.answer_of`. Raises ServingError.
+# The answer to a GET: see `gateway.http.problem.answer_of`. Raises ServingError.
 View = Callable[[Answers, Asked], Any]
 
 
@@ -98,7 +98,7 @@ class Endpoint(Protocol[Body]):
         ...
 
     async def whole(self, body: Body, answer: Answer) -> Any:
-        """An unstreamed answer: see `gateway.http.responses.answer_of`. Raises ServingError."""
+        """An unstreamed answer: see `gateway.http.problem.answer_of`. Raises ServingError."""
         ...
 
     def describe(self, body: Body) -> Attributes:
@@ -131,7 +131,7 @@ class Call(Protocol[Body]):
         ...
 
     async def answer(self, body: Body, answers: Answers, asked: Asked) -> Any:
-        """Return the answer: see `gateway.http.responses.answer_of`. Raises ServingError."""
+        """Return the answer: see `gateway.http.problem.answer_of`. Raises ServingError."""
         ...
 
 

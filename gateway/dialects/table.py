@@ -13,10 +13,8 @@ from starlette.types import Scope
 from gateway.answers.ask import Ask
 from gateway.dialects.dialect import Dialect, Endpoint, View
 from gateway.http.fields import NOT_GIVEN, parse_body
-from gateway.http.keys import BEARER, KeyForm
-from gateway.http.problem import Problem
-from gateway.http.request_scope import fields_of, request_scope
-from gateway.http.responses import json_response, plain_error
+from gateway.http.problem import Problem, json_response, plain_error
+from gateway.http.request_scope import BEARER, KeyForm, fields_of, request_scope
 from gateway.http.routing import ByPath, told_path
 from gateway.tenants.tenants import is_open
 

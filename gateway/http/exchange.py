@@ -1,8 +1,15 @@
-"""One request and its answer on a connection: uvicorn's cycle with fixes."""
+"""One request and its answer on a connection: uvicorn's, with what it leaves out; and whether a silent client still reads.
+
+One that closed its side only and one that is gone send the same FIN. A closed socket answers further bytes with a reset, which
+the kernel notes as the socket's error. So a client of HTTP/1.1 whose answer has not begun gets one `100 Continue`, one of
+HTTP/1.0 the first bytes of its answer, and one in the middle of a stream an event that says nothing.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import socket
+from collections.abc import Callable
 from typing import Any, cast
 
 import httptools
@@ -12,6 +19,8 @@ from gateway.http.request_scope import request_scope
 
 COMMENT = b":\n\n"  # a comment, which server-sent events ignore
 BEGINNING = b"HTTP/1.1 "  # uvicorn's status lines begin so, also for HTTP/1.0
+LOOK_EVERY_S = 0.1
+PROBE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 class _Begun:
@@ -146,3 +155,39 @@ def path_and_query(url: bytes) -> tuple[bytes, bytes]:
     if parsed.path is None:
         raise ValueError("no path")
     return parsed.path, parsed.query or b""
+
+
+class Reach:
+    """Aborts the connection when its client turns out to be gone. `due`: the exchange whose answer is pending."""
+
+    def __init__(
+        self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop, due: Callable[[], Exchange | None]
+    ) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._due = due
+        self._probed: Exchange | None = None
+        self._timer = loop.call_later(LOOK_EVERY_S, self._look)
+
+    def close(self) -> None:
+        """Stop the keep-alive timer."""
+        self._timer.cancel()
+
+    def _look(self) -> None:
+        if self._transport.is_closing():
+            return
+        taken = self._transport.get_extra_info("socket")
+        if taken is None or taken.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            self._transport.abort()
+            return
+        exchange = self._due()
+        if exchange is not None and exchange is not self._probed:
+            self._probed = exchange
+            if not exchange.response_started:
+                if exchange.scope["http_version"] == "1.0":
+                    exchange.begin_status_line()
+                else:
+                    self._transport.write(PROBE)
+            elif exchange.idle_event and not exchange.response_complete:
+                exchange.write(exchange.idle_event)
+        self._timer = self._loop.call_later(LOOK_EVERY_S, self._look)

@@ -42,9 +42,8 @@ from gateway.placement.agreement import Agreement, Own
 from gateway.placement.incumbents import Incumbents
 from gateway.placement.placer import PlacementStore, Placer
 from gateway.request.active import ActiveRequest, timeline_of
-from gateway.request.contexts import longest
 from gateway.request.placement import Difference
-from gateway.request.spec import GenerationSpec, Load
+from gateway.request.spec import GenerationSpec, Load, longest
 from gateway.request.timeline import Timelines
 from gateway.tenants.tenants import Tenant
 

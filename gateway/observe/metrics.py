@@ -16,8 +16,7 @@ from prometheus_client import (
 
 from gateway.answers.answer import Answer
 from gateway.answers.choice import Choice, Piece
-from gateway.observe.instruments import Counter, Distribution, Histogram
-from gateway.observe.model_labels import ModelLabels
+from gateway.observe.instruments import Counter, Distribution, Histogram, ModelLabels
 from gateway.observe.tenant_metrics import TenantLabels
 from gateway.request.spec import Load
 

@@ -8,8 +8,7 @@ from prometheus_client import CollectorRegistry
 
 from gateway.observe.attainment import ServiceLevels
 from gateway.observe.fleet_metrics import DEVICE_TIER
-from gateway.observe.instruments import Counter, Histogram
-from gateway.observe.model_labels import ModelLabels
+from gateway.observe.instruments import Counter, Histogram, ModelLabels
 from gateway.request.timeline import AttemptLine, Timeline
 
 _SECONDS = (

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from common.blocks import BlockKind
 from common.errors import UnavailableError
 from common.messages import PROTOCOL_VERSION, WorkerState
+from common.pages import KVLayout
 from common.policy import as_lua, placement_policy
 from common.store import Store, entry_of, with_safe_reads
 from gateway.request.placement import Charged, Placement, Reason
@@ -152,3 +153,8 @@ class Ledger:
     async def charged(self, worker: str, stage: Literal["prefill", "decode"]) -> int:
         """Tokens charged to a worker now."""
         return int(await self._store.call("baton4_charged", stage, worker, timeout_s=self._timeout_s))
+
+
+def room_for(layout: KVLayout, num_tokens: int) -> int:
+    """Return what a sequence of so many tokens holds at most while it is decoded, in all KV groups."""
+    return num_tokens + layout.block_size * layout.blocks_beside(num_tokens)

@@ -7,9 +7,11 @@ import contextlib
 import dataclasses
 import logging
 import time
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import lru_cache
-from itertools import islice
+from itertools import islice, takewhile
 from typing import Protocol
 
 from common.blocks import BlockKind, iter_hashes
@@ -18,19 +20,81 @@ from common.messages import WorkerState
 from common.words import Role
 from gateway.placement.agreement import Agreement, Blocks
 from gateway.placement.islands import islands, least_busy
-from gateway.placement.ledger import PlacementRequest
-from gateway.placement.recent_prefixes import RecentPrefixes
-from gateway.placement.releases import Releases, ReleaseStore
-from gateway.placement.room import room_for
+from gateway.placement.ledger import PlacementRequest, room_for
 from gateway.placement.without_redis import choose, loads_of
-from gateway.request.contexts import long_enough
-from gateway.request.placement import Placement
-from gateway.request.spec import GenerationSpec
+from gateway.request.placement import Charged, Placement
+from gateway.request.spec import GenerationSpec, long_enough
 from gateway.request.state import RequestState
 
+COLLECT_S = 0.005
+AGAIN_S = 1.0
+MAX_KEPT = 10_000  # attempts; older ones expire at their deadlines
+CLOSE_S = 1.0
 log = logging.getLogger("baton.placement")
 
 BLOCKS_A_TURN = 1_024  # hashed at once: a millisecond
+MAX_BLOCKS = 100_000  # about 15 MB
+
+
+class ReleaseStore(Protocol):
+    async def release(self, charges: Sequence[Charged]) -> int:
+        """Release charges; return how many were processed, from the first on. Raises UnavailableError."""
+        ...
+
+
+class Releases:
+    """The batcher: one call at a time; releases that come meanwhile go with the next."""
+
+    def __init__(self, store: ReleaseStore) -> None:
+        self._store = store
+        self._kept: dict[tuple[str, int], Charged] = {}
+        self._sending: asyncio.Task[None] | None = None
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def add(self, charged: Charged) -> None:
+        """Queue a release; does not wait."""
+        key = charged.request_id, charged.attempt
+        before = self._kept.get(key)
+        if before is not None:
+            stages = tuple(dict.fromkeys((*before.stages, *charged.stages)))
+            charged = replace(charged, stages=stages, workers=(*before.workers, *charged.workers))
+        elif len(self._kept) >= MAX_KEPT:
+            del self._kept[next(iter(self._kept))]
+        self._kept[key] = charged
+        if self._sending is None:
+            self._sending = asyncio.create_task(self._send_often())
+
+    async def close(self) -> None:
+        """Send the rest, if Redis accepts it soon."""
+        if self._sending is not None:
+            self._sending.cancel()
+            await asyncio.wait([self._sending])
+        with contextlib.suppress(UnavailableError, TimeoutError):
+            async with asyncio.timeout(CLOSE_S):
+                while self._kept:
+                    await self._send()
+
+    async def _send_often(self) -> None:
+        try:
+            await asyncio.sleep(COLLECT_S)
+            while self._kept:
+                try:
+                    await self._send()
+                except UnavailableError:
+                    await asyncio.sleep(AGAIN_S)
+                await asyncio.sleep(COLLECT_S)
+        finally:
+            self._sending = None
+
+    async def _send(self) -> None:
+        charges = list(self._kept.values())
+        done = await self._store.release(charges)
+        for one in charges[:done]:
+            key = one.request_id, one.attempt
+            if self._kept.get(key) is one:  # otherwise more was queued meanwhile
+                del self._kept[key]
 
 
 class PlacementStore(ReleaseStore, Protocol):
@@ -184,3 +248,25 @@ def _among(placement: Placement, decode: Iterable[WorkerState]) -> Placement:
     if names.issuperset(placement.decode):
         return placement
     return dataclasses.replace(placement, decode=[name for name in placement.decode if name in names])
+
+
+class RecentPrefixes:
+    """An LRU set of block hashes of placed prompts."""
+
+    def __init__(self, max_blocks: int = MAX_BLOCKS) -> None:
+        self._max_blocks = max_blocks
+        self._known: OrderedDict[bytes, None] = OrderedDict()
+
+    def remember(self, digests: Sequence[bytes]) -> None:
+        """Add a prompt with these full blocks, which is about to be computed."""
+        for digest in reversed(digests):  # the first block is evicted last
+            if digest in self._known:
+                self._known.move_to_end(digest)
+            else:
+                self._known[digest] = None
+        while len(self._known) > self._max_blocks:
+            self._known.popitem(last=False)
+
+    def matched(self, digests: Iterable[bytes]) -> int:
+        """The number of known leading blocks."""
+        return sum(1 for _ in takewhile(self._known.__contains__, digests))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from common.messages import WorkerState
 from common.policy import placement_policy
 from common.words import Role
-from gateway.placement.room import room_for
+from gateway.placement.ledger import room_for
 from gateway.request.placement import Placement, Reason
 from gateway.request.state import Phase, RequestState
 

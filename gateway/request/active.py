@@ -12,8 +12,7 @@ from msgspec import UNSET, UnsetType
 from common.blocks import pack_tokens
 from common.errors import DeadlineExceededError, ServingError
 from common.messages import Grammar, Imported, Job, Settle, Tokens
-from gateway.request.mailbox import Mailbox
-from gateway.request.spec import GenerationSpec
+from gateway.request.spec import GenerationSpec, Mailbox
 from gateway.request.state import RequestState
 from gateway.request.timeline import Timeline
 

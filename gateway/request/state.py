@@ -20,8 +20,7 @@ from common.messages import SamplingParams, Tokens
 from common.peers import Incarnation
 from common.words import Role
 from gateway.request.ends import Sign, verdict
-from gateway.request.mailbox import TokenEvent
-from gateway.request.spec import GenerationSpec
+from gateway.request.spec import GenerationSpec, TokenEvent
 
 PROGRESS_TOKENS = 4  # tokens of one attempt that prove its path works
 CLEAR_AFTER_TOKENS = 4  # progress that clears a suspect; > 2 because passes overlap

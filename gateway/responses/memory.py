@@ -22,7 +22,7 @@ from gateway.dialects.responses.output import Event
 from gateway.dialects.responses.respond import Respond
 from gateway.dialects.responses.schema import ResponseRequest
 from gateway.http.fields import ignored_header
-from gateway.http.responses import json_response
+from gateway.http.problem import json_response
 from gateway.http.streaming import ByteStream
 from gateway.responses.conversations import Conversations
 from gateway.responses.history import Histories

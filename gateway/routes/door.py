@@ -19,9 +19,8 @@ from gateway.answers.ask import Ask
 from gateway.answers.start import Answers, Origin
 from gateway.dialects.table import Entry
 from gateway.http.fields import ignored_header
-from gateway.http.keys import KeyForm, needed
 from gateway.http.problem import INTERNAL, REFUSALS, UnauthorizedError, problem_of
-from gateway.http.request_scope import RequestScope, request_id_of
+from gateway.http.request_scope import KeyForm, RequestScope, needed, request_id_of
 from gateway.observe.metrics import AnswerMetrics, GatewayMetrics
 from gateway.observe.spans import ServerSpans, Way, describe_answer
 from gateway.request.refused import Refusals

@@ -18,9 +18,8 @@ from common.errors import InvalidRequestError
 from gateway.http.api import JSON, ApiPart, fields, get, path_parameters, post
 from gateway.http.body import BodyLimits, read_fields
 from gateway.http.fields import Number, StrictFields
-from gateway.http.problem import ConflictError, NotKeptError
+from gateway.http.problem import ConflictError, NotKeptError, json_response
 from gateway.http.request_scope import request_scope
-from gateway.http.responses import json_response
 from gateway.http.routing import Routes
 from gateway.request.timeline import Timeline
 from gateway.tenants.kept import KeptKeys

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Coroutine, Mapping
 from functools import partial
 from typing import Any
@@ -18,14 +19,13 @@ from gateway.dialects.table import DialectTable, Entry, recognised
 from gateway.http.api import ApiPart
 from gateway.http.body import BodyLimits, checked, read_body, read_fields
 from gateway.http.fields import ignored_header
+from gateway.http.problem import answer_of
 from gateway.http.request_scope import fields_of, request_scope
-from gateway.http.responses import answer_of
 from gateway.http.routing import Handler, Routes, told_path
 from gateway.http.streaming import WrittenStream, disconnected
 from gateway.observe.metrics import GatewayMetrics
 from gateway.routes.door import Begun, ClientLeftError, Door, Start, Told
 from gateway.routes.streamed import StreamedAnswer
-from gateway.routes.turns import Turns
 
 log = logging.getLogger("baton.http")
 
@@ -189,3 +189,31 @@ def _asked(request: Request) -> Asked:
         tenant=scope.tenant,
         request_id=scope.request_id,
     )
+
+
+class Turns:
+    """Lets one task a loop turn continue, so that streams are written in between."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._is_taken = False  # set in this turn of the loop
+
+    async def take(self) -> None:
+        """Return at once if nobody else did in this turn, else after earlier callers."""
+        loop = asyncio.get_running_loop()
+        if not self._is_taken:
+            self._is_taken = True
+            loop.call_soon(self._next)
+            return
+        turn = loop.create_future()
+        self._waiting.append(turn)
+        await turn
+
+    def _next(self) -> None:
+        while self._waiting:
+            turn = self._waiting.popleft()
+            if not turn.done():  # a cancelled waiter is skipped
+                turn.set_result(None)
+                asyncio.get_running_loop().call_soon(self._next)
+                return
+        self._is_taken = False

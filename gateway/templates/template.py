@@ -15,9 +15,8 @@ import jinja2.nodes
 from common.errors import InvalidRequestError
 from common.model.files import TEMPLATE, TOKENIZER_CONFIG, read_file
 from gateway.templates.apart import Apart, Opening
-from gateway.templates.meter import MAX_TEXT_CHARS, DearError, Meter, is_plain, metered
 from gateway.templates.reminders import with_reminders
-from gateway.templates.sandbox import Sandbox
+from gateway.templates.sandbox import MAX_TEXT_CHARS, DearError, Meter, Sandbox, is_plain, metered
 from gateway.templates.shade import END, Shade
 
 MAX_RENDERED_CHARS = MAX_TEXT_CHARS

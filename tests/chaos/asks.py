@@ -15,9 +15,8 @@ from typing import Any
 from common.messages import Grammar, SamplingParams
 from engine.config import EngineConfig
 from engine.fake.engine import FakeEngine
-from gateway.answers.detokenizer import Detokenizer
+from gateway.answers.detokenizer import Detokenizer, StopMatcher
 from gateway.answers.start import choice_seed
-from gateway.answers.stop import StopMatcher
 from gateway.answers.tokenizer import ChatTokenizer
 from gateway.dialects.openai.formats import wanted_of
 from gateway.grammars.forms import text_of

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import httpx
 
-from gateway.placement.recent_prefixes import MAX_BLOCKS
+from gateway.placement.placer import MAX_BLOCKS
 from tests.chaos.asks import SPECIAL, VOCABULARY, Oracle
 from tests.chaos.cluster import ChaosCluster
 from tests.chaos.holdings import Holdings, growth, holdings

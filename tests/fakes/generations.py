@@ -13,9 +13,8 @@ from common.errors import ServingError
 from common.messages import Feature, Grammar, KVLayout, PromptLogprobs, Region, TokenLogprobs, WorkerState
 from gateway.answers.catalogue import Catalogue
 from gateway.answers.tokenizer import ChatTokenizer
-from gateway.request.mailbox import TokenEvent
 from gateway.request.placement import Difference
-from gateway.request.spec import GenerationSpec, Load
+from gateway.request.spec import GenerationSpec, Load, TokenEvent
 from gateway.request.timeline import Timeline, Timelines
 from gateway.tenants.tenants import Tenant
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
-from gateway.request.mailbox import TokenEvent
-from gateway.request.spec import Generation
+from gateway.request.spec import Generation, TokenEvent
 
 EVERYTHING = 1 << 30
 

@@ -12,7 +12,7 @@ import redis.asyncio
 
 from common.store import connect_store
 from gateway.placement.ledger import Ledger
-from gateway.placement.releases import Releases
+from gateway.placement.placer import Releases
 from gateway.request.placement import Charged
 from services.runtime.functions import function_libraries
 from services.runtime.servers import run_redis

@@ -24,7 +24,7 @@ from engine.cache.block_pool import BlockPool
 from engine.groups import MARGIN, Entry
 from engine.sequence import Sequence
 from gateway.lifecycle.inbox import Inbox
-from gateway.placement.releases import Releases
+from gateway.placement.placer import Releases
 from gateway.request.active import ActiveRequest
 from kvtransfer.digest import block_digests
 from kvtransfer.lease import LeaseTable

@@ -22,7 +22,7 @@ from common.errors import DeadlineExceededError, ServingError
 from common.messages import PagePart, SamplingParams
 from engine.config import EngineConfig
 from engine.fake.engine import FakeEngine
-from gateway.admission import places
+from gateway.admission import supply
 from gateway.request.spec import GenerationSpec
 from gateway.tenants.tenants import Tenant
 from prefill.stop import Stop
@@ -394,9 +394,9 @@ def run_world(world: World) -> None:
     loop, form = world.loop, world.form
     loop.set_exception_handler(lambda _, context: world.failures(context))
     kept, decode.role.KEEP_ENDED_S = decode.role.KEEP_ENDED_S, KEEP_ENDED_S
-    run_s = places.MIN_RUN_S
+    run_s = supply.MIN_RUN_S
     if world.is_rivalry:
-        places.MIN_RUN_S = RIVALS_RUN_S
+        supply.MIN_RUN_S = RIVALS_RUN_S
     try:
         with monotonic_is(loop), errors_are_violations(world), form.checkpoints():
             try:
@@ -406,7 +406,7 @@ def run_world(world: World) -> None:
             finally:
                 loop.abandon()
     finally:
-        decode.role.KEEP_ENDED_S, places.MIN_RUN_S = kept, run_s
+        decode.role.KEEP_ENDED_S, supply.MIN_RUN_S = kept, run_s
     if world.violations:
         raise Violation(f"seed {world.seed}:\n  " + "\n  ".join(world.violations[:12]))
 

@@ -11,8 +11,8 @@ from gateway.dialects.anthropic.schema import CountTokensRequest, MessagesReques
 from gateway.dialects.dialect import Dialect
 from gateway.dialects.unserved import Refused, RefusedRequest
 from gateway.http.api import JSON, ApiPart, fields, get, post, ref
-from gateway.http.keys import KeyForm, bearer_key
 from gateway.http.problem import Json, NotKeptError, Problem
+from gateway.http.request_scope import KeyForm, bearer_key
 from gateway.http.streaming import EVENTS
 
 MESSAGES, COUNT, BATCHES = "/v1/messages", "/v1/messages/count_tokens", "/v1/messages/batches"

@@ -18,7 +18,7 @@ from gateway.dialects.kserve.outputs import Outputs, head
 from gateway.dialects.kserve.tensors import BYTES, check_datatype, values_of
 from gateway.dialects.kserve.wish import INPUTS, STREAM, TEXT_INPUT, Wish, joined
 from gateway.http.fields import StrictFields
-from gateway.http.responses import Content
+from gateway.http.problem import Content
 from gateway.http.streaming import EVENTS
 
 MAX_INPUTS = 64

@@ -13,7 +13,7 @@ from gateway.answers.choice import Piece
 from gateway.answers.tokenizer import ChatTokenizer
 from gateway.dialects.kserve.tensors import Tensor
 from gateway.dialects.kserve.wish import FINISH, LOGPROBS, OUTPUTS, SUM, TEXT_OUTPUT, Wish
-from gateway.dialects.openai.objects import MIN_LOGPROB
+from gateway.dialects.openai.framing import MIN_LOGPROB
 from gateway.http.problem import Json
 
 VERSION = "1"  # a model has one

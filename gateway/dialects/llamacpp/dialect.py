@@ -8,8 +8,8 @@ from gateway.dialects.llamacpp.completions import COMPLETION, INFILL
 from gateway.dialects.llamacpp.objects import error_object
 from gateway.dialects.llamacpp.server import ApplyTemplate, ApplyTemplateRequest, Control, ControlRequest, props, slots
 from gateway.http.api import JSON, ApiPart, fields, get, post
-from gateway.http.keys import BEARER
 from gateway.http.problem import Json, Problem
+from gateway.http.request_scope import BEARER
 from gateway.http.streaming import EVENTS
 
 COMPLETIONS = ("/completion", "/completions")

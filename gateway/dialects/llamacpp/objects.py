@@ -13,7 +13,7 @@ from gateway.answers.choice import Choice, Piece
 from gateway.answers.tokenizer import ChatTokenizer
 from gateway.dialects.llamacpp.bodies import LlamaRequest
 from gateway.dialects.local_sampling import SAMPLING
-from gateway.dialects.openai.objects import MIN_LOGPROB
+from gateway.dialects.openai.framing import MIN_LOGPROB
 from gateway.dialects.timings import timings_object
 from gateway.http.problem import Json, Problem
 from gateway.http.streaming import event, said

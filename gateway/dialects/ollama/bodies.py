@@ -11,8 +11,7 @@ from gateway.answers.ask import ToolRules
 from gateway.dialects.foreign import Foreign, TranslatedFields, ignored, refused
 from gateway.dialects.ollama.messages import ONLY_TEXT, OllamaMessage
 from gateway.dialects.ollama.options import OllamaOptions
-from gateway.dialects.openai.messages import MAX_MESSAGES
-from gateway.dialects.openai.tools import ToolDefinition
+from gateway.dialects.openai.messages import MAX_MESSAGES, ToolDefinition
 from gateway.dialects.thinking import template_variables
 from gateway.dialects.tools import MAX_TOOLS, tool_rules
 from gateway.grammars import wanted

@@ -11,7 +11,7 @@ from typing import Any
 from gateway.answers.answer import Answer
 from gateway.answers.choice import Choice, Piece
 from gateway.dialects.ollama.calls import WholeCalls
-from gateway.dialects.openai.objects import chat_logprobs
+from gateway.dialects.openai.framing import chat_logprobs
 from gateway.dialects.timings import Timings
 from gateway.http.problem import Json, Problem
 from gateway.http.streaming import said

@@ -14,7 +14,7 @@ from gateway.dialects.dialect import Asked
 from gateway.dialects.foreign import Foreign, TranslatedFields, as_ours, ignored
 from gateway.dialects.ollama.lines import LINES, line
 from gateway.dialects.ollama.models import shown
-from gateway.http.responses import Content
+from gateway.http.problem import Content
 
 DONE = {"status": "success"}
 

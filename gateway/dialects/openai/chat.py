@@ -8,7 +8,7 @@ from gateway.answers.ask import Ask, Conversation, Reply
 from gateway.answers.choice import Choice, Piece
 from gateway.dialects.dialect import Events
 from gateway.dialects.openai import framing
-from gateway.dialects.openai.objects import chat_logprobs, head, prompt_logprobs
+from gateway.dialects.openai.framing import chat_logprobs, head, prompt_logprobs
 from gateway.dialects.openai.schema import ChatRequest
 from gateway.http.problem import Json
 from gateway.http.streaming import EVENTS

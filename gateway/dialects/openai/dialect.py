@@ -10,8 +10,8 @@ from gateway.dialects.openai.completions import Completions
 from gateway.dialects.openai.described import ANSWERS
 from gateway.dialects.openai.schema import ChatRequest, CompletionRequest
 from gateway.http.api import JSON, ApiPart, get, post, ref
-from gateway.http.keys import BEARER
 from gateway.http.problem import Json, Problem, error_object
+from gateway.http.request_scope import BEARER
 from gateway.http.streaming import EVENTS
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"

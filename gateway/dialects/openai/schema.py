@@ -20,16 +20,17 @@ from gateway.answers.ask import ToolRules
 from gateway.answers.start import MAX_SEQUENCES
 from gateway.dialects.foreign import Foreign
 from gateway.dialects.openai.foreign import CHAT, COMPLETIONS
-from gateway.dialects.openai.messages import MAX_MESSAGES, Message
-from gateway.dialects.openai.shared import INERT, MAX_LOGPROBS, MAX_N, SCHEMAS, UNSUPPORTED, CommonFields
-from gateway.dialects.openai.tools import (
+from gateway.dialects.openai.messages import (
     CHOICE_SCHEMA,
+    MAX_MESSAGES,
     OLDER_CHOICE_SCHEMA,
     Function,
+    Message,
     ToolDefinition,
     older_choice,
     rules_of,
 )
+from gateway.dialects.openai.shared import INERT, MAX_LOGPROBS, MAX_N, SCHEMAS, UNSUPPORTED, CommonFields
 from gateway.dialects.thinking import may_think, template_variables
 from gateway.dialects.tools import MAX_TOOLS
 from gateway.http.fields import MAX_TOKEN_IDS, Count, ids_read

@@ -14,7 +14,7 @@ from gateway.answers.ask import Ask, Conversation, Reply
 from gateway.answers.tokenizer import ChatTokenizer
 from gateway.dialects.dialect import Events
 from gateway.dialects.openai import framing
-from gateway.dialects.openai.objects import chat_logprobs
+from gateway.dialects.openai.framing import chat_logprobs
 from gateway.dialects.responses.events import Making, ResponseEvents
 from gateway.dialects.responses.history import NOT_KEPT
 from gateway.dialects.responses.items import Turns

@@ -15,9 +15,9 @@ from pydantic import (
     model_validator,
 )
 
+from gateway.dialects.openai.messages import CHOICE_SCHEMA
 from gateway.dialects.openai.schema import Effort
 from gateway.dialects.openai.shared import INERT, MAX_LOGPROBS, SCHEMAS, UNSUPPORTED, CommonFields
-from gateway.dialects.openai.tools import CHOICE_SCHEMA
 from gateway.dialects.responses.history import NOT_KEPT, History
 from gateway.dialects.responses.items import CompactionTrigger, Item, MessageItem, checked_items
 from gateway.dialects.responses.tools import AnyTool, HostedTool, Tools, read_tools

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, StrictStr, Tag
 
 from gateway.answers.ask import Tool, ToolRules
-from gateway.dialects.openai.tools import Function, rules_of
+from gateway.dialects.openai.messages import Function, rules_of
 from gateway.dialects.responses.custom_input import INPUT
 from gateway.dialects.responses.output import Called
 from gateway.http.fields import LenientFields

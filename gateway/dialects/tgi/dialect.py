@@ -13,8 +13,8 @@ from gateway.dialects.tgi.described import ANSWERS
 from gateway.dialects.tgi.errors import error
 from gateway.dialects.tgi.generate import Generate
 from gateway.http.api import JSON, ApiPart, get, post, ref
-from gateway.http.keys import BEARER
 from gateway.http.problem import Json
+from gateway.http.request_scope import BEARER
 from gateway.http.streaming import EVENTS
 
 ROOT, GENERATE, STREAM = "/", "/generate", "/generate_stream"

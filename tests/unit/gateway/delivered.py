@@ -10,7 +10,7 @@ from typing import Any
 
 from common.messages import Grammar, TokenLogprobs
 from common.words import Finish
-from gateway.request.mailbox import Mailbox, TokenEvent
+from gateway.request.spec import Mailbox, TokenEvent
 from gateway.request.timeline import Timeline
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from common.messages import WorkerState
-from gateway.request.contexts import context_of, cut_by_its_pool, long_enough, longest, usual
+from gateway.request.spec import context_of, cut_by_its_pool, long_enough, longest, usual
 from tests.fakes.workers import LAYOUT, a_worker
 
 POOL = LAYOUT.num_blocks * LAYOUT.block_size

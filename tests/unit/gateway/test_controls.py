@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.errors import InvalidRequestError
-from gateway.answers.controls import FEW_KINDS
+from gateway.answers.encoding import FEW_KINDS
 from gateway.answers.tokenizer import ChatTokenizer
 from gateway.parsing.choose import Parsers
 from gateway.templates.shade import Shade

@@ -20,7 +20,7 @@ from gateway.dialects.openai.chat import Chat
 from gateway.dialects.openai.completions import Completions
 from gateway.dialects.openai.schema import ChatRequest, CompletionRequest
 from gateway.observe.metrics import AnswerMetrics, GatewayMetrics
-from gateway.request.mailbox import TokenEvent
+from gateway.request.spec import TokenEvent
 from gateway.request.timeline import STOP_STRING
 from gateway.routes.streamed import StreamedAnswer
 from tests.unit.gateway.delivered import Generation, Socket, cut, put, turn_over

@@ -15,7 +15,7 @@ from gateway.answers.tokenizer import ChatTokenizer
 from gateway.app import HttpSettings
 from gateway.dialects import DIALECTS
 from gateway.dialects.table import DialectTable
-from gateway.http.origins import WebAccess
+from gateway.http.layers import WebAccess
 from gateway.routes import streamed
 from gateway.tenants.tenants import Tenants
 from tests.unit.gateway.conftest import MODEL, TEXT, Gateway, run_gateway

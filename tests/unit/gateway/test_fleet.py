@@ -13,8 +13,8 @@ from common.messages import GatewayState, KVLayout, Region, SamplingParams, Work
 from common.peers import Incarnation, Peers
 from common.words import WorkerStatus
 from gateway.admission.capacity import HEARTBEAT_LAG_S, SILENT_S, Fleet, HeardGateways
-from gateway.admission.places import MIN_RUN_S, Held
 from gateway.admission.policy import RequestLimits
+from gateway.admission.supply import MIN_RUN_S, Held
 from gateway.admission.waiting_room import WaitingRoom
 from gateway.placement.agreement import Agreement
 from gateway.placement.placer import Placer

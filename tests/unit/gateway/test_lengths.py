@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.errors import DeadlineExceededError, InvalidRequestError, OverloadedError
-from gateway.answers import lengths, tokenising
+from gateway.answers import encoding, tokenising
 from gateway.answers.ask import Conversation, Text, Tool
 from gateway.answers.catalogue import Served
 from gateway.answers.tokenising import Tokenising
@@ -35,7 +35,7 @@ _words = st.lists(
 
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lengths, "PIECE_CHARS", 8)
+    monkeypatch.setattr(encoding, "PIECE_CHARS", 8)
 
 
 @pytest.mark.usefixtures("small_pieces")
@@ -59,7 +59,7 @@ def test_the_end_of_a_text_has_the_tokens_of_the_whole(
     any_tokenizer: ChatTokenizer, text: str, keep: int, small: int
 ) -> None:
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(lengths, "PIECE_CHARS", small)
+        patched.setattr(encoding, "PIECE_CHARS", small)
         whole = any_tokenizer.encode(text, add_special_tokens=False)
         assert any_tokenizer.encode(text, add_special_tokens=False, keep=keep) == whole[-keep:]
         before, after = any_tokenizer.controls.around
@@ -77,7 +77,7 @@ def test_the_end_of_a_long_text_takes_little_of_it(
     encode = demo.controls.encode_named
     monkeypatch.setattr(demo.controls, "encode_named", lambda part: (done.append(len(part)), encode(part))[1])
     assert len(demo.encode(text, parse_special=False, keep=2_000)) == 2_000
-    assert sum(done) <= 2 * lengths.WHOLE_CHARS
+    assert sum(done) <= 2 * encoding.WHOLE_CHARS
 
 
 def test_every_usual_shape_is_cut_and_bounded(any_tokenizer: ChatTokenizer) -> None:

@@ -12,9 +12,9 @@ import openai
 import pytest
 
 from common.errors import OverloadedError
+from gateway.answers.answer import duration
 from gateway.answers.tokenizer import ChatTokenizer
 from gateway.app import HttpSettings
-from gateway.tenants.charge import duration
 from gateway.tenants.tenants import Tenants, hash_key
 from tests.unit.gateway.conftest import MODEL, Gateway, run_gateway
 

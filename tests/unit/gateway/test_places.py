@@ -8,10 +8,9 @@ import random
 import pytest
 
 from common.messages import SamplingParams, TenantPlaces
-from gateway.admission.places import MIN_RUN_S, RUN_PER_RETURN, Held, Holder, Newcomer, Places
 from gateway.admission.policy import RequestLimits
 from gateway.admission.queue import HIGH
-from gateway.admission.supply import Capacity, Prefiller
+from gateway.admission.supply import MIN_RUN_S, RUN_PER_RETURN, Capacity, Held, Holder, Newcomer, Places, Prefiller
 from gateway.admission.waiting_room import WaitingRoom
 from gateway.request.active import ActiveRequest
 from gateway.request.spec import GenerationSpec

@@ -15,9 +15,8 @@ from engine.cache.block_pool import BlockPool
 from engine.cache.pages import layout_of
 from engine.config import EngineConfig
 from gateway.placement.agreement import Agreement
-from gateway.placement.ledger import PlacementRequest
+from gateway.placement.ledger import PlacementRequest, room_for
 from gateway.placement.placer import Placer
-from gateway.placement.room import room_for
 from gateway.placement.without_redis import choose, loads_of
 from gateway.request.placement import Placement, Reason
 from gateway.request.spec import GenerationSpec

@@ -19,7 +19,7 @@ from gateway.answers.tokenising import Tokenising
 from gateway.answers.tokenizer import ChatTokenizer
 from gateway.app import HttpSettings
 from gateway.templates import apart, template
-from gateway.templates.meter import DearError
+from gateway.templates.sandbox import DearError
 from gateway.templates.shade import Shade
 from gateway.templates.template import ChatTemplate
 from tests.models import CHAT_TEMPLATE, TOOL_TEMPLATE, build_tokenizer

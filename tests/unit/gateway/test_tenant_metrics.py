@@ -6,9 +6,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from common.messages import Settle, Tokens, WorkerState
-from gateway.observe.costs import Rates, device_seconds
 from gateway.observe.metrics import GatewayMetrics
-from gateway.observe.tenant_metrics import MAX_TENANTS, OTHERS, TenantLabels, TenantMetrics
+from gateway.observe.tenant_metrics import MAX_TENANTS, OTHERS, Rates, TenantLabels, TenantMetrics, device_seconds
 from gateway.request.spec import Load
 from gateway.request.timeline import AttemptLine, Timeline
 from gateway.tenants.budgets import Limits, LocalBudgets

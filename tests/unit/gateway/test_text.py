@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.answers import stop
-from gateway.answers.detokenizer import Detokenizer
-from gateway.answers.stop import StopMatcher
+from gateway.answers import detokenizer
+from gateway.answers.detokenizer import Detokenizer, StopMatcher
 from gateway.answers.tokenizer import ChatTokenizer
 from tests.examples import examples
 
@@ -93,14 +92,14 @@ def test_stop_strings_are_found_as_in_the_whole_text(pieces: list[str], stops: l
 def test_long_near_matches_are_followed_without_another_look(monkeypatch: pytest.MonkeyPatch) -> None:
     stops = ["a" * 999 + "b", *(chr(ord("c") + index) + "a" * 999 for index in range(15))]
     steps = 0
-    made = stop._State._made
+    made = detokenizer._State._made
 
-    def counted(state: stop._State, character: str) -> stop._State | None:
+    def counted(state: detokenizer._State, character: str) -> detokenizer._State | None:
         nonlocal steps
         steps += 1
         return made(state, character)
 
-    monkeypatch.setattr(stop._State, "_made", counted)
+    monkeypatch.setattr(detokenizer._State, "_made", counted)
     matcher = StopMatcher(stops)
     text = "a" * 5_000 + "c" + "a" * 998 + "x" + "a" * 999
     out = "".join(matcher.push(text[start : start + 4]) for start in range(0, len(text), 4))

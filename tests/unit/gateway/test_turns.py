@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from common.errors import UnavailableError
 from gateway.http.routing import HotPaths
-from gateway.routes.turns import Turns
+from gateway.routes.serving import Turns
 
 
 async def test_of_a_crowd_one_goes_on_in_each_turn_in_order() -> None:

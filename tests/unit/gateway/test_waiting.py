@@ -11,7 +11,7 @@ from common.messages import ModelLoad, SamplingParams, TenantPlaces
 from gateway.admission.policy import RefusedError, RequestLimits
 from gateway.admission.supply import Capacity, Prefiller
 from gateway.admission.waiting_room import CAPACITY_FOR_S, WaitingRoom
-from gateway.placement.recent_prefixes import RecentPrefixes
+from gateway.placement.placer import RecentPrefixes
 from gateway.request.spec import GenerationSpec
 from gateway.tenants.tenants import ANYBODY
 

@@ -16,9 +16,8 @@ from gateway.answers.start import Answers
 from gateway.dialects.dialect import Asked, Dialect, Events
 from gateway.http.api import JSON, ApiPart, fields, get, post
 from gateway.http.fields import Count, StrictFields
-from gateway.http.keys import KeyForm
-from gateway.http.problem import Json, Problem
-from gateway.http.responses import Content
+from gateway.http.problem import Content, Json, Problem
+from gateway.http.request_scope import KeyForm
 
 SAY, SAY_BY_PATH = "/tiny/say", "/tiny/{model}/say"
 COUNT = "/tiny/count/{model}"

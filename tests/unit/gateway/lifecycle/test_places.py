@@ -11,7 +11,7 @@ from common import subjects
 from common.errors import DeadlineExceededError
 from common.messages import Cancel, GatewayState, ModelLoad, TenantPlaces
 from common.peers import DEAD_AFTER_S
-from gateway.admission.places import MIN_RUN_S
+from gateway.admission.supply import MIN_RUN_S
 from gateway.admission.waiting_room import PROMISE_S
 from gateway.request.active import ActiveRequest
 from gateway.tenants.tenants import Tenant
