@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from http import HTTPStatus
-from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
@@ -31,7 +30,7 @@ from gateway.http.body import BodyLimits
 from gateway.http.layers import Crashes, Greeting, KeyCheck, Origins, Paths, RefusalTimes, RequestIds, WebAccess
 from gateway.http.problem import Problem, json_response, problem_of
 from gateway.http.request_scope import request_scope
-from gateway.http.routing import Application, HotPaths, Routes
+from gateway.http.routing import Application, Routes
 from gateway.observe.attainment import ServiceLevels
 from gateway.observe.fleet_metrics import FleetMetrics
 from gateway.observe.metrics import GatewayMetrics
@@ -140,25 +139,10 @@ def create_app(
         routes += [console.routes] if settings.console else []
     routes.append(_document(routes, table, settings.tenants))
     layers = _layers(settings, table, metrics, spans, request_log)
-    refused, failed = _on_serving_error(table), _on_http_error(table)
-    app = Application(
-        title="Baton",
-        version=VERSION,
-        docs_url=None,
-        redoc_url=None,
-        openapi_url=None,
-        redirect_slashes=False,
-        middleware=layers,
-        exception_handlers={ServingError: refused, HTTPException: failed},
-    )
+    app = Application(layers, serving.posts, partial(_refusal, table), title="Baton", version=VERSION)
     for each in routes:
         each.add_to(app)
-
-    async def refuse(request: Request, error: Exception) -> Response:
-        return await (refused if isinstance(error, ServingError) else failed)(request, error)
-
     app.state.door = door
-    app.hot = HotPaths(layers, serving.posts, refuse)
     return app
 
 
@@ -176,7 +160,7 @@ def _layers(
         Middleware(
             Origins,
             access=settings.web,
-            has_keys=lambda: not settings.tenants.open_to_all,
+            tenants=settings.tenants,
             refuse=table.refusal,
             id_headers=table.id_headers,
         ),
@@ -247,30 +231,21 @@ def _document(routes: Sequence[Routes], table: DialectTable, tenants: Tenants) -
     return Routes(gets={OPENAPI_PATH: document}, api=own)
 
 
-Handle = Callable[[Request, Exception], Coroutine[Any, Any, Response]]
-
-
-def _on_serving_error(table: DialectTable) -> Handle:
-    async def handle(request: Request, error: Exception) -> Response:
-        assert isinstance(error, ServingError)
-        if isinstance(error, RefusedError) and error.waited:
-            request_scope(request.scope).waited = True
+async def _refusal(table: DialectTable, request: Request, error: Exception) -> Response:
+    """An error in the form of the request's dialect."""
+    if isinstance(error, RefusedError) and error.waited:
+        request_scope(request.scope).waited = True
+    if isinstance(error, ServingError):
         return table.refusal(request.scope, problem_of(error))
+    assert isinstance(error, HTTPException)
+    return table.refusal(request.scope, _problem_of_http(table, request, error))
 
-    return handle
 
-
-def _on_http_error(table: DialectTable) -> Handle:
+def _problem_of_http(table: DialectTable, request: Request, error: HTTPException) -> Problem:
     some = [path for path in table.entries if "{" not in path][:MAX_TOLD]
     served = f"POST {', '.join(some)} answer, GET {OPENAPI_PATH} tells of all others"
-
-    async def handle(request: Request, error: Exception) -> Response:
-        assert isinstance(error, HTTPException)
-        path = request.url.path
-        known = {404: f"no route {path[:200]}: {served}", 405: f"{request.method} is not allowed on {path[:200]}"}
-        is_plain = error.detail == HTTPStatus(error.status_code).phrase  # raised by the router, or without a text
-        message = known.get(error.status_code, error.detail) if is_plain else error.detail
-        problem = Problem(status=error.status_code, message=str(message), headers=error.headers or {})
-        return table.refusal(request.scope, problem)
-
-    return handle
+    path = request.url.path
+    known = {404: f"no route {path[:200]}: {served}", 405: f"{request.method} is not allowed on {path[:200]}"}
+    is_plain = error.detail == HTTPStatus(error.status_code).phrase  # raised by the router, or without a text
+    message = known.get(error.status_code, error.detail) if is_plain else error.detail
+    return Problem(status=error.status_code, message=str(message), headers=error.headers or {})

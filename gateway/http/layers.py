@@ -231,14 +231,14 @@ class Origins:
         app: ASGIApp,
         *,
         access: WebAccess,
-        has_keys: Callable[[], bool],
+        tenants: Tenants,
         refuse: Callable[[Scope, Problem], Response],
         id_headers: Sequence[str] = (),
     ) -> None:
         """`id_headers`: pages may read them, like other exposed headers."""
         self._app = app
         self._access = access
-        self._has_keys = has_keys
+        self._tenants = tenants
         self._refuse = refuse
         self._exposed = ", ".join([_EXPOSED, *id_headers])
 
@@ -249,7 +249,7 @@ class Origins:
             origin = headers.get("origin", "")
             preflight = bool(origin) and scope["method"] == "OPTIONS" and "access-control-request-method" in headers
             is_let_in = bool(origin) and self._access.lets_in(origin)
-            problem = None if self._has_keys() else self._wrong(scope, headers, is_let_in=is_let_in)
+            problem = None if not self._tenants.open_to_all else self._wrong(scope, headers, is_let_in=is_let_in)
             if sum(name == b"origin" for name, _ in scope["headers"]) > 1:
                 problem, is_let_in = Problem(status=400, message="there are several Origin headers: send one"), False
             if problem is None and preflight and not is_let_in:

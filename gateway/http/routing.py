@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from common.errors import ServingError
 from gateway.http.api import ApiPart
+from gateway.http.request_scope import request_scope
 
 Handler = Callable[[Request], Awaitable[Response]]
 Refuse = Callable[[Request, Exception], Awaitable[Response]]
@@ -74,39 +75,50 @@ class Routes:
                 app.add_route(path, handler, methods=[method])
 
 
-class HotPaths:
-    """POSTs to some paths, through the same middleware but without the framework, which would double their cost."""
+class Endpoints:
+    """The end of all middleware: clients' POSTs by path, found at once, and FastAPI's routing for others."""
 
-    def __init__(self, layers: Sequence[Middleware], posts: Paths, refuse: Refuse) -> None:
+    def __init__(self, posts: Paths, others: ASGIApp, refuse: Refuse) -> None:
         """`refuse` turns a ServingError or an HTTPException into an answer."""
         self._posts = ByPath(posts)
+        self._others = others
         self._refuse = refuse
-        self._hot: ASGIApp = self._serve
-        for layer in reversed(layers):
-            self._hot = layer.cls(self._hot, *layer.args, **layer.kwargs)
 
-    def app_for(self, scope: Scope) -> ASGIApp | None:
-        """The app that serves the request; None: the framework."""
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         is_post = scope["type"] == "http" and scope["method"] == "POST"
-        return self._hot if is_post and self._posts.find(served_path(scope["path"])) is not None else None
-
-    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        found = self._posts.find(scope["path"])
-        assert found is not None
-        handler, scope["path_params"] = found
-        request = Request(scope, receive, send)
+        found = self._posts.find(scope["path"]) if is_post else None
         try:
-            answer = await handler(request)
+            if found is None:
+                await self._others(scope, receive, send)
+                return
+            handler, scope["path_params"] = found
+            answer = await handler(Request(scope, receive, send))
         except (ServingError, HTTPException) as error:
-            answer = await self._refuse(request, error)
+            if request_scope(scope).status:
+                raise RuntimeError("an error after the answer began") from error
+            answer = await self._refuse(Request(scope, receive, send), error)
         await answer(scope, receive, send)
 
 
 class Application(FastAPI):
-    """FastAPI's application, bypassed by hot paths."""
+    """FastAPI with one stack: middleware, and `Endpoints` at their end."""
 
-    hot: HotPaths | None = None
+    def __init__(self, layers: Sequence[Middleware], posts: Paths, refuse: Refuse, **named: Any) -> None:
+        super().__init__(**named, docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
+        self.user_middleware = list(layers)
+        self._posts = posts
+        self._refuse = refuse
+
+    def build_middleware_stack(self) -> ASGIApp:
+        app: ASGIApp = Endpoints(self._posts, self.router, self._refuse)
+        for layer in reversed(self.user_middleware):
+            app = layer.cls(app, *layer.args, **layer.kwargs)
+        return app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        hot = self.hot.app_for(scope) if self.hot is not None else None
-        await (super().__call__ if hot is None else hot)(scope, receive, send)
+        """Pass by FastAPI's own telemetry: `ServerSpans` traces requests."""
+        if scope["type"] == "lifespan" or self.middleware_stack is None:
+            await super().__call__(scope, receive, send)
+        else:
+            scope["app"] = self
+            await self.middleware_stack(scope, receive, send)

@@ -13,7 +13,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from common.errors import UnavailableError
-from gateway.http.routing import HotPaths
+from gateway.http.routing import Application
 from gateway.routes.serving import Turns
 
 
@@ -65,12 +65,9 @@ class Seen:
         await self._app(scope, receive, send)
 
 
-async def test_only_posts_to_hot_paths_pass_by_the_framework_and_all_their_errors_are_answered() -> None:
+async def test_all_requests_pass_the_same_layers_and_posts_of_clients_pass_by_the_frameworks_routing() -> None:
     paths, framework = list[str](), list[str]()
     errors: list[Exception] = [UnavailableError("away"), HTTPException(413)]
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        framework.append(f"{scope['type']} {scope.get('method')}")
 
     async def hot(request: Request) -> Response:
         if errors:
@@ -80,7 +77,13 @@ async def test_only_posts_to_hot_paths_pass_by_the_framework_and_all_their_error
     async def refuse(request: Request, error: Exception) -> Response:
         return PlainTextResponse(f"refused {type(error).__name__}")
 
-    served = HotPaths([Middleware(Seen, paths=paths)], {"/hot": hot}, refuse)
+    async def routed(request: Request) -> Response:
+        framework.append(f"{request.method} {request.url.path}")
+        raise UnavailableError("away")
+
+    served = Application([Middleware(Seen, paths=paths)], {"/hot": hot}, refuse)
+    served.add_route("/cold", routed, methods=["POST"])
+    served.add_route("/hot", routed, methods=["GET"])
     said: list[bytes] = []
 
     async def send(message: Any) -> None:
@@ -89,10 +92,10 @@ async def test_only_posts_to_hot_paths_pass_by_the_framework_and_all_their_error
     async def receive() -> Any:
         return {"type": "http.request"}
 
-    for path, method in (("/hot", "POST"), ("/hot/", "POST"), ("/hot", "POST"), ("/hot", "GET"), ("/cold", "POST")):
-        scope = {"type": "http", "path": path, "method": method, "headers": []}
-        await (served.app_for(scope) or app)(scope, receive, send)
-    assert served.app_for({"type": "lifespan"}) is None
-    assert b"".join(said).split(b"refused ") == [b"", b"UnavailableError", b"HTTPExceptionanswer"]
-    assert paths == ["/hot", "/hot/", "/hot"]
-    assert framework == ["http GET", "http POST"]
+    posts = [(path, "POST") for path in ("/hot", "/hot/", "/hot", "/cold")]
+    for path, method in (*posts, ("/hot", "GET"), ("/no", "GET")):
+        await served({"type": "http", "path": path, "method": method, "headers": []}, receive, send)
+    refused = ["UnavailableError", "HTTPExceptionanswer", "UnavailableError", "UnavailableError", "HTTPException"]
+    assert b"".join(said).decode().split("refused ") == ["", *refused]
+    assert paths == ["/hot", "/hot/", "/hot", "/cold", "/hot", "/no"]
+    assert framework == ["POST /cold", "GET /hot"]
