@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +97,9 @@ def try_operation(
             assume(None not in case.body.values())  # null is as if the field were absent, whatever its name
         response = case.call(timeout=60, headers={"authorization": f"Bearer {KEY}"})
         served[response.status_code] += 1
-        case.validate_response(response, checks=checks)
+        # 413: refused by its length (of a key's body 4,096 bytes), before anybody looked at its form
+        is_read = response.status_code != HTTPStatus.REQUEST_ENTITY_TOO_LARGE
+        case.validate_response(response, checks=checks if is_read else CHECKS)
 
     send()
 
