@@ -134,9 +134,9 @@ async def test_a_gateway_serves_https_and_reaches_both_servers_by_tls(
     flags = {
         "nats-url": nats.address,
         "redis-url": f"rediss://127.0.0.1:{redis_port}",
-        **{f"{name}-ca": ours.ca for name in ("nats", "redis")},
-        **{f"{name}-cert": ours.client for name in ("nats", "redis")},
-        **{f"{name}-key": ours.client_key for name in ("nats", "redis")},
+        "servers-ca": ours.ca,
+        "servers-cert": ours.client,
+        "servers-key": ours.client_key,
         "tls-cert": ours.server,
         "tls-key": ours.server_key,
         "model": model,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -13,9 +12,8 @@ from benchmarks.weights.drawn import DRAWN, EMBEDDING, draw_weights, write_confi
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.families import model_spec, read_model_spec
-from engine.model import decoder
-from engine.model.layers.kinds import Half, mixing
 from tests.unit.benchmarks.tiny import tiny
+from tests.unit.engine.insides import products_of
 
 PARAMETERS = {  # as their cards say, of those with vision the text part
     "llama-3.1-70b": 70_553_706_496,
@@ -49,15 +47,8 @@ def test_a_step_reads_the_experts_that_its_tokens_choose() -> None:
 def test_what_is_quantised_while_loading_is_drawn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, shape: str) -> None:
     tiny(monkeypatch, shape)
     write_config(tmp_path, shape)
-    mixers = list[Any]()
-
-    def kept(mixer: Any) -> Half:
-        mixers.append(mixer)
-        return mixing(mixer)
-
-    monkeypatch.setattr(decoder, "mixing", kept)
-    Engine(EngineConfig(model=tmp_path, num_blocks=8, quantization="fp8", dtype="float32"), load=draw_weights)
-    q, k, v = mixers[0]._qkv.weight.split((64, 32, 32))
+    engine = Engine(EngineConfig(model=tmp_path, num_blocks=8, quantization="fp8", dtype="float32"), load=draw_weights)
+    q, k, v = products_of(engine._decoder._layers[0])["_qkv"].weight.split((64, 32, 32))
     for weight in (q, k, v):
         assert weight.std() == pytest.approx(0.02, rel=0.3)
         assert all(len(row.unique()) <= 2 * 127 for row in weight)

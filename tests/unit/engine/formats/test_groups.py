@@ -30,6 +30,7 @@ from tests.unit.engine.families.case import Case
 from tests.unit.engine.formats.checkpoints import Tensors, plain_of, refused, written
 from tests.unit.engine.formats.forms import AWQ, FORMS, GPT_OSS, GPTQ, HEAD, MOE, in_mxfp4, ours, source_of
 from tests.unit.engine.formats.loading import Form, Tiny, answer, loaded
+from tests.unit.engine.insides import parts_of
 from tests.unit.kernels.group_checks import KINDS, matrix
 from tests.unit.kernels.references import silu_and_mul
 
@@ -90,7 +91,8 @@ def test_experts_become_groups_while_they_are_loaded(case: Case, tmp_path: Path)
 
 def experts_of(decoder: Decoder) -> list[Experts]:
     """Of the layers that have some, in their order."""
-    return [layer.mlp._mixture._experts for layer in decoder._layers if isinstance(layer.mlp, SparseMlp)]
+    parts = (part for layer in decoder._layers for part in parts_of(layer))
+    return [part._mixture._experts for part in parts if isinstance(part, SparseMlp)]
 
 
 def test_weights_become_groups_while_they_are_loaded(tiny_model: Tiny, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from engine.weights.loader import load_weights
 from tests.models import build_tiny_model
 from tests.unit.engine.families.experts import CASES
 from tests.unit.engine.generate import Generator, new_sequence
+from tests.unit.engine.insides import products_of
 
 DEMO = Path(__file__).parents[4] / "demo"
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -98,7 +99,7 @@ def test_every_product_and_the_table_are_quantised(tmp_path: Path) -> None:
     assert matrix.codes.dtype is torch.int8
     assert isinstance(decoder._head._linear, Int8Linear)
     for layer in decoder._layers:
-        products = vars(layer.mixer) | vars(layer.mlp)
+        products = products_of(layer)
         assert {name for name, value in products.items() if isinstance(value, Int8Linear)} == {
             "_qkv", "_output", "_gate_up", "_down",
         }  # fmt: skip

@@ -32,6 +32,7 @@ from tests.unit.engine.families.experts import EXPERTS
 from tests.unit.engine.families.hybrids import QWEN_3_5
 from tests.unit.engine.gguf.cases import GPT_OSS
 from tests.unit.engine.gguf.converted import write_converted
+from tests.unit.engine.insides import parts_of, products_of
 
 WIDE = {"hidden_size": 256, "intermediate_size": 512}
 MIXED = {"": "Q4_K", "attn_v": "Q6_K", "ffn_down": "Q6_K", "token_embd": "Q5_0", "output.weight": "Q6_K"}
@@ -176,14 +177,16 @@ def experts_of(file: Path, *, device: str) -> list[Experts]:
     spec = read_model_spec(file, device=device)
     decoder = Decoder(spec, dtype=torch.float32, device=torch.device("cpu"), max_model_len=64)
     load_weights(decoder.weights, file)
-    return [layer.mlp._mixture._experts for layer in decoder._layers if isinstance(layer.mlp, SparseMlp)]
+    parts = (part for layer in decoder._layers for part in parts_of(layer))
+    return [part._mixture._experts for part in parts if isinstance(part, SparseMlp)]
 
 
 def grouped(decoder: Decoder) -> list[torch.Tensor]:
     """Every matrix of the layers, as floats."""
     found = []
     for layer in decoder._layers:
-        for product in (layer.mixer._qkv, layer.mixer._output, layer.mlp._gate_up, layer.mlp._down):  # type: ignore[union-attr]
+        products = products_of(layer)
+        for product in (products[name] for name in ("_qkv", "_output", "_gate_up", "_down")):
             parts = getattr(product, "linears", (product,))
             found.append(torch.cat([plain_of(part) for part in parts]))
     return found
@@ -209,7 +212,7 @@ def test_a_cpu_takes_rows_of_8_bits_where_they_are_fast(
     assert read_model_spec(mixed, dtype="float32").quantization.name == ""
     if is_fast:
         engine = Engine(EngineConfig(model=mixed, num_blocks=8))
-        assert isinstance(engine._decoder._layers[0].mixer._qkv, Int8Linear)  # type: ignore[union-attr]
+        assert isinstance(products_of(engine._decoder._layers[0])["_qkv"], Int8Linear)
         floats = Engine(EngineConfig(model=mixed, num_blocks=8, dtype="float32"))
         asked_for = Engine(EngineConfig(model=mixed, num_blocks=8, quantization="int8"))
         assert engine.fingerprint == asked_for.fingerprint != floats.fingerprint
