@@ -25,7 +25,6 @@ REMOVED: dict[tuple[str, ...], dict[str, str]] = {
         "batch_window_s": "a constant since 0.2: a day, as `completion_window` says",
     },
     _WORKERS: {
-        "step_target_ms": "measured since 0.2: 1.77 bare steps on a GPU, 3.5 where no worker only prefills",
         "max_prefills": "a constant since 0.2: 16",
         "fake_faults": "for tests alone since 0.2",
     },

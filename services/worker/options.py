@@ -66,6 +66,10 @@ class WorkerOptions(ModelSettings):
     max_sequences: Annotated[int, Field(ge=0), AUTO] = Field(
         0, description="sequences in the decode batch at most; auto: 64 on the CPU, 256 on a GPU"
     )
+    step_target_ms: Annotated[float, Field(ge=0), AUTO] = Field(
+        0.0,
+        description="mean step with prompts, ms; auto: 1.77 bare ones, 3.5 if no worker only prefills; none on CPUs",
+    )
     step_timeout_s: Annotated[float, Field(ge=0, le=3600), AUTO] = Field(
         0.0,
         description="a longer step hangs: the worker ends, its requests go elsewhere; auto: 60 on a GPU, 120 on the CPU",

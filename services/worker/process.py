@@ -68,7 +68,9 @@ async def run(settings: WorkerServiceSettings, roles: Sequence[str], lender: Eng
     ):
         transport = open_transport(settings.kv_transport, host=settings.transport_host)
         engine = await asyncio.to_thread(build_engine, settings, transport, lender)
-        targets = StepTargets() if settings.device == "cpu" else StepPolicy().targets(engine.pass_ms)
+        targets = StepTargets(settings.step_target_ms)
+        if settings.device != "cpu" and not settings.step_target_ms:
+            targets = StepPolicy().targets(engine.pass_ms)
         async with connect_store(settings.redis()) as store:
             tracer = open_tracer(
                 settings.otlp_endpoint,
