@@ -10,7 +10,6 @@ import torch
 
 from tests.unit.kernels import (
     channel_checks,
-    chosen_checks,
     codes_checks,
     convolution_checks,
     delta_checks,
@@ -21,6 +20,7 @@ from tests.unit.kernels import (
     mamba_checks,
     mla_checks,
     selective_checks,
+    sparse_checks,
     switch_checks,
     triton_checks,
 )
@@ -39,7 +39,7 @@ def memory_goes_back() -> Iterator[None]:
 
 
 MODULES = (
-    triton_checks, expert_checks, switch_checks, mla_checks, chosen_checks, group_checks, codes_checks, fp8_checks,
+    triton_checks, expert_checks, switch_checks, mla_checks, sparse_checks, group_checks, codes_checks, fp8_checks,
     far_checks,
 )  # fmt: skip
 OF_STATES = (channel_checks, convolution_checks, delta_checks, mamba_checks, selective_checks)

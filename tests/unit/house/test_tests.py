@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import importlib
+from pathlib import Path
 from typing import Literal
 
 import pytest
 
 from tests.conftest import pytest_report_teststatus
-from tests.unit.house.measures import name_of, nodes_of, sources
+from tests.unit.house.measures import ROOT, name_of, nodes_of, sources
 
 
 def test_no_test_module_imports_from_another() -> None:
@@ -25,6 +27,12 @@ def test_no_test_module_imports_from_another() -> None:
             if any(part.startswith("test_") for name in names for part in name.split(".")):
                 found.append(f"{name_of(path)}:{node.lineno}")
     assert found == []
+
+
+@pytest.mark.parametrize("path", sorted(sources("tests/gpu")), ids=name_of)
+def test_what_only_a_card_runs_can_be_imported(path: Path) -> None:
+    """`make test` collects nothing of it: a renamed module would be noticed on a card alone."""
+    importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
 
 
 def test_no_test_skips_by_itself_what_make_installs() -> None:
