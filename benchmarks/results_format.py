@@ -62,7 +62,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return self.floor / self.value if self.better == "lower" else self.value / self.floor
 
     def excess(self, bound: float) -> float:
-        """By what share of `bound` the value is on its worse side; negative on its better side."""
+        """The share of `bound` by which the value is on its worse side; negative on its better side."""
         if bound == 0:
             return math.inf if self.value > 0 else 0.0
         return (self.value - bound if self.better == "lower" else bound - self.value) / bound

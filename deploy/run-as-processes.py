@@ -74,7 +74,7 @@ def services(*profiles: str) -> dict[str, dict[str, Any]]:
 
 
 class Places:
-    """Where containers' paths, names and ports are on this machine."""
+    """Paths, names and ports of containers on this machine."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -298,7 +298,7 @@ def resumable(groups: SequenceOf[Group], block_size: int, most: int, has: Callab
         before = count
         for number, group in enumerate(groups):
             at = count - 1
-            # Whoever reads entry `at` can go on only from in front of it: what is read begins later for later tokens alone.
+            # Without entry `at` a sequence can go on only from in front of it: `first_seen` grows with the position.
             while at >= group.first_seen(count * block_size):
                 if not has(number, at):
                     count = at

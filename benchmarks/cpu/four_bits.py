@@ -61,7 +61,7 @@ def kinds(codes: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> dict
 
 
 def milliseconds(ways: Sequence[dict[str, Product]], x: torch.Tensor) -> dict[str, float]:
-    """Of one product: medians of rounds, in which each kind goes through all copies of the matrix."""
+    """Times of one product: medians of rounds, in which each kind goes through all copies of the matrix."""
     found: dict[str, list[float]] = {name: [] for name in ways[0]}
     for number in range(ROUNDS + 1):  # the first warms up
         for name, times in found.items():

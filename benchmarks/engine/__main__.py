@@ -351,7 +351,7 @@ def fill(engine: Engine) -> None:
 
 
 def position_bytes(layout: KVLayout) -> int:
-    """Of keys and values of one position, those in windows' entries included."""
+    """Bytes of one position's keys and values, those in windows' entries included."""
     parts = [part for group in layout.groups for part in group.parts if part.per_token]
     windowed = sum(part.block_bytes(layout.block_size) for part in parts)
     return (layout.block_bytes + windowed) // layout.block_size

@@ -214,7 +214,7 @@ def upload(cost: ModelCost, ceilings: Ceilings) -> float:
 
 
 def _layer_parameters(layer: LayerSpec, hidden: int) -> int:
-    """Of the halves that the layer has, with the norms around them."""
+    """Parameters of the halves that the layer has, with the norms around them."""
     total = 0
     if layer.mixer is not None:
         total += _mixer_parameters(layer.mixer, hidden) + hidden * _norms(layer.around_mixer)
@@ -226,7 +226,7 @@ def _layer_parameters(layer: LayerSpec, hidden: int) -> int:
 
 
 def _beside_parameters(model: ModelSpec) -> int:
-    """Of what a model has beside one stream: products of layers' inputs, and of further streams, which every pass reads."""
+    """Parameters beside one stream: products of layers' inputs, and of further streams, which every pass reads."""
     hidden, num_layers, total = model.hidden_size, len(model.layers), 0
     if inputs := model.layer_inputs:
         total += hidden * num_layers * inputs.size + inputs.size
@@ -239,7 +239,7 @@ def _beside_parameters(model: ModelSpec) -> int:
 
 
 def _rows_beside(model: ModelSpec) -> int:
-    """Of tables beside the embedding, of which a pass reads a few rows, and of what they are made of while loading."""
+    """Elements of tables beside the embedding, of which a pass reads a few rows, and of what they are made of while loading."""
     inputs = model.layer_inputs
     rows = inputs.vocab_size * len(model.layers) * inputs.size if inputs else 0
     return rows + sum((each.stored_rows + 1 + model.hidden_size) * each.size for each in model.embedding.placeholders)
@@ -309,7 +309,7 @@ def _attention_parameters(mixer: AttentionSpec, hidden: int) -> int:
 
 
 def _attention_flops(mixer: AttentionSpec | MLASpec) -> int:
-    """Of one query at one position. Latents cost less opened than absorbed."""
+    """FLOP of one query at one position. Latents cost less opened than absorbed."""
     if isinstance(mixer, AttentionSpec):
         return 4 * mixer.q_size
     return 2 * mixer.sizes.num_heads * (mixer.sizes.query + mixer.sizes.value)
@@ -356,7 +356,7 @@ def _mlp_parameters(mlp: MlpSpec, hidden: int) -> int:
 
 
 def _gated(size: int, hidden: int, *, has_gate: bool, bias: bool) -> int:
-    """Of an MLP with a gate, or without one."""
+    """Parameters of an MLP with a gate, or without one."""
     wide = 1 + has_gate
     return (wide + 1) * hidden * size + (wide * size + hidden) * bias
 

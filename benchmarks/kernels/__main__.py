@@ -298,7 +298,7 @@ def _selection_case(device: torch.device, new: int, context: int) -> Case:
 
 
 def _batch_of(table: torch.Tensor, new: int, context: int) -> attention.AttentionBatch:
-    """Of one prompt with `new` tokens at the end of its context."""
+    """The batch of one prompt with `new` tokens at the end of its context."""
     starts, contexts = (torch.tensor(each, dtype=torch.int32, device=table.device) for each in ([0, new], [context]))
     return attention.AttentionBatch(starts, contexts, table, new, context)
 

@@ -144,7 +144,7 @@ class Places:
         return tenant != claim.tenant and (self.held_by(tenant, held) - 1) / weight >= mine
 
     def _worst(self, holders: Sequence[Holder], held: Held) -> Holder | None:
-        """Of the lowest tier and the largest share one that has no place yet, or was spared so far."""
+        """The holder that gives way: of the lowest tier, then the largest share, first one without a place or spared so far."""
         return min(
             holders,
             key=lambda one: (

@@ -1,4 +1,4 @@
-"""What `baton up` refuses, each in one line."""
+"""Refusals of `baton up`, each in one line."""
 
 from __future__ import annotations
 

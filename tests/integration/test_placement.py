@@ -52,7 +52,7 @@ async def test_redis_and_the_gateway_choose_among_workers_with_what_a_request_ne
     peers = Peers(clock=lambda: 0.0)
     for role in ("prefill", "decode"):
         for name, features in (("lacks", {"grammars"}), ("has", {"made up", "typical_p"})):
-            # Who lacks it would be chosen by the costs.
+            # `queued_tokens` make the worker without the feature the cheaper one.
             state = a_worker(f"{role}-{name}", role, queued_tokens=900 * (name == "has"), features=frozenset(features))
             peers.saw(state)
             await store.register(state)

@@ -305,7 +305,7 @@ class VirtualThread:
 
 
 def _blocks_beside(part: PagePart) -> int:
-    """What a pool has more, so that the same sequences fit: a state, or the entries of a window that one holds at most."""
+    """Further blocks of a pool, so that the same sequences fit: a state, or the most entries of a window that one holds."""
     return part.layers * (-(-(part.window - 1) // BLOCK) + MARGIN) if part.window else part.layers
 
 

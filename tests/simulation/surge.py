@@ -44,7 +44,7 @@ class Surge(World):
         return Client(name=f"r{number}", gateway=self.gateways[0], spec=spec, starts_at=starts_at, leaves_at_step=None)
 
     def served_by(self, worker: str) -> list[Client]:
-        """Who had a whole answer while it lasted, of those whose prompt this worker computed."""
+        """The clients with a whole answer while the surge lasted, of those whose prompt this worker computed."""
         return [
             client
             for client in self.clients

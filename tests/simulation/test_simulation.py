@@ -179,7 +179,7 @@ def stale_tokens_taken(patch: Patch) -> None:
 
 
 def entry_released_twice(patch: Patch) -> None:
-    """What no token reads any more goes back to the pool, and again with the sequence."""
+    """Entries that no token reads any more go back to the pool, and again with the sequence."""
 
     def forgetful(pool: BlockPool, sequence: Sequence, number: int) -> None:
         table = sequence.tables[number]

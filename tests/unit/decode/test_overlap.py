@@ -176,7 +176,7 @@ class Worker:
             assert stream == self.expected[name][: len(stream)]
 
     def _table_of(self, chunk: Chunk) -> list[list[Entry]]:
-        """What a pass reads and writes, by group."""
+        """The entries that a pass reads and writes, by group."""
         held = zip(self.bench.pool.groups, chunk.sequence.tables, strict=True)
         return [table.entries[group.first_seen(chunk.start) : -(-chunk.end // BLOCK)] for group, table in held]
 

@@ -1,4 +1,4 @@
-"""What a layer is made of, behind the calls that its halves are."""
+"""The modules of a layer, behind the calls that its halves are."""
 
 from __future__ import annotations
 

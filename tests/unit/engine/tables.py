@@ -50,6 +50,6 @@ def held_entries(table: Table) -> list[Entry]:
 
 
 def resumed(pool: BlockPool, digests: Sequence[bytes]) -> tuple[list[int], list[Entry]]:
-    """What a sequence finds in a pool with one further group: blocks of tokens, and the other group's entries."""
+    """The cached part of a sequence, in a pool with one further group: blocks of tokens, and the other group's entries."""
     tokens, entries = pool.match_resumable(digests)
     return [block for (block,) in tokens], entries

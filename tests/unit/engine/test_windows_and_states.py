@@ -32,7 +32,7 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Engine, 
 
 @pytest.fixture(scope="module")
 def answers(engines: tuple[Engine, Engine]) -> dict[int, list[int]]:
-    """By the prompt's length: the greedy tokens, each computed by one pass over all before it, whose windows stay whole."""
+    """Greedy tokens by the prompt's length, each computed by one pass over all before it, whose windows stay whole."""
     folder = Path(engines[0].config.model)
     with hybrid_windows.windows():
         alone = Engine(EngineConfig(model=folder, num_blocks=200, disable_hybrid_kv_cache_manager=True))

@@ -21,12 +21,13 @@ RATCHETS = Path(__file__).with_name("ratchets.toml")
 LONG_COMMENT_WORDS = 12
 FIRST_WORDS_THAT_LEAN = ("of", "for", "in", "so")  # such a comment can't be read without the name on its left
 FIRST_WORDS_OF_LEANING_LINES = ("of", "by", "behind", "instead", "what", "whose")
-FIRST_WORDS_THAT_ASK = ("what", "who", "whose", "whom", "which", "how", "whether", "where", "that", "why")
+FIRST_WORDS_THAT_ASK = ("what", "who", "whose", "whom", "which", "how", "whether", "where", "that", "why", "whoever")
+DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 VALUE_BASES = {"Struct", "BaseModel", "Protocol", "StrEnum", "Enum", "IntEnum", "NamedTuple", "TypedDict", "Exception"}
 
 
 def allowed() -> dict[str, float]:
-    """What each measure is at most."""
+    """The most that each measure may be."""
     return {name: float(limit) for name, limit in tomllib.loads(RATCHETS.read_text(encoding="utf-8")).items()}
 
 
@@ -375,14 +376,13 @@ def _beginnings(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def docstrings_that_ask() -> Measure:
-    """Docstrings whose first word asks: their first sentence is no noun phrase and no imperative."""
-    documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    """Docstrings whose first word asks or leans: their first sentence is no noun phrase and no imperative."""
+    words = {*FIRST_WORDS_THAT_ASK, *FIRST_WORDS_OF_LEANING_LINES}
     found = [
         f"{name_of(path)}:{node.body[0].lineno}"
         for path in sources(*PACKAGES, "benchmarks")
         for node in ast.walk(tree_of(path))
-        if isinstance(node, documented)
-        and (ast.get_docstring(node) or "").split(" ")[0].lower() in FIRST_WORDS_THAT_ASK
+        if isinstance(node, DOCUMENTED) and (ast.get_docstring(node) or "").split(" ")[0].lower() in words
     ]
     return Measure(len(found), found[:10])
 
@@ -393,7 +393,7 @@ def prose_words_per_100_lines() -> Measure:
         lines += len(text_of(path).splitlines())
         words += sum(len(text.split()) for _, text, _ in comments_of(path))
         for node in nodes_of(path):
-            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            if isinstance(node, DOCUMENTED):
                 words += len((ast.get_docstring(node) or "").split())
     return Measure(round(100 * words / lines), [f"{words} words, {lines} lines"])
 

@@ -121,7 +121,7 @@ def _nothing_but_nan() -> Iterator[None]:
 
 
 def _table(group: Group, start: int, end: int, places: list[int]) -> Table:
-    """What a chunk needs; for what goes on in place one entry."""
+    """The table of a chunk: its entries, or one where the group goes on in place."""
     num_entries = -(-end // group.block_size)
     first = group.first_seen(start) if group.grows else 0
     count = num_entries - first if group.grows else 1
@@ -146,7 +146,7 @@ def _kept(loaded: Engine, chunks: list[Chunk], kind: type) -> list[tuple[torch.T
 
 
 def _contents(loaded: Engine, chunks: list[Chunk]) -> list[torch.Tensor]:
-    """What blocks with tokens have, then what entries of windows and states have."""
+    """Contents of the blocks of tokens, then of the entries of windows and states."""
     blocks = sorted({block for chunk in chunks for block in blocks_of_tokens(chunk.sequence)})
     tokens = [part[blocks] for part in part_views(loaded.kv, loaded.layout)]
     return [

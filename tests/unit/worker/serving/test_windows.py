@@ -354,7 +354,7 @@ def test_what_is_handed_over_is_what_the_next_token_needs() -> None:
     firsts=st.lists(st.integers(0, 15), min_size=3, max_size=3),
 )
 def test_both_ends_number_the_blocks_alike(num_tokens: int, state_blocks: int, window: int, firsts: list[int]) -> None:
-    """What is picked in this order is placed as it was, and pushed in the order in which it becomes final."""
+    """Blocks that are picked in this order are placed as they were, and pushed in the order in which they become final."""
     pool = new_pool(50, window=window, state_blocks=state_blocks)
     cargo = cargo_of(pool, num_tokens)
     begins = [min(first, cargo.num_blocks) for first in firsts[: len(pool.groups)]]
