@@ -82,12 +82,6 @@ class Group(Protocol):
         pool beside all else that the sequence holds.
         """
 
-    def lacks(self, table: Table, num_entries: int) -> int:
-        """Fresh entries that a table needs to cover so many blocks of tokens."""
-
-    def extend(self, table: Table, fresh: SequenceOf[Entry], num_entries: int) -> None:
-        """Add fresh entries, and cover so many blocks of tokens as far as that goes."""
-
     def shares_all(self, table: Table, num_entries: int) -> bool:
         """True if all entries of full blocks are shared, besides those that go."""
 
@@ -120,12 +114,6 @@ class Full:
 
     def asked(self, lacking: int, ahead: int | None, slack: int) -> tuple[int, int]:
         return lacking, lacking
-
-    def lacks(self, table: Table, num_entries: int) -> int:
-        return max(0, num_entries - len(table.entries))
-
-    def extend(self, table: Table, fresh: SequenceOf[Entry], num_entries: int) -> None:
-        table.entries.extend(fresh)
 
     def shares_all(self, table: Table, num_entries: int) -> bool:
         return True
@@ -186,12 +174,6 @@ class Window:
         least = self.most - (-min(ahead, LEAST_AHEAD) // self.block_size)
         return min(fitting, least), min(fitting, most)
 
-    def lacks(self, table: Table, num_entries: int) -> int:
-        return max(0, num_entries - len(table.entries))
-
-    def extend(self, table: Table, fresh: SequenceOf[Entry], num_entries: int) -> None:
-        table.entries.extend(fresh)
-
     def shares_all(self, table: Table, num_entries: int) -> bool:
         return len(table.entries) >= num_entries
 
@@ -240,13 +222,6 @@ class State:
     def asked(self, lacking: int, ahead: int | None, slack: int) -> tuple[int, int]:
         return 1, 1
 
-    def lacks(self, table: Table, num_entries: int) -> int:
-        return 0
-
-    def extend(self, table: Table, fresh: SequenceOf[Entry], num_entries: int) -> None:
-        table.entries.extend(fresh)
-        table.entries.extend(table.entries[-1:] * (num_entries - len(table.entries)))
-
     def shares_all(self, table: Table, num_entries: int) -> bool:
         return False
 
@@ -281,6 +256,18 @@ def groups_of(layout: KVLayout) -> tuple[Group, ...]:
 
 def group_of(group: KVGroup, block_size: int) -> Group:
     return GROUPS[group.keeps](group, block_size)
+
+
+def lacking_entries(group: Group, table: Table, num_entries: int) -> int:
+    """Fresh entries that a table needs to cover so many blocks of tokens."""
+    return max(0, num_entries - len(table.entries)) if group.grows else 0
+
+
+def extend(group: Group, table: Table, fresh: SequenceOf[Entry], num_entries: int) -> None:
+    """Add fresh entries, and cover so many blocks of tokens as far as that goes."""
+    table.entries.extend(fresh)
+    if not group.grows:
+        table.entries.extend(table.entries[-1:] * (num_entries - len(table.entries)))
 
 
 def entries_of(blocks: SequenceOf[int], per_entry: int) -> list[Entry]:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 
 from common.messages import Grammar, KVLayout, SamplingParams
-from engine.groups import Table, entries_of, groups_of
+from engine.groups import Table, entries_of, extend, groups_of
 from engine.passes import Pass
 from engine.sequence import Chunk, Sequence
 
@@ -111,6 +111,6 @@ def tables_from(layout: KVLayout, first_block: int, num_entries: int, *, number:
             blocks = range(end - group.blocks, end)
             end -= group.blocks
         table = Table()
-        group.extend(table, entries_of(blocks, group.blocks), num_entries)
+        extend(group, table, entries_of(blocks, group.blocks), num_entries)
         tables.append(table)
     return tables

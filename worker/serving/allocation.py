@@ -13,7 +13,7 @@ from itertools import chain, islice
 from common.blocks import hash_block, hash_blocks, unpack_tokens
 from common.messages import Job
 from engine.cache.block_pool import BlockPool, OutOfBlocksError
-from engine.groups import Entry, Group, Table, entries_of, held_at_most, longest_entries
+from engine.groups import Entry, Group, Table, entries_of, extend, held_at_most, lacking_entries, longest_entries
 from engine.sequence import Chunk, Sequence
 from kvtransfer.cargo import Cargo, CargoGroup
 from worker.serving.turns import Turns
@@ -83,7 +83,7 @@ def admit(pool: BlockPool, sequence: Sequence, *, num_tokens: int, spare: int = 
         gone, begin = num_cached - len(known) - is_taken, num_cached * size - is_taken
         table = Table([()] * gone + known, num_shared=num_cached - is_taken, num_gone=gone, begin=begin)
         own = [taken[number]] if is_taken else [_entry(fresh, group) for _ in range(count)]
-        group.extend(table, own, num_entries)
+        extend(group, table, own, num_entries)
         tables.append(table)
     sequence.tables = tables
     sequence.digests, sequence.known_digests = digests[:num_cached], digests
@@ -198,11 +198,16 @@ def cover(pool: BlockPool, sequence: Sequence, num_tokens: int, *, spare: int = 
         return num_tokens
     num_entries, covered = blocks_for(sequence.num_scheduled + num_tokens, pool.block_size), num_tokens
     for group, table in zip(pool.groups, sequence.tables, strict=True):
-        count = min(group.lacks(table, num_entries), max(0, pool.num_free - spare) // group.blocks)
-        if count > 0:
-            group.extend(table, entries_of(pool.allocate(count * group.blocks), group.blocks), num_entries)
+        _fill(pool, group, table, num_entries, room=pool.num_free - spare)
         covered = min(covered, len(table.entries) * pool.block_size - sequence.num_scheduled)
     return max(0, covered)
+
+
+def _fill(pool: BlockPool, group: Group, table: Table, num_entries: int, *, room: int) -> None:
+    """Take fresh entries to cover so many blocks of tokens, as far as `room` blocks go."""
+    count = min(lacking_entries(group, table, num_entries), max(0, room) // group.blocks)
+    if count:
+        extend(group, table, entries_of(pool.allocate(count * group.blocks), group.blocks), num_entries)
 
 
 def grow(pool: BlockPool, sequence: Sequence, *, num_tokens: int) -> None:
@@ -215,14 +220,16 @@ def grow(pool: BlockPool, sequence: Sequence, *, num_tokens: int) -> None:
         return
     fresh = iter(pool.allocate(lacks(pool, sequence, num_tokens=num_tokens)))
     for group, table in zip(pool.groups, sequence.tables, strict=True):
-        group.extend(table, [_entry(fresh, group) for _ in range(group.lacks(table, num_entries))], num_entries)
+        extend(
+            group, table, [_entry(fresh, group) for _ in range(lacking_entries(group, table, num_entries))], num_entries
+        )
 
 
 def lacks(pool: BlockPool, sequence: Sequence, *, num_tokens: int) -> int:
     """Blocks that a sequence must take to cover `num_tokens` positions."""
     num_entries = blocks_for(num_tokens, pool.block_size)
     return sum(
-        group.blocks * group.lacks(table, num_entries)
+        group.blocks * lacking_entries(group, table, num_entries)
         for group, table in zip(pool.groups, sequence.tables, strict=True)
     )
 
@@ -276,9 +283,7 @@ def let_go(pool: BlockPool, sequence: Sequence, number: int) -> None:
     table.num_gone = end
     pool.release(gone)
     num_entries = len(sequence.tables[0].entries)
-    count = min(group.lacks(table, num_entries), (pool.num_free - before) // group.blocks)
-    if count:
-        group.extend(table, entries_of(pool.allocate(count * group.blocks), group.blocks), num_entries)
+    _fill(pool, group, table, num_entries, room=pool.num_free - before)
 
 
 def _share(pool: BlockPool, sequence: Sequence, number: int, end: int) -> None:
@@ -320,7 +325,7 @@ def received(pool: BlockPool, cargo: Cargo, entries: ListOf[ListOf[Entry]], num_
     tables = []
     for group, part, own, found in zip(pool.groups, cargo.groups, entries, num_found, strict=True):
         table = Table([()] * part.first, num_shared=part.first + found, num_gone=part.first, begin=cargo.num_tokens - 1)
-        group.extend(table, own, len(entries[0]))
+        extend(group, table, own, len(entries[0]))
         tables.append(table)
     return tables
 

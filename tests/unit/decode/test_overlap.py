@@ -19,7 +19,7 @@ from decode.role import DecodeRole
 from engine.cache.block_pool import OutOfBlocksError
 from engine.engine import Chunk, Pass, Sampled
 from engine.fake.engine import FakeEngine
-from engine.groups import Entry, Table, entries_of
+from engine.groups import Entry, Table, entries_of, extend
 from engine.passes import Finished
 from engine.sequence import Sequence
 from prefill.role import PrefillRole
@@ -222,7 +222,7 @@ class Worker:
         for group, count in zip(pool.groups, counts, strict=True):
             table = Table(begin=len(prompt) - 1)
             fresh = entries_of([next(blocks) for _ in range(count * group.blocks)], group.blocks)
-            group.extend(table, fresh, num_blocks)
+            extend(group, table, fresh, num_blocks)
             sequence.tables.append(table)
         (sampled,) = self._remote.launch([Chunk(sequence, 0, len(prompt), True)]).wait()
         assert sampled is not None

@@ -7,7 +7,7 @@ import random
 import torch
 
 from engine.engine import Engine, Sampled
-from engine.groups import Group, Table, groups_of
+from engine.groups import Group, Table, extend, groups_of
 from engine.sequence import Sequence
 from worker.serving.allocation import blocks_of
 
@@ -48,7 +48,7 @@ class ByHand:
             while len(table.entries) * group.block_size < end:
                 count = 1 if group.grows or not table.entries else 0
                 fresh = [tuple(self._free.pop() for _ in range(group.blocks)) for _ in range(count)]
-                group.extend(table, fresh, len(table.entries) + 1)
+                extend(group, table, fresh, len(table.entries) + 1)
 
     def _let_go(self, sequence: Sequence) -> None:
         for group, table in zip(self.groups, sequence.tables, strict=True):

@@ -19,7 +19,7 @@ from engine.batch.layout import FIELDS, GraphSize, Packed
 from engine.cache.pages import entry_views, part_views
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.groups import Group, Table
+from engine.groups import Group, Table, extend
 from engine.kernels import device
 from engine.kernels.attention import KeptWindow, copies_in_bulk
 from engine.kernels.delta.plan import KeptState
@@ -126,7 +126,7 @@ def _table(group: Group, start: int, end: int, places: list[int]) -> Table:
     first = group.first_seen(start) if group.grows else 0
     count = num_entries - first if group.grows else 1
     table = Table([()] * first, num_gone=first)
-    group.extend(table, [tuple(places.pop() for _ in range(group.blocks)) for _ in range(count)], num_entries)
+    extend(group, table, [tuple(places.pop() for _ in range(group.blocks)) for _ in range(count)], num_entries)
     return table
 
 
