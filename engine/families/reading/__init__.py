@@ -39,7 +39,6 @@ from engine.families.reading.recurrent import LINEAR, delta, kinds_of_layers, ma
 from engine.families.reading.ropes import rope, rope_values
 from engine.families.reading.vision import BESIDE_VISION, OF_IMAGES, VISUAL, text_of
 
-# fmt: off
 __all__ = [
     "BESIDE_VISION",
     "CORRECTED",
@@ -59,9 +58,9 @@ __all__ = [
     "attention",
     "behind_dense",
     "checked",
-        "delta",
+    "delta",
     "every",
-        "gated_mlp",
+    "gated_mlp",
     "kinds_of_layers",
     "layer_types",
     "layers_by_kind",
@@ -71,7 +70,7 @@ __all__ = [
     "mla_attention",
     "model",
     "num_experts_of",
-            "rope",
+    "rope",
     "rope_values",
     "shared_experts",
     "sigmoid_rule",
@@ -86,4 +85,3 @@ __all__ = [
     "without_predictions",
     "without_rope",
 ]
-# fmt: on
