@@ -4,45 +4,18 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
-import msgspec
 import pytest
 
-from common.messages import Ack, Cancel, Dial, DialReply, Feature, Job, Reserve, ReserveReply, SamplingParams
+from common.messages import Dial, DialReply, SamplingParams
 from common.words import Refusal
-from decode.role import DecodeRole
-from kvtransfer.local import LocalTransport
-from tests.fakes.worker import GATEWAY, Bench, new_fake_engine, new_job, running_bench
-
-
-class Receiver:
-    """A decode worker, and two that may write to it."""
-
-    def __init__(self, bench: Bench) -> None:
-        self.bench = bench
-        self.role = DecodeRole(bench.context)
-        bench.roles.attach(self.role, active=True)
-        for writer in ("p0", "p1"):
-            bench.peers.saw(msgspec.structs.replace(bench.state(writer), features=frozenset(Feature)))
-
-    async def reserve(self, job: Job, writer: str = "p0") -> ReserveReply:
-        context = self.bench.context
-        message = Reserve(job=job, worker=writer, incarnation=1, remaining_ms=60_000, layout=context.layout)
-        reply = await self.role.handle(message)
-        assert isinstance(reply, ReserveReply)
-        return reply
-
-    async def cancel(self, **name: str) -> bool:
-        reply = await self.role.handle(Cancel(request_id="r", attempt=1, **name))
-        assert isinstance(reply, Ack)
-        return reply.known
+from tests.fakes.worker import GATEWAY, new_job
+from tests.unit.decode.receiving import Receiver, running_receiver
 
 
 @pytest.fixture
 async def receiver() -> AsyncIterator[Receiver]:
-    async with running_bench(new_fake_engine(16), transport=LocalTransport()) as bench:
-        receiver = Receiver(bench)
+    async with running_receiver() as receiver:
         yield receiver
-        await receiver.role.close()
 
 
 JOB = new_job("r", [1, 2, 3], SamplingParams(max_tokens=4), prefill=True)

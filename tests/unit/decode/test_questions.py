@@ -7,12 +7,11 @@ from collections.abc import AsyncIterator
 import msgspec
 import pytest
 
-from common.messages import Cancel, Feature, Job, Reserve, ReserveAgain, ReserveReply, SamplingParams
+from common.messages import Cancel, Reserve, ReserveAgain, ReserveReply, SamplingParams
 from common.words import Refusal
 from decode.questions import ASKED_AGAIN_S, Questions
-from decode.role import DecodeRole
-from kvtransfer.local import LocalTransport
-from tests.fakes.worker import Bench, new_fake_engine, new_job, running_bench
+from tests.fakes.worker import new_fake_engine, new_job
+from tests.unit.decode.receiving import Receiver, running_receiver
 from worker.identity import Identity
 
 FOUR_TOKENS = SamplingParams(max_tokens=4)
@@ -22,69 +21,44 @@ FULL = ReserveReply(granted=False, reason=Refusal.FULL)
 UNKNOWN = ReserveReply(granted=False, reason=Refusal.UNKNOWN_JOB)
 
 
-class Receiver:
-    """A decode worker whose pool is full once FILLER has its lease."""
-
-    def __init__(self, bench: Bench) -> None:
-        self.bench = bench
-        self.role = DecodeRole(bench.context)
-        bench.roles.attach(self.role, active=True)
-        for writer in ("p0", "p1"):
-            bench.peers.saw(msgspec.structs.replace(bench.state(writer), features=frozenset(Feature)))
-
-    async def ask(self, job: Job, writer: str = "p0") -> ReserveReply:
-        layout = self.bench.context.layout
-        return await self._reply(Reserve(job=job, worker=writer, incarnation=1, remaining_ms=60_000, layout=layout))
-
-    async def ask_again(self, job: Job, writer: str = "p0", *, incarnation: int = 1) -> ReserveReply:
-        return await self._reply(ReserveAgain(**Identity(writer, incarnation).head(job), remaining_ms=50_000))
-
-    async def take_back(self, job: Job, writer: str = "p0") -> None:
-        await self.role.handle(Cancel(request_id=job.request_id, attempt=job.attempt, worker=writer))
-
-    async def _reply(self, message: Reserve | ReserveAgain) -> ReserveReply:
-        reply = await self.role.handle(message)
-        assert isinstance(reply, ReserveReply)
-        return reply
-
-
 @pytest.fixture
 async def receiver() -> AsyncIterator[Receiver]:
-    async with running_bench(new_fake_engine(16), transport=LocalTransport()) as bench:
-        receiver = Receiver(bench)
-        assert (await receiver.ask(FILLER)).granted
+    """Its pool is full once FILLER has its lease."""
+    async with running_receiver() as receiver:
+        assert (await receiver.reserve(FILLER)).granted
         yield receiver
-        await receiver.role.close()
 
 
 async def test_who_waits_gets_its_lease_without_saying_the_job_again(receiver: Receiver) -> None:
-    assert [await receiver.ask(WAITING), await receiver.ask_again(WAITING)] == [FULL] * 2
+    assert [await receiver.reserve(WAITING), await receiver.reserve_again(WAITING)] == [FULL] * 2
     await receiver.take_back(FILLER)
-    lease = await receiver.ask_again(WAITING)
+    lease = await receiver.reserve_again(WAITING)
     assert (lease.granted, len(lease.destination_blocks)) == (True, 4 * 10)
-    assert [await receiver.ask_again(WAITING), await receiver.ask(WAITING)] == [lease] * 2  # the answer was lost
+    assert [await receiver.reserve_again(WAITING), await receiver.reserve(WAITING)] == [
+        lease
+    ] * 2  # the answer was lost
 
 
 async def test_a_question_is_its_writer_s_process_and_attempt_s_alone(receiver: Receiver) -> None:
-    await receiver.ask(WAITING)
-    assert await receiver.ask_again(WAITING, "p1") == UNKNOWN
-    assert await receiver.ask_again(WAITING, incarnation=2) == UNKNOWN
-    assert await receiver.ask_again(msgspec.structs.replace(WAITING, attempt=2)) == UNKNOWN
-    assert await receiver.ask_again(WAITING) == FULL
+    await receiver.reserve(WAITING)
+    assert await receiver.reserve_again(WAITING, "p1") == UNKNOWN
+    assert await receiver.reserve_again(WAITING, incarnation=2) == UNKNOWN
+    assert await receiver.reserve_again(msgspec.structs.replace(WAITING, attempt=2)) == UNKNOWN
+    assert await receiver.reserve_again(WAITING) == FULL
 
 
 @pytest.mark.parametrize("writer", ["p0", "p1"])
 async def test_who_takes_its_question_back_has_none_here(receiver: Receiver, writer: str) -> None:
-    await receiver.ask(WAITING)
+    await receiver.reserve(WAITING)
     await receiver.take_back(WAITING, writer)
-    assert await receiver.ask_again(WAITING) == (UNKNOWN if writer == "p0" else FULL)
-    assert (await receiver.ask(WAITING)).reason is (Refusal.CANCELLED if writer == "p0" else Refusal.FULL)
+    assert await receiver.reserve_again(WAITING) == (UNKNOWN if writer == "p0" else FULL)
+    assert (await receiver.reserve(WAITING)).reason is (Refusal.CANCELLED if writer == "p0" else Refusal.FULL)
 
 
 async def test_what_a_gateway_cancelled_is_refused_when_it_is_asked_again(receiver: Receiver) -> None:
-    await receiver.ask(WAITING)
+    await receiver.reserve(WAITING)
     await receiver.role.handle(Cancel(request_id="waiting", attempt=1, gateway=WAITING.gateway))
-    assert (await receiver.ask_again(WAITING)).reason is Refusal.CANCELLED
+    assert (await receiver.reserve_again(WAITING)).reason is Refusal.CANCELLED
 
 
 def test_questions_are_kept_up_to_a_bound_and_while_they_are_asked() -> None:
