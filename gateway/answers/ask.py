@@ -166,6 +166,44 @@ class TextRules:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """The sampling of each prompt's choices, as far as the client gave it."""
+
+    # Unset fields are open; `max_tokens` 0: the rest of the context. Seed and the model's stop tokens are filled in.
+    params: SamplingParams
+    left_open: frozenset[str] = frozenset()  # fields of `params` that the client didn't give
+    n: int = 1  # choices a prompt
+    seed: int | None = None
+    ignore_eos: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Constraint:
+    """The restriction of the answer's tokens: its grammar, and the client's limits beside one."""
+
+    grammar: Wanted | None = None
+    limits: TokenLimits = NO_LIMITS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContextFit:
+    """The client's wish for a prompt, or an answer, that is longer than the context; by default both are refused."""
+
+    longest_prompt: int | None = None  # tokens: only the end is kept; -1: what fits
+    ends_with_context: bool = False  # a `max_tokens` beyond the context isn't refused
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """The request's standing among others: its rank in the queue, its deadlines, and the cache that it shares."""
+
+    priority: int = 0
+    cache_salt: str = ""
+    deadline_s: float | None = None
+    first_token_s: float | None = None  # a later first token is useless
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
     """One request: built by a dialect from a body, and answered by `gateway.answers.start`."""
 
@@ -173,23 +211,13 @@ class Ask:
     answer_prefix: str  # prefix of the answer's id, before 32 hex digits: "chatcmpl-", "resp_"
     prompts: Sequence[Prompt]
     stream: bool = False
-    n: int = 1  # choices a prompt
-    # Unset fields are open; `max_tokens` 0: the rest of the context. Seed and the model's stop tokens are filled in.
-    sampling: SamplingParams
-    left_open: frozenset[str] = frozenset()  # fields of `sampling` that the client didn't give
-    seed: int | None = None
-    ignore_eos: bool = False
+    sampling: Sampling
+    constraint: Constraint = Constraint()
+    fit: ContextFit = ContextFit()
     text: TextRules = TextRules()
-    grammar: Wanted | None = None  # grammar of the answer
-    limits: TokenLimits = NO_LIMITS
-    longest_prompt: int | None = None  # tokens: only the end is kept; -1: what fits
-    ends_with_context: bool = False  # a `max_tokens` beyond the context isn't refused
-    instead: Any = None  # a fixed answer, if nothing is to be generated
     reply: Reply | None = None  # None: text as it is generated
-    priority: int = 0
-    cache_salt: str = ""
-    deadline_s: float | None = None
-    first_token_s: float | None = None  # a later first token is useless
+    instead: Any = None  # a fixed answer, if nothing is to be generated
+    terms: Terms = Terms()
     field_names: Mapping[str, str] = field(default_factory=dict)  # our names -> the dialect's, where they differ
 
     def name_of(self, name: str) -> str:

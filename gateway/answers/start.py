@@ -8,6 +8,7 @@ import logging
 import secrets
 import time
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -17,7 +18,7 @@ from common.errors import DeadlineExceededError, InvalidRequestError, Unavailabl
 from common.messages import Grammar, SamplingParams
 from common.tasks import Ready
 from gateway.answers.answer import Answer, Turn, charge
-from gateway.answers.ask import Ask, Infill, Reply
+from gateway.answers.ask import Ask, ContextFit, Infill, Prompt, Reply, Sampling, Terms
 from gateway.answers.catalogue import Catalogue, Served
 from gateway.answers.choice import Choice, MessageReader
 from gateway.answers.steering import Steering
@@ -117,12 +118,15 @@ class Answers:
     def check(self, ask: Ask, tenant: Tenant) -> Served:
         """Raise any ServingError that `start` would raise, before tokenising; or return the model."""
         served = self.find(ask.model)
-        deadline_s = ask.deadline_s or self._default_deadline_s
-        first_token_s = min(deadline_s, ask.first_token_s or deadline_s)
-        self.generations.turn_away(tenant, priority=ask.priority, first_token_s=first_token_s, model=served.name)
+        terms, deadline_s = ask.terms, self._deadline_s(ask.terms)
+        first_token_s = min(deadline_s, terms.first_token_s or deadline_s)
+        self.generations.turn_away(tenant, priority=terms.priority, first_token_s=first_token_s, model=served.name)
         if ask.reply is not None and ask.reply.tools.tools:
             self._check_calls(served)
         return served
+
+    def _deadline_s(self, terms: Terms) -> float:
+        return terms.deadline_s or self._default_deadline_s
 
     def _check_calls(self, served: Served) -> None:
         """Log once for each model that its calls can't be parsed."""
@@ -136,11 +140,11 @@ class Answers:
 
     async def start(self, ask: Ask, origin: Origin, served: Served) -> Answer:
         """Tokenise and submit; return when all choices may start. Raises ServingError."""
-        if len(ask.prompts) * ask.n > MAX_SEQUENCES:
+        if len(ask.prompts) * ask.sampling.n > MAX_SEQUENCES:
             raise InvalidRequestError(
                 f"at most {MAX_SEQUENCES} prompts times n are allowed", param=ask.name_of("prompt")
             )
-        give_up_at = asyncio.get_running_loop().time() + (ask.deadline_s or self._default_deadline_s)
+        give_up_at = asyncio.get_running_loop().time() + self._deadline_s(ask.terms)
         prompts = await self._tokenised(ask, served, give_up_at)
         try:
             async with asyncio.timeout_at(give_up_at):
@@ -191,7 +195,7 @@ class Answers:
 
     async def _tokenised(self, ask: Ask, served: Served, give_up_at: float) -> list[list[int]]:
         """Raises ServingError."""
-        name, keep, found = ask.name_of("prompt"), _kept(ask, served), list[list[int]]()
+        name, keep, found = ask.name_of("prompt"), _kept(ask.fit, ask.sampling, served), list[list[int]]()
         for prompt in ask.prompts:
             making = self.tokenising.tokens(prompt, served, name=name, keep=keep)
             if isinstance(making, Ready):
@@ -209,27 +213,28 @@ class Answers:
     ) -> list[GenerationSpec]:
         """A specification for each choice of each prompt. Raises InvalidRequestError."""
         for prompt in answer.prompts:
-            _check_prompt(ask, prompt, served)
-        if ask.priority > origin.tenant.max_priority:
+            _check_prompt(prompt, served, name=ask.name_of("prompt"))
+        terms = ask.terms
+        if terms.priority > origin.tenant.max_priority:
             name, most = ask.name_of("priority"), origin.tenant.max_priority
             raise InvalidRequestError(f"{name}: at most {most} is allowed with this API key", param=name)
-        seed = ask.seed if ask.seed is not None else secrets.randbits(64)
+        seed = ask.sampling.seed if ask.sampling.seed is not None else secrets.randbits(64)
         specs: list[GenerationSpec] = []
         for prompt in answer.prompts:
             sampling = _sampling(ask, prompt, served)
-            for _ in range(ask.n):
+            for _ in range(ask.sampling.n):
                 spec = GenerationSpec(
                     request_id=f"{answer.id}-{len(specs)}",
                     token_ids=prompt,
                     sampling=msgspec.structs.replace(sampling, seed=choice_seed(seed, len(specs))),
-                    deadline_s=ask.deadline_s or self._default_deadline_s,
-                    first_token_s=ask.first_token_s or 0.0,
+                    deadline_s=self._deadline_s(terms),
+                    first_token_s=terms.first_token_s or 0.0,
                     model=served.name,
                     model_fingerprint=served.fingerprint,
                     adapter=served.adapter,
-                    salt=origin.tenant.salt(ask.cache_salt),
+                    salt=origin.tenant.salt(terms.cache_salt),
                     tenant=origin.tenant,
-                    priority=ask.priority,
+                    priority=terms.priority,
                     traceparent=origin.traceparent,
                     received_at=origin.received_at,
                     grammar=grammar,
@@ -250,20 +255,20 @@ async def _grammar(
     ask: Ask, served: Served, prompt: list[int], tenant: str, *, is_thinking: bool = False
 ) -> Grammar | None:
     """The grammar of an ask. Raises as `GrammarMaker.make`, and UnavailableError while an older worker would ignore it."""
-    wanted = ask.grammar
+    wanted, limits = ask.constraint.grammar, ask.constraint.limits
     if ask.reply is not None:
         wanted = await _message_grammar(ask, ask.reply, served.tokenizer, prompt, tenant, is_thinking=is_thinking)
-    if wanted is None and not ask.limits:
+    if wanted is None and not limits:
         return None
     if not served.follows_grammars:
         field = wanted.field if wanted is not None else "allowed_token_ids, bad_words"
         raise UnavailableError(f"{field}: not every worker of this model can follow a grammar now")
-    grammar = None if wanted is None else await _followed(ask, wanted, served, tenant)
-    if not ask.limits:
+    grammar = None if wanted is None else await _followed(ask.sampling, wanted, served, tenant)
+    if not limits:
         return grammar
     encode = partial(served.tokenizer.encode, add_special_tokens=False, parse_special=False)
-    added = partial(ask.limits.added_to, grammar, encode, served.tokenizer.vocab_size)
-    return await asyncio.to_thread(added) if ask.limits.bad_words else added()
+    added = partial(limits.added_to, grammar, encode, served.tokenizer.vocab_size)
+    return await asyncio.to_thread(added) if limits.bad_words else added()
 
 
 async def _message_grammar(
@@ -271,7 +276,7 @@ async def _message_grammar(
 ) -> Wanted | None:
     """The grammar of a message. `is_thinking`: the answer opened its reasoning itself. Raises as `grammar_of_message`."""
     tools = reply.tools
-    body = None if tools.must_call else ask.grammar
+    body = None if tools.must_call else ask.constraint.grammar
     is_bound = tools.must_call or tools.restricts or body is not None
     calls = [tool.as_shape() for tool in tools.tools if tool.name in tools.allowed] if is_bound else ()
     if not calls and body is None and reply.thinking_budget is None:
@@ -297,25 +302,24 @@ async def _message_grammar(
     )
 
 
-async def _followed(ask: Ask, wanted: Wanted, served: Served, tenant: str) -> Grammar:
+async def _followed(sampling: Sampling, wanted: Wanted, served: Served, tenant: str) -> Grammar:
     """The grammar that the answer follows. Raises as `GrammarMaker.make`, and InvalidRequestError."""
-    if ask.ignore_eos:
+    if sampling.ignore_eos:
         raise InvalidRequestError(
             f"ignore_eos: an answer that follows {wanted.field} ends where that ends", param="ignore_eos"
         )
     return await served.tokenizer.grammars.make(wanted, tenant)
 
 
-def _kept(ask: Ask, served: Served) -> int | None:
+def _kept(fit: ContextFit, sampling: Sampling, served: Served) -> int | None:
     """Number of tokens that a prompt keeps, if it may be truncated at its beginning."""
-    longest, limit = ask.longest_prompt, served.max_model_len
+    longest, limit = fit.longest_prompt, served.max_model_len
     if longest != -1:
         return longest
-    return None if limit is None else max(1, limit - max(1, ask.sampling.max_tokens))
+    return None if limit is None else max(1, limit - max(1, sampling.params.max_tokens))
 
 
-def _check_prompt(ask: Ask, prompt: list[int], served: Served) -> None:
-    name = ask.name_of("prompt")
+def _check_prompt(prompt: list[int], served: Served, *, name: str) -> None:
     if not prompt:
         raise InvalidRequestError("the prompt has no tokens", param=name)
     limit = served.max_model_len
@@ -325,48 +329,47 @@ def _check_prompt(ask: Ask, prompt: list[int], served: Served) -> None:
 
 def _sampling(ask: Ask, prompt: list[int], served: Served) -> SamplingParams:
     """Sampling parameters of one prompt: the client's, completed with defaults. Raises InvalidRequestError."""
-    asked, vocab_size = ask.sampling, served.tokenizer.vocab_size
+    asked, vocab_size = ask.sampling.params, served.tokenizer.vocab_size
     outside = [token for token in asked.logit_bias if token >= vocab_size]
     if outside:
         raise InvalidRequestError(f"token {outside[0]} is not in the vocabulary", param=ask.name_of("logit_bias"))
     if any(token >= vocab_size for token in asked.stop_token_ids):
         raise InvalidRequestError("a token is not in the vocabulary", param=ask.name_of("stop_token_ids"))
-    _check_scores(ask, prompt)
+    _check_scores(asked.prompt_logprobs, prompt, name=ask.name_of("prompt_logprobs"))
     max_tokens = _max_tokens(ask, prompt, served)
-    eos = [] if ask.ignore_eos else served.tokenizer.eos_ids
-    defaults = {name: value for name, value in served.tokenizer.defaults.items() if name in ask.left_open}
+    eos = [] if ask.sampling.ignore_eos else served.tokenizer.eos_ids
+    defaults = {name: value for name, value in served.tokenizer.defaults.items() if name in ask.sampling.left_open}
     return msgspec.structs.replace(
         asked,
         **defaults,
         max_tokens=max_tokens,
         min_tokens=min(asked.min_tokens, max_tokens),
-        stop_token_ids=list(dict.fromkeys([*eos, *_ends_of_infill(ask, served), *asked.stop_token_ids])),
+        stop_token_ids=list(dict.fromkeys([*eos, *_ends_of_infill(ask.prompts, served), *asked.stop_token_ids])),
     )
 
 
-def _ends_of_infill(ask: Ask, served: Served) -> list[int]:
+def _ends_of_infill(prompts: Sequence[Prompt], served: Served) -> list[int]:
     form = served.tokenizer.infill
-    is_infill = form is not None and any(isinstance(prompt, Infill) for prompt in ask.prompts)
+    is_infill = form is not None and any(isinstance(prompt, Infill) for prompt in prompts)
     return form.ends if form is not None and is_infill else []
 
 
-def _check_scores(ask: Ask, prompt: list[int]) -> None:
-    """Check the size of prompt logprobs, which come in one message."""
-    count = ask.sampling.prompt_logprobs
+def _check_scores(count: int | None, prompt: list[int], *, name: str) -> None:
+    """Check the size of prompt logprobs, which come in one message; `count`: the likeliest tokens of each position."""
     if count is not None and (each := 8 + 8 * count) * len(prompt) > MAX_SCORES_BYTES:
         raise InvalidRequestError(
-            f"{ask.name_of('prompt_logprobs')}: at most {MAX_SCORES_BYTES // each} prompt tokens with {count} of them each,"
+            f"{name}: at most {MAX_SCORES_BYTES // each} prompt tokens with {count} of them each,"
             f" this prompt has {len(prompt)}: ask for fewer, or shorten it",
-            param=ask.name_of("prompt_logprobs"),
+            param=name,
         )
 
 
 def _max_tokens(ask: Ask, prompt: list[int], served: Served) -> int:
     """The requested number, else the rest of the workers' usual context, or of the longest one."""
-    limit, wanted = served.max_model_len, ask.sampling.max_tokens
+    limit, wanted = served.max_model_len, ask.sampling.params.max_tokens
     room = limit - len(prompt) if limit is not None else 2**31
     rest = (served.usual_len or 0) - len(prompt)
-    if ask.ends_with_context and room > 0:
+    if ask.fit.ends_with_context and room > 0:
         wanted = min(wanted, room)
     if wanted > room:
         name, asked = ask.name_of("prompt"), ask.name_of("max_tokens")

@@ -318,7 +318,8 @@ class LineRunner:
         served = self._answers.find(ask.model)
         if ask.stream:
             raise InvalidRequestError("stream: a line of a batch can't be streamed", param="stream")
-        ask = replace(ask, priority=min(ask.priority, LOWEST_PRIORITY, tenant.max_priority))
+        priority = min(ask.terms.priority, LOWEST_PRIORITY, tenant.max_priority)
+        ask = replace(ask, terms=replace(ask.terms, priority=priority))
         trace.attributes |= endpoint.describe(body)
         answer = await self._answers.start(ask, origin, served)
         trace.answered = partial(describe_answer, answer)

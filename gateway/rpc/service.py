@@ -210,7 +210,8 @@ def _entry(method: str, endpoint: Infer, *, ignores_unknown: bool) -> Entry:
 
 
 def _within(ask: Ask, left_s: float) -> Ask:
-    return replace(ask, deadline_s=max(SHORTEST_S, min(left_s, ask.deadline_s or left_s)))
+    deadline_s = max(SHORTEST_S, min(left_s, ask.terms.deadline_s or left_s))
+    return replace(ask, terms=replace(ask.terms, deadline_s=deadline_s))
 
 
 async def _whole(begun: Begun, *, is_final: bool | None = None) -> Any:

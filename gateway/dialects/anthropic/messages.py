@@ -5,7 +5,7 @@ from __future__ import annotations
 from common.messages import SamplingParams
 from common.tracing import Attributes
 from gateway.answers.answer import Answer
-from gateway.answers.ask import Ask, Reply, TextRules
+from gateway.answers.ask import Ask, Constraint, ContextFit, Reply, Sampling, TextRules
 from gateway.answers.start import Answers
 from gateway.answers.tokenising import COUNTED_CONTEXTS
 from gateway.dialects.anthropic.events import MessageEvents
@@ -34,11 +34,12 @@ class Messages:
             answer_prefix="msg_",
             prompts=[body.conversation],
             stream=body.stream,
-            sampling=SamplingParams(**given, max_tokens=body.max_tokens),
-            left_open=frozenset(_SAMPLED) - given.keys(),
-            ends_with_context=True,
+            sampling=Sampling(
+                params=SamplingParams(**given, max_tokens=body.max_tokens), left_open=frozenset(_SAMPLED) - given.keys()
+            ),
+            fit=ContextFit(ends_with_context=True),
             text=TextRules(stops=body.stop_sequences or (), is_wanted=body.max_tokens > 0),
-            grammar=body.followed,
+            constraint=Constraint(grammar=body.followed),
             reply=Reply(
                 tools=body.tool_rules,
                 shows_reasoning=body.shows_thinking,

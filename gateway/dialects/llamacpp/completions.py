@@ -7,7 +7,7 @@ from typing import Generic, Protocol, TypeVar
 
 from common.tracing import Attributes
 from gateway.answers.answer import Answer
-from gateway.answers.ask import Ask, Infill, Prompt, TextRules
+from gateway.answers.ask import Ask, Constraint, ContextFit, Infill, Prompt, Sampling, TextRules
 from gateway.dialects.described import described
 from gateway.dialects.dialect import Events
 from gateway.dialects.llamacpp.bodies import InfillRequest, LlamaCompletionRequest, LlamaRequest
@@ -43,14 +43,16 @@ class Completion(Generic[Body]):
             answer_prefix="cmpl-",
             prompts=self._prompts(body),
             stream=body.stream,
-            n=body.n_cmpl,
-            sampling=body.sampling,
-            left_open=body.left_open,
-            seed=body.wanted_seed,
-            ignore_eos=body.ignore_eos,
+            sampling=Sampling(
+                params=body.sampling,
+                left_open=body.left_open,
+                n=body.n_cmpl,
+                seed=body.wanted_seed,
+                ignore_eos=body.ignore_eos,
+            ),
             text=TextRules(stops=body.stop or [], is_wanted=body.is_wanted),
-            grammar=body.followed,
-            ends_with_context=True,
+            constraint=Constraint(grammar=body.followed),
+            fit=ContextFit(ends_with_context=True),
             field_names={"max_tokens": "n_predict", "prompt": self._field},
         )
 

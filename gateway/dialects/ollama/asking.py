@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from common.tracing import Attributes
-from gateway.answers.ask import Ask, Prompt, Reply, TextRules
+from gateway.answers.ask import Ask, Constraint, ContextFit, Prompt, Reply, Sampling, TextRules
 from gateway.dialects.described import described as attributes
 from gateway.dialects.ollama.bodies import OllamaRequest
 from gateway.dialects.ollama.lines import at_once
@@ -26,14 +26,13 @@ def asked(
         answer_prefix=answer_prefix,
         prompts=[prompt],
         stream=body.stream,
-        sampling=options.sampling(body.num_logprobs),
-        left_open=options.left_open,
-        seed=options.wanted_seed,
+        sampling=Sampling(
+            params=options.sampling(body.num_logprobs), left_open=options.left_open, seed=options.wanted_seed
+        ),
         text=TextRules(stops=options.stop or []),
-        longest_prompt=-1 if body.truncate else None,
-        ends_with_context=True,
+        fit=ContextFit(longest_prompt=-1 if body.truncate else None, ends_with_context=True),
         reply=reply,
-        grammar=body.followed,
+        constraint=Constraint(grammar=body.followed),
         instead=None if instead is None else at_once(body.model, instead, unloads=body.unloads),
         field_names={"max_tokens": "options.num_predict", "prompt": prompt_name},
     )

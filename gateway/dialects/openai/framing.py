@@ -11,7 +11,7 @@ from common.messages import SamplingParams, TokenLogprobs
 from common.tracing import Attributes
 from common.words import Finish
 from gateway.answers.answer import Answer, Usage
-from gateway.answers.ask import Ask, Prompt, Reply, TextRules, TokenLimits
+from gateway.answers.ask import Ask, Constraint, ContextFit, Prompt, Reply, Sampling, Terms, TextRules, TokenLimits
 from gateway.answers.choice import Choice, Piece, ScoredPrompt
 from gateway.answers.tokenizer import ChatTokenizer
 from gateway.dialects.best_of import by_likelihood
@@ -137,25 +137,31 @@ def asked(
         answer_prefix=answer_prefix,
         prompts=prompts,
         stream=body.stream,
-        n=n or body.n or 1,
-        sampling=_sampling(body, max_tokens, logprobs, prompt_logprobs),
-        left_open=frozenset(name for name in (*_SAME_NAMES, "top_k") if getattr(body, name) is None),
-        seed=None if body.seed is None else body.seed % 2**64,
-        ignore_eos=body.ignore_eos,
+        sampling=Sampling(
+            params=_sampling(body, max_tokens, logprobs, prompt_logprobs),
+            left_open=frozenset(name for name in (*_SAME_NAMES, "top_k") if getattr(body, name) is None),
+            n=n or body.n or 1,
+            seed=None if body.seed is None else body.seed % 2**64,
+            ignore_eos=body.ignore_eos,
+        ),
+        constraint=Constraint(
+            grammar=body.followed,
+            limits=TokenLimits(allowed=body.allowed_token_ids or (), bad_words=body.bad_words or ()),
+        ),
+        fit=ContextFit(longest_prompt=body.truncate_prompt_tokens),
         text=TextRules(
             stops=body.stop or [],
             include_stop=body.include_stop_str_in_output,
             skip_special_tokens=body.skip_special_tokens,
             is_wanted=max_tokens != 0,
         ),
-        limits=TokenLimits(allowed=body.allowed_token_ids or (), bad_words=body.bad_words or ()),
-        longest_prompt=body.truncate_prompt_tokens,
         reply=reply,
-        grammar=body.followed,
-        priority=body.priority,
-        cache_salt=body.cache_salt or "",
-        deadline_s=body.timeout,
-        first_token_s=body.ttft_timeout,
+        terms=Terms(
+            priority=body.priority,
+            cache_salt=body.cache_salt or "",
+            deadline_s=body.timeout,
+            first_token_s=body.ttft_timeout,
+        ),
         field_names=field_names or {},
     )
 

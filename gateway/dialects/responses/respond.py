@@ -10,7 +10,7 @@ from functools import partial
 from common.messages import TokenLogprobs
 from common.tracing import Attributes
 from gateway.answers.answer import Answer
-from gateway.answers.ask import Ask, Conversation, Reply
+from gateway.answers.ask import Ask, ContextFit, Conversation, Reply
 from gateway.answers.tokenizer import ChatTokenizer
 from gateway.dialects.dialect import Events
 from gateway.dialects.openai import framing
@@ -24,7 +24,7 @@ from gateway.dialects.responses.schema import CompactRequest, ResponseRequest
 from gateway.http.problem import Json, NotKeptError
 from gateway.http.streaming import EVENTS
 
-FITS = -1  # see `Ask.longest_prompt`
+FITS = -1  # see `ContextFit.longest_prompt`
 SHORTEN = (
     "The conversation grows too long. Write what a colleague needs who goes on with it and sees nothing of it but this:"
     " what was asked for, what was decided and done, what was found (names, paths, values), and what is left to do."
@@ -61,7 +61,7 @@ def _asked(body: ResponseRequest) -> Ask:
         reply=Reply(tools=rules, thinking_budget=body.reasoning_budget, may_think=body.may_think),
         field_names={"prompt": "input", "max_tokens": "max_output_tokens"},
     )
-    return replace(asked, longest_prompt=FITS) if body.truncation == "auto" else asked
+    return replace(asked, fit=ContextFit(longest_prompt=FITS)) if body.truncation == "auto" else asked
 
 
 def rules_of(body: ResponseRequest, tokenizer: ChatTokenizer) -> OutputRules:

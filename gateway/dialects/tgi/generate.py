@@ -8,7 +8,7 @@ from common.errors import InvalidRequestError
 from common.messages import SamplingParams
 from common.tracing import Attributes
 from gateway.answers.answer import Answer
-from gateway.answers.ask import Ask, Text, TextRules
+from gateway.answers.ask import Ask, Constraint, ContextFit, Sampling, Text, TextRules
 from gateway.answers.choice import Piece
 from gateway.dialects.best_of import by_likelihood
 from gateway.dialects.described import described
@@ -46,14 +46,16 @@ class Generate:
             answer_prefix="tgi-",
             prompts=[Text(body.inputs)],
             stream=stream,
-            n=parameters.best_of or 1,
-            sampling=_sampling(
-                parameters, tells_tokens=stream or parameters.tells_tokens or parameters.best_of_several
+            sampling=Sampling(
+                params=_sampling(
+                    parameters, tells_tokens=stream or parameters.tells_tokens or parameters.best_of_several
+                ),
+                n=parameters.best_of or 1,
+                seed=parameters.used_seed,
             ),
-            seed=parameters.used_seed,
             text=TextRules(stops=parameters.stop or (), include_stop=True),
-            longest_prompt=parameters.truncate,
-            grammar=parameters.wanted,
+            fit=ContextFit(longest_prompt=parameters.truncate),
+            constraint=Constraint(grammar=parameters.wanted),
             field_names=FIELD_NAMES,
         )
 

@@ -299,7 +299,9 @@ class Making:
         self._entry = entry
         self.body, ask = entry.read(json.dumps(way.body | {"stream": stream}).encode())
         self._generation = Generation()
-        sampling = SamplingParams(max_tokens=1000, stop_token_ids=tokenizer.eos_ids, logprobs=ask.sampling.logprobs)
+        sampling = SamplingParams(
+            max_tokens=1000, stop_token_ids=tokenizer.eos_ids, logprobs=ask.sampling.params.logprobs
+        )
         self.scored = sampling.logprobs is not None
         choice = Choice(
             self._generation, tokenizer, index=0, rules=ask.text, sampling=sampling, reply=ask.reply, prompt=[5]

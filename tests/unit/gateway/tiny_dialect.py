@@ -10,7 +10,7 @@ from pydantic import StrictBool, StrictStr
 from common.messages import SamplingParams
 from common.tracing import Attributes
 from gateway.answers.answer import Answer
-from gateway.answers.ask import Ask, Text
+from gateway.answers.ask import Ask, Sampling, Text
 from gateway.answers.choice import Choice, Piece
 from gateway.answers.start import Answers
 from gateway.dialects.dialect import Asked, Dialect, Events
@@ -78,7 +78,7 @@ class Say:
             answer_prefix="tiny-",
             prompts=[Text(body.text)],
             stream=body.flowing,
-            sampling=SamplingParams(max_tokens=body.words or 0),
+            sampling=Sampling(params=SamplingParams(max_tokens=body.words or 0)),
             field_names={"prompt": "text", "max_tokens": "words"},
         )
 
