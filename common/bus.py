@@ -1,16 +1,10 @@
-"""The message bus: NATS core for requests, frames and heartbeats; a JetStream work queue for jobs (`common.job_queue`).
-
-Facts behind the settings (measured, docs/operations.md): a client without `max_reconnect_attempts=-1` closes for good
-after two minutes, and notices a cut cable after four unless it pings each second. Messages published while disconnected
-are stored up to `pending_size`, then refused.
-"""
+"""The message bus: NATS core for requests, frames and heartbeats; a JetStream work queue for jobs (`common.job_queue`)."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
-import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any, Protocol, TypeVar
 
@@ -25,9 +19,9 @@ from common.job_queue import Delivery, JobQueue, JobStream, QueueLimits
 from common.log import Outage
 from common.messages import Ack, Job, encode
 from common.messages.arrivals import COMPLAINTS_A_SECOND, Arrivals, RateLimit
-from common.tasks import Ready, cancel_all, in_time
+from common.tasks import Ready, cancel_all
 from common.tracing import in_trace
-from common.wire import PENDING_BYTES, NatsSettings, Wire, identity_of, why_not
+from common.wire import ERRORS, NatsSettings, Wire, identity_of
 
 __all__ = [
     "Bus",
@@ -45,11 +39,9 @@ log = logging.getLogger("baton.bus")
 
 M = TypeVar("M")
 MAX_HANDLERS = 256  # concurrent handler tasks of one subscription
-ATTEMPT_TIMEOUT_S = 5  # on a starved host a handshake takes seconds
 HEARD_S = 1  # wait for the server to confirm a subscription
 
 _LOST = (nats.errors.UnexpectedEOF, nats.errors.StaleConnectionError, OSError)  # the connection, whatever the error
-_ERRORS = (nats.errors.Error, OSError, TimeoutError)
 
 
 class Subscription(Protocol):
@@ -138,14 +130,10 @@ class Bus(Protocol):
 async def connect_bus(
     settings: NatsSettings, *, name: str, limits: QueueLimits | None = None, owns_streams: bool = True
 ) -> AsyncIterator[NatsBus]:
-    """Connect; with `owns_streams` (gateways) create the streams and bury jobs delivered too often.
-
-    Raises UnavailableError, naming the server, when it does not answer in time, and ConfigError when a file is wrong.
-    """
-    identity = identity_of(settings)  # a bad file is reported before anything is opened
+    """Connect; with `owns_streams` (gateways) create the streams and bury jobs delivered too often. Raises as `Wire.open`."""
     bus = NatsBus(limits or QueueLimits(), owns_streams=owns_streams)
     try:
-        await bus.connect(settings, name=name, identity=identity)
+        await bus.connect(settings, name=name)
         yield bus
     finally:
         await bus.close()
@@ -158,37 +146,19 @@ class NatsBus:
         self.reconnects = 0
         self.errors = 0
         self._client = Wire()
+        self._client.on_error.append(self._on_error)
+        self._client.on_return.append(self._on_return)
         self._stream = JobStream(self._client, limits, owned=owns_streams)
         self._tasks: set[asyncio.Task[None]] = set()
         self._complaints = RateLimit(COMPLAINTS_A_SECOND)
         self._outage = Outage(log, "nats")
         self._arrivals = Arrivals(self._bury)
 
-    async def connect(self, settings: NatsSettings, *, name: str, identity: dict[str, Any]) -> None:
-        """Connect or raise UnavailableError in time; the client itself would retry for ever."""
-        try:
-            await in_time(self._open(settings, name=name, identity=identity), settings.connect_timeout_s)
-        except _ERRORS as error:
-            why = why_not(self._client.last_error or error, settings.url, identity.get("user"))
-            raise UnavailableError(why) from error
-        self._outage.ended()
-
-    async def _open(self, settings: NatsSettings, *, name: str, identity: dict[str, Any]) -> None:
-        await self._client.connect(
-            settings.url,
-            name=name,
-            **identity,
-            allow_reconnect=True,
-            max_reconnect_attempts=-1,
-            reconnect_time_wait=0.1 + random.random() * 0.1,
-            connect_timeout=ATTEMPT_TIMEOUT_S,
-            ping_interval=1,
-            max_outstanding_pings=2,
-            pending_size=PENDING_BYTES,
-            error_cb=self._on_error,
-            reconnected_cb=self._on_reconnected,
-        )
+    async def connect(self, settings: NatsSettings, *, name: str) -> None:
+        """Connect, and open the queue of jobs. Raises as `Wire.open`."""
+        await self._client.open(settings, name=name)
         await self._stream.open()
+        self._outage.ended()
 
     @property
     def connected(self) -> bool:
@@ -215,28 +185,21 @@ class NatsBus:
     async def close(self) -> None:
         """Flush what was published and disconnect."""
         await cancel_all(self._tasks)
-        if self.connected:
-            with contextlib.suppress(*_ERRORS):
-                await self._client.flush(1)
-        if not self.connected:
-            # A handler error has no listener, and asyncio of Python 3.12.1 and 3.13.0 raises when it writes to a lost connection.
-            self._client._pending_data_size = 0
-        with contextlib.suppress(*_ERRORS):
-            await self._client.close()
+        await self._client.leave()
 
     # -- core ------------------------------------------------------------------------------------------------------
 
     def publish(self, subject: str, message: msgspec.Struct) -> Ready[None]:
         try:
             self._client.say(subject, encode(message))
-        except _ERRORS as error:  # includes OutboundBufferLimitError: the client's buffer is full
+        except ERRORS as error:  # includes OutboundBufferLimitError: the client's buffer is full
             raise UnavailableError(f"could not publish: {text_of(error)}") from error
         return Ready(None)
 
     async def flush(self, timeout_s: float) -> None:
         try:
             await self._client.flush(timeout_s)
-        except _ERRORS as error:
+        except ERRORS as error:
             raise UnavailableError(f"could not flush: {text_of(error)}") from error
 
     async def request(
@@ -248,7 +211,7 @@ class NatsBus:
             reply = await self._client.ask(subject, encode(message), timeout_s=max(timeout_s, 0.001))
         except nats.errors.NoRespondersError as error:
             raise NobodyListensError(f"nobody listens on {subject}") from error
-        except _ERRORS as error:
+        except ERRORS as error:
             raise UnavailableError(f"no answer on {subject}: {text_of(error)}") from error
         answer = self._arrivals.take(reply, decoder)
         if answer is None:
@@ -275,7 +238,7 @@ class NatsBus:
                 finally:
                     slots.release()
             if raw.reply and result is not None:
-                with contextlib.suppress(*_ERRORS):
+                with contextlib.suppress(*ERRORS):
                     self._client.say(raw.reply, encode(result))
 
         async def receive(raw: Msg) -> None:
@@ -310,7 +273,7 @@ class NatsBus:
                     log.exception("bus.handler_failed", extra={"subject": subject})
                     result = failed
             if raw.reply and result is not None:
-                with contextlib.suppress(*_ERRORS):
+                with contextlib.suppress(*ERRORS):
                     self._client.say(raw.reply, encode(result))
 
         return await self._subscribe(subject, self._client.hear(subject, take))
@@ -318,9 +281,9 @@ class NatsBus:
     async def _subscribe(self, subject: str, subscribing: Awaitable[NatsSubscription]) -> Subscription:
         try:
             subscription = _Subscription(await subscribing)
-        except _ERRORS as error:
+        except ERRORS as error:
             raise UnavailableError(f"could not subscribe to {subject}: {text_of(error)}") from error
-        with contextlib.suppress(*_ERRORS):  # a client that is reconnecting subscribes again by itself
+        with contextlib.suppress(*ERRORS):  # a client that is reconnecting subscribes again by itself
             for _ in range(2):  # the first ping is written ahead of what the client has buffered
                 await self._client.flush(HEARD_S)
         return subscription
@@ -361,7 +324,7 @@ class NatsBus:
         elif self._complaints.allows():
             log.warning("bus.error", extra={"error": text_of(error), "errors": self.errors})
 
-    async def _on_reconnected(self) -> None:
+    async def _on_return(self) -> None:
         self.reconnects += 1
         self._outage.ended()
         log.info("bus.reconnected", extra={"reconnects": self.reconnects})
@@ -374,7 +337,7 @@ class _Subscription:
         self._inner = inner
 
     async def close(self) -> None:
-        with contextlib.suppress(*_ERRORS):
+        with contextlib.suppress(*ERRORS):
             await self._inner.unsubscribe()
 
 

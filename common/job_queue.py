@@ -29,7 +29,7 @@ from nats.js.api import AckPolicy, ConsumerConfig, DiscardPolicy, RetentionPolic
 from common import subjects
 from common.errors import InvalidRequestError, MalformedMessageError, OverloadedError, UnavailableError, text_of
 from common.messages import Job, decode, encode, job_decoder
-from common.wire import MESSAGE_ID, Wire
+from common.wire import ERRORS, MESSAGE_ID, Wire
 
 log = logging.getLogger("baton.job_queue")
 
@@ -43,7 +43,6 @@ ADVISORIES = f"$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.{subjects.JOBS_STREAM}
 
 # JetStream's error codes: out of resources, storage, memory, or stream full.
 _FULL = frozenset({10023, 10028, 10047, 10077})
-_ERRORS = (nats.errors.Error, OSError, TimeoutError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +127,7 @@ class JobStream:
                     await self._jetstream.add_stream(config)
                 except nats.js.errors.BadRequestError:  # another release created it: the last process to start decides
                     await self._update(config)
-        except _ERRORS as error:
+        except ERRORS as error:
             raise UnavailableError(f"JetStream is not ready: {text_of(error)}") from error
 
     async def _update(self, config: StreamConfig) -> None:
@@ -157,12 +156,12 @@ class JobStream:
             if error.err_code in _FULL:
                 raise OverloadedError(f"the job queue takes no more: {error.description}") from error
             raise UnavailableError(f"could not queue the job: {error.description}") from error
-        except _ERRORS as error:
+        except ERRORS as error:
             raise UnavailableError(f"could not queue the job: {text_of(error)}") from error
 
     async def delete(self, stream_seq: int, job: Job) -> None:
         """Remove a job from the queue; best effort. A restarted server reuses sequence numbers, so check whose message it is."""
-        with contextlib.suppress(*_ERRORS):
+        with contextlib.suppress(*ERRORS):
             message = await self._jetstream.get_msg(subjects.JOBS_STREAM, stream_seq)
             if (message.headers or {}).get(MESSAGE_ID) == _message_id(job):
                 await self._jetstream.delete_msg(subjects.JOBS_STREAM, stream_seq)
@@ -173,7 +172,7 @@ class JobStream:
             await self._jetstream.get_msg(subjects.JOBS_STREAM, stream_seq)
         except nats.js.errors.NotFoundError:
             return False
-        except _ERRORS as error:
+        except ERRORS as error:
             raise UnavailableError(f"could not look for the job: {text_of(error)}") from error
         return True
 
@@ -208,7 +207,7 @@ class JobStream:
             except nats.js.errors.NotFoundError:
                 await self.ensure()
                 await self._jetstream.add_consumer(subjects.JOBS_STREAM, config)
-        except _ERRORS as error:
+        except ERRORS as error:
             raise UnavailableError(f"could not open the job queue: {text_of(error)}") from error
 
     async def dead_letter(self, kind: str, raw: bytes, *, subject: str, reason: str, known_as: str = "") -> None:
@@ -217,7 +216,7 @@ class JobStream:
         headers = {"Baton-Subject": subject, "Baton-Reason": reason[:200], "Baton-Bytes": str(len(raw))}
         headers |= {MESSAGE_ID: known_as} if known_as else {}
         kept = raw[:MALFORMED_MAX_BYTES] if kind == "malformed" else raw
-        with contextlib.suppress(*_ERRORS):
+        with contextlib.suppress(*ERRORS):
             await self._jetstream.publish(subjects.dead_letter(kind), kept, headers=headers)
 
     async def _on_max_deliveries(self, raw: Msg) -> None:
@@ -233,7 +232,7 @@ class JobStream:
                 return
             except nats.js.errors.NotFoundError:
                 return  # acked or deleted meanwhile
-            except _ERRORS as error:
+            except ERRORS as error:
                 if not tries_left:
                     log.warning("job_queue.dead_letter_failed", extra={"error": text_of(error)})
             await asyncio.sleep(BURY_AGAIN_S)
@@ -268,7 +267,7 @@ class NatsJobQueue:
         if self._arrivals is None:
             try:
                 self._arrivals = await self._client.subscribe(f"{self._inbox}.*")
-            except _ERRORS as error:
+            except ERRORS as error:
                 raise UnavailableError(f"could not open the job queue: {text_of(error)}") from error
         self._lost = self._told = False
 
@@ -285,7 +284,7 @@ class NatsJobQueue:
                 messages = await self._pull(max_jobs, wait_s=0.0)
             if not messages and not self._lost:
                 messages = await self._pull(1, wait_s=expires_s)
-        except (*_ERRORS, UnavailableError) as error:
+        except (*ERRORS, UnavailableError) as error:
             if not self._told:
                 log.warning("job_queue.fetch_failed", extra={"error": text_of(error)})
             self._lost = self._told = True
@@ -343,7 +342,7 @@ class NatsJobQueue:
             self._stream.malformed += 1
             log.warning("job_queue.malformed", extra={"error": text_of(error)})
             await self._stream.dead_letter("malformed", raw.data, subject=raw.subject, reason=text_of(error))
-            with contextlib.suppress(*_ERRORS):
+            with contextlib.suppress(*ERRORS):
                 await raw.term()
             return None
 
@@ -373,7 +372,7 @@ class NatsDelivery:
             await call
         except nats.errors.MsgAlreadyAckdError:
             return
-        except _ERRORS as error:
+        except ERRORS as error:
             raise UnavailableError(f"could not answer for the job: {text_of(error)}") from error
 
 

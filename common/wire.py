@@ -3,14 +3,20 @@
 nats-py hands each message to a queue and a task of its subscription, and waits for each answer with a timer. Here a handler that
 does not wait runs where the message is read, and one timer serves all answers. What is taken over is private: what the parser
 calls for a message, and the map of answers that are due. A release of nats-py that lacks some of it serves in its own way.
+
+Facts behind the settings (measured, docs/operations.md): a client without `max_reconnect_attempts=-1` closes for good
+after two minutes, and notices a cut cable after four unless it pings each second. Messages published while disconnected
+are stored up to `pending_size`, then refused.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import logging
-from collections.abc import Callable, Mapping
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -25,9 +31,9 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
 from common.access import inbox_of, read_login
-from common.errors import text_of
+from common.errors import UnavailableError, text_of
 from common.log import difference
-from common.tasks import Deadlines
+from common.tasks import Deadlines, in_time
 from common.tls import Tls, client_context
 
 log = logging.getLogger("baton.bus")
@@ -35,6 +41,8 @@ log = logging.getLogger("baton.bus")
 STATUS, NO_RESPONDERS = "Status", "503"
 MESSAGE_ID = "Nats-Msg-Id"  # the server deduplicates by it
 PENDING_BYTES = 32 << 20  # buffered while disconnected; more is refused
+ATTEMPT_TIMEOUT_S = 5  # on a starved host a handshake takes seconds
+ERRORS = (nats.errors.Error, OSError, TimeoutError)
 OVERRIDDEN = ("_process_msg", "_init_request_sub", "_process_headers", "_error_cb")
 READ = ("_subs", "_resp_map", "_resp_sub_prefix")
 ARGUMENTS = ["sid", "subject", "reply", "data", "headers"]  # the arguments of `_process_msg`
@@ -61,11 +69,25 @@ class _Stored(msgspec.Struct):
 _stored_decoder = msgspec.json.Decoder(_Stored)
 
 
+@contextlib.asynccontextmanager
+async def connect(settings: NatsSettings, *, name: str) -> AsyncIterator[Wire]:
+    """Connect; raises as `Wire.open`. Disconnects at the end."""
+    wire = Wire()
+    try:
+        await wire.open(settings, name=name)
+        yield wire
+    finally:
+        await wire.leave()
+
+
 class Wire(Client):  # type: ignore[misc]  # nats-py has no types
-    """One connection."""
+    """One connection. Its users add themselves to `on_error`, and to `on_return` for each time that a lost one is back."""
 
     def __init__(self) -> None:
         super().__init__()
+        self.on_error: list[Callable[[Exception], Awaitable[None]]] = []
+        self.on_return: list[Callable[[], Awaitable[None]]] = []
+        self._began = False
         self._numbers = count()
         self._deadlines = Deadlines()
         self._lacks = lacking(self)
@@ -74,6 +96,54 @@ class Wire(Client):  # type: ignore[misc]  # nats-py has no types
             return
         self._process_msg = self._read
         self._init_request_sub = self._hear_answers
+
+    async def open(self, settings: NatsSettings, *, name: str) -> None:
+        """Connect for ever: a lost connection is made again.
+
+        Raises UnavailableError, naming the server, when it does not answer in time, and ConfigError when a file is wrong.
+        """
+        identity = identity_of(settings)
+        self._began = True
+        connecting = self.connect(
+            settings.url,
+            name=name,
+            **identity,
+            allow_reconnect=True,
+            max_reconnect_attempts=-1,
+            reconnect_time_wait=0.1 + random.random() * 0.1,
+            connect_timeout=ATTEMPT_TIMEOUT_S,
+            ping_interval=1,
+            max_outstanding_pings=2,
+            pending_size=PENDING_BYTES,
+            error_cb=self._failed,
+            reconnected_cb=self._returned,
+        )
+        try:
+            await in_time(connecting, settings.connect_timeout_s)
+        except ERRORS as error:
+            why = why_not(self.last_error or error, settings.url, identity.get("user"))
+            raise UnavailableError(why) from error
+
+    async def _failed(self, error: Exception) -> None:
+        for tell in self.on_error:
+            await tell(error)
+
+    async def _returned(self) -> None:
+        for tell in self.on_return:
+            await tell()
+
+    async def leave(self) -> None:
+        """Flush what was published and disconnect."""
+        if not self._began:
+            return  # nats-py closes nothing that it did not begin to connect
+        if self.is_connected:
+            with contextlib.suppress(*ERRORS):
+                await self.flush(1)
+        if not self.is_connected:
+            # A handler error has no listener, and asyncio of Python 3.12.1 and 3.13.0 raises when it writes to a lost connection.
+            self._pending_data_size = 0
+        with contextlib.suppress(*ERRORS):
+            await self.close()
 
     async def hear(self, subject: str, take: Callable[[Msg], None]) -> Subscription:
         """Call `take` for each message, in order, as it is read. Exceptions go to `error_cb`."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol
 
-from common.bus import NatsSettings
 from common.tasks import cancel_all
 from common.tracing import Tracer
+from common.wire import Wire
 from gateway.answers.start import Answers
 from gateway.batches.metrics import BatchMetrics
 from gateway.batches.records import BatchLimits
@@ -28,8 +28,8 @@ class Worker(running.Worker, Protocol):
 class Batches:
     """Runs lines and steps of batches between `start` and `stop`."""
 
-    def __init__(self, nats: NatsSettings, limits: BatchLimits, tenants: Tenants, *, tracer: Tracer) -> None:
-        self._streams = batch_streams(nats, limits)
+    def __init__(self, wire: Wire, limits: BatchLimits, tenants: Tenants, *, tracer: Tracer) -> None:
+        self._streams = batch_streams(wire, limits)
         self._store = BatchStore(self._streams, limits)
         self._tenants = tenants
         self._tracer = tracer
@@ -50,12 +50,12 @@ class Batches:
         return BatchRoutes(self._store, tuple(dialects.batchable))
 
     async def start(self) -> None:
-        """Connect and start. Raises UnavailableError without NATS."""
-        await self._streams.open()
+        """Start what runs."""
+        self._streams.open()
         self._loops = [asyncio.create_task(running.keep_running(worker)) for worker in self._workers]
 
     async def stop(self) -> None:
         for worker in self._workers:
             await worker.stop()
-        await cancel_all(self._loops)  # a hanging pull ends with the connection
+        await cancel_all(self._loops)  # a hanging pull ends with its streams
         await self._streams.close()

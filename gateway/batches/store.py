@@ -13,8 +13,8 @@ from typing import TypeVar
 import msgspec
 
 from common import subjects
-from common.bus import NatsSettings
 from common.errors import InvalidRequestError, OverloadedError, UnavailableError
+from common.wire import Wire
 from gateway.batches.lines import LineCutter, Packer, lines_of
 from gateway.batches.records import (
     BatchLimits,
@@ -43,7 +43,7 @@ REMEDY = "delete files"
 R = TypeVar("R", FileRecord, BatchRecord)
 
 
-def batch_streams(nats: NatsSettings, limits: BatchLimits) -> KeptStreams:
+def batch_streams(wire: Wire, limits: BatchLimits) -> KeptStreams:
     """The streams of files, batches and results, and the work queue of lines and steps."""
     layout = Layout(
         what="batches",
@@ -54,7 +54,7 @@ def batch_streams(nats: NatsSettings, limits: BatchLimits) -> KeptStreams:
         keep_s=limits.keep_s,
         remedy=REMEDY,
     )
-    return KeptStreams(nats, layout)
+    return KeptStreams(wire, layout)
 
 
 class FileWriter:

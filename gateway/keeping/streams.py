@@ -1,4 +1,4 @@
-"""Stored contents in JetStream, through a separate connection so that they never delay a token.
+"""Stored contents in JetStream, through another connection than the bus, so that they never delay a token.
 
 NATS acknowledges what is on disk (`sync_interval: always`), and nothing is reported before. A `Layout` names two streams:
 
@@ -19,7 +19,6 @@ from dataclasses import dataclass
 
 import nats.errors
 import nats.js.errors
-from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.js.api import (
     AckPolicy,
@@ -28,9 +27,8 @@ from nats.js.api import (
 )
 from nats.js.client import JetStreamContext
 
-from common.bus import NatsSettings, identity_of
 from common.errors import InvalidRequestError, ServingError, UnavailableError, text_of
-from common.tasks import in_time
+from common.wire import ERRORS, Wire
 from gateway.keeping.layout import Layout
 
 API_TIMEOUT_S = 5.0  # a disk may be slow
@@ -44,7 +42,6 @@ PAGE_BYTES = 8 << 20  # a request returns no further message beyond this
 LAST_SEQUENCE = "Nats-Expected-Last-Subject-Sequence"
 _WRONG_SEQUENCE = 10071
 _FULL = frozenset({10023, 10047, 10077})  # JetStream's codes: out of resources, storage, or stream full
-_ERRORS = (nats.errors.Error, OSError, TimeoutError)
 
 
 class TooLargeError(InvalidRequestError):
@@ -74,29 +71,28 @@ class Delivery:
     async def done(self) -> None:
         """Acknowledge: it never comes again, unless the acknowledgement is lost; then it is found to be done."""
         self._forget(self)
-        with contextlib.suppress(*_ERRORS):
+        with contextlib.suppress(*ERRORS):
             await self._raw.ack()
 
     async def later(self, delay_s: float) -> None:
         """Return it for redelivery, here or elsewhere."""
         self._forget(self)
-        with contextlib.suppress(*_ERRORS):
+        with contextlib.suppress(*ERRORS):
             await self._raw.nak(delay=max(delay_s, 0.001))
 
     async def beat(self) -> None:
         """Extend the ack-wait: it is still in progress."""
-        with contextlib.suppress(*_ERRORS):
+        with contextlib.suppress(*ERRORS):
             await self._raw.in_progress()
 
 
 class KeptStreams:
     """Both streams. Every call raises UnavailableError if NATS can't do it now."""
 
-    def __init__(self, settings: NatsSettings, layout: Layout) -> None:
+    def __init__(self, wire: Wire, layout: Layout) -> None:
         self.layout = layout
-        self._settings = settings
         self._log = logging.getLogger(f"baton.{layout.what}")
-        self._client = Client()
+        self._client = wire
         self._js: JetStreamContext = self._client.jetstream(timeout=API_TIMEOUT_S)
         self._opening = asyncio.Lock()
         self._is_open = False
@@ -106,35 +102,23 @@ class KeptStreams:
         self._held: set[Delivery] = set()
         self._beating: asyncio.Task[None] | None = None
 
-    async def open(self) -> None:
-        """Connect. Streams and consumers are created on demand, also after the server lost them."""
-        try:
-            connecting = self._client.connect(
-                self._settings.url,
-                name=f"gateway-{self.layout.what}",
-                **identity_of(self._settings),
-                max_reconnect_attempts=-1,
-                reconnect_time_wait=0.2,
-                ping_interval=1,
-                max_outstanding_pings=2,
-                error_cb=self._on_error,
-                reconnected_cb=self._on_reconnected,
-            )
-            await in_time(connecting, self._settings.connect_timeout_s)
-        except _ERRORS as error:
-            raise UnavailableError(f"no NATS server for {self.layout.what}: {text_of(error)}") from error
+    def open(self) -> None:
+        """Begin to hold work. Streams and consumers are created on demand, also after the server lost them."""
+        self._client.on_error.append(self._on_error)
+        self._client.on_return.append(self._on_return)
         self._beating = asyncio.create_task(self._beat())
 
     async def close(self) -> None:
-        """Release held work, and disconnect."""
+        """Release held work, and what the server would still hand to a pull."""
         if self._beating is not None:
             self._beating.cancel()
         for delivery in list(self._held):
             await delivery.later(0)
-        with contextlib.suppress(*_ERRORS):
+        for pull in self._pulls.values():
+            with contextlib.suppress(*ERRORS):
+                await pull.unsubscribe()
+        with contextlib.suppress(*ERRORS):
             await self._client.flush(1)
-        with contextlib.suppress(*_ERRORS):
-            await self._client.close()
 
     # -- what is kept ------------------------------------------------------------------------------------------------
 
@@ -156,7 +140,7 @@ class KeptStreams:
             raw: RawStreamMsg = await self._js.get_msg(self.layout.kept, subject=subject)
         except nats.js.errors.NotFoundError:
             return None
-        except _ERRORS as error:
+        except ERRORS as error:
             raise self._unavailable("could not read", error) from error
         _heed_cancellation()
         return Stored(subject=subject, seq=raw.seq or 0, data=raw.data or b"")
@@ -182,12 +166,12 @@ class KeptStreams:
 
         try:
             subscription = await self._client.subscribe(subject, cb=hear)
-        except _ERRORS as error:
+        except ERRORS as error:
             raise self._unavailable("could not follow", error) from error
         try:
             yield event
         finally:
-            with contextlib.suppress(*_ERRORS):
+            with contextlib.suppress(*ERRORS):
                 await subscription.unsubscribe()
 
     async def count(self, subject: str) -> int:
@@ -200,7 +184,7 @@ class KeptStreams:
         await self._ensure()
         try:
             return (await self._js.stream_info(self.layout.kept)).state.bytes or 0
-        except _ERRORS as error:
+        except ERRORS as error:
             raise self._unavailable("could not count", error) from error
 
     async def purge(self, subject: str, *, work: bool = False) -> None:
@@ -208,7 +192,7 @@ class KeptStreams:
         await self._ensure()
         try:
             await self._js.purge_stream(self.layout.work if work else self.layout.kept, subject=subject)
-        except _ERRORS as error:
+        except ERRORS as error:
             raise self._unavailable("could not delete", error) from error
 
     async def _publish(self, subject: str, data: bytes, *, headers: dict[str, str] | None = None) -> int:
@@ -226,7 +210,7 @@ class KeptStreams:
             if error.err_code in _FULL:
                 raise self.layout.full(told) from error
             raise self._unavailable("could not write", error) from error
-        except _ERRORS as error:
+        except ERRORS as error:
             raise self._unavailable("could not write", error) from error
 
     async def _read(self, subject: str, *, after: int, limit: int) -> list[Stored]:
@@ -258,7 +242,7 @@ class KeptStreams:
                     )
             finally:
                 await answers.unsubscribe()
-        except _ERRORS as error:
+        except ERRORS as error:
             raise self._unavailable("could not read", error) from error
 
     # -- work --------------------------------------------------------------------------------------------------------
@@ -278,7 +262,7 @@ class KeptStreams:
         except TimeoutError:
             self._told = False
             return []
-        except (*_ERRORS, ServingError) as error:
+        except (*ERRORS, ServingError) as error:
             if not isinstance(error, UnavailableError):
                 self._is_open = False  # the consumer may be gone: check it
             if not self._told:  # once, until it works again
@@ -318,7 +302,7 @@ class KeptStreams:
                 await self._make_streams()
                 for kind in self.layout.kinds:
                     await self._make_consumer(kind)
-            except _ERRORS as error:
+            except ERRORS as error:
                 self._failed, self._failed_at = f"{self.layout.what} are not ready: {text_of(error)}", time.monotonic()
                 raise UnavailableError(self._failed) from error
             self._is_open, self._failed = True, ""
@@ -344,7 +328,7 @@ class KeptStreams:
         if kind not in self._pulls:
             self._pulls[kind] = await self._js.pull_subscribe_bind(kind, stream=self.layout.work)
 
-    async def _on_reconnected(self) -> None:
+    async def _on_return(self) -> None:
         self._is_open, self._failed = False, ""
 
     async def _on_error(self, error: Exception) -> None:

@@ -10,10 +10,10 @@ from typing import Any
 
 from fastapi import Request, Response
 
-from common.bus import NatsSettings
 from common.errors import UnavailableError
 from common.tasks import cancel_all
 from common.tracing import Tracer
+from common.wire import Wire
 from gateway.answers.start import Answers
 from gateway.dialects.dialect import Memory as MemoryProtocol
 from gateway.dialects.responses.dialect import RESPONSES
@@ -47,8 +47,8 @@ class Joined:
 class Responses:
     """Stores responses and conversations, and runs background responses between `start` and `leave`."""
 
-    def __init__(self, nats: NatsSettings, limits: ResponseLimits, tenants: Tenants, *, tracer: Tracer) -> None:
-        self._streams = response_streams(nats, limits)
+    def __init__(self, wire: Wire, limits: ResponseLimits, tenants: Tenants, *, tracer: Tracer) -> None:
+        self._streams = response_streams(wire, limits)
         self._store = ResponseStore(self._streams, limits)
         self._tenants = tenants
         self._tracer = tracer
@@ -75,9 +75,9 @@ class Responses:
         return Joined(routes=routes.routes, memories={RESPONSES: memory})
 
     async def start(self) -> None:
-        """Connect and start. Raises UnavailableError without NATS."""
+        """Start what runs."""
         assert self._runner is not None
-        await self._streams.open()
+        self._streams.open()
         self._loop = asyncio.create_task(keep_running(self._runner))
 
     def leave(self) -> None:
@@ -93,7 +93,7 @@ class Responses:
         """Release running responses to other gateways, and disconnect."""
         if self._runner is not None and self._loop is not None:
             await self._runner.stop()
-            await cancel_all([self._loop])  # a hanging pull ends with the connection
+            await cancel_all([self._loop])  # a hanging pull ends with its streams
         with contextlib.suppress(UnavailableError):
             await self._streams.close()
 

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from common import subjects
-from common.bus import NatsSettings
 from common.errors import InvalidRequestError
+from common.wire import Wire
 from gateway.keeping.changing import changed
 from gateway.keeping.layout import Layout, token_of
 from gateway.keeping.streams import KeptStreams
@@ -37,7 +37,7 @@ FOLLOW_S = 1.0  # check the record if no event comes
 Value = TypeVar("Value")
 
 
-def response_streams(nats: NatsSettings, limits: ResponseLimits) -> KeptStreams:
+def response_streams(wire: Wire, limits: ResponseLimits) -> KeptStreams:
     """The streams of responses and conversations, and the work queue of background responses."""
     layout = Layout(
         what="responses",
@@ -48,7 +48,7 @@ def response_streams(nats: NatsSettings, limits: ResponseLimits) -> KeptStreams:
         keep_s=limits.keep_s,
         remedy="delete conversations or responses",
     )
-    return KeptStreams(nats, layout)
+    return KeptStreams(wire, layout)
 
 
 async def off_loop(num_bytes: int, make: Callable[..., Value], *arguments: Any) -> Value:

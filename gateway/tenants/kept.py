@@ -1,4 +1,4 @@
-"""Keys made at run time, and each key's usage, in NATS: through separate connections, so that they delay no token.
+"""Keys made at run time, and each key's usage, in NATS: through another connection than the bus, so that they delay no token.
 
 All keys are one message, which is replaced only if it is still what was read. Every gateway asks twice a second whether there
 is a newer one: a revoked key is refused everywhere within a second. A gateway that can't ask goes on with what it knows.
@@ -14,15 +14,13 @@ from collections.abc import AsyncIterator, Coroutine
 from typing import Any
 
 import msgspec
-import nats.errors
 import nats.js.errors
-from nats.aio.client import Client
 from nats.js.api import DiscardPolicy, RawStreamMsg, StorageType, StreamConfig
 
 from common import subjects
-from common.bus import NatsSettings, identity_of
 from common.errors import UnavailableError, text_of
-from common.tasks import cancel_all, in_time
+from common.tasks import cancel_all
+from common.wire import ERRORS, Wire
 from gateway.tenants.register import NOTHING, Change, Register, register_decoder
 from gateway.tenants.tenants import Tenants
 from gateway.tenants.usage import DAY_S, KEEP_DAYS, Usage, UsageRecord, usage_decoder
@@ -39,23 +37,22 @@ USAGE_BYTES = 64 << 20
 MAX_RECORDS = 20_000  # read for one picture
 _EXPECTED = "Nats-Expected-Last-Subject-Sequence"
 _WRONG_SEQUENCE = 10071
-_ERRORS = (nats.errors.Error, OSError, TimeoutError)
+_STREAMS = (subjects.KEYS_STREAM, subjects.USAGE_STREAM)
+_NAMES = tuple(name.lower() for one in _STREAMS for name in (one, f"{subjects.root_of(one)}."))
 _encode = msgspec.msgpack.Encoder().encode
 
 
 class KeptKeys:
     """One gateway's view of the keys. `tenants` get each newer register; None until one could be read."""
 
-    def __init__(self, settings: NatsSettings, tenants: Tenants, *, gateway_id: str, incarnation: int) -> None:
-        self._settings = settings
+    def __init__(self, wire: Wire, tenants: Tenants, *, gateway_id: str, incarnation: int) -> None:
         self._tenants = tenants
         self._gateway_id = gateway_id
         self._incarnation = incarnation
-        self._client = Client()
-        self._js = self._client.jetstream(timeout=API_TIMEOUT_S)
+        self._client = wire
+        self._js = wire.jetstream(timeout=API_TIMEOUT_S)
         self._seen = 0  # sequence of the register that `tenants` have
         self._told = ""  # the last logged complaint
-        self._is_open = False
         self._denied = False
         self._is_known = False  # the store was read once
         self._turn = asyncio.Lock()
@@ -65,6 +62,8 @@ class KeptKeys:
     @contextlib.asynccontextmanager
     async def following(self) -> AsyncIterator[None]:
         """Context manager: read the keys, and follow their changes. Failures are logged, not raised."""
+        self._client.on_error.append(self._on_error)
+        self._client.on_return.append(self._on_return)
         if not await self._look_safely():
             self._tenants.apply(None)
         tasks = [asyncio.create_task(one) for one in (self._follow(), self._write_often())]
@@ -72,10 +71,8 @@ class KeptKeys:
             yield
         finally:
             await cancel_all(tasks)
-            with contextlib.suppress(*_ERRORS, UnavailableError):
+            with contextlib.suppress(*ERRORS, UnavailableError):
                 await self._write_usage()
-            with contextlib.suppress(*_ERRORS):
-                await self._client.close()
 
     async def change(self, to: Change) -> Register:
         """Apply `to` to the newest register, retrying on conflicts; when this returns it is on disk, and applied here.
@@ -106,8 +103,6 @@ class KeptKeys:
     async def _look_safely(self) -> bool:
         """Return True if the keys are up to date."""
         try:
-            if not self._is_open:
-                await self._open()
             await self._look()
         except UnavailableError as error:
             self._complain(error.message)
@@ -143,7 +138,7 @@ class KeptKeys:
                     self._seen = 0  # the server lost it: our copy is written again
                 return 0
             raise UnavailableError(f"the keys can't be written: {text_of(error)}") from error
-        except _ERRORS as error:
+        except ERRORS as error:
             raise UnavailableError(f"the keys can't be written: {text_of(error)}") from error
         return ack.seq
 
@@ -181,31 +176,10 @@ class KeptKeys:
             try:
                 await self._ensure(_usage_stream())
                 await self._js.publish(subjects.usage(record.day, self._gateway_id, self._incarnation), _encode(record))
-            except (*_ERRORS, UnavailableError):
+            except (*ERRORS, UnavailableError):
                 self.usage.again(record)
 
     # -- connection ----------------------------------------------------------------------------------------------------
-
-    async def _open(self) -> None:
-        """Connect. Raises UnavailableError; after the first success the client reconnects by itself."""
-        self._client = Client()
-        self._js = self._client.jetstream(timeout=API_TIMEOUT_S)
-        try:
-            connecting = self._client.connect(
-                self._settings.url,
-                name="gateway-keys",
-                **identity_of(self._settings),
-                max_reconnect_attempts=-1,
-                reconnect_time_wait=0.2,
-                ping_interval=2,
-                max_outstanding_pings=2,
-                error_cb=self._on_error,
-                reconnected_cb=self._on_reconnected,
-            )
-            await in_time(connecting, self._settings.connect_timeout_s)
-        except _ERRORS as error:
-            raise UnavailableError(f"no NATS server for keys: {text_of(error)}") from error
-        self._is_open = True
 
     async def _next(self, stream: str, subject: str, *, after: int) -> RawStreamMsg | None:
         """The first message of a subject after `after`."""
@@ -214,7 +188,7 @@ class KeptKeys:
             return await self._asked(reading)
         except nats.js.errors.NotFoundError:
             return None
-        except _ERRORS as error:
+        except ERRORS as error:
             if self._denied:  # permissions of an older release: there are no such keys
                 return None
             raise UnavailableError(f"the keys can't be read: {text_of(error)}") from error
@@ -224,7 +198,7 @@ class KeptKeys:
             await self._asked(self._js.add_stream(config))
         except nats.js.errors.BadRequestError:
             pass  # it exists with another configuration
-        except _ERRORS as error:
+        except ERRORS as error:
             remedy = ": make NATS's users again (`baton users`)" if self._denied else ""
             raise UnavailableError(f"keys can't be kept: {text_of(error)}{remedy}") from error
 
@@ -235,11 +209,12 @@ class KeptKeys:
         return await question
 
     async def _on_error(self, error: Exception) -> None:
-        if "permissions violation" in str(error).lower():
+        told = str(error).lower()
+        if "permissions violation" in told and any(name in told for name in _NAMES):
             self._denied = True
         log.debug("keys.connection", extra={"error": text_of(error)})
 
-    async def _on_reconnected(self) -> None:
+    async def _on_return(self) -> None:
         self._seen, self._denied = 0, False  # the server may have lost its messages, or have new users
 
     def _complain(self, text: str) -> None:

@@ -15,6 +15,7 @@ from common.messages import gateway_state_decoder
 from common.peers import Peers
 from common.store import Store
 from common.tracing import Tracer
+from common.wire import Wire
 from gateway.answers.tokenizer import ChatTokenizer
 from gateway.app import HttpSettings, create_app
 from gateway.batches.service import Batches
@@ -55,12 +56,13 @@ async def started(
     settings: GatewaySettings,
     *,
     bus: NatsBus,
+    disk: Wire,
     store: Store,
     tenants: Tenants,
     tokenizers: Mapping[str, ChatTokenizer],
     models: Mapping[str, Own],
 ) -> AsyncIterator[Parts]:
-    """Start the parts; close them in reverse order."""
+    """Start the parts; close them in reverse order. `disk` is the connection to what NATS keeps on disk."""
     gateway_id, incarnation = settings.gateway_id or made_up("gateway"), new_incarnation()
     async with held(bus, _name(bus, gateway_id, incarnation)):
         peers = Peers()
@@ -83,7 +85,7 @@ async def started(
         control = FleetControl(bus, peers, gateway_id=gateway_id)
         await control.start()
         budgets = SharedBudgets(store)
-        keys = KeptKeys(settings.nats(), tenants, gateway_id=gateway_id, incarnation=incarnation)
+        keys = KeptKeys(disk, tenants, gateway_id=gateway_id, incarnation=incarnation)
         try:
             async with budgets.renewing(), keys.following():
                 yield Parts(
@@ -93,8 +95,12 @@ async def started(
                     budgets=budgets,
                     keys=keys,
                     control=control,
-                    batches=_batches(settings, tenants, tracer) if settings.batch_store_mb else None,
-                    responses=_responses(settings, tenants, tracer) if settings.responses_keep_days else None,
+                    batches=Batches(disk, settings.batches(), tenants, tracer=tracer)
+                    if settings.batch_store_mb
+                    else None,
+                    responses=Responses(disk, settings.responses(), tenants, tracer=tracer)
+                    if settings.responses_keep_days
+                    else None,
                     tracer=tracer,
                 )
         finally:  # also when the name is lost, which cancels
@@ -143,11 +149,3 @@ def app_of(parts: Parts, settings: GatewaySettings) -> FastAPI:
         batches=parts.batches.connect if parts.batches is not None else None,
         responses=parts.responses.connect if parts.responses is not None else nothing_kept,
     )
-
-
-def _batches(settings: GatewaySettings, tenants: Tenants, tracer: Tracer) -> Batches:
-    return Batches(settings.nats(), settings.batches(), tenants, tracer=tracer)
-
-
-def _responses(settings: GatewaySettings, tenants: Tenants, tracer: Tracer) -> Responses:
-    return Responses(settings.nats(), settings.responses(), tenants, tracer=tracer)

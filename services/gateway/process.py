@@ -17,6 +17,7 @@ from common.log import start_logging
 from common.settings import ConfigError
 from common.store import connect_store
 from common.tls import check_server_files
+from common.wire import connect
 from services.gateway.descriptors import make_room
 from services.gateway.files import read_own, read_tenants, read_tokenizers, reload
 from services.gateway.parts import Parts, app_of, started
@@ -50,8 +51,11 @@ async def run(settings: GatewaySettings) -> None:
         until_signalled() as stopping,
         ending_in_time(stopping, settings.drain_s),
         connect_bus(settings.nats(), name="gateway") as bus,
+        connect(settings.nats(), name="gateway-disk") as disk,
         connect_store(settings.redis(), libraries=function_libraries()) as store,
-        started(settings, bus=bus, store=store, tenants=tenants, tokenizers=tokenizers, models=models) as parts,
+        started(
+            settings, bus=bus, disk=disk, store=store, tenants=tenants, tokenizers=tokenizers, models=models
+        ) as parts,
     ):
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload, tenants)
         app = app_of(parts, settings)

@@ -16,7 +16,7 @@ import pytest
 from openai.types import Batch
 
 from common import subjects
-from common.bus import NatsSettings
+from common.wire import NatsSettings, connect
 from gateway.batches.records import BatchLimits
 from gateway.batches.store import batch_streams
 from gateway.keeping.streams import KeptStreams
@@ -316,12 +316,13 @@ async def test_a_client_that_hangs_up_leaves_nothing(cluster: Cluster) -> None:
 @contextlib.asynccontextmanager
 async def connected(cluster: Cluster) -> AsyncIterator[KeptStreams]:
     """The streams, seen by NATS's admin."""
-    found = batch_streams(NatsSettings(url=cluster.nats.url), BatchLimits())
-    await found.open()
-    try:
-        yield found
-    finally:
-        await found.close()
+    async with connect(NatsSettings(url=cluster.nats.url), name="test") as wire:
+        found = batch_streams(wire, BatchLimits())
+        found.open()
+        try:
+            yield found
+        finally:
+            await found.close()
 
 
 @pytest.mark.parametrize(

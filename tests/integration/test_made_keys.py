@@ -17,7 +17,8 @@ import pytest
 import pytest_asyncio
 
 from common import subjects
-from common.bus import NatsSettings
+from common.errors import UnavailableError
+from common.wire import NatsSettings, Wire
 from gateway.answers.tokenizer import ChatTokenizer
 from gateway.app import HttpSettings, create_app
 from gateway.request.active import timeline_of
@@ -83,14 +84,18 @@ async def gateway(
 ) -> AsyncIterator[One]:
     tenants = Tenants(admin_key=ADMIN, path=path)
     script = ScriptedGenerations(lambda _: [*tokenizer.encode("two"), *tokenizer.eos_ids])
-    keys = KeptKeys(nats, tenants, gateway_id=name, incarnation=1)
+    wire = Wire()
+    keys = KeptKeys(wire, tenants, gateway_id=name, incarnation=1)
     settings = HttpSettings(tenants=tenants)
     app = create_app(generations=script, catalogue=script.catalogue(tokenizer, name="m"), settings=settings, keys=keys)
+    with contextlib.suppress(UnavailableError):
+        await wire.open(nats, name=name)
     async with (
         keys.following(),
         httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http,
     ):
         yield One(http, keys, tenants, script)
+    await wire.leave()
 
 
 async def test_a_key_is_valid_everywhere_until_it_is_revoked_anywhere(

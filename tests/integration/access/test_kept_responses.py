@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from common.wire import connect
 from gateway.responses.conversations import Conversations
 from gateway.responses.records import Content, Events, ResponseLimits, ResponseRecord, new_response_id
 from gateway.responses.store import ResponseStore, response_streams
@@ -13,9 +14,9 @@ from tests.integration.waiting import eventually
 
 async def test_a_gateway_keeps_responses_as_its_user(deployment: Deployment) -> None:
     limits = ResponseLimits(store_bytes=16 << 20)
-    streams = response_streams(deployment.settings("gateway-0"), limits)
-    await streams.open()
-    try:
+    async with connect(deployment.settings("gateway-0"), name="gateway-0") as wire:
+        streams = response_streams(wire, limits)
+        streams.open()
         store = ResponseStore(streams, limits)
         asked = ResponseRecord(id=new_response_id(), tenant="t", status="queued", created_at=int(time.time()))
         record = await store.keep(asked, Content(input=b"[]", object=b"{}"))
@@ -32,5 +33,4 @@ async def test_a_gateway_keeps_responses_as_its_user(deployment: Deployment) -> 
         assert len(await conversations.items("t", conversation.id)) == 1
         await conversations.delete("t", conversation.id)
         await store.delete("t", record.id)
-    finally:
         await streams.close()

@@ -12,7 +12,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from common import subjects
-from common.bus import NatsSettings
+from common.wire import NatsSettings, Wire
 from gateway.answers.start import Answers
 from gateway.answers.tokenizer import ChatTokenizer
 from gateway.batches.metrics import BatchMetrics
@@ -50,7 +50,8 @@ class One:
         budgets: Budgets | None = None,
         model: str = MODEL,
     ) -> None:
-        self.streams = batch_streams(NatsSettings(url=url), limits)
+        self.nats, self.wire = NatsSettings(url=url), Wire()
+        self.streams = batch_streams(self.wire, limits)
         self.store = BatchStore(self.streams, limits)
         self.generations = ScriptedGenerations(script)
         self.registry = CollectorRegistry()
@@ -73,8 +74,17 @@ class One:
         self.steps = Steps(self.store, models=[MODEL])
         self._loops: list[asyncio.Task[None]] = []
 
+    async def open(self) -> None:
+        """Connect; nobody runs its lines yet."""
+        await self.wire.open(self.nats, name="test")
+        self.streams.open()
+
+    async def close(self) -> None:
+        await self.streams.close()
+        await self.wire.leave()
+
     async def __aenter__(self) -> One:
-        await self.streams.open()
+        await self.open()
         self._loops = [asyncio.create_task(self.lines.run()), asyncio.create_task(self.steps.run())]
         return self
 
@@ -85,13 +95,13 @@ class One:
         for loop in self._loops:
             loop.cancel()
         await asyncio.gather(*self._loops, return_exceptions=True)
-        await self.streams.close()
+        await self.close()
 
     async def die(self) -> None:
         """As kill -9 would: nothing is said to anybody."""
         assert self.streams._beating is not None
         self.streams._beating.cancel()
-        await self.streams._client.close()
+        await self.wire.close()
 
     def lines_counted(self) -> dict[str, float]:
         found = {state: self.registry.get_sample_value(*_sample(state)) for state in ("completed", "failed", "again")}
@@ -132,11 +142,11 @@ class One:
 async def unattended(url: str, tokenizer: ChatTokenizer) -> AsyncIterator[One]:
     """A gateway's Batch API whose batches nobody looks after."""
     one = One(url, tokenizer, echo)
-    await one.streams.open()
+    await one.open()
     try:
         yield one
     finally:
-        await one.streams.close()
+        await one.close()
 
 
 def _sample(state: str) -> tuple[str, dict[str, str]]:

@@ -33,7 +33,7 @@ from tests.integration.batches.one import LIMITS, TENANT, One, each_once, echo, 
 async def test_bounds_of_a_tenant(url: str, tokenizer: ChatTokenizer) -> None:
     few = BatchLimits(store_bytes=LIMITS.store_bytes, tenant_files=2, tenant_batches=1, tenant_share=1e-5)
     one = One(url, tokenizer, echo, limits=few)
-    await one.streams.open()
+    await one.open()
     try:
         with pytest.raises(StoreFullError, match="bytes are left"):
             await one.store.new_file("small", 1_000)
@@ -54,14 +54,14 @@ async def test_bounds_of_a_tenant(url: str, tokenizer: ChatTokenizer) -> None:
     finally:
         with contextlib.suppress(ServingError):
             await one.store.cancel("small", batch.id)
-        await one.streams.close()
+        await one.close()
 
 
 async def test_a_tenant_s_share_holds_for_files_that_say_no_length_and_for_many_at_a_time(
     url: str, tokenizer: ChatTokenizer
 ) -> None:
     one = One(url, tokenizer, echo, limits=replace(LIMITS, tenant_share=1e-3, tenant_files=3))  # 67,108 bytes
-    await one.streams.open()
+    await one.open()
     try:
         at_a_time = [await one.store.new_file("chunks", 0) for _ in range(2)]
         for writer in at_a_time:
@@ -86,7 +86,7 @@ async def test_a_tenant_s_share_holds_for_files_that_say_no_length_and_for_many_
         await few[2].drop()
         assert [file.bytes for file in await one.store.files("chunks")] == [40_000, 1, 1]
     finally:
-        await one.streams.close()
+        await one.close()
 
 
 async def test_a_file_whose_acknowledgement_is_lost_is_there_as_a_whole_or_not_at_all(
@@ -151,7 +151,7 @@ async def test_the_head_of_a_file_reads_none_of_it(
     url: str, tokenizer: ChatTokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, tenant = One(url, tokenizer, echo), Tenant(name="head")
-    await one.streams.open()
+    await one.open()
     writer = await one.store.new_file("head", 0)
     await writer.write(b"{}\n" * 1000)
     file = await writer.finish("a")
@@ -173,7 +173,7 @@ async def test_the_head_of_a_file_reads_none_of_it(
         assert read == parts
         assert answer.headers["content-length"] == "3000"
         assert sum(len(message.get("body", b"")) for message in sent) == size
-    await one.streams.close()
+    await one.close()
 
 
 async def test_a_full_store_refuses_files_and_keeps_what_it_has(tmp_path: Path, tokenizer: ChatTokenizer) -> None:

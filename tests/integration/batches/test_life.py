@@ -53,7 +53,7 @@ async def test_a_crowd_of_batches_does_not_pass_a_tenant_s_bounds(
     url: str, tokenizer: ChatTokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = One(url, tokenizer, echo, limits=replace(LIMITS, tenant_batches=2, tenant_kept_batches=3))
-    await one.streams.open()  # nobody runs its lines
+    await one.open()  # nobody runs its lines
     try:
         file_id = (await one.begin(1, tenant="crowd")).input_file_id
 
@@ -74,19 +74,19 @@ async def test_a_crowd_of_batches_does_not_pass_a_tenant_s_bounds(
         with pytest.raises(OverloadedError, match="begin here"):
             await begin()
     finally:
-        await one.streams.close()
+        await one.close()
 
 
 async def test_a_batch_whose_work_was_lost_can_be_cancelled(url: str, tokenizer: ChatTokenizer) -> None:
     """Its record was written when its step had been dropped as one without a batch."""
     one = One(url, tokenizer, echo)
-    await one.streams.open()
+    await one.open()
     batch = await one.begin(1)
     await one.streams.purge(subjects.batch_step(batch.id), work=True)
     assert await work_of(one, subjects.batch_step(batch.id)) == []
     await one.store.cancel(TENANT, batch.id)
     assert await work_of(one, subjects.batch_step(batch.id)) == [subjects.batch_step(batch.id)]
-    await one.streams.close()
+    await one.close()
     async with One(url, tokenizer, echo) as other:
         assert (await other.end_of(batch)).status == "cancelled"
 
@@ -95,7 +95,7 @@ async def test_a_batch_that_only_another_release_can_read_is_left_to_it(
     url: str, tokenizer: ChatTokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = One(url, tokenizer, echo)
-    await one.streams.open()
+    await one.open()
     batch = await one.begin(1)
     later = msgspec.msgpack.encode(msgspec.to_builtins(batch) | {"status": "paused"})
     await one.streams.put(batch.subject, later)
@@ -106,7 +106,7 @@ async def test_a_batch_that_only_another_release_can_read_is_left_to_it(
     await one.steps._take(step)
     assert await work_of(one, subjects.batch_step(batch.id)) == [subjects.batch_step(batch.id)]
     await one.streams.put(batch.subject, encode(batch))
-    await one.streams.close()
+    await one.close()
     async with One(url, tokenizer, echo) as other:
         assert (await other.end_of(batch)).status == "completed"
 

@@ -11,8 +11,8 @@ import openai
 import pytest
 import pytest_asyncio
 
-from common.bus import NatsSettings
 from common.tracing import NoTracer
+from common.wire import NatsSettings, Wire, connect
 from gateway.answers.tokenizer import ChatTokenizer
 from gateway.app import HttpSettings
 from gateway.responses import background, runner
@@ -49,10 +49,11 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest_asyncio.fixture
 async def store(url: str) -> AsyncIterator[ResponseStore]:
-    opened = response_streams(NatsSettings(url=url), LIMITS)
-    await opened.open()
-    yield ResponseStore(opened, LIMITS)
-    await opened.close()
+    async with connect(NatsSettings(url=url), name="test") as wire:
+        opened = response_streams(wire, LIMITS)
+        opened.open()
+        yield ResponseStore(opened, LIMITS)
+        await opened.close()
 
 
 class One(Gateway):
@@ -72,8 +73,10 @@ async def one_of(url: str, tokenizer: ChatTokenizer, limits: ResponseLimits = LI
         entries = [f'[tenants.tenant-{n}]\nkeys_sha256 = ["{hash_key(key).hex()}"]\n' for n, key in enumerate(KEYS)]
         file.write_text("".join(entries), encoding="utf-8")
         tenants = Tenants(path=file)
-    kept = Responses(NatsSettings(url=url), limits, tenants, tracer=NoTracer())
-    async with run_gateway(tokenizer, HttpSettings(tenants=tenants), key=KEYS[0], responses=kept.connect) as gateway:
+    settings, wire = HttpSettings(tenants=tenants), Wire()
+    kept = Responses(wire, limits, tenants, tracer=NoTracer())
+    async with run_gateway(tokenizer, settings, key=KEYS[0], responses=kept.connect) as gateway:
+        await wire.open(NatsSettings(url=url), name="test")
         gateway.script.max_model_len = 4_096
         await kept.start()
         one = One(**vars(gateway))
@@ -83,6 +86,7 @@ async def one_of(url: str, tokenizer: ChatTokenizer, limits: ResponseLimits = LI
             yield one
         finally:
             await kept.stop()
+            await wire.leave()
 
 
 @pytest_asyncio.fixture

@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from common.bus import NatsSettings
 from common.errors import InvalidRequestError, OverloadedError
+from common.wire import NatsSettings, connect
 from gateway.http.problem import NotKeptError
 from gateway.keeping.layout import StoreFullError
 from gateway.responses import rooms
@@ -169,10 +169,10 @@ async def _all(found: AsyncIterator[Any]) -> list[Any]:
 
 
 async def test_what_is_kept_goes_after_its_time(tmp_path: Path, tenant: str) -> None:
-    async with run_nats(data_dir=tmp_path) as server:
+    async with run_nats(data_dir=tmp_path) as server, connect(NatsSettings(url=server.url), name="test") as wire:
         limits = ResponseLimits(keep_s=0.5)
-        streams = response_streams(NatsSettings(url=server.url), limits)
-        await streams.open()
+        streams = response_streams(wire, limits)
+        streams.open()
         brief = ResponseStore(streams, limits)
         kept, conversations = await brief.keep(response(tenant), CONTENT), Conversations(brief)
         conversation = await conversations.create(tenant, {})

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from common.bus import NatsSettings
+from common.wire import Wire
 from gateway.batches.records import BatchLimits
 from gateway.batches.store import batch_streams
 from gateway.keeping.streams import KeptStreams
@@ -38,7 +38,7 @@ async def _messages(*_: object, **__: object) -> list[Any]:
 @pytest.mark.parametrize("name", CALLS)
 async def test_it_ends_and_keeps_what_came(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It went on to the next call, and was told again a second later: `Batches.stop` took several."""
-    streams = batch_streams(NatsSettings(), BatchLimits())
+    streams = batch_streams(Wire(), BatchLimits())
 
     async def ensured() -> None: ...
 

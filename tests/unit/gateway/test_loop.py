@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 
-from common.bus import NatsSettings
 from common.peers import Peers
+from common.wire import Wire
 from gateway.answers.tokenizer import ChatTokenizer
 from gateway.app import HttpSettings, create_app
 from gateway.batches.records import BatchLimits
@@ -225,7 +225,7 @@ def gateway(demo: ChatTokenizer) -> Iterator[Watched]:
             catalogue=script.catalogue(demo),
             settings=HttpSettings(tenants=tenants),
             batches=lambda answers, table, metrics: BatchRoutes(store, list(table.batchable)),
-            keys=KeptKeys(NatsSettings(), tenants, gateway_id="a", incarnation=1),
+            keys=KeptKeys(Wire(), tenants, gateway_id="a", incarnation=1),
             control=FleetControl(None, Peers()),  # type: ignore[arg-type] - it is not started
         )
 
