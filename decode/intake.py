@@ -30,7 +30,7 @@ from worker.context import RoleContext
 from worker.serving.allocation import blocks_for, cargo_of, publish_computed, sequence_of
 from worker.serving.building import built
 from worker.serving.checks import check_job
-from worker.serving.tombstones import Cancelled, Tombstones
+from worker.serving.jobs import Cancelled, Tombstones
 
 log = logging.getLogger("baton.intake")
 

@@ -33,7 +33,7 @@ from kvtransfer.cargo import Cargo, Item
 from kvtransfer.lease import Lease, LeaseState, LeaseTable
 from worker.context import RoleContext
 from worker.serving.allocation import received
-from worker.serving.tombstones import Tombstones
+from worker.serving.jobs import Tombstones
 from worker.unnamed import OLD_WRITERS
 
 log = logging.getLogger("baton.intake")

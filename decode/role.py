@@ -43,8 +43,7 @@ from worker.roles import CancelReason, Computed, RoleLoad
 from worker.serving.allocation import publish_computed, sequence_of, withdraw
 from worker.serving.building import built
 from worker.serving.checks import check_job
-from worker.serving.jobs import ClaimedJob
-from worker.serving.tombstones import Cancelled
+from worker.serving.jobs import Cancelled, ClaimedJob
 
 log = logging.getLogger("baton.decode")
 

@@ -35,9 +35,8 @@ from engine.engine import Chunk, Sampled
 from engine.sequence import Sequence
 from kvtransfer.transport import TransferError
 from prefill.handoff import hand_over
-from prefill.lateness import InFlight, stop_late
 from prefill.request import PrefillRequest
-from prefill.scheduler import FULL_PASS_TOKENS, next_chunks
+from prefill.scheduler import FULL_PASS_TOKENS, InFlight, next_chunks, stop_late
 from prefill.stop import Stop
 from worker.context import RoleContext
 from worker.roles import CancelReason, Computed, RoleLoad
@@ -53,8 +52,7 @@ from worker.serving.allocation import (
 )
 from worker.serving.building import built
 from worker.serving.checks import check_job
-from worker.serving.jobs import ClaimedJob
-from worker.serving.tombstones import Cancelled
+from worker.serving.jobs import Cancelled, ClaimedJob
 
 log = logging.getLogger("baton.prefill")
 

@@ -12,7 +12,7 @@ import msgspec
 from common import subjects
 from common.bus import Bus
 from common.messages import ANYBODY_THERE, Ack, Cancel, Drain, Received, RolesReply, SetRoles, ToWorker, WorkerReply
-from common.messages.speakers import claimed_by
+from common.messages.arrivals import claimed_by
 from common.peers import Peers
 from worker.identity import Identity
 

@@ -45,10 +45,9 @@ from kvtransfer.transports import reaches_others
 from worker.background import Background, every
 from worker.context import RoleContext
 from worker.control import Control
-from worker.device.health import DeviceHealth
 from worker.device.launcher import SteppingEngine, Threads
 from worker.device.naming import Naming
-from worker.device.pipeline import Pipeline
+from worker.device.pipeline import DeviceHealth, Pipeline
 from worker.device.prompt_budget import PromptBudget
 from worker.device.trials import Trials
 from worker.fencing import Fencing, Heard
@@ -85,7 +84,7 @@ class WorkerEngine(SteppingEngine, Protocol):
 
     @property
     def pass_ms(self) -> Mapping[tuple[int, int], float]:
-        """Milliseconds of timed passes, by slots (0: prompts alone) and prompt tokens; see `worker.device.step_cost`."""
+        """Milliseconds of timed passes, by slots (0: prompts alone) and prompt tokens; see `worker.device.costs`."""
         ...
 
 

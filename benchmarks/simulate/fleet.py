@@ -16,7 +16,7 @@ from benchmarks.simulate.costs import LOCAL_SLOWDOWN, PREFILL_FIXED_MS, PREFILL_
 from benchmarks.simulate.trace import TRACE_BLOCK, TraceRequest
 from engine.cache.block_pool import BlockPool, OutOfBlocksError
 from engine.step.warm import TIMED_PROMPTS
-from worker.device.prompt_cost import PromptCost, pairs_of
+from worker.device.costs import PromptCost, pairs_of
 from worker.device.step_policy import StepPolicy
 from worker.serving.turns import Turns
 

@@ -11,7 +11,7 @@ import msgspec
 from common.errors import NobodyListensError, ServingError, UnavailableError
 from common.job_queue import JobQueue
 from common.messages import Job, decode, encode
-from common.messages.speakers import contradiction
+from common.messages.arrivals import contradiction
 
 Decoder = msgspec.msgpack.Decoder[Any]
 Handler = Callable[[Any], Awaitable[msgspec.Struct | None]]

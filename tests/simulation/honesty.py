@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from common.messages import encode
-from common.messages.speakers import contradiction
+from common.messages.arrivals import contradiction
 
 
 def honest(subject: str, message: msgspec.Struct) -> bytes:

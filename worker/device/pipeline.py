@@ -23,7 +23,6 @@ from typing import Protocol
 
 from engine.engine import Chunk, Sampled
 from engine.sequence import Sequence
-from worker.device.health import DeviceHealth
 from worker.device.launcher import Clock, Launch, Launcher, SteppingEngine, Threads
 from worker.device.prompt_budget import PassLoad, PromptBudget
 from worker.device.trials import Trials
@@ -32,6 +31,7 @@ log = logging.getLogger("baton.device")
 
 MAX_IN_FLIGHT = 2  # one computing, one queued
 IDLE_AFTER_S = 0.005  # a device without work for this long counts as idle
+MAX_FAILED_PASSES = 3  # consecutive: no single request can be at fault
 
 
 class Planner(Protocol):
@@ -179,3 +179,34 @@ class _Failure:
 
     sequences: set[Sequence] = field(default_factory=set)
     error: Exception = field(default_factory=Exception)
+
+
+class DeviceHealth:
+    """Tracks failures, and decides if the device is broken."""
+
+    def __init__(self, *, step_timeout_s: float = 120.0) -> None:
+        """`step_timeout_s`: longer passes count as hung."""
+        self._step_timeout_s = step_timeout_s
+        self._failures_in_a_row = 0
+        self._lost = ""
+
+    def passed(self) -> None:
+        self._failures_in_a_row = 0
+
+    def failed(self, error: Exception) -> None:
+        self._failures_in_a_row += 1
+        if _is_lost(error):
+            self._lost = f"{type(error).__name__}: {error}".splitlines()[0]
+
+    def problem(self, *, waited_s: float = 0.0) -> str:
+        """Return why the device is broken; "" while it works. `waited_s`: duration of the current pass so far."""
+        if self._lost:
+            return self._lost
+        if self._failures_in_a_row >= MAX_FAILED_PASSES:
+            return f"{self._failures_in_a_row} passes in a row failed"
+        return f"a pass takes {waited_s:.0f} s" if waited_s > self._step_timeout_s else ""
+
+
+def _is_lost(error: Exception) -> bool:
+    """True if every later pass will fail, too: most CUDA errors destroy the process's context."""
+    return "CUDA error" in str(error)

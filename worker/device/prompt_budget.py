@@ -12,8 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from engine.engine import Chunk
-from worker.device.prompt_cost import PromptCost, pairs_of
-from worker.device.step_cost import StepCost
+from worker.device.costs import PromptCost, StepCost, pairs_of
 from worker.device.step_policy import StepPolicy
 
 

@@ -11,12 +11,14 @@ import contextlib
 import logging
 import math
 import time
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from common.bus import Bus, Delivery
 from common.errors import UnavailableError
 from common.messages import (
+    Cancel,
     Claim,
     ClaimReply,
     Failed,
@@ -34,6 +36,7 @@ FETCH_EXPIRES_S = 1.0  # longest time that a stopped worker holds its one pull
 IN_PROGRESS_EVERY_S = 1.0
 CLAIM_TIMEOUT_S = 1.0
 SETTLE_TIMEOUT_S = 2.0
+MAX_TOMBSTONES = 10_000
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -236,3 +239,34 @@ async def _first(*waits: Awaitable[object]) -> None:
     finally:
         for task in tasks:
             task.cancel()
+
+
+class Tombstones:
+    """The newest ended attempt of each request, up to a bound. The gateway's claim is the real fence."""
+
+    def __init__(self) -> None:
+        self._attempts: OrderedDict[str, int] = OrderedDict()
+
+    def add(self, request_id: str, attempt: int) -> None:
+        """Mark attempts up to `attempt` as ended."""
+        self._attempts[request_id] = max(attempt, self._attempts.pop(request_id, 0))
+        if len(self._attempts) > MAX_TOMBSTONES:
+            self._attempts.popitem(last=False)
+
+    def covers(self, request_id: str, attempt: int) -> bool:
+        return attempt <= self._attempts.get(request_id, 0)
+
+
+class Cancelled:
+    """Cancelled attempts by gateway: a gateway's cancellation affects its own requests only."""
+
+    def __init__(self) -> None:
+        self._ended = Tombstones()
+
+    def add(self, message: Cancel) -> None:
+        """Record a gateway's cancellation of its own request, which may not have arrived yet."""
+        self._ended.add(f"{message.gateway} {message.request_id}", message.attempt)
+
+    def covers(self, job: Job) -> bool:
+        """True if the job's own gateway cancelled it; a gateway of release 0.1.0 sends no name."""
+        return any(self._ended.covers(f"{gateway} {job.request_id}", job.attempt) for gateway in (job.gateway, ""))

@@ -9,7 +9,7 @@ import pytest
 
 from common import messages, subjects
 from common.messages import Cancel
-from common.messages.speakers import claimed_by, contradiction, speaker_of
+from common.messages.arrivals import claimed_by, contradiction, speaker_of
 from tests.unit.common.samples import sample
 
 WORKER, OTHER = "decode-0", "decode-1"  # `sample` says the first in each text

@@ -6,7 +6,7 @@ import pytest
 
 from common.messages import ReserveReply
 from common.words import Refusal
-from prefill.candidates import MAX_SILENT_ROUNDS, Candidates
+from prefill.reserving import MAX_SILENT_ROUNDS, Candidates
 from prefill.stop import Stop
 
 FINAL = [refusal for refusal in Refusal if refusal.is_final]

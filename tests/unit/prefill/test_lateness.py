@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from prefill.lateness import InFlight, stop_late
 from prefill.request import PrefillRequest
+from prefill.scheduler import InFlight, stop_late
 from prefill.stop import Stop
 from tests.unit.prefill.scheduling import waiting
-from worker.device.prompt_cost import PromptCost, pairs_of
+from worker.device.costs import PromptCost, pairs_of
 
 TOKEN_S = 0.01
 NOW = 1000.0

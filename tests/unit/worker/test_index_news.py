@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from engine.cache.block_pool import BlockPool
-from worker.index_news import IndexNews
+from worker.heartbeat import IndexNews
 
 BLOCKS = 8
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from worker.device.health import MAX_FAILED_PASSES, DeviceHealth
+from worker.device.pipeline import MAX_FAILED_PASSES, DeviceHealth
 
 
 @pytest.mark.parametrize(

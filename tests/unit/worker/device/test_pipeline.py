@@ -14,9 +14,8 @@ from engine.passes import Finished
 from engine.sequence import Sequence
 from tests.fakes.device import TIMEOUT_S, HandEngine, OneTokenEach, running, settled
 from tests.unit.engine.generate import new_sequence
-from worker.device.health import DeviceHealth
 from worker.device.launcher import SteppingEngine, Threads
-from worker.device.pipeline import Pipeline
+from worker.device.pipeline import DeviceHealth, Pipeline
 from worker.device.prompt_budget import PromptBudget
 
 

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from worker.device.prompt_cost import PromptCost, pairs_of
+from worker.device.costs import PromptCost, pairs_of
 
 FIXED_S, TOKEN_S, DOUBLE = 0.002, 1 / 40_000, 19_000
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from worker.device.costs import StepCost, pairs_of
 from worker.device.prompt_budget import PassLoad, PromptBudget
-from worker.device.prompt_cost import pairs_of
-from worker.device.step_cost import StepCost
 from worker.device.step_policy import StepPolicy
 
 TIMED = {(16, 0): 4.0, (16, 112): 5.0, (16, 176): 6.0}
