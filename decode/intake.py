@@ -76,7 +76,7 @@ class Intake:
         return reply
 
     def _answer(self, message: Reserve) -> ReserveReply:
-        turns, question = self._context.turns, _question(message, message.job)
+        turns, question = self._context.cache.turns, _question(message, message.job)
         turns.still_waits(question, until=time.monotonic() + ASKED_AGAIN_S)
         refusal, detail = self._refusal(message)
         if refusal:
@@ -87,7 +87,7 @@ class Intake:
         if known is not None:
             return known.reply
         sequence = sequence_of(message.job)
-        self._context.grammars.prepare(sequence)  # while the prompt is computed elsewhere
+        self._context.model.grammars.prepare(sequence)  # while the prompt is computed elsewhere
         try:
             room = self._room_for(sequence, question)
         except OutOfBlocksError:
@@ -95,14 +95,14 @@ class Intake:
         try:
             reply = self.reservations.grant(message, sequence, room)
         except HandoffRefusedError as error:
-            self._context.pool.release(room.found + room.fresh)
+            self._context.cache.pool.release(room.found + room.fresh)
             return ReserveReply(granted=False, reason=error.refusal)
         turns.admitted(question)
         return reply
 
     async def give_up(self, message: Cancel) -> bool:
         """Cancel a writer's questions for a request; return True if it had a lease."""
-        self._context.turns.leaves(_question(message, message))
+        self._context.cache.turns.leaves(_question(message, message))
         self._questions.taken_back(message)
         return await self.reservations.give_up(message)
 
@@ -116,8 +116,8 @@ class Intake:
         job = message.job
         if not self._context.roles.takes(Role.DECODE):
             return Refusal.DRAINING, ""
-        if not self._context.layout.compatible_with(message.layout):
-            return Refusal.INCOMPATIBLE, _unlike(message.layout, self._context.layout)
+        if not self._context.cache.layout.compatible_with(message.layout):
+            return Refusal.INCOMPATIBLE, _unlike(message.layout, self._context.cache.layout)
         if self._cancelled.covers(job) or self.reservations.gave_up(message):
             return Refusal.CANCELLED, ""
         if self._accepted.covers(job.request_id, job.attempt):
@@ -125,25 +125,25 @@ class Intake:
         if self.reservations.writer_region(message.worker, message.incarnation) is None:
             return Refusal.UNKNOWN_WRITER, ""  # without its region, its death would go unnoticed
         try:
-            check_job(job, vocab_size=self._context.vocab_size, max_model_len=self._context.max_model_len)
+            check_job(job, vocab_size=self._context.model.vocab_size, max_model_len=self._context.model.max_model_len)
         except InvalidRequestError as error:
             return Refusal.INVALID, error.message
         is_new = self.reservations.granted(message) is None
         num_before = self._num_before(_question(message, job))
-        if is_new and num_before + self.reservations.num_open >= self._context.max_sequences:
+        if is_new and num_before + self.reservations.num_open >= self._context.model.max_sequences:
             return Refusal.FULL, ""
         return Refusal.NONE, ""
 
     def _num_before(self, question: Hashable) -> int:
         """Number of sequences whose slot and blocks are left free. A request that is due does not wait for those behind it."""
-        return self._running() if question in self._context.turns.due else self._placed()
+        return self._running() if question in self._context.cache.turns.due else self._placed()
 
     def _room_for(self, sequence: Sequence, question: Hashable) -> Room:
         """Take blocks for what the prompt's next token reads, and for that token.
 
         Raises OutOfBlocksError and takes nothing; the question waits then.
         """
-        pool, num_tokens = self._context.pool, len(sequence.token_ids)
+        pool, num_tokens = self._context.cache.pool, len(sequence.token_ids)
         cargo = cargo_of(pool, num_tokens)
         digests = hash_blocks(sequence.hash_root, sequence.token_ids, pool.block_size)
         # Nothing found is changed in place: the sequence goes on in entries of its own.
@@ -155,13 +155,13 @@ class Intake:
         lacking = cargo.lacking(firsts)
         num_next = (blocks_for(num_tokens + 1, pool.block_size) - cargo.num_blocks) * pool.growth
         room_to_grow = self._num_before(question) * pool.growth  # one spare block a running sequence
-        kept = self._context.turns.kept_from(question)
+        kept = self._context.cache.turns.kept_from(question)
         try:
             fresh = pool.allocate(len(lacking) + num_next, spare=room_to_grow + kept)
         except OutOfBlocksError:
             pool.release([*chain(*chain(*found))])
             blocks = len(cargo.lacking([0] * len(firsts))) + num_next + room_to_grow
-            self._context.turns.waits(question, blocks=blocks, until=time.monotonic() + ASKED_AGAIN_S)
+            self._context.cache.turns.waits(question, blocks=blocks, until=time.monotonic() + ASKED_AGAIN_S)
             raise
         return Room(entries=found, digests=digests[: len(found[0])], fresh=fresh, cargo=cargo, lacking=lacking)
 
@@ -199,7 +199,7 @@ class Intake:
         except HandoffRefusedError as error:
             return error.refusal
         refusal = await self._check(reservation, message)
-        self._context.transport.forget(message.lease_id, message.generation)
+        self._context.transfers.transport.forget(message.lease_id, message.generation)
         if reservation.lease.cancelled or self._cancelled.covers(reservation.job):
             refusal = Refusal.CANCELLED
         if refusal:
@@ -211,19 +211,19 @@ class Intake:
     async def _check(self, reservation: Reservation, message: Handoff) -> Refusal:
         """Find the fault, if any: every pushed block must have arrived with its writer's digest."""
         wait_s = max(0.0, min(ARRIVAL_WAIT_S, message.remaining_ms / 1000))
-        if not await self._context.transport.arrived(message.lease_id, message.generation, wait_s):
+        if not await self._context.transfers.transport.arrived(message.lease_id, message.generation, wait_s):
             return Refusal.INCOMPLETE
         pushed = reservation.lease.blocks[: reservation.room.num_pushed]
         if len(message.digests) != 8 * len(pushed):
             return Refusal.INCOMPLETE
-        digests = await asyncio.to_thread(block_digests, self._context.kv, pushed, self._context.layout)
+        digests = await asyncio.to_thread(block_digests, self._context.cache.kv, pushed, self._context.cache.layout)
         if digests != message.digests:
             self.bad_digests += 1
             log.error("intake.bad_digest", extra={"request_id": message.request_id, "writer": message.worker})
             return Refusal.DIGEST
-        if not 0 <= message.first_token < self._context.vocab_size:
+        if not 0 <= message.first_token < self._context.model.vocab_size:
             return Refusal.INVALID
-        await built(self._context.grammars, reservation.sequence)
+        await built(self._context.model.grammars, reservation.sequence)
         return Refusal.NONE
 
     def _accept(self, reservation: Reservation, message: Handoff) -> None:
@@ -231,9 +231,9 @@ class Intake:
         self.reservations.accept(reservation)
         self._accepted.add(message.request_id, message.attempt)
         sequence.digests = list(room.digests)
-        sequence.num_cached = room.num_cached * self._context.pool.block_size
+        sequence.num_cached = room.num_cached * self._context.cache.pool.block_size
         sequence.restart(len(sequence.token_ids))
-        publish_computed(self._context.pool, sequence)
+        publish_computed(self._context.cache.pool, sequence)
         sequence.append(message.first_token)
         # The prompt's logprobs exist on the prefill worker alone, and go out with the first token, which is never sent from here.
         sampling = sequence.sampling
@@ -254,12 +254,12 @@ class Intake:
         imported = Imported(
             **self._context.identity.head(reservation.job, trace=trace),
             transferred_blocks=reservation.room.num_pushed,
-            transferred_bytes=reservation.room.num_pushed * self._context.layout.block_bytes,
+            transferred_bytes=reservation.room.num_pushed * self._context.cache.layout.block_bytes,
             reused_blocks=reservation.room.num_cached,
             transfer_ms=(time.monotonic() - reservation.granted_at) * 1000,
         )
         try:
-            await self._context.bus.publish(self._context.identity.to_gateway(reservation.job.gateway), imported)
+            await self._context.messenger.tell_gateway(reservation.job.gateway, imported)
         except UnavailableError:
             log.warning("intake.import_not_told", extra={"request_id": reservation.job.request_id})
 

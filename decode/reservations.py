@@ -25,7 +25,6 @@ from common.messages import (
     Reserve,
     ReserveReply,
     WriterDone,
-    worker_reply_decoder,
 )
 from engine.groups import Entry
 from engine.sequence import Sequence
@@ -143,7 +142,7 @@ class Reservations:
             expires_at=now + lease_s,
         )
         pushed = room.fresh[: room.num_pushed]
-        context.transport.expect(lease.lease_id, lease.generation, pushed)
+        context.transfers.transport.expect(lease.lease_id, lease.generation, pushed)
         reply = ReserveReply(
             granted=True,
             incarnation=context.identity.incarnation,
@@ -153,7 +152,7 @@ class Reservations:
             first_entries=room.firsts[1:],
             destination_blocks=pack_tokens(pushed),
             lease_ms=int(lease_s * 1000),
-            region=context.region,
+            region=context.transfers.region,
         )
         self._by_lease[lease.lease_id] = Reservation(
             lease=lease,
@@ -187,7 +186,7 @@ class Reservations:
         del self._by_lease[reservation.lease.lease_id]
         placed = room.cargo.place(room.lacking, blocks[: room.num_pushed])
         entries = [[*found, *pushed] for found, pushed in zip(room.entries, placed, strict=True)]
-        pool, next_ones = self._context.pool, iter(blocks[room.num_pushed :])
+        pool, next_ones = self._context.cache.pool, iter(blocks[room.num_pushed :])
         if len(blocks) > room.num_pushed:
             for group, own in zip(pool.groups, entries, strict=True):
                 own += [tuple(islice(next_ones, group.blocks))] if group.grows else []
@@ -207,7 +206,7 @@ class Reservations:
         reservation = self._by_lease.get(message.lease_id)
         if reservation is None or reservation.lease.state is not LeaseState.RELEASED:
             return Ack(known=False)
-        self._context.transport.forget(message.lease_id, message.generation)
+        self._context.transfers.transport.forget(message.lease_id, message.generation)
         self._give_back(reservation, freed)
         return Ack(known=True)
 
@@ -227,7 +226,7 @@ class Reservations:
         return False
 
     def _writer(self, worker: str) -> str:
-        return OLD_WRITERS if self._context.peers.speaks_unnamed(worker) else worker
+        return OLD_WRITERS if self._context.messenger.peers.speaks_unnamed(worker) else worker
 
     async def cancel(self, request_id: str, attempt: int) -> bool:
         """Abort the request's lease; its blocks stay in quarantine until no write can land.
@@ -272,7 +271,7 @@ class Reservations:
 
     def writer_region(self, worker: str, incarnation: int) -> Region | None:
         """The writer's region, if its process is the one that asks; None once another process took its name."""
-        state = self._context.peers.states.get(worker)
+        state = self._context.messenger.peers.states.get(worker)
         return state.region if state is not None and state.incarnation == incarnation else None
 
     async def _ask_writer(self, reservation: Reservation) -> None:
@@ -285,9 +284,7 @@ class Reservations:
             worker=self._context.identity.worker,
         )
         try:
-            reply = await self._context.bus.request(
-                self._context.to_peer(lease.writer), question, worker_reply_decoder, timeout_s=ANSWER_TIMEOUT_S
-            )
+            reply = await self._context.messenger.ask(lease.writer, question, timeout_s=ANSWER_TIMEOUT_S)
         except UnavailableError:
             return  # `worker_lost` handles a writer that is gone
         if not isinstance(reply, Ack):
@@ -298,7 +295,7 @@ class Reservations:
             await self._abort(lease, "its writer does not know of it")
 
     async def _abort(self, lease: Lease, reason: str) -> None:
-        self._context.transport.forget(lease.lease_id, lease.generation)
+        self._context.transfers.transport.forget(lease.lease_id, lease.generation)
         reservation = self._by_lease.get(lease.lease_id)
         if reservation is None or self._release_if_writer_gone(reservation):
             return
@@ -309,16 +306,18 @@ class Reservations:
             reason=reason,
         )
         try:
-            await self._context.bus.publish(self._context.to_peer(lease.writer), message)
+            await self._context.messenger.tell(lease.writer, message)
         except UnavailableError:
             log.debug("intake.abort_not_told", extra={"writer": lease.writer})
 
     def _release_if_writer_gone(self, reservation: Reservation) -> bool:
         """End this lease only if no write can land under it once it is forgotten."""
         lease = reservation.lease
-        if lease.state is LeaseState.VERIFYING or not self._context.transport.writer_gone(reservation.writer_region):
+        if lease.state is LeaseState.VERIFYING or not self._context.transfers.transport.writer_gone(
+            reservation.writer_region
+        ):
             return False
-        self._context.transport.forget(lease.lease_id, lease.generation)
+        self._context.transfers.transport.forget(lease.lease_id, lease.generation)
         freed = self._table.writer_done(
             lease_id=lease.lease_id, generation=lease.generation, writer_incarnation=lease.writer_incarnation
         )
@@ -328,6 +327,6 @@ class Reservations:
     def _give_back(self, reservation: Reservation, blocks: list[int]) -> None:
         """Return fresh blocks, and the references on cached ones, of a lease that got no sequence."""
         if self._by_lease.pop(reservation.lease.lease_id, None) is not None:
-            self._context.pool.release(reservation.room.found + blocks)
+            self._context.cache.pool.release(reservation.room.found + blocks)
             self._context.jobs.room_changed()
-            self._context.wake()
+            self._context.passes.wake()

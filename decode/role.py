@@ -59,13 +59,13 @@ class DecodeRole:
     def __init__(self, context: RoleContext) -> None:
         self._context = context
         self.scheduler = DecodeScheduler(
-            pool=context.pool,
-            max_sequences=context.max_sequences,
-            max_model_len=context.max_model_len,
-            prompt_budget=context.budget.tokens,
+            pool=context.cache.pool,
+            max_sequences=context.model.max_sequences,
+            max_model_len=context.model.max_model_len,
+            prompt_budget=context.passes.budget.tokens,
             expected=lambda: self._reservations.num_open,
-            trials=context.trials,
-            turns=context.turns,
+            trials=context.passes.trials,
+            turns=context.cache.turns,
         )
         self._requests: dict[str, DecodeRequest] = {}  # includes ended ones until received
         self._local: dict[DecodeRequest, ClaimedJob] = {}  # local jobs without a first token yet
@@ -89,7 +89,7 @@ class DecodeRole:
     def room(self) -> int:
         if self.scheduler.waiting:
             return 0
-        return self._context.max_sequences - len(self._placed) - self._reservations.num_open
+        return self._context.model.max_sequences - len(self._placed) - self._reservations.num_open
 
     @property
     def _placed(self) -> list[DecodeRequest]:
@@ -102,7 +102,7 @@ class DecodeRole:
     async def start(self, claimed: ClaimedJob) -> None:
         job = claimed.job
         try:
-            check_job(job, vocab_size=self._context.vocab_size, max_model_len=self._context.max_model_len)
+            check_job(job, vocab_size=self._context.model.vocab_size, max_model_len=self._context.model.max_model_len)
         except InvalidRequestError as error:
             await self._context.jobs.fail(claimed, code=error.code, message=error.message, retryable=False)
             return
@@ -115,7 +115,7 @@ class DecodeRole:
         )
         self._local[request] = claimed
         self._requests[job.request_id] = request
-        self._context.trials.watch(sequence, job.gateway, job.context)
+        self._context.passes.trials.watch(sequence, job.gateway, job.context)
         if sequence.grammar is None:
             self._enqueue(request)
         else:
@@ -123,14 +123,14 @@ class DecodeRole:
             self._context.background.spawn(self._enqueue_when_built(request))
 
     async def _enqueue_when_built(self, request: DecodeRequest) -> None:
-        await built(self._context.grammars, request.sequence)
+        await built(self._context.model.grammars, request.sequence)
         if request in self._building:  # otherwise it was cancelled
             self._building.remove(request)
             self._enqueue(request)
 
     def _enqueue(self, request: DecodeRequest) -> None:
         self.scheduler.enqueue(request)
-        self._context.wake()
+        self._context.passes.wake()
 
     def activate(self, request: DecodeRequest) -> None:
         """Add a sequence to the batch, from a verified handoff or a local prompt; it joins the next pass."""
@@ -138,16 +138,16 @@ class DecodeRole:
             self.scheduler.remove(request)
             return
         self._requests[request.id] = request
-        self._context.trials.watch(request.sequence, request.job.gateway, request.job.context)
+        self._context.passes.trials.watch(request.sequence, request.job.gateway, request.job.context)
         self.scheduler.join(request)
-        self._context.wake()
+        self._context.passes.wake()
 
     def adopt(self, prompt: Computed) -> bool:
         """Continue a prompt of this worker's prefill role if the batch has a slot: it needs no further block.
 
         Sequences that wait for blocks keep no place from it: they may wait for its own.
         """
-        if len(self.scheduler.running) + self._reservations.num_open >= self._context.max_sequences:
+        if len(self.scheduler.running) + self._reservations.num_open >= self._context.model.max_sequences:
             return False
         request = DecodeRequest(
             job=prompt.job,
@@ -185,11 +185,11 @@ class DecodeRole:
             if request.is_over:
                 continue  # planned before its stop token, cancellation or failure was known
             chunk.sequence.finish(chunk)
-            publish_computed(self._context.pool, chunk.sequence)
+            publish_computed(self._context.cache.pool, chunk.sequence)
             if sampled is not None and sampled.prompt_logprobs is not None:
                 chunk.sequence.scored(chunk, sampled.prompt_logprobs)
             if chunk.sample and sampled is None:
-                withdraw(self._context.pool, chunk.sequence)
+                withdraw(self._context.cache.pool, chunk.sequence)
                 self._fail(request, "no finite logits")
             elif chunk.sample and sampled is not None and sampled.problem:
                 self._fail(request, sampled.problem, error=InvalidRequestError)
@@ -215,7 +215,7 @@ class DecodeRole:
             request.logprobs.append(sampled.logprobs)
         request.first_token_at = request.first_token_at or time.monotonic()
         request.finish = sequence.finish_reason()
-        if not request.finish and len(sequence.token_ids) >= self._context.max_model_len:
+        if not request.finish and len(sequence.token_ids) >= self._context.model.max_model_len:
             request.finish = Finish.LENGTH
         self._send(request, position)
         if request.finish:
@@ -265,7 +265,7 @@ class DecodeRole:
             self.scheduler.remove(request)
             record_decode(self._context.tracer, request, worker=self._context.identity.worker)
         self._context.jobs.room_changed()
-        self._context.wake()
+        self._context.passes.wake()
 
     def _fail(self, request: DecodeRequest, message: str, *, error: type[ServingError] = StepFailedError) -> None:
         claimed = self._local.pop(request, None)
@@ -284,7 +284,7 @@ class DecodeRole:
 
     async def _publish_failed(self, gateway: str, failed: Failed) -> None:
         try:
-            await self._context.bus.publish(self._context.identity.to_gateway(gateway), failed)
+            await self._context.messenger.tell_gateway(gateway, failed)
         except UnavailableError:
             with in_trace(failed.traceparent):
                 log.warning("decode.failure_not_told", extra={"request_id": failed.request_id})
@@ -294,7 +294,7 @@ class DecodeRole:
         while True:
             await asyncio.sleep(0.5)
             now = time.monotonic()
-            self._context.turns.look_after(now)
+            self._context.cache.turns.look_after(now)
             for request in list(self._requests.values()):
                 if request.ended_at is not None and now - request.ended_at > KEEP_ENDED_S:
                     del self._requests[request.id]
@@ -308,7 +308,7 @@ class DecodeRole:
     async def handle(self, message: ToWorker) -> WorkerReply | None:
         match message:
             case Dial():
-                return DialReply(region=self._context.region)
+                return DialReply(region=self._context.transfers.region)
             case Reserve() | ReserveAgain():
                 return await self._intake.reserve(message)
             case Handoff():

@@ -26,7 +26,6 @@ from common.messages import (
     ReserveReply,
     WorkerReply,
     WriterDone,
-    worker_reply_decoder,
 )
 from common.tasks import cancel_all
 from common.tracing import child_of
@@ -74,7 +73,7 @@ class _HandoffTask:
     def __init__(self, request: PrefillRequest, context: RoleContext) -> None:
         self._request = request
         self._context = context
-        self._cargo = cargo_of(context.pool, len(request.sequence.token_ids))
+        self._cargo = cargo_of(context.cache.pool, len(request.sequence.token_ids))
         self._sender = Sender(self._cargo)
         self._record = HandoffRecord()
         self._reserving = Reserving(request, context, self._record)
@@ -126,7 +125,7 @@ class _HandoffTask:
             await self._give_up(request.stopped)
         elif request.finish or request.is_adopted:
             await self._release_lease()
-        block_bytes = context.layout.block_bytes
+        block_bytes = context.cache.layout.block_bytes
         record_prefill(context.tracer, request, self._record, worker=context.identity.worker, block_bytes=block_bytes)
         self._reserving.take_back(but=self._decode_worker)
 
@@ -153,7 +152,7 @@ class _HandoffTask:
         assert lease.region is not None
         try:
             self._sender.reserved(lease)
-            self._link = await self._context.transport.connect(lease.region)
+            self._link = await self._context.transfers.transport.connect(lease.region)
             self._record.link, self._record.link_bytes_per_s = lease.region.transport, self._link.bandwidth
         except HandoffRefusedError as error:
             self._request.stop(Stop.HANDOFF_FAILED, f"{worker}: {error}")
@@ -163,7 +162,7 @@ class _HandoffTask:
 
     def _decode_worker_lives(self) -> bool:
         assert self._lease is not None
-        state = self._context.peers.states.get(self._decode_worker)
+        state = self._context.messenger.peers.states.get(self._decode_worker)
         replaced = state is not None and state.incarnation != self._lease.incarnation
         return not replaced and (self._decode_worker, self._lease.incarnation) not in self._request.lost
 
@@ -215,7 +214,7 @@ class _HandoffTask:
         self._record.pushes.append(push)
         self._context.totals.pushed(
             blocks=push.num_blocks,
-            num_bytes=push.num_blocks * self._context.layout.block_bytes,
+            num_bytes=push.num_blocks * self._context.cache.layout.block_bytes,
             seconds=push.ended_at - push.began_at,
         )
         return True
@@ -300,13 +299,15 @@ class _HandoffTask:
 
     async def _ask_receiver(self, message: Handoff | Resend) -> WorkerReply:
         timeout_s = min(MANIFEST_TIMEOUT_S, max(0.001, self._request.claimed.remaining_ms() / 1000))
-        return await self._context.bus.request(
-            self._context.to_peer(self._decode_worker), message, worker_reply_decoder, timeout_s=timeout_s
-        )
+        return await self._context.messenger.ask(self._decode_worker, message, timeout_s=timeout_s)
 
     def _note_death(self, *, lives: bool) -> None:
         """Record for the gateway that the decode worker died during this handoff, unless it was told to stop."""
-        if not lives and self._lease and not self._context.peers.left(self._decode_worker, self._lease.incarnation):
+        if (
+            not lives
+            and self._lease
+            and not self._context.messenger.peers.left(self._decode_worker, self._lease.incarnation)
+        ):
             self._request.dead_worker = self._decode_worker
 
     # -- giving up -------------------------------------------------------------------------------------------------
@@ -341,9 +342,7 @@ class _HandoffTask:
             generation=lease.generation,
         )
         with contextlib.suppress(UnavailableError):
-            await self._context.bus.request(
-                self._context.to_peer(self._decode_worker), done, worker_reply_decoder, timeout_s=WRITER_DONE_TIMEOUT_S
-            )
+            await self._context.messenger.ask(self._decode_worker, done, timeout_s=WRITER_DONE_TIMEOUT_S)
 
 
 async def _wait(event: asyncio.Event, timeout_s: float) -> None:

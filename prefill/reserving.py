@@ -16,7 +16,6 @@ from common.messages import (
     ReserveReply,
     WorkerState,
     features_of,
-    worker_reply_decoder,
 )
 from common.words import Refusal, Role
 from prefill.request import PrefillRequest
@@ -96,7 +95,7 @@ class Reserving:
             # It continues here without a lease; otherwise it would be here twice.
             takes = self._context.roles.takes(Role.DECODE)
             return ReserveReply(granted=False, reason=Refusal.FULL if takes else Refusal.DRAINING)
-        known = self._context.peers.states.get(worker)
+        known = self._context.messenger.peers.states.get(worker)
         if known is not None and (lacks := features_of(self._request.job.work) - known.can):
             detail = f"it doesn't follow {' and '.join(sorted(lacks))}"
             return ReserveReply(granted=False, reason=Refusal.DRAINING, detail=detail)
@@ -124,7 +123,7 @@ class Reserving:
             worker=identity.worker,
             incarnation=identity.incarnation,
             remaining_ms=remaining_ms,
-            layout=self._context.layout,
+            layout=self._context.cache.layout,
         )
         self._keepers.pop(worker, None)
         reply = await self._send(worker, reserve)
@@ -133,16 +132,12 @@ class Reserving:
         return reply
 
     async def _send(self, worker: str, message: Reserve | ReserveAgain) -> ReserveReply | None:
-        reply = await self._context.bus.request(
-            self._context.to_peer(worker), message, worker_reply_decoder, timeout_s=RESERVE_TIMEOUT_S
-        )
+        reply = await self._context.messenger.ask(worker, message, timeout_s=RESERVE_TIMEOUT_S)
         return reply if isinstance(reply, ReserveReply) else None
 
     async def _tell(self, worker: str, cancel: Cancel) -> None:
         with contextlib.suppress(UnavailableError):
-            await self._context.bus.request(
-                self._context.to_peer(worker), cancel, worker_reply_decoder, timeout_s=CANCEL_TIMEOUT_S
-            )
+            await self._context.messenger.ask(worker, cancel, timeout_s=CANCEL_TIMEOUT_S)
 
 
 class Candidates:

@@ -28,7 +28,6 @@ from common.messages import (
     WorkerReply,
     WorkerState,
     WriterDone,
-    worker_reply_decoder,
 )
 from common.words import Role
 from engine.engine import Chunk, Sampled
@@ -76,7 +75,7 @@ class PrefillRole:
         self._requests: dict[str, PrefillRequest] = {}  # newest attempts, in order of arrival
         self._tasks: dict[PrefillRequest, asyncio.Task[None]] = {}  # includes older attempts that are ending
         self._in_flight: dict[Sequence, PrefillRequest] = {}
-        self.blocks = HeldBlocks(context.pool)
+        self.blocks = HeldBlocks(context.cache.pool)
         self._cancelled = Cancelled()
         self._ahead = InFlight()
         self._links: dict[tuple[str, int], float] = {}  # bytes/s measured at opening, by worker and incarnation
@@ -101,14 +100,18 @@ class PrefillRole:
 
         Nobody waits for another's grammar, which may take seconds to build.
         """
-        ready = self._context.grammars.is_ready
+        ready = self._context.model.grammars.is_ready
         if any(not request.admitted and ready(request.sequence) for request in self._requests.values()):
             return 0
         return self._max_requests - len(self._tasks)
 
     async def prepare(self) -> None:
         """Open links to all possible decode workers. A slow link opens at its first push."""
-        others = [state for name, state in self._context.peers.states.items() if name != self._context.identity.worker]
+        others = [
+            state
+            for name, state in self._context.messenger.peers.states.items()
+            if name != self._context.identity.worker
+        ]
         if others:
             await asyncio.wait(
                 [self._context.background.spawn(self._connect(state)) for state in others], timeout=MAX_LINK_WAIT_S
@@ -117,7 +120,7 @@ class PrefillRole:
     async def start(self, claimed: ClaimedJob) -> None:
         job = claimed.job
         try:
-            check_job(job, vocab_size=self._context.vocab_size, max_model_len=self._context.max_model_len)
+            check_job(job, vocab_size=self._context.model.vocab_size, max_model_len=self._context.model.max_model_len)
         except InvalidRequestError as error:
             await self._context.jobs.fail(claimed, code=error.code, message=error.message, retryable=False)
             return
@@ -132,13 +135,13 @@ class PrefillRole:
         self._requests[job.request_id] = request
         if request.sequence.grammar is not None:
             self._context.background.spawn(self._wake_when_built(request))
-        self._context.trials.watch(request.sequence, job.gateway, job.context)
-        self._context.wake()  # before the reservation: the device should start first
+        self._context.passes.trials.watch(request.sequence, job.gateway, job.context)
+        self._context.passes.wake()  # before the reservation: the device should start first
         self._tasks[request] = self._context.background.spawn(self._serve(request))
 
     async def _wake_when_built(self, request: PrefillRequest) -> None:
-        await built(self._context.grammars, request.sequence)
-        self._context.wake()
+        await built(self._context.model.grammars, request.sequence)
+        self._context.passes.wake()
 
     async def _serve(self, request: PrefillRequest) -> None:
         """Serve one request to its end and clean up after it."""
@@ -148,27 +151,27 @@ class PrefillRole:
             while self.blocks.in_use(request.sequence):
                 request.changed.clear()
                 await request.changed.wait()
-            self._context.turns.leaves(request.sequence)
+            self._context.cache.turns.leaves(request.sequence)
             if not request.is_adopted:
                 self.blocks.give_back(request.sequence)
             del self._tasks[request]
             if self._requests.get(request.id) is request:
                 del self._requests[request.id]
             self._context.jobs.room_changed()
-            self._context.wake()
+            self._context.passes.wake()
 
     # -- the pipeline --------------------------------------------------------------------------------------------------
 
     def plan(self, token_budget: int) -> list[Chunk]:
-        cost = self._context.budget.prompt_cost
+        cost = self._context.passes.budget.prompt_cost
         stop_late(self._requests.values(), self._ahead, cost, time.monotonic())
         self._admit_waiting()
-        pool, spare = self._context.pool, self._spare_blocks()
+        pool, spare = self._context.cache.pool, self._spare_blocks()
         chunks = next_chunks(
             self._requests.values(),
             token_budget,
             full_pass_tokens=cost.full_pass_tokens(FULL_PASS_TOKENS),
-            trials=self._context.trials,
+            trials=self._context.passes.trials,
             schedule=partial(schedule, pool, spare=spare + pool.fixed),
             cover=partial(cover, pool, spare=spare),
         )
@@ -186,7 +189,7 @@ class PrefillRole:
             if not request.stopped:
                 request.sequence.finish(chunk)
                 request.chunks.append((time.monotonic(), chunk.num_tokens))
-                publish_computed(self._context.pool, request.sequence)
+                publish_computed(self._context.cache.pool, request.sequence)
                 if sampled is not None and sampled.prompt_logprobs is not None:
                     request.sequence.scored(chunk, sampled.prompt_logprobs)
                 if chunk.sample:
@@ -211,15 +214,15 @@ class PrefillRole:
 
     def _admit_waiting(self) -> None:
         for request in self._requests.values():
-            if request.admitted or request.stopped or not self._context.grammars.is_ready(request.sequence):
+            if request.admitted or request.stopped or not self._context.model.grammars.is_ready(request.sequence):
                 continue
             if not admit_in_turn(
-                self._context.pool,
-                self._context.turns,
+                self._context.cache.pool,
+                self._context.cache.turns,
                 request.sequence,
                 num_tokens=len(request.sequence.token_ids),
                 spare=self._spare_blocks(request.sequence),
-                ahead=self._context.budget.token_budget + FULL_PASS_TOKENS,
+                ahead=self._context.passes.budget.token_budget + FULL_PASS_TOKENS,
             ):
                 return  # keep the order: short prompts must not starve a long one
             request.admitted = True
@@ -235,15 +238,15 @@ class PrefillRole:
         Each can grow by one then, in all groups, before any gives way. Whose turn it is leaves none for those who wait for it.
         """
         others = [role.load() for role in self._context.roles.active if role is not self]
-        if not others or self._context.pool.num_used == 0:
+        if not others or self._context.cache.pool.num_used == 0:
             return 0
-        waiting = 0 if sequence in self._context.turns.due else sum(load.waiting for load in others)
-        return self._context.pool.growth * (1 + waiting + sum(load.running for load in others))
+        waiting = 0 if sequence in self._context.cache.turns.due else sum(load.waiting for load in others)
+        return self._context.cache.pool.growth * (1 + waiting + sum(load.running for load in others))
 
     def _first_token(self, request: PrefillRequest, sampled: Sampled | None) -> None:
         """Send the token to the gateway from here: disaggregation must not add to TTFT."""
         if sampled is None:
-            withdraw(self._context.pool, request.sequence)
+            withdraw(self._context.cache.pool, request.sequence)
             request.stop(Stop.STEP_FAILED, "no finite logits")
             return
         if sampled.problem:
@@ -300,7 +303,7 @@ class PrefillRole:
             lease_id=message.lease_id,
             generation=message.generation,
         )
-        await self._context.bus.publish(self._context.to_peer(message.worker), done)
+        await self._context.messenger.tell(message.worker, done)
 
     def _cancel(self, message: Cancel) -> bool:
         request = self._requests.get(message.request_id)
@@ -335,7 +338,7 @@ class PrefillRole:
 
     async def _connect(self, state: WorkerState) -> None:
         try:
-            link = await self._context.transport.connect(await self._region_of(state))
+            link = await self._context.transfers.transport.connect(await self._region_of(state))
         except (TransferError, UnavailableError) as error:
             log.warning("prefill.no_link", extra={"worker": state.worker, "error": str(error)})
             return
@@ -344,13 +347,11 @@ class PrefillRole:
 
     async def _region_of(self, state: WorkerState) -> Region:
         """The address of a worker's pool. One of release 0.1.0 publishes it. Raises UnavailableError."""
-        if self._context.peers.speaks_unnamed(state.worker):
+        if self._context.messenger.peers.speaks_unnamed(state.worker):
             return state.region
         identity = self._context.identity
         question = Dial(worker=identity.worker, incarnation=identity.incarnation)
-        reply = await self._context.bus.request(
-            self._context.to_peer(state.worker), question, worker_reply_decoder, timeout_s=DIAL_TIMEOUT_S
-        )
+        reply = await self._context.messenger.ask(state.worker, question, timeout_s=DIAL_TIMEOUT_S)
         if not isinstance(reply, DialReply) or reply.region.incarnation != state.incarnation:
             raise UnavailableError(f"{state.worker} did not say how to reach it")
         return reply.region
@@ -373,7 +374,7 @@ class PrefillRole:
             waiting=sum(not request.admitted for request in requests),
             queued_tokens=sum(missing),
             held_blocks=sum(
-                num_held(self._context.pool, r.sequence) for r in self._tasks if r.admitted and not r.is_adopted
+                num_held(self._context.cache.pool, r.sequence) for r in self._tasks if r.admitted and not r.is_adopted
             ),
             link_bytes_per_s=min(self._links.values(), default=0.0),
         )

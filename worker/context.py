@@ -9,7 +9,7 @@ import torch
 
 from common import subjects
 from common.bus import Bus
-from common.messages import KVLayout, Region
+from common.messages import KVLayout, Region, ToGateway, ToWorker, WorkerReply, worker_reply_decoder
 from common.peers import Peers
 from common.tracing import Tracer
 from engine.cache.block_pool import BlockPool
@@ -27,35 +27,79 @@ from worker.totals import Totals
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ServedModel:
+    """The model's bounds and grammars, as this worker serves it."""
+
+    vocab_size: int
+    max_model_len: int  # the longest sequence that fits into the pool
+    max_sequences: int
+    grammars: Grammars
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVCache:
+    """The KV cache: its memory, who holds its blocks, and whose turn it is to take some."""
+
+    layout: KVLayout
+    kv: torch.Tensor
+    pool: BlockPool
+    turns: Turns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Passes:
+    """The pipeline's passes, as roles influence them."""
+
+    wake: Callable[[], None]  # tells the pipeline that a role may have work
+    budget: PromptBudget
+    trials: Trials
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Messenger:
+    """The bus to gateways and other workers, each under the subject that it listens on."""
+
+    identity: Identity
+    bus: Bus
+    peers: Peers
+
+    async def ask(self, worker: str, message: ToWorker, *, timeout_s: float) -> WorkerReply:
+        """Raises UnavailableError."""
+        return await self.bus.request(self._subject(worker), message, worker_reply_decoder, timeout_s=timeout_s)
+
+    async def tell(self, worker: str, message: ToWorker) -> None:
+        """Raises UnavailableError."""
+        await self.bus.publish(self._subject(worker), message)
+
+    async def tell_gateway(self, gateway: str, message: ToGateway) -> None:
+        """Raises UnavailableError."""
+        await self.bus.publish(self.identity.to_gateway(gateway), message)
+
+    def _subject(self, worker: str) -> str:
+        return self.peers.to(worker, self.identity.worker, subjects.peer)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transfers:
+    """This worker's end of KV transfers."""
+
+    transport: Transport
+    region: Region
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RoleContext:
     """The parts of a worker that its roles share."""
 
     identity: Identity
-    # The model and its KV cache.
-    layout: KVLayout
-    kv: torch.Tensor
-    vocab_size: int
-    max_model_len: int  # the longest sequence that fits into the pool
-    max_sequences: int
-    pool: BlockPool
-    turns: Turns
-    grammars: Grammars
-    # The device's limits and trials.
-    wake: Callable[[], None]  # tells the pipeline that a role may have work
-    budget: PromptBudget
-    trials: Trials
-    # Gateways, other workers, and the prefix index.
+    model: ServedModel
+    cache: KVCache
+    passes: Passes
     jobs: JobIntake
     outbox: FrameOutbox
-    bus: Bus
-    peers: Peers
-    transport: Transport
-    region: Region  # this worker's own
-    # Process-wide services.
+    messenger: Messenger
+    transfers: Transfers
     roles: Roles
     background: Background
     totals: Totals
     tracer: Tracer
-
-    def to_peer(self, worker: str) -> str:
-        return self.peers.to(worker, self.identity.worker, subjects.peer)

@@ -53,10 +53,10 @@ class Heartbeat:
         self._settings = settings
         self._fingerprint = fingerprint
         self._whole = whole
-        self._news = IndexNews(context.pool)
+        self._news = IndexNews(context.cache.pool)
 
     def state(self) -> WorkerState:
-        context, settings, budget = self._context, self._settings, self._context.budget
+        context, settings, budget = self._context, self._settings, self._context.passes.budget
         loads = [role.load() for role in context.roles.all]
         return WorkerState(
             worker=context.identity.worker,
@@ -67,20 +67,20 @@ class Heartbeat:
             model_fingerprint=self._fingerprint,
             tokenizer_fingerprint=settings.tokenizer_fingerprint,
             files_fingerprint=settings.files_fingerprint,
-            vocab_size=context.vocab_size,
-            max_model_len=context.max_model_len,
+            vocab_size=context.model.vocab_size,
+            max_model_len=context.model.max_model_len,
             whole_len=self._whole.tokens,
             whole_kv_mb=self._whole.memory_mb,
-            region=context.region.public,
-            parity_hash=parity_hash(self._fingerprint, context.layout),
+            region=context.transfers.region.public,
+            parity_hash=parity_hash(self._fingerprint, context.cache.layout),
             steps=self._pipeline.steps,
             busy=self._pipeline.busy,
             running=sum(load.running for load in loads),
             waiting=sum(load.waiting for load in loads),
             queued_tokens=sum(load.queued_tokens for load in loads),
             held_blocks=sum(load.held_blocks for load in loads),
-            free_blocks=context.pool.num_free,
-            max_sequences=context.max_sequences,
+            free_blocks=context.cache.pool.num_free,
+            max_sequences=context.model.max_sequences,
             prefill_tokens_per_s=budget.prompt_cost.average_tokens_per_s,
             decode_step_ms=budget.step_cost.bare_ms,
             prefill_fixed_ms=budget.prompt_cost.average_fixed_ms,
@@ -94,20 +94,20 @@ class Heartbeat:
                 bad_digests=sum(load.bad_digests for load in loads),
                 expired_jobs=context.jobs.expired,
                 lost_frames=context.outbox.lost_frames,
-                malformed=context.bus.malformed,
-                dead_letters=context.bus.dead_letters,
-                forged=context.bus.forged,
+                malformed=context.messenger.bus.malformed,
+                dead_letters=context.messenger.bus.dead_letters,
+                forged=context.messenger.bus.forged,
                 pass_s=self._pipeline.pass_s,
             ),
-            **said_features(lacking=() if context.grammars.available else (Feature.GRAMMARS,)),
+            **said_features(lacking=() if context.model.grammars.available else (Feature.GRAMMARS,)),
         )
 
     async def beat(self) -> None:
         """Send a heartbeat, and set the step target by the fleet's present roles."""
         context = self._context
-        roles = (state.roles for state in context.peers.states.values())
-        context.budget.target_ms = self._settings.step_targets.chosen_ms(roles)
-        await context.bus.publish(subjects.heartbeat(context.identity.worker), self.state())
+        roles = (state.roles for state in context.messenger.peers.states.values())
+        context.passes.budget.target_ms = self._settings.step_targets.chosen_ms(roles)
+        await context.messenger.bus.publish(subjects.heartbeat(context.identity.worker), self.state())
 
     async def beat_if_possible(self) -> None:
         """Send an extra heartbeat; failure is harmless, the next one repeats it."""

@@ -43,7 +43,7 @@ from engine.grammars.grammars import Grammars
 from kvtransfer.transport import Transport
 from kvtransfer.transports import reaches_others
 from worker.background import Background, every
-from worker.context import RoleContext
+from worker.context import KVCache, Messenger, Passes, RoleContext, ServedModel, Transfers
 from worker.control import Control
 from worker.device.launcher import SteppingEngine, Threads
 from worker.device.naming import Naming
@@ -129,31 +129,30 @@ class Worker:
         )
         self.context = RoleContext(
             identity=identity,
-            layout=engine.layout,
-            kv=engine.kv,
-            vocab_size=engine.vocab_size,
-            max_model_len=min(engine.max_model_len, longest_sequence(pool)),
-            max_sequences=settings.max_sequences,
-            pool=pool,
-            turns=Turns(changed=self._pipeline.wake),
-            grammars=engine.grammars,
-            wake=self._pipeline.wake,
-            budget=self._pipeline.budget,
-            trials=trials,
+            model=ServedModel(
+                vocab_size=engine.vocab_size,
+                max_model_len=min(engine.max_model_len, longest_sequence(pool)),
+                max_sequences=settings.max_sequences,
+                grammars=engine.grammars,
+            ),
+            cache=KVCache(layout=layout, kv=engine.kv, pool=pool, turns=Turns(changed=self._pipeline.wake)),
+            passes=Passes(wake=self._pipeline.wake, budget=self._pipeline.budget, trials=trials),
             jobs=jobs,
             outbox=FrameOutbox(bus=bus, identity=identity),
-            bus=bus,
-            peers=peers,
-            transport=transport,
-            region=region,
+            messenger=Messenger(identity=identity, bus=bus, peers=peers),
+            transfers=Transfers(transport=transport, region=region),
             roles=roles,
             background=Background(),
             totals=Totals(),
             tracer=tracer or NoTracer(),
         )
         whole = Whole.of(layout, engine.max_model_len)
-        if self.context.max_model_len < whole.tokens:
-            extra = {"max_model_len": self.context.max_model_len, "of": whole.tokens, "kv_memory_mb": whole.memory_mb}
+        if self.context.model.max_model_len < whole.tokens:
+            extra = {
+                "max_model_len": self.context.model.max_model_len,
+                "of": whole.tokens,
+                "kv_memory_mb": whole.memory_mb,
+            }
             log.warning("worker.context_cut", extra=extra)
         self.heartbeat = Heartbeat(
             self.context,
@@ -182,14 +181,21 @@ class Worker:
         context, roles = self.context, self.context.roles
         worker = context.identity.worker
         anybody = subjects.ANY
-        await context.bus.serve(subjects.peer(worker, anybody), from_peer_decoder, self.control.handle)
-        await context.bus.serve(subjects.order(worker, anybody), from_gateway_decoder, self.control.handle)
-        await context.bus.serve(subjects.plan(worker, anybody), from_planner_decoder, self.control.handle)
-        unnamed = Unnamed(bus=context.bus, peers=context.peers, identity=context.identity, handle=self.control.handle)
-        await context.bus.serve(subjects.worker(worker), to_worker_decoder, unnamed.handle)
-        await context.bus.subscribe(subjects.ALL_GATEWAY_HEARTBEATS, gateway_state_decoder, self._gateway_seen)
-        context.peers.on_lost(self._worker_lost)
-        context.peers.on_joined(self._worker_joined)
+        await context.messenger.bus.serve(subjects.peer(worker, anybody), from_peer_decoder, self.control.handle)
+        await context.messenger.bus.serve(subjects.order(worker, anybody), from_gateway_decoder, self.control.handle)
+        await context.messenger.bus.serve(subjects.plan(worker, anybody), from_planner_decoder, self.control.handle)
+        unnamed = Unnamed(
+            bus=context.messenger.bus,
+            peers=context.messenger.peers,
+            identity=context.identity,
+            handle=self.control.handle,
+        )
+        await context.messenger.bus.serve(subjects.worker(worker), to_worker_decoder, unnamed.handle)
+        await context.messenger.bus.subscribe(
+            subjects.ALL_GATEWAY_HEARTBEATS, gateway_state_decoder, self._gateway_seen
+        )
+        context.messenger.peers.on_lost(self._worker_lost)
+        context.messenger.peers.on_joined(self._worker_joined)
         for role in roles.active:  # workers heard earlier had no listeners here
             await role.prepare()
         await self._first_registration()
@@ -288,7 +294,7 @@ class Worker:
             await self.heartbeat.beat()
         with contextlib.suppress(ServingError):
             await self.heartbeat.unregister()
-        await self.context.transport.close()
+        await self.context.transfers.transport.close()
 
 
 def _budget(engine: WorkerEngine, settings: WorkerSettings) -> PromptBudget:

@@ -16,6 +16,7 @@ from kvtransfer.shm import ShmTransport
 from prefill.role import PrefillRole
 from tests.fakes.device import settled
 from tests.fakes.worker import Bench, claim, new_fake_engine, new_job, running_bench
+from worker.context import Transfers
 
 
 class Pair:
@@ -78,7 +79,7 @@ async def running_worker(num_blocks: int = 60, **options: Any) -> AsyncIterator[
     try:
         async with running_bench(engine, transport=transport, name=name) as bench:
             region = await transport.open(engine.kv, engine.layout, 1)
-            bench.context = replace(bench.context, region=region)
+            bench.context = replace(bench.context, transfers=Transfers(transport=transport, region=region))
             yield bench
     finally:
         await transport.close()

@@ -47,7 +47,7 @@ from kvtransfer.transport import Transport
 from tests.fakes.bus import MemoryBus
 from tests.fakes.device import HandThread, settled
 from worker.background import Background
-from worker.context import RoleContext
+from worker.context import KVCache, Messenger, Passes, RoleContext, ServedModel, Transfers
 from worker.device.launcher import SteppingEngine, Threads
 from worker.device.pipeline import Pipeline
 from worker.device.prompt_budget import PromptBudget
@@ -192,23 +192,21 @@ class Bench:
         )
         self.context = RoleContext(
             identity=identity,
-            layout=engine.layout,
-            kv=engine.kv,
-            vocab_size=engine.vocab_size,
-            max_model_len=min(engine.max_model_len, longest_sequence(self.pool)),
-            max_sequences=max_sequences,
-            pool=self.pool,
-            turns=Turns(changed=self.pipeline.wake),
-            grammars=engine.grammars,
-            wake=self.pipeline.wake,
-            budget=self.pipeline.budget,
-            trials=trials,
+            model=ServedModel(
+                vocab_size=engine.vocab_size,
+                max_model_len=min(engine.max_model_len, longest_sequence(self.pool)),
+                max_sequences=max_sequences,
+                grammars=engine.grammars,
+            ),
+            cache=KVCache(layout=layout, kv=engine.kv, pool=self.pool, turns=Turns(changed=self.pipeline.wake)),
+            passes=Passes(wake=self.pipeline.wake, budget=self.pipeline.budget, trials=trials),
             jobs=JobIntake(bus=self.bus, identity=identity),
             outbox=FrameOutbox(bus=self.bus, identity=identity),
-            bus=self.bus,
-            peers=self.peers,
-            transport=transport or LocalTransport(),
-            region=Region(transport="memory", incarnation=1, layout=engine.layout, address={}),
+            messenger=Messenger(identity=identity, bus=self.bus, peers=self.peers),
+            transfers=Transfers(
+                transport=transport or LocalTransport(),
+                region=Region(transport="memory", incarnation=1, layout=layout, address={}),
+            ),
             roles=self.roles,
             background=Background(),
             totals=Totals(),
@@ -234,7 +232,7 @@ class Bench:
     def state(self, worker: str, *, incarnation: int = 1, address: str = "") -> WorkerState:
         """A heartbeat of another worker with this one's model."""
         region = msgspec.structs.replace(
-            self.context.region, incarnation=incarnation, address={"at": address or worker}
+            self.context.transfers.region, incarnation=incarnation, address={"at": address or worker}
         )
         return WorkerState(
             worker=worker,
@@ -245,7 +243,7 @@ class Bench:
             model_fingerprint=self.engine.fingerprint,
             tokenizer_fingerprint="t",
             vocab_size=self.engine.vocab_size,
-            max_model_len=self.context.max_model_len,
+            max_model_len=self.context.model.max_model_len,
             region=region,
             parity_hash=b"",
         )

@@ -42,7 +42,7 @@ async def test_links_are_open_before_a_prefill_worker_is_ready_also_to_workers_h
         stopping = asyncio.Event()
         async with asyncio.timeout(LIMIT_S):
             decoding = asyncio.create_task(decode.run(stopping))
-            prefill.context.peers.saw(await heard.get())  # before `run` asks to be told of those who join
+            prefill.context.messenger.peers.saw(await heard.get())  # before `run` asks to be told of those who join
             running = asyncio.create_task(prefill.run(stopping))
             first = await told.get()
         stopping.set()

@@ -159,7 +159,7 @@ class WorkerNode(Node):
         self.prefill = PrefillRole(worker.context, max_requests=world.form.prompts)
         self.decode.adopt = self._adopt  # type: ignore[method-assign]
         self.intake = self.decode._intake
-        self.pool = worker.context.pool
+        self.pool = worker.context.cache.pool
         transport.node = self
         for role in (self.decode, self.prefill):
             worker.attach(role, active=role.name in self.roles)
@@ -328,7 +328,7 @@ class WatchedEngine(FakeEngine):
         node, weather = self._node, self._node.world.weather
         if node.decode.scheduler.resume_point.blocks:
             node.world.faults["held checkpoint"] += 1
-        if node.worker is not None and node.worker.context.turns.due:
+        if node.worker is not None and node.worker.context.cache.turns.due:
             node.world.faults["kept blocks for one"] += 1
         leased = set[int]()
         if node.intake is not None:

@@ -129,7 +129,7 @@ def digests_not_compared(patch: Patch) -> None:
 
     async def trusting(intake: Intake, reservation: Reservation, message: Handoff) -> Refusal:
         pushed = reservation.lease.blocks[: reservation.room.num_pushed]
-        digests = block_digests(intake._context.kv, pushed, intake._context.layout)
+        digests = block_digests(intake._context.cache.kv, pushed, intake._context.cache.layout)
         return await check(intake, reservation, structs.replace(message, digests=digests))
 
     patch.setattr(Intake, "_check", trusting)

@@ -25,7 +25,7 @@ class Receiver:
             bench.peers.saw(msgspec.structs.replace(bench.state(writer), features=frozenset(Feature)))
 
     async def reserve(self, job: Job, writer: str = "p0") -> ReserveReply:
-        layout = self.bench.context.layout
+        layout = self.bench.context.cache.layout
         return await self._reply(Reserve(job=job, worker=writer, incarnation=1, remaining_ms=60_000, layout=layout))
 
     async def reserve_again(self, job: Job, writer: str = "p0", *, incarnation: int = 1) -> ReserveReply:

@@ -49,7 +49,7 @@ class Writer:
             worker="p",
             incarnation=1,
             remaining_ms=int(1000 * remaining_s),
-            layout=self.receiver.context.layout,
+            layout=self.receiver.context.cache.layout,
         )
         reply = await self.role.handle(question)
         assert isinstance(reply, ReserveReply)

@@ -200,7 +200,7 @@ class Worker:
         scheduler, pool = self.decode.scheduler, self.bench.pool
         num_blocks = blocks_for(len(prompt) + 1, BLOCK)
         needed = num_blocks * pool.growth + pool.fixed
-        if sampling.max_tokens == 1 or len(scheduler) >= self.bench.context.max_sequences:
+        if sampling.max_tokens == 1 or len(scheduler) >= self.bench.context.model.max_sequences:
             return
         if pool.num_free < needed + len(scheduler) * pool.growth:
             return
@@ -245,7 +245,7 @@ class Worker:
 
     def _new_request(self, *, max_tokens: int | None) -> tuple[list[int], SamplingParams]:
         rng = self.rng
-        prompt = self.rng.choice(self._prompts)[: rng.randint(1, min(30, self.bench.context.max_model_len - 2))]
+        prompt = self.rng.choice(self._prompts)[: rng.randint(1, min(30, self.bench.context.model.max_model_len - 2))]
         limit = rng.randint(1, 40)  # at times more than the worker's longest sequence
         sampling = SamplingParams(
             max_tokens=max_tokens or limit, temperature=rng.choice([0.0, 1.0]), seed=rng.getrandbits(64)
@@ -262,7 +262,9 @@ class Worker:
 
     def _expect(self, prompt: list[int], sampling: SamplingParams) -> str:
         name = f"r{len(self.expected)}"
-        self.expected[name] = self.engine.expected(prompt, self.bench.context.max_model_len - len(prompt), sampling)
+        self.expected[name] = self.engine.expected(
+            prompt, self.bench.context.model.max_model_len - len(prompt), sampling
+        )
         return name
 
 

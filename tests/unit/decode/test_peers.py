@@ -51,4 +51,4 @@ async def test_a_gateways_cancellation_may_come_before_its_request(receiver: Rec
 
 async def test_a_peer_is_told_how_to_reach_the_pool(receiver: Receiver) -> None:
     reply = await receiver.role.handle(Dial(worker="p0", incarnation=1))
-    assert reply == DialReply(region=receiver.bench.context.region)
+    assert reply == DialReply(region=receiver.bench.context.transfers.region)

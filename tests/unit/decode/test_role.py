@@ -56,7 +56,7 @@ async def test_no_lease_is_granted_for_a_place_that_waits_for_its_grammar(bench:
     with slow_grammars(bench):
         role = await building(bench, 4)
         context, job = bench.context, new_job("other", [1, 2, 3], ONE_TOKEN, prefill=True)
-        question = Reserve(job=job, worker="p0", incarnation=1, remaining_ms=60_000, layout=context.layout)
+        question = Reserve(job=job, worker="p0", incarnation=1, remaining_ms=60_000, layout=context.cache.layout)
         reply = await role.handle(question)
         assert isinstance(reply, ReserveReply)
         assert (reply.granted, reply.reason) == (False, Refusal.FULL)
@@ -88,7 +88,7 @@ async def test_who_ends_while_its_grammar_is_built_leaves_its_place(bench: Bench
 
 async def test_a_lease_for_another_layout_is_refused_with_the_difference(bench: Bench) -> None:
     """Workers on processors with bfloat16 and without choose other dtypes for one checkpoint."""
-    role, layout = await building(bench, 0), bench.context.layout
+    role, layout = await building(bench, 0), bench.context.cache.layout
     other = "bfloat16" if layout.dtype != "bfloat16" else "float32"
     job = new_job("r0", [1, 2, 3], ONE_TOKEN, prefill=True)
     theirs = msgspec.structs.replace(layout, dtype=other)

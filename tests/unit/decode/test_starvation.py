@@ -42,7 +42,7 @@ class Busy:
 
     async def ask(self, job: Job) -> ReserveReply:
         context = self.bench.context
-        question = Reserve(job=job, worker="p0", incarnation=1, remaining_ms=60_000, layout=context.layout)
+        question = Reserve(job=job, worker="p0", incarnation=1, remaining_ms=60_000, layout=context.cache.layout)
         reply = await self.decode.handle(question)
         assert isinstance(reply, ReserveReply)
         return reply
@@ -75,7 +75,7 @@ class Busy:
 
     @property
     def whose_turn(self) -> list[str]:
-        due = self.bench.context.turns.due
+        due = self.bench.context.cache.turns.due
         return [who.request_id if isinstance(who, Sequence) else who[1] for who in due]  # type: ignore[index]
 
 
@@ -135,7 +135,7 @@ async def test_nothing_is_kept_for_a_writer_that_asks_no_more(
     else:
         monkeypatch.setattr(intake, "ASKED_AGAIN_S", -1.0)
         await busy.ask(ASKS)
-        busy.bench.context.turns.look_after(time.monotonic())
+        busy.bench.context.cache.turns.look_after(time.monotonic())
     assert busy.whose_turn == []
     assert await busy.small()
 
@@ -150,16 +150,16 @@ async def test_who_asks_again_still_waits_though_places_are_what_it_lacks_now(
         assert (await busy.ask(new_job(name, [1], FOUR_TOKENS, prefill=True))).granted
     assert (await busy.ask(ASKS)).reason is Refusal.FULL
 
-    busy.bench.context.turns.look_after(time.monotonic())
+    busy.bench.context.cache.turns.look_after(time.monotonic())
 
     for small in range(MOST_PASSED):
-        busy.bench.context.turns.admitted(small)
+        busy.bench.context.cache.turns.admitted(small)
     assert busy.whose_turn == ["large"]
 
 
 async def test_the_worker_looks_after_who_asks_no_more(busy: Busy, monkeypatch: pytest.MonkeyPatch) -> None:
     changed = asyncio.Event()
-    turns = busy.bench.context.turns
+    turns = busy.bench.context.cache.turns
     monkeypatch.setattr(turns, "_changed", changed.set)
     turns.waits("gone", blocks=1, passed=MOST_PASSED, until=0.0)
     await changed.wait()
@@ -172,7 +172,7 @@ async def test_nothing_is_kept_for_a_request_that_is_over(busy: Busy, where: str
     await role.start(claim(msgspec.structs.replace(ASKS, decode_workers=["x"]), busy.bench.gateway))
     await busy.plan()
     for small in range(MOST_PASSED):
-        busy.bench.context.turns.admitted(small)
+        busy.bench.context.cache.turns.admitted(small)
     assert not await busy.small()
     await role.handle(Cancel(request_id="large", attempt=1))
     await settled()
@@ -199,7 +199,7 @@ async def test_whose_turn_it_is_leaves_no_room_for_those_who_wait_for_it(busy: B
         await busy.prefill.start(claim(ASKS, busy.bench.gateway))
         assert await busy.plan() == set()
         for small in range(MOST_PASSED):
-            busy.bench.context.turns.admitted(small)
+            busy.bench.context.cache.turns.admitted(small)
     assert busy.whose_turn == ["large"]
     for name in "abc":
         await busy.decode.start(claim(new_job(name, LARGE, FOUR_TOKENS), busy.bench.gateway))

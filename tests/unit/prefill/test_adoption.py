@@ -150,7 +150,7 @@ async def test_who_had_no_room_is_told_too(worker: BothRoles) -> None:
 
 
 async def test_a_lease_that_is_granted_too_late_is_given_back(worker: BothRoles) -> None:
-    region = worker.bench.context.region
+    region = worker.bench.context.transfers.region
     granted = ReserveReply(
         granted=True, incarnation=1, lease_id=7, generation=8, destination_blocks=pack_tokens(range(8)), region=region
     )

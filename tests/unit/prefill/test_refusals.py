@@ -195,7 +195,7 @@ async def test_a_lease_that_does_not_fit_the_prompt_ends_the_attempt(refused: Re
     """The error was only logged, and the request waited for its deadline with the lease and its blocks."""
 
     async def answer(worker: str, message: Reserve) -> WorkerReply:
-        return ReserveReply(granted=True, region=refused.bench.context.region, first_block=99)
+        return ReserveReply(granted=True, region=refused.bench.context.transfers.region, first_block=99)
 
     await refused.run(answer, "d0")
     assert (refused.told.code, refused.told.retryable) == ("worker_failed", True)

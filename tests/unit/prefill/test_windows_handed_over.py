@@ -59,7 +59,7 @@ async def test_what_was_found_goes_back_when_there_is_no_room_and_when_the_write
         pair, pool = Pair(writer, receiver), receiver.pool
         await pair.answer("first", prompt, SHORT)
         job = new_job("again", prompt, LONG, prefill=True)
-        identity, layout = writer.context.identity, writer.context.layout
+        identity, layout = writer.context.identity, writer.context.cache.layout
         question = Reserve(
             job=job, worker=identity.worker, incarnation=identity.incarnation, remaining_ms=60_000, layout=layout
         )

@@ -49,7 +49,7 @@ class Told:
             store=self.registry,  # type: ignore[arg-type]
             settings=WorkerSettings(served_model="m", tokenizer_fingerprint="t", step_targets=StepTargets(7.0, 14.0)),
             fingerprint="f",
-            whole=Whole.of(bench.context.layout, 1000),
+            whole=Whole.of(bench.context.cache.layout, 1000),
         )
 
     def publish(self, digest: bytes) -> list[int]:
@@ -78,10 +78,10 @@ async def test_a_heartbeat_says_what_the_parts_know(told: Told) -> None:
 
 async def test_the_step_target_follows_the_fleet_s_roles(told: Told) -> None:
     await told.heartbeat.beat()
-    assert told.bench.context.budget.target_ms == 14.0
+    assert told.bench.context.passes.budget.target_ms == 14.0
     told.bench.peers.saw(told.bench.state("p"))  # a worker that only prefills
     await told.heartbeat.beat()
-    assert told.bench.context.budget.target_ms == 7.0
+    assert told.bench.context.passes.budget.target_ms == 7.0
 
 
 async def test_the_index_is_told_everything_once_and_then_what_changed(told: Told) -> None:

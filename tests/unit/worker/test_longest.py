@@ -39,7 +39,7 @@ async def test_it_fits_into_the_pool_beside_its_state(
         settings=WorkerSettings(served_model="m", tokenizer_fingerprint=""),
         threads=Threads(HandThread(), HandThread()),
     )
-    assert worker.context.max_model_len == longest
+    assert worker.context.model.max_model_len == longest
     state = worker.heartbeat.state()
     assert (state.max_model_len, state.whole_len) == (longest, engine.max_model_len)
     assert state.whole_kv_mb >= 1
