@@ -17,7 +17,7 @@ from benchmarks.simulate.trace import TRACE_BLOCK, TraceRequest
 from engine.cache.block_pool import BlockPool, OutOfBlocksError
 from engine.step.warm import TIMED_PROMPTS
 from worker.device.costs import PromptCost, pairs_of
-from worker.device.step_policy import StepPolicy
+from worker.device.step_policy import MIN_SLOTS, StepPolicy
 from worker.serving.turns import Turns
 
 POOL_BLOCKS = 58_000 * 16 // TRACE_BLOCK
@@ -119,11 +119,13 @@ class Worker:
     def tokens_beside(self, backlog: int) -> int:
         """Prompt tokens in a pass with the batch. Where even the fewest are too many: a mean over passes with none."""
         token_ms = PREFILL_TOKEN_MS * LOCAL_SLOWDOWN
-        fitting = tokens = int(STEPS.rounding_ratio * (STEP_TARGET_MS - self.step_ms) / token_ms)
-        slots = STEPS.slots(len(self.batch)) if self.batch else STEPS.min_slots
-        tokens += slots - (tokens + slots) % STEPS.tile_tokens - slots
-        pressing = (backlog - STEPS.max_waiting_tokens) // STEPS.backlog_passes
-        fewest = max(int(STEPS.min_turns * STEPS.min_prompt_tokens), min(STEPS.min_prompt_tokens, fitting))
+        fitting = tokens = int(STEPS.sizes.rounding_ratio * (STEP_TARGET_MS - self.step_ms) / token_ms)
+        slots = STEPS.sizes.slots(len(self.batch)) if self.batch else MIN_SLOTS
+        tokens += slots - (tokens + slots) % STEPS.sizes.tile_tokens - slots
+        pressing = (backlog - STEPS.backlog.max_waiting_tokens) // STEPS.backlog.passes
+        fewest = max(
+            int(STEPS.turns.min_share * STEPS.sizes.min_prompt_tokens), min(STEPS.sizes.min_prompt_tokens, fitting)
+        )
         return min(TOKEN_BUDGET, max(fewest, tokens, pressing))
 
     def has_room(self, run: Run) -> bool:
@@ -240,7 +242,7 @@ class Worker:
         self.queued_tokens -= run.uncached
         work_ms = Chunk(run.cached_tokens, run.uncached).work_ms
         rate = run.uncached / work_ms
-        if run.uncached >= STEPS.min_prompt_tokens:
+        if run.uncached >= STEPS.sizes.min_prompt_tokens:
             self.prompt_tokens_per_ms = RATE_MEMORY * self.prompt_tokens_per_ms + (1 - RATE_MEMORY) * rate
             pairs = pairs_of(run.cached_tokens, run.request.prompt_tokens)
             self.prompt_cost.add(run.uncached, pairs, (PREFILL_FIXED_MS + work_ms) / 1000)

@@ -39,7 +39,7 @@ from services.runtime.signals import ending_in_time, until_signalled
 from services.runtime.tracer import open_tracer
 from services.worker.gpu import see_one_gpu
 from services.worker.settings import WorkerServiceSettings
-from worker.device.step_policy import StepPolicy, StepTargets
+from worker.device.step_policy import StepTargets, TargetRatios
 from worker.identity import Identity
 from worker.probe_file import forget
 from worker.settings import WorkerSettings
@@ -70,7 +70,7 @@ async def run(settings: WorkerServiceSettings, roles: Sequence[str], lender: Eng
         engine = await asyncio.to_thread(build_engine, settings, transport, lender)
         targets = StepTargets(settings.step_target_ms)
         if settings.device != "cpu" and not settings.step_target_ms:
-            targets = StepPolicy().targets(engine.pass_ms)
+            targets = TargetRatios().targets(engine.pass_ms)
         async with connect_store(settings.redis()) as store:
             tracer = open_tracer(
                 settings.otlp_endpoint,

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from worker.device.step_policy import StepPolicy
+from worker.device.step_policy import Averaging, StepSizes
 
 FIT_MEMORY = 0.95  # decay of a pass's weight with each later one
 IDLE_WEIGHT = 0.2  # lower after idling: a hot H200 is 10 % slower
@@ -134,11 +134,12 @@ def _products(tokens: float, pairs: float, seconds: float) -> Floats:
 class StepCost:
     """Milliseconds of steps, by slots and prompt tokens."""
 
-    def __init__(self, pass_ms: Mapping[tuple[int, int], float], policy: StepPolicy) -> None:
+    def __init__(self, pass_ms: Mapping[tuple[int, int], float], sizes: StepSizes, averaging: Averaging) -> None:
         """`pass_ms`: timed passes, by slots (0: prompts alone) and prompt tokens."""
         self.bare_ms = 0.0  # average step without prompts; 0 = not measured yet
         self.prompt_tokens_per_s = 0.0  # tokens / added time; 0 = not measured yet
-        self._policy = policy
+        self._sizes = sizes
+        self._averaging = averaging
         self._timed = _by_slots(pass_ms)
         self._num_mixed = 0
         self._attention_ms = 0.0  # added by contexts of whole prompts, on average
@@ -146,19 +147,19 @@ class StepCost:
 
     def add_bare(self, ms: float) -> None:
         """Add a step without prompts."""
-        self.bare_ms = self._policy.smoothed(self.bare_ms, ms)
+        self.bare_ms = self._averaging.smoothed(self.bare_ms, ms)
 
     def add_mixed(self, *, decoding: int, prompt_tokens: int, context: float, seconds: float) -> None:
         """Add a step with prompts. `context`: average positions before a prompt token."""
-        policy = self._policy
-        if prompt_tokens < policy.min_prompt_tokens or not self.bare_ms:
+        sizes = self._sizes
+        if prompt_tokens < sizes.min_prompt_tokens or not self.bare_ms:
             return
-        slots = policy.slots(decoding)
+        slots = sizes.slots(decoding)
         self._measure_attention(slots, prompt_tokens, context, 1000 * seconds)
         # The end of a prompt costs as much as a full tile.
-        filled = -(-(prompt_tokens + slots) // policy.tile_tokens) * policy.tile_tokens - slots
+        filled = -(-(prompt_tokens + slots) // sizes.tile_tokens) * sizes.tile_tokens - slots
         added_s = max(seconds - self.bare_ms / 1000, 0.1 * seconds)
-        self.prompt_tokens_per_s = policy.smoothed(self.prompt_tokens_per_s, filled / added_s)
+        self.prompt_tokens_per_s = self._averaging.smoothed(self.prompt_tokens_per_s, filled / added_s)
 
     def predicted_ms(self, slots: int, context: int | None) -> dict[int, float]:
         """Predicted ms of a step by its prompt tokens, for the timed sizes; empty if there are none.
@@ -179,10 +180,10 @@ class StepCost:
             return
         added_ms = max(0.0, ms - self.bare_ms - (timed[size] - timed[0]))
         self._num_mixed += 1
-        weight = max(self._policy.mean_smoothing, 1 / self._num_mixed)
+        weight = max(self._averaging.mean_smoothing, 1 / self._num_mixed)
         self._attention_ms += weight * (added_ms - self._attention_ms)
-        if context >= self._policy.min_context_tokens:
-            self._attention_ms_per_token = self._policy.smoothed(self._attention_ms_per_token, added_ms / context)
+        if context >= self._averaging.min_context_tokens:
+            self._attention_ms_per_token = self._averaging.smoothed(self._attention_ms_per_token, added_ms / context)
 
 
 def _by_slots(pass_ms: Mapping[tuple[int, int], float]) -> dict[int, dict[int, float]]:

@@ -54,7 +54,7 @@ class PromptBudget:
         self._policy = policy or StepPolicy()
         alone_s = {tokens: ms / 1000 for (slots, tokens), ms in (pass_ms or {}).items() if not slots}
         self.prompt_cost = PromptCost(alone_s)  # passes with prompts alone
-        self.step_cost = StepCost(pass_ms or {}, self._policy)
+        self.step_cost = StepCost(pass_ms or {}, self._policy.sizes, self._policy.averaging)
         self._credit_ms = 0.0
         self._num_decoding = 1  # the newest step's
         self._took_prompts = False  # True if the newest planned step has prompts
@@ -84,7 +84,7 @@ class PromptBudget:
         tokens = self._share(decoding, context=context)[0] if decoding else self._arrival_share()
         if decoding and self._took_prompts and self._credit_ms < 0:
             tokens = 0
-        pressing = (backlog - self._policy.max_waiting_tokens) // self._policy.backlog_passes
+        pressing = (backlog - self._policy.backlog.max_waiting_tokens) // self._policy.backlog.passes
         return min(self.token_budget, max(tokens, pressing))
 
     def planned(self, *, decoding: int, prompt_tokens: int) -> None:
@@ -95,8 +95,8 @@ class PromptBudget:
         """Learn from a finished pass. `after_idling`: the device was idle before it."""
         ms = 1000 * seconds
         if load.decoding:
-            credit_ms = self._credit_ms + self.target_ms - ms
-            self._credit_ms = min(self._policy.max_credit_ms, max(-self._policy.max_debt_ms, credit_ms))
+            turns, credit_ms = self._policy.turns, self._credit_ms + self.target_ms - ms
+            self._credit_ms = min(turns.max_credit_ms, max(-turns.max_debt_ms, credit_ms))
         if not load.prompt_tokens:
             self.step_cost.add_bare(ms)
         elif not load.decoding:
@@ -111,12 +111,12 @@ class PromptBudget:
 
     def _arrival_share(self) -> int:
         """Whole tiles that take about as long as an arriving handoff may wait."""
-        tokens = int(self._policy.arrival_pass_s * self.prompt_cost.average_tokens_per_s)
-        return tokens - tokens % self._policy.tile_tokens or self.token_budget
+        tokens = int(self._policy.backlog.arrival_pass_s * self.prompt_cost.average_tokens_per_s)
+        return tokens - tokens % self._policy.sizes.tile_tokens or self.token_budget
 
     def _share(self, decoding: int, *, context: int | None) -> tuple[int, float]:
         """Prompt tokens for a step of `decoding` sequences, and its predicted ms; 0 ms = not measured yet."""
-        slots = self._policy.slots(decoding)
+        slots = self._policy.sizes.slots(decoding)
         predicted = self.step_cost.predicted_ms(slots, context)
         return self._cheapest(predicted) if predicted else self._by_rate(slots)
 
@@ -128,12 +128,12 @@ class PromptBudget:
 
     def _by_rate(self, slots: int) -> tuple[int, float]:
         """The whole tiles that fit by the measured rate, for batch sizes without timed steps."""
-        policy, bare_ms, rate = self._policy, self.step_cost.bare_ms, self.step_cost.prompt_tokens_per_s
-        tokens = policy.unmeasured_prompt_tokens
+        sizes, bare_ms, rate = self._policy.sizes, self.step_cost.bare_ms, self.step_cost.prompt_tokens_per_s
+        tokens = sizes.unmeasured_prompt_tokens
         if rate:
-            tokens = int(policy.rounding_ratio * (self.target_ms - bare_ms) / 1000 * rate)
-        whole = tokens + slots - (tokens + slots) % policy.tile_tokens - slots
-        tokens = min(self.token_budget, max(policy.min_prompt_tokens, whole))
+            tokens = int(sizes.rounding_ratio * (self.target_ms - bare_ms) / 1000 * rate)
+        whole = tokens + slots - (tokens + slots) % sizes.tile_tokens - slots
+        tokens = min(self.token_budget, max(sizes.min_prompt_tokens, whole))
         return tokens, bare_ms + 1000 * tokens / rate if rate else 0.0
 
     def _turns(self, mixed_ms: float) -> float:
@@ -141,4 +141,4 @@ class PromptBudget:
         if mixed_ms <= self.target_ms:
             return 1.0
         room_ms, added_ms = self.target_ms - self.step_cost.bare_ms, mixed_ms - self.step_cost.bare_ms
-        return max(self._policy.min_turns, min(1.0, room_ms / max(added_ms, 0.001)))
+        return max(self._policy.turns.min_share, min(1.0, room_ms / max(added_ms, 0.001)))

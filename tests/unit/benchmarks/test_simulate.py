@@ -17,7 +17,7 @@ from benchmarks.simulate.policies import least_loaded, prefix_only, round_robin
 from benchmarks.simulate.regret import first_token_ms, regret_ms
 from benchmarks.simulate.run import Simulation, ideal
 from benchmarks.simulate.trace import TraceRequest, a_day, conversations, read_trace, replicate, speed_up
-from worker.device.step_policy import StepPolicy
+from worker.device.step_policy import TargetRatios
 
 
 @pytest.mark.parametrize(("tokens", "milliseconds"), [(512, 13.0), (2048, 48.8), (8192, 219.0)])
@@ -53,7 +53,7 @@ def test_copies_share_no_prefix_and_keep_their_order() -> None:
 
 
 def test_a_simulated_worker_keeps_the_step_target_of_a_real_one() -> None:
-    assert StepPolicy().targets({}).shared_ms == pytest.approx(simulate_fleet.STEP_TARGET_MS, rel=0.01)
+    assert TargetRatios().targets({}).shared_ms == pytest.approx(simulate_fleet.STEP_TARGET_MS, rel=0.01)
 
 
 def test_a_day_has_a_busy_noon_and_another_mix_behind_it() -> None:

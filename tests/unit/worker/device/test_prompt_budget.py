@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from worker.device.prompt_budget import PassLoad, PromptBudget
-from worker.device.step_policy import StepPolicy
+from worker.device.step_policy import StepPolicy, TargetRatios
 
 POLICY = StepPolicy()
 BUDGET = 4096
@@ -160,7 +160,7 @@ def test_a_budget_is_never_above_the_pass_s_tokens_and_a_large_backlog_always_ge
     budget = told(target_ms, history, pass_ms=timed)
     tokens = budget.tokens(backlog, decoding=decoding, context=context)
     assert 0 <= tokens <= BUDGET
-    assert tokens >= min(BUDGET, (backlog - POLICY.max_waiting_tokens) // POLICY.backlog_passes)
+    assert tokens >= min(BUDGET, (backlog - POLICY.backlog.max_waiting_tokens) // POLICY.backlog.passes)
     assert budget.tokens(backlog + 1000, decoding=decoding, context=context) >= tokens
     assert budget.local_tokens_per_s >= 0
 
@@ -172,7 +172,7 @@ def test_credit_and_debt_are_bounded(target_ms: float, history: list[tuple[PassL
     for load, ms in history:
         before = budget.credit_ms
         budget.measured(load, ms / 1000)
-        assert -POLICY.max_debt_ms <= budget.credit_ms <= POLICY.max_credit_ms
+        assert -POLICY.turns.max_debt_ms <= budget.credit_ms <= POLICY.turns.max_credit_ms
         if not load.decoding:
             assert budget.credit_ms == before, "nobody waited for a token"
 
@@ -195,8 +195,8 @@ def test_steps_of_sizes_that_were_not_timed_fill_whole_tiles_or_take_the_fewest_
     budget = told(target_ms, history)
     budget.planned(decoding=decoding, prompt_tokens=0)
     tokens = budget.tokens(decoding=decoding)
-    is_whole = (tokens + POLICY.slots(decoding)) % POLICY.tile_tokens == 0
-    assert is_whole or tokens in (POLICY.min_prompt_tokens, BUDGET)
+    is_whole = (tokens + POLICY.sizes.slots(decoding)) % POLICY.sizes.tile_tokens == 0
+    assert is_whole or tokens in (POLICY.sizes.min_prompt_tokens, BUDGET)
 
 
 @given(targets, histories, timings.filter(lambda timed: (16, 0) in timed and (16, 112) in timed))
@@ -221,7 +221,7 @@ def test_a_worker_that_prefills_alone_computes_prompts_no_slower_than_beside_a_p
     bare_ms: float, slower: float, history: list[tuple[PassLoad, float]]
 ) -> None:
     """The looser of the two targets never leaves less to prompts; so it is for sizes that were not timed."""
-    targets = POLICY.targets({(16, 0): bare_ms})
+    targets = TargetRatios().targets({(16, 0): bare_ms})
     assert targets.alone_ms > targets.shared_ms > bare_ms
     shared, alone = (told(target_ms, history) for target_ms in (targets.shared_ms, targets.alone_ms))
     for budget in (shared, alone):
@@ -231,7 +231,7 @@ def test_a_worker_that_prefills_alone_computes_prompts_no_slower_than_beside_a_p
     assert alone.tokens() >= shared.tokens()
 
 
-@given(step_ms=st.floats(1.0, 7.9), excess_ms=st.floats(0.1, POLICY.max_debt_ms / 2))
+@given(step_ms=st.floats(1.0, 7.9), excess_ms=st.floats(0.1, POLICY.turns.max_debt_ms / 2))
 def test_steps_meet_the_target_on_average_wherever_half_of_them_without_prompts_are_enough(
     step_ms: float, excess_ms: float
 ) -> None:
@@ -240,6 +240,6 @@ def test_steps_meet_the_target_on_average_wherever_half_of_them_without_prompts_
     budget = budget_of(target_ms, step_ms=step_ms, pass_ms={(16, 0): 4.0, (16, 112): 5.0})
     taken = run(budget, step_ms=step_ms, mixed_ms=mixed_ms, steps=400)
     if (step_ms + mixed_ms) / 2 <= target_ms:
-        assert sum(taken) / len(taken) <= target_ms + 2 * POLICY.max_debt_ms / 400
+        assert sum(taken) / len(taken) <= target_ms + 2 * POLICY.turns.max_debt_ms / 400
     else:
         assert taken.count(mixed_ms) == pytest.approx(200, abs=2)

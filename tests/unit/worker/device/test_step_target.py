@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from worker.device.step_policy import StepPolicy, StepTargets
+from worker.device.step_policy import StepTargets, TargetRatios
 
 
 @pytest.mark.parametrize(
@@ -38,6 +38,6 @@ def test_a_target_that_was_asked_for_holds_wherever_prompts_are_computed() -> No
 def test_by_itself_the_target_is_told_by_what_the_device_needs_for_a_bare_step(
     pass_ms: dict[tuple[int, int], float], shared_ms: float, alone_ms: float
 ) -> None:
-    targets = StepPolicy().targets(pass_ms)
+    targets = TargetRatios().targets(pass_ms)
     assert targets.shared_ms == pytest.approx(shared_ms)
     assert targets.alone_ms == pytest.approx(alone_ms)
