@@ -165,7 +165,8 @@ async def real(run: Run) -> None:
                 await cluster.crash(name)
 
             found = await disturbed(cluster, asked, expected, kill)
-            await cluster.again(name)
+            if name:
+                await cluster.again(name)
             kind = f"demo model, kill {number}, -9 {role}"
             run.figure(f"{kind}: requests that moved", found.moved, "requests", better="higher")
             run.count(f"{kind}: other tokens or text than undisturbed", found.different)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ DEMO = Path(__file__).resolve().parents[2] / "demo"
 REAL = {"dtype": "float32", "kv_memory_mb": 32, "max_batch_tokens": 64}  # rounding may not choose other tokens
 MAX_TOKENS, UNDER_WAY = 64, 6  # tokens of an answer, and of each stream when the worker dies
 DEADLINE_S = 60.0
+ROUNDS = 10  # of all requests, until a fault finds streams under way
 STOP_CHARS = 6
 SAMPLED = {"temperature": 0.8, "top_p": 0.9}
 KINDS: dict[str, dict[str, Any]] = {
@@ -102,19 +104,20 @@ async def disturbed(
     expected: dict[str, dict[int, Seen]],
     fault: Callable[[], Awaitable[None]],
 ) -> Disturbed:
-    """Ask everything again, let `fault` happen while every stream is under way, and compare."""
+    """Ask everything again, let `fault` happen while every stream is under way, and compare.
+
+    A small model may end the last stream before the fault reaches its worker: then `moved` is 0.
+    """
     before = (await cluster.metrics()).get(RETRIES, 0.0)
-    outcomes = [Outcome(ask=one, started=time.monotonic()) for one in asked]
     async with httpx.AsyncClient(base_url=cluster.url, timeout=None) as client:
-        asking = [asyncio.create_task(request(client, one.ask, one)) for one in outcomes]
-        async with asyncio.timeout(DEADLINE_S):
-            while not all(_is_under_way(outcome) for outcome in outcomes):
-                await asyncio.sleep(0.005)
-        if all(outcome.is_whole for outcome in outcomes):
-            raise FaultDidNotHappenError("all answers were complete before")
+        outcomes, asking = await _until_under_way(client, asked)
         began = time.monotonic()
-        await fault()
+        striking = asyncio.create_task(fault())
         await asyncio.gather(*asking)
+        if not striking.done():  # it still looks for a worker that has streams
+            striking.cancel()
+        with suppress(asyncio.CancelledError):
+            await striking
     moved = (await cluster.metrics()).get(RETRIES, 0.0) - before
     return Disturbed(
         moved=int(moved),
@@ -128,6 +131,22 @@ async def disturbed(
         errors=dict(checks.errors(outcomes)),
         silence_s=checks.longest_silence(outcomes, began, began + DEADLINE_S),
     )
+
+
+async def _until_under_way(
+    client: httpx.AsyncClient, asked: list[Ask]
+) -> tuple[list[Outcome], list[asyncio.Task[Any]]]:
+    """The outcomes that grow, with a stream among them that hasn't ended. Raises FaultDidNotHappenError after `ROUNDS`."""
+    for _ in range(ROUNDS):
+        outcomes = [Outcome(ask=one, started=time.monotonic()) for one in asked]
+        asking = [asyncio.create_task(request(client, one.ask, one)) for one in outcomes]
+        async with asyncio.timeout(DEADLINE_S):
+            while not all(_is_under_way(outcome) for outcome in outcomes):
+                await asyncio.sleep(0.005)
+        if not all(outcome.is_whole for outcome in outcomes):
+            return outcomes, asking
+        await asyncio.gather(*asking)
+    raise FaultDidNotHappenError(f"all answers were complete before, {ROUNDS} times")
 
 
 RETRIES = 'baton_gateway_events_total{event="retries"}'

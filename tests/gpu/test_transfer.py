@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from benchmarks.handoff.transfer import measure
+from tests.needs import needs
 
 pytestmark = [
     pytest.mark.gpu,
@@ -15,5 +16,7 @@ pytestmark = [
 
 @pytest.mark.parametrize("transport", ["cuda_ipc", "ucx"])
 async def test_what_was_pushed_is_there(transport: str) -> None:
+    if transport == "ucx":
+        needs("ucxx")
     rows = await measure(transport, ["cuda:0", "cuda:0"], (2, 32))
     assert [size for size, *_ in rows] == [2, 32]
