@@ -2,6 +2,7 @@
 
     python -m benchmarks.kernels                the table, within a minute on an H200; also part of `benchmarks.engine`
     python -m benchmarks.kernels --quantised    the same of quantised weights, each format's products and experts
+    python -m benchmarks.kernels --op NAME      implementations of an op side by side: see `ops/command.py`
     TRITON_INTERPRET=1 python -m benchmarks.kernels --errors    errors alone, of quantised weights: by Triton's interpreter
 
 A time is the median of runs with a cold L2 cache. An error is |kernel - exact| / |exact| over a whole output, for attention over
@@ -21,11 +22,12 @@ from benchmarks import environment
 from benchmarks.engine.ceilings import measure_ceilings
 from benchmarks.engine.floors import Ceilings
 from benchmarks.kernels.case import Case, errors
-from benchmarks.kernels.quantised import INTERPRETED, REAL, column_of, quantised_cases
-from benchmarks.results_format import MISSING, Result, number
+from benchmarks.kernels.ops.command import main as compare_implementations
+from benchmarks.kernels.quantised import REAL, print_errors, quantised_cases
+from benchmarks.results_format import Result, number
 from engine.kernels import activation, attention, linear, norm, rope
 from engine.kernels.codes import KINDS, Kind, coded, decoded, numbers_of
-from engine.kernels.device import describe, use_triton
+from engine.kernels.device import describe
 from engine.kernels.mla import mla_attention, opened
 from engine.kernels.sparse import selected_positions, sparse_attention
 
@@ -345,39 +347,16 @@ def _attended(
     return torch.stack(out)
 
 
-@torch.inference_mode()
-def _print_errors() -> int:
-    """Print errors alone. The interpreter computes in float16: it reads some results in bfloat16 as float32."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if not use_triton(torch.empty(0, device=device)):
-        raise SystemExit(f"benchmarks.kernels: {environment.NEEDS_A_CARD}; or --errors TRITON_INTERPRET=1")
-    shape, dtype = (REAL, DTYPE) if device.type == "cuda" else (INTERPRETED, torch.float16)
-    torch.manual_seed(0)
-    for key, fact in environment.describe("benchmarks.kernels", ["--errors"], device).items():
-        print(f"{key}: {fact}")
-    found, roundings = dict[str, dict[str, str]](), []
-    for case in quantised_cases(device, shape, dtype):
-        error, rounding = errors(case, dtype)
-        name, column = column_of(case)
-        found.setdefault(name, {})[column] = f"{error * 1e3:.2f}"
-        roundings.append(rounding * 1e3)
-    columns = list(dict.fromkeys(column for row in found.values() for column in row))
-    bounds = f"{min(roundings):.2f} to {max(roundings):.2f}"
-    print(f"\n| relative error, 1e-3; rounding exact results to {str(dtype)[6:]}: {bounds} | {' | '.join(columns)} |")
-    print("|---|" + "--:|" * len(columns))
-    for name, row in found.items():
-        print(f"| {name} | {' | '.join(row.get(column, MISSING) for column in columns)} |")
-    return 0
-
-
 def main(arguments: Sequence[str]) -> int:
     """Print the table; without a GPU there are only errors."""
+    if any(argument.partition("=")[0] == "--op" for argument in arguments):
+        return compare_implementations(arguments)
     parser = argparse.ArgumentParser(prog="python -m benchmarks.kernels", description=__doc__.splitlines()[0])
     parser.add_argument("--quantised", action="store_true", help="kernels of quantised weights")
     parser.add_argument("--errors", action="store_true", help="only errors, of quantised weights: by the interpreter")
     options = parser.parse_args(arguments)
     if options.errors:
-        return _print_errors()
+        return print_errors()
     device = environment.device_of("benchmarks.kernels", "cuda")
     cases = quantised_cases(device, REAL, DTYPE) if options.quantised else None
     results = measure_kernels(device, measure_ceilings(device, DTYPE, quick=False), cases)

@@ -10,7 +10,10 @@ from dataclasses import dataclass
 
 import torch
 
-from benchmarks.kernels.case import Case
+from benchmarks import environment
+from benchmarks.kernels.case import Case, errors
+from benchmarks.results_format import MISSING
+from engine.kernels.device import use_triton
 from engine.kernels.experts import Choice, Experts, mixture
 from engine.kernels.quantised import fp8, groups
 from engine.kernels.quantised.fp8 import FP8, Fp8Matrix
@@ -195,3 +198,28 @@ def _values(weight: torch.Tensor | Quantised, expert: int | None = None) -> torc
     if isinstance(own, torch.Tensor):
         return own
     return groups.values(own) if isinstance(own, Groups) else own.plain()
+
+
+@torch.inference_mode()
+def print_errors() -> int:
+    """Print errors alone. The interpreter computes in float16: it reads some results in bfloat16 as float32."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if not use_triton(torch.empty(0, device=device)):
+        raise SystemExit(f"benchmarks.kernels: {environment.NEEDS_A_CARD}; or --errors TRITON_INTERPRET=1")
+    shape, dtype = (REAL, torch.bfloat16) if device.type == "cuda" else (INTERPRETED, torch.float16)
+    torch.manual_seed(0)
+    for key, fact in environment.describe("benchmarks.kernels", ["--errors"], device).items():
+        print(f"{key}: {fact}")
+    found, roundings = dict[str, dict[str, str]](), []
+    for case in quantised_cases(device, shape, dtype):
+        error, rounding = errors(case, dtype)
+        name, column = column_of(case)
+        found.setdefault(name, {})[column] = f"{error * 1e3:.2f}"
+        roundings.append(rounding * 1e3)
+    columns = list(dict.fromkeys(column for row in found.values() for column in row))
+    bounds = f"{min(roundings):.2f} to {max(roundings):.2f}"
+    print(f"\n| relative error, 1e-3; rounding exact results to {str(dtype)[6:]}: {bounds} | {' | '.join(columns)} |")
+    print("|---|" + "--:|" * len(columns))
+    for name, row in found.items():
+        print(f"| {name} | {' | '.join(row.get(column, MISSING) for column in columns)} |")
+    return 0
