@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch.nn.functional import gelu, relu, silu
 
-from engine.kernels.twin import twin
+from engine.kernels.device import twin
 
 
 def _gelu_tanh(x: torch.Tensor) -> torch.Tensor:

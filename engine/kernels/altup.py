@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import torch
 
+from engine.kernels.device import twin
 from engine.kernels.norm import rms_norm
-from engine.kernels.twin import twin
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,22 @@
-"""Facts about a kernel's device, and the choice between a kernel's two versions."""
+"""Facts about a kernel's device, and the choice between a kernel's two versions, its twins.
+
+A twin is a function in plain torch, which runs on the CPU and is the reference in tests, or one of the same name and signature
+in Triton, which is imported only where it runs.
+"""
 
 from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, Generic, ParamSpec, TypeVar
 
 import torch
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 _INTERPRET = os.environ.get("TRITON_INTERPRET") == "1"  # Triton's interpreter, for tests on the CPU
 
@@ -36,3 +46,30 @@ def describe(device: torch.device) -> Device:
 def use_triton(x: torch.Tensor) -> bool:
     """True if the Triton version computes this tensor, else plain torch."""
     return x.is_cuda or _INTERPRET
+
+
+class Twin(Generic[P, R]):
+    """Calls the version that computes the first argument, a tensor; `reference` is the plain one."""
+
+    def __init__(self, reference: Callable[P, R], module: str) -> None:
+        self.reference = reference
+        self._module = module
+        self._kernel: Callable[P, R] | None = None
+        functools.update_wrapper(self, reference)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        tensor: Any = args[0]
+        if not use_triton(tensor):
+            return self.reference(*args, **kwargs)
+        if self._kernel is None:
+            self._kernel = getattr(import_module(self._module), self.reference.__name__)
+        return self._kernel(*args, **kwargs)
+
+
+def twin(module: str) -> Callable[[Callable[P, R]], Twin[P, R]]:
+    """Decorate the plain version with the module of the Triton version."""
+
+    def decorate(reference: Callable[P, R]) -> Twin[P, R]:
+        return Twin(reference, module)
+
+    return decorate

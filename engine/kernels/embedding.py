@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from engine.kernels.twin import twin
+from engine.kernels.device import twin
 
 
 @twin("engine.kernels.triton_embedding")

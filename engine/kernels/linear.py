@@ -10,8 +10,7 @@ import torch
 from torch.nn.functional import linear as torch_linear
 
 from engine.kernels.activation import act_and_mul
-from engine.kernels.device import use_triton
-from engine.kernels.twin import twin
+from engine.kernels.device import twin, use_triton
 from engine.processor import has_avx512
 
 

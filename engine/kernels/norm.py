@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from engine.kernels.device import twin
 from engine.kernels.once import constant
-from engine.kernels.twin import twin
 
 
 @twin("engine.kernels.triton_norm")

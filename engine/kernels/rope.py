@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import torch
 
 from engine.kernels.codes import Codes, decoded, encoded
+from engine.kernels.device import twin
 from engine.kernels.norm import rms_norm
 from engine.kernels.once import Once
-from engine.kernels.twin import twin
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,10 +1,9 @@
 """Attention of new tokens to their context in a paged KV cache: variable lengths, chunked prefill, GQA, sliding windows.
 
-Reading order: `plan` (what a pass attends to), `decode_items` and `tiles` (how its work is cut), `dispatch` (which kernel
-computes it), `reference` (the same in plain torch), and one file for each Triton kernel.
+Reading order: `plan` (what a pass attends to), `split` (how its work is cut), `dispatch` (which kernel computes it),
+`reference` (the same in plain torch), and one file for each Triton kernel.
 """
 
-from engine.kernels.attention.decode_items import deal_out, items_at_once, max_items, point
 from engine.kernels.attention.dispatch import copies_in_bulk, needs_qkv, paged_attention, tiling
 from engine.kernels.attention.plan import (
     AttentionBatch,
@@ -17,7 +16,15 @@ from engine.kernels.attention.plan import (
     Scores,
     first_seen,
 )
-from engine.kernels.attention.tiles import LONGEST_STEP, Tiling, deal_out_tiles
+from engine.kernels.attention.split import (
+    LONGEST_STEP,
+    Tiling,
+    deal_out,
+    deal_out_tiles,
+    items_at_once,
+    max_items,
+    point,
+)
 
 __all__ = [
     "LONGEST_STEP",

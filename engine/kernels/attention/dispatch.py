@@ -11,7 +11,7 @@ import torch
 from engine.kernels.attention import on_cpu
 from engine.kernels.attention.hopper_trial import hopper_works, tiles_at_once
 from engine.kernels.attention.plan import AttentionPlan, HeadShape, PrefillPlan, Scores
-from engine.kernels.attention.tiles import LARGE_TILE, SMALL_TILE, Tiling
+from engine.kernels.attention.split import LARGE_TILE, SMALL_TILE, Tiling
 from engine.kernels.codes import Codes
 from engine.kernels.device import describe, use_triton
 from engine.kernels.once import Once

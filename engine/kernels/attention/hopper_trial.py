@@ -10,7 +10,7 @@ import torch
 
 from engine.kernels.attention.plan import Scores
 from engine.kernels.attention.reference import attend_one
-from engine.kernels.attention.tiles import LARGE_TILE, deal_out_tiles
+from engine.kernels.attention.split import LARGE_TILE, deal_out_tiles
 from engine.kernels.device import describe
 from engine.kernels.launch import is_compiling_ahead
 

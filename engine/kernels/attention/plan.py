@@ -71,7 +71,7 @@ class AttentionBatch:
 
 @dataclass(frozen=True, slots=True)
 class DecodeItems:
-    """A decode pass's work from `decode_items.deal_out`. I items, S sequences."""
+    """A decode pass's work from `split.deal_out`. I items, S sequences."""
 
     items: torch.Tensor  # [I, 8] int32, columns as in `deal_out`
     parts: torch.Tensor  # [S, 2] int32: each sequence's first item and number of items
@@ -82,7 +82,7 @@ class PrefillPlan:
     """The prompts of a pass, or parts of them."""
 
     batch: AttentionBatch
-    tiles: torch.Tensor  # [I, 8] int32, columns as in `tiles.deal_out_tiles`
+    tiles: torch.Tensor  # [I, 8] int32, columns as in `split.deal_out_tiles`
     rows: int  # queries of a tile
     at_once: int  # the limit by which `deal_out_tiles` splits tiles
     blocks: torch.Tensor | None  # [I, 2] int32: contexts' block ids and positions; None: no context

@@ -1,7 +1,7 @@
 """Paged attention of one new token a sequence, split over the context: the KV is streamed once, at memory speed.
 
 S sequences, Hq query heads, Hkv key and value heads, G = Hq / Hkv, D head size, B block size, I work items. An item is a run of
-one sequence's positions (`decode_items.deal_out`), so work is even for any lengths. A program streams one item of one key head
+one sequence's positions (`split.deal_out`), so work is even for any lengths. A program streams one item of one key head
 for all G queries of the group, which share the tensor core's rows, with an online softmax (Milakov and Gimelshein, 2018). A
 sequence of one item is written at once; other items' parts go through `_combine` (flash decoding: Dao, Haziza, Massa and
 Sizov, 2023).
@@ -12,8 +12,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from engine.kernels.attention.decode_items import STEP_POSITIONS
 from engine.kernels.attention.plan import Scores
+from engine.kernels.attention.split import STEP_POSITIONS
 from engine.kernels.attention.triton_decode_codes import DECODE_CODES
 from engine.kernels.attention.triton_scores import LOG2_E, softcapped, write_sums
 from engine.kernels.codes import Codes

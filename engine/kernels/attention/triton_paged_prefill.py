@@ -46,7 +46,7 @@ def paged_prefill(
     """Write every row of `out` [T, Hq, D]. A sequence's i-th new token attends to all positions up to its own.
 
     `kv_layer` [num_blocks, 2, B, Hkv, D] holds the new tokens already. `block_table` [S, most blocks] int32. `tiles` [I, 8]
-    int32 of `rows` queries each, a power of two, from `tiles.deal_out_tiles`. `codes`: as in `paged_attention`. `shape` replaces
+    int32 of `rows` queries each, a power of two, from `split.deal_out_tiles`. `codes`: as in `paged_attention`. `shape` replaces
     the one in `SHAPES` or `OF_CODES`.
     """
     num_heads, head_dim = q.shape[1:]

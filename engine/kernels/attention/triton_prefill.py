@@ -12,7 +12,7 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from engine.kernels.attention.plan import Scores
-from engine.kernels.attention.tiles import LONGEST_STEP, SMALL_TILE
+from engine.kernels.attention.split import LONGEST_STEP, SMALL_TILE
 from engine.kernels.attention.triton_scores import LOG2_E, first_seen, softcapped
 from engine.kernels.codes import Codes
 from engine.kernels.codes.triton_codes import FP8, INT8, NUMBERS, bytes_of, kind_of, scales_of, widened
@@ -39,7 +39,7 @@ def prefill(
     """Write every row of `out` [T, Hq, D] for `q` of the same shape, both contiguous.
 
     `keys` and `values` [C, Hkv D]: rows at a regular distance. `tiles` [I, 8] int32 of `rows` queries, from
-    `tiles.deal_out_tiles`.
+    `split.deal_out_tiles`.
     """
     num_heads, head_dim = q.shape[1:]
     step, warps, stages = _shape(head_dim, rows, max_context_len)

@@ -22,8 +22,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from engine.kernels.attention.tiles import HOPPER_STEP as STEP
-from engine.kernels.attention.tiles import LARGE_TILE as ROWS
+from engine.kernels.attention.split import HOPPER_STEP as STEP
+from engine.kernels.attention.split import LARGE_TILE as ROWS
 from engine.kernels.device import describe
 from engine.kernels.launch import Kernel
 

@@ -12,7 +12,7 @@ from torch.nn.functional import softplus
 from engine.kernels.delta.plan import DeltaHeads, StateBatch
 from engine.kernels.delta.rule import unit
 from engine.kernels.delta.walk import walk
-from engine.kernels.twin import twin
+from engine.kernels.device import twin
 
 # Tokens computed at once. Each pair has a decay for each channel, whose ratio across longer tiles is unbounded.
 PIECE = 16

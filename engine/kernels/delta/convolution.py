@@ -6,7 +6,7 @@ import torch
 from torch.nn.functional import silu
 
 from engine.kernels.delta.plan import Channels, StateBatch
-from engine.kernels.twin import twin
+from engine.kernels.device import twin
 
 
 @twin("engine.kernels.delta.triton_convolution")

@@ -6,8 +6,8 @@ import torch
 from torch.nn.functional import silu
 
 from engine.kernels.delta.plan import DeltaHeads
+from engine.kernels.device import twin
 from engine.kernels.norm import rms_norm
-from engine.kernels.twin import twin
 
 
 @twin("engine.kernels.delta.triton_gate")

@@ -11,7 +11,7 @@ from torch.nn.functional import softplus
 
 from engine.kernels.delta.plan import DeltaHeads, StateBatch
 from engine.kernels.delta.walk import walk
-from engine.kernels.twin import twin
+from engine.kernels.device import twin
 
 NORM_EPS = 1e-6
 

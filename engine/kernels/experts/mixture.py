@@ -8,12 +8,12 @@ import torch
 from torch.nn.functional import linear
 
 from engine.kernels.activation import ACTIVATIONS
+from engine.kernels.device import twin
 from engine.kernels.experts.routing import Choice
 from engine.kernels.quantised import slabs
 from engine.kernels.quantised.fp8 import Fp8Matrix
 from engine.kernels.quantised.groups import Groups, dequantised
 from engine.kernels.quantised.slabs import Slabs
-from engine.kernels.twin import twin
 
 Matrices = torch.Tensor | Groups | Fp8Matrix | Slabs  # [E, N, K]; slabs on CPUs alone
 

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import torch
 from torch.nn.functional import linear
 
+from engine.kernels.device import twin
 from engine.kernels.experts.rule import GroupScore, RoutingRule, Score
-from engine.kernels.twin import twin
 
 
 class Choice(NamedTuple):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch.nn.functional import silu
 
+from engine.kernels.device import twin
 from engine.kernels.mamba.heads import MambaHeads
-from engine.kernels.twin import twin
 
 
 @twin("engine.kernels.mamba.triton_gate")

@@ -12,8 +12,8 @@ from torch.nn.functional import softplus
 
 from engine.kernels.delta.plan import StateBatch
 from engine.kernels.delta.walk import walk
+from engine.kernels.device import twin
 from engine.kernels.mamba.heads import MambaHeads
-from engine.kernels.twin import twin
 
 
 @twin("engine.kernels.mamba.triton_scan")

@@ -10,8 +10,8 @@ import torch
 from torch.nn.functional import silu, softplus
 
 from engine.kernels.delta.plan import CARRIED, StateBatch
+from engine.kernels.device import twin
 from engine.kernels.norm import rms_norm
-from engine.kernels.twin import twin
 
 # Tokens of a prompt whose decays are computed at once: more of them exceed the processor's cache.
 PIECE = 8

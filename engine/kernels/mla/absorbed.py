@@ -13,8 +13,8 @@ import torch
 from engine.kernels.attention import AttentionBatch, AttentionPlan, Scores
 from engine.kernels.attention.reference import attend
 from engine.kernels.codes import Codes, decoded, encoded
+from engine.kernels.device import twin
 from engine.kernels.norm import rms_norm
-from engine.kernels.twin import twin
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.kernels.attention.tiles import LARGE_TILE, SMALL_TILE, Tiling
+from engine.kernels.attention.split import LARGE_TILE, SMALL_TILE, Tiling
 from engine.kernels.device import Device
 
 # Multiply-adds a byte of memory traffic (the roofline's ridge) with 16-bit operands: H200 100, A100 80, B200 140.

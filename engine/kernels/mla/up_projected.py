@@ -12,9 +12,9 @@ from torch.nn.functional import linear, scaled_dot_product_attention
 
 from engine.kernels.attention import PrefillPlan
 from engine.kernels.codes import decoded
+from engine.kernels.device import twin
 from engine.kernels.mla.absorbed import Latents
 from engine.kernels.mla.forms import Forms
-from engine.kernels.twin import twin
 
 
 @twin("engine.kernels.mla.triton_up_projected")

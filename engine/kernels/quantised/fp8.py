@@ -13,9 +13,8 @@ import torch
 from torch.nn.functional import linear as torch_linear
 
 from engine.kernels.activation import act_and_mul
-from engine.kernels.device import use_triton
+from engine.kernels.device import twin, use_triton
 from engine.kernels.norm import add_and_norm, rms_norm
-from engine.kernels.twin import twin
 
 FP8 = torch.float8_e4m3fn
 LARGEST = 448.0

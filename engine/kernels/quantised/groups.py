@@ -16,9 +16,8 @@ from torch.nn.functional import linear as torch_linear
 from torch.nn.functional import pad
 
 from engine.kernels.activation import act_and_mul
-from engine.kernels.device import describe, use_triton
+from engine.kernels.device import describe, twin, use_triton
 from engine.kernels.quantised.fp8 import Rounding
-from engine.kernels.twin import twin
 
 # W words a block. Wider planes mean fewer products of more inputs; with 64 words loops run out of registers.
 WORDS = (32, 16)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from engine.kernels.device import twin
 from engine.kernels.sampling.philox import gumbel_noise
 from engine.kernels.sampling.typical import leave_typical
 from engine.kernels.sampling.words import GENERATED, MAX_VOCAB, RowWord, SampledTokens, SamplingInputs, mask_words
-from engine.kernels.twin import twin
 
 
 def choose(logits: torch.Tensor, inputs: SamplingInputs, report: torch.Tensor) -> SampledTokens:

@@ -9,9 +9,9 @@ import torch
 
 from engine.kernels.attention import AttentionPlan
 from engine.kernels.codes import decoded
+from engine.kernels.device import twin
 from engine.kernels.mla import Latents
 from engine.kernels.sparse.selection import sequences_of
-from engine.kernels.twin import twin
 
 ELEMENTS_AT_ONCE = 1 << 22  # elements of latents copied at once, on a CPU
 

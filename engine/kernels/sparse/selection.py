@@ -11,8 +11,8 @@ import torch
 from torch.nn.functional import layer_norm
 
 from engine.kernels.attention import AttentionBatch, AttentionPlan
+from engine.kernels.device import twin
 from engine.kernels.mla import rotate
-from engine.kernels.twin import twin
 
 ELEMENTS_AT_ONCE = 1 << 22  # products of queries and keys, on a CPU
 

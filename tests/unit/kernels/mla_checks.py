@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import torch
 
-from engine.kernels.attention.tiles import LARGE_TILE, SMALL_TILE, Tiling
+from engine.kernels.attention.split import LARGE_TILE, SMALL_TILE, Tiling
 from engine.kernels.codes import KINDS, Kind, decoded, encoded
 from engine.kernels.mla import (
     Forms,

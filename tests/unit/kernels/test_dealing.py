@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.kernels.attention import Tiling, deal_out, deal_out_tiles, items_at_once, max_items, point
-from engine.kernels.attention.tiles import HOPPER_STEP, LARGE_TILE, MIN_STEPS_PER_PART
+from engine.kernels.attention.split import HOPPER_STEP, LARGE_TILE, MIN_STEPS_PER_PART
 from engine.kernels.device import Device
 
 HOPPER = Device(processors=132, has_tma=True, is_hopper=True)

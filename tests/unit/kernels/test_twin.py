@@ -8,12 +8,12 @@ from types import ModuleType
 import pytest
 import torch
 
-from engine.kernels import twin
-from engine.kernels.device import describe
+from engine.kernels import device
+from engine.kernels.device import describe, twin
 
 
 def test_the_plain_version_computes_on_the_cpu_and_its_description_stays() -> None:
-    @twin.twin("nobody.imports.this")
+    @twin("nobody.imports.this")
     def double(x: torch.Tensor, *, more: int = 0) -> torch.Tensor:
         """Twice as much."""
         return 2 * x + more
@@ -26,9 +26,9 @@ def test_the_function_of_the_same_name_computes_where_triton_runs(monkeypatch: p
     kernels = ModuleType("kernels_of_this_test")
     kernels.double = lambda x, *, more=0: (x, more)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, kernels.__name__, kernels)
-    monkeypatch.setattr(twin, "use_triton", lambda x: x.is_floating_point())
+    monkeypatch.setattr(device, "use_triton", lambda x: x.is_floating_point())
 
-    @twin.twin(kernels.__name__)
+    @twin(kernels.__name__)
     def double(x: torch.Tensor, *, more: int = 0) -> object:
         return "plain"
 
@@ -38,8 +38,8 @@ def test_the_function_of_the_same_name_computes_where_triton_runs(monkeypatch: p
 
 
 def test_without_a_gpu_work_is_dealt_out_as_for_an_h200() -> None:
-    device = describe(torch.device("cpu"))
-    assert (device.processors, device.has_tma, device.is_hopper) == (132, False, False)
+    found = describe(torch.device("cpu"))
+    assert (found.processors, found.has_tma, found.is_hopper) == (132, False, False)
 
 
 @pytest.mark.parametrize(
@@ -52,5 +52,5 @@ def test_a_gpu_is_described_by_what_it_says_of_itself(
     properties = type("Properties", (), {"multi_processor_count": processors})
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
-    device = describe.__wrapped__(torch.device("cuda"))
-    assert (device.processors, device.has_tma, device.is_hopper) == (processors, has_tma, is_hopper)
+    found = describe.__wrapped__(torch.device("cuda"))
+    assert (found.processors, found.has_tma, found.is_hopper) == (processors, has_tma, is_hopper)

@@ -1,0 +1,120 @@
+"""The split of attention's work: prompts into tiles of queries, decoding into items of about equal length.
+
+Long contexts are split along the context as well: a tile into parts. Items are data, so a captured graph stays valid.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from engine.arrays import Integers
+from engine.kernels.attention.plan import first_seen
+from engine.kernels.device import Device
+
+SMALL_TILE, LARGE_TILE = 64, 128  # queries of a tile of the prefill kernels
+MAX_FEW_QUERIES = 512  # up to here small tiles keep more of the GPU busy
+HOPPER_STEP = 128  # positions of a loop step of `triton_prefill_hopper`
+LONGEST_STEP = 128  # positions of a loop step of any kernel for prompts
+MIN_STEPS_PER_PART = 4  # loop steps; in shorter parts some queries could have all keys masked
+STEP_POSITIONS = 64  # a loop step of `triton_decode`
+PROGRAMS_PER_PROCESSOR = 2  # at once
+MAX_ROUNDS = 2  # long contexts are split into at most this many waves
+
+
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """The tiling of a model's prompts on a device, see `dispatch.tiling`."""
+
+    few: int  # queries of a tile in a small pass
+    many: int  # queries of a tile in a large pass
+    at_once: int = 0  # concurrent tiles; 0: they are not split into parts
+
+    def rows(self, max_query_len: int, *, behind: bool) -> int:
+        """Queries of a tile; `behind`: large tiles can be split along a context."""
+        return self.many if max_query_len > MAX_FEW_QUERIES or (behind and self.at_once) else self.few
+
+    def deal_out(self, query_len: Integers, context_len: Integers, context_start: Integers, *, rows: int) -> Integers:
+        """`deal_out_tiles`, with parts where the kernel for these rows can combine them."""
+        at_once = self.at_once if rows == self.many else 0
+        return deal_out_tiles(query_len, context_len, context_start, rows=rows, at_once=at_once)
+
+
+def deal_out_tiles(
+    query_len: Integers, context_len: Integers, context_start: Integers, *, rows: int, at_once: int = 0
+) -> Integers:
+    """Split the queries of S sequences into tiles of `rows`, the most work first.
+
+    Returns [I, 8] int32: first row, rows, position of the first row in its context, row of the context's first key, sequence,
+    part, parts. If there are fewer than `at_once` tiles, those with long contexts appear once for each of their parts.
+    """
+    counts = -(-query_len // rows)
+    owner = np.repeat(np.arange(len(counts)), counts)
+    first = (np.arange(len(owner)) - (np.cumsum(counts) - counts)[owner]) * rows
+    tiles = np.zeros((len(owner), 8), dtype=np.int32)
+    tiles[:, 0] = (np.cumsum(query_len) - query_len)[owner] + first
+    tiles[:, 1] = np.minimum(rows, query_len[owner] - first)
+    tiles[:, 2] = (context_len - query_len)[owner] + first
+    tiles[:, 3] = context_start[owner]
+    tiles[:, 4] = owner
+    tiles = tiles[np.argsort(-tiles[:, 2], kind="stable")]
+    steps = -(-(tiles[:, 2] + tiles[:, 1]) // HOPPER_STEP)
+    tiles[:, 6] = np.clip(steps // MIN_STEPS_PER_PART, 1, max(1, at_once // max(1, len(tiles))))
+    parts = np.repeat(tiles, tiles[:, 6], axis=0)
+    parts[:, 5] = np.arange(len(parts)) - np.repeat(np.cumsum(tiles[:, 6]) - tiles[:, 6], tiles[:, 6])
+    return parts
+
+
+def items_at_once(device: Device, num_kv_heads: int) -> int:
+    """Items that the device computes concurrently: one program for each key head."""
+    return PROGRAMS_PER_PROCESSOR * device.processors // num_kv_heads
+
+
+def max_items(num_sequences: int, at_once: int) -> int:
+    """Upper bound of the items that `deal_out` makes of so many sequences."""
+    return num_sequences + MAX_ROUNDS * at_once
+
+
+def deal_out(context_len: Integers, *, window: int, at_once: int) -> tuple[Integers, Integers]:
+    """Split contexts [S] into items of about equal length. Returns the items [I, 8] and parts [S, 2] of `DecodeItems`, int32.
+
+    An item's columns: row of q (-1: nothing to do), first position, end, whether it is its sequence's only item, offset of the
+    block table (`point` fills it in). I is at most `max_items(S, at_once)`.
+    """
+    first = np.maximum(first_seen(context_len - 1, window), 0)
+    lengths = context_len - first
+    counts = _ceil(lengths, _longest_item(lengths, at_once))
+    each = _ceil(_ceil(lengths, counts), STEP_POSITIONS) * STEP_POSITIONS  # even pieces of whole loop steps
+    counts = _ceil(lengths, each)
+    ends = np.cumsum(counts)
+    owner = np.repeat(np.arange(len(counts)), counts)
+    piece = np.arange(ends[-1]) - (ends - counts)[owner]
+    items = np.zeros((len(owner), 8), dtype=np.int32)
+    items[:, 0] = owner
+    items[:, 1] = first[owner] + piece * each[owner]
+    items[:, 2] = np.minimum(items[:, 1] + each[owner], context_len[owner])
+    items[:, 3] = (counts == 1)[owner]
+    return items, np.stack((ends - counts, counts), axis=1).astype(np.int32)
+
+
+def point(items: Integers, first: int, width: int) -> None:
+    """Fill in the items' block tables: contiguous from offset `first`, `width` blocks each."""
+    items[:, 4] = first + items[:, 0] * width
+
+
+def _longest_item(lengths: Integers, at_once: int) -> int:
+    """Positions of an item, in whole loop steps: the split of the longest context with the fewest steps.
+
+    Cost: rounds of `at_once` items, times an item's steps plus one for its start.
+    """
+    steps = -(-int(lengths.max()) // STEP_POSITIONS)
+    most = MAX_ROUNDS * at_once
+    sizes = np.unique(_ceil(np.full(most, steps), np.arange(1, most + 1)))
+    counts = _ceil(lengths[:, None], STEP_POSITIONS * sizes).sum(axis=0)
+    cost = np.where(counts <= len(lengths) + most, _ceil(counts, at_once) * (sizes + 1), np.inf)
+    return STEP_POSITIONS * int(sizes[np.argmin(cost)])
+
+
+def _ceil(values: Integers, divisor: Integers | int) -> Integers:
+    return -(-values // divisor)
