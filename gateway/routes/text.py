@@ -15,9 +15,9 @@ from gateway.answers.catalogue import Served
 from gateway.answers.start import Answers
 from gateway.answers.tokenising import COUNTED_CONTEXTS, largest
 from gateway.answers.tokenizer import ChatTokenizer
+from gateway.dialects.chats import MAX_TOOLS
 from gateway.dialects.openai.messages import MAX_MESSAGES, Message, ToolDefinition, rules_of
 from gateway.dialects.tgi.objects import simple_tokens
-from gateway.dialects.tools import MAX_TOOLS
 from gateway.http.api import ApiPart, fields, post, ref
 from gateway.http.body import BodyLimits, read_fields
 from gateway.http.fields import MAX_TOKEN_IDS, StrictFields, TokenIds

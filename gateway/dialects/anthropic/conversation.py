@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 
 from gateway.dialects.anthropic.blocks import Block, Text, Thinking, ToolResult, ToolUse, joined, system_text
-from gateway.dialects.thinking import thoughts_as
+from gateway.dialects.chats import thoughts_as
 
 Json = dict[str, Any]
 

@@ -11,10 +11,9 @@ from gateway.answers.ask import Conversation, ToolRules
 from gateway.dialects.anthropic.blocks import Text, blocks_of, system_text
 from gateway.dialects.anthropic.conversation import Turn, template_messages
 from gateway.dialects.anthropic.tools import ChosenTool, ClientTool, ignored_fields, rules_of
+from gateway.dialects.chats import MAX_TOOLS, may_think, template_variables
 from gateway.dialects.foreign import Foreign, TranslatedFields, ignored, refused
 from gateway.dialects.stops import MAX_STOPS, STOP_SCHEMA, Stops
-from gateway.dialects.thinking import may_think, template_variables
-from gateway.dialects.tools import MAX_TOOLS
 from gateway.grammars import wanted
 from gateway.grammars.wanted import Wanted
 from gateway.http.fields import Count, LenientFields, Number

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, StrictBool, StrictStr, field_validator, model_validator
 
 from gateway.answers.ask import Tool, ToolRules
-from gateway.dialects.tools import ArgumentsSchema, Mode, Name, tool_rules
+from gateway.dialects.chats import ArgumentsSchema, Mode, Name, tool_rules
 from gateway.http.fields import LenientFields
 
 _SEARCHES = "tool_search_tool_"  # all tools are in the prompt: there is nothing to search

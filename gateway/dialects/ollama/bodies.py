@@ -8,12 +8,11 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, PrivateAttr, StrictBool, StrictInt, StrictStr, model_validator
 
 from gateway.answers.ask import ToolRules
+from gateway.dialects.chats import MAX_TOOLS, template_variables, tool_rules
 from gateway.dialects.foreign import Foreign, TranslatedFields, ignored, refused
 from gateway.dialects.ollama.messages import ONLY_TEXT, OllamaMessage
 from gateway.dialects.ollama.options import OllamaOptions
 from gateway.dialects.openai.messages import MAX_MESSAGES, ToolDefinition
-from gateway.dialects.thinking import template_variables
-from gateway.dialects.tools import MAX_TOOLS, tool_rules
 from gateway.grammars import wanted
 from gateway.grammars.wanted import Wanted
 from gateway.http.fields import MAX_TOKEN_IDS, Number, TokenIds

@@ -17,8 +17,7 @@ from pydantic import (
 )
 
 from gateway.answers.ask import Tool, ToolRules
-from gateway.dialects.thinking import thoughts_as
-from gateway.dialects.tools import ANY_ARGUMENTS, ArgumentsSchema, Mode, Name, tool_rules
+from gateway.dialects.chats import ANY_ARGUMENTS, ArgumentsSchema, Mode, Name, thoughts_as, tool_rules
 from gateway.http.fields import LenientFields, Reading, described
 
 MAX_MESSAGES = 4_096

@@ -18,6 +18,7 @@ from pydantic import (
 
 from gateway.answers.ask import ToolRules
 from gateway.answers.start import MAX_SEQUENCES
+from gateway.dialects.chats import MAX_TOOLS, may_think, template_variables
 from gateway.dialects.foreign import Foreign
 from gateway.dialects.openai.foreign import CHAT, COMPLETIONS
 from gateway.dialects.openai.messages import (
@@ -31,8 +32,6 @@ from gateway.dialects.openai.messages import (
     rules_of,
 )
 from gateway.dialects.openai.shared import INERT, MAX_LOGPROBS, MAX_N, SCHEMAS, UNSUPPORTED, CommonFields
-from gateway.dialects.thinking import may_think, template_variables
-from gateway.dialects.tools import MAX_TOOLS
 from gateway.http.fields import MAX_TOKEN_IDS, Count, ids_read
 
 _CHAT_UNSUPPORTED = UNSUPPORTED | {

@@ -15,14 +15,13 @@ from pydantic import (
     model_validator,
 )
 
+from gateway.dialects.chats import MAX_TOOLS, may_think, template_variables
 from gateway.dialects.openai.messages import CHOICE_SCHEMA
 from gateway.dialects.openai.schema import Effort
 from gateway.dialects.openai.shared import INERT, MAX_LOGPROBS, SCHEMAS, UNSUPPORTED, CommonFields
 from gateway.dialects.responses.history import NOT_KEPT, History
 from gateway.dialects.responses.items import CompactionTrigger, Item, MessageItem, checked_items
 from gateway.dialects.responses.tools import AnyTool, HostedTool, Tools, read_tools
-from gateway.dialects.thinking import may_think, template_variables
-from gateway.dialects.tools import MAX_TOOLS
 from gateway.http.fields import Count, LenientFields, Reading, StrictFields
 from gateway.http.problem import Json
 
