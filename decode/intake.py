@@ -28,7 +28,6 @@ from kvtransfer.digest import block_digests
 from kvtransfer.plan import differences
 from worker.context import RoleContext
 from worker.serving.allocation import blocks_for, cargo_of, publish_computed, sequence_of
-from worker.serving.building import built
 from worker.serving.checks import check_job
 from worker.serving.jobs import Cancelled, Tombstones
 
@@ -223,7 +222,7 @@ class Intake:
             return Refusal.DIGEST
         if not 0 <= message.first_token < self._context.model.vocab_size:
             return Refusal.INVALID
-        await built(self._context.model.grammars, reservation.sequence)
+        await self._context.model.built(reservation.sequence)
         return Refusal.NONE
 
     def _accept(self, reservation: Reservation, message: Handoff) -> None:

@@ -41,7 +41,6 @@ from engine.engine import Chunk, Sampled
 from worker.context import RoleContext
 from worker.roles import CancelReason, Computed, RoleLoad
 from worker.serving.allocation import publish_computed, sequence_of, withdraw
-from worker.serving.building import built
 from worker.serving.checks import check_job
 from worker.serving.jobs import Cancelled, ClaimedJob
 
@@ -123,7 +122,7 @@ class DecodeRole:
             self._context.background.spawn(self._enqueue_when_built(request))
 
     async def _enqueue_when_built(self, request: DecodeRequest) -> None:
-        await built(self._context.model.grammars, request.sequence)
+        await self._context.model.built(request.sequence)
         if request in self._building:  # otherwise it was cancelled
             self._building.remove(request)
             self._enqueue(request)

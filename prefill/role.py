@@ -49,7 +49,6 @@ from worker.serving.allocation import (
     sequence_of,
     withdraw,
 )
-from worker.serving.building import built
 from worker.serving.checks import check_job
 from worker.serving.jobs import Cancelled, ClaimedJob
 
@@ -140,7 +139,7 @@ class PrefillRole:
         self._tasks[request] = self._context.background.spawn(self._serve(request))
 
     async def _wake_when_built(self, request: PrefillRequest) -> None:
-        await built(self._context.model.grammars, request.sequence)
+        await self._context.model.built(request.sequence)
         self._context.passes.wake()
 
     async def _serve(self, request: PrefillRequest) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ from common.peers import Peers
 from common.tracing import Tracer
 from engine.cache.block_pool import BlockPool
 from engine.grammars.grammars import Grammars
+from engine.sequence import Sequence
 from kvtransfer.transport import Transport
 from worker.background import Background
 from worker.device.prompt_budget import PromptBudget
@@ -34,6 +36,12 @@ class ServedModel:
     max_model_len: int  # the longest sequence that fits into the pool
     max_sequences: int
     grammars: Grammars
+
+    async def built(self, sequence: Sequence) -> None:
+        """Return once the sequence's grammar is built or has failed, which its first pass reports; at once without one."""
+        building = self.grammars.prepare(sequence)
+        if building is not None:
+            await asyncio.wait([asyncio.wrap_future(building)])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
