@@ -91,12 +91,12 @@ class Engine:
         if device.type == "cpu":
             torch.set_num_threads(config.num_threads)
         dtype_name = _resolve_dtype(config.dtype, device, model.dtype)
-        model = with_codes(model, config, dtype_name)
+        model = with_codes(model, config.cache, dtype_name)
         dtype = getattr(torch, dtype_name)
         self.config = config
         self.vocab_size = model.vocab_size
         self.max_model_len = _resolve_max_model_len(config.max_model_len, model.max_position_embeddings)
-        model = with_windows(model.within(self.max_model_len), config, dtype_name, self.max_model_len)
+        model = with_windows(model.within(self.max_model_len), config.cache, dtype_name, self.max_model_len)
         if foreign is not None:
             self._decoder: Decoder | ForeignDecoder = foreign.load(model, dtype, device)
             load = _nothing_more

@@ -103,7 +103,7 @@ def _round(options: argparse.Namespace, model: Path, number: int) -> dict[str, d
 def config_of(model: Path, arm: str, **limits: int) -> EngineConfig:
     """The engine of an arm: a dtype, or 8-bit weights."""
     named = {"quantization": arm} if arm == "int8" else {"dtype": arm}
-    return EngineConfig(model=model, **named, **limits)  # type: ignore[arg-type]
+    return EngineConfig.of(model=model, **named, **limits)
 
 
 def dialogues(arm: str) -> dict[str, float]:

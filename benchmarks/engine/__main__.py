@@ -38,7 +38,7 @@ from benchmarks.weights.checkpoint import SHAPES, write_checkpoint
 from benchmarks.weights.drawn import DRAWN, draw_weights, write_config
 from common.pages import KVLayout
 from engine.cache.pages import part_views
-from engine.config import KV_CACHE_DTYPES, EngineConfig
+from engine.config import KV_CACHE_DTYPES, CacheConfig, EngineConfig
 from engine.engine import Engine
 from engine.families import read_model_spec
 from engine.families.quantised import ONLINE
@@ -172,12 +172,14 @@ class Run:
             model=model,
             device=options.device,
             dtype=_dtype(self._device, "auto"),
-            kv_cache_dtype=options.kv_cache_dtype,
             quantization=options.quantization,
-            kv_memory_bytes=options.kv_memory_mb << 20 if options.kv_memory_mb else None,
             max_batch_tokens=options.max_batch_tokens,
             max_sequences=options.max_sequences,
             num_threads=torch.get_num_threads(),
+            cache=CacheConfig(
+                kv_cache_dtype=options.kv_cache_dtype,
+                kv_memory_bytes=options.kv_memory_mb << 20 if options.kv_memory_mb else None,
+            ),
         )
 
     def _measure(self, cell: Cell, bench: Bench) -> None:

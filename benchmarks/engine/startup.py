@@ -46,13 +46,15 @@ def start_process(config: dict[str, object], *, prompt: int, triton_cache: Path)
 
 def _main(config: dict[str, object], prompt: int) -> None:
     from common.messages import SamplingParams
-    from engine.config import EngineConfig
+    from engine.config import CacheConfig, EngineConfig
     from engine.engine import Engine
     from engine.sequence import Sequence
     from engine.step.warm import tables_from
 
     instants = {"imported": time.monotonic()}
-    engine = Engine(EngineConfig(**{**config, "model": Path(str(config["model"]))}))  # type: ignore[arg-type]
+    engine = Engine(
+        EngineConfig(**{**config, "model": Path(str(config["model"])), "cache": CacheConfig(**config["cache"])})
+    )  # type: ignore[arg-type]
     instants["ready"] = time.monotonic()
     num_blocks = -(-prompt // engine.layout.block_size)
     sequence = Sequence(

@@ -32,7 +32,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from benchmarks.environment import ROOT, describe
 from benchmarks.results_format import Result, ResultsPage, notes_of
 from common.messages import MAX_GRAMMAR_CHARS, Grammar, SamplingParams
-from engine.config import EngineConfig
+from engine.config import CacheConfig, EngineConfig
 from engine.engine import Engine
 from engine.grammars.grammars import Grammars
 from engine.groups import Table, entries_of
@@ -77,7 +77,13 @@ def main(arguments: Sequence[str]) -> int:
     _first_masks(page)
     dtype = "float32" if options.device == "cpu" else "auto"
     engine = Engine(
-        EngineConfig(model=options.model, device=options.device, dtype=dtype, num_blocks=ROWS * 48, max_model_len=768)
+        EngineConfig(
+            model=options.model,
+            device=options.device,
+            dtype=dtype,
+            max_model_len=768,
+            cache=CacheConfig(num_blocks=ROWS * 48),
+        )
     )
     _step(page, engine, _stops(options.model))
     return _answers(page, engine, options.model, options.schemas, options.answers) if options.answers else 0

@@ -33,7 +33,7 @@ from benchmarks.environment import ROOT, device_of
 from benchmarks.results_format import Result
 from benchmarks.weights.checkpoint import write_checkpoint
 from benchmarks.weights.drawn import DRAWN
-from engine.config import EngineConfig
+from engine.config import CacheConfig, EngineConfig
 from engine.engine import Engine
 
 SHAPES = {"llama": "llama-small", "mistral": "mistral-small", "qwen2": "qwen2-small", "qwen3": "qwen3-small"}
@@ -122,7 +122,12 @@ def compare(model: Path, name: str, *, device: str, seed: int) -> Agreement:
     """Generate with the engine, then let the reference judge each token."""
     computed = "float32" if device == "cpu" else "auto"
     config = EngineConfig(
-        model=model, device=device, dtype=computed, kv_memory_bytes=1 << 30, max_batch_tokens=256, max_sequences=16
+        model=model,
+        device=device,
+        dtype=computed,
+        max_batch_tokens=256,
+        max_sequences=16,
+        cache=CacheConfig(kv_memory_bytes=1 << 30),
     )
     engine = Engine(config)
     lengths = [min(length, engine.max_model_len - NUM_TOKENS) for length in PROMPT_LENGTHS]

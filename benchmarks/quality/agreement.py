@@ -28,7 +28,7 @@ from benchmarks.environment import ROOT, describe
 from benchmarks.tables import heading, keep, table
 from common.messages import PromptLogprobs, SamplingParams
 from demo.data import dialogue
-from engine.config import EngineConfig
+from engine.config import CacheConfig, EngineConfig
 from engine.engine import Engine
 from engine.kernels.attention import AttentionBatch, Scores
 from engine.kernels.attention.reference import attend
@@ -79,7 +79,8 @@ def arms_of(texts: SequenceOf[str]) -> dict[str, dict[str, Any]]:
 
 def _fields(text: str) -> dict[str, Any]:
     """The changes of an arm, each as its field's type."""
-    kinds = {field.name: field.type for field in dataclasses.fields(EngineConfig)}
+    fields = (*dataclasses.fields(EngineConfig), *dataclasses.fields(CacheConfig))
+    kinds = {field.name: field.type for field in fields if field.name != "cache"}
     pairs = [pair.partition("=")[::2] for pair in text.split(",") if pair]
     if unknown := [name for name, _ in pairs if name not in kinds]:
         raise SystemExit(f"--arm: EngineConfig has no {', '.join(unknown)}")
@@ -89,7 +90,7 @@ def _fields(text: str) -> dict[str, Any]:
 def engine_of(model: Path, device: str, fields: dict[str, Any]) -> Engine:
     """An engine of an arm."""
     return Engine(
-        EngineConfig(
+        EngineConfig.of(
             **{
                 "device": device,
                 "num_blocks": 512,

@@ -42,7 +42,7 @@ from benchmarks.quality import agreement
 from benchmarks.tables import heading, keep, table
 from benchmarks.weights.checkpoint import STD, write_checkpoint
 from common.messages import SamplingParams
-from engine.config import EngineConfig
+from engine.config import CacheConfig, EngineConfig
 from engine.engine import Engine
 from engine.formats.int4 import quantise_groups
 from engine.kernels.quantised import int8
@@ -183,7 +183,10 @@ def with_large_channels(folder: Path) -> None:
 
 def said_by(model: Path) -> list[list[int]]:
     """Texts that the model draws at temperature 1."""
-    engine, draw = Engine(EngineConfig(model=model, num_blocks=256, max_model_len=1024)), random.Random(SEED)
+    engine, draw = (
+        Engine(EngineConfig(model=model, max_model_len=1024, cache=CacheConfig(num_blocks=256))),
+        random.Random(SEED),
+    )
     sequences = []
     for index in range(TEXTS):
         sampling = SamplingParams(temperature=1.0, max_tokens=100_000, seed=SEED + index)
@@ -221,7 +224,7 @@ def _one(model: Path, fields: str, texts: Path) -> dict[str, Any]:
     """Speed and memory first: what they are compared by needs more."""
     asked = {"dtype": "bfloat16", **dict(pair.split("=") for pair in fields.split(",") if pair)}
     is_exact = asked.pop(EXACT, "")
-    config = EngineConfig(model=model, max_model_len=1024, num_blocks=512, **asked)  # type: ignore[arg-type]
+    config = EngineConfig.of(model=model, max_model_len=1024, num_blocks=512, **asked)
     with ExitStack() as stack:
         for module in ("formats.grouped", "families.quantised.gguf") if is_exact else ():
             stack.enter_context(mock.patch(f"engine.model.{module}.multiplies_bytes", return_value=False))

@@ -4,34 +4,34 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from engine.config import KV_CACHE_DTYPES, EngineConfig
+from engine.config import KV_CACHE_DTYPES, CacheConfig
 from engine.kernels.codes import Kind
 from engine.spec.model import LayerSpec, ModelSpec, UnsupportedModelError
 
 
-def with_codes(model: ModelSpec, config: EngineConfig, dtype: str) -> ModelSpec:
-    """Return the model with KV quantised as `config` or, with "auto", the checkpoint asks for.
+def with_codes(model: ModelSpec, cache: CacheConfig, dtype: str) -> ModelSpec:
+    """Return the model with KV quantised as `cache` or, with "auto", the checkpoint asks for.
 
     `dtype` is the one that the model computes in. Raises ValueError, naming the setting, for what can't be kept so.
     """
-    asked = config.kv_cache_dtype
+    asked = cache.kv_cache_dtype
     kind = "fp8" if asked == "auto" and model.quantization.kv_cache == "fp8" else KV_CACHE_DTYPES[asked]
     if asked == "bfloat16" and dtype != "bfloat16":
         raise ValueError(f"kv_cache_dtype = bfloat16, but the model computes in {dtype}: give it dtype = bfloat16")
     if kind is None:
         return model
-    layers = tuple(_with_codes(layer, kind, config) for layer in model.layers)
+    layers = tuple(_with_codes(layer, kind, cache) for layer in model.layers)
     if layers == model.layers and asked != "auto":
         raise UnsupportedModelError(
             f"kv_cache_dtype = {asked} is not supported for this model: no layer keeps keys and values"
-            f"{' but those with a window' if config.kv_cache_dtype_skip_layers else ''}"
+            f"{' but those with a window' if cache.kv_cache_dtype_skip_layers else ''}"
         )
     return replace(model, layers=layers)
 
 
-def _with_codes(layer: LayerSpec, kind: Kind, config: EngineConfig) -> LayerSpec:
+def _with_codes(layer: LayerSpec, kind: Kind, cache: CacheConfig) -> LayerSpec:
     """Quantise keys and values; states stay, since every token changes them."""
     attention = layer.attention
-    if attention is None or (attention.window and config.kv_cache_dtype_skip_layers):
+    if attention is None or (attention.window and cache.kv_cache_dtype_skip_layers):
         return layer
     return layer.with_attention(codes=kind)

@@ -15,7 +15,7 @@ import torch
 
 from common.pages import LANE_BYTES, KVGroup, KVLayout, PagePart
 from common.words import Keeps
-from engine.config import EngineConfig
+from engine.config import CacheConfig, EngineConfig
 from engine.groups import group_of
 from engine.kernels.attention import KeptWindow
 from engine.kernels.delta.plan import KeptState
@@ -54,19 +54,19 @@ def page_parts(model: ModelSpec, dtype: str) -> list[PagePart]:
 def plan_layout(
     model: ModelSpec, config: EngineConfig, dtype: str, *, while_loading: int = 0, longest: int = 0
 ) -> KVLayout:
-    """Return the pool's layout: `config.num_blocks` blocks, or as many as fit into `config.kv_memory_bytes`.
+    """Return the pool's layout: `num_blocks` of `config.cache`, or as many as fit into its `kv_memory_bytes`.
 
     With neither, on a CPU: 256 MiB, or more for one sequence of `longest` tokens where memory is free. On a GPU: as many as
     fit into what weights and a pass leave, or their loading, which takes `while_loading` bytes before there are passes.
     Raises ValueError when no block fits.
     """
-    memory, parts = config.kv_memory_bytes, page_parts(model, dtype)
-    if memory is None and config.num_blocks is None:
+    cache, memory, parts = config.cache, config.cache.kv_memory_bytes, page_parts(model, dtype)
+    if memory is None and cache.num_blocks is None:
         if config.device == "cpu":
-            memory = _cpu_bytes(layout_of(parts, config, DEFAULT_CPU_BYTES), longest)
+            memory = _cpu_bytes(layout_of(parts, cache, DEFAULT_CPU_BYTES), longest)
         else:
             memory = _free_bytes(model, config, while_loading)
-    return layout_of(parts, config, memory or 0)
+    return layout_of(parts, cache, memory or 0, max_model_len=config.max_model_len)
 
 
 def blocks_of_a_sequence(layout: KVLayout, num_tokens: int) -> int:
@@ -89,21 +89,23 @@ def _free_memory() -> int:
         return 0
 
 
-def layout_of(parts: Sequence[PagePart], config: EngineConfig, memory: int) -> KVLayout:
-    """Return a layout of `config.num_blocks` blocks with these parts, or of as many as fit into `memory` bytes.
+def layout_of(
+    parts: Sequence[PagePart], cache: CacheConfig, memory: int, *, max_model_len: int | None = None
+) -> KVLayout:
+    """Return a layout of `cache.num_blocks` blocks with these parts, or of as many as fit into `memory` bytes.
 
     Raises ValueError when no block fits, not a state with a block of tokens, or the wanted context is less than a block.
     """
-    size = config.block_size or block_size(parts)
-    if config.max_model_len is not None and config.max_model_len < size:
+    size = cache.block_size or block_size(parts)
+    if max_model_len is not None and max_model_len < size:
         raise ValueError(
-            f"max_model_len = {config.max_model_len} is less than a block of {size} positions: give a longer --max-model-len"
+            f"max_model_len = {max_model_len} is less than a block of {size} positions: give a longer --max-model-len"
             " or a smaller --block-size"
         )
     tokens = _kept_for_ever(parts)
     block_bytes = _bytes(tokens, size)
     groups = _groups(parts, block_bytes, size)
-    num_blocks = config.num_blocks or memory // block_bytes
+    num_blocks = cache.num_blocks or memory // block_bytes
     if num_blocks <= 0:
         raise ValueError(
             f"{max(memory, 0)} bytes of memory for KV are less than one block of {block_bytes} bytes: give more --kv-memory-mb,"

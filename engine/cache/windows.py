@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from common.pages import PagePart
 from engine.cache.pages import block_size, entry_places, page_parts
-from engine.config import EngineConfig
+from engine.config import CacheConfig
 from engine.groups import Window
 from engine.spec.attention import AttentionSpec
 from engine.spec.model import ModelSpec
@@ -18,26 +18,21 @@ LEAST_LENGTHS = 2  # windows in the longest sequence
 MAX_ENTRY_WASTE = 0.25  # share of a short sequence's bytes that its blocks have more
 
 
-def with_windows(model: ModelSpec, config: EngineConfig, dtype: str, longest: int) -> ModelSpec:
+def with_windows(model: ModelSpec, cache: CacheConfig, dtype: str, longest: int) -> ModelSpec:
     """Return the model with layers that keep no more than the longest window, for sequences of at most `longest` tokens.
 
     It stays as it is where that would not pay, or where blocks are not enough: without layers that see everything, or where
     layers with a window keep different things. Or where somebody wants it to.
     """
     window = max((abs(window) for window in model.windows), default=0)
-    if (
-        config.disable_hybrid_kv_cache_manager
-        or not window
-        or LEAST_LENGTHS * window > longest
-        or not _are_alike(model)
-    ):
+    if cache.disable_hybrid_kv_cache_manager or not window or LEAST_LENGTHS * window > longest or not _are_alike(model):
         return model
     layers = [
         layer.with_attention(keeps=window) if layer.kept and layer.attention and layer.attention.window else layer
         for layer in model.layers
     ]
     changed = replace(model, layers=tuple(layers))
-    return changed if _fits(page_parts(changed, dtype), config.block_size, longest) else model
+    return changed if _fits(page_parts(changed, dtype), cache.block_size, longest) else model
 
 
 def _are_alike(model: ModelSpec) -> bool:

@@ -84,7 +84,7 @@ class FakeEngine:
         self.vocab_size = vocab_size
         self.max_model_len = config.max_model_len or DEFAULT_MAX_MODEL_LEN
         dtype = "float32" if config.dtype == "auto" else config.dtype
-        kind = KV_CACHE_DTYPES[config.kv_cache_dtype]
+        kind = KV_CACHE_DTYPES[config.cache.kv_cache_dtype]
         kept = zip(KINDS[kind] if kind else [dtype], (head_dim, 1), strict=False)
         plain = [PagePart(layers=num_layers, planes=2, heads=num_kv_heads, dim=dim, dtype=part) for part, dim in kept]
         self.layout = _layout(config, parts or plain)
@@ -278,8 +278,8 @@ def _blocks_of_tokens(sequence: Sequence) -> list[int]:
 
 
 def _layout(config: EngineConfig, parts: SequenceOf[PagePart]) -> KVLayout:
-    memory = config.kv_memory_bytes or DEFAULT_CPU_BYTES
-    return layout_of(parts, config, memory)
+    memory = config.cache.kv_memory_bytes or DEFAULT_CPU_BYTES
+    return layout_of(parts, config.cache, memory, max_model_len=config.max_model_len)
 
 
 def _fingerprint(model: str, vocab_size: int, layout: KVLayout) -> str:

@@ -163,7 +163,7 @@ def build_lender(service: str, variables: Mapping[str, str]) -> Engine | None:
 
 def _lending(config: EngineConfig) -> EngineConfig:
     """An engine with the same weights, in its caller's thread alone. Its pool is never written, so it takes no memory."""
-    return replace(config, num_blocks=None, kv_memory_bytes=None, num_threads=1)
+    return replace(config, cache=replace(config.cache, num_blocks=None, kv_memory_bytes=None), num_threads=1)
 
 
 def _vocab_size(model: Path) -> int:

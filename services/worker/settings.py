@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from common.settings import Id
-from engine.config import EngineConfig
+from engine.config import CacheConfig, EngineConfig
 from services.worker.cores import physical_cores
 from services.worker.options import WorkerOptions
 
@@ -33,15 +33,17 @@ class WorkerServiceSettings(WorkerOptions):
             model=self.model,
             device=self.device,
             dtype=self.dtype,
-            kv_cache_dtype=self.kv_cache_dtype,
-            kv_cache_dtype_skip_layers=self.kv_cache_dtype_skip_layers,
-            disable_hybrid_kv_cache_manager=self.disable_hybrid_kv_cache_manager,
-            kv_memory_bytes=self.kv_memory_mb << 20 or None,
-            block_size=self.block_size or None,
             max_model_len=self.max_model_len or None,
             max_batch_tokens=self.max_batch_tokens,
             max_sequences=self.max_sequences,
             num_threads=self.threads or (physical_cores() if self.device == "cpu" else 1),
             model_impl=self.model_impl,
             quantization=self.quantization,
+            cache=CacheConfig(
+                kv_cache_dtype=self.kv_cache_dtype,
+                kv_cache_dtype_skip_layers=self.kv_cache_dtype_skip_layers,
+                disable_hybrid_kv_cache_manager=self.disable_hybrid_kv_cache_manager,
+                kv_memory_bytes=self.kv_memory_mb << 20 or None,
+                block_size=self.block_size or None,
+            ),
         )

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from common.messages import Grammar, SamplingParams
-from engine.config import EngineConfig
+from engine.config import CacheConfig, EngineConfig
 from engine.fake.engine import FakeEngine
 from gateway.answers.detokenizer import Detokenizer, StopMatcher
 from gateway.answers.start import choice_seed
@@ -76,7 +76,7 @@ class Oracle:
     """Answers of the fake device, computed without Baton."""
 
     def __init__(self, model: Path) -> None:
-        self._engine = FakeEngine(EngineConfig(model=model, num_blocks=1))
+        self._engine = FakeEngine(EngineConfig(model=model, cache=CacheConfig(num_blocks=1)))
         self._tokenizer = ChatTokenizer(model)
 
     def answer(self, body: dict[str, Any]) -> dict[int, Seen]:

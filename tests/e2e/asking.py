@@ -12,7 +12,7 @@ import httpx
 from common.bus import NatsBus, NatsSettings, connect_bus
 from common.messages import SamplingParams, WorkerState
 from common.peers import Peers
-from engine.config import EngineConfig
+from engine.config import CacheConfig, EngineConfig
 from engine.fake.engine import FakeEngine
 from tests.e2e.cluster import Cluster
 
@@ -22,7 +22,7 @@ TOKENS = 24
 
 def oracle(model: Path) -> FakeEngine:
     """The fake device that the workers run, to ask what the answer must be."""
-    return FakeEngine(EngineConfig(model=model, kv_memory_bytes=8 << 20))
+    return FakeEngine(EngineConfig(model=model, cache=CacheConfig(kv_memory_bytes=8 << 20)))
 
 
 def expected(model: Path, prompt: list[int], count: int = TOKENS, **sampling: object) -> list[int]:

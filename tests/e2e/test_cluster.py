@@ -14,7 +14,7 @@ import pytest
 import redis.asyncio
 
 from common.messages import SamplingParams
-from engine.config import EngineConfig
+from engine.config import CacheConfig, EngineConfig
 from engine.fake.engine import FakeEngine
 from tests.e2e.asking import FAKE, all_idle, client_of, complete, expected, until, watching
 from tests.e2e.cluster import Cluster
@@ -151,6 +151,6 @@ async def test_a_pool_too_small_for_all_at_once_preempts_and_answers_all(model: 
     async with Cluster(tmp_path, model=model, prefill=1, decode=1, **options) as cluster, client_of(cluster) as client:
         prompts = [[index + 1] * 400 for index in range(24)]
         answers = await asyncio.gather(*(complete(client, prompt, max_tokens=500) for prompt in prompts))
-        engine = FakeEngine(EngineConfig(model=model, kv_memory_bytes=1 << 20))
+        engine = FakeEngine(EngineConfig(model=model, cache=CacheConfig(kv_memory_bytes=1 << 20)))
         params = SamplingParams(max_tokens=500, temperature=0.0)
     assert [answer["tokens"] for answer in answers] == [engine.expected(prompt, 500, params) for prompt in prompts]

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine.config import EngineConfig
+from engine.config import CacheConfig, EngineConfig
 from engine.engine import Engine
 from tests.e2e.asking import until, watching
 from tests.e2e.cluster import Cluster
@@ -118,14 +118,14 @@ async def test_a_checkpoint_of_4_bits_answers_as_what_it_stands_for(tmp_path: Pa
 def own_tokens(kind: str, model: Path, prompts: list[list[int]], num_tokens: int) -> list[list[int]]:
     """Of an engine that computes one prompt after another, each in one pass."""
     torch.set_num_threads(1)
-    engine = Engine(EngineConfig(model=model, num_blocks=80, kv_cache_dtype=kind))
+    engine = Engine(EngineConfig(model=model, cache=CacheConfig(num_blocks=80, kv_cache_dtype=kind)))
     return [Generator(engine).run([new_sequence("a", prompt, max_tokens=num_tokens)])[0] for prompt in prompts]
 
 
 def behind_the_likeliest(kind: str, model: Path, prompts: list[list[int]], answers: list[list[int]]) -> Iterator[float]:
     """How much likelier than each token another was, by an engine that reads prompt and answer in one pass."""
     torch.set_num_threads(1)
-    engine = Engine(EngineConfig(model=model, num_blocks=80, kv_cache_dtype=kind))
+    engine = Engine(EngineConfig(model=model, cache=CacheConfig(num_blocks=80, kv_cache_dtype=kind)))
     for prompt, answer in zip(prompts, answers, strict=True):
         sequence = new_sequence("a", prompt + answer, max_tokens=1, prompt_logprobs=1)
         scored(engine, [sequence])
@@ -158,7 +158,9 @@ async def check(
     assert [tokens for tokens, _ in again] == expected[: len(prompts)]
     assert [tokens for tokens, _ in batch] == expected[len(prompts) :]
     hits = {length: cached for length, (_, cached) in zip(lengths, again, strict=True)}
-    size = Engine(EngineConfig(model=model, num_blocks=80)).layout.block_size  # a large state needs larger blocks
+    size = Engine(
+        EngineConfig(model=model, cache=CacheConfig(num_blocks=80))
+    ).layout.block_size  # a large state needs larger blocks
     assert hits == {length: (length - 1) // size * size for length in lengths}
     assert alone[0][1] == 0
 

@@ -40,7 +40,7 @@ from common.tasks import cancel_all
 from common.tracing import NoTracer
 from common.words import WorkerStatus
 from engine.cache.block_pool import BlockPool
-from engine.config import EngineConfig
+from engine.config import CacheConfig, EngineConfig
 from engine.fake.engine import FakeEngine
 from kvtransfer.local import LocalTransport
 from kvtransfer.transport import Transport
@@ -67,7 +67,9 @@ GATEWAY = "gw"
 def new_fake_engine(num_blocks: int, **options: Any) -> FakeEngine:
     """A fake engine that takes no time. `options`: of `FakeEngine`, and `max_model_len`."""
     max_model_len = options.pop("max_model_len", 60)
-    config = EngineConfig(model=Path("fake"), num_blocks=num_blocks, block_size=BLOCK, max_model_len=max_model_len)
+    config = EngineConfig(
+        model=Path("fake"), max_model_len=max_model_len, cache=CacheConfig(num_blocks=num_blocks, block_size=BLOCK)
+    )
     return FakeEngine(config, sleep=None, **options)
 
 

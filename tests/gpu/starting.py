@@ -6,14 +6,18 @@ import json
 import sys
 from pathlib import Path
 
-from engine.config import EngineConfig
+from engine.config import CacheConfig, EngineConfig
 from engine.engine import Engine
 from tests.compilations import watch
 
 
 def main(model: Path) -> None:
     compiled = watch()
-    Engine(EngineConfig(model=model, device="cuda", dtype="bfloat16", num_blocks=600, max_batch_tokens=4096))
+    Engine(
+        EngineConfig(
+            model=model, device="cuda", dtype="bfloat16", max_batch_tokens=4096, cache=CacheConfig(num_blocks=600)
+        )
+    )
     print(json.dumps(compiled), flush=True)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.config import EngineConfig
+from engine.config import CacheConfig, EngineConfig
 from engine.engine import Engine
 from tests.gpu.waves import WITH_STATES, run_both_ways, run_waves
 from tests.unit.engine.generate import Generator, new_sequence
@@ -35,7 +35,11 @@ def test_states_on_a_gpu_are_those_on_a_cpu(tmp_path: Path) -> None:
     model = WITH_STATES["qwen3_5"].build(tmp_path)
     answers = []
     for device in ("cpu", "cuda"):
-        engine = Engine(EngineConfig(model=model, device=device, dtype="float32", num_blocks=300, max_sequences=8))
+        engine = Engine(
+            EngineConfig(
+                model=model, device=device, dtype="float32", max_sequences=8, cache=CacheConfig(num_blocks=300)
+            )
+        )
         prompts = [[(31 * length + 7 * at + at * at) % 500 + 5 for at in range(length)] for length in (1, 16, 70, 200)]
         sequences = [new_sequence(f"r{index}", prompt, max_tokens=30) for index, prompt in enumerate(prompts)]
         answers.append(
@@ -45,7 +49,9 @@ def test_states_on_a_gpu_are_those_on_a_cpu(tmp_path: Path) -> None:
 
 
 def _check(model: Path, dtype: str, tolerance: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = Engine(EngineConfig(model=model, device="cuda", dtype=dtype, num_blocks=600, max_sequences=32))
+    engine = Engine(
+        EngineConfig(model=model, device="cuda", dtype=dtype, max_sequences=32, cache=CacheConfig(num_blocks=600))
+    )
     plain, replayed = run_both_ways(engine, monkeypatch)
     again = run_waves(engine, monkeypatch, with_graphs=True, like=plain)
     apart = [

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from common.messages import Grammar
-from engine.config import EngineConfig
+from engine.config import CacheConfig, EngineConfig
 from engine.engine import Chunk, Engine, Pass
 from engine.sequence import Sequence
 from tests.unit.engine.generate import Generator, new_sequence
@@ -30,7 +30,9 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def engine() -> Engine:
-    return Engine(EngineConfig(model=DEMO, device=DEVICE, dtype="float16", num_blocks=600, max_sequences=32))
+    return Engine(
+        EngineConfig(model=DEMO, device=DEVICE, dtype="float16", max_sequences=32, cache=CacheConfig(num_blocks=600))
+    )
 
 
 @pytest.mark.parametrize("name", CHECKS)
@@ -73,7 +75,7 @@ def test_two_passes_in_flight_stay_inside_their_grammars(engine: Engine) -> None
 
 
 def test_scores_of_a_prompt_are_the_cpu_s(engine: Engine) -> None:
-    host = Engine(EngineConfig(model=DEMO, dtype="float32", num_blocks=64, num_threads=1))
+    host = Engine(EngineConfig(model=DEMO, dtype="float32", num_threads=1, cache=CacheConfig(num_blocks=64)))
     prompt = [(7 * at + at * at) % 900 + 20 for at in range(150)]
     found = []
     for one in (engine, host):

@@ -14,7 +14,7 @@ from common.peers import Peers
 from common.store import RedisSettings, connect_store
 from common.words import WorkerStatus
 from decode.role import DecodeRole
-from engine.config import EngineConfig
+from engine.config import CacheConfig, EngineConfig
 from engine.fake.engine import FakeEngine
 from kvtransfer.shm import ShmTransport
 from prefill.role import PrefillRole
@@ -58,7 +58,9 @@ async def test_links_are_open_before_a_prefill_worker_is_ready_also_to_workers_h
 async def new_worker(bus: NatsBus, redis_url: str, model: Path, name: str) -> AsyncIterator[Worker]:
     """A worker in this process, not yet running."""
     transport, role = ShmTransport(), name.rpartition("-")[2]
-    engine = FakeEngine(EngineConfig(model=model, kv_memory_bytes=1 << 20), allocate=transport.allocate)
+    engine = FakeEngine(
+        EngineConfig(model=model, cache=CacheConfig(kv_memory_bytes=1 << 20)), allocate=transport.allocate
+    )
     peers = Peers()
     async with connect_store(RedisSettings(url=redis_url), libraries=function_libraries()) as store:
         identity = Identity(name, 7)

@@ -16,7 +16,7 @@ from common import subjects
 from common.messages import Frame, GatewayState, PagePart, SetRoles, Tokens
 from common.peers import Peers
 from decode.role import DecodeRole
-from engine.config import EngineConfig
+from engine.config import CacheConfig, EngineConfig
 from engine.engine import Chunk
 from engine.fake.engine import FakeEngine
 from engine.groups import MARGIN
@@ -316,7 +316,9 @@ class WatchedEngine(FakeEngine):
         parts = node.world.parts
         num_blocks = node.num_blocks + sum(map(_blocks_beside, parts[1:]))
         config = EngineConfig(
-            model=Path("sim"), num_blocks=num_blocks, block_size=BLOCK, max_model_len=node.world.form.context
+            model=Path("sim"),
+            max_model_len=node.world.form.context,
+            cache=CacheConfig(num_blocks=num_blocks, block_size=BLOCK),
         )
         super().__init__(config, vocab_size=VOCAB, parts=parts, sleep=None, allocate=transport.allocate)
         self.fingerprint = "sim"  # whatever the size of the pool

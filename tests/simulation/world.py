@@ -20,7 +20,7 @@ import msgspec
 import decode.role
 from common.errors import DeadlineExceededError, ServingError
 from common.messages import PagePart, SamplingParams
-from engine.config import EngineConfig
+from engine.config import CacheConfig, EngineConfig
 from engine.fake.engine import FakeEngine
 from gateway.admission import supply
 from gateway.request.spec import GenerationSpec
@@ -418,7 +418,9 @@ def oracle(parts: list[PagePart], form: Form) -> FakeEngine:
     """Says what the answers must be."""
     kind = repr((parts, form.context))
     if kind not in _oracles:
-        config = EngineConfig(model=Path("sim"), num_blocks=9, block_size=BLOCK, max_model_len=form.context)
+        config = EngineConfig(
+            model=Path("sim"), max_model_len=form.context, cache=CacheConfig(num_blocks=9, block_size=BLOCK)
+        )
         _oracles[kind] = FakeEngine(config, vocab_size=VOCAB, parts=parts, sleep=None)
     return _oracles[kind]
 

@@ -9,7 +9,7 @@ import torch
 
 from benchmarks.engine.floors import ModelCost
 from benchmarks.weights.drawn import DRAWN, EMBEDDING, draw_weights, write_config
-from engine.config import EngineConfig
+from engine.config import CacheConfig, EngineConfig
 from engine.engine import Engine
 from engine.families import model_spec, read_model_spec
 from tests.unit.benchmarks.tiny import tiny
@@ -47,7 +47,10 @@ def test_a_step_reads_the_experts_that_its_tokens_choose() -> None:
 def test_what_is_quantised_while_loading_is_drawn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, shape: str) -> None:
     tiny(monkeypatch, shape)
     write_config(tmp_path, shape)
-    engine = Engine(EngineConfig(model=tmp_path, num_blocks=8, quantization="fp8", dtype="float32"), load=draw_weights)
+    engine = Engine(
+        EngineConfig(model=tmp_path, quantization="fp8", dtype="float32", cache=CacheConfig(num_blocks=8)),
+        load=draw_weights,
+    )
     q, k, v = products_of(engine._decoder._layers[0])["_qkv"].weight.split((64, 32, 32))
     for weight in (q, k, v):
         assert weight.std() == pytest.approx(0.02, rel=0.3)
@@ -58,7 +61,7 @@ def test_what_is_quantised_while_loading_is_drawn(monkeypatch: pytest.MonkeyPatc
 def test_every_parameter_is_drawn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, shape: str) -> None:
     tiny(monkeypatch, shape)
     write_config(tmp_path, shape)
-    engine = Engine(EngineConfig(model=tmp_path, num_blocks=8, dtype="float32"), load=draw_weights)
+    engine = Engine(EngineConfig(model=tmp_path, dtype="float32", cache=CacheConfig(num_blocks=8)), load=draw_weights)
     weights = engine._decoder.weights
     for name, (destination, *_) in weights.destinations.items():
         if name.endswith("norm.weight"):

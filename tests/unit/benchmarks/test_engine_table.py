@@ -12,7 +12,7 @@ from benchmarks.engine.targets import TARGETS
 from benchmarks.results_format import read_results
 from common.pages import KVLayout, PagePart
 from engine.cache.pages import layout_of
-from engine.config import EngineConfig
+from engine.config import CacheConfig
 
 SMALL = ["--shape", "demo", "--device", "cpu", "--quick", "--commit", "abc"]
 
@@ -71,6 +71,6 @@ def test_layers_with_a_window_count_for_floors_wherever_their_blocks_are() -> No
     part = PagePart(layers=8, planes=2, heads=8, dim=256, dtype="bfloat16")
     plain = KVLayout.of([part], num_blocks=100, block_size=16)
     windowed = PagePart(layers=40, planes=2, heads=8, dim=256, dtype="bfloat16", window=1024)
-    layout = layout_of([part, windowed], EngineConfig(model=Path("any"), num_blocks=100), 0)
+    layout = layout_of([part, windowed], CacheConfig(num_blocks=100), 0)
     assert position_bytes(plain) == 8 * 8192
     assert position_bytes(layout) == 48 * 8192

@@ -25,5 +25,5 @@ def test_the_cells_of_a_cpu(model: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_start_up_to_the_first_token(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    startup._main({"model": str(model), "num_blocks": 200, "num_threads": 1}, 50)
+    startup._main({"model": str(model), "cache": {"num_blocks": 200}, "num_threads": 1}, 50)
     assert list(json.loads(capsys.readouterr().out)) == ["imported", "ready", "first_token"]

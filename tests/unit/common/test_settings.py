@@ -319,9 +319,9 @@ def test_an_engine_is_told_what_the_worker_was() -> None:
 
     engine = settings.sized().engine()
 
-    assert (engine.kv_memory_bytes, engine.block_size, engine.max_model_len) == (3 << 20, 32, 99)
+    assert (engine.cache.kv_memory_bytes, engine.cache.block_size, engine.max_model_len) == (3 << 20, 32, 99)
     assert (engine.num_threads, engine.dtype, engine.max_batch_tokens) == (2, "bfloat16", 512)
-    assert WorkerServiceSettings().sized().engine().kv_memory_bytes is None
+    assert WorkerServiceSettings().sized().engine().cache.kv_memory_bytes is None
 
 
 def test_a_gateway_counts_in_bytes_and_seconds() -> None:

@@ -18,7 +18,7 @@ from safetensors import safe_open
 
 from common.messages import SamplingParams
 from engine.cache.block_pool import BlockPool
-from engine.config import EngineConfig
+from engine.config import CacheConfig, EngineConfig
 from engine.engine import Engine
 from engine.sequence import Sequence
 from gateway.answers.tokenizer import ChatTokenizer
@@ -35,7 +35,7 @@ def tokenizer() -> ChatTokenizer:
 
 @pytest.fixture(scope="module")
 def engine() -> Engine:
-    return Engine(EngineConfig(model=DEMO, kv_memory_bytes=32 << 20))
+    return Engine(EngineConfig(model=DEMO, cache=CacheConfig(kv_memory_bytes=32 << 20)))
 
 
 def test_it_is_small_and_bf16() -> None:

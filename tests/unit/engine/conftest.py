@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.config import EngineConfig
+from engine.config import CacheConfig, EngineConfig
 from engine.engine import Engine
 from tests.models import build_tiny_model
 
@@ -46,7 +46,9 @@ def tiny_engine(tiny_model: Callable[[str], Path]) -> Callable[[str], Engine]:
 
     def engine(family: str) -> Engine:
         if family not in started:
-            started[family] = Engine(EngineConfig(model=tiny_model(family), num_blocks=160), allocate=nan_pool)
+            started[family] = Engine(
+                EngineConfig(model=tiny_model(family), cache=CacheConfig(num_blocks=160)), allocate=nan_pool
+            )
         return started[family]
 
     return engine

@@ -24,7 +24,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from common.pages import KVLayout
-from engine.config import EngineConfig
+from engine.config import CacheConfig, EngineConfig
 from engine.engine import Chunk, Engine
 from engine.step.warm import tables_from
 from tests.unit.engine.generate import Generator, new_sequence
@@ -94,7 +94,7 @@ def launches_of(folder: Path) -> dict[str, list[str]]:
     from engine.kernels import launch
     from engine.model.decoder import Decoder
 
-    engine = Engine(EngineConfig(model=folder, dtype="float16", num_blocks=NUM_BLOCKS))
+    engine = Engine(EngineConfig(model=folder, dtype="float16", cache=CacheConfig(num_blocks=NUM_BLOCKS)))
     forward = Decoder.forward
     found: dict[str, list[str]] = {}
 
@@ -124,7 +124,7 @@ def launches_of(folder: Path) -> dict[str, list[str]]:
 
 def tokens_of(folder: Path) -> list[list[int]]:
     """Greedy tokens behind prompts of several lengths, whole and in chunks, on the CPU."""
-    engine = Engine(EngineConfig(model=folder, num_blocks=NUM_BLOCKS))
+    engine = Engine(EngineConfig(model=folder, cache=CacheConfig(num_blocks=NUM_BLOCKS)))
     prompts = [[(7 * index + length) % 512 for index in range(length)] for length in (1, 17, 40, 70)]
     sequences = [new_sequence(f"r{index}", prompt, max_tokens=16) for index, prompt in enumerate(prompts)]
     whole, parts = sequences[:2], sequences[2:]

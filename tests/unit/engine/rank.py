@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from engine.batch.layout import Packed
-from engine.config import EngineConfig
+from engine.config import CacheConfig, EngineConfig
 from engine.engine import Engine
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -58,7 +58,7 @@ def _receive(stream: BinaryIO) -> bytes | None:
 
 
 def _serve(model: Path, pool: Path, num_blocks: int) -> None:
-    engine = Engine(EngineConfig(model=model, num_blocks=num_blocks, num_threads=1, dtype="float32"))
+    engine = Engine(EngineConfig(model=model, num_threads=1, dtype="float32", cache=CacheConfig(num_blocks=num_blocks)))
     kv = np.fromfile(pool, dtype=np.float32)
     engine.kv.copy_(torch.from_numpy(kv).view(engine.kv.shape))
     answers = sys.stdout.buffer

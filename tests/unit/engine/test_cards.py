@@ -10,7 +10,7 @@ import torch
 
 from benchmarks.weights.drawn import DRAWN
 from engine.cache.pages import blocks_of_a_sequence, plan_layout
-from engine.config import EngineConfig
+from engine.config import CacheConfig, EngineConfig
 from engine.families import model_spec
 from services.runtime.checks import memory
 from services.runtime.checks.finding import Finding
@@ -111,11 +111,11 @@ def test_memory_that_is_asked_for_is_taken_whatever_the_card(
     """So a 24 GB card's pool can be tried on a larger one: 2 GiB are 2 GiB, and one MiB is too little for a block of 70B."""
     free_on(monkeypatch, case)
     spec = model_spec(case.model)
-    config = EngineConfig(**GPU, model=tmp_path, kv_memory_bytes=2 << 30)
+    config = EngineConfig(**GPU, model=tmp_path, cache=CacheConfig(kv_memory_bytes=2 << 30))
     layout = plan_layout(spec, config, "bfloat16")
     assert 0 <= (2 << 30) - layout.num_blocks * layout.block_bytes < layout.block_bytes
     with pytest.raises(ValueError, match="give more --kv-memory-mb"):
-        plan_layout(spec, EngineConfig(**GPU, model=tmp_path, kv_memory_bytes=1 << 18), "bfloat16")
+        plan_layout(spec, EngineConfig(**GPU, model=tmp_path, cache=CacheConfig(kv_memory_bytes=1 << 18)), "bfloat16")
 
 
 @pytest.mark.parametrize("case", CASES, ids=named)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from engine.cache import pages
-from engine.config import EngineConfig
+from engine.config import CacheConfig, EngineConfig
 from engine.engine import Chunk, Engine, InvalidChunkError, Pass
 from engine.families import read_model_spec
 from engine.model.decoder import Decoder
@@ -35,17 +35,17 @@ def test_the_pool_takes_the_given_memory(tiny_model: Callable[[str], Path]) -> N
         asked.append((shape, dtype, device))
         return torch.zeros(shape, dtype=dtype, device=device)
 
-    engine = Engine(EngineConfig(model=tiny_model("qwen3"), num_blocks=3), allocate=allocate)
+    engine = Engine(EngineConfig(model=tiny_model("qwen3"), cache=CacheConfig(num_blocks=3)), allocate=allocate)
     assert asked == [((3, 2, 2, 16, 2, 32), torch.float32, "cpu")]
     assert engine.kv.shape == (3, 2, 2, 16, 2, 32)
     assert engine.layout.block_bytes == engine.kv[0].nbytes
 
 
 def test_the_pool_fills_the_memory_it_is_given(tiny_model: Callable[[str], Path]) -> None:
-    engine = Engine(EngineConfig(model=tiny_model("llama"), kv_memory_bytes=100_000))
+    engine = Engine(EngineConfig(model=tiny_model("llama"), cache=CacheConfig(kv_memory_bytes=100_000)))
     assert engine.layout.num_blocks == 100_000 // engine.layout.block_bytes
     with pytest.raises(ValueError, match="less than one block"):
-        Engine(EngineConfig(model=tiny_model("llama"), kv_memory_bytes=1000))
+        Engine(EngineConfig(model=tiny_model("llama"), cache=CacheConfig(kv_memory_bytes=1000)))
 
 
 def test_a_pool_on_a_cpu_grows_to_hold_one_whole_context_where_memory_is_free(
@@ -59,14 +59,20 @@ def test_a_pool_on_a_cpu_grows_to_hold_one_whole_context_where_memory_is_free(
     assert Engine(EngineConfig(model=tiny_model("llama"))).layout.num_blocks == 200_000 // layout.block_bytes
     monkeypatch.setattr(pages, "_free_memory", lambda: 0)
     assert Engine(EngineConfig(model=tiny_model("llama"))).layout.num_blocks == 100_000 // layout.block_bytes
-    assert Engine(EngineConfig(model=tiny_model("llama"), kv_memory_bytes=50_000)).layout.num_blocks < layout.num_blocks
+    assert (
+        Engine(EngineConfig(model=tiny_model("llama"), cache=CacheConfig(kv_memory_bytes=50_000))).layout.num_blocks
+        < layout.num_blocks
+    )
 
 
 def test_the_models_length_can_be_lowered_only(tiny_model: Callable[[str], Path], engine: Engine) -> None:
     assert engine.max_model_len == 1024
-    assert Engine(EngineConfig(model=tiny_model("llama"), num_blocks=1, max_model_len=50)).max_model_len == 50
+    assert (
+        Engine(EngineConfig(model=tiny_model("llama"), max_model_len=50, cache=CacheConfig(num_blocks=1))).max_model_len
+        == 50
+    )
     with pytest.raises(ValueError, match="max_position_embeddings = 1024"):
-        Engine(EngineConfig(model=tiny_model("llama"), num_blocks=1, max_model_len=2000))
+        Engine(EngineConfig(model=tiny_model("llama"), max_model_len=2000, cache=CacheConfig(num_blocks=1)))
 
 
 def test_nothing_to_do_is_nothing_done(engine: Engine) -> None:
@@ -172,7 +178,7 @@ def test_a_pass_launched_before_the_last_token_is_known_gives_the_same_answer(
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_bfloat16_runs_everywhere(tiny_model: Callable[[str], Path], family: str) -> None:
-    engine = Engine(EngineConfig(model=tiny_model(family), num_blocks=8, dtype="bfloat16"))
+    engine = Engine(EngineConfig(model=tiny_model(family), dtype="bfloat16", cache=CacheConfig(num_blocks=8)))
     assert engine.kv.dtype == torch.bfloat16
     assert engine.layout.dtype == "bfloat16"
     (tokens,) = Generator(engine).run([new_sequence("a", list(range(3, 40)))])
@@ -195,7 +201,9 @@ def test_warming_up_leaves_no_trace(tiny_model: Callable[[str], Path], max_token
     launched: list[int] = []
 
     def generate(*, warm: bool) -> list[list[int]]:
-        engine = Engine(EngineConfig(model=tiny_model("llama"), num_blocks=80, max_batch_tokens=max_tokens))
+        engine = Engine(
+            EngineConfig(model=tiny_model("llama"), max_batch_tokens=max_tokens, cache=CacheConfig(num_blocks=80))
+        )
         if warm:
             launch = engine.launch
 
@@ -215,7 +223,11 @@ def test_warming_up_leaves_no_trace(tiny_model: Callable[[str], Path], max_token
 
 
 def test_prompts_as_long_as_the_model_reads_are_timed(tiny_model: Callable[[str], Path]) -> None:
-    engine = Engine(EngineConfig(model=tiny_model("llama"), num_blocks=64, max_model_len=512, max_batch_tokens=1024))
+    engine = Engine(
+        EngineConfig(
+            model=tiny_model("llama"), max_model_len=512, max_batch_tokens=1024, cache=CacheConfig(num_blocks=64)
+        )
+    )
     times = time_prompts(engine.launch, engine.layout, vocab_size=engine.vocab_size, max_tokens=engine.max_model_len)
     assert list(times) == [256, 512]
 

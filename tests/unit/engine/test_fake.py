@@ -10,7 +10,7 @@ import torch
 from common.messages import SamplingParams
 from common.pages import PagePart
 from engine.cache.pages import entry_views
-from engine.config import EngineConfig
+from engine.config import CacheConfig, EngineConfig
 from engine.engine import Chunk, InvalidChunkError
 from engine.fake.engine import FakeCosts, FakeEngine
 from engine.sequence import Sequence
@@ -34,7 +34,7 @@ STATES = "keys, values and states"
 
 
 def new_engine(dtype: str = "float32", **changes: object) -> FakeEngine:
-    config = EngineConfig(model=Path("fake"), dtype=dtype, num_blocks=32, block_size=16)
+    config = EngineConfig(model=Path("fake"), dtype=dtype, cache=CacheConfig(num_blocks=32, block_size=16))
     return FakeEngine(config, **({"sleep": None} | changes))  # type: ignore[arg-type]
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from engine.cache.pages import plan_layout
-from engine.config import EngineConfig
+from engine.config import CacheConfig, EngineConfig
 from engine.engine import Engine
 from engine.families import read_model_spec
 from engine.kernels.attention import AttentionPlan, deal_out
@@ -173,7 +173,7 @@ class _Plans:
 
 def test_a_pass_lists_prompts_by_their_form(tmp_path: Path) -> None:
     """Chunks arrive in another order. Each tile finds its queries and its context's blocks among those of its form."""
-    engine = Engine(EngineConfig(model=CASES["deepseek_v2"].build(tmp_path), num_blocks=64))
+    engine = Engine(EngineConfig(model=CASES["deepseek_v2"].build(tmp_path), cache=CacheConfig(num_blocks=64)))
     lengths = {"whole": (0, 20), "behind": (64, 5), "decodes": (30, 1), "also whole": (0, 33), "also behind": (48, 3)}
     sequences, blocks = [], iter(range(60))
     for name, (cached, new) in lengths.items():

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 
 from common.messages import Grammar
 from common.words import Finish
-from engine.config import EngineConfig
+from engine.config import CacheConfig, EngineConfig
 from engine.engine import Engine, Sampled
 from engine.fake.engine import FakeEngine
 from engine.grammars.grammars import KEPT, NO_MASKS, Grammars
@@ -46,7 +46,7 @@ def tokenizer(folder: Path) -> Tokenizer:
 
 @pytest.fixture(scope="module", params=[Engine, FakeEngine], ids=["model", "fake"])
 def engine(request: pytest.FixtureRequest, folder: Path) -> Engine:
-    config = EngineConfig(model=folder, num_blocks=256)
+    config = EngineConfig(model=folder, cache=CacheConfig(num_blocks=256))
     return Engine(config) if request.param is Engine else FakeEngine(config, vocab_size=VOCAB_SIZE, sleep=None)
 
 

@@ -42,7 +42,7 @@ def prompt_of(length: int) -> list[int]:
 def engine_of(folder: Path, kind: str, **options: object) -> Engine:
     """Its pool starts full of NaN: what was never written must never matter."""
     nan = partial(torch.full, fill_value=255, dtype=torch.uint8)
-    config = EngineConfig(model=folder, num_blocks=80, kv_cache_dtype=kind, **options)  # type: ignore[arg-type]
+    config = EngineConfig.of(model=folder, num_blocks=80, kv_cache_dtype=kind, **options)
 
     def allocate(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> torch.Tensor:
         pool = nan((*shape[:-1], shape[-1] * dtype.itemsize)).view(dtype)

@@ -23,7 +23,7 @@ from engine.batch.layout import (
     PromptsSize,
     SinglesSize,
 )
-from engine.config import EngineConfig
+from engine.config import CacheConfig, EngineConfig
 from engine.engine import Engine
 from engine.kernels.attention import HeadShape
 from engine.passes import Pass
@@ -105,7 +105,7 @@ def test_what_is_no_packed_pass_is_refused_with_what_is_wrong() -> None:
 
 @pytest.fixture(scope="module")
 def engine() -> Engine:
-    return Engine(EngineConfig(model=MODEL, num_blocks=NUM_BLOCKS, num_threads=1, dtype="float32"))
+    return Engine(EngineConfig(model=MODEL, num_threads=1, dtype="float32", cache=CacheConfig(num_blocks=NUM_BLOCKS)))
 
 
 def test_another_process_computes_the_same_tokens_from_the_bytes(engine: Engine, tmp_path: Path) -> None:

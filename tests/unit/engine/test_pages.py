@@ -28,7 +28,7 @@ from engine.cache.pages import (
     pool_dtype,
     pool_shape,
 )
-from engine.config import EngineConfig
+from engine.config import CacheConfig, EngineConfig
 from engine.families import model_spec
 from engine.weights.parameters import Parameter, Part, Shard, Weights
 from engine.weights.stage import Stage
@@ -37,7 +37,7 @@ from tests.needs import needs
 KEYS = PagePart(layers=3, planes=2, heads=4, dim=8, dtype="bfloat16")
 LATENT = PagePart(layers=2, planes=1, heads=1, dim=24, dtype="float32")
 STATE = PagePart(layers=2, planes=1, heads=4, dim=16, dtype="float32", per_token=False)
-CONFIG = EngineConfig(model=Path("any"), num_blocks=5, block_size=16)
+CONFIG = CacheConfig(num_blocks=5, block_size=16)
 
 
 def pool_of(layout: KVLayout) -> torch.Tensor:
@@ -145,7 +145,7 @@ def test_a_state_that_is_smaller_than_a_block_of_tokens_is_one_block(convolution
     keys = PagePart(layers=6, planes=2, heads=8, dim=64, dtype="bfloat16")
     inputs = PagePart(layers=convolutions, planes=2, heads=1, dim=2048, dtype="bfloat16", per_token=False)
 
-    layout = layout_of([keys, inputs], EngineConfig(model=Path("any")), 1 << 30)
+    layout = layout_of([keys, inputs], CacheConfig(), 1 << 30)
 
     assert (layout.block_size, layout.block_bytes, layout.groups[0].blocks_per_entry) == (16, 196_608, 1)
     assert inputs.block_bytes(1) == convolutions * 8192

@@ -63,7 +63,7 @@ def test_a_restarted_sequence_computes_all_its_known_tokens_again() -> None:
 @pytest.mark.parametrize("limit", ["num_blocks", "block_size", "max_batch_tokens", "max_model_len", "num_threads"])
 def test_a_limit_that_is_not_positive_is_refused_by_name(limit: str, tmp_path: object) -> None:
     with pytest.raises(ValueError, match=limit):
-        EngineConfig(model=tmp_path, **{limit: 0})  # type: ignore[arg-type]
+        EngineConfig.of(model=tmp_path, **{limit: 0})
 
 
 def test_an_unknown_dtype_is_refused(tmp_path: object) -> None:

@@ -9,7 +9,7 @@ import torch
 
 from common.pages import PagePart
 from engine.cache.pages import layout_of, page_parts
-from engine.config import EngineConfig
+from engine.config import CacheConfig, EngineConfig
 from engine.engine import Engine
 from engine.families import model_spec
 from engine.spec.model import UnsupportedModelError
@@ -33,7 +33,7 @@ def engine_of(folder: Path, size: int) -> Engine:
     def full_of_nan(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> torch.Tensor:
         return torch.full(shape, 255, dtype=dtype, device=device)  # all ones: NaN in every format
 
-    config = EngineConfig(model=folder, num_blocks=3200 // size, block_size=size)
+    config = EngineConfig(model=folder, cache=CacheConfig(num_blocks=3200 // size, block_size=size))
     return Engine(config, allocate=full_of_nan)
 
 
@@ -173,7 +173,7 @@ def test_a_published_config_is_read_and_its_states_have_blocks_of_their_own() ->
         PagePart(layers=30, planes=1, heads=32, dim=128 * 128, dtype="float32", per_token=False),
         PagePart(layers=30, planes=3, heads=1, dim=8192, dtype="bfloat16", per_token=False),
     ]
-    layout = layout_of(parts, EngineConfig(model=Path("any")), 80 << 30)
+    layout = layout_of(parts, CacheConfig(), 80 << 30)
     assert (layout.block_size, layout.groups[0].blocks_per_entry, layout.block_bytes) == (128, 30, 128 * 20480)
     context = -(-32_000 // layout.block_size) + layout.groups[0].blocks_per_entry
     assert context * layout.block_bytes == 734_003_200  # 2.7 GB with a state in every block of 1,024

@@ -18,7 +18,7 @@ from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRotary
 
 from common.pages import PagePart
 from engine import families
-from engine.config import EngineConfig
+from engine.config import CacheConfig, EngineConfig
 from engine.engine import Engine
 from engine.families.meta import read_llama
 from engine.families.reading import Fields
@@ -97,7 +97,9 @@ def prompt_of(length: int, seed: int = 0) -> list[int]:
 
 def engine_of(folder: Path) -> Engine:
     nan = partial(torch.full, fill_value=255, dtype=torch.uint8)  # NaN: what was never written must never matter
-    return Engine(EngineConfig(model=folder, num_blocks=80), allocate=lambda shape, dtype, device: nan(shape))
+    return Engine(
+        EngineConfig(model=folder, cache=CacheConfig(num_blocks=80)), allocate=lambda shape, dtype, device: nan(shape)
+    )
 
 
 def test_each_layer_finds_its_part_of_a_block(folder: Path) -> None:

@@ -14,7 +14,7 @@ import transformers
 from common.pages import PagePart
 from engine.cache.pages import entry_places, layout_of, page_parts
 from engine.cache.windows import with_windows
-from engine.config import EngineConfig
+from engine.config import CacheConfig, EngineConfig
 from engine.engine import Engine, InvalidChunkError
 from engine.families import model_spec
 from engine.groups import Group, group_of
@@ -36,7 +36,7 @@ def case_of(name: str) -> Case:
 
 
 def started(folder: Path, **options: Any) -> Engine:
-    return Engine(EngineConfig(model=folder, num_blocks=96, **options))
+    return Engine(EngineConfig.of(model=folder, num_blocks=96, **options))
 
 
 @pytest.fixture(scope="module", params=["gemma3", "gpt_oss", "llama4-chunks"])
@@ -121,11 +121,11 @@ def test_an_entry_that_went_too_early_is_missed(tmp_path: Path) -> None:
 )
 def test_a_long_sequence_of_published_models(name: str, window_blocks: int, today: float, ours: float) -> None:
     """As docs/kv.md says."""
-    config, num_tokens = EngineConfig(model=Path(name)), 32_000
+    cache, num_tokens = CacheConfig(), 32_000
     model = model_spec(PUBLISHED[name])
     before, after = (
-        layout_of(page_parts(each, "bfloat16"), config, 64 << 30)
-        for each in (model, with_windows(model, config, "bfloat16", model.max_position_embeddings))
+        layout_of(page_parts(each, "bfloat16"), cache, 64 << 30)
+        for each in (model, with_windows(model, cache, "bfloat16", model.max_position_embeddings))
     )
     [group] = after.groups
     assert (before.groups, group.blocks_per_entry) == ((), window_blocks)
@@ -146,7 +146,7 @@ def test_a_long_sequence_of_published_models(name: str, window_blocks: int, toda
 def test_where_windows_would_not_pay_all_stays_as_it_was(name: str, longest: int) -> None:
     config = case_of(name).config_object().to_dict()
     model = model_spec(config | {"architectures": [case_of(name).architecture()]})
-    assert with_windows(model, EngineConfig(model=Path(name)), "float32", longest) is model
+    assert with_windows(model, CacheConfig(), "float32", longest) is model
 
 
 def test_a_pass_names_no_entry_that_its_tokens_do_not_read() -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from common.words import Keeps
-from engine.config import EngineConfig
+from engine.config import CacheConfig, EngineConfig
 from engine.engine import Engine
 from tests.unit.engine import hybrid_windows
 from tests.unit.engine.by_hand import NAN
@@ -26,7 +26,7 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Engine, 
     """A prefill worker's and a decode worker's."""
     folder = hybrid_windows.build(tmp_path_factory.mktemp("both"))
     with hybrid_windows.windows():
-        config = EngineConfig(model=folder, num_blocks=200)
+        config = EngineConfig(model=folder, cache=CacheConfig(num_blocks=200))
         yield Engine(config), Engine(config)
 
 
@@ -35,7 +35,9 @@ def answers(engines: tuple[Engine, Engine]) -> dict[int, list[int]]:
     """Greedy tokens by the prompt's length, each computed by one pass over all before it, whose windows stay whole."""
     folder = Path(engines[0].config.model)
     with hybrid_windows.windows():
-        alone = Engine(EngineConfig(model=folder, num_blocks=200, disable_hybrid_kv_cache_manager=True))
+        alone = Engine(
+            EngineConfig(model=folder, cache=CacheConfig(num_blocks=200, disable_hybrid_kv_cache_manager=True))
+        )
     assert [group.keeps for group in alone.layout.groups] == [Keeps.STATE]
     found = dict[int, list[int]]()
     for length in LENGTHS:

@@ -16,7 +16,7 @@ import torch
 from decode.scheduler import DecodeScheduler
 from engine import groups
 from engine.cache.block_pool import BlockPool
-from engine.config import EngineConfig
+from engine.config import CacheConfig, EngineConfig
 from engine.engine import Chunk, Engine, Sampled
 from engine.sequence import Sequence
 from tests.unit.decode.scheduling import make_request
@@ -52,7 +52,8 @@ class Served:
         layout = ample.layout
         beside, checkpoints = layout.blocks_beside(ample.max_model_len), 2 * BlockPool.of(layout).fixed
         config = EngineConfig(
-            model=ample.config.model, num_blocks=rng.choice([8, 10, 14]) + beside + rng.choice([0, 5]) + checkpoints
+            model=ample.config.model,
+            cache=CacheConfig(num_blocks=rng.choice([8, 10, 14]) + beside + rng.choice([0, 5]) + checkpoints),
         )
         self.engine = Engine(config, lender=ample)
         self.pool = PoisonedPool.of(self.engine.layout)
@@ -114,7 +115,7 @@ def ample(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     case = next(case for case in (*CASES, hybrid_windows.CASE) if case.name == request.param)
     folder = case.build(tmp_path_factory.mktemp("served"))
     with hybrid_windows.windows() if case is hybrid_windows.CASE else contextlib.nullcontext():
-        yield Engine(EngineConfig(model=folder, num_blocks=400))
+        yield Engine(EngineConfig(model=folder, cache=CacheConfig(num_blocks=400)))
 
 
 def test_answers_are_those_of_an_ample_pool(ample: Engine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import msgspec
 
@@ -13,7 +12,7 @@ from common.peers import Peers
 from common.words import Keeps
 from engine.cache.block_pool import BlockPool
 from engine.cache.pages import layout_of
-from engine.config import EngineConfig
+from engine.config import CacheConfig
 from gateway.placement.agreement import Agreement
 from gateway.placement.ledger import PlacementRequest, room_for
 from gateway.placement.placer import Placer
@@ -27,7 +26,7 @@ from worker.serving.allocation import admit, cover, grow, publish_computed
 
 KEYS = PagePart(layers=1, planes=2, heads=1, dim=8, dtype="float32")
 WINDOW = PagePart(layers=3, planes=2, heads=1, dim=8, dtype="float32", window=50)
-CONFIG = EngineConfig(model=Path("any"), num_blocks=100)
+CONFIG = CacheConfig(num_blocks=100)
 PLAIN = KVLayout.of([KEYS], num_blocks=100, block_size=16)
 WINDOWED = layout_of([KEYS, WINDOW], CONFIG, 0)
 BLOCK, SEEN = 16, 4  # columns that the first token of a block sees behind itself

@@ -28,7 +28,7 @@ from unittest import mock
 import torch
 from triton.runtime import driver
 
-from engine.config import EngineConfig
+from engine.config import CacheConfig, EngineConfig
 from engine.engine import Engine
 from engine.families import read_model_spec
 from engine.formats.fp8 import FP8_WHILE_LOADING, Fp8, Scales
@@ -207,9 +207,8 @@ def passes(case: Case, kv_cache_dtype: str = "auto", format: Format | None = Non
         asked = EngineConfig(
             model=Path(folder),
             dtype="bfloat16",
-            num_blocks=NUM_BLOCKS,
             max_model_len=case.max_model_len,
-            kv_cache_dtype=kv_cache_dtype,
+            cache=CacheConfig(num_blocks=NUM_BLOCKS, kv_cache_dtype=kv_cache_dtype),
         )
         engine = Engine(asked, load=lambda weights, folder: None)
         for parts in PASSES.values():

@@ -178,7 +178,7 @@ class Program:
         with tempfile.TemporaryDirectory() as folder:
             model = self.build(Path(folder))
             with dry(launches) as card, mock.patch("engine.engine.read_model_spec", read):
-                compute(Engine(EngineConfig(model=model, device="cuda", **sizes | self.asked), **more), card)
+                compute(Engine(EngineConfig.of(model=model, device="cuda", **sizes | self.asked), **more), card)
 
 
 def of_case(case: Case, format: Format | None = None, **asked: Any) -> Program:

@@ -17,7 +17,7 @@ import torch
 from engine.batch.batch import batch_of
 from engine.batch.layout import FIELDS, GraphSize, Packed
 from engine.cache.pages import entry_views, part_views
-from engine.config import EngineConfig
+from engine.config import CacheConfig, EngineConfig
 from engine.engine import Engine
 from engine.groups import Group, Table, extend
 from engine.kernels import device
@@ -47,7 +47,9 @@ PASSES: tuple[tuple[tuple[tuple[int, int], ...], GraphSize], ...] = (
 def interpret(folder: str) -> None:
     """For `interpreter`: all passes with a checkpoint; behind a bar, what keys and values are kept as."""
     model, _, kind = folder.partition("|")
-    asked = EngineConfig(model=Path(model), dtype="float16", num_blocks=BLOCKS, kv_cache_dtype=kind or "auto")
+    asked = EngineConfig(
+        model=Path(model), dtype="float16", cache=CacheConfig(num_blocks=BLOCKS, kv_cache_dtype=kind or "auto")
+    )
     loaded = Engine(asked)
     over_latents = any(heads.forms is not None for heads in loaded._runner._limits.attention)
     assert all(copies_in_bulk(part) for part in part_views(loaded.kv, loaded.layout) if part.dtype == torch.float16), (
@@ -76,7 +78,7 @@ def _check_pass(loaded: Engine, limits: Limits, shares: tuple[tuple[int, int], .
         if part.dtype == torch.uint8:
             part.random_(0, 256)  # int8
         else:
-            scale = 0.01 if loaded.config.kv_cache_dtype == "int8" else 1.0  # int8's scales
+            scale = 0.01 if loaded.config.cache.kv_cache_dtype == "int8" else 1.0  # int8's scales
             part.copy_(scale * torch.randn(part.shape).abs() if scale < 1 else torch.randn(part.shape))
     for kept, blocks in _kept(loaded, chunks, KeptState):
         kept[blocks] = torch.randn(kept[blocks].shape).to(kept.dtype)

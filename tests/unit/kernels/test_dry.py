@@ -21,7 +21,7 @@ from tests.needs import needs
 
 needs("triton")
 
-from engine.config import EngineConfig
+from engine.config import CacheConfig, EngineConfig
 from engine.engine import Engine
 from engine.kernels import triton_norm
 from tests.gpu.waves import WITH_STATES, run_both_ways
@@ -55,10 +55,8 @@ def test_scales_of_the_smallest_blocks_begin_anywhere(tmp_path: Path) -> None:
                 model=model,
                 device="cuda",
                 dtype="bfloat16",
-                num_blocks=300,
-                block_size=1,
-                kv_cache_dtype="int8",
                 **FEW_GRAPHS,
+                cache=CacheConfig(num_blocks=300, block_size=1, kv_cache_dtype="int8"),
             )
         )
     assert launches.count > 500
@@ -72,7 +70,11 @@ def test_graphs_with_states_are_replayed(family: str, tmp_path: Path, monkeypatc
     model, launches = WITH_STATES[family].build(tmp_path), dry.Launches(token=5)
     with dry.dry(launches):
         run_both_ways(
-            Engine(EngineConfig(model=model, device="cuda", dtype="float16", num_blocks=600, max_sequences=32)),
+            Engine(
+                EngineConfig(
+                    model=model, device="cuda", dtype="float16", max_sequences=32, cache=CacheConfig(num_blocks=600)
+                )
+            ),
             monkeypatch,
         )
     assert launches.count > 500

@@ -44,9 +44,10 @@ def test_what_keys_and_values_are_kept_as_has_the_same_names_everywhere(tmp_path
         assert get_args(WorkerServiceSettings.model_fields[name].annotation) == choices
     words = ["--model", str(tmp_path), "--kv-cache-dtype", "int8_per_token_head"]
     words += ["--kv-cache-dtype-skip-layers", "sliding_window", "--disable-hybrid-kv-cache-manager"]
-    config = load_settings(WorkerServiceSettings, command="worker", arguments=words, environment={}).sized().engine()
-    assert (config.kv_cache_dtype, config.kv_cache_dtype_skip_layers) == ("int8_per_token_head", "sliding_window")
-    assert config.disable_hybrid_kv_cache_manager
+    settings = load_settings(WorkerServiceSettings, command="worker", arguments=words, environment={}).sized()
+    cache = settings.engine().cache
+    assert (cache.kv_cache_dtype, cache.kv_cache_dtype_skip_layers) == ("int8_per_token_head", "sliding_window")
+    assert cache.disable_hybrid_kv_cache_manager
 
 
 @pytest.mark.parametrize("build", [lambda folder: build_tiny_model(folder / "tiny", "llama"), hybrids.QWEN_3_5.build])

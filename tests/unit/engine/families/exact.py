@@ -49,7 +49,7 @@ class Bench:
         with without_towers():
             self._reference = network.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
         self._logprobs: dict[tuple[int, ...], torch.Tensor] = {}
-        config = EngineConfig(
+        config = EngineConfig.of(
             model=model, num_blocks=NUM_BLOCKS, max_model_len=case.max_model_len, model_impl=case.model_impl, **options
         )
         self._engines = Engine(config, allocate=_full_of_nan), Engine(config, allocate=_full_of_nan)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from engine.cache.pages import layout_of, page_parts
-from engine.config import EngineConfig
+from engine.config import CacheConfig
 from engine.families import model_spec
 from engine.formats.dense import DENSE
 from engine.formats.packed import Awq, Gptq
@@ -47,7 +46,7 @@ def test_a_field_more_is_refused(name: str) -> None:
 def test_states_fill_their_blocks(name: str, block_size: int, state_blocks: int) -> None:
     """As docs/kv.md says of some."""
     parts = page_parts(model_spec(PUBLISHED[name]), "bfloat16")
-    layout = layout_of(parts, EngineConfig(model=Path(name)), 8 << 30)
+    layout = layout_of(parts, CacheConfig(), 8 << 30)
     assert (layout.block_size, layout.groups[0].blocks_per_entry) == (block_size, state_blocks)
     needed = sum(part.block_bytes(1) for part in parts if not part.per_token)
     assert needed <= state_blocks * layout.block_bytes <= 1.25 * needed

@@ -36,7 +36,7 @@ class Form:
 
 def answer(folder: Path, **config: Any) -> list[int]:
     """What an engine says to a prompt."""
-    engine = Engine(EngineConfig(model=folder, num_blocks=24, **config))
+    engine = Engine(EngineConfig.of(model=folder, num_blocks=24, **config))
     return Generator(engine).run([new_sequence("one", PROMPT)])[0]
 
 

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from engine.checkpoint.fingerprint import model_fingerprint
 from engine.checkpoint.safetensors import CheckpointError
-from engine.config import EngineConfig
+from engine.config import CacheConfig, EngineConfig
 from engine.engine import Engine
 from engine.families import read_model_spec
 from engine.families.quantised import METHODS, ONLINE, compressed_tensors, modelopt
@@ -250,7 +250,8 @@ def test_weights_are_quantised_while_they_are_loaded(
 
 def test_settings_that_change_keys_and_values_change_the_fingerprint(tiny_model: Tiny) -> None:
     engines = [
-        Engine(EngineConfig(model=tiny_model("llama"), num_blocks=8, quantization=name)) for name in ("auto", "fp8")
+        Engine(EngineConfig(model=tiny_model("llama"), quantization=name, cache=CacheConfig(num_blocks=8)))
+        for name in ("auto", "fp8")
     ]
     assert engines[0].fingerprint == model_fingerprint(tiny_model("llama"))
     assert engines[0].fingerprint != engines[1].fingerprint

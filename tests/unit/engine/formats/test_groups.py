@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine.checkpoint.fingerprint import model_fingerprint
-from engine.config import EngineConfig
+from engine.config import CacheConfig, EngineConfig
 from engine.engine import Engine
 from engine.formats import grouped
 from engine.formats.grouped import Grouped, WhenLoaded, serving
@@ -139,7 +139,7 @@ def test_rows_of_8_bits_have_another_fingerprint_than_the_groups(
     for multiplies in (False, True):
         monkeypatch.setattr(grouped, "multiplies_bytes", partial(bool, multiplies))
         caplog.clear()
-        engine = Engine(EngineConfig(model=folder, num_blocks=8, dtype="bfloat16"))
+        engine = Engine(EngineConfig(model=folder, dtype="bfloat16", cache=CacheConfig(num_blocks=8)))
         prints[multiplies] = engine.fingerprint
         told = [vars(record) for record in caplog.records if record.message == "engine.weights_changed"]
         assert [line["differing"] for line in told] == ([{ROUNDED: 8}] if multiplies else [])
@@ -149,7 +149,7 @@ def test_rows_of_8_bits_have_another_fingerprint_than_the_groups(
 @pytest.mark.parametrize("quantization", ["int4", "fp8"])
 def test_experts_that_stay_plain_have_another_fingerprint(quantization: str, tmp_path: Path) -> None:
     """Where kernels multiply them they are rounded."""
-    config = EngineConfig(model=MOE.build(tmp_path / "moe"), num_blocks=8, quantization=quantization)
+    config = EngineConfig(model=MOE.build(tmp_path / "moe"), quantization=quantization, cache=CacheConfig(num_blocks=8))
     engine = Engine(config)
     assert set(engine._decoder.weights.differing) == {"experts left plain"}
     assert engine.fingerprint != model_fingerprint(config.model, [f"quantization={quantization}"])

@@ -37,7 +37,7 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 def engine(folder: Path, **config: Any) -> Engine:
-    return Engine(EngineConfig(model=folder, num_blocks=64, **{"quantization": "int8", **config}))
+    return Engine(EngineConfig.of(model=folder, num_blocks=64, **{"quantization": "int8", **config}))
 
 
 def prompt(seed: int, length: int) -> list[int]:

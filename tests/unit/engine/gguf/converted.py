@@ -18,7 +18,7 @@ import gguf
 import torch
 from safetensors.torch import load_file
 
-from engine.config import EngineConfig
+from engine.config import CacheConfig, EngineConfig
 from engine.engine import Engine
 from tests.gguf_files import blocks_of
 from tests.unit.engine.families.exact import prompt_of
@@ -44,7 +44,7 @@ Tensors = dict[str, torch.Tensor]
 
 def answer(model: Path) -> tuple[list[int], list[float]]:
     """Eight tokens, and the logprobs of the likeliest twenty of each."""
-    engine = Engine(EngineConfig(model=model, num_blocks=64, dtype="float32"))
+    engine = Engine(EngineConfig(model=model, dtype="float32", cache=CacheConfig(num_blocks=64)))
     generator = Generator(engine, chunk_size=23)
     (tokens,) = generator.run([new_sequence("one", prompt_of(40), max_tokens=8, logprobs=20)])
     found = [sampled.logprobs for sampled in generator.results["one"] if sampled is not None]

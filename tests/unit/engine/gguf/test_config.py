@@ -21,7 +21,7 @@ from engine.checkpoint.encodings import encoding_of
 from engine.checkpoint.fingerprint import model_fingerprint
 from engine.checkpoint.gguf_names import stored_in_gguf
 from engine.checkpoint.safetensors import CheckpointError, StoredTensor
-from engine.config import EngineConfig
+from engine.config import CacheConfig, EngineConfig
 from engine.engine import Engine
 from engine.families import model_spec, read_model_spec
 from engine.families.gguf import config_of_header
@@ -126,7 +126,7 @@ def test_weights_of_another_shape_are_named(folder: Path, tmp_path: Path) -> Non
     whole = write_gguf(folder, tmp_path / "whole.gguf")
     file = changed(whole, tmp_path / "changed.gguf", llama__feed_forward_length=128)
     with pytest.raises(CheckpointError, match=r"mlp.down_proj.weight has shape \[64, 96\].* asks for \[64, 128\]"):
-        Engine(EngineConfig(model=file, num_blocks=8))
+        Engine(EngineConfig(model=file, cache=CacheConfig(num_blocks=8)))
 
 
 def test_parts_are_one_model(folder: Path, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from common.model.files import GENERATION_CONFIG, TOKENIZER, TOKENIZER_CONFIG, r
 from common.model.gguf import GgufHeader, GgufTensor, read_header
 from engine.checkpoint.gguf_names import stored_in_gguf
 from engine.checkpoint.safetensors import CheckpointError
-from engine.config import EngineConfig
+from engine.config import CacheConfig, EngineConfig
 from engine.engine import Engine
 from engine.families import model_spec
 from engine.families.gguf import config_of_header
@@ -63,7 +63,7 @@ def start(file: Path) -> None:
     refusals = []
     for read in (
         *(partial(read_file, file, name) for name in FILES),
-        partial(Engine, EngineConfig(model=file, num_blocks=8)),
+        partial(Engine, EngineConfig(model=file, cache=CacheConfig(num_blocks=8))),
     ):
         try:
             read()
@@ -117,7 +117,7 @@ def test_a_size_that_the_file_can_not_hold_takes_no_memory(tmp_path: Path, entry
     with pytest.raises(
         ValueError, match=r" of the shape \[.*\], by config.json .* more than the checkpoint's files can"
     ):
-        Engine(EngineConfig(model=file, num_blocks=8))
+        Engine(EngineConfig(model=file, cache=CacheConfig(num_blocks=8)))
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_metadata_of_another_model_is_named(tmp_path: Path, entry: str, value: i
     whole = write_gguf(build_tiny_model(tmp_path / "model", "llama"), tmp_path / "whole.gguf")
     file = changed(whole, tmp_path / "changed.gguf", **{f"llama__{entry}": value})
     with pytest.raises(CheckpointError, match=refusal):
-        Engine(EngineConfig(model=file, num_blocks=8))
+        Engine(EngineConfig(model=file, cache=CacheConfig(num_blocks=8)))
 
 
 @pytest.mark.parametrize("shape", [(2**20,), (2**20, 1, 1)])

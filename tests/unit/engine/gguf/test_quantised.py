@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine.config import EngineConfig
+from engine.config import CacheConfig, EngineConfig
 from engine.engine import Engine
 from engine.families import read_model_spec
 from engine.families.quantised import gguf as quantised
@@ -211,10 +211,10 @@ def test_a_cpu_takes_rows_of_8_bits_where_they_are_fast(
     assert read_model_spec(mixed, dtype="auto").quantization.name == ("int8" if is_fast else "")
     assert read_model_spec(mixed, dtype="float32").quantization.name == ""
     if is_fast:
-        engine = Engine(EngineConfig(model=mixed, num_blocks=8))
+        engine = Engine(EngineConfig(model=mixed, cache=CacheConfig(num_blocks=8)))
         assert isinstance(products_of(engine._decoder._layers[0])["_qkv"], Int8Linear)
-        floats = Engine(EngineConfig(model=mixed, num_blocks=8, dtype="float32"))
-        asked_for = Engine(EngineConfig(model=mixed, num_blocks=8, quantization="int8"))
+        floats = Engine(EngineConfig(model=mixed, dtype="float32", cache=CacheConfig(num_blocks=8)))
+        asked_for = Engine(EngineConfig(model=mixed, quantization="int8", cache=CacheConfig(num_blocks=8)))
         assert engine.fingerprint == asked_for.fingerprint != floats.fingerprint
 
 
@@ -226,7 +226,7 @@ def test_what_is_decoded_is_told_with_counts(
         monkeypatch.setattr(quantised, name, lambda: True)
     kinds = {"": "Q8_0", "attn_v": "IQ4_XS"}
     file = write_gguf(LLAMA.build(tmp_path / "model"), tmp_path / "model.gguf", kind=kinds)
-    Engine(EngineConfig(model=file, num_blocks=8, dtype=dtype))
+    Engine(EngineConfig(model=file, dtype=dtype, cache=CacheConfig(num_blocks=8)))
     (line,) = (vars(record) for record in caplog.records if record.message == "engine.weights_changed")
     assert (line["decoded"], line["dtype"]) == ({"IQ4_XS": 2, "Q8_0": 14}, dtype)
 
