@@ -136,11 +136,29 @@ class Call(Protocol[Body]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Dialect:
-    """The paths, the place of clients' keys, and the form of errors.
+class DialectPaths:
+    """The paths of a dialect, by method.
 
     A path may have parameters: `/v2/models/{model}/infer`, or `{model:path}` where slashes may be in one. Those of an endpoint or
-    a call become fields of the body. The dialect also owns the paths below its own and below `prefixes`: it writes their errors.
+    a call become fields of the body. The dialect also owns the paths below these and below `prefixes`: it writes their errors.
+    """
+
+    endpoints: Mapping[str, Endpoint[Any]] = field(default_factory=dict)  # path -> endpoint of its POST
+    calls: Mapping[str, Call[Any]] = field(default_factory=dict)  # path -> call of its POST
+    deletes: Mapping[str, Call[Any]] = field(default_factory=dict)  # path -> call of its DELETE
+    views: Mapping[str, View] = field(default_factory=dict)  # path -> view of its GET
+    open_paths: tuple[str, ...] = ()  # views without a key
+    prefixes: tuple[str, ...] = ()
+
+    @property
+    def answered(self) -> tuple[str, ...]:
+        return (*self.endpoints, *self.calls, *self.deletes, *self.views)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Dialect:
+    """An HTTP API: its paths, the place of clients' keys, and the form of errors.
+
     Where dialects own the same path, it goes to the first that `recognises` the request's headers, else to the one that has no
     such rule.
     """
@@ -149,17 +167,8 @@ class Dialect:
     api: ApiPart  # the OpenAPI part of its paths
     error: Callable[[Problem, str], tuple[int, Json]]  # status and body, for a request's id
     key: KeyForm = BEARER
-    endpoints: Mapping[str, Endpoint[Any]] = field(default_factory=dict)  # path -> endpoint of its POST
-    calls: Mapping[str, Call[Any]] = field(default_factory=dict)  # path -> call of its POST
-    deletes: Mapping[str, Call[Any]] = field(default_factory=dict)  # path -> call of its DELETE
-    views: Mapping[str, View] = field(default_factory=dict)  # path -> view of its GET
-    open_paths: tuple[str, ...] = ()  # views without a key
-    prefixes: tuple[str, ...] = ()
+    paths: DialectPaths
     recognises: Callable[[Mapping[str, str]], bool] | None = None  # by headers
     id_header: str = ""  # carries the request's id, in addition to x-request-id
     unpack: Callable[[bytes, Mapping[str, str]], bytes] | None = None  # converts a body to JSON, by the headers
     idle_event: bytes = b""  # keeps a silent stream alive
-
-    @property
-    def paths(self) -> tuple[str, ...]:
-        return (*self.endpoints, *self.calls, *self.deletes, *self.views)

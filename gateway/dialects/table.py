@@ -59,18 +59,20 @@ class DialectTable:
         self.ignores_unknown = ignores_unknown
         self.entries: dict[str, Entry] = {}
         self.views: dict[str, dict[Dialect, View]] = {}
-        self._open = {path for dialect in dialects for path in dialect.open_paths}
+        self._open = {path for dialect in dialects for path in dialect.paths.open_paths}
         _check(dialects)
         for dialect in dialects:
-            for path, view in dialect.views.items():
+            for path, view in dialect.paths.views.items():
                 self.views.setdefault(path, {})[dialect] = view
-            for path, endpoint in dialect.endpoints.items():
+            for path, endpoint in dialect.paths.endpoints.items():
                 self.entries[path] = Entry(
                     dialect=dialect, path=told_path(path), endpoint=endpoint, ignores_unknown=ignores_unknown
                 )
         self._generating = ByPath(self.entries)
-        self._owners = ByPath(_grouped([(path, one) for one in dialects for path in one.paths]))
-        below = [(path.partition("/{")[0], one) for one in dialects for path in (*one.paths, *one.prefixes)]
+        self._owners = ByPath(_grouped([(path, one) for one in dialects for path in one.paths.answered]))
+        below = [
+            (path.partition("/{")[0], one) for one in dialects for path in (*one.paths.answered, *one.paths.prefixes)
+        ]
         self._owners_below = _grouped([(root, one) for root, one in below if root != "/"])  # every path is below it
 
     @property
@@ -149,14 +151,14 @@ def _check(dialects: Sequence[Dialect]) -> None:
     known: dict[tuple[str, str], Dialect] = {}
     written: dict[str, str] = {}
     for dialect in dialects:
-        claims = [("POST", path) for path in (*dialect.endpoints, *dialect.calls)]
-        claims += [("DELETE", path) for path in dialect.deletes]
-        claims += [("GET", path) for path in dialect.views if dialect.recognises is None]
+        claims = [("POST", path) for path in (*dialect.paths.endpoints, *dialect.paths.calls)]
+        claims += [("DELETE", path) for path in dialect.paths.deletes]
+        claims += [("GET", path) for path in dialect.paths.views if dialect.recognises is None]
         for claim in claims:
             if claim in known:
                 raise ValueError(f"{claim[1]}: claimed by both {known[claim].name} and {dialect.name}")
             known[claim] = dialect
-        for path in dialect.paths:
+        for path in dialect.paths.answered:
             first = written.setdefault(re.sub(r"\{\w+", "{", path), path)
             if first != path:
                 raise ValueError(f"{path} of {dialect.name} is another's {first}: name the parameters the same")

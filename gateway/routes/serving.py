@@ -57,8 +57,8 @@ class ServingRoutes:
         }
         calls, deletes = dict[str, Handler](), dict[str, Handler]()
         for dialect in dialects.dialects:
-            calls |= self._calls(dialect, dialect.calls)
-            deletes |= self._calls(dialect, dialect.deletes)
+            calls |= self._calls(dialect, dialect.paths.calls)
+            deletes |= self._calls(dialect, dialect.paths.deletes)
         self.routes = Routes(
             gets={path: partial(self._show, views) for path, views in dialects.views.items()},
             posts=generating | calls,

@@ -8,7 +8,7 @@ from gateway.dialects.anthropic.events import PING
 from gateway.dialects.anthropic.messages import CountTokens, Messages
 from gateway.dialects.anthropic.objects import error_object, status_of
 from gateway.dialects.anthropic.schema import CountTokensRequest, MessagesRequest
-from gateway.dialects.dialect import Dialect
+from gateway.dialects.dialect import Dialect, DialectPaths
 from gateway.dialects.unserved import Refused, RefusedRequest
 from gateway.http.api import JSON, ApiPart, fields, get, post, ref
 from gateway.http.problem import Json, NotKeptError, Problem
@@ -45,14 +45,16 @@ def _error(problem: Problem, request_id: str) -> tuple[int, Json]:
 DIALECT = Dialect(
     name="anthropic",
     key=KEY,
-    endpoints={MESSAGES: Messages()},
-    calls={COUNT: CountTokens(), BATCHES: _NO_BATCHES},
-    views={
-        MODELS: models.listed,
-        f"{MODELS}/{{model:path}}": models.one,
-        BATCHES: _NO_BATCHES.view,
-        f"{BATCHES}/{{rest:path}}": _NO_BATCHES.view,
-    },
+    paths=DialectPaths(
+        endpoints={MESSAGES: Messages()},
+        calls={COUNT: CountTokens(), BATCHES: _NO_BATCHES},
+        views={
+            MODELS: models.listed,
+            f"{MODELS}/{{model:path}}": models.one,
+            BATCHES: _NO_BATCHES.view,
+            f"{BATCHES}/{{rest:path}}": _NO_BATCHES.view,
+        },
+    ),
     recognises=lambda headers: "anthropic-version" in headers,
     id_header="request-id",
     idle_event=PING,

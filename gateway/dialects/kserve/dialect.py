@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import StrictBool
 
 from gateway.answers.start import Answers
-from gateway.dialects.dialect import Asked, Call, Dialect, Endpoint, View
+from gateway.dialects.dialect import Asked, Call, Dialect, DialectPaths, Endpoint, View
 from gateway.dialects.kserve import objects
 from gateway.dialects.kserve.binary import unpacked
 from gateway.dialects.kserve.generate import Generate, GenerateRequest
@@ -135,10 +135,12 @@ DIALECT = Dialect(
     name="kserve",
     api=_api(),
     error=_error,
-    endpoints={path: endpoint for below, endpoint in _ENDPOINTS for path in of_models(below)},
-    calls={**_CALLS, **_REFUSED},
-    views=_views(),
-    open_paths=(f"{ROOT}/health/live", f"{ROOT}/health/ready"),
-    prefixes=(ROOT,),
+    paths=DialectPaths(
+        endpoints={path: endpoint for below, endpoint in _ENDPOINTS for path in of_models(below)},
+        calls={**_CALLS, **_REFUSED},
+        views=_views(),
+        open_paths=(f"{ROOT}/health/live", f"{ROOT}/health/ready"),
+        prefixes=(ROOT,),
+    ),
     unpack=unpacked,
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.dialects.dialect import Dialect
+from gateway.dialects.dialect import Dialect, DialectPaths
 from gateway.dialects.llamacpp.bodies import InfillRequest, LlamaCompletionRequest
 from gateway.dialects.llamacpp.completions import COMPLETION, INFILL
 from gateway.dialects.llamacpp.objects import error_object
@@ -32,9 +32,11 @@ def _error(problem: Problem, request_id: str) -> tuple[int, Json]:
 DIALECT = Dialect(
     name="llama.cpp",
     key=BEARER,
-    endpoints={**dict.fromkeys(COMPLETIONS, COMPLETION), INFILL_PATH: INFILL},
-    calls={APPLY_TEMPLATE: ApplyTemplate(), CONTROL: Control()},
-    views={PROPS: props, SLOTS: slots},
+    paths=DialectPaths(
+        endpoints={**dict.fromkeys(COMPLETIONS, COMPLETION), INFILL_PATH: INFILL},
+        calls={APPLY_TEMPLATE: ApplyTemplate(), CONTROL: Control()},
+        views={PROPS: props, SLOTS: slots},
+    ),
     error=_error,
     api=ApiPart(
         paths={

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.dialects.dialect import Dialect
+from gateway.dialects.dialect import Dialect, DialectPaths
 from gateway.dialects.ollama import models
 from gateway.dialects.ollama.bodies import OllamaChatRequest, OllamaGenerateRequest
 from gateway.dialects.ollama.chat import Chat
@@ -41,11 +41,13 @@ def _error(problem: Problem, request_id: str) -> tuple[int, Json]:
 DIALECT = Dialect(
     name="ollama",
     key=BEARER,
-    endpoints={CHAT: Chat(), GENERATE: Generate()},
-    calls={SHOW: Show(), PULL: Pull(), **REFUSED},
-    deletes={DELETE: Refused(_MADE_ELSEWHERE, about_served=True)},
-    views={TAGS: models.tags, LOADED: models.loaded, VERSION: models.version},
-    prefixes=("/api",),
+    paths=DialectPaths(
+        endpoints={CHAT: Chat(), GENERATE: Generate()},
+        calls={SHOW: Show(), PULL: Pull(), **REFUSED},
+        deletes={DELETE: Refused(_MADE_ELSEWHERE, about_served=True)},
+        views={TAGS: models.tags, LOADED: models.loaded, VERSION: models.version},
+        prefixes=("/api",),
+    ),
     error=_error,
     api=ApiPart(
         paths={

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gateway.answers.start import Answers, ModelCard
-from gateway.dialects.dialect import Asked, Dialect
+from gateway.dialects.dialect import Asked, Dialect, DialectPaths
 from gateway.dialects.openai import azure
 from gateway.dialects.openai.chat import Chat
 from gateway.dialects.openai.completions import Completions
@@ -50,9 +50,11 @@ def _error(problem: Problem, request_id: str) -> tuple[int, Json]:
 DIALECT = Dialect(
     name="openai",
     key=BEARER,
-    endpoints={CHAT: Chat(), COMPLETIONS: Completions(), **azure.ENDPOINTS},
-    views={MODELS: _listed, f"{MODELS}/{{model:path}}": _one},
-    prefixes=("/v1", "/openai"),
+    paths=DialectPaths(
+        endpoints={CHAT: Chat(), COMPLETIONS: Completions(), **azure.ENDPOINTS},
+        views={MODELS: _listed, f"{MODELS}/{{model:path}}": _one},
+        prefixes=("/v1", "/openai"),
+    ),
     error=_error,
     api=ApiPart(
         paths={

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gateway.answers.start import Answers
-from gateway.dialects.dialect import Asked, Dialect
+from gateway.dialects.dialect import Asked, Dialect, DialectPaths
 from gateway.dialects.responses.described import SCHEMAS
 from gateway.dialects.responses.respond import Compact, Respond, check_kept, conversation_of
 from gateway.dialects.responses.schema import CompactRequest, CountedRequest, ResponseRequest
@@ -33,9 +33,11 @@ def _error(problem: Problem, request_id: str) -> tuple[int, Json]:
 
 DIALECT = Dialect(
     name="responses",
-    prefixes=("/v1/conversations",),
-    endpoints={RESPONSES: Respond(), COMPACT: Compact()},
-    calls={INPUT_TOKENS: InputTokens()},
+    paths=DialectPaths(
+        prefixes=("/v1/conversations",),
+        endpoints={RESPONSES: Respond(), COMPACT: Compact()},
+        calls={INPUT_TOKENS: InputTokens()},
+    ),
     error=_error,
     api=ApiPart(
         paths={

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from common.errors import UnavailableError
 from gateway.answers.start import Answers
-from gateway.dialects.dialect import Asked, Dialect
+from gateway.dialects.dialect import Asked, Dialect, DialectPaths
 from gateway.dialects.sagemaker.invocation import Invocation, Invocations
 from gateway.http.api import ApiPart, get, post
 from gateway.http.problem import Json, Problem, error_object
@@ -25,9 +25,11 @@ def _error(problem: Problem, request_id: str) -> tuple[int, Json]:
 
 DIALECT = Dialect(
     name="sagemaker",
-    endpoints={INVOCATIONS: Invocations()},
-    views={PING: _ping},
-    open_paths=(PING,),
+    paths=DialectPaths(
+        endpoints={INVOCATIONS: Invocations()},
+        views={PING: _ping},
+        open_paths=(PING,),
+    ),
     error=_error,
     api=ApiPart(
         paths={

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from common import VERSION
 from gateway.answers.start import Answers
-from gateway.dialects.dialect import Asked, Dialect
+from gateway.dialects.dialect import Asked, Dialect, DialectPaths
 from gateway.dialects.openai.schema import ChatRequest
 from gateway.dialects.stops import MAX_STOPS
 from gateway.dialects.tgi.bodies import MAX_BEST_OF, TgiRequest
@@ -44,9 +44,11 @@ def _info(answers: Answers, asked: Asked) -> Json:
 DIALECT = Dialect(
     name="tgi",
     key=BEARER,
-    endpoints={ROOT: Generate(as_pipeline=True), GENERATE: Generate(), STREAM: Generate(streams=True)},
-    calls={CHAT_TOKENIZE: ChatTokenize()},
-    views={INFO: _info},
+    paths=DialectPaths(
+        endpoints={ROOT: Generate(as_pipeline=True), GENERATE: Generate(), STREAM: Generate(streams=True)},
+        calls={CHAT_TOKENIZE: ChatTokenize()},
+        views={INFO: _info},
+    ),
     error=error,
     api=ApiPart(
         paths={

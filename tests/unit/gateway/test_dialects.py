@@ -14,6 +14,7 @@ from common.errors import OverloadedError, WorkerFailedError
 from gateway.answers.tokenizer import ChatTokenizer
 from gateway.app import HttpSettings
 from gateway.dialects import DIALECTS
+from gateway.dialects.dialect import DialectPaths
 from gateway.dialects.table import DialectTable
 from gateway.http.layers import WebAccess
 from gateway.routes import streamed
@@ -296,6 +297,6 @@ def test_a_batch_s_lines_may_ask_for_what_the_dialects_say() -> None:
 def test_two_dialects_can_t_have_the_same_path() -> None:
     with pytest.raises(ValueError, match=f"{SAY}: claimed by both tiny and tiny"):
         DialectTable((TINY, TINY))
-    other = replace(TINY, endpoints={}, calls={}, deletes={}, views={"/v1/models/{name:path}": TINY.views[NAMES]})
+    other = replace(TINY, paths=DialectPaths(views={"/v1/models/{name:path}": TINY.paths.views[NAMES]}))
     with pytest.raises(ValueError, match="name the parameters the same"):
         DialectTable((*DIALECTS, other))

@@ -28,7 +28,7 @@ from tests.unit.gateway.tiny_dialect import SAY, TINY
 LIMIT_S = 60
 SECRET = "the-key-of-a-tiny-client"
 WAY = Way(name="Tiny/Say", operation="say", attributes={"rpc.system": "tiny"}, status="rpc.tiny.status_code")
-ENTRY = Entry(dialect=TINY, path=WAY.name, endpoint=TINY.endpoints[SAY])
+ENTRY = Entry(dialect=TINY, path=WAY.name, endpoint=TINY.paths.endpoints[SAY])
 
 
 class House:

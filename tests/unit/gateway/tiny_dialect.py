@@ -13,7 +13,7 @@ from gateway.answers.answer import Answer
 from gateway.answers.ask import Ask, Sampling, Text
 from gateway.answers.choice import Choice, Piece
 from gateway.answers.start import Answers
-from gateway.dialects.dialect import Asked, Dialect, Events
+from gateway.dialects.dialect import Asked, Dialect, DialectPaths, Events
 from gateway.http.api import JSON, ApiPart, fields, get, post
 from gateway.http.fields import Count, StrictFields
 from gateway.http.problem import Content, Json, Problem
@@ -149,12 +149,14 @@ def line(value: Json) -> bytes:
 TINY = Dialect(
     name="tiny",
     key=KEY,
-    endpoints={SAY: Say(), SAY_BY_PATH: Say()},
-    calls={COUNT: Letters()},
-    deletes={COUNT: Forget()},
-    views={NAMES: _names, NAME: _name, ALIVE: _alive, SHARED: _model},
-    open_paths=(ALIVE,),
-    prefixes=("/tiny",),
+    paths=DialectPaths(
+        endpoints={SAY: Say(), SAY_BY_PATH: Say()},
+        calls={COUNT: Letters()},
+        deletes={COUNT: Forget()},
+        views={NAMES: _names, NAME: _name, ALIVE: _alive, SHARED: _model},
+        open_paths=(ALIVE,),
+        prefixes=("/tiny",),
+    ),
     recognises=lambda headers: "x-tiny" in headers,
     id_header="x-tiny-id",
     idle_event=IDLE,
