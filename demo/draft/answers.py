@@ -23,6 +23,7 @@ SYSTEM = "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, train
 USER = "<|im_start|>user\n"
 OPENINGS = ("", "", "What", "How", "Write", "Explain", "Can you", "Why", "List", "Give me", "I", "Tell me", "Is", "Who")
 QUESTION_TEMPERATURE, TEMPERATURE, MIN_P = 0.9, 0.8, 0.05
+LONG_LINE = 40
 PROMPT = 64  # most tokens of a text that is continued
 
 
@@ -42,7 +43,7 @@ class Speaker:
         self._tokenizer = Tokenizer.from_str((read_file(model, "tokenizer.json") or b"").decode())
         self._noise = torch.Generator(target.device).manual_seed(seed)
         self._end = self._tokenizer.token_to_id("<|im_end|>")
-        self._texts = [ids for ids in map(self.encode, _training_texts()) if len(ids) > 2 * PROMPT]
+        self._texts = [ids for ids in map(self.encode, training_texts()) if len(ids) > 2 * PROMPT]
         turns = [self.encode("\n<|im_start|>assistant\n"), self.encode("\n" + USER)]
         width = max(map(len, turns))
         # Behind a question, behind an answer; right-aligned, as they are counted down.
@@ -59,7 +60,7 @@ class Speaker:
         found: str = self._tokenizer.decode(list(ids), skip_special_tokens=False)
         return found
 
-    def training_texts(self, rows: int, length: int) -> Sampled:
+    def texts(self, rows: int, length: int) -> Sampled:
         """Conversations (three in four) and continuations; in half of them the answers are greedy."""
         prompts, chats = list[list[int]](), list[bool]()
         for _ in range(rows):
@@ -126,12 +127,18 @@ class Speaker:
         return ids[begin : begin + self._chance.randint(PROMPT // 4, PROMPT)]
 
 
-def _training_texts() -> list[str]:
-    """Pages of Python's manual other than those held out, and its library's documentation strings."""
+def training_texts() -> list[str]:
+    """Pages of Python's manual and its library's documentation strings, but none that shares a line with a page held out."""
     topics = pydoc_data.topics.topics
-    pages = [text for name, text in topics.items() if name not in HELD_OUT]
     documented = (json, inspect, pkgutil, random)
-    return pages + [text for module in documented for text in map(inspect.getdoc, vars(module).values()) if text]
+    strings = [text for module in documented for text in map(inspect.getdoc, vars(module).values()) if text]
+    held_out = _long_lines(*(topics[name] for name in HELD_OUT))
+    return [text for text in (*topics.values(), *strings) if held_out.isdisjoint(_long_lines(text))]
+
+
+def _long_lines(*texts: str) -> set[str]:
+    """Lines that stand in two texts only if one quotes the other: the manual's pages hold parts of each other."""
+    return {line.strip() for text in texts for line in text.splitlines() if len(line.strip()) > LONG_LINE}
 
 
 def held_out_texts(root: Path) -> dict[str, str]:

@@ -123,7 +123,7 @@ class Run:
         rounds, longest = list[torch.Tensor](), 0.0
         while not rounds or (len(rounds) < plan.rounds and self._passed() + longest < DATA_SHARE * self._seconds):
             begin = self._passed()
-            sampled = self.speaker.training_texts(plan.speaking, plan.length)
+            sampled = self.speaker.texts(plan.speaking, plan.length)
             rounds.append(sampled.ids)
             if len(rounds) == 1:
                 for row in sampled.ids[:4]:

@@ -11,9 +11,10 @@ from safetensors.torch import load_file
 from transformers import LlamaForCausalLM
 
 from demo.draft.acceptance import acceptance
+from demo.draft.answers import held_out_texts, training_texts
 from demo.draft.eagle import Draft, Lesson, drafted, loss_of
 from demo.draft.target import Target, rotations
-from demo.draft.train import QUICK, main, most_frequent
+from demo.draft.train import QUICK, ROOT, main, most_frequent
 from tests.models import build_tiny_model
 
 HIDDEN, ATTENTION, KV, VOCABULARY = 64, 64, 32, 512
@@ -109,6 +110,14 @@ def test_steps_over_tokens_that_are_not_the_targets_choice_do_not_count() -> Non
     greedy[0, :6] = False
     found = acceptance(ids.unfold(1, 2, 1)[:, 2:], ids, greedy, 2)
     assert (found.steps, found.accepted) == (1, (1, 1))  # the one row whose two tokens are 6 and 7; then row 7 has none
+
+
+def test_no_training_text_quotes_a_text_held_out() -> None:
+    trained, held_out = "\n".join(training_texts()), held_out_texts(ROOT)
+    pages = [text for name, text in held_out.items() if name != "LICENSE"]
+    lines = {line.strip() for text in pages for line in text.splitlines() if len(line.strip()) > 40}
+    assert len(trained) > 100_000
+    assert not [line for line in lines if line in trained]
 
 
 def test_the_most_frequent_tokens_ascend() -> None:
