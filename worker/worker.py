@@ -179,23 +179,17 @@ class Worker:
     async def run(self, stopping: asyncio.Event) -> None:
         """Serve until `stopping` is set, then drain: claim no more, finish running work, deregister."""
         context, roles = self.context, self.context.roles
+        bus, peers = context.messenger.bus, context.messenger.peers
         worker = context.identity.worker
         anybody = subjects.ANY
-        await context.messenger.bus.serve(subjects.peer(worker, anybody), from_peer_decoder, self.control.handle)
-        await context.messenger.bus.serve(subjects.order(worker, anybody), from_gateway_decoder, self.control.handle)
-        await context.messenger.bus.serve(subjects.plan(worker, anybody), from_planner_decoder, self.control.handle)
-        unnamed = Unnamed(
-            bus=context.messenger.bus,
-            peers=context.messenger.peers,
-            identity=context.identity,
-            handle=self.control.handle,
-        )
-        await context.messenger.bus.serve(subjects.worker(worker), to_worker_decoder, unnamed.handle)
-        await context.messenger.bus.subscribe(
-            subjects.ALL_GATEWAY_HEARTBEATS, gateway_state_decoder, self._gateway_seen
-        )
-        context.messenger.peers.on_lost(self._worker_lost)
-        context.messenger.peers.on_joined(self._worker_joined)
+        await bus.serve(subjects.peer(worker, anybody), from_peer_decoder, self.control.handle)
+        await bus.serve(subjects.order(worker, anybody), from_gateway_decoder, self.control.handle)
+        await bus.serve(subjects.plan(worker, anybody), from_planner_decoder, self.control.handle)
+        unnamed = Unnamed(bus=bus, peers=peers, identity=context.identity, handle=self.control.handle)
+        await bus.serve(subjects.worker(worker), to_worker_decoder, unnamed.handle)
+        await bus.subscribe(subjects.ALL_GATEWAY_HEARTBEATS, gateway_state_decoder, self._gateway_seen)
+        peers.on_lost(self._worker_lost)
+        peers.on_joined(self._worker_joined)
         for role in roles.active:  # workers heard earlier had no listeners here
             await role.prepare()
         await self._first_registration()
