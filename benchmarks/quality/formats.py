@@ -227,7 +227,7 @@ def _one(model: Path, fields: str, texts: Path) -> dict[str, Any]:
     config = EngineConfig.of(model=model, max_model_len=1024, num_blocks=512, **asked)
     with ExitStack() as stack:
         for module in ("formats.grouped", "families.quantised.gguf") if is_exact else ():
-            stack.enter_context(mock.patch(f"engine.model.{module}.multiplies_bytes", return_value=False))
+            stack.enter_context(mock.patch(f"engine.{module}.multiplies_bytes", return_value=False))
         engine = Engine(config)
     speed = cpu.of(engine)
     del speed["peak, MB"]  # Linux counts what the process had that started this one
