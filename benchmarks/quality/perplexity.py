@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import pydoc_data.topics
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,8 +21,9 @@ import numpy as np
 import torch
 
 from benchmarks.engine import sequences
-from benchmarks.environment import ROOT, describe, device_of
+from benchmarks.environment import describe, device_of
 from benchmarks.quality.agreement import arms_of, engine_of
+from benchmarks.quality.real_texts import real_texts
 from benchmarks.results_format import Result, ResultsPage
 from engine.engine import Engine
 from gateway.answers.tokenizer import ChatTokenizer
@@ -37,7 +37,6 @@ ARMS = (
     "int8 KV:dtype=float32,kv_cache_dtype=int8",
     "fp8 KV:dtype=float32,kv_cache_dtype=fp8",
 )
-PAGES = ("class", "formatstrings", "typesseq", "execmodel")
 WINDOW = 512
 MOST_COST = 0.5  # percent, of int8: the default of GGUF files on a CPU
 
@@ -76,9 +75,8 @@ def main(arguments: Sequence[str]) -> int:
 
 def texts(model: Path, most: int) -> Windows:
     """The token ids of each text's windows, by its name."""
-    tokenizer, topics = ChatTokenizer(model), pydoc_data.topics.topics
-    whole = {name: topics[name] for name in PAGES} | {"LICENSE": (ROOT / "LICENSE").read_text(encoding="utf-8")}
-    found = {name: tokenizer.encode(text) for name, text in whole.items()}
+    tokenizer = ChatTokenizer(model)
+    found = {name: tokenizer.encode(text) for name, text in real_texts().items()}
     return {
         name: [ids[at : at + WINDOW] for at in range(0, min(len(ids) - WINDOW + 1, most * WINDOW), WINDOW)]
         for name, ids in found.items()

@@ -1,4 +1,4 @@
-"""What a model says by itself: questions of its own (Magpie) with its answers, and continuations of text."""
+"""Texts that a model writes: questions of its own (Magpie) with its answers, and continuations of text."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer
 
+from benchmarks.quality.real_texts import PAGES
 from common.model.files import read_file
 from demo.draft.target import Target, rotations
 
-HELD_OUT = ("class", "formatstrings", "typesseq", "execmodel")  # benchmarks/quality/perplexity's, beside LICENSE
 SYSTEM = "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
 USER = "<|im_start|>user\n"
 OPENINGS = ("", "", "What", "How", "Write", "Explain", "Can you", "Why", "List", "Give me", "I", "Tell me", "Is", "Who")
@@ -46,7 +46,7 @@ class Speaker:
         self._texts = [ids for ids in map(self.encode, training_texts()) if len(ids) > 2 * PROMPT]
         turns = [self.encode("\n<|im_start|>assistant\n"), self.encode("\n" + USER)]
         width = max(map(len, turns))
-        # Behind a question, behind an answer; right-aligned, as they are counted down.
+        # Template tokens after a question and after an answer; right-aligned, as `speak` counts them down.
         self._turns = torch.tensor([[0] * (width - len(ids)) + ids for ids in turns], device=target.device)
         self._turn_lengths = torch.tensor([len(ids) for ids in turns], device=target.device)
 
@@ -132,16 +132,10 @@ def training_texts() -> list[str]:
     topics = pydoc_data.topics.topics
     documented = (json, inspect, pkgutil, random)
     strings = [text for module in documented for text in map(inspect.getdoc, vars(module).values()) if text]
-    held_out = _long_lines(*(topics[name] for name in HELD_OUT))
+    held_out = _long_lines(*(topics[name] for name in PAGES))
     return [text for text in (*topics.values(), *strings) if held_out.isdisjoint(_long_lines(text))]
 
 
 def _long_lines(*texts: str) -> set[str]:
     """Lines that stand in two texts only if one quotes the other: the manual's pages hold parts of each other."""
     return {line.strip() for text in texts for line in text.splitlines() if len(line.strip()) > LONG_LINE}
-
-
-def held_out_texts(root: Path) -> dict[str, str]:
-    """The five real texts that the draft head is measured on and was not trained on."""
-    pages = {name: pydoc_data.topics.topics[name] for name in HELD_OUT}
-    return pages | {"LICENSE": (root / "LICENSE").read_text(encoding="utf-8")}

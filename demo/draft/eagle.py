@@ -152,7 +152,7 @@ class Draft(nn.Module):
 
 
 class Lesson:
-    """What the target says of a batch: its hidden states, its greedy tokens, its logits over the draft vocabulary."""
+    """The target's outputs for a batch: its hidden states, its greedy tokens, its logits over the draft vocabulary."""
 
     @torch.no_grad()
     def __init__(self, target: Target, ids: torch.Tensor, kept: torch.Tensor) -> None:

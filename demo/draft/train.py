@@ -18,12 +18,12 @@ from typing import Any
 
 import torch
 
+from benchmarks.quality.real_texts import real_texts
 from demo.draft.acceptance import acceptance
-from demo.draft.answers import PROMPT, Sampled, Speaker, held_out_texts
+from demo.draft.answers import PROMPT, Sampled, Speaker
 from demo.draft.eagle import Draft, Lesson, drafted, loss_of
 from demo.draft.target import Target
 
-ROOT = Path(__file__).resolve().parents[2]
 MOST_DRAFTED = 5
 DATA_SHARE, MEASURING_SHARE = 0.4, 0.1  # of the time
 WARM_UP, LAST_RATE = 0.03, 0.02
@@ -91,11 +91,11 @@ class Run:
         return self._learned(plan, texts, kept, known)
 
     def figures(self, plan: Plan, draft: Draft) -> list[dict[str, Any]]:
-        """What the training took, and what a greedy target accepts, in the form of the benchmarks' results."""
+        """The cost of training and the acceptance by a greedy target, in the form of the benchmarks' results."""
         recent = self.losses[-50:]
         figures = [_figure("training loss", sum(recent) / len(recent), "nats", "lower")]
         figures += [_figure("training tokens", len(self.losses) * plan.batch * plan.length, "tokens", "higher")]
-        figures += [_figure("tokens of its own answers", self._said, "tokens", "higher")]
+        figures += [_figure("tokens of its texts", self._said, "tokens", "higher")]
         held_out = self.speaker.conversations(plan.held_out, plan.length)
         for name, sampled in {"own answers": held_out, **self._continued(plan)}.items():
             figures += self._measured(draft, name, sampled)
@@ -108,7 +108,7 @@ class Run:
         """Windows of each real text with greedy continuations as long."""
         size = min(2 * PROMPT, plan.length // 2)
         prompts, owners = list[list[int]](), list[str]()
-        for name, text in held_out_texts(ROOT).items():
+        for name, text in real_texts().items():
             ids = self.speaker.encode(text)
             begins = range(0, max(1, len(ids) - size), max(size, len(ids) // plan.windows))[: plan.windows]
             prompts += [ids[begin : begin + size] for begin in begins]
@@ -132,7 +132,7 @@ class Run:
             sampled.own.any().item()  # ends when the device does
             longest = max(longest, self._passed() - begin)
             rate = sampled.ids.numel() / (self._passed() - begin)
-            self._say(f"{self._said:,} tokens of answers, {rate:,.0f} a second")
+            self._say(f"{self._said:,} tokens of texts, {rate:,.0f} a second")
         return torch.cat(rounds)
 
     def _learned(self, plan: Plan, texts: torch.Tensor, kept: torch.Tensor, known: torch.Tensor) -> Draft:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -13,6 +12,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from benchmarks.kernels.ops.comparing import OURS, PLAIN, Comparison, Implementation, Run
 from benchmarks.kernels.ops.libraries import library
 from engine.kernels import attention
+from engine.kernels.attention import HeadShape
 from engine.kernels.attention.reference import attend
 from engine.kernels.codes import coded, numbers_of
 from engine.kernels.device import describe
@@ -23,21 +23,11 @@ COMPARED_ROWS = 16
 MOST_PLAIN = 2048  # plain attention keeps all scores
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Heads:
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-
-    @property
-    def scale(self) -> float:
-        return float(self.head_dim**-0.5)
+LLAMA, TINY = HeadShape(32, 8, 128), HeadShape(4, 2, 16)
 
 
-LLAMA, TINY = (
-    Heads(num_heads=32, num_kv_heads=8, head_dim=128),
-    Heads(num_heads=4, num_kv_heads=2, head_dim=16),
-)
+def scale_of(heads: HeadShape) -> float:
+    return float(heads.head_dim**-0.5)
 
 
 def decode(device: torch.device, dtype: torch.dtype, *, is_tiny: bool) -> Iterator[Comparison]:
@@ -48,7 +38,9 @@ def decode(device: torch.device, dtype: torch.dtype, *, is_tiny: bool) -> Iterat
             yield _decode(device, dtype, heads, count, context, kind)
 
 
-def _decode(device: torch.device, dtype: torch.dtype, heads: Heads, count: int, context: int, kind: str) -> Comparison:
+def _decode(
+    device: torch.device, dtype: torch.dtype, heads: HeadShape, count: int, context: int, kind: str
+) -> Comparison:
     width = -(-context // BLOCK)
     drawn = torch.randn(count * width, 2, BLOCK, heads.num_kv_heads, heads.head_dim, device=device).to(dtype)
     pool, codes = coded(drawn, "fp8") if kind == "fp8" else (drawn, None)
@@ -56,7 +48,7 @@ def _decode(device: torch.device, dtype: torch.dtype, heads: Heads, count: int, 
     q = torch.randn(count, heads.num_heads, heads.head_dim, device=device).to(dtype)
     plan = decode_plan(table, context, heads.num_kv_heads)
     batch = _batch(table, 1, context)
-    scores = attention.Scores(scale=heads.scale)
+    scores = attention.Scores(scale=scale_of(heads))
 
     def contiguous() -> tuple[torch.Tensor, torch.Tensor]:
         both = numbers_of(pool, table.long(), codes).transpose(1, 2).flatten(2, 3)[:, :, :context]
@@ -69,7 +61,7 @@ def _decode(device: torch.device, dtype: torch.dtype, heads: Heads, count: int, 
         kept = numbers_of(pool, table[:compared].long(), codes).transpose(1, 2).flatten(2, 3)[:, :, :context]
         keys, values = kept.double().unbind(1)  # [S, C, Hkv, D]
         grouped = q[:compared].double().unflatten(1, (heads.num_kv_heads, -1))
-        weights = (torch.einsum("shgd,schd->shgc", grouped, keys) * heads.scale).softmax(dim=-1)
+        weights = (torch.einsum("shgd,schd->shgc", grouped, keys) * scale_of(heads)).softmax(dim=-1)
         return torch.einsum("shgc,schd->shgd", weights, values).flatten(1, 2)
 
     found = {
@@ -105,25 +97,24 @@ def prefill(device: torch.device, dtype: torch.dtype, *, is_tiny: bool) -> Itera
         yield _prefill(device, dtype, TINY if is_tiny else LLAMA, count)
 
 
-def _prefill(device: torch.device, dtype: torch.dtype, heads: Heads, count: int) -> Comparison:
+def _prefill(device: torch.device, dtype: torch.dtype, heads: HeadShape, count: int) -> Comparison:
     sizes = (heads.num_heads, heads.num_kv_heads, heads.num_kv_heads)
     qkv = torch.randn(count, sum(sizes) * heads.head_dim, device=device).to(dtype)
     q, keys, values = (part.contiguous() for part in qkv.unflatten(1, (-1, heads.head_dim)).split(sizes, dim=1))
     table = torch.randperm(count // BLOCK, device=device).int()[None]
     pool = torch.empty(count // BLOCK, 2, BLOCK, heads.num_kv_heads, heads.head_dim, dtype=dtype, device=device)
     pool[table[0].long()] = torch.stack((keys, values), dim=1).unflatten(0, (-1, BLOCK)).transpose(1, 2)
-    shape = attention.HeadShape(heads.num_heads, heads.num_kv_heads, heads.head_dim)
-    cut = attention.tiling(device, dtype, shape, is_plain=True)
+    cut = attention.tiling(device, dtype, heads, is_plain=True)
     rows, start = cut.rows(count, behind=False), np.zeros(1, dtype=np.int64)
     tiles = torch.from_numpy(cut.deal_out(np.array([count]), np.array([count]), start, rows=rows)).to(device)
-    batch, scores = _batch(table, count, count), attention.Scores(scale=heads.scale)
+    batch, scores = _batch(table, count, count), attention.Scores(scale=scale_of(heads))
     prompts = attention.PrefillPlan(batch, tiles, rows, cut.at_once, None)
     plan = attention.AttentionPlan(0, None, {}, table, prompts)
     chosen = torch.linspace(0, count - 1, COMPARED_ROWS).long().to(device)
 
     def exact() -> torch.Tensor:
         grouped = q[chosen].double().unflatten(1, (heads.num_kv_heads, -1))
-        weights = torch.einsum("qhgd,chd->hgqc", grouped, keys.double()) * heads.scale
+        weights = torch.einsum("qhgd,chd->hgqc", grouped, keys.double()) * scale_of(heads)
         hidden = torch.arange(count, device=device) > chosen[:, None]
         weights = weights.masked_fill(hidden, float("-inf")).softmax(dim=-1)
         return torch.einsum("hgqc,chd->qhgd", weights, values.double()).flatten(1, 2)
@@ -213,13 +204,13 @@ def workspace(device: torch.device) -> torch.Tensor:
     return torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
 
 
-def _flashinfer_decode(q: torch.Tensor, pool: torch.Tensor, table: torch.Tensor, context: int, heads: Heads) -> Run:
+def _flashinfer_decode(q: torch.Tensor, pool: torch.Tensor, table: torch.Tensor, context: int, heads: HeadShape) -> Run:
     wrapper = library("flashinfer").BatchDecodeWithPagedKVCacheWrapper(
         workspace(q.device), "NHD", use_tensor_cores=True
     )
     wrapper.plan(
         *pages_of(table, context), heads.num_heads, heads.num_kv_heads, heads.head_dim, BLOCK,
-        q_data_type=q.dtype, kv_data_type=pool.dtype, sm_scale=heads.scale,
+        q_data_type=q.dtype, kv_data_type=pool.dtype, sm_scale=scale_of(heads),
     )  # fmt: skip
     out = torch.empty_like(q)
     run: Run = lambda: wrapper.run(q, pool, out=out)  # noqa: E731
@@ -227,34 +218,34 @@ def _flashinfer_decode(q: torch.Tensor, pool: torch.Tensor, table: torch.Tensor,
 
 
 def _flashinfer_prefill(
-    q: torch.Tensor, pool: torch.Tensor, table: torch.Tensor, count: int, heads: Heads, version: str
+    q: torch.Tensor, pool: torch.Tensor, table: torch.Tensor, count: int, heads: HeadShape, version: str
 ) -> Run:
     wrapper = library("flashinfer").BatchPrefillWithPagedKVCacheWrapper(workspace(q.device), "NHD", backend=version)
     starts = torch.tensor([0, count], dtype=torch.int32, device=q.device)
     wrapper.plan(
         starts, *pages_of(table, count), heads.num_heads, heads.num_kv_heads, heads.head_dim, BLOCK,
-        causal=True, q_data_type=q.dtype, kv_data_type=pool.dtype, sm_scale=heads.scale,
+        causal=True, q_data_type=q.dtype, kv_data_type=pool.dtype, sm_scale=scale_of(heads),
     )  # fmt: skip
     out = torch.empty_like(q)
     run: Run = lambda: wrapper.run(q, pool, out=out)  # noqa: E731
     return run
 
 
-def _flash3_decode(q: torch.Tensor, pool: torch.Tensor, table: torch.Tensor, context: int, heads: Heads) -> Run:
+def _flash3_decode(q: torch.Tensor, pool: torch.Tensor, table: torch.Tensor, context: int, heads: HeadShape) -> Run:
     flash = library("flash_attn_interface")
     keys, values = pool[:, 0].contiguous(), pool[:, 1].contiguous()
     lengths = torch.full((len(q),), context, dtype=torch.int32, device=q.device)
     run: Run = lambda: flash.flash_attn_with_kvcache(  # noqa: E731
-        q[:, None], keys, values, cache_seqlens=lengths, page_table=table, softmax_scale=heads.scale
+        q[:, None], keys, values, cache_seqlens=lengths, page_table=table, softmax_scale=scale_of(heads)
     )
     return run
 
 
-def _flash3_prefill(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, heads: Heads) -> Run:
+def _flash3_prefill(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, heads: HeadShape) -> Run:
     flash = library("flash_attn_interface")
 
     def run() -> torch.Tensor:
-        found = flash.flash_attn_func(q[None], keys[None], values[None], softmax_scale=heads.scale, causal=True)
+        found = flash.flash_attn_func(q[None], keys[None], values[None], softmax_scale=scale_of(heads), causal=True)
         out: torch.Tensor = found[0] if isinstance(found, tuple) else found
         return out[0]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.kernels.ops.comparing import MissingLibrary
 
-# By import name: what pip calls it.
+# A library's import name -> its package.
 PACKAGES = {
     "flashinfer": "flashinfer-python",
     "fla": "fla-core",

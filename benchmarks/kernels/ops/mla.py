@@ -88,10 +88,9 @@ def _flash_mla(q: torch.Tensor, both: torch.Tensor, table: torch.Tensor, context
     flash = library("flash_mla")
     count = len(q)
     per_page = FLASH_MLA_BLOCK // BLOCK
-    padded = torch.nn.functional.pad(both[table.long()].flatten(1, 4), (0, 0))
     width = -(-table.shape[1] // per_page)
     rows = torch.zeros(count, width * FLASH_MLA_BLOCK, q.shape[2], dtype=q.dtype, device=q.device)
-    rows[:, : table.shape[1] * BLOCK] = padded.unflatten(1, (-1, q.shape[2]))
+    rows[:, : table.shape[1] * BLOCK] = both[table.long()].view(count, -1, q.shape[2])
     pages = rows.view(count * width, FLASH_MLA_BLOCK, 1, q.shape[2])
     index = torch.arange(count * width, dtype=torch.int32, device=q.device).view(count, width)
     lengths = torch.full((count,), context, dtype=torch.int32, device=q.device)

@@ -16,11 +16,11 @@ from benchmarks.kernels.ops.libraries import library
 from benchmarks.kernels.quantised import matrix_in_fp8
 from engine.kernels.experts import Choice, Experts, mixture
 from engine.kernels.quantised import fp8
-from engine.kernels.quantised.fp8 import FP8, Fp8Matrix, Rounding
+from engine.kernels.quantised.fp8 import Fp8Matrix, Fp8Rows, Rounding
 
 BLOCK = 128
 ROWS = (1, 17, 64, 128, 256, 512)
-# By name: outputs, inputs. Queries, keys and values; gate and up; down.
+# Outputs and inputs of each linear layer: queries, keys and values; gate and up; down.
 LLAMA = {
     "8B qkv": (6144, 4096),
     "8B gate_up": (28672, 4096),
@@ -176,21 +176,14 @@ def _experts(x: torch.Tensor, gate_up: Fp8Matrix, down: Fp8Matrix, shape: MoESha
     )
 
 
-def _rounded(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    scale = (x.float().abs().amax(dim=-1, keepdim=True) / fp8.LARGEST).clamp(min=fp8.SMALLEST_SCALE)
-    return (x.float() / scale).to(FP8), scale[:, 0]
-
-
 def _multiplied(x: torch.Tensor, matrix: Fp8Matrix, ends: torch.Tensor) -> torch.Tensor:
-    values, scale = _rounded(x)
-    return _product(values, scale, matrix, ends, x.dtype)
+    return _product(fp8.quantise_rows.reference(x), matrix, ends)
 
 
-def _product(
-    values: torch.Tensor, scale: torch.Tensor, matrix: Fp8Matrix, ends: torch.Tensor, dtype: torch.dtype
-) -> torch.Tensor:
+def _product(rows: Fp8Rows, matrix: Fp8Matrix, ends: torch.Tensor) -> torch.Tensor:
+    weight, scale = matrix.weight.transpose(-2, -1), rows.scale[:, 0]
     found: torch.Tensor = torch._scaled_grouped_mm(
-        values, matrix.weight.transpose(-2, -1), scale, matrix.scale, offs=ends, out_dtype=dtype, use_fast_accum=True
+        rows.values, weight, scale, matrix.scale, offs=ends, out_dtype=rows.dtype, use_fast_accum=True
     )
     return found
 
@@ -216,13 +209,13 @@ def _grouped(x: torch.Tensor, choice: Choice, gate_up: Fp8Matrix, down: Fp8Matri
 
 def _products_alone(x: torch.Tensor, choice: Choice, gate_up: Fp8Matrix, down: Fp8Matrix) -> Run:
     pairs, ends = _order(choice, len(gate_up.weight))
-    first = _rounded(x[pairs // choice.ids.shape[1]])
-    gate, up = _product(*first, gate_up, ends, x.dtype).chunk(2, dim=-1)
-    second = _rounded(silu(gate) * up)
+    first = fp8.quantise_rows.reference(x[pairs // choice.ids.shape[1]])
+    gate, up = _product(first, gate_up, ends).chunk(2, dim=-1)
+    second = fp8.quantise_rows.reference(silu(gate) * up)
 
     def run() -> torch.Tensor:
-        _product(*first, gate_up, ends, x.dtype)
-        return _product(*second, down, ends, x.dtype)
+        _product(first, gate_up, ends)
+        return _product(second, down, ends)
 
     return run
 

@@ -10,11 +10,12 @@ import torch
 from safetensors.torch import load_file
 from transformers import LlamaForCausalLM
 
+from benchmarks.quality.real_texts import real_texts
 from demo.draft.acceptance import acceptance
-from demo.draft.answers import held_out_texts, training_texts
+from demo.draft.answers import training_texts
 from demo.draft.eagle import Draft, Lesson, drafted, loss_of
 from demo.draft.target import Target, rotations
-from demo.draft.train import QUICK, ROOT, main, most_frequent
+from demo.draft.train import QUICK, main, most_frequent
 from tests.models import build_tiny_model
 
 HIDDEN, ATTENTION, KV, VOCABULARY = 64, 64, 32, 512
@@ -113,7 +114,7 @@ def test_steps_over_tokens_that_are_not_the_targets_choice_do_not_count() -> Non
 
 
 def test_no_training_text_quotes_a_text_held_out() -> None:
-    trained, held_out = "\n".join(training_texts()), held_out_texts(ROOT)
+    trained, held_out = "\n".join(training_texts()), real_texts()
     pages = [text for name, text in held_out.items() if name != "LICENSE"]
     lines = {line.strip() for text in pages for line in text.splitlines() if len(line.strip()) > 40}
     assert len(trained) > 100_000
