@@ -58,6 +58,8 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--quick", action="store_true", help="a few texts and steps, to see that it works")
     options = parser.parse_args(arguments)
+    if not options.model.exists():
+        parser.error(f"--model: there is no {options.model}: give a GGUF file or a folder of a Llama")
     if options.quick:
         torch.set_num_threads(1)
     run = Run(options.model, torch.device(options.device), 60 * options.minutes, options.seed)

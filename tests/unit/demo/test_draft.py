@@ -151,3 +151,10 @@ def test_a_quick_run_writes_the_files_of_an_eagle3_head(model: Path, tmp_path: P
     assert (config["architectures"], config["draft_vocab_size"]) == (["LlamaForCausalLMEagle3"], kept)
     figures = {figure["name"]: figure["value"] for figure in json.loads((tmp_path / "draft.json").read_bytes())}
     assert 1 <= figures["own answers, 5 drafted, accepted length"] <= 6
+
+
+def test_a_model_that_is_not_there_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--model", str(tmp_path / "nowhere.gguf"), "--out", str(tmp_path / "out")])
+    assert "--model: there is no" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
