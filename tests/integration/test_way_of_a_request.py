@@ -23,6 +23,7 @@ HOOK = Path(__file__).with_name("traced")
 SETTLED_S = 1.0
 IDLE_S = 3.0  # longer than every period of what serves nobody
 REQUESTS = 3
+BUSY_REQUESTS = 12  # on a busy machine heartbeats fall into some of them, not into all
 MIN_FILES = 30
 TIMER = "Watchdog.run"
 PATIENCE_S = 60.0
@@ -90,6 +91,19 @@ async def _written(path: Path) -> list[tuple[str, str, float]]:
     return lines
 
 
+def _ways(found: list[dict[Place, float]], idle: dict[Place, float]) -> dict[str, set[str]]:
+    """A measure's name -> the files that every request entered, in all and before its job was queued."""
+    before = [{place for place, at in each.items() if at <= each[QUEUES]} for each in found]
+    return {
+        "files_of_a_request": {place.file for place in set.intersection(*map(set, found)) - idle.keys()},
+        "files_before_a_job_is_queued": {place.file for place in set.intersection(*before) - idle.keys()},
+    }
+
+
+def _are_few(ways: dict[str, set[str]]) -> bool:
+    return all(len(way) <= allowed()[name] for name, way in ways.items())
+
+
 async def test_a_streamed_chat_request_enters_few_files(tmp_path: Path) -> None:
     async with TracedCluster(tmp_path, model=ROOT / "demo", dtype="float32") as cluster:
         for number in range(REQUESTS):
@@ -98,16 +112,11 @@ async def test_a_streamed_chat_request_enters_few_files(tmp_path: Path) -> None:
         await cluster.entered()
         await asyncio.sleep(IDLE_S)
         idle, found = await cluster.entered(), list[dict[Place, float]]()
-        for number in range(REQUESTS):
-            await cluster.ask(f"What is {number} about?")
+        while len(found) < REQUESTS or (len(found) < BUSY_REQUESTS and not _are_few(_ways(found, idle))):
+            await cluster.ask(f"What is {len(found)} about?")
             await asyncio.sleep(SETTLED_S)  # what workers tell of it comes later
             found.append(await cluster.entered())
-    before = [{place for place, at in each.items() if at <= each[QUEUES]} for each in found]
-    ways = {
-        "files_of_a_request": {place.file for place in set.intersection(*map(set, found)) - idle.keys()},
-        "files_before_a_job_is_queued": {place.file for place in set.intersection(*before) - idle.keys()},
-    }
-    for name, way in ways.items():
+    for name, way in _ways(found, idle).items():
         print(f"{name} = {len(way)}", *sorted(way), sep="\n    ")  # `pytest -s` shows them
         assert len(way) <= allowed()[name], f"{name} is {len(way)}: {', '.join(sorted(way))}"
         assert len(way) > MIN_FILES, f"not all was traced: {', '.join(sorted(way))}"

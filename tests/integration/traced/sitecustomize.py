@@ -40,7 +40,8 @@ class Entered:
         found, self._found = self._found, {}
         self._num_written += 1
         unfinished = self._folder / f"{os.getpid()}.unfinished"
-        unfinished.write_text(json.dumps([(code.co_filename, code.co_qualname, at) for code, at in found.items()]))
+        entries = list(found.items())  # at once: another thread may still be about to add its own
+        unfinished.write_text(json.dumps([(code.co_filename, code.co_qualname, at) for code, at in entries]))
         unfinished.rename(self._folder / f"{os.getpid()}.{self._num_written}.json")
 
 
