@@ -43,6 +43,7 @@ from engine.passes import Finished, InvalidChunkError, Pass, Sampled
 from engine.sampling.device import DeviceSampler, Draw
 from engine.sampling.host import SampledRow, sample
 from engine.sampling.scores import ScoredPass, split
+from engine.sampling.verifying import VerifyingPass
 from engine.sequence import Chunk, Sequence
 from engine.spec.mla import MLASpec
 from engine.spec.model import ModelSpec
@@ -227,6 +228,12 @@ class Engine:
         """
         if not chunks:
             return Finished([])
+        if any(chunk.drafted for chunk in chunks):
+            return VerifyingPass(chunks, self._launch([row for chunk in chunks for row in chunk.rows])).finished()
+        return self._launch(chunks)
+
+    def _launch(self, chunks: list[Chunk]) -> Pass:
+        """Start a pass over chunks of which none has a row besides itself."""
         ordered = self._runner.ordered(chunks)
         logits = self._runner.execute(self._runner.pack(ordered, self._newest))
         if logits is not None and any(chunk.scored for chunk in ordered):
@@ -280,7 +287,7 @@ class _DevicePass:
     sampling: list[Chunk]  # rows of the draw
     draw: Draw | None
     over: torch.cuda.Event | None  # recorded after a pass that samples nothing
-    problems: Mapping[Sequence, str]  # see `Sampled.problem`
+    problems: Mapping[Chunk, str]  # see `Sampled.problem`
 
     def wait(self) -> list[Sampled | None]:
         if self.draw is not None:
@@ -294,12 +301,12 @@ def _in_order(
     chunks: list[Chunk],
     sampling: list[Chunk],
     sampled: SequenceOf[Sampled | None],
-    problems: Mapping[Sequence, str],
+    problems: Mapping[Chunk, str],
 ) -> list[Sampled | None]:
-    """Results in the order of the chunks; a sequence is in a pass once."""
-    results = {chunk.sequence: result for chunk, result in zip(sampling, sampled, strict=True)}
-    results |= {sequence: Sampled(0, None, problem=problem) for sequence, problem in problems.items()}
-    return [results[chunk.sequence] if chunk.sample else None for chunk in chunks]
+    """Results in the order of the chunks."""
+    results = dict(zip(sampling, sampled, strict=True))
+    results |= {chunk: Sampled(0, None, problem=problem) for chunk, problem in problems.items()}
+    return [results[chunk] if chunk.sample else None for chunk in chunks]
 
 
 def _graph_sizes(max_sequences: int, longest: int) -> list[GraphSize]:

@@ -13,13 +13,14 @@ class Sampled:
     """One sampled token; `logprobs` when the request asked for them.
 
     `prompt_logprobs`: of the tokens after the chunk's first `Chunk.scored` positions, also without a sampled token (-1).
-    With a `problem`, no attempt can sample one.
+    With a `problem`, no attempt can sample one. `further`: the tokens behind accepted drafts, in order, as many as these.
     """
 
     token_id: int
     logprobs: TokenLogprobs | None
     prompt_logprobs: PromptLogprobs | None = None
     problem: str = ""
+    further: tuple[Sampled | None, ...] = ()  # None ends them: unusable logits
 
 
 class InvalidChunkError(ValueError):

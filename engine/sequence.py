@@ -82,14 +82,19 @@ class Sequence:
         if self.num_found is None:
             self.num_found = num_tokens
 
-    def schedule(self, num_tokens: int) -> Chunk:
-        """Schedule the next `num_tokens` positions for a pass; reaching the last token samples the next."""
+    def schedule(self, num_tokens: int, drafted: tuple[int, ...] = ()) -> Chunk:
+        """Schedule the next `num_tokens` positions for a pass; reaching the last token samples the next.
+
+        `drafted`: a guess at what follows the last token, none of which is pending. The pass verifies it, and until `finish`
+        nothing else of the sequence can be scheduled.
+        """
         chunk = Chunk(
             sequence=self,
             start=self.num_scheduled,
-            num_tokens=num_tokens,
+            num_tokens=num_tokens + len(drafted),
             sample=self.num_scheduled + num_tokens == self.num_tokens,
             scored=self._num_scored(num_tokens) if self.scores_prompt else 0,
+            drafted=drafted,
         )
         self.num_scheduled = chunk.end
         self.num_pending += chunk.sample
@@ -105,9 +110,15 @@ class Sequence:
         known = self.prompt_logprobs
         self.prompt_logprobs = known.first(chunk.start).then(logprobs) if known is not None else logprobs
 
-    def finish(self, chunk: Chunk) -> None:
-        """Record the end of a pass with `chunk`: its KV is in the pool. A sampled token goes to `append`."""
-        self.num_computed = max(self.num_computed, chunk.end)
+    def finish(self, chunk: Chunk, num_accepted: int = 0) -> None:
+        """Record the end of a pass with `chunk`: its KV is in the pool. Sampled tokens go to `append`.
+
+        The next pass goes on after the accepted drafts and overwrites the KV of the others.
+        """
+        end = chunk.end - len(chunk.drafted) + num_accepted
+        self.num_computed = max(self.num_computed, end)
+        if chunk.drafted:
+            self.num_scheduled = end
 
     def append(self, token_id: int) -> None:
         """Add a sampled token; the next pass computes its KV."""
@@ -128,13 +139,14 @@ class Sequence:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """One sequence's share of a pass: positions [start, start + num_tokens)."""
+    """One sequence's share of a pass: positions [start, start + num_tokens), the drafted tokens' included."""
 
     sequence: Sequence
     start: int
     num_tokens: int
     sample: bool  # the chunk ends at the last token: sample the next one
     scored: int = 0  # leading positions: how likely was the next token?
+    drafted: tuple[int, ...] = ()  # after the sequence's own tokens; one is sampled behind each
 
     @property
     def end(self) -> int:
@@ -143,12 +155,22 @@ class Chunk:
 
     @property
     def decodes(self) -> bool:
-        """True if it is a single token: such chunks come first in a pass."""
-        return self.num_tokens == 1
+        """True if each of its tokens is a row of the decode step: such chunks come first in a pass."""
+        return self.num_tokens == 1 or bool(self.drafted)
+
+    @property
+    def rows(self) -> list[Chunk]:
+        """The chunk in rows of a decode step, with a context of its own each; a chunk without drafts is one row."""
+        if not self.drafted:
+            return [self]
+        return [
+            Chunk(self.sequence, self.start + at, 1, sample=True, drafted=self.drafted[:at])
+            for at in range(self.num_tokens)
+        ]
 
     def known_tokens(self, newest: Mapping[Sequence, int]) -> list[int]:
-        """Return the sequence's tokens up to the chunk's end; `newest` has the last one if the sequence lacks it."""
-        tokens = self.sequence.token_ids[: self.end]
+        """Return the tokens up to the chunk's end; `newest` has the last one if neither sequence nor draft has it."""
+        tokens = [*self.sequence.token_ids[: self.end], *self.drafted]
         if len(tokens) < self.end:
             tokens.append(newest[self.sequence])
         return tokens

@@ -37,8 +37,9 @@ from engine.kernels.codes import KINDS
 from engine.kernels.delta.plan import KeptState
 from engine.passes import Finished
 from engine.sampling.scores import NO_TOKEN
+from engine.sampling.verifying import VerifyingPass
 from engine.sequence import Sequence
-from engine.step.limits import wrong_tables
+from engine.step.limits import NO_WAY_BACK, wrong_tables
 
 DEFAULT_MAX_MODEL_LEN = 4096
 Allowed = np.ndarray[tuple[int, ...], np.dtype[np.bool_]]  # [V], for a grammar
@@ -54,7 +55,7 @@ class FakeCosts:
     decode_sequence_ms: float = 0.0
 
     def seconds(self, chunks: SequenceOf[Chunk]) -> float:
-        decoding = sum(chunk.num_tokens == 1 and chunk.sample for chunk in chunks)
+        decoding = sum(chunk.num_tokens for chunk in chunks if chunk.decodes and chunk.sample)
         prefilled = sum(chunk.num_tokens for chunk in chunks) - decoding
         return (self.step_ms + self.prefill_token_ms * prefilled + self.decode_sequence_ms * decoding) / 1000
 
@@ -111,6 +112,11 @@ class FakeEngine:
         written when a chunk contradicts its sequence, the pool or what is known.
         """
         self._faults.strike(chunks)
+        if any(chunk.drafted for chunk in chunks):
+            return VerifyingPass(chunks, self._launch([row for chunk in chunks for row in chunk.rows])).finished()
+        return self._launch(chunks)
+
+    def _launch(self, chunks: list[Chunk]) -> Finished:
         newest, self._newest = self._newest, {}
         tokens = {chunk: self._tokens(chunk, newest) for chunk in chunks}
         for chunk in chunks:
@@ -119,15 +125,17 @@ class FakeEngine:
         masks = self.grammars.masks(sampling, lambda sequence: newest[sequence][1])
         allowed = {sampling[row]: mask for row, mask in masks.allowed(self.vocab_size).items()} if masks.rows else {}
         results = [
-            Sampled(NO_TOKEN, None, problem=masks.problems[chunk.sequence])
-            if chunk.sequence in masks.problems
+            Sampled(NO_TOKEN, None, problem=masks.problems[chunk])
+            if chunk in masks.problems
             else self._sample(chunk, allowed.get(chunk))
             if chunk.sample
             else self._scores(chunk)
             for chunk in chunks
         ]
         for chunk, sampled in zip(chunks, results, strict=True):
-            if sampled is not None and sampled.token_id != NO_TOKEN:
+            if chunk.drafted:
+                self._newest.pop(chunk.sequence, None)  # which of its tokens is the newest, the caller decides
+            elif sampled is not None and sampled.token_id != NO_TOKEN:
                 self._newest[chunk.sequence] = (chunk.end, sampled.token_id)
         if self._sleep is not None:
             self._sleep(self._costs.seconds(chunks))
@@ -176,7 +184,7 @@ class FakeEngine:
     def _tokens(self, chunk: Chunk, newest: dict[Sequence, tuple[int, int]]) -> list[int]:
         """The chunk's tokens, the last one possibly sampled by the previous pass. Raises InvalidChunkError."""
         sequence, end = chunk.sequence, chunk.end
-        known, blocks = sequence.token_ids[:end], _blocks_of_tokens(sequence)
+        known, blocks = [*sequence.token_ids[:end], *chunk.drafted], _blocks_of_tokens(sequence)
         sampled_at, sampled = newest.get(sequence, (-1, -1))
         if sampled_at == len(known) == end - 1:
             known.append(sampled)
@@ -198,6 +206,8 @@ class FakeEngine:
 
     def _wrong_entries(self, chunk: Chunk) -> str:
         """Problem of the entries that go on in place; "" if they can be the chunk's."""
+        if chunk.drafted and not all(group.grows for group in self._groups):
+            return NO_WAY_BACK
         for group, table in zip(self._groups, chunk.sequence.tables, strict=True):
             first, end = group.first_seen(chunk.start), -(-chunk.end // group.block_size)
             for entry in () if group.grows else table.entries[first:end]:

@@ -39,7 +39,7 @@ class FakeFaults:
 
 def _is_due(kind: str, chunk: Chunk) -> bool:
     if kind.endswith("-decoding"):
-        return chunk.num_tokens == 1 and chunk.sequence.num_generated >= DECODED_BEFORE_FAULT
+        return chunk.decodes and chunk.sequence.num_generated >= DECODED_BEFORE_FAULT
     return chunk.start == 0
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from collections.abc import Sequence as ListOf
+from copy import copy
 
 import numpy as np
 import numpy.typing as npt
@@ -76,6 +77,14 @@ class Following:
             self._is_over = self._matcher is None and token in self._stops
             self._tail = [*self._tail, token][-len(self._closing) :]
             self._is_thinking = self._tail != self._closing
+
+    def behind(self, token: int) -> Following:
+        """The state after one more token, a drafted one; this one stays."""
+        other = copy(self)
+        if self._matcher is not None:
+            other._matcher = self._matcher.deep_copy()
+        other.follow([token])
+        return other
 
     def _match(self, tokens: list[int]) -> None:
         """Advance the matcher; a stop token ends the answer and is not part of its text."""

@@ -40,7 +40,7 @@ class Masks:
     words: Longs = field(
         default_factory=lambda: np.zeros((0, 0), dtype=np.int64)
     )  # [listed rows, V / 64]: bit v = token v
-    problems: dict[Sequence, str] = field(default_factory=dict)  # sequences without an allowed token
+    problems: dict[Chunk, str] = field(default_factory=dict)  # chunks without an allowed token
 
     def allowed(self, vocab_size: int) -> dict[int, npt.NDArray[np.bool_]]:
         """Return the tokens allowed in each listed row, [V] bool."""
@@ -96,11 +96,13 @@ class Grammars:
         if not constrained:
             return NO_MASKS
         masks = Masks()
-        followed: list[Following] = []
+        followed, states = list[Following](), list[Following]()
         for row, chunk in constrained:
-            following = self._followed(chunk, pending)
+            # The row behind a drafted token comes next to the one before it.
+            following = states[-1].behind(chunk.drafted[-1]) if chunk.drafted else self._followed(chunk, pending)
+            states.append(following)
             if following.problem:
-                masks.problems[chunk.sequence] = following.problem
+                masks.problems[chunk] = following.problem
             elif not following.is_free:
                 masks.rows.append(row)
                 followed.append(following)
@@ -112,7 +114,7 @@ class Grammars:
             followed[at].ends_here()
         for at, following in enumerate(followed):
             if following.problem:
-                masks.problems[chunks[masks.rows[at]].sequence] = following.problem
+                masks.problems[chunks[masks.rows[at]]] = following.problem
                 words[at] = -1
         masks.words = np.ascontiguousarray(words[:, : mask_words(self._vocab_size)])
         return masks

@@ -1,7 +1,8 @@
 """Token counts of each sequence on the device, for repetition, presence and frequency penalties.
 
 A count row belongs to one living sequence. It is built once from the host's tokens and then follows the sequence token by
-token, including tokens that the host does not know yet. A restarted sequence (preempted, resumed) is built anew.
+token, including tokens that the host does not know yet. A restarted sequence (preempted, resumed) is built anew, and so are
+the rows behind drafted tokens, which count these, too.
 """
 
 from __future__ import annotations
@@ -34,12 +35,19 @@ class CountChanges:
     places: list[int] = field(default_factory=list)
 
 
+_Key = tuple[int, int]  # id of the sequence, drafted tokens that count
+
+
+def _key(chunk: Chunk) -> _Key:
+    return id(chunk.sequence), len(chunk.drafted)
+
+
 @dataclass(slots=True)
 class _CountRow:
     index: int
     end: int  # tokens counted
     turn: int  # the last pass that used it
-    finalizer: weakref.finalize[[int], Sequence]
+    finalizer: weakref.finalize[[_Key], Sequence]
 
 
 class TokenCounts:
@@ -50,8 +58,8 @@ class TokenCounts:
         self._max_rows = max_rows
         self.counts = torch.zeros((0, vocab_size), dtype=torch.int16, device=device)
         self._free: list[int] = []
-        self._dead: deque[int] = deque()  # ids of dropped sequences; any thread may append
-        self._rows: dict[int, _CountRow] = {}  # by id of the sequence
+        self._dead: deque[_Key] = deque()  # rows of dropped sequences; any thread may append
+        self._rows: dict[_Key, _CountRow] = {}
         self._turn = 0
 
     def plan(self, chunks: SequenceOf[Chunk], newest: NewestTokens) -> CountChanges:
@@ -62,10 +70,10 @@ class TokenCounts:
         self._turn += 1
         rows: list[_CountRow] = []
         for chunk in chunks:
-            row = self._rows.get(id(chunk.sequence)) or self._new_row(chunk)
+            row = self._rows.get(_key(chunk)) or self._new_row(chunk)
             row.turn = self._turn
             rows.append(row)
-            if row.end != chunk.start or chunk.num_tokens != 1:
+            if row.end != chunk.start or chunk.num_tokens != 1 or chunk.drafted:
                 self._build(chunk, row.index, newest, changes)
             else:
                 self._follow(chunk, row.index, newest, changes)
@@ -94,9 +102,10 @@ class TokenCounts:
             oldest = self._rows.pop(key)
             oldest.finalizer.detach()
             self._free.append(oldest.index)
-        finalizer = weakref.finalize(chunk.sequence, self._dead.append, id(chunk.sequence))
+        key = _key(chunk)
+        finalizer = weakref.finalize(chunk.sequence, self._dead.append, key)
         finalizer.atexit = False
-        row = self._rows[id(chunk.sequence)] = _CountRow(self._free.pop(), -1, self._turn, finalizer)
+        row = self._rows[key] = _CountRow(self._free.pop(), -1, self._turn, finalizer)
         return row
 
     def _grow(self) -> None:
@@ -121,7 +130,7 @@ class TokenCounts:
 
     def _build(self, chunk: Chunk, index: int, newest: NewestTokens, changes: CountChanges) -> None:
         sequence = chunk.sequence
-        known = np.array(sequence.token_ids[: chunk.end], dtype=np.int64)
+        known = np.array([*sequence.token_ids[: chunk.end], *chunk.drafted], dtype=np.int64)
         inside = (known >= 0) & (known < self._vocab_size)
         generated = known[sequence.num_prompt_tokens :][inside[sequence.num_prompt_tokens :]]
         prompt = np.unique(known[: sequence.num_prompt_tokens][inside[: sequence.num_prompt_tokens]])
@@ -132,5 +141,5 @@ class TokenCounts:
         values = np.concatenate((np.full(len(ids) - len(tokens), _PROMPT), values + np.where(both, _PROMPT, 0)))
         changes.cleared.append(index)
         changes.entries.append((index * self._vocab_size + ids) << 16 | (values & 0xFFFF))
-        if chunk.end > len(sequence.token_ids):
+        if chunk.end > len(known):
             self._follow(chunk, index, newest, changes)

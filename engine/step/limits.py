@@ -12,6 +12,8 @@ from engine.passes import InvalidChunkError
 from engine.sequence import Chunk
 from engine.step.newest import NewestTokens
 
+NO_WAY_BACK = "drafted tokens, and states that can't be taken back"
+
 
 @dataclass(frozen=True, slots=True)
 class HeadLimits:
@@ -75,12 +77,14 @@ def check(chunk: Chunk, newest: NewestTokens, limits: Limits) -> None:
     On a GPU, an id out of range would destroy the device's context.
     """
     sequence = chunk.sequence
-    num_known, end = len(sequence.token_ids), chunk.end
+    num_known, end = len(sequence.token_ids) + len(chunk.drafted), chunk.end
     pending = end == num_known + 1 and newest.row_of(sequence) is not None
     if chunk.num_tokens < 1 or chunk.start < 0 or end > num_known + pending:
         problem = f"a chunk of {chunk.num_tokens} at {chunk.start} of {num_known + pending} tokens"
     elif chunk.sample and end < num_known:
         problem = f"asked to sample at position {end} of {num_known} known tokens"
+    elif chunk.drafted and limits.in_place is not None:
+        problem = NO_WAY_BACK
     elif end > limits.max_model_len:
         problem = f"{end} tokens, the model takes {limits.max_model_len}"
     elif not (problem := wrong_tables(chunk, limits.groups)):

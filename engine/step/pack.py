@@ -347,7 +347,7 @@ def _token_ids(chunks: SequenceOf[Chunk], newest: NewestTokens) -> tuple[Longs, 
     token_ids: list[int] = []
     pending: list[tuple[int, int]] = []
     for chunk in chunks:
-        known = chunk.sequence.token_ids[chunk.start : chunk.end]
+        known = [*chunk.sequence.token_ids[chunk.start : chunk.end], *chunk.drafted[-1:]]
         token_ids += known
         if len(known) < chunk.num_tokens:
             row = newest.row_of(chunk.sequence)

@@ -20,7 +20,7 @@ from worker.device.step_policy import StepPolicy
 class PassLoad:
     """The load of one pass."""
 
-    decoding: int = 0  # sequences that get a token
+    decoding: int = 0  # rows that sample a token, also behind drafted ones
     prompt_tokens: int = 0
     pairs: float = 0.0  # sum of prompt tokens times their context: the work of attention
 
@@ -29,8 +29,8 @@ class PassLoad:
         decoding = prompt_tokens = 0
         pairs = 0.0
         for chunk in chunks:
-            if chunk.num_tokens == 1 and chunk.sample:
-                decoding += 1
+            if chunk.decodes and chunk.sample:
+                decoding += chunk.num_tokens
             else:
                 prompt_tokens += chunk.num_tokens
                 pairs += pairs_of(chunk.start, chunk.end)

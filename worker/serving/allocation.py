@@ -171,7 +171,9 @@ def needs(pool: BlockPool, *, num_tokens: int, ahead: int, spare: int) -> int:
 # -- on the way ----------------------------------------------------------------------------------------------------------
 
 
-def schedule(pool: BlockPool, sequence: Sequence, num_tokens: int, *, spare: int = 0) -> Chunk:
+def schedule(
+    pool: BlockPool, sequence: Sequence, num_tokens: int, *, drafted: tuple[int, ...] = (), spare: int = 0
+) -> Chunk:
     """Make the next positions part of a pass, and leave checkpoints on the way if more than `spare` blocks are left."""
     if pool.fixed:
         begin = sequence.num_scheduled
@@ -179,7 +181,7 @@ def schedule(pool: BlockPool, sequence: Sequence, num_tokens: int, *, spare: int
             table = sequence.tables[number]
             for at in group.checkpoints(table, begin, begin + num_tokens, sequence.branches):
                 leave_checkpoint(pool, number, table, at, spare=spare)
-    return sequence.schedule(num_tokens)
+    return sequence.schedule(num_tokens, drafted)
 
 
 def leave_checkpoint(pool: BlockPool, number: int, table: Table, at: int, *, spare: int) -> None:

@@ -77,6 +77,30 @@ def check(actual: list[Sampled | None], wanted: list[Sampled | None], logits: to
         assert len(set(one.logprobs.top_ids)) == len(other.logprobs.top_ids)
 
 
+def check_drafted(seed: int, device: torch.device) -> None:
+    """Rows behind drafted tokens, of which any number is accepted before the next draft."""
+    draw = random.Random(seed)
+    torch.manual_seed(seed)
+    sampler = DeviceSampler(VOCAB, 32, device)
+    sequences = [random_sequence(draw, str(row)) for row in range(draw.randint(1, 8))]
+    for sequence in sequences:
+        sequence.restart(len(sequence.token_ids) - 1)
+    for _ in range(4):
+        chunks = [sequence.schedule(1, tuple(draw.choices(range(20), k=draw.randint(0, 3)))) for sequence in sequences]
+        rows = [row for chunk in chunks for row in chunk.rows]
+        logits = random_logits(len(rows))
+        check(
+            sampler.launch(logits.to(device), rows, NewestTokens.none(device)).wait(),
+            expected(logits, rows, {}),
+            logits,
+        )
+        for chunk in chunks:
+            num_accepted = draw.randint(0, len(chunk.drafted))
+            chunk.sequence.finish(chunk, num_accepted)
+            for token in (*chunk.drafted[:num_accepted], draw.randrange(20)):
+                chunk.sequence.append(token)
+
+
 def check_mixture(seed: int, device: torch.device) -> None:
     draw = random.Random(seed)
     torch.manual_seed(seed)

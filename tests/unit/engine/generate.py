@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as SequenceOf
 from itertools import chain
 
 import torch
@@ -35,13 +36,24 @@ def new_sequence(request_id: str, prompt: list[int], **sampling: object) -> Sequ
 
 
 class Generator:
-    """Runs sequences to their end, all in one batch, each with at most `chunk_size` tokens a step."""
+    """Runs sequences to their end, all in one batch, each with at most `chunk_size` tokens a step.
 
-    def __init__(self, engine: Engine, *, chunk_size: int = 512) -> None:
+    `draft(sequence)`: tokens that may follow its own, which the next step verifies.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        chunk_size: int = 512,
+        draft: Callable[[Sequence], SequenceOf[int]] = lambda _: (),
+    ) -> None:
         self.pool = BlockPool.of(engine.layout)
         self.results: dict[str, list[Sampled | None]] = {}  # request id -> everything its sampling chunks got
         self.engine, self.launch = engine, engine.launch
         self._chunk_size = chunk_size
+        self._draft = draft
+        self.accepted: list[int] = []  # drafted tokens, by verified draft
 
     def run(self, sequences: Iterable[Sequence]) -> list[list[int]]:
         """Return each sequence's generated tokens."""
@@ -76,19 +88,32 @@ class Generator:
 
     def _advance(self, running: list[Sequence]) -> None:
         chunks = [
-            schedule(self.pool, sequence, min(sequence.num_unscheduled, self._chunk_size)) for sequence in running
+            schedule(self.pool, sequence, num_tokens, drafted=self._drafted(sequence) if num_tokens == 1 else ())
+            for sequence in running
+            for num_tokens in [min(sequence.num_unscheduled, self._chunk_size)]
         ]
         self.deliver(chunks, self.launch(chunks))
+
+    def _drafted(self, sequence: Sequence) -> tuple[int, ...]:
+        """A draft behind the last token, with room for the token that is sampled behind it."""
+        if sequence.num_unscheduled != 1:
+            return ()
+        return tuple(self._draft(sequence))[: sequence.sampling.max_tokens - sequence.num_generated - 1]
 
     def deliver(self, chunks: list[Chunk], pass_: Pass) -> None:
         """Wait for a pass and give each sequence its result."""
         for chunk, sampled in zip(chunks, pass_.wait(), strict=True):
-            chunk.sequence.finish(chunk)
+            further = () if sampled is None else sampled.further
+            if chunk.drafted:
+                self.accepted.append(len(further))
+            chunk.sequence.finish(chunk, len(further))
             publish_computed(self.pool, chunk.sequence)
-            if chunk.sample:
-                self.results.setdefault(chunk.sequence.request_id, []).append(sampled)
-                if sampled is not None:
-                    chunk.sequence.append(sampled.token_id)
+            for each in (sampled, *further) if chunk.sample else ():
+                self.results.setdefault(chunk.sequence.request_id, []).append(each)
+                if each is not None:
+                    chunk.sequence.append(each.token_id)
+                if chunk.sequence.finish_reason():
+                    break
 
     def release(self, sequence: Sequence) -> None:
         """Give all blocks of a sequence back."""

@@ -15,6 +15,7 @@ from engine.step.newest import NewestTokens
 from tests.unit.engine.device_sampler_checks import (
     VOCAB,
     check,
+    check_drafted,
     check_mixture,
     check_overlap,
     expected,
@@ -30,6 +31,11 @@ CPU = torch.device("cpu")
 @pytest.mark.parametrize("seed", range(40))
 def test_random_mixtures(seed: int) -> None:
     check_mixture(seed, CPU)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_rows_behind_drafted_tokens(seed: int) -> None:
+    check_drafted(seed, CPU)
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -187,8 +187,9 @@ def test_without_a_tokenizer_no_grammar_is_followed(tmp_path: Path) -> None:
     grammars = Grammars(tmp_path, VOCAB_SIZE)
     assert not grammars.available
     sequence = constrained("x", WORDS)
-    masks = grammars.masks([sequence.schedule(4)], lambda _: 0)
-    assert "can't follow grammars" in masks.problems[sequence]
+    chunk = sequence.schedule(4)
+    masks = grammars.masks([chunk], lambda _: 0)
+    assert "can't follow grammars" in masks.problems[chunk]
 
 
 def test_a_pass_without_grammars_is_asked_for_nothing(folder: Path) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from collections.abc import Sequence as SequenceOf
 from pathlib import Path
 from typing import Any
 
@@ -58,11 +59,17 @@ class Bench:
         distances = (group.resume_distance for group in groups_of(layout) if not group.grows)
         self.checkpoint_every = max(distances, default=layout.block_size)
 
-    def generators(self, *, chunk_size: int = 512) -> tuple[Generator, Generator]:
+    @property
+    def verifies_drafts(self) -> bool:
+        return all(group.grows for group in groups_of(self._engines[0].layout))
+
+    def generators(
+        self, *, chunk_size: int = 512, draft: Callable[[Sequence], SequenceOf[int]] = lambda _: ()
+    ) -> tuple[Generator, Generator]:
         """Empty pools at both ends, and what drives them."""
         for engine in self._engines:
             _fill_with_nan(engine.kv)
-        prefill, decode = (Generator(engine, chunk_size=chunk_size) for engine in self._engines)
+        prefill, decode = (Generator(engine, chunk_size=chunk_size, draft=draft) for engine in self._engines)
         decode.pool.allocate(5)  # a block has another id at the other end
         return prefill, decode
 

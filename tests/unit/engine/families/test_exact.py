@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.unit.engine.drafts import Drafts
 from tests.unit.engine.families.case import Case
 from tests.unit.engine.families.catalogue import CASES
 from tests.unit.engine.families.exact import Bench, asked, prompt_of
@@ -51,6 +52,22 @@ def test_prompts_arrive_beside_sequences_that_decode(bench: Bench) -> None:
         decode.admit(sequence)
     decode.go_on([*moved, *local])
     bench.check([*moved, *local], prefill, decode)
+
+
+def test_drafts_of_any_quality_change_nothing(bench: Bench) -> None:
+    if not bench.verifies_drafts:
+        pytest.skip("its states can't be taken back")
+    plain, _ = bench.generators()
+    prompts = [prompt_of(max(length, bench.shortest), seed=3) for length in LENGTHS]
+    answers = plain.run([asked(f"plain {number}", prompt) for number, prompt in enumerate(prompts)])
+    prefill, decode = bench.generators(draft=Drafts(dict(zip(map(tuple, prompts), answers, strict=True))))
+    drafted = [asked(f"drafted {number}", prompt) for number, prompt in enumerate(prompts)]
+    for sequence in drafted:
+        prefill.start(sequence)
+        bench.hand_over(sequence, prefill, decode)
+    decode.go_on(drafted)
+    bench.check(drafted, prefill, decode)
+    assert 0 < sum(decode.accepted) < len(decode.accepted) * Drafts.LONGEST
 
 
 def test_a_sequence_that_lost_its_blocks_is_computed_again(bench: Bench) -> None:

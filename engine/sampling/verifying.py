@@ -1,0 +1,41 @@
+"""Verification of drafts: the target's own token is sampled in each drafted one's place, and they are accepted while equal."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import islice
+
+from engine.passes import Finished, Pass, Sampled
+from engine.sequence import Chunk
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyingPass:
+    """A pass whose rows verify drafts: a drafted token is accepted while it is what the target samples in its place.
+
+    The noise of a position depends on nothing else, so the tokens are those of a pass for each of them (Daliri, Musco, Suresh,
+    arXiv 2408.07978).
+    """
+
+    chunks: list[Chunk]
+    rows: Pass  # a result for each of their rows
+
+    def wait(self) -> list[Sampled | None]:
+        results = iter(self.rows.wait())
+        return [_accepted(chunk, list(islice(results, len(chunk.rows)))) for chunk in self.chunks]
+
+    def finished(self) -> Pass:
+        """The same as a completed pass, if the rows are there already."""
+        return Finished(self.wait()) if isinstance(self.rows, Finished) else self
+
+
+def _accepted(chunk: Chunk, results: list[Sampled | None]) -> Sampled | None:
+    """The first row's result with those behind the accepted drafts."""
+    first, further = results[0], list[Sampled | None]()
+    before = first
+    for drafted, behind in zip(chunk.drafted, results[1:], strict=True):
+        if before is None or before.problem or before.token_id != drafted:
+            break
+        further.append(behind)
+        before = behind
+    return replace(first, further=tuple(further)) if first is not None and further else first
