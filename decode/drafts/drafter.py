@@ -1,0 +1,23 @@
+"""The seam between the decode role and its drafters."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from engine.sequence import Sequence
+
+
+class Drafter(Protocol):
+    """A source of drafts. It is called on the event loop, for each drafting sequence, between passes."""
+
+    def draft(self, sequence: Sequence, most: int) -> list[int]:
+        """At most `most` tokens that may follow `sequence.token_ids`; [] without a good guess.
+
+        With `most` 0 it only prepares, for example indexes the next slice of a long prompt.
+        """
+
+    def match_length(self, sequence: Sequence) -> int:
+        """The number of known tokens that the last draft was derived from: the longer, the likelier its tokens."""
+
+    def ended(self, sequence: Sequence) -> None:
+        """Take note that the answer is complete: later requests may draft from it."""

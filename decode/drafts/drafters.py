@@ -1,0 +1,14 @@
+"""The drafters by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from decode.drafts.drafter import Drafter
+from decode.drafts.settings import LookupSettings
+from decode.drafts.suffix import Lookup
+
+DRAFTERS: Mapping[str, Callable[[LookupSettings], Drafter]] = {
+    "suffix": Lookup,
+    "ngram": Lookup,
+}
