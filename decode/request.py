@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence as ListOf
 from dataclasses import dataclass, field
 
+import msgspec
 from msgspec import UNSET
 
 from common.blocks import pack_tokens
 from common.messages import Job, TokenLogprobs, Tokens
 from common.words import Finish
+from engine.passes import Sampled
 from engine.sequence import Sequence
 
 
@@ -30,6 +33,8 @@ class DecodeRequest:
     stopped: str = ""
     preemptions: int = 0
     passed: int = 0  # requests admitted before it while it waited for blocks
+    drafted: int = 0  # tokens that passes verified here
+    accepted: int = 0
     num_before: int = field(init=False)  # generated tokens that were sampled elsewhere
 
     def __post_init__(self) -> None:
@@ -52,6 +57,23 @@ class DecodeRequest:
     def expired(self) -> bool:
         return time.monotonic() >= self.deadline_at
 
+    def take(self, results: ListOf[Sampled | None], *, max_model_len: int) -> int:
+        """Append a pass's tokens up to one that ends the answer, or to a result without a token; return their number."""
+        sequence = self.sequence
+        for count, sampled in enumerate(results):
+            if sampled is None or sampled.problem:
+                return count
+            sequence.append(sampled.token_id)
+            if sampled.logprobs is not None:
+                self.logprobs.append(sampled.logprobs)
+            self.first_token_at = self.first_token_at or time.monotonic()
+            self.finish = sequence.finish_reason()
+            if not self.finish and len(sequence.token_ids) >= max_model_len:
+                self.finish = Finish.LENGTH
+            if self.finish:
+                return count + 1
+        return len(results)
+
     def tokens_from(self, position: int) -> Tokens | None:
         """Tokens from generated `position` on that this worker sampled; None if there are none."""
         position = max(position, self.first_position)
@@ -68,4 +90,12 @@ class DecodeRequest:
             cached_tokens=self.cached_tokens if position == 0 else -1,
             traceparent=self.job.context if position <= self.num_before else UNSET,
             prompt_logprobs=self.sequence.prompt_logprobs if position == 0 else None,
+        )
+
+    def prefilled_here(self, tokens: Tokens, *, since: float) -> Tokens:
+        """The first tokens of a local job, with its prefix hit and the time `since` its claim."""
+        return msgspec.structs.replace(
+            tokens,
+            cached_tokens=min(self.sequence.num_found or 0, self.job.num_prompt_tokens),
+            prefill_ms=(time.monotonic() - since) * 1000,
         )

@@ -10,8 +10,6 @@ import logging
 import time
 from collections.abc import Sequence as ListOf
 
-import msgspec
-
 from common.errors import InvalidRequestError, ServingError, StepFailedError, UnavailableError
 from common.messages import (
     Ack,
@@ -32,7 +30,8 @@ from common.messages import (
     WriterDone,
 )
 from common.tracing import in_trace
-from common.words import Finish, Role
+from common.words import Role
+from decode.drafts.speculation import NO_SPECULATION, Speculation
 from decode.intake import Intake
 from decode.request import DecodeRequest
 from decode.scheduler import DecodeScheduler
@@ -55,8 +54,9 @@ class DecodeRole:
 
     name = Role.DECODE
 
-    def __init__(self, context: RoleContext) -> None:
+    def __init__(self, context: RoleContext, *, speculation: Speculation = NO_SPECULATION) -> None:
         self._context = context
+        self._speculation = speculation
         self.scheduler = DecodeScheduler(
             pool=context.cache.pool,
             max_sequences=context.model.max_sequences,
@@ -65,6 +65,7 @@ class DecodeRole:
             expected=lambda: self._reservations.num_open,
             trials=context.passes.trials,
             turns=context.cache.turns,
+            speculation=speculation,
         )
         self._requests: dict[str, DecodeRequest] = {}  # includes ended ones until received
         self._local: dict[DecodeRequest, ClaimedJob] = {}  # local jobs without a first token yet
@@ -183,18 +184,37 @@ class DecodeRole:
             request = self.scheduler.landed(chunk)
             if request.is_over:
                 continue  # planned before its stop token, cancellation or failure was known
-            chunk.sequence.finish(chunk)
+            further = () if sampled is None else sampled.further
+            chunk.sequence.finish(chunk, len(further))
+            if chunk.drafted:
+                self._context.totals.verified(drafted=len(chunk.drafted), accepted=len(further))
+                self._speculation.verified(chunk.sequence, drafted=len(chunk.drafted), accepted=len(further))
+                request.drafted += len(chunk.drafted)
+                request.accepted += len(further)
             publish_computed(self._context.cache.pool, chunk.sequence)
             if sampled is not None and sampled.prompt_logprobs is not None:
                 chunk.sequence.scored(chunk, sampled.prompt_logprobs)
-            if chunk.sample and sampled is None:
-                withdraw(self._context.cache.pool, chunk.sequence)
-                self._fail(request, "no finite logits")
-            elif chunk.sample and sampled is not None and sampled.problem:
-                self._fail(request, sampled.problem, error=InvalidRequestError)
-            elif chunk.sample and sampled is not None:
-                self._append(request, sampled)
+            if chunk.sample:
+                self._take(request, [sampled, *further])
         self._context.jobs.room_changed()
+
+    def _take(self, request: DecodeRequest, results: ListOf[Sampled | None]) -> None:
+        """Send a pass's tokens, and end or fail the request with the last of them."""
+        position = request.sequence.num_generated
+        count = request.take(results, max_model_len=self._context.model.max_model_len)
+        self._context.totals.generated_tokens += count
+        if count:
+            self._send(request, position)
+        if request.finish:
+            request.ended_at = time.monotonic()
+            self.scheduler.remove(request)
+            self._speculation.ended(request.sequence)
+            record_decode(self._context.tracer, request, worker=self._context.identity.worker)
+        elif count < len(results) and (unusable := results[count]) is not None:
+            self._fail(request, unusable.problem, error=InvalidRequestError)
+        elif count < len(results):
+            withdraw(self._context.cache.pool, request.sequence)
+            self._fail(request, "no finite logits")
 
     def failed(self, chunks: ListOf[Chunk], error: Exception) -> None:
         if chunks:
@@ -204,23 +224,6 @@ class DecodeRole:
             if not request.is_over:
                 self._fail(request, f"step failed: {type(error).__name__}")
         self._context.jobs.room_changed()
-
-    def _append(self, request: DecodeRequest, sampled: Sampled) -> None:
-        sequence = request.sequence
-        position = sequence.num_generated
-        sequence.append(sampled.token_id)
-        self._context.totals.generated_tokens += 1
-        if sampled.logprobs is not None:
-            request.logprobs.append(sampled.logprobs)
-        request.first_token_at = request.first_token_at or time.monotonic()
-        request.finish = sequence.finish_reason()
-        if not request.finish and len(sequence.token_ids) >= self._context.model.max_model_len:
-            request.finish = Finish.LENGTH
-        self._send(request, position)
-        if request.finish:
-            request.ended_at = time.monotonic()
-            self.scheduler.remove(request)
-            record_decode(self._context.tracer, request, worker=self._context.identity.worker)
 
     def _send(self, request: DecodeRequest, position: int) -> None:
         tokens = request.tokens_from(position)
@@ -243,11 +246,7 @@ class DecodeRole:
                 decode_incarnation=self._context.identity.incarnation,
             )
         )
-        return msgspec.structs.replace(
-            tokens,
-            cached_tokens=min(request.sequence.num_found or 0, request.job.num_prompt_tokens),
-            prefill_ms=(time.monotonic() - claimed.claimed_at) * 1000,
-        )
+        return request.prefilled_here(tokens, since=claimed.claimed_at)
 
     # -- the end of a request --------------------------------------------------------------------------------------
 

@@ -6,6 +6,9 @@ youngest of the lowest priority is preempted, one that was passed often last: it
 states its `ResumePoint`) and it waits at the front of the queue, behind whose turn it is (`worker.serving.turns`). Sampling
 depends on (seed, position) alone, so its text does not change.
 
+A sequence with a draft (`decode.drafts`) sits out until the tokens are known that its pass accepts, and one whose token in
+flight is likely to be followed by a draft until that token is. The others go on, two passes in flight, unless most draft.
+
 A pass in flight keeps its sequences' blocks (`HeldBlocks`). A victim in such a pass is therefore left out of the plan, so
 that the next plan finds it free.
 """
@@ -18,6 +21,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from decode.drafts.speculation import NO_SPECULATION, Speculation
 from decode.request import DecodeRequest
 from decode.resume_point import ResumePoint
 from engine.cache.block_pool import BlockPool, OutOfBlocksError
@@ -46,6 +50,7 @@ class DecodeScheduler:
         expected: Callable[[], int] = lambda: 0,
         trials: Trials | None = None,
         turns: Turns | None = None,
+        speculation: Speculation = NO_SPECULATION,
     ) -> None:
         """`prompt_budget(waiting, decoding=…, context=…)`: prompt tokens that may join a pass; None = any number.
 
@@ -62,6 +67,9 @@ class DecodeScheduler:
         self.waiting: deque[DecodeRequest] = deque()  # without blocks
         self.blocks = HeldBlocks(pool)
         self.resume_point = ResumePoint(pool)
+        self._speculation = speculation
+        self._can_verify = speculation is not NO_SPECULATION and all(group.grows for group in pool.groups)
+        self._num_verifying = 0  # drafts in flight
         self._in_flight: dict[Sequence, DecodeRequest] = {}
         self.preemptions = 0
 
@@ -93,6 +101,7 @@ class DecodeScheduler:
     def landed(self, chunk: Chunk) -> DecodeRequest:
         """Record the end of the chunk's pass, with or without a result. Its request may have left meanwhile."""
         request = self._in_flight[chunk.sequence]
+        self._num_verifying -= bool(chunk.drafted)
         self.blocks.landed(chunk.sequence)
         if not self.blocks.in_use(chunk.sequence):
             del self._in_flight[chunk.sequence]
@@ -105,29 +114,35 @@ class DecodeScheduler:
         """
         if len(self._pool.groups) > 1:
             self._keep_resume_point()
-        draft = self._draft(token_budget)
-        while not draft.shares and draft.has_preempted:  # the one in turn was itself preempted: try the others
-            draft = self._draft(token_budget)
-        return [self._schedule(request, num_tokens) for request, num_tokens in draft.shares.items()]
+        if 2 * self._num_verifying > len(self.running):
+            return []  # most would miss the pass: its steps are for those that draft
+        plan = self._planned(token_budget)
+        while not plan.shares and plan.has_preempted:  # the one in turn was itself preempted: try the others
+            plan = self._planned(token_budget)
+        drafted = self._drafted(plan, most_rows=token_budget - sum(plan.shares.values()) + len(plan.shares))
+        return [
+            self._schedule(request, num_tokens, drafted.get(request.sequence, ()))
+            for request, num_tokens in plan.shares.items()
+        ]
 
-    def _draft(self, token_budget: int) -> _Draft:
-        draft = _Draft(token_budget)
+    def _planned(self, token_budget: int) -> _Plan:
+        plan = _Plan(token_budget)
         self._put_its_turn_first()
         candidates = [request for request in self.running if self._goes_on(request)]
         held_back = self._held_back(candidates)
         candidates = [request for request in candidates if request.sequence not in held_back]
         for request in sorted(candidates, key=_is_prompt):  # stable
             if _is_prompt(request):
-                self._bound_prompts(draft, context=request.sequence.num_scheduled)
-            if request in draft.left_out or draft.scores_another(request):
+                self._bound_prompts(plan, context=request.sequence.num_scheduled)
+            if request in plan.left_out or plan.scores_another(request):
                 continue
-            num_tokens = self._coverable(request, min(request.sequence.num_next, draft.token_budget))
-            if num_tokens > 0 and self._make_room(request, num_tokens, draft):
-                draft.add(request, num_tokens)
-        if not draft.is_short:
-            self._bound_prompts(draft, context=None)  # its context is known when the next prompt is admitted
-            self._admit_waiting(draft, held_back)
-        return draft
+            num_tokens = self._coverable(request, min(request.sequence.num_next, plan.token_budget))
+            if num_tokens > 0 and self._make_room(request, num_tokens, plan):
+                plan.add(request, num_tokens)
+        if not plan.is_short:
+            self._bound_prompts(plan, context=None)  # its context is known when the next prompt is admitted
+            self._admit_waiting(plan, held_back)
+        return plan
 
     def _held_back(self, candidates: list[DecodeRequest]) -> set[Sequence]:
         """Suspects that wait: the one with the fewest tokens sampled here goes first."""
@@ -136,21 +151,56 @@ class DecodeScheduler:
         in_turn = sorted(candidates, key=lambda request: request.sequence.num_generated - request.num_before)
         return self._trials.held_back([request.sequence for request in (*in_turn, *self.waiting)])
 
-    def _bound_prompts(self, draft: _Draft, *, context: int | None) -> None:
+    def _bound_prompts(self, plan: _Plan, *, context: int | None) -> None:
         """Bound the prompt tokens that join the decoding sequences, so that decoding is not delayed too long."""
-        if self._prompt_budget is not None and not draft.is_bounded and (draft.shares or self._expected()):
-            waiting = sum(request.sequence.num_unscheduled for request in self if request not in draft.shares)
-            budget = self._prompt_budget(waiting, decoding=len(draft.shares), context=context)
-            draft.token_budget = min(draft.token_budget, budget)
-        draft.is_bounded = True
+        if self._prompt_budget is not None and not plan.is_bounded and (plan.shares or self._expected()):
+            waiting = sum(max(0, request.sequence.num_unscheduled) for request in self if request not in plan.shares)
+            budget = self._prompt_budget(waiting, decoding=len(plan.shares), context=context)
+            plan.token_budget = min(plan.token_budget, budget)
+        plan.is_bounded = True
 
     def _goes_on(self, request: DecodeRequest) -> bool:
-        """True if a token follows the one in flight; assumed if only a stop token can tell."""
+        """True if a token follows the one in flight, and no draft waits for that; assumed if only a stop token can tell."""
         sequence = request.sequence
         if not sequence.num_pending:
             return True
         num_generated = sequence.num_generated + sequence.num_pending
-        return num_generated < sequence.sampling.max_tokens and sequence.num_tokens < self._max_model_len
+        if num_generated >= sequence.sampling.max_tokens or sequence.num_tokens >= self._max_model_len:
+            return False
+        return not (self._most_drafted(request) and self._speculation.awaits(sequence))
+
+    def _most_drafted(self, request: DecodeRequest) -> int:
+        """Tokens that may be drafted, with room for the one sampled behind them; 0 = none."""
+        sequence = request.sequence
+        if not self._can_verify or request.sequence.is_suspect:
+            return 0
+        known = len(sequence.token_ids)
+        return max(0, min(sequence.sampling.max_tokens - sequence.num_generated, self._max_model_len - known) - 1)
+
+    def _drafted(self, plan: _Plan, *, most_rows: int) -> dict[Sequence, tuple[int, ...]]:
+        """The drafts of the pass, as far as free blocks reach: nobody is preempted for them.
+
+        `most_rows`: of sequences and drafted tokens together.
+        """
+        wanted = {
+            request.sequence: most
+            for request in plan.shares
+            if not request.sequence.num_pending
+            and request.sequence.num_unscheduled == 1
+            and (most := self._most_drafted(request))
+        }
+        if not wanted:
+            return {}
+        drafts = self._speculation.drafts(wanted, rows=len(plan.shares), most_rows=most_rows)
+        return {sequence: tokens for sequence, tokens in drafts.items() if self._has_room(sequence, len(tokens))}
+
+    def _has_room(self, sequence: Sequence, num_drafted: int) -> bool:
+        """Cover a draft with free blocks, leaving one for each running sequence; return False without them."""
+        num_positions = sequence.num_scheduled + 1 + num_drafted
+        if lacks(self._pool, sequence, num_tokens=num_positions) > self._pool.num_free - self._spare:
+            return False
+        grow(self._pool, sequence, num_tokens=num_positions)
+        return True
 
     def _coverable(self, request: DecodeRequest, num_tokens: int) -> int:
         """Number of a prompt's next tokens that have their entries, or get them without preemption.
@@ -161,27 +211,27 @@ class DecodeScheduler:
             return num_tokens
         return cover(self._pool, request.sequence, num_tokens, spare=self._spare)
 
-    def _make_room(self, request: DecodeRequest, num_tokens: int, draft: _Draft) -> bool:
+    def _make_room(self, request: DecodeRequest, num_tokens: int, plan: _Plan) -> bool:
         """Cover the chunk with blocks, preempting others if necessary; return False if the request itself must wait."""
         num_positions = request.sequence.num_scheduled + num_tokens
         while True:
-            if draft.waits_for_blocks and lacks(self._pool, request.sequence, num_tokens=num_positions):
+            if plan.waits_for_blocks and lacks(self._pool, request.sequence, num_tokens=num_positions):
                 return False  # an earlier request waits for these blocks
             try:
                 grow(self._pool, request.sequence, num_tokens=num_positions)
                 return True
             except OutOfBlocksError:
-                draft.is_short = True
+                plan.is_short = True
             if self.blocks.awaited:
-                draft.waits_for_blocks = True  # freed at the end of the passes in flight
+                plan.waits_for_blocks = True  # freed at the end of the passes in flight
                 continue
             victim = self._victim()
-            draft.leave_out(victim)
+            plan.leave_out(victim)
             if self.blocks.in_use(victim.sequence):
-                draft.waits_for_blocks = True  # the next plan can preempt the victim
+                plan.waits_for_blocks = True  # the next plan can preempt the victim
                 continue
             self._preempt(victim)
-            draft.has_preempted = True
+            plan.has_preempted = True
             if victim is request:
                 return False
 
@@ -214,19 +264,19 @@ class DecodeScheduler:
                     self.waiting.appendleft(request)
                     return
 
-    def _admit_waiting(self, draft: _Draft, held_back: set[Sequence]) -> None:
+    def _admit_waiting(self, plan: _Plan, held_back: set[Sequence]) -> None:
         most = self._max_sequences - self._expected()
-        while self.waiting and draft.token_budget > 0 and len(self.running) < most:
+        while self.waiting and plan.token_budget > 0 and len(self.running) < most:
             request = self.waiting[0]
-            if request.sequence in held_back or draft.scores_another(request):
+            if request.sequence in held_back or plan.scores_another(request):
                 return
-            if not self._admit(request, ahead=draft.token_budget):
+            if not self._admit(request, ahead=plan.token_budget):
                 return
             self.waiting.popleft()
             self.running.append(request)
             request.passed = max(request.passed, self._turns.admitted(request.sequence))
-            num_tokens = min(request.sequence.num_next, draft.token_budget)
-            draft.add(request, cover(self._pool, request.sequence, num_tokens, spare=self._spare))
+            num_tokens = min(request.sequence.num_next, plan.token_budget)
+            plan.add(request, cover(self._pool, request.sequence, num_tokens, spare=self._spare))
 
     def _admit(self, request: DecodeRequest, *, ahead: int) -> bool:
         """Give it blocks, and windows' entries for `ahead` tokens. Else it waits, and all behind it."""
@@ -250,10 +300,11 @@ class DecodeScheduler:
         """One block for each running sequence."""
         return len(self.running) * self._pool.growth
 
-    def _schedule(self, request: DecodeRequest, num_tokens: int) -> Chunk:
+    def _schedule(self, request: DecodeRequest, num_tokens: int, drafted: tuple[int, ...]) -> Chunk:
         self.blocks.launched(request.sequence)
         self._in_flight[request.sequence] = request
-        return schedule(self._pool, request.sequence, num_tokens, spare=self._spare)
+        self._num_verifying += bool(drafted)
+        return schedule(self._pool, request.sequence, num_tokens, drafted=drafted, spare=self._spare)
 
     @property
     def _spare(self) -> int:
@@ -266,7 +317,7 @@ def _is_prompt(request: DecodeRequest) -> bool:
 
 
 @dataclass(slots=True)
-class _Draft:
+class _Plan:
     """A pass being planned."""
 
     token_budget: int  # tokens left in the pass

@@ -20,6 +20,8 @@ class Totals:
     failed_steps: int = 0
     out_of_memory: int = 0
     refused_handoffs: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
     def admitted(self, *, prompt_tokens: int, cached_tokens: int) -> None:
         """Count a prompt's lookup in the prefix cache."""
@@ -31,6 +33,11 @@ class Totals:
         self.pushed_blocks += blocks
         self.pushed_bytes += num_bytes
         self.push_s += seconds
+
+    def verified(self, *, drafted: int, accepted: int) -> None:
+        """Count the tokens of a verified draft."""
+        self.drafted_tokens += drafted
+        self.accepted_tokens += accepted
 
     def step_failed(self, error: Exception) -> None:
         """Count a pass without results."""

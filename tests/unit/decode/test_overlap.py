@@ -10,10 +10,12 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
+from collections.abc import Mapping
 
 import pytest
 
 from common.messages import Cancel, PagePart, SamplingParams
+from decode.drafts.speculation import NO_SPECULATION, NoSpeculation
 from decode.request import DecodeRequest
 from decode.role import DecodeRole
 from engine.cache.block_pool import OutOfBlocksError
@@ -73,6 +75,35 @@ class _Late:
         return self._engine.compute(self._chunks)
 
 
+class Guesses(NoSpeculation):
+    """Drafts that know the answers and spoil some: any number of them is accepted."""
+
+    def __init__(self, rng: random.Random, answers: Mapping[str, list[int]]) -> None:
+        self.accepted = self.refused = 0
+        self._rng, self._answers = rng, answers
+
+    def awaits(self, sequence: Sequence) -> bool:
+        return self._rng.random() < 0.5
+
+    def drafts(
+        self, wanted: Mapping[Sequence, int], *, rows: int, most_rows: int
+    ) -> Mapping[Sequence, tuple[int, ...]]:
+        found, room = dict[Sequence, tuple[int, ...]](), most_rows - rows
+        for sequence, most in wanted.items():
+            answer = self._answers[sequence.request_id][sequence.num_generated :]
+            right = answer[: self._rng.randint(0, min(most, room, 4))]
+            if right and self._rng.random() < 0.4:
+                right[self._rng.randrange(len(right))] = self._rng.randrange(512)
+            if right:
+                found[sequence] = tuple(right)
+                room -= len(right)
+        return found
+
+    def verified(self, sequence: Sequence, *, drafted: int, accepted: int) -> None:
+        self.accepted += accepted
+        self.refused += drafted - accepted
+
+
 class Worker:
     """Two roles, the requests they were given, and what must hold after every step."""
 
@@ -89,11 +120,12 @@ class Worker:
             self.engine, launcher=self.unsteady, token_budget=rng.randint(6, 30), max_sequences=rng.randint(1, 8)
         )
         self.gateway, self.pipeline = self.bench.gateway, self.bench.pipeline
-        self.decode = DecodeRole(self.bench.context)
+        self.expected: dict[str, list[int]] = {}
+        self.guesses = Guesses(rng, self.expected)
+        self.decode = DecodeRole(self.bench.context, speculation=NO_SPECULATION if seed % 8 < 4 else self.guesses)
         self.prefill = PrefillRole(self.bench.context, max_requests=100)
         for role in (self.decode, self.prefill):
             self.pipeline.attach(role)
-        self.expected: dict[str, list[int]] = {}
         self.cancelled: set[str] = set()
         self.sequences: list[Sequence] = []
         self.seen: Counter[str] = Counter()
@@ -293,6 +325,8 @@ async def test_chance_finds_what_matters() -> None:
             "preempted": worker.decode.scheduler.preemptions,
             "cancelled": len(worker.cancelled),
             "failed": worker.unsteady.failures,
+            "accepted a draft": worker.guesses.accepted,
+            "refused a draft": worker.guesses.refused,
             **Counter(worker.gateway.ended.values()),
         }
     wanted = ["two passes in flight", "left while in flight", "a pending token was scheduled"]
@@ -303,6 +337,8 @@ async def test_chance_finds_what_matters() -> None:
         "preempted",
         "cancelled",
         "failed",
+        "accepted a draft",
+        "refused a draft",
         "stop",
         "length",
     ]

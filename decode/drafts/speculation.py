@@ -1,0 +1,54 @@
+"""Speculation in the decode batch: who drafts in a pass, and how many tokens.
+
+A draft never changes a text (`engine.sampling.verifying`), so all that is decided here is time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from engine.sequence import Sequence
+
+
+class Speculation(Protocol):
+    """The drafts of the batch, as scheduler and role see them."""
+
+    def awaits(self, sequence: Sequence) -> bool:
+        """True if a draft will probably follow the token in flight: the sequence sits out until that is known."""
+        ...
+
+    def drafts(
+        self, wanted: Mapping[Sequence, int], *, rows: int, most_rows: int
+    ) -> Mapping[Sequence, tuple[int, ...]]:
+        """Drafts for a pass with `rows` rows besides, `most_rows` in all; none is empty. `wanted`: the most tokens of each."""
+        ...
+
+    def verified(self, sequence: Sequence, *, drafted: int, accepted: int) -> None:
+        """Learn from a draft's end."""
+        ...
+
+    def ended(self, sequence: Sequence) -> None:
+        """Take note that the answer is complete."""
+        ...
+
+
+class NoSpeculation:
+    """Speculation switched off."""
+
+    def awaits(self, sequence: Sequence) -> bool:
+        return False
+
+    def drafts(
+        self, wanted: Mapping[Sequence, int], *, rows: int, most_rows: int
+    ) -> Mapping[Sequence, tuple[int, ...]]:
+        return {}
+
+    def verified(self, sequence: Sequence, *, drafted: int, accepted: int) -> None:
+        """No-op: there are no drafts."""
+
+    def ended(self, sequence: Sequence) -> None:
+        """No-op: nothing is remembered."""
+
+
+NO_SPECULATION = NoSpeculation()
