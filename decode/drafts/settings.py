@@ -25,8 +25,10 @@ class LookupSettings:
     lengths: MatchLengths = MatchLengths()
     factor: float = 1.0  # tokens of a draft for each of its match
     min_probability: float = 0.1  # a draft ends before its path gets rarer than this
+    answer_tokens: int = 131_072  # tokens of earlier answers for each prefix-cache domain; 0: none
+    domains: int = 32  # domains whose answers are kept; the least recently used gives way
 
     @classmethod
     def ngram(cls, *, prompt_lookup_min: int = 3, prompt_lookup_max: int = 5) -> LookupSettings:
         """N-gram lookup in vLLM's sense: the sequence's own tokens, and drafts as long as they may be."""
-        return cls(lengths=MatchLengths(prompt_lookup_min, prompt_lookup_max), factor=math.inf, min_probability=0.0)
+        return cls(lengths=MatchLengths(prompt_lookup_min, prompt_lookup_max), factor=math.inf, answer_tokens=0)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from decode.drafts import suffix
+from decode.drafts import own
 from decode.drafts.drafters import DRAFTERS
 from decode.drafts.occurrences import MOST_FOUND, MOST_VISITED
 from decode.drafts.settings import LookupSettings, MatchLengths
@@ -74,7 +74,7 @@ def test_a_draft_depends_on_the_text_alone_and_not_on_when_it_grew(
 
 
 def test_a_long_prompt_is_indexed_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(suffix, "SLICE", 100)
+    monkeypatch.setattr(own, "SLICE", 100)
     text = random.Random(3).sample(range(10_000), 1000)
     late, early = sequence_of([*text, *text[500:510]]), sequence_of([*text, *text[20:30]])
     lookup = Lookup(LookupSettings())
