@@ -26,6 +26,7 @@ MIN_UNEXPLAINED = 0.02  # share of the pairs' variance that the tokens must leav
 FULL_PASS_S = 0.1  # nobody notices that several prompts' first tokens come this late
 FULL_PASS_PARTS = 20.0  # a full pass's time by its fixed part
 MAX_ATTENTION_SHARE = 0.8  # upper bound of attention's share of a mean pass
+UNKNOWN_ROW = 0.1  # a row's assumed share of the smallest step, until one with more rows is measured
 SCALE = np.array((1.0, 1e3, 1e6, 1.0))  # 1, tokens, pairs, seconds: scaled to one magnitude
 
 Floats = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
@@ -131,6 +132,41 @@ def _products(tokens: float, pairs: float, seconds: float) -> Floats:
     return np.outer(point, point)
 
 
+class RowCost:
+    """Milliseconds of decode steps by rows: sequences, and the drafted tokens of those that draft.
+
+    Timed steps had no contexts: what finished ones take longer is added to all. Without timed steps finished ones are kept by
+    size: others lie on the line between their neighbours, beyond the largest on a gentle slope, which the first step of such a
+    size corrects.
+    """
+
+    def __init__(self, timed: Mapping[int, float], averaging: Averaging) -> None:
+        """`timed`: ms by slots; a step takes as long as one with all of its graph's slots filled."""
+        self._averaging = averaging
+        self._slots = sorted(timed)
+        self._ms: dict[int, float] = dict(timed)
+        self._added_ms = 0.0  # by contexts, to a timed step
+
+    def add(self, rows: int, ms: float) -> None:
+        """Add a finished step."""
+        if not self._slots:
+            self._ms[rows] = self._averaging.smoothed(self._ms.get(rows, 0.0), ms)
+        elif rows <= self._slots[-1]:
+            self._added_ms = self._averaging.smoothed(self._added_ms, max(0.0, ms - self._ms[self._size(rows)]))
+
+    def ms(self, rows: int) -> float:
+        """Expected milliseconds of a step; 0 = nothing was measured yet."""
+        if not self._ms:
+            return 0.0
+        size, known = self._size(rows), sorted(self._ms)
+        if size > known[-1]:
+            return self._ms[known[-1]] + (size - known[-1]) * UNKNOWN_ROW * self._ms[known[0]] + self._added_ms
+        return float(np.interp(size, known, [self._ms[each] for each in known])) + self._added_ms
+
+    def _size(self, rows: int) -> int:
+        return next((slots for slots in self._slots if slots >= rows), rows)
+
+
 class StepCost:
     """Milliseconds of steps, by slots and prompt tokens."""
 
@@ -141,13 +177,15 @@ class StepCost:
         self._sizes = sizes
         self._averaging = averaging
         self._timed = _by_slots(pass_ms)
+        self.rows = RowCost({slots: ms for (slots, tokens), ms in pass_ms.items() if slots and not tokens}, averaging)
         self._num_mixed = 0
         self._attention_ms = 0.0  # added by contexts of whole prompts, on average
         self._attention_ms_per_token = 0.0  # added by one token of context
 
-    def add_bare(self, ms: float) -> None:
+    def add_bare(self, ms: float, *, rows: int) -> None:
         """Add a step without prompts."""
         self.bare_ms = self._averaging.smoothed(self.bare_ms, ms)
+        self.rows.add(rows, ms)
 
     def add_mixed(self, *, decoding: int, prompt_tokens: int, context: float, seconds: float) -> None:
         """Add a step with prompts. `context`: average positions before a prompt token."""

@@ -98,7 +98,7 @@ class PromptBudget:
             turns, credit_ms = self._policy.turns, self._credit_ms + self.target_ms - ms
             self._credit_ms = min(turns.max_credit_ms, max(-turns.max_debt_ms, credit_ms))
         if not load.prompt_tokens:
-            self.step_cost.add_bare(ms)
+            self.step_cost.add_bare(ms, rows=load.decoding)
         elif not load.decoding:
             self.prompt_cost.add(load.prompt_tokens, load.pairs, seconds, after_idling=after_idling)
         else:

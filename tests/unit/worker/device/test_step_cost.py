@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from worker.device.costs import StepCost, pairs_of
+from worker.device.costs import RowCost, StepCost, pairs_of
 from worker.device.prompt_budget import PassLoad, PromptBudget
 from worker.device.step_policy import Averaging, StepSizes
 
@@ -28,7 +28,7 @@ def test_attention_is_told_by_the_positions_before_a_part_and_by_whole_prompts()
 def test_a_timed_step_takes_what_it_took_at_the_start_beside_the_bare_step_of_now() -> None:
     cost = StepCost(TIMED, StepSizes(), Averaging())
     assert cost.predicted_ms(16, None) == {112: 5.0, 176: 6.0}
-    cost.add_bare(4.5)
+    cost.add_bare(4.5, rows=16)
     assert cost.predicted_ms(16, None) == {112: 5.5, 176: 6.5}
     assert cost.predicted_ms(32, None) == {}
 
@@ -36,7 +36,7 @@ def test_a_timed_step_takes_what_it_took_at_the_start_beside_the_bare_step_of_no
 @pytest.mark.parametrize(("tokens", "rate"), [(240, 240 / 0.006), (200, 240 / 0.006), (112, 112 / 0.006), (63, 0.0)])
 def test_the_end_of_a_prompt_counts_as_a_full_tile_and_a_few_tokens_count_for_nothing(tokens: int, rate: float) -> None:
     cost = StepCost({}, StepSizes(), Averaging())
-    cost.add_bare(4.0)
+    cost.add_bare(4.0, rows=16)
     cost.add_mixed(decoding=1, prompt_tokens=tokens, context=0.0, seconds=0.010)
     assert cost.prompt_tokens_per_s == pytest.approx(rate)
 
@@ -44,5 +44,24 @@ def test_the_end_of_a_prompt_counts_as_a_full_tile_and_a_few_tokens_count_for_no
 def test_more_tokens_never_take_less_time_whatever_the_clock_said() -> None:
     """A disturbance while a smaller step was timed: a larger one's time would else be told below nothing."""
     cost = StepCost({(16, 0): 50.0, (16, 112): 1.0, (16, 176): 60.0}, StepSizes(), Averaging())
-    cost.add_bare(4.0)
+    cost.add_bare(4.0, rows=16)
     assert cost.predicted_ms(16, None) == {112: 4.0, 176: 14.0}
+
+
+def test_untimed_steps_are_known_by_what_finished_ones_took() -> None:
+    rows = RowCost({}, Averaging())
+    assert rows.ms(4) == 0.0
+    rows.add(1, 10.0)
+    assert rows.ms(1) == 10.0
+    assert 10.0 < rows.ms(4) < 20.0  # not known: worth a try
+    rows.add(4, 30.0)
+    assert rows.ms(4) == 30.0
+    assert 10.0 < rows.ms(2) < rows.ms(3) < 30.0
+
+
+def test_timed_steps_take_as_long_as_their_graph_and_what_contexts_add() -> None:
+    rows = RowCost({1: 4.0, 4: 4.2, 16: 5.0}, Averaging())
+    assert (rows.ms(2), rows.ms(5), rows.ms(16)) == (4.2, 5.0, 5.0)
+    rows.add(3, 5.2)
+    assert (rows.ms(2), rows.ms(5)) == (5.2, 6.0)
+    assert rows.ms(40) > rows.ms(16)
