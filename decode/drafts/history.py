@@ -1,0 +1,58 @@
+"""The drafts of a sequence so far: how they fare against the usual, and pauses after failures."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+LEAST, GREATEST = 0.01, 0.98  # no draft is hopeless or certain
+MOST_MISSES = 2  # verifications in a row that accept nothing, before a pause
+MOST_UNPAID = 8  # passes in a row that leave its drafts out, before a pause
+SHORTEST_PAUSE, LONGEST_PAUSE, LONGEST_UNPAID = 8, 128, 32  # tokens
+Numbers: TypeAlias = npt.NDArray[np.float64]
+_MEMORY = 0.8  # weight of earlier tokens after a verification
+_WEIGHT = 4.0  # tokens that a sequence counts as usual for
+
+
+class History:
+    """An exponential average of accepted against expected tokens, and the generated token until which it pauses."""
+
+    __slots__ = ("_misses", "_unpaid", "accepted", "expected", "match_length", "resumes_at")
+
+    def __init__(self) -> None:
+        self.match_length = 0  # the last verified draft's
+        self.accepted = 0.0
+        self.expected = 0.0
+        self.resumes_at = 0
+        self._misses = 0
+        self._unpaid = 0
+
+    def pays(self, match_length: int) -> None:
+        """Take note that a pass verifies its draft."""
+        self.match_length = match_length
+        self._unpaid = 0
+
+    def does_not_pay(self, num_generated: int) -> None:
+        """Take note that a pass leaves its draft out."""
+        self._unpaid += 1
+        if self._unpaid >= MOST_UNPAID:
+            self._pause(num_generated, self._unpaid - MOST_UNPAID, longest=LONGEST_UNPAID)
+
+    def verified(self, *, usual: float, tried: int, accepted: int, num_generated: int) -> None:
+        self.accepted = self.accepted * _MEMORY + accepted
+        self.expected = self.expected * _MEMORY + usual * tried
+        self._misses = 0 if accepted else self._misses + 1
+        if self._misses >= MOST_MISSES:
+            self._pause(num_generated, self._misses - MOST_MISSES, longest=LONGEST_PAUSE)
+
+    def _pause(self, num_generated: int, doublings: int, *, longest: int) -> None:
+        """Pause for twice as many tokens as the time before; it tries once behind each pause."""
+        self.resumes_at = num_generated + min(longest, SHORTEST_PAUSE << min(doublings, longest.bit_length()))
+
+
+def expected_acceptance(usual: Numbers, *, accepted: Numbers, expected: Numbers) -> Numbers:
+    """Each sequence's probability that a drafted token is accepted: the usual one, by how its record compares."""
+    weight = _WEIGHT * usual
+    return np.clip(usual * (accepted + weight) / (expected + weight), LEAST, GREATEST)

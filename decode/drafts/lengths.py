@@ -1,0 +1,139 @@
+"""The number of drafted tokens that a pass verifies of each sequence: those that bring the most tokens a millisecond.
+
+A drafted token is worth the probability that its draft is accepted up to it. The tokens of all drafts are sorted by worth, and
+the prefix of them is verified that is best for the whole pass (as in vLLM's adaptive verification for DSpark).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as ListOf
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import numpy.typing as npt
+
+from decode.drafts.acceptance import Acceptance
+from decode.drafts.history import History, expected_acceptance
+from engine.sequence import Sequence
+
+STARTS_AT = 1.05  # gain over a pass without drafts at which drafting begins
+STOPS_AT = 1.01  # gain at which it ends
+STRETCH = 16  # numbers of tokens that are tried or left out together
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A draft: its number of tokens, and of the known ones that it was derived from."""
+
+    sequence: Sequence
+    length: int
+    match_length: int
+
+
+class DraftLengths:
+    """Chooses lengths, and learns from what is accepted."""
+
+    def __init__(self, *, sync_ms: float = 0.0) -> None:
+        """`sync_ms`: time that a pass with drafts takes longer, for the next one can't be planned meanwhile."""
+        self._sync_ms = sync_ms
+        self._acceptance = Acceptance()
+        self._histories: WeakKeyDictionary[Sequence, History] = WeakKeyDictionary()
+        self._drafts = False  # the last choice was to draft
+
+    def may_draft(self, sequence: Sequence) -> bool:
+        """False during a pause: its drafts failed, or did not pay."""
+        history = self._histories.get(sequence)
+        return history is None or sequence.num_generated >= history.resumes_at
+
+    def choose(
+        self,
+        candidates: ListOf[Candidate],
+        *,
+        rows: int,
+        most_rows: int,
+        step_ms: Callable[[int], float],
+        decoding: int | None = None,
+    ) -> list[int]:
+        """The tokens of each draft to verify.
+
+        The pass has `rows` without drafts, of which `decoding` (None: all) sample a token each. `step_ms(rows)` is the time of a
+        pass, and never less for more rows.
+        """
+        if not candidates:
+            return []
+        histories = [self._history(candidate.sequence) for candidate in candidates]
+        drafts = _Drafts(
+            acceptance=self._expected(candidates, histories),
+            lengths=np.array([candidate.length for candidate in candidates]),
+            most=max(0, most_rows - rows),
+        )
+        decoding = rows if decoding is None else decoding
+        least = decoding / step_ms(rows) * (STOPS_AT if self._drafts else STARTS_AT)
+        best = _best(drafts.accepted, decoding, least, lambda count: step_ms(rows + count) + self._sync_ms)
+        self._drafts = best > 0
+        lengths = drafts.first(best)
+        for candidate, history, length in zip(candidates, histories, lengths, strict=True):
+            if length:
+                history.pays(candidate.match_length)
+            elif candidate.length:
+                history.does_not_pay(candidate.sequence.num_generated)
+        return lengths
+
+    def _expected(self, candidates: ListOf[Candidate], histories: ListOf[History]) -> npt.NDArray[np.float64]:
+        matches = [candidate.match_length for candidate in candidates]
+        usual = {match: self._acceptance.of(match) for match in set(matches)}
+        return expected_acceptance(
+            np.array([usual[match] for match in matches]),
+            accepted=np.array([history.accepted for history in histories]),
+            expected=np.array([history.expected for history in histories]),
+        )
+
+    def verified(self, sequence: Sequence, drafted: int, accepted: int) -> None:
+        """Learn from a verified draft; its accepted tokens are known to the sequence already."""
+        history = self._history(sequence)
+        usual = self._acceptance.of(history.match_length)
+        tried = min(drafted, accepted + 1)  # nothing is known of tokens behind the first that differs
+        history.verified(usual=usual, tried=tried, accepted=accepted, num_generated=sequence.num_generated)
+        self._acceptance.learn(history.match_length, tried=tried, accepted=accepted)
+
+    def _history(self, sequence: Sequence) -> History:
+        history = self._histories.get(sequence)
+        if history is None:
+            history = self._histories[sequence] = History()
+        return history
+
+
+def _best(accepted: ListOf[float], decoding: int, least: float, pass_ms: Callable[[int], float]) -> int:
+    """The number of first tokens that bring the most tokens a millisecond; 0 if none brings more than `least`.
+
+    A stretch of numbers is left out if it would not be best even with all its tokens in the time of its first.
+    """
+    best = 0
+    for first in range(1, len(accepted) + 1, STRETCH):
+        last = min(first + STRETCH - 1, len(accepted))
+        if decoding + accepted[last - 1] > least * pass_ms(first):
+            for count in range(first, last + 1):
+                rate = (decoding + accepted[count - 1]) / pass_ms(count)
+                if rate > least:
+                    best, least = count, rate
+    return best
+
+
+class _Drafts:
+    """The tokens of all drafts, sorted by the probability that their draft is accepted up to them; at most `most`."""
+
+    def __init__(self, acceptance: npt.NDArray[np.float64], lengths: npt.NDArray[np.int64], *, most: int) -> None:
+        self._num_drafts = len(lengths)
+        longest = min(most, int(lengths.max()))
+        places = np.arange(longest)
+        worth = np.where(places < lengths[:, None], acceptance[:, None] ** (places + 1.0), 0.0).ravel()
+        order = np.argsort(-worth)[: min(most, int(np.minimum(lengths, longest).sum()))]
+        self._draft_of = order // max(1, longest)
+        self.accepted: list[float] = np.cumsum(worth[order]).tolist()  # expected, of the first tokens
+
+    def first(self, count: int) -> list[int]:
+        """Each draft's number of tokens among the first `count`."""
+        lengths: list[int] = np.bincount(self._draft_of[:count], minlength=self._num_drafts).tolist()
+        return lengths
