@@ -29,6 +29,11 @@ class History:
         self._misses = 0
         self._unpaid = 0
 
+    def acceptance(self, usual: float) -> float:
+        """The probability that a drafted token is accepted: the usual one for its match, by how the record compares."""
+        weight = _WEIGHT * usual
+        return min(GREATEST, max(LEAST, usual * (self.accepted + weight) / (self.expected + weight)))
+
     def pays(self, match_length: int) -> None:
         """Take note that a pass verifies its draft."""
         self.match_length = match_length
@@ -52,7 +57,7 @@ class History:
         self.resumes_at = num_generated + min(longest, SHORTEST_PAUSE << min(doublings, longest.bit_length()))
 
 
-def expected_acceptance(usual: Numbers, *, accepted: Numbers, expected: Numbers) -> Numbers:
-    """Each sequence's probability that a drafted token is accepted: the usual one, by how its record compares."""
+def acceptances(usual: Numbers, *, accepted: Numbers, expected: Numbers) -> Numbers:
+    """`History.acceptance` of many."""
     weight = _WEIGHT * usual
     return np.clip(usual * (accepted + weight) / (expected + weight), LEAST, GREATEST)

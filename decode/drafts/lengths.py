@@ -15,11 +15,12 @@ import numpy as np
 import numpy.typing as npt
 
 from decode.drafts.acceptance import Acceptance
-from decode.drafts.history import History, expected_acceptance
+from decode.drafts.history import History, acceptances
 from engine.sequence import Sequence
 
 STARTS_AT = 1.05  # gain over a pass without drafts at which drafting begins
 STOPS_AT = 1.01  # gain at which it ends
+REMEMBERED = 16  # choices
 STRETCH = 16  # numbers of tokens that are tried or left out together
 
 
@@ -40,6 +41,7 @@ class DraftLengths:
         self._sync_ms = sync_ms
         self._acceptance = Acceptance()
         self._histories: WeakKeyDictionary[Sequence, History] = WeakKeyDictionary()
+        self._times = _Times()
         self._drafts = False  # the last choice was to draft
 
     def may_draft(self, sequence: Sequence) -> bool:
@@ -59,19 +61,23 @@ class DraftLengths:
         """The tokens of each draft to verify.
 
         The pass has `rows` without drafts, of which `decoding` (None: all) sample a token each. `step_ms(rows)` is the time of a
-        pass, and never less for more rows.
+        pass, greater than 0; its values are remembered for `REMEMBERED` choices.
         """
         if not candidates:
             return []
         histories = [self._history(candidate.sequence) for candidate in candidates]
         drafts = _Drafts(
-            acceptance=self._expected(candidates, histories),
+            acceptance=self._rates(candidates, histories),
             lengths=np.array([candidate.length for candidate in candidates]),
             most=max(0, most_rows - rows),
         )
-        decoding = rows if decoding is None else decoding
-        least = decoding / step_ms(rows) * (STOPS_AT if self._drafts else STARTS_AT)
-        best = _best(drafts.accepted, decoding, least, lambda count: step_ms(rows + count) + self._sync_ms)
+        self._times.renew(step_ms)
+        decoding, bare_ms = rows if decoding is None else decoding, self._times.ms(rows)
+        least = decoding / bare_ms * (STOPS_AT if self._drafts else STARTS_AT)
+        # Measured times differ by chance: a draft is no gain because a larger step was faster.
+        best = _best(
+            drafts.accepted, decoding, least, lambda count: max(bare_ms, self._times.ms(rows + count)) + self._sync_ms
+        )
         self._drafts = best > 0
         lengths = drafts.first(best)
         for candidate, history, length in zip(candidates, histories, lengths, strict=True):
@@ -81,14 +87,21 @@ class DraftLengths:
                 history.does_not_pay(candidate.sequence.num_generated)
         return lengths
 
-    def _expected(self, candidates: ListOf[Candidate], histories: ListOf[History]) -> npt.NDArray[np.float64]:
+    def _rates(self, candidates: ListOf[Candidate], histories: ListOf[History]) -> npt.NDArray[np.float64]:
         matches = [candidate.match_length for candidate in candidates]
         usual = {match: self._acceptance.of(match) for match in set(matches)}
-        return expected_acceptance(
+        return acceptances(
             np.array([usual[match] for match in matches]),
             accepted=np.array([history.accepted for history in histories]),
             expected=np.array([history.expected for history in histories]),
         )
+
+    def expected(self, sequence: Sequence, length: int, match_length: int) -> float:
+        """The number of a draft's tokens that will be accepted on average."""
+        usual = self._acceptance.of(match_length)
+        history = self._histories.get(sequence)
+        rate = usual if history is None else history.acceptance(usual)
+        return rate * (1 - rate**length) / (1 - rate)
 
     def verified(self, sequence: Sequence, drafted: int, accepted: int) -> None:
         """Learn from a verified draft; its accepted tokens are known to the sequence already."""
@@ -103,6 +116,28 @@ class DraftLengths:
         if history is None:
             history = self._histories[sequence] = History()
         return history
+
+
+class _Times:
+    """Step times by rows, remembered: they change slowly, and a choice asks for hundreds."""
+
+    def __init__(self) -> None:
+        self._step_ms: Callable[[int], float] | None = None
+        self._known: dict[int, float] = {}
+        self._num_choices = 0
+
+    def renew(self, step_ms: Callable[[int], float]) -> None:
+        """Begin a choice; forget the times if they are old or another's."""
+        self._num_choices += 1
+        if step_ms != self._step_ms or self._num_choices > REMEMBERED:
+            self._step_ms, self._known, self._num_choices = step_ms, {}, 1
+
+    def ms(self, rows: int) -> float:
+        known = self._known.get(rows)
+        if known is None:
+            assert self._step_ms is not None
+            known = self._known[rows] = self._step_ms(rows)
+        return known
 
 
 def _best(accepted: ListOf[float], decoding: int, least: float, pass_ms: Callable[[int], float]) -> int:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from decode.drafts.acceptance import Acceptance
 from decode.drafts.history import LONGEST_PAUSE, LONGEST_UNPAID, MOST_MISSES, MOST_UNPAID, SHORTEST_PAUSE
-from decode.drafts.lengths import STARTS_AT, STOPS_AT, Candidate, DraftLengths
+from decode.drafts.lengths import REMEMBERED, STARTS_AT, STOPS_AT, Candidate, DraftLengths
 from engine.sequence import Sequence
 from tests.unit.decode.drafts.lookups import sequence_of
 
@@ -159,3 +159,32 @@ def test_a_batch_stops_drafting_at_a_smaller_gain_than_it_begins_at() -> None:
     assert lengths.choose(candidates, rows=1, most_rows=2, step_ms=step_ms) == [1]
     assert lengths.choose(candidates, rows=1, most_rows=2, step_ms=steep) == [0]
     assert lengths.choose(candidates, rows=1, most_rows=2, step_ms=step_ms) == [0]
+
+
+def test_a_larger_step_that_was_faster_by_chance_is_no_gain() -> None:
+    lengths, candidates = DraftLengths(sync_ms=1.0), candidates_of([(1, 3)])
+    assert lengths.choose(candidates, rows=1, most_rows=2, step_ms=lambda rows: 2.0 / rows) == [0]
+
+
+def test_step_times_are_asked_for_again_after_a_while() -> None:
+    lengths, candidates = DraftLengths(), candidates_of([(1, 3)])
+    asked = list[int]()
+
+    def step_ms(rows: int) -> float:
+        asked.append(rows)
+        return 1.0
+
+    for _ in range(2 * REMEMBERED):
+        lengths.choose(candidates, rows=1, most_rows=2, step_ms=step_ms)
+    assert sorted(asked) == [1, 1, 2, 2]
+
+
+@given(length=st.integers(1, 24), match=st.integers(3, 24), accepted=st.lists(st.integers(0, 4), max_size=6))
+def test_the_expected_tokens_are_those_that_lengths_are_chosen_by(length: int, match: int, accepted: list[int]) -> None:
+    lengths, (candidate,) = DraftLengths(), candidates_of([(4, match)])
+    for number in accepted:
+        lengths.choose([candidate], rows=1, most_rows=5, step_ms=flat)
+        lengths.verified(candidate.sequence, 4, number)
+    (rate,) = lengths._rates([candidate], [lengths._history(candidate.sequence)])
+    expected = lengths.expected(candidate.sequence, length, match)
+    assert math.isclose(expected, sum(rate**place for place in range(1, length + 1)))
