@@ -7,7 +7,8 @@ states its `ResumePoint`) and it waits at the front of the queue, behind whose t
 depends on (seed, position) alone, so its text does not change.
 
 A sequence with a draft (`decode.drafts`) sits out until the tokens are known that its pass accepts, and one whose token in
-flight is likely to be followed by a draft until that token is. The others go on, two passes in flight, unless most draft.
+flight is likely to be followed by a draft until that token is. The others go on with two passes in flight, or wait, too, where
+the steps that those miss cost more.
 
 A pass in flight keeps its sequences' blocks (`HeldBlocks`). A victim in such a pass is therefore left out of the plan, so
 that the next plan finds it free.
@@ -114,8 +115,8 @@ class DecodeScheduler:
         """
         if len(self._pool.groups) > 1:
             self._keep_resume_point()
-        if 2 * self._num_verifying > len(self.running):
-            return []  # most would miss the pass: its steps are for those that draft
+        if self._speculation.stops_the_others(self._num_verifying, len(self.running)):
+            return []
         plan = self._planned(token_budget)
         while not plan.shares and plan.has_preempted:  # the one in turn was itself preempted: try the others
             plan = self._planned(token_budget)

@@ -45,6 +45,8 @@ class Sequence:
     suspect_until: int = 0  # generated tokens that clear a suspect; see `worker.device.trials`
     prompt_logprobs: PromptLogprobs | None = None  # as far as known
     grammar: Grammar | None = None
+    speculation: int = -1  # most drafted tokens of a pass; -1: the worker's
+    prediction: list[int] = field(default_factory=list)  # tokens that the client expects in the answer
 
     @property
     def num_tokens(self) -> int:

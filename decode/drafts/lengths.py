@@ -20,6 +20,7 @@ from engine.sequence import Sequence
 
 STARTS_AT = 1.05  # gain over a pass without drafts at which drafting begins
 STOPS_AT = 1.01  # gain at which it ends
+RECENT = 0.05  # a draft's weight in the mean
 REMEMBERED = 16  # choices
 STRETCH = 16  # numbers of tokens that are tried or left out together
 
@@ -43,6 +44,7 @@ class DraftLengths:
         self._histories: WeakKeyDictionary[Sequence, History] = WeakKeyDictionary()
         self._times = _Times()
         self._drafts = False  # the last choice was to draft
+        self.mean_accepted = 1.0  # drafted tokens of a pass of a sequence, lately
 
     def may_draft(self, sequence: Sequence) -> bool:
         """False during a pause: its drafts failed, or did not pay."""
@@ -106,6 +108,7 @@ class DraftLengths:
     def verified(self, sequence: Sequence, drafted: int, accepted: int) -> None:
         """Learn from a verified draft; its accepted tokens are known to the sequence already."""
         history = self._history(sequence)
+        self.mean_accepted += RECENT * (accepted - self.mean_accepted)
         usual = self._acceptance.of(history.match_length)
         tried = min(drafted, accepted + 1)  # nothing is known of tokens behind the first that differs
         history.verified(usual=usual, tried=tried, accepted=accepted, num_generated=sequence.num_generated)

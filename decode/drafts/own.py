@@ -15,7 +15,7 @@ class OwnTokens:
 
     def __init__(self, sequence: Sequence, lengths: MatchLengths) -> None:
         self._least = lengths.least
-        self._prediction: list[int] = getattr(sequence, "prediction", [])
+        self._prediction: list[int] = sequence.prediction
         answer = min(sequence.sampling.max_tokens, MOST_ANSWER_SLOTS)
         capacity = len(self._prediction) + sequence.num_prompt_tokens + answer
         self.occurrences = Occurrences(lengths, capacity=capacity)

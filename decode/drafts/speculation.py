@@ -18,6 +18,10 @@ class Speculation(Protocol):
         """True if a draft will probably follow the token in flight: the sequence sits out until that is known."""
         ...
 
+    def stops_the_others(self, num_drafting: int, num_running: int) -> bool:
+        """True if no pass should be planned before so many sequences know what was accepted, though others could go on."""
+        ...
+
     def drafts(
         self, wanted: Mapping[Sequence, int], *, rows: int, most_rows: int
     ) -> Mapping[Sequence, tuple[int, ...]]:
@@ -37,6 +41,9 @@ class NoSpeculation:
     """Speculation switched off."""
 
     def awaits(self, sequence: Sequence) -> bool:
+        return False
+
+    def stops_the_others(self, num_drafting: int, num_running: int) -> bool:
         return False
 
     def drafts(

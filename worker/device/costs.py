@@ -26,7 +26,7 @@ MIN_UNEXPLAINED = 0.02  # share of the pairs' variance that the tokens must leav
 FULL_PASS_S = 0.1  # nobody notices that several prompts' first tokens come this late
 FULL_PASS_PARTS = 20.0  # a full pass's time by its fixed part
 MAX_ATTENTION_SHARE = 0.8  # upper bound of attention's share of a mean pass
-UNKNOWN_ROW = 0.1  # a row's assumed share of the smallest step, until one with more rows is measured
+UNKNOWN_ROW = 0.1  # share of the smallest step that an unmeasured row takes
 SCALE = np.array((1.0, 1e3, 1e6, 1.0))  # 1, tokens, pairs, seconds: scaled to one magnitude
 
 Floats = np.ndarray[tuple[int, ...], np.dtype[np.float64]]

@@ -85,6 +85,9 @@ class Guesses(NoSpeculation):
     def awaits(self, sequence: Sequence) -> bool:
         return self._rng.random() < 0.5
 
+    def stops_the_others(self, num_drafting: int, num_running: int) -> bool:
+        return num_drafting > 0 and self._rng.random() < 0.5
+
     def drafts(
         self, wanted: Mapping[Sequence, int], *, rows: int, most_rows: int
     ) -> Mapping[Sequence, tuple[int, ...]]:

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
-
 from common.messages import SamplingParams
 from engine.sequence import Sequence
 
-Kind = TypeVar("Kind", bound=Sequence)
 
-
-def sequence_of(
-    token_ids: list[int], *, prompt: int | None = None, root: bytes = bytes(16), kind: type[Kind] = Sequence
-) -> Kind:
-    return kind(
+def sequence_of(token_ids: list[int], *, prompt: int | None = None, root: bytes = bytes(16)) -> Sequence:
+    return Sequence(
         request_id="r",
         attempt=1,
         token_ids=list(token_ids),

@@ -13,15 +13,9 @@ from tests.unit.decode.drafts.lookups import sequence_of
 PREDICTION = [*range(100, 160)]
 
 
-class Predicted(Sequence):
-    """A sequence whose request has a predicted text."""
-
-    prediction: list[int]
-
-
-def predicted(answer: list[int], prompt: list[int] | None = None, prediction: list[int] = PREDICTION) -> Predicted:
+def predicted(answer: list[int], prompt: list[int] | None = None, prediction: list[int] = PREDICTION) -> Sequence:
     prompt = prompt or [1, 2, 3, 4]
-    sequence = sequence_of([*prompt, *answer], prompt=len(prompt), kind=Predicted)
+    sequence = sequence_of([*prompt, *answer], prompt=len(prompt))
     sequence.prediction = list(prediction)
     return sequence
 

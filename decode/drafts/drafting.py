@@ -1,0 +1,73 @@
+"""Speculation with a drafter: its guesses, cut to the lengths that pay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from decode.drafts.drafter import Drafter
+from decode.drafts.lengths import Candidate, DraftLengths
+from engine.sequence import Sequence
+
+SYNC_MS = 0.5  # the device waits for results, the next plan and its launch
+
+
+class Drafting:
+    """One drafter for the whole batch."""
+
+    def __init__(
+        self, drafter: Drafter, *, most: int, step_ms: Callable[[int], float], sync_ms: float = SYNC_MS
+    ) -> None:
+        """`most`: drafted tokens of a sequence in a pass. `step_ms(rows)`: expected time of a step, 0 = not known yet."""
+        self._drafter = drafter
+        self._most = most
+        self._step_ms = step_ms
+        self._sync_ms = sync_ms
+        self._lengths = DraftLengths(sync_ms=sync_ms)
+
+    def awaits(self, sequence: Sequence) -> bool:
+        """Sitting out costs the sequence one token, and the draft's first token stands for the one in flight."""
+        most = self._most_of(sequence)
+        if not most or not self._lengths.may_draft(sequence):
+            return False
+        guess = self._drafter.draft(sequence, most + 1)
+        if len(guess) < 2:
+            return False
+        match = self._drafter.match_length(sequence)
+        first, whole = (self._lengths.expected(sequence, length, match) for length in (1, len(guess)))
+        return whole - first > 1
+
+    def stops_the_others(self, num_drafting: int, num_running: int) -> bool:
+        """Passes that wait for drafts cost all a part of a step, passes that don't half the steps of those that draft."""
+        if not num_drafting:
+            return False
+        saved = num_drafting * (self._lengths.mean_accepted + 1) / 2
+        return saved > num_running * self._sync_ms / self._expected_ms(num_running)
+
+    def drafts(
+        self, wanted: Mapping[Sequence, int], *, rows: int, most_rows: int
+    ) -> Mapping[Sequence, tuple[int, ...]]:
+        candidates, guesses = list[Candidate](), list[list[int]]()
+        for sequence, most in wanted.items():
+            most = min(most, self._most_of(sequence))
+            if most and self._lengths.may_draft(sequence) and (guess := self._drafter.draft(sequence, most)):
+                candidates.append(Candidate(sequence, len(guess), self._drafter.match_length(sequence)))
+                guesses.append(guess)
+        lengths = self._lengths.choose(candidates, rows=rows, most_rows=most_rows, step_ms=self._expected_ms)
+        return {
+            candidate.sequence: tuple(guess[:length])
+            for candidate, guess, length in zip(candidates, guesses, lengths, strict=True)
+            if length
+        }
+
+    def verified(self, sequence: Sequence, *, drafted: int, accepted: int) -> None:
+        self._lengths.verified(sequence, drafted, accepted)
+
+    def ended(self, sequence: Sequence) -> None:
+        self._drafter.ended(sequence)
+
+    def _expected_ms(self, rows: int) -> float:
+        return self._step_ms(rows) or 1.0  # before the first step all sizes look alike
+
+    def _most_of(self, sequence: Sequence) -> int:
+        """The most tokens of its drafts, as its request wants it."""
+        return self._most if sequence.speculation < 0 else min(self._most, sequence.speculation)
