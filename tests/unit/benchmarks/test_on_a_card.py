@@ -17,6 +17,7 @@ needs("triton")
 
 from benchmarks.engine.ceilings import measure_ceilings
 from benchmarks.kernels import __main__ as kernels
+from benchmarks.kernels import quantised
 from benchmarks.kernels.quantised import INTERPRETED
 from benchmarks.on_a_gpu import OUT, STEPS, Step
 from tests.unit.benchmarks.steps import run
@@ -54,7 +55,8 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launches]:
             kernels, name, lambda device, _, __, *rest, make=make, shape=shape: make(device, *shape, *rest)
         )
     monkeypatch.setattr(kernels, "COMPARED_ROWS", 6)
-    monkeypatch.setattr(kernels, "REAL", replace(INTERPRETED, inputs=512, hidden=256, size=128))
+    for module in (kernels, quantised):
+        monkeypatch.setattr(module, "REAL", replace(INTERPRETED, inputs=512, hidden=256, size=128))
     for module in ("kernels", "engine"):
         monkeypatch.setattr(
             f"benchmarks.{module}.__main__.measure_ceilings", lambda *given, quick: measure_ceilings(*given, quick=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.kernels.ops import libraries
+from benchmarks.kernels.ops import command, libraries
 from benchmarks.kernels.ops.command import OPS, Chosen, Row, cell_of, fill, rows_of, side_by_side
 from benchmarks.kernels.ops.comparing import OURS, PLAIN, Comparison, Implementation, Limits, compare
 from benchmarks.results_format import ResultsPage, read_results
@@ -79,11 +79,21 @@ def test_a_page_has_each_row_and_the_best_library_as_reference(tmp_path: Path) -
     assert "sum, b: b: not installed (one)" in text
 
 
+def test_each_op_has_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    few = {op: OPS[op] for op in ("mla-decode", "delta-rule")}
+    monkeypatch.setattr(command, "OPS", few)
+    given = ["--op", "all", "--tiny", "--device", "cpu", "--only", PLAIN, "--shapes", "b2", "--out", str(tmp_path)]
+    assert command.main(given) == 0
+    names = {result.name.partition(" ")[0] for result in read_results(tmp_path / "kernels-ops.json")}
+    assert names == few.keys()
+
+
+@pytest.mark.long
 def test_all_in_the_interpreter(tmp_path: Path) -> None:
-    """Each op in a process of its own, one implementation and shape of each."""
-    command = [sys.executable, "-m", "benchmarks.kernels", "--op", "all", "--tiny", "--device", "cpu"]
-    command += ["--only", "ours|FlashInfer", "--shapes", "b1|m2$|t3|b2", "--out", str(tmp_path)]
+    """One implementation and shape of each op."""
+    words = [sys.executable, "-m", "benchmarks.kernels", "--op", "all", "--tiny", "--device", "cpu"]
+    words += ["--only", "ours|FlashInfer", "--shapes", "b1|m2$|t3|b2", "--out", str(tmp_path)]
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True, timeout=280)
+    subprocess.run(words, cwd=ROOT, env=environment, check=True, capture_output=True, timeout=800)
     names = {result.name.partition(" ")[0] for result in read_results(tmp_path / "kernels-ops.json")}
     assert names == set(OPS) - {"attention-prefill"}
