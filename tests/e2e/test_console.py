@@ -268,7 +268,10 @@ async def test_wrong_orders_are_told(http: httpx.AsyncClient, path: str, body: A
 async def test_the_stream_tells_of_requests_of_all_gateways_and_ends_with_its_own(
     cluster: Cluster, http: httpx.AsyncClient
 ) -> None:
-    async with second_gateway(cluster) as (process, url), httpx.AsyncClient(base_url=url, headers=ADMIN) as other:
+    async with (
+        second_gateway(cluster) as (process, url),
+        httpx.AsyncClient(base_url=url, timeout=60, headers=ADMIN) as other,
+    ):
         await until_state(http, lambda state: len(state["gateways"]) == 2)
         async with http.stream("GET", "/console/events") as here, other.stream("GET", "/console/events") as there:
             assert here.headers["content-type"].startswith("text/event-stream")

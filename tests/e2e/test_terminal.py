@@ -151,7 +151,8 @@ async def test_an_interrupted_bench_prints_what_there_is(
 
 async def ended(cluster: Cluster) -> set[str]:
     """The requests that ended lately, as the gateway says."""
-    async with httpx.AsyncClient(base_url=cluster.url, headers={"authorization": f"Bearer {ADMIN_KEY}"}) as client:
+    admin = {"authorization": f"Bearer {ADMIN_KEY}"}
+    async with httpx.AsyncClient(base_url=cluster.url, timeout=60, headers=admin) as client:
         told = (await client.get("/debug/requests?limit=100")).json()
     return {entry["request_id"] for entry in told["latest"]}
 
@@ -340,7 +341,7 @@ async def test_a_name_that_another_process_has_is_refused_and_harms_nobody(
             process.kill()
     assert process.returncode == 2
     assert f"baton: the name '{taken}' is taken: another process on this bus has it" in said.decode()
-    async with httpx.AsyncClient(base_url=cluster.url) as client:
+    async with httpx.AsyncClient(base_url=cluster.url, timeout=60) as client:
         body = {"model": "tiny", "prompt": [5] * 20, "max_tokens": 3, "ignore_eos": True}
         answer = await client.post("/v1/completions", json=body)
     assert answer.json()["usage"]["completion_tokens"] == 3

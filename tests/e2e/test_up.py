@@ -70,7 +70,7 @@ async def test_the_curl_line_works_a_dead_worker_comes_back_and_ctrl_c_leaves_no
         assert answer["usage"]["completion_tokens"] > 0
         chat = await ask(up.url, "Hello!\n", "--api-key", f"@{file}")
         assert "tiny at" in chat, chat
-        async with httpx.AsyncClient() as client:
+        async with httpx.AsyncClient(timeout=PATIENCE_S) as client:
             assert (await client.get(f"{up.url}/v1/models")).status_code == 401
         log = (tmp_path / "data" / "logs" / "gateway.log").read_text()
         assert "request.refused" in log
@@ -257,7 +257,7 @@ async def test_gateways_share_a_port_and_one_that_dies_leaves_it_to_the_others(s
         await asyncio.gather(kill(), *map(ask_on, range(4)))
         assert [begun for begun in failed if begun > dead_at[0]] == []
         await up.says("restarting gateway-0")
-        async with httpx.AsyncClient() as client:
+        async with httpx.AsyncClient(timeout=PATIENCE_S) as client:
             seen = (await client.get(f"{urls[1]}/ready")).json()["gateway"]
             assert seen.startswith("gateway-1-")
             assert (await client.get(f"{up.url}/ready")).json()["gateway"].startswith("gateway-")

@@ -14,7 +14,7 @@ from engine.engine import Chunk, Pass, Sampled
 from tests.unit.engine.generate import new_sequence
 from worker.device.pipeline import Pipeline
 
-TIMEOUT_S = 5.0  # nothing here takes time: this only ends a test that hangs
+TIMEOUT_S = 60.0  # nothing here takes time: this only ends a test that hangs
 
 
 @dataclass(eq=False)

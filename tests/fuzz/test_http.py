@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import AsyncIterator
 from http import HTTPStatus
-from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
+import pytest_asyncio
 import schemathesis
 from hypothesis import HealthCheck, Phase, assume, given, settings
 from schemathesis import Case, GenerationMode
@@ -40,45 +42,70 @@ CHECKS: list[CheckFunction] = [
     response_schema_conformance,
 ]
 SHORT_EXAMPLES = 20  # of each operation and mode
+PARTS = 8
 
 
-async def test_the_gateway_answers_as_its_document_says(tmp_path: Path, tried: Counter[str]) -> None:
-    """Valid and invalid requests to every operation; afterwards it still serves, and no process has died."""
-    model = build_tiny_model(tmp_path / "tiny", "llama")
-    async with Cluster(tmp_path / "cluster", model=model, gateway_options=("--admin-key", KEY), **FAKE) as cluster:
-        await asyncio.to_thread(turn_against, cluster.url, tried)
-        async with httpx.AsyncClient(base_url=cluster.url, timeout=60) as client:
-            admin = {"authorization": f"Bearer {KEY}"}
-            made = await client.post("/admin/keys", json={}, headers=admin)  # the first one closed the gateway
-            body = {"model": "tiny", "prompt": "still there?", "max_tokens": 4}
-            own = {"authorization": f"Bearer {made.json()['key']}"}
-            assert (await client.post("/v1/completions", json=body, headers=own)).status_code == 200
-        assert [name for name, process in cluster.processes.items() if process.returncode is not None] == []
-    logged = "".join(path.read_text(errors="replace") for path in (tmp_path / "cluster").glob("*.log"))
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Cluster]:
+    folder = tmp_path_factory.mktemp("fuzzed")
+    model = build_tiny_model(folder / "tiny", "llama")
+    async with Cluster(folder / "cluster", model=model, gateway_options=("--admin-key", KEY), **FAKE) as cluster:
+        yield cluster
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def operations(cluster: Cluster) -> list[Any]:
+    """All of the document's, those of keys last: the first key closes an open gateway."""
+    schema = await asyncio.to_thread(schemathesis.openapi.from_url, f"{cluster.url}/openapi.json")
+    found = [operation.ok() for operation in schema.get_all_operations()]
+    return sorted(found, key=lambda operation: operation.path.startswith("/admin/keys"))
+
+
+@pytest.fixture(scope="module")
+def answered() -> Counter[int]:
+    """How often each status was answered."""
+    return Counter()
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+async def test_the_gateway_answers_as_its_document_says(
+    operations: list[Any], part: int, tried: Counter[str], answered: Counter[int]
+) -> None:
+    """Valid and invalid requests to every operation."""
+    size = -(-len(operations) // PARTS)
+    for operation in operations[part * size : (part + 1) * size]:
+        if operation.path != "/console/events":  # a stream that doesn't end (tests/e2e/test_console.py)
+            await asyncio.to_thread(turn_against, operation, tried, answered)
+
+
+async def test_after_all_that_it_still_serves_and_no_process_has_died(
+    cluster: Cluster, tried: Counter[str], answered: Counter[int]
+) -> None:
+    async with httpx.AsyncClient(base_url=cluster.url, timeout=60) as client:
+        admin = {"authorization": f"Bearer {KEY}"}
+        made = await client.post("/admin/keys", json={}, headers=admin)
+        body = {"model": "tiny", "prompt": "still there?", "max_tokens": 4}
+        own = {"authorization": f"Bearer {made.json()['key']}"}
+        assert (await client.post("/v1/completions", json=body, headers=own)).status_code == 200
+    assert [name for name, process in cluster.processes.items() if process.returncode is not None] == []
+    logged = "".join(path.read_text(errors="replace") for path in cluster.folder.glob("*.log"))
     assert "Traceback" not in logged
     assert tried["POST /v1/chat/completions"] >= SHORT_EXAMPLES
+    assert answered[200], "no request was ever served: only refusals were tried"
+    assert answered[400], "no request was ever refused"
 
 
-def turn_against(url: str, tried: Counter[str]) -> None:
-    """Try every operation with valid and with invalid data."""
-    schema = schemathesis.openapi.from_url(f"{url}/openapi.json")
-    served = Counter[int]()
-    operations = [found.ok() for found in schema.get_all_operations()]
-    # Behind the others, because the first key closes an open gateway.
-    for operation in sorted(operations, key=lambda operation: operation.path.startswith("/admin/keys")):
-        if operation.path == "/console/events":
-            continue  # a stream that doesn't end (tests/e2e/test_console.py)
-        for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE):
-            if mode is GenerationMode.NEGATIVE and not list(operation.body):
-                continue  # there is nothing to get wrong but the path
-            checks = [*CHECKS, negative_data_rejection] if mode is GenerationMode.NEGATIVE else CHECKS
-            try_operation(operation, mode, checks, tried, served)
-    assert served[200], "no request was ever served: only refusals were tried"
-    assert served[400], "no request was ever refused"
+def turn_against(operation: Any, tried: Counter[str], answered: Counter[int]) -> None:
+    """Try an operation with valid and with invalid data."""
+    for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE):
+        if mode is GenerationMode.NEGATIVE and not list(operation.body):
+            continue  # there is nothing to get wrong but the path
+        checks = [*CHECKS, negative_data_rejection] if mode is GenerationMode.NEGATIVE else CHECKS
+        try_operation(operation, mode, checks, tried, answered)
 
 
 def try_operation(
-    operation: Any, mode: GenerationMode, checks: list[CheckFunction], tried: Counter[str], served: Counter[int]
+    operation: Any, mode: GenerationMode, checks: list[CheckFunction], tried: Counter[str], answered: Counter[int]
 ) -> None:
     many = settings().max_examples > 1_000  # `make fuzz`
 
@@ -96,7 +123,7 @@ def try_operation(
         elif isinstance(case.body, dict):
             assume(None not in case.body.values())  # null is as if the field were absent, whatever its name
         response = case.call(timeout=60, headers={"authorization": f"Bearer {KEY}"})
-        served[response.status_code] += 1
+        answered[response.status_code] += 1
         # 413: refused by its length (of a key's body 4,096 bytes), before anybody looked at its form
         is_read = response.status_code != HTTPStatus.REQUEST_ENTITY_TOO_LARGE
         case.validate_response(response, checks=checks if is_read else CHECKS)

@@ -153,8 +153,9 @@ async def test_a_gateway_serves_https_and_reaches_both_servers_by_tls(
             preexec_fn=die_with_parent,
         )
     try:
+        url = f"https://127.0.0.1:{port}"
         trusting = ssl.create_default_context(cafile=ours.ca)
-        async with httpx.AsyncClient(base_url=f"https://127.0.0.1:{port}", verify=trusting) as client:
+        async with httpx.AsyncClient(base_url=url, timeout=60, verify=trusting) as client:
             async with asyncio.timeout(60):
                 while True:
                     assert process.returncode is None, log_file.read_text()
@@ -164,10 +165,10 @@ async def test_a_gateway_serves_https_and_reaches_both_servers_by_tls(
                     await asyncio.sleep(0.05)
         assert answer.json() == {"status": "ok"}
         distrusting = ssl.create_default_context(cafile=theirs.ca)
-        async with httpx.AsyncClient(base_url=f"https://127.0.0.1:{port}", verify=distrusting) as client:
+        async with httpx.AsyncClient(base_url=url, timeout=60, verify=distrusting) as client:
             with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
                 await client.get("/health")
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
             with pytest.raises(httpx.TransportError):
                 await client.get("/health")
     finally:

@@ -32,7 +32,7 @@ async def served(*, can_join: bool = True) -> tuple[str, bool]:
         async with asyncio.timeout(60):
             while not server.started:
                 await asyncio.sleep(0.01)
-        async with httpx.AsyncClient() as client:
+        async with httpx.AsyncClient(timeout=60) as client:
             text = (await client.get(f"http://127.0.0.1:{port}/")).text
         server.should_exit = True
         await serving
