@@ -10,7 +10,7 @@ STUCK_S := 300
 PYTEST = $(RUN) pytest -q -rfEs -o faulthandler_timeout=$(STUCK_S) -o faulthandler_exit_on_timeout=true --max-worker-restart=0
 # Python keeps what it compiled, whatever the shell says: the tests start it hundreds of times.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: up setup test long check tiers unit-long compiled models real avx2 properties unit integration e2e fuzz-short fuzz audit simulation simulation-short chaos-short chaos redis-7 chart clients package hardened containers clean
+.PHONY: up setup test long check tiers unit-long compiled models real avx2 properties unit integration e2e fuzz audit simulation chaos-short chaos redis-7 chart clients package hardened containers clean
 
 up: setup
 	@exec ./baton up $(ARGS)
@@ -32,7 +32,7 @@ $(VENV)/.testing: $(VENV)/.serving
 	@$(VENV)/bin/python -c 'import triton' 2>/dev/null || $(PIP) install triton==3.6.0
 	@$(PIP) install -c constraints.txt -r $@.txt && touch $@
 
-test: check tiers fuzz-short simulation-short
+test: check tiers
 
 # What takes longer than a person waits: more seeds, longer fuzzing. CI's script runs it after `make test`.
 # `make compiled` is apart: a change of kernels needs it.
@@ -49,8 +49,10 @@ unit integration e2e: $(VENV)/.testing
 
 # One run: no core waits for the other at the end of each tier. A third of the time is spent waiting: three tests share two cores.
 # The longest files come first, in the order given: the last ones take some seconds, so that the workers end together.
+# Fuzzing is short here, and the simulation has 1,000 seeds.
 tiers: $(VENV)/.testing
-	$(PYTEST) -n 3 --dist loadfile --no-loadscope-reorder -m "not long" tests/chaos/test_kills.py tests/e2e tests/integration tests/unit
+	$(PYTEST) -n 3 --dist loadfile --no-loadscope-reorder -m "not long" \
+	    tests/chaos/test_kills.py tests/simulation tests/fuzz tests/e2e tests/integration tests/unit
 
 # The rest that is marked long: `compiled` and `models` run their own.
 unit-long: STUCK_S := 900
@@ -80,9 +82,6 @@ avx2: $(VENV)/.testing
 properties: $(VENV)/.testing
 	$(PYTEST) -n 2 --dist worksteal -m hypothesis tests/unit --hypothesis-profile=search
 
-fuzz-short: $(VENV)/.testing
-	$(PYTEST) -n 2 -m "not long" tests/fuzz --hypothesis-profile=short
-
 chaos-short: $(VENV)/.testing
 	$(PYTEST) -n 2 --dist loadfile -m "not long" tests/chaos
 
@@ -107,9 +106,6 @@ audit: $(VENV)/.testing
 # many seeds in few tests: any worker takes the next one
 simulation: $(VENV)/.testing
 	$(PYTEST) -n 2 --dist worksteal tests/simulation --seeds 10000
-
-simulation-short: $(VENV)/.testing
-	$(PYTEST) -n 2 --dist worksteal tests/simulation --seeds 1000
 
 # Redis 7.0 itself, with TLS: Debian's, unpacked here and not installed. All else runs with the Valkey of a Python package, which has no TLS.
 redis-7: $(VENV)/.testing

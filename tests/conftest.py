@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from services.runtime.servers import run_nats, run_redis
 
@@ -22,8 +22,9 @@ LONGEST_S = 200.0  # of an async test's body
 LONGEST_ID = 80
 
 # `make test` tries the same examples each time: a find of chance stops nobody's unrelated change. `make long` searches.
-settings.register_profile("same", derandomize=True, deadline=None)
-settings.register_profile("search", max_examples=1_000, deadline=None)
+BUSY = [HealthCheck.too_slow]  # a busy machine draws slowly
+settings.register_profile("same", derandomize=True, deadline=None, suppress_health_check=BUSY)
+settings.register_profile("search", max_examples=1_000, deadline=None, suppress_health_check=BUSY)
 settings.load_profile("same")
 
 

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 _SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
-settings.register_profile("short", max_examples=100, derandomize=True, deadline=None, suppress_health_check=_SLOW)
 settings.register_profile("long", max_examples=5_000, deadline=None, suppress_health_check=_SLOW)
 TRIED: Counter[str] = Counter()
 
