@@ -38,9 +38,13 @@ class Up:
     def family(self) -> list[psutil.Process]:
         return psutil.Process(self.process.pid).children(recursive=True)
 
+    def children(self, part: str) -> list[psutil.Process]:
+        """The children whose command lines have `part` in them."""
+        return [child for child in self.family() if part in _command(child)]
+
     def child(self, part: str) -> psutil.Process:
-        """The child whose command line has `part` in it."""
-        return next(child for child in self.family() if part in _command(child))
+        """The first of them."""
+        return self.children(part)[0]
 
     async def ends(self) -> tuple[int, list[str]]:
         """Wait for the end; return the exit code and the rest of what was said."""

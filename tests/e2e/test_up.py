@@ -108,7 +108,7 @@ async def test_a_killed_worker_comes_back_of_the_nursery_and_later_without_it(st
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere there is no nursery")
 async def test_where_the_nursery_dies_each_worker_is_started_by_itself(start: Start) -> None:
     async with start("--fake", "--prefill", "0") as up, asyncio.timeout(PATIENCE_S):
-        while not (found := [one for one in up.family() if "services.nursery" in " ".join(one.cmdline())]):
+        while not (found := up.children("services.nursery")):
             await asyncio.sleep(0)
         found[0].kill()
         await up.says("Baton serves")
