@@ -77,4 +77,6 @@ class Totals:
             dead_letters=dead_letters,
             forged=forged,
             pass_s=pass_s,
+            drafted_tokens=self.drafted_tokens,
+            accepted_tokens=self.accepted_tokens,
         )

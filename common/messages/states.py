@@ -37,6 +37,8 @@ class WorkerTotals(msgspec.Struct, frozen=True, kw_only=True):
     dead_letters: int = 0
     forged: int = 0  # messages in another's name
     pass_s: float = 0.0  # time in which a pass ran
+    drafted_tokens: int = 0  # verified ones
+    accepted_tokens: int = 0  # part of drafted_tokens
 
 
 class WorkerState(msgspec.Struct, frozen=True, kw_only=True, tag="worker_state"):

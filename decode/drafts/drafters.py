@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 
 from decode.drafts.drafter import Drafter
 from decode.drafts.settings import LookupSettings
@@ -11,5 +10,5 @@ from decode.drafts.suffix import Lookup
 
 DRAFTERS: Mapping[str, Callable[[LookupSettings], Drafter]] = {
     "suffix": Lookup,
-    "ngram": lambda settings: Lookup(replace(settings, answer_tokens=0)),
+    "ngram": lambda settings: Lookup(settings.without_answers()),
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +27,10 @@ class LookupSettings:
     min_probability: float = 0.1  # a draft ends before its path gets rarer than this
     answer_tokens: int = 131_072  # tokens of earlier answers for each prefix-cache domain; 0: none
     domains: int = 32  # domains whose answers are kept; the least recently used gives way
+
+    def without_answers(self) -> LookupSettings:
+        """The same for a sequence's own tokens alone."""
+        return replace(self, answer_tokens=0)
 
     @classmethod
     def ngram(cls, *, prompt_lookup_min: int = 3, prompt_lookup_max: int = 5) -> LookupSettings:

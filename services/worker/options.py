@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from common.settings import AUTO, Device
 from kvtransfer.transports import TransportName, automatic
 from services.runtime.settings import ModelSettings
+from services.worker.speculative import SpeculativeConfig
 
 
 class WorkerOptions(ModelSettings):
@@ -70,6 +71,11 @@ class WorkerOptions(ModelSettings):
         0.0,
         description="mean step with prompts, ms; auto: 1.77 bare ones, 3.5 if no worker only prefills; none on CPUs",
     )
+    speculative_config: str = Field(
+        "",
+        description="drafts that a step verifies, never changing a text: suffix or ngram (lookup in prompt and answers), with "
+        "the most tokens (suffix:8), or JSON in vLLM's form; empty: none",
+    )
     step_timeout_s: Annotated[float, Field(ge=0, le=3600), AUTO] = Field(
         0.0,
         description="a longer step hangs: the worker ends, its requests go elsewhere; auto: 60 on a GPU, 120 on the CPU",
@@ -82,6 +88,12 @@ class WorkerOptions(ModelSettings):
     )
     fake_step_ms: Annotated[float, Field(ge=0)] = Field(1.0, description="fake device: fixed cost of a step")
     fake_token_us: Annotated[float, Field(ge=0)] = Field(50.0, description="fake device: cost of a prompt token")
+
+    @field_validator("speculative_config")
+    @classmethod
+    def _is_known(cls, text: str) -> str:
+        SpeculativeConfig.parse(text)
+        return text
 
     @property
     def kv_transport(self) -> TransportName:

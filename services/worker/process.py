@@ -21,6 +21,9 @@ from common.model.files import CONFIG, TOKENIZER, is_model, num_tokens, read_fil
 from common.peers import Peers
 from common.settings import ConfigError
 from common.store import connect_store
+from decode.drafts.drafters import DRAFTERS
+from decode.drafts.drafting import Drafting
+from decode.drafts.speculation import NO_SPECULATION, Speculation
 from decode.role import DecodeRole
 from engine.checkpoint.fingerprint import files_fingerprint
 from engine.config import EngineConfig
@@ -39,6 +42,7 @@ from services.runtime.signals import ending_in_time, until_signalled
 from services.runtime.tracer import open_tracer
 from services.worker.gpu import see_one_gpu
 from services.worker.settings import WorkerServiceSettings
+from services.worker.speculative import SpeculativeConfig
 from worker.device.step_policy import StepTargets, TargetRatios
 from worker.identity import Identity
 from worker.probe_file import forget
@@ -101,7 +105,9 @@ async def run(settings: WorkerServiceSettings, roles: Sequence[str], lender: Eng
                 ),
                 tracer=tracer,
             )
-            worker.attach(DecodeRole(worker.context), active="decode" in roles)
+            worker.attach(
+                DecodeRole(worker.context, speculation=_speculation(settings, worker)), active="decode" in roles
+            )
             worker.attach(PrefillRole(worker.context), active="prefill" in roles)
             keep_what_is_loaded()
             await still_free()  # loading takes long
@@ -120,6 +126,16 @@ def _name(bus: Bus, identity: Identity) -> Name:
         beat_decoder=worker_state_decoder,
         ask=lambda: bus.request(subject, ANYBODY_THERE, worker_reply_decoder, timeout_s=ANSWER_S),
     )
+
+
+def _speculation(settings: WorkerServiceSettings, worker: Worker) -> Speculation:
+    config = SpeculativeConfig.parse(settings.speculative_config)
+    if config is None:
+        return NO_SPECULATION
+    drafter = DRAFTERS[config.method](config.lookup)
+    if not config.adapts:
+        return Drafting(drafter, most=config.most, step_ms=lambda _: 1.0, sync_ms=0.0)
+    return Drafting(drafter, most=config.most, step_ms=worker.context.passes.budget.step_cost.rows.ms)
 
 
 def see_only(settings: WorkerServiceSettings) -> WorkerServiceSettings:

@@ -1,0 +1,122 @@
+"""`--speculative-config`: a drafter's name, or its settings in vLLM's form."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from decode.drafts.settings import LookupSettings, MatchLengths
+
+MOST_CHARS = 4096
+MOST_DRAFTED = 32
+DRAFTED = 8  # tokens of a sequence in a pass, unless told otherwise
+OTHERS = (
+    "eagle", "eagle3", "mtp", "medusa", "draft_model", "mlp_speculator", "dflash", "dspark", "peagle",
+)  # fmt: skip
+
+Count = Annotated[int, Field(ge=1, le=MOST_DRAFTED, strict=True)]
+Match = Annotated[int, Field(ge=1, le=64, strict=True)]
+
+
+class _Form(BaseModel):
+    """The fields of every method."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    num_speculative_tokens: Count = DRAFTED
+    enable_adaptive_verification: bool = True
+
+
+class _Suffix(_Form):
+    """Suffix decoding (arXiv 2411.04975), by vLLM's names."""
+
+    method: Literal["suffix"]
+    suffix_decoding_max_tree_depth: Match = 24
+    suffix_decoding_max_spec_factor: Annotated[float, Field(gt=0, le=16)] = 1.0
+    suffix_decoding_min_token_prob: Annotated[float, Field(ge=0, le=1)] = 0.1
+    suffix_decoding_max_cached_requests: Annotated[int, Field(ge=0, strict=True)] | None = None
+
+    def lookup(self) -> LookupSettings:
+        lengths = MatchLengths(min(3, self.suffix_decoding_max_tree_depth), self.suffix_decoding_max_tree_depth)
+        settings = LookupSettings(
+            lengths=lengths,
+            factor=self.suffix_decoding_max_spec_factor,
+            min_probability=self.suffix_decoding_min_token_prob,
+        )
+        # Earlier answers are bounded by their tokens here, so a number of requests says only whether there are any.
+        return settings.without_answers() if self.suffix_decoding_max_cached_requests == 0 else settings
+
+
+class _NGram(_Form):
+    """Prompt lookup, by vLLM's names."""
+
+    method: Literal["ngram"]
+    prompt_lookup_min: Match = 3
+    prompt_lookup_max: Match = 5
+
+    def lookup(self) -> LookupSettings:
+        if self.prompt_lookup_min > self.prompt_lookup_max:
+            raise ValueError(f"prompt_lookup_min {self.prompt_lookup_min} is above prompt_lookup_max")
+        return LookupSettings.ngram(prompt_lookup_min=self.prompt_lookup_min, prompt_lookup_max=self.prompt_lookup_max)
+
+
+FORMS: dict[str, type[_Suffix] | type[_NGram]] = {"suffix": _Suffix, "ngram": _NGram}
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculativeConfig:
+    """A drafter by name, the most tokens it drafts of a sequence in a pass, and its settings.
+
+    Unless it `adapts`, as many are verified even where a larger step takes longer than they save.
+    """
+
+    method: str
+    most: int
+    adapts: bool
+    lookup: LookupSettings
+
+    @classmethod
+    def parse(cls, text: str) -> SpeculativeConfig | None:
+        """Read `suffix`, `suffix:K` or a JSON object; None for nothing. Raises ValueError, naming the field and the remedy."""
+        if not text:
+            return None
+        if len(text) > MOST_CHARS:
+            raise ValueError(f"at most {MOST_CHARS} characters are read")
+        form = _fields(text)
+        method = form.get("method")
+        if method in OTHERS:
+            raise ValueError(f"method {method} isn't served yet: use {' or '.join(FORMS)}, which need no weights")
+        if not isinstance(method, str) or method not in FORMS:
+            raise ValueError(f"method must be one of {', '.join(FORMS)}, not {method!r}")
+        try:
+            read = FORMS[method].model_validate(form)
+        except ValidationError as error:
+            raise ValueError(_explained(error, FORMS[method])) from None
+        return cls(method, read.num_speculative_tokens, read.enable_adaptive_verification, read.lookup())
+
+
+def _fields(text: str) -> dict[str, object]:
+    if not text.lstrip().startswith("{"):
+        method, colon, count = text.partition(":")
+        if colon and not count.isdecimal():
+            raise ValueError(f"{text!r} is not METHOD:K with a number K")
+        return {"method": method} | ({"num_speculative_tokens": int(count)} if colon else {})
+    try:
+        found: dict[str, object] = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"no JSON object, and no METHOD or METHOD:K: {error}") from None
+    return found
+
+
+def _explained(error: ValidationError, form: type[BaseModel]) -> str:
+    first = error.errors(include_url=False)[0]
+    name = ".".join(map(str, first["loc"]))
+    if first["type"] == "extra_forbidden":
+        near = difflib.get_close_matches(name, form.model_fields, n=1)
+        known = f"did you mean {near[0]}?" if near else f"there are {', '.join(form.model_fields)}"
+        return f"unknown field {name}: {known}"
+    return f"{name}: {first['msg'][0].lower()}{first['msg'][1:]}, not {first['input']!r}"

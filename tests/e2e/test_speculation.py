@@ -1,0 +1,82 @@
+"""Speculation through separate processes: the same tokens as without, whatever is asked, and when a worker dies."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tests.e2e.asking import FAKE, client_of, complete, expected, until, watching
+from tests.e2e.cluster import ROOT, Cluster
+
+CONFIG = {"method": "suffix", "num_speculative_tokens": 6, "enable_adaptive_verification": False}
+DRAFTING = {"speculative_config": json.dumps(CONFIG)}  # whatever steps take on a busy machine
+COPY = "Repeat after me: the harbour is quiet, the harbour is grey, the harbour is quiet, the harbour is grey,"
+SCHEMA = {
+    "type": "object",
+    "properties": {"harbour": {"enum": ["quiet", "grey"]}, "boats": {"type": "integer"}},
+    "required": ["harbour", "boats"],
+    "additionalProperties": False,
+}
+ASKED: list[dict[str, Any]] = [
+    {"temperature": 0},
+    {"temperature": 1, "seed": 7},
+    {"temperature": 1, "seed": 8, "top_p": 0.9, "n": 2},
+    {"temperature": 0, "frequency_penalty": 0.7, "presence_penalty": 0.3},
+    {"temperature": 0, "logprobs": True, "top_logprobs": 2},
+    {"temperature": 1, "seed": 9, "logit_bias": {"300": 3}, "min_tokens": 20},
+    {"temperature": 1, "seed": 3, "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}},
+]  # fmt: skip
+
+
+async def _answers(cluster: Cluster) -> list[Any]:
+    """The choices of every request, all asked at once, and once more."""
+    async with client_of(cluster) as client:
+        return [await asyncio.gather(*(_answer(client, options) for options in ASKED)) for _ in range(2)]
+
+
+async def _answer(client: httpx.AsyncClient, options: dict[str, Any]) -> list[Any]:
+    body = {"model": "tiny", "messages": [{"role": "user", "content": COPY}], "max_tokens": 48}
+    response = await client.post("/v1/chat/completions", json=body | options)
+    assert response.status_code == 200, response.text
+    return [
+        (choice["message"]["content"], choice["finish_reason"], _tokens(choice))
+        for choice in response.json()["choices"]
+    ]
+
+
+def _tokens(choice: dict[str, Any]) -> list[str]:
+    return [each["token"] for each in (choice.get("logprobs") or {}).get("content", [])]
+
+
+async def test_whatever_is_asked_the_answers_are_those_without_drafts(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"model": ROOT / "demo", "dtype": "float32"}
+    async with Cluster(tmp_path / "plain", **options) as cluster:
+        plain = await _answers(cluster)
+    async with Cluster(tmp_path / "drafting", decode=2, **options, **DRAFTING) as cluster:
+        async with watching(cluster) as (_, peers):
+            assert await _answers(cluster) == plain
+            await until(peers, lambda states: sum(state.totals.accepted_tokens for state in states) > 50)
+
+
+async def test_a_decode_worker_that_dies_while_it_drafts_is_replaced_without_a_wrong_token(
+    model: Path, tmp_path: Path
+) -> None:
+    count, prompt = 400, [9] * 50
+    slow = {**FAKE, **DRAFTING, "fake_step_ms": 20}
+    async with Cluster(tmp_path, model=model, decode=2, **slow) as cluster:
+        async with client_of(cluster) as client, watching(cluster) as (_, peers):
+            answer = expected(model, prompt, count)
+            first = await asyncio.gather(*(complete(client, prompt, max_tokens=count) for _ in range(2)))
+            assert [each["tokens"] for each in first] == [answer, answer]
+            # Both workers know the answer now, so that of the next ones most tokens are drafted.
+            asking = [asyncio.create_task(complete(client, prompt, max_tokens=count)) for _ in range(4)]
+            await until(peers, lambda states: sum(state.running for state in states) > 1)
+            busy = max(peers.states.values(), key=lambda state: state.running)
+            cluster.kill(busy.worker)
+            assert [each["tokens"] for each in await asyncio.gather(*asking)] == [answer] * 4
+            alive = [state for state in peers.states.values() if state.worker != busy.worker]
+            assert sum(state.totals.accepted_tokens for state in alive) > 0

@@ -1,0 +1,81 @@
+"""`--speculative-config` is read as vLLM reads it, and a wrong one names its field and the remedy."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from common.settings import ConfigError
+from decode.drafts.drafters import DRAFTERS
+from services.runtime.loading import load_settings
+from services.worker.settings import WorkerServiceSettings
+from services.worker.speculative import DRAFTED, FORMS, SpeculativeConfig
+
+
+def test_every_drafter_has_its_form() -> None:
+    assert set(FORMS) == set(DRAFTERS)
+
+
+@pytest.mark.parametrize(
+    ("text", "method", "most"),
+    [
+        ("suffix", "suffix", DRAFTED),
+        ("suffix:3", "suffix", 3),
+        ("ngram:16", "ngram", 16),
+        ('{"method": "suffix"}', "suffix", DRAFTED),
+        ('{"method": "ngram", "num_speculative_tokens": 5}', "ngram", 5),
+    ],
+)
+def test_a_name_a_name_with_a_number_and_json(text: str, method: str, most: int) -> None:
+    config = SpeculativeConfig.parse(text)
+    assert config is not None
+    assert (config.method, config.most) == (method, most)
+    assert config.adapts
+    assert SpeculativeConfig.parse("") is None
+
+
+def test_fields_of_both_methods() -> None:
+    suffix = {"suffix_decoding_max_tree_depth": 12, "suffix_decoding_max_spec_factor": 2.0}
+    suffix |= {"suffix_decoding_min_token_prob": 0.5, "suffix_decoding_max_cached_requests": 0}
+    config = SpeculativeConfig.parse(json.dumps({"method": "suffix"} | suffix))
+    assert config is not None
+    lookup = config.lookup
+    assert (lookup.lengths.most, lookup.factor, lookup.min_probability, lookup.answer_tokens) == (12, 2.0, 0.5, 0)
+    config = SpeculativeConfig.parse('{"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 4}')
+    assert config is not None
+    lookup = config.lookup
+    config = SpeculativeConfig.parse('{"method": "ngram", "enable_adaptive_verification": false}')
+    assert config is not None
+    assert not config.adapts
+    assert (lookup.lengths.least, lookup.lengths.most, lookup.factor, lookup.answer_tokens) == (2, 4, math.inf, 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("sufix", "method must be one of suffix, ngram, not 'sufix'"),
+        ("suffix:many", "METHOD:K"),
+        ("suffix:0", "num_speculative_tokens: input should be greater than or equal to 1"),
+        ("suffix:99", "num_speculative_tokens"),
+        ("eagle3", "method eagle3 isn't served yet: use suffix or ngram"),
+        ('{"num_speculative_tokens": 3}', "method must be one of"),
+        ('{"method": "suffix", "num_speculative_token": 3}', "did you mean num_speculative_tokens?"),
+        ('{"method": "suffix", "zzz": 3}', "unknown field zzz: there are"),
+        ('{"method": "ngram", "prompt_lookup_min": 9, "prompt_lookup_max": 4}', "prompt_lookup_min 9 is above"),
+        ('{"method": "suffix"', "no JSON object"),
+        ("[]", "method must be one of"),
+        ("{" * 5000, "at most 4096 characters"),
+    ],
+)
+def test_a_wrong_one_stops_the_start(text: str, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_settings(
+            WorkerServiceSettings,
+            command="worker",
+            arguments=["--model", "smollm2", "--speculative-config", text],
+            environment={},
+        )
+    assert "--speculative-config" in str(caught.value)
+    assert said in str(caught.value)
