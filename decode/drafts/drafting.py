@@ -1,4 +1,4 @@
-"""Speculation with a drafter: its guesses, cut to the lengths that pay."""
+"""Speculation with a drafter: its guesses, or what a grammar forces, cut to the lengths that pay."""
 
 from __future__ import annotations
 
@@ -9,16 +9,27 @@ from decode.drafts.lengths import Candidate, DraftLengths
 from engine.sequence import Sequence
 
 SYNC_MS = 0.5  # the device waits for results, the next plan and its launch
+CERTAIN = 64  # the match length of tokens that a grammar forces
 
 
 class Drafting:
     """One drafter for the whole batch."""
 
     def __init__(
-        self, drafter: Drafter, *, most: int, step_ms: Callable[[int], float], sync_ms: float = SYNC_MS
+        self,
+        drafter: Drafter,
+        *,
+        most: int,
+        step_ms: Callable[[int], float],
+        sync_ms: float = SYNC_MS,
+        forced: Callable[[Sequence], list[int]] = lambda _: [],
     ) -> None:
-        """`most`: drafted tokens of a sequence in a pass. `step_ms(rows)`: expected time of a step, 0 = not known yet."""
+        """`most`: drafted tokens of a sequence in a pass. `step_ms(rows)`: expected time of a step, 0 = not known yet.
+
+        `forced(sequence)`: the tokens that its grammar leaves no choice about.
+        """
         self._drafter = drafter
+        self._forced = forced
         self._most = most
         self._step_ms = step_ms
         self._sync_ms = sync_ms
@@ -29,10 +40,9 @@ class Drafting:
         most = self._most_of(sequence)
         if not most or not self._lengths.may_draft(sequence):
             return False
-        guess = self._drafter.draft(sequence, most + 1)
+        guess, match = self._guess(sequence, most + 1)
         if len(guess) < 2:
             return False
-        match = self._drafter.match_length(sequence)
         first, whole = (self._lengths.expected(sequence, length, match) for length in (1, len(guess)))
         return whole - first > 1
 
@@ -49,8 +59,11 @@ class Drafting:
         candidates, guesses = list[Candidate](), list[list[int]]()
         for sequence, most in wanted.items():
             most = min(most, self._most_of(sequence))
-            if most and self._lengths.may_draft(sequence) and (guess := self._drafter.draft(sequence, most)):
-                candidates.append(Candidate(sequence, len(guess), self._drafter.match_length(sequence)))
+            if not most or not self._lengths.may_draft(sequence):
+                continue
+            guess, match = self._guess(sequence, most)
+            if guess:
+                candidates.append(Candidate(sequence, len(guess), match))
                 guesses.append(guess)
         lengths = self._lengths.choose(candidates, rows=rows, most_rows=most_rows, step_ms=self._expected_ms)
         return {
@@ -64,6 +77,13 @@ class Drafting:
 
     def ended(self, sequence: Sequence) -> None:
         self._drafter.ended(sequence)
+
+    def _guess(self, sequence: Sequence, most: int) -> tuple[list[int], int]:
+        """Tokens that may follow, and the length of the match that says so."""
+        if forced := self._forced(sequence)[:most]:
+            return forced, CERTAIN
+        guess = self._drafter.draft(sequence, most)
+        return guess, self._drafter.match_length(sequence) if guess else 0
 
     def _expected_ms(self, rows: int) -> float:
         return self._step_ms(rows) or 1.0  # before the first step all sizes look alike

@@ -32,6 +32,7 @@ class Following:
         """`matcher`: None for a grammar without text. `ends`: the tokens by which it allows an answer to end."""
         self.num_followed = 0  # generated tokens
         self.problem = ""  # why there is no next token; the state is final then
+        self.forced: dict[int, list[int]] = {}  # by generated tokens: those that the text must go on with
         self._matcher = matcher
         self._closing = grammar.after or []
         self._is_thinking = bool(self._closing)
@@ -111,6 +112,12 @@ class Following:
             self._complete_ends(mask)
         if self._allowed or self._banned:
             self._limit(mask)
+
+    def look_ahead(self, at: Following) -> None:
+        """Keep what the text must go on with behind `at`: this state or one behind drafted tokens."""
+        matcher = at.asked
+        forced = matcher.compute_ff_tokens() if matcher is not None else []
+        self.forced = {**self.forced, at.num_followed: forced} if at is not self else {at.num_followed: forced}
 
     def ends_here(self) -> None:
         """Record that nothing may come next, not even the end."""

@@ -63,6 +63,7 @@ class Grammars:
         self._built: OrderedDict[str, LLMatcher] = OrderedDict()
         self._lock = threading.Lock()  # guards `_built`
         self._filling: LLExecutor | None = None
+        self.looks_ahead = False  # for `forced`
         self._vocab_size = vocab_size
         words = -(-max(vocab_size, self._tokenizer.vocab_size if self._tokenizer else 0) // 64)
         self._words = np.zeros((0, words), dtype=np.int64)
@@ -87,6 +88,24 @@ class Grammars:
         building = self.prepare(sequence)
         return building is None or building.done()
 
+    def forced(self, sequence: Sequence) -> list[int]:
+        """The tokens behind the known ones about which the grammar leaves no choice, as far as the last masks showed.
+
+        The model may cut the same text into other tokens.
+        """
+        building = self._following.get(sequence)
+        if building is None or not building.done():
+            return []
+        known, forced = sequence.num_generated, building.result().forced
+        for start, tokens in reversed(forced.items()):
+            passed = known - start
+            if (
+                0 <= passed < len(tokens)
+                and sequence.token_ids[sequence.num_prompt_tokens + start :] == tokens[:passed]
+            ):
+                return tokens[passed:]
+        return []
+
     def masks(self, chunks: SequenceOf[Chunk], pending: Callable[[Sequence], int]) -> Masks:
         """Return the masks for these chunks' sampled tokens, in their order; valid until the next call.
 
@@ -101,6 +120,9 @@ class Grammars:
             # The row behind a drafted token comes next to the one before it.
             following = states[-1].behind(chunk.drafted[-1]) if chunk.drafted else self._followed(chunk, pending)
             states.append(following)
+            if self.looks_ahead:
+                base = following if not chunk.drafted else states[-1 - len(chunk.drafted)]
+                base.look_ahead(following)
             if following.problem:
                 masks.problems[chunk] = following.problem
             elif not following.is_free:

@@ -132,10 +132,12 @@ def _speculation(settings: WorkerServiceSettings, worker: Worker) -> Speculation
     config = SpeculativeConfig.parse(settings.speculative_config)
     if config is None:
         return NO_SPECULATION
-    drafter = DRAFTERS[config.method](config.lookup)
+    drafter, grammars = DRAFTERS[config.method](config.lookup), worker.context.model.grammars
+    grammars.looks_ahead = True
     if not config.adapts:
-        return Drafting(drafter, most=config.most, step_ms=lambda _: 1.0, sync_ms=0.0)
-    return Drafting(drafter, most=config.most, step_ms=worker.context.passes.budget.step_cost.rows.ms)
+        return Drafting(drafter, most=config.most, step_ms=lambda _: 1.0, sync_ms=0.0, forced=grammars.forced)
+    step_ms = worker.context.passes.budget.step_cost.rows.ms
+    return Drafting(drafter, most=config.most, step_ms=step_ms, forced=grammars.forced)
 
 
 def see_only(settings: WorkerServiceSettings) -> WorkerServiceSettings:

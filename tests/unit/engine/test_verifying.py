@@ -87,6 +87,27 @@ def test_right_drafts_save_passes(engine: Engine) -> None:
     assert sum(drafting.accepted) > len(answer) // 3
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_what_a_grammar_forces_is_drafted(engine: Engine, temperature: float) -> None:
+    names = ["shipping_address_of_the_customer", "telephone_number_of_the_customer"]
+    properties = {name: {"enum": ["yes", "no"]} for name in names}
+    schema = {"type": "object", "properties": properties, "required": names, "additionalProperties": False}
+    grammar = Grammar(text=f"start: %json {json.dumps(schema | {'x-guidance': {'whitespace_flexible': False}})}")
+
+    def asked(name: str) -> Sequence:
+        sequence = new_sequence(name, [5, 6, 7], temperature=temperature, seed=3, max_tokens=80, stop_token_ids=[2])
+        sequence.grammar = grammar
+        return sequence
+
+    (answer,) = Generator(engine).run([asked("plain")])
+    engine.grammars.looks_ahead = True
+    drafting = Generator(engine, draft=lambda sequence: engine.grammars.forced(sequence)[:8])
+    assert drafting.run([asked("drafted")]) == [answer]
+    assert drafting.accepted
+    if temperature == 0:
+        assert len(drafting.accepted) + sum(drafting.accepted) <= len(answer)
+
+
 def test_a_draft_is_accepted_up_to_its_first_wrong_token() -> None:
     sequence = new_sequence("a", [1, 2, 3])
     sequence.restart(2)

@@ -54,6 +54,13 @@ def test_a_draft_is_awaited_where_more_than_a_token_is_expected_of_it() -> None:
     assert not drafting().awaits(original())
 
 
+def test_forced_tokens_are_drafted_before_any_guess() -> None:
+    forced = Drafting(Lookup(LookupSettings()), most=8, step_ms=lambda _: 10.0, forced=lambda _: [1, 2, 3, 4])
+    sequence = original()
+    assert forced.awaits(sequence)
+    assert forced.drafts({sequence: 3}, rows=1, most_rows=50) == {sequence: (1, 2, 3)}
+
+
 @pytest.mark.parametrize(
     ("drafting_ones", "running", "sync_ms", "stops"), [(0, 8, 0.0, False), (8, 8, 1.0, True), (1, 64, 5.0, False)]
 )
