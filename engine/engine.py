@@ -47,7 +47,7 @@ from engine.sampling.verifying import VerifyingPass
 from engine.sequence import Chunk, Sequence
 from engine.spec.mla import MLASpec
 from engine.spec.model import ModelSpec
-from engine.step.limits import HeadLimits, Limits
+from engine.step.limits import GroupTables, HeadLimits, LastAttention, Limits
 from engine.step.newest import NewestTokens
 from engine.step.runner import Runner
 from engine.step.warm import time_prompts, warm_up
@@ -161,16 +161,17 @@ class Engine:
         parts: list[Part] = [*part_views(self.kv, layout), *entry_views(self.kv, layout)]
         last = max(index for index, layer in enumerate(model.layers) if layer.attention is not None)
         block, _ = kept_at(parts, model.places[last])
+        attention = {heads: self._head_limits(heads, windows) for heads, windows in model.windows_by_heads.items()}
         limits = Limits(
             block_size=layout.block_size,
             num_blocks=layout.num_blocks,
             vocab_size=self.vocab_size,
             max_model_len=self.max_model_len,
-            attention=tuple(self._head_limits(*shape) for shape in model.windows_by_heads.items()),
-            last_heads=list(model.windows_by_heads).index(model.attentions[-1].heads),
-            last_window=model.windows[-1],
-            groups=groups_of(layout),
-            last_table=0 if block is None else 1 + block,
+            attention=tuple(attention.values()),
+            last=LastAttention(
+                attention[model.attentions[-1].heads], model.windows[-1], table=0 if block is None else 1 + block
+            ),
+            tables=GroupTables(groups_of(layout)),
         )
         return Runner(
             decoder,

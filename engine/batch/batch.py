@@ -10,6 +10,7 @@ import torch
 from engine.batch.layout import HeadsSize, Layout, MadeSize, PassSize, PromptsSize, SinglesSize, item_copies
 from engine.kernels.attention import AttentionBatch, AttentionPlan, DecodeItems, HeadShape, MadePlan, PrefillPlan
 from engine.kernels.delta import StateBatch
+from engine.kernels.embedding import InputTokens
 from engine.kernels.once import Once
 
 
@@ -17,9 +18,7 @@ from engine.kernels.once import Once
 class ForwardBatch:
     """Inputs of `Decoder.forward`, on the device."""
 
-    token_ids: torch.Tensor  # [T] int32
-    sources: torch.Tensor  # [T] int32: row of `newest` with the token; -1: see `token_ids`
-    newest: torch.Tensor  # [R] int64
+    tokens: InputTokens
     positions: torch.Tensor  # [T] int32
     slots: torch.Tensor  # [T] int32: slot mapping; -1: not written
     attention: Mapping[HeadShape, AttentionPlan]
@@ -46,9 +45,7 @@ def batch_of(size: PassSize, layout: Layout, buffer: torch.Tensor, newest: torch
         final = AttentionPlan(size.final.places, views.singles("final", size.final), items, buffer, None)
     decodes_only = size.graph is not None and size.prompts is None
     batch = ForwardBatch(
-        token_ids=views["token_ids"],
-        sources=views["sources"],
-        newest=newest,
+        tokens=InputTokens(views["token_ids"], views["sources"], newest),
         positions=views["positions"],
         slots=views["slots"],
         attention=dict(views.attention(size, 0)),

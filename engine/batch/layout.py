@@ -107,7 +107,6 @@ class PassSize(msgspec.Struct, frozen=True, kw_only=True):
     num_sampled: Count  # sequences that need logits
     sampled_rows: Count  # entries in `sampled_rows`
     attention: tuple[HeadsSize, ...]
-    last_heads: Count = 0  # index of the last layer's heads in `attention`
     last_window: int = 0
     decode: SinglesSize
     prompts: PromptsSize | None = None

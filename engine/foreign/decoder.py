@@ -63,7 +63,7 @@ class ForeignDecoder:
         self, batch: ForwardBatch, parts: Sequence[torch.Tensor], *, logits: torch.Tensor | None = None
     ) -> torch.Tensor | None:
         """As `Decoder.forward`."""
-        ids = torch.where(batch.sources >= 0, batch.newest[batch.sources.clamp(min=0).long()], batch.token_ids.long())
+        ids = batch.tokens.ids()
         rows = torch.arange(len(ids), device=ids.device) if batch.sampled_rows is None else batch.sampled_rows.long()
         self._pass = batch, parts
         try:

@@ -13,7 +13,7 @@ from engine.formats.forms import InInt8, InputForm, Rows
 from engine.formats.product import ExpertsSpec, Linear, LinearSpec, declare_bias
 from engine.formats.tables import Table
 from engine.kernels.activation import act_and_mul
-from engine.kernels.embedding import ids_of
+from engine.kernels.embedding import InputTokens
 from engine.kernels.quantised.int8 import (
     Int8,
     Int8Product,
@@ -84,9 +84,9 @@ class Int8Table:
         if self._head is not None:
             self._head.put(self._matrix)
 
-    def rows(self, token_ids: torch.Tensor, sources: torch.Tensor, newest: torch.Tensor) -> torch.Tensor:
+    def rows(self, tokens: InputTokens) -> torch.Tensor:
         assert self._matrix is not None
-        return self._matrix.floats(ids_of(token_ids, sources, newest), self.dtype)
+        return self._matrix.floats(tokens.ids(), self.dtype)
 
     def head(self, bias: torch.Tensor | None, weights: Weights) -> Linear:
         self._head = Int8Linear(bias)

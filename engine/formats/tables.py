@@ -9,14 +9,14 @@ import torch
 
 from engine.formats.dense import Dense
 from engine.formats.product import Linear
-from engine.kernels.embedding import embed
+from engine.kernels.embedding import InputTokens, embed
 from engine.weights.parameters import Parameter, Weights
 
 
 class Table(Protocol):
     """A row of features for each token."""
 
-    def rows(self, token_ids: torch.Tensor, sources: torch.Tensor, newest: torch.Tensor) -> torch.Tensor:
+    def rows(self, tokens: InputTokens) -> torch.Tensor:
         """Return [T, E], see `embed`."""
         ...
 
@@ -35,8 +35,8 @@ class TableFormat(Protocol):
 class PlainTable:
     weight: torch.Tensor  # [V, E]
 
-    def rows(self, token_ids: torch.Tensor, sources: torch.Tensor, newest: torch.Tensor) -> torch.Tensor:
-        return embed(token_ids, sources, newest, self.weight)
+    def rows(self, tokens: InputTokens) -> torch.Tensor:
+        return embed(self.weight, tokens)
 
     def head(self, bias: torch.Tensor | None, weights: Weights) -> Linear:
         dense = Dense(self.weight, bias)

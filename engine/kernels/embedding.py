@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 from engine.kernels.device import twin
 
 
+@dataclass(frozen=True, slots=True)
+class InputTokens:
+    """The tokens of a pass. The host does not know yet those that the pass before samples."""
+
+    known: torch.Tensor  # [T] int32
+    sources: torch.Tensor  # [T] int32: row of `newest` with the token; -1: see `known`
+    newest: torch.Tensor  # [R] int64
+
+    def ids(self) -> torch.Tensor:
+        """Return the tokens [T] int64 from either source."""
+        return torch.where(self.sources >= 0, self.newest[self.sources.clamp(min=0).long()], self.known.long())
+
+
 @twin("engine.kernels.triton_embedding")
-def embed(token_ids: torch.Tensor, sources: torch.Tensor, newest: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-    """Return rows [T, E] of `table` [V, E] for `token_ids` [T] int32.
-
-    Where `sources` [T] int32 is not negative, the token is `newest[source]` (int64): the host does not know it yet.
-    """
-    return torch.nn.functional.embedding(ids_of(token_ids, sources, newest), table)
-
-
-def ids_of(token_ids: torch.Tensor, sources: torch.Tensor, newest: torch.Tensor) -> torch.Tensor:
-    """Return the tokens [T] int64 from either source."""
-    return torch.where(sources >= 0, newest[sources.clamp(min=0).long()], token_ids.long())
+def embed(table: torch.Tensor, tokens: InputTokens) -> torch.Tensor:
+    """Return rows [T, E] of `table` [V, E]."""
+    return torch.nn.functional.embedding(tokens.ids(), table)

@@ -6,16 +6,17 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from engine.kernels.device import describe
+from engine.kernels.embedding import InputTokens
 from engine.kernels.launch import Kernel
 
 
-def embed(token_ids: torch.Tensor, sources: torch.Tensor, newest: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-    num_features = table.shape[1]
-    out = table.new_empty((token_ids.shape[0], num_features))
+def embed(table: torch.Tensor, tokens: InputTokens) -> torch.Tensor:
+    num_tokens, num_features = tokens.known.shape[0], table.shape[1]
+    out = table.new_empty((num_tokens, num_features))
     pdl = describe(table.device).has_tma
     _EMBED.launch(
-        (token_ids.shape[0],), None,
-        token_ids, sources, newest, table, out,
+        (num_tokens,), None,
+        tokens.known, tokens.sources, tokens.newest, table, out,
         NUM_FEATURES=num_features, E=triton.next_power_of_2(num_features), PDL=pdl, launch_pdl=pdl,
     )  # fmt: skip
     return out

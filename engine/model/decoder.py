@@ -158,7 +158,7 @@ class Embedding:
             self._multiplier = torch.tensor(own.multiplier, dtype=weights.dtype, device=weights.device)
 
     def __call__(self, batch: ForwardBatch) -> Stream:
-        x = self.table.rows(batch.token_ids, batch.sources, batch.newest)
+        x = self.table.rows(batch.tokens)
         x = x if self._multiplier is None else x * self._multiplier
         x = x if self._norm is None else self._norm(x)
         return Stream(x if self._placeholders is None else self._placeholders.instead(x, batch))

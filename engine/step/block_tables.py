@@ -12,6 +12,7 @@ from engine.arrays import Ints, Longs
 from engine.groups import Entry, Group
 from engine.passes import InvalidChunkError
 from engine.sequence import Chunk, Sequence
+from engine.step.limits import GroupTables
 from engine.step.states import DecodingStates
 
 
@@ -42,22 +43,16 @@ class BlockTables:
 
     max_blocks: int
     num_blocks: int  # the pool's; ids must be below
-    groups: SequenceOf[Group]
+    groups: GroupTables
     num_rows: int = 8  # to begin with
     table: Ints = field(init=False)
     decoding_states: DecodingStates = field(init=False, default_factory=DecodingStates)
-    _paged: list[tuple[int, Group, int]] = field(init=False)  # groups with block tables: number, group and first copy
     _rows: weakref.WeakKeyDictionary[Sequence, _Row] = field(init=False, default_factory=weakref.WeakKeyDictionary)
     _free: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._paged, copies = [], 0
-        for number, group in enumerate(self.groups):
-            if group.grows:
-                self._paged.append((number, group, copies))
-                copies += group.blocks
         # Zeroed memory comes as it is touched, so room for long tables costs nothing.
-        self.table = np.zeros((copies, self.num_rows, self.max_blocks), dtype=np.int32)
+        self.table = np.zeros((self.groups.count, self.num_rows, self.max_blocks), dtype=np.int32)
         self._free = list(range(self.num_rows - 1, -1, -1))
 
     def rows_of(self, chunks: SequenceOf[Chunk]) -> list[int]:
@@ -73,19 +68,19 @@ class BlockTables:
     def _sync(self, sequence: Sequence, start: int) -> int:
         row = self._rows.get(sequence)
         if row is None:
-            row = self._rows[sequence] = _Row(self._take(), [_Copied() for _ in self._paged])
+            row = self._rows[sequence] = _Row(self._take(), [_Copied() for _ in self.groups.paged])
             weakref.finalize(sequence, self._free.append, row.index).atexit = False
-        for (number, group, copy), copied in zip(self._paged, row.copied, strict=True):
-            entries, first = sequence.tables[number].entries, group.first_seen(start) if copy else 0
+        for paged, copied in zip(self.groups.paged, row.copied, strict=True):
+            entries, first = sequence.tables[paged.number].entries, paged.group.first_seen(start)
             count = len(entries)
             if copied.source is not entries or count < copied.num_entries or first < copied.num_gone:
                 copied.source, copied.num_entries, copied.num_gone = entries, 0, 0
             if count > copied.num_entries:
-                new = self._blocks(entries[copied.num_entries : count], group, sequence)
-                self.table[copy : copy + group.blocks, row.index, copied.num_entries : count] = new
+                new = self._blocks(entries[copied.num_entries : count], paged.group, sequence)
+                self.table[paged.tables, row.index, copied.num_entries : count] = new
                 copied.num_entries = count
             if first > copied.num_gone:
-                self.table[copy : copy + group.blocks, row.index, copied.num_gone : first] = -1
+                self.table[paged.tables, row.index, copied.num_gone : first] = -1
                 copied.num_gone = first
         return row.index
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from engine.groups import Entry, Group
 from engine.kernels.attention import HeadShape, Tiling
@@ -26,6 +27,56 @@ class HeadLimits:
     forms: Forms | None = None  # None: no MLA
 
 
+class PagedGroup(NamedTuple):
+    """A group with block tables: one for each block of its entries."""
+
+    number: int
+    group: Group
+    first: int  # index of its first block table
+
+    @property
+    def tables(self) -> slice:
+        return slice(self.first, self.first + self.group.blocks)
+
+
+class InPlaceGroup(NamedTuple):
+    """The group whose entries go on in place."""
+
+    number: int
+    blocks: int  # blocks of an entry
+
+
+@dataclass(frozen=True, slots=True)
+class GroupTables:
+    """The block tables of a pass: that of tokens first, then those of the pool's further paged groups."""
+
+    groups: tuple[Group, ...]
+    paged: tuple[PagedGroup, ...] = field(init=False)
+    count: int = field(init=False)
+    in_place: InPlaceGroup | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        paged, count, in_place = list[PagedGroup](), 0, None
+        for number, group in enumerate(self.groups):
+            if group.grows:
+                paged.append(PagedGroup(number, group, count))
+                count += group.blocks
+            else:
+                in_place = InPlaceGroup(number, group.blocks)
+        object.__setattr__(self, "paged", tuple(paged))
+        object.__setattr__(self, "count", count)
+        object.__setattr__(self, "in_place", in_place)
+
+
+@dataclass(frozen=True, slots=True)
+class LastAttention:
+    """Attention in the last layer, which a pass with prompts computes for the sampled rows only."""
+
+    heads: HeadLimits
+    window: int
+    table: int = 0  # the block table that it reads
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """The limits of a chunk, and of its attention's tiling."""
@@ -35,29 +86,9 @@ class Limits:
     vocab_size: int
     max_model_len: int
     attention: tuple[HeadLimits, ...]
-    last_heads: int  # index of the last layer's heads in `attention`
-    last_window: int
-    groups: tuple[Group, ...]  # the pool's
-    last_table: int = 0  # the copy of block tables that the last layer reads
+    last: LastAttention
+    tables: GroupTables
     graph_context: int = 16384  # positions of prompts' contexts in a graph that also decodes
-    # Further groups with an entry for each block of tokens: number, and the first of its copies of block tables.
-    windowed: tuple[tuple[int, int], ...] = field(init=False)
-    more_tables: int = field(init=False)  # copies of block tables besides that of tokens
-    in_place: int | None = field(init=False)  # number of the group whose entries go on in place
-    state_blocks: int = field(init=False)  # blocks of such an entry
-
-    def __post_init__(self) -> None:
-        windowed, copies, in_place = list[tuple[int, int]](), 1, None
-        for number, group in enumerate(self.groups):
-            if not group.grows:
-                in_place = number
-            elif number:
-                windowed.append((number, copies))
-                copies += group.blocks
-        object.__setattr__(self, "windowed", tuple(windowed))
-        object.__setattr__(self, "more_tables", copies - 1)
-        object.__setattr__(self, "in_place", in_place)
-        object.__setattr__(self, "state_blocks", 0 if in_place is None else self.groups[in_place].blocks)
 
     @property
     def graph_blocks(self) -> int:
@@ -83,11 +114,11 @@ def check(chunk: Chunk, newest: NewestTokens, limits: Limits) -> None:
         problem = f"a chunk of {chunk.num_tokens} at {chunk.start} of {num_known + pending} tokens"
     elif chunk.sample and end < num_known:
         problem = f"asked to sample at position {end} of {num_known} known tokens"
-    elif chunk.drafted and limits.in_place is not None:
+    elif chunk.drafted and limits.tables.in_place is not None:
         problem = NO_WAY_BACK
     elif end > limits.max_model_len:
         problem = f"{end} tokens, the model takes {limits.max_model_len}"
-    elif not (problem := wrong_tables(chunk, limits.groups)):
+    elif not (problem := wrong_tables(chunk, limits.tables.groups)):
         return
     raise InvalidChunkError(f"request {sequence.request_id}: {problem}")
 
@@ -110,8 +141,8 @@ def wrong_tables(chunk: Chunk, groups: SequenceOf[Group]) -> str:
     return ""
 
 
-def check_entry(entry: Entry, limits: Limits) -> Entry:
+def check_entry(entry: Entry, group: InPlaceGroup, num_blocks: int) -> Entry:
     """Return an entry that goes on in place. Raises InvalidChunkError unless its blocks are as many as they should be."""
-    if len(entry) != limits.state_blocks or min(entry) < 0 or max(entry) >= limits.num_blocks:
-        raise InvalidChunkError(f"a state in blocks {entry}, not {limits.state_blocks} in [0, {limits.num_blocks})")
+    if len(entry) != group.blocks or min(entry) < 0 or max(entry) >= num_blocks:
+        raise InvalidChunkError(f"a state in blocks {entry}, not {group.blocks} in [0, {num_blocks})")
     return entry

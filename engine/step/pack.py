@@ -58,7 +58,7 @@ def pack(
     tokens = _tokens(chunks, newest, tables, rows, lengths, ends - token_ends, limits)
 
     windows = [heads.windows for heads in limits.attention]
-    wanted = item_copies(windows, limits.more_tables)
+    wanted = item_copies(windows, limits.tables.count - 1)
     cuts = [(limits.attention[number], window, table) for number, window, table in wanted]
     some = slice(num_decode)
     decode = _Singles.of(ends[some], _block_tables(tables, rows[some], ends[some], limits), cuts)
@@ -68,10 +68,10 @@ def pack(
         found = _block_tables(tables, rows[some], ends[some], limits)
         prompts = _Prompts.of(lengths[some], ends[some], found, limits, graph, num_decode)
         found = _block_tables(tables, rows[sampled], sampled_ends, limits)
-        its = (limits.attention[limits.last_heads], limits.last_window, 0)
-        final = _Singles.of(sampled_ends, found[limits.last_table :][:1], [its])
+        last = limits.last
+        final = _Singles.of(sampled_ends, found[last.table :][:1], [(last.heads, last.window, 0)])
     states = None
-    if limits.in_place is not None:
+    if limits.tables.in_place is not None:
         places = num_decode if graph is None else graph.decoding
         moves = tables.decoding_states.moves(chunks[:num_decode], limits)
         states = States.of(moves, chunks[some], places, limits)
@@ -83,9 +83,9 @@ def pack(
     packed = Packed.empty(size)
     _put_tokens(packed, tokens, num_decode)
     if size.sampled_rows:
-        last = token_ends[sampled] - 1 - (ends[sampled] - sampled_ends)
-        last[sampled >= num_decode] += size.decode.places - num_decode
-        packed.put("sampled_rows", last)
+        at = token_ends[sampled] - 1 - (ends[sampled] - sampled_ends)
+        at[sampled >= num_decode] += size.decode.places - num_decode
+        packed.put("sampled_rows", at)
     if prompts is not None:
         prompts.put(packed)
     if states is not None:
@@ -248,13 +248,12 @@ def _tight_size(
         num_sampled=num_sampled,
         sampled_rows=num_sampled,
         attention=_without_prompts(limits) if prompts is None else tuple(size for _, size in prompts.cuts),
-        last_heads=limits.last_heads,
-        last_window=limits.last_window,
+        last_window=limits.last.window,
         decode=decode.size(len(decode.ends), limits.attention),
         prompts=None if prompts is None else prompts.size(),
         states=None if states is None else states.size(),
-        final=final.size(len(final.ends), [limits.attention[limits.last_heads]]),
-        more_tables=limits.more_tables,
+        final=final.size(len(final.ends), [limits.last.heads]),
+        more_tables=limits.tables.count - 1,
     )
 
 
@@ -284,19 +283,20 @@ def graph_size(
         num_sampled=graph.num_sampled if num_sampled is None else num_sampled,
         sampled_rows=sampled_rows,
         attention=attention,
-        last_heads=limits.last_heads,
-        last_window=limits.last_window,
+        last_window=limits.last.window,
         decode=decode.size(graph.decoding, limits.attention),
         prompts=prompts,
-        states=_graph_states(graph, limits) if limits.in_place is not None else None,
-        final=final.size(sampled_rows, [limits.attention[limits.last_heads]]),
-        more_tables=limits.more_tables,
+        states=_graph_states(graph, limits),
+        final=final.size(sampled_rows, [limits.last.heads]),
+        more_tables=limits.tables.count - 1,
     )
 
 
-def _graph_states(graph: GraphSize, limits: Limits) -> StatesSize:
+def _graph_states(graph: GraphSize, limits: Limits) -> StatesSize | None:
+    if (group := limits.tables.in_place) is None:
+        return None
     tiles = max_tiles(graph.prompts, graph.num_prompts, limits.block_size) if graph.prompts else 0
-    return StatesSize(moves=graph.decoding, tiles=tiles, runs=graph.num_prompts, blocks=limits.state_blocks)
+    return StatesSize(moves=graph.decoding, tiles=tiles, runs=graph.num_prompts, blocks=group.blocks)
 
 
 def _heads_size(heads: HeadLimits, longest: int, *, behind: bool) -> HeadsSize:
@@ -376,12 +376,12 @@ def _context_blocks(starts: Longs, ends: Longs, tables: Ints, limits: Limits) ->
     used = at < counts[:, None]
     ids = tables[:, used].astype(np.int64)
     blocks = np.stack((ids, np.broadcast_to(written[used], ids.shape)), axis=2)
-    for number, first in limits.windowed:
+    for paged in limits.tables.paged[1:]:
         # The loop step in which a window begins may begin before it, and there it must find numbers: of a block with
         # nothing written zeros are gathered, of a negative one nothing.
-        near, group = -(-LONGEST_STEP // limits.block_size), limits.groups[number]
-        before = np.array([group.first_seen(start) for start in starts.tolist()])[:, None] - at
-        blocks[first : first + group.blocks, ((before > 0) & (before <= near))[used]] = 0
+        near = -(-LONGEST_STEP // limits.block_size)
+        before = np.array([paged.group.first_seen(start) for start in starts.tolist()])[:, None] - at
+        blocks[paged.tables, ((before > 0) & (before <= near))[used]] = 0
     return blocks, (np.cumsum(counts) - counts) * limits.block_size
 
 

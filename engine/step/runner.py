@@ -68,13 +68,13 @@ class Runner:
         self._tables = BlockTables(
             max_blocks=-(-limits.max_model_len // limits.block_size),
             num_blocks=limits.num_blocks,
-            groups=limits.groups,
+            groups=limits.tables,
             num_rows=2 * max_sequences,
         )
         self._staging = Staging(device, torch.int32, capacity=INPUT_WORDS)
         # Graphs read their inputs from this buffer, so every pass of a graph must fit.
         room = INPUT_WORDS + (2 * max_sequences + MAX_GRAPH_PROMPTS) * self._tables.max_blocks
-        room *= 1 + limits.more_tables
+        room *= limits.tables.count
         self._inputs = torch.zeros(room, dtype=torch.int32, device=self._device)
         self._newest = torch.zeros(max(max_sequences, max_tokens), dtype=torch.int64, device=self._device)
 

@@ -13,7 +13,7 @@ from engine.groups import Entry
 from engine.kernels.delta import deal_out_states
 from engine.kernels.delta.plan import NOTHING
 from engine.sequence import Chunk
-from engine.step.limits import Limits, check_entry
+from engine.step.limits import InPlaceGroup, Limits, check_entry
 
 _PLACES = [2, 3, 5]  # columns of tiles that refer to states
 
@@ -28,28 +28,27 @@ class DecodingStates:
 
     def moves(self, decoding: SequenceOf[Chunk], limits: Limits) -> Ints:
         """For each of a state's blocks, what each sequence reads and writes [blocks, S, 2]. Raises InvalidChunkError."""
-        assert limits.in_place is not None
-        number, size, entries = limits.in_place, limits.block_size, list[Entry]()
+        group, size, entries = limits.tables.in_place, limits.block_size, list[Entry]()
+        assert group is not None
         for chunk in decoding:
-            own, start = chunk.sequence.tables[number].entries, chunk.start
+            own, start = chunk.sequence.tables[group.number].entries, chunk.start
             entries += (own[(start - 1) // size] if start else (), own[start // size])
         if entries != self._entries or not decoding:
-            self._moves = self._found(entries, limits)
+            self._moves = self._found(entries, group, limits.num_blocks)
             self._entries = entries
         return self._moves
 
-    def _found(self, entries: list[Entry], limits: Limits) -> Ints:
+    def _found(self, entries: list[Entry], group: InPlaceGroup, num_blocks: int) -> Ints:
         self._entries = []  # until all were checked
-        of_state = limits.state_blocks
-        known: dict[Entry, Longs] = {(): np.full(of_state, NOTHING, dtype=np.int64)}
+        known: dict[Entry, Longs] = {(): np.full(group.blocks, NOTHING, dtype=np.int64)}
         for entry in entries:
             if entry not in known:
                 ids = self._ids.get(entry)
-                known[entry] = np.array(check_entry(entry, limits), dtype=np.int64) if ids is None else ids
+                known[entry] = np.array(check_entry(entry, group, num_blocks), dtype=np.int64) if ids is None else ids
         self._ids = known
         if not entries:
-            return np.zeros((of_state, 0, 2), dtype=np.int32)
-        ids = np.concatenate([known[entry] for entry in entries]).reshape(-1, 2, of_state)
+            return np.zeros((group.blocks, 0, 2), dtype=np.int32)
+        ids = np.concatenate([known[entry] for entry in entries]).reshape(-1, 2, group.blocks)
         return np.ascontiguousarray(ids.transpose(2, 0, 1), dtype=np.int32)
 
 
@@ -57,26 +56,26 @@ class DecodingStates:
 class States:
     """State updates of one pass. Prompt tiles refer to states by index at first."""
 
-    moves: Ints  # [state_blocks, S, 2]
+    moves: Ints  # [blocks of a state, S, 2]
     tiles: Integers  # [I, 8]
     runs: Integers
-    blocks: Longs  # [N, state_blocks], of the prompts' states
+    blocks: Longs  # [N, blocks of a state], of the prompts
 
     @classmethod
     def of(cls, moves: Ints, prompts: SequenceOf[Chunk], first_row: int, limits: Limits) -> States:
         """The prompts' rows begin with `first_row`. Raises InvalidChunkError."""
-        assert limits.in_place is not None
-        numbers, size = _Numbers(), limits.block_size
+        group, numbers, size = limits.tables.in_place, _Numbers(), limits.block_size
+        assert group is not None
         tables = np.full((len(prompts), max((-(-chunk.end // size) for chunk in prompts), default=0)), -1, np.int32)
         for table, chunk in zip(tables, prompts, strict=True):
             first, end = max(0, chunk.start - 1) // size, -(-chunk.end // size)
-            table[first:end] = numbers.of(chunk.sequence.tables[limits.in_place].entries[first:end])
+            table[first:end] = numbers.of(chunk.sequence.tables[group.number].entries[first:end])
         lengths = np.array([chunk.num_tokens for chunk in prompts], dtype=np.int64)
         starts = np.array([chunk.start for chunk in prompts], dtype=np.int64)
         rows = first_row + np.cumsum(lengths) - lengths
         tiles, runs = deal_out_states(starts, starts + lengths, rows, tables, block_size=size)
-        entries = [check_entry(entry, limits) for entry in numbers.entries]
-        blocks = np.array(entries, dtype=np.int64).reshape(-1, limits.state_blocks)
+        entries = [check_entry(entry, group, limits.num_blocks) for entry in numbers.entries]
+        blocks = np.array(entries, dtype=np.int64).reshape(-1, group.blocks)
         return cls(moves, tiles, runs, blocks)
 
     def size(self) -> StatesSize:

@@ -7,23 +7,24 @@ import random
 import pytest
 
 from engine.groups import Table
+from engine.kernels.attention import HeadShape, Tiling
 from engine.passes import InvalidChunkError
 from engine.sequence import Chunk, Sequence
-from engine.step.limits import Limits
+from engine.step.limits import GroupTables, HeadLimits, LastAttention, Limits
 from engine.step.states import DecodingStates
 from tests.unit.engine.generate import new_sequence
 from tests.unit.engine.tables import groups_with
 
 BLOCKS, SIZE = 3, 4
+HEADS = HeadLimits(HeadShape(16, 4, 64), (0,), items_at_once=66, tiling=Tiling(64, 128))
 LIMITS = Limits(
     block_size=4,
     num_blocks=1000,
     vocab_size=500,
     max_model_len=512,
-    attention=(),
-    last_heads=0,
-    last_window=0,
-    groups=groups_with(4, state_blocks=BLOCKS),
+    attention=(HEADS,),
+    last=LastAttention(HEADS, window=0),
+    tables=GroupTables(groups_with(4, state_blocks=BLOCKS)),
 )
 
 

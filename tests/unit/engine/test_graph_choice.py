@@ -8,19 +8,19 @@ from engine.batch.layout import GraphSize
 from engine.kernels.attention import HeadShape, Tiling
 from engine.sequence import Chunk
 from engine.step.graphs import Graphs
-from engine.step.limits import HeadLimits, Limits
+from engine.step.limits import GroupTables, HeadLimits, LastAttention, Limits
 from tests.unit.engine.generate import new_sequence
 from tests.unit.engine.tables import groups_with
 
+HEADS = HeadLimits(HeadShape(16, 4, 64), (0,), items_at_once=66, tiling=Tiling(64, 128))
 LIMITS = Limits(
     block_size=16,
-    groups=groups_with(16),
     num_blocks=100,
     vocab_size=100,
     max_model_len=5000,
-    attention=(HeadLimits(HeadShape(16, 4, 64), (0,), items_at_once=66, tiling=Tiling(64, 128)),),
-    last_heads=0,
-    last_window=0,
+    attention=(HEADS,),
+    last=LastAttention(HEADS, window=0),
+    tables=GroupTables(groups_with(16)),
     graph_context=2048,
 )
 SIZES = [GraphSize(2), GraphSize(0, 16), GraphSize(8), GraphSize(4, 60), GraphSize(0, 96), GraphSize(8, 120)]

@@ -19,6 +19,7 @@ from engine.engine import Engine, InvalidChunkError
 from engine.families import model_spec
 from engine.groups import Group, group_of
 from engine.step.block_tables import BlockTables
+from engine.step.limits import GroupTables
 from tests.unit.engine.by_hand import ByHand
 from tests.unit.engine.families.case import Case
 from tests.unit.engine.families.catalogue import CASES
@@ -150,7 +151,9 @@ def test_where_windows_would_not_pay_all_stays_as_it_was(name: str, longest: int
 
 
 def test_a_pass_names_no_entry_that_its_tokens_do_not_read() -> None:
-    tables = BlockTables(max_blocks=8, num_blocks=40, groups=groups_with(BLOCK, window=20, window_blocks=2))
+    tables = BlockTables(
+        max_blocks=8, num_blocks=40, groups=GroupTables(groups_with(BLOCK, window=20, window_blocks=2))
+    )
     sequence = asked("a", prompt_of(100))
     tokens, window = table_of([0, 1, 2]), entries_table([(10, 11), (12, 13), (14, 15)])
     sequence.tables = [tokens, window]

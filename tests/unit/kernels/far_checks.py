@@ -19,7 +19,7 @@ import triton.language as tl
 from engine.kernels import attention, delta, mamba, rope
 from engine.kernels.codes import Codes
 from engine.kernels.delta import Channels, Columns, Span, StateBatch, convolve
-from engine.kernels.embedding import embed
+from engine.kernels.embedding import InputTokens, embed
 from engine.kernels.experts import Experts, triton_few, triton_few_groups, triton_many, triton_many_codes
 from engine.kernels.experts.mixture import Product
 from engine.kernels.mla import Latents, mla_attention, write_latents
@@ -308,7 +308,8 @@ def check_tokens(device: str) -> None:
     table = torch.randn(3, 512, device=device).half()
     before, none = rows_before(table), torch.full((3,), -1, dtype=torch.int32, device=device)
     ids, newest = torch.arange(3, dtype=torch.int32, device=device), torch.zeros(1, dtype=torch.int64, device=device)
-    same(embed(ids + before, none, newest, far(table, before)), embed(ids, none, newest, table), "embedding")
+    near, distant = InputTokens(ids, none, newest), InputTokens(ids + before, none, newest)
+    same(embed(far(table, before), distant), embed(table, near), "embedding")
 
     ways: tuple[dict[str, Any], ...] = ({}, {"temperature": 1.0}, {"temperature": 1.0, "top_p": 0.9, "top_k": 40})
     ways += ({"temperature": 1.0, "typical_p": 0.9}, {"repetition_penalty": 1.3, "logprobs": 2})

@@ -65,14 +65,14 @@ def _check_pass(loaded: Engine, limits: Limits, shares: tuple[tuple[int, int], .
     tables = BlockTables(
         max_blocks=BLOCKS,
         num_blocks=BLOCKS,
-        groups=limits.groups,
+        groups=limits.tables,
     )
     nobody, newest = NewestTokens.none(torch.device("cpu")), torch.zeros(8, dtype=torch.int64)
     places = torch.randperm(BLOCKS).tolist()
     chunks = []
     for start, count in shares:
         sequence = new_sequence("a", [(7 * index + start) % 100 for index in range(start + count)])
-        sequence.tables = [_table(group, start, start + count, places) for group in limits.groups]
+        sequence.tables = [_table(group, start, start + count, places) for group in limits.tables.groups]
         chunks.append(Chunk(sequence, start, count, count != 3))  # one prompt goes on in the next pass
     for part in part_views(loaded.kv, loaded.layout):
         if part.dtype == torch.uint8:

@@ -253,7 +253,7 @@ def check_embedding(device: str, large: bool) -> None:
     token_ids = torch.tensor([3, 0, 49, 7], dtype=torch.int32, device=device)
     sources = torch.tensor([-1, 1, -1, 0], dtype=torch.int32, device=device)
     newest = torch.tensor([11, 48], device=device)
-    found = embedding.embed(token_ids, sources, newest, table)  # with -O, too
+    found = embedding.embed(table, embedding.InputTokens(token_ids, sources, newest))  # with -O, too
     assert torch.equal(found, table[[3, 48, 49, 11]])
 
 

@@ -41,7 +41,7 @@ class LayerInputs:
 
     def __call__(self, stream: Stream, batch: ForwardBatch) -> None:
         """Attach the inputs to the stream, which has the embeddings."""
-        rows = embed(batch.token_ids, batch.sources, batch.newest, self._table) * self._multiplier
+        rows = embed(self._table, batch.tokens) * self._multiplier
         products = self._norm((self._product(stream.whole()) * self._scale).unflatten(1, self._shape))
         stream.layer_inputs = (products + rows.unflatten(1, self._shape)) * 2**-0.5
 

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from engine.batch.batch import ForwardBatch
-from engine.kernels.embedding import ids_of
 from engine.kernels.norm import rms_norm
 from engine.spec.halves import PlaceholderSpec
 from engine.weights.parameters import Weights, whole
@@ -41,5 +40,5 @@ class Placeholders:
 
     def instead(self, x: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
         """Return the embeddings [T, E] with the placeholders' rows."""
-        at = ids_of(batch.token_ids, batch.sources, batch.newest) - self._first
+        at = batch.tokens.ids() - self._first
         return torch.where((at >= 0)[:, None], self._table[at.clamp(min=0)], x)
