@@ -63,7 +63,7 @@ class Grammars:
         self._built: OrderedDict[str, LLMatcher] = OrderedDict()
         self._lock = threading.Lock()  # guards `_built`
         self._filling: LLExecutor | None = None
-        self.looks_ahead = False  # for `forced`
+        self.looks_ahead = False  # `forced` needs it
         self._vocab_size = vocab_size
         words = -(-max(vocab_size, self._tokenizer.vocab_size if self._tokenizer else 0) // 64)
         self._words = np.zeros((0, words), dtype=np.int64)
