@@ -28,8 +28,8 @@ from common.messages import (
 )
 from engine.groups import Entry
 from engine.sequence import Sequence
-from kvtransfer.cargo import Cargo, Item
 from kvtransfer.lease import Lease, LeaseState, LeaseTable
+from kvtransfer.plan import Cargo, Item
 from worker.context import RoleContext
 from worker.serving.allocation import received
 from worker.serving.jobs import Tombstones

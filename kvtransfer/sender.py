@@ -4,7 +4,7 @@
         └───────────────────────┴──────────── abort ────────────┴──▶ ABORTED
 
 Full blocks can be pushed as soon as they are computed, the last partial one and the state's after the last chunk.
-`kvtransfer.cargo` says which blocks go, and in which order.
+`kvtransfer.plan` says which blocks go, and in which order.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from common.blocks import unpack_tokens
 from common.errors import HandoffRefusedError
 from common.messages import ReserveReply
 from common.words import Refusal
-from kvtransfer.cargo import Cargo, Item
+from kvtransfer.plan import Cargo, Item
 
 
 class SenderState(Enum):

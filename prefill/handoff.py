@@ -29,12 +29,11 @@ from common.messages import (
 )
 from common.tasks import cancel_all
 from common.tracing import child_of
-from kvtransfer.cargo import pick
+from kvtransfer.plan import pick
 from kvtransfer.sender import Sender
 from kvtransfer.transport import Link, TransferError
-from prefill.request import PrefillRequest
+from prefill.request import HandoffRecord, PrefillRequest, Push, record_prefill
 from prefill.reserving import Reserving
-from prefill.spans import HandoffRecord, Push, record_prefill
 from prefill.stop import Stop
 from worker.context import RoleContext
 from worker.roles import Computed

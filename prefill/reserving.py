@@ -18,8 +18,7 @@ from common.messages import (
     features_of,
 )
 from common.words import Refusal, Role
-from prefill.request import PrefillRequest
-from prefill.spans import HandoffRecord
+from prefill.request import HandoffRecord, PrefillRequest
 from prefill.stop import Stop
 from worker.context import RoleContext
 

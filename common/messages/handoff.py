@@ -73,7 +73,7 @@ class ReserveReply(msgspec.Struct, frozen=True, kw_only=True, tag="reserve_reply
     lease_id: int = 0
     generation: int = 0
     first_block: int = 0  # blocks [0, first_block) of the prompt are already here, verified
-    destination_blocks: bytes = b""  # packed u32: destinations of the other blocks, see `kvtransfer.cargo`
+    destination_blocks: bytes = b""  # packed u32: destinations of the other blocks, see `kvtransfer.plan`
     lease_ms: int = 0
     region: Region | None = None
     detail: str = ""  # shown to people

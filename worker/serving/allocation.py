@@ -15,7 +15,7 @@ from common.messages import Job
 from engine.cache.block_pool import BlockPool, OutOfBlocksError
 from engine.groups import Entry, Group, Table, entries_of, extend, held_at_most, lacking_entries, longest_entries
 from engine.sequence import Chunk, Sequence
-from kvtransfer.cargo import Cargo, CargoGroup
+from kvtransfer.plan import Cargo, CargoGroup
 from worker.serving.turns import Turns
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from common.blocks import pack_tokens
 from common.errors import HandoffRefusedError
 from common.messages import ReserveReply
-from kvtransfer.cargo import Cargo, CargoGroup, Item
+from kvtransfer.plan import Cargo, CargoGroup, Item
 from kvtransfer.sender import Run, Sender, SenderState
 
 

@@ -22,8 +22,8 @@ from common.blocks import pack_tokens
 from common.errors import HandoffRefusedError
 from common.messages import ReserveReply
 from common.words import Refusal
-from kvtransfer.cargo import Cargo
 from kvtransfer.lease import Lease, LeaseState, LeaseTable
+from kvtransfer.plan import Cargo
 from kvtransfer.sender import Run, Sender, SenderState
 
 NUM_BLOCKS, BLOCK_SIZE = 10, 4

@@ -18,7 +18,7 @@ from engine.cache.pages import blocks_of_a_sequence
 from engine.groups import LEAST_AHEAD, State, Window
 from engine.sequence import Chunk, Sequence
 from engine.step.limits import wrong_tables
-from kvtransfer.cargo import pick
+from kvtransfer.plan import pick
 from tests.examples import examples
 from tests.unit.decode.scheduling import make_request
 from tests.unit.engine.generate import new_sequence
