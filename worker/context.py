@@ -1,31 +1,143 @@
-"""The shared parts of a worker, as its roles see them."""
+"""The shared parts of a worker, as its roles see them, with its counters and the tasks that nobody awaits."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from common import subjects
 from common.bus import Bus
-from common.messages import KVLayout, Region, ToGateway, ToWorker, WorkerReply, worker_reply_decoder
+from common.errors import UnavailableError
+from common.messages import KVLayout, Region, ToGateway, ToWorker, WorkerReply, WorkerTotals, worker_reply_decoder
 from common.peers import Peers
 from common.tracing import Tracer
 from engine.cache.block_pool import BlockPool
 from engine.grammars.grammars import Grammars
 from engine.sequence import Sequence
 from kvtransfer.transport import Transport
-from worker.background import Background
 from worker.device.prompt_budget import PromptBudget
 from worker.device.trials import Trials
 from worker.identity import Identity
 from worker.roles import Roles
-from worker.serving.frames import FrameOutbox
-from worker.serving.jobs import JobIntake
+from worker.serving.jobs import FrameOutbox, JobIntake
 from worker.serving.turns import Turns
-from worker.totals import Totals
+
+log = logging.getLogger("baton.worker")
+
+
+@dataclass(slots=True)
+class Totals:
+    """Counters that the roles add to, on the event loop."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    generated_tokens: int = 0
+    pushed_blocks: int = 0
+    pushed_bytes: int = 0
+    push_s: float = 0.0
+    failed_steps: int = 0
+    out_of_memory: int = 0
+    refused_handoffs: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+
+    def admitted(self, *, prompt_tokens: int, cached_tokens: int) -> None:
+        """Count a prompt's lookup in the prefix cache."""
+        self.prompt_tokens += prompt_tokens
+        self.cached_tokens += min(prompt_tokens, cached_tokens)
+
+    def pushed(self, *, blocks: int, num_bytes: int, seconds: float) -> None:
+        """Count blocks written to a decode worker."""
+        self.pushed_blocks += blocks
+        self.pushed_bytes += num_bytes
+        self.push_s += seconds
+
+    def verified(self, *, drafted: int, accepted: int) -> None:
+        """Count the tokens of a verified draft."""
+        self.drafted_tokens += drafted
+        self.accepted_tokens += accepted
+
+    def step_failed(self, error: Exception) -> None:
+        """Count a pass without results."""
+        self.failed_steps += 1
+        self.out_of_memory += "OutOfMemory" in type(error).__name__ or isinstance(
+            error, MemoryError
+        )  # torch's OOM, or the host's
+
+    def as_message(
+        self,
+        *,
+        preemptions: int,
+        bad_digests: int,
+        expired_jobs: int,
+        lost_frames: int,
+        malformed: int,
+        dead_letters: int,
+        forged: int,
+        pass_s: float,
+    ) -> WorkerTotals:
+        """The message, with counters kept elsewhere in the worker."""
+        return WorkerTotals(
+            prompt_tokens=self.prompt_tokens,
+            cached_tokens=self.cached_tokens,
+            generated_tokens=self.generated_tokens,
+            pushed_blocks=self.pushed_blocks,
+            pushed_bytes=self.pushed_bytes,
+            push_s=self.push_s,
+            preemptions=preemptions,
+            failed_steps=self.failed_steps,
+            out_of_memory=self.out_of_memory,
+            refused_handoffs=self.refused_handoffs,
+            bad_digests=bad_digests,
+            expired_jobs=expired_jobs,
+            lost_frames=lost_frames,
+            malformed=malformed,
+            dead_letters=dead_letters,
+            forged=forged,
+            pass_s=pass_s,
+            drafted_tokens=self.drafted_tokens,
+            accepted_tokens=self.accepted_tokens,
+        )
+
+
+class Background:
+    """Tasks of a worker that nobody awaits."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    @property
+    def tasks(self) -> list[asyncio.Task[Any]]:
+        return list(self._tasks)
+
+    def spawn(self, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Start a coroutine as a background task."""
+        task = asyncio.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._reap)
+        return task
+
+    def _reap(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            log.error("worker.task_failed", exc_info=task.exception())
+
+
+async def every(period_s: float, action: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Repeat `action` until cancelled, logging whatever it raises."""
+    while True:
+        try:
+            await action()
+        except UnavailableError as error:
+            log.debug("worker.unavailable", extra={"action": action.__name__, "error": error.message})
+        except Exception:
+            log.exception("worker.loop_failed", extra={"action": action.__name__})
+        await asyncio.sleep(period_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

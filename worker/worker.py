@@ -42,8 +42,7 @@ from engine.cache.block_pool import BlockPool
 from engine.grammars.grammars import Grammars
 from kvtransfer.transport import Transport
 from kvtransfer.transports import reaches_others
-from worker.background import Background, every
-from worker.context import KVCache, Messenger, Passes, RoleContext, ServedModel, Transfers
+from worker.context import Background, KVCache, Messenger, Passes, RoleContext, ServedModel, Totals, Transfers, every
 from worker.control import Control
 from worker.device.launcher import SteppingEngine, Threads
 from worker.device.naming import Naming
@@ -56,11 +55,9 @@ from worker.identity import Identity
 from worker.probe_file import shown
 from worker.roles import CancelReason, Role, Roles
 from worker.serving.allocation import longest_sequence
-from worker.serving.frames import FrameOutbox
-from worker.serving.jobs import JobIntake
+from worker.serving.jobs import FrameOutbox, JobIntake
 from worker.serving.turns import Turns
 from worker.settings import WorkerSettings
-from worker.totals import Totals
 from worker.unnamed import Unnamed
 
 log = logging.getLogger("baton.worker")

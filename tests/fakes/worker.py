@@ -46,8 +46,7 @@ from kvtransfer.local import LocalTransport
 from kvtransfer.transport import Transport
 from tests.fakes.bus import MemoryBus
 from tests.fakes.device import HandThread, settled
-from worker.background import Background
-from worker.context import KVCache, Messenger, Passes, RoleContext, ServedModel, Transfers
+from worker.context import Background, KVCache, Messenger, Passes, RoleContext, ServedModel, Totals, Transfers
 from worker.device.launcher import SteppingEngine, Threads
 from worker.device.pipeline import Pipeline
 from worker.device.prompt_budget import PromptBudget
@@ -55,10 +54,8 @@ from worker.device.trials import Trials
 from worker.identity import Identity
 from worker.roles import Roles
 from worker.serving.allocation import longest_sequence
-from worker.serving.frames import FrameOutbox
-from worker.serving.jobs import ClaimedJob, JobIntake
+from worker.serving.jobs import ClaimedJob, FrameOutbox, JobIntake
 from worker.serving.turns import Turns
-from worker.totals import Totals
 
 BLOCK = 4
 GATEWAY = "gw"

@@ -1,7 +1,8 @@
-"""The intake of jobs: fetch only what can start now, claim each at its gateway, keep it alive, settle it.
+"""Jobs in, token frames out.
 
-JetStream accepts a stale ack after the ack-wait, so the claim is the fence: a worker starts only a granted attempt, and
-acks only when the gateway agrees.
+The intake fetches only what can start now, claims each job at its gateway, keeps it alive and settles it. JetStream accepts
+a stale ack after the ack-wait, so the claim is the fence: a worker starts only a granted attempt, and acks only when the
+gateway agrees.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import contextlib
 import logging
 import math
 import time
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
@@ -22,9 +23,11 @@ from common.messages import (
     Claim,
     ClaimReply,
     Failed,
+    Frame,
     Job,
     Settle,
     SettleReply,
+    Tokens,
     gateway_reply_decoder,
 )
 from common.tracing import in_trace
@@ -37,6 +40,7 @@ IN_PROGRESS_EVERY_S = 1.0
 CLAIM_TIMEOUT_S = 1.0
 SETTLE_TIMEOUT_S = 2.0
 MAX_TOMBSTONES = 10_000
+MAX_FRAME_TOKENS = 4096  # entries of a frame; logprobs make entries large
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -270,3 +274,41 @@ class Cancelled:
     def covers(self, job: Job) -> bool:
         """True if the job's own gateway cancelled it; a gateway of release 0.1.0 sends no name."""
         return any(self._ended.covers(f"{gateway} {job.request_id}", job.attempt) for gateway in (job.gateway, ""))
+
+
+class FrameOutbox:
+    """Collects `Tokens` and publishes one `Frame` for each gateway at `flush`, in order.
+
+    A frame that the bus refused is not kept: the gateway notices the gap and asks for it (`Resend`).
+    """
+
+    def __init__(self, *, bus: Bus, identity: Identity) -> None:
+        self._bus = bus
+        self._identity = identity
+        self._pending: dict[str, list[Tokens]] = defaultdict(list)
+        self._ready = asyncio.Event()
+        self.lost_frames = 0
+
+    def add(self, gateway: str, tokens: Tokens) -> None:
+        self._pending[gateway].append(tokens)
+        self._ready.set()
+
+    async def run(self) -> None:
+        """Publish the tokens collected by `add` at the event loop's next turn, until cancelled."""
+        while True:
+            await self._ready.wait()
+            await self.flush()
+
+    async def flush(self) -> None:
+        self._ready.clear()
+        pending, self._pending = self._pending, defaultdict(list)
+        for gateway, entries in pending.items():
+            for start in range(0, len(entries), MAX_FRAME_TOKENS):
+                await self._publish(gateway, entries[start : start + MAX_FRAME_TOKENS])
+
+    async def _publish(self, gateway: str, entries: list[Tokens]) -> None:
+        frame = Frame(worker=self._identity.worker, incarnation=self._identity.incarnation, tokens=entries)
+        try:
+            await self._bus.publish(self._identity.frames_to(gateway), frame)
+        except UnavailableError:
+            self.lost_frames += 1
