@@ -34,15 +34,14 @@ from gateway.http.routing import Application, Routes
 from gateway.observe.attainment import ServiceLevels
 from gateway.observe.fleet_metrics import FleetMetrics
 from gateway.observe.metrics import GatewayMetrics
-from gateway.observe.request_log import Logged, RequestLog
-from gateway.observe.request_metrics import RequestMetrics
+from gateway.observe.request_metrics import Logged, RequestLog, RequestMetrics, count_usage
 from gateway.observe.spans import ServerSpans, TraceRequests
 from gateway.observe.tenant_metrics import TenantLabels, TenantMetrics
 from gateway.request.refused import Refusals
 from gateway.request.spec import Generations
 from gateway.responses.service import Joined, nothing_kept
 from gateway.routes.door import Door
-from gateway.routes.keys import KeyRoutes, count_usage
+from gateway.routes.keys import KeyRoutes
 from gateway.routes.operator import OperatorRoutes
 from gateway.routes.serving import ServingRoutes
 from gateway.routes.text import TextRoutes

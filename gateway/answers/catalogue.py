@@ -1,4 +1,4 @@
-"""The models that this gateway serves: their names, and their workers' present state.
+"""The models that this gateway serves: their names, their workers' present state, and tallies of ended choices.
 
 Names, aliases and tokenizers are configured, because text becomes tokens here. Fingerprint and longest context come from
 heartbeats.
@@ -6,15 +6,17 @@ heartbeats.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Protocol
 
 from common.messages import Feature, WorkerState
-from common.words import Role
+from common.words import Finish, Role
 from gateway.answers.tokenizer import ChatTokenizer
 from gateway.request.spec import cut_by_its_pool, longest, usual
+from gateway.request.timeline import Timeline
 
 ANY = "*"  # the alias that matches any other name
 LATEST = ":latest"  # the tag that Ollama's clients add to a name without one
@@ -127,3 +129,41 @@ class Catalogue:
     def _workers(self, role: Role, fingerprint: str) -> list[WorkerState]:
         """The ready workers with these weights."""
         return [state for state in self._fleet.ready(role) if state.model_fingerprint == fingerprint]
+
+
+@dataclass(slots=True)
+class Tally:
+    """One model's tally. Seconds are from a request's receipt."""
+
+    succeeded: int = 0
+    succeeded_s: float = 0.0
+    waited_s: float = 0.0  # part of `succeeded_s`: until the last attempt was placed
+    failed: int = 0  # cancelled ones, too
+    failed_s: float = 0.0
+    last_unix_ms: int = 0  # end of the newest; 0: none
+
+
+class Tallies:
+    """The tallies of the models with these names: names that clients make up are not counted."""
+
+    def __init__(self, models: Sequence[str]) -> None:
+        self._tallies = {name: Tally() for name in models}
+
+    def of(self, model: str) -> Tally:
+        return self._tallies.get(model, Tally())
+
+    def observe(self, timeline: Timeline) -> None:
+        """Count an ended choice."""
+        tally = self._tallies.get(timeline.model)
+        if tally is None or timeline.ended_at is None:
+            return
+        seconds = timeline.ended_at - timeline.received_at
+        tally.last_unix_ms = int(time.time() * 1000)
+        if timeline.status in (Finish.STOP, Finish.LENGTH):
+            attempt = timeline.attempt
+            tally.succeeded += 1
+            tally.succeeded_s += seconds
+            tally.waited_s += attempt.began_at - timeline.received_at if attempt is not None else 0.0
+        else:
+            tally.failed += 1
+            tally.failed_s += seconds

@@ -19,10 +19,9 @@ from common.messages import Grammar, SamplingParams
 from common.tasks import Ready
 from gateway.answers.answer import Answer, Turn, charge
 from gateway.answers.ask import Ask, ContextFit, Infill, Prompt, Reply, Sampling, Terms
-from gateway.answers.catalogue import Catalogue, Served
+from gateway.answers.catalogue import Catalogue, Served, Tallies
 from gateway.answers.choice import Choice, MessageReader
 from gateway.answers.steering import Steering
-from gateway.answers.tallies import Tallies
 from gateway.answers.tokenising import Tokenising, context_error, prompt_error
 from gateway.answers.tokenizer import ChatTokenizer
 from gateway.grammars.messages import MessageWish, grammar_of_message

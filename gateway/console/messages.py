@@ -12,7 +12,7 @@ class ConsoleAsk(msgspec.Struct, frozen=True, kw_only=True, tag="console_ask"):
 
     v: int = PROTOCOL_VERSION
     request_id: str = ""  # an answer's or a choice's; "": the present activity
-    history: str = ""  # a span of `gateway.console.history`
+    history: str = ""  # a span of `gateway.console.recorder`
     since: float = 0.0  # only newer samples, in unix seconds
     search: dict[str, str] | None = None  # filters of `gateway.console.search`
 

@@ -18,10 +18,9 @@ from gateway.answers.catalogue import Catalogue
 from gateway.console.assets import MAX_DEPTH, load_assets, load_pages
 from gateway.console.control import FleetControl
 from gateway.console.feed import Feed
-from gateway.console.history import SPANS, merged_history
 from gateway.console.messages import ConsoleAsk
 from gateway.console.parts import merged, own_part
-from gateway.console.recorder import Recorder
+from gateway.console.recorder import SPANS, Recorder, merged_history
 from gateway.console.search import Wanted, found, ordered
 from gateway.console.state import gateway_json, model_json, worker_json
 from gateway.http.api import JSON, ApiPart, fields, get, path_parameters, post

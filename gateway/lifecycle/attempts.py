@@ -16,9 +16,7 @@ from common.tracing import in_trace
 from common.words import WorkerStatus
 from gateway.admission.rooms import WaitingRooms
 from gateway.lifecycle.outbox import Means
-from gateway.lifecycle.records import Event, Keeping
-from gateway.lifecycle.running import Seen
-from gateway.lifecycle.suspects import Death
+from gateway.lifecycle.running import Death, Event, Keeping, Seen
 from gateway.request.active import ActiveRequest, job_of, within_deadline
 from gateway.request.ends import End, Sign, pause_s
 from gateway.request.placement import Charged, Placement

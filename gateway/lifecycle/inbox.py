@@ -29,8 +29,7 @@ from gateway.admission.rooms import WaitingRooms
 from gateway.lifecycle.attempts import Attempts, Why
 from gateway.lifecycle.outbox import Means
 from gateway.lifecycle.probes import Losses
-from gateway.lifecycle.records import Event, Keeping
-from gateway.lifecycle.running import Seen
+from gateway.lifecycle.running import Event, Keeping, Seen
 from gateway.request.active import ActiveRequest
 from gateway.request.ends import End
 

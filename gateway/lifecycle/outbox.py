@@ -16,8 +16,7 @@ from common.messages import ANYBODY_THERE, Ack, Cancel, Received, Resend, worker
 from common.peers import Peers
 from common.tasks import Ready
 from gateway.admission.rooms import WaitingRooms
-from gateway.lifecycle.records import Records
-from gateway.lifecycle.running import Running
+from gateway.lifecycle.running import Records, Running
 from gateway.placement.placer import Placer
 
 CANCEL_TRIES = 3

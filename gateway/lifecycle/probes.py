@@ -13,9 +13,7 @@ from gateway.admission.capacity import Fleet
 from gateway.lifecycle.attempts import Attempts, Why
 from gateway.lifecycle.outbox import Means
 from gateway.lifecycle.pulse import Verdict
-from gateway.lifecycle.records import Event, Keeping
-from gateway.lifecycle.running import Seen
-from gateway.lifecycle.suspects import Death
+from gateway.lifecycle.running import Death, Event, Keeping, Seen
 from gateway.request.active import ActiveRequest
 from gateway.request.ends import End
 from gateway.request.state import Phase

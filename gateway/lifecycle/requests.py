@@ -32,9 +32,7 @@ from gateway.lifecycle.inbox import Inbox
 from gateway.lifecycle.outbox import Heartbeat, Means, Orders
 from gateway.lifecycle.probes import Losses, Probes
 from gateway.lifecycle.pulse import Pulse
-from gateway.lifecycle.records import Background, Keeping, Records
-from gateway.lifecycle.running import Running, Seen
-from gateway.lifecycle.suspects import Suspects
+from gateway.lifecycle.running import Background, Keeping, Records, Running, Seen, Suspects
 from gateway.lifecycle.watchdog import Watchdog
 from gateway.observe.attainment import ServiceLevels
 from gateway.observe.spans import RequestSpans

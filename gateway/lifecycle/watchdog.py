@@ -13,8 +13,7 @@ from gateway.admission.rooms import WaitingRooms
 from gateway.lifecycle.attempts import Attempts, Why
 from gateway.lifecycle.outbox import Means
 from gateway.lifecycle.probes import Probes
-from gateway.lifecycle.records import Keeping
-from gateway.lifecycle.running import Seen
+from gateway.lifecycle.running import Keeping, Seen
 from gateway.lifecycle.silence import Action, Silence, diagnose
 from gateway.request.active import ActiveRequest
 

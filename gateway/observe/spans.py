@@ -5,7 +5,7 @@
     ├─ place (a stream's wait after it gave its place to another tenant)      here
     └─ attempt (one each; a retry links to the one before)
        ├─ placement, queue                             here
-       ├─ wait, prefill, reserve, transfer             the prefill worker (`prefill/spans.py`)
+       ├─ wait, prefill, reserve, transfer             the prefill worker (`prefill/request.py`)
        │                          └─ verify            the decode worker (`decode/spans.py`)
        └─ decode                                       the decode worker
 

@@ -59,7 +59,7 @@ class RequestState:
     gap_since: float | None = None
     unanswered: int = 0  # unanswered probes
     deaths: int = 0  # workers that died computing it, without progress in between
-    is_suspect: bool = False  # it may have killed a worker: `gateway.lifecycle.suspects`
+    is_suspect: bool = False  # it may have killed a worker: `gateway.lifecycle.running`
     clear_at: int = 0  # generated tokens that clear it of suspicion
     began_with: int = 0  # generated tokens when the attempt began
     _held: dict[int, tuple[Tokens, Incarnation]] = field(default_factory=dict)

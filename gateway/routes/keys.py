@@ -21,7 +21,6 @@ from gateway.http.fields import Number, StrictFields
 from gateway.http.problem import ConflictError, NotKeptError, json_response
 from gateway.http.request_scope import request_scope
 from gateway.http.routing import Routes
-from gateway.request.timeline import Timeline
 from gateway.tenants.kept import KeptKeys
 from gateway.tenants.register import (
     Change,
@@ -34,7 +33,7 @@ from gateway.tenants.register import (
     new_key_id,
 )
 from gateway.tenants.tenants import DEFAULT, TENANT_NAME, Tenant, Tenants, hash_key, new_key
-from gateway.tenants.usage import MAX_HOURS, Usage, usage_json
+from gateway.tenants.usage import MAX_HOURS, usage_json
 
 audit = logging.getLogger("baton.audit")
 
@@ -203,13 +202,6 @@ class KeyRoutes:
             raise NotKeptError(error.message, param=error.param) from None
         except KeyConflictError as error:
             raise ConflictError(error.message, param=error.param) from None
-
-
-def count_usage(usage: Usage, line: Timeline) -> None:
-    """Count an ended request for its key."""
-    read = line.first_token_at is not None
-    counts = [1, int(line.status == "error"), line.prompt_tokens if read else 0, line.cached_tokens if read else 0]
-    usage.add(line.asker.key, line.tenant, [*counts, line.completion_tokens], now=time.time())
 
 
 def _by(request: Request) -> str:

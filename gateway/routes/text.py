@@ -10,12 +10,11 @@ from fastapi import Request, Response
 from pydantic import Field, PrivateAttr, StrictBool, StrictStr, model_validator
 
 from common.errors import InvalidRequestError
-from gateway.answers.ask import Conversation, Prompt, Text, ToolRules
+from gateway.answers.ask import MAX_TOOLS, Conversation, Prompt, Text, ToolRules
 from gateway.answers.catalogue import Served
 from gateway.answers.start import Answers
 from gateway.answers.tokenising import COUNTED_CONTEXTS, largest
 from gateway.answers.tokenizer import ChatTokenizer
-from gateway.dialects.chats import MAX_TOOLS
 from gateway.dialects.openai.messages import MAX_MESSAGES, Message, ToolDefinition, rules_of
 from gateway.dialects.tgi.objects import simple_tokens
 from gateway.http.api import ApiPart, fields, post, ref

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 
+from gateway.answers.ask import thoughts_as
 from gateway.dialects.anthropic.blocks import Block, Text, Thinking, ToolResult, ToolUse, joined, system_text
-from gateway.dialects.chats import thoughts_as
 
 Json = dict[str, Any]
 

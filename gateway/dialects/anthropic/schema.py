@@ -7,11 +7,10 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, PrivateAttr, StrictBool, StrictInt, StrictStr, field_validator, model_validator
 
-from gateway.answers.ask import Conversation, ToolRules
+from gateway.answers.ask import MAX_TOOLS, Conversation, ToolRules, may_think, template_variables
 from gateway.dialects.anthropic.blocks import Text, blocks_of, system_text
 from gateway.dialects.anthropic.conversation import Turn, template_messages
 from gateway.dialects.anthropic.tools import ChosenTool, ClientTool, ignored_fields, rules_of
-from gateway.dialects.chats import MAX_TOOLS, may_think, template_variables
 from gateway.dialects.foreign import Foreign, TranslatedFields, ignored, refused
 from gateway.dialects.stops import MAX_STOPS, STOP_SCHEMA, Stops
 from gateway.grammars import wanted

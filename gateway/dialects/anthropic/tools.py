@@ -7,8 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, StrictBool, StrictStr, field_validator, model_validator
 
-from gateway.answers.ask import Tool, ToolRules
-from gateway.dialects.chats import ArgumentsSchema, Mode, Name, tool_rules
+from gateway.answers.ask import ArgumentsSchema, Tool, ToolMode, ToolName, ToolRules, tool_rules
 from gateway.http.fields import LenientFields
 
 _SEARCHES = "tool_search_tool_"  # all tools are in the prompt: there is nothing to search
@@ -23,7 +22,7 @@ class ClientTool(LenientFields):
     }
 
     type: StrictStr = "custom"
-    name: Name
+    name: ToolName
     description: StrictStr | None = None
     input_schema: ArgumentsSchema | None = None
     strict: StrictBool | None = None
@@ -81,7 +80,7 @@ def rules_of(tools: Sequence[ClientTool], choice: ChosenTool | None) -> ToolRule
     own = [tool.as_tool for tool in tools if not tool.is_search]
     if choice is None:
         return tool_rules(own, "auto", None, parallel=True)
-    modes: dict[str, Mode] = {"auto": "auto", "any": "required", "tool": "required", "none": "none"}
+    modes: dict[str, ToolMode] = {"auto": "auto", "any": "required", "tool": "required", "none": "none"}
     allowed = None if choice.name is None else [choice.name]
     parallel = not choice.disable_parallel_tool_use and choice.type != "tool"
     return tool_rules(own, modes[choice.type], allowed, parallel=parallel)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from common import VERSION as RELEASE
 from common.errors import UnavailableError
+from gateway.answers.catalogue import Tally
 from gateway.answers.start import Answers
-from gateway.answers.tallies import Tally
 from gateway.dialects.kserve.generate import check_version
 from gateway.dialects.kserve.outputs import VERSION
 from gateway.dialects.kserve.tensors import BYTES

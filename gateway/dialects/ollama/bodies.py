@@ -7,8 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, PrivateAttr, StrictBool, StrictInt, StrictStr, model_validator
 
-from gateway.answers.ask import ToolRules
-from gateway.dialects.chats import MAX_TOOLS, template_variables, tool_rules
+from gateway.answers.ask import MAX_TOOLS, ToolRules, template_variables, tool_rules
 from gateway.dialects.foreign import Foreign, TranslatedFields, ignored, refused
 from gateway.dialects.ollama.messages import ONLY_TEXT, OllamaMessage
 from gateway.dialects.ollama.options import OllamaOptions

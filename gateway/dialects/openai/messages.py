@@ -16,8 +16,16 @@ from pydantic import (
     model_validator,
 )
 
-from gateway.answers.ask import Tool, ToolRules
-from gateway.dialects.chats import ANY_ARGUMENTS, ArgumentsSchema, Mode, Name, thoughts_as, tool_rules
+from gateway.answers.ask import (
+    ANY_ARGUMENTS,
+    ArgumentsSchema,
+    Tool,
+    ToolMode,
+    ToolName,
+    ToolRules,
+    thoughts_as,
+    tool_rules,
+)
 from gateway.http.fields import LenientFields, Reading, described
 
 MAX_MESSAGES = 4_096
@@ -187,7 +195,7 @@ def text_of(part: Any) -> str:
 class Function(LenientFields):
     """A function that the model may call. `parameters` is a JSON schema of an object."""
 
-    name: Name
+    name: ToolName
     description: StrictStr | None = None
     parameters: ArgumentsSchema | None = None
     strict: StrictBool | None = None
@@ -225,7 +233,7 @@ def rules_of(tools: list[Tool], choice: Any, *, parallel: bool, field: str = "to
     return tool_rules(tools, mode, allowed, parallel=parallel and not names_one, field=field)
 
 
-def _read_choice(choice: Any, field: str) -> tuple[Mode, list[str] | None]:
+def _read_choice(choice: Any, field: str) -> tuple[ToolMode, list[str] | None]:
     """Mode (none, auto, required) and the names of callable functions; None: all. Raises ValueError."""
     if choice is None or choice in ("auto", "none", "required"):
         return choice or "auto", None
@@ -239,7 +247,7 @@ def _read_choice(choice: Any, field: str) -> tuple[Mode, list[str] | None]:
     raise ValueError(f"{field}: must be none, auto, required, or name a function or allowed_tools")
 
 
-def _mode(choice: dict[str, Any], field: str) -> Mode:
+def _mode(choice: dict[str, Any], field: str) -> ToolMode:
     mode = choice.get("mode", "auto")
     if mode == "auto" or mode == "required":
         return mode

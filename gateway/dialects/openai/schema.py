@@ -16,9 +16,8 @@ from pydantic import (
     model_validator,
 )
 
-from gateway.answers.ask import ToolRules
+from gateway.answers.ask import MAX_TOOLS, ToolRules, may_think, template_variables
 from gateway.answers.start import MAX_SEQUENCES
-from gateway.dialects.chats import MAX_TOOLS, may_think, template_variables
 from gateway.dialects.foreign import Foreign
 from gateway.dialects.openai.foreign import CHAT, COMPLETIONS
 from gateway.dialects.openai.messages import (

@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, StrictStr, Tag, field_validator
 
-from gateway.dialects.chats import thoughts_as
+from gateway.answers.ask import thoughts_as
 from gateway.dialects.openai.messages import CalledFunction, Id, text_of
 from gateway.dialects.responses.custom_input import as_arguments
 from gateway.dialects.responses.sealed import COMPACTION, REASONING, unsealed

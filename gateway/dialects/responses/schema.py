@@ -15,7 +15,7 @@ from pydantic import (
     model_validator,
 )
 
-from gateway.dialects.chats import MAX_TOOLS, may_think, template_variables
+from gateway.answers.ask import MAX_TOOLS, may_think, template_variables
 from gateway.dialects.openai.messages import CHOICE_SCHEMA
 from gateway.dialects.openai.schema import Effort
 from gateway.dialects.openai.shared import INERT, MAX_LOGPROBS, SCHEMAS, UNSUPPORTED, CommonFields

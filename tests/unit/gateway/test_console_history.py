@@ -12,8 +12,7 @@ from common.errors import InvalidRequestError, OverloadedError, RateLimitedError
 from common.messages import PlannerState
 from gateway.console.chronicle import LOST_FOR_S, MAX_EVENTS, QUIET_S, Chronicle, Heard
 from gateway.console.decisions import MAX_DECISIONS, MAX_PLANNERS, Decisions
-from gateway.console.history import SPANS, History, class_of, merged_history, milliseconds_of
-from gateway.console.recorder import Recorder
+from gateway.console.recorder import SPANS, History, Recorder, class_of, merged_history, milliseconds_of
 from gateway.console.search import Wanted, found
 from gateway.observe.attainment import ServiceLevels
 from gateway.request.refused import MAX_REFUSED, Refusals

@@ -22,7 +22,7 @@ from gateway.dialects.openai.schema import ChatRequest, CompletionRequest
 from gateway.observe.metrics import AnswerMetrics, GatewayMetrics
 from gateway.request.spec import TokenEvent
 from gateway.request.timeline import STOP_STRING
-from gateway.routes.streamed import StreamedAnswer
+from gateway.routes.serving import StreamedAnswer
 from tests.unit.gateway.delivered import Generation, Socket, cut, put, turn_over
 
 TEXT = "<think>Größe 🙂 or\u2028not?</think>The capital of France is Paris, and the sea is near."

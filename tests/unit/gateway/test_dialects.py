@@ -17,7 +17,7 @@ from gateway.dialects import DIALECTS
 from gateway.dialects.dialect import DialectPaths
 from gateway.dialects.table import DialectTable
 from gateway.http.layers import WebAccess
-from gateway.routes import streamed
+from gateway.routes import serving
 from gateway.tenants.tenants import Tenants
 from tests.unit.gateway.conftest import MODEL, TEXT, Gateway, run_gateway
 from tests.unit.gateway.recorder import Recorder
@@ -100,7 +100,7 @@ async def test_an_error_in_a_stream_is_its_last_line(gateway: Gateway, error: Ex
 
 
 async def test_a_silent_stream_says_so_in_the_dialect_s_way(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streamed, "IDLE_EVENT_S", 0.01)
+    monkeypatch.setattr(serving, "IDLE_EVENT_S", 0.01)
     gateway.script.hold_after = 3
     read = b""
     async with gateway.http.stream("POST", SAY, json=BODY | {"flowing": True}) as answer, asyncio.timeout(LIMIT_S):
@@ -116,7 +116,7 @@ async def test_a_silent_stream_says_so_in_the_dialect_s_way(gateway: Gateway, mo
 async def test_a_client_that_sends_no_more_is_tried_with_the_dialect_s_idle_event(
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streamed, "IDLE_EVENT_S", 2 * LIMIT_S)  # what every silent stream gets comes too late
+    monkeypatch.setattr(serving, "IDLE_EVENT_S", 2 * LIMIT_S)  # what every silent stream gets comes too late
     gateway.script.hold_after = 1
     body = json.dumps(BODY | {"flowing": True}).encode()
     head = f"POST {SAY} HTTP/1.1\r\nhost: localhost\r\nx-tiny-key: {SECRET}\r\ncontent-length: {len(body)}\r\n\r\n"

@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from common.errors import OverloadedError, UnavailableError
-from gateway.observe.request_log import MAX_REFUSALS_A_SECOND, Logged, RequestLog
+from gateway.observe.request_metrics import MAX_REFUSALS_A_SECOND, Logged, RequestLog
 from gateway.request.refused import Refusals
 from gateway.request.timeline import AttemptLine, Timeline, Timelines
 from gateway.tenants.tenants import Tenant

@@ -18,7 +18,7 @@ from gateway.answers.tokenizer import ChatTokenizer
 from gateway.dialects import DIALECTS
 from gateway.dialects.table import DialectTable, Entry
 from gateway.observe.metrics import AnswerMetrics, GatewayMetrics
-from gateway.routes.streamed import StreamedAnswer
+from gateway.routes.serving import StreamedAnswer
 from tests.unit.gateway.delivered import Generation, Socket, cut, put, turn_over
 
 TEXT = "<think>Größe 🙂 or\u2028not?</think>Let me <see> the 🙂 sea."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.answers.tallies import Tallies
+from gateway.answers.catalogue import Tallies
 from gateway.request.timeline import AttemptLine, Timeline, Timelines
 
 

@@ -20,7 +20,7 @@ from common.messages import Cancel, Feature, Grammar, Job
 from common.peers import Incarnation
 from engine.grammars.following import Following
 from gateway.lifecycle.attempts import REPLACE_PERIOD_S, Why
-from gateway.lifecycle.suspects import MAX_UNNAMED_DEATHS, Death
+from gateway.lifecycle.running import MAX_UNNAMED_DEATHS, Death
 from gateway.request.active import ActiveRequest
 from gateway.request.ends import MAX_FAILED, MAX_HARMED, End, pause_s
 from gateway.request.placement import Placement, Reason

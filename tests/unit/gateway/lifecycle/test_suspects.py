@@ -12,7 +12,7 @@ from common.messages import SamplingParams
 from common.peers import Incarnation
 from engine.engine import Chunk
 from engine.sequence import Sequence
-from gateway.lifecycle.suspects import (
+from gateway.lifecycle.running import (
     FEW_REQUESTS,
     MAX_UNNAMED_DEATHS,
     PROVEN_TOKENS,
