@@ -177,7 +177,7 @@ async def take(gateway: SharedBudgets, name: str, *, limit: int = 1) -> Grant:
 async def test_a_gateway_that_dies_frees_its_tenants_and_one_that_lives_does_not(
     shared: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(budgets, "LEASE_S", 1.0)
+    monkeypatch.setattr(budgets, "LEASE_S", 3.0)  # thirty times
     monkeypatch.setattr(budgets, "RENEW_S", 0.1)
     gateways = [SharedBudgets(shared) for _ in range(3)]
     async with gateways[0].renewing():
