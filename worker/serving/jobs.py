@@ -98,7 +98,9 @@ class JobIntake:
             if num_jobs <= 0:
                 await _first(self._room_changed.wait(), stopping.wait())
                 continue
-            for delivery in await queue.fetch(num_jobs, expires_s=FETCH_EXPIRES_S):
+            deliveries = await queue.fetch(num_jobs, expires_s=FETCH_EXPIRES_S)
+            _heed_cancellation()  # a worker that lost its name would serve on under it
+            for delivery in deliveries:
                 if stopping.is_set():
                     await delivery.nak()
                     continue
@@ -233,6 +235,13 @@ class JobIntake:
         task = asyncio.ensure_future(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _heed_cancellation() -> None:
+    """Raise CancelledError in a task whose cancellation Python 3.11's `wait_for` swallowed, in the client of NATS."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
 
 
 async def _first(*waits: Awaitable[object]) -> None:
