@@ -48,7 +48,15 @@ def record_decode(tracer: Tracer, request: DecodeRequest, *, worker: str) -> Non
         decode: dict[str, Value] = {
             "baton.tokens": request.sequence.num_generated - request.num_before,
             "baton.preemptions": request.preemptions,
+            **_drafts(request),
             "baton.finish": request.finish or request.stopped,
             "baton.decode.first_step_ms": 1000 * max(0.0, (request.first_token_at or now) - request.began_at),
         }
         children.record("decode", began_at, request.ended_at or now, decode, outcome=request.stopped)
+
+
+def _drafts(request: DecodeRequest) -> dict[str, Value]:
+    """Tokens of the drafts that passes verified here; nothing without drafts."""
+    if not request.drafted:
+        return {}
+    return {"baton.drafted_tokens": request.drafted, "baton.accepted_tokens": request.accepted}

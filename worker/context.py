@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -13,7 +13,16 @@ import torch
 from common import subjects
 from common.bus import Bus
 from common.errors import UnavailableError
-from common.messages import KVLayout, Region, ToGateway, ToWorker, WorkerReply, WorkerTotals, worker_reply_decoder
+from common.messages import (
+    DRAFT_POSITIONS,
+    KVLayout,
+    Region,
+    ToGateway,
+    ToWorker,
+    WorkerReply,
+    WorkerTotals,
+    worker_reply_decoder,
+)
 from common.peers import Peers
 from common.tracing import Tracer
 from engine.cache.block_pool import BlockPool
@@ -45,6 +54,8 @@ class Totals:
     refused_handoffs: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
+    drafts: int = 0
+    accepted_by_position: list[int] = field(default_factory=list)
 
     def admitted(self, *, prompt_tokens: int, cached_tokens: int) -> None:
         """Count a prompt's lookup in the prefix cache."""
@@ -61,6 +72,11 @@ class Totals:
         """Count the tokens of a verified draft."""
         self.drafted_tokens += drafted
         self.accepted_tokens += accepted
+        self.drafts += 1
+        counted = min(accepted, DRAFT_POSITIONS)
+        self.accepted_by_position += [0] * (counted - len(self.accepted_by_position))
+        for position in range(counted):
+            self.accepted_by_position[position] += 1
 
     def step_failed(self, error: Exception) -> None:
         """Count a pass without results."""
@@ -102,6 +118,8 @@ class Totals:
             pass_s=pass_s,
             drafted_tokens=self.drafted_tokens,
             accepted_tokens=self.accepted_tokens,
+            drafts=self.drafts,
+            accepted_by_position=list(self.accepted_by_position),
         )
 
 

@@ -82,8 +82,17 @@ def worker_row(worker: Json, state: State) -> Row:
         "course": sparks(rate.samples if rate is not None else (), SPARKS),
         "prefill_tokens_per_s": worker["prefill_tokens_per_s"],
         "decode_step_ms": worker["decode_step_ms"],
+        **_drafts(worker),
         "link_gb_per_s": worker["link_bytes_per_s"] / 1e9,
     }
+
+
+def _drafts(worker: Json) -> Row:
+    """Accepted share of its drafts and tokens of a step that verified one, since its start; None without drafts."""
+    drafts, drafted, accepted = (worker.get(name, 0) for name in ("drafts", "drafted_tokens", "accepted_tokens"))
+    if not drafts or not drafted:
+        return {"accepted": None, "draft_step": None}
+    return {"accepted": accepted / drafted, "draft_step": 1 + accepted / drafts}
 
 
 WORKERS = (
@@ -102,6 +111,8 @@ WORKERS = (
     Column("FREE", "kv_free", 8, 2),
     Column("PREFILL t/s", "prefill_tokens_per_s", 13, 4),
     Column("STEP ms", "decode_step_ms", 9, 5),
+    Column("ACCEPT", "accepted", 8, 3, show=share),
+    Column("TOK/DRAFT", "draft_step", 11, 3),
     Column("LINK GB/s", "link_gb_per_s", 11, 3),
     Column("MODEL", "model", 18, 1, is_text=True),
 )

@@ -78,6 +78,7 @@ from common.messages.jobs import (
     features_of,
 )
 from common.messages.states import (
+    DRAFT_POSITIONS,
     INCARNATION_BITS,
     GatewayState,
     ModelLoad,
@@ -91,6 +92,7 @@ from common.pages import KVGroup, KVLayout, PagePart
 
 __all__ = [
     "ANYBODY_THERE",
+    "DRAFT_POSITIONS",
     "GRAMMAR_LIMITS",
     "INCARNATION_BITS",
     "MAX_GRAMMAR_CHARS",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -12,6 +12,7 @@ from common.messages.handoff import Region
 from common.messages.jobs import Feature
 from common.words import Role, WorkerStatus
 
+DRAFT_POSITIONS = 16  # counted one by one; few drafts are longer
 INCARNATION_BITS = 30  # random bits, below the second in which the process started
 # Builds between release 0.1.0 and `WorkerState.features` say each of these features as a field of its name.
 _BOOLS = (Feature.NAMED, Feature.GRAMMARS, Feature.TYPICAL_P)
@@ -39,6 +40,9 @@ class WorkerTotals(msgspec.Struct, frozen=True, kw_only=True):
     pass_s: float = 0.0  # time in which a pass ran
     drafted_tokens: int = 0  # verified ones
     accepted_tokens: int = 0  # part of drafted_tokens
+    drafts: int = 0  # each verified in one pass
+    # The accepted ones by their position in the draft, `DRAFT_POSITIONS` at most; a later release may send more.
+    accepted_by_position: Annotated[list[int], msgspec.Meta(max_length=64)] = []
 
 
 class WorkerState(msgspec.Struct, frozen=True, kw_only=True, tag="worker_state"):

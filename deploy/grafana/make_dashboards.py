@@ -133,6 +133,10 @@ DASHBOARDS: dict[str, tuple[str, list[Panel]]] = {
                 (worker_rate("baton_worker_generated_tokens_total"), "{{worker}}: generated"),
                 (worker("baton_worker_prefill_tokens_per_second"), "{{worker}}: measured rate of prompts"),
             ]),
+            Panel("Drafts: accepted share, and tokens of a step that verifies one", "none", [
+                (f"{worker_rate('baton_worker_accepted_tokens_total')} / {worker_rate('baton_worker_drafted_tokens_total')}", "{{worker}}: accepted"),
+                (f"1 + {worker_rate('baton_worker_accepted_tokens_total')} / {worker_rate('baton_worker_drafts_total')}", "{{worker}}: tokens"),
+            ], about="Nothing without --speculative-config."),
             Panel("Step of the decode batch", "s", [(worker("baton_worker_decode_step_seconds"), "{{worker}}")]),
             Panel("Trouble", "none", [
                 (worker_rate("baton_worker_preemptions_total"), "{{worker}}: preemptions"),

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from common.messages import WorkerState, WorkerTotals
+from common.messages import DRAFT_POSITIONS, WorkerState, WorkerTotals
 from common.pages import KV_NAMES
 from common.words import WorkerStatus
 from gateway.request.placement import Difference
@@ -56,6 +56,9 @@ COUNTERS: dict[str, tuple[str, Callable[[WorkerState], float]]] = {
     "baton_worker_prompt_tokens": ("Prompt tokens that looked for a prefix", lambda state: state.totals.prompt_tokens),
     "baton_worker_cached_tokens": ("Prompt tokens found in the cache", lambda state: state.totals.cached_tokens),
     "baton_worker_generated_tokens": ("Generated tokens", lambda state: state.totals.generated_tokens),
+    "baton_worker_drafts": ("Verified drafts", lambda state: state.totals.drafts),
+    "baton_worker_drafted_tokens": ("Verified tokens of drafts", lambda state: state.totals.drafted_tokens),
+    "baton_worker_accepted_tokens": ("Those of them that were accepted", lambda state: state.totals.accepted_tokens),
     "baton_worker_transfer_blocks": ("Blocks pushed", lambda state: state.totals.pushed_blocks),
     "baton_worker_transfer_bytes": ("Bytes pushed", lambda state: state.totals.pushed_bytes),
     "baton_worker_transfer_seconds": ("Time of all pushes", lambda state: state.totals.push_s),
@@ -106,6 +109,7 @@ class FleetMetrics(Collector):
                 counter.add_metric([state.model, state.worker], float(value(state)))
             yield counter
         yield _hits_by_tier(states)
+        yield _accepted_by_position(states, "baton_worker_accepted_tokens_per_position", LABELS)
         yield _roles(states)
         yield _refused(self._differences())
         yield from _as_vllm(states)
@@ -119,6 +123,14 @@ def _hits_by_tier(states: list[WorkerState]) -> Metric:
         for tier, count in TIERS.items():
             hits.add_metric([state.model, state.worker, tier], float(count(state.totals)))
     return hits
+
+
+def _accepted_by_position(states: list[WorkerState], name: str, labels: list[str]) -> Metric:
+    accepted = CounterMetricFamily(name, "Accepted tokens by their position in the draft", labels=[*labels, "position"])
+    for state in states:
+        for position, count in enumerate(state.totals.accepted_by_position[:DRAFT_POSITIONS]):
+            accepted.add_metric([state.model, state.worker, str(position)], float(count))
+    return accepted
 
 
 def _roles(states: list[WorkerState]) -> Metric:
@@ -145,6 +157,9 @@ def _as_vllm(states: list[WorkerState]) -> Iterator[Metric]:
     queries = CounterMetricFamily("vllm:prefix_cache_queries", "Prompt tokens that looked for a prefix", labels=labels)
     hits = CounterMetricFamily("vllm:prefix_cache_hits", "Prompt tokens found in the cache", labels=labels)
     preemptions = CounterMetricFamily("vllm:num_preemptions", "Preempted sequences", labels=labels)
+    drafts = CounterMetricFamily("vllm:spec_decode_num_drafts", "Verified drafts", labels=labels)
+    drafted = CounterMetricFamily("vllm:spec_decode_num_draft_tokens", "Verified tokens of drafts", labels=labels)
+    accepted = CounterMetricFamily("vllm:spec_decode_num_accepted_tokens", "Accepted tokens of drafts", labels=labels)
     # Workers report only sums, so the mean of a pass is known but no quantiles: all go into the last bucket.
     passes = HistogramMetricFamily("vllm:iteration_tokens_total", "Tokens of a forward pass", labels=labels)
     config = GaugeMetricFamily(
@@ -164,4 +179,8 @@ def _as_vllm(states: list[WorkerState]) -> Iterator[Metric]:
         queries.add_metric(values, state.totals.prompt_tokens)
         hits.add_metric(values, state.totals.cached_tokens)
         preemptions.add_metric(values, state.totals.preemptions)
-    yield from (usage, queries, hits, preemptions, passes, config)
+        drafts.add_metric(values, totals.drafts)
+        drafted.add_metric(values, totals.drafted_tokens)
+        accepted.add_metric(values, totals.accepted_tokens)
+    yield from (usage, queries, hits, preemptions, drafts, drafted, accepted, passes, config)
+    yield _accepted_by_position(states, "vllm:spec_decode_num_accepted_tokens_per_pos", labels)

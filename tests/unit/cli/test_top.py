@@ -95,6 +95,12 @@ def test_workers_that_were_lost_stay_for_a_while_and_two_of_a_name_are_shown() -
     assert rows[0]["kv_share"] == 11 / 16
 
 
+def test_the_drafts_of_a_worker() -> None:
+    drafting = {"drafts": 10, "drafted_tokens": 40, "accepted_tokens": 25}
+    rows = worker_rows(a_state("a", **drafting)) + worker_rows(a_state("a"))
+    assert [(row["accepted"], row["draft_step"]) for row in rows] == [(0.625, 3.5), (None, None)]
+
+
 def test_a_request_is_listed_once_with_what_took_longest() -> None:
     rows = request_rows(a_state())
     assert [(row["request_id"], row["workers"], row["longest"]) for row in rows] == [("cmpl-1-0", "p0 → d0", "prefill")]

@@ -14,6 +14,7 @@ from gateway.observe.metrics import GatewayMetrics
 from gateway.observe.request_metrics import RequestMetrics, missed_target
 from gateway.request.spec import Load
 from gateway.request.timeline import AttemptLine, Timeline
+from worker.context import Totals
 
 LAYOUT = KVLayout(num_blocks=100, num_layers=1, block_size=16, num_kv_heads=1, head_dim=8, dtype="float32")
 STATE = WorkerState(
@@ -109,6 +110,31 @@ def test_the_fleet_is_shown_as_it_is_heard_now() -> None:
     assert registry.get_sample_value("vllm:cache_config_info", pool) == 1
     fleet.pop(0)  # lost
     assert (value("baton_worker_kv_free_blocks"), value("baton_worker_kv_free_blocks", "p0")) == (None, 25)
+
+
+def test_drafts_are_shown_under_our_names_and_under_those_of_vllm() -> None:
+    totals = Totals()
+    for drafted, accepted in ((8, 3), (8, 0), (32, 20), (2, 2)):
+        totals.verified(drafted=drafted, accepted=accepted)
+    counts = {"preemptions": 0, "bad_digests": 0, "expired_jobs": 0, "lost_frames": 0, "malformed": 0}
+    message = totals.as_message(**counts, dead_letters=0, forged=0, pass_s=0.0)
+    state = msgspec.msgpack.decode(
+        msgspec.msgpack.encode(msgspec.structs.replace(STATE, totals=message)), type=WorkerState
+    )
+    registry = CollectorRegistry()
+    FleetMetrics(lambda: [state]).register(registry)
+    ours, theirs = {"model_name": "m", "worker": "d0"}, {"model_name": "m", "engine": "d0"}
+    for name, count in (("drafts", 4), ("draft_tokens", 50), ("accepted_tokens", 25)):
+        assert registry.get_sample_value(f"vllm:spec_decode_num_{name}_total", theirs) == count
+        our_name = name.replace("draft_tokens", "drafted_tokens")
+        assert registry.get_sample_value(f"baton_worker_{our_name}_total", ours) == count
+    at = [
+        registry.get_sample_value("vllm:spec_decode_num_accepted_tokens_per_pos_total", theirs | {"position": str(one)})
+        for one in range(17)
+    ]
+    assert at == [3, 3, 2, *[1] * 13, None]
+    first = registry.get_sample_value("baton_worker_accepted_tokens_per_position_total", ours | {"position": "0"})
+    assert first == 3
 
 
 def test_a_heartbeat_of_an_older_worker_has_totals_of_nothing() -> None:
