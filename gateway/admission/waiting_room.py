@@ -38,8 +38,8 @@ def holder_of(request: ActiveRequest, now: float) -> Holder:
     spec, place = request.state.spec, request.place
     return Holder(
         request_id=spec.request_id,
-        tenant=spec.tenant.name,
-        weight=spec.tenant.weight,
+        tenant=spec.origin.tenant.name,
+        weight=spec.origin.tenant.weight,
         tier=tier_of(spec.priority),
         preemptions=place.preemptions,
         ran_s=now - place.since if place.since is not None else 0.0,
@@ -142,12 +142,12 @@ class WaitingRoom:
 
     def computed(self, spec: GenerationSpec, *, is_first: bool = True) -> None:
         """Record an attempt's first token. `is_first`: the request's, too."""
-        self.work[spec.tenant.name] += len(spec.token_ids) if is_first else 0
+        self.work[spec.origin.tenant.name] += len(spec.token_ids) if is_first else 0
         self._admission.computed(spec.request_id)
         self.pump()
 
     def ended(self, spec: GenerationSpec, generated: int) -> None:
-        self.work[spec.tenant.name] += generated
+        self.work[spec.origin.tenant.name] += generated
         self._admission.ended(spec.request_id, generated)
         ticket = self._returning.get(spec.request_id)
         if ticket is not None:
@@ -223,10 +223,8 @@ class WaitingRoom:
             place = request.place
             if place.waits and now - place.helped_at >= HELP_PERIOD_S:
                 place.helped_at = now
-                spec = request.state.spec
-                claim = Newcomer(
-                    tenant=spec.tenant.name, weight=spec.tenant.weight, tier=tier_of(spec.priority), is_started=True
-                )
+                spec, tenant = request.state.spec, request.state.spec.origin.tenant
+                claim = Newcomer(tenant=tenant.name, weight=tenant.weight, tier=tier_of(spec.priority), is_started=True)
                 self._take_place(claim, self._capacity(now))
 
     def _help_elsewhere(self, now: float) -> None:
@@ -289,7 +287,7 @@ class WaitingRoom:
         What `leaving` streams hold is no place to other gateways: they don't count those workers.
         """
         leaving = self._capacity(self._clock()).places.leaving
-        left = Counter(one.state.spec.tenant.name for one in active if one.state.spec.request_id in leaving)
+        left = Counter(one.state.spec.origin.tenant.name for one in active if one.state.spec.request_id in leaving)
         found = {
             name: TenantPlaces(held=max(0, amount - left[name]), weight=weight)
             for name, (amount, weight) in self._admission.held.tenants().items()
@@ -297,8 +295,8 @@ class WaitingRoom:
         waiting = [(one.tenant, one.weight, one.tier, one.requests) for one in self._admission.queue]
         for request in active:
             if request.place.waits:
-                spec = request.state.spec
-                waiting.append((spec.tenant.name, spec.tenant.weight, tier_of(spec.priority), 1))
+                spec, tenant = request.state.spec, request.state.spec.origin.tenant
+                waiting.append((tenant.name, tenant.weight, tier_of(spec.priority), 1))
         for name, weight, tier, count in waiting if self.waits_for_places else ():
             before = found.get(name, TenantPlaces(tier=0))
             found[name] = TenantPlaces(
@@ -332,7 +330,7 @@ def ticket_of(
     specs: Sequence[GenerationSpec], now: float, *, work: Callable[[GenerationSpec], int] = prompt_tokens
 ) -> Ticket:
     """The choices of one HTTP request as a ticket. A prompt's first choice fills the cache for the others."""
-    first = specs[0]
+    first, tenant = specs[0], specs[0].origin.tenant
     works, known = [], set[int]()
     for spec in specs:
         works.append(0 if id(spec.token_ids) in known else work(spec))
@@ -343,7 +341,7 @@ def ticket_of(
         first_token_by=now + min(first.deadline_s, first.first_token_s or first.deadline_s),
         arrived_at=now,
         tier=tier_of(first.priority),
-        tenant=first.tenant.name,
-        weight=first.tenant.weight,
-        share=first.tenant.queue_share,
+        tenant=tenant.name,
+        weight=tenant.weight,
+        share=tenant.queue_share,
     )

@@ -27,23 +27,14 @@ from gateway.answers.tokenizer import ChatTokenizer
 from gateway.grammars.messages import MessageWish, grammar_of_message
 from gateway.grammars.wanted import Wanted
 from gateway.http.problem import ModelNotFoundError
-from gateway.request.spec import Generations, GenerationSpec
+from gateway.request.spec import Generations, GenerationSpec, Origin
 from gateway.tenants.budgets import Budgets
-from gateway.tenants.tenants import ANYBODY, Tenant
+from gateway.tenants.tenants import Tenant
 
 log = logging.getLogger(__name__)
 
 MAX_SEQUENCES = 64  # prompts times choices of one request
 MAX_SCORES_BYTES = 512 * 1024  # prompt logprobs of one answer
-
-
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """A request's tenant, W3C trace context, and time of arrival (`time.monotonic()`)."""
-
-    tenant: Tenant = ANYBODY
-    traceparent: str = ""
-    received_at: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,10 +223,8 @@ class Answers:
                     model_fingerprint=served.fingerprint,
                     adapter=served.adapter,
                     salt=origin.tenant.salt(terms.cache_salt),
-                    tenant=origin.tenant,
+                    origin=origin,
                     priority=terms.priority,
-                    traceparent=origin.traceparent,
-                    received_at=origin.received_at,
                     grammar=grammar,
                 )
                 specs.append(spec)

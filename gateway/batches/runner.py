@@ -28,7 +28,7 @@ from common.errors import (
 )
 from common.tasks import cancel_all
 from common.tracing import NoTracer, Tracer, in_trace
-from gateway.answers.start import Answers, Origin
+from gateway.answers.start import Answers
 from gateway.batches.lines import WrongLineError, answered, model_of, parse_line, request_id
 from gateway.batches.metrics import BatchMetrics
 from gateway.batches.records import Line, Result, encode, line_decoder, result_decoder
@@ -39,6 +39,7 @@ from gateway.http.problem import NotKeptError, problem_of
 from gateway.http.request_scope import RequestTrace
 from gateway.keeping.streams import Delivery, TooLargeError
 from gateway.observe.spans import describe_answer, line_span
+from gateway.request.spec import Origin
 from gateway.tenants.tenants import Tenant, Tenants
 
 log = logging.getLogger("baton.batches")

@@ -121,7 +121,7 @@ class Attempts:
             gateway=self._gateway_id,
             root=self._means.placer.root(state.spec),
             decode_workers=placement.decode,
-            traceparent=self._keeping.records.context_for(state.spec.traceparent),
+            traceparent=self._keeping.records.context_for(state.spec.origin.traceparent),
             now=now,
         )
         state.placed(placement.prefill, placement.decode)
@@ -162,7 +162,7 @@ class Attempts:
 
     async def move(self, request: ActiveRequest, why: Why) -> None:
         """Abandon the current attempt and start another one after the tokens that the client has."""
-        with in_trace(request.state.spec.traceparent):  # a worker's message may be the cause
+        with in_trace(request.state.spec.origin.traceparent):  # a worker's message may be the cause
             await self._move(request, why)
 
     async def _move(self, request: ActiveRequest, why: Why) -> None:

@@ -89,7 +89,7 @@ class ActiveRequest:
         """The `traceparent` of the current attempt's messages, or the request's own before its job."""
         if self.job is not None and self.job.attempt == self.state.attempt:
             return self.job.context
-        return self.state.spec.traceparent or UNSET
+        return self.state.spec.origin.traceparent or UNSET
 
     def explain_first_token(self, tokens: Tokens, now: float) -> None:
         """Split the TTFT into the worker's queue and prefill, and the transit times."""
@@ -130,11 +130,11 @@ def timeline_of(spec: GenerationSpec, submitted_at: float) -> Timeline:
     """The timeline of a request that is about to be admitted."""
     return Timeline(
         request_id=spec.request_id,
-        received_at=spec.received_at or submitted_at,
+        received_at=spec.origin.received_at or submitted_at,
         submitted_at=submitted_at,
         prompt_tokens=len(spec.token_ids),
-        traceparent=spec.traceparent,
-        asker=spec.tenant,
+        traceparent=spec.origin.traceparent,
+        asker=spec.origin.tenant,
         model=spec.model,
         patient=spec.priority < 0,
     )

@@ -120,6 +120,15 @@ def _nobody() -> None:
     """No-op: nobody listens yet."""
 
 
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """A request's tenant, W3C trace context, and time of arrival."""
+
+    tenant: Tenant = ANYBODY
+    traceparent: str = ""
+    received_at: float = 0.0  # `time.monotonic()`; 0: unknown
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationSpec:
     """One sequence to generate."""
@@ -132,11 +141,9 @@ class GenerationSpec:
     model_fingerprint: str = ""  # only workers with these weights serve it; "": any
     adapter: str = ""  # applied to the weights; requests of different adapters never share KV
     salt: str = ""  # tenants with different ones never share KV
-    tenant: Tenant = ANYBODY
+    origin: Origin = Origin()
     priority: int = 0
     first_token_s: float = 0.0  # deadline of the first token, from now; 0: the request's
-    traceparent: str = ""
-    received_at: float = 0.0  # `time.monotonic()` at the HTTP request's arrival; 0: unknown
     grammar: Grammar | None = None
 
     @property

@@ -21,7 +21,7 @@ from common.errors import OverloadedError, ServingError, UnavailableError
 from common.tasks import cancel_all
 from common.tracing import NoTracer, Tracer, in_trace
 from gateway.answers.answer import Answer
-from gateway.answers.start import Answers, Origin
+from gateway.answers.start import Answers
 from gateway.dialects.responses.events import ResponseEvents
 from gateway.dialects.responses.objects import error_of
 from gateway.dialects.responses.schema import ResponseRequest
@@ -31,6 +31,7 @@ from gateway.http.request_scope import RequestTrace
 from gateway.keeping.streams import Delivery
 from gateway.observe.metrics import AnswerMetrics, GatewayMetrics
 from gateway.observe.spans import background_span, describe_answer
+from gateway.request.spec import Origin
 from gateway.responses.background import KeptStream, SupersededError, insisting
 from gateway.responses.memory import Memory
 from gateway.responses.metrics import KeptMetrics

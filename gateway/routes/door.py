@@ -16,7 +16,7 @@ from typing import Any
 from common.errors import RateLimitedError, ServingError
 from gateway.answers.answer import Answer
 from gateway.answers.ask import Ask
-from gateway.answers.start import Answers, Origin
+from gateway.answers.start import Answers
 from gateway.dialects.table import Entry
 from gateway.http.fields import ignored_header
 from gateway.http.problem import INTERNAL, REFUSALS, UnauthorizedError, problem_of
@@ -24,6 +24,7 @@ from gateway.http.request_scope import KeyForm, RequestScope, needed, request_id
 from gateway.observe.metrics import AnswerMetrics, GatewayMetrics
 from gateway.observe.spans import ServerSpans, Way, describe_answer
 from gateway.request.refused import Refusals
+from gateway.request.spec import Origin
 from gateway.tenants.tenants import Tenant, Tenants
 
 Start = Coroutine[Any, Any, Answer]

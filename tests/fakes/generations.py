@@ -139,7 +139,10 @@ class ScriptedGeneration:
         self.spec = spec
         self.timings = {"admission": 1.0, "prefill": 2.0}
         self.timeline = Timeline(
-            request_id=spec.request_id, received_at=spec.received_at, submitted_at=spec.received_at, prompt_tokens=0
+            request_id=spec.request_id,
+            received_at=spec.origin.received_at,
+            submitted_at=spec.origin.received_at,
+            prompt_tokens=0,
         )
         self.position = 0  # how far it was asked
         self.is_over = False

@@ -23,7 +23,7 @@ from common.messages import PagePart, SamplingParams
 from engine.config import CacheConfig, EngineConfig
 from engine.fake.engine import FakeEngine
 from gateway.admission import supply
-from gateway.request.spec import GenerationSpec
+from gateway.request.spec import GenerationSpec, Origin
 from gateway.tenants.tenants import Tenant
 from prefill.stop import Stop
 from tests.fakes.reading import events_of
@@ -164,7 +164,8 @@ class World:
                 client.spec.sampling, max_tokens=dice.randint(2, LEAST_CONTEXT - len(client.spec.token_ids))
             )
             tenant = Tenant(name=dice.choice(["few", "many", "many"]), weight=dice.choice([1.0, 2.0]))
-            client.spec = replace(client.spec, sampling=sampling, tenant=tenant, priority=dice.choice([-1, 0, 0, 0, 1]))
+            priority = dice.choice([-1, 0, 0, 0, 1])
+            client.spec = replace(client.spec, sampling=sampling, origin=Origin(tenant), priority=priority)
 
     def _schedule_faults(self) -> None:
         dice, loop = self.random, self.loop

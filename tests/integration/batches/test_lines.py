@@ -36,12 +36,12 @@ async def test_gateways_share_the_lines_and_nothing_is_left_behind(url: str, tok
         assert first.generations.submitted
         assert second.generations.submitted
         assert {spec.priority for spec in first.generations.submitted} == {-1}
-        assert {spec.tenant.name for spec in first.generations.submitted} == {"default:batch"}
+        assert {spec.origin.tenant.name for spec in first.generations.submitted} == {"default:batch"}
         for subject in (subjects.batch_result, subjects.batch_failure, subjects.batch_start):
             assert await first.streams.count(subject(batch.id, "*")) == 0
         spans = [span for span in first.tracer.spans if span.name.startswith("batch line")]
         assert {span.attributes["baton.batch.id"] for span in spans} == {batch.id}
-        assert {span.context for span in spans} == {spec.traceparent for spec in first.generations.submitted}
+        assert {span.context for span in spans} == {spec.origin.traceparent for spec in first.generations.submitted}
         assert first.lines_counted()["completed"] + second.lines_counted()["completed"] == 300
 
 

@@ -6,7 +6,7 @@ from common.errors import DeadlineExceededError, InvalidRequestError
 from common.messages import GatewayState, SamplingParams, Tokens
 from gateway.observe.attainment import Attainment, ServiceLevels
 from gateway.request.active import ActiveRequest
-from gateway.request.spec import GenerationSpec
+from gateway.request.spec import GenerationSpec, Origin
 from gateway.request.state import Phase, RequestState
 from gateway.request.timeline import AttemptLine
 
@@ -24,7 +24,7 @@ def request(name: str, at: float, *, prompt: int = 100, local: bool = False, pri
         token_ids=[0] * prompt,
         sampling=SamplingParams(max_tokens=1000),
         deadline_s=60,
-        received_at=at,
+        origin=Origin(received_at=at),
         priority=priority,
     )
     active = ActiveRequest(RequestState(spec=spec, deadline_at=at + 60), at, on_cancel)

@@ -19,7 +19,7 @@ from gateway.admission.waiting_room import WaitingRoom
 from gateway.placement.agreement import Agreement
 from gateway.placement.placer import Placer
 from gateway.request.active import ActiveRequest
-from gateway.request.spec import GenerationSpec
+from gateway.request.spec import GenerationSpec, Origin
 from gateway.request.state import Phase, RequestState
 from gateway.tenants.tenants import Tenant
 from tests.fakes.ledger import MemoryLedger
@@ -59,7 +59,8 @@ def request(
     tenant: str = "default",
 ) -> ActiveRequest:
     spec = GenerationSpec(
-        request_id=name, token_ids=[1] * work, sampling=SamplingParams(max_tokens=1), deadline_s=9.0, tenant=Tenant(name=tenant)
+        request_id=name, token_ids=[1] * work, sampling=SamplingParams(max_tokens=1), deadline_s=9.0,
+        origin=Origin(Tenant(name=tenant)),
     )  # fmt: skip
     state = RequestState(spec=spec, deadline_at=9.0, phase=phase, assigned=assigned)
     active = ActiveRequest(state, 0.0, None)  # type: ignore[arg-type]

@@ -118,7 +118,7 @@ async def test_priority_is_bounded_by_the_key(gateway: Gateway) -> None:
     assert "at most 3" in refused.json()["error"]["message"]
     assert (await gateway.http.post(COMPLETIONS, json=BODY | {"priority": 3})).status_code == 200
     [spec] = gateway.script.submitted
-    assert (spec.tenant.name, spec.priority) == ("acme", 3)
+    assert (spec.origin.tenant.name, spec.priority) == ("acme", 3)
 
 
 async def test_what_tells_of_all_tenants_needs_the_admin_key(gateway: Gateway) -> None:

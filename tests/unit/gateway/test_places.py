@@ -13,7 +13,7 @@ from gateway.admission.queue import HIGH
 from gateway.admission.supply import MIN_RUN_S, RUN_PER_RETURN, Capacity, Held, Holder, Newcomer, Places, Prefiller
 from gateway.admission.waiting_room import WaitingRoom
 from gateway.request.active import ActiveRequest
-from gateway.request.spec import GenerationSpec
+from gateway.request.spec import GenerationSpec, Origin
 from gateway.request.state import RequestState
 from gateway.tenants.tenants import Tenant
 
@@ -157,7 +157,8 @@ class Hall:
         chance = self.chance
         spec = GenerationSpec(
             request_id=name, token_ids=[1], sampling=SamplingParams(max_tokens=9), deadline_s=1e6,
-            tenant=chance.choice(self.tenants), priority=chance.choice([0, 0, 0, 1, -1]) if priority is None else priority,
+            origin=Origin(chance.choice(self.tenants)),
+            priority=chance.choice([0, 0, 0, 1, -1]) if priority is None else priority,
         )  # fmt: skip
         self.left[name], self.arrived[name] = lasts_s or chance.choice([0.3, 2.0, 8.0]), self.now
         await self.room.enter([spec])

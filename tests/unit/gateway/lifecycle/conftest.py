@@ -34,7 +34,7 @@ from gateway.admission.policy import RequestLimits
 from gateway.answers.tokenizer import ChatTokenizer
 from gateway.lifecycle.requests import OwnerSettings, OwnModels, Requests
 from gateway.request.active import ActiveRequest
-from gateway.request.spec import GenerationSpec
+from gateway.request.spec import GenerationSpec, Origin
 from tests.fakes.bus import MemoryBus
 from tests.fakes.ledger import MemoryLedger
 from tests.fakes.reading import events_of
@@ -191,7 +191,8 @@ class Gateway:
 def spec(name: str = "r", **changes: Any) -> GenerationSpec:
     sampling = SamplingParams(max_tokens=changes.pop("max_tokens", 20))
     values: dict[str, Any] = {"request_id": name, "token_ids": [1] * 40, "sampling": sampling, "deadline_s": 60.0}
-    return GenerationSpec(**(values | changes))
+    origin = {"origin": Origin(changes.pop("tenant"))} if "tenant" in changes else {}
+    return GenerationSpec(**(values | origin | changes))
 
 
 async def answer_of(request: ActiveRequest) -> list[int]:
