@@ -107,7 +107,7 @@ class ModelCost:
             most=max(map(_most, model.attentions)) if indexers else math.inf,
             expert_parameters=one_expert,
             num_experts=num_experts,
-            experts_a_token=sparse[0].rule.chosen if sparse else 0,
+            experts_a_token=sparse[0].router.rule.chosen if sparse else 0,
             layer_bytes=layer_bytes,
             rate=rate,
         )
@@ -282,10 +282,9 @@ def _mixer_parameters(mixer: MixerSpec, hidden: int) -> int:
             small = size * (3 * mixer.taps + 1) + heads + dim
             return hidden * (4 * size + heads + 2 * dim) + 2 * dim * size + small
         case MambaSpec():
-            size = mixer.num_heads * mixer.head_dim
-            channels = size + 2 * mixer.groups * mixer.state_size
-            columns = size + channels + mixer.num_heads
-            small = channels * (mixer.taps + mixer.taps_bias) + 3 * mixer.num_heads + size * (mixer.norm != "none")
+            heads, size, columns = mixer.heads, mixer.heads.size, mixer.heads.num_columns
+            small = heads.channels.count * (heads.taps + mixer.taps_bias)
+            small += 3 * heads.num_heads + size * (heads.norm != "none")
             return hidden * (columns + size) + columns * mixer.in_bias + hidden * mixer.out_bias + small
         case SelectiveSpec():
             size, few = mixer.size, mixer.rank + 2 * mixer.state_size
@@ -343,11 +342,11 @@ def _mlp_parameters(mlp: MlpSpec, hidden: int) -> int:
                 shared += hidden * own.is_gated
             if latent := mlp.latent:
                 shared += 2 * hidden * latent.size + (hidden + latent.size) * latent.bias
-            return mlp.num_routed * (hidden + mlp.router_bias + bool(mlp.tensors.correction)) + shared
+            return mlp.num_routed * (hidden + mlp.router.bias + bool(mlp.tensors.correction)) + shared
         case ShortcutSpec():
             return _mlp_parameters(mlp.dense, hidden) + _mlp_parameters(mlp.experts, hidden)
         case DenseBesideExpertsSpec():
-            norms = 4 * hidden + mlp.experts.num_experts * bool(mlp.experts.weight_scale)
+            norms = 4 * hidden + mlp.experts.num_experts * bool(mlp.experts.router.weight_scale)
             return _mlp_parameters(mlp.dense, hidden) + _mlp_parameters(mlp.experts, hidden) + norms
         case PlainMlpSpec():
             return _gated(mlp.size, hidden, has_gate=False, bias=mlp.bias)

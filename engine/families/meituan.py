@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from engine.families.reading import Family, Fields, gated_mlp, mla_attention, model, with_defaults
 from engine.kernels.experts.rule import RoutingRule
-from engine.spec.experts import ExpertTensors, SparseMlpSpec
+from engine.spec.experts import ExpertTensors, RouterSpec, SparseMlpSpec
 from engine.spec.mla import MLASpec
 from engine.spec.model import LayerSpec, ModelSpec, ShortcutSpec, UnsupportedModelError
 from engine.weights.names import StoredNames
@@ -59,13 +59,13 @@ def _experts(fields: Fields) -> SparseMlpSpec:
     chosen = fields.number("moe_topk")
     if chosen > num_experts + identities:
         raise UnsupportedModelError(f"config.json: moe_topk = {chosen} of {num_experts + identities} experts")
+    rule = RoutingRule(chosen=chosen, scale=fields.real("routed_scaling_factor", 1.0))
     return SparseMlpSpec(
         num_experts=num_experts,
         size=fields.number("expert_ffn_hidden_size"),
-        rule=RoutingRule(chosen=chosen, scale=fields.real("routed_scaling_factor", 1.0)),
+        router=RouterSpec(rule=rule, is_wide=True),
         tensors=TENSORS,
         identities=identities,
-        wide_router=True,
     )
 
 

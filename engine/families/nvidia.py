@@ -15,7 +15,7 @@ from engine.families.reading import (
     with_defaults,
 )
 from engine.spec.ends import NormSpec
-from engine.spec.experts import ExpertTensors, LatentExperts, SharedExpertSpec, SparseMlpSpec
+from engine.spec.experts import ExpertTensors, LatentExperts, RouterSpec, SharedExpertSpec, SparseMlpSpec
 from engine.spec.model import BranchSpec, LayerSpec, ModelSpec, PlainMlpSpec, UnsupportedModelError
 from engine.weights.names import StoredNames
 
@@ -97,7 +97,7 @@ def _experts(fields: Fields) -> SparseMlpSpec:
     return SparseMlpSpec(
         num_experts=num_experts_of(fields),
         size=fields.number("moe_intermediate_size"),
-        rule=sigmoid_rule(fields),
+        router=RouterSpec(rule=sigmoid_rule(fields)),
         tensors=TENSORS,
         latent=latent,
         shared=SharedExpertSpec(

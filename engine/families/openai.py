@@ -36,8 +36,7 @@ def read_gpt_oss(fields: Fields) -> ModelSpec:
     kinds = layer_types(fields, every(fields, 2))
     rule = RoutingRule(chosen=fields.number("num_experts_per_tok"), score=Score.SOFTMAX_OF_CHOSEN)
     mlp = replace(
-        sparse_mlp(fields, checked(fields, rule), size_field="intermediate_size", tensors=TENSORS),
-        router_bias=True,
+        sparse_mlp(fields, checked(fields, rule), size_field="intermediate_size", tensors=TENSORS, router_bias=True),
         expert_bias=True,
         clamp=(ALPHA, fields.real("swiglu_limit", 7.0)),
     )

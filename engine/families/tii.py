@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal
 
 from engine.families.reading import Family, Fields, attention, gated_mlp, mamba, mamba_head_dim, model, with_defaults
+from engine.kernels.mamba.heads import Norm
 from engine.spec.ends import EmbeddingSpec, HeadSpec
 from engine.spec.model import BranchSpec, LayerSpec, ModelSpec, SideBySideSpec, UnsupportedModelError
 
@@ -63,7 +63,7 @@ def _mixer(fields: Fields) -> SideBySideSpec:
     )
 
 
-def _norm(fields: Fields) -> Literal["before", "after", "none"]:
+def _norm(fields: Fields) -> Norm:
     is_before = fields.flag("mamba_norm_before_gate")
     if not fields.flag("mamba_rms_norm"):
         return "none"

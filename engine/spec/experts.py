@@ -22,6 +22,16 @@ class ExpertTensors:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RouterSpec:
+    """The product that scores experts, and the rule by which tokens choose among them."""
+
+    rule: RoutingRule
+    bias: bool = False
+    is_wide: bool = False  # its matrix stays in float32, whatever the model's dtype is
+    weight_scale: str = ""  # tensor [E] that multiplies the experts' weights
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SharedExpertSpec:
     """An MLP that every token passes through, in addition to its experts."""
 
@@ -50,18 +60,15 @@ class SparseMlpSpec:
 
     num_experts: int
     size: int  # one expert's intermediate size
-    rule: RoutingRule
+    router: RouterSpec
     tensors: ExpertTensors
     shared: SharedExpertSpec | None = None
     latent: LatentExperts | None = None
-    router_bias: bool = False
     expert_bias: bool = False
     clamp: tuple[float, float] | None = None  # alpha and limit of the clamped activation; None: silu
     weighs_inputs: bool = False
     activation: Literal["silu", "gelu_tanh", "relu2"] = "silu"  # "relu2": there are no gates
-    weight_scale: str = ""  # tensor [E] that multiplies the experts' weights
     identities: int = 0  # identity experts after these, without matrices
-    wide_router: bool = False  # its matrix stays in float32, whatever the model's dtype is
 
     @property
     def num_routed(self) -> int:

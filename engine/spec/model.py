@@ -251,4 +251,4 @@ class ModelSpec:
 def _width(mlp: MlpSpec, hidden_size: int) -> int:
     if isinstance(mlp, DenseBesideExpertsSpec | ShortcutSpec):
         return max(_width(mlp.dense, hidden_size), _width(mlp.experts, hidden_size))
-    return mlp.rule.chosen * (mlp.size + hidden_size) if isinstance(mlp, SparseMlpSpec) else mlp.size
+    return mlp.router.rule.chosen * (mlp.size + hidden_size) if isinstance(mlp, SparseMlpSpec) else mlp.size

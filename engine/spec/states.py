@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
 from engine.kernels.codes import KINDS
+from engine.kernels.mamba import MambaHeads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,26 +84,19 @@ class ChannelDeltaSpec:
 class MambaSpec:
     """Mamba-2: a state that decays with each token's step size, after a short convolution, with an output gate."""
 
-    num_heads: int
-    head_dim: int
-    groups: int  # heads of a group share B and C: keys and queries
-    state_size: int  # features of a key
-    taps: int  # inputs of the convolution, the token's own included
+    heads: MambaHeads
     taps_bias: bool = False
     in_bias: bool = False
     out_bias: bool = False
-    shortest: float = 0.0  # lower bound of a token's step size
-    longest: float = math.inf  # upper bound
-    norm: Literal["before", "after", "none"] = "after"  # position of the RMSNorm relative to the gate
-    norm_groups: int = 1  # groups normed separately
     multipliers: tuple[float, ...] = ()  # scales of gate, values, keys, queries, steps
     under: str = "mamba"
 
     @property
     def kept(self) -> tuple[Kept, ...]:
         """The state, and the convolution's last inputs."""
-        channels = self.num_heads * self.head_dim + 2 * self.groups * self.state_size
-        return (_state(self.num_heads, self.state_size * self.head_dim), _last_inputs(self.taps, channels))
+        heads = self.heads
+        state = _state(heads.num_heads, heads.state_size * heads.head_dim)
+        return (state, _last_inputs(heads.taps, heads.channels.count))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

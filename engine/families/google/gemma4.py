@@ -27,7 +27,7 @@ from engine.families.reading import (
 from engine.kernels.experts.rule import RoutingRule
 from engine.spec.attention import AttentionSpec, KVSharing, QkNorm, ValueSpec
 from engine.spec.ends import EmbeddingSpec, HeadSpec
-from engine.spec.experts import ExpertTensors, SparseMlpSpec
+from engine.spec.experts import ExpertTensors, RouterSpec, SparseMlpSpec
 from engine.spec.halves import LayerInputsSpec
 from engine.spec.model import (
     BranchSpec,
@@ -119,13 +119,13 @@ def _mlp(fields: Fields, *, borrows: bool) -> GatedMlpSpec | DenseBesideExpertsS
     num_experts, chosen, size = (fields.number(name) for name in names)
     if chosen > num_experts:
         raise UnsupportedModelError(f"config.json: top_k_experts = {chosen} of {num_experts} experts")
+    rule = RoutingRule(chosen=chosen, renormalised=True)
     experts = SparseMlpSpec(
         num_experts=num_experts,
         size=size,
-        rule=RoutingRule(chosen=chosen, renormalised=True),
+        router=RouterSpec(rule=rule, weight_scale="router.per_expert_scale"),
         tensors=EXPERTS,
         activation=dense.activation,
-        weight_scale="router.per_expert_scale",
     )
     return DenseBesideExpertsSpec(
         dense=dense,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from engine.families.reading.fields import NUM_EXPERTS, Fields
 from engine.families.reading.layers import gated_mlp
 from engine.kernels.experts.rule import GroupScore, RoutingRule, Score
-from engine.spec.experts import ExpertTensors, SharedExpertSpec, SparseMlpSpec
+from engine.spec.experts import ExpertTensors, RouterSpec, SharedExpertSpec, SparseMlpSpec
 from engine.spec.model import UnsupportedModelError
 from engine.weights.names import StoredNames
 
@@ -68,12 +68,13 @@ def sparse_mlp(
     size_field: str = "moe_intermediate_size",
     tensors: ExpertTensors = ONE_EACH,
     shared: SharedExpertSpec | None = None,
+    router_bias: bool = False,
 ) -> SparseMlpSpec:
     gated_mlp(fields)  # experts have the activation of dense layers
     return SparseMlpSpec(
         num_experts=num_experts_of(fields),
         size=fields.number(size_field),
-        rule=rule,
+        router=RouterSpec(rule=rule, bias=router_bias),
         tensors=tensors,
         shared=shared,
     )

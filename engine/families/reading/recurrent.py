@@ -9,11 +9,13 @@ from typing import Any
 
 from engine.families.reading.fields import Fields
 from engine.families.reading.layers import FULL, layer_types
+from engine.kernels.mamba import MambaHeads
+from engine.kernels.mamba.heads import Norm
 from engine.spec.model import UnsupportedModelError
 from engine.spec.states import DeltaSpec, MambaSpec, Stored
 
 LINEAR = "linear_attention"
-# `MambaSpec`'s fields -> names in config.json.
+# Fields of `MambaSpec` and its heads -> names in config.json.
 MAMBA_NAMES = {
     "num_heads": "mamba_n_heads",
     "groups": "mamba_n_groups",
@@ -48,7 +50,15 @@ def delta(fields: Fields, *, stored: Stored, **switches: Any) -> DeltaSpec:
     )
 
 
-def mamba(fields: Fields, *, head_dim: int, names: Mapping[str, str] = MAMBA_NAMES, **switches: Any) -> MambaSpec:
+def mamba(
+    fields: Fields,
+    *,
+    head_dim: int,
+    norm: Norm = "after",
+    norm_groups: int = 1,
+    names: Mapping[str, str] = MAMBA_NAMES,
+    **switches: Any,
+) -> MambaSpec:
     """Read a mixer with heads of size `head_dim`; `switches` are the family's further fields of the spec."""
     num_heads, groups = fields.number(names["num_heads"]), fields.number(names["groups"])
     taps, bias = fields.number(names["taps"]), fields.flag(names["bias"])
@@ -64,18 +74,18 @@ def mamba(fields: Fields, *, head_dim: int, names: Mapping[str, str] = MAMBA_NAM
         names["chunk"], "use_mamba_kernels", *(f"time_step_{name}" for name in ("min", "max", "floor", "rank"))
     )
     shortest, longest = _limits(fields)
-    spec = MambaSpec(
+    heads = MambaHeads(
         num_heads=num_heads,
         head_dim=head_dim,
         groups=groups,
         state_size=fields.number(names["state_size"]),
         taps=taps,
-        taps_bias=fields.flag(names["taps_bias"]),
-        in_bias=bias,
-        out_bias=bias,
         shortest=shortest,
         longest=longest,
+        norm=norm,
+        norm_groups=norm_groups,
     )
+    spec = MambaSpec(heads=heads, taps_bias=fields.flag(names["taps_bias"]), in_bias=bias, out_bias=bias)
     return replace(spec, **switches)
 
 

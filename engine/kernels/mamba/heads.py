@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import Literal
 
 from engine.kernels.delta.plan import Channels, Columns, Span
+
+Norm = Literal["before", "after", "none"]  # position of the RMSNorm relative to the gate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,11 +19,11 @@ class MambaHeads:
     head_dim: int  # features of a value (x)
     groups: int
     state_size: int  # features of a key (B), and of a query (C)
-    taps: int
-    shortest: float  # lower bound of the step size (dt)
-    longest: float  # upper bound
-    norm: str  # see `MambaSpec`
-    norm_groups: int
+    taps: int  # inputs of the convolution, the token's own included
+    shortest: float = 0.0  # lower bound of the step size (dt)
+    longest: float = math.inf  # upper bound
+    norm: Norm = "after"
+    norm_groups: int = 1  # groups normed separately
 
     @property
     def size(self) -> int:

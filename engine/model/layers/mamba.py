@@ -13,7 +13,7 @@ from engine.batch.batch import ForwardBatch
 from engine.formats.product import LinearSpec
 from engine.kernels.delta import convolve
 from engine.kernels.delta.plan import KeptState
-from engine.kernels.mamba import MambaHeads, gate, scan
+from engine.kernels.mamba import gate, scan
 from engine.model.layers.building import Surroundings
 from engine.model.stream import Stream
 from engine.spec.states import MambaSpec
@@ -23,7 +23,7 @@ from engine.weights.parameters import Shard, whole
 class Mamba:
     def __init__(self, spec: MambaSpec, around: Surroundings) -> None:
         hidden, weights, of = around.model.hidden_size, around.weights, spec.under
-        self._heads = heads = mamba_heads(spec)
+        self._heads = heads = spec.heads
         self._branch = around.branch
         inputs, output = {f"{of}.in_proj": heads.num_columns}, {f"{of}.out_proj": hidden}
         self._inputs = around.linear(LinearSpec(inputs=hidden, outputs=inputs, bias=spec.in_bias, shard=Shard.NONE))
@@ -40,7 +40,7 @@ class Mamba:
             around.in_float32(f"{of}.{name}", heads.num_heads) for name in ("A_log", "dt_bias", "D")
         )
         self._norm: torch.Tensor | None = None
-        if spec.norm != "none":
+        if heads.norm != "none":
             self._norm = weights.new(whole(f"{of}.norm.weight", heads.size), under=around.under)
         self._eps = around.model.norms.eps
         self._multipliers: torch.Tensor | None = None
@@ -66,17 +66,3 @@ class Mamba:
         rates = (self._decay, self._bias, self._skip)
         out = scan(mixed, x, *rates, states.kept, batch.states[states.number], self._heads)
         return gate(out, x, self._norm, self._eps, self._heads)
-
-
-def mamba_heads(spec: MambaSpec) -> MambaHeads:
-    return MambaHeads(
-        num_heads=spec.num_heads,
-        head_dim=spec.head_dim,
-        groups=spec.groups,
-        state_size=spec.state_size,
-        taps=spec.taps,
-        shortest=spec.shortest,
-        longest=spec.longest,
-        norm=spec.norm,
-        norm_groups=spec.norm_groups,
-    )

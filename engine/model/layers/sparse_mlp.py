@@ -45,19 +45,19 @@ class Mixture:
     """A router and its experts."""
 
     def __init__(self, spec: SparseMlpSpec, around: Surroundings) -> None:
-        hidden = around.model.hidden_size
-        self._rule = spec.rule
-        dtype = torch.float32 if spec.wide_router else None
+        hidden, router = around.model.hidden_size, spec.router
+        self._rule = router.rule
+        dtype = torch.float32 if router.is_wide else None
         self._router = _one_of(spec.tensors.router, "weight", (spec.num_routed, hidden), around, format=dtype)
         self._router_bias = self._correction = self._weight_scale = None
-        if spec.router_bias:
+        if router.bias:
             self._router_bias = _one_of(spec.tensors.router, "bias", (spec.num_routed,), around)
         if spec.tensors.correction:
             shape = spec.tensors.correction_shape or (spec.num_routed,)
             correction = _one_of(spec.tensors.correction, "", shape, around, format=torch.float32)
             self._correction = correction.view(-1)
-        if spec.weight_scale:
-            self._weight_scale = around.in_float32(spec.weight_scale, spec.num_experts)
+        if router.weight_scale:
+            self._weight_scale = around.in_float32(router.weight_scale, spec.num_experts)
         self._experts = _experts(spec, around)
 
     def __call__(self, x: torch.Tensor, *, routed: torch.Tensor | None = None) -> torch.Tensor:

@@ -22,14 +22,14 @@ from engine.kernels.delta import Channels, Columns, Span, StateBatch, convolve
 from engine.kernels.embedding import InputTokens, embed
 from engine.kernels.experts import Experts, triton_few, triton_few_groups, triton_many, triton_many_codes
 from engine.kernels.experts.mixture import Product
+from engine.kernels.mamba import MambaHeads
 from engine.kernels.mla import Latents, mla_attention, write_latents
 from engine.kernels.quantised.fp8 import Fp8Matrix
 from engine.kernels.quantised.groups import Groups
 from engine.kernels.sparse import selected_positions, sparse_attention, write_keys
 from engine.model.layers.delta import delta_heads
-from engine.model.layers.mamba import mamba_heads
 from engine.sampling.device import DeviceSampler
-from engine.spec.states import DeltaSpec, MambaSpec
+from engine.spec.states import DeltaSpec
 from engine.step.newest import NewestTokens
 from kvtransfer.cuda.mover import BlockMover
 from kvtransfer.digest import block_digests
@@ -177,7 +177,7 @@ def _far_latents(kept: Latents, before: int) -> Latents:
 def check_states(device: str) -> None:
     """The delta rule, Mamba's scans and the convolution in front of them, with prompts beside decoding."""
     rule = delta_heads(DeltaSpec(num_key_heads=2, num_value_heads=2, key_dim=16, value_dim=16, taps=4))
-    scan = mamba_heads(MambaSpec(num_heads=2, head_dim=16, groups=1, state_size=16, taps=4))
+    scan = MambaHeads(num_heads=2, head_dim=16, groups=1, state_size=16, taps=4)
     channels = Channels(spans=(Span(columns=Columns(first=3, step=40), groups=1, width=40),), taps=3)
     *_, of = passes(16, device)
     x, mixed = torch.randn(of.num_rows, 200, device=device), torch.randn(of.num_rows, 96, device=device)

@@ -10,26 +10,24 @@ from torch.nn.functional import softplus
 
 from engine.kernels import mamba
 from engine.kernels.mamba import MambaHeads
-from engine.model.layers.mamba import mamba_heads
-from engine.spec.states import MambaSpec
 from tests.unit.kernels.state_passes import NUM_BLOCKS, Sequence, StatePass, check_states, close, passes
 from tests.unit.kernels.triton_checks import poisoned
 
 SPECS = {
-    "small": MambaSpec(num_heads=4, head_dim=16, groups=2, state_size=16, taps=4),
-    "bounded": MambaSpec(
+    "small": MambaHeads(num_heads=4, head_dim=16, groups=2, state_size=16, taps=4),
+    "bounded": MambaHeads(
         num_heads=2, head_dim=24, groups=1, state_size=20, taps=2, shortest=0.4, longest=0.9, norm="before"
     ),
-    "odd": MambaSpec(num_heads=6, head_dim=40, groups=3, state_size=33, taps=3, norm_groups=3, norm="none"),
-    "groups": MambaSpec(num_heads=4, head_dim=12, groups=4, state_size=17, taps=3, norm_groups=4),
-    "large": MambaSpec(num_heads=64, head_dim=64, groups=8, state_size=128, taps=4, norm_groups=8),
-    "wide": MambaSpec(num_heads=24, head_dim=128, groups=1, state_size=256, taps=4, norm="none"),
+    "odd": MambaHeads(num_heads=6, head_dim=40, groups=3, state_size=33, taps=3, norm_groups=3, norm="none"),
+    "groups": MambaHeads(num_heads=4, head_dim=12, groups=4, state_size=17, taps=3, norm_groups=4),
+    "large": MambaHeads(num_heads=64, head_dim=64, groups=8, state_size=128, taps=4, norm_groups=8),
+    "wide": MambaHeads(num_heads=24, head_dim=128, groups=1, state_size=256, taps=4, norm="none"),
 }
 BLOCK_SIZES = {"small": 16, "bounded": 8, "odd": 64, "groups": 32, "large": 1024, "wide": 256}
 
 
 def run(name: str, device: str) -> None:
-    heads = mamba_heads(SPECS[name])
+    heads = SPECS[name]
     dtypes = (
         [torch.float32 if name == "small" else torch.float16] if device == "cpu" else [torch.float32, torch.bfloat16]
     )

@@ -203,13 +203,15 @@ def _of_layer(layer: LayerSpec) -> set[str]:
         found.add("short convolutions")
     if isinstance(layer.mixer, SelectiveSpec):
         found.add("a decay for each number of a state")
-    if isinstance(layer.mixer, MambaSpec) and layer.mixer.norm != "after":
-        found.add("no norm of the state's answer" if layer.mixer.norm == "none" else "norm before the gate")
+    if isinstance(layer.mixer, MambaSpec):
+        found |= set(_on(heads := layer.mixer.heads))
+        if heads.norm != "after":
+            found.add("no norm of the state's answer" if heads.norm == "none" else "norm before the gate")
     return found
 
 
 def _of_experts(mlp: SparseMlpSpec) -> Iterable[str]:
-    rule = mlp.rule
+    rule = mlp.router.rule
     yield "routing by " + rule.score.name.lower().replace("_", " ")
     told = {
         "routing in groups": rule.num_groups > 1,
@@ -223,7 +225,7 @@ def _of_experts(mlp: SparseMlpSpec) -> Iterable[str]:
         "biases of experts": mlp.expert_bias,
         "clamped activation": mlp.clamp is not None,
         "weighted inputs of experts": mlp.weighs_inputs,
-        "experts' weights scaled": bool(mlp.weight_scale),
+        "experts' weights scaled": bool(mlp.router.weight_scale),
         "experts without a product": bool(mlp.identities),
     }
     yield from (name for name, is_on in told.items() if is_on)
