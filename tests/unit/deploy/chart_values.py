@@ -48,6 +48,7 @@ EVERYTHING: dict[str, Any] = {
             "model": "/models/coder",
             "servedModelName": "coder",
             "nodeSelector": {"gpu": "h200"},
+            "speculativeConfig": '{"method": "ngram", "num_speculative_tokens": 4}',
         },
     },
 }

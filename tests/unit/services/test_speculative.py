@@ -9,7 +9,9 @@ import pytest
 
 from common.settings import ConfigError
 from decode.drafts.drafters import DRAFTERS
-from services.runtime.loading import load_settings
+from services.runtime.loading import as_environment, load_settings
+from services.up.settings import UpSettings
+from services.worker.options import WorkerOptions
 from services.worker.settings import WorkerServiceSettings
 from services.worker.speculative import DRAFTED, FORMS, SpeculativeConfig
 
@@ -79,3 +81,11 @@ def test_a_wrong_one_stops_the_start(text: str, said: str) -> None:
         )
     assert "--speculative-config" in str(caught.value)
     assert said in str(caught.value)
+
+
+def test_baton_up_hands_it_to_its_workers() -> None:
+    text = '{"method": "ngram", "num_speculative_tokens": 4}'
+    up = load_settings(UpSettings, command="up", arguments=["--speculative-config", text], environment={})
+    told = as_environment(up, WorkerOptions) | {"BATON_MODEL": "smollm2"}
+    worker = load_settings(WorkerServiceSettings, command="worker", arguments=[], environment=told)
+    assert worker.speculative_config == text
