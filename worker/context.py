@@ -222,7 +222,7 @@ class Transfers:
     """This worker's end of KV transfers."""
 
     transport: Transport
-    region: Region
+    region: Region  # the result of `transport.open`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

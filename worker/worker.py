@@ -20,12 +20,10 @@ from typing import Any, Protocol
 import torch
 
 from common import subjects
-from common.bus import Bus
 from common.errors import ServingError, UnavailableError
 from common.messages import (
     GatewayState,
     KVLayout,
-    Region,
     WorkerState,
     from_gateway_decoder,
     from_peer_decoder,
@@ -33,14 +31,12 @@ from common.messages import (
     gateway_state_decoder,
     to_worker_decoder,
 )
-from common.peers import Peers
 from common.store import Store
 from common.tasks import cancel_all
 from common.tracing import NoTracer, Tracer
 from common.words import WorkerStatus
 from engine.cache.block_pool import BlockPool
 from engine.grammars.grammars import Grammars
-from kvtransfer.transport import Transport
 from kvtransfer.transports import reaches_others
 from worker.context import Background, KVCache, Messenger, Passes, RoleContext, ServedModel, Totals, Transfers, every
 from worker.control import Control
@@ -51,7 +47,6 @@ from worker.device.prompt_budget import PromptBudget
 from worker.device.trials import Trials
 from worker.fencing import Fencing, Heard
 from worker.heartbeat import ANNOUNCE_S, HEARTBEAT_S, REGISTER_S, Heartbeat, Whole
-from worker.identity import Identity
 from worker.probe_file import shown
 from worker.roles import CancelReason, Role, Roles
 from worker.serving.allocation import longest_sequence
@@ -96,23 +91,20 @@ class Worker:
     def __init__(
         self,
         *,
-        identity: Identity,
-        bus: Bus,
+        messenger: Messenger,
         store: Store,
-        peers: Peers,
         engine: WorkerEngine,
-        transport: Transport,
-        region: Region,
+        transfers: Transfers,
         settings: WorkerSettings,
         tracer: Tracer | None = None,
         threads: Threads | None = None,
         end_process: Callable[[], None] = end_process,
     ) -> None:
-        """`region`: the result of `transport.open`. `end_process()` is called when the device is broken."""
-        layout = engine.layout
+        """`end_process()` is called when the device is broken."""
+        identity, bus, layout = messenger.identity, messenger.bus, engine.layout
         pool = BlockPool.of(layout)
         trials = Trials()
-        roles = Roles(hands_over=reaches_others(transport.name))
+        roles = Roles(hands_over=reaches_others(transfers.transport.name))
         jobs = JobIntake(bus=bus, identity=identity)
         self._settings = settings
         self._end_process = end_process
@@ -136,8 +128,8 @@ class Worker:
             passes=Passes(wake=self._pipeline.wake, budget=self._pipeline.budget, trials=trials),
             jobs=jobs,
             outbox=FrameOutbox(bus=bus, identity=identity),
-            messenger=Messenger(identity=identity, bus=bus, peers=peers),
-            transfers=Transfers(transport=transport, region=region),
+            messenger=messenger,
+            transfers=transfers,
             roles=roles,
             background=Background(),
             totals=Totals(),

@@ -44,6 +44,7 @@ from engine.step.limits import NO_WAY_BACK, wrong_tables
 DEFAULT_MAX_MODEL_LEN = 4096
 Allowed = np.ndarray[tuple[int, ...], np.dtype[np.bool_]]  # [V], for a grammar
 FAKE_VOCAB = 512
+HEAD_DIM = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +65,7 @@ class FakeEngine:
     """A stand-in for `Engine`: same attributes, same `launch`. `config.model` is only the fingerprint.
 
     `sleep(seconds)` spends what `costs` say; None spends nothing. `parts`: what a block holds; None: keys and values of
-    `num_layers` layers.
+    two layers with one small head.
     """
 
     def __init__(
@@ -72,9 +73,6 @@ class FakeEngine:
         config: EngineConfig,
         *,
         vocab_size: int = FAKE_VOCAB,
-        num_layers: int = 2,
-        num_kv_heads: int = 1,
-        head_dim: int = 8,
         parts: SequenceOf[PagePart] | None = None,
         costs: FakeCosts | None = None,
         faults: FakeFaults | None = None,
@@ -86,8 +84,8 @@ class FakeEngine:
         self.max_model_len = config.max_model_len or DEFAULT_MAX_MODEL_LEN
         dtype = "float32" if config.dtype == "auto" else config.dtype
         kind = KV_CACHE_DTYPES[config.cache.kv_cache_dtype]
-        kept = zip(KINDS[kind] if kind else [dtype], (head_dim, 1), strict=False)
-        plain = [PagePart(layers=num_layers, planes=2, heads=num_kv_heads, dim=dim, dtype=part) for part, dim in kept]
+        kept = zip(KINDS[kind] if kind else [dtype], (HEAD_DIM, 1), strict=False)
+        plain = [PagePart(layers=2, planes=2, heads=1, dim=dim, dtype=part) for part, dim in kept]
         self.layout = _layout(config, parts or plain)
         self.fingerprint = _fingerprint(str(config.model), vocab_size, self.layout)
         self.kv = (allocate or allocate_zeros)(pool_shape(self.layout), pool_dtype(self.layout), config.device)

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -28,12 +28,18 @@ MAX_BLOCKS = 4096  # moved by one launch
 Result = TypeVar("Result")
 
 
-class Move:
-    """A prepared move of blocks from one address to another, as a single launch.
+class BlockArray(NamedTuple):
+    """Blocks at an address, of which a move names some by index; else it takes one after the other."""
 
-    With `source_ids` or `target_ids` a move names its blocks there by index; without, they lie one after the other. `target`
-    None: the blocks are only digested. Use one thread and one move at a time: between `start` and its end only `is_done` and
-    the waits may be called.
+    address: int
+    by_index: bool
+
+
+class Move:
+    """A prepared move of blocks from one array to another, as a single launch.
+
+    `target` None: the blocks are only digested. Use one thread and one move at a time: between `start` and its end only
+    `is_done` and the waits may be called.
     """
 
     def __init__(
@@ -41,11 +47,9 @@ class Move:
         device: torch.device,
         stream: torch.cuda.Stream | None,
         *,
-        source: int,
-        target: int | None,
+        source: BlockArray,
+        target: BlockArray | None,
         block_bytes: int,
-        source_ids: bool,
-        target_ids: bool,
         digest: bool,
         indices: torch.Tensor | None = None,
     ) -> None:
@@ -64,9 +68,13 @@ class Move:
         self._sequence = self._count = 0
         self._graph: torch.cuda.CUDAGraph | None = None
         self._thread = 0  # id of the thread that launched last
-        self._way = (source, target)
+        self._way = (source.address, None if target is None else target.address)
         self._block_lanes = block_bytes // 4
-        self._kind = {"source_ids": source_ids, "target_ids": target_ids, "digest": digest}
+        self._kind = {
+            "source_ids": source.by_index,
+            "target_ids": target is not None and target.by_index,
+            "digest": digest,
+        }
         if stream is not None:
             self._capture()
 
@@ -167,31 +175,29 @@ class BlockMover:
         self._indices: torch.Tensor | None = None
         if layout is not None and is_sharded(layout):
             self._indices = torch.from_numpy(lane_indices(layout)).to(pool.device)
-        self._pool = pool
+        self._pool, self._blocks = pool, BlockArray(pool.data_ptr(), by_index=True)
         self._turn = threading.Lock()
         self._stream = torch.cuda.Stream(pool.device, priority=-1) if pool.is_cuda else None  # short, and waited for
         self._digesting: Move | None = None
 
     def move_to(self, target: int) -> Move:
         """Return the move from the pool to one of the same layout at address `target`."""
-        return self._move(self._pool.data_ptr(), target, source_ids=True, target_ids=True, digest=True)
+        return self._move(self._blocks, BlockArray(target, by_index=True), digest=True)
 
     def gather(self, staging: int) -> Move:
         """Return the move from the pool to packed blocks at address `staging` of this device."""
-        return self._move(self._pool.data_ptr(), staging, source_ids=True, target_ids=False, digest=True)
+        return self._move(self._blocks, BlockArray(staging, by_index=False), digest=True)
 
     def scatter(self, staging: int) -> Move:
         """Return the move from packed blocks at address `staging` of this device into the pool."""
-        return self._move(staging, self._pool.data_ptr(), source_ids=False, target_ids=True, digest=False)
+        return self._move(BlockArray(staging, by_index=False), self._blocks, digest=False)
 
     def digests(self, blocks: Sequence[int]) -> bytes:
         """Return the current digests of `blocks`, packed little-endian u64."""
         parts = []
         with self._turn:
             if self._digesting is None:
-                self._digesting = self._move(
-                    self._pool.data_ptr(), None, source_ids=True, target_ids=False, digest=True
-                )
+                self._digesting = self._move(self._blocks, None, digest=True)
             for start in range(0, len(blocks), MAX_BLOCKS):
                 self.on_device(partial(self._digesting.start, blocks[start : start + MAX_BLOCKS], None))
                 self._digesting.wait()
@@ -204,15 +210,13 @@ class BlockMover:
             torch.cuda.set_device(self._pool.device)
         return work()
 
-    def _move(self, source: int, target: int | None, *, source_ids: bool, target_ids: bool, digest: bool) -> Move:
+    def _move(self, source: BlockArray, target: BlockArray | None, *, digest: bool) -> Move:
         return Move(
             self._pool.device,
             self._stream,
             source=source,
             target=target,
             block_bytes=self.block_bytes,
-            source_ids=source_ids,
-            target_ids=target_ids,
             digest=digest,
             indices=self._indices if digest else None,
         )

@@ -43,6 +43,7 @@ from services.runtime.tracer import open_tracer
 from services.worker.gpu import see_one_gpu
 from services.worker.settings import WorkerServiceSettings
 from services.worker.speculative import SpeculativeConfig
+from worker.context import Messenger, Transfers
 from worker.device.step_policy import StepTargets, TargetRatios
 from worker.identity import Identity
 from worker.probe_file import forget
@@ -85,13 +86,13 @@ async def run(settings: WorkerServiceSettings, roles: Sequence[str], lender: Eng
             peers = Peers()
             await peers.start(bus)
             worker = Worker(
-                identity=identity,
-                bus=bus,
+                messenger=Messenger(identity=identity, bus=bus, peers=peers),
                 store=store,
-                peers=peers,
                 engine=engine,
-                transport=transport,
-                region=await transport.open(engine.kv, engine.layout, identity.incarnation),
+                transfers=Transfers(
+                    transport=transport,
+                    region=await transport.open(engine.kv, engine.layout, identity.incarnation),
+                ),
                 settings=WorkerSettings(
                     served_model=settings.served_name,
                     tokenizer_fingerprint=_tokenizer_fingerprint(settings),

@@ -21,6 +21,7 @@ from prefill.role import PrefillRole
 from services.runtime.functions import function_libraries
 from tests.integration.waiting import LIMIT_S
 from tests.models import build_tiny_model
+from worker.context import Messenger, Transfers
 from worker.identity import Identity
 from worker.settings import WorkerSettings
 from worker.worker import Worker
@@ -65,13 +66,12 @@ async def new_worker(bus: NatsBus, redis_url: str, model: Path, name: str) -> As
     async with connect_store(RedisSettings(url=redis_url), libraries=function_libraries()) as store:
         identity = Identity(name, 7)
         worker = Worker(
-            identity=identity,
-            bus=bus,
+            messenger=Messenger(identity=identity, bus=bus, peers=peers),
             store=store,
-            peers=peers,
             engine=engine,
-            transport=transport,
-            region=await transport.open(engine.kv, engine.layout, identity.incarnation),
+            transfers=Transfers(
+                transport=transport, region=await transport.open(engine.kv, engine.layout, identity.incarnation)
+            ),
             settings=WorkerSettings(
                 served_model="tiny", tokenizer_fingerprint="", max_batch_tokens=64, max_sequences=4
             ),

@@ -29,6 +29,7 @@ from tests.simulation.forms import BLOCK, VOCAB
 from tests.simulation.logs import FailedPassError
 from tests.simulation.store import SimStore
 from tests.simulation.transport import SimTransport
+from worker.context import Messenger, Transfers
 from worker.device.launcher import Threads
 from worker.device.step_policy import StepTargets
 from worker.identity import Identity
@@ -144,13 +145,12 @@ class WorkerNode(Node):
         )
         identity = Identity(self.name, dice.getrandbits(62))
         worker = Worker(
-            identity=identity,
-            bus=self.bus,
+            messenger=Messenger(identity=identity, bus=self.bus, peers=peers),
             store=SimStore(world.ledger),  # type: ignore[arg-type]
-            peers=peers,
             engine=engine,
-            transport=transport,
-            region=await transport.open(engine.kv, engine.layout, identity.incarnation),
+            transfers=Transfers(
+                transport=transport, region=await transport.open(engine.kv, engine.layout, identity.incarnation)
+            ),
             settings=settings,
             threads=Threads(VirtualThread(self), VirtualThread(self)),
             end_process=self._device_broke,

@@ -12,6 +12,7 @@ from kvtransfer.local import LocalTransport
 from tests.fakes.bus import MemoryBus
 from tests.fakes.device import HandThread
 from tests.fakes.worker import BLOCK, new_fake_engine
+from worker.context import Messenger, Transfers
 from worker.device.launcher import Threads
 from worker.identity import Identity
 from worker.settings import WorkerSettings
@@ -29,13 +30,13 @@ async def test_it_fits_into_the_pool_beside_its_state(
     """Else it would never be admitted, and hold up all who wait behind it."""
     engine = new_fake_engine(5, parts=parts)
     worker = Worker(
-        identity=Identity("w", 1),
-        bus=MemoryBus(),
+        messenger=Messenger(identity=Identity("w", 1), bus=MemoryBus(), peers=Peers()),
         store=NO_STORE,
-        peers=Peers(),
         engine=engine,
-        transport=LocalTransport(),
-        region=Region(transport="memory", incarnation=1, layout=engine.layout, address={}),
+        transfers=Transfers(
+            transport=LocalTransport(),
+            region=Region(transport="memory", incarnation=1, layout=engine.layout, address={}),
+        ),
         settings=WorkerSettings(served_model="m", tokenizer_fingerprint=""),
         threads=Threads(HandThread(), HandThread()),
     )
