@@ -9,32 +9,28 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
 from common.messages import Grammar, PromptLogprobs, SamplingParams, TokenLogprobs
 from common.pages import KVLayout, PagePart
 from engine.cache.pages import (
     DEFAULT_CPU_BYTES,
     allocate_zeros,
-    entry_views,
     layout_of,
-    part_views,
     pool_dtype,
     pool_shape,
 )
 from engine.config import KV_CACHE_DTYPES, EngineConfig
 from engine.engine import Allocate, Chunk, InvalidChunkError, Pass, Sampled
 from engine.fake.faults import FakeFaults
-from engine.fake.pattern import MASK, ROOT, FakePart, FakeState, FakeWindow, mix, running_hashes
+from engine.fake.pattern import MASK, ROOT, further_parts_of, mix, parts_of, running_hashes
 from engine.grammars.grammars import Grammars
 from engine.groups import groups_of
 from engine.kernels.codes import KINDS
-from engine.kernels.delta.plan import KeptState
 from engine.passes import Finished
 from engine.sampling.scores import NO_TOKEN
 from engine.sampling.verifying import VerifyingPass
@@ -95,13 +91,9 @@ class FakeEngine:
         self._faults = faults or FakeFaults("")
         self._newest: dict[Sequence, tuple[int, int]] = {}  # sampled by the last launch: position, token
         self._sleep = sleep
-        views = part_views(self.kv, self.layout)
-        self._parts = [
-            FakePart(part, view, index=index, block_size=self.layout.block_size)
-            for index, (part, view) in enumerate(zip(self.layout.pages, views, strict=True))
-        ]
+        self._parts = parts_of(self.kv, self.layout)
         self._groups = groups_of(self.layout)
-        self._further = list(_further(self.layout, self.kv, first_index=len(views)))
+        self._further = list(further_parts_of(self.kv, self.layout))
 
     def launch(self, chunks: list[Chunk]) -> Pass:
         """Write each chunk's slots, then read each sampled sequence's whole context; the pass has ended on return.
@@ -266,19 +258,6 @@ class FakeEngine:
         while word % self.vocab_size in banned:
             word = mix(word)
         return word % self.vocab_size
-
-
-def _further(layout: KVLayout, kv: torch.Tensor, *, first_index: int) -> Iterator[tuple[int, FakeWindow | FakeState]]:
-    """The contents of each layer in further groups, with the group's number."""
-    views, index, size = iter(entry_views(kv, layout)), first_index, layout.block_size
-    for number, group in enumerate(layout.groups, start=1):
-        for part, layers in zip(group.parts, views, strict=False):
-            for kept in layers:
-                if isinstance(kept, KeptState):
-                    yield number, FakeState(kept, index=index, block_size=size)
-                else:
-                    yield number, FakeWindow(kept, part, index=index, block_size=size)
-                index += 1
 
 
 def _blocks_of_tokens(sequence: Sequence) -> list[int]:

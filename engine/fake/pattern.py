@@ -6,13 +6,14 @@ N blocks, P = layers * planes, S slots, W = heads * dim lanes of 1, 2 or 4 bytes
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from common.pages import PagePart
+from common.pages import KVLayout, PagePart
+from engine.cache.pages import entry_views, part_views
 from engine.groups import Entry
 from engine.kernels.attention import KeptWindow
 from engine.kernels.delta.plan import KeptState
@@ -119,6 +120,27 @@ class FakeState:
         found = self._pattern.hash_of(lanes)
         wanted = self._pattern.lanes(np.array([found], dtype=np.uint64))[0]
         return found if np.array_equal(lanes, wanted) else mix(found)
+
+
+def parts_of(pool: torch.Tensor, layout: KVLayout) -> list[FakePart]:
+    """The contents of each part of a block of tokens."""
+    return [
+        FakePart(part, view, index=index, block_size=layout.block_size)
+        for index, (part, view) in enumerate(zip(layout.pages, part_views(pool, layout), strict=True))
+    ]
+
+
+def further_parts_of(pool: torch.Tensor, layout: KVLayout) -> Iterator[tuple[int, FakeWindow | FakeState]]:
+    """The contents of each layer in further groups, with the group's number."""
+    views, index, size = iter(entry_views(pool, layout)), len(layout.pages), layout.block_size
+    for number, group in enumerate(layout.groups, start=1):
+        for part, layers in zip(group.parts, views, strict=False):
+            for kept in layers:
+                if isinstance(kept, KeptState):
+                    yield number, FakeState(kept, index=index, block_size=size)
+                else:
+                    yield number, FakeWindow(kept, part, index=index, block_size=size)
+                index += 1
 
 
 class _Pattern:
