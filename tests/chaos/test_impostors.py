@@ -41,6 +41,11 @@ async def running(cluster: ChaosCluster) -> list[str]:
     return ids if len(ids) == decoded == STREAMS else []
 
 
+async def all_counted(cluster: ChaosCluster) -> bool:
+    """True once each worker's heartbeat has told that it heard somebody speak as another."""
+    return all(state.totals.forged for state in cluster.peers.states.values())
+
+
 async def answer(cluster: ChaosCluster, number: int, max_tokens: int = 250) -> str:
     """A long answer."""
     body = {"model": "tiny", "prompt": [5 + number] * 40, "max_tokens": max_tokens, "ignore_eos": True, "seed": number}
@@ -69,5 +74,5 @@ async def test_nothing_moves_when_a_credential_speaks_as_others(cluster: ChaosCl
     assert await asyncio.gather(*streams) == honest
     assert [await counted(cluster, name) for name in MOVED] == before
     assert await cluster.until_idle() == []
-    forged = {name: state.totals.forged for name, state in cluster.peers.states.items()}
-    assert all(forged.values()) or impostor == "observer", forged
+    if impostor != "observer":
+        await eventually(lambda: all_counted(cluster))

@@ -22,7 +22,8 @@ MOST_TRIES = 100  # until placement chose the worker with the faulty device; 1 t
 
 async def device_trouble(cluster: ChaosCluster, oracle: Oracle, kind: str, *, streams: int, first: int) -> Verdict:
     """One worker's device fails while it serves: it leaves (out of memory: it stays); its requests are answered elsewhere."""
-    async with Supervisor(cluster) as supervisor, Load(cluster.url, oracle, streams=streams, first=first) as load:
+    load = Load(cluster.url, oracle, streams=streams, first=first, deadline_s=DEADLINE_S)
+    async with Supervisor(cluster) as supervisor, load:
         await load.until_answered(streams)
         struck = []
         for number in range(MOST_TRIES):

@@ -17,7 +17,7 @@ from services.gateway import rpc
 from services.gateway.process import serve
 from services.gateway.server import listen, take_connections
 from services.gateway.settings import GatewaySettings
-from services.runtime.servers import free_port, held_port, port_is_free
+from services.runtime.servers import held_port, port_is_free
 from tests.ports import own_port
 
 
@@ -111,13 +111,13 @@ def test_a_held_port_is_one_holders_and_gives_every_connection_to_a_listener() -
 
 def _has_ipv6() -> bool:
     with socket.socket(socket.AF_INET6) as probe:
-        return probe.connect_ex(("::1", free_port())) == errno.ECONNREFUSED
+        return probe.connect_ex(("::1", own_port())) == errno.ECONNREFUSED
 
 
 @pytest.mark.skipif(not socket.has_ipv6 or not _has_ipv6(), reason="this host has no IPv6")
 def test_a_port_of_ipv6_is_free_until_somebody_listens_there() -> None:
-    with listen("::1", 0) as listener:
-        port = listener.getsockname()[1]
+    port = own_port()
+    with listen("::1", port) as listener:
         take_connections(listener)
         assert not port_is_free(port, "::1")
     assert port_is_free(port, "::1")

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from services.runtime.servers import free_port
 from services.up.readiness import reason_not_ready
 from tests.certificates import make_certificates
+from tests.ports import own_port
 
 
 def answer(status: str, body: object) -> bytes:
@@ -60,7 +60,7 @@ async def test_it_is_ready_or_says_why_not(words: bytes, reason: str | None) -> 
 
 
 async def test_one_that_does_not_listen_starts() -> None:
-    assert await reason_not_ready(f"http://127.0.0.1:{free_port()}", prefill=1, decode=1) == "the gateway starts"
+    assert await reason_not_ready(f"http://127.0.0.1:{own_port()}", prefill=1, decode=1) == "the gateway starts"
 
 
 async def test_who_signed_its_certificate_does_not_matter(tmp_path: Path) -> None:
