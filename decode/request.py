@@ -90,6 +90,8 @@ class DecodeRequest:
             cached_tokens=self.cached_tokens if position == 0 else -1,
             traceparent=self.job.context if position <= self.num_before else UNSET,
             prompt_logprobs=self.sequence.prompt_logprobs if position == 0 else None,
+            drafted=self.drafted,
+            accepted=self.accepted,
         )
 
     def prefilled_here(self, tokens: Tokens, *, since: float) -> Tokens:

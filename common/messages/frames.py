@@ -63,6 +63,8 @@ class Tokens(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=F
     prefill_ms: float = 0.0  # with the first token: first chunk started -> token sampled
     traceparent: str | UnsetType = UNSET  # only with the worker's first token of an attempt
     prompt_logprobs: PromptLogprobs | None = None  # with the first token
+    drafted: int = 0  # tokens that the sender verified of this attempt so far
+    accepted: int = 0  # part of drafted
 
 
 class Frame(msgspec.Struct, frozen=True, kw_only=True, tag="frame"):

@@ -110,6 +110,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, tag="job"):
     # > 0: a suspect (it may have killed a worker). Compute it alone and send `Trying` until it has this many tokens.
     suspect_until: int = 0
     grammar: Grammar | None = None
+    speculation: int = -1  # most drafted tokens of a pass; -1: as the worker is set
+    prediction: bytes = b""  # packed tokens that the client expects in the answer
 
     @property
     def work(self) -> Work:

@@ -99,6 +99,12 @@ class Usage:
     completion_tokens: int
     cached_tokens: int  # prompt tokens from a prefix cache, once a prompt
     reasoning_tokens: int = 0  # a part of the completion's
+    drafted: int = 0  # tokens that workers verified
+    accepted: int = 0  # part of drafted
+
+    @property
+    def rejected(self) -> int:
+        return self.drafted - self.accepted
 
 
 class PieceObserver(Protocol):
@@ -280,6 +286,8 @@ class Answer:
             completion_tokens=sum(choice.completion_tokens for choice in self.choices),
             cached_tokens=sum(choice.cached_tokens for choice in self.choices[:: self.choices_per_prompt]),
             reasoning_tokens=sum(choice.reasoning_tokens for choice in self.choices),
+            drafted=sum(choice.generation.timeline.frames.drafted for choice in self.choices),
+            accepted=sum(choice.generation.timeline.frames.accepted for choice in self.choices),
         )
 
     def deliver(self, reader: Reader) -> Delivery:

@@ -167,6 +167,14 @@ class TextRules:
     is_wanted: bool = True  # False: only the prompt is computed
 
 
+@dataclass(frozen=True, slots=True)
+class DraftWish:
+    """The client's wish for drafts: the most tokens of a pass (-1: as workers are set), and a text that it predicts."""
+
+    most: int = -1
+    prediction: str = ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
     """The sampling of each prompt's choices, as far as the client gave it."""
@@ -176,6 +184,7 @@ class Sampling:
     left_open: frozenset[str] = frozenset()  # fields of `params` that the client didn't give
     n: int = 1  # choices a prompt
     seed: int | None = None
+    drafts: DraftWish = DraftWish()
     ignore_eos: bool = False
 
 

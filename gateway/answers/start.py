@@ -27,7 +27,7 @@ from gateway.answers.tokenizer import ChatTokenizer
 from gateway.grammars.messages import MessageWish, grammar_of_message
 from gateway.grammars.wanted import Wanted
 from gateway.http.problem import ModelNotFoundError
-from gateway.request.spec import Generations, GenerationSpec, Origin
+from gateway.request.spec import Generations, GenerationSpec, Origin, Sharing
 from gateway.tenants.budgets import Budgets
 from gateway.tenants.tenants import Tenant
 
@@ -150,7 +150,8 @@ class Answers:
             turn=self._turn,
             prompts=prompts,
         )
-        specs = self._specs(ask, origin, answer, served, grammar)
+        drafts = await self.tokenising.drafts(ask.sampling.drafts, served, give_up_at, name=ask.name_of("prediction"))
+        specs = [replace(spec, drafts=drafts) for spec in self._specs(ask, origin, answer, served, grammar)]
         answer.charge = await charge(
             self._budgets,
             origin.tenant,
@@ -221,8 +222,7 @@ class Answers:
                     first_token_s=terms.first_token_s or 0.0,
                     model=served.name,
                     model_fingerprint=served.fingerprint,
-                    adapter=served.adapter,
-                    salt=origin.tenant.salt(terms.cache_salt),
+                    sharing=Sharing(served.adapter, origin.tenant.salt(terms.cache_salt)),
                     origin=origin,
                     priority=terms.priority,
                     grammar=grammar,

@@ -9,12 +9,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, assert_never
 
-from common.errors import InvalidRequestError, OverloadedError
+from common.blocks import pack_tokens
+from common.errors import DeadlineExceededError, InvalidRequestError, OverloadedError
 from common.tasks import Ready
-from gateway.answers.ask import Conversation, Infill, Joined, Prompt, Text, TokenIds
+from gateway.answers.ask import Conversation, DraftWish, Infill, Joined, Prompt, Text, TokenIds
 from gateway.answers.catalogue import Served
 from gateway.answers.tokenizer import ChatTokenizer
 from gateway.http.problem import ContextLengthError
+from gateway.request.spec import DraftRules
 from gateway.templates.sandbox import DearError
 from gateway.templates.template import CHEAP_S, TooLongError
 
@@ -82,6 +84,17 @@ class Tokenising:
             except DearError:
                 pass
         return self._made(made, prompt, chars, served.name)
+
+    async def drafts(self, wish: DraftWish, served: Served, give_up_at: float, *, name: str) -> DraftRules:
+        """The rules for a request's drafts, its prediction in tokens. Raises as `tokens`, and DeadlineExceededError."""
+        if not wish.prediction:
+            return DraftRules(wish.most)
+        text = Text(wish.prediction, parse_special=False, adds_special=False)
+        try:
+            async with asyncio.timeout_at(give_up_at):
+                return DraftRules(wish.most, pack_tokens(await self.tokens(text, served, name=name)))
+        except TimeoutError:
+            raise DeadlineExceededError("the deadline passed before the prediction was tokenised") from None
 
     async def _joined(self, prompt: Joined, served: Served, *, name: str, contexts: int, keep: int | None) -> list[int]:
         ids: list[int] = []

@@ -56,13 +56,16 @@ def _usage(answer: Answer, choice: Choice) -> Usage:
         completion_tokens=choice.completion_tokens,
         cached_tokens=choice.cached_tokens,
         reasoning_tokens=choice.reasoning_tokens,
+        drafted=choice.generation.timeline.frames.drafted,
+        accepted=choice.generation.timeline.frames.accepted,
     )
 
 
 def timings_object(answer: Answer, only: Choice | None = None) -> dict[str, Any]:
     """llama.cpp's `timings`, of `only` one choice or of all. The predicted rate excludes each choice's first token."""
     found = Timings.of(answer, only)
-    return {
+    drafts = {"draft_n": found.usage.drafted, "draft_n_accepted": found.usage.accepted} if found.usage.drafted else {}
+    return drafts | {
         "cache_n": found.usage.cached_tokens,
         **_pace("prompt", found.fresh, found.prompt_ms, found.fresh),
         **_pace("predicted", found.usage.completion_tokens, found.predicted_ms, found.further),

@@ -226,7 +226,7 @@ async def _digests(hashes: Iterator[bytes]) -> list[bytes]:
 
 
 def _root(kind: BlockKind, spec: GenerationSpec) -> bytes:
-    return _root_of(kind, spec.adapter, spec.salt)
+    return _root_of(kind, spec.sharing.adapter, spec.sharing.salt)
 
 
 @lru_cache(maxsize=256)

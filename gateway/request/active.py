@@ -159,6 +159,8 @@ def job_of(
         traceparent=traceparent,
         suspect_until=state.clear_at if state.is_suspect else 0,
         grammar=spec.grammar,
+        speculation=spec.drafts.most,
+        prediction=spec.drafts.prediction,
     )
 
 

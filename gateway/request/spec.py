@@ -129,6 +129,22 @@ class Origin:
     received_at: float = 0.0  # `time.monotonic()`; 0: unknown
 
 
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """Bounds of the prefix cache: requests that differ in one never share KV."""
+
+    adapter: str = ""  # applied to the weights
+    salt: str = ""  # the tenant's and the client's
+
+
+@dataclass(frozen=True, slots=True)
+class DraftRules:
+    """The drafts that a request allows: the most tokens of a pass (-1: as workers are set), and the text that it predicts."""
+
+    most: int = -1
+    prediction: bytes = b""  # packed tokens
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationSpec:
     """One sequence to generate."""
@@ -139,12 +155,12 @@ class GenerationSpec:
     deadline_s: float  # from now
     model: str = ""  # name in the API
     model_fingerprint: str = ""  # only workers with these weights serve it; "": any
-    adapter: str = ""  # applied to the weights; requests of different adapters never share KV
-    salt: str = ""  # tenants with different ones never share KV
+    sharing: Sharing = Sharing()
     origin: Origin = Origin()
     priority: int = 0
     first_token_s: float = 0.0  # deadline of the first token, from now; 0: the request's
     grammar: Grammar | None = None
+    drafts: DraftRules = DraftRules()
 
     @property
     def num_tokens(self) -> int:

@@ -164,7 +164,7 @@ class Timeline:
             self.first_token_at = now
             self.cached_tokens = max(0, tokens.cached_tokens)
         self.completion_tokens += num_tokens
-        self.frames.add((now - self.received_at) * 1000, num_tokens)
+        self.frames.take(tokens, (now - self.received_at) * 1000, num_tokens)
 
     def went_on(self, now: float) -> None:
         """Record one token that is neither the first nor the last of an attempt."""
@@ -227,8 +227,7 @@ class Timeline:
             "waited_ms": self._waited_ms(),
             "ahead": self.ahead,
             "attempts": [self._attempt_json(attempt) for attempt in self.attempts],
-            "frame_ms": self.frames.ms,
-            "frame_tokens": self.frames.tokens,
+            **self.frames.as_json(),
         }
 
     def _attempt_json(self, attempt: AttemptLine) -> dict[str, Any]:

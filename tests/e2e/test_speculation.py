@@ -62,6 +62,27 @@ async def test_whatever_is_asked_the_answers_are_those_without_drafts(tmp_path: 
             await until(peers, lambda states: sum(state.totals.accepted_tokens for state in states) > 50)
 
 
+async def test_a_request_predicts_its_answer_or_wants_no_drafts(tmp_path: Path) -> None:
+    """Usage tells of the drafts that were verified: most of a right prediction, none where none are wanted."""
+    options: dict[str, Any] = {"model": ROOT / "demo", "dtype": "float32"}
+    body = {"model": "tiny", "messages": [{"role": "user", "content": COPY}], "max_tokens": 64, "temperature": 0}
+    async with Cluster(tmp_path, **options, **DRAFTING) as cluster, client_of(cluster) as client:
+
+        async def asked(**more: Any) -> tuple[str, dict[str, int], dict[str, Any]]:
+            answer = (await client.post("/v1/chat/completions", json=body | {"timings_per_token": True} | more)).json()
+            details = answer["usage"]["completion_tokens_details"] | {"all": answer["usage"]["completion_tokens"]}
+            return answer["choices"][0]["message"]["content"], details, answer["timings"]
+
+        text, details, timings = await asked(speculation=False)
+        assert (details["accepted_prediction_tokens"], details["rejected_prediction_tokens"]) == (0, 0)
+        assert "draft_n" not in timings
+        again, details, timings = await asked(prediction={"type": "content", "content": text})
+        assert again == text
+        assert details["accepted_prediction_tokens"] > details["all"] / 2
+        assert timings["draft_n_accepted"] == details["accepted_prediction_tokens"]
+        assert timings["draft_n"] == timings["draft_n_accepted"] + details["rejected_prediction_tokens"]
+
+
 async def test_a_decode_worker_that_dies_while_it_drafts_is_replaced_without_a_wrong_token(
     model: Path, tmp_path: Path
 ) -> None:

@@ -31,6 +31,8 @@ def sequence_of(job: Job) -> Sequence:
         hash_root=job.hash_root,
         suspect_until=job.suspect_until,
         grammar=work.grammar,
+        speculation=job.speculation,
+        prediction=unpack_tokens(job.prediction),
     )
 
 

@@ -48,6 +48,9 @@ def check_job(job: Job, *, vocab_size: int, max_model_len: int) -> None:
         raise InvalidRequestError(f"hash_root must have {DIGEST_BYTES} bytes", param="hash_root")
     if max(array("I", job.token_ids)) >= vocab_size:
         raise InvalidRequestError(f"a token id is not below the vocabulary size {vocab_size}", param="token_ids")
+    num_predicted, rest = divmod(len(job.prediction), 4)
+    if rest or num_predicted > max_model_len or max(array("I", job.prediction), default=0) >= vocab_size:
+        raise InvalidRequestError(f"prediction must be at most {max_model_len} packed token ids", param="prediction")
     for name in (job.gateway, *job.decode_workers):
         if not is_id(name):
             raise InvalidRequestError("gateway and decode_workers must be ids", param="gateway")

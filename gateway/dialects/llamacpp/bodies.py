@@ -18,6 +18,7 @@ from pydantic import (
 
 from common.messages import SamplingParams
 from gateway.answers.start import MAX_SEQUENCES
+from gateway.dialects.drafts import DRAFTED_SCHEMA, Drafted, at_most_drafted
 from gateway.dialects.foreign import EMPTY, Foreign, as_ours, ignored, refused
 from gateway.dialects.llamacpp.prompts import Prompts, prompts_of
 from gateway.dialects.local_sampling import NO_SAMPLER, LocalSamplingFields
@@ -45,7 +46,8 @@ FOREIGN: dict[str, Foreign] = {
         "mirostat_tau", "mirostat_eta", "dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers",
         "xtc_threshold", "dynatemp_exponent", "adaptive_decay",
     ),
-    **ignored("there are no drafts", "speculative.n_max", "speculative.n_min", "speculative.p_min"),
+    **as_ours("speculation", "speculative.n_max", schema=DRAFTED_SCHEMA, means=at_most_drafted),
+    **ignored("as many tokens are drafted as pay", "speculative.n_min", "speculative.p_min"),
     **ignored("an answer has what is documented here", "return_progress"),
     **refused(NO_SAMPLER, "mirostat", "dry_multiplier", "xtc_probability", "dynatemp_range"),
     **refused(NO_SAMPLER, "top_n_sigma", "adaptive_target", off=(*EMPTY, -1)),
@@ -81,6 +83,7 @@ class LlamaRequest(LocalSamplingFields):
     n_probs: Annotated[StrictInt, Field(ge=0, le=MAX_PROBS)] = 0
     return_tokens: StrictBool = False
     timings_per_token: StrictBool = False
+    speculation: Drafted | None = None
     response_fields: Annotated[list[StrictStr], Field(max_length=64)] | None = None
     _followed: Wanted | None = PrivateAttr(default=None)
 

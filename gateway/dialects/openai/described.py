@@ -94,6 +94,8 @@ ANSWERS: dict[str, Json] = {
     "Usage": _fields(
         dict.fromkeys(("prompt_tokens", "completion_tokens", "total_tokens"), _INTEGER),
         prompt_tokens_details=_fields({"cached_tokens": _INTEGER}),
-        completion_tokens_details=_fields({"reasoning_tokens": _INTEGER}),
+        completion_tokens_details=_fields(
+            dict.fromkeys(("reasoning_tokens", "accepted_prediction_tokens", "rejected_prediction_tokens"), _INTEGER)
+        ),
     ),
 }  # fmt: skip

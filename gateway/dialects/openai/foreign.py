@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from gateway.dialects.drafts import DRAFTED_SCHEMA, at_most_drafted
 from gateway.dialects.foreign import EMPTY, Foreign, Json, as_ours, ignored, refused, translated
 
 _BOOL: Json = {"type": ["boolean", "null"]}
@@ -186,7 +187,8 @@ SHARED: dict[str, Foreign] = {
         "mirostat_tau", "mirostat_eta", "dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers",
         "xtc_threshold", "dynatemp_exponent", "smoothing_curve", "early_stopping",
     ),
-    **ignored("there are no drafts", "speculative.n_max", "speculative.n_min", "speculative.p_min"),
+    **as_ours("speculation", "speculative.n_max", schema=DRAFTED_SCHEMA, means=at_most_drafted),
+    **ignored("as many tokens are drafted as pay", "speculative.n_min", "speculative.p_min"),
     **ignored("only text is read", "mm_processor_kwargs", "media_io_kwargs"),
     **refused(
         _NO_SAMPLER,

@@ -11,11 +11,23 @@ from common.messages import SamplingParams, TokenLogprobs
 from common.tracing import Attributes
 from common.words import Finish
 from gateway.answers.answer import Answer, Usage
-from gateway.answers.ask import Ask, Constraint, ContextFit, Prompt, Reply, Sampling, Terms, TextRules, TokenLimits
+from gateway.answers.ask import (
+    Ask,
+    Constraint,
+    ContextFit,
+    DraftWish,
+    Prompt,
+    Reply,
+    Sampling,
+    Terms,
+    TextRules,
+    TokenLimits,
+)
 from gateway.answers.choice import Choice, Piece, ScoredPrompt
 from gateway.answers.tokenizer import ChatTokenizer
 from gateway.dialects.best_of import by_likelihood
 from gateway.dialects.described import described as attributes
+from gateway.dialects.drafts import most_drafted
 from gateway.dialects.openai.shared import CommonFields
 from gateway.dialects.timings import timings_object
 from gateway.http.problem import Json, Problem, error_object
@@ -48,7 +60,12 @@ def usage_object(usage: Usage) -> Json:
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens, "audio_tokens": 0},
-        "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens, "audio_tokens": 0},
+        "completion_tokens_details": {
+            "reasoning_tokens": usage.reasoning_tokens,
+            "audio_tokens": 0,
+            "accepted_prediction_tokens": usage.accepted,
+            "rejected_prediction_tokens": usage.rejected,
+        },
     }
 
 
@@ -143,6 +160,7 @@ def asked(
             n=n or body.n or 1,
             seed=None if body.seed is None else body.seed % 2**64,
             ignore_eos=body.ignore_eos,
+            drafts=_drafts(body),
         ),
         constraint=Constraint(
             grammar=body.followed,
@@ -164,6 +182,12 @@ def asked(
         ),
         field_names=field_names or {},
     )
+
+
+def _drafts(body: CommonFields) -> DraftWish:
+    """The wish for drafts."""
+    prediction = "" if body.prediction is None else body.prediction.text
+    return DraftWish(most=most_drafted(body.speculation), prediction=prediction)
 
 
 def _sampling(

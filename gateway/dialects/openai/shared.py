@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     Field,
@@ -14,6 +14,7 @@ from pydantic import (
     model_validator,
 )
 
+from gateway.dialects.drafts import Drafted
 from gateway.dialects.foreign import TranslatedFields
 from gateway.dialects.openai.formats import FOLLOWED, RESPONSE_FORMAT_SCHEMA, STRUCTURED_SCHEMA, wanted_of
 from gateway.dialects.stops import STOPS_SCHEMA, Stops
@@ -25,6 +26,7 @@ MAX_N = 16
 MAX_LOGPROBS = 20
 MAX_ALLOWED = 16_384
 MAX_BAD_WORDS = 512
+MAX_PREDICTED_PARTS = 256
 
 BadWord = Annotated[StrictStr, Field(min_length=1, max_length=256)]
 Label = Annotated[StrictStr, Field(max_length=1_024)]
@@ -34,7 +36,7 @@ UNSUPPORTED = {
     "logits_processors": "", "use_beam_search": "",
 }  # fmt: skip
 # OpenAI's and vLLM's fields that are ignored, whatever their value.
-INERT = frozenset({"request_id", "spaces_between_special_tokens", "prediction", "guided_decoding_backend"})
+INERT = frozenset({"request_id", "spaces_between_special_tokens", "guided_decoding_backend"})
 _TIERS = ("auto", "default", "flex", "scale", "priority")
 
 # JSON schemas of fields that are validated in code.
@@ -64,6 +66,22 @@ class StreamOptions(StrictFields):
     continuous_usage_stats: StrictBool = False  # vLLM's: usage in every chunk
     include_timings: StrictBool = False  # llama.cpp's `timings` in the last chunk
     include_obfuscation: StrictBool = False  # accepted: Baton never pads chunks
+
+
+class PredictedPart(StrictFields):
+    type: Literal["text"]
+    text: StrictStr
+
+
+class Prediction(StrictFields):
+    """OpenAI's Predicted Outputs: a text that much of the answer will repeat."""
+
+    type: Literal["content"]
+    content: StrictStr | Annotated[list[PredictedPart], Field(max_length=MAX_PREDICTED_PARTS)]
+
+    @property
+    def text(self) -> str:
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
 
 
 class CommonFields(TranslatedFields):
@@ -116,6 +134,8 @@ class CommonFields(TranslatedFields):
     priority: Annotated[StrictInt, Field(ge=-100, le=100)] = 0
     timeout: Annotated[Number, Field(gt=0, le=3600)] | None = None
     ttft_timeout: Annotated[Number, Field(gt=0, le=3600)] | None = None
+    speculation: Drafted | None = None
+    prediction: Prediction | None = None
 
     # Constraints on the answer: at most one of them.
     response_format: dict[str, Any] | None = None

@@ -111,7 +111,7 @@ async def test_every_field_reaches_the_generation(gateway: Gateway, route: str, 
     assert (sampling.seed, sampling.max_tokens, sampling.min_tokens) == (11, 20, 2)
     assert sampling.stop_token_ids == [*gateway.tokenizer.eos_ids, 300, 301]
     assert sampling.logprobs is None
-    assert (spec.salt, spec.priority, spec.deadline_s) == ("client:tenant", 5, 12.5)
+    assert (spec.sharing.salt, spec.priority, spec.deadline_s) == ("client:tenant", 5, 12.5)
 
 
 async def test_defaults(gateway: Gateway) -> None:
@@ -289,7 +289,7 @@ async def test_the_final_message_can_be_continued(gateway: Gateway) -> None:
         {"user": "me"}, {"metadata": {"a": "b"}}, {"store": False}, {"store": True},
         {"service_tier": "default"}, {"service_tier": "flex"}, {"top_p": 0}, {"max_tokens": 5.0}, {"length_penalty": 1.0},
         {"top_logprobs": 0}, {"stream_options": {"include_usage": True}}, {"verbosity": "low"},
-        {"prediction": {"type": "content"}},
+        {"prediction": None}, {"speculation": True}, {"speculation": None},
         {"prompt_cache_retention": "24h"}, {"prompt_cache_options": {}}, {"request_id": "r"},
         {"safety_identifier": "x"}, {"prompt_cache_key": "k"},
         {"parallel_tool_calls": False}, {"modalities": ["text"]}, {"response_format": {"type": "text"}},

@@ -17,7 +17,7 @@ from gateway.placement.agreement import Agreement, Own
 from gateway.placement.ledger import PlacementRequest
 from gateway.placement.placer import Placer
 from gateway.request.placement import Charged, Placement, Reason
-from gateway.request.spec import GenerationSpec
+from gateway.request.spec import GenerationSpec, Sharing
 from gateway.request.state import RequestState
 from tests.fakes.workers import LAYOUT, a_worker
 
@@ -102,7 +102,7 @@ async def test_a_request_goes_to_workers_of_its_model_alone() -> None:
 def test_requests_of_different_adapters_never_share_kv() -> None:
     placer = a_placer(a_worker("d0", "decode"))
     spec = a_request_for("").spec
-    roots = {placer.root(dataclasses.replace(spec, adapter=name)) for name in ("", "sql", "legal")}
+    roots = {placer.root(dataclasses.replace(spec, sharing=Sharing(adapter=name))) for name in ("", "sql", "legal")}
     assert len(roots) == 3
 
 
