@@ -1,0 +1,170 @@
+"""Speculation by suffix lookup on a CPU: the same requests to two servers, with and without drafts, in turn.
+
+    python -m benchmarks.cpu.speculation --out DIR [--model smollm2]
+
+Each request has a cache salt of its own, so that no answer is drafted from an earlier one. Both servers' texts must be equal.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import torch
+
+from benchmarks.environment import ROOT, describe
+from benchmarks.results_format import Result, ResultsPage, notes_of
+from services.runtime.servers import free_port
+
+READY_S = 300.0
+ROUNDS = 5
+MAX_TOKENS = 200
+STREAMS = (1, 8)
+DRAFTING = ("--speculative-config", "suffix")
+COPIED = (ROOT / "decode/request.py").read_text(encoding="utf-8")[600:2600]
+FIELDS = ["customer_name", "shipping_address", "billing_address", "telephone_number", "order_reference", "remarks"]
+SCHEMA = {
+    "type": "object",
+    "properties": {name: {"type": "string", "maxLength": 12} for name in FIELDS},
+    "required": FIELDS,
+    "additionalProperties": False,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A kind of request: its prompt, further fields, and the least gain that is wanted."""
+
+    name: str
+    prompt: str
+    target: float
+    fields: tuple[tuple[str, Any], ...] = ()
+
+
+TASKS = (
+    Task("copy", f"Repeat this code exactly, word for word:\n```python\n{COPIED}\n```", 2.0),
+    Task("edit", f"```python\n{COPIED}\n```\nRename `sequence` to `text` and print the whole code again.", 2.0),
+    Task(
+        "schema",
+        "Write an order of a customer as JSON.",
+        1.2,
+        (("response_format", {"type": "json_schema", "json_schema": {"name": "order", "schema": SCHEMA}}),),
+    ),
+    Task("chat", "Tell me a story about a fox, a lighthouse and a storm.", 0.98),
+    Task("facts", "Explain how a bicycle works, and why it does not fall over.", 0.98),
+)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Return 1 if a text differs."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--model", default="smollm2")
+    options = parser.parse_args(arguments)
+    facts = describe("benchmarks.cpu.speculation", arguments, torch.device("cpu"))
+    facts["load"] = ", ".join(f"{load:.1f}" for load in os.getloadavg()) + f" before; {os.cpu_count()} cores"
+    title, notes = "Speculation on a CPU", notes_of("speculation-cpu")
+    page = ResultsPage(options.out, "speculation-cpu", title=title, facts=facts, notes=notes)
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        plain, drafting = (
+            stack.enter_context(_serving(Path(folder) / name, options.model, flags))
+            for name, flags in (("plain", ()), ("drafting", DRAFTING))
+        )
+        differing = 0
+        for task in TASKS:
+            for streams in STREAMS:
+                differing += _measured(page, task, streams, plain, drafting)
+    page.add(Result(name="differing texts", value=differing, unit="texts", better="lower", target=0))
+    return int(differing > 0)
+
+
+def _measured(page: ResultsPage, task: Task, streams: int, plain: str, drafting: str) -> int:
+    """Add a task's gain and rates; return the number of differing texts."""
+    gains, rates, differing = list[float](), {plain: list[float](), drafting: list[float]()}, 0
+    for _ in range(ROUNDS):
+        texts = {}
+        for url in (plain, drafting):
+            texts[url], rate = _asked(url, task, streams)
+            rates[url].append(rate)
+        differing += texts[plain] != texts[drafting]
+        gains.append(rates[drafting][-1] / rates[plain][-1])
+    name = f"{task.name}, {streams} at once"
+    target = task.target if streams == 1 or task.target < 1 else None
+    page.add(Result(name=f"{name}: gain", value=statistics.median(gains), unit="times", better="higher", target=target))
+    for what, url in (("without", plain), ("with drafts", drafting)):
+        page.add(Result(name=f"{name}, {what}", value=statistics.median(rates[url]), unit="tokens/s", better="higher"))
+    print(name, " ".join(f"{gain:.2f}" for gain in gains), flush=True)
+    return differing
+
+
+def _asked(url: str, task: Task, streams: int) -> tuple[list[str], float]:
+    """The texts, and tokens a second of all streams together."""
+    bodies = [
+        {
+            "messages": [{"role": "user", "content": f"({number}) {task.prompt}"}],
+            "model": "m",
+            "max_tokens": MAX_TOKENS,
+            "temperature": 0,
+            "cache_salt": uuid.uuid4().hex,
+            **dict(task.fields),
+        }
+        for number in range(streams)
+    ]
+    began = time.perf_counter()
+    with concurrent.futures.ThreadPoolExecutor(streams) as threads:
+        answers = list(threads.map(lambda body: _answer(url, body), bodies))
+    seconds = time.perf_counter() - began
+    tokens = sum(answer["usage"]["completion_tokens"] for answer in answers)
+    return [answer["choices"][0]["message"]["content"] for answer in answers], tokens / seconds
+
+
+def _answer(url: str, body: dict[str, Any]) -> dict[str, Any]:
+    answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=600)
+    answer.raise_for_status()
+    found: dict[str, Any] = json.loads(answer.text)
+    return found
+
+
+@contextmanager
+def _serving(folder: Path, model: str, flags: Sequence[str]) -> Iterator[str]:
+    folder.mkdir()
+    port, log = free_port(), folder / "up.log"
+    command = [sys.executable, "-m", "cli", "up", "--model", model, "--served-model-name", "m", "--port", str(port)]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("BATON_")}
+    with log.open("wb") as output:
+        up = subprocess.Popen(
+            [*command, "--data-dir", str(folder / "data"), *flags],
+            cwd=ROOT,
+            env=environment,
+            stdout=output,
+            stderr=output,
+        )
+    try:
+        began = time.perf_counter()
+        while "Baton serves" not in log.read_text(errors="replace"):
+            if up.poll() is not None or time.perf_counter() - began > READY_S:
+                raise RuntimeError(log.read_text(errors="replace"))
+            time.sleep(0.1)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        up.send_signal(signal.SIGINT)
+        up.wait(60)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
