@@ -44,7 +44,9 @@ def waterfall(request: Entry, columns: int, *, styled: bool = False) -> list[str
 def _head(request: Entry, total: float) -> list[str]:
     cached = f", {request['cached_tokens']} of them cached" if request["cached_tokens"] else ""
     first = "no token" if request["ttft_ms"] is None else f"first token {request['ttft_ms']:.1f} ms"
-    tokens = f"{request['prompt_tokens']} prompt tokens{cached}, {request['completion_tokens']} generated"
+    drafted = request.get("drafted_tokens")  # a gateway of an older release says nothing of it
+    drafts = f", {request['accepted_tokens']} of {drafted} drafted ones accepted" if drafted else ""
+    tokens = f"{request['prompt_tokens']} prompt tokens{cached}, {request['completion_tokens']} generated{drafts}"
     lines = [
         f"{request['request_id']}   {request['status']}" + (f" ({request['detail']})" if request["detail"] else ""),
         f"{tokens}, {first}, {total:.1f} ms in all",

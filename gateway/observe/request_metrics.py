@@ -176,6 +176,7 @@ class RequestLog:
             "prompt_tokens": line.prompt_tokens,
             "cached_tokens": line.cached_tokens,
             "completion_tokens": line.completion_tokens,
+            **_drafts(line),
             "ttft_ms": None if line.ttft_ms is None else round(line.ttft_ms, 1),
             "total_ms": None if line.ended_at is None else round(1000 * (line.ended_at - line.received_at), 1),
             "placement": attempt.reason if attempt else "",
@@ -208,6 +209,11 @@ class RequestLog:
 
 def _who(request_id: str, trace_id: str, asker: Tenant, model: str) -> dict[str, Any]:
     return {"request_id": request_id, "trace_id": trace_id, "tenant": asker.name, "key": asker.key, "model": model}
+
+
+def _drafts(line: Timeline) -> dict[str, int]:
+    drafted, accepted = line.frames.drafted, line.frames.accepted
+    return {"drafted_tokens": drafted, "accepted_tokens": accepted} if drafted else {}
 
 
 def _told(facts: dict[str, Any]) -> dict[str, Any]:

@@ -144,14 +144,19 @@ def background_span(trace: RequestTrace, *, url: str, operation: str, response: 
 def describe_answer(answer: Answer) -> Attributes:
     """Attributes of an ended answer for its request's span."""
     usage = answer.usage()
-    return _waits([choice.generation.timeline for choice in answer.choices]) | {
-        "gen_ai.response.id": answer.id,
-        "gen_ai.response.model": answer.own_model,
-        "gen_ai.response.finish_reasons": [choice.finish or "abort" for choice in answer.choices],
-        "gen_ai.usage.input_tokens": usage.prompt_tokens,
-        "gen_ai.usage.output_tokens": usage.completion_tokens,
-        "gen_ai.usage.cache_read.input_tokens": usage.cached_tokens,
-    }
+    drafts: dict[str, Value] = {"baton.drafted_tokens": usage.drafted, "baton.accepted_tokens": usage.accepted}
+    return (
+        (drafts if usage.drafted else {})
+        | _waits([choice.generation.timeline for choice in answer.choices])
+        | {
+            "gen_ai.response.id": answer.id,
+            "gen_ai.response.model": answer.own_model,
+            "gen_ai.response.finish_reasons": [choice.finish or "abort" for choice in answer.choices],
+            "gen_ai.usage.input_tokens": usage.prompt_tokens,
+            "gen_ai.usage.output_tokens": usage.completion_tokens,
+            "gen_ai.usage.cache_read.input_tokens": usage.cached_tokens,
+        }
+    )
 
 
 def _waits(timelines: list[Timeline]) -> dict[str, Value]:

@@ -40,6 +40,13 @@ def rows(lines: list[str]) -> dict[str, tuple[float, float]]:
     return found
 
 
+def test_drafts_are_told_where_there_were_any() -> None:
+    told = waterfall(request(attempt(), drafted_tokens=8, accepted_tokens=5), 160)[1]
+    assert "3 generated, 5 of 8 drafted ones accepted" in told
+    assert "drafted" not in waterfall(request(attempt(), drafted_tokens=0, accepted_tokens=0), 160)[1]
+    assert "drafted" not in waterfall(request(attempt()), 160)[1]
+
+
 def test_what_workers_measured_lies_between_what_the_gateway_saw() -> None:
     transfer = {
         "verified_ms": 58.0, "transfer_ms": 20.0, "blocks": 3, "bytes": 3_000_000, "reused_blocks": 1,

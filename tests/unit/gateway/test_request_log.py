@@ -15,7 +15,9 @@ from gateway.tenants.tenants import Tenant
 ASKER = Tenant(name="acme", key="key_1")
 
 
-def ended(logged: Logged, *, error: Exception | None = None, cancelled: str = "") -> None:
+def ended(
+    logged: Logged, *, error: Exception | None = None, cancelled: str = "", drafts: tuple[int, int] = (0, 0)
+) -> None:
     """A request of 5 tokens ends."""
     lines = Timelines()
     lines.on_end(RequestLog(logged).ended)
@@ -24,6 +26,7 @@ def ended(logged: Logged, *, error: Exception | None = None, cancelled: str = ""
     )
     line.began(AttemptLine(number=1, began_at=1.0, because="", prefill="p0", decode=["d0"], reason="cache"))
     line.completion_tokens = 5
+    line.frames.drafted, line.frames.accepted = drafts
     lines.start(line)
     lines.end(line, error=error, cancelled=cancelled)
 
@@ -49,6 +52,17 @@ def test_what_is_logged_is_chosen(logged: Logged, said: list[str], caplog: pytes
     ended(logged, error=UnavailableError("no decode worker for 'my secret prompt'"))
     refused(RequestLog(logged))
     assert [record.getMessage() for record in caplog.records] == said
+
+
+def test_a_line_tells_of_drafts_where_there_were_any(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    ended("all", drafts=(8, 0))
+    ended("all")
+    told = [
+        {name: getattr(record, name, None) for name in ("drafted_tokens", "accepted_tokens")}
+        for record in caplog.records
+    ]
+    assert told == [{"drafted_tokens": 8, "accepted_tokens": 0}, {"drafted_tokens": None, "accepted_tokens": None}]
 
 
 def test_a_line_says_who_and_what_came_of_it_and_no_text(caplog: pytest.LogCaptureFixture) -> None:

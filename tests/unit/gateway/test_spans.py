@@ -69,6 +69,9 @@ def test_an_answer_names_its_workers_and_the_waits_of_the_choice_that_began_firs
         reused_blocks=0, transfer_ms=1.0,
     )  # fmt: skip
     early.imported(imported, 10.3)
+    early.took(
+        Tokens(request_id="r-1", attempt=1, position=1, token_ids=b"", drafted=8, accepted=3), 4, Finish.STOP, 11.0
+    )
     late.gave_up(End.WORKER_LOST.text, 12.5)
     late.began(replace(attempt(2, 12.5), decode=[]))
     late.claimed("both", 12.6)
@@ -80,6 +83,7 @@ def test_an_answer_names_its_workers_and_the_waits_of_the_choice_that_began_firs
     assert said["baton.queue_ms"] == 40.0
     assert said["baton.prefill.workers"] == ["both", "p0", "p1"]
     assert said["baton.decode.workers"] == ["both", "d0"]
+    assert (said["baton.drafted_tokens"], said["baton.accepted_tokens"]) == (8, 3)
 
 
 def test_an_answer_without_a_token_has_no_time_to_it() -> None:
@@ -88,3 +92,4 @@ def test_an_answer_without_a_token_has_no_time_to_it() -> None:
     said = describe_answer(answer)
     assert "gen_ai.server.time_to_first_token" not in said
     assert said["baton.prefill.workers"] == []
+    assert "baton.drafted_tokens" not in said

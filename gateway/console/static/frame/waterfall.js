@@ -52,6 +52,7 @@ export function figures(detail) {
     ["tokens", count(detail.completion_tokens)],
     ["TPOT", ms(tpotOf(detail))],
   ];
+  if (detail.drafted_tokens) parts.push(["drafts accepted", `${count(detail.accepted_tokens)} of ${count(detail.drafted_tokens)}`]);
   if (detail.prompt_tokens) parts.push(["prompt cached", `${count(detail.cached_tokens)} of ${count(detail.prompt_tokens)}`]);
   return h("dl", { class: "figures" }, parts.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))),
     detail.prompt_tokens ? h("div", { class: "cachebar", "aria-hidden": "true" }, h("span", { style: { width: `${(100 * detail.cached_tokens) / detail.prompt_tokens}%` } })) : null);
