@@ -26,21 +26,20 @@ from gateway.dialects.dialect import Dialect
 from gateway.dialects.ollama.models import RUNNING
 from gateway.dialects.table import DialectTable
 from gateway.http.api import JSON, ApiPart, get
+from gateway.http.application import Application, Crashes, Greeting, Origins, Routes, ServedPaths, WebAccess
 from gateway.http.body import BodyLimits
-from gateway.http.layers import Crashes, Greeting, KeyCheck, Origins, Paths, RefusalTimes, RequestIds, WebAccess
+from gateway.http.exchange import request_scope
 from gateway.http.problem import Problem, json_response, problem_of
-from gateway.http.request_scope import request_scope
-from gateway.http.routing import Application, Routes
 from gateway.observe.attainment import ServiceLevels
 from gateway.observe.fleet_metrics import FleetMetrics
 from gateway.observe.metrics import GatewayMetrics
 from gateway.observe.request_metrics import Logged, RequestLog, RequestMetrics, count_usage
-from gateway.observe.spans import ServerSpans, TraceRequests
+from gateway.observe.spans import ServerSpans
 from gateway.observe.tenant_metrics import TenantLabels, TenantMetrics
 from gateway.request.refused import Refusals
 from gateway.request.spec import Generations
 from gateway.responses.service import Joined, nothing_kept
-from gateway.routes.door import Door
+from gateway.routes.door import Door, HttpDoor, KeyCheck
 from gateway.routes.keys import KeyRoutes
 from gateway.routes.operator import OperatorRoutes
 from gateway.routes.serving import ServingRoutes
@@ -137,7 +136,7 @@ def create_app(
         console = ConsoleRoutes(control, generations, tenant_metrics, _facts(catalogue, settings), refusals)
         routes += [console.routes] if settings.console else []
     routes.append(_document(routes, table, settings.tenants))
-    layers = _layers(settings, table, metrics, spans, request_log)
+    layers = _layers(settings, table, door)
     app = Application(layers, serving.posts, partial(_refusal, table), title="Baton", version=VERSION)
     for each in routes:
         each.add_to(app)
@@ -145,16 +144,12 @@ def create_app(
     return app
 
 
-def _layers(
-    settings: HttpSettings, table: DialectTable, metrics: GatewayMetrics, spans: ServerSpans, request_log: RequestLog
-) -> list[Middleware]:
+def _layers(settings: HttpSettings, table: DialectTable, door: Door) -> list[Middleware]:
     """The middleware, outermost first."""
 
     return [
-        Middleware(Paths),
-        Middleware(TraceRequests, spans=spans, traced=table.traced),
-        Middleware(RequestIds, id_header=table.id_header),
-        Middleware(RefusalTimes, is_measured=table.is_clients, observe=metrics.told_refusal),
+        Middleware(ServedPaths),
+        Middleware(HttpDoor, door=door, table=table),
         Middleware(Crashes, refuse=table.refusal),
         Middleware(
             Origins,
@@ -164,14 +159,7 @@ def _layers(
             id_headers=table.id_headers,
         ),
         *([Middleware(Greeting, port=settings.ollama_port, text=RUNNING)] if settings.ollama_port else []),
-        Middleware(
-            KeyCheck,
-            tenants=settings.tenants,
-            key_form=table.key_form,
-            is_open=table.is_open,
-            refuse=table.refusal,
-            told=request_log.unauthorized,
-        ),
+        Middleware(KeyCheck, door=door, table=table),
     ]
 
 

@@ -12,8 +12,7 @@ from gateway.dialects.dialect import Dialect
 from gateway.dialects.table import DialectTable
 from gateway.http.api import ERROR, JSON, REF, ApiPart, fields, path_parameters
 from gateway.http.fields import OFF
-from gateway.http.request_scope import BEARER
-from gateway.tenants.tenants import ADMIN_PATHS, OPERATOR_PATHS, is_under
+from gateway.tenants.tenants import ADMIN_PATHS, BEARER, OPERATOR_PATHS, is_under
 
 Json = dict[str, Any]
 

@@ -26,17 +26,16 @@ import psutil
 import torch
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.sdk.trace import SpanLimits
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from benchmarks.environment import describe
 from benchmarks.gateway.serving import SERVICES, cpu_s, fake_baton
 from common.tracing import NoTracer, Span, child_of
 from gateway.dialects import DIALECTS
 from gateway.dialects.table import DialectTable
+from gateway.http.exchange import fields_of, request_scope
 from gateway.http.fields import parse_body
-from gateway.http.request_scope import request_scope
 from gateway.observe.attainment import ServiceLevels
-from gateway.observe.spans import RequestSpans, ServerSpans, TraceRequests
+from gateway.observe.spans import RequestSpans, ServerSpans
 from gateway.request.timeline import AttemptLine, Timeline
 from telemetry.spans import Readable
 from telemetry.tracer import BATCH_SPANS, OtelTracer, resource_of
@@ -124,18 +123,16 @@ def _gateway_costs(count: int = 2000) -> dict[str, float]:
         def record(self, span: Span) -> None:
             spans.append(span)
 
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        trace = request_scope(scope).trace
-        trace.attributes |= endpoint.describe(body)
-        await send({"type": "http.response.start", "status": 200})
-        recorder.record(_timeline(trace.context))
-
-    async def nothing(*_: object) -> None: ...
-
-    async def serve(middleware: ASGIApp) -> None:
+    def serve() -> None:
+        tracer = ServerSpans(Keeps())
         for _ in range(count):
             scope = {"type": "http", "path": PATH, "method": "POST", "headers": []}
-            await middleware(scope, nothing, nothing)  # type: ignore[arg-type]
+            state, way = request_scope(scope), dialects.way(scope)
+            assert way is not None
+            with tracer.around(state, fields_of(scope), way):
+                state.trace.attributes |= endpoint.describe(body)
+                state.status = 200
+                recorder.record(_timeline(state.trace.context))
 
     dialects = DialectTable(DIALECTS)
     endpoint = dialects.entries[PATH].endpoint
@@ -143,7 +140,7 @@ def _gateway_costs(count: int = 2000) -> dict[str, float]:
     body = parse_body(json.dumps(asked).encode(), endpoint.body)
     recorder = RequestSpans(Keeps(), "gateway", ServiceLevels())
     began = time.process_time()
-    asyncio.run(serve(TraceRequests(app, spans=ServerSpans(Keeps()), traced=dialects.traced)))
+    serve()
     made, each = time.process_time() - began, len(spans) / count
     readable = Readable(resource_of("gateway", "one"), SpanLimits())
     began = time.process_time()

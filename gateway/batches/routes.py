@@ -15,11 +15,11 @@ from gateway.batches.openapi import batch_api
 from gateway.batches.records import BatchRecord, FileRecord
 from gateway.batches.store import BatchStore
 from gateway.batches.upload import receive_file
+from gateway.http.application import Routes
 from gateway.http.body import BodyLimits, read_fields
+from gateway.http.exchange import request_scope
 from gateway.http.fields import Metadata, StrictFields
 from gateway.http.problem import json_response
-from gateway.http.request_scope import request_scope
-from gateway.http.routing import Routes
 from gateway.keeping.paging import Page, listed, page_asked
 
 MAX_UPLOADS = 8  # concurrent uploads; each holds a part and a line in memory

@@ -35,8 +35,8 @@ from gateway.batches.records import Line, Result, encode, line_decoder, result_d
 from gateway.batches.store import BatchStore
 from gateway.dialects.table import Entry
 from gateway.http.body import BodyLimits, checked
+from gateway.http.exchange import RequestTrace
 from gateway.http.problem import NotKeptError, problem_of
-from gateway.http.request_scope import RequestTrace
 from gateway.keeping.streams import Delivery, TooLargeError
 from gateway.observe.spans import describe_answer, line_span
 from gateway.request.spec import Origin

@@ -24,10 +24,10 @@ from gateway.console.recorder import SPANS, Recorder, merged_history
 from gateway.console.search import Wanted, found, ordered
 from gateway.console.state import gateway_json, model_json, worker_json
 from gateway.http.api import JSON, ApiPart, fields, get, path_parameters, post
+from gateway.http.application import Routes
 from gateway.http.body import BodyLimits, read_fields
 from gateway.http.fields import StrictFields
 from gateway.http.problem import json_response
-from gateway.http.routing import Routes
 from gateway.http.streaming import EVENTS, ByteStream
 from gateway.observe.attainment import ServiceLevels
 from gateway.observe.tenant_metrics import TenantMetrics

@@ -16,8 +16,7 @@ from gateway.answers.choice import Choice, Piece
 from gateway.answers.start import Answers
 from gateway.http.api import ApiPart
 from gateway.http.problem import Json, Problem
-from gateway.http.request_scope import BEARER, KeyForm
-from gateway.tenants.tenants import Tenant
+from gateway.tenants.tenants import BEARER, KeyForm, Tenant
 
 Body = TypeVar("Body", bound=BaseModel)
 

@@ -5,18 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from starlette.responses import Response
 from starlette.types import Scope
 
 from gateway.answers.ask import Ask
 from gateway.dialects.dialect import Dialect, Endpoint, View
+from gateway.http.application import ByPath, told_path
+from gateway.http.exchange import Way, fields_of, request_scope
 from gateway.http.fields import NOT_GIVEN, parse_body
 from gateway.http.problem import Problem, json_response, plain_error
-from gateway.http.request_scope import BEARER, KeyForm, fields_of, request_scope
-from gateway.http.routing import ByPath, told_path
-from gateway.tenants.tenants import is_open
+from gateway.tenants.tenants import BEARER, KeyForm, is_open
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,13 +41,6 @@ class Entry:
     def parse(self, raw: bytes, given: Mapping[str, str] = NOT_GIVEN) -> Any:
         """Raises InvalidRequestError."""
         return parse_body(raw, self.endpoint.body, given=given, ignores_unknown=self.ignores_unknown)
-
-
-class Traced(NamedTuple):
-    """A generating path, for traces."""
-
-    route: str
-    operation: str
 
 
 class DialectTable:
@@ -99,10 +92,6 @@ class DialectTable:
         owner = self.owner(scope)
         return owner.key if owner is not None else BEARER
 
-    def is_clients(self, scope: Scope) -> bool:
-        """True if the path is for clients."""
-        return bool(self.owners(scope["path"]))
-
     def is_open(self, method: str, path: str) -> bool:
         """True if no key is needed."""
         return method in ("GET", "HEAD") and (is_open(path) or path in self._open)
@@ -119,16 +108,30 @@ class DialectTable:
     def refusal(self, scope: Scope, problem: Problem) -> Response:
         """An error in the form of the request's dialect."""
         owner, state = self.owner(scope), request_scope(scope)
-        state.problem = problem.status
         if owner is None:
             return plain_error(problem)
+        state.problem = problem.status
         status, body = owner.error(problem, state.request_id)
         return json_response(body, status=status, headers=problem.headers)
 
-    def traced(self, path: str) -> Traced | None:
-        """The trace names of a path; None if it doesn't generate."""
-        found = self._generating.find(path)
-        return Traced(found[0].path, found[0].endpoint.operation) if found is not None else None
+    def way(self, scope: Scope) -> Way | None:
+        """The names for the span of a request; None if its path doesn't generate."""
+        found = self._generating.find(scope["path"]) if scope["method"] == "POST" else None
+        if found is None:
+            return None
+        entry = found[0]
+        told = {
+            "http.request.method": "POST",
+            "http.route": entry.path,
+            "url.path": scope["path"],
+            "url.scheme": "http",
+        }
+        return Way(
+            name=f"POST {entry.path}",
+            operation=entry.endpoint.operation,
+            attributes=told,
+            status="http.response.status_code",
+        )
 
 
 def recognised(dialects: Sequence[Dialect], headers: Mapping[str, str]) -> Dialect:

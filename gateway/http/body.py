@@ -15,8 +15,8 @@ from fastapi import Request
 from starlette.exceptions import HTTPException
 
 from common.errors import InvalidRequestError, OverloadedError
+from gateway.http.exchange import fields_of, request_scope
 from gateway.http.fields import NOT_GIVEN, Body, Values, parse_body
-from gateway.http.request_scope import fields_of, request_scope
 
 CLOSE = {"connection": "close"}  # the rest of the body is not read
 MAX_LARGEST_BODIES = 32  # read or validated at a time, or more smaller ones

@@ -24,9 +24,8 @@ import httptools
 import msgspec
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from gateway.http.exchange import Exchange, Reach, path_and_query
+from gateway.http.exchange import Exchange, Reach, RequestScope, path_and_query, request_scope
 from gateway.http.problem import Problem, error_object
-from gateway.http.request_scope import RequestScope, request_scope
 
 log = logging.getLogger("baton.http")
 

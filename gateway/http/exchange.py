@@ -1,26 +1,128 @@
-"""One request and its answer on a connection: uvicorn's, with what it leaves out; and whether a silent client still reads.
+"""One request and its answer on a connection: the gateway's facts about it, and uvicorn's cycle with what that leaves out.
 
-One that closed its side only and one that is gone send the same FIN. A closed socket answers further bytes with a reset, which
-the kernel notes as the socket's error. So a client of HTTP/1.1 whose answer has not begun gets one `100 Continue`, one of
+A client that closed its side only and one that is gone send the same FIN. A closed socket answers further bytes with a reset,
+which the kernel notes as the socket's error. So a client of HTTP/1.1 whose answer has not begun gets one `100 Continue`, one of
 HTTP/1.0 the first bytes of its answer, and one in the middle of a stream an event that says nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
+import secrets
 import socket
-from collections.abc import Callable
-from typing import Any, cast
+import time
+from collections.abc import Callable, Mapping, MutableMapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, cast
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-from gateway.http.request_scope import request_scope
+from common.tracing import Attributes, Value
+from gateway.tenants.tenants import ANYBODY, Tenant
 
+_KEY = "baton"
+_FIELDS = "baton.fields"
+_REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}\Z")
 COMMENT = b":\n\n"  # a comment, which server-sent events ignore
 BEGINNING = b"HTTP/1.1 "  # uvicorn's status lines begin so, also for HTTP/1.0
 LOOK_EVERY_S = 0.1
 PROBE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """The names for the span of a generating request."""
+
+    name: str
+    operation: str  # as GenAI's semantic conventions name it
+    attributes: Attributes
+    status: str  # the attribute of the answer's status
+
+
+@dataclass(slots=True, eq=False)
+class RequestTrace:
+    """The open span around a request, completed by the endpoint."""
+
+    context: str = ""  # W3C `traceparent`; the client's if no span is recorded
+    parent: str = ""
+    began_at: float = 0.0
+    is_recorded: bool = False
+    status: int = 0
+    error: str = ""
+    attributes: dict[str, Value] = field(default_factory=dict)
+    answered: Callable[[], Mapping[str, Value]] | None = None  # attributes of the answer, once it has ended
+
+
+class BodyWriter(Protocol):
+    """Writes an answer's body synchronously, once its head is sent."""
+
+    idle_event: bytes  # may be written between any two parts; empty: nothing may
+
+    def take_body(self) -> bytes | None:
+        """The request's body, if it arrived completely and was not taken."""
+        ...
+
+    def hold_head(self) -> None:
+        """Hold the answer's head until the first part of its body, which follows at once."""
+        ...
+
+    @property
+    def is_read(self) -> bool:
+        """True if the client keeps up; otherwise writes are buffered."""
+        ...
+
+    async def read(self) -> None:
+        """Return once the client has read the buffer, or left."""
+        ...
+
+    def write(self, data: bytes) -> None:
+        """Write the next part."""
+        ...
+
+    def end(self, data: bytes) -> None:
+        """Write the last part."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class RequestScope:
+    """Instants are `time.monotonic()`."""
+
+    received_at: float = field(default_factory=time.monotonic)  # when the head was complete
+    read_at: float = field(default_factory=time.monotonic)  # when the newest byte was read
+    request_id: str = ""
+    tenant: Tenant = ANYBODY
+    trace: RequestTrace = field(default_factory=RequestTrace)
+    status: int = 0  # the answer's; 0: not started
+    problem: int = 0  # a client's: status before the dialect's mapping; 0: none
+    waited: bool = False  # refused after waiting
+    headers: Mapping[str, str] = field(default_factory=dict)  # added to any answer
+    writer: BodyWriter | None = None  # the connection's
+
+
+def request_scope(scope: MutableMapping[str, Any]) -> RequestScope:
+    """The value in `scope`, created on first use."""
+    state: RequestScope | None = scope.get(_KEY)
+    if state is None:
+        state = scope[_KEY] = RequestScope()
+    return state
+
+
+def fields_of(scope: MutableMapping[str, Any]) -> Mapping[str, str]:
+    """The request's headers by lower-case name, parsed once; the first one of duplicates."""
+    fields: Mapping[str, str] | None = scope.get(_FIELDS)
+    if fields is None:
+        fields = {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(scope["headers"])}
+        scope[_FIELDS] = fields
+    return fields
+
+
+def request_id_of(headers: Mapping[str, str]) -> str:
+    """The client's id for a request, or a new one."""
+    asked = headers.get("x-request-id", "")
+    return asked if _REQUEST_ID.match(asked) else secrets.token_hex(16)
 
 
 class _Begun:

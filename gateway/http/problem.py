@@ -44,9 +44,13 @@ class ModelNotFoundError(InvalidRequestError):
 
 
 class UnauthorizedError(ServingError):
-    """No valid key came with the request."""
+    """No valid key came with the request. `challenge`: see `KeyForm`."""
 
     code = "invalid_api_key"
+
+    def __init__(self, message: str, *, challenge: str = "") -> None:
+        super().__init__(message)
+        self.challenge = challenge
 
 
 class NotKeptError(InvalidRequestError):
@@ -83,6 +87,8 @@ def problem_of(error: ServingError) -> Problem:
     if status in REFUSALS:
         retry_after_s = error.retry_after_s if isinstance(error, OverloadedError) else 1.0
         headers["retry-after"] = str(max(1, math.ceil(retry_after_s)))
+    if isinstance(error, UnauthorizedError) and error.challenge:
+        headers["www-authenticate"] = error.challenge
     if isinstance(error, RateLimitedError):
         headers |= error.headers
     if isinstance(error, QuarantinedError):

@@ -10,7 +10,7 @@ from fastapi import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from gateway.http.request_scope import BodyWriter, request_scope
+from gateway.http.exchange import BodyWriter, request_scope
 
 EVENTS = "text/event-stream"
 _HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}

@@ -16,17 +16,15 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from operator import itemgetter
 
 import msgspec
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from common.tracing import Attributes, Children, Span, SpanEvent, Tracer, Value, child_of, in_trace
 from gateway.answers.answer import Answer
-from gateway.http.request_scope import RequestScope, RequestTrace, fields_of, request_scope
+from gateway.http.exchange import RequestScope, RequestTrace, Way
 from gateway.observe.attainment import ServiceLevels
 from gateway.observe.request_metrics import missed_target
 from gateway.request.ends import End
@@ -34,16 +32,6 @@ from gateway.request.timeline import AttemptLine, Timeline
 
 TOLD_FOR_S = 3.5  # a trace is named in three heartbeats
 MAX_KEPT = 1024  # traces in one heartbeat: 16 kB
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Way:
-    """The names for the span of a generating request."""
-
-    name: str
-    operation: str  # as GenAI's semantic conventions name it
-    attributes: Attributes
-    status: str  # the attribute of the answer's status
 
 
 class ServerSpans:
@@ -75,31 +63,6 @@ class ServerSpans:
             if span.error:
                 self._tracer.keep([trace.context[3:35]])
             self._tracer.record(span)
-
-
-class TraceRequests:
-    """ASGI middleware: a server span around generating requests.
-
-    `traced`: a path's route and the operation behind it; None: not traced.
-    """
-
-    def __init__(self, app: ASGIApp, *, spans: ServerSpans, traced: Callable[[str], tuple[str, str] | None]) -> None:
-        self._app = app
-        self._spans = spans
-        self._traced = traced
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        traced = self._traced(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
-        if traced is None:
-            await self._app(scope, receive, send)
-            return
-        with self._spans.around(request_scope(scope), fields_of(scope), _over_http(scope["path"], *traced)):
-            await self._app(scope, receive, send)
-
-
-def _over_http(path: str, route: str, operation: str) -> Way:
-    told: Attributes = {"http.request.method": "POST", "http.route": route, "url.path": path, "url.scheme": "http"}
-    return Way(name=f"POST {route}", operation=operation, attributes=told, status="http.response.status_code")
 
 
 def _server_span(trace: RequestTrace, way: Way) -> Span:

@@ -9,11 +9,11 @@ import msgspec
 from fastapi import Request, Response
 
 from common.errors import InvalidRequestError
+from gateway.http.application import Routes
 from gateway.http.body import BodyLimits, read_fields
+from gateway.http.exchange import request_scope
 from gateway.http.problem import Content as Answered
 from gateway.http.problem import answer_of, json_response
-from gateway.http.request_scope import request_scope
-from gateway.http.routing import Routes
 from gateway.keeping.paging import check_query, listed, page_asked
 from gateway.responses.bodies import ConversationRequest, DescribeRequest, ItemsRequest, told_items
 from gateway.responses.conversations import Conversations

@@ -26,8 +26,8 @@ from gateway.dialects.responses.events import ResponseEvents
 from gateway.dialects.responses.objects import error_of
 from gateway.dialects.responses.schema import ResponseRequest
 from gateway.dialects.table import Entry
+from gateway.http.exchange import RequestTrace
 from gateway.http.problem import INTERNAL, NotKeptError, Problem, problem_of
-from gateway.http.request_scope import RequestTrace
 from gateway.keeping.streams import Delivery
 from gateway.observe.metrics import AnswerMetrics, GatewayMetrics
 from gateway.observe.spans import background_span, describe_answer

@@ -18,9 +18,9 @@ from gateway.answers.start import Answers
 from gateway.dialects.dialect import Memory as MemoryProtocol
 from gateway.dialects.responses.dialect import RESPONSES
 from gateway.dialects.table import DialectTable
+from gateway.http.application import Handler, Routes
 from gateway.http.body import BodyLimits
 from gateway.http.problem import NotKeptError
-from gateway.http.routing import Handler, Routes
 from gateway.keeping.running import keep_running
 from gateway.observe.metrics import GatewayMetrics
 from gateway.responses.conversations import Conversations

@@ -16,11 +16,11 @@ from pydantic import Field, StrictBool, StrictInt, StrictStr
 
 from common.errors import InvalidRequestError
 from gateway.http.api import JSON, ApiPart, fields, get, path_parameters, post
+from gateway.http.application import Routes
 from gateway.http.body import BodyLimits, read_fields
+from gateway.http.exchange import request_scope
 from gateway.http.fields import Number, StrictFields
 from gateway.http.problem import ConflictError, NotKeptError, json_response
-from gateway.http.request_scope import request_scope
-from gateway.http.routing import Routes
 from gateway.tenants.kept import KeptKeys
 from gateway.tenants.register import (
     Change,

@@ -11,8 +11,8 @@ from fastapi import Request, Response
 
 from common.errors import InvalidRequestError
 from gateway.http.api import JSON, ApiPart, fields, get
+from gateway.http.application import Routes
 from gateway.http.problem import Problem, json_response, plain_error, takes_gzip
-from gateway.http.routing import Routes
 from gateway.observe.metrics import GatewayMetrics
 from gateway.observe.tenant_metrics import TenantMetrics
 from gateway.request.refused import Refusals

@@ -19,11 +19,11 @@ from gateway.answers.start import Answers
 from gateway.dialects.dialect import Asked, Call, Dialect, Events, Memory, View
 from gateway.dialects.table import DialectTable, Entry, recognised
 from gateway.http.api import ApiPart
+from gateway.http.application import Handler, Routes, told_path
 from gateway.http.body import BodyLimits, checked, read_body, read_fields
+from gateway.http.exchange import BodyWriter, fields_of, request_scope
 from gateway.http.fields import ignored_header
 from gateway.http.problem import INTERNAL, answer_of, problem_of
-from gateway.http.request_scope import BodyWriter, fields_of, request_scope
-from gateway.http.routing import Handler, Routes, told_path
 from gateway.http.streaming import WrittenStream, disconnected
 from gateway.observe.metrics import AnswerMetrics, GatewayMetrics
 from gateway.routes.door import Begun, ClientLeftError, Door, Start, Told

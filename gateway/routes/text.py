@@ -18,10 +18,10 @@ from gateway.answers.tokenizer import ChatTokenizer
 from gateway.dialects.openai.messages import MAX_MESSAGES, Message, ToolDefinition, rules_of
 from gateway.dialects.tgi.objects import simple_tokens
 from gateway.http.api import ApiPart, fields, post, ref
+from gateway.http.application import Routes
 from gateway.http.body import BodyLimits, read_fields
 from gateway.http.fields import MAX_TOKEN_IDS, StrictFields, TokenIds
 from gateway.http.problem import Json, json_response
-from gateway.http.routing import Routes
 
 _TEXTS = ("messages", "prompt", "inputs", "content")
 _ONLY_WITH = {

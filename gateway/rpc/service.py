@@ -23,9 +23,8 @@ from gateway.dialects.kserve.outputs import Outputs, head
 from gateway.dialects.kserve.wish import TEXT_OUTPUT, Wish
 from gateway.dialects.table import Entry
 from gateway.http.body import BodyLimits, checked
+from gateway.http.exchange import RequestScope, Way
 from gateway.http.problem import INTERNAL, Json, Problem, problem_of
-from gateway.http.request_scope import RequestScope
-from gateway.observe.spans import Way
 from gateway.routes.door import Begun, Door
 from gateway.rpc.messages import MESSAGES
 from gateway.rpc.pieces import Pieces

@@ -11,7 +11,7 @@ import math
 import secrets
 import time
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -66,6 +66,37 @@ class Tenant:
 
 ANYBODY = Tenant()
 NOBODY = Tenant(name="")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyForm:
+    """The place of a key, and the answer to a client without one."""
+
+    read: Callable[[Mapping[str, str]], str]  # reads it from a request's fields; "" if absent
+    hint: str  # how to send one, for error messages
+    challenge: str = ""  # `WWW-Authenticate` of a 401, if any
+    scheme: Mapping[str, Any]  # OpenAPI's security scheme
+
+
+def bearer_key(headers: Mapping[str, str]) -> str:
+    """The key in an `Authorization: Bearer` header, or in Anthropic's or Azure's."""
+    scheme, _, key = headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer" and key.strip():
+        return key.strip()
+    return headers.get("x-api-key") or headers.get("api-key", "")
+
+
+BEARER = KeyForm(
+    read=bearer_key,
+    hint="`Authorization: Bearer KEY`",
+    challenge="Bearer",
+    scheme={"type": "http", "scheme": "bearer", "description": "an API key; x-api-key and api-key headers do as well"},
+)
+
+
+def needed(kind: str, form: KeyForm) -> str:
+    """Return the message for a client without a valid key of this kind."""
+    return f"a valid {kind} is needed: send {form.hint}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,8 +232,16 @@ class Tenants:
         """True if it is the key for metrics only."""
         return hmac.compare_digest(hash_key(key), self._metrics_digest)
 
-    def asking(self, key: str) -> Tenant | None:
-        """The tenant of a key, or of a request without one if none is needed; None: the key is invalid."""
+    def asking(self, key: str, path: str) -> Tenant | None:
+        """The tenant of a key, or of a request without one if none is needed; None: the key gives no access to the path.
+
+        Metrics and timelines tell of all tenants, so they need the admin key if there is one, or metrics their own.
+        """
+        if is_under(path, METRICS_PATHS) and self.opens_metrics(key):
+            return self.default
+        if is_under(path, ADMIN_PATHS) or (self.needs_admin and is_under(path, OPERATOR_PATHS)):
+            admin = self.keys.admin_of(key)
+            return replace(self.default, key=admin) if admin else None
         return self.default if self.open_to_all else self.keys.tenant_of(key)
 
     @property

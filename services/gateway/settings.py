@@ -15,7 +15,7 @@ from services.runtime.settings import ModelSettings, ServiceLevelOptions, from_r
 if TYPE_CHECKING:
     from gateway.admission.policy import RequestLimits
     from gateway.batches.records import BatchLimits
-    from gateway.http.layers import WebAccess
+    from gateway.http.application import WebAccess
     from gateway.observe.attainment import ServiceLevels
     from gateway.parsing.choose import Parsers
     from gateway.responses.records import ResponseLimits
@@ -174,7 +174,7 @@ class GatewaySettings(ModelSettings, ServiceLevelOptions):
 
     def web(self) -> WebAccess:
         """Access of web pages (CORS)."""
-        from gateway.http.layers import WebAccess
+        from gateway.http.application import WebAccess
 
         hosts = tuple(host.lower() for host in _entries(self.allowed_hosts))
         return WebAccess(origins=tuple(_entries(self.cors_origins)), bound=self.host, hosts=hosts)

@@ -12,8 +12,8 @@ from gateway.dialects.dialect import Dialect, DialectPaths
 from gateway.dialects.unserved import Refused, RefusedRequest
 from gateway.http.api import JSON, ApiPart, fields, get, post, ref
 from gateway.http.problem import Json, NotKeptError, Problem
-from gateway.http.request_scope import KeyForm, bearer_key
 from gateway.http.streaming import EVENTS
+from gateway.tenants.tenants import KeyForm, bearer_key
 
 MESSAGES, COUNT, BATCHES = "/v1/messages", "/v1/messages/count_tokens", "/v1/messages/batches"
 MODELS = "/v1/models"

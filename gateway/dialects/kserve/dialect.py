@@ -15,9 +15,9 @@ from gateway.dialects.kserve.generate import Generate, GenerateRequest
 from gateway.dialects.kserve.infer import Infer, InferRequest
 from gateway.dialects.unserved import Refused, RefusedRequest
 from gateway.http.api import JSON, ApiPart, fields, get, post, ref
+from gateway.http.application import told_path
 from gateway.http.fields import StrictFields
 from gateway.http.problem import Json, Problem
-from gateway.http.routing import told_path
 from gateway.http.streaming import EVENTS
 
 ROOT = "/v2"

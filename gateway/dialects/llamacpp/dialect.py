@@ -9,8 +9,8 @@ from gateway.dialects.llamacpp.objects import error_object
 from gateway.dialects.llamacpp.server import ApplyTemplate, ApplyTemplateRequest, Control, ControlRequest, props, slots
 from gateway.http.api import JSON, ApiPart, fields, get, post
 from gateway.http.problem import Json, Problem
-from gateway.http.request_scope import BEARER
 from gateway.http.streaming import EVENTS
+from gateway.tenants.tenants import BEARER
 
 COMPLETIONS = ("/completion", "/completions")
 INFILL_PATH, APPLY_TEMPLATE, PROPS, SLOTS = "/infill", "/apply-template", "/props", "/slots"

@@ -11,7 +11,7 @@ from gateway.dialects.ollama.lines import LINES
 from gateway.dialects.ollama.verbs import AnyRequest, Pull, PullRequest, Refused, Show, ShowRequest
 from gateway.http.api import JSON, ApiPart, fields, get, post
 from gateway.http.problem import Json, Problem
-from gateway.http.request_scope import BEARER
+from gateway.tenants.tenants import BEARER
 
 CHAT, GENERATE = "/api/chat", "/api/generate"
 SHOW, PULL = "/api/show", "/api/pull"

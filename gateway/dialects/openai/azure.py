@@ -1,6 +1,6 @@
 """Azure's paths of OpenAI's API: the deployment in the path is the model, and overrides a body's `model`.
 
-Its other paths, below /openai/v1 or /openai, are those below /v1: see `gateway.http.routing.served_path`.
+Its other paths, below /openai/v1 or /openai, are those below /v1: see `gateway.http.application.served_path`.
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ from gateway.dialects.openai.described import ANSWERS
 from gateway.dialects.openai.schema import ChatRequest, CompletionRequest
 from gateway.http.api import JSON, ApiPart, get, post, ref
 from gateway.http.problem import Json, Problem, error_object
-from gateway.http.request_scope import BEARER
 from gateway.http.streaming import EVENTS
+from gateway.tenants.tenants import BEARER
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 MODELS = "/v1/models"

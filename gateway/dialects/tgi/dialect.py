@@ -14,8 +14,8 @@ from gateway.dialects.tgi.errors import error
 from gateway.dialects.tgi.generate import Generate
 from gateway.http.api import JSON, ApiPart, get, post, ref
 from gateway.http.problem import Json
-from gateway.http.request_scope import BEARER
 from gateway.http.streaming import EVENTS
+from gateway.tenants.tenants import BEARER
 
 ROOT, GENERATE, STREAM = "/", "/generate", "/generate_stream"
 CHAT_TOKENIZE, INFO = "/chat_tokenize", "/info"

@@ -22,8 +22,8 @@ from common.errors import (
 from gateway.answers.tokenizer import ChatTokenizer
 from gateway.batches.records import BatchLimits, FileRecord
 from gateway.batches.routes import BatchRoutes
+from gateway.http.exchange import request_scope
 from gateway.http.problem import ConflictError
-from gateway.http.request_scope import request_scope
 from gateway.keeping.layout import StoreFullError, token_of
 from gateway.tenants.tenants import Tenant
 from services.runtime.servers import run_nats

@@ -9,7 +9,7 @@ import pytest
 
 from gateway.answers.tokenizer import ChatTokenizer
 from gateway.app import HttpSettings
-from gateway.http.routing import served_path
+from gateway.http.application import served_path
 from gateway.tenants.tenants import Tenants
 from tests.unit.gateway.conftest import MODEL, TEXT, Gateway, run_gateway
 

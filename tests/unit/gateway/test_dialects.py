@@ -16,7 +16,7 @@ from gateway.app import HttpSettings
 from gateway.dialects import DIALECTS
 from gateway.dialects.dialect import DialectPaths
 from gateway.dialects.table import DialectTable
-from gateway.http.layers import WebAccess
+from gateway.http.application import WebAccess
 from gateway.routes import serving
 from gateway.tenants.tenants import Tenants
 from tests.unit.gateway.conftest import MODEL, TEXT, Gateway, run_gateway

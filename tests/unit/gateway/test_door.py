@@ -15,9 +15,8 @@ from gateway.answers.ask import Ask
 from gateway.answers.tokenizer import ChatTokenizer
 from gateway.app import HttpSettings, create_app
 from gateway.dialects.table import Entry
+from gateway.http.exchange import RequestScope, Way
 from gateway.http.problem import UnauthorizedError
-from gateway.http.request_scope import RequestScope
-from gateway.observe.spans import Way
 from gateway.routes.door import Begun, Door
 from gateway.tenants.tenants import Tenants
 from tests.fakes.generations import ScriptedGenerations

@@ -18,7 +18,7 @@ from gateway.dialects.ollama.calls import WholeCalls
 from gateway.dialects.ollama.lines import stamp
 from gateway.dialects.ollama.messages import OllamaMessage, template_input
 from gateway.dialects.ollama.models import RUNNING
-from gateway.http.layers import Greeting
+from gateway.http.application import Greeting
 from gateway.parsing.parsed import CallDelta
 from gateway.tenants.tenants import Tenants
 from tests.fakes.generations import ScriptedGenerations

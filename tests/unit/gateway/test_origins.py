@@ -14,7 +14,7 @@ from common.settings import ConfigError
 from gateway.answers.tokenizer import ChatTokenizer
 from gateway.app import HttpSettings, create_app
 from gateway.console.control import FleetControl
-from gateway.http.layers import WebAccess
+from gateway.http.application import WebAccess
 from gateway.tenants.tenants import Tenants
 from services.gateway.settings import GatewaySettings
 from services.runtime.loading import load_settings

@@ -13,7 +13,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from common.errors import UnavailableError
-from gateway.http.routing import Application
+from gateway.http.application import Application
 from gateway.routes.serving import Turns
 
 

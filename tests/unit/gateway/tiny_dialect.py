@@ -17,7 +17,7 @@ from gateway.dialects.dialect import Asked, Dialect, DialectPaths, Events
 from gateway.http.api import JSON, ApiPart, fields, get, post
 from gateway.http.fields import Count, StrictFields
 from gateway.http.problem import Content, Json, Problem
-from gateway.http.request_scope import KeyForm
+from gateway.tenants.tenants import KeyForm
 
 SAY, SAY_BY_PATH = "/tiny/say", "/tiny/{model}/say"
 COUNT = "/tiny/count/{model}"

@@ -1,7 +1,6 @@
-"""The middleware around every request, one class a concern; `gateway.app` lists them.
+"""The HTTP application: middleware around every request besides the door's, and handlers by path at their end.
 
-Plain ASGI. Only `RequestIds` wraps `send`, so that a streamed token passes one function of ours and not five; the other layers
-look at the status that it notes.
+Middleware is plain ASGI, one class a concern; `gateway.app` lists it.
 """
 
 from __future__ import annotations
@@ -9,25 +8,31 @@ from __future__ import annotations
 import ipaddress
 import logging
 import re
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Protocol
+from typing import Any, Generic, TypeVar
 
-from starlette.datastructures import MutableHeaders
+from fastapi import FastAPI, Request, Response
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect
-from starlette.responses import Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.routing import compile_path
+from starlette.types import ASGIApp, Receive, Scope, Send
 
+from common.errors import ServingError
+from gateway.http.api import ApiPart
+from gateway.http.exchange import fields_of, request_scope
 from gateway.http.fields import IGNORED_HEADER
-from gateway.http.problem import INTERNAL, REFUSALS, Problem, UnauthorizedError
-from gateway.http.request_scope import BEARER, KeyForm, fields_of, needed, request_id_of, request_scope
-from gateway.http.routing import served_path
-from gateway.tenants.tenants import ADMIN_PATHS, METRICS_PATHS, OPERATOR_PATHS, Tenant, Tenants, is_under
+from gateway.http.problem import INTERNAL, Problem
+from gateway.tenants.tenants import Tenants
 
 log = logging.getLogger("baton.http")
 
+Handler = Callable[[Request], Awaitable[Response]]
+Paths = Mapping[str, Handler]
+Value = TypeVar("Value")
+RefuseError = Callable[[Request, Exception], Awaitable[Response]]
 Refuse = Callable[[Scope, Problem], Response]  # an error in the form of the request's dialect
 ANY = "*"
 PREFLIGHT_MAX_AGE_S = 600
@@ -37,9 +42,10 @@ _EXPOSED = f"x-request-id, retry-after, x-should-retry, {IGNORED_HEADER}, " + ",
     f"x-ratelimit-{what}-{unit}" for what in ("limit", "remaining", "reset") for unit in ("requests", "tokens")
 )
 _SAFE_METHODS = ("GET", "HEAD")
+_CONVERTOR = re.compile(r":\w+\}")
 
 
-class Paths:
+class ServedPaths:
     """Normalises the path: see `served_path`."""
 
     def __init__(self, app: ASGIApp) -> None:
@@ -49,57 +55,6 @@ class Paths:
         if scope["type"] == "http":
             scope["path"] = served_path(scope["path"])
         await self._app(scope, receive, send)
-
-
-class RequestIds:
-    """Gives every request an id, the client's or a new one, and records the answer's status."""
-
-    def __init__(self, app: ASGIApp, *, id_header: Callable[[Scope], str]) -> None:
-        """`id_header`: a further header for a request's id; "" for none."""
-        self._app = app
-        self._id_header = id_header
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return await self._app(scope, receive, send)
-        state = request_scope(scope)
-        state.request_id = request_id_of(fields_of(scope))
-
-        async def send_with_id(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                state.status = message["status"]
-                headers = MutableHeaders(scope=message)
-                headers["x-request-id"] = state.request_id
-                if header := self._id_header(scope):
-                    headers[header] = state.request_id
-                for name, value in state.headers.items():
-                    headers.append(name, value)
-            await send(message)
-
-        await self._app(scope, receive, send_with_id)
-
-
-class ObserveRefusal(Protocol):
-    """The observer of the time from a request's last byte to its refusal's."""
-
-    def __call__(self, seconds: float, *, waited: bool) -> None: ...
-
-
-class RefusalTimes:
-    """Measures the duration of refusals on clients' paths."""
-
-    def __init__(self, app: ASGIApp, *, is_measured: Callable[[Scope], bool], observe: ObserveRefusal) -> None:
-        self._app = app
-        self._is_measured = is_measured
-        self._observe = observe
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._app(scope, receive, send)
-        if scope["type"] != "http":
-            return
-        state = request_scope(scope)
-        if state.problem in REFUSALS and self._is_measured(scope):
-            self._observe(time.monotonic() - state.read_at, waited=state.waited)
 
 
 class Crashes:
@@ -138,66 +93,6 @@ class Greeting:
         if is_root and scope["server"] is not None and scope["server"][1] == self._port:
             app = Response(self._text, media_type="text/plain")
         await app(scope, receive, send)
-
-
-class KeyCheck:
-    """Finds the tenant of a request's key; refuses keys without access to the path."""
-
-    def __init__(
-        self,
-        app: ASGIApp,
-        *,
-        tenants: Tenants,
-        key_form: Callable[[Scope], KeyForm],
-        is_open: Callable[[str, str], bool],
-        refuse: Refuse,
-        told: Callable[[str, str], None],
-    ) -> None:
-        """`is_open`: the path needs no key for this method. `told` gets the id and path of each refused request."""
-        self._told = told
-        self._app = app
-        self._tenants = tenants
-        self._key_form = key_form
-        self._is_open = is_open
-        self._refuse = refuse
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        app = self._app
-        if scope["type"] == "http":
-            path = scope["path"]
-            needs_admin = is_under(path, ADMIN_PATHS + OPERATOR_PATHS)
-            form = BEARER if needs_admin else self._key_form(scope)
-            tenant = self._tenant(scope, form.read(fields_of(scope)))
-            if tenant is None:
-                kind = "admin key" if needs_admin else "API key"
-                self._told(request_scope(scope).request_id, path)
-                app = self._refuse(scope, _unauthorized(kind, form))
-            else:
-                request_scope(scope).tenant = tenant
-        await app(scope, receive, send)
-
-    def _tenant(self, scope: Scope, key: str) -> Tenant | None:
-        """The tenant; None if the key gives no access to the path.
-
-        Metrics and timelines tell of all tenants, so they need the admin key if there is one, or metrics their own.
-        """
-        tenants, path = self._tenants, scope["path"]
-        opens_metrics = is_under(path, METRICS_PATHS) and tenants.opens_metrics(key)
-        if opens_metrics or self._is_open(scope["method"], path):
-            return tenants.default
-        if is_under(path, ADMIN_PATHS) or (tenants.needs_admin and is_under(path, OPERATOR_PATHS)):
-            admin = tenants.keys.admin_of(key)
-            return replace(tenants.default, key=admin) if admin else None
-        return tenants.asking(key)
-
-
-def _unauthorized(kind: str, form: KeyForm) -> Problem:
-    return Problem(
-        status=401,
-        message=needed(kind, form),
-        code=UnauthorizedError.code,
-        headers={"www-authenticate": form.challenge} if form.challenge else {},
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -327,3 +222,103 @@ def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
         return ipaddress.ip_address(name)
     except ValueError:
         return None
+
+
+def served_path(path: str) -> str:
+    """The canonical path of a request: without a trailing slash, and OpenAI's for Azure's, except deployments."""
+    path = path.rstrip("/") or "/"
+    rest = path.removeprefix("/openai/")
+    return path if rest == path or rest.startswith("deployments/") else f"/v1/{rest.removeprefix('v1/')}"
+
+
+def told_path(path: str) -> str:
+    """A path with parameters for people, without their converters."""
+    return _CONVERTOR.sub("}", path)
+
+
+class ByPath(Generic[Value]):
+    """Values by path. Paths without parameters match first, then others in order."""
+
+    def __init__(self, values: Mapping[str, Value]) -> None:
+        self._plain = {path: value for path, value in values.items() if "{" not in path}
+        self._others = [(compile_path(path)[0], value) for path, value in values.items() if "{" in path]
+
+    def find(self, path: str) -> tuple[Value, Mapping[str, str]] | None:
+        """A path's value and parameters."""
+        plain = self._plain.get(path)
+        if plain is not None:
+            return plain, {}
+        for pattern, value in self._others:
+            found = pattern.match(path)
+            if found is not None:
+                return value, found.groupdict()
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Routes:
+    """The paths of one subject, with their part of the OpenAPI document."""
+
+    gets: Paths = field(default_factory=dict)
+    posts: Paths = field(default_factory=dict)
+    deletes: Paths = field(default_factory=dict)
+    api: ApiPart
+
+    def add_to(self, app: FastAPI) -> None:
+        """Make `app` serve them."""
+        for method, paths in (
+            ("DELETE", self.deletes),
+            ("POST", self.posts),
+            ("GET", self.gets),
+        ):  # GET serves HEAD, too
+            for path, handler in paths.items():
+                app.add_route(path, handler, methods=[method])
+
+
+class Endpoints:
+    """The end of all middleware: clients' POSTs by path, found at once, and FastAPI's routing for others."""
+
+    def __init__(self, posts: Paths, others: ASGIApp, refuse: RefuseError) -> None:
+        """`refuse` turns a ServingError or an HTTPException into an answer."""
+        self._posts = ByPath(posts)
+        self._others = others
+        self._refuse = refuse
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        is_post = scope["type"] == "http" and scope["method"] == "POST"
+        found = self._posts.find(scope["path"]) if is_post else None
+        try:
+            if found is None:
+                await self._others(scope, receive, send)
+                return
+            handler, scope["path_params"] = found
+            answer = await handler(Request(scope, receive, send))
+        except (ServingError, HTTPException) as error:
+            if request_scope(scope).status:
+                raise RuntimeError("an error after the answer began") from error
+            answer = await self._refuse(Request(scope, receive, send), error)
+        await answer(scope, receive, send)
+
+
+class Application(FastAPI):
+    """FastAPI with one stack: middleware, and `Endpoints` at their end."""
+
+    def __init__(self, layers: Sequence[Middleware], posts: Paths, refuse: RefuseError, **named: Any) -> None:
+        super().__init__(**named, docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
+        self.user_middleware = list(layers)
+        self._posts = posts
+        self._refuse = refuse
+
+    def build_middleware_stack(self) -> ASGIApp:
+        app: ASGIApp = Endpoints(self._posts, self.router, self._refuse)
+        for layer in reversed(self.user_middleware):
+            app = layer.cls(app, *layer.args, **layer.kwargs)
+        return app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass by FastAPI's own telemetry: `ServerSpans` traces requests."""
+        if scope["type"] == "lifespan" or self.middleware_stack is None:
+            await super().__call__(scope, receive, send)
+        else:
+            scope["app"] = self
+            await self.middleware_stack(scope, receive, send)
