@@ -269,7 +269,7 @@ async def test_every_path_that_generates_is_traced(gateway: Gateway, tracer: Rec
     said = tracer.spans[0].attributes
     assert (said["tiny.words"], said["gen_ai.usage.output_tokens"]) == (3, 3)
     assert [span.attributes["http.response.status_code"] for span in tracer.spans] == [200, 200, 404]
-    assert gateway.script.submitted[0].traceparent == tracer.spans[0].context
+    assert gateway.script.submitted[0].origin.traceparent == tracer.spans[0].context
 
 
 async def test_the_openapi_document_has_the_dialect_and_its_key(gateway: Gateway) -> None:

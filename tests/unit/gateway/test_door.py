@@ -82,7 +82,7 @@ async def test_an_answer_is_traced_and_counted(house: House) -> None:
         "tiny",
         3,
     )
-    assert house.script.submitted[0].traceparent == span.context
+    assert house.script.submitted[0].origin.traceparent == span.context
     assert house.counted("baton_dialect_requests_total{'dialect': 'tiny', 'path': 'Tiny/Say'}") == 1
     assert house.counted("vllm:generation_tokens_total") == 3
 

@@ -226,7 +226,7 @@ async def test_traces_go_on(gateway: Gateway) -> None:
     parent = f"00-{'a' * 32}-{'b' * 16}-01"
     for header, kept in ((parent, parent), ("nonsense", "")):
         await gateway.http.post(CHAT, json=BODIES[CHAT], headers={"traceparent": header})
-        assert gateway.script.submitted[-1].traceparent == kept
+        assert gateway.script.submitted[-1].origin.traceparent == kept
 
 
 async def test_tokenize_there_and_back(gateway: Gateway) -> None:

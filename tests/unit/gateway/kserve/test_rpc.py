@@ -289,7 +289,7 @@ async def test_keys_are_read_from_metadata(tokenizer: ChatTokenizer) -> None:
             assert (await status_of(call))[0] == grpc.StatusCode.UNAUTHENTICATED
         for metadata in ((("authorization", f"Bearer {SECRET}"),), (("x-api-key", SECRET),)):
             assert texts(await rpc.infer(request(), metadata=metadata)) == [PROMPT + TEXT]
-        assert rpc.script.submitted[0].tenant.name == "default"
+        assert rpc.script.submitted[0].origin.tenant.name == "default"
 
 
 async def test_a_certificate_is_http_s(tokenizer: ChatTokenizer, tmp_path: Path) -> None:
