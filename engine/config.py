@@ -63,6 +63,8 @@ class EngineConfig:
     num_threads: int = 1  # torch's intra-op threads on the CPU
     model_impl: str = "auto"  # which code computes the model, see `engine.foreign`
     quantization: str = "auto"  # online quantisation of plain weights, see `engine.families.quantised`
+    draft: Path | None = None  # folder of a draft head, see `engine.drafts`
+    num_drafts: int = 0  # most tokens of a draft
 
     @classmethod
     def of(cls, **settings: Any) -> EngineConfig:
@@ -72,6 +74,10 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         _check_positive(self, ("max_model_len", "max_batch_tokens", "max_sequences", "num_threads"))
+        if self.num_drafts < 0 or (self.num_drafts and self.draft is None):
+            raise ValueError(
+                f"num_drafts = {self.num_drafts}: a draft head drafts so many tokens, draft = {self.draft}"
+            )
         if self.model_impl not in ("auto", "baton", "transformers"):
             raise ValueError(f"model_impl must be auto, baton or transformers, not {self.model_impl!r}")
         if self.dtype not in ("auto", "float32", "bfloat16", "float16"):

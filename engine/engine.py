@@ -15,7 +15,6 @@ import torch
 
 from common.messages import KVLayout
 from common.model.gguf import is_gguf
-from engine.batch.layout import GraphSize
 from engine.cache.codes import with_codes
 from engine.cache.pages import (
     allocate_zeros,
@@ -28,6 +27,9 @@ from engine.cache.pages import (
 from engine.cache.windows import with_windows
 from engine.checkpoint.fingerprint import model_fingerprint
 from engine.config import EngineConfig
+from engine.drafts import with_draft
+from engine.drafts.chain import Drafting
+from engine.drafts.eagle3 import Eagle3Head
 from engine.families import read_model_spec
 from engine.foreign import ForeignDecoder, is_foreign
 from engine.grammars.grammars import Grammars, Masks
@@ -47,6 +49,7 @@ from engine.sampling.verifying import VerifyingPass
 from engine.sequence import Chunk, Sequence
 from engine.spec.mla import MLASpec
 from engine.spec.model import ModelSpec
+from engine.step.graphs import graph_sizes
 from engine.step.limits import GroupTables, HeadLimits, LastAttention, Limits
 from engine.step.newest import NewestTokens
 from engine.step.runner import Runner
@@ -55,11 +58,6 @@ from engine.weights.loader import load_weights, most_elements
 from engine.weights.parameters import Weights
 
 __all__ = ["Chunk", "Engine", "InvalidChunkError", "Pass", "Sampled"]
-
-# Tokens: longer prompts keep the GPU busy for longer than the host takes to launch them.
-PROMPT_GRAPHS = (16, 32, 64, 96, 128, 192, 256, 320, 384, 512)
-# Slots for decoding tokens, and tokens in all: whole GEMM tiles.
-MIXED_GRAPHS = ((16, 32, 64, 128), (128, 192, 256, 320, 384, 512))
 
 log = logging.getLogger("baton.engine")
 
@@ -98,6 +96,7 @@ class Engine:
         self.vocab_size = model.vocab_size
         self.max_model_len = _resolve_max_model_len(config.max_model_len, model.max_position_embeddings)
         model = with_windows(model.within(self.max_model_len), config.cache, dtype_name, self.max_model_len)
+        model, draft = with_draft(model, config.draft, is_ours=foreign is None)
         if foreign is not None:
             self._decoder: Decoder | ForeignDecoder = foreign.load(model, dtype, device)
             load = _nothing_more
@@ -111,6 +110,10 @@ class Engine:
                 max_model_len=self.max_model_len,
                 most_elements=most_elements(config.model) if load is load_weights else None,
             )
+        self._head: Eagle3Head | None = None if lender is None else lender._head
+        if draft is not None and self._head is None:
+            assert isinstance(self._decoder, Decoder), "checked"
+            self._head = Eagle3Head(draft, self._decoder, self.max_model_len)
         marks = _marks(config, model, dtype_name) + [
             f"differing={name}" for name in sorted(self._decoder.weights.differing)
         ]
@@ -123,6 +126,7 @@ class Engine:
             longest=self.max_model_len,
         )
         self.kv = (allocate or allocate_zeros)(pool_shape(self.layout), pool_dtype(self.layout), config.device)
+        self._drafting = None if draft is None else self._new_drafting(draft.heads)
         self.grammars = Grammars(config.model, self.vocab_size)
         self._newest = NewestTokens.none(device)
         self._drawn: Draw | None = None  # the last pass that sampled on a GPU
@@ -135,18 +139,24 @@ class Engine:
         else:
             load(self._decoder.weights, config.model)
             self._decoder.weights.settle()
+            if self._head is not None and lender is None:
+                self._head.load()
             self._runner = self._new_runner(self._decoder)
         _tell_what_weights_became(self._decoder.weights)
 
     def _start_on_gpu(self, load: Load) -> None:
         """Load the weights while kernels are compiled; capture graphs; run and time passes of every kind."""
         longest = min(self.config.max_batch_tokens, self.max_model_len)
-        sizes = _graph_sizes(self.config.max_sequences, longest) if self._decoder.can_be_captured else []
+        sizes = graph_sizes(self.config.max_sequences, longest) if self._decoder.can_be_captured else []
+        if self._head is not None and isinstance(self._decoder, Decoder):
+            self._decoder.aux.reserve(max((size.tokens for size in sizes), default=0))
         with compiled_ahead():
             self._runner = self._new_runner(self._decoder.with_a_layer_of_each_kind())
             self._runner.rehearse(sizes)
             self.warm_up()
             load(self._decoder.weights, self.config.model)
+            if self._head is not None:
+                self._head.load()
         self._decoder.weights.settle()
         self._runner = self._new_runner(self._decoder)
         self._runner.capture(sizes)
@@ -155,6 +165,12 @@ class Engine:
         alone = time_prompts(self.launch, self.layout, vocab_size=self.vocab_size, max_tokens=longest)
         self.pass_ms |= {(0, tokens): ms for tokens, ms in alone.items()}
         self._forget_newest()
+
+    def _new_drafting(self, heads: HeadShape) -> Drafting:
+        assert self._head is not None, "built with its spec"
+        _, (kept,) = kept_at(part_views(self.kv, self.layout), self._decoder.spec.draft_places[0])
+        assert isinstance(kept, torch.Tensor), "its layer keeps all tokens"
+        return Drafting(self._head, kept, self._head_limits(heads, (0,)), self.config.num_drafts)
 
     def _new_runner(self, decoder: Decoder | ForeignDecoder) -> Runner:
         layout, model = self.layout, self._decoder.spec
@@ -236,11 +252,16 @@ class Engine:
     def _launch(self, chunks: list[Chunk]) -> Pass:
         """Start a pass over chunks of which none has a row besides itself."""
         ordered = self._runner.ordered(chunks)
-        logits = self._runner.execute(self._runner.pack(ordered, self._newest))
+        packed = self._runner.pack(ordered, self._newest)
+        logits = self._runner.execute(packed)
         if logits is not None and any(chunk.scored for chunk in ordered):
             scores, logits = split(logits, ordered)
-            return ScoredPass(chunks, self._sample(chunks, logits, ordered), scores).finished()
-        return self._sample(chunks, logits, ordered)
+            launched = ScoredPass(chunks, self._sample(chunks, logits, ordered), scores).finished()
+        else:
+            launched = self._sample(chunks, logits, ordered)
+        if self._drafting is None:
+            return launched
+        return self._drafting.behind(self._runner, launched, chunks, ordered, packed)
 
     def _sample(self, chunks: list[Chunk], logits: torch.Tensor | None, ordered: list[Chunk]) -> Pass:
         """Start sampling a token for each row of logits, which are in the order of `ordered`."""
@@ -310,23 +331,6 @@ def _in_order(
     return [results[chunk] if chunk.sample else None for chunk in chunks]
 
 
-def _graph_sizes(max_sequences: int, longest: int) -> list[GraphSize]:
-    """Return the sizes to capture: decoding alone, prompts of at most `longest` tokens alone, and both together.
-
-    Decoding sizes are 1, 2, 4, then go in steps of 8 up to 64, 16 up to 256, 32 beyond, until `max_sequences` fit.
-    """
-    sizes = [1, 2, 4]
-    while sizes[-1] < max_sequences:
-        size = sizes[-1]
-        sizes.append(size + (4 if size < 8 else 8 if size < 64 else 16 if size < 256 else 32))
-    decoding, tokens = MIXED_GRAPHS
-    mixed = [
-        GraphSize(some, total - some) for some in decoding for total in tokens if some < min(total, 2 * max_sequences)
-    ]
-    alone = [GraphSize(0, tokens) for tokens in PROMPT_GRAPHS]
-    return [GraphSize(size) for size in sizes] + [size for size in mixed + alone if size.prompts <= longest]
-
-
 def _read(config: EngineConfig) -> ModelSpec:
     return read_model_spec(config.model, quantization=config.quantization, device=config.device, dtype=config.dtype)
 
@@ -336,6 +340,7 @@ def _marks(config: EngineConfig, model: ModelSpec, dtype: str) -> list[str]:
     asked = config.quantization if config.quantization != "auto" else ""
     named = asked or (model.quantization.name if is_gguf(config.model) else "")
     marks = [f"quantization={named}"] if named else []
+    marks += [f"draft={model_fingerprint(config.draft)}"] if config.draft is not None else []
     kept = [(layer.attention and layer.attention.codes) or dtype for layer in model.layers]
     # The hash root names the quantised dtype, but neither the dtype it was made from nor the quantised layers.
     marks += [f"kept={dtype}:{','.join(kept)}"] if set(kept) != {dtype} else []

@@ -14,6 +14,7 @@ class Sampled:
 
     `prompt_logprobs`: of the tokens after the chunk's first `Chunk.scored` positions, also without a sampled token (-1).
     With a `problem`, no attempt can sample one. `further`: the tokens behind accepted drafts, in order, as many as these.
+    `drafts`: tokens that a draft head expects behind the last of these, which has them.
     """
 
     token_id: int
@@ -21,6 +22,7 @@ class Sampled:
     prompt_logprobs: PromptLogprobs | None = None
     problem: str = ""
     further: tuple[Sampled | None, ...] = ()  # None ends them: unusable logits
+    drafts: tuple[int, ...] = ()
 
 
 class InvalidChunkError(ValueError):

@@ -13,6 +13,8 @@ import torch
 
 from engine.batch.batch import ForwardBatch
 from engine.formats.product import Format, Linear, LinearSpec
+from engine.kernels.embedding import InputTokens
+from engine.model.aux_states import AuxStates
 from engine.model.layers.building import Rotations, Surroundings, declare_branch, declare_norm
 from engine.model.layers.halves.altup import AltUp, Streams
 from engine.model.layers.halves.laurel import Laurel
@@ -36,6 +38,7 @@ class Layer:
     places: tuple[tuple[int, int], ...]  # see `ModelSpec.places`
     formats: tuple[Format, ...]
     is_last: bool  # after its mixer only the sampled tokens matter
+    aux: int | None = None  # its input's number among the `AuxStates`
 
 
 class Decoder:
@@ -55,6 +58,7 @@ class Decoder:
         """See `Weights` for `most_elements`. Raises ValueError for a larger model."""
         self.spec = spec
         self.weights = Weights(dtype, device, stored=spec.stored, most_elements=most_elements)
+        self.aux = AuxStates(spec, self.weights)
         self._embedding = Embedding(spec, self.weights)
         rotations = Rotations(max_model_len, device)
         self._layers = [
@@ -84,6 +88,8 @@ class Decoder:
         for begin in self._begins:
             begin(stream, batch)
         for layer, (block, kept) in zip(self._layers, self._views(parts), strict=True):
+            if layer.aux is not None:
+                self.aux.keep(layer.aux, stream.total())
             its = LayerPass(batch.at(block), kept, layer.is_last)
             for half in layer.halves:
                 half(stream, its)
@@ -92,6 +98,10 @@ class Decoder:
         for end in self._ends:
             end(stream)
         return self._head(stream, batch, out=logits)
+
+    def embedded(self, tokens: InputTokens) -> torch.Tensor:
+        """The table's rows [T, E], without what the model makes of them."""
+        return self._embedding.table.rows(tokens)
 
     def _views(self, parts: Sequence[Part]) -> list[tuple[int | None, list[Content]]]:
         """Return each layer's views of the pool, and its block of a window's entry; passes after one another have the same."""
@@ -136,7 +146,9 @@ def _layer(
         halves = [alone(altup.predict), *halves, alone(altup.correct)]
     elif model.layer_inputs is not None and spec.around_input is not None:
         halves.append(alone(LayerInput(model.layer_inputs, around(spec.around_input), index=index)))
-    return Layer(tuple(halves), places, tuple(formats), is_last=index == model.last_mixer)
+    read = model.draft.aux_layers if model.draft is not None else ()
+    aux = read.index(index) if index in read else None
+    return Layer(tuple(halves), places, tuple(formats), is_last=index == model.last_mixer, aux=aux)
 
 
 class Embedding:

@@ -77,6 +77,10 @@ class Stream:
         self._settle()
         return self._residual
 
+    def total(self) -> torch.Tensor:
+        """Return the sum [T, E], and leave its addition to the next norm."""
+        return summed(self._added, self._residual)
+
     def plus(self, linear: Linear, x: Rows) -> None:
         """Add the product of rows, which are plain or in its form."""
         self._settle()

@@ -146,6 +146,14 @@ class LayerSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DraftSpec:
+    """A draft head beside a model: the layers that it keeps in the pool, and what it reads of the model's passes."""
+
+    layers: tuple[LayerSpec, ...]
+    aux_layers: tuple[int, ...]  # layers of the model whose input it reads
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
     """One decoder-only model."""
 
@@ -161,6 +169,7 @@ class ModelSpec:
     stored: StoredNames = AS_OURS
     dtype: str  # the checkpoint's: "float32", "bfloat16", "float16"
     quantization: Quantization = UNQUANTISED
+    draft: DraftSpec | None = None
 
     def with_names(self, stored: StoredNames) -> ModelSpec:
         """Return the same model for a checkpoint with other names. Ignored names stay ignored."""
@@ -216,15 +225,28 @@ class ModelSpec:
 
         What is kept of each token comes first, codes before all else: the first part's dtype is the pool's name elsewhere.
         """
-        found = Counter(kept for layer in self.layers for kept in layer.kept)
+        found = Counter(kept for layer in (*self.layers, *self._draft_layers) for kept in layer.kept)
         return dict(sorted(found.items(), key=lambda item: item[0].rank))
 
     @property
     def places(self) -> tuple[tuple[tuple[int, int], ...], ...]:
         """For each layer, the place of its content: the part's index and the layer's index within it."""
+        return self._places[: len(self.layers)]
+
+    @property
+    def draft_places(self) -> tuple[tuple[tuple[int, int], ...], ...]:
+        """The same for the layers of its draft head, which follow the model's own."""
+        return self._places[len(self.layers) :]
+
+    @property
+    def _draft_layers(self) -> tuple[LayerSpec, ...]:
+        return self.draft.layers if self.draft is not None else ()
+
+    @property
+    def _places(self) -> tuple[tuple[tuple[int, int], ...], ...]:
         parts, used = list(self.kept), Counter[Kept]()
         places, lent = [], dict[str, tuple[tuple[int, int], ...]]()
-        for layer in self.layers:
+        for layer in (*self.layers, *self._draft_layers):
             numbers, mixer = list[tuple[int, int]](), layer.mixer
             for kept in layer.kept:  # a layer may keep two of a kind
                 numbers.append((parts.index(kept), used[kept]))

@@ -65,6 +65,11 @@ class BlockTables:
             rows.append(rows[-1] if chunk.drafted else self._sync(chunk.sequence, chunk.start))
         return rows
 
+    def place_of(self, sequence: Sequence) -> tuple[int, int]:
+        """Return the row of a sequence that was in a pass, and the number of its blocks of tokens."""
+        row = self._rows[sequence]
+        return row.index, row.copied[0].num_entries
+
     def _sync(self, sequence: Sequence, start: int) -> int:
         row = self._rows.get(sequence)
         if row is None:

@@ -11,6 +11,11 @@ from engine.batch.layout import MAX_GRAPH_PROMPTS, GraphSize
 from engine.sequence import Chunk
 from engine.step.limits import Limits
 
+# Tokens: longer prompts keep the GPU busy for longer than the host takes to launch them.
+PROMPT_GRAPHS = (16, 32, 64, 96, 128, 192, 256, 320, 384, 512)
+# Slots for decoding tokens, and tokens in all: whole GEMM tiles.
+MIXED_GRAPHS = ((16, 32, 64, 128), (128, 192, 256, 320, 384, 512))
+
 MEASURED_PASSES = 3
 
 
@@ -74,3 +79,20 @@ class Graphs:
         over.record()
         over.synchronize()
         return began.elapsed_time(over) / MEASURED_PASSES
+
+
+def graph_sizes(max_sequences: int, longest: int) -> list[GraphSize]:
+    """Return the sizes to capture: decoding alone, prompts of at most `longest` tokens alone, and both together.
+
+    Decoding sizes are 1, 2, 4, then go in steps of 8 up to 64, 16 up to 256, 32 beyond, until `max_sequences` fit.
+    """
+    sizes = [1, 2, 4]
+    while sizes[-1] < max_sequences:
+        size = sizes[-1]
+        sizes.append(size + (4 if size < 8 else 8 if size < 64 else 16 if size < 256 else 32))
+    decoding, tokens = MIXED_GRAPHS
+    mixed = [
+        GraphSize(some, total - some) for some in decoding for total in tokens if some < min(total, 2 * max_sequences)
+    ]
+    alone = [GraphSize(0, tokens) for tokens in PROMPT_GRAPHS]
+    return [GraphSize(size) for size in sizes] + [size for size in mixed + alone if size.prompts <= longest]

@@ -20,11 +20,10 @@ from engine.batch.layout import (
     Packed,
     PassSize,
     PromptsSize,
-    SinglesSize,
     StatesSize,
     item_copies,
 )
-from engine.kernels.attention import LONGEST_STEP, deal_out, max_items, point
+from engine.kernels.attention import LONGEST_STEP
 from engine.kernels.delta import max_tiles
 from engine.kernels.mla import UP_PROJECTED_TILING
 from engine.passes import InvalidChunkError
@@ -32,6 +31,7 @@ from engine.sequence import Chunk
 from engine.step.block_tables import BlockTables
 from engine.step.limits import HeadLimits, Limits, check
 from engine.step.newest import NewestTokens
+from engine.step.singles import NO_SINGLES, Singles, block_tables
 from engine.step.states import States
 
 
@@ -61,15 +61,15 @@ def pack(
     wanted = item_copies(windows, limits.tables.count - 1)
     cuts = [(limits.attention[number], window, table) for number, window, table in wanted]
     some = slice(num_decode)
-    decode = _Singles.of(ends[some], _block_tables(tables, rows[some], ends[some], limits), cuts)
-    prompts, final = None, _NO_SINGLES
+    decode = Singles.of(ends[some], block_tables(tables, rows[some], ends[some], limits), cuts)
+    prompts, final = None, NO_SINGLES
     some = slice(num_decode, None)
     if num_decode < len(chunks):
-        found = _block_tables(tables, rows[some], ends[some], limits)
+        found = block_tables(tables, rows[some], ends[some], limits)
         prompts = _Prompts.of(lengths[some], ends[some], found, limits, graph, num_decode)
-        found = _block_tables(tables, rows[sampled], sampled_ends, limits)
+        found = block_tables(tables, rows[sampled], sampled_ends, limits)
         last = limits.last
-        final = _Singles.of(sampled_ends, found[last.table :][:1], [(last.heads, last.window, 0)])
+        final = Singles.of(sampled_ends, found[last.table :][:1], [(last.heads, last.window, 0)])
     states = None
     if limits.tables.in_place is not None:
         places = num_decode if graph is None else graph.decoding
@@ -107,51 +107,6 @@ def _sampled(chunks: SequenceOf[Chunk], ends: Longs) -> tuple[Longs, Longs]:
     ]
     owners, wanted_ends = np.array(wanted, dtype=np.int64).T
     return owners, wanted_ends
-
-
-@dataclass(frozen=True, slots=True)
-class _Singles:
-    """Sequences with one query each, with the items of their attention for each shape of heads and window."""
-
-    ends: Longs
-    tables: Ints  # [copies, S, width]
-    items: list[tuple[Integers, Integers, int]]  # items, parts, the copy of tables that they read
-
-    @classmethod
-    def of(cls, ends: Longs, tables: Ints, cuts: SequenceOf[tuple[HeadLimits, int, int]]) -> _Singles:
-        if not len(ends):
-            return _NO_SINGLES
-        dealt = dict[tuple[int, int], tuple[Integers, Integers]]()  # shared by all copies of tables
-        items = []
-        for heads, window, table in cuts:
-            kind = (heads.items_at_once, window)
-            if kind not in dealt:
-                dealt[kind] = deal_out(ends, window=window, at_once=heads.items_at_once)
-            items.append((*dealt[kind], table))
-        return cls(ends, tables, items)
-
-    def size(self, places: int, heads: SequenceOf[HeadLimits]) -> SinglesSize:
-        return SinglesSize(
-            places=places,
-            items=max((max_items(places, shape.items_at_once) for shape in heads), default=0) if places else 0,
-            sequences=len(self.ends),
-            width=self.tables.shape[2],
-            longest=int(self.ends.max(initial=0)),
-        )
-
-    def put(self, packed: Packed, name: str) -> None:
-        if not len(self.ends):
-            return
-        first, _, _, step = packed.layout.places[f"{name}_tables"]
-        for copy, (items, parts, table) in enumerate(self.items):
-            point(items, first + table * step, self.tables.shape[2])
-            packed.put(f"{name}_items", items, copy=copy)
-            packed.put(f"{name}_parts", parts, copy=copy)
-        packed.put(f"{name}_ends", self.ends)
-        packed.put_copies(f"{name}_tables", self.tables)
-
-
-_NO_SINGLES = _Singles(np.zeros(0, dtype=np.int64), np.zeros((1, 0, 0), dtype=np.int32), [])
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,9 +192,9 @@ def _tight_size(
     num_tokens: int,
     num_sampled: int,
     limits: Limits,
-    decode: _Singles,
+    decode: Singles,
     prompts: _Prompts | None,
-    final: _Singles,
+    final: Singles,
     states: States | None,
 ) -> PassSize:
     """The header of a pass without a graph, with exact sizes."""
@@ -260,8 +215,8 @@ def _tight_size(
 def graph_size(
     graph: GraphSize,
     limits: Limits,
-    decode: _Singles = _NO_SINGLES,
-    final: _Singles = _NO_SINGLES,
+    decode: Singles = NO_SINGLES,
+    final: Singles = NO_SINGLES,
     *,
     num_sampled: int | None = None,
 ) -> PassSize:
@@ -383,9 +338,3 @@ def _context_blocks(starts: Longs, ends: Longs, tables: Ints, limits: Limits) ->
         before = np.array([paged.group.first_seen(start) for start in starts.tolist()])[:, None] - at
         blocks[paged.tables, ((before > 0) & (before <= near))[used]] = 0
     return blocks, (np.cumsum(counts) - counts) * limits.block_size
-
-
-def _block_tables(tables: BlockTables, rows: Longs, ends: Longs, limits: Limits) -> Ints:
-    """The block tables [copies, S, width]."""
-    width = -(-int(ends.max(initial=0)) // limits.block_size)
-    return tables.table[:, rows, :width]

@@ -16,15 +16,17 @@ from typing import Any, Protocol
 
 import torch
 
+from engine.arrays import Longs
 from engine.batch.batch import ForwardBatch, batch_of
 from engine.batch.layout import MAX_GRAPH_PROMPTS, GraphSize, Packed
 from engine.kernels.attention import copies_in_bulk
-from engine.sequence import Chunk
+from engine.sequence import Chunk, Sequence
 from engine.step.block_tables import BlockTables
 from engine.step.graphs import Graphs
-from engine.step.limits import Limits
+from engine.step.limits import HeadLimits, Limits
 from engine.step.newest import NewestTokens
 from engine.step.pack import graph_size, pack
+from engine.step.singles import pack_singles
 from engine.step.staging import Staging
 from engine.weights.parameters import Weights
 
@@ -63,7 +65,7 @@ class Runner:
         self.graphs = Graphs(limits)
         self._decoder = decoder
         self._parts = parts
-        self._limits = limits
+        self.limits = limits
         self._device = device = decoder.weights.device
         self._tables = BlockTables(
             max_blocks=-(-limits.max_model_len // limits.block_size),
@@ -76,18 +78,19 @@ class Runner:
         room = INPUT_WORDS + (2 * max_sequences + MAX_GRAPH_PROMPTS) * self._tables.max_blocks
         room *= limits.tables.count
         self._inputs = torch.zeros(room, dtype=torch.int32, device=self._device)
+        self._uploaded = self._inputs
         self._newest = torch.zeros(max(max_sequences, max_tokens), dtype=torch.int64, device=self._device)
 
     def ordered(self, chunks: SequenceOf[Chunk]) -> list[Chunk]:
         """The chunks in packing order; the order is stable."""
-        return sorted(chunks, key=self._limits.place)
+        return sorted(chunks, key=self.limits.place)
 
     def pack(self, chunks: SequenceOf[Chunk], newest: NewestTokens) -> Packed:
         """Lay out one pass over the chunks, decoding ones first; `newest`: the samples of the previous pass.
 
         Raises InvalidChunkError; nothing was launched then.
         """
-        return pack(chunks, newest, self._tables, self._limits, graph=self.graphs.choose(chunks))
+        return pack(chunks, newest, self._tables, self.limits, graph=self.graphs.choose(chunks))
 
     @torch.inference_mode()
     def execute(self, packed: Packed) -> torch.Tensor | None:
@@ -97,6 +100,20 @@ class Runner:
             logits = self.graphs.replay(size.graph)
             return logits[: size.num_sampled] if size.num_sampled else None
         return self._decoder.forward(batch_of(size, packed.layout, inputs, self._newest), self._parts)
+
+    def inputs_of(self, packed: Packed) -> ForwardBatch:
+        """The inputs of the pass that was executed last; `newest` are its own samples once these are kept."""
+        return batch_of(packed.size, packed.layout, self._uploaded, self._newest)
+
+    def place_of(self, sequence: Sequence) -> tuple[int, int]:
+        """The row of block tables of a sequence in the pass that was packed last, and the positions that its blocks cover."""
+        row, blocks = self._tables.place_of(sequence)
+        return row, min(blocks * self.limits.block_size, self.limits.max_model_len)
+
+    def singles(self, rows: Longs, ends: Longs, heads: HeadLimits) -> ForwardBatch:
+        """Inputs for the position before each end, see `pack_singles`. They replace those of the pass before."""
+        packed = pack_singles(rows, ends, self._tables, self.limits, heads)
+        return batch_of(packed.size, packed.layout, self._upload(packed), self._newest)
 
     def keep_newest(self, token_ids: torch.Tensor) -> None:
         """Let the next pass start from `token_ids` [R] int64."""
@@ -126,7 +143,7 @@ class Runner:
             and copies_in_bulk(
                 torch.empty((0, shape.heads.head_dim), dtype=self._decoder.weights.dtype, device=self._device)
             )
-            for shape in self._limits.attention
+            for shape in self.limits.attention
         )
         wanted = [size for size in sizes if not size.prompts or in_bulk]
         for graph in sorted(wanted, key=lambda size: (size.num_sampled, size.tokens), reverse=True):
@@ -134,7 +151,7 @@ class Runner:
             yield graph, batch_of(packed.size, packed.layout, self._upload(packed), self._newest)
 
     def _empty_pass(self, graph: GraphSize) -> Packed:
-        return Packed.empty(graph_size(graph, self._limits))
+        return Packed.empty(graph_size(graph, self.limits))
 
     @torch.inference_mode()
     def measure(self) -> dict[GraphSize, float]:
@@ -153,4 +170,5 @@ class Runner:
         if count > len(inputs):
             inputs = torch.empty(count, dtype=torch.int32, device=self._device)
         self._staging.send(count, inputs)
+        self._uploaded = inputs
         return inputs

@@ -84,7 +84,7 @@ def run_both_ways(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> tuple[Reco
     replayed = run_waves(engine, monkeypatch, with_graphs=True, like=plain)
     assert not plain.graphs
     assert any(decoding and not prompts for decoding, prompts in replayed.graphs), replayed.graphs
-    if any(heads.forms is not None for heads in engine._runner._limits.attention):
+    if any(heads.forms is not None for heads in engine._runner.limits.attention):
         assert not any(prompts for _, prompts in replayed.graphs), replayed.graphs
         return plain, replayed
     assert any(decoding and prompts for decoding, prompts in replayed.graphs), replayed.graphs

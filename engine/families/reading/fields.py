@@ -126,17 +126,16 @@ class Fields(Mapping[str, Any]):
                 f"config.json: {name} = {value!r} is not supported; supported: {', '.join(map(repr, values or [None]))}"
             )
 
-    def check_all_known(self) -> None:
+    def check_all_known(self, remedy: str = ", or load the model with --model-impl transformers") -> None:
         """Raise UnsupportedModelError for fields that are unread, unknown, and not off."""
         unknown = [name for name, value in self._values.items() if value and not self._is_known(name)]
         if unknown:
             several = ", ".join(f"{name} = {str(self._values[name])[:40]}" for name in sorted(unknown)[:4])
             raise UnsupportedModelError(
-                f"config.json: {several} is not supported by this family; remove the field if it changes nothing,"
-                " or load the model with --model-impl transformers"
+                f"config.json: {several} is not supported by this family; remove the field if it changes nothing{remedy}"
             )
         for inner in self._inner:
-            inner.check_all_known()
+            inner.check_all_known(remedy)
 
     def unread(self) -> list[str]:
         """The unread fields that are not off."""

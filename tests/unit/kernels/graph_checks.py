@@ -51,11 +51,11 @@ def interpret(folder: str) -> None:
         model=Path(model), dtype="float16", cache=CacheConfig(num_blocks=BLOCKS, kv_cache_dtype=kind or "auto")
     )
     loaded = Engine(asked)
-    over_latents = any(heads.forms is not None for heads in loaded._runner._limits.attention)
+    over_latents = any(heads.forms is not None for heads in loaded._runner.limits.attention)
     assert all(copies_in_bulk(part) for part in part_views(loaded.kv, loaded.layout) if part.dtype == torch.float16), (
         "this would check the twin"
     )
-    limits = replace(loaded._runner._limits, graph_context=256)  # the interpreter takes its time for unused room
+    limits = replace(loaded._runner.limits, graph_context=256)  # the interpreter takes its time for unused room
     for shares, room in PASSES:
         # Over latents no graph has prompts.
         _check_pass(loaded, limits, shares, None if over_latents and room.prompts else room)

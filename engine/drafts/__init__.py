@@ -1,0 +1,63 @@
+"""Draft heads inside the engine: small models that read the target's hidden states and guess tokens, which passes verify.
+
+A drafter is one module with a reader of its config.json, and an entry in `DRAFTERS`. Its layers are further layers of the
+target's blocks of tokens, so their KV moves, hashes and is cached with every block. See docs/design/sampling.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from common.model.gguf import is_gguf
+from engine.drafts.eagle3 import Eagle3Spec, read_eagle3
+from engine.families import architectures, read_fields
+from engine.families.reading import Fields
+from engine.spec.model import ModelSpec, UnsupportedModelError
+
+# Entries of `architectures`, and of `speculators_model_type`.
+DRAFTERS = dict.fromkeys(("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "LlamaEagle3", "eagle3"), read_eagle3)
+_BESIDE_THE_LAYER = ("speculators_config", "speculators_version", "has_no_defaults_at_init", "embed_requires_grad")
+
+
+def with_draft(model: ModelSpec, folder: Path | None, *, is_ours: bool) -> tuple[ModelSpec, Eagle3Spec | None]:
+    """Return the model with the head's layers in its blocks, and the head; the model itself without a folder.
+
+    `is_ours`: our decoder computes the model. Raises UnsupportedModelError, naming the field.
+    """
+    if folder is None:
+        return model, None
+    if not is_ours:
+        raise UnsupportedModelError(f"draft = {folder}: a model that transformers computes hands out no hidden states")
+    if model.has_state:
+        raise UnsupportedModelError(f"draft = {folder}: the model has states that can't be taken back: no drafts")
+    try:
+        spec = _read(folder, model)
+    except (TypeError, ValueError, AttributeError, LookupError) as error:
+        raise UnsupportedModelError(f"draft = {folder}: {error}") from error
+    return replace(model, draft=spec.in_pool), spec
+
+
+def _read(folder: Path, model: ModelSpec) -> Eagle3Spec:
+    if is_gguf(folder):
+        raise UnsupportedModelError("a draft head is a folder with config.json and safetensors")
+    values = read_fields(folder)
+    fields = Fields(values.get("transformer_layer_config", {}) | values)
+    fields.ignore("transformer_layer_config", "speculators_model_type", *_BESIDE_THE_LAYER)
+    named = [str(values.get("speculators_model_type") or ""), *architectures(values)]
+    read = next((DRAFTERS[name] for name in named if name in DRAFTERS), None)
+    if read is None:
+        raise UnsupportedModelError(
+            f"config.json: architectures = {values.get('architectures')} is no draft head that is supported; supported:"
+            f" {', '.join(DRAFTERS)}"
+        )
+    spec = read(fields, model, folder, trained_for=_target(values))
+    fields.check_all_known(remedy="")
+    return spec
+
+
+def _target(values: dict[str, Any]) -> str:
+    """The name of the model that a head was trained for; "" if it is not told."""
+    verifier = (values.get("speculators_config") or {}).get("verifier") or {}
+    return str(values.get("target_model") or verifier.get("name_or_path") or "")

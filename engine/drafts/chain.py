@@ -1,0 +1,164 @@
+"""Drafting behind a pass: the head reads all of the pass's rows, then guesses a chain of tokens for each sequence that sampled.
+
+The first step's keys and values are those of computed positions, complete when the pass ends. Further steps leave theirs in
+slots behind the sequence's end, where its next pass writes its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from engine.batch.layout import Packed
+from engine.drafts.eagle3 import Eagle3Head, Projected
+from engine.kernels.embedding import InputTokens
+from engine.passes import Finished, Pass, Sampled
+from engine.sequence import Chunk, Sequence
+from engine.step.limits import HeadLimits
+from engine.step.runner import Runner
+
+
+@dataclass(frozen=True, slots=True)
+class Drafting:
+    """A head behind the passes of its target."""
+
+    head: Eagle3Head
+    kept: torch.Tensor  # its layer's view of the pool, [num_blocks, 2, block_size, Hkv, D]
+    heads: HeadLimits
+    num_drafts: int  # most tokens of a draft; 0: the head's keys and values alone
+
+    def behind(
+        self, runner: Runner, launched: Pass, chunks: list[Chunk], ordered: SequenceOf[Chunk], packed: Packed
+    ) -> Pass:
+        """Return the launched pass, `ordered` as it was packed, whose results have drafts."""
+        batch = runner.inputs_of(packed)
+        following = _Following.of(ordered, packed)
+        known, sources = (torch.from_numpy(each).to(self.kept.device) for each in (following.ids, following.sources))
+        rows = self.head.read(InputTokens(known, sources, batch.tokens.newest), batch, self.kept)
+        if not self.num_drafts or not any(chunk.sample for chunk in ordered):
+            return launched
+        results: list[Sampled | None] | None = None
+        # Which drafts were accepted is known on the host alone.
+        if not self.kept.is_cuda or any(chunk.drafted for chunk in ordered):
+            found = dict(zip(chunks, launched.wait(), strict=True))
+            results = [found[chunk] for chunk in ordered]
+        starts = [self._start(runner, chunk, following.last[at]) for at, chunk in _ends(ordered, results)]
+        starts = sorted((start for start in starts if start.room > 0), key=lambda start: -start.room)
+        if not starts:
+            return launched
+        at = torch.tensor([start.row for start in starts], device=self.kept.device)
+        guessed = self._chain(runner, starts, rows.at(at))
+        places = {start.chunk: (column, start.room) for column, start in enumerate(starts)}
+        return _Drafted.of(launched, chunks, places, guessed).finished()
+
+    def _start(self, runner: Runner, chunk: Chunk, row: int) -> _Start:
+        """The end of a sequence in the pass. Steps are at positions within its blocks."""
+        table_row, covered = runner.place_of(chunk.sequence)
+        return _Start(chunk, row, table_row, room=min(self.num_drafts, covered - chunk.end + 1))
+
+    def _chain(self, runner: Runner, starts: list[_Start], rows: Projected) -> torch.Tensor:
+        """Guess step by step; [S, steps] int64, of which a start's first `room` count. Those with the most room come first."""
+        steps = starts[0].room
+        guessed = torch.zeros((len(starts), steps), dtype=torch.int64, device=self.kept.device)
+        table_rows = np.array([start.table_row for start in starts], dtype=np.int64)
+        ends = np.array([start.chunk.end for start in starts], dtype=np.int64)
+        ids = hidden = torch.empty(0)
+        for step in range(steps):
+            count = sum(start.room > step for start in starts)
+            batch = runner.singles(table_rows[:count], ends[:count] + step, self.heads)
+            if step:
+                rows = self.head.read_on(ids[:count], hidden[:count], batch, self.kept)
+            ids, hidden = self.head.guess(rows, batch, self.kept)
+            guessed[:count, step] = ids
+        return guessed
+
+
+@dataclass(frozen=True, slots=True)
+class _Start:
+    """The end of a sequence in a pass, and its row there."""
+
+    chunk: Chunk
+    row: int
+    table_row: int  # row of its block table
+    room: int  # tokens to draft
+
+
+@dataclass(frozen=True, slots=True)
+class _Following:
+    """The token after each row of a pass: known, or sampled by the pass itself."""
+
+    ids: np.ndarray  # [T] int32
+    sources: np.ndarray  # [T] int32: row of the pass's samples; -1: see `ids`
+    last: list[int]  # each chunk's last row
+
+    @classmethod
+    def of(cls, ordered: SequenceOf[Chunk], packed: Packed) -> _Following:
+        size, sampled, row = packed.size, 0, 0
+        found = cls(np.zeros(size.tokens, dtype=np.int32), np.full(size.tokens, -1, dtype=np.int32), [])
+        for chunk in ordered:
+            row = row if chunk.decodes else max(row, size.decode.places)
+            known = chunk.sequence.token_ids[chunk.start + 1 : chunk.end + 1]
+            found.ids[row : row + len(known)] = known
+            row += chunk.num_tokens
+            found.last.append(row - 1)
+            if chunk.sample:
+                found.sources[row - 1] = sampled
+                sampled += 1
+        return found
+
+
+def _ends(ordered: SequenceOf[Chunk], results: list[Sampled | None] | None) -> list[tuple[int, Chunk]]:
+    """The last chunk of each sequence that sampled, behind the drafts that were accepted; see `VerifyingPass`."""
+    ends = dict[Sequence, int]()
+    for at, chunk in enumerate(ordered):
+        if not chunk.sample:
+            continue
+        if chunk.drafted and results is not None:
+            before = results[at - 1]
+            if ends.get(chunk.sequence) != at - 1 or before is None or before.token_id != chunk.drafted[-1]:
+                continue
+        if results is None or ((result := results[at]) is not None and not result.problem):
+            ends[chunk.sequence] = at
+    return [(at, ordered[at]) for at in ends.values()]
+
+
+@dataclass(frozen=True, slots=True)
+class _Drafted:
+    """A pass whose results have drafts, on their way to the host."""
+
+    launched: Pass
+    chunks: list[Chunk]
+    places: dict[Chunk, tuple[int, int]]  # row of `guessed`, and how many of it count
+    guessed: torch.Tensor
+    copied: torch.cuda.Event | None
+
+    @classmethod
+    def of(
+        cls, launched: Pass, chunks: list[Chunk], places: dict[Chunk, tuple[int, int]], guessed: torch.Tensor
+    ) -> _Drafted:
+        if not guessed.is_cuda:
+            return cls(launched, chunks, places, guessed, None)
+        here = torch.empty(guessed.shape, dtype=guessed.dtype, pin_memory=True)
+        here.copy_(guessed, non_blocking=True)
+        copied = torch.cuda.Event()
+        copied.record()
+        return cls(launched, chunks, places, here, copied)
+
+    def wait(self) -> list[Sampled | None]:
+        if self.copied is not None:
+            self.copied.synchronize()
+        guessed = self.guessed.tolist()
+        results = self.launched.wait()
+        for index, chunk in enumerate(self.chunks):
+            row, count = self.places.get(chunk, (0, 0))
+            result = results[index]
+            if count and result is not None and not result.problem:
+                results[index] = replace(result, drafts=tuple(guessed[row][:count]))
+        return results
+
+    def finished(self) -> Pass:
+        """The same as a completed pass on a CPU."""
+        return self if self.copied is not None else Finished(self.wait())

@@ -1,0 +1,233 @@
+"""EAGLE-3 and 3.1 (Li et al., arXiv 2503.01840): one decoder layer over the target's hidden states.
+
+Row i reads the embedding of token i + 1 and hidden states of position i, stands at position i, and predicts token i + 2. A
+further step reads the token that was predicted and the layer's own output. T rows, E hidden size, V draft vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from engine.batch.batch import ForwardBatch
+from engine.checkpoint.safetensors import stored_tensors
+from engine.families.reading import Fields, attention, gated_mlp
+from engine.families.reading import model as read_model
+from engine.formats.product import LinearSpec
+from engine.formats.tables import PLAIN_TABLES, Table
+from engine.kernels.attention import HeadShape, Scores, paged_attention
+from engine.kernels.embedding import InputTokens
+from engine.kernels.rope import Heads, rope_and_write_kv
+from engine.model.decoder import Decoder
+from engine.model.layers.building import Rotations, Surroundings, declare_branch
+from engine.model.layers.mlp import GatedMlp
+from engine.model.layers.norm import RmsNorm
+from engine.model.stream import Stream
+from engine.spec.attention import AttentionSpec
+from engine.spec.model import (
+    BEFORE_MLP,
+    BranchSpec,
+    DraftSpec,
+    GatedMlpSpec,
+    LayerSpec,
+    ModelSpec,
+    UnsupportedModelError,
+)
+from engine.weights.loader import load_weights, most_elements
+from engine.weights.names import StoredNames
+from engine.weights.parameters import Parameter, Shard, Weights, stacked, whole
+
+LAYER = "layers.0."
+NAMES = StoredNames(renamed={"midlayer.": LAYER})  # SafeAILab's and SpecForge's -> speculators'
+EMBEDDING, IDS = "embed_tokens.weight", "d2t"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Eagle3Spec:
+    """A head in a folder, and where its variants differ."""
+
+    folder: Path
+    layer: ModelSpec  # its sizes, norms and only layer
+    target_size: int  # the target's hidden size
+    draft_vocab: int
+    aux_layers: tuple[int, ...]
+    norm_before_residual: bool  # the layer adds to the normed hidden states
+    norm_output: bool  # further steps read normed outputs: 3.1
+    norm_before_fc: bool
+    fc_norm: bool  # a norm for each of the target's hidden states
+    has_embedding: bool
+    has_ids: bool
+
+    @property
+    def in_pool(self) -> DraftSpec:
+        return DraftSpec(layers=self.layer.layers, aux_layers=self.aux_layers)
+
+    @property
+    def heads(self) -> HeadShape:
+        return self.layer.attentions[0].heads
+
+
+def read_eagle3(fields: Fields, target: ModelSpec, folder: Path, *, trained_for: str) -> Eagle3Spec:
+    """Read a head of SafeAILab's, SpecForge's or speculators' layout. Raises UnsupportedModelError for another target's."""
+    fields.ignore("target_model", "target_hidden_size", "use_aux_hidden_state")
+    fields.only("num_hidden_layers", 1)
+    bias = fields.flag("attention_bias")
+    mixer = attention(fields, qkv_bias=bias, output_bias=bias)
+    layer = LayerSpec(mixer=mixer, mlp=gated_mlp(fields, bias=fields.flag("mlp_bias")))
+    read = read_model(fields, [layer])
+    wanted = {
+        "target_hidden_size": fields.count("target_hidden_size") or read.hidden_size,
+        "vocab_size": read.vocab_size,
+    }
+    found = {"target_hidden_size": target.hidden_size, "vocab_size": target.vocab_size}
+    for name, size in wanted.items():
+        if size != found[name]:
+            trained = f": it was trained for {trained_for}" if trained_for else ""
+            raise UnsupportedModelError(f"config.json: {name} = {size}, and the model's is {found[name]}{trained}")
+    names = {stored.name for stored in stored_tensors(folder)}
+    draft_vocab = fields.count("draft_vocab_size") or read.vocab_size
+    if EMBEDDING not in names and read.hidden_size != target.hidden_size:
+        raise UnsupportedModelError(
+            f"config.json: hidden_size = {read.hidden_size} without {EMBEDDING}: the model's has {target.hidden_size}"
+        )
+    if IDS not in names and draft_vocab != read.vocab_size:
+        raise UnsupportedModelError(f"config.json: draft_vocab_size = {draft_vocab} without {IDS}")
+    has_defaults = bool(fields.get("speculators_model_type"))
+    before_residual = fields.get("norm_before_residual")
+    return Eagle3Spec(
+        folder=folder,
+        layer=read,
+        target_size=target.hidden_size,
+        draft_vocab=draft_vocab,
+        aux_layers=_aux_layers(fields, target),
+        norm_before_residual=has_defaults if before_residual is None else fields.flag("norm_before_residual"),
+        norm_output=fields.flag("norm_output"),
+        norm_before_fc=fields.flag("norm_before_fc"),
+        fc_norm=fields.flag("fc_norm"),
+        has_embedding=EMBEDDING in names,
+        has_ids=IDS in names,
+    )
+
+
+def _aux_layers(fields: Fields, target: ModelSpec) -> tuple[int, ...]:
+    """The layers whose input it reads, the first one first."""
+    name, number = "eagle_aux_hidden_state_layer_ids", target.num_layers
+    told = fields.get(name) or (fields.get("eagle_config") or {}).get(name) or (2, number // 2, number - 3)
+    layers = tuple(sorted(told))
+    # The stream has sampled rows alone after `last_mixer`, and the end of the last layer is no layer's input.
+    if len(set(layers)) != len(layers) or not all(0 <= layer <= target.last_mixer for layer in layers):
+        raise UnsupportedModelError(f"config.json: {name} = {list(layers)} for a model of {number} layers")
+    return layers
+
+
+class Projected(NamedTuple):
+    """Rows whose keys and values are in the pool, before their attention."""
+
+    queries: torch.Tensor  # [T, Hq, D]
+    residual: torch.Tensor  # [T, E]
+
+    def at(self, rows: torch.Tensor) -> Projected:
+        return Projected(self.queries.index_select(0, rows), self.residual.index_select(0, rows))
+
+
+class Eagle3Head:
+    """The head's weights, uninitialised until loaded, and its steps. One thread at a time."""
+
+    def __init__(self, spec: Eagle3Spec, decoder: Decoder, max_model_len: int) -> None:
+        layer, (mixer,) = spec.layer, spec.layer.attentions
+        assert isinstance(mixer, AttentionSpec), "read so"
+        mlp = layer.layers[0].mlp
+        assert isinstance(mlp, GatedMlpSpec), "read so"
+        device, size = decoder.weights.device, layer.hidden_size
+        self.weights = weights = Weights(
+            decoder.weights.dtype, device, stored=NAMES, most_elements=most_elements(spec.folder)
+        )
+        self.weights.unused |= {"t2d"}
+        rotations = Rotations(max_model_len, device)
+
+        def around(under: str, branch: BranchSpec = BEFORE_MLP) -> Surroundings:
+            return Surroundings(layer, weights, rotations, under, declare_branch(branch, layer, weights, under=under))
+
+        self._spec, self._decoder = spec, decoder
+        ends, inside = around("", BranchSpec()), around(LAYER, BranchSpec())
+        inputs = len(spec.aux_layers) * spec.target_size
+        self._fc = ends.linear(LinearSpec(inputs=inputs, outputs={"fc": size}, bias=False, shard=Shard.NONE))
+        self._before_fc = ends.norm("input_norm", inputs) if spec.norm_before_fc else None
+        count = len(spec.aux_layers) if spec.fc_norm else 0
+        self._aux_norms = [ends.norm(f"fc_norm.{number}", spec.target_size) for number in range(count)]
+        self._embedding_norm, self._hidden_norm = (
+            inside.norm(name, size) for name in ("input_layernorm", "hidden_norm")
+        )
+        projections = {
+            "self_attn.q_proj": mixer.q_size,
+            "self_attn.k_proj": mixer.kv_size,
+            "self_attn.v_proj": mixer.kv_size,
+        }
+        bias = mixer.projections.qkv_bias
+        self._qkv = inside.linear(LinearSpec(inputs=2 * size, outputs=projections, bias=bias, shard=Shard.NONE))
+        output = {"self_attn.o_proj": size}
+        self._output = inside.linear(LinearSpec(inputs=mixer.q_size, outputs=output, bias=bias, shard=Shard.NONE))
+        self._mlp = GatedMlp(mlp, around(LAYER))
+        self._norm: RmsNorm = ends.norm("norm", size)
+        logits = {"lm_head": spec.draft_vocab}
+        self._lm_head = ends.linear(LinearSpec(inputs=size, outputs=logits, bias=False, shard=Shard.NONE))
+        self._ids: torch.Tensor | None = None
+        if spec.has_ids:
+            ids = Parameter(shape=(spec.draft_vocab,), parts=stacked({IDS: spec.draft_vocab}), format=torch.int64)
+            self._ids = weights.new(ids).zero_()  # passes that warm up come before the weights
+        self._table: Table | None = None
+        if spec.has_embedding:
+            self._table = PLAIN_TABLES.declare(whole(EMBEDDING, layer.vocab_size, size), weights)
+        assert mixer.rope is not None, "read so"
+        self._cos_sin = rotations.table(mixer.rope, mixer.heads.head_dim)
+        self._scores = Scores(scale=mixer.heads.head_dim**-0.5)
+
+    def load(self) -> None:
+        """Read the weights. Raises CheckpointError."""
+        load_weights(self.weights, self._spec.folder)
+        self.weights.settle()
+
+    def read(self, tokens: InputTokens, batch: ForwardBatch, kept: torch.Tensor) -> Projected:
+        """Write the keys and values of all rows of the target's pass; `tokens` are those after each row."""
+        aux = self._decoder.aux.of(len(tokens.known))
+        if self._before_fc is not None:
+            aux = self._before_fc(aux)
+        if self._aux_norms:
+            states = aux.split(self._spec.target_size, -1)
+            aux = torch.cat([norm(x.contiguous()) for norm, x in zip(self._aux_norms, states, strict=True)], -1)
+        return self._project(self._embedded(tokens), self._fc(aux), batch, kept)
+
+    def read_on(self, ids: torch.Tensor, hidden: torch.Tensor, batch: ForwardBatch, kept: torch.Tensor) -> Projected:
+        """Write the keys and values of guessed tokens [T] int64; `hidden` [T, E] from `guess`."""
+        known = ids.int()
+        tokens = InputTokens(known, torch.full_like(known, -1), batch.tokens.newest)
+        return self._project(self._embedded(tokens), hidden, batch, kept)
+
+    def guess(self, rows: Projected, batch: ForwardBatch, kept: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the likeliest tokens behind the rows [T] int64, and what the next step reads [T, E]."""
+        x = paged_attention(rows.queries, kept, batch.attention[self._spec.heads], self._scores, once=batch.once)
+        stream = Stream(rows.residual)
+        stream.plus(self._output, x.flatten(-2))
+        self._mlp(stream)
+        hidden = stream.whole()
+        normed = self._norm(hidden)
+        ids = self._lm_head(normed).argmax(-1)
+        if self._ids is not None:
+            ids = ids + self._ids[ids]  # stored as the distance from its own number
+        return ids, normed if self._spec.norm_output else hidden
+
+    def _embedded(self, tokens: InputTokens) -> torch.Tensor:
+        return self._decoder.embedded(tokens) if self._table is None else self._table.rows(tokens)
+
+    def _project(
+        self, embedded: torch.Tensor, hidden: torch.Tensor, batch: ForwardBatch, kept: torch.Tensor
+    ) -> Projected:
+        normed = self._hidden_norm(hidden)
+        qkv = self._qkv(torch.cat((self._embedding_norm(embedded), normed), -1))
+        queries = rope_and_write_kv(
+            qkv, batch.positions, self._cos_sin, batch.slots, kept, Heads(), is_spare=True, once=batch.once
+        )
+        return Projected(queries, normed if self._spec.norm_before_residual else hidden)
