@@ -34,6 +34,7 @@ from worker.serving.jobs import Cancelled, Tombstones
 log = logging.getLogger("baton.intake")
 
 ARRIVAL_WAIT_S = 5.0  # the manifest may overtake the last blocks
+MOST_DRAFTED = 32  # tokens that a handoff brings
 MAX_VERDICTS = 1_000  # replies kept for repeated manifests
 _MOST_DETAIL = 500  # characters
 
@@ -234,6 +235,8 @@ class Intake:
         sequence.restart(len(sequence.token_ids))
         publish_computed(self._context.cache.pool, sequence)
         sequence.append(message.first_token)
+        if all(0 <= token < self._context.model.vocab_size for token in message.drafts):
+            sequence.propose(message.drafts[:MOST_DRAFTED])
         # The prompt's logprobs exist on the prefill worker alone, and go out with the first token, which is never sent from here.
         sampling = sequence.sampling
         knows_first = sampling.prompt_logprobs is None

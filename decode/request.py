@@ -16,6 +16,11 @@ from engine.passes import Sampled
 from engine.sequence import Sequence
 
 
+def drafts_of(sampled: Sampled | None) -> tuple[int, ...]:
+    """The tokens that a draft head expects behind a sampled one."""
+    return () if sampled is None else sampled.drafts
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class DecodeRequest:
     """A sequence that decodes here, kept until the gateway has its last token (for `Resend`)."""

@@ -33,7 +33,7 @@ from common.tracing import in_trace
 from common.words import Role
 from decode.drafts.speculation import NO_SPECULATION, Speculation
 from decode.intake import Intake
-from decode.request import DecodeRequest
+from decode.request import DecodeRequest, drafts_of
 from decode.scheduler import DecodeScheduler
 from decode.spans import record_decode
 from engine.engine import Chunk, Sampled
@@ -205,6 +205,7 @@ class DecodeRole:
         self._context.totals.generated_tokens += count
         if count:
             self._send(request, position)
+            request.sequence.propose(drafts_of(results[count - 1]))
         if request.finish:
             request.ended_at = time.monotonic()
             self.scheduler.remove(request)

@@ -193,7 +193,10 @@ class DecodeScheduler:
         if not wanted:
             return {}
         drafts = self._speculation.drafts(wanted, rows=len(plan.shares), most_rows=most_rows)
-        return {sequence: tokens for sequence, tokens in drafts.items() if self._has_room(sequence, len(tokens))}
+        drafts = {sequence: tokens for sequence, tokens in drafts.items() if self._has_room(sequence, len(tokens))}
+        for sequence in wanted if self._speculation.ahead else ():
+            self._has_room(sequence, len(drafts.get(sequence, ())) + self._speculation.ahead)
+        return drafts
 
     def _has_room(self, sequence: Sequence, num_drafted: int) -> bool:
         """Cover a draft with free blocks, leaving one for each running sequence; return False without them."""

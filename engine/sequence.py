@@ -46,6 +46,7 @@ class Sequence:
     prompt_logprobs: PromptLogprobs | None = None  # as far as known
     grammar: Grammar | None = None
     speculation: int = -1  # most drafted tokens of a pass; -1: the worker's
+    proposed: tuple[int, tuple[int, ...]] = (0, ())  # by a draft head: known tokens then, and drafted ones
     prediction: list[int] = field(default_factory=list)  # tokens that the client expects in the answer
 
     @property
@@ -126,6 +127,10 @@ class Sequence:
         """Add a sampled token; the next pass computes its KV."""
         self.token_ids.append(token_id)
         self.num_pending = max(0, self.num_pending - 1)
+
+    def propose(self, drafts: tuple[int, ...]) -> None:
+        """Keep what a draft head expects behind the known tokens."""
+        self.proposed = len(self.token_ids), drafts
 
     def restart(self, num_computed: int) -> None:
         """Keep only the first `num_computed` positions; no pass is in flight."""

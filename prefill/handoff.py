@@ -262,6 +262,7 @@ class _HandoffTask:
             first_logprobs=request.told.logprobs[0] if request.told and request.told.logprobs else None,
             remaining_ms=request.claimed.remaining_ms(),
             num_cached_tokens=request.sequence.num_found or 0,
+            drafts=request.sequence.proposed[1],
         )
         return await self._until_answered(message)
 

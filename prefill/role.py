@@ -254,6 +254,7 @@ class PrefillRole:
         sequence, now = request.sequence, time.monotonic()
         position = sequence.num_generated
         sequence.append(sampled.token_id)
+        sequence.propose(sampled.drafts)
         self._context.totals.generated_tokens += 1
         request.first_token, request.first_token_at = sampled.token_id, now
         request.finish = sequence.finish_reason()

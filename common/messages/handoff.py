@@ -91,6 +91,7 @@ class Handoff(WorkerMessage, frozen=True, kw_only=True, tag="handoff"):
     remaining_ms: int
     num_cached_tokens: int = 0  # the prefill worker's prefix hit, for usage and traces
     first_logprobs: TokenLogprobs | None = None  # the first token's, if asked for
+    drafts: tuple[int, ...] = ()  # tokens that a draft head expects behind the first one
 
 
 class HandoffReply(msgspec.Struct, frozen=True, kw_only=True, tag="handoff_reply"):

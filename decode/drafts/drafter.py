@@ -10,6 +10,11 @@ from engine.sequence import Sequence
 class Drafter(Protocol):
     """A source of drafts. It is called on the event loop, for each drafting sequence, between passes."""
 
+    @property
+    def follows_results(self) -> bool:
+        """True if its drafts come with a pass's results, so that none is there while a token is in flight."""
+        ...
+
     def draft(self, sequence: Sequence, most: int) -> list[int]:
         """At most `most` tokens that may follow `sequence.token_ids`; [] without a good guess.
 

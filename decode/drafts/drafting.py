@@ -9,6 +9,7 @@ from decode.drafts.lengths import Candidate, DraftLengths
 from engine.sequence import Sequence
 
 SYNC_MS = 0.5  # the device waits for results, the next plan and its launch
+WORTH_A_PAUSE = 0.5  # accepted tokens a pass, where only the first pass is missed
 CERTAIN = 64  # the match length of tokens that a grammar forces
 
 
@@ -35,11 +36,17 @@ class Drafting:
         self._sync_ms = sync_ms
         self._lengths = DraftLengths(sync_ms=sync_ms)
 
+    @property
+    def ahead(self) -> int:
+        return self._most if self._drafter.follows_results else 0
+
     def awaits(self, sequence: Sequence) -> bool:
         """Sitting out costs the sequence one token, and the draft's first token stands for the one in flight."""
         most = self._most_of(sequence)
         if not most or not self._lengths.may_draft(sequence):
             return False
+        if self._drafter.follows_results:
+            return self._lengths.expected(sequence, most, self._drafter.match_length(sequence)) > WORTH_A_PAUSE
         guess, match = self._guess(sequence, most + 1)
         if len(guess) < 2:
             return False

@@ -14,6 +14,11 @@ from engine.sequence import Sequence
 class Speculation(Protocol):
     """The drafts of the batch, as scheduler and role see them."""
 
+    @property
+    def ahead(self) -> int:
+        """Positions behind a pass's that its sequences need for the next drafts."""
+        ...
+
     def awaits(self, sequence: Sequence) -> bool:
         """True if a draft will probably follow the token in flight: the sequence sits out until that is known."""
         ...
@@ -39,6 +44,8 @@ class Speculation(Protocol):
 
 class NoSpeculation:
     """Speculation switched off."""
+
+    ahead = 0
 
     def awaits(self, sequence: Sequence) -> bool:
         return False

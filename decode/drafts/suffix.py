@@ -18,6 +18,8 @@ class Lookup:
     A call indexes a slice at most; tokens behind it are found later.
     """
 
+    follows_results = False
+
     def __init__(self, settings: LookupSettings) -> None:
         self._settings = settings
         self._own: WeakKeyDictionary[Sequence, OwnTokens] = WeakKeyDictionary()

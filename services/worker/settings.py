@@ -8,6 +8,7 @@ from common.settings import Id
 from engine.config import CacheConfig, EngineConfig
 from services.worker.cores import physical_cores
 from services.worker.options import WorkerOptions
+from services.worker.speculative import SpeculativeConfig
 
 
 class WorkerServiceSettings(WorkerOptions):
@@ -29,8 +30,12 @@ class WorkerServiceSettings(WorkerOptions):
 
     def engine(self) -> EngineConfig:
         """The engine's configuration. Needs known sizes: see `sized`."""
+        drafts = SpeculativeConfig.parse(self.speculative_config)
+        head = None if drafts is None else drafts.head
         return EngineConfig(
             model=self.model,
+            draft=head,
+            num_drafts=0 if drafts is None or head is None else drafts.most,
             device=self.device,
             dtype=self.dtype,
             max_model_len=self.max_model_len or None,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -14,8 +15,9 @@ from decode.drafts.settings import LookupSettings, MatchLengths
 MOST_CHARS = 4096
 MOST_DRAFTED = 32
 DRAFTED = 8  # tokens of a sequence in a pass, unless told otherwise
+DRAFTED_BY_HEADS = 3
 OTHERS = (
-    "eagle", "eagle3", "mtp", "medusa", "draft_model", "mlp_speculator", "dflash", "dspark", "peagle",
+    "eagle", "mtp", "medusa", "draft_model", "mlp_speculator", "dflash", "dspark", "peagle",
 )  # fmt: skip
 
 Count = Annotated[int, Field(ge=1, le=MOST_DRAFTED, strict=True)]
@@ -64,7 +66,18 @@ class _NGram(_Form):
         return LookupSettings.ngram(prompt_lookup_min=self.prompt_lookup_min, prompt_lookup_max=self.prompt_lookup_max)
 
 
-FORMS: dict[str, type[_Suffix] | type[_NGram]] = {"suffix": _Suffix, "ngram": _NGram}
+class _Eagle3(_Form):
+    """A draft head, EAGLE-3 or 3.1."""
+
+    method: Literal["eagle3"]
+    model: Annotated[str, Field(min_length=1)]  # its folder
+    num_speculative_tokens: Count = DRAFTED_BY_HEADS
+
+    def lookup(self) -> LookupSettings:
+        return LookupSettings()
+
+
+FORMS: dict[str, type[_Suffix] | type[_NGram] | type[_Eagle3]] = {"suffix": _Suffix, "ngram": _NGram, "eagle3": _Eagle3}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +91,7 @@ class SpeculativeConfig:
     most: int
     adapts: bool
     lookup: LookupSettings
+    head: Path | None = None
 
     @classmethod
     def parse(cls, text: str) -> SpeculativeConfig | None:
@@ -89,14 +103,15 @@ class SpeculativeConfig:
         form = _fields(text)
         method = form.get("method")
         if method in OTHERS:
-            raise ValueError(f"method {method} isn't served yet: use {' or '.join(FORMS)}, which need no weights")
+            raise ValueError(f"method {method} isn't served yet: use {', '.join(FORMS)}")
         if not isinstance(method, str) or method not in FORMS:
             raise ValueError(f"method must be one of {', '.join(FORMS)}, not {method!r}")
         try:
             read = FORMS[method].model_validate(form)
         except ValidationError as error:
             raise ValueError(_explained(error, FORMS[method])) from None
-        return cls(method, read.num_speculative_tokens, read.enable_adaptive_verification, read.lookup())
+        head = Path(read.model) if isinstance(read, _Eagle3) else None
+        return cls(method, read.num_speculative_tokens, read.enable_adaptive_verification, read.lookup(), head)
 
 
 def _fields(text: str) -> dict[str, object]:

@@ -11,6 +11,8 @@ import httpx
 
 from tests.e2e.asking import FAKE, client_of, complete, expected, until, watching
 from tests.e2e.cluster import ROOT, Cluster
+from tests.models import build_tiny_model
+from tests.unit.engine.eagle3_reference import write_head
 
 CONFIG = {"method": "suffix", "num_speculative_tokens": 6, "enable_adaptive_verification": False}
 DRAFTING = {"speculative_config": json.dumps(CONFIG)}  # whatever steps take on a busy machine
@@ -101,3 +103,23 @@ async def test_a_decode_worker_that_dies_while_it_drafts_is_replaced_without_a_w
             assert [each["tokens"] for each in await asyncio.gather(*asking)] == [answer] * 4
             alive = [state for state in peers.states.values() if state.worker != busy.worker]
             assert sum(state.totals.accepted_tokens for state in alive) > 0
+
+
+async def test_a_draft_head_changes_nothing_across_the_handoff(tmp_path: Path) -> None:
+    """The prefill worker's drafts come with the handoff, and its head's keys and values with the blocks."""
+    model = build_tiny_model(tmp_path / "target", "llama", num_hidden_layers=3)
+    write_head(tmp_path / "head")
+    head = {"method": "eagle3", "model": str(tmp_path / "head"), "enable_adaptive_verification": False}
+    prompts = [[(31 * index + 7 * at) % 400 + 10 for at in range(20 + 9 * index)] for index in range(6)]
+
+    async def answers(cluster: Cluster) -> list[object]:
+        async with client_of(cluster) as client:
+            asked = [complete(client, prompt, temperature=1, seed=5, max_tokens=32) for prompt in prompts]
+            return [answer["tokens"] for answer in await asyncio.gather(*asked)]
+
+    async with Cluster(tmp_path / "plain", model=model) as cluster:
+        plain = await answers(cluster)
+    async with Cluster(tmp_path / "drafting", model=model, speculative_config=json.dumps(head)) as cluster:
+        async with watching(cluster) as (_, peers):
+            assert await answers(cluster) == plain
+            await until(peers, lambda states: sum(state.totals.drafted_tokens for state in states) > 0)

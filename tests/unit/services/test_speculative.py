@@ -57,11 +57,13 @@ def test_fields_of_both_methods() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("sufix", "method must be one of suffix, ngram, not 'sufix'"),
+        ("sufix", "method must be one of suffix, ngram, eagle3, not 'sufix'"),
         ("suffix:many", "METHOD:K"),
         ("suffix:0", "num_speculative_tokens: input should be greater than or equal to 1"),
         ("suffix:99", "num_speculative_tokens"),
-        ("eagle3", "method eagle3 isn't served yet: use suffix or ngram"),
+        ("mtp", "method mtp isn't served yet: use suffix, ngram, eagle3"),
+        ("eagle3", "model: field required"),
+        ('{"method": "eagle3", "model": ""}', "model: string should have at least 1 character"),
         ('{"num_speculative_tokens": 3}', "method must be one of"),
         ('{"method": "suffix", "num_speculative_token": 3}', "did you mean num_speculative_tokens?"),
         ('{"method": "suffix", "zzz": 3}', "unknown field zzz: there are"),
