@@ -134,6 +134,8 @@ async def test_a_path_that_begins_with_two_slashes_is_no_host(gateway: Gateway) 
 
 async def test_metrics_come_in_the_format_that_is_asked_for(gateway: Gateway) -> None:
     scrape = "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.3"
+    answered = await gateway.http.post("/v1/completions", json={"model": MODEL, "prompt": "Hello"})
+    assert answered.status_code == 200  # a request's metrics are there from the first one on
     opened = await gateway.http.get("/metrics", headers={"accept": scrape})
     assert opened.headers["content-type"] == "application/openmetrics-text; version=1.0.0; charset=utf-8"
     assert opened.text.endswith("# EOF\n")
