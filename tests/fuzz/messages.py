@@ -45,6 +45,8 @@ def values_of(kind: Any) -> st.SearchStrategy[Any]:
     if kind in simple:
         return simple[kind]
     if bounds := [one for one in getattr(kind, "__metadata__", ()) if isinstance(one, msgspec.Meta)]:
+        if bounds[0].max_length is not None:  # longer than any value below
+            return values_of(kind.__origin__)
         return st.integers(
             -(2**63) if bounds[0].ge is None else bounds[0].ge, 2**63 if bounds[0].le is None else bounds[0].le
         )

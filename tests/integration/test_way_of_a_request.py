@@ -20,6 +20,7 @@ from tests.e2e.cluster import ROOT, Cluster
 from tests.unit.house.measures import allowed
 
 HOOK = Path(__file__).with_name("traced")
+NOT_OURS = {".venv", "tests"}
 SETTLED_S = 1.0
 IDLE_S = 3.0  # longer than every period of what serves nobody
 REQUESTS = 3
@@ -77,7 +78,7 @@ class TracedCluster(Cluster):
         for pid in pids:
             for file, function, at in await _written(self.folder / f"{pid}.{self.turns}.json"):
                 path = Path(file)
-                if path.is_relative_to(ROOT) and path.suffix == ".py" and ".venv" not in path.parts:
+                if path.is_relative_to(ROOT) and path.suffix == ".py" and NOT_OURS.isdisjoint(path.parts):
                     place = Place(str(path.relative_to(ROOT)), function)
                     found[place] = min(at, found.get(place, at))
         return found
