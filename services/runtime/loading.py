@@ -128,12 +128,13 @@ def _is_known(kind: type[BaseModel], name: str) -> bool:
 def _explain(kind: type[BaseModel], error: ValidationError) -> str:
     first = error.errors(include_url=False)[0]
     name = str(first["loc"][0]) if first["loc"] else "?"
-    text = first["msg"][0].lower() + first["msg"][1:]
+    text = first["msg"].removeprefix("Value error, ")
+    text = text[:1].lower() + text[1:]
     if first["type"] in WORDS:
         written = ", ".join(choices_of(kind.model_fields[name]).written)
         form = next((each.words for each in kind.model_fields[name].metadata if isinstance(each, Form)), "another form")
         text = WORDS[first["type"]].format(**first.get("ctx", {}) | {"expected": written, "form": form})
-    given = "" if name in SECRETS else f", not {first['input']!r}"
+    given = "" if name in SECRETS or ", not " in text else f", not {first['input']!r}"
     label = name.upper() if name in ARGUMENTS else f"{flag_of(name)} ({PREFIX}{name.upper()})"
     return f"{label}: {text}{given}"
 

@@ -134,4 +134,5 @@ def _explained(error: ValidationError, form: type[BaseModel]) -> str:
         near = difflib.get_close_matches(name, form.model_fields, n=1)
         known = f"did you mean {near[0]}?" if near else f"there are {', '.join(form.model_fields)}"
         return f"unknown field {name}: {known}"
-    return f"{name}: {first['msg'][0].lower()}{first['msg'][1:]}, not {first['input']!r}"
+    given = "" if first["type"] == "missing" else f", not {first['input']!r}"
+    return f"{name}: {first['msg'][0].lower()}{first['msg'][1:]}{given}"
