@@ -165,6 +165,8 @@ class DecodeScheduler:
         sequence = request.sequence
         if not sequence.num_pending:
             return True
+        if sequence.num_unscheduled < 1:  # its draft is being verified
+            return False
         num_generated = sequence.num_generated + sequence.num_pending
         if num_generated >= sequence.sampling.max_tokens or sequence.num_tokens >= self._max_model_len:
             return False

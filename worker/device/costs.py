@@ -10,6 +10,7 @@ Finished passes then show what contexts add.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -158,9 +159,11 @@ class RowCost:
         """Expected milliseconds of a step; 0 = nothing was measured yet."""
         if not self._ms:
             return 0.0
+        if self._slots and rows > self._slots[-1]:
+            return math.inf  # no graph has room for it
         size, known = self._size(rows), sorted(self._ms)
         if size > known[-1]:
-            return self._ms[known[-1]] + (size - known[-1]) * UNKNOWN_ROW * self._ms[known[0]] + self._added_ms
+            return self._ms[known[-1]] + (size - known[-1]) * UNKNOWN_ROW * self._ms[known[0]]
         return float(np.interp(size, known, [self._ms[each] for each in known])) + self._added_ms
 
     def _size(self, rows: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -41,6 +42,13 @@ def test_drafts_have_the_most_tokens_that_server_request_and_pass_allow() -> Non
 def test_without_room_or_gain_nothing_is_drafted() -> None:
     assert drafting().drafts({copying(): 8}, rows=1, most_rows=1) == {}
     assert drafting(step_ms=lambda rows: 10.0 * rows).drafts({copying(): 8}, rows=1, most_rows=100) == {}
+
+
+def test_a_step_beyond_the_largest_graph_is_none() -> None:
+    largest = drafting(step_ms=lambda rows: 10.0 if rows <= 4 else math.inf)
+    sequence = copying()
+    assert len(largest.drafts({sequence: 8}, rows=1, most_rows=100)[sequence]) == 3
+    assert largest.drafts({copying(): 8}, rows=5, most_rows=100) == {}
 
 
 def test_before_the_first_step_is_measured_drafts_are_tried() -> None:
