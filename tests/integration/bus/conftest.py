@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncIterator
 
 import nats
+import nats.js.errors
 import pytest
 
 from common import subjects
@@ -19,11 +21,18 @@ def limits() -> QueueLimits:
 
 @pytest.fixture
 async def bus(nats_url: str, limits: QueueLimits) -> AsyncIterator[NatsBus]:
+    """Each test starts and ends with empty queues: others use the same server."""
+    await _delete_queues(nats_url)
     async with connect_bus(NatsSettings(url=nats_url), name="test", limits=limits) as bus:
         yield bus
+    await _delete_queues(nats_url)
+
+
+async def _delete_queues(nats_url: str) -> None:
     client = await nats.connect(nats_url)
     for stream in (subjects.JOBS_STREAM, subjects.DEAD_STREAM):
-        await client.jetstream().delete_stream(stream)  # so that each test starts with empty queues
+        with contextlib.suppress(nats.js.errors.NotFoundError):
+            await client.jetstream().delete_stream(stream)
     await client.close()
 
 
