@@ -16,7 +16,18 @@ from msgspec import UnsetType
 
 from common.blocks import hash_blocks
 from common.errors import HandoffRefusedError, InvalidRequestError, UnavailableError
-from common.messages import Cancel, Handoff, HandoffReply, Imported, Job, KVLayout, Reserve, ReserveAgain, ReserveReply
+from common.messages import (
+    MOST_DRAFTED,
+    Cancel,
+    Handoff,
+    HandoffReply,
+    Imported,
+    Job,
+    KVLayout,
+    Reserve,
+    ReserveAgain,
+    ReserveReply,
+)
 from common.words import Refusal, Role
 from decode.questions import ASKED_AGAIN_S, Questions
 from decode.request import DecodeRequest
@@ -34,7 +45,6 @@ from worker.serving.jobs import Cancelled, Tombstones
 log = logging.getLogger("baton.intake")
 
 ARRIVAL_WAIT_S = 5.0  # the manifest may overtake the last blocks
-MOST_DRAFTED = 32  # tokens that a handoff brings
 MAX_VERDICTS = 1_000  # replies kept for repeated manifests
 _MOST_DETAIL = 500  # characters
 

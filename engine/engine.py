@@ -45,7 +45,7 @@ from engine.passes import Finished, InvalidChunkError, Pass, Sampled
 from engine.sampling.device import DeviceSampler, Draw
 from engine.sampling.host import SampledRow, sample
 from engine.sampling.scores import ScoredPass, split
-from engine.sampling.verifying import VerifyingPass
+from engine.sampling.verifying import verifying
 from engine.sequence import Chunk, Sequence
 from engine.spec.mla import MLASpec
 from engine.spec.model import ModelSpec
@@ -245,9 +245,7 @@ class Engine:
         """
         if not chunks:
             return Finished([])
-        if any(chunk.drafted for chunk in chunks):
-            return VerifyingPass(chunks, self._launch([row for chunk in chunks for row in chunk.rows])).finished()
-        return self._launch(chunks)
+        return verifying(chunks, self._launch)
 
     def _launch(self, chunks: list[Chunk]) -> Pass:
         """Start a pass over chunks of which none has a row besides itself."""
@@ -326,9 +324,11 @@ def _in_order(
     problems: Mapping[Chunk, str],
 ) -> list[Sampled | None]:
     """Results in the order of the chunks."""
-    results = dict(zip(sampling, sampled, strict=True))
-    results |= {chunk: Sampled(0, None, problem=problem) for chunk, problem in problems.items()}
-    return [results[chunk] if chunk.sample else None for chunk in chunks]
+    results = dict(
+        zip(map(id, sampling), sampled, strict=True)
+    )  # the chunks themselves: hashes of all fields take longer
+    results |= {id(chunk): Sampled(0, None, problem=problem) for chunk, problem in problems.items()}
+    return [results[id(chunk)] if chunk.sample else None for chunk in chunks]
 
 
 def _read(config: EngineConfig) -> ModelSpec:

@@ -63,6 +63,7 @@ from common.messages.handoff import (
 from common.messages.jobs import (
     GRAMMAR_LIMITS,
     MAX_GRAMMAR_CHARS,
+    MOST_DRAFTED,
     Claim,
     ClaimReply,
     Failed,
@@ -98,6 +99,7 @@ __all__ = [
     "MAX_GRAMMAR_CHARS",
     "MAX_PROTOCOL_VERSION",
     "MIN_PROTOCOL_VERSION",
+    "MOST_DRAFTED",
     "PROTOCOL_VERSION",
     "Ack",
     "AttemptMessage",

@@ -16,6 +16,7 @@ from engine.batch.layout import Packed
 from engine.drafts.eagle3 import Eagle3Head, Projected
 from engine.kernels.embedding import InputTokens
 from engine.passes import Finished, Pass, Sampled
+from engine.sampling.verifying import accepts
 from engine.sequence import Chunk, Sequence
 from engine.step.limits import HeadLimits
 from engine.step.runner import Runner
@@ -41,7 +42,7 @@ class Drafting:
         if not self.num_drafts or not any(chunk.sample for chunk in ordered):
             return launched
         results: list[Sampled | None] | None = None
-        # Which drafts were accepted is known on the host alone.
+        # Acceptance of drafts is known on the host alone.
         if not self.kept.is_cuda or any(chunk.drafted for chunk in ordered):
             found = dict(zip(chunks, launched.wait(), strict=True))
             results = [found[chunk] for chunk in ordered]
@@ -116,10 +117,10 @@ def _ends(ordered: SequenceOf[Chunk], results: list[Sampled | None] | None) -> l
     for at, chunk in enumerate(ordered):
         if not chunk.sample:
             continue
-        if chunk.drafted and results is not None:
-            before = results[at - 1]
-            if ends.get(chunk.sequence) != at - 1 or before is None or before.token_id != chunk.drafted[-1]:
-                continue
+        if chunk.drafted and results is not None and ends.get(chunk.sequence) != at - 1:
+            continue
+        if chunk.drafted and results is not None and not accepts(results[at - 1], chunk.drafted[-1]):
+            continue
         if results is None or ((result := results[at]) is not None and not result.problem):
             ends[chunk.sequence] = at
     return [(at, ordered[at]) for at in ends.values()]

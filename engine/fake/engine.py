@@ -33,7 +33,7 @@ from engine.groups import groups_of
 from engine.kernels.codes import KINDS
 from engine.passes import Finished
 from engine.sampling.scores import NO_TOKEN
-from engine.sampling.verifying import VerifyingPass
+from engine.sampling.verifying import verifying
 from engine.sequence import Sequence
 from engine.step.limits import NO_WAY_BACK, wrong_tables
 
@@ -102,9 +102,7 @@ class FakeEngine:
         written when a chunk contradicts its sequence, the pool or what is known.
         """
         self._faults.strike(chunks)
-        if any(chunk.drafted for chunk in chunks):
-            return VerifyingPass(chunks, self._launch([row for chunk in chunks for row in chunk.rows])).finished()
-        return self._launch(chunks)
+        return verifying(chunks, self._launch)
 
     def _launch(self, chunks: list[Chunk]) -> Finished:
         newest, self._newest = self._newest, {}

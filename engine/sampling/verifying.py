@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -29,12 +30,24 @@ class VerifyingPass:
         return Finished(self.wait()) if isinstance(self.rows, Finished) else self
 
 
+def verifying(chunks: list[Chunk], launch: Callable[[list[Chunk]], Pass]) -> Pass:
+    """Start a pass of the chunks by `launch`, which knows one token behind each chunk; drafts are rows of their own."""
+    if not any(chunk.drafted for chunk in chunks):
+        return launch(chunks)
+    return VerifyingPass(chunks, launch([row for chunk in chunks for row in chunk.rows])).finished()
+
+
+def accepts(before: Sampled | None, drafted: int) -> bool:
+    """True if a drafted token is what was sampled in its place."""
+    return before is not None and not before.problem and before.token_id == drafted
+
+
 def _accepted(chunk: Chunk, results: list[Sampled | None]) -> Sampled | None:
     """The first row's result with those behind the accepted drafts."""
     first, further = results[0], list[Sampled | None]()
     before = first
     for drafted, behind in zip(chunk.drafted, results[1:], strict=True):
-        if before is None or before.problem or before.token_id != drafted:
+        if not accepts(before, drafted):
             break
         further.append(behind)
         before = behind

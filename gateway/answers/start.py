@@ -27,7 +27,7 @@ from gateway.answers.tokenizer import ChatTokenizer
 from gateway.grammars.messages import MessageWish, grammar_of_message
 from gateway.grammars.wanted import Wanted
 from gateway.http.problem import ModelNotFoundError
-from gateway.request.spec import Generations, GenerationSpec, Origin, Sharing
+from gateway.request.spec import DraftRules, Generations, GenerationSpec, Origin, Sharing
 from gateway.tenants.budgets import Budgets
 from gateway.tenants.tenants import Tenant
 
@@ -151,7 +151,7 @@ class Answers:
             prompts=prompts,
         )
         drafts = await self.tokenising.drafts(ask.sampling.drafts, served, give_up_at, name=ask.name_of("prediction"))
-        specs = [replace(spec, drafts=drafts) for spec in self._specs(ask, origin, answer, served, grammar)]
+        specs = self._specs(ask, origin, answer, served, grammar, drafts)
         answer.charge = await charge(
             self._budgets,
             origin.tenant,
@@ -200,7 +200,7 @@ class Answers:
         return found
 
     def _specs(
-        self, ask: Ask, origin: Origin, answer: Answer, served: Served, grammar: Grammar | None
+        self, ask: Ask, origin: Origin, answer: Answer, served: Served, grammar: Grammar | None, drafts: DraftRules
     ) -> list[GenerationSpec]:
         """A specification for each choice of each prompt. Raises InvalidRequestError."""
         for prompt in answer.prompts:
@@ -226,6 +226,7 @@ class Answers:
                     origin=origin,
                     priority=terms.priority,
                     grammar=grammar,
+                    drafts=drafts,
                 )
                 specs.append(spec)
         return specs

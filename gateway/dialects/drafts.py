@@ -7,8 +7,9 @@ from typing import Annotated, Any
 
 from pydantic import Field, StrictBool, StrictInt
 
-MAX_DRAFTED = 32
-Drafted = StrictBool | Annotated[StrictInt, Field(ge=0, le=MAX_DRAFTED)]
+from common.messages import MOST_DRAFTED
+
+Drafted = StrictBool | Annotated[StrictInt, Field(ge=0, le=MOST_DRAFTED)]
 # llama.cpp's field has no bound.
 DRAFTED_SCHEMA: dict[str, Any] = {"type": ["integer", "null"], "minimum": 0}
 
@@ -20,4 +21,4 @@ def most_drafted(said: bool | int | None) -> int:
 
 def at_most_drafted(most: Any) -> Mapping[str, Any]:
     """Read llama.cpp's `speculative.n_max`."""
-    return {"speculation": min(most, MAX_DRAFTED) if isinstance(most, int) else most}
+    return {"speculation": min(most, MOST_DRAFTED) if isinstance(most, int) else most}

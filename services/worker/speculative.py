@@ -10,10 +10,10 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from common.messages import MOST_DRAFTED
 from decode.drafts.settings import LookupSettings, MatchLengths
 
 MOST_CHARS = 4096
-MOST_DRAFTED = 32
 DRAFTED = 8  # tokens of a sequence in a pass, unless told otherwise
 DRAFTED_BY_HEADS = 3
 OTHERS = (

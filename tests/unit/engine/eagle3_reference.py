@@ -84,7 +84,7 @@ class Reference:
 
     @torch.no_grad()
     def drafts(self, token_ids: list[int], count: int) -> tuple[int, ...]:
-        """What is expected behind the tokens, of which the last one was just sampled."""
+        """The drafts behind the tokens, of which the last one was just sampled."""
         states = self._network(torch.tensor([token_ids[:-1]]), output_hidden_states=True).hidden_states
         aux = [states[layer][0] for layer in range(3)]
         if "fc_norm" in self._flags:
