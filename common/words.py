@@ -1,4 +1,4 @@
-"""Wire values that decide what a process does.
+"""Wire values that decide what a process does, and the bound of a draft; no library but the standard one is loaded.
 
 An unknown word (a newer peer's) reads as OTHER, so the rest of the message is still understood.
 """
@@ -6,6 +6,8 @@ An unknown word (a newer peer's) reads as OTHER, so the rest of the message is s
 from __future__ import annotations
 
 from enum import StrEnum
+
+MOST_DRAFTED = 32  # tokens of a draft, wherever one is asked for, set or sent
 
 
 class Role(StrEnum):

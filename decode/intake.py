@@ -17,7 +17,6 @@ from msgspec import UnsetType
 from common.blocks import hash_blocks
 from common.errors import HandoffRefusedError, InvalidRequestError, UnavailableError
 from common.messages import (
-    MOST_DRAFTED,
     Cancel,
     Handoff,
     HandoffReply,
@@ -28,7 +27,7 @@ from common.messages import (
     ReserveAgain,
     ReserveReply,
 )
-from common.words import Refusal, Role
+from common.words import MOST_DRAFTED, Refusal, Role
 from decode.questions import ASKED_AGAIN_S, Questions
 from decode.request import DecodeRequest
 from decode.reservations import Reservation, Reservations, Room

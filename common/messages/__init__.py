@@ -63,7 +63,6 @@ from common.messages.handoff import (
 from common.messages.jobs import (
     GRAMMAR_LIMITS,
     MAX_GRAMMAR_CHARS,
-    MOST_DRAFTED,
     Claim,
     ClaimReply,
     Failed,
@@ -99,7 +98,6 @@ __all__ = [
     "MAX_GRAMMAR_CHARS",
     "MAX_PROTOCOL_VERSION",
     "MIN_PROTOCOL_VERSION",
-    "MOST_DRAFTED",
     "PROTOCOL_VERSION",
     "Ack",
     "AttemptMessage",

@@ -12,7 +12,6 @@ from msgspec import UNSET, UnsetType
 from common.messages.base import PROTOCOL_VERSION, WorkerMessage
 
 MAX_GRAMMAR_CHARS = 64 << 10
-MOST_DRAFTED = 32  # tokens of a draft, wherever one is asked for, set or sent
 # llguidance's limits for one grammar; gateway and workers must agree, or one would accept what the other refuses.
 GRAMMAR_LIMITS: dict[str, Any] = {
     "initial_lexer_fuel": 400_000,  # 50,000 take 1 ms

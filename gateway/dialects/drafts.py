@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, StrictBool, StrictInt
 
-from common.messages import MOST_DRAFTED
+from common.words import MOST_DRAFTED
 
 Drafted = StrictBool | Annotated[StrictInt, Field(ge=0, le=MOST_DRAFTED)]
 # llama.cpp's field has no bound.

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from common.messages import MOST_DRAFTED
+from common.words import MOST_DRAFTED
 from decode.drafts.settings import LookupSettings, MatchLengths
 
 MOST_CHARS = 4096
