@@ -100,6 +100,7 @@ def create_app(
         catalogue=catalogue,
         budgets=budgets,
         default_deadline_s=settings.request_timeout_s,
+        goal=settings.levels.goal,
     )
     labels = TenantLabels()
     metrics = GatewayMetrics(catalogue.names, tenants=labels)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from enum import StrEnum
 from typing import Any
@@ -88,6 +89,33 @@ def features_of(work: Work) -> frozenset[str]:
     return frozenset(feature for feature, is_needed in NEEDED.items() if is_needed(work))
 
 
+class Goal(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The times that make an answer good, as far as they are given (SLO). Being late is no error: nothing ends by a goal."""
+
+    ttft_ms: float | None = None  # the request's receipt to its first token
+    ttft_ms_per_token: float | None = None  # added for each prompt token, to `ttft_ms` alone
+    tpot_ms: float | None = None  # mean time of a token after the first
+
+    def or_else(self, other: Goal) -> Goal:
+        """This one, with the other's times where it gives none."""
+        given = {name: mine for name in self.__struct_fields__ if (mine := getattr(self, name)) is not None}
+        return msgspec.structs.replace(other, **given)
+
+    def ttft_s(self, prompt_tokens: int) -> float:
+        """Seconds from the receipt to the first token of such a prompt; infinite without a goal."""
+        if self.ttft_ms is None:
+            return math.inf
+        return (self.ttft_ms + (self.ttft_ms_per_token or 0.0) * prompt_tokens) / 1000
+
+    @property
+    def tpot_s(self) -> float:
+        """Seconds of a token after the first; infinite without a goal."""
+        return math.inf if self.tpot_ms is None else self.tpot_ms / 1000
+
+
+NO_GOAL = Goal()
+
+
 class Job(msgspec.Struct, frozen=True, kw_only=True, tag="job"):
     """Gateway -> prefill worker, through JetStream. Starts after a granted `Claim`; answered by token frames or `Failed`.
 
@@ -112,6 +140,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, tag="job"):
     grammar: Grammar | None = None
     speculation: int = -1  # most drafted tokens of a pass; -1: as the worker is set
     prediction: bytes = b""  # packed tokens that the client expects in the answer
+    goal: Goal = NO_GOAL  # counted from the receipt of the request: `ClaimReply.age_ms`
 
     @property
     def work(self) -> Work:
@@ -137,6 +166,7 @@ class ClaimReply(msgspec.Struct, frozen=True, kw_only=True, tag="claim_reply"):
     reason: str = ""
     remaining_ms: int = 0
     first_token_ms: int = -1  # likewise, of the first token
+    age_ms: int = 0  # since the request's receipt
 
 
 class Settle(WorkerMessage, frozen=True, kw_only=True, tag="settle"):

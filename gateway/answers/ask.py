@@ -11,7 +11,7 @@ import msgspec
 from pydantic import AfterValidator, Field, StrictStr
 
 from common.errors import InvalidRequestError
-from common.messages import Grammar, SamplingParams
+from common.messages import NO_GOAL, Goal, Grammar, SamplingParams
 from gateway.grammars.wanted import Wanted
 from gateway.parsing.grammar import CallShape
 
@@ -206,12 +206,13 @@ class ContextFit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """The request's standing among others: its rank in the queue, its deadlines, and the cache that it shares."""
+    """The request's standing among others: its rank in the queue, its deadlines and goal, and the cache that it shares."""
 
     priority: int = 0
     cache_salt: str = ""
     deadline_s: float | None = None
     first_token_s: float | None = None  # a later first token is useless
+    goal: Goal = NO_GOAL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from functools import partial
 import msgspec
 
 from common.errors import DeadlineExceededError, InvalidRequestError, UnavailableError
-from common.messages import Grammar, SamplingParams
+from common.messages import NO_GOAL, Goal, Grammar, SamplingParams
 from common.tasks import Ready
 from gateway.answers.answer import Answer, Turn, charge
 from gateway.answers.ask import Ask, ContextFit, Infill, Prompt, Reply, Sampling, Terms
@@ -62,9 +62,11 @@ class Answers:
         catalogue: Catalogue,
         budgets: Budgets,
         default_deadline_s: float,
+        goal: Goal = NO_GOAL,
     ) -> None:
         self._budgets = budgets
         self._default_deadline_s = default_deadline_s
+        self._goal = goal
         self._started_at = int(time.time())
         self._turn = Turn()
         self._calls_as_text: set[str] = set()  # models already logged
@@ -117,6 +119,10 @@ class Answers:
 
     def _deadline_s(self, terms: Terms) -> float:
         return terms.deadline_s or self._default_deadline_s
+
+    def _goal_of(self, terms: Terms, tenant: Tenant) -> Goal:
+        """The request's, else its tenant's, else everybody's goal. The lowest tier has none."""
+        return NO_GOAL if terms.priority < 0 else terms.goal.or_else(tenant.goal).or_else(self._goal)
 
     def _check_calls(self, served: Served) -> None:
         """Log once for each model that its calls can't be parsed."""
@@ -227,6 +233,7 @@ class Answers:
                     priority=terms.priority,
                     grammar=grammar,
                     drafts=drafts,
+                    goal=self._goal_of(terms, origin.tenant),
                 )
                 specs.append(spec)
         return specs

@@ -115,6 +115,7 @@ class Inbox:
             granted=True,
             remaining_ms=_ms_until(request.state.deadline_at, now),
             first_token_ms=-1 if request.state.next_position else _ms_until(request.first_token_by, now),
+            age_ms=_ms_until(now, request.timeline.received_at),
         )
 
     def _lacks(self, request: ActiveRequest, claimer: Incarnation) -> frozenset[str]:

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from common.errors import InvalidRequestError, ServingError
-from common.messages import GatewayState
+from common.messages import GatewayState, Goal
 from gateway.request.active import ActiveRequest
 from gateway.request.state import Phase
 
@@ -22,8 +22,16 @@ class ServiceLevels:
     """Targets in seconds, and the window over which requests are counted."""
 
     ttft_s: float = 1.0  # receipt to first token
+    ttft_s_per_token: float = 0.0  # added for each prompt token
     tpot_s: float = 0.05  # mean time per output token
     window_s: float = 30.0
+
+    @property
+    def goal(self) -> Goal:
+        """The goal of requests whose clients and tenants say none."""
+        return Goal(
+            ttft_ms=1000 * self.ttft_s, ttft_ms_per_token=1000 * self.ttft_s_per_token, tpot_ms=1000 * self.tpot_s
+        )
 
 
 class _Window:

@@ -161,6 +161,7 @@ def job_of(
         grammar=spec.grammar,
         speculation=spec.drafts.most,
         prediction=spec.drafts.prediction,
+        goal=spec.goal,
     )
 
 

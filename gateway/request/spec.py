@@ -8,7 +8,17 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from common.errors import ServingError
-from common.messages import Generate, Grammar, PromptLogprobs, SamplingParams, TokenLogprobs, WorkerState, features_of
+from common.messages import (
+    NO_GOAL,
+    Generate,
+    Goal,
+    Grammar,
+    PromptLogprobs,
+    SamplingParams,
+    TokenLogprobs,
+    WorkerState,
+    features_of,
+)
 from common.words import Finish
 from gateway.request.placement import Difference
 from gateway.request.timeline import Timeline, Timelines
@@ -161,6 +171,7 @@ class GenerationSpec:
     first_token_s: float = 0.0  # deadline of the first token, from now; 0: the request's
     grammar: Grammar | None = None
     drafts: DraftRules = DraftRules()
+    goal: Goal = NO_GOAL
 
     @property
     def num_tokens(self) -> int:

@@ -21,6 +21,7 @@ from gateway.http.body import BodyLimits, read_fields
 from gateway.http.exchange import request_scope
 from gateway.http.fields import Number, StrictFields
 from gateway.http.problem import ConflictError, NotKeptError, json_response
+from gateway.tenants.goals import GoalFields
 from gateway.tenants.kept import KeptKeys
 from gateway.tenants.register import (
     Change,
@@ -53,7 +54,7 @@ class NewKey(StrictFields):
     expires_in_days: Annotated[Number, Field(gt=0, le=3650)] | None = None
 
 
-class TenantOptions(StrictFields):
+class TenantOptions(GoalFields, StrictFields):
     """A tenant's limits; 0 is no limit. Omitted ones get defaults, except the salt, which nobody can read."""
 
     weight: Annotated[Number, Field(gt=0, le=1000)] = 1.0
@@ -156,7 +157,8 @@ class KeyRoutes:
         """Create a tenant, or change its options; they apply to its next requests."""
         name = self._made_name(request)
         body = await read_fields(request, BODY_LIMITS, TenantOptions, default=b"{}")
-        options = MadeTenant(**body.model_dump(include=set(TenantOptions.model_fields)))
+        own = set(TenantOptions.model_fields) - set(GoalFields.model_fields)
+        options = MadeTenant(**body.model_dump(include=own), goal=body.goal)
 
         def with_tenant(register: Register) -> Register:
             known = register.tenants.get(name)
@@ -225,6 +227,9 @@ def _tenant_json(tenant: Tenant) -> dict[str, Any]:
         "tokens_per_minute": limits.tokens_per_minute,
         "max_concurrent": limits.max_concurrent,
         "shares_cache": not tenant.cache_salt,
+        "ttft_slo_ms": tenant.goal.ttft_ms,
+        "ttft_slo_ms_per_token": tenant.goal.ttft_ms_per_token,
+        "tpot_slo_ms": tenant.goal.tpot_ms,
     }
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from common.errors import InvalidRequestError
+from common.messages import NO_GOAL, Goal
 from gateway.tenants.budgets import Limits
 
 MAX_KEYS = 2_000  # neither revoked nor expired
@@ -73,6 +74,7 @@ class MadeTenant(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     tokens_per_minute: int = 0
     max_concurrent: int = 0
     cache_salt: str | None = None
+    goal: Goal = NO_GOAL
 
     @property
     def limits(self) -> Limits:

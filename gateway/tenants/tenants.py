@@ -18,8 +18,10 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from common.messages import NO_GOAL, Goal
 from common.settings import ConfigError
 from gateway.tenants.budgets import UNLIMITED, Limits
+from gateway.tenants.goals import GoalFields
 from gateway.tenants.register import NOTHING, MadeKey, MadeTenant, Register
 
 DEFAULT = "default"
@@ -54,6 +56,7 @@ class Tenant:
     max_priority: int = 100
     limits: Limits = UNLIMITED
     cache_salt: str = ""  # tenants with different ones never share KV
+    goal: Goal = NO_GOAL
     key: str = field(default="", compare=False)  # id of the request's key
 
     def salt(self, asked: str) -> str:
@@ -266,6 +269,7 @@ def _made(name: str, made: MadeTenant) -> Tenant:
         max_priority=made.max_priority,
         limits=made.limits,
         cache_salt=own if made.cache_salt is None else made.cache_salt,
+        goal=made.goal,
     )
 
 
@@ -287,7 +291,7 @@ def new_key() -> str:
     return f"baton-{secrets.token_urlsafe(32)}"
 
 
-class _Entry(BaseModel):
+class _Entry(GoalFields, BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     keys: list[Annotated[str, Field(min_length=_FEWEST_KEY_CHARS)]] = []
@@ -316,6 +320,7 @@ class _Entry(BaseModel):
                 max_concurrent=self.max_concurrent,
             ),
             cache_salt=own if self.cache_salt is None else self.cache_salt,
+            goal=self.goal,
         )
 
 

@@ -106,6 +106,9 @@ class GatewaySettings(ModelSettings, ServiceLevelOptions):
         description="where the console links to for a trace, as https://jaeger.example/trace/{trace_id}; empty: no link",
     )
     request_timeout_s: Seconds = Field(600.0, description="deadline of a request that sets none")
+    ttft_slo_ms_per_token: Annotated[float, Field(ge=0)] = Field(
+        0.0, description="goodput: a first token may come so much later than --ttft-slo-ms for each prompt token, ms"
+    )
     max_connections: Positive = Field(
         4096, description="open HTTP connections at most; further ones are answered with 503"
     )
@@ -154,7 +157,11 @@ class GatewaySettings(ModelSettings, ServiceLevelOptions):
         """The objectives of a good answer."""
         from gateway.observe.attainment import ServiceLevels
 
-        return ServiceLevels(ttft_s=self.ttft_slo_ms / 1000, tpot_s=self.tpot_slo_ms / 1000)
+        return ServiceLevels(
+            ttft_s=self.ttft_slo_ms / 1000,
+            ttft_s_per_token=self.ttft_slo_ms_per_token / 1000,
+            tpot_s=self.tpot_slo_ms / 1000,
+        )
 
     def batches(self) -> BatchLimits:
         """Limits of the Batch API."""

@@ -18,6 +18,7 @@ import pytest_asyncio
 
 from common import subjects
 from common.errors import UnavailableError
+from common.messages import Goal
 from common.wire import NatsSettings, Wire
 from gateway.answers.tokenizer import ChatTokenizer
 from gateway.app import HttpSettings, create_app
@@ -184,6 +185,10 @@ async def test_tenants_are_made_changed_and_deleted(
         assert one.keys.register.tenants["acme"].cache_salt == "a-secret-salt"  # nobody could read it to send it again
         assert (await ask("POST", "/admin/tenants/acme", json={"cache_salt": ""}))[1]["shares_cache"]
         assert await one.serves(key["key"])
+        goal = {"ttft_slo_ms": 200, "tpot_slo_ms": 20.5}
+        told = (await ask("POST", "/admin/tenants/acme", json=goal))[1]
+        assert told | goal == told
+        assert one.keys.register.tenants["acme"].goal == Goal(ttft_ms=200.0, tpot_ms=20.5)
         assert (await ask("DELETE", "/admin/tenants/acme"))[0] == 409
         await ask("POST", f"/admin/keys/{key['id']}/revoke")
         assert await ask("DELETE", "/admin/tenants/acme") == (200, {"name": "acme", "deleted": True})

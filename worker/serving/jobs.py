@@ -52,6 +52,7 @@ class ClaimedJob:
     claimed_at: float
     deadline_at: float
     first_token_by: float = math.inf  # a later one is of no use
+    received_at: float = 0.0  # by the gateway: `Job.goal` counts from here
     finished: bool = field(default=False)
 
     def remaining_ms(self) -> int:
@@ -208,6 +209,7 @@ class JobIntake:
                     claimed_at=now,
                     deadline_at=now + reply.remaining_ms / 1000,
                     first_token_by=now + reply.first_token_ms / 1000 if reply.first_token_ms >= 0 else math.inf,
+                    received_at=now - reply.age_ms / 1000,
                 )
                 self._held.add(claimed)
                 await start(claimed)

@@ -179,6 +179,7 @@ def asked(
             cache_salt=body.cache_salt or "",
             deadline_s=body.timeout,
             first_token_s=body.ttft_timeout,
+            goal=body.goal,
         ),
         field_names=field_names or {},
     )

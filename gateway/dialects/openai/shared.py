@@ -20,6 +20,7 @@ from gateway.dialects.openai.formats import FOLLOWED, RESPONSE_FORMAT_SCHEMA, ST
 from gateway.dialects.stops import STOPS_SCHEMA, Stops
 from gateway.grammars.wanted import Wanted
 from gateway.http.fields import Count, Metadata, Number, StrictFields, TokenId
+from gateway.tenants.goals import GoalFields
 
 MAX_LOGIT_BIAS = 1_024
 MAX_N = 16
@@ -84,7 +85,7 @@ class Prediction(StrictFields):
         return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
 
 
-class CommonFields(TranslatedFields):
+class CommonFields(GoalFields, TranslatedFields):
     """Fields shared by chat and completions."""
 
     inert: ClassVar[frozenset[str]] = INERT

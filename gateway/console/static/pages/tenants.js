@@ -21,6 +21,12 @@ const LIMITS = [
   ["max_priority", "Highest priority that its clients may ask for", 0, { min: -100, max: 100, step: 1 }],
 ];
 
+const GOALS = [
+  ["ttft_slo_ms", "Goal of a first token, ms; empty: the gateway's", { min: 0.001, max: 3_600_000, step: "any" }],
+  ["ttft_slo_ms_per_token", "so much later for each prompt token, ms", { min: 0, max: 3_600_000, step: "any" }],
+  ["tpot_slo_ms", "Goal of a further token, ms; empty: the gateway's", { min: 0.001, max: 3_600_000, step: "any" }],
+];
+
 const KEY_HEADS = ["Name", "Tenant", "State", "Created", "Expires", ["Used"], [""]];
 const TENANT_HEADS = ["Tenant", "Limits, used now", ["Requests"], ["Tokens in, cached"], ["Tokens out"], "Cost, seconds of devices", [""]];
 
@@ -253,10 +259,12 @@ const meter = (kind, text, part, whole) => h("div", { class: `budget ${kind}` },
 async function editTenant(options, refresh) {
   const name = options ? null : h("label", {}, "Name ", h("input", { name: "name", required: true, pattern: "[A-Za-z0-9_.\\-]{1,64}", maxlength: 64, autocomplete: "off", title: "1 to 64 letters, digits and _.-" }));
   const given = await asked(options ? `Limits of ${options.name}` : "New tenant", [name, ...LIMITS.map(([field, label, usual, rule]) => h("label", {}, label, " ", h("input", { name: field, type: "number", required: true, value: options?.[field] ?? usual, ...rule }))),
+    ...GOALS.map(([field, label, rule]) => h("label", {}, label, " ", h("input", { name: field, type: "number", value: options?.[field] ?? "", ...rule }))),
     h("label", { class: "check-label" }, h("input", { name: "shares", type: "checkbox", checked: options?.shares_cache ?? false }), "Shares cached prefixes with all others that share: they may see by the time what was asked before")], options ? "Set" : "Create");
   if (!given) return;
   const target = options?.name ?? given.get("name");
   const body = Object.fromEntries(LIMITS.map(([field]) => [field, Number(given.get(field))]));
+  for (const [field] of GOALS) if (given.get(field)) body[field] = Number(given.get(field));
   if (given.get("shares") === "on") body.cache_salt = "";
   else if (options?.shares_cache) body.cache_salt = target; // left out, it would stay as it is
   await tell(admin(`tenants/${encodeURIComponent(target)}`, { method: "POST", body }), options ? "The limits hold for its next requests." : `${target} is made: create a key for it.`);
