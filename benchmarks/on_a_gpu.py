@@ -69,7 +69,7 @@ def tests(name: str, estimate_s: float, *options: str) -> Step:
 STEPS = (
     tests("tests", 200, "-n", "4", "--dist", "worksteal", "-k", "not far_checks and not ucx"),
     tests("tests-far", 120, "-k", "far_checks"),  # each takes most of the card's memory
-    engine("llama-8b", 100, cells="^(?!kernels|accuracy)"),
+    engine("llama-8b", 120, cells="^(?!kernels|accuracy)"),
     engine("llama-8b-fp8", 60, "--quantization", "fp8"),
     engine("qwen3.5-35b-a3b", 70, "--shape", "qwen3.5-35b-a3b"),
     engine("qwen3-30b-a3b", 50, "--shape", "qwen3-30b-a3b"),

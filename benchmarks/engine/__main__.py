@@ -23,8 +23,9 @@ from pathlib import Path
 import msgspec
 import torch
 
+from benchmarks.engine import cells, drafted
 from benchmarks.engine.ceilings import measure_ceilings
-from benchmarks.engine.cells import FULL, QUICK, Bench, Cell, DoesNotFitError, PrefillRate
+from benchmarks.engine.cells import Bench, DoesNotFitError, PrefillRate
 from benchmarks.engine.floors import Ceilings, ModelCost, upload
 from benchmarks.engine.startup import start_process
 from benchmarks.engine.step_profile import profile_cell
@@ -86,7 +87,8 @@ class Run:
         self._options, self._page, self._device = options, page, device
         self._started = time.monotonic()
         self._targets = TARGETS.get(_compared(options, card_of(device)), {})
-        self._cells: dict[str, Cell] = {cell.name: cell for cell in (QUICK if options.quick else FULL)}
+        chosen = (*cells.QUICK, *drafted.QUICK) if options.quick else (*cells.FULL, *drafted.FULL)
+        self._cells: dict[str, cells.Cell | drafted.Cell] = {cell.name: cell for cell in chosen}
         self._prompt = 48 if options.quick else 512  # tokens of the first prompt after a start
         self.failed = False  # a cell failed, or there was no time for it
 
@@ -125,11 +127,12 @@ class Run:
 
     def profile(self, name: str) -> None:
         """Write where the time of one cell's passes goes."""
-        if name not in self._cells:
-            raise SystemExit(f"--profile {name}: known are {', '.join(self._cells)}")
+        profiled = {name: cell for name, cell in self._cells.items() if not isinstance(cell, drafted.Cell)}
+        if name not in profiled:
+            raise SystemExit(f"--profile {name}: known are {', '.join(profiled)}")
         model, ceilings = self._prepare()
         bench = self._bench(model, ceilings)
-        text = asyncio.run(profile_cell(self._cells[name], bench, read_model_spec(model)))
+        text = asyncio.run(profile_cell(profiled[name], bench, read_model_spec(model)))
         (self._options.out / f"profile_{name}.txt").write_text(text)
         print(text, flush=True)
 
@@ -182,7 +185,7 @@ class Run:
             ),
         )
 
-    def _measure(self, cell: Cell, bench: Bench) -> None:
+    def _measure(self, cell: cells.Cell | drafted.Cell, bench: Bench) -> None:
         if self._out_of_time(cell.name):
             return
         if isinstance(cell, PrefillRate) and self._device.type == "cuda":

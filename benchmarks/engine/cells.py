@@ -17,6 +17,7 @@ from decode.request import DecodeRequest
 from engine.cache.block_pool import BlockPool, OutOfBlocksError
 from engine.engine import Engine
 from engine.groups import entries_of
+from worker.device.prompt_budget import PromptBudget
 from worker.serving.allocation import blocks_for, cargo_of, received
 
 UNREACHED_TOKENS = 1 << 30  # max_tokens of a sequence that only the measurement ends
@@ -38,6 +39,9 @@ class Bench:
     prompts: Prompts
     token_budget: int
     started: list[Workload] | None = None  # where to note the workloads, for a profile
+
+    def budget(self) -> PromptBudget:
+        return PromptBudget(token_budget=self.token_budget, pass_ms=self.engine.pass_ms)
 
     def workload(self) -> Workload:
         workload = Workload(self.engine)
@@ -84,7 +88,7 @@ class Decode:
         lengths = [computed + 1] * self.batch
         for request in bench.prompts.requests(lengths, max_tokens=UNREACHED_TOKENS, sampling=dict(self.sampling)):
             try:
-                _pretend_computed(workload.pool, request, computed)
+                pretend_computed(workload.pool, request, computed)
             except OutOfBlocksError as error:
                 raise self._too_large(workload.pool) from error
             workload.join(request)
@@ -92,7 +96,7 @@ class Decode:
         size, last = workload.pool.block_size, computed + 1 + workload.passes_left
         if self.batch * (blocks_for(last, size) - blocks_for(computed + 1, size)) > workload.pool.num_free:
             raise self._too_large(workload.pool)
-        async with driven(bench.engine, workload, token_budget=bench.token_budget):
+        async with driven(bench.engine, workload, budget=bench.budget()):
             await workload.finished()
         return workload
 
@@ -132,7 +136,7 @@ class FirstToken:
     async def run(self, bench: Bench) -> list[float]:
         """Return the milliseconds of each run after the warm-up."""
         workload, times = bench.workload(), []
-        async with driven(bench.engine, workload, token_budget=bench.token_budget) as loop:
+        async with driven(bench.engine, workload, budget=bench.budget()) as loop:
             for request in bench.prompts.requests([self.prompt] * (self.warm_up + self.runs), max_tokens=1):
                 started = time.perf_counter()
                 workload.enqueue(request)
@@ -232,7 +236,7 @@ QUICK: tuple[Cell, ...] = (
 async def _all_at_once(bench: Bench, requests: list[DecodeRequest]) -> float:
     """Return the seconds from the first request's arrival to the last one's end."""
     workload = bench.workload()
-    async with driven(bench.engine, workload, token_budget=bench.token_budget) as loop:
+    async with driven(bench.engine, workload, budget=bench.budget()) as loop:
         started = time.perf_counter()
         for request in requests:
             workload.enqueue(request)
@@ -241,7 +245,7 @@ async def _all_at_once(bench: Bench, requests: list[DecodeRequest]) -> float:
         return workload.pass_ends[-1] - started
 
 
-def _pretend_computed(pool: BlockPool, request: DecodeRequest, num_tokens: int) -> None:
+def pretend_computed(pool: BlockPool, request: DecodeRequest, num_tokens: int) -> None:
     """Give the request blocks as if its first `num_tokens` tokens were computed; their KV is whatever the blocks hold."""
     sequence = request.sequence
     cargo, num_entries = cargo_of(pool, num_tokens), blocks_for(num_tokens + 1, pool.block_size)

@@ -14,6 +14,7 @@ from collections.abc import Sequence as ListOf
 
 from common.blocks import hash_root, pack_tokens
 from common.messages import Job, SamplingParams
+from decode.drafts.speculation import NO_SPECULATION, Speculation
 from decode.request import DecodeRequest
 from decode.scheduler import DecodeScheduler
 from engine.cache.block_pool import BlockPool
@@ -30,10 +31,13 @@ UNREACHED_S = 1e9  # a deadline that no measurement reaches
 class Workload:
     """The decode role's part in the pipeline: requests in, tokens out, and when each pass was over."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, *, speculation: Speculation = NO_SPECULATION) -> None:
         self.pool = BlockPool.of(engine.layout)
         self.scheduler = DecodeScheduler(
-            pool=self.pool, max_sequences=engine.config.max_sequences, max_model_len=engine.max_model_len
+            pool=self.pool,
+            max_sequences=engine.config.max_sequences,
+            max_model_len=engine.max_model_len,
+            speculation=speculation,
         )
         self.passes_left: int | None = None  # None: as many as there is work for
         self.pass_ends: list[float] = []
@@ -79,35 +83,41 @@ class Workload:
             request = self.scheduler.landed(chunk)
             if request.is_over:
                 continue
-            chunk.sequence.finish(chunk)
+            tokens = self.tokens_of(chunk, sampled) if chunk.sample else []
+            chunk.sequence.finish(chunk, max(0, len(tokens) - 1))
             publish_computed(self.pool, chunk.sequence)
             if chunk.sample:
-                self._append(request, sampled, now)
+                self._append(request, tokens, now)
         if self._planned == self._over and (self.passes_left == 0 or not len(self.scheduler)):
             self._idle.set()
         self.apply_s += time.perf_counter() - now
+
+    def tokens_of(self, chunk: Chunk, sampled: Sampled | None) -> list[int]:
+        """The chunk's new tokens; [] without usable logits."""
+        return [] if sampled is None else [sampled.token_id]
 
     def failed(self, chunks: ListOf[Chunk], error: Exception) -> None:
         self.error = error
         self._idle.set()
 
-    def _append(self, request: DecodeRequest, sampled: Sampled | None, now: float) -> None:
+    def _append(self, request: DecodeRequest, tokens: ListOf[int], now: float) -> None:
         sequence = request.sequence
-        if sampled is None:
+        if not tokens:
             self.failed([], RuntimeError(f"{request.id}: no finite logits"))
             return
         if sequence.num_generated == 0:
             self.first_token_at[request.id] = now
-        sequence.append(sampled.token_id)
+        for token in tokens:
+            sequence.append(token)
         if sequence.finish_reason():
             request.ended_at = now
             self.scheduler.remove(request)
 
 
 @contextlib.asynccontextmanager
-async def driven(engine: Engine, workload: Workload, *, token_budget: int) -> AsyncIterator[Pipeline]:
+async def driven(engine: Engine, workload: Workload, *, budget: PromptBudget) -> AsyncIterator[Pipeline]:
     """Run the pipeline with `workload` in it."""
-    pipeline = Pipeline(engine=engine, budget=PromptBudget(token_budget=token_budget))
+    pipeline = Pipeline(engine=engine, budget=budget)
     pipeline.attach(workload)
     running = asyncio.create_task(pipeline.run())
     try:

@@ -35,6 +35,7 @@ from benchmarks.weights.checkpoint import write_checkpoint
 from benchmarks.weights.drawn import DRAWN
 from engine.config import CacheConfig, EngineConfig
 from engine.engine import Engine
+from worker.device.prompt_budget import PromptBudget
 
 SHAPES = {"llama": "llama-small", "mistral": "mistral-small", "qwen2": "qwen2-small", "qwen3": "qwen3-small"}
 # Shapes of `benchmarks/weights/drawn.py` with fewer layers and experts, and windows that short prompts reach.
@@ -182,7 +183,7 @@ async def _generate(engine: Engine, lengths: Sequence[int], seed: int) -> list[l
     """Prompts and generated tokens, all in one batch, prefill in chunks, passes overlapping: as a worker does it."""
     workload = Workload(engine)
     requests = Prompts(vocab_size=engine.vocab_size, seed=seed).requests(lengths, max_tokens=NUM_TOKENS)
-    async with driven(engine, workload, token_budget=engine.config.max_batch_tokens) as loop:
+    async with driven(engine, workload, budget=PromptBudget(token_budget=engine.config.max_batch_tokens)) as loop:
         for request in requests:
             workload.enqueue(request)
         loop.wake()

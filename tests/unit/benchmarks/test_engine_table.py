@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.engine import drafted
 from benchmarks.engine.__main__ import STARTS, main, position_bytes
 from benchmarks.engine.cells import FULL, QUICK, Decode
 from benchmarks.engine.targets import TARGETS
@@ -49,6 +50,15 @@ def test_a_profile_is_written_beside_the_results(tmp_path: Path) -> None:
     assert main([*SMALL, "--out", str(tmp_path), "--profile", "decode_b8_ctx64"]) == 0
     text = (tmp_path / "profile_decode_b8_ctx64.txt").read_text()
     assert text.startswith("profile of decode_b8_ctx64: 8 passes")
+
+
+def test_drafts_are_timed_beside_steps_without(tmp_path: Path) -> None:
+    assert main([*SMALL, "--out", str(tmp_path), "--cells", "verify|drafted"]) == 0
+    results = {result.name: result for result in read_results(tmp_path / "engine.json")}
+    for cell in drafted.QUICK:
+        assert results[cell.name].value > 0
+    over = results["drafted_b2_a70_over_none"]
+    assert over.value == pytest.approx(results["drafted_b2_a70"].value / results["drafted_b2_a70_without"].value)
 
 
 def test_every_target_has_its_cell() -> None:

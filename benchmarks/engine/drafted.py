@@ -1,0 +1,175 @@
+"""Cells of speculation: what verifying drafted tokens costs, and what drafts of a known acceptance bring.
+
+Random weights accept nothing. So the drafter knows the text that the measurement pretends was sampled, and corrupts it at random:
+the passes, their rows and the waiting for results are real, the tokens are not.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from collections.abc import Sequence as ListOf
+from dataclasses import dataclass
+
+from benchmarks.engine.cells import UNREACHED_TOKENS, Bench, DoesNotFitError, pretend_computed
+from benchmarks.engine.floors import decode_step
+from benchmarks.engine.workload import Workload, driven
+from benchmarks.results_format import Result
+from decode.drafts.drafting import Drafting
+from decode.drafts.speculation import NO_SPECULATION, Speculation
+from decode.request import DecodeRequest
+from engine.cache.block_pool import BlockPool, OutOfBlocksError
+from engine.engine import Chunk, Engine, Sampled
+from engine.sequence import Sequence
+from worker.device.prompt_budget import PromptBudget
+from worker.serving.allocation import grow
+
+DRAFTED = 3  # tokens of a draft
+TOKEN = 7  # the text that is pretended
+OTHER = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Verify:
+    """A step of `1 + DRAFTED` rows a sequence beside one of a row, in turn, each from its launch to its results."""
+
+    batch: int
+    most: float  # of the step without drafts
+    context: int = 1088
+    runs: int = 60
+    warm_up: int = 5
+
+    @property
+    def name(self) -> str:
+        return f"verify_b{self.batch}_k{DRAFTED}"
+
+    async def measure(self, bench: Bench) -> list[Result]:
+        pool = BlockPool.of(bench.engine.layout)
+        sequences = [request.sequence for request in _laid_out(bench, pool, self.batch, self.context)]
+        one, verified = list[float](), list[float]()
+        for _ in range(self.warm_up + self.runs):
+            one.append(self._step_ms(bench, sequences, ()))
+            verified.append(self._step_ms(bench, sequences, (TOKEN,) * DRAFTED))
+        without, with_drafts = (statistics.median(times[self.warm_up :]) for times in (one, verified))
+        floor = 1e3 * decode_step(bench.cost, batch=self.batch, context=self.context).seconds(bench.ceilings)
+        return [
+            Result(name=f"{self.name}_without", value=without, unit="ms", better="lower", floor=floor),
+            Result(name=self.name, value=with_drafts, unit="ms", better="lower", floor=floor),
+            Result(
+                name=f"{self.name}_of_one_row", value=with_drafts / without, unit="x", better="lower", target=self.most
+            ),
+        ]
+
+    def _step_ms(self, bench: Bench, sequences: ListOf[Sequence], drafted: tuple[int, ...]) -> float:
+        chunks = [sequence.schedule(1, drafted) for sequence in sequences]
+        started = time.perf_counter()
+        bench.engine.launch(chunks).wait()
+        seconds = time.perf_counter() - started
+        for sequence in sequences:
+            sequence.restart(self.context)
+        return 1e3 * seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Drafted:
+    """Tokens a second with drafts of which each token is right with a probability, over those of `Decode`'s steps."""
+
+    batch: int
+    least: float  # of the rate without drafts
+    acceptance: float = 0.7
+    context: int = 1024  # before the first step; drafts make it longer sooner
+    steps: int = 120
+    warm_up: int = 20
+
+    @property
+    def name(self) -> str:
+        return f"drafted_b{self.batch}_a{round(100 * self.acceptance)}"
+
+    async def measure(self, bench: Bench) -> list[Result]:
+        budget = bench.budget()
+        drafting = Drafting(Corrupted(self.acceptance), most=DRAFTED, step_ms=budget.step_cost.rows.ms)
+        without = await self._rate(bench, NO_SPECULATION, bench.budget())
+        rate = await self._rate(bench, drafting, budget)
+        return [
+            Result(name=f"{self.name}_without", value=without, unit="tok/s", better="higher"),
+            Result(name=self.name, value=rate, unit="tok/s", better="higher"),
+            Result(name=f"{self.name}_over_none", value=rate / without, unit="x", better="higher", target=self.least),
+        ]
+
+    async def _rate(self, bench: Bench, speculation: Speculation, budget: PromptBudget) -> float:
+        workload = PretendedText(bench.engine, speculation=speculation)
+        for request in _laid_out(bench, workload.pool, self.batch, self.context):
+            workload.join(request)
+        workload.passes_left = self.warm_up + self.steps
+        async with driven(bench.engine, workload, budget=budget):
+            await workload.finished()
+        first, last = workload.pass_ends[self.warm_up - 1], workload.pass_ends[-1]
+        return sum(workload.tokens[self.warm_up :]) / (last - first)
+
+
+class PretendedText(Workload):
+    """A workload whose sampled tokens are all `TOKEN`, whatever the engine says."""
+
+    def __init__(self, engine: Engine, *, speculation: Speculation) -> None:
+        super().__init__(engine, speculation=speculation)
+        self.tokens: list[int] = []  # of each pass
+        self._speculation = speculation
+
+    def apply(self, results: ListOf[tuple[Chunk, Sampled | None]]) -> None:
+        self.tokens.append(0)
+        super().apply(results)
+
+    def tokens_of(self, chunk: Chunk, sampled: Sampled | None) -> list[int]:
+        """`TOKEN`, once more for each right drafted token before the first wrong one."""
+        right = next((at for at, token in enumerate(chunk.drafted) if token != TOKEN), len(chunk.drafted))
+        if chunk.drafted:
+            self._speculation.verified(chunk.sequence, drafted=len(chunk.drafted), accepted=right)
+        self.tokens[-1] += 1 + right
+        return [TOKEN] * (1 + right)
+
+
+class Corrupted:
+    """A drafter that knows the text, and of each token with a probability."""
+
+    follows_results = False
+
+    def __init__(self, acceptance: float) -> None:
+        self._acceptance = acceptance
+        self._random = random.Random(0)
+
+    def draft(self, sequence: Sequence, most: int) -> list[int]:
+        return [TOKEN if self._random.random() < self._acceptance else OTHER for _ in range(most)]
+
+    def match_length(self, sequence: Sequence) -> int:
+        return DRAFTED
+
+    def ended(self, sequence: Sequence) -> None:
+        """No-op: the text is known."""
+
+
+Cell = Verify | Drafted
+
+FULL: tuple[Cell, ...] = (
+    *(Verify(batch, most) for batch, most in ((1, 1.03), (8, 1.05), (16, 1.08), (32, 1.2))),
+    *(Drafted(batch, least) for batch, least in ((1, 2.3), (16, 1.9), (64, 1.3), (256, 1.0))),
+)
+QUICK: tuple[Cell, ...] = (
+    Verify(2, 4.0, context=64, runs=2, warm_up=1),
+    Drafted(2, 0.1, context=64, steps=6, warm_up=2),
+)
+
+
+def _laid_out(bench: Bench, pool: BlockPool, batch: int, context: int) -> list[DecodeRequest]:
+    """Requests with blocks for `context` positions, whose KV is random, and for a draft.
+
+    Raises DoesNotFitError.
+    """
+    requests = bench.prompts.requests([context + 1] * batch, max_tokens=UNREACHED_TOKENS)
+    try:
+        for request in requests:
+            pretend_computed(pool, request, context)
+            grow(pool, request.sequence, num_tokens=context + 1 + DRAFTED)
+    except OutOfBlocksError as error:
+        raise DoesNotFitError(f"{pool.num_blocks} blocks hold fewer than {batch} such sequences") from error
+    return requests
