@@ -163,8 +163,10 @@ QUICK: tuple[Cell, ...] = (
 def _laid_out(bench: Bench, pool: BlockPool, batch: int, context: int) -> list[DecodeRequest]:
     """Requests with blocks for `context` positions, whose KV is random, and for a draft.
 
-    Raises DoesNotFitError.
+    Raises DoesNotFitError, also for a model that doesn't draft.
     """
+    if not all(group.grows for group in pool.groups):
+        raise DoesNotFitError("a state can't be taken back")
     requests = bench.prompts.requests([context + 1] * batch, max_tokens=UNREACHED_TOKENS)
     try:
         for request in requests:
