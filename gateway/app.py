@@ -182,7 +182,7 @@ def _observe(
         limits=lambda: tenants.limits,  # their file may be reloaded
         labels=labels,
     )
-    generations.timelines.on_end(RequestMetrics(models, registry, settings.levels).observe)
+    generations.timelines.on_end(RequestMetrics(models, registry).observe)
     generations.timelines.on_end(tenant_metrics.observe)
     FleetMetrics(lambda: generations.fleet, lambda: generations.differences).register(registry)
     return tenant_metrics

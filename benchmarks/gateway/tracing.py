@@ -34,9 +34,9 @@ from gateway.dialects import DIALECTS
 from gateway.dialects.table import DialectTable
 from gateway.http.exchange import fields_of, request_scope
 from gateway.http.fields import parse_body
-from gateway.observe.attainment import ServiceLevels
 from gateway.observe.spans import RequestSpans, ServerSpans
-from gateway.request.timeline import AttemptLine, Timeline
+from gateway.request.attempt import AttemptLine
+from gateway.request.timeline import Timeline
 from telemetry.spans import Readable
 from telemetry.tracer import BATCH_SPANS, OtelTracer, resource_of
 
@@ -138,7 +138,7 @@ def _gateway_costs(count: int = 2000) -> dict[str, float]:
     endpoint = dialects.entries[PATH].endpoint
     asked = {"model": "demo", "prompt": "a", "max_tokens": ANSWER, "stream": True}
     body = parse_body(json.dumps(asked).encode(), endpoint.body)
-    recorder = RequestSpans(Keeps(), "gateway", ServiceLevels())
+    recorder = RequestSpans(Keeps(), "gateway")
     began = time.process_time()
     serve()
     made, each = time.process_time() - began, len(spans) / count

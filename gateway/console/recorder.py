@@ -18,7 +18,6 @@ from common.messages import GatewayState, PlannerState, WorkerState
 from gateway.console.chronicle import Chronicle, Heard
 from gateway.console.decisions import Decisions
 from gateway.console.state import tpot_ms, worker_json
-from gateway.observe.attainment import ServiceLevels
 from gateway.request.refused import Refusals
 from gateway.request.spec import Generations
 from gateway.request.timeline import Timeline
@@ -173,14 +172,12 @@ class Recorder:
         self,
         generations: Generations,
         refusals: Refusals,
-        levels: ServiceLevels,
         *,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
         self._generations = generations
         self._refusals = refusals
-        self._levels = levels
         self._clock, self._wall = clock, wall
         self._looked_at = clock()
         self._refused_before = dict[str, int]()
@@ -195,7 +192,7 @@ class Recorder:
         unix, per_token = self._wall(), tpot_ms(line)
         counts: dict[str, float] = {_COUNTED.get(line.status, "ended"): 1}
         if line.status != "cancelled" and not line.patient:
-            counts |= {"judged": 1, "good": self._is_good(line, per_token)}
+            counts |= {"judged": 1, "good": line.ttft_ms is not None and not line.missed}
         self.history.count(unix, **counts)
         if per_token is not None:
             self.history.time(unix, "tpot", per_token)
@@ -228,13 +225,6 @@ class Recorder:
             refused_why=newest.detail if newest is not None else "",
         )
         self.chronicle.look(heard, unix)
-
-    def _is_good(self, line: Timeline, per_token: float | None) -> bool:
-        """True if it met both service levels."""
-        if line.status == "error" or line.ttft_ms is None:
-            return False
-        in_time = line.ttft_ms <= 1000 * self._levels.ttft_s
-        return in_time and (per_token is None or per_token <= 1000 * self._levels.tpot_s)
 
     def _first_token(self, line: Timeline, unix: float) -> None:
         """Count a first token if it came after the last look."""

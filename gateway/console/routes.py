@@ -98,7 +98,7 @@ class ConsoleRoutes:
         self._facts = facts
         self._feed = Feed(self._sections, leaving=control.leaving)
         self._refusals = refusals
-        self._recorder = Recorder(generations, refusals, facts.levels)
+        self._recorder = Recorder(generations, refusals)
         control.answer_with(self._tell)
         control.record_with(self._recorder)
         self._assets, self._pages = load_assets(), load_pages()

@@ -8,7 +8,8 @@ from typing import Any
 
 from common.messages import INCARNATION_BITS, GatewayState, WorkerState
 from gateway.answers.catalogue import Served
-from gateway.request.timeline import AttemptLine, Timeline
+from gateway.request.attempt import AttemptLine
+from gateway.request.timeline import Timeline
 
 WINDOW_S = 60.0  # handoffs, links and latencies this recent are shown
 MAX_HANDOFFS = 40  # shown individually

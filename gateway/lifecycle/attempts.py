@@ -18,11 +18,12 @@ from gateway.admission.rooms import WaitingRooms
 from gateway.lifecycle.outbox import Means
 from gateway.lifecycle.running import Death, Event, Keeping, Seen
 from gateway.request.active import ActiveRequest, job_of, within_deadline
+from gateway.request.attempt import AttemptLine
 from gateway.request.ends import End, Sign, pause_s
 from gateway.request.placement import Charged, Placement
 from gateway.request.spec import GenerationSpec
 from gateway.request.state import Phase, RequestState
-from gateway.request.timeline import AttemptLine, Timeline
+from gateway.request.timeline import Timeline
 
 log = logging.getLogger("baton.requests")
 

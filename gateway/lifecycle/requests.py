@@ -97,7 +97,7 @@ class Requests:
             placer=Placer(store=store, agreement=self._agreement, cut_over_tokens=limits.cut_over_tokens),
             orders=Orders(bus, peers, gateway_id=gateway_id),
         )
-        spans = RequestSpans(tracer or NoTracer(), gateway_id, settings.levels)
+        spans = RequestSpans(tracer or NoTracer(), gateway_id)
         records = Records(spans=spans, levels=settings.levels, clock=clock)
         self.keeping = Keeping(records=records, counters=Counter(), background=Background(), clock=clock)
         groups = self.seen, self.means, self.keeping

@@ -15,6 +15,7 @@ from common.errors import InvalidRequestError, ServingError
 from common.messages import GatewayState, Goal
 from gateway.request.active import ActiveRequest
 from gateway.request.state import Phase
+from gateway.request.timeline import Timeline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +82,7 @@ class Attainment:
             if error is not None and not isinstance(error, InvalidRequestError) and not line.patient:
                 self._window.add("ttft", 1, now)
         elif error is None and line.completion_tokens > 1 and not line.patient:
-            self._count_tokens(line.completion_tokens - 1, now - line.first_token_at, now)
+            self._count_tokens(line, line.completion_tokens - 1, now - line.first_token_at, now)
 
     def state(self, gateway: str, incarnation: int, requests: Iterable[ActiveRequest], now: float) -> GatewayState:
         """Fill the heartbeat. `requests`: those in flight."""
@@ -93,7 +94,7 @@ class Attainment:
                 self._seen[name] = seen[name]
             self._look(active, now)
             if active.timeline.first_token_at is None and not active.timeline.patient:
-                late += now - active.timeline.received_at > self._levels.ttft_s
+                late += now - active.timeline.received_at > active.timeline.ttft_goal_s
             if active.state.phase is Phase.QUEUED:
                 waiting["requests"] += 1
                 waiting["tokens"] += len(active.state.spec.token_ids)
@@ -121,7 +122,7 @@ class Attainment:
         self._count_first_token(active, seen, now)
         tokens = active.timeline.completion_tokens
         if seen.at is not None and not active.timeline.patient:
-            self._count_tokens(tokens - seen.tokens, now - seen.at, now)
+            self._count_tokens(active.timeline, tokens - seen.tokens, now - seen.at, now)
         if seen.first_token:
             seen.tokens, seen.at = tokens, now
 
@@ -140,11 +141,11 @@ class Attainment:
         seen.first_token = True
         if not line.patient:
             self._window.add("ttft", 1, now)
-            self._window.add("ttft met", line.first_token_at - line.received_at <= self._levels.ttft_s, now)
+            self._window.add("ttft met", line.first_token_at - line.received_at <= line.ttft_goal_s, now)
         handed_over = line.attempt is not None and bool(line.attempt.decode)
         self._window.add("prompt tokens", line.prompt_tokens, now)
         self._window.add("prefilled tokens", handed_over * max(0, line.prompt_tokens - line.cached_tokens), now)
 
-    def _count_tokens(self, tokens: int, seconds: float, now: float) -> None:
+    def _count_tokens(self, line: Timeline, tokens: int, seconds: float, now: float) -> None:
         self._window.add("tpot", 1, now)
-        self._window.add("tpot met", seconds <= tokens * self._levels.tpot_s, now)
+        self._window.add("tpot met", seconds <= tokens * line.goal.tpot_s, now)

@@ -13,11 +13,11 @@ from typing import Any, Literal
 from prometheus_client import CollectorRegistry
 
 from common.messages.arrivals import RateLimit
-from gateway.observe.attainment import ServiceLevels
 from gateway.observe.fleet_metrics import DEVICE_TIER
 from gateway.observe.instruments import Counter, Histogram, ModelLabels
+from gateway.request.attempt import AttemptLine
 from gateway.request.refused import Refused
-from gateway.request.timeline import AttemptLine, Timeline
+from gateway.request.timeline import Timeline
 from gateway.tenants.tenants import Tenant
 from gateway.tenants.usage import Usage
 
@@ -59,10 +59,9 @@ _ATTEMPTS = (1, 2, 3, 4)
 class RequestMetrics:
     """Observes each request once, at its end."""
 
-    def __init__(self, models: Sequence[str], registry: CollectorRegistry, levels: ServiceLevels) -> None:
+    def __init__(self, models: Sequence[str], registry: CollectorRegistry) -> None:
         self._models = ModelLabels(models)
         self._registry = registry
-        self._levels = levels
         self._queue = self._histogram("vllm:request_queue_time_seconds", "Submitted to first chunk", _SECONDS)
         self._prefill = self._histogram("vllm:request_prefill_time_seconds", "First chunk to first token", _SECONDS)
         self._decode = self._histogram("vllm:request_decode_time_seconds", "First to last token", _SECONDS)
@@ -102,7 +101,7 @@ class RequestMetrics:
             self._count_hits(model, timeline.attempts)
         if timeline.status == "cancelled":
             return  # the client's wish: neither good nor bad
-        missed = missed_target(timeline, self._levels)
+        missed = timeline.missed
         if not timeline.patient:
             self._met.labels(model, missed or "none").inc()
         if timeline.status == "error":
@@ -120,8 +119,8 @@ class RequestMetrics:
         self._observe(model, self._queue, max(0.0, first - prefill_s - timeline.submitted_at))
         self._observe(model, self._decode, last - first)
         self._observe(model, self._inference, prefill_s + last - first)
-        if timeline.completion_tokens > 1:
-            self._observe(model, self._tpot, (last - first) / (timeline.completion_tokens - 1))
+        if timeline.tpot_s is not None:
+            self._observe(model, self._tpot, timeline.tpot_s)
 
     def _count_hits(self, model: str, attempts: Iterable[AttemptLine]) -> None:
         for attempt in attempts:
@@ -139,20 +138,6 @@ class RequestMetrics:
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(name, text, ["model_name", *labels], registry=self._registry)
-
-
-def missed_target(timeline: Timeline, levels: ServiceLevels) -> str:
-    """The target that was missed first: "error", "ttft" or "tpot"; "" if all were met."""
-    if timeline.status == "error":
-        return "error"
-    ttft_ms = timeline.ttft_ms
-    if ttft_ms is not None and ttft_ms > 1000 * levels.ttft_s:
-        return "ttft"
-    first, last = timeline.first_token_at, timeline.ended_at
-    if first is not None and last is not None and timeline.completion_tokens > 1:
-        tpot_s = (last - first) / (timeline.completion_tokens - 1)
-        return "tpot" if tpot_s > levels.tpot_s else ""
-    return ""
 
 
 class RequestLog:

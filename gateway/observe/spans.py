@@ -25,10 +25,9 @@ import msgspec
 from common.tracing import Attributes, Children, Span, SpanEvent, Tracer, Value, child_of, in_trace
 from gateway.answers.answer import Answer
 from gateway.http.exchange import RequestScope, RequestTrace, Way
-from gateway.observe.attainment import ServiceLevels
-from gateway.observe.request_metrics import missed_target
+from gateway.request.attempt import AttemptLine
 from gateway.request.ends import End
-from gateway.request.timeline import AttemptLine, Timeline
+from gateway.request.timeline import Timeline
 
 TOLD_FOR_S = 3.5  # a trace is named in three heartbeats
 MAX_KEPT = 1024  # traces in one heartbeat: 16 kB
@@ -139,9 +138,9 @@ def _waits(timelines: list[Timeline]) -> dict[str, Value]:
     return found
 
 
-def worth_keeping(timeline: Timeline, levels: ServiceLevels) -> bool:
+def worth_keeping(timeline: Timeline) -> bool:
     """True if tail sampling keeps it: the request was slow, failed or moved."""
-    return bool(missed_target(timeline, levels)) or len(timeline.attempts) > 1
+    return bool(timeline.missed) or len(timeline.attempts) > 1
 
 
 def _gave_way(attempt: AttemptLine) -> bool:
@@ -155,10 +154,9 @@ def _failed(attempt: AttemptLine) -> bool:
 class RequestSpans:
     """Records a timeline's spans at the request's end."""
 
-    def __init__(self, tracer: Tracer, gateway_id: str, levels: ServiceLevels) -> None:
+    def __init__(self, tracer: Tracer, gateway_id: str) -> None:
         self._tracer = tracer
         self._gateway_id = gateway_id
-        self._levels = levels
         self._kept: deque[tuple[float, str]] = deque(maxlen=MAX_KEPT)  # end time and trace of each request
 
     def kept(self, now: float) -> bytes:
@@ -174,7 +172,7 @@ class RequestSpans:
     def record(self, timeline: Timeline) -> None:
         if not self._tracer.wants(timeline.traceparent):
             return
-        if worth_keeping(timeline, self._levels):
+        if worth_keeping(timeline):
             trace = timeline.traceparent[3:35]
             self._tracer.keep([trace])
             self._kept.append((time.monotonic(), trace))
@@ -185,7 +183,7 @@ class RequestSpans:
             "baton.tenant": timeline.tenant,
             "baton.admission.waited_ms": timeline.waited_ms,
             "baton.admission.ahead": timeline.ahead,
-            "baton.slo.missed": missed_target(timeline, self._levels),  # collectors keep such traces
+            "baton.slo.missed": timeline.missed,  # collectors keep such traces
             "baton.prompt_tokens": timeline.prompt_tokens,
         }
         outcome = "" if timeline.attempts or timeline.status == "cancelled" else timeline.detail

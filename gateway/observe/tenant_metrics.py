@@ -11,7 +11,8 @@ from prometheus_client import CollectorRegistry, Gauge
 
 from common.messages import WorkerState
 from gateway.observe.instruments import Counter, ModelLabels
-from gateway.request.timeline import AttemptLine, Timeline
+from gateway.request.attempt import AttemptLine
+from gateway.request.timeline import Timeline
 from gateway.tenants.budgets import Budgets, Left, Limits
 
 MAX_TENANTS = 100  # further tenants share the label OTHERS

@@ -137,6 +137,7 @@ def timeline_of(spec: GenerationSpec, submitted_at: float) -> Timeline:
         asker=spec.origin.tenant,
         model=spec.model,
         patient=spec.priority < 0,
+        goal=spec.goal,
     )
 
 

@@ -49,6 +49,8 @@ class Refused:
             "prefill_worker": "",
             "decode_worker": "",
             "placement": "",
+            "goal_ms": {"ttft": None, "tpot": None},
+            "missed": "error",
             "phases_ms": {},
         }
 

@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from common.errors import ServingError
-from common.messages import Imported, Job, Settle, Tokens
+from common.messages import NO_GOAL, Goal, Imported, Settle, Tokens
 from common.words import Finish
+from gateway.request.attempt import AttemptLine, finite_ms, ms_since, rounded
 from gateway.request.frames import FramesSeen
-from gateway.request.placement import Placement
 from gateway.tenants.tenants import NOBODY, Tenant
 
 MAX_ATTEMPTS = 32  # attempts in one timeline
@@ -27,60 +27,6 @@ MAX_RECENT = 512
 MAX_SLOWEST = 32
 SLOWEST_FOR_S = 900.0
 STOP_STRING = "stop string"  # `gateway.answers.choice` cancels with this reason; the request succeeded
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class AttemptLine:
-    """One attempt: its placement, its workers, its end."""
-
-    number: int
-    began_at: float
-    because: str  # end of the previous attempt; "" for the first
-    prefill: str
-    decode: list[str]  # candidates; []: the prefill worker decodes as well
-    reason: str  # the placement's reason
-    prompt_tokens: int = 0  # the prompt, and tokens that previous attempts generated
-    promised_tokens: int = 0  # tokens cached there, by the prefix index
-    cached_tokens: int | None = None  # tokens cached there, by the worker's first frame
-    costs: dict[str, float] = field(default_factory=dict)  # figures compared by the placement
-    traceparent: str = ""  # the attempt's span
-    published_at: float | None = None
-    claimed_at: float | None = None
-    claimed_by: str = ""
-    first_token_at: float | None = None
-    num_tokens: int = 0
-    worker_queue_ms: float | None = None  # claimed -> first chunk
-    prefill_ms: float | None = None
-    settled: Settle | None = None
-    imported: Imported | None = None
-    imported_at: float | None = None
-    ended_at: float | None = None
-    outcome: str = ""  # "" while it runs, "ok", or why it was abandoned
-
-    @classmethod
-    def of(
-        cls, job: Job, placement: Placement, *, because: str, began_at: float, promised_tokens: int = 0
-    ) -> AttemptLine:
-        """The attempt of `job`."""
-        return cls(
-            number=job.attempt,
-            began_at=began_at,
-            because=because,
-            prefill=placement.prefill,
-            decode=job.decode_workers,
-            reason=placement.reason,
-            costs=placement.costs,
-            prompt_tokens=len(job.token_ids) // 4,
-            promised_tokens=promised_tokens,
-            traceparent=job.traceparent,
-        )
-
-    @property
-    def decoder(self) -> str:
-        """The worker that decodes, if known."""
-        if self.imported is not None:
-            return self.imported.worker
-        return self.settled.decode_worker if self.settled is not None else ""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -95,6 +41,7 @@ class Timeline:
     asker: Tenant = NOBODY
     model: str = ""  # name in the API
     patient: bool = False  # lowest tier: no service level is promised
+    goal: Goal = NO_GOAL
     waited_ms: float = 0.0  # wait for admission
     ahead: int = 0  # waiting requests of its model at its arrival
     received_unix: float = field(default_factory=time.time)
@@ -126,6 +73,28 @@ class Timeline:
     @property
     def ttft_ms(self) -> float | None:
         return None if self.first_token_at is None else (self.first_token_at - self.received_at) * 1000
+
+    @property
+    def tpot_s(self) -> float | None:
+        """Mean time of a token after the first, up to now or the end; None before there is one."""
+        if self.first_token_at is None or self.completion_tokens < 2:
+            return None
+        ended_at = self.ended_at if self.ended_at is not None else time.monotonic()
+        return (ended_at - self.first_token_at) / (self.completion_tokens - 1)
+
+    @property
+    def missed(self) -> str:
+        """The part of its goal that was missed first: "error", "ttft" or "tpot"; "" if all were met."""
+        if self.status == "error":
+            return "error"
+        if self.first_token_at is not None and self.first_token_at - self.received_at > self.ttft_goal_s:
+            return "ttft"
+        return "tpot" if (self.tpot_s or 0.0) > self.goal.tpot_s else ""
+
+    @property
+    def ttft_goal_s(self) -> float:
+        """Seconds from receipt in which the first token is in time; infinite without a goal."""
+        return self.goal.ttft_s(self.prompt_tokens)
 
     def began(self, attempt: AttemptLine) -> None:
         """Record another placed attempt. Unclaimed ones, ten a second without workers, are dropped first."""
@@ -211,13 +180,15 @@ class Timeline:
             "prompt_tokens": self.prompt_tokens,
             "cached_tokens": self.cached_tokens,
             "completion_tokens": self.completion_tokens,
-            "ttft_ms": _rounded(self.ttft_ms),
+            "ttft_ms": rounded(self.ttft_ms),
             "total_ms": self._ms(self.ended_at if self.ended_at is not None else time.monotonic()),
             "num_attempts": self.num_attempts,
             "prefill_worker": attempt.claimed_by or attempt.prefill if attempt else "",
             "decode_worker": attempt.decoder if attempt else "",
             "placement": attempt.reason if attempt else "",
-            "phases_ms": {name: _rounded(value) for name, value in self.phases.items()},
+            "goal_ms": {"ttft": finite_ms(self.ttft_goal_s), "tpot": finite_ms(self.goal.tpot_s)},
+            "missed": self.missed,
+            "phases_ms": {name: rounded(value) for name, value in self.phases.items()},
         }
 
     def as_json(self) -> dict[str, Any]:
@@ -226,58 +197,17 @@ class Timeline:
             "submitted_ms": self._ms(self.submitted_at),
             "waited_ms": self._waited_ms(),
             "ahead": self.ahead,
-            "attempts": [self._attempt_json(attempt) for attempt in self.attempts],
+            "attempts": [attempt.as_json(self.received_at) for attempt in self.attempts],
             **self.frames.as_json(),
-        }
-
-    def _attempt_json(self, attempt: AttemptLine) -> dict[str, Any]:
-        return {
-            "attempt": attempt.number,
-            "because": attempt.because,
-            "placement": {
-                "prefill": attempt.prefill,
-                "decode": attempt.decode,
-                "reason": attempt.reason,
-                "costs": attempt.costs,
-                "promised_tokens": attempt.promised_tokens,
-            },
-            "began_ms": self._ms(attempt.began_at),
-            "published_ms": self._ms(attempt.published_at),
-            "claimed_ms": self._ms(attempt.claimed_at),
-            "claimed_by": attempt.claimed_by,
-            "worker_queue_ms": _rounded(attempt.worker_queue_ms),
-            "prefill_ms": _rounded(attempt.prefill_ms),
-            "first_token_ms": self._ms(attempt.first_token_at),
-            "tokens": attempt.num_tokens,
-            "decoder": attempt.decoder,
-            "transfer": self._transfer_json(attempt),
-            "ended_ms": self._ms(attempt.ended_at),
-            "outcome": attempt.outcome,
-        }
-
-    def _transfer_json(self, attempt: AttemptLine) -> dict[str, Any] | None:
-        """The transfer as seen from both ends; None if nothing moved, as far as known."""
-        imported, settled = attempt.imported, attempt.settled
-        if imported is None:
-            return None
-        return {
-            "verified_ms": self._ms(attempt.imported_at),
-            "transfer_ms": _rounded(imported.transfer_ms),
-            "blocks": imported.transferred_blocks,
-            "bytes": imported.transferred_bytes,
-            "reused_blocks": imported.reused_blocks,
-            "push_ms": _rounded(settled.push_ms) if settled else None,
-            "late_push_ms": _rounded(settled.late_push_ms) if settled else None,
-            "handover_ms": _rounded(settled.handover_ms) if settled else None,
         }
 
     def _waited_ms(self) -> float | None:
         """The wait for admission so far."""
         waits = self.status == "waiting"
-        return _rounded((time.monotonic() - self.submitted_at) * 1000 if waits else self.waited_ms)
+        return rounded((time.monotonic() - self.submitted_at) * 1000 if waits else self.waited_ms)
 
     def _ms(self, at: float | None) -> float | None:
-        return None if at is None else _rounded((at - self.received_at) * 1000)
+        return ms_since(self.received_at, at)
 
 
 class Timelines:
@@ -386,7 +316,3 @@ def _describe(error: BaseException) -> str:
 def _choice_of(request_id: str) -> tuple[int, str]:
     index = request_id.rpartition("-")[2]
     return len(index), index
-
-
-def _rounded(milliseconds: float | None) -> float | None:
-    return None if milliseconds is None else round(milliseconds, 3)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from common.errors import DeadlineExceededError, InvalidRequestError
-from common.messages import GatewayState, SamplingParams, Tokens
+from common.messages import NO_GOAL, GatewayState, Goal, SamplingParams, Tokens
 from gateway.observe.attainment import Attainment, ServiceLevels
 from gateway.request.active import ActiveRequest
+from gateway.request.attempt import AttemptLine
 from gateway.request.spec import GenerationSpec, Origin
 from gateway.request.state import Phase, RequestState
-from gateway.request.timeline import AttemptLine
 
 
 def attainment(window_s: float = 30.0) -> Attainment:
-    return Attainment(ServiceLevels(ttft_s=1.0, tpot_s=0.1, window_s=window_s), started_at=0.0)
+    return Attainment(ServiceLevels(window_s=window_s), started_at=0.0)
 
 
 def request(name: str, at: float, *, prompt: int = 100, local: bool = False, priority: int = 0) -> ActiveRequest:
@@ -26,6 +26,7 @@ def request(name: str, at: float, *, prompt: int = 100, local: bool = False, pri
         deadline_s=60,
         origin=Origin(received_at=at),
         priority=priority,
+        goal=NO_GOAL if priority < 0 else Goal(ttft_ms=1000.0, tpot_ms=100.0),
     )
     active = ActiveRequest(RequestState(spec=spec, deadline_at=at + 60), at, on_cancel)
     decode = [] if local else ["d"]

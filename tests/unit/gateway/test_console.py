@@ -23,7 +23,8 @@ from gateway.console.feed import MAX_WATCHERS, Feed
 from gateway.console.messages import ConsoleAsk
 from gateway.console.parts import activity, merged, own_part
 from gateway.console.state import counted, handoffs, percentile, started_unix
-from gateway.request.timeline import AttemptLine, Timeline, Timelines
+from gateway.request.attempt import AttemptLine
+from gateway.request.timeline import Timeline, Timelines
 from services.runtime.names import new_incarnation
 from tests.fakes.generations import ScriptedGenerations
 

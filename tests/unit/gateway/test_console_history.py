@@ -9,18 +9,19 @@ import msgspec
 import pytest
 
 from common.errors import InvalidRequestError, OverloadedError, RateLimitedError, UnavailableError
-from common.messages import PlannerState
+from common.messages import Goal, PlannerState
 from gateway.console.chronicle import LOST_FOR_S, MAX_EVENTS, QUIET_S, Chronicle, Heard
 from gateway.console.decisions import MAX_DECISIONS, MAX_PLANNERS, Decisions
 from gateway.console.recorder import SPANS, History, Recorder, class_of, merged_history, milliseconds_of
 from gateway.console.search import Wanted, found
-from gateway.observe.attainment import ServiceLevels
+from gateway.request.attempt import AttemptLine
 from gateway.request.refused import MAX_REFUSED, Refusals
-from gateway.request.timeline import AttemptLine, Timeline
+from gateway.request.timeline import Timeline
 from gateway.tenants.tenants import Tenant
 from tests.fakes.generations import ScriptedGenerations
 
 T = 1_800_000_000.0  # a multiple of all steps
+GOAL = Goal(ttft_ms=1000.0, tpot_ms=50.0)
 ACME = Tenant(name="acme", key="key-2")
 
 
@@ -119,11 +120,10 @@ class Recorded:
     def __init__(self) -> None:
         self.clock, self.refusals = Clock(), Refusals()
         self.generations = ScriptedGenerations(lambda _: [])
-        levels = ServiceLevels(ttft_s=1.0, tpot_s=0.05)
-        self.recorder = Recorder(self.generations, self.refusals, levels, clock=self.clock, wall=self.clock.wall)
+        self.recorder = Recorder(self.generations, self.refusals, clock=self.clock, wall=self.clock.wall)
 
     def line(self, name: str, *, received: float, first: float | None, tokens: int = 1) -> Timeline:
-        made = Timeline(request_id=name, received_at=received, submitted_at=received, prompt_tokens=40)
+        made = Timeline(request_id=name, received_at=received, submitted_at=received, prompt_tokens=40, goal=GOAL)
         made.first_token_at, made.completion_tokens, made.cached_tokens = first, tokens, 10
         self.generations.timelines.start(made)
         return made

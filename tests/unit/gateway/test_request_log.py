@@ -8,8 +8,9 @@ import pytest
 
 from common.errors import OverloadedError, UnavailableError
 from gateway.observe.request_metrics import MAX_REFUSALS_A_SECOND, Logged, RequestLog
+from gateway.request.attempt import AttemptLine
 from gateway.request.refused import Refusals
-from gateway.request.timeline import AttemptLine, Timeline, Timelines
+from gateway.request.timeline import Timeline, Timelines
 from gateway.tenants.tenants import Tenant
 
 ASKER = Tenant(name="acme", key="key_1")

@@ -6,16 +6,17 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
-from common.messages import KVLayout, Region, Tokens, WorkerState, WorkerTotals
+from common.messages import Goal, KVLayout, Region, Tokens, WorkerState, WorkerTotals
 from common.words import WorkerStatus
-from gateway.observe.attainment import ServiceLevels
 from gateway.observe.fleet_metrics import FleetMetrics
 from gateway.observe.metrics import GatewayMetrics
-from gateway.observe.request_metrics import RequestMetrics, missed_target
+from gateway.observe.request_metrics import RequestMetrics
+from gateway.request.attempt import AttemptLine
 from gateway.request.spec import Load
-from gateway.request.timeline import AttemptLine, Timeline
+from gateway.request.timeline import Timeline
 from worker.context import Totals
 
+GOAL = Goal(ttft_ms=1000.0, tpot_ms=50.0)
 LAYOUT = KVLayout(num_blocks=100, num_layers=1, block_size=16, num_kv_heads=1, head_dim=8, dtype="float32")
 STATE = WorkerState(
     worker="d0", incarnation=1, roles=["decode"], status=WorkerStatus.READY, model="m", model_fingerprint="f",
@@ -27,7 +28,7 @@ STATE = WorkerState(
 
 
 def ended(*, status: str = "length", ttft_s: float = 0.5, tokens: int = 11, decode_s: float = 0.2) -> Timeline:
-    line = Timeline(request_id="r-0", received_at=10.0, submitted_at=10.1, prompt_tokens=40)
+    line = Timeline(request_id="r-0", received_at=10.0, submitted_at=10.1, prompt_tokens=40, goal=GOAL)
     line.began(AttemptLine(number=1, began_at=10.1, because="", prefill="p", decode=["d"], reason="load"))
     if status != "error":
         first = Tokens(request_id="r-0", attempt=1, position=0, token_ids=b"", prefill_ms=100.0)
@@ -48,12 +49,12 @@ def ended(*, status: str = "length", ttft_s: float = 0.5, tokens: int = 11, deco
     ],
 )
 def test_which_target_was_missed(line: Timeline, missed: str) -> None:
-    assert missed_target(line, ServiceLevels(ttft_s=1.0, tpot_s=0.05)) == missed
+    assert line.missed == missed
 
 
 def test_phases_of_a_request_add_up_and_cancelled_ones_are_neither_good_nor_bad() -> None:
     registry = CollectorRegistry()
-    metrics = RequestMetrics(["m"], registry, ServiceLevels(ttft_s=1.0, tpot_s=0.05))
+    metrics = RequestMetrics(["m"], registry)
     for line in (ended(), ended(ttft_s=2.0), ended(status="cancelled"), ended(status="error")):
         metrics.observe(line)
 
@@ -74,7 +75,7 @@ def test_phases_of_a_request_add_up_and_cancelled_ones_are_neither_good_nor_bad(
 
 def test_hits_are_told_apart_by_who_knew_of_them() -> None:
     registry = CollectorRegistry()
-    metrics = RequestMetrics(["m"], registry, ServiceLevels())
+    metrics = RequestMetrics(["m"], registry)
     for promised, cached in ((32, 32), (0, 16), (32, 48), (64, 16), (16, None)):
         line = ended()
         line.attempts[0].promised_tokens, line.attempts[0].cached_tokens = promised, cached
@@ -155,7 +156,7 @@ def test_who_waits_is_not_running() -> None:
 
 def test_each_model_is_counted_under_its_own_name_and_unknown_ones_under_the_first() -> None:
     metrics = GatewayMetrics(["m", "n"])
-    requests = RequestMetrics(["m", "n"], metrics.registry, ServiceLevels())
+    requests = RequestMetrics(["m", "n"], metrics.registry)
     for model in ("n", "n", "whatever a client writes"):
         line = ended()
         line.model = model

@@ -10,10 +10,10 @@ from common.messages import Imported, Tokens
 from common.tracing import NoTracer, Span
 from common.words import Finish
 from gateway.answers.answer import Answer
-from gateway.observe.attainment import ServiceLevels
 from gateway.observe.spans import RequestSpans, describe_answer
+from gateway.request.attempt import AttemptLine
 from gateway.request.ends import End
-from gateway.request.timeline import AttemptLine, Timeline
+from gateway.request.timeline import Timeline
 
 
 class Recorded(NoTracer):
@@ -43,7 +43,7 @@ def test_the_wait_for_a_place_is_a_span_between_two_attempts() -> None:
     line.gave_up(End.WORKER_LOST.text, 6.0)
     line.began(attempt(3, 6.5))
     line.ended("stop", "", 7.0)
-    RequestSpans(tracer, "gateway", ServiceLevels()).record(line)
+    RequestSpans(tracer, "gateway").record(line)
     assert [(span.began_at, span.ended_at) for span in tracer.spans if span.name == "place"] == [(2.0, 5.0)]
     assert [span.error for span in tracer.spans if span.name == "attempt"] == ["", "worker lost", ""]
 

@@ -8,8 +8,9 @@ from prometheus_client import CollectorRegistry
 from common.messages import Settle, Tokens, WorkerState
 from gateway.observe.metrics import GatewayMetrics
 from gateway.observe.tenant_metrics import MAX_TENANTS, OTHERS, Rates, TenantLabels, TenantMetrics, device_seconds
+from gateway.request.attempt import AttemptLine
 from gateway.request.spec import Load
-from gateway.request.timeline import AttemptLine, Timeline
+from gateway.request.timeline import Timeline
 from gateway.tenants.budgets import Limits, LocalBudgets
 from gateway.tenants.tenants import Tenant
 from tests.fakes.workers import a_worker

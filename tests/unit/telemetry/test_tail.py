@@ -8,13 +8,15 @@ from collections.abc import Iterable
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, SpanLimits, SpanProcessor
 
+from common.messages import Goal
 from common.tracing import NoTracer, Span
-from gateway.observe.attainment import ServiceLevels
 from gateway.observe.spans import TOLD_FOR_S, RequestSpans
-from gateway.request.timeline import AttemptLine, Timeline
+from gateway.request.attempt import AttemptLine
+from gateway.request.timeline import Timeline
 from telemetry.spans import Readable
 from telemetry.tail import MAX_HELD_SPANS, TailSampling
 
+GOAL = Goal(ttft_ms=1000.0, tpot_ms=50.0)
 readable = Readable(Resource({}), SpanLimits())
 
 
@@ -81,12 +83,17 @@ def test_the_gateway_keeps_the_slow_the_failed_and_the_moved_and_tells_for_a_whi
         def keep(self, traces: Iterable[str]) -> None:
             kept.extend(traces)
 
-    spans = RequestSpans(Keeps(), "gateway", ServiceLevels(ttft_s=1.0, tpot_s=0.05))
+    spans = RequestSpans(Keeps(), "gateway")
     for number, (ttft_s, status, attempts) in enumerate(
         [(0.5, "stop", 1), (1.5, "stop", 1), (0.5, "error", 1), (0.5, "stop", 2), (0.5, "cancelled", 1)]
     ):
         line = Timeline(
-            request_id="r-0", received_at=0.0, submitted_at=0.0, prompt_tokens=1, traceparent=context_of(number)
+            request_id="r-0",
+            received_at=0.0,
+            submitted_at=0.0,
+            prompt_tokens=1,
+            traceparent=context_of(number),
+            goal=GOAL,
         )
         for attempt in range(attempts):
             line.began(AttemptLine(number=attempt + 1, began_at=0.0, because="", prefill="p", decode=["d"], reason="x"))

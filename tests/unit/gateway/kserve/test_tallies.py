@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gateway.answers.catalogue import Tallies
-from gateway.request.timeline import AttemptLine, Timeline, Timelines
+from gateway.request.attempt import AttemptLine
+from gateway.request.timeline import Timeline, Timelines
 
 
 def ended(lines: Timelines, model: str, *, error: Exception | None = None, cancelled: str = "") -> None:
