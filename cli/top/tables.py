@@ -174,6 +174,7 @@ def _tenant_row(one: Json) -> Row:
     )
     return {name: one.get(name) for name in names} | {
         "device_s": (one.get("prefill_s") or 0.0) + (one.get("decode_s") or 0.0),
+        "good": one.get("good", 0) / one["judged"] if one.get("judged") else None,
         "fullest": fullest,
         "budgets": said,
     }
@@ -185,6 +186,7 @@ TENANTS = (
     Column("PROMPT", "prompt_tokens", 12, 7),
     Column("CACHED", "cached_tokens", 12, 5),
     Column("GENERATED", "completion_tokens", 12, 7),
+    Column("GOOD", "good", 6, 8, show=share),
     Column("DEVICE s", "device_s", 10, 8),
     Column("PREFILL s", "prefill_s", 11, 4),
     Column("DECODE s", "decode_s", 10, 4),

@@ -150,6 +150,16 @@ DASHBOARDS: dict[str, tuple[str, list[Panel]]] = {
     "tenants": (
         "Baton: tenants",
         [
+            Panel("Goodput: requests within their goals", "percentunit", [
+                (f"baton:tenant_slo_met:ratio_rate5m{{{MODEL}}}", "{{tenant}}"),
+            ], about="Of the requests with an answer or an error; each by its own goal."),
+            Panel("Requests that missed their goal, by the part missed", "reqps", [
+                (rate("baton_tenant_slo_requests_total", by="tenant, missed", labels=f'{MODEL}, missed!="none"'), "{{tenant}}: {{missed}}"),
+            ]),
+            Panel("Whose slack is spent: time taken of what goals give", "percentunit", [
+                (f'sum by (tenant, part) (rate(baton_tenant_slo_seconds_total{{{MODEL}, of="taken"}}[$__rate_interval])) / '
+                 f'sum by (tenant, part) (rate(baton_tenant_slo_seconds_total{{{MODEL}, of="goal"}}[$__rate_interval]))', "{{tenant}}: {{part}}"),
+            ], about="ttft: until the first token; tpot: the tokens after it. 1: as late as is good; the rest is slack that others may get."),
             Panel("Tokens by tenant", "none", [(rate("baton_tenant_tokens_total", by="tenant"), "{{tenant}}")]),
             Panel("Share of the tokens, an hour", "percentunit", [
                 (f"sum by (tenant) (increase(baton_tenant_tokens_total{{{MODEL}}}[1h])) / "

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -100,6 +101,8 @@ class Spent:
     cached_tokens: int = 0
     prefill_s: float = 0.0  # device seconds
     decode_s: float = 0.0
+    judged: int = 0  # requests with an answer or an error, but of the lowest tier
+    good: int = 0  # judged ones that missed nothing
 
 
 @dataclass(slots=True)
@@ -137,6 +140,18 @@ class TenantMetrics:
             registry=registry,
         )
         self._requests = Counter("baton_tenant_requests", "Requests that ended", names, registry=registry)
+        self._judged = Counter(
+            "baton_tenant_slo_requests",
+            "Requests with an answer or an error, by the part of their goal that was missed",
+            [*names, "missed"],
+            registry=registry,
+        )
+        self._slack = Counter(
+            "baton_tenant_slo_seconds",
+            "Seconds that goals give (of=goal) and that answers took of them (of=taken), until the first token and after it",
+            [*names, "part", "of"],
+            registry=registry,
+        )
         self._limit = Gauge(
             "baton_tenant_budget_limit", "Of a tenant over all gateways", [*names, "budget"], registry=registry
         )
@@ -161,6 +176,13 @@ class TenantMetrics:
             spent.cached_tokens += timeline.cached_tokens
         spent.prefill_s += cost.prefill
         spent.decode_s += cost.decode
+        if timeline.status != "cancelled" and not timeline.patient:
+            self._judged.labels(model, tenant, timeline.missed or "none").inc()
+            spent.judged += 1
+            spent.good += not timeline.missed
+            for part, goal_s, taken_s in goals_taken(timeline):
+                self._slack.labels(model, tenant, part, "goal").inc(goal_s)
+                self._slack.labels(model, tenant, part, "taken").inc(taken_s)
 
     async def refresh(self) -> None:
         """Read the remaining budgets, at most once a second."""
@@ -196,6 +218,15 @@ class TenantMetrics:
         ]
 
 
+def goals_taken(line: Timeline) -> Iterator[tuple[str, float, float]]:
+    """Parts of an ended request's goal: name, seconds given, seconds taken. The difference is slack that nobody spent."""
+    if line.ttft_ms is not None and math.isfinite(line.ttft_goal_s):
+        yield "ttft", line.ttft_goal_s, line.ttft_ms / 1000
+    if line.tpot_s is not None and math.isfinite(line.goal.tpot_s):
+        further = line.completion_tokens - 1
+        yield "tpot", further * line.goal.tpot_s, further * line.tpot_s
+
+
 def _json(tenant: str, spent: Spent, budgets: Mapping[str, tuple[int, int]]) -> dict[str, Any]:
     return {
         "tenant": tenant,
@@ -203,6 +234,8 @@ def _json(tenant: str, spent: Spent, budgets: Mapping[str, tuple[int, int]]) -> 
         "prompt_tokens": spent.prompt_tokens,
         "cached_tokens": spent.cached_tokens,
         "completion_tokens": spent.completion_tokens,
+        "judged": spent.judged,
+        "good": spent.good,
         "prefill_s": round(spent.prefill_s, 3),
         "decode_s": round(spent.decode_s, 3),
         "budgets": {name: {"used": used, "limit": limit} for name, (used, limit) in budgets.items()},

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from prometheus_client import CollectorRegistry
 
-from common.messages import Settle, Tokens, WorkerState
+from common.messages import NO_GOAL, Goal, Settle, Tokens, WorkerState
 from gateway.observe.metrics import GatewayMetrics
 from gateway.observe.tenant_metrics import MAX_TENANTS, OTHERS, Rates, TenantLabels, TenantMetrics, device_seconds
 from gateway.request.attempt import AttemptLine
@@ -116,6 +116,35 @@ async def test_what_was_used_is_counted_by_tenant() -> None:
     assert (acme["tenant"], acme["requests"], acme["completion_tokens"], acme["budgets"]) == ("acme", 2, 22, {})
     assert (acme["prompt_tokens"], acme["cached_tokens"], acme["prefill_s"], acme["decode_s"]) == (200, 80, 0.12, 0.1)
     assert free["tenant"] == "free"
+
+
+def test_goodput_and_slack_are_counted_by_tenant() -> None:
+    metrics, registry = metrics_of([], {}, LocalBudgets())
+    goals = [Goal(ttft_ms=1500.0, tpot_ms=200.0), Goal(ttft_ms=900.0), NO_GOAL]
+    for goal in goals:  # first token after 1 s, 10 more within another second
+        line = ended(decoded_by(attempt(), "d"))
+        line.goal = goal
+        metrics.observe(line)
+    patient, left = ended(), ended()
+    patient.patient, left.status = True, "cancelled"
+    metrics.observe(patient)
+    metrics.observe(left)
+
+    def value(name: str, **labels: str) -> float | None:
+        found = {"model_name": "m", "tenant": "acme"} | labels
+        return registry.get_sample_value(f"baton_tenant_slo_{name}_total", found)
+
+    assert [value("requests", missed=missed) for missed in ("none", "ttft", "tpot")] == [2, 1, None]
+    assert [value("seconds", part="ttft", of=of) for of in ("goal", "taken")] == [
+        pytest.approx(2.4),
+        pytest.approx(2.0),
+    ]
+    assert [value("seconds", part="tpot", of=of) for of in ("goal", "taken")] == [
+        pytest.approx(2.0),
+        pytest.approx(1.0),
+    ]
+    [acme] = metrics.as_json()
+    assert (acme["requests"], acme["judged"], acme["good"]) == (5, 3, 2)
 
 
 def test_labels_are_bounded_and_a_tenant_keeps_its_own() -> None:

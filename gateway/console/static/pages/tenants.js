@@ -28,7 +28,7 @@ const GOALS = [
 ];
 
 const KEY_HEADS = ["Name", "Tenant", "State", "Created", "Expires", ["Used"], [""]];
-const TENANT_HEADS = ["Tenant", "Limits, used now", ["Requests"], ["Tokens in, cached"], ["Tokens out"], "Cost, seconds of devices", [""]];
+const TENANT_HEADS = ["Tenant", "Limits, used now", ["Requests"], ["Tokens in, cached"], ["Tokens out"], ["Within goals"], "Cost, seconds of devices", [""]];
 
 let hours = 24;
 let measure = "completion_tokens";
@@ -242,6 +242,7 @@ function drawTenants(body, page) {
       [h("b", {}, name), h("br"), h("small", {}, told.filter(Boolean).join(", "))],
       limits(options, used), count(used?.requests),
       used?.prompt_tokens === undefined ? "–" : `${count(used.prompt_tokens)}, ${share(used.cached_tokens, used.prompt_tokens)}`, count(used?.completion_tokens),
+      used?.judged ? share(used.good, used.judged) : "–",
       used ? meter("costs", `${seconds(cost(used))}, ${share(cost(used), all)}`, cost(used), all) : "–",
       [options && options.source !== "file" ? act("Limits", "Limits of", "edit") : null, options?.source === "made" && !keys ? act("Delete", "Delete", "remove") : null]]];
   }), "No request yet.");
