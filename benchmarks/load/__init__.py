@@ -1,0 +1,1 @@
+"""One worker of both roles under load: first tokens, pace of streams, goodput."""

@@ -1,0 +1,90 @@
+"""The loads that a worker of both roles is judged by: arrivals, lengths, and when an answer is good.
+
+Each is made from a seed alone, so that a model, a real server and another server get the same requests.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Literal
+
+from benchmarks.simulate.trace import TRACE_BLOCK, TraceRequest, conversations, read_trace, speed_up
+from common.messages import Goal
+
+Device = Literal["bf16", "fp8"]
+Requests = Callable[[float, Path | None], list[TraceRequest]]  # by seconds, and the folder of traces if there is one
+
+GOAL = Goal(ttft_ms=200.0, ttft_ms_per_token=0.1, tpot_ms=20.0)
+TRACE = "conversation_trace.jsonl"
+TRACE_FROM_MS = 20 * 60_000.0
+CHAT_PROMPT, CHAT_ANSWER = (600, 1.0, 32, 6000), (180, 0.8, 8, 600)  # median, spread of the logarithm, least, most
+LONGEST_PROMPT = 32_000
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One load on one device."""
+
+    name: str
+    device: Device
+    requests: Requests
+    seconds: float = 40.0
+    goal: Goal = GOAL
+    before: Requests | None = None  # served first, and measured by nobody: what it leaves cached
+
+
+def chat(per_second: float) -> Requests:
+    """Independent turns of random tokens, Poisson."""
+
+    def requests(seconds: float, _: Path | None) -> list[TraceRequest]:
+        chance = random.Random(34)
+        arrivals = accumulate(chance.expovariate(per_second / 1000) for _ in range(math.ceil(per_second * seconds)))
+        return [TraceRequest(at, _drawn(chance, *CHAT_PROMPT), _drawn(chance, *CHAT_ANSWER), ()) for at in arrivals]
+
+    return requests
+
+
+def long_prompts(speed: float) -> Requests:
+    """Mooncake's conversations from minute 20; without the trace, made-up ones as long and as frequent."""
+
+    def requests(seconds: float, traces: Path | None) -> list[TraceRequest]:
+        if traces is None:
+            made = conversations(math.ceil(4 * seconds), per_second=3.4, system_prompts=200, seed=34)
+            found = [_longer(request) for request in made]
+        else:
+            found = [one for one in read_trace(traces / TRACE) if one.arrival_ms >= TRACE_FROM_MS]
+            found = [
+                TraceRequest(r.arrival_ms - TRACE_FROM_MS, r.prompt_tokens, r.answer_tokens, r.blocks) for r in found
+            ]
+        fits = [request for request in speed_up(found, speed) if request.prompt_tokens <= LONGEST_PROMPT]
+        return [request for request in fits if request.arrival_ms < 1000 * seconds]
+
+    return requests
+
+
+CELLS: Sequence[Cell] = (
+    Cell("chat 8/s", "bf16", chat(8)),
+    Cell("chat 14/s", "bf16", chat(14)),
+    Cell("chat 20/s", "bf16", chat(20)),
+    Cell("fp8 chat 20/s", "fp8", chat(20)),
+    Cell("fp8 chat 28/s", "fp8", chat(28)),
+    Cell("fp8 chat 36/s", "fp8", chat(36)),
+    Cell("long prompts x0.8", "bf16", long_prompts(0.8)),
+    Cell("long prompts x0.8, known", "bf16", long_prompts(0.8), before=long_prompts(0.5)),
+)
+
+
+def _longer(request: TraceRequest) -> TraceRequest:
+    """A made-up turn with three times the history: prompts of about 9,000 tokens."""
+    blocks = tuple(block + bytes([at]) for block in request.blocks for at in range(3))
+    tail = request.prompt_tokens % TRACE_BLOCK
+    return TraceRequest(request.arrival_ms, len(blocks) * TRACE_BLOCK + tail, 3 * request.answer_tokens, blocks)
+
+
+def _drawn(chance: random.Random, median: float, spread: float, least: int, most: int) -> int:
+    return min(most, max(least, round(median * math.exp(chance.gauss(0.0, spread)))))

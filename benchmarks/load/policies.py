@@ -1,0 +1,36 @@
+"""The policies that a modelled worker can follow."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from benchmarks.load.device import MAX_BATCH_TOKENS, MAX_SEQUENCES, PassCosts
+from benchmarks.load.model import MAX_MODEL_LEN, Clock, Policy, Scheduler
+from decode.scheduler import DecodeScheduler
+from engine.cache.block_pool import BlockPool
+from worker.device.prompt_budget import PromptBudget
+from worker.device.step_policy import TargetRatios
+
+
+def baton(target_ms: float | None = None) -> Policy:
+    """Baton's scheduler. `target_ms`: `--step-target-ms`, 0 = no bound; None = as without the option."""
+    name = "baton" if target_ms is None else f"baton, step target {target_ms:g} ms"
+    return Policy(name, build=_scheduler, room=_room, budget=partial(_budget, target_ms))
+
+
+def _budget(target_ms: float | None, costs: PassCosts) -> PromptBudget:
+    pass_ms = costs.pass_ms()
+    chosen_ms = TargetRatios().targets(pass_ms).alone_ms if target_ms is None else target_ms
+    return PromptBudget(token_budget=MAX_BATCH_TOKENS, target_ms=chosen_ms, pass_ms=pass_ms)
+
+
+def _scheduler(pool: BlockPool, budget: PromptBudget, _: Clock) -> Scheduler:
+    return DecodeScheduler(
+        pool=pool, max_sequences=MAX_SEQUENCES, max_model_len=MAX_MODEL_LEN, prompt_budget=budget.tokens
+    )
+
+
+def _room(scheduler: Scheduler) -> int:
+    """As `DecodeRole.room`."""
+    assert isinstance(scheduler, DecodeScheduler)
+    return 0 if scheduler.waiting else MAX_SEQUENCES - len(scheduler)
