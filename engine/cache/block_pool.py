@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from itertools import chain, takewhile
+from typing import Protocol
 
 from common.pages import KVLayout
 from engine.cache.resumable import ResumablePrefixes
@@ -24,6 +25,19 @@ MAX_SPARED_SHARE = 0.5  # largest share of the pool that eviction spares
 
 class OutOfBlocksError(Exception):
     """Fewer blocks are free or evictable than requested. Nothing was taken."""
+
+
+class Watcher(Protocol):
+    """A lower tier's view of a pool: called as contents come to where eviction takes them, and as they go."""
+
+    def cached(self, digest: bytes) -> None:
+        """A block of this digest lost its last reference and may be evicted."""
+
+    def forgotten(self, digest: bytes) -> None:
+        """An entry of this digest is published no more, and its blocks may be written to from now on."""
+
+    def withdrawn(self, digest: bytes) -> None:
+        """Contents published under this digest proved wrong."""
 
 
 class BlockPool:
@@ -61,6 +75,7 @@ class BlockPool:
         self._found = [False] * num_blocks  # published blocks that were matched
         self._added: dict[bytes, None] = {}
         self._removed: dict[bytes, None] = {}
+        self.watcher: Watcher | None = None
 
     @classmethod
     def of(cls, layout: KVLayout) -> BlockPool:
@@ -71,6 +86,11 @@ class BlockPool:
     def num_free(self) -> int:
         """Blocks that can be allocated now: free or cached."""
         return len(self._free) + self.num_cached
+
+    @property
+    def num_empty(self) -> int:
+        """Blocks without content, which are taken before any is evicted."""
+        return len(self._free)
 
     @property
     def num_cached(self) -> int:
@@ -109,6 +129,25 @@ class BlockPool:
         found = [known[digest] for digest in takewhile(known.__contains__, digests)]
         self._take([*chain(*found)])
         return found
+
+    def entries_of(self, digest: bytes) -> dict[int, Entry]:
+        """The entries published under this digest, by their group's number."""
+        return {number: known[digest] for number, known in enumerate(self._entries) if digest in known}
+
+    def has(self, number: int, digest: bytes) -> bool:
+        """True if the group has an entry for this digest."""
+        return digest in self._entries[number]
+
+    def was_found(self, digest: bytes) -> bool:
+        """True if a prefix with this block was matched, and eviction spares it."""
+        entry = self._entries[0].get(digest)
+        return entry is not None and self._found[entry[0]]
+
+    def hold(self, number: int, digest: bytes) -> Entry:
+        """Take a reference on a group's entry, which is no use of it."""
+        entry = self._entries[number][digest]
+        self._take(entry, is_hit=False)
+        return entry
 
     def _take(self, blocks: Sequence[int], *, is_hit: bool = True) -> None:
         for block in blocks:
@@ -153,12 +192,16 @@ class BlockPool:
             self._references[block] -= 1
             if self._references[block] > 0:
                 continue
-            if self._digests[block] is None:
+            digest = self._digests[block]
+            if digest is None:
                 self._free.append(block)
-            elif self._found[block]:
+                continue
+            if self._found[block]:
                 self._spare(block)
             else:
                 self._cached[block] = None
+            if self.watcher is not None:
+                self.watcher.cached(digest)
 
     def publish(self, block: int, digest: bytes) -> None:
         """Declare the content of a held block of tokens final and shareable under `digest`, see `publish_entry`."""
@@ -193,6 +236,7 @@ class BlockPool:
             for block, before in zip(entry, known, strict=True):
                 self._found[block] = self._found[before]
                 self._free_cached(before)
+            self._tell_forgotten(digest)
         self._entries[number][digest] = entry
         for block in entry:
             self._digests[block], self._group_of[block] = digest, number
@@ -203,19 +247,26 @@ class BlockPool:
 
         The same for further groups' entries with these digests, held or not. Raises ValueError for an unheld block.
         """
-        for block in blocks:
-            self._check_used(block)
-            self._forget(block)
+        held = [*blocks]
+        if self.watcher is not None:
+            for digest in dict.fromkeys([*digests, *filter(None, (self._digests[block] for block in held))]):
+                self.watcher.withdrawn(digest)
+        self._unpublish(held)
         for number, known in enumerate(self._entries):
             for digest in digests if number else ():
                 if digest in known:
                     self._forget_entry(number, digest)
 
+    def _unpublish(self, blocks: Iterable[int]) -> None:
+        for block in blocks:
+            self._check_used(block)
+            self._forget(block)
+
     def make_private(self, blocks: Sequence[int]) -> bool:
         """Unpublish these held blocks, unless others hold them, too; return True if nobody does."""
         if any(self._references[block] > 1 for block in blocks):
             return False
-        self.withdraw(blocks)
+        self._unpublish(blocks)
         return True
 
     def drain_events(self) -> tuple[list[bytes], list[bytes]]:
@@ -269,10 +320,15 @@ class BlockPool:
                 self._free_cached(block)
             self._digests[block] = None
             self._found[block] = False
+        self._tell_forgotten(digest)
         if was_end:
             self._resumable.remove(digest)
         if number == 0 and self._is_resumable(digest):
             _note(digest, happened=self._removed, undone=self._added)
+
+    def _tell_forgotten(self, digest: bytes) -> None:
+        if self.watcher is not None:
+            self.watcher.forgotten(digest)
 
     def _free_cached(self, block: int) -> None:
         del (self._spared if block in self._spared else self._cached)[block]
