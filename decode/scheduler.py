@@ -30,8 +30,7 @@ from engine.engine import Chunk
 from engine.groups import LEAST_AHEAD
 from engine.sequence import Sequence
 from worker.device.trials import Trials
-from worker.serving.allocation import HeldBlocks, admit, cover, grow, lacks, needs
-from worker.serving.chunks import schedule
+from worker.serving.allocation import HeldBlocks, admit, cover, grow, lacks, needs, schedule
 from worker.serving.turns import MOST_PASSED, Turns
 
 
@@ -70,7 +69,7 @@ class DecodeScheduler:
         self.blocks = HeldBlocks(pool)
         self.resume_point = ResumePoint(pool)
         self._speculation = speculation
-        self._can_verify = speculation is not NO_SPECULATION
+        self._can_verify = speculation is not NO_SPECULATION and all(group.grows for group in pool.groups)
         self._num_verifying = 0  # drafts in flight
         self._in_flight: dict[Sequence, DecodeRequest] = {}
         self.preemptions = 0
@@ -310,9 +309,8 @@ class DecodeScheduler:
     def _schedule(self, request: DecodeRequest, num_tokens: int, drafted: tuple[int, ...]) -> Chunk:
         self.blocks.launched(request.sequence)
         self._in_flight[request.sequence] = request
-        chunk = schedule(self._pool, request.sequence, num_tokens, drafted=drafted, spare=self._spare)
-        self._num_verifying += bool(chunk.drafted)
-        return chunk
+        self._num_verifying += bool(drafted)
+        return schedule(self._pool, request.sequence, num_tokens, drafted=drafted, spare=self._spare)
 
     @property
     def _spare(self) -> int:

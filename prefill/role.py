@@ -33,6 +33,7 @@ from common.words import Role
 from engine.engine import Chunk, Sampled
 from engine.sequence import Sequence
 from kvtransfer.transport import TransferError
+from prefill.admission import Admission, admit_prompt
 from prefill.handoff import hand_over
 from prefill.request import PrefillRequest
 from prefill.scheduler import FULL_PASS_TOKENS, InFlight, next_chunks, stop_late
@@ -41,15 +42,14 @@ from worker.context import RoleContext
 from worker.roles import CancelReason, Computed, RoleLoad
 from worker.serving.allocation import (
     HeldBlocks,
-    admit_in_turn,
     cover,
     num_held,
     publish_computed,
+    schedule,
     sequence_of,
     withdraw,
 )
 from worker.serving.checks import check_job
-from worker.serving.chunks import schedule
 from worker.serving.jobs import Cancelled, ClaimedJob
 
 log = logging.getLogger("baton.prefill")
@@ -97,10 +97,11 @@ class PrefillRole:
     def room(self) -> int:
         """Jobs that could start now: none while a prompt waits for blocks, so that others see the queue.
 
-        Nobody waits for another's grammar, which may take seconds to build.
+        Nobody waits for another's grammar, which may take seconds to build, or for what comes from host memory.
         """
-        ready = self._context.model.grammars.is_ready
-        if any(not request.admitted and ready(request.sequence) for request in self._requests.values()):
+        ready, is_loading = self._context.model.grammars.is_ready, self._context.cache.is_loading
+        waiting = (request.sequence for request in self._requests.values() if not request.admitted)
+        if any(ready(sequence) and not is_loading(sequence) for sequence in waiting):
             return 0
         return self._max_requests - len(self._tasks)
 
@@ -150,7 +151,7 @@ class PrefillRole:
             while self.blocks.in_use(request.sequence):
                 request.changed.clear()
                 await request.changed.wait()
-            self._context.cache.turns.leaves(request.sequence)
+            self._context.cache.leaves(request.sequence)
             if not request.is_adopted:
                 self.blocks.give_back(request.sequence)
             del self._tasks[request]
@@ -165,6 +166,8 @@ class PrefillRole:
         cost = self._context.passes.budget.prompt_cost
         stop_late(self._requests.values(), self._ahead, cost, time.monotonic())
         self._admit_waiting()
+        if self._context.roles.takes(self.name):
+            self._context.cache.store_ahead()
         pool, spare = self._context.cache.pool, self._spare_blocks()
         chunks = next_chunks(
             self._requests.values(),
@@ -215,14 +218,15 @@ class PrefillRole:
         for request in self._requests.values():
             if request.admitted or request.stopped or not self._context.model.grammars.is_ready(request.sequence):
                 continue
-            if not admit_in_turn(
-                self._context.cache.pool,
-                self._context.cache.turns,
+            admission = admit_prompt(
+                self._context.cache,
                 request.sequence,
-                num_tokens=len(request.sequence.token_ids),
                 spare=self._spare_blocks(request.sequence),
                 ahead=self._context.passes.budget.token_budget + FULL_PASS_TOKENS,
-            ):
+            )
+            if admission is Admission.LOADING:
+                continue
+            if admission is Admission.NO_ROOM:
                 return  # keep the order: short prompts must not starve a long one
             request.admitted = True
             self._context.totals.admitted(

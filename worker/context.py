@@ -15,6 +15,7 @@ from common.bus import Bus
 from common.errors import UnavailableError
 from common.messages import (
     DRAFT_POSITIONS,
+    HostTierTotals,
     KVLayout,
     Region,
     ToGateway,
@@ -35,6 +36,7 @@ from worker.identity import Identity
 from worker.roles import Roles
 from worker.serving.jobs import FrameOutbox, JobIntake
 from worker.serving.turns import Turns
+from worker.tier.host_tier import HostTier
 
 log = logging.getLogger("baton.worker")
 
@@ -96,6 +98,7 @@ class Totals:
         dead_letters: int,
         forged: int,
         pass_s: float,
+        host: HostTierTotals | None = None,
     ) -> WorkerTotals:
         """The message, with counters kept elsewhere in the worker."""
         return WorkerTotals(
@@ -120,6 +123,7 @@ class Totals:
             accepted_tokens=self.accepted_tokens,
             drafts=self.drafts,
             accepted_by_position=list(self.accepted_by_position),
+            host=host or HostTierTotals(),
         )
 
 
@@ -182,6 +186,22 @@ class KVCache:
     kv: torch.Tensor
     pool: BlockPool
     turns: Turns
+    tier: HostTier | None = None
+
+    def store_ahead(self) -> None:
+        """Store what eviction takes next in host memory, if there is a tier."""
+        if self.tier is not None:
+            self.tier.store_ahead()
+
+    def is_loading(self, sequence: Sequence) -> bool:
+        """True while a prompt's prefix comes from host memory."""
+        return self.tier is not None and self.tier.loads(sequence)
+
+    def leaves(self, sequence: Sequence) -> None:
+        """Forget a prompt that waits for blocks no longer, neither for free ones nor for its own from host memory."""
+        self.turns.leaves(sequence)
+        if self.tier is not None:
+            self.tier.left(sequence)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

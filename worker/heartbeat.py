@@ -15,6 +15,7 @@ from engine.cache.pages import blocks_of_a_sequence
 from worker.context import RoleContext
 from worker.device.pipeline import Pipeline
 from worker.settings import WorkerSettings
+from worker.tier.host_blocks import HostBlocks
 
 HEARTBEAT_S = 0.5
 REGISTER_S = 1.0
@@ -53,7 +54,8 @@ class Heartbeat:
         self._settings = settings
         self._fingerprint = fingerprint
         self._whole = whole
-        self._news = IndexNews(context.cache.pool)
+        tier = context.cache.tier
+        self._news = IndexNews(context.cache.pool, None if tier is None else tier.blocks)
 
     def state(self) -> WorkerState:
         context, settings, budget = self._context, self._settings, self._context.passes.budget
@@ -98,6 +100,7 @@ class Heartbeat:
                 dead_letters=context.messenger.bus.dead_letters,
                 forged=context.messenger.bus.forged,
                 pass_s=self._pipeline.pass_s,
+                host=None if context.cache.tier is None else context.cache.tier.totals(),
             ),
             **said_features(lacking=() if context.model.grammars.available else (Feature.GRAMMARS,)),
         )
@@ -152,8 +155,10 @@ def parity_hash(fingerprint: str, layout: KVLayout) -> bytes:
 class IndexNews:
     """Unconfirmed updates: a failed announcement may or may not have arrived."""
 
-    def __init__(self, pool: BlockPool) -> None:
+    def __init__(self, pool: BlockPool, host: HostBlocks | None = None) -> None:
+        """`host`: blocks that a prompt finds beside the pool's. Of several groups the index hears of the pool's alone."""
         self._pool = pool
+        self._host = host if len(pool.groups) == 1 else None
         self._is_known = False
         self._gone: dict[bytes, None] = {}
 
@@ -166,6 +171,10 @@ class IndexNews:
         added, removed = self._pool.drain_events()
         if not self._is_known:
             added = self._pool.cached_digests()
+        if (host := self._host) is not None:
+            removed = [digest for digest in removed if digest not in host]
+            removed += [digest for digest in host.drain_removed() if not self._pool.has(0, digest)]
+            added += [] if self._is_known else [digest for digest in host if not self._pool.has(0, digest)]
         self._gone |= dict.fromkeys(removed)
         for digest in added:
             self._gone.pop(digest, None)

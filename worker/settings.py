@@ -18,5 +18,6 @@ class WorkerSettings:
     step_targets: StepTargets = field(default_factory=StepTargets)
     step_timeout_s: float = 120.0  # longer passes count as hung
     drain_s: float = 30.0
+    kv_host_bytes: int = 0  # host memory for blocks that the pool evicts; 0: none
     files_fingerprint: str = ""  # config and weights as stored
     ready_file: str = ""  # exists while the worker takes work

@@ -53,6 +53,7 @@ from worker.serving.allocation import longest_sequence
 from worker.serving.jobs import FrameOutbox, JobIntake
 from worker.serving.turns import Turns
 from worker.settings import WorkerSettings
+from worker.tier.building import host_tier
 from worker.unnamed import Unnamed
 
 log = logging.getLogger("baton.worker")
@@ -103,6 +104,7 @@ class Worker:
         """`end_process()` is called when the device is broken."""
         identity, bus, layout = messenger.identity, messenger.bus, engine.layout
         pool = BlockPool.of(layout)
+        tier = host_tier(engine, pool, settings.kv_host_bytes, wake=lambda: self._pipeline.wake())
         trials = Trials()
         roles = Roles(hands_over=reaches_others(transfers.transport.name))
         jobs = JobIntake(bus=bus, identity=identity)
@@ -124,7 +126,7 @@ class Worker:
                 max_sequences=settings.max_sequences,
                 grammars=engine.grammars,
             ),
-            cache=KVCache(layout=layout, kv=engine.kv, pool=pool, turns=Turns(changed=self._pipeline.wake)),
+            cache=KVCache(layout=layout, kv=engine.kv, pool=pool, turns=Turns(changed=self._pipeline.wake), tier=tier),
             passes=Passes(wake=self._pipeline.wake, budget=self._pipeline.budget, trials=trials),
             jobs=jobs,
             outbox=FrameOutbox(bus=bus, identity=identity),
@@ -277,6 +279,8 @@ class Worker:
             await self.heartbeat.beat()
         with contextlib.suppress(ServingError):
             await self.heartbeat.unregister()
+        if self.context.cache.tier is not None:
+            await asyncio.to_thread(self.context.cache.tier.close)
         await self.context.transfers.transport.close()
 
 

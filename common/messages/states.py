@@ -18,6 +18,19 @@ INCARNATION_BITS = 30  # random bits, below the second in which the process star
 _BOOLS = (Feature.NAMED, Feature.GRAMMARS, Feature.TYPICAL_P)
 
 
+class HostTierTotals(msgspec.Struct, frozen=True, kw_only=True):
+    """The host tier of a worker's KV cache. Without one all is 0."""
+
+    capacity_bytes: int = 0
+    used_bytes: int = 0
+    stored_blocks: int = 0
+    loaded_blocks: int = 0
+    evicted_blocks: int = 0  # blocks of tokens that gave way to others
+    lost_blocks: int = 0  # evicted from the device before they were stored
+    bad_digests: int = 0  # came back with a wrong byte, and were computed again
+    hit_tokens: int = 0
+
+
 class WorkerTotals(msgspec.Struct, frozen=True, kw_only=True):
     """A worker's counters since its start, for metrics."""
 
@@ -43,6 +56,7 @@ class WorkerTotals(msgspec.Struct, frozen=True, kw_only=True):
     drafts: int = 0  # each verified in one pass
     # The accepted ones by their position in the draft, `DRAFT_POSITIONS` at most; a later release may send more.
     accepted_by_position: Annotated[list[int], msgspec.Meta(max_length=64)] = []
+    host: HostTierTotals = HostTierTotals()
 
 
 class WorkerState(msgspec.Struct, frozen=True, kw_only=True, tag="worker_state"):

@@ -18,8 +18,11 @@ from gateway.request.placement import Difference
 
 LABELS = ["model_name", "worker"]
 DEVICE_TIER = "device"
-# Tiers of cached blocks, and the prompt tokens that came from each.
-TIERS: dict[str, Callable[[WorkerTotals], int]] = {DEVICE_TIER: lambda totals: totals.cached_tokens}
+# Tiers of cached blocks, and the prompt tokens that came from each. Those from the host are found on the device then.
+TIERS: dict[str, Callable[[WorkerTotals], int]] = {
+    DEVICE_TIER: lambda totals: max(0, totals.cached_tokens - totals.host.hit_tokens),
+    "host": lambda totals: totals.host.hit_tokens,
+}
 GAUGES: dict[str, tuple[str, Callable[[WorkerState], float]]] = {
     "baton_worker_running_sequences": ("Sequences that hold blocks", lambda state: state.running),
     "baton_worker_waiting_sequences": ("Sequences claimed or imported, not in the batch", lambda state: state.waiting),
@@ -47,6 +50,8 @@ GAUGES: dict[str, tuple[str, Callable[[WorkerState], float]]] = {
     ),
     "baton_worker_decode_step_seconds": ("Measured step of the batch", lambda state: state.decode_step_ms / 1000),
     "baton_worker_link_bytes_per_second": ("Slowest measured link", lambda state: state.link_bytes_per_s),
+    "baton_worker_host_tier_bytes": ("Host memory for evicted blocks", lambda state: state.totals.host.capacity_bytes),
+    "baton_worker_host_tier_used_bytes": ("Of it with blocks", lambda state: state.totals.host.used_bytes),
     "baton_worker_busy": ("1: a pass runs or work waits", lambda state: state.busy),
     "baton_worker_ready": ("1: takes work", lambda state: state.status == WorkerStatus.READY),
 }
@@ -77,6 +82,23 @@ COUNTERS: dict[str, tuple[str, Callable[[WorkerState], float]]] = {
     "baton_worker_lost_frames": ("Token frames that the bus did not take", lambda state: state.totals.lost_frames),
     "baton_worker_malformed_messages": ("Messages that no decoder accepts", lambda state: state.totals.malformed),
     "baton_worker_forged_messages": ("Messages in another's name, dropped", lambda state: state.totals.forged),
+    "baton_worker_host_tier_stored_blocks": (
+        "Blocks copied to the host",
+        lambda state: state.totals.host.stored_blocks,
+    ),
+    "baton_worker_host_tier_loaded_blocks": ("Blocks copied back", lambda state: state.totals.host.loaded_blocks),
+    "baton_worker_host_tier_evicted_blocks": (
+        "Blocks of tokens that left the host for others",
+        lambda state: state.totals.host.evicted_blocks,
+    ),
+    "baton_worker_host_tier_lost_blocks": (
+        "Blocks of tokens evicted from the device before they were copied",
+        lambda state: state.totals.host.lost_blocks,
+    ),
+    "baton_worker_host_tier_bad_digests": (
+        "Blocks that came back with a wrong byte, and were computed again",
+        lambda state: state.totals.host.bad_digests,
+    ),
     "baton_worker_dead_letters": ("Messages given up", lambda state: state.totals.dead_letters),
 }
 

@@ -38,7 +38,13 @@ ELSEWHERE |= {
     "-pp": "a model runs on one GPU; --prefill N --decode N start more workers",
     "--data-parallel-size": "--prefill N --decode N start more workers",
     "--gpu-memory-utilization": "--kv-memory-mb sizes the KV pool; without it a GPU gives what weights and passes leave",
-    "--swap-space": "KV is not swapped: --kv-memory-mb is the pool, and sequences that don't fit are computed again",
+    "--swap-space": "KV is not swapped: --kv-memory-mb is the pool, and sequences that don't fit are computed again; "
+    "--kv-host-mb keeps what the pool evicts",
+    **dict.fromkeys(
+        ("--kv-offloading-size", "--kv-offloading-backend", "--hicache-size", "--hicache-ratio"),
+        "--kv-host-mb is the host memory, in MiB, for blocks that the KV pool evicts",
+    ),
+    "--enable-hierarchical-cache": "--kv-host-mb is the host memory, in MiB, for blocks that the KV pool evicts",
     "--cpu-offload-gb": "weights stay on the device",
     "-q": "--quantization",
     "--trust-remote-code": "Baton never runs code of a checkpoint",

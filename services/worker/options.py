@@ -55,6 +55,12 @@ class WorkerOptions(ModelSettings):
         description="memory of the KV pool, MiB; auto: 256 on the CPU, for one whole context up to 1024 where a quarter of the "
         "free memory is as much; on a GPU what weights and working memory leave",
     )
+    kv_host_mb: int = Field(
+        0,
+        ge=0,
+        description="host memory for blocks that the KV pool evicts, MiB, from which prompts get them back; 0: none; twice the "
+        "pool and more is worth it",
+    )
     block_size: Annotated[Literal[0, 8, 16, 32, 64, 128, 256, 512, 1024], AUTO] = Field(
         0, description="token positions in a block; auto: 16, up to 1024 for a model that keeps states"
     )

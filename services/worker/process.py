@@ -102,6 +102,7 @@ async def run(settings: WorkerServiceSettings, roles: Sequence[str], lender: Eng
                     step_targets=targets,
                     step_timeout_s=settings.step_timeout_s,
                     drain_s=settings.drain_s,
+                    kv_host_bytes=settings.kv_host_mb << 20,
                     ready_file=settings.ready_file,
                 ),
                 tracer=tracer,

@@ -21,27 +21,15 @@ from engine.engine import Chunk, Engine, Sampled
 from engine.sequence import Sequence
 from tests.unit.decode.scheduling import make_request
 from tests.unit.engine import hybrid_windows
-from tests.unit.engine.by_hand import NAN
 from tests.unit.engine.families.catalogue import CASES
 from tests.unit.engine.families.exact import prompt_of
 from tests.unit.engine.generate import Generator, new_sequence
+from tests.unit.engine.poisoned_pool import PoisonedPool
 from worker.serving.allocation import longest_sequence, publish_computed
 
 BLOCK = 16
 NUM_REQUESTS = 6
 MAX_IDLE = 50  # turns without a pass
-
-
-class PoisonedPool(BlockPool):
-    """What is in a block that somebody takes was never written."""
-
-    lanes: torch.Tensor
-
-    def allocate(self, count: int, *, spare: int = 0) -> list[int]:
-        blocks = super().allocate(count, spare=spare)
-        if blocks:
-            self.lanes[blocks] = NAN
-        return blocks
 
 
 class Served:

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
-from common.messages import Goal, KVLayout, Region, Tokens, WorkerState, WorkerTotals
+from common.messages import Goal, HostTierTotals, KVLayout, Region, Tokens, WorkerState, WorkerTotals
 from common.words import WorkerStatus
 from gateway.observe.fleet_metrics import FleetMetrics
 from gateway.observe.metrics import GatewayMetrics
@@ -101,6 +101,7 @@ def test_the_fleet_is_shown_as_it_is_heard_now() -> None:
     assert value("baton_worker_transfer_bytes_total") == 4096
     assert (value("baton_worker_role", role="decode"), value("baton_worker_role", role="prefill")) == (1, None)
     assert value("baton_worker_cache_hit_tokens_total", tier="device") == 300
+    assert value("baton_worker_cache_hit_tokens_total", tier="host") == 0
     engine = {"model_name": "m", "engine": "d0"}
     assert registry.get_sample_value("vllm:kv_cache_usage_perc", engine) == pytest.approx(0.75)
     assert registry.get_sample_value("vllm:prefix_cache_hits_total", engine) == 300
@@ -111,6 +112,20 @@ def test_the_fleet_is_shown_as_it_is_heard_now() -> None:
     assert registry.get_sample_value("vllm:cache_config_info", pool) == 1
     fleet.pop(0)  # lost
     assert (value("baton_worker_kv_free_blocks"), value("baton_worker_kv_free_blocks", "p0")) == (None, 25)
+
+
+def test_hits_in_host_memory_are_no_hits_of_the_device() -> None:
+    host = HostTierTotals(hit_tokens=96, stored_blocks=7)
+    totals = msgspec.structs.replace(STATE.totals, host=host)
+    registry = CollectorRegistry()
+    FleetMetrics(lambda: [msgspec.structs.replace(STATE, totals=totals)]).register(registry)
+    labels = {"model_name": "m", "worker": "d0"}
+    hits = [
+        registry.get_sample_value("baton_worker_cache_hit_tokens_total", labels | {"tier": tier})
+        for tier in ("device", "host")
+    ]
+    assert hits == [204, 96]
+    assert registry.get_sample_value("baton_worker_host_tier_stored_blocks_total", labels) == 7
 
 
 def test_drafts_are_shown_under_our_names_and_under_those_of_vllm() -> None:

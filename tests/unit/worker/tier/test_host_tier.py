@@ -1,0 +1,209 @@
+"""Real attention over a pool that is much smaller than what is asked for again: the tier finds it, and no text changes."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from engine.cache.block_pool import BlockPool
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.groups import held_at_most
+from engine.sequence import Sequence
+from tests.fakes.copier import HandCopier
+from tests.unit.engine import hybrid_windows
+from tests.unit.engine.families import hybrids
+from tests.unit.engine.families.catalogue import CASES
+from tests.unit.engine.families.exact import prompt_of
+from tests.unit.engine.generate import Generator, new_sequence
+from tests.unit.engine.poisoned_pool import PoisonedPool
+from worker.serving.allocation import withdraw
+from worker.tier.host_memory import HostMemory
+from worker.tier.host_tier import HostTier
+
+BLOCK = 16
+NUM_PROMPTS = 5
+LENGTH = 100  # tokens of a prompt
+MODELS = {
+    "grouped heads": ("llama", {}),
+    "int8": ("llama", {"kv_cache_dtype": "int8"}),
+    "latents": ("deepseek_v3", {}),
+    "windows": ("gemma3", {}),
+    "states": (hybrids.QWEN_3_5.name, {}),
+    "windows and states": (hybrid_windows.CASE.name, {}),
+}
+
+
+class Server:
+    """Answers one prompt after the other, with a pool for two of them and a tier for all."""
+
+    def __init__(self, engine: Engine, *, slots_of_pool: int = 4) -> None:
+        self.generator = Generator(engine, chunk_size=48)
+        self.pool = self.generator.pool = PoisonedPool.of(engine.layout)
+        assert isinstance(self.pool, PoisonedPool)
+        self.pool.lanes = engine.kv.view(len(engine.kv), -1).view(torch.uint8)
+        self.num_slots = slots_of_pool * self.pool.num_blocks
+        self.memory = HostMemory(engine.kv, engine.layout, self.num_slots)
+        self.copier = HandCopier()
+        self.woken = 0
+        self.tier = HostTier(self.pool, self.memory, self.num_slots, copier=self.copier, wake=self._wake)
+
+    def _wake(self) -> None:
+        self.woken += 1
+
+    def answer(self, number: int) -> tuple[list[int], int]:
+        """The answer to this prompt, and the tokens of the prompt that were found."""
+        sequence = ask(number)
+        while self.tier.is_loading(sequence, has_room=lambda: True):
+            self.copier.land()
+        self.generator.admit(sequence)
+        self.tier.let_go(sequence)
+        num_cached = sequence.num_cached
+        self.generator.go_on([sequence])
+        self.generator.release(sequence)
+        self.tier.left(sequence)
+        self.tier.store_ahead()
+        self.copier.land()
+        assert self.pool.num_used == 0
+        return sequence.token_ids[LENGTH:], num_cached
+
+    def flip_a_bit_of_each_slot(self) -> None:
+        for slot in range(self.num_slots):
+            self.memory.slot(slot)[5] ^= 4
+
+
+def ask(number: int) -> Sequence:
+    return new_sequence(f"r{number}", prompt_of(LENGTH, seed=number), max_tokens=6)
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    """A pool of two prompts' blocks, or a few more."""
+    name, options = MODELS[request.param]
+    case = next(case for case in (*CASES, hybrid_windows.CASE) if case.name == name)
+    folder = case.build(tmp_path_factory.mktemp("model"))
+    with hybrid_windows.windows() if case is hybrid_windows.CASE else contextlib.nullcontext():
+        config = EngineConfig.of(model=folder, num_blocks=400, block_size=BLOCK, max_model_len=160, **options)
+        ample = Engine(config)
+        pool = BlockPool.of(ample.layout)
+        num_blocks = 2 * (held_at_most(pool.groups, -(-LENGTH // BLOCK)) + pool.fixed)
+        small = EngineConfig.of(model=folder, num_blocks=num_blocks, block_size=BLOCK, max_model_len=160, **options)
+        yield Engine(small, lender=ample)
+
+
+@pytest.fixture(scope="module")
+def cold(engine: Engine) -> list[list[int]]:
+    """The answers without any prefix."""
+    answers = []
+    for number in range(NUM_PROMPTS):
+        (answer,) = Generator(engine, chunk_size=48).run([ask(number)])
+        answers.append(answer)
+    return answers
+
+
+def test_what_the_pool_evicted_is_found_again_and_gives_the_same_text(engine: Engine, cold: list[list[int]]) -> None:
+    server = Server(engine)
+    for _ in range(3):
+        answers = [server.answer(number) for number in range(NUM_PROMPTS)]
+        assert [answer for answer, _ in answers] == cold
+    assert {found for _, found in answers} == {LENGTH // BLOCK * BLOCK}
+    totals = server.tier.totals()
+    assert totals.hit_tokens > 0
+    assert totals.bad_digests == 0
+
+
+def test_a_flipped_bit_in_host_memory_is_a_miss(engine: Engine, cold: list[list[int]]) -> None:
+    server = Server(engine)
+    assert [server.answer(number)[0] for number in range(NUM_PROMPTS)] == cold
+    server.flip_a_bit_of_each_slot()
+    assert server.answer(0) == (cold[0], 0)
+    assert server.tier.totals().bad_digests > 0
+    assert server.tier.totals().hit_tokens == 0
+
+
+def test_what_proved_wrong_is_in_no_tier(engine: Engine, cold: list[list[int]]) -> None:
+    server = Server(engine)
+    for number in range(NUM_PROMPTS):
+        server.answer(number)
+    sequence = ask(0)
+    while server.tier.is_loading(sequence, has_room=lambda: True):
+        server.copier.land()
+    server.generator.admit(sequence)
+    server.tier.let_go(sequence)
+    server.generator.go_on([sequence], num_tokens=1)
+    withdraw(server.pool, sequence)
+    server.generator.release(sequence)
+    server.tier.left(sequence)
+    assert server.answer(0) == (cold[0], 0)
+
+
+def test_a_small_tier_stores_what_is_seen_again(engine: Engine, cold: list[list[int]]) -> None:
+    server = Server(engine, slots_of_pool=3)
+    assert [server.answer(number)[0] for number in range(NUM_PROMPTS)] == cold
+    once = server.tier.totals().stored_blocks
+    for _ in range(2):
+        assert [server.answer(number)[0] for number in range(NUM_PROMPTS)] == cold
+    assert server.tier.totals().stored_blocks > once
+    assert server.tier.totals().hit_tokens > 0
+
+
+@pytest.mark.parametrize("after", ["copied", "read"])
+def test_a_block_that_is_evicted_before_its_copy_landed_is_not_stored(engine: Engine, after: str) -> None:
+    server = Server(engine)
+    sequence = ask(0)
+    server.generator.run([sequence])
+    server.tier._queue.update(dict.fromkeys(server.pool.cached_digests()))
+    held = server.pool.allocate(server.pool.num_empty)
+    server.tier.store_ahead()
+    assert server.copier.waiting
+    if after == "copied":
+        copy, over = server.copier.waiting.popleft()
+        sums = copy()
+        server.copier.waiting.appendleft((lambda: sums, over))
+    held += server.pool.allocate(server.pool.num_free)  # now full of NaN
+    server.copier.land()
+    assert server.tier.totals().stored_blocks == 0
+    assert server.tier.totals().lost_blocks > 0
+    assert server.tier.totals().used_bytes == 0
+    server.pool.release(held)
+
+
+def test_a_prompt_that_leaves_while_it_is_loaded_holds_nothing(engine: Engine, cold: list[list[int]]) -> None:
+    server = Server(engine)
+    for number in range(NUM_PROMPTS):
+        server.answer(number)
+    sequence = ask(0)
+    assert server.tier.is_loading(sequence, has_room=lambda: True)
+    assert server.pool.num_used > 0
+    server.tier.left(sequence)
+    server.copier.land()
+    assert server.pool.num_used == 0
+    assert server.answer(0)[0] == cold[0]
+
+
+def test_without_room_nothing_is_loaded(engine: Engine) -> None:
+    server = Server(engine)
+    for number in range(NUM_PROMPTS):
+        server.answer(number)
+    assert not server.tier.is_loading(ask(0), has_room=lambda: False)
+    held = server.pool.allocate(server.pool.num_free)
+    assert not server.tier.is_loading(ask(0), has_room=lambda: True)
+    assert not server.copier.waiting
+    server.pool.release(held)
+
+
+def test_without_host_memory_the_pool_goes_on_alone(
+    engine: Engine, cold: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = Server(engine)
+    monkeypatch.setattr(server.memory, "store", _no_memory)
+    for _ in range(2):
+        assert [server.answer(number)[0] for number in range(NUM_PROMPTS)] == cold
+    assert server.tier.totals().stored_blocks == server.tier.totals().used_bytes == 0
+
+
+def _no_memory(*_: object) -> bytes:
+    raise MemoryError("none left")

@@ -1,0 +1,135 @@
+"""The policy of the host tier: which blocks it has, in which slots, and which it gives up. No tensors, no threads.
+
+A host block is all that the groups keep beside one block of tokens. It is found whole or not at all.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from engine.groups import Entry
+
+SEEN_OF_SLOTS = 4  # digests remembered of blocks that left the pool, for each slot
+
+
+@dataclass(slots=True, eq=False)
+class HostBlock:
+    """The slots of each group's entry, by the group's number, with the digests of their bytes."""
+
+    digest: bytes
+    slots: dict[int, Entry] = field(default_factory=dict)
+    sums: dict[int, bytes] = field(default_factory=dict)
+    uses: int = 0  # copies in flight, for whose time its slots are nobody else's
+    is_gone: bool = False
+
+
+class HostBlocks:
+    """Host blocks by digest, the one used longest ago first to go.
+
+    With `second_sight` a block is let in when it leaves the pool for the second time, or was found there: a tier that is not
+    much larger than the pool would else be filled by what nobody asks for again.
+    """
+
+    def __init__(self, num_slots: int, *, second_sight: bool = False) -> None:
+        self.num_slots = num_slots
+        self.evicted = 0  # host blocks given up for others
+        self._second_sight = second_sight
+        self._free = list(range(num_slots - 1, -1, -1))
+        self._blocks: OrderedDict[bytes, HostBlock] = OrderedDict()  # least recently used first
+        self._seen: OrderedDict[bytes, None] = OrderedDict()
+        self._removed: dict[bytes, None] = {}
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def __contains__(self, digest: bytes) -> bool:
+        return digest in self._blocks
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self._blocks)
+
+    @property
+    def num_used(self) -> int:
+        """Slots that are not free."""
+        return self.num_slots - len(self._free)
+
+    def get(self, digest: bytes) -> HostBlock | None:
+        return self._blocks.get(digest)
+
+    def has(self, number: int, digest: bytes) -> bool:
+        """True if the block's entry of this group is here."""
+        block = self._blocks.get(digest)
+        return block is not None and number in block.slots
+
+    def touch(self, digest: bytes) -> None:
+        """Record a use."""
+        if digest in self._blocks:
+            self._blocks.move_to_end(digest)
+
+    def left(self, digest: bytes) -> None:
+        """Record that a block left the pool."""
+        if not self._second_sight:
+            return
+        self._seen[digest] = None
+        self._seen.move_to_end(digest)
+        if len(self._seen) > SEEN_OF_SLOTS * self.num_slots:
+            self._seen.popitem(last=False)
+
+    def admits(self, digest: bytes, *, was_found: bool) -> bool:
+        """True if the block may be stored."""
+        return not self._second_sight or was_found or digest in self._seen or digest in self._blocks
+
+    def reserve(self, sizes: Mapping[int, int]) -> dict[int, Entry] | None:
+        """Slots for entries of so many blocks, by group, for which others may have to go; None if too many are in use."""
+        wanted = sum(sizes.values())
+        if wanted > self.num_slots:
+            return None
+        while len(self._free) < wanted:
+            oldest = next((block for block in self._blocks.values() if not block.uses), None)
+            if oldest is None:
+                return None
+            self._remove(oldest)
+            self.evicted += 1
+        return {number: tuple(self._free.pop() for _ in range(size)) for number, size in sizes.items()}
+
+    def add(self, digest: bytes, slots: Mapping[int, Entry], sums: Mapping[int, bytes]) -> None:
+        """Keep a block, or more groups' entries of one, under its digest. The slots are those reserved, now written."""
+        block = self._blocks.setdefault(digest, HostBlock(digest))
+        for number, entry in slots.items():
+            block.slots[number], block.sums[number] = entry, sums[number]
+        self._blocks.move_to_end(digest)
+        self._removed.pop(digest, None)
+
+    def give_back(self, slots: Mapping[int, Entry]) -> None:
+        """Free reserved slots, which hold nothing."""
+        for entry in slots.values():
+            self._free.extend(entry)
+
+    def forget(self, digest: bytes) -> None:
+        """Give a block up whose content proved wrong; unknown ones are ignored."""
+        block = self._blocks.get(digest)
+        if block is not None:
+            self._remove(block)
+
+    def begin_use(self, block: HostBlock) -> None:
+        block.uses += 1
+
+    def end_use(self, block: HostBlock) -> None:
+        block.uses -= 1
+        if block.is_gone and not block.uses:
+            self.give_back(block.slots)
+
+    def drain_removed(self) -> list[bytes]:
+        """Digests that left since the last call and are not back."""
+        removed = list(self._removed)
+        self._removed.clear()
+        return removed
+
+    def _remove(self, block: HostBlock) -> None:
+        del self._blocks[block.digest]
+        self._removed[block.digest] = None
+        block.is_gone = True
+        if not block.uses:
+            self.give_back(block.slots)

@@ -1,0 +1,67 @@
+"""The memory of the host tier, and copies between it and the device's pool."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from common.pages import KVLayout
+from kvtransfer.digest import block_digests
+
+# Pinning takes tenths of a second a GiB: memory comes in pieces, once a block is stored there.
+CHUNK_BYTES = 1 << 30
+
+
+class HostMemory:
+    """Slots of one block each, pinned where the pool is on a GPU. One thread at a time copies.
+
+    The digest is always that of the bytes on the device: what either copy or the memory in between changes is found.
+    """
+
+    def __init__(self, kv: torch.Tensor, layout: KVLayout, num_slots: int) -> None:
+        self._kv, self._layout = kv, layout
+        self._blocks = kv.view(len(kv), -1).view(torch.uint8)
+        self._slots_a_chunk = max(1, CHUNK_BYTES // self.block_bytes)
+        self._num_slots = num_slots
+        self._chunks: dict[int, torch.Tensor] = {}
+        self._stream = torch.cuda.Stream(kv.device) if kv.is_cuda else None
+
+    @property
+    def block_bytes(self) -> int:
+        return self._blocks.shape[1]
+
+    def store(self, blocks: Sequence[int], slots: Sequence[int]) -> bytes:
+        """Copy blocks of the pool into slots; return the blocks' digests. Raises MemoryError, or the device's RuntimeError."""
+        self._copy([(self.slot(slot), self._blocks[block]) for block, slot in zip(blocks, slots, strict=True)])
+        return block_digests(self._kv, blocks, self._layout)
+
+    def load(self, slots: Sequence[int], blocks: Sequence[int]) -> bytes:
+        """Copy slots into blocks of the pool, which are nobody else's; return these blocks' digests. Raises as `store`."""
+        self._copy([(self._blocks[block], self.slot(slot)) for block, slot in zip(blocks, slots, strict=True)])
+        return block_digests(self._kv, blocks, self._layout)
+
+    def slot(self, number: int) -> torch.Tensor:
+        """The bytes of a slot."""
+        at, place = divmod(number, self._slots_a_chunk)
+        if at not in self._chunks:
+            count = min(self._slots_a_chunk, self._num_slots - at * self._slots_a_chunk)
+            self._chunks[at] = _allocate((count, self.block_bytes), is_pinned=self._stream is not None)
+        return self._chunks[at][place]
+
+    def _copy(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        if self._stream is None:
+            for target, source in pairs:
+                target.copy_(source)
+            return
+        with torch.cuda.device(self._kv.device), torch.cuda.stream(self._stream):
+            for target, source in pairs:
+                target.copy_(source, non_blocking=True)
+            self._stream.synchronize()
+
+
+def _allocate(shape: tuple[int, int], *, is_pinned: bool) -> torch.Tensor:
+    try:
+        return torch.empty(shape, dtype=torch.uint8, pin_memory=is_pinned)
+    except RuntimeError as error:  # torch's, for lack of memory, too
+        raise MemoryError(f"no room for {shape[0] * shape[1] >> 20} MiB of host memory: lower --kv-host-mb") from error
