@@ -14,7 +14,7 @@ from itertools import chain
 
 from engine.cache.block_pool import BlockPool
 from engine.sequence import Sequence
-from worker.serving.allocation import leave_checkpoint
+from worker.serving.chunks import leave_checkpoint
 
 
 def resume_distance(pool: BlockPool) -> int:

@@ -39,8 +39,9 @@ from decode.spans import record_decode
 from engine.engine import Chunk, Sampled
 from worker.context import RoleContext
 from worker.roles import CancelReason, Computed, RoleLoad
-from worker.serving.allocation import publish_computed, sequence_of, withdraw
+from worker.serving.allocation import sequence_of, withdraw
 from worker.serving.checks import check_job
+from worker.serving.chunks import finish
 from worker.serving.jobs import Cancelled, ClaimedJob
 
 log = logging.getLogger("baton.decode")
@@ -185,13 +186,12 @@ class DecodeRole:
             if request.is_over:
                 continue  # planned before its stop token, cancellation or failure was known
             further = () if sampled is None else sampled.further
-            chunk.sequence.finish(chunk, len(further))
+            finish(self._context.cache.pool, chunk, len(further))
             if chunk.drafted:
                 self._context.totals.verified(drafted=len(chunk.drafted), accepted=len(further))
                 self._speculation.verified(chunk.sequence, drafted=len(chunk.drafted), accepted=len(further))
                 request.drafted += len(chunk.drafted)
                 request.accepted += len(further)
-            publish_computed(self._context.cache.pool, chunk.sequence)
             if sampled is not None and sampled.prompt_logprobs is not None:
                 chunk.sequence.scored(chunk, sampled.prompt_logprobs)
             if chunk.sample:

@@ -30,7 +30,8 @@ from engine.engine import Chunk
 from engine.groups import LEAST_AHEAD
 from engine.sequence import Sequence
 from worker.device.trials import Trials
-from worker.serving.allocation import HeldBlocks, admit, cover, grow, lacks, needs, schedule
+from worker.serving.allocation import HeldBlocks, admit, cover, grow, lacks, needs
+from worker.serving.chunks import schedule
 from worker.serving.turns import MOST_PASSED, Turns
 
 
@@ -69,7 +70,7 @@ class DecodeScheduler:
         self.blocks = HeldBlocks(pool)
         self.resume_point = ResumePoint(pool)
         self._speculation = speculation
-        self._can_verify = speculation is not NO_SPECULATION and all(group.grows for group in pool.groups)
+        self._can_verify = speculation is not NO_SPECULATION
         self._num_verifying = 0  # drafts in flight
         self._in_flight: dict[Sequence, DecodeRequest] = {}
         self.preemptions = 0
@@ -309,8 +310,9 @@ class DecodeScheduler:
     def _schedule(self, request: DecodeRequest, num_tokens: int, drafted: tuple[int, ...]) -> Chunk:
         self.blocks.launched(request.sequence)
         self._in_flight[request.sequence] = request
-        self._num_verifying += bool(drafted)
-        return schedule(self._pool, request.sequence, num_tokens, drafted=drafted, spare=self._spare)
+        chunk = schedule(self._pool, request.sequence, num_tokens, drafted=drafted, spare=self._spare)
+        self._num_verifying += bool(chunk.drafted)
+        return chunk
 
     @property
     def _spare(self) -> int:

@@ -36,6 +36,28 @@ class Table:
     num_shared: int = 0  # leading entries that were published, found or never here
     num_gone: int = 0
     begin: int = 0  # tokens before the last entry was this sequence's own
+    behind: list[Entry] = field(default_factory=list)  # states behind the drafted tokens of a pass in flight
+
+    def left(self, at: int, num_drafted: int) -> Entry:
+        """The entry that a token in block `at` leaves its state in: the last of so many drafted ones, or one without (0)."""
+        return self.behind[num_drafted - 1] if num_drafted else self.entries[at]
+
+    def accept(self, at: int, num_drafted: int) -> list[Entry]:
+        """Go on from the state behind so many drafted tokens, of a pass whose first token is in block `at`.
+
+        Return the entries that nobody needs any more. Nothing is copied: the state's entry takes the place of the one before.
+        """
+        unneeded, self.behind = self.behind, []
+        if num_drafted:
+            before, accepted = self.entries[at], unneeded[num_drafted - 1]
+            unneeded[num_drafted - 1] = before
+            first, end = at, at + 1
+            while first and self.entries[first - 1] == before:
+                first -= 1
+            while end < len(self.entries) and self.entries[end] == before:
+                end += 1
+            self.entries[first:end] = [accepted] * (end - first)
+        return unneeded
 
     def own(self) -> Iterator[tuple[int, Entry]]:
         """The entries that are there, each once, with the last index at which it stands."""
@@ -44,6 +66,8 @@ class Table:
             entry = self.entries[at]
             if entry and (at == last or self.entries[at + 1] != entry):
                 yield at, entry
+        for entry in self.behind:
+            yield last, entry
 
 
 class Group(Protocol):
@@ -88,6 +112,12 @@ class Group(Protocol):
     def checkpoints(self, table: Table, begin: int, end: int, branches: SequenceOf[int]) -> list[int]:
         """The places in a chunk [begin, end) behind which a sequence goes on in a fresh entry. `branches`: where it should."""
 
+    def entries_behind(self, table: Table, position: int, most: int, branches: SequenceOf[int]) -> int | None:
+        """Entries that a pass needs for what `most` drafted tokens leave, behind the token at `position`; None: none.
+
+        A draft is as long as these are many.
+        """
+
     def resumes_later(self, *, gone: int, computed: int) -> bool:
         """True if a later place should be held for a sequence, of which so much went and was computed since one was chosen."""
 
@@ -120,6 +150,9 @@ class Full:
 
     def checkpoints(self, table: Table, begin: int, end: int, branches: SequenceOf[int]) -> list[int]:
         return []
+
+    def entries_behind(self, table: Table, position: int, most: int, branches: SequenceOf[int]) -> int | None:
+        return None
 
     def resumes_later(self, *, gone: int, computed: int) -> bool:
         return False
@@ -180,6 +213,9 @@ class Window:
     def checkpoints(self, table: Table, begin: int, end: int, branches: SequenceOf[int]) -> list[int]:
         return []
 
+    def entries_behind(self, table: Table, position: int, most: int, branches: SequenceOf[int]) -> int | None:
+        return None
+
     def resumes_later(self, *, gone: int, computed: int) -> bool:
         return computed > self.resume_distance
 
@@ -237,6 +273,14 @@ class State:
                 chosen.append(at)
                 before = at
         return chosen
+
+    def entries_behind(self, table: Table, position: int, most: int, branches: SequenceOf[int]) -> int | None:
+        """One for each; but passes begin at checkpoints, so no draft goes across the next."""
+        own, size, first = table.entries[position // self.block_size], self.block_size, position + 1
+        places = self.checkpoints(table, first, first + most, branches)
+        blocks = range(position // size + 1, (position + most) // size + 1)
+        places += [at * size for at in blocks if table.entries[at] != own]
+        return min(places, default=first + most) - first
 
     def resumes_later(self, *, gone: int, computed: int) -> bool:
         return gone > 0

@@ -45,11 +45,11 @@ from worker.serving.allocation import (
     cover,
     num_held,
     publish_computed,
-    schedule,
     sequence_of,
     withdraw,
 )
 from worker.serving.checks import check_job
+from worker.serving.chunks import schedule
 from worker.serving.jobs import Cancelled, ClaimedJob
 
 log = logging.getLogger("baton.prefill")

@@ -1,6 +1,6 @@
 """One worker of both roles under load.
 
-python -m benchmarks.load --model                   the loads on a modelled worker, no GPU
+python -m benchmarks.load --model                   the loads on a modelled worker, no GPU, beside vLLM's scheduling
 python -m benchmarks.load --model --step-target-ms 0 --cell "long prompts x0.8" --traces DIR
 """
 
@@ -12,11 +12,12 @@ from pathlib import Path
 from benchmarks.load.cells import CELLS, TRACE
 from benchmarks.load.model import Outcome, Policy, serve
 from benchmarks.load.policies import baton
+from benchmarks.load.vllm import vllm
 
 
 def main() -> None:
     arguments = _arguments()
-    policies = [baton(target) for target in arguments.step_target_ms or [None]]
+    policies = [*map(baton, arguments.step_target_ms or [None]), vllm()]
     print("| load | policy | TTFT p50 / p90 / p99 ms | TPOT p50 / p90 / p99 ms | good | req/s | preempted |")
     print("|---|---|---|---|--:|--:|--:|")
     for cell in CELLS:

@@ -35,7 +35,7 @@ from engine.passes import Finished
 from engine.sampling.scores import NO_TOKEN
 from engine.sampling.verifying import verifying
 from engine.sequence import Sequence
-from engine.step.limits import NO_WAY_BACK, wrong_tables
+from engine.step.limits import wrong_tables
 
 DEFAULT_MAX_MODEL_LEN = 4096
 Allowed = np.ndarray[tuple[int, ...], np.dtype[np.bool_]]  # [V], for a grammar
@@ -194,11 +194,9 @@ class FakeEngine:
 
     def _wrong_entries(self, chunk: Chunk) -> str:
         """Problem of the entries that go on in place; "" if they can be the chunk's."""
-        if chunk.drafted and not all(group.grows for group in self._groups):
-            return NO_WAY_BACK
         for group, table in zip(self._groups, chunk.sequence.tables, strict=True):
             first, end = group.first_seen(chunk.start), -(-chunk.end // group.block_size)
-            for entry in () if group.grows else table.entries[first:end]:
+            for entry in () if group.grows else (*table.entries[first:end], *table.behind):
                 if len(entry) != group.blocks or not all(0 <= block < self.layout.num_blocks for block in entry):
                     return f"a state in blocks {entry}, not {group.blocks} in [0, {self.layout.num_blocks})"
         return ""
@@ -210,13 +208,14 @@ class FakeEngine:
         for part in self._parts:
             part.write(blocks, chunk.start, hashes)
         for number, kept in self._further:
-            kept.write(tables[number].entries, chunk.start, hashes, token_ids)
+            kept.write(tables[number], chunk.start, hashes, token_ids, drafted=len(chunk.drafted))
 
     def _sample(self, chunk: Chunk, allowed: Allowed | None) -> Sampled:
         sampling, tables = chunk.sequence.sampling, chunk.sequence.tables
         blocks = _blocks_of_tokens(chunk.sequence)
         checksum = sum(part.checksum(blocks, chunk.end) for part in self._parts)
-        checksum += sum(kept.checksum(tables[number].entries, chunk.end) for number, kept in self._further)
+        drafted = len(chunk.drafted)
+        checksum += sum(kept.checksum(tables[number], chunk.end, drafted=drafted) for number, kept in self._further)
         token = self._choose(checksum & MASK, sampling, chunk.sampled_index, allowed)
         scores = self._prompt_logprobs(chunk)
         if sampling.logprobs is None:

@@ -14,7 +14,7 @@ import torch
 
 from common.pages import KVLayout, PagePart
 from engine.cache.pages import entry_views, part_views
-from engine.groups import Entry
+from engine.groups import Entry, Table
 from engine.kernels.attention import KeptWindow
 from engine.kernels.delta.plan import KeptState
 
@@ -75,13 +75,13 @@ class FakeWindow:
         self._number, self._window = kept.number, part.window
         self._part = FakePart(part, kept.kept[:, None], index=index, block_size=block_size)
 
-    def write(self, entries: Sequence[Entry], start: int, hashes: Words, tokens: Sequence[int]) -> None:
+    def write(self, table: Table, start: int, hashes: Words, tokens: Sequence[int], *, drafted: int) -> None:
         """As `FakePart.write`."""
-        self._part.write(self._table(entries), start, hashes)
+        self._part.write(self._table(table.entries), start, hashes)
 
-    def checksum(self, entries: Sequence[Entry], end: int) -> int:
+    def checksum(self, table: Table, end: int, *, drafted: int) -> int:
         """Sum over what the last of `end` tokens sees."""
-        return self._part.checksum(self._table(entries), end, start=max(0, end - self._window))
+        return self._part.checksum(self._table(table.entries), end, start=max(0, end - self._window))
 
     def expected(self, hashes: Words) -> int:
         """The expected sum for a context with these running hashes."""
@@ -99,24 +99,25 @@ class FakeState:
         self._lanes = _unsigned(kept.kept[:, None]).reshape(len(kept.kept), -1)
         self._pattern = _Pattern(self._lanes.shape[1], kept.kept.element_size(), salt=3 * index)
 
-    def write(self, entries: Sequence[Entry], start: int, hashes: Words, tokens: Sequence[int]) -> None:
-        """Read the state before the chunk; leave one in each of its blocks' entries."""
-        previous = ROOT if not start else self._read(entries, start - 1)
+    def write(self, table: Table, start: int, hashes: Words, tokens: Sequence[int], *, drafted: int) -> None:
+        """Read the state before the chunk; leave one in each of its blocks' entries, or behind so many drafted tokens."""
+        previous = ROOT if not start else self._read(table, start - 1, max(0, drafted - 1))
         hashes, end, size = running_hashes(previous, tokens), start + len(tokens), self._block_size
         for at in range(start // size, -(-end // size)):
             last = min((at + 1) * size, end) - 1
-            self._lanes[entries[at][self._number]] = self._pattern.lanes(hashes[last - start :][:1])[0]
+            lanes = self._pattern.lanes(hashes[last - start :][:1])[0]
+            self._lanes[table.left(at, drafted)[self._number]] = lanes
 
-    def checksum(self, entries: Sequence[Entry], end: int) -> int:
+    def checksum(self, table: Table, end: int, *, drafted: int) -> int:
         """Return the sum that the state after `end` tokens adds to the checksum of a context."""
-        return mix(self._read(entries, end - 1) + self._pattern.salt)
+        return mix(self._read(table, end - 1, drafted) + self._pattern.salt)
 
     def expected(self, hashes: Words) -> int:
         return mix(int(hashes[-1]) + self._pattern.salt)
 
-    def _read(self, entries: Sequence[Entry], position: int) -> int:
+    def _read(self, table: Table, position: int, drafted: int) -> int:
         """The hash; another number if any lane isn't what it says."""
-        lanes = self._lanes[entries[position // self._block_size][self._number]]
+        lanes = self._lanes[table.left(position // self._block_size, drafted)[self._number]]
         found = self._pattern.hash_of(lanes)
         wanted = self._pattern.lanes(np.array([found], dtype=np.uint64))[0]
         return found if np.array_equal(lanes, wanted) else mix(found)

@@ -13,8 +13,6 @@ from engine.passes import InvalidChunkError
 from engine.sequence import Chunk
 from engine.step.newest import NewestTokens
 
-NO_WAY_BACK = "drafted tokens, and states that can't be taken back"
-
 
 @dataclass(frozen=True, slots=True)
 class HeadLimits:
@@ -114,8 +112,6 @@ def check(chunk: Chunk, newest: NewestTokens, limits: Limits) -> None:
         problem = f"a chunk of {chunk.num_tokens} at {chunk.start} of {num_known + pending} tokens"
     elif chunk.sample and end < num_known:
         problem = f"asked to sample at position {end} of {num_known} known tokens"
-    elif chunk.drafted and limits.tables.in_place is not None:
-        problem = NO_WAY_BACK
     elif end > limits.max_model_len:
         problem = f"{end} tokens, the model takes {limits.max_model_len}"
     elif not (problem := wrong_tables(chunk, limits.tables.groups)):
@@ -136,8 +132,12 @@ def wrong_tables(chunk: Chunk, groups: SequenceOf[Group]) -> str:
         first = group.first_seen(chunk.start)
         if not entries[first]:  # entries go one after another
             return f"entry {first} of KV group {number} is gone, which the token at {chunk.start} reads"
-        if not group.grows and (at := chunk.start // group.block_size) < tables[number].num_shared:
+        if group.grows:
+            continue
+        if (at := chunk.start // group.block_size) < tables[number].num_shared:
             return f"entry {at} of KV group {number} is others', too, and the token at {chunk.start} changes it"
+        if (drafted := len(chunk.drafted)) > (behind := len(tables[number].behind)):
+            return f"{behind} entries of KV group {number} for the states behind {drafted} drafted tokens"
     return ""
 
 

@@ -11,11 +11,12 @@ from engine.arrays import Integers, Ints, Longs
 from engine.batch.layout import Packed, StatesSize
 from engine.groups import Entry
 from engine.kernels.delta import deal_out_states
-from engine.kernels.delta.plan import NOTHING
+from engine.kernels.delta.plan import CARRIED, NOTHING
 from engine.sequence import Chunk
 from engine.step.limits import InPlaceGroup, Limits, check_entry
 
 _PLACES = [2, 3, 5]  # columns of tiles that refer to states
+_CARRIED: Entry = (CARRIED,)  # read by a drafted token
 
 
 class DecodingStates:
@@ -27,12 +28,19 @@ class DecodingStates:
         self._moves: Ints = np.zeros((0, 0, 2), dtype=np.int32)
 
     def moves(self, decoding: SequenceOf[Chunk], limits: Limits) -> Ints:
-        """For each of a state's blocks, what each sequence reads and writes [blocks, S, 2]. Raises InvalidChunkError."""
+        """For each of a state's blocks, what each row reads and writes [blocks, S, 2]. Raises InvalidChunkError.
+
+        A drafted token's row reads what the row before it left.
+        """
         group, size, entries = limits.tables.in_place, limits.block_size, list[Entry]()
         assert group is not None
         for chunk in decoding:
-            own, start = chunk.sequence.tables[group.number].entries, chunk.start
-            entries += (own[(start - 1) // size] if start else (), own[start // size])
+            table, start, drafted = chunk.sequence.tables[group.number], chunk.start, len(chunk.drafted)
+            if drafted:
+                entries += (_CARRIED, table.left(start // size, drafted))
+            else:
+                own = table.entries
+                entries += (own[(start - 1) // size] if start else (), own[start // size])
         if entries != self._entries or not decoding:
             self._moves = self._found(entries, group, limits.num_blocks)
             self._entries = entries
@@ -40,7 +48,9 @@ class DecodingStates:
 
     def _found(self, entries: list[Entry], group: InPlaceGroup, num_blocks: int) -> Ints:
         self._entries = []  # until all were checked
-        known: dict[Entry, Longs] = {(): np.full(group.blocks, NOTHING, dtype=np.int64)}
+        known: dict[Entry, Longs] = {
+            entry: np.full(group.blocks, place, dtype=np.int64) for entry, place in (((), NOTHING), (_CARRIED, CARRIED))
+        }
         for entry in entries:
             if entry not in known:
                 ids = self._ids.get(entry)

@@ -14,7 +14,7 @@ from common.blocks import hash_block, hash_blocks, unpack_tokens
 from common.messages import Job
 from engine.cache.block_pool import BlockPool, OutOfBlocksError
 from engine.groups import Entry, Group, Table, entries_of, extend, held_at_most, lacking_entries, longest_entries
-from engine.sequence import Chunk, Sequence
+from engine.sequence import Sequence
 from kvtransfer.plan import Cargo, CargoGroup
 from worker.serving.turns import Turns
 
@@ -171,29 +171,6 @@ def needs(pool: BlockPool, *, num_tokens: int, ahead: int, spare: int) -> int:
 
 
 # -- on the way ----------------------------------------------------------------------------------------------------------
-
-
-def schedule(
-    pool: BlockPool, sequence: Sequence, num_tokens: int, *, drafted: tuple[int, ...] = (), spare: int = 0
-) -> Chunk:
-    """Make the next positions part of a pass, and leave checkpoints on the way if more than `spare` blocks are left."""
-    if pool.fixed:
-        begin = sequence.num_scheduled
-        for number, group in enumerate(pool.groups):
-            table = sequence.tables[number]
-            for at in group.checkpoints(table, begin, begin + num_tokens, sequence.branches):
-                leave_checkpoint(pool, number, table, at, spare=spare)
-    return sequence.schedule(num_tokens, drafted)
-
-
-def leave_checkpoint(pool: BlockPool, number: int, table: Table, at: int, *, spare: int) -> None:
-    """Go on in a fresh entry behind the first `at` tokens, if more than `spare` blocks are left."""
-    try:
-        fresh = tuple(pool.allocate(pool.groups[number].blocks, spare=spare))
-    except OutOfBlocksError:
-        return
-    first, table.begin = at // pool.block_size, at
-    table.entries[first:] = [fresh] * max(1, len(table.entries) - first)
 
 
 def cover(pool: BlockPool, sequence: Sequence, num_tokens: int, *, spare: int = 0) -> int:

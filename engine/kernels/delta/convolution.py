@@ -26,12 +26,12 @@ def convolve(
     inputs = channels.of(x)
     sums = torch.empty(inputs.shape, dtype=torch.float32, device=x.device)
     taps, last = weight.float().T.contiguous(), kept[:, :, 0, 0]  # [K, C] and [num_blocks, K - 1, C]
-    steps = [(row, *move) for row, move in enumerate(batch.moves.tolist()) if move[1] >= 0]
-    if len(steps) == 1:
-        ((row, source, target),) = steps
-        sums[row : row + 1] = _window(inputs[row : row + 1], taps, last, source, [(1, target)])
-    elif steps:
-        _step(inputs, taps, last, steps, sums)
+    for steps in batch.steps():
+        if len(steps) == 1:
+            ((row, source, target),) = steps
+            sums[row : row + 1] = _window(inputs[row : row + 1], taps, last, source, [(1, target)])
+        else:
+            _step(inputs, taps, last, steps, sums)
     for first, count in batch.runs.tolist():
         if not count:
             continue

@@ -15,13 +15,17 @@ import torch
 from engine.arrays import Integers, Ints, Longs
 
 TILE_ROWS = 64  # tokens of a prompt computed at once
-# Values in place of a state's block id: no state, or the preceding tile's.
+# Values in place of a state's block id: no state, or the preceding tile's or row's.
 NOTHING, CARRIED = -1, -2
 
 
 @dataclass(frozen=True, slots=True)
 class StateBatch:
-    """Decoding sequences (one new token each) first, then prompts or parts of them. For layers in one of a state's blocks."""
+    """Decoding rows (one new token each) first, then prompts or parts of them. For layers in one of a state's blocks.
+
+    A drafted token's row reads what the row before it wrote (`CARRIED`), and writes a block of its own, so that the sequence
+    can go on behind any of them.
+    """
 
     moves: torch.Tensor  # [S, 2] int32: the block read and the one written; -1: none
     tiles: torch.Tensor  # [I, 8] int32, columns as in `deal_out_states`
@@ -30,6 +34,19 @@ class StateBatch:
     @property
     def num_decode(self) -> int:
         return len(self.moves)
+
+    def steps(self) -> list[list[tuple[int, int, int]]]:
+        """The decoding rows with the blocks that each reads and writes, in rounds: a row reads what an earlier round wrote."""
+        rounds, depth, before = list[list[tuple[int, int, int]]](), 0, NOTHING
+        for row, (source, target) in enumerate(self.moves.tolist()):
+            if target < 0:
+                continue
+            depth = depth + 1 if source == CARRIED else 0
+            if depth == len(rounds):
+                rounds.append([])
+            rounds[depth].append((row, before if source == CARRIED else source, target))
+            before = target
+        return rounds
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ import triton.language as tl
 
 from engine.kernels.delta.plan import TILE_ROWS, DeltaHeads, StateBatch
 from engine.kernels.delta.rule import NORM_EPS
+from engine.kernels.delta.triton_moves import CARRIED, carried_target
 from engine.kernels.delta.triton_rule import inverted, unit_rows
 from engine.kernels.launch import Kernel
 from engine.kernels.triton_activation import sigmoid, softplus
@@ -73,26 +74,29 @@ def _step(
 ):  # fmt: skip
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     source, target = tl.load(moves_S2 + row * 2).to(tl.int64), tl.load(moves_S2 + row * 2 + 1).to(tl.int64)
-    if target >= 0:
+    if (target >= 0) & (source != CARRIED):
         C: tl.constexpr = 2 * H * DK + H * DV
         d, n = tl.arange(0, DK_PADDED), tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)
         inside = (d < DK)[:, None] & (n < DV)[None, :]
         at = head * (DK * DV) + d[:, None] * DV + n[None, :]
         state = tl.load(states + source * BLOCK + at, mask=inside & (source >= 0), other=0.0)
-        q = tl.load(mixed_TC + row * C + head * DK + d, mask=d < DK, other=0.0).to(tl.float32)
-        k = tl.load(mixed_TC + row * C + H * DK + head * DK + d, mask=d < DK, other=0.0).to(tl.float32)
-        v = tl.load(mixed_TC + row * C + 2 * H * DK + head * DV + n, mask=n < DV, other=0.0).to(tl.float32)
-        q *= tl.rsqrt(tl.sum(q * q, axis=0) + EPS) * (1.0 / DK**0.5)
-        k *= tl.rsqrt(tl.sum(k * k, axis=0) + EPS)
-        beta = sigmoid(tl.load(x + row * ROW + B + head * B_STEP))
-        a = tl.load(decays + row * DECAYS + head * DK + d, mask=d < DK, other=0.0).to(tl.float32)
-        a += tl.load(bias_HD + head * DK + d, mask=d < DK, other=0.0)
-        state *= tl.exp(-tl.exp(tl.load(decay_H + head)) * softplus(a))[:, None]
-        added = beta * (v - tl.sum(state * k[:, None], axis=0))
-        state += k[:, None] * added[None, :]
-        tl.store(states + target * BLOCK + at, state, mask=inside)
-        out = tl.sum(state * q[:, None], axis=0)
-        tl.store(out_THD + (row * H + head) * DV + n, out.to(out_THD.dtype.element_ty), mask=n < DV)
+        while target >= 0:
+            following = carried_target(moves_S2, row)
+            q = tl.load(mixed_TC + row * C + head * DK + d, mask=d < DK, other=0.0).to(tl.float32)
+            k = tl.load(mixed_TC + row * C + H * DK + head * DK + d, mask=d < DK, other=0.0).to(tl.float32)
+            v = tl.load(mixed_TC + row * C + 2 * H * DK + head * DV + n, mask=n < DV, other=0.0).to(tl.float32)
+            q *= tl.rsqrt(tl.sum(q * q, axis=0) + EPS) * (1.0 / DK**0.5)
+            k *= tl.rsqrt(tl.sum(k * k, axis=0) + EPS)
+            beta = sigmoid(tl.load(x + row * ROW + B + head * B_STEP))
+            a = tl.load(decays + row * DECAYS + head * DK + d, mask=d < DK, other=0.0).to(tl.float32)
+            a += tl.load(bias_HD + head * DK + d, mask=d < DK, other=0.0)
+            state *= tl.exp(-tl.exp(tl.load(decay_H + head)) * softplus(a))[:, None]
+            added = beta * (v - tl.sum(state * k[:, None], axis=0))
+            state += k[:, None] * added[None, :]
+            tl.store(states + target * BLOCK + at, state, mask=inside)
+            out = tl.sum(state * q[:, None], axis=0)
+            tl.store(out_THD + (row * H + head) * DV + n, out.to(out_THD.dtype.element_ty), mask=n < DV)
+            row, target = row + 1, following
 
 
 @triton.jit

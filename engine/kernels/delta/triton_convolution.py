@@ -1,7 +1,7 @@
 """Triton version of `convolution`. T tokens, C channels, K taps, I tiles.
 
-Decoding sequences read and shift their inputs in one program. Prompts are convolved tile by tile, all at once, and keep their
-inputs in a second kernel, because a tile may end in the block that its prompt begins with.
+Decoding sequences read and shift their inputs in one program, those with drafts token by token. Prompts are convolved tile by
+tile, all at once, and keep their inputs in a second kernel, because a tile may end in the block that its prompt begins with.
 """
 
 import torch
@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from engine.kernels.delta.plan import TILE_ROWS, Channels, StateBatch
+from engine.kernels.delta.triton_moves import CARRIED, carried_target
 from engine.kernels.launch import Kernel
 
 CHANNELS_OF_A_STEP = 256
@@ -98,23 +99,30 @@ def _step(
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     source, target = tl.load(moves_S2 + row * 2).to(tl.int64), tl.load(moves_S2 + row * 2 + 1).to(tl.int64)
-    if target >= 0:
+    if (target >= 0) & (source != CARRIED):
         c = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
         inside = c < C
-        own = x + row * ROW
-        new = _input(own, c, inside, S0, W0, F0, T0, S1, W1, F1, T1, S2, W2, F2, T2, BEFORE)
-        total = tl.zeros((CHANNELS,), tl.float32)
-        if HAS_BIAS:
-            total += tl.load(bias_C + c, mask=inside, other=0.0).to(tl.float32)
-        total += new.to(tl.float32) * tl.load(weight_CK + c * TAPS + TAPS - 1, mask=inside, other=0.0).to(tl.float32)
-        for tap in tl.static_range(TAPS - 1):
-            old = tl.load(kept + source * BLOCK + tap * PLANE + c, mask=inside & (source >= 0), other=0.0)
-            total += old.to(tl.float32) * tl.load(weight_CK + c * TAPS + tap, mask=inside, other=0.0).to(tl.float32)
-            if tap > 0:
-                tl.store(kept + target * BLOCK + (tap - 1) * PLANE + c, old, mask=inside)
-        tl.store(kept + target * BLOCK + (TAPS - 2) * PLANE + c, new, mask=inside)
-        out = _output(total, own, c, inside, out_TC.dtype.element_ty, HAS_SILU, BEHIND)
-        tl.store(out_TC + row * C + c, out, mask=inside)
+        while target >= 0:
+            following = carried_target(moves_S2, row)
+            own = x + row * ROW
+            new = _input(own, c, inside, S0, W0, F0, T0, S1, W1, F1, T1, S2, W2, F2, T2, BEFORE)
+            total = tl.zeros((CHANNELS,), tl.float32)
+            if HAS_BIAS:
+                total += tl.load(bias_C + c, mask=inside, other=0.0).to(tl.float32)
+            weight = tl.load(weight_CK + c * TAPS + TAPS - 1, mask=inside, other=0.0)
+            total += new.to(tl.float32) * weight.to(tl.float32)
+            for tap in tl.static_range(TAPS - 1):
+                old = tl.load(kept + source * BLOCK + tap * PLANE + c, mask=inside & (source >= 0), other=0.0)
+                weight = tl.load(weight_CK + c * TAPS + tap, mask=inside, other=0.0)
+                total += old.to(tl.float32) * weight.to(tl.float32)
+                if tap > 0:
+                    tl.store(kept + target * BLOCK + (tap - 1) * PLANE + c, old, mask=inside)
+            tl.store(kept + target * BLOCK + (TAPS - 2) * PLANE + c, new, mask=inside)
+            out = _output(total, own, c, inside, out_TC.dtype.element_ty, HAS_SILU, BEHIND)
+            tl.store(out_TC + row * C + c, out, mask=inside)
+            if following >= 0:
+                tl.debug_barrier()  # the next token reads what was kept
+            row, source, target = row + 1, target, following
 
 
 @triton.jit

@@ -1,8 +1,8 @@
 """Triton version of `rule`. T tokens, Hv value heads, Dk and Dv head sizes, I tiles of M tokens, P prompts.
 
-A decoding token's program has some columns of one head's state. For prompts, a tile's triangular system depends on its keys
-alone: `_invert` inverts all systems at once, and a program of `_tiles` then goes through a prompt with its columns of the state
-in registers (the chunked form: Yang, Wang, Zhang, Shen and Kim, 2024).
+A decoding token's program has some columns of one head's state, and goes on through the drafted tokens behind it. For prompts,
+a tile's triangular system depends on its keys alone: `_invert` inverts all systems at once, and a program of `_tiles` then goes
+through a prompt with its columns of the state in registers (the chunked form: Yang, Wang, Zhang, Shen and Kim, 2024).
 """
 
 import torch
@@ -11,6 +11,7 @@ import triton.language as tl
 
 from engine.kernels.delta.plan import TILE_ROWS, DeltaHeads, StateBatch
 from engine.kernels.delta.rule import NORM_EPS
+from engine.kernels.delta.triton_moves import CARRIED, carried_target
 from engine.kernels.launch import Kernel
 from engine.kernels.triton_activation import sigmoid, softplus
 
@@ -74,25 +75,28 @@ def _step(
 ):  # fmt: skip
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     source, target = tl.load(moves_S2 + row * 2).to(tl.int64), tl.load(moves_S2 + row * 2 + 1).to(tl.int64)
-    if target >= 0:
+    if (target >= 0) & (source != CARRIED):
         group = head // RATIO
         d, n = tl.arange(0, DK_PADDED), tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)
         inside = (d < DK)[:, None] & (n < DV)[None, :]
         at = head * (DK * DV) + d[:, None] * DV + n[None, :]
         state = tl.load(states + source * BLOCK + at, mask=inside & (source >= 0), other=0.0)
-        q = tl.load(mixed_TC + row * C + group * DK + d, mask=d < DK, other=0.0).to(tl.float32)
-        k = tl.load(mixed_TC + row * C + KEYS + group * DK + d, mask=d < DK, other=0.0).to(tl.float32)
-        v = tl.load(mixed_TC + row * C + 2 * KEYS + head * DV + n, mask=n < DV, other=0.0).to(tl.float32)
-        q *= tl.rsqrt(tl.sum(q * q, axis=0) + EPS) * (1.0 / DK**0.5)
-        k *= tl.rsqrt(tl.sum(k * k, axis=0) + EPS)
-        beta = MOST * sigmoid(tl.load(x + row * ROW + B + group * B_STEP + head % RATIO))
-        a = tl.load(x + row * ROW + A + group * A_STEP + head % RATIO)
-        state *= tl.exp(_decay(a, tl.load(decay_H + head), tl.load(bias_H + head)))
-        added = beta * (v - tl.sum(state * k[:, None], axis=0))
-        state += k[:, None] * added[None, :]
-        tl.store(states + target * BLOCK + at, state, mask=inside)
-        out = tl.sum(state * q[:, None], axis=0)
-        tl.store(out_THD + (row * HV + head) * DV + n, out.to(out_THD.dtype.element_ty), mask=n < DV)
+        while target >= 0:
+            following = carried_target(moves_S2, row)
+            q = tl.load(mixed_TC + row * C + group * DK + d, mask=d < DK, other=0.0).to(tl.float32)
+            k = tl.load(mixed_TC + row * C + KEYS + group * DK + d, mask=d < DK, other=0.0).to(tl.float32)
+            v = tl.load(mixed_TC + row * C + 2 * KEYS + head * DV + n, mask=n < DV, other=0.0).to(tl.float32)
+            q *= tl.rsqrt(tl.sum(q * q, axis=0) + EPS) * (1.0 / DK**0.5)
+            k *= tl.rsqrt(tl.sum(k * k, axis=0) + EPS)
+            beta = MOST * sigmoid(tl.load(x + row * ROW + B + group * B_STEP + head % RATIO))
+            a = tl.load(x + row * ROW + A + group * A_STEP + head % RATIO)
+            state *= tl.exp(_decay(a, tl.load(decay_H + head), tl.load(bias_H + head)))
+            added = beta * (v - tl.sum(state * k[:, None], axis=0))
+            state += k[:, None] * added[None, :]
+            tl.store(states + target * BLOCK + at, state, mask=inside)
+            out = tl.sum(state * q[:, None], axis=0)
+            tl.store(out_THD + (row * HV + head) * DV + n, out.to(out_THD.dtype.element_ty), mask=n < DV)
+            row, target = row + 1, following
 
 
 @triton.jit

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import chain
 
 import torch
 
@@ -25,9 +26,8 @@ def walk(
 
     Each of `parts` [T, ...] has something of each token. `step` takes one token, `tile` several of one sequence.
     """
-    for row, (source, target) in enumerate(batch.moves.tolist()):
-        if target >= 0:
-            out[row], kept[target] = step(_before(kept, source), *(part[row] for part in parts))
+    for row, source, target in chain(*batch.steps()):
+        out[row], kept[target] = step(_before(kept, source), *(part[row] for part in parts))
     for first, count in batch.runs.tolist():
         state = None
         for begin, length, source, target, *_ in batch.tiles[first : first + count].tolist():

@@ -39,8 +39,7 @@ def selective_scan(
     lengths = softplus(steps.float() + bias)
     tokens = (lengths, lengths * values, *shared.float().chunk(2, dim=1))
     out, kept = torch.zeros_like(values), states[:, 0, 0]
-    moves = [(row, *move) for row, move in enumerate(batch.moves.tolist()) if move[1] >= 0]
-    if moves:
+    for moves in batch.steps():
         rows, sources, targets = (list(each) for each in zip(*moves, strict=True))
         out[rows], kept[targets] = _step(_states(kept, sources), *(part[rows] for part in tokens), rates=rates)
     for first, count in batch.runs.tolist():

@@ -1,7 +1,7 @@
 """Triton version of `scan`. T tokens, H heads, P their size, G groups, N size of keys and queries, I tiles of M tokens.
 
-A decoding token's program has some columns of one head's state. For prompts, a program goes through all tiles with its columns of
-the state in registers.
+A decoding token's program has some columns of one head's state, and goes on through the drafted tokens behind it. For prompts,
+a program goes through all tiles with its columns of the state in registers.
 """
 
 import torch
@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from engine.kernels.delta.plan import TILE_ROWS, StateBatch
+from engine.kernels.delta.triton_moves import CARRIED, carried_target
 from engine.kernels.launch import Kernel
 from engine.kernels.mamba.heads import MambaHeads
 from engine.kernels.triton_activation import softplus
@@ -67,21 +68,24 @@ def _step(
 ):  # fmt: skip
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     source, target = tl.load(moves_S2 + row * 2).to(tl.int64), tl.load(moves_S2 + row * 2 + 1).to(tl.int64)
-    if target >= 0:
+    if (target >= 0) & (source != CARRIED):
         C: tl.constexpr = D + 2 * KEYS
         n, p = tl.arange(0, N_PADDED), tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)
         inside = (n < N)[:, None] & (p < P)[None, :]
         at = head * (N * P) + n[:, None] * P + p[None, :]
         state = tl.load(states + source * BLOCK + at, mask=inside & (source >= 0), other=0.0)
-        of_group = mixed_TC + row * C + D + head // RATIO * N + n
-        k = tl.load(of_group, mask=n < N, other=0.0).to(tl.float32)
-        q = tl.load(of_group + KEYS, mask=n < N, other=0.0).to(tl.float32)
-        v = tl.load(mixed_TC + row * C + head * P + p, mask=p < P, other=0.0).to(tl.float32)
-        step = _steps(tl.load(x + row * ROW + STEPS + head), tl.load(bias_H + head), SHORTEST, LONGEST)
-        state = state * tl.exp(-tl.exp(tl.load(decay_H + head)) * step) + k[:, None] * (step * v)[None, :]
-        tl.store(states + target * BLOCK + at, state, mask=inside)
-        out = tl.sum(state * q[:, None], axis=0) + tl.load(skip_H + head) * v
-        tl.store(out_TD + row * D + head * P + p, out.to(out_TD.dtype.element_ty), mask=p < P)
+        while target >= 0:
+            following = carried_target(moves_S2, row)
+            of_group = mixed_TC + row * C + D + head // RATIO * N + n
+            k = tl.load(of_group, mask=n < N, other=0.0).to(tl.float32)
+            q = tl.load(of_group + KEYS, mask=n < N, other=0.0).to(tl.float32)
+            v = tl.load(mixed_TC + row * C + head * P + p, mask=p < P, other=0.0).to(tl.float32)
+            step = _steps(tl.load(x + row * ROW + STEPS + head), tl.load(bias_H + head), SHORTEST, LONGEST)
+            state = state * tl.exp(-tl.exp(tl.load(decay_H + head)) * step) + k[:, None] * (step * v)[None, :]
+            tl.store(states + target * BLOCK + at, state, mask=inside)
+            out = tl.sum(state * q[:, None], axis=0) + tl.load(skip_H + head) * v
+            tl.store(out_TD + row * D + head * P + p, out.to(out_TD.dtype.element_ty), mask=p < P)
+            row, target = row + 1, following
 
 
 @triton.jit

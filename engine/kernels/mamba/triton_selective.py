@@ -1,7 +1,8 @@
 """Triton version of `selective`. T tokens, D channels, N numbers of a channel's state, I tiles.
 
-A decoding token's program has some channels of one sequence. For prompts, a program goes through all tokens with its channels'
-states in registers. What several tokens need of memory is asked for before the first of them is computed.
+A decoding token's program has some channels of one sequence, and goes on through the drafted tokens behind it. For prompts, a
+program goes through all tokens with its channels' states in registers. What several tokens need of memory is asked for before
+the first of them is computed.
 """
 
 import torch
@@ -9,6 +10,7 @@ import triton
 import triton.language as tl
 
 from engine.kernels.delta.plan import StateBatch
+from engine.kernels.delta.triton_moves import CARRIED, carried_target
 from engine.kernels.launch import Kernel
 from engine.kernels.triton_activation import softplus
 
@@ -63,23 +65,26 @@ def _step(
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     source, target = tl.load(moves_S2 + row * 2).to(tl.int64), tl.load(moves_S2 + row * 2 + 1).to(tl.int64)
-    if target >= 0:
+    if (target >= 0) & (source != CARRIED):
         d, n = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS), tl.arange(0, N_PADDED)
         inside, at = (d < D)[:, None] & (n < N)[None, :], d[:, None] * N + n[None, :]
         state = tl.load(states + source * BLOCK + at, mask=inside & (source >= 0), other=0.0)
-        state, out = _token(
-            state,
-            tl.load(mixed_TD + row * D + d, mask=d < D, other=0.0),
-            tl.load(x + row * ROW + D + d, mask=d < D, other=0.0),
-            tl.load(steps + row * STEPS + d, mask=d < D, other=0.0),
-            tl.load(shared_T2N + row * (2 * N) + n, mask=n < N, other=0.0),
-            tl.load(shared_T2N + row * (2 * N) + N + n, mask=n < N, other=0.0),
-            tl.load(rates_DN + at, mask=inside, other=0.0),
-            tl.load(bias_D + d, mask=d < D, other=0.0),
-            tl.load(skip_D + d, mask=d < D, other=0.0),
-        )
-        tl.store(states + target * BLOCK + at, state, mask=inside)
-        tl.store(out_TD + row * D + d, out.to(out_TD.dtype.element_ty), mask=d < D)
+        while target >= 0:
+            following = carried_target(moves_S2, row)
+            state, out = _token(
+                state,
+                tl.load(mixed_TD + row * D + d, mask=d < D, other=0.0),
+                tl.load(x + row * ROW + D + d, mask=d < D, other=0.0),
+                tl.load(steps + row * STEPS + d, mask=d < D, other=0.0),
+                tl.load(shared_T2N + row * (2 * N) + n, mask=n < N, other=0.0),
+                tl.load(shared_T2N + row * (2 * N) + N + n, mask=n < N, other=0.0),
+                tl.load(rates_DN + at, mask=inside, other=0.0),
+                tl.load(bias_D + d, mask=d < D, other=0.0),
+                tl.load(skip_D + d, mask=d < D, other=0.0),
+            )
+            tl.store(states + target * BLOCK + at, state, mask=inside)
+            tl.store(out_TD + row * D + d, out.to(out_TD.dtype.element_ty), mask=d < D)
+            row, target = row + 1, following
 
 
 @triton.jit

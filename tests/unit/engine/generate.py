@@ -17,7 +17,8 @@ from engine.groups import Entry, entries_of
 from engine.sequence import Sequence
 from kvtransfer.digest import block_digests
 from tests.unit.engine.tables import blocks_of_tokens, table_of
-from worker.serving.allocation import HeldBlocks, admit, cargo_of, publish_computed, received, schedule
+from worker.serving.allocation import HeldBlocks, admit, cargo_of, received
+from worker.serving.chunks import finish, schedule
 
 ROOT = hash_root(model="tiny", kv_dtype="float32", block_size=16)
 
@@ -106,8 +107,7 @@ class Generator:
             further = () if sampled is None else sampled.further
             if chunk.drafted:
                 self.accepted.append(len(further))
-            chunk.sequence.finish(chunk, len(further))
-            publish_computed(self.pool, chunk.sequence)
+            finish(self.pool, chunk, len(further))
             for each in (sampled, *further) if chunk.sample else ():
                 self.results.setdefault(chunk.sequence.request_id, []).append(each)
                 if each is not None:

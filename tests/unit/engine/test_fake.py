@@ -14,23 +14,11 @@ from engine.config import CacheConfig, EngineConfig
 from engine.engine import Chunk, InvalidChunkError
 from engine.fake.engine import FakeCosts, FakeEngine
 from engine.sequence import Sequence
+from tests.unit.engine.layouts import HYBRIDS, STATES
 from tests.unit.engine.tables import blocks_of_tokens, entries_table, table_of
 
 PROMPT = [(7 * index + 3) % 512 for index in range(45)]  # three blocks, the last one partial
 LAYOUTS = ("float32", "bfloat16", "float16")
-HYBRIDS = {
-    "keys, values and states": [
-        PagePart(layers=2, planes=2, heads=2, dim=4, dtype="bfloat16"),
-        PagePart(layers=3, planes=1, heads=2, dim=80, dtype="float32", per_token=False),
-        PagePart(layers=3, planes=3, heads=1, dim=8, dtype="bfloat16", per_token=False),
-    ],
-    "8-bit keys with their scales": [
-        PagePart(layers=2, planes=2, heads=2, dim=4, dtype="float8_e4m3fn"),
-        PagePart(layers=2, planes=2, heads=2, dim=1, dtype="float32"),
-    ],
-    "latents": [PagePart(layers=2, planes=1, heads=1, dim=24, dtype="bfloat16")],
-}
-STATES = "keys, values and states"
 
 
 def new_engine(dtype: str = "float32", **changes: object) -> FakeEngine:

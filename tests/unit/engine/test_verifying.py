@@ -19,6 +19,7 @@ from engine.sequence import Sequence
 from tests.models import EOS_TOKEN_ID, VOCAB_SIZE
 from tests.unit.engine.drafts import Drafts
 from tests.unit.engine.generate import Generator, new_sequence
+from tests.unit.engine.layouts import HYBRIDS, STATES
 
 SCHEMA = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 8}}, "required": ["name"]}
 GRAMMARS = (
@@ -30,11 +31,14 @@ GRAMMARS = (
 MAX_TOKENS = 24
 
 
-@pytest.fixture(scope="module", params=["float32", "int8", "fake"])
+@pytest.fixture(scope="module", params=["float32", "int8", "fake", "fake, with states"])
 def engine(request: pytest.FixtureRequest, tiny_model: Callable[[str], Path]) -> Engine:
     cache = CacheConfig(num_blocks=256, kv_cache_dtype="int8" if request.param == "int8" else "auto")
     config = EngineConfig(model=tiny_model("mistral"), cache=cache)  # windows of 24
-    return FakeEngine(config, vocab_size=VOCAB_SIZE, sleep=None) if request.param == "fake" else Engine(config)
+    if not request.param.startswith("fake"):
+        return Engine(config)
+    parts = HYBRIDS[STATES] if request.param.endswith("states") else None
+    return FakeEngine(config, vocab_size=VOCAB_SIZE, parts=parts, sleep=None)
 
 
 def _sequences(draw: random.Random) -> list[Sequence]:

@@ -38,7 +38,7 @@ def interpret(name: str) -> None:
 
 
 def _check(heads: DeltaHeads, of: StatePass, dtype: torch.dtype, device: str) -> None:
-    batch, sequences, size = of.batch, of.sequences, of.block_size
+    batch, sequences = of.batch, of.sequences
     num_channels = heads.channels.count
     num_columns = 2 * num_channels
     x = torch.randn(of.num_rows, num_columns, device=device).to(dtype)
@@ -49,7 +49,7 @@ def _check(heads: DeltaHeads, of: StatePass, dtype: torch.dtype, device: str) ->
     inputs = torch.randn(NUM_BLOCKS, heads.taps + 1, num_channels, device=device).to(dtype)
     kept = inputs[:, 1 : heads.taps, None, None]
     before = pool.double().clone(), inputs.double().clone()
-    expected = [_expected(each, x, weight, decay, bias, *before, heads, size) for each in sequences]
+    expected = [_expected(of, each, x, weight, decay, bias, *before, heads) for each in sequences]
     with poisoned():
         mixed = delta.convolve(x, weight, None, kept, batch, heads.channels)
         out = delta.delta_rule(mixed, x, decay, bias, states, batch, heads)
@@ -75,6 +75,7 @@ def _check(heads: DeltaHeads, of: StatePass, dtype: torch.dtype, device: str) ->
 
 
 def _expected(
+    of: StatePass,
     sequence: Sequence,
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -83,7 +84,6 @@ def _expected(
     pool: torch.Tensor,
     inputs: torch.Tensor,
     heads: DeltaHeads,
-    size: int,
 ) -> tuple[torch.Tensor, torch.Tensor, dict[int, torch.Tensor], dict[int, torch.Tensor]]:
     """The convolution's and the rule's outputs, then each written block's state and last inputs."""
     start, count, ratio = sequence.start, sequence.count, heads.ratio
@@ -94,7 +94,7 @@ def _expected(
     shape = (heads.num_value_heads, heads.key_dim, heads.value_dim)
     state, known = new.new_zeros(shape), new.new_zeros(heads.taps - 1, heads.channels.count)
     if start:
-        block = sequence.table[(start - 1) // size]
+        block = of.place(sequence, start - 1)
         state, known = pool[block, 1].view(shape), inputs[block, 1 : heads.taps]
     known = torch.cat((known, new))
     mixed = torch.stack([(known[at : at + heads.taps] * weight.double().T).sum(0) for at in range(count)])
@@ -112,6 +112,6 @@ def _expected(
         added = beta[at][:, None] * (v[at] - torch.einsum("hkv,hk->hv", state, k[at]))
         state = state + k[at][:, :, None] * added[:, None]
         out.append(torch.einsum("hkv,hk->hv", state, q[at]) * heads.key_dim**-0.5)
-        block = sequence.table[(start + at) // size]
+        block = of.place(sequence, start + at)
         states[block], last[block] = state, known[at + 1 : at + heads.taps]
     return mixed, torch.stack(out), states, last

@@ -9,11 +9,14 @@ import numpy as np
 import torch
 
 from engine.kernels.delta import StateBatch, deal_out_states
+from engine.kernels.delta.plan import CARRIED
 
 NUM_BLOCKS = 40
 TOLERANCES = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 # Of each sequence: tokens before and in the pass; those with one token decode.
 _DECODING = ((5, 1), (16, 1), (0, 1), (31, 1))
+# Of each sequence: tokens before, and how many it drafts.
+_DRAFTING = ((5, 2), (16, 0), (0, 3), (30, 5), (7, 0), (40, 1))
 _MIXED = ((9, 1), (32, 1), (0, 3), (7, 2), (15, 2), (32, 2), (3, 90))
 
 
@@ -25,6 +28,11 @@ class Sequence:
     count: int
     row: int
     table: list[int]
+    behind: tuple[int, ...] = ()  # where the states behind its drafted tokens are
+
+    @property
+    def decodes(self) -> bool:
+        return self.count == 1 + len(self.behind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +46,19 @@ class StatePass:
 
     def place(self, sequence: Sequence, position: int) -> int:
         """Where the state behind the token at this position is."""
-        return sequence.table[position // self.block_size]
+        drafted = position - sequence.start if position > sequence.start else 0
+        return (
+            sequence.behind[drafted - 1] if sequence.behind and drafted else sequence.table[position // self.block_size]
+        )
 
 
 def passes(block_size: int, device: str) -> Iterator[StatePass]:
-    """Decoding alone, with prompts that leave a state in each block, and with some that go on in a place for three blocks."""
+    """Decoding alone, also with drafts, with prompts that leave a state in each block, and with some that go on in one."""
     for parts, in_place in ((_DECODING, 0), (_MIXED, 1), (_MIXED, 3)):
         yield _pass(parts, block_size, device, in_place=in_place)
+    drafting = tuple((start, 1 + drafted) for start, drafted in _DRAFTING)
+    yield _pass(drafting, block_size, device, in_place=0, drafts=True)
+    yield _pass((*drafting, *_MIXED[-2:]), block_size, device, in_place=0, drafts=True)
 
 
 def close(actual: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> None:
@@ -76,25 +90,34 @@ def check_states(
     assert torch.equal(untouched, pool), "nothing else is changed"
 
 
-def _pass(parts: tuple[tuple[int, int], ...], size: int, device: str, *, in_place: int) -> StatePass:
-    """`in_place`: blocks that change one place of a state before the next block goes on in another; 0: all blocks do."""
+def _pass(
+    parts: tuple[tuple[int, int], ...], size: int, device: str, *, in_place: int, drafts: bool = False
+) -> StatePass:
+    """`in_place`: blocks that change one place of a state before the next block goes on in another; 0: all blocks do.
+
+    `drafts`: all but one token of the first sequences are drafted.
+    """
     places, sequences, row = torch.randperm(NUM_BLOCKS).tolist(), list[Sequence](), 0
-    for start, count in parts:
+    for number, (start, count) in enumerate(parts):
         num_blocks = -(-(start + count) // size)
         own = [places.pop() for _ in range(-(-num_blocks // in_place) if in_place else 1)]
         table = [own[at // in_place if in_place else 0] for at in range(num_blocks)]
-        sequences.append(Sequence(start=start, count=count, row=row, table=table))
-        row += count + 2 * (count == 1)  # rows between: places of a graph that nobody has
+        behind = tuple(places.pop() for _ in range(count - 1)) if drafts and number < len(_DRAFTING) else ()
+        sequences.append(Sequence(start=start, count=count, row=row, table=table, behind=behind))
+        row += count + 2 * (sequences[-1].decodes and not drafts)  # rows between: places of a graph that nobody has
     return StatePass(sequences, row + 5, size, _batch(sequences, size, device))
 
 
 def _batch(sequences: list[Sequence], size: int, device: str) -> StateBatch:
     """Decoding sequences have the first rows."""
-    decoding = [each for each in sequences if each.count == 1]
-    moves = np.full((max((each.row for each in decoding), default=-3) + 3, 2), -1)
+    decoding = [each for each in sequences if each.decodes]
+    num_rows = max((each.row + each.count for each in decoding), default=0)
+    moves = np.full((num_rows, 2), -1)
     for each in decoding:
         moves[each.row] = each.table[(each.start - 1) // size] if each.start else -1, each.table[each.start // size]
-    prompts = [each for each in sequences if each.count > 1]
+        for at, place in enumerate(each.behind, start=1):
+            moves[each.row + at] = CARRIED, place
+    prompts = [each for each in sequences if not each.decodes]
     width = max((len(each.table) for each in prompts), default=0)
     tables = np.array([each.table + [-7] * (width - len(each.table)) for each in prompts], dtype=np.int32)
     starts, counts, rows = (

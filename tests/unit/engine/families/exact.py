@@ -21,6 +21,7 @@ from tests.unit.engine.generate import Generator, move, new_sequence
 from worker.serving.allocation import blocks_of
 
 NUM_BLOCKS = 96
+TAKEN = 5  # blocks of the decode end's pool: a block has another id there
 NUM_TOKENS = 8
 TOP_LOGPROBS = 20
 TOLERANCE = 2e-3  # of a logprob; float32 sums in another order make 1e-5, a forgotten switch 0.1
@@ -59,10 +60,6 @@ class Bench:
         distances = (group.resume_distance for group in groups_of(layout) if not group.grows)
         self.checkpoint_every = max(distances, default=layout.block_size)
 
-    @property
-    def verifies_drafts(self) -> bool:
-        return all(group.grows for group in groups_of(self._engines[0].layout))
-
     def generators(
         self, *, chunk_size: int = 512, draft: Callable[[Sequence], SequenceOf[int]] = lambda _: ()
     ) -> tuple[Generator, Generator]:
@@ -70,7 +67,7 @@ class Bench:
         for engine in self._engines:
             _fill_with_nan(engine.kv)
         prefill, decode = (Generator(engine, chunk_size=chunk_size, draft=draft) for engine in self._engines)
-        decode.pool.allocate(5)  # a block has another id at the other end
+        decode.pool.allocate(TAKEN)
         return prefill, decode
 
     def hand_over(self, sequence: Sequence, prefill: Generator, decode: Generator) -> None:

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import pytest
 
+from engine.sequence import Sequence
 from tests.unit.engine.drafts import Drafts
 from tests.unit.engine.families.case import Case
 from tests.unit.engine.families.catalogue import CASES
-from tests.unit.engine.families.exact import Bench, asked, prompt_of
+from tests.unit.engine.families.exact import TAKEN, Bench, asked, prompt_of
+from tests.unit.engine.generate import new_sequence
 
 LENGTHS = (1, 16, 17, 33)
+
+
+def _drawn(name: str, prompts: list[list[int]]) -> list[Sequence]:
+    sampling = {"temperature": 1.0, "seed": 7, "max_tokens": 24}
+    return [new_sequence(f"{name} {number}", prompt, **sampling) for number, prompt in enumerate(prompts)]
 
 
 def _parameter(case: Case) -> object:
@@ -55,8 +62,6 @@ def test_prompts_arrive_beside_sequences_that_decode(bench: Bench) -> None:
 
 
 def test_drafts_of_any_quality_change_nothing(bench: Bench) -> None:
-    if not bench.verifies_drafts:
-        pytest.skip("its states can't be taken back")
     plain, _ = bench.generators()
     prompts = [prompt_of(max(length, bench.shortest), seed=3) for length in LENGTHS]
     answers = plain.run([asked(f"plain {number}", prompt) for number, prompt in enumerate(prompts)])
@@ -68,6 +73,33 @@ def test_drafts_of_any_quality_change_nothing(bench: Bench) -> None:
     decode.go_on(drafted)
     bench.check(drafted, prefill, decode)
     assert 0 < sum(decode.accepted) < len(decode.accepted) * Drafts.LONGEST
+
+
+def test_drafts_go_on_from_copies_checkpoints_and_after_a_loss(bench: Bench) -> None:
+    plain, _ = bench.generators()
+    prompts = [prompt_of(max(length, bench.shortest), seed=4) for length in (17, 33, 44)]
+    answers = dict(zip(map(tuple, prompts), plain.run(_drawn("plain", prompts)), strict=True))
+    further = [*prompts[0], *answers[tuple(prompts[0])], *prompt_of(bench.checkpoint_every, seed=5)]
+    (answers[tuple(further)],) = plain.run(_drawn("plain further", [further]))
+    prefill, decode = bench.generators(draft=Drafts(answers))
+    sequences = _drawn("drafted", prompts)
+    for sequence in sequences:
+        prefill.start(sequence)
+        bench.hand_over(sequence, prefill, decode)
+    decode.go_on(sequences, num_tokens=15)
+    bench.lose(sequences[1], decode)
+    decode.admit(sequences[1])
+    decode.go_on(sequences)
+    for sequence in sequences:
+        decode.release(sequence)
+    later = [*_drawn("first", [further]), *_drawn("second", [further])]
+    for sequence in later:
+        decode.run([sequence])
+    for sequence in (*sequences, *later):
+        answer = sequence.token_ids[sequence.num_prompt_tokens :]
+        assert answer == answers[tuple(sequence.token_ids[: sequence.num_prompt_tokens])], sequence.request_id
+    assert later[1].num_cached
+    assert decode.pool.num_used == TAKEN
 
 
 def test_a_sequence_that_lost_its_blocks_is_computed_again(bench: Bench) -> None:

@@ -14,16 +14,8 @@ from engine.groups import entries_of
 from engine.sequence import Sequence
 from tests.unit.engine.generate import ROOT, new_sequence
 from tests.unit.engine.tables import groups_with
-from worker.serving.allocation import (
-    HeldBlocks,
-    admit,
-    blocks_of,
-    cargo_of,
-    publish_computed,
-    received,
-    schedule,
-    withdraw,
-)
+from worker.serving.allocation import HeldBlocks, admit, blocks_of, cargo_of, publish_computed, received, withdraw
+from worker.serving.chunks import schedule
 
 BLOCK, NUM_BLOCKS = 4, 16
 STATE = 2  # blocks of a state: a checkpoint each 16 tokens

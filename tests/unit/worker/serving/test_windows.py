@@ -34,9 +34,9 @@ from worker.serving.allocation import (
     longest_sequence,
     needs,
     publish_computed,
-    schedule,
     withdraw,
 )
+from worker.serving.chunks import schedule
 from worker.serving.turns import MOST_PASSED, Turns
 
 BLOCK, M, WINDOW = 4, 2, 10
