@@ -12,13 +12,20 @@ from typing import Protocol
 import redis
 
 from benchmarks.simulate.costs import KV_BYTES, LINK_BYTES_PER_S
-from benchmarks.simulate.fleet import MAX_SEQUENCES, POOL_BLOCKS, Run, Worker
+from benchmarks.simulate.fleet import MAX_SEQUENCES, POOL_BLOCKS, Role, Run, Worker
 from benchmarks.simulate.trace import TRACE_BLOCK
 from common.blocks import BlockKind
 from common.messages import KVLayout, Region, WorkerState
 from common.store import entry_of
 from common.words import WorkerStatus
-from gateway.placement.ledger import PlacementRequest, parse_placement, place_arguments, placement_library
+from gateway.placement.ledger import (
+    PlacementRequest,
+    parse_placement,
+    place_arguments,
+    placement_library,
+    release_arguments,
+)
+from gateway.request.placement import Charged
 
 FOREVER_MS = 24 * 3600 * 1000
 DECODE_LISTED = 4  # decode workers that a rule names, as placement does
@@ -175,10 +182,14 @@ class Baton:
             self._notes.srem(b"baton:block:" + digest, f"{worker.name}@1")
 
     def computed(self, run: Run) -> None:
-        self._notes.fcall("baton4_release", 0, f"{run.id}:1", "prefill", max(1, int(run.first_token_ms)))
+        self._release(run, "prefill", run.first_token_ms)
 
     def ended(self, run: Run) -> None:
-        self._notes.fcall("baton4_release", 0, f"{run.id}:1", "decode", max(1, int(run.end_ms)))
+        self._release(run, "decode", run.end_ms)
+
+    def _release(self, run: Run, stage: Role, now_ms: float) -> None:
+        charged = Charged(request_id=run.id, attempt=1, stages=(stage,), workers=())
+        self._notes.fcall("baton4_release", 0, *release_arguments([charged], now_ms=max(1, int(now_ms))))
 
     def _flush(self) -> None:
         if len(self._notes):

@@ -14,7 +14,8 @@ from benchmarks.simulate.policies import FOREVER_MS, LAYOUT, state_of
 from common.blocks import BlockKind
 from common.messages import WorkerState
 from common.store import entry_of
-from gateway.placement.ledger import PlacementRequest, place_arguments, placement_library
+from gateway.placement.ledger import PlacementRequest, place_arguments, placement_library, release_arguments
+from gateway.request.placement import Charged
 
 TOKENS, BLOCK_SIZE = 12_000, 16
 SHARED = 64  # blocks of a system prompt that every worker holds
@@ -33,8 +34,8 @@ def placement_times(client: redis.Redis, sizes: Sequence[int]) -> Iterator[Resul
             times = [_place(client, f"{name}-{number}", _digests(name, number, size)) for number in range(REPEATS)]
             server_ms = client.info("commandstats")["cmdstat_fcall"]["usec_per_call"] / 1000
             for number in range(REPEATS):
-                for stage in ("prefill", "decode"):
-                    client.fcall("baton4_release", 0, f"{name}-{number}:1", stage)
+                charged = Charged(request_id=f"{name}-{number}", attempt=1, stages=("prefill", "decode"), workers=())
+                client.fcall("baton4_release", 0, *release_arguments([charged]))
             prefix = f"placement_{size}_workers_{name}"
             yield Result(name=f"{prefix}_server_mean", value=server_ms, unit="ms", better="lower")
             for label, quantile in (("p50", 0.5), ("p99", 0.99)):

@@ -6,8 +6,9 @@ The choice is Lua (`candidates.lua`, `place.lua`), so no other gateway comes bet
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -57,6 +58,16 @@ def place_arguments(request: PlacementRequest) -> list[Any]:
     return [*_about(request), *request.digests[:MAX_DIGESTS]]
 
 
+def release_arguments(charges: Sequence[Charged], *, now_ms: int = 0) -> list[Any]:
+    """Arguments that give charges back. `now_ms`: a virtual clock's time; 0: Redis's own."""
+    words = ((f"{one.request_id}:{one.attempt}", _listed(one.stages), _listed(one.workers)) for one in charges)
+    return [now_ms, *chain.from_iterable(words)]
+
+
+def _listed(words: Iterable[str]) -> str:
+    return f",{','.join(words)},"
+
+
 def _about(request: PlacementRequest) -> list[Any]:
     return [
         f"{request.request_id}:{request.attempt}",
@@ -66,7 +77,7 @@ def _about(request: PlacementRequest) -> list[Any]:
         max(1, request.deadline_ms),
         request.cut_over_tokens,
         str(request.kind),
-        "," + ",".join(request.exclude) + ",",
+        _listed(request.exclude),
         request.now_ms,
         PROTOCOL_VERSION,
     ]
@@ -116,12 +127,7 @@ class Ledger:
     async def release(self, charges: Sequence[Charged]) -> int:
         """Release charges of `place`; return how many Redis processed. Idempotent, and in any order."""
         part = charges[:RELEASED_A_CALL]
-        arguments = [
-            word
-            for one in part
-            for word in (f"{one.request_id}:{one.attempt}", f",{','.join(one.stages)},", f",{','.join(one.workers)},")
-        ]
-        done = await self._store.call("baton4_release", 0, *arguments, timeout_s=self._timeout_s)
+        done = await self._store.call("baton4_release", *release_arguments(part), timeout_s=self._timeout_s)
         return min(max(done, 1), len(part)) if isinstance(done, int) else len(part)
 
     async def enter(self, states: Sequence[WorkerState], *, gateway: str, ttl_ms: int = ENTRY_TTL_MS) -> list[str]:

@@ -7,16 +7,18 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+import redis
 
 from benchmarks.results_format import read_results
 from benchmarks.simulate import fleet as simulate_fleet
 from benchmarks.simulate.__main__ import main
 from benchmarks.simulate.costs import prefill_ms, step_ms
 from benchmarks.simulate.fleet import Run, Worker
-from benchmarks.simulate.policies import least_loaded, prefix_only, round_robin
+from benchmarks.simulate.policies import Baton, least_loaded, prefix_only, round_robin
 from benchmarks.simulate.regret import first_token_ms, regret_ms
 from benchmarks.simulate.run import Simulation, ideal
 from benchmarks.simulate.trace import TraceRequest, a_day, conversations, read_trace, replicate, speed_up
+from services.runtime.servers import run_redis
 from worker.device.step_policy import TargetRatios
 
 
@@ -166,6 +168,25 @@ def test_the_whole_with_the_real_placement(tmp_path: Path) -> None:
     page = (tmp_path / "simulate.md").read_text()
     assert "| prefix-only |" in page
     assert "| baton-roles |" in page
+
+
+async def test_charges_are_given_back_when_prompts_are_computed_and_answers_end(tmp_path: Path) -> None:
+    async with run_redis(data_dir=tmp_path) as server:
+        client = redis.Redis.from_url(server.url, protocol=2)
+        policy = Baton([Worker("p0", "prefill"), Worker("d0", "decode")], client, cut_over_tokens=0)
+
+        def place(run: Run) -> tuple[int, ...]:
+            policy.place(run, 100.0)
+            return tuple(int(client.get(f"baton:load:{load}") or 0) for load in ("prefill:p0", "decode:d0"))
+
+        first, second = (Run(id=name, request=a_request(0, 6000, name.encode())) for name in ("first", "second"))
+        charged = place(first)
+        assert min(charged) >= 6000
+        first.first_token_ms, first.end_ms = 30.0, 50.0
+        policy.computed(first)
+        policy.ended(first)
+        assert place(second) == charged
+        client.close()
 
 
 def test_one_load_alone(tmp_path: Path) -> None:
