@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from common.messages import Grammar, PromptLogprobs, SamplingParams
 from common.words import Finish
 from engine.groups import Table
+from engine.hold import Hold
 
 # Tokens of a chunk whose prompt is scored: each needs logits over the whole vocabulary.
 MAX_SCORED_TOKENS = 64
@@ -48,6 +49,7 @@ class Sequence:
     speculation: int = -1  # most drafted tokens of a pass; -1: the worker's
     proposed: tuple[int, tuple[int, ...]] = (0, ())  # by a draft head: known tokens then, and drafted ones
     prediction: list[int] = field(default_factory=list)  # tokens that the client expects in the answer
+    hold: Hold | None = None  # what its request says about keeping its blocks cached
 
     @property
     def num_tokens(self) -> int:

@@ -20,4 +20,5 @@ class WorkerSettings:
     drain_s: float = 30.0
     kv_host_bytes: int = 0  # host memory for blocks that the pool evicts; 0: none
     files_fingerprint: str = ""  # config and weights as stored
+    kv_retention: str = "combined"  # a name of `engine.cache.retention.POLICIES`
     ready_file: str = ""  # exists while the worker takes work

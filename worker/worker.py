@@ -36,6 +36,7 @@ from common.tasks import cancel_all
 from common.tracing import NoTracer, Tracer
 from common.words import WorkerStatus
 from engine.cache.block_pool import BlockPool
+from engine.cache.retention import POLICIES
 from engine.grammars.grammars import Grammars
 from kvtransfer.transports import reaches_others
 from worker.context import Background, KVCache, Messenger, Passes, RoleContext, ServedModel, Totals, Transfers, every
@@ -103,7 +104,7 @@ class Worker:
     ) -> None:
         """`end_process()` is called when the device is broken."""
         identity, bus, layout = messenger.identity, messenger.bus, engine.layout
-        pool = BlockPool.of(layout)
+        pool = BlockPool.of(layout, POLICIES[settings.kv_retention])
         tier = host_tier(engine, pool, settings.kv_host_bytes, wake=lambda: self._pipeline.wake())
         trials = Trials()
         roles = Roles(hands_over=reaches_others(transfers.transport.name))

@@ -116,6 +116,18 @@ class Goal(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 NO_GOAL = Goal()
 
 
+class Keep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A wish for the cached KV of a request. It costs nobody else more than the pool's bounds allow, and is no promise."""
+
+    ttl_s: float = 0.0  # since its last use
+    session: str = ""  # newer states supersede older ones
+    tenant: str = ""  # named if it has a share
+    share: float = 1.0  # part of a pool that the tenant's cached blocks may fill
+
+
+NO_KEEP = Keep()
+
+
 class Job(msgspec.Struct, frozen=True, kw_only=True, tag="job"):
     """Gateway -> prefill worker, through JetStream. Starts after a granted `Claim`; answered by token frames or `Failed`.
 
@@ -141,6 +153,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, tag="job"):
     speculation: int = -1  # most drafted tokens of a pass; -1: as the worker is set
     prediction: bytes = b""  # packed tokens that the client expects in the answer
     goal: Goal = NO_GOAL  # counted from the receipt of the request: `ClaimReply.age_ms`
+    keep: Keep = NO_KEEP
 
     @property
     def work(self) -> Work:

@@ -11,16 +11,15 @@ Every operation costs O(1) a block.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from itertools import chain, takewhile
 from typing import Protocol
 
 from common.pages import KVLayout
 from engine.cache.resumable import ResumablePrefixes
+from engine.cache.retention import COMBINED, Policy, Retention
 from engine.groups import Entry, Full, Group, groups_of, resumable
-
-MAX_SPARED_SHARE = 0.5  # largest share of the pool that eviction spares
+from engine.hold import Hold
 
 
 class OutOfBlocksError(Exception):
@@ -43,16 +42,17 @@ class Watcher(Protocol):
 class BlockPool:
     """Reference counts, prefix reuse and eviction of `num_blocks` blocks.
 
-    Eviction takes the block released longest ago, but spares blocks that `match_prefix` found, up to `MAX_SPARED_SHARE` of the
-    pool. Beyond that the spared block released longest ago counts as never found. `release` goes through a block table from its
-    end, so a sequence's last blocks are evicted first, and what stays cached is always a prefix.
+    `Retention` says which cached block is evicted. `release` goes through a block table from its end, so of what one says alike a
+    sequence's last blocks are evicted first, and what stays cached is always a prefix.
 
     Contents are published by group, as entries of `Group.blocks` blocks, under the digest of their block of tokens. An entry is
     forgotten whole. A prefix can be resumed where each group has the entries that the next token reads. Events and
     `cached_digests` name a prefix's blocks while all groups that need one have an entry at one of them, or at one behind them.
     """
 
-    def __init__(self, *, num_blocks: int, block_size: int, groups: Sequence[Group] = ()) -> None:
+    def __init__(
+        self, *, num_blocks: int, block_size: int, groups: Sequence[Group] = (), retention: Retention | None = None
+    ) -> None:
         """`groups`: the first keeps all tokens; none: it is alone."""
         if num_blocks < 1 or block_size < 1:
             raise ValueError(f"a pool of {num_blocks} blocks of {block_size} tokens can hold nothing")
@@ -62,6 +62,7 @@ class BlockPool:
         # Blocks that a sequence takes for its next block of tokens, and those that it has however long it is.
         self.growth = sum(group.blocks for group in self.groups if group.grows)
         self.fixed = sum(group.blocks for group in self.groups if not group.grows)
+        self._is_single = all(group.blocks == 1 for group in self.groups)
         # Numbers of the further groups without whose entries no prefix is resumed. A window of one position sees its own alone.
         self._needed = [at for at, group in enumerate(self.groups) if at and not group.first_seen(block_size)]
         self._entries: list[dict[bytes, Entry]] = [{} for _ in self.groups]
@@ -70,22 +71,23 @@ class BlockPool:
         self._digests: list[bytes | None] = [None] * num_blocks  # None: not published
         self._group_of = [0] * num_blocks  # number of the group that a published block's entry is in
         self._free = list(range(num_blocks - 1, -1, -1))  # a stack: block 0 first
-        self._cached: OrderedDict[int, None] = OrderedDict()  # least recently released first
-        self._spared: OrderedDict[int, None] = OrderedDict()  # cached blocks with hits; in the same order
-        self._found = [False] * num_blocks  # published blocks that were matched
+        self.retention = retention or Retention(num_blocks)  # it has the cached blocks
         self._added: dict[bytes, None] = {}
         self._removed: dict[bytes, None] = {}
         self.watcher: Watcher | None = None
 
     @classmethod
-    def of(cls, layout: KVLayout) -> BlockPool:
+    def of(cls, layout: KVLayout, policy: Policy = COMBINED) -> BlockPool:
         """The pool of a layout's blocks."""
-        return cls(num_blocks=layout.num_blocks, block_size=layout.block_size, groups=groups_of(layout))
+        retention = Retention(layout.num_blocks, policy)
+        return cls(
+            num_blocks=layout.num_blocks, block_size=layout.block_size, groups=groups_of(layout), retention=retention
+        )
 
     @property
     def num_free(self) -> int:
         """Blocks that can be allocated now: free or cached."""
-        return len(self._free) + self.num_cached
+        return len(self._free) + self.retention.count
 
     @property
     def num_empty(self) -> int:
@@ -95,7 +97,7 @@ class BlockPool:
     @property
     def num_cached(self) -> int:
         """Published blocks without a reference."""
-        return len(self._cached) + len(self._spared)
+        return self.retention.count
 
     @property
     def num_used(self) -> int:
@@ -141,7 +143,7 @@ class BlockPool:
     def was_found(self, digest: bytes) -> bool:
         """True if a prefix with this block was matched, and eviction spares it."""
         entry = self._entries[0].get(digest)
-        return entry is not None and self._found[entry[0]]
+        return entry is not None and self.retention.was_found(entry[0])
 
     def hold(self, number: int, digest: bytes) -> Entry:
         """Take a reference on a group's entry, which is no use of it."""
@@ -150,17 +152,20 @@ class BlockPool:
         return entry
 
     def _take(self, blocks: Sequence[int], *, is_hit: bool = True) -> None:
+        idle, references = [], self._references
         for block in blocks:
-            if self._references[block] == 0:
-                del (self._spared if self._found[block] else self._cached)[block]
-            self._references[block] += 1
-            self._found[block] |= is_hit
+            if references[block] == 0:
+                idle.append(block)
+            references[block] += 1
+        self.retention.take(idle)
+        if is_hit:
+            self.retention.found(blocks)
 
     def count_as_hit(self, blocks: Sequence[int]) -> None:
         """Protect these held blocks from early eviction once they are released, as if they had been matched."""
         for block in blocks:
             self._check_used(block)
-            self._found[block] = self._digests[block] is not None
+        self.retention.found([block for block in blocks if self._digests[block] is not None])
 
     def count_prefix(self, digests: Sequence[bytes]) -> int:
         """Number of blocks that `match_prefix` would return; takes none and counts as no use."""
@@ -177,30 +182,37 @@ class BlockPool:
         if count + spare > self.num_free:
             usable = f"{self.num_free} of {self.num_blocks} free or evictable"
             raise OutOfBlocksError(f"{count} blocks wanted, {usable}, {spare} to be left")
-        blocks = [self._free.pop() if self._free else self._evict() for _ in range(count)]
+        free, references, blocks = self._free, self._references, list[int]()
+        while lacking := count - len(blocks):
+            if free:
+                blocks += reversed(free[-lacking:])
+                del free[-lacking:]
+            else:
+                blocks += self._evict(lacking)
         for block in blocks:
-            self._references[block] = 1
+            references[block] = 1
         return blocks
 
-    def release(self, blocks: Sequence[int]) -> None:
+    def release(self, blocks: Sequence[int], hold: Hold | None = None) -> None:
         """Drop one reference on each, in reverse order. Unreferenced blocks become cached if published, else free.
 
-        Raises ValueError for an unheld block: a double release is the caller's bug.
+        `hold`: what their sequence says about keeping them. Raises ValueError for an unheld block: a double release is the
+        caller's bug.
         """
-        for block in reversed(blocks):
-            self._check_used(block)
-            self._references[block] -= 1
-            if self._references[block] > 0:
-                continue
-            digest = self._digests[block]
-            if digest is None:
-                self._free.append(block)
-                continue
-            if self._found[block]:
-                self._spare(block)
-            else:
-                self._cached[block] = None
-            if self.watcher is not None:
+        references, digests, cached = self._references, self._digests, list[int]()
+        try:
+            for block in reversed(blocks):
+                if not 0 <= block < self.num_blocks or not references[block]:
+                    self._check_used(block)
+                references[block] -= 1
+                if not references[block]:
+                    (self._free if digests[block] is None else cached).append(block)
+        finally:
+            self.retention.add(cached, hold)
+        if self.watcher is not None:
+            for block in cached:
+                digest = self._digests[block]
+                assert digest is not None  # it was published
                 self.watcher.cached(digest)
 
     def publish(self, block: int, digest: bytes) -> None:
@@ -234,7 +246,7 @@ class BlockPool:
             if any(self._references[block] for block in known):
                 return False
             for block, before in zip(entry, known, strict=True):
-                self._found[block] = self._found[before]
+                self.retention.inherit(block, before)
                 self._free_cached(before)
             self._tell_forgotten(digest)
         self._entries[number][digest] = entry
@@ -295,31 +307,30 @@ class BlockPool:
         if digest in self._entries[0]:
             _note(digest, happened=self._removed, undone=self._added)
 
-    def _spare(self, block: int) -> None:
-        self._spared[block] = None
-        if len(self._spared) > MAX_SPARED_SHARE * self.num_blocks:
-            oldest, _ = self._spared.popitem(last=False)
-            self._found[oldest] = False
-            self._cached[oldest] = None
+    def _evict(self, most: int) -> list[int]:
+        """Forget so many victims; with one of an entry the rest of it is free."""
+        victims = self.retention.evict(most if self._is_single else 1)
+        for block in victims:
+            digest = self._digests[block]
+            assert digest is not None  # it was published
+            self._forget_entry(self._group_of[block], digest, but=block)
+        return victims
 
-    def _evict(self) -> int:
-        block, _ = (self._cached or self._spared).popitem(last=False)
-        self._forget(block, but=block)
-        return block
-
-    def _forget(self, block: int, *, but: int = -1) -> None:
-        """Make a block's contents nobody's, and with it the rest of its entry; the caller takes `but`."""
+    def _forget(self, block: int) -> None:
+        """Make a block's contents nobody's, and with it the rest of its entry."""
         digest = self._digests[block]
         if digest is not None:
-            self._forget_entry(self._group_of[block], digest, but=but)
+            self._forget_entry(self._group_of[block], digest)
 
     def _forget_entry(self, number: int, digest: bytes, *, but: int = -1) -> None:
+        """Make an entry's contents nobody's; the caller takes `but`, which retention forgot."""
         was_end = number in self._needed and self._is_end(digest)
         for block in self._entries[number].pop(digest):
             if self._references[block] == 0 and block != but:
                 self._free_cached(block)
             self._digests[block] = None
-            self._found[block] = False
+            if block != but:
+                self.retention.forget(block)
         self._tell_forgotten(digest)
         if was_end:
             self._resumable.remove(digest)
@@ -331,9 +342,9 @@ class BlockPool:
             self.watcher.forgotten(digest)
 
     def _free_cached(self, block: int) -> None:
-        del (self._spared if block in self._spared else self._cached)[block]
+        self.retention.take((block,))
         self._digests[block] = None
-        self._found[block] = False
+        self.retention.forget(block)
         self._free.append(block)
 
     def _check_used(self, block: int) -> None:

@@ -41,6 +41,11 @@ class WorkerOptions(ModelSettings):
         description="layers with a window keep all positions, in blocks with the others; else they have blocks of their own, "
         "where sequences take less with them, and let go of what no window sees",
     )
+    kv_retention: Literal["combined", "lru", "lfu", "ttl"] = Field(
+        "combined",
+        description="which cached blocks go first: combined (time to live, session, priority, tenant's share and use), "
+        "or by one of them: lru, lfu, ttl",
+    )
     model_impl: Literal["auto", "baton", "transformers"] = Field(
         "auto",
         description="whose code computes the model: baton's kernels, or the installed transformers over Baton's cache, slowly; "

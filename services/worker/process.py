@@ -104,6 +104,7 @@ async def run(settings: WorkerServiceSettings, roles: Sequence[str], lender: Eng
                     drain_s=settings.drain_s,
                     kv_host_bytes=settings.kv_host_mb << 20,
                     ready_file=settings.ready_file,
+                    kv_retention=settings.kv_retention,
                 ),
                 tracer=tracer,
             )

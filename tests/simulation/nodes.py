@@ -205,7 +205,7 @@ class WorkerNode(Node):
         left["streams"] = len(decode._requests) + len(decode._local)
         prefill = self.prefill
         left["prompts"] = len(prefill._requests) + len(prefill._tasks) + len(prefill._in_flight)
-        if pool.num_used == 0 and len({*pool._free, *pool._cached, *pool._spared}) != pool.num_blocks:
+        if pool.num_used == 0 and len({*pool._free, *pool.retention}) != pool.num_blocks:
             left["pool"] = "blocks are missing or there twice"
         return [f"{what}: {amount}" for what, amount in left.items() if amount]
 

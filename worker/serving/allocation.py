@@ -14,6 +14,7 @@ from common.blocks import hash_block, hash_blocks, unpack_tokens
 from common.messages import Job
 from engine.cache.block_pool import BlockPool, OutOfBlocksError
 from engine.groups import Entry, Group, Table, entries_of, extend, held_at_most, lacking_entries, longest_entries
+from engine.hold import Hold
 from engine.sequence import Sequence
 from kvtransfer.plan import Cargo, CargoGroup
 from worker.serving.turns import Turns
@@ -33,6 +34,7 @@ def sequence_of(job: Job) -> Sequence:
         grammar=work.grammar,
         speculation=job.speculation,
         prediction=unpack_tokens(job.prediction),
+        hold=Hold.of(job.keep, job.priority),
     )
 
 
@@ -262,7 +264,7 @@ def let_go(pool: BlockPool, sequence: Sequence, number: int) -> None:
     gone, before = _distinct(table.entries[first:end]), pool.num_free
     table.entries[first:end] = [()] * (end - first)
     table.num_gone = end
-    pool.release(gone)
+    pool.release(gone, sequence.hold)
     num_entries = len(sequence.tables[0].entries)
     _fill(pool, group, table, num_entries, room=pool.num_free - before)
 
@@ -356,6 +358,6 @@ class HeldBlocks:
             self._release(sequence)
 
     def _release(self, sequence: Sequence) -> None:
-        self._pool.release(blocks_of(sequence))
+        self._pool.release(blocks_of(sequence), sequence.hold)
         sequence.tables, sequence.digests = [], []
         sequence.restart(0)

@@ -401,7 +401,7 @@ class StatesMachine(Holders):
     @invariant()
     def only_what_can_be_gone_on_from_is_told(self) -> None:
         pool = self.pool
-        assert len({*pool._free, *pool._cached, *pool._spared, *self.in_use}) == 12
+        assert len({*pool._free, *pool.retention, *self.in_use}) == 12
         for branch in (1, 2):
             usable = [length for length in range(1, 5) if self.chain(branch, length)[-1] in pool._entries[1]]
             for at, each in enumerate(self.chain(branch, 4)):

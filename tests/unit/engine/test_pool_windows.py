@@ -249,7 +249,7 @@ class ColumnsMachine(Holders):
         pool = self.pool
         kept = {*self.tokens.values(), *(block for column in self.columns.values() for block in column)}
         assert pool.num_cached == len(kept - self.in_use)
-        assert len({*pool._free, *pool._cached, *pool._spared, *self.in_use}) == 20
+        assert len({*pool._free, *pool.retention, *self.in_use}) == 20
 
     @invariant()
     def what_leads_to_a_column_is_told(self) -> None:

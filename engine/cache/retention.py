@@ -1,0 +1,286 @@
+"""Retention: the order in which published blocks go that nobody holds. No digests, no references, no tensors.
+
+Blocks stand in levels, in each the one released longest ago first, and the lowest level goes first. A policy says the level,
+from how often a block was found and from the hold under which it was released.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import chain, count
+from typing import NamedTuple
+
+from engine.hold import Hold
+
+MAX_SPARED_SHARE = 0.5  # largest share of the pool that a level above UNUSED holds
+# Levels. Kept blocks of the lowest tier are one below KEPT, of the highest one above.
+SPENT, UNUSED, FOUND, KEPT = 0, 1, 2, 4
+NUM_LEVELS = 6
+
+# Reasons of evictions, by number: the level of a block that nobody asked to keep, one that somebody did, a tenant's surplus.
+REASONS = ("spent", "unused", "found", "kept", "tenant")
+_KEPT_GONE, _SURPLUS = 3, 4
+
+
+class Policy(NamedTuple):
+    """The levels of blocks: `plain` by hits (further ones count as the last), `held` by hits, hold and the time."""
+
+    plain: tuple[int, ...]
+    held: Callable[[int, Hold, float], int]
+
+
+def _combined(hits: int, hold: Hold, now: float) -> int:
+    """Time to live first, then use and priority."""
+    return KEPT + hold.tier if hold.until > now else min(max(UNUSED + hits + hold.tier, SPENT), FOUND)
+
+
+_FREQUENT = (UNUSED, FOUND, FOUND + 1, FOUND + 1, FOUND + 2)
+
+COMBINED = Policy((UNUSED, FOUND), _combined)
+POLICIES: dict[str, Policy] = {
+    "combined": COMBINED,
+    "lru": Policy((UNUSED,), lambda hits, hold, now: UNUSED),
+    "lfu": Policy(_FREQUENT, lambda hits, hold, now: _FREQUENT[hits]),
+    "ttl": Policy((UNUSED,), lambda hits, hold, now: KEPT if hold.until > now else UNUSED),
+}
+
+
+@dataclass(slots=True, eq=False)
+class _Share:
+    """A tenant's blocks by level, and how many may be there while others need room."""
+
+    most: float
+    levels: list[OrderedDict[int, None]] = field(default_factory=lambda: [OrderedDict() for _ in range(NUM_LEVELS)])
+    count: int = 0
+
+
+class Retention:
+    """Published blocks without a reference, and the next victim among them.
+
+    Each operation costs O(1) a block, besides O(log n) for each time to live, and O(1) for each block whose time ends or whose
+    state was superseded. Above UNUSED a level holds `MAX_SPARED_SHARE` of the pool at most: the one released longest ago falls.
+    A tenant with a share gives first what it has beyond that.
+
+    A state is superseded once newer ones of its session have half of its blocks: the others go first.
+    """
+
+    def __init__(self, num_blocks: int, policy: Policy = COMBINED, clock: Callable[[], float] = time.monotonic) -> None:
+        self.count = 0
+        self._gone = [0] * len(REASONS)
+        self._policy = policy
+        self._clock = clock
+        self._bound = MAX_SPARED_SHARE * num_blocks
+        self._most_hits = len(policy.plain) - 1
+        self._hits = [0] * num_blocks
+        self._levels: list[OrderedDict[int, None]] = [OrderedDict() for _ in range(NUM_LEVELS)]
+        self._level = [0] * num_blocks  # a cached block's
+        self._holds: dict[int, Hold] = {}  # a published block each
+        self._timed: list[tuple[float, int, Hold]] = []  # a heap
+        self._serial = count()
+        self._num_blocks = num_blocks
+        self._shares: dict[str, _Share] = {}
+        self._over: dict[str, _Share] = {}  # those with too many blocks
+
+    def __iter__(self) -> Iterator[int]:
+        """The blocks in the order of eviction, as far as no time to live ends and no tenant has more than its share."""
+        return chain(*self._levels)
+
+    @property
+    def evicted(self) -> dict[str, int]:
+        """Evicted blocks by reason."""
+        return dict(zip(REASONS, self._gone, strict=True))
+
+    # -- the pool tells --------------------------------------------------------------------------------------------------
+
+    def add(self, blocks: Sequence[int], hold: Hold | None = None) -> None:
+        """Take in blocks that lost their last reference, the first to go first. Without a hold they stay under their own."""
+        self.count += len(blocks)
+        if hold is not None or self._holds:
+            self._add_held(blocks, hold)
+            return
+        levels, level_of, hits, plain = self._levels, self._level, self._hits, self._policy.plain
+        for block in blocks:
+            level = level_of[block] = plain[hits[block]]
+            levels[level][block] = None
+            if level > UNUSED and len(levels[level]) > self._bound:
+                self._overflow(level)
+
+    def take(self, blocks: Sequence[int]) -> None:
+        """Let blocks go that are held again, or freed."""
+        self.count -= len(blocks)
+        levels, level_of = self._levels, self._level
+        if self._shares:
+            for block in blocks:
+                self._drop(block)
+            return
+        for block in blocks:
+            del levels[level_of[block]][block]
+
+    def found(self, blocks: Iterable[int]) -> None:
+        """Count a hit of each."""
+        hits, most = self._hits, self._most_hits
+        for block in blocks:
+            if hits[block] < most:
+                hits[block] += 1
+
+    def was_found(self, block: int) -> bool:
+        """True if a hit of it counts."""
+        return self._hits[block] > 0
+
+    def inherit(self, block: int, before: int) -> None:
+        """Count hits of a block as those of another with the same content."""
+        self._hits[block] = self._hits[before]
+
+    def forget(self, block: int) -> None:
+        """Forget a block's contents, which are nobody's now."""
+        self._hits[block] = 0
+        if self._holds and (hold := self._holds.pop(block, None)) is not None:
+            hold.blocks.pop(block, None)
+
+    def evict(self, count: int) -> list[int]:
+        """Let the next victims go, and forget them."""
+        self.count -= count
+        if self._holds:
+            return [self._evict_held() for _ in range(count)]
+        victims = list[int]()
+        while lacking := count - len(victims):
+            level = UNUSED if self._levels[UNUSED] else FOUND
+            blocks = self._levels[level] or next(filter(None, self._levels))
+            going = min(lacking, len(blocks))
+            victims += [blocks.popitem(last=False)[0] for _ in range(going)]
+            self._gone[level] += going
+        for block in victims:
+            self._hits[block] = 0
+        return victims
+
+    def _evict_held(self) -> int:
+        if self._timed and self._timed[0][0] <= (now := self._clock()):
+            self._expire(now)
+        share = next(iter(self._over.values())) if self._over else None
+        levels = self._levels if share is None else share.levels
+        level = next(level for level, blocks in enumerate(levels) if blocks)
+        block = next(iter(levels[level]))
+        self._drop(block)
+        self._gone[self._reason(block, level) if share is None else _SURPLUS] += 1
+        self.forget(block)
+        return block
+
+    def _reason(self, block: int, level: int) -> int:
+        hold = self._holds.get(block) if level > FOUND else None
+        return min(level, FOUND) if hold is None or hold.until == -math.inf else _KEPT_GONE
+
+    # -- holds -----------------------------------------------------------------------------------------------------------
+
+    def _add_held(self, blocks: Sequence[int], hold: Hold | None) -> None:
+        now, superseded = self._clock(), dict[Hold, None]()
+        if hold is not None:
+            self._renew(hold, now)
+        for block in blocks:
+            before = self._holds.get(block)
+            own = before
+            if hold is not None and before is not hold and (before is None or _gives_way(before, hold, now)):
+                own = self._holds[block] = hold
+                hold.blocks[block] = None
+                if before is not None:
+                    before.num_handed_on += hold.follows(before)
+                    before.blocks.pop(block, None)
+                    superseded[before] = None
+            hits = self._hits[block]
+            self._put(block, self._policy.plain[hits] if own is None else self._policy.held(hits, own, now))
+        for state in superseded:
+            if state.num_handed_on >= len(state.blocks):
+                self._supersede(state)
+
+    def _renew(self, hold: Hold, now: float) -> None:
+        if not hold.keep.ttl_s:
+            return
+        hold.until = now + hold.keep.ttl_s
+        if not hold.is_timed:
+            hold.is_timed = True
+            heapq.heappush(self._timed, (hold.until, next(self._serial), hold))
+            if len(self._timed) > 2 * self._num_blocks:  # most of them have no block any more
+                self._timed = [each for each in self._timed if each[2].blocks or each[2] is hold]
+                heapq.heapify(self._timed)
+
+    def _supersede(self, state: Hold) -> None:
+        """Let the rest of a state go first."""
+        state.until = -math.inf
+        for block in state.blocks:
+            if self._is_here(block):
+                self._drop(block)
+                self._put(block, SPENT)
+
+    def _expire(self, now: float) -> None:
+        """Blocks whose time to live ended are the first among their equals."""
+        while self._timed and self._timed[0][0] <= now:
+            _, serial, hold = heapq.heappop(self._timed)
+            if hold.until > now:
+                heapq.heappush(self._timed, (hold.until, serial, hold))
+                continue
+            hold.is_timed = False
+            for block in reversed(hold.blocks):
+                if self._is_here(block) and self._level[block] > FOUND:
+                    self._drop(block)
+                    level = self._policy.held(self._hits[block], hold, now)
+                    self._put(block, level)
+                    self._levels[self._level[block]].move_to_end(block, last=False)
+
+    # -- levels ----------------------------------------------------------------------------------------------------------
+
+    def _is_here(self, block: int) -> bool:
+        return block in self._levels[self._level[block]]
+
+    def _put(self, block: int, level: int) -> None:
+        self._level[block] = level
+        blocks = self._levels[level]
+        blocks[block] = None
+        hold = self._holds.get(block) if self._holds else None
+        if hold is not None and hold.keep.share < 1:
+            tenant = hold.keep.tenant
+            share = self._shares.setdefault(tenant, _Share(hold.keep.share * self._num_blocks))
+            share.levels[level][block] = None
+            share.count += 1
+            if share.count > share.most:
+                self._over[tenant] = share
+        if level > UNUSED and len(blocks) > self._bound:
+            self._overflow(level)
+
+    def _drop(self, block: int) -> None:
+        level = self._level[block]
+        del self._levels[level][block]
+        hold = self._holds.get(block) if self._shares else None
+        if hold is None or hold.keep.share >= 1:
+            return
+        tenant = hold.keep.tenant
+        share = self._shares[tenant]
+        del share.levels[level][block]
+        share.count -= 1
+        if share.count <= share.most:
+            self._over.pop(tenant, None)
+        if not share.count:
+            del self._shares[tenant]
+
+    def _overflow(self, level: int) -> None:
+        """Move the block released longest ago to the end of the level below; out of all kept ones alike."""
+        below = max(UNUSED, min(level - 1, FOUND))
+        if self._holds:
+            oldest = next(iter(self._levels[level]))
+            self._drop(oldest)
+            self._put(oldest, below)
+        else:
+            oldest, _ = self._levels[level].popitem(last=False)
+            self._level[oldest] = below
+            self._levels[below][oldest] = None
+            if below > UNUSED and len(self._levels[below]) > self._bound:
+                self._overflow(below)
+        self._hits[oldest] //= 2
+
+
+def _gives_way(before: Hold, hold: Hold, now: float) -> bool:
+    """True unless another's wish holds longer, or ranks higher."""
+    return hold.follows(before) or (before.tier <= hold.tier and before.until <= max(now, hold.until))
