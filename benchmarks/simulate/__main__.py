@@ -25,7 +25,7 @@ from benchmarks.environment import describe
 from benchmarks.results_format import Result, ResultsPage, notes_of, number
 from benchmarks.simulate.fleet import Worker
 from benchmarks.simulate.gateway import Gate, Roles
-from benchmarks.simulate.policies import RULES, Baton
+from benchmarks.simulate.policies import RULES, Baton, by_costs, never
 from benchmarks.simulate.run import (
     TPOT_SLO_MS,
     TTFT_SLO_MS,
@@ -38,6 +38,7 @@ from benchmarks.simulate.run import (
 )
 from benchmarks.simulate.scale import placement_times
 from benchmarks.simulate.trace import TraceRequest, a_day, conversations, read_trace, replicate, speed_up
+from benchmarks.simulate.two_cards import pushed_prefix, replicas, turns_stay
 from gateway.admission.policy import RequestLimits
 from planner.settings import PlanSettings
 from services.runtime.servers import run_redis
@@ -45,7 +46,8 @@ from services.runtime.servers import run_redis
 COLUMNS = ("policy", "within SLO", "goodput, req/s", "hit rate", "TTFT p50", "p90", "p99, ms", "TPOT p50", "p99, ms")
 COLUMNS = (*COLUMNS, "regret mean", "p99, ms", "imbalance", "refused", "placement p50, ms")
 ROLES = ("baton-admission", "baton-roles")
-VARIANTS = ("baton", "baton-remote", "baton-admission", "baton-roles")
+TWO_CARDS = ("baton", "baton-admission", "baton-turns", "baton-pushed")
+VARIANTS = ("baton", "baton-remote", *ROLES, "baton-turns", "baton-pushed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +62,14 @@ class Load:
     first: int = 2000  # only so many requests of each copy
     variants: tuple[str, ...] = ("baton", "baton-remote", "baton-admission")
     is_day: bool = False  # its rate and its mix change as in a day
+    both: int = 0  # workers of both roles
 
     @property
     def name(self) -> str:
         copies = f"_{self.copies}_copies" if self.copies > 1 else ""
         day = "_day" if self.is_day else ""
-        return f"{self.trace}{day}_{self.prefill}P{self.decode}D{copies}_x{self.speed:g}"
+        workers = f"{self.both}B" if self.both else f"{self.prefill}P{self.decode}D"
+        return f"{self.trace}{day}_{workers}{copies}_x{self.speed:g}"
 
     def requests(self, traces: Path | None) -> list[TraceRequest]:
         if traces is None:
@@ -77,11 +81,20 @@ class Load:
 
     def fleet(self) -> list[Worker]:
         prefill = [Worker(f"p{number}", "prefill") for number in range(self.prefill)]
+        prefill += [Worker(f"b{number}", "prefill", "decode") for number in range(self.both)]
         return prefill + [Worker(f"d{number}", "decode") for number in range(self.decode)]
 
 
-MADE_UP = [Load("made_up", 1, 1, 0.5, first=200, variants=VARIANTS), Load("made_up", 2, 2, 8, first=300)]
+MADE_UP = [
+    Load("made_up", 1, 1, 0.5, first=200, variants=VARIANTS),
+    Load("made_up", 0, 0, 0.5, first=100, variants=TWO_CARDS, both=2),
+    Load("made_up", 2, 2, 8, first=300),
+]
 LOADS = [
+    *(Load("conversation", 0, 0, speed, first=800, variants=TWO_CARDS, both=2) for speed in (0.4, 0.6)),
+    *(Load("conversation", 1, 1, speed, first=800, variants=TWO_CARDS) for speed in (0.4, 0.6)),
+    Load("synthetic", 0, 0, 0.8, first=800, variants=TWO_CARDS, both=2),
+    Load("synthetic", 1, 1, 0.8, first=800, variants=TWO_CARDS),
     *(Load("conversation", 4, 4, speed) for speed in (1, 2.5, 5)),
     Load("synthetic", 4, 4, 2),
     Load("conversation", 6, 2, 3, variants=VARIANTS),
@@ -99,14 +112,22 @@ def simulate(load: Load, client: redis.Redis, traces: Path | None) -> Iterator[O
     requests = load.requests(traces)
     for variant in load.variants:
         fleet = load.fleet()
-        policy = Baton(fleet, client, name=variant, cut_over_tokens=0 if variant == "baton-remote" else -1)
-        gate = Gate(policy.states, RequestLimits()) if variant in ("baton-admission", "baton-roles") else None
+        policy = baton_of(variant, fleet, client)
+        gate = None if variant in ("baton", "baton-remote") else Gate(policy.states, RequestLimits())
         roles = Roles(plan_settings(requests)) if variant == "baton-roles" else None
         yield Simulation(requests, fleet, policy, gate=gate, roles=roles).run()
-    for rule in RULES:
+    for rule in (*RULES, replicas) if load.both else RULES:
         fleet = load.fleet()
         yield Simulation(requests, fleet, rule(fleet)).run()
     yield ideal(requests)
+
+
+def baton_of(variant: str, fleet: Sequence[Worker], client: redis.Redis) -> Baton:
+    """Baton's placement in one of its forms."""
+    cut_over = {"baton-remote": never, "baton-turns": turns_stay(fleet)}.get(variant, by_costs)
+    if variant == "baton-pushed":
+        return Baton(fleet, client, name=variant, placed=pushed_prefix(fleet))
+    return Baton(fleet, client, name=variant, cut_over=cut_over)
 
 
 def plan_settings(requests: Sequence[TraceRequest]) -> PlanSettings:

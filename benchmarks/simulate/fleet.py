@@ -73,6 +73,7 @@ class Worker:
         self.waiting: deque[Run] = deque()  # handed over, but there is no room yet
         self.batch: list[tuple[float, int, Run]] = []  # a heap by the step with the last token
         self.max_sequences = MAX_SEQUENCES
+        self.has_fixed_budget = False  # every pass takes as many prompt tokens as there are, as vLLM's do
         self.queued_tokens = 0
         self.busy_ms = 0.0
         self.prompt_cost = PromptCost({tokens: prefill_ms(0, tokens) / 1000 for tokens in TIMED_PROMPTS})
@@ -118,6 +119,8 @@ class Worker:
 
     def tokens_beside(self, backlog: int) -> int:
         """Prompt tokens in a pass with the batch. Where even the fewest are too many: a mean over passes with none."""
+        if self.has_fixed_budget:
+            return max(STEPS.sizes.min_prompt_tokens, min(backlog, TOKEN_BUDGET - len(self.batch)))
         token_ms = PREFILL_TOKEN_MS * LOCAL_SLOWDOWN
         fitting = tokens = int(STEPS.sizes.rounding_ratio * (STEP_TARGET_MS - self.step_ms) / token_ms)
         slots = STEPS.sizes.slots(len(self.batch)) if self.batch else MIN_SLOTS

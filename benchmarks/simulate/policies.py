@@ -57,6 +57,9 @@ ChoosePrefill = Callable[[Sequence[Worker], Run, int], Worker]  # workers, run, 
 RankDecode = Callable[[Sequence[Worker], Run, int], Sequence[Worker]]
 
 
+CutOver = Callable[[Run], int]  # `PlacementRequest.cut_over_tokens` of each run
+
+
 class Rule:
     """A rule that looks at the workers themselves."""
 
@@ -126,20 +129,37 @@ def _fewest_blocks(decode: Sequence[Worker], run: Run, placed: int) -> Sequence[
 RULES = (round_robin, least_loaded, prefix_only)
 
 
+def by_costs(run: Run) -> int:
+    """The decode worker prefills where costs say so."""
+    return -1
+
+
+def never(run: Run) -> int:
+    """No decode worker prefills."""
+    return 0
+
+
 class Baton:
     """Baton's own placement on a real server, by the virtual clock."""
 
     listens = True
 
     def __init__(
-        self, workers: Sequence[Worker], client: redis.Redis, *, name: str = "baton", cut_over_tokens: int = -1
+        self,
+        workers: Sequence[Worker],
+        client: redis.Redis,
+        *,
+        name: str = "baton",
+        cut_over: CutOver = by_costs,
+        placed: Callable[[Run], None] = lambda run: None,
     ) -> None:
+        """`placed` is called with each run that has its workers."""
         self.name = name
         self.states: dict[str, WorkerState] = {}  # the last heartbeats
         self.place_ms: list[float] = []  # wall clock, with the way there and back
         self._workers = {worker.name: worker for worker in workers}
         self._client = client
-        self._cut_over_tokens = cut_over_tokens
+        self._cut_over, self._placed = cut_over, placed
         client.flushall()
         client.function_load(placement_library(), replace=True)
         self._notes = client.pipeline(transaction=False)
@@ -156,7 +176,7 @@ class Baton:
             kind=KIND,
             reserve_tokens=run.request.prompt_tokens + run.request.answer_tokens,
             deadline_ms=FOREVER_MS,
-            cut_over_tokens=self._cut_over_tokens,
+            cut_over_tokens=self._cut_over(run),
             now_ms=max(1, int(now_ms)),
         )
         arguments = place_arguments(request)
@@ -169,6 +189,7 @@ class Baton:
         run.reason = placement.reason
         run.placed_work = run.request.prompt_tokens - placement.matched_blocks_prefill * TRACE_BLOCK
         run.predicted_ms = placement.costs["predicted_ms"]
+        self._placed(run)
 
     def heartbeat(self, worker: Worker) -> None:
         state = self.states[worker.name] = state_of(worker)

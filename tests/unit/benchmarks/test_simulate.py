@@ -14,7 +14,7 @@ from benchmarks.simulate import fleet as simulate_fleet
 from benchmarks.simulate.__main__ import main
 from benchmarks.simulate.costs import prefill_ms, step_ms
 from benchmarks.simulate.fleet import Run, Worker
-from benchmarks.simulate.policies import Baton, least_loaded, prefix_only, round_robin
+from benchmarks.simulate.policies import Baton, least_loaded, never, prefix_only, round_robin
 from benchmarks.simulate.regret import first_token_ms, regret_ms
 from benchmarks.simulate.run import Simulation, ideal
 from benchmarks.simulate.trace import TraceRequest, a_day, conversations, read_trace, replicate, speed_up
@@ -173,7 +173,7 @@ def test_the_whole_with_the_real_placement(tmp_path: Path) -> None:
 async def test_charges_are_given_back_when_prompts_are_computed_and_answers_end(tmp_path: Path) -> None:
     async with run_redis(data_dir=tmp_path) as server:
         client = redis.Redis.from_url(server.url, protocol=2)
-        policy = Baton([Worker("p0", "prefill"), Worker("d0", "decode")], client, cut_over_tokens=0)
+        policy = Baton([Worker("p0", "prefill"), Worker("d0", "decode")], client, cut_over=never)
 
         def place(run: Run) -> tuple[int, ...]:
             policy.place(run, 100.0)
