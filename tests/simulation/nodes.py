@@ -25,6 +25,7 @@ from gateway.lifecycle.requests import OwnerSettings, OwnModels, Requests
 from prefill.role import PrefillRole
 from tests.simulation.bus import SimBus
 from tests.simulation.clock import Process
+from tests.simulation.drafts import speculation_of
 from tests.simulation.forms import BLOCK, VOCAB
 from tests.simulation.logs import FailedPassError
 from tests.simulation.store import SimStore
@@ -155,7 +156,7 @@ class WorkerNode(Node):
             threads=Threads(VirtualThread(self), VirtualThread(self)),
             end_process=self._device_broke,
         )
-        self.decode = DecodeRole(worker.context)
+        self.decode = DecodeRole(worker.context, speculation=speculation_of(world, self.name))
         self.prefill = PrefillRole(worker.context, max_requests=world.form.prompts)
         self.decode.adopt = self._adopt  # type: ignore[method-assign]
         self.intake = self.decode._intake

@@ -22,6 +22,7 @@ from decode.resume_point import ResumePoint
 from decode.role import DecodeRole
 from engine.cache.block_pool import BlockPool
 from engine.groups import MARGIN, Entry
+from engine.sampling import verifying
 from engine.sequence import Sequence
 from gateway.lifecycle.inbox import Inbox
 from gateway.placement.placer import Releases
@@ -40,7 +41,7 @@ BATCH = 1_000
 FORCED = 25
 SLOW_SEEDS = 5  # each goes on for minutes of its own time
 ENOUGH = 2_000  # seeds, one of which at least finds a planted bug; the rarest are found by one in 300
-KINDS = """let a window go, found a window, windows beside states,
+KINDS = """accepted draft, refused draft, let a window go, found a window, windows beside states,
 bad digest, came back, client left, cut off, dropped while cut off, ended complete,
 ended deadline_exceeded, ended left, ended request_quarantined, ended unavailable, failed pass, failed push, flipped bit, held,
 job given up, job in a dead pull, job redelivered, killed GatewayNode, killed WorkerNode, landed in quarantine, late, late
@@ -250,6 +251,23 @@ def leases_not_renewed(patch: Patch) -> None:
     patch.setattr(LeaseTable, "renew", lambda *_: None)
 
 
+def every_draft_is_accepted(patch: Patch) -> None:
+    """A drafted token counts, whatever was sampled in its place."""
+    patch.setattr(verifying, "accepts", lambda *_: True)
+
+
+def refused_drafts_kept(patch: Patch) -> None:
+    """A sequence goes on behind its whole draft, over keys and values of refused tokens."""
+    finish = Sequence.finish
+    patch.setattr(Sequence, "finish", lambda sequence, chunk, _=0: finish(sequence, chunk, len(chunk.drafted)))
+
+
+def bounds_of_drafts_lost(patch: Patch) -> None:
+    """What a request says of drafts does not reach its sequences."""
+    new = Sequence.__init__
+    patch.setattr(Sequence, "__init__", lambda *args, **named: new(*args, **named | {"speculation": -1}))
+
+
 @pytest.mark.parametrize(
     ("plant", "form"),
     [
@@ -279,6 +297,9 @@ def test_a_planted_bug_is_found_in_worlds_of_a_narrow_form(
         entry_released_twice,
         entry_released_in_flight,
         hit_without_its_last_window,
+        every_draft_is_accepted,
+        refused_drafts_kept,
+        bounds_of_drafts_lost,
     ],
 )
 def test_a_planted_bug_is_found(plant: Callable[[Patch], None], monkeypatch: Patch) -> None:

@@ -12,24 +12,23 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 import decode.role
 from common.errors import DeadlineExceededError, ServingError
-from common.messages import PagePart, SamplingParams
-from engine.config import CacheConfig, EngineConfig
-from engine.fake.engine import FakeEngine
+from common.messages import SamplingParams
 from gateway.admission import supply
 from gateway.request.spec import GenerationSpec, Origin
 from gateway.tenants.tenants import Tenant
 from prefill.stop import Stop
 from tests.fakes.reading import events_of
+from tests.simulation.answers import Answers
 from tests.simulation.bus import Network
 from tests.simulation.clock import EndlessError, Process, VirtualLoop, monotonic_is
-from tests.simulation.forms import BLOCK, FREE, LEAST_CONTEXT, VOCAB, Form
+from tests.simulation.drafts import bound_drafts
+from tests.simulation.forms import FREE, LEAST_CONTEXT, VOCAB, Form
 from tests.simulation.logs import errors_are_violations
 from tests.simulation.nodes import GatewayNode, WorkerNode
 from tests.simulation.store import Ledger
@@ -78,6 +77,7 @@ class World:
     def __init__(self, seed: int, *, form: Form = FREE, log: Callable[[str], None] | None = None) -> None:
         self.seed, self.form, self.is_crowded = seed, form, form.crowds(seed)
         self.parts = form.parts(seed)
+        self.answers = Answers(self.parts, form)
         self.log = log
         self.random = dice = random.Random(seed)
         self.loop = VirtualLoop()
@@ -100,6 +100,7 @@ class World:
         if self.is_rivalry:
             self._make_rivals(random.Random(seed))  # dice of its own: the rest of the seed stays as it was
         self.by_name = {client.name: client for client in [*self.clients, *self.following]}
+        bound_drafts(self)
         self.calm_at = dice.uniform(0.8, 4.0)
         self.hurt_at = 0.0  # the last kill, or end of a cut: both happen in calm, too
         self._schedule_faults()
@@ -361,8 +362,7 @@ class World:
             self.faults[f"ended {client.end}"] += 1
 
     def _check_answer(self, client: Client) -> None:
-        sampling = client.spec.sampling
-        expected = oracle(self.parts, self.form).expected(client.spec.token_ids, sampling.max_tokens, sampling)
+        sampling, expected = client.spec.sampling, self.answers.of(client.spec)
         if client.tokens != expected[: len(client.tokens)]:
             self.violate(f"{client.name} got {client.tokens}, expected {expected}")
         if client.end == "complete":
@@ -410,20 +410,6 @@ def run_world(world: World) -> None:
         decode.role.KEEP_ENDED_S, supply.MIN_RUN_S = kept, run_s
     if world.violations:
         raise Violation(f"seed {world.seed}:\n  " + "\n  ".join(world.violations[:12]))
-
-
-_oracles: dict[str, FakeEngine] = {}
-
-
-def oracle(parts: list[PagePart], form: Form) -> FakeEngine:
-    """Says what the answers must be."""
-    kind = repr((parts, form.context))
-    if kind not in _oracles:
-        config = EngineConfig(
-            model=Path("sim"), max_model_len=form.context, cache=CacheConfig(num_blocks=9, block_size=BLOCK)
-        )
-        _oracles[kind] = FakeEngine(config, vocab_size=VOCAB, parts=parts, sleep=None)
-    return _oracles[kind]
 
 
 @contextmanager
