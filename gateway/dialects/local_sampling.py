@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from pydantic import Field, StrictInt
 
 from common.messages import SamplingParams
+from gateway.dialects.drafts import Drafted
 from gateway.dialects.foreign import TranslatedFields
 from gateway.http.fields import Number, Whole
 
@@ -37,6 +38,7 @@ class LocalSamplingFields(TranslatedFields):
     presence_penalty: Annotated[Number, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[Number, Field(ge=-2, le=2)] | None = None
     seed: Annotated[StrictInt, Field(ge=-(2**63), lt=2**64)] | None = None
+    speculation: Drafted | None = None
 
     def sampled(self, **more: Any) -> SamplingParams:
         """Return the body's sampling parameters, with `more` of its fields."""

@@ -13,6 +13,7 @@ from gateway.dialects.anthropic.objects import content_blocks, message_object, s
 from gateway.dialects.anthropic.schema import CountTokensRequest, MessagesRequest
 from gateway.dialects.described import described
 from gateway.dialects.dialect import Asked, Events
+from gateway.dialects.drafts import draft_wish
 from gateway.http.problem import Json
 from gateway.http.streaming import EVENTS
 
@@ -35,7 +36,9 @@ class Messages:
             prompts=[body.conversation],
             stream=body.stream,
             sampling=Sampling(
-                params=SamplingParams(**given, max_tokens=body.max_tokens), left_open=frozenset(_SAMPLED) - given.keys()
+                params=SamplingParams(**given, max_tokens=body.max_tokens),
+                left_open=frozenset(_SAMPLED) - given.keys(),
+                drafts=draft_wish(body.speculation),
             ),
             fit=ContextFit(ends_with_context=True),
             text=TextRules(stops=body.stop_sequences or (), is_wanted=body.max_tokens > 0),

@@ -11,6 +11,7 @@ from gateway.answers.ask import MAX_TOOLS, Conversation, ToolRules, may_think, t
 from gateway.dialects.anthropic.blocks import Text, blocks_of, system_text
 from gateway.dialects.anthropic.conversation import Turn, template_messages
 from gateway.dialects.anthropic.tools import ChosenTool, ClientTool, ignored_fields, rules_of
+from gateway.dialects.drafts import Drafted
 from gateway.dialects.foreign import Foreign, TranslatedFields, ignored, refused
 from gateway.dialects.stops import MAX_STOPS, STOP_SCHEMA, Stops
 from gateway.grammars import wanted
@@ -172,6 +173,7 @@ class MessagesRequest(PromptFields):
     temperature: Annotated[Number, Field(ge=0, le=2)] | None = None
     top_p: Annotated[Number, Field(ge=0, le=1)] | None = None
     top_k: Annotated[StrictInt, Field(ge=0, lt=2**31)] | None = None
+    speculation: Drafted | None = None
 
     @property
     def followed(self) -> Wanted | None:
@@ -185,5 +187,5 @@ class CountTokensRequest(PromptFields):
     """Body of POST /v1/messages/count_tokens. Fields about the answer are ignored."""
 
     inert: ClassVar[frozenset[str]] = _INERT | {
-        "max_tokens", "stream", "stop_sequences", "temperature", "top_p", "top_k",
+        "max_tokens", "stream", "stop_sequences", "temperature", "top_p", "top_k", "speculation",
     }  # fmt: skip

@@ -18,7 +18,7 @@ from pydantic import (
 
 from common.messages import SamplingParams
 from gateway.answers.start import MAX_SEQUENCES
-from gateway.dialects.drafts import DRAFTED_SCHEMA, Drafted, at_most_drafted
+from gateway.dialects.drafts import DRAFTED_SCHEMA, at_most_drafted
 from gateway.dialects.foreign import EMPTY, Foreign, as_ours, ignored, refused
 from gateway.dialects.llamacpp.prompts import Prompts, prompts_of
 from gateway.dialects.local_sampling import NO_SAMPLER, LocalSamplingFields
@@ -83,7 +83,6 @@ class LlamaRequest(LocalSamplingFields):
     n_probs: Annotated[StrictInt, Field(ge=0, le=MAX_PROBS)] = 0
     return_tokens: StrictBool = False
     timings_per_token: StrictBool = False
-    speculation: Drafted | None = None
     response_fields: Annotated[list[StrictStr], Field(max_length=64)] | None = None
     _followed: Wanted | None = PrivateAttr(default=None)
 

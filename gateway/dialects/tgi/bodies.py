@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, PrivateAttr, StrictBool, StrictInt, StrictStr, model_validator
 
+from gateway.dialects.drafts import Drafted
 from gateway.dialects.openai.formats import wanted_of
 from gateway.dialects.stops import STOPS_SCHEMA, Stops
 from gateway.grammars.wanted import Wanted
@@ -61,6 +62,7 @@ class TgiParameters(StrictFields):
     repetition_penalty: Annotated[Number, Field(gt=0, le=100)] | None = None
     return_full_text: StrictBool | None = None
     seed: Annotated[StrictInt, Field(ge=0, lt=2**64)] | None = None
+    speculation: Drafted | None = None
     stop: Stops | None = None
     temperature: Annotated[Number, Field(gt=0, le=100)] | None = None
     top_k: Annotated[StrictInt, Field(ge=1, lt=2**31)] | None = None

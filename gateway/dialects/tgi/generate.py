@@ -13,6 +13,7 @@ from gateway.answers.choice import Piece
 from gateway.dialects.best_of import by_likelihood
 from gateway.dialects.described import described
 from gateway.dialects.dialect import Events
+from gateway.dialects.drafts import draft_wish
 from gateway.dialects.tgi.bodies import TgiParameters, TgiRequest
 from gateway.dialects.tgi.events import TokenEvents
 from gateway.dialects.tgi.objects import finish_reason, prefill_tokens, tokens_of, top_tokens
@@ -52,6 +53,7 @@ class Generate:
                 ),
                 n=parameters.best_of or 1,
                 seed=parameters.used_seed,
+                drafts=draft_wish(parameters.speculation),
             ),
             text=TextRules(stops=parameters.stop or (), include_stop=True),
             fit=ContextFit(longest_prompt=parameters.truncate),

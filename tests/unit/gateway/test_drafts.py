@@ -37,6 +37,53 @@ async def test_a_request_says_how_many_tokens_are_drafted(
     assert gateway.script.submitted[-1].drafts == DraftRules(most)
 
 
+WAYS: dict[str, tuple[str, str]] = {  # path, and the object that has the field
+    "messages": ("/v1/messages", ""),
+    "responses": ("/v1/responses", ""),
+    "ollama chat": ("/api/chat", "options"),
+    "ollama generate": ("/api/generate", "options"),
+    "tgi": ("/generate", "parameters"),
+    "sagemaker": ("/invocations", "parameters"),
+    "llama.cpp": ("/completion", ""),
+    "kserve": (f"/v2/models/{MODEL}/generate", ""),
+    "kserve's parameters": (f"/v2/models/{MODEL}/generate", "parameters"),
+}
+HELLO: list[Any] = [{"role": "user", "content": "Hello"}]
+BODIES: dict[str, dict[str, Any]] = {
+    "/v1/messages": {"model": MODEL, "messages": HELLO, "max_tokens": 8},
+    "/v1/responses": {"model": MODEL, "input": "Hello"},
+    "/api/chat": {"model": MODEL, "messages": HELLO, "stream": False},
+    "/api/generate": {"model": MODEL, "prompt": "Hello", "raw": True, "stream": False},
+    "/generate": {"inputs": "Hello"},
+    "/invocations": {"inputs": "Hello"},
+    "/completion": {"prompt": "Hello"},
+    f"/v2/models/{MODEL}/generate": {"text_input": "Hello"},
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("said", "most"), [(True, -1), (False, 0), (3, 3)])
+async def test_every_dialect_says_how_many_tokens_are_drafted(
+    gateway: Gateway, way: str, said: bool | int, most: int
+) -> None:
+    assert (await said_in(gateway, way, said)).status_code == 200
+    assert gateway.script.submitted[-1].drafts == DraftRules(most)
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_every_dialect_refuses_more_drafted_tokens_than_there_are(gateway: Gateway, way: str) -> None:
+    answer = await said_in(gateway, way, 33)
+    assert answer.status_code in (400, 422)
+    assert "speculation" in answer.text
+    assert gateway.script.submitted == []
+
+
+async def said_in(gateway: Gateway, way: str, said: bool | int) -> httpx.Response:
+    path, within = WAYS[way]
+    field = {"speculation": said}
+    return await gateway.http.post(path, json=BODIES[path] | ({within: field} if within else field))
+
+
 @pytest.mark.parametrize(
     "content", ["the answer", [{"type": "text", "text": "the "}, {"type": "text", "text": "answer"}]]
 )
