@@ -28,7 +28,7 @@ from engine.cache.windows import with_windows
 from engine.checkpoint.fingerprint import model_fingerprint
 from engine.config import EngineConfig
 from engine.drafts import with_draft
-from engine.drafts.chain import Drafting
+from engine.drafts.chain import DraftChain
 from engine.drafts.eagle3 import Eagle3Head
 from engine.families import read_model_spec
 from engine.foreign import ForeignDecoder, is_foreign
@@ -166,11 +166,11 @@ class Engine:
         self.pass_ms |= {(0, tokens): ms for tokens, ms in alone.items()}
         self._forget_newest()
 
-    def _new_drafting(self, heads: HeadShape) -> Drafting:
+    def _new_drafting(self, heads: HeadShape) -> DraftChain:
         assert self._head is not None, "built with its spec"
         _, (kept,) = kept_at(part_views(self.kv, self.layout), self._decoder.spec.draft_places[0])
         assert isinstance(kept, torch.Tensor), "its layer keeps all tokens"
-        return Drafting(self._head, kept, self._head_limits(heads, (0,)), self.config.num_drafts)
+        return DraftChain(self._head, kept, self._head_limits(heads, (0,)), self.config.num_drafts)
 
     def _new_runner(self, decoder: Decoder | ForeignDecoder) -> Runner:
         layout, model = self.layout, self._decoder.spec

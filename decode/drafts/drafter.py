@@ -16,10 +16,7 @@ class Drafter(Protocol):
         ...
 
     def draft(self, sequence: Sequence, most: int) -> list[int]:
-        """At most `most` tokens that may follow `sequence.token_ids`; [] without a good guess.
-
-        With `most` 0 it only prepares, for example indexes the next slice of a long prompt.
-        """
+        """At most `most` tokens, and `most` is at least 1, that may follow `sequence.token_ids`; [] without a good guess."""
 
     def match_length(self, sequence: Sequence) -> int:
         """The number of known tokens that the last draft was derived from: the longer, the likelier its tokens."""

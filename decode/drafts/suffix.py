@@ -31,8 +31,6 @@ class Lookup:
             own = self._own[sequence] = OwnTokens(sequence, self._settings.lengths)
         own.catch_up(sequence)
         self._answers.catch_up()
-        if most < 1:
-            return []
         foretold = own.foretold(sequence)
         if foretold is not None:
             own.matched = self._settings.lengths.most

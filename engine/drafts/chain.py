@@ -16,6 +16,7 @@ from engine.batch.layout import Packed
 from engine.drafts.eagle3 import Eagle3Head, Projected
 from engine.kernels.embedding import InputTokens
 from engine.passes import Finished, Pass, Sampled
+from engine.sampling.readback import Readback
 from engine.sampling.verifying import accepts
 from engine.sequence import Chunk, Sequence
 from engine.step.limits import HeadLimits
@@ -23,7 +24,7 @@ from engine.step.runner import Runner
 
 
 @dataclass(frozen=True, slots=True)
-class Drafting:
+class DraftChain:
     """A head behind the passes of its target."""
 
     head: Eagle3Head
@@ -53,7 +54,7 @@ class Drafting:
         at = torch.tensor([start.row for start in starts], device=self.kept.device)
         guessed = self._chain(runner, starts, rows.at(at))
         places = {start.chunk: (column, start.room) for column, start in enumerate(starts)}
-        return _Drafted.of(launched, chunks, places, guessed).finished()
+        return _DraftedPass(launched, chunks, places, Readback(guessed)).finished()
 
     def _start(self, runner: Runner, chunk: Chunk, row: int) -> _Start:
         """The end of a sequence in the pass. Steps are at positions within its blocks."""
@@ -127,31 +128,16 @@ def _ends(ordered: SequenceOf[Chunk], results: list[Sampled | None] | None) -> l
 
 
 @dataclass(frozen=True, slots=True)
-class _Drafted:
+class _DraftedPass:
     """A pass whose results have drafts, on their way to the host."""
 
     launched: Pass
     chunks: list[Chunk]
     places: dict[Chunk, tuple[int, int]]  # row of `guessed`, and how many of it count
-    guessed: torch.Tensor
-    copied: torch.cuda.Event | None
-
-    @classmethod
-    def of(
-        cls, launched: Pass, chunks: list[Chunk], places: dict[Chunk, tuple[int, int]], guessed: torch.Tensor
-    ) -> _Drafted:
-        if not guessed.is_cuda:
-            return cls(launched, chunks, places, guessed, None)
-        here = torch.empty(guessed.shape, dtype=guessed.dtype, pin_memory=True)
-        here.copy_(guessed, non_blocking=True)
-        copied = torch.cuda.Event()
-        copied.record()
-        return cls(launched, chunks, places, here, copied)
+    guessed: Readback
 
     def wait(self) -> list[Sampled | None]:
-        if self.copied is not None:
-            self.copied.synchronize()
-        guessed = self.guessed.tolist()
+        guessed = self.guessed.wait().tolist()
         results = self.launched.wait()
         for index, chunk in enumerate(self.chunks):
             row, count = self.places.get(chunk, (0, 0))
@@ -162,4 +148,4 @@ class _Drafted:
 
     def finished(self) -> Pass:
         """The same as a completed pass on a CPU."""
-        return self if self.copied is not None else Finished(self.wait())
+        return Finished(self.wait()) if self.guessed.is_immediate else self

@@ -18,6 +18,7 @@ from engine.kernels.sampling import RowWord, SamplingInputs, choose
 from engine.passes import Sampled
 from engine.sampling.counts import CountChanges, TokenCounts
 from engine.sampling.host import token_logprobs
+from engine.sampling.readback import Readback
 from engine.sampling.table import Feature, RowFact, SamplingTable
 from engine.sequence import Chunk, Sequence
 from engine.step.newest import NewestTokens
@@ -172,19 +173,12 @@ class Draw:
         self._likely = roster.likely
         self._likely_width = roster.likely_width
         self._known: list[int] | None = None  # the tokens, once somebody waited for them
-        self._packed, self._copied = packed, None
-        if packed.is_cuda:
-            self._packed = torch.empty(packed.shape, dtype=packed.dtype, pin_memory=True)
-            self._packed.copy_(packed, non_blocking=True)
-            self._copied = torch.cuda.Event()
-            self._copied.record()
+        self._packed = Readback(packed)
 
     def wait(self) -> list[Sampled | None]:
         """Block until the tokens are known; None for a row whose logits had NaN or +infinity. Any thread may repeat it."""
-        if self._copied is not None:
-            self._copied.synchronize()
         num_rows = len(self.token_ids)
-        report = self._packed.numpy()[:num_rows]
+        report = self._packed.wait().numpy()[:num_rows]
         usable, token_ids = report[:, 0].tolist(), report[:, 1].tolist()
         if not self._likely:
             return [Sampled(token, None) if fine else None for fine, token in zip(usable, token_ids, strict=True)]
@@ -197,9 +191,7 @@ class Draw:
     def token_of(self, sequence: Sequence) -> int:
         """The token sampled for this sequence; blocks until it is known. Arbitrary if its logits were unusable."""
         if self._known is None:
-            if self._copied is not None:
-                self._copied.synchronize()
-            self._known = self._packed.numpy()[: len(self.token_ids), 1].tolist()
+            self._known = self._packed.wait().numpy()[: len(self.token_ids), 1].tolist()
         row = self.newest.row_of(sequence)
         assert row is not None, "checked when its chunk was packed"
         return self._known[row]
@@ -207,7 +199,7 @@ class Draw:
     def _logprobs(self, report: Longs, num_rows: int) -> dict[int, TokenLogprobs]:
         """The log probabilities of the sampled and the most likely tokens, by row."""
         chosen = report[:, 2].copy().view(np.float32).tolist()
-        words = self._packed.numpy()[num_rows:].reshape(-1)[: 2 * len(self._likely) * self._likely_width]
+        words = self._packed.wait().numpy()[num_rows:].reshape(-1)[: 2 * len(self._likely) * self._likely_width]
         ids, bits = words.reshape(2, len(self._likely), self._likely_width)
         rows = zip(self._likely.items(), ids.tolist(), bits.view(np.float32).tolist(), strict=True)
         return {

@@ -15,6 +15,7 @@ import torch
 from common.messages import PromptLogprobs
 from engine.passes import Finished, Pass, Sampled
 from engine.sampling.host import logprob_columns
+from engine.sampling.readback import Readback
 from engine.sequence import Chunk
 
 NO_TOKEN = -1  # stands for no sampled token
@@ -25,14 +26,11 @@ class Scores:
     """The scores of a launched pass, on their way to the host: rows for each chunk that is scored."""
 
     chunks: list[Chunk]
-    columns: torch.Tensor  # [N, 2 + 2 K] float64: logprob, rank, K ids, K logprobs
-    over: torch.cuda.Event | None
+    columns: Readback  # [N, 2 + 2 K] float64: logprob, rank, K ids, K logprobs
 
     def joined(self, chunks: SequenceOf[Chunk], results: SequenceOf[Sampled | None]) -> list[Sampled | None]:
         """The results of the pass's chunks, with the requested scores."""
-        if self.over is not None:
-            self.over.synchronize()
-        rows, found = self.columns.numpy(), dict[Chunk, PromptLogprobs]()
+        rows, found = self.columns.wait().numpy(), dict[Chunk, PromptLogprobs]()
         at = 0
         for chunk in self.chunks:
             found[chunk] = _packed(rows[at : at + chunk.scored], chunk.sequence.sampling.prompt_logprobs or 0)
@@ -71,13 +69,7 @@ def split(logits: torch.Tensor, chunks: SequenceOf[Chunk]) -> tuple[Scores, torc
     device = logits.device
     columns = _columns(logits[_on(device, scored)].float(), _on(device, targets), count)
     rest = logits[_on(device, sampled)] if sampled else None
-    if device.type != "cuda":
-        return Scores(scoring, columns, None), rest
-    host = torch.empty(columns.shape, dtype=columns.dtype, pin_memory=True)
-    host.copy_(columns, non_blocking=True)
-    over = torch.cuda.Event()
-    over.record()
-    return Scores(scoring, host, over), rest
+    return Scores(scoring, Readback(columns)), rest
 
 
 def _on(device: torch.device, values: list[int]) -> torch.Tensor:
