@@ -68,6 +68,7 @@ class DecodeRole:
             turns=context.cache.turns,
             speculation=speculation,
         )
+        self.scheduler.tier = context.cache.tier
         self._requests: dict[str, DecodeRequest] = {}  # includes ended ones until received
         self._local: dict[DecodeRequest, ClaimedJob] = {}  # local jobs without a first token yet
         self._building: set[DecodeRequest] = set()  # waiting for their grammar, with a batch slot

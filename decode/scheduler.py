@@ -33,6 +33,7 @@ from worker.device.trials import Trials
 from worker.serving.allocation import HeldBlocks, admit, cover, grow, lacks, needs
 from worker.serving.chunks import schedule
 from worker.serving.turns import MOST_PASSED, Turns
+from worker.tier.host_tier import HostTier
 
 
 class PromptTokens(Protocol):
@@ -74,6 +75,7 @@ class DecodeScheduler:
         self._num_verifying = 0  # drafts in flight
         self._in_flight: dict[Sequence, DecodeRequest] = {}
         self.preemptions = 0
+        self.tier: HostTier | None = None
 
     def __iter__(self) -> Iterator[DecodeRequest]:
         yield from self.running
@@ -97,6 +99,7 @@ class DecodeScheduler:
         elif request in self.waiting:
             self.waiting.remove(request)
             self._turns.leaves(request.sequence)
+            self._leave_tier(request)
         self.blocks.give_back(request.sequence)
         self.resume_point.drop(request.sequence)
 
@@ -116,6 +119,8 @@ class DecodeScheduler:
         """
         if len(self._pool.groups) > 1:
             self._keep_resume_point()
+        if self.tier is not None:
+            self.tier.store_ahead()
         if self._speculation.stops_the_others(self._num_verifying, len(self.running)):
             return []
         plan = self._planned(token_budget)
@@ -281,21 +286,31 @@ class DecodeScheduler:
                 return
             self.waiting.popleft()
             self.running.append(request)
+            self._leave_tier(request)
             request.passed = max(request.passed, self._turns.admitted(request.sequence))
             num_tokens = min(request.sequence.num_next, plan.token_budget)
             plan.add(request, cover(self._pool, request.sequence, num_tokens, spare=self._spare))
 
     def _admit(self, request: DecodeRequest, *, ahead: int) -> bool:
-        """Give it blocks, and windows' entries for `ahead` tokens. Else it waits, and all behind it."""
+        """Give it blocks, and windows' entries for `ahead` tokens. Else it waits, and all behind it.
+
+        For what it has in host memory it waits first, but for no blocks then.
+        """
         pool, spare = self._pool, self._room_to_grow + self._turns.kept_from(request.sequence)
         num_tokens = len(request.sequence.token_ids) + 1
         if pool.num_free >= needs(pool, num_tokens=num_tokens, ahead=ahead, spare=spare) + spare:
+            if self.tier is not None and self.tier.is_loading(request.sequence, has_room=lambda: True):
+                return False
             with contextlib.suppress(OutOfBlocksError):  # with the entries that it found it needs more
                 admit(pool, request.sequence, num_tokens=num_tokens, spare=spare, ahead=ahead)
                 return True
         for one in self.waiting:
             self._wait(one)
         return False
+
+    def _leave_tier(self, request: DecodeRequest) -> None:
+        if self.tier is not None:
+            self.tier.left(request.sequence)
 
     def _wait(self, request: DecodeRequest) -> None:
         pool, spare, num_tokens = self._pool, self._room_to_grow, len(request.sequence.token_ids) + 1

@@ -33,12 +33,11 @@ from common.words import Role
 from engine.engine import Chunk, Sampled
 from engine.sequence import Sequence
 from kvtransfer.transport import TransferError
-from prefill.admission import Admission, admit_prompt
 from prefill.handoff import hand_over
 from prefill.request import PrefillRequest
 from prefill.scheduler import FULL_PASS_TOKENS, InFlight, next_chunks, stop_late
 from prefill.stop import Stop
-from worker.context import RoleContext
+from worker.context import Admission, RoleContext
 from worker.roles import CancelReason, Computed, RoleLoad
 from worker.serving.allocation import (
     HeldBlocks,
@@ -166,8 +165,7 @@ class PrefillRole:
         cost = self._context.passes.budget.prompt_cost
         stop_late(self._requests.values(), self._ahead, cost, time.monotonic())
         self._admit_waiting()
-        if self._context.roles.takes(self.name):
-            self._context.cache.store_ahead()
+        self._context.cache.store_ahead()
         pool, spare = self._context.cache.pool, self._spare_blocks()
         chunks = next_chunks(
             self._requests.values(),
@@ -218,8 +216,7 @@ class PrefillRole:
         for request in self._requests.values():
             if request.admitted or request.stopped or not self._context.model.grammars.is_ready(request.sequence):
                 continue
-            admission = admit_prompt(
-                self._context.cache,
+            admission = self._context.cache.admit_prompt(
                 request.sequence,
                 spare=self._spare_blocks(request.sequence),
                 ahead=self._context.passes.budget.token_budget + FULL_PASS_TOKENS,

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from typing import Any
 
 import torch
@@ -34,6 +35,7 @@ from worker.device.prompt_budget import PromptBudget
 from worker.device.trials import Trials
 from worker.identity import Identity
 from worker.roles import Roles
+from worker.serving.allocation import admit_in_turn, needs
 from worker.serving.jobs import FrameOutbox, JobIntake
 from worker.serving.turns import Turns
 from worker.tier.host_tier import HostTier
@@ -178,6 +180,14 @@ class ServedModel:
             await asyncio.wait([asyncio.wrap_future(building)])
 
 
+class Admission(Enum):
+    """The outcome of an attempt to admit a prompt."""
+
+    ADMITTED = auto()
+    LOADING = auto()  # its prefix comes from host memory; it waits for no blocks
+    NO_ROOM = auto()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVCache:
     """The KV cache: its memory, who holds its blocks, and whose turn it is to take some."""
@@ -187,6 +197,22 @@ class KVCache:
     pool: BlockPool
     turns: Turns
     tier: HostTier | None = None
+
+    def admit_prompt(self, sequence: Sequence, *, spare: int, ahead: int) -> Admission:
+        """Admit a prompt in its turn, once the blocks that the host has of it are in the pool. See `admit`."""
+        pool, turns, num_tokens = self.pool, self.turns, len(sequence.token_ids)
+
+        def has_room() -> bool:
+            kept = spare + turns.kept_from(sequence)
+            return pool.num_free - kept >= needs(pool, num_tokens=num_tokens, ahead=ahead, spare=kept)
+
+        if self.tier is not None and self.tier.is_loading(sequence, has_room=has_room):
+            return Admission.LOADING
+        if not admit_in_turn(pool, turns, sequence, num_tokens=num_tokens, spare=spare, ahead=ahead):
+            return Admission.NO_ROOM
+        if self.tier is not None:
+            self.tier.left(sequence)
+        return Admission.ADMITTED
 
     def store_ahead(self) -> None:
         """Store what eviction takes next in host memory, if there is a tier."""

@@ -19,6 +19,11 @@ class HandCopier:
     def land(self) -> None:
         """Let all copies land, and those that follow them."""
         while self.waiting:
+            self.land_one()
+
+    def land_one(self) -> None:
+        """Let the oldest copy land, if there is one."""
+        if self.waiting:
             copy, over = self.waiting.popleft()
             try:
                 result: bytes | Exception = copy()

@@ -45,6 +45,7 @@ from engine.fake.engine import FakeEngine
 from kvtransfer.local import LocalTransport
 from kvtransfer.transport import Transport
 from tests.fakes.bus import MemoryBus
+from tests.fakes.copier import HandCopier
 from tests.fakes.device import HandThread, settled
 from worker.context import Background, KVCache, Messenger, Passes, RoleContext, ServedModel, Totals, Transfers
 from worker.device.launcher import SteppingEngine, Threads
@@ -56,6 +57,8 @@ from worker.roles import Roles
 from worker.serving.allocation import longest_sequence
 from worker.serving.jobs import ClaimedJob, FrameOutbox, JobIntake
 from worker.serving.turns import Turns
+from worker.tier.host_memory import HostMemory
+from worker.tier.host_tier import HostTier
 
 BLOCK = 4
 GATEWAY = "gw"
@@ -171,8 +174,9 @@ class Bench:
         launcher: SteppingEngine | None = None,
         transport: Transport | None = None,
         name: str = "w",
+        host_slots: int = 0,
     ) -> None:
-        """`launcher` computes the passes in place of `engine`."""
+        """`launcher` computes the passes in place of `engine`; the copies of a host tier are in `copier`."""
         self.engine = engine
         self.bus = MemoryBus()
         self.gateway = HearingGateway()
@@ -189,6 +193,14 @@ class Bench:
             trials=trials,
             threads=Threads(self.launching, self.waiting),
         )
+        self.copier = HandCopier()
+        self.tier = None
+        if host_slots:
+            memory = HostMemory(engine.kv, layout, host_slots)
+            self.tier = HostTier(self.pool, memory, host_slots, copier=self.copier, wake=self.pipeline.wake)
+        cache = KVCache(
+            layout=layout, kv=engine.kv, pool=self.pool, turns=Turns(changed=self.pipeline.wake), tier=self.tier
+        )
         self.context = RoleContext(
             identity=identity,
             model=ServedModel(
@@ -197,7 +209,7 @@ class Bench:
                 max_sequences=max_sequences,
                 grammars=engine.grammars,
             ),
-            cache=KVCache(layout=layout, kv=engine.kv, pool=self.pool, turns=Turns(changed=self.pipeline.wake)),
+            cache=cache,
             passes=Passes(wake=self.pipeline.wake, budget=self.pipeline.budget, trials=trials),
             jobs=JobIntake(bus=self.bus, identity=identity),
             outbox=FrameOutbox(bus=self.bus, identity=identity),

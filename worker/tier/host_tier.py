@@ -57,13 +57,16 @@ class _Piece:
 
 @dataclass(slots=True, eq=False)
 class _Load:
-    """A prefix on its way into the pool, with references on all of its blocks until its prompt was admitted, or left."""
+    """A prefix on its way into the pool, with references on all of its blocks until then."""
 
     digests: list[bytes] = field(default_factory=list)
     held: list[Entry] = field(default_factory=list)
     pieces: list[_Piece] = field(default_factory=list)
     is_over: bool = False
-    is_left: bool = False
+
+    @property
+    def blocks(self) -> list[int]:
+        return [*chain(*self.held, *(piece.entry for piece in self.pieces))]
 
 
 class HostTier:
@@ -78,7 +81,9 @@ class HostTier:
         self._queue: dict[bytes, None] = {}  # cached and not yet stored; in the order of eviction
         self._storing: dict[bytes, _Store] = {}
         self._loads: dict[Sequence, _Load] = {}
+        self._loading: list[_Load] = []  # also of prompts that left
         self._is_off = False  # there is no memory
+        self._is_asked = False  # prompts are computed here
         self._stored = self._loaded = self._lost = self._bad = self._hit_tokens = 0
         pool.watcher = self
 
@@ -106,8 +111,16 @@ class HostTier:
     # -- storing -------------------------------------------------------------------------------------------------------
 
     def store_ahead(self) -> None:
-        """Store what eviction takes next while few blocks are empty; one copy is on its way at a time."""
-        if self._storing or not self._queue or self._pool.num_empty > WATERMARK * self._pool.num_blocks:
+        """Store what eviction takes next while few blocks are empty, if prompts are computed here.
+
+        One copy is on its way at a time.
+        """
+        if (
+            self._storing
+            or not self._queue
+            or not self._is_asked
+            or self._pool.num_empty > WATERMARK * self._pool.num_blocks
+        ):
             return
         num_blocks = 0
         while self._queue and num_blocks < STORED_AT_ONCE:
@@ -167,6 +180,7 @@ class HostTier:
 
         It begins once for a prompt, and only when `has_room()`: when all of the prompt could be admitted.
         """
+        self._is_asked = True
         load = self._loads.get(sequence)
         if load is None:
             load = self._begin(sequence) if len(self.blocks) and has_room() else None
@@ -180,24 +194,14 @@ class HostTier:
         load = self._loads.get(sequence)
         return load is not None and not load.is_over
 
-    def let_go(self, sequence: Sequence) -> bool:
-        """Let go of what was loaded: the prompt was admitted with it, or waits for room and may hold nothing.
-
-        Return True if that were blocks.
-        """
-        load = self._loads.get(sequence)
-        if load is None or not load.held:
-            return False
-        self._release(load)
-        return True
+    @property
+    def held(self) -> list[int]:
+        """Blocks with a reference of a load in flight."""
+        return [*chain(*(load.blocks for load in self._loading))]
 
     def left(self, sequence: Sequence) -> None:
-        """Forget a prompt's load; what is still copied becomes cached."""
-        load = self._loads.pop(sequence, None)
-        if load is not None:
-            load.is_left = True
-            if load.is_over:
-                self._release(load)
+        """Forget a prompt that was admitted, or is wanted no more; what is still copied becomes cached."""
+        self._loads.pop(sequence, None)
 
     def _begin(self, sequence: Sequence) -> _Load | None:
         pool, size = self._pool, self._pool.block_size
@@ -223,7 +227,7 @@ class HostTier:
         try:
             fresh = iter(pool.allocate(wanted))
         except OutOfBlocksError:
-            self._release(load)
+            pool.release([*chain(*load.held)])
             return None
         for at, number in sorted(lacking):
             source = self.blocks.get(digests[at])
@@ -234,6 +238,7 @@ class HostTier:
             self.blocks.touch(digest)
         slots = [*chain(*(piece.source.slots[piece.number] for piece in load.pieces))]
         blocks = [*chain(*(piece.entry for piece in load.pieces))]
+        self._loading.append(load)
         self._copier.submit(partial(self._memory.load, slots, blocks), partial(self._were_loaded, load))
         return load
 
@@ -243,10 +248,10 @@ class HostTier:
         return resumable(groups, self._pool.block_size, most, lambda number, at: has(number + 1, digests[at]))
 
     def _were_loaded(self, load: _Load, result: bytes | Exception) -> None:
-        """Publish the entries whose bytes are those that were stored."""
+        """Publish the entries whose bytes are those that were stored, and let go of all: nobody who waits holds blocks."""
         if isinstance(result, Exception):
             log.warning("tier.not_loaded", extra={"error": str(result)})
-        sums, is_short = _sums_of(result), False
+        sums = _sums_of(result)
         for piece in load.pieces:
             found = b"".join(islice(sums, len(piece.entry)))
             if found == piece.source.sums[piece.number]:
@@ -254,19 +259,15 @@ class HostTier:
                 self._loaded += len(piece.entry)
                 self._hit_tokens += self._pool.block_size if piece.number == 0 else 0
             else:
-                is_short = True
                 self._bad += not isinstance(result, Exception)
                 self.blocks.forget(piece.source.digest)
             self.blocks.end_use(piece.source)
-        load.held += [piece.entry for piece in load.pieces]
+        blocks = load.blocks
+        self._loading.remove(load)
+        self._pool.count_as_hit(blocks)  # somebody asks for them now
+        self._pool.release(blocks)
         load.is_over = True
-        if load.is_left or is_short:
-            self._release(load)
         self._wake()
-
-    def _release(self, load: _Load) -> None:
-        self._pool.release([*chain(*load.held)])
-        load.held.clear()
 
     # -- what others hear ----------------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from common.messages import Cancel, PagePart, SamplingParams
+from common.messages import Cancel, HostTierTotals, PagePart, SamplingParams
 from decode.drafts.speculation import NO_SPECULATION, NoSpeculation
 from decode.request import DecodeRequest
 from decode.role import DecodeRole
@@ -110,7 +110,7 @@ class Guesses(NoSpeculation):
 class Worker:
     """Two roles, the requests they were given, and what must hold after every step."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, has_tier: bool) -> None:
         self.rng = rng = random.Random(seed)
         num_blocks, parts = rng.randint(10, 40), (STATES[:1], WINDOWS, STATES, BOTH)[seed % 4]
         self.engine = new_fake_engine(num_blocks, parts=parts)
@@ -120,8 +120,13 @@ class Worker:
             self.engine, rng, is_late=bool(seed % 2), failure_rate=rng.choice([0.0, 0.0, 0.02])
         )
         self.bench = Bench(
-            self.engine, launcher=self.unsteady, token_budget=rng.randint(6, 30), max_sequences=rng.randint(1, 8)
+            self.engine,
+            launcher=self.unsteady,
+            token_budget=rng.randint(6, 30),
+            max_sequences=rng.randint(1, 8),
+            host_slots=rng.choice([20, 60, 300]) if has_tier else 0,
         )
+        self.tier, self.copier = self.bench.tier, self.bench.copier
         self.gateway, self.pipeline = self.bench.gateway, self.bench.pipeline
         self.expected: dict[str, list[int]] = {}
         self.guesses = Guesses(rng, self.expected)
@@ -138,6 +143,7 @@ class Worker:
     async def act(self) -> None:
         """Do one thing that may happen to a worker at this moment."""
         actions = ["arrive", "hand over", "cancel", "launch", "launch", "launch", "wait", "wait", "wait"]
+        actions += ["copy"] if self.tier is not None else []
         match self.rng.choice(actions):
             case "arrive" if len(self.expected) - len(self.gateway.ended) < 10:
                 await self._arrive()
@@ -145,6 +151,8 @@ class Worker:
                 self._hand_over()
             case "cancel" if self.expected and self.rng.random() < 0.3:
                 await self._cancel(self.rng.choice(list(self.expected)))
+            case "copy":
+                self.copier.land_one()
             case "launch" if self.bench.launching:
                 self.bench.launching.run_next()
             case "wait" if self.bench.waiting:
@@ -161,7 +169,9 @@ class Worker:
         for _ in range(20_000):
             if self.decode.idle() and self.prefill.idle() and not self.pipeline.busy:
                 await self.bench.context.outbox.flush()
+                self.copier.land()
                 return
+            self.copier.land_one()
             for thread in (self.bench.launching, self.bench.waiting):
                 if thread:
                     thread.run_next()
@@ -204,6 +214,7 @@ class Worker:
         self._note_sequences()
         held = Counter(block for sequence in self.sequences for block in blocks_of(sequence))
         held += Counter(self.decode.scheduler.resume_point.blocks)
+        held += Counter(self.tier.held if self.tier is not None else ())
         self.seen["held a resume point"] += bool(self.decode.scheduler.resume_point.blocks)
         references = self.bench.pool._references
         assert [held[block] for block in range(len(references))] == references
@@ -303,8 +314,8 @@ class Worker:
         return name
 
 
-async def run(seed: int) -> Worker:
-    worker = Worker(seed)
+async def run(seed: int, *, has_tier: bool = False) -> Worker:
+    worker = Worker(seed, has_tier=has_tier)
     await worker.bench.start()
     loop = asyncio.create_task(worker.pipeline.run())
     try:
@@ -348,9 +359,25 @@ async def test_chance_finds_what_matters() -> None:
     assert [what for what in wanted if seen[what] < 5] == []
 
 
+async def test_with_a_host_tier_chance_finds_loads_and_losses() -> None:
+    seen: Counter[str] = Counter()
+    for seed in range(8):
+        totals = check_end(await run(seed, has_tier=True))
+        seen += {name: getattr(totals, name) for name in HostTierTotals.__struct_fields__}
+    assert seen["bad_digests"] == 0
+    assert [
+        name for name in ("stored_blocks", "loaded_blocks", "evicted_blocks", "lost_blocks") if not seen[name]
+    ] == []
+
+
+@pytest.mark.parametrize("has_tier", [False, True])
 @pytest.mark.parametrize("seed", range(20))
-async def test_every_answer_is_the_oracles_and_every_block_comes_back(seed: int) -> None:
-    worker = await run(seed)
+async def test_every_answer_is_the_oracles_and_every_block_comes_back(seed: int, has_tier: bool) -> None:
+    check_end(await run(seed, has_tier=has_tier))
+
+
+def check_end(worker: Worker) -> HostTierTotals:
+    """Return what became of the host tier, if there is one."""
     gateway = worker.gateway
     for name, expected in worker.expected.items():
         end = gateway.ended.get(name, "nothing")
@@ -361,3 +388,4 @@ async def test_every_answer_is_the_oracles_and_every_block_comes_back(seed: int)
     assert worker.bench.pool.num_used == 0
     if not worker.unsteady.failure_rate:
         assert not [end for end in gateway.ended.values() if end.startswith("step failed")]
+    return HostTierTotals() if worker.tier is None else worker.tier.totals()

@@ -60,7 +60,6 @@ class Server:
         while self.tier.is_loading(sequence, has_room=lambda: True):
             self.copier.land()
         self.generator.admit(sequence)
-        self.tier.let_go(sequence)
         num_cached = sequence.num_cached
         self.generator.go_on([sequence])
         self.generator.release(sequence)
@@ -132,7 +131,6 @@ def test_what_proved_wrong_is_in_no_tier(engine: Engine, cold: list[list[int]]) 
     while server.tier.is_loading(sequence, has_room=lambda: True):
         server.copier.land()
     server.generator.admit(sequence)
-    server.tier.let_go(sequence)
     server.generator.go_on([sequence], num_tokens=1)
     withdraw(server.pool, sequence)
     server.generator.release(sequence)
@@ -154,8 +152,8 @@ def test_a_small_tier_stores_what_is_seen_again(engine: Engine, cold: list[list[
 def test_a_block_that_is_evicted_before_its_copy_landed_is_not_stored(engine: Engine, after: str) -> None:
     server = Server(engine)
     sequence = ask(0)
+    assert not server.tier.is_loading(sequence, has_room=lambda: True)
     server.generator.run([sequence])
-    server.tier._queue.update(dict.fromkeys(server.pool.cached_digests()))
     held = server.pool.allocate(server.pool.num_empty)
     server.tier.store_ahead()
     assert server.copier.waiting
@@ -191,6 +189,15 @@ def test_without_room_nothing_is_loaded(engine: Engine) -> None:
     assert not server.tier.is_loading(ask(0), has_room=lambda: False)
     held = server.pool.allocate(server.pool.num_free)
     assert not server.tier.is_loading(ask(0), has_room=lambda: True)
+    assert not server.copier.waiting
+    server.pool.release(held)
+
+
+def test_where_no_prompt_is_computed_nothing_is_stored(engine: Engine) -> None:
+    server = Server(engine)
+    server.generator.run([ask(0)])
+    held = server.pool.allocate(server.pool.num_empty)
+    server.tier.store_ahead()
     assert not server.copier.waiting
     server.pool.release(held)
 

@@ -1,0 +1,55 @@
+"""A working set larger than the pool, in separate processes: prompts come back from host memory, and texts stay the same."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.e2e.asking import client_of, complete, until, watching
+from tests.e2e.cluster import Cluster
+from tests.models import build_tiny_model
+from tests.reference import greedy_tokens
+
+NUM_TOKENS, LENGTH = 6, 250
+# The pool has 128 blocks; these prompts take 192, of which 180 are full.
+PROMPTS = [[(31 * index + 7 * at + at * at) % 400 + 10 for at in range(LENGTH)] for index in range(12)]
+OPTIONS = {"kv_memory_mb": 1, "kv_host_mb": 8, "max_batch_tokens": 64}
+
+
+async def asked(client: httpx.AsyncClient, prompt: list[int]) -> tuple[object, int]:
+    """The answer's tokens, and the prompt's cached ones."""
+    answer = await complete(client, prompt, max_tokens=NUM_TOKENS)
+    usage = answer["usage"]
+    assert isinstance(usage, dict)
+    return answer["tokens"], (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
+
+
+@pytest.mark.parametrize("computes", ["prefill-0", "decode-0"])
+async def test_prompts_that_the_pool_evicted_come_back_through_kills_too(computes: str, tmp_path: Path) -> None:
+    model = build_tiny_model(tmp_path / "llama", "llama")
+    expected = greedy_tokens(model, PROMPTS, NUM_TOKENS)
+    async with (
+        Cluster(tmp_path / "run", model=model, prefill=int(computes == "prefill-0"), **OPTIONS) as cluster,
+        client_of(cluster) as client,
+        watching(cluster) as (_, peers),
+    ):
+        for _ in range(2):
+            answers = [await asked(client, prompt) for prompt in PROMPTS]
+            assert [tokens for tokens, _ in answers] == expected
+        found = sum(cached for _, cached in answers)
+        await until(peers, lambda states: any(state.totals.host.hit_tokens for state in states))
+        hits = max(state.totals.host.hit_tokens for state in peers.states.values())
+        assert found >= hits > len(PROMPTS) * LENGTH / 4
+        asking = [asyncio.create_task(asked(client, prompt)) for prompt in PROMPTS]
+        await asyncio.wait(asking, return_when=asyncio.FIRST_COMPLETED)
+        cluster.kill(computes)
+        await cluster.processes[computes].wait()
+        await cluster.start(computes)
+        assert [tokens for tokens, _ in await asyncio.gather(*asking)] == expected
+        assert [tokens for tokens, _ in [await asked(client, prompt) for prompt in PROMPTS]] == expected
+        await until(
+            peers, lambda states: all(s.free_blocks == s.region.layout.num_blocks and not s.held_blocks for s in states)
+        )
