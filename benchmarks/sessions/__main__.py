@@ -1,0 +1,163 @@
+"""Sessions of agents whose KV is several times the pool: what is found again with and without a host tier.
+
+    python -m benchmarks.sessions --out DIR                                       demo model on a CPU, in minutes
+    python -m benchmarks.sessions --out DIR --device cuda --model F --agents 32 --context 32000 --turns 12
+
+Each arm is a whole Baton with one worker (`baton up`): real NATS, Redis, gateway. Both arms play the same sessions, with a pool
+for a third of their KV; the arm `host` has a tier for twice all of it. `benchmarks/sessions/trace.py` has the sessions' shape.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import torch
+
+from benchmarks.environment import ROOT, describe
+from benchmarks.results_format import Result, ResultsPage, notes_of
+from benchmarks.sessions.agents import Asked, play
+from benchmarks.sessions.trace import CONTEXT, TURNS, longest_prompt, sessions
+from engine.cache.pages import page_parts
+from engine.families import read_model_spec
+
+START_S = 240.0
+ARMS = ("pool", "host")
+POOL_SHARE = 1 / 3  # of the working set
+HOST_TIMES = 2.0
+FOUND_TARGET = 90.0  # % of reusable tokens, with the tier
+TTFT_TARGET = 10.0  # % of the first token's median without it
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Return the exit code: 1 when a request failed, else 0. A missed target is no failure."""
+    options = _parse(arguments)
+    given = sys.argv[1:] if arguments is None else arguments
+    facts = describe("benchmarks.sessions", given, torch.device("cpu" if options.device == "cpu" else "cuda:0"))
+    config = json.loads((options.model / "config.json").read_text())
+    played = sessions(
+        options.agents,
+        turns=options.turns,
+        context=options.context,
+        pause_s=options.pause_s,
+        vocab_size=int(config["vocab_size"]),
+    )
+    working_set_mb = options.agents * longest_prompt(played[0]) * _token_bytes(options) / (1 << 20)
+    pool_mb = options.kv_memory_mb or max(1, round(POOL_SHARE * working_set_mb))
+    facts["sessions"] = (
+        f"{options.agents} agents, {options.turns} turns, {options.context} tokens a prompt (recorded: {TURNS}, {CONTEXT}), "
+        f"{options.pause_s:g} s between turns; {working_set_mb:.0f} MiB of KV, a pool of {pool_mb}"
+    )
+    page = ResultsPage(
+        options.out, "sessions", title="Agents' sessions", facts=facts, notes=notes_of("sessions", options.out)
+    )
+    medians = {}
+    for arm in options.arms.split(","):
+        host_mb = (options.kv_host_mb or round(HOST_TIMES * working_set_mb)) if arm == "host" else 0
+        with _serving(options, arm, pool_mb=pool_mb, host_mb=host_mb) as url:
+            began_at = time.monotonic()
+            asked = asyncio.run(play(url, options.model.resolve().name, played))
+            _report(page, arm, asked, time.monotonic() - began_at)
+            medians[arm] = statistics.median(each.ttft_s for each in asked)
+    if medians.get("pool") and "host" in medians:
+        value = 100 * medians["host"] / medians["pool"]
+        page.add(_percent("host_over_pool_ttft_p50", value, "% of the pool's", target=TTFT_TARGET, better="lower"))
+    return 1 if page.remarks else 0
+
+
+def _report(page: ResultsPage, arm: str, asked: Sequence[Asked], seconds: float) -> None:
+    failed = [each for each in asked if each.error]
+    if failed:
+        page.remarks.append(f"{arm}: {len(failed)} of {len(asked)} requests failed: {failed[0].error}")
+    done = [each for each in asked if not each.error]
+    reusable = sum(each.reusable for each in done)
+    found = 100 * sum(min(each.cached, each.reusable) for each in done) / max(1, reusable)
+    ttft = [1000 * each.ttft_s for each in done if each.turn]
+    page.add(
+        _percent(f"{arm}_found", found, "% of reusable tokens", target=FOUND_TARGET if arm == "host" else None),
+        Result(name=f"{arm}_ttft_p50", value=statistics.median(ttft), unit="ms", better="lower"),
+        Result(name=f"{arm}_turns_per_s", value=len(done) / seconds, unit="1/s", better="higher"),
+    )
+    for result in page.results[-3:]:
+        print(f"{result.name} {result.value:.4g} {result.unit}", flush=True)
+
+
+def _percent(name: str, value: float, unit: str, *, target: float | None, better: str = "higher") -> Result:
+    return Result(name=name, value=value, unit=unit, better="lower" if better == "lower" else "higher", target=target)
+
+
+def _token_bytes(options: argparse.Namespace) -> float:
+    """Bytes that a token keeps in blocks of tokens."""
+    model = read_model_spec(options.model, device=options.device)
+    parts = page_parts(model, model.dtype if options.device != "cpu" else "float32")
+    return sum(part.block_bytes(16) for part in parts if part.per_token) / 16
+
+
+@contextmanager
+def _serving(options: argparse.Namespace, arm: str, *, pool_mb: int, host_mb: int) -> Iterator[str]:
+    """A whole Baton as `baton up` starts it, until the block ends; its address."""
+    with tempfile.TemporaryDirectory(prefix="baton-sessions-") as data:
+        command = [sys.executable, "-m", "services.up", "--model", str(options.model), "--port", str(options.port)]
+        command += ["--device", options.device, "--prefill", "0", "--decode", "1", "--data-dir", data]
+        command += ["--kv-memory-mb", str(pool_mb), "--kv-host-mb", str(host_mb), *options.up.split()]
+        process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+        try:
+            _wait_until_ready(process)
+            url = f"http://127.0.0.1:{options.port}"
+            yield url
+            metrics = httpx.get(f"{url}/metrics", timeout=30).text.splitlines()
+            lines = [line for line in metrics if line.startswith(("baton_worker_host_tier", "baton_worker_cache_hit"))]
+            (options.out / f"{arm}_metrics.txt").write_text("\n".join(lines) + "\n")
+        finally:
+            process.terminate()
+            try:
+                process.wait(60)
+            except subprocess.TimeoutExpired:
+                process.kill()
+            for log in Path(data, "logs").glob("*.log"):
+                (options.out / f"{arm}_{log.name}").write_text(log.read_text(errors="replace")[-200_000:])
+
+
+def _wait_until_ready(process: subprocess.Popen[str]) -> None:
+    assert process.stdout is not None
+    give_up_at = time.monotonic() + START_S
+    for line in process.stdout:
+        print(f"    {line.rstrip()}", flush=True)
+        if line.startswith("Baton serves"):
+            return
+        if time.monotonic() > give_up_at:
+            break
+    raise SystemExit("baton up did not get ready; its output is above")
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.sessions", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, required=True, help="folder of the results")
+    parser.add_argument("--model", type=Path, default=ROOT / "demo", help="folder of a model; default: the demo model")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda")
+    parser.add_argument("--arms", default=",".join(ARMS), help="pool, host or both, by comma")
+    parser.add_argument("--agents", type=int, default=8)
+    parser.add_argument("--turns", type=int, default=8, help=f"of a session; recorded: {TURNS}")
+    parser.add_argument("--context", type=int, default=300, help=f"tokens of the mean prompt; recorded: {CONTEXT}")
+    parser.add_argument("--pause-s", type=float, default=0.5, help="mean time of the tool between two turns")
+    parser.add_argument("--kv-memory-mb", type=int, default=0, help="the pool; default: a third of the sessions' KV")
+    parser.add_argument("--kv-host-mb", type=int, default=0, help="the host tier; default: twice the sessions' KV")
+    parser.add_argument("--port", type=int, default=8390)
+    parser.add_argument("--up", default="", help="further options of `baton up`")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
