@@ -4,39 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any
 
 import httpx
 import pytest
 
 from tests.e2e.cluster import Cluster
+from tests.real.asking import QUESTIONS, ask, body, said
 
 pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="session")]
-QUESTIONS = (
-    "What is the capital of France?",
-    "Name the largest ocean.",
-    "Write one sentence about the sea.",
-    "Reverse the string 'baton' in Python.",
-    "What does HTTP stand for?",
-    "Why is the sky blue?",
-    "Translate 'good morning' into Spanish.",
-    "Count from one to five.",
-)
-
-
-def body(question: str, **options: Any) -> dict[str, Any]:
-    messages = [{"role": "user", "content": question}]
-    return {"model": "tiny", "messages": messages, "temperature": 0, "max_tokens": 24} | options
-
-
-async def ask(client: httpx.AsyncClient, question: str, **options: Any) -> dict[str, Any]:
-    answer = await client.post("/v1/chat/completions", json=body(question, **options))
-    assert answer.status_code == 200, answer.text
-    return dict(answer.json())
-
-
-def said(answer: dict[str, Any]) -> str:
-    return str(answer["choices"][0]["message"]["content"])
 
 
 async def test_it_knows_what_a_model_of_its_size_knows(client: httpx.AsyncClient) -> None:
