@@ -136,7 +136,8 @@ DASHBOARDS: dict[str, tuple[str, list[Panel]]] = {
             Panel("Drafts: accepted share, and tokens of a step that verifies one", "none", [
                 (f"{worker_rate('baton_worker_accepted_tokens_total')} / {worker_rate('baton_worker_drafted_tokens_total')}", "{{worker}}: accepted"),
                 (f"1 + {worker_rate('baton_worker_accepted_tokens_total')} / {worker_rate('baton_worker_drafts_total')}", "{{worker}}: tokens"),
-            ], about="Nothing without --speculative-config."),
+                (f"baton:worker_drafts:ratio_rate30m{{{MODEL}}}", "{{worker}}: drafts a generated token, 30 min"),
+            ], about="Nothing without --speculative-config. Drafts that don't pay pause: then there are few a generated token."),
             Panel("Step of the decode batch", "s", [(worker("baton_worker_decode_step_seconds"), "{{worker}}")]),
             Panel("Trouble", "none", [
                 (worker_rate("baton_worker_preemptions_total"), "{{worker}}: preemptions"),

@@ -33,10 +33,10 @@ def test_the_dashboards_are_what_their_tables_say() -> None:
             assert all(target["expr"].count("(") == target["expr"].count(")") for target in panel["targets"])
 
 
-def test_there_are_eleven_alerts_each_with_a_case_and_a_remedy() -> None:
+def test_there_are_thirteen_alerts_each_with_a_case_and_a_remedy() -> None:
     alerts = rules(DEPLOY / "prometheus" / "alerts.yml")
     names = {alert["alert"] for alert in alerts}
-    assert len(names) == 11
+    assert len(names) == 13
     cases = (Path(__file__).parent / "prometheus_cases.yml").read_text()
     for alert in alerts:
         assert alert["alert"] in cases
