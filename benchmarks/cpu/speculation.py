@@ -1,6 +1,7 @@
 """Speculation by suffix lookup on a CPU: the same requests to two servers, with and without drafts, in turn.
 
     python -m benchmarks.cpu.speculation --out DIR [--model smollm2]
+    python -m benchmarks.cpu.speculation --cells 'chat|facts'          prints a part, writes nothing
 
 Each request has a cache salt of its own, so that no answer is drafted from an earlier one. Both servers' texts must be equal.
 """
@@ -11,9 +12,8 @@ import argparse
 import concurrent.futures
 import json
 import os
-import signal
+import re
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -29,6 +29,7 @@ import torch
 
 from benchmarks.environment import ROOT, describe
 from benchmarks.results_format import Result, ResultsPage, notes_of
+from benchmarks.up import serving
 from services.runtime.servers import free_port
 
 READY_S = 300.0
@@ -73,13 +74,16 @@ TASKS = (
 def main(arguments: Sequence[str]) -> int:
     """Return 1 if a text differs."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--out", type=Path)
     parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--cells", default=".", help="a regular expression that finds the tasks' names")
     options = parser.parse_args(arguments)
     facts = describe("benchmarks.cpu.speculation", arguments, torch.device("cpu"))
     facts["load"] = ", ".join(f"{load:.1f}" for load in os.getloadavg()) + f" before; {os.cpu_count()} cores"
-    title, notes = "Speculation on a CPU", notes_of("speculation-cpu")
-    page = ResultsPage(options.out, "speculation-cpu", title=title, facts=facts, notes=notes)
+    page = None
+    if options.out is not None:
+        title, notes = "Speculation on a CPU", notes_of("speculation-cpu")
+        page = ResultsPage(options.out, "speculation-cpu", title=title, facts=facts, notes=notes)
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         plain, drafting = (
             stack.enter_context(_serving(Path(folder) / name, options.model, flags))
@@ -87,13 +91,19 @@ def main(arguments: Sequence[str]) -> int:
         )
         differing = 0
         for task in TASKS:
-            for streams in STREAMS:
+            for streams in STREAMS if re.search(options.cells, task.name) else ():
                 differing += _measured(page, task, streams, plain, drafting)
-    page.add(Result(name="differing texts", value=differing, unit="texts", better="lower", target=0))
+    _add(page, Result(name="differing texts", value=differing, unit="texts", better="lower", target=0))
     return int(differing > 0)
 
 
-def _measured(page: ResultsPage, task: Task, streams: int, plain: str, drafting: str) -> int:
+def _add(page: ResultsPage | None, result: Result) -> None:
+    print(f"{result.name:32} {result.value:9.3f} {result.unit}", flush=True)
+    if page is not None:
+        page.add(result)
+
+
+def _measured(page: ResultsPage | None, task: Task, streams: int, plain: str, drafting: str) -> int:
     """Add a task's gain and rates; return the number of differing texts."""
     gains, rates, differing = list[float](), {plain: list[float](), drafting: list[float]()}, 0
     for _ in range(ROUNDS):
@@ -105,9 +115,13 @@ def _measured(page: ResultsPage, task: Task, streams: int, plain: str, drafting:
         gains.append(rates[drafting][-1] / rates[plain][-1])
     name = f"{task.name}, {streams} at once"
     target = task.target if streams == 1 or task.target < 1 else None
-    page.add(Result(name=f"{name}: gain", value=statistics.median(gains), unit="times", better="higher", target=target))
+    _add(
+        page, Result(name=f"{name}: gain", value=statistics.median(gains), unit="times", better="higher", target=target)
+    )
     for what, url in (("without", plain), ("with drafts", drafting)):
-        page.add(Result(name=f"{name}, {what}", value=statistics.median(rates[url]), unit="tokens/s", better="higher"))
+        _add(
+            page, Result(name=f"{name}, {what}", value=statistics.median(rates[url]), unit="tokens/s", better="higher")
+        )
     print(name, " ".join(f"{gain:.2f}" for gain in gains), flush=True)
     return differing
 
@@ -143,27 +157,12 @@ def _answer(url: str, body: dict[str, Any]) -> dict[str, Any]:
 @contextmanager
 def _serving(folder: Path, model: str, flags: Sequence[str]) -> Iterator[str]:
     folder.mkdir()
-    port, log = free_port(), folder / "up.log"
+    port = free_port()
     command = [sys.executable, "-m", "cli", "up", "--model", model, "--served-model-name", "m", "--port", str(port)]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("BATON_")}
-    with log.open("wb") as output:
-        up = subprocess.Popen(
-            [*command, "--data-dir", str(folder / "data"), *flags],
-            cwd=ROOT,
-            env=environment,
-            stdout=output,
-            stderr=output,
-        )
-    try:
-        began = time.perf_counter()
-        while "Baton serves" not in log.read_text(errors="replace"):
-            if up.poll() is not None or time.perf_counter() - began > READY_S:
-                raise RuntimeError(log.read_text(errors="replace"))
-            time.sleep(0.1)
+    command += ["--data-dir", str(folder / "data"), *flags]
+    with serving(command, cwd=ROOT, log=folder / "up.log", ready_s=READY_S, environment=environment):
         yield f"http://127.0.0.1:{port}"
-    finally:
-        up.send_signal(signal.SIGINT)
-        up.wait(60)
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
+from typing import Any
 from urllib.parse import urlsplit
 
 import torch
@@ -47,6 +48,9 @@ PLAIN = ("fastapi", "protocol")
 TOGETHER, LATENCY_STREAMS = 64, 64
 BURSTS = 5
 IDLE_S = 4.0
+DRAFTS, DRAFTS_STREAMS = "drafts_64", 64
+# Three tokens drafted from the same answer before, and the one behind them.
+DRAFTING = json.dumps({"method": "suffix", "num_speculative_tokens": 3, "enable_adaptive_verification": False})
 HELD_S, FREE_S = 0.06, 0.02  # of `late`: the gateway stands still, and runs
 
 
@@ -67,6 +71,7 @@ AIMS = {
     "request_2000": Aim(3.5, 5.1),
     "together_64": Aim(40),
     "latency_64_p50": Aim(2.0, 3.7),
+    DRAFTS: Aim(1.0),
 }
 
 
@@ -138,6 +143,9 @@ async def _run(bench: Bench) -> None:
             await _slopes(bench, "late_128", [served.gateway], 128, held=True)
             await _requests(bench, "request_short", served, lambda count: chat(count))
             await _requests(bench, "request_2000", served, lambda count: chat(count, text=TEXT_2000))
+    if bench.wants(DRAFTS):
+        async with baton(STEP_MS, "--speculative-config", DRAFTING) as served:
+            await _drafts(bench, served)
 
 
 def _beside(step_ms: float) -> ExitStack:
@@ -174,28 +182,60 @@ async def _hold(pid: int) -> None:
         os.kill(pid, signal.SIGCONT)
 
 
+@dataclass(frozen=True, slots=True)
+class Slope:
+    """The cost of one arm's tokens and requests, and of the long answers that it comes from."""
+
+    token_us: float
+    request_ms: float
+    long: Cost
+
+
+async def _slope(arm: Arm, streams: int, *, held: bool = False, **more: Any) -> Slope:
+    """`more`: fields of the requests."""
+    short = await _cost(arm, chat(SHORT, **more), streams=streams, requests=2 * streams, held=held)
+    long = await _cost(arm, chat(LONG, **more), streams=streams, held=held)
+    token = (long.cpu_s / streams - short.cpu_s / (2 * streams)) / (LONG - SHORT)
+    return Slope(1e6 * token, 1e3 * (short.cpu_s / (2 * streams) - SHORT * token), long)
+
+
 async def _slopes(bench: Bench, name: str, arms: list[Arm], streams: int, *, held: bool = False) -> None:
     """Microseconds a token and milliseconds a request, of each arm in turn."""
     if not bench.wants(name):
         return
-    found: dict[str, list[tuple[float, float]]] = {arm.name: [] for arm in arms}
+    found: dict[str, list[Slope]] = {arm.name: [] for arm in arms}
     events: list[float] = []
     busy: list[float] = []
     for _ in range(bench.rounds):
         for arm in arms:
-            short = await _cost(arm, chat(SHORT), streams=streams, requests=2 * streams, held=held)
-            long = await _cost(arm, chat(LONG), streams=streams, held=held)
-            token = (long.cpu_s / streams - short.cpu_s / (2 * streams)) / (LONG - SHORT)
-            found[arm.name].append((1e6 * token, 1e3 * (short.cpu_s / (2 * streams) - SHORT * token)))
+            slope = await _slope(arm, streams, held=held)
+            long = slope.long
+            found[arm.name].append(slope)
             if arm.name == "baton":
                 events.append(long.counts.reads / streams / LONG)
                 busy.append(100 * long.cpu_s / (long.counts.seconds + SETTLE_S))
     for arm_name, figures in found.items():
         own = name if arm_name == "baton" else f"{name}_{arm_name}"
-        bench.add(own, median(token for token, _ in figures), "us")
-        bench.add(f"{own}_request", max(0.0, median(request for _, request in figures)), "ms")
+        bench.add(own, median(one.token_us for one in figures), "us")
+        bench.add(f"{own}_request", max(0.0, median(one.request_ms for one in figures)), "ms")
     bench.add(f"{name}_reads_a_token", median(events), "1")
     bench.add(f"{name}_busy", median(busy), "%")
+
+
+async def _drafts(bench: Bench, served: Baton) -> None:
+    """A token's cost where four come in one event, as a share of one where each has its own: the same answers, in turn."""
+    same: dict[str, Any] = {"temperature": 0}  # so that each answer is drafted from the one before
+    await load(served.gateway.port, chat(LONG, **same), streams=1)
+    alone, together, events = list[float](), list[float](), list[float]()
+    for _ in range(bench.rounds):
+        alone.append((await _slope(served.gateway, DRAFTS_STREAMS, **same, speculation=False)).token_us)
+        slope = await _slope(served.gateway, DRAFTS_STREAMS, **same)
+        together.append(slope.token_us)
+        events.append(DRAFTS_STREAMS * LONG / slope.long.counts.events)
+    bench.add(DRAFTS, median(four / one for four, one in zip(together, alone, strict=True)), "1")
+    bench.add(f"{DRAFTS}_alone", median(alone), "us")
+    bench.add(f"{DRAFTS}_together", median(together), "us")
+    bench.add(f"{DRAFTS}_tokens_an_event", median(events), "1")
 
 
 async def _requests(bench: Bench, name: str, served: Baton, body: Callable[[int], bytes]) -> None:

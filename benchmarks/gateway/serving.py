@@ -84,12 +84,22 @@ def _services_of(pid: int) -> dict[str, psutil.Process]:
 
 
 @contextlib.asynccontextmanager
-async def baton(step_ms: float) -> AsyncIterator[Baton]:
-    """Start it: the gateway alone on its core."""
+async def baton(step_ms: float, *more: str) -> AsyncIterator[Baton]:
+    """Start it, with `more` flags: the gateway alone on its core."""
     with tempfile.TemporaryDirectory() as folder:
         async with run_nats(data_dir=Path(folder) / "nats") as nats:
             flags = ["--fake-token-us", "1", "--prefill", "0", "--max-sequences", "512", "--max-requests", "1024"]
-            flags += ["--nats-url", nats.url, "--batch-store-mb", "0", "--max-model-len", "4096", "--threads", "1"]
+            flags += [
+                "--nats-url",
+                nats.url,
+                "--batch-store-mb",
+                "0",
+                "--max-model-len",
+                "4096",
+                "--threads",
+                "1",
+                *more,
+            ]
             starting = fake_baton(*flags, step_ms=step_ms, ready="decode")
             port, up, services = await asyncio.to_thread(starting.__enter__)
             try:

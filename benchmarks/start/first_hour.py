@@ -12,7 +12,6 @@ import argparse
 import gzip
 import json
 import os
-import signal
 import statistics
 import subprocess
 import sys
@@ -27,6 +26,7 @@ import torch
 
 from benchmarks.environment import ROOT, describe
 from benchmarks.results_format import Result, ResultsPage, notes_of
+from benchmarks.up import serving
 from services.runtime.commands import COMMANDS
 from services.runtime.servers import free_port
 
@@ -111,14 +111,8 @@ def _timed(command: list[str], folder: Path) -> tuple[float, float]:
 def _serving(page: ResultsPage, baton: str, folder: Path) -> bool:
     """`up` until it says that it is ready, a first answer, the tools beside it, and its end."""
     port, began = free_port(), time.perf_counter()
-    log = folder / "up.log"
-    with log.open("wb") as output:
-        up = subprocess.Popen([baton, "up", "--port", str(port)], cwd=folder, stdout=output, stderr=output)
-    try:
-        while "Baton serves" not in log.read_text():
-            if up.poll() is not None or time.perf_counter() - began > READY_S:
-                raise RuntimeError(log.read_text())
-            time.sleep(0.01)
+    command = [baton, "up", "--port", str(port)]
+    with serving(command, cwd=folder, log=folder / "up.log", ready_s=READY_S):
         _add(page, "up_ready", time.perf_counter() - began, target=TARGETS["up_ready"])
         first, whole, text = _answer(f"http://127.0.0.1:{port}")
         _add(page, "first_token", first)
@@ -127,10 +121,7 @@ def _serving(page: ResultsPage, baton: str, folder: Path) -> bool:
             wall, cpu = _timed([baton, *line], folder)
             _add(page, f"beside_up_{name}", wall)
             _add(page, f"beside_up_{name}_cpu", cpu)
-    finally:
         began = time.perf_counter()
-        up.send_signal(signal.SIGINT)
-        up.wait()
     _add(page, "stop", time.perf_counter() - began)
     return "Paris" in text
 
