@@ -63,7 +63,7 @@ class EngineConfig:
     num_threads: int = 1  # torch's intra-op threads on the CPU
     model_impl: str = "auto"  # which code computes the model, see `engine.foreign`
     quantization: str = "auto"  # online quantisation of plain weights, see `engine.families.quantised`
-    draft: Path | None = None  # folder of a draft head, see `engine.drafts`
+    draft: Path | None = None  # folder of a draft head, or `model` for its own; see `engine.drafts`
     num_drafts: int = 0  # most tokens of a draft
 
     @classmethod

@@ -29,7 +29,7 @@ from engine.checkpoint.fingerprint import model_fingerprint
 from engine.config import EngineConfig
 from engine.drafts import with_draft
 from engine.drafts.chain import DraftChain
-from engine.drafts.eagle3 import Eagle3Head
+from engine.drafts.heads import DraftHead
 from engine.families import read_model_spec
 from engine.foreign import ForeignDecoder, is_foreign
 from engine.grammars.grammars import Grammars, Masks
@@ -96,7 +96,7 @@ class Engine:
         self.vocab_size = model.vocab_size
         self.max_model_len = _resolve_max_model_len(config.max_model_len, model.max_position_embeddings)
         model = with_windows(model.within(self.max_model_len), config.cache, dtype_name, self.max_model_len)
-        model, draft = with_draft(model, config.draft, is_ours=foreign is None)
+        model, draft = with_draft(model, config.draft, own=config.model, is_ours=foreign is None)
         if foreign is not None:
             self._decoder: Decoder | ForeignDecoder = foreign.load(model, dtype, device)
             load = _nothing_more
@@ -110,10 +110,10 @@ class Engine:
                 max_model_len=self.max_model_len,
                 most_elements=most_elements(config.model) if load is load_weights else None,
             )
-        self._head: Eagle3Head | None = None if lender is None else lender._head
+        self._head: DraftHead | None = None if lender is None else lender._head
         if draft is not None and self._head is None:
             assert isinstance(self._decoder, Decoder), "checked"
-            self._head = Eagle3Head(draft, self._decoder, self.max_model_len)
+            self._head = draft.head(self._decoder, self.max_model_len)
         marks = _marks(config, model, dtype_name) + [
             f"differing={name}" for name in sorted(self._decoder.weights.differing)
         ]
@@ -168,9 +168,9 @@ class Engine:
 
     def _new_drafting(self, heads: HeadShape) -> DraftChain:
         assert self._head is not None, "built with its spec"
-        _, (kept,) = kept_at(part_views(self.kv, self.layout), self._decoder.spec.draft_places[0])
-        assert isinstance(kept, torch.Tensor), "its layer keeps all tokens"
-        return DraftChain(self._head, kept, self._head_limits(heads, (0,)), self.config.num_drafts)
+        _, kept = kept_at(part_views(self.kv, self.layout), self._decoder.spec.draft_places[0])
+        views = [each for each in kept if isinstance(each, torch.Tensor)]
+        return DraftChain(self._head, views, self.kv.device, self._head_limits(heads, (0,)), self.config.num_drafts)
 
     def _new_runner(self, decoder: Decoder | ForeignDecoder) -> Runner:
         layout, model = self.layout, self._decoder.spec

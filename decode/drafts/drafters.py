@@ -12,5 +12,6 @@ from decode.drafts.suffix import Lookup
 DRAFTERS: Mapping[str, Callable[[LookupSettings], Drafter]] = {
     "suffix": Lookup,
     "eagle3": lambda _: HeadDrafts(),
+    "mtp": lambda _: HeadDrafts(),
     "ngram": lambda settings: Lookup(settings.without_answers()),
 }

@@ -236,7 +236,11 @@ def _free_bytes(model: ModelSpec, config: EngineConfig, while_loading: int) -> i
     # twice, in float32.
     mixers = (mixer for mixer in model.attentions if isinstance(mixer, MLASpec))
     latent_bytes = [mixer.shape(2).token_bytes for mixer in mixers]
-    aux_bytes = 2 * model.hidden_size * (len(model.draft.aux_layers) if model.draft is not None else 0)
+    aux_bytes = (
+        2
+        * model.hidden_size
+        * (len(model.draft.aux_layers) + model.draft.reads_output if model.draft is not None else 0)
+    )
     token_bytes = 2 * 4 * model.hidden_size + max(2 * 3 * model.widest_mlp, *latent_bytes, 0) + aux_bytes
     logits_bytes = 8 * model.vocab_size * min(config.max_sequences, config.max_batch_tokens)
     made_bytes = ROOM_ON_GPUS if latent_bytes else 0

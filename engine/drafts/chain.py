@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
 
 from engine.batch.layout import Packed
-from engine.drafts.eagle3 import Eagle3Head, Projected
+from engine.drafts.heads import DraftHead
 from engine.kernels.embedding import InputTokens
 from engine.passes import Finished, Pass, Sampled
 from engine.sampling.readback import Readback
@@ -27,8 +28,9 @@ from engine.step.runner import Runner
 class DraftChain:
     """A head behind the passes of its target."""
 
-    head: Eagle3Head
-    kept: torch.Tensor  # its layer's view of the pool, [num_blocks, 2, block_size, Hkv, D]
+    head: DraftHead
+    kept: SequenceOf[torch.Tensor]  # its layer's views of the pool
+    device: torch.device
     heads: HeadLimits
     num_drafts: int  # most tokens of a draft; 0: the head's keys and values alone
 
@@ -38,33 +40,34 @@ class DraftChain:
         """Return the launched pass, `ordered` as it was packed, whose results have drafts."""
         batch = runner.inputs_of(packed)
         following = _Following.of(ordered, packed)
-        known, sources = (torch.from_numpy(each).to(self.kept.device) for each in (following.ids, following.sources))
-        rows = self.head.read(InputTokens(known, sources, batch.tokens.newest), batch, self.kept)
+        known, sources = (torch.from_numpy(each).to(self.device) for each in (following.ids, following.sources))
+        read = self.head.read(InputTokens(known, sources, batch.tokens.newest), batch, self.kept)
         if not self.num_drafts or not any(chunk.sample for chunk in ordered):
             return launched
         results: list[Sampled | None] | None = None
         # Acceptance of drafts is known on the host alone.
-        if not self.kept.is_cuda or any(chunk.drafted for chunk in ordered):
+        if self.device.type == "cpu" or any(chunk.drafted for chunk in ordered):
             found = dict(zip(chunks, launched.wait(), strict=True))
             results = [found[chunk] for chunk in ordered]
-        starts = [self._start(runner, chunk, following.last[at]) for at, chunk in _ends(ordered, results)]
+        starts = [self._start(runner, chunk, following, at) for at, chunk in _ends(ordered, results)]
         starts = sorted((start for start in starts if start.room > 0), key=lambda start: -start.room)
         if not starts:
             return launched
-        at = torch.tensor([start.row for start in starts], device=self.kept.device)
-        guessed = self._chain(runner, starts, rows.at(at))
+        rows, sampled = torch.tensor([(start.row, start.sampled) for start in starts], device=self.device).T
+        guessed = self._chain(runner, starts, read.at(rows, sampled))
         places = {start.chunk: (column, start.room) for column, start in enumerate(starts)}
         return _DraftedPass(launched, chunks, places, Readback(guessed)).finished()
 
-    def _start(self, runner: Runner, chunk: Chunk, row: int) -> _Start:
+    def _start(self, runner: Runner, chunk: Chunk, following: _Following, at: int) -> _Start:
         """The end of a sequence in the pass. Steps are at positions within its blocks."""
         table_row, covered = runner.place_of(chunk.sequence)
-        return _Start(chunk, row, table_row, room=min(self.num_drafts, covered - chunk.end + 1))
+        row, sampled = following.last[at], following.wanted[at]
+        return _Start(chunk, row, sampled, table_row, room=min(self.num_drafts, covered - chunk.end + 1))
 
-    def _chain(self, runner: Runner, starts: list[_Start], rows: Projected) -> torch.Tensor:
+    def _chain(self, runner: Runner, starts: list[_Start], rows: Any) -> torch.Tensor:
         """Guess step by step; [S, steps] int64, of which a start's first `room` count. Those with the most room come first."""
         steps = starts[0].room
-        guessed = torch.zeros((len(starts), steps), dtype=torch.int64, device=self.kept.device)
+        guessed = torch.zeros((len(starts), steps), dtype=torch.int64, device=self.device)
         table_rows = np.array([start.table_row for start in starts], dtype=np.int64)
         ends = np.array([start.chunk.end for start in starts], dtype=np.int64)
         ids = hidden = torch.empty(0)
@@ -84,6 +87,7 @@ class _Start:
 
     chunk: Chunk
     row: int
+    sampled: int  # the row's number among those with logits
     table_row: int  # row of its block table
     room: int  # tokens to draft
 
@@ -95,17 +99,21 @@ class _Following:
     ids: np.ndarray  # [T] int32
     sources: np.ndarray  # [T] int32: row of the pass's samples; -1: see `ids`
     last: list[int]  # each chunk's last row
+    wanted: list[int]  # and that row's number among those with logits
 
     @classmethod
     def of(cls, ordered: SequenceOf[Chunk], packed: Packed) -> _Following:
-        size, sampled, row = packed.size, 0, 0
-        found = cls(np.zeros(size.tokens, dtype=np.int32), np.full(size.tokens, -1, dtype=np.int32), [])
+        size, sampled, wanted, row = packed.size, 0, 0, 0
+        found = cls(np.zeros(size.tokens, dtype=np.int32), np.full(size.tokens, -1, dtype=np.int32), [], [])
         for chunk in ordered:
             row = row if chunk.decodes else max(row, size.decode.places)
             known = chunk.sequence.token_ids[chunk.start + 1 : chunk.end + 1]
             found.ids[row : row + len(known)] = known
             row += chunk.num_tokens
             found.last.append(row - 1)
+            wanted += chunk.scored
+            found.wanted.append(wanted)
+            wanted += chunk.sample
             if chunk.sample:
                 found.sources[row - 1] = sampled
                 sampled += 1

@@ -6,6 +6,7 @@ further step reads the token that was predicted and the layer's own output. T ro
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -14,6 +15,7 @@ import torch
 
 from engine.batch.batch import ForwardBatch
 from engine.checkpoint.safetensors import stored_tensors
+from engine.drafts.heads import DraftHead
 from engine.families.reading import Fields, attention, gated_mlp
 from engine.families.reading import model as read_model
 from engine.formats.product import LinearSpec
@@ -68,6 +70,9 @@ class Eagle3Spec:
     @property
     def heads(self) -> HeadShape:
         return self.layer.attentions[0].heads
+
+    def head(self, decoder: Decoder, max_model_len: int) -> DraftHead:
+        return Eagle3Head(self, decoder, max_model_len)
 
 
 def read_eagle3(fields: Fields, target: ModelSpec, folder: Path, *, trained_for: str) -> Eagle3Spec:
@@ -129,7 +134,7 @@ class Projected(NamedTuple):
     queries: torch.Tensor  # [T, Hq, D]
     residual: torch.Tensor  # [T, E]
 
-    def at(self, rows: torch.Tensor) -> Projected:
+    def at(self, rows: torch.Tensor, sampled: torch.Tensor) -> Projected:
         return Projected(self.queries.index_select(0, rows), self.residual.index_select(0, rows))
 
 
@@ -190,7 +195,7 @@ class Eagle3Head:
         load_weights(self.weights, self._spec.folder)
         self.weights.settle()
 
-    def read(self, tokens: InputTokens, batch: ForwardBatch, kept: torch.Tensor) -> Projected:
+    def read(self, tokens: InputTokens, batch: ForwardBatch, kept: Sequence[torch.Tensor]) -> Projected:
         """Write the keys and values of all rows of the target's pass; `tokens` are those after each row."""
         aux = self._decoder.aux.of(len(tokens.known))
         if self._before_fc is not None:
@@ -200,15 +205,19 @@ class Eagle3Head:
             aux = torch.cat([norm(x.contiguous()) for norm, x in zip(self._aux_norms, states, strict=True)], -1)
         return self._project(self._embedded(tokens), self._fc(aux), batch, kept)
 
-    def read_on(self, ids: torch.Tensor, hidden: torch.Tensor, batch: ForwardBatch, kept: torch.Tensor) -> Projected:
+    def read_on(
+        self, ids: torch.Tensor, hidden: torch.Tensor, batch: ForwardBatch, kept: Sequence[torch.Tensor]
+    ) -> Projected:
         """Write the keys and values of guessed tokens [T] int64; `hidden` [T, E] from `guess`."""
         known = ids.int()
         tokens = InputTokens(known, torch.full_like(known, -1), batch.tokens.newest)
         return self._project(self._embedded(tokens), hidden, batch, kept)
 
-    def guess(self, rows: Projected, batch: ForwardBatch, kept: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def guess(
+        self, rows: Projected, batch: ForwardBatch, kept: Sequence[torch.Tensor]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the likeliest tokens behind the rows [T] int64, and what the next step reads [T, E]."""
-        x = paged_attention(rows.queries, kept, batch.attention[self._spec.heads], self._scores, once=batch.once)
+        x = paged_attention(rows.queries, kept[0], batch.attention[self._spec.heads], self._scores, once=batch.once)
         stream = Stream(rows.residual)
         stream.plus(self._output, x.flatten(-2))
         self._mlp(stream)
@@ -223,11 +232,11 @@ class Eagle3Head:
         return self._decoder.embedded(tokens) if self._table is None else self._table.rows(tokens)
 
     def _project(
-        self, embedded: torch.Tensor, hidden: torch.Tensor, batch: ForwardBatch, kept: torch.Tensor
+        self, embedded: torch.Tensor, hidden: torch.Tensor, batch: ForwardBatch, kept: Sequence[torch.Tensor]
     ) -> Projected:
         normed = self._hidden_norm(hidden)
         qkv = self._qkv(torch.cat((self._embedding_norm(embedded), normed), -1))
         queries = rope_and_write_kv(
-            qkv, batch.positions, self._cos_sin, batch.slots, kept, Heads(), is_spare=True, once=batch.once
+            qkv, batch.positions, self._cos_sin, batch.slots, kept[0], Heads(), is_spare=True, once=batch.once
         )
         return Projected(queries, normed if self._spec.norm_before_residual else hidden)

@@ -9,14 +9,15 @@ from engine.weights.parameters import Weights
 
 
 class AuxStates:
-    """The residual stream as it enters some layers, side by side: [T, layers E]. Each pass overwrites the one before.
+    """The residual stream as it enters some layers, side by side, or the normed output: [T, layers E]. A pass overwrites them.
 
     Captured passes write to the rows that were reserved before their capture, others to the same as far as these suffice.
     """
 
     def __init__(self, spec: ModelSpec, weights: Weights) -> None:
         self._size = spec.hidden_size
-        self._width = len(spec.draft.aux_layers) * self._size if spec.draft is not None else 0
+        draft = spec.draft
+        self._width = 0 if draft is None else (len(draft.aux_layers) + draft.reads_output) * self._size
         self._weights = weights
         self._reserved = self._more = weights.empty((0, self._width))
 

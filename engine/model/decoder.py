@@ -73,7 +73,8 @@ class Decoder:
             streams = Streams(spec.altup, around)
             self._begins.append(lambda stream, batch: streams.begin(stream))
             self._ends.append(streams.end)
-        self._head = Head(spec, self.weights, self._embedding)
+        reads_output = spec.draft is not None and spec.draft.reads_output
+        self._head = Head(spec, self.weights, self._embedding, aux=self.aux if reads_output else None)
         self._kept: tuple[Sequence[Part], list[tuple[int | None, list[Content]]]] | None = None
 
     def forward(
@@ -102,6 +103,10 @@ class Decoder:
     def embedded(self, tokens: InputTokens) -> torch.Tensor:
         """The table's rows [T, E], without what the model makes of them."""
         return self._embedding.table.rows(tokens)
+
+    def logits_of(self, normed: torch.Tensor) -> torch.Tensor:
+        """The LM head's product [T, V] of normed rows, without what the model makes of it."""
+        return self._head.product(normed)
 
     def _views(self, parts: Sequence[Part]) -> list[tuple[int | None, list[Content]]]:
         """Return each layer's views of the pool, and its block of a window's entry; passes after one another have the same."""
@@ -148,7 +153,9 @@ def _layer(
         halves.append(alone(LayerInput(model.layer_inputs, around(spec.around_input), index=index)))
     read = model.draft.aux_layers if model.draft is not None else ()
     aux = read.index(index) if index in read else None
-    return Layer(tuple(halves), places, tuple(formats), is_last=index == model.last_mixer, aux=aux)
+    # A head that reads the output needs all rows of it.
+    is_last = index == model.last_mixer and not (model.draft is not None and model.draft.reads_output)
+    return Layer(tuple(halves), places, tuple(formats), is_last=is_last, aux=aux)
 
 
 class Embedding:
@@ -179,27 +186,36 @@ class Embedding:
 class Head:
     """The final norm and the LM head."""
 
-    def __init__(self, spec: ModelSpec, weights: Weights, embedding: Embedding) -> None:
-        own = spec.head
+    def __init__(self, spec: ModelSpec, weights: Weights, embedding: Embedding, *, aux: AuxStates | None) -> None:
+        """`aux`: where all rows' normed output goes."""
+        own, self._aux = spec.head, aux
         norm = replace(spec.norms, kind=own.norm_kind or spec.norms.kind)
         self._norm = declare_norm(norm, weights, own.norm, spec.hidden_size)
         self._multiplier, self._softcap = own.multiplier, own.softcap
         if own.is_tied:
             weights.unused.add(f"{HEAD}.weight")  # some checkpoints have the table twice
             bias = weights.new(whole(f"{HEAD}.bias", spec.vocab_size)) if own.bias else None
-            self._linear: Linear = embedding.table.head(bias, weights)
+            self.product: Linear = embedding.table.head(bias, weights)
         else:
             outputs = {HEAD: spec.vocab_size}
             product = LinearSpec(inputs=spec.hidden_size, outputs=outputs, bias=own.bias, shard=Shard.OUTPUTS)
-            self._linear = spec.format_of(HEAD).linear(product, weights, under="")
+            self.product = spec.format_of(HEAD).linear(product, weights, under="")
 
     def __call__(self, stream: Stream, batch: ForwardBatch, *, out: torch.Tensor | None) -> torch.Tensor | None:
         """Return the sampled rows' logits [R, V], None for R = 0."""
-        if not batch.num_sampled:
+        if self._aux is not None:
+            normed = stream.normed(self._norm)
+            self._aux.keep(0, normed)
+            if not batch.num_sampled:
+                return None
+            rows = normed if batch.sampled_rows is None else normed.index_select(0, batch.sampled_rows)
+            logits = self.product(rows, out=out)
+        elif batch.num_sampled:
+            if batch.sampled_rows is not None and not batch.has_prompts:
+                stream.only(batch.sampled_rows)
+            logits = self.product(stream.normed(self._norm), out=out)
+        else:
             return None
-        if batch.sampled_rows is not None and not batch.has_prompts:
-            stream.only(batch.sampled_rows)
-        logits = self._linear(stream.normed(self._norm), out=out)
         if self._multiplier != 1.0:
             logits.mul_(self._multiplier)
         if self._softcap:

@@ -151,6 +151,7 @@ class DraftSpec:
 
     layers: tuple[LayerSpec, ...]
     aux_layers: tuple[int, ...]  # layers of the model whose input it reads
+    reads_output: bool = False  # and the model's normed output, of all rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,7 +31,7 @@ class WorkerServiceSettings(WorkerOptions):
     def engine(self) -> EngineConfig:
         """The engine's configuration. Needs known sizes: see `sized`."""
         drafts = SpeculativeConfig.parse(self.speculative_config)
-        head = None if drafts is None else drafts.head
+        head = None if drafts is None else drafts.head_of(self.model)
         return EngineConfig(
             model=self.model,
             draft=head,

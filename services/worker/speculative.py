@@ -17,7 +17,7 @@ MOST_CHARS = 4096
 DRAFTED = 8  # tokens of a sequence in a pass, unless told otherwise
 DRAFTED_BY_HEADS = 3
 OTHERS = (
-    "eagle", "mtp", "medusa", "draft_model", "mlp_speculator", "dflash", "dspark", "peagle",
+    "eagle", "medusa", "draft_model", "mlp_speculator", "dflash", "dspark", "peagle",
 )  # fmt: skip
 
 Count = Annotated[int, Field(ge=1, le=MOST_DRAFTED, strict=True)]
@@ -77,7 +77,26 @@ class _Eagle3(_Form):
         return LookupSettings()
 
 
-FORMS: dict[str, type[_Suffix] | type[_NGram] | type[_Eagle3]] = {"suffix": _Suffix, "ngram": _NGram, "eagle3": _Eagle3}
+class _Mtp(_Form):
+    """The layer for multi-token prediction that the model's own checkpoint brings."""
+
+    method: Literal["mtp"]
+    num_speculative_tokens: Count = DRAFTED_BY_HEADS
+
+    def lookup(self) -> LookupSettings:
+        return LookupSettings()
+
+
+FORMS: dict[str, type[_Suffix] | type[_NGram] | type[_Eagle3] | type[_Mtp]] = {
+    "suffix": _Suffix,
+    "ngram": _NGram,
+    "eagle3": _Eagle3,
+    "mtp": _Mtp,
+}
+# vLLM's names for families, which the checkpoint tells here.
+SAME_AS_MTP = frozenset(
+    f"{family}_mtp" for family in ("deepseek", "glm4_moe", "glm4_moe_lite", "mimo", "qwen3_next", "qwen3_5")
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +112,10 @@ class SpeculativeConfig:
     lookup: LookupSettings
     head: Path | None = None
 
+    def head_of(self, model: Path) -> Path | None:
+        """The folder of the draft head: the model's own for its layer for multi-token prediction."""
+        return model if self.method == "mtp" else self.head
+
     @classmethod
     def parse(cls, text: str) -> SpeculativeConfig | None:
         """Read `suffix`, `suffix:K` or a JSON object; None for nothing. Raises ValueError, naming the field and the remedy."""
@@ -102,6 +125,8 @@ class SpeculativeConfig:
             raise ValueError(f"at most {MOST_CHARS} characters are read")
         form = _fields(text)
         method = form.get("method")
+        if method in SAME_AS_MTP:
+            method = form["method"] = "mtp"
         if method in OTHERS:
             raise ValueError(f"method {method} isn't served yet: use {', '.join(FORMS)}")
         if not isinstance(method, str) or method not in FORMS:

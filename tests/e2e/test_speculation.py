@@ -13,6 +13,7 @@ from tests.e2e.asking import FAKE, client_of, complete, expected, until, watchin
 from tests.e2e.cluster import ROOT, Cluster
 from tests.models import build_tiny_model
 from tests.unit.engine.eagle3_reference import write_head
+from tests.unit.engine.mtp_reference import FAMILIES
 
 CONFIG = {"method": "suffix", "num_speculative_tokens": 6, "enable_adaptive_verification": False}
 DRAFTING = {"speculative_config": json.dumps(CONFIG)}  # whatever steps take on a busy machine
@@ -109,17 +110,26 @@ async def test_a_draft_head_changes_nothing_across_the_handoff(tmp_path: Path) -
     """The prefill worker's drafts come with the handoff, and its head's keys and values with the blocks."""
     model = build_tiny_model(tmp_path / "target", "llama", num_hidden_layers=3)
     write_head(tmp_path / "head")
-    head = {"method": "eagle3", "model": str(tmp_path / "head"), "enable_adaptive_verification": False}
+    await _check_head(model, {"method": "eagle3", "model": str(tmp_path / "head")}, tmp_path)
+
+
+async def test_a_hybrids_own_layer_changes_nothing_across_the_handoff(tmp_path: Path) -> None:
+    """Its states go on behind the accepted tokens."""
+    await _check_head(FAMILIES["qwen3_5"].build(tmp_path), {"method": "mtp"}, tmp_path)
+
+
+async def _check_head(model: Path, head: dict[str, Any], folder: Path) -> None:
     prompts = [[(31 * index + 7 * at) % 400 + 10 for at in range(20 + 9 * index)] for index in range(6)]
+    config = json.dumps(head | {"enable_adaptive_verification": False})
 
     async def answers(cluster: Cluster) -> list[object]:
         async with client_of(cluster) as client:
             asked = [complete(client, prompt, temperature=1, seed=5, max_tokens=32) for prompt in prompts]
             return [answer["tokens"] for answer in await asyncio.gather(*asked)]
 
-    async with Cluster(tmp_path / "plain", model=model) as cluster:
+    async with Cluster(folder / "plain", model=model, dtype="float32") as cluster:
         plain = await answers(cluster)
-    async with Cluster(tmp_path / "drafting", model=model, speculative_config=json.dumps(head)) as cluster:
+    async with Cluster(folder / "drafting", model=model, dtype="float32", speculative_config=config) as cluster:
         async with watching(cluster) as (_, peers):
             assert await answers(cluster) == plain
             await until(peers, lambda states: sum(state.totals.drafted_tokens for state in states) > 0)

@@ -13,7 +13,7 @@ from services.runtime.loading import as_environment, load_settings
 from services.up.settings import UpSettings
 from services.worker.options import WorkerOptions
 from services.worker.settings import WorkerServiceSettings
-from services.worker.speculative import DRAFTED, FORMS, SpeculativeConfig
+from services.worker.speculative import DRAFTED, DRAFTED_BY_HEADS, FORMS, SpeculativeConfig
 
 
 def test_every_drafter_has_its_form() -> None:
@@ -27,6 +27,8 @@ def test_every_drafter_has_its_form() -> None:
         ("suffix:3", "suffix", 3),
         ("ngram:16", "ngram", 16),
         ('{"method": "suffix"}', "suffix", DRAFTED),
+        ("mtp", "mtp", DRAFTED_BY_HEADS),
+        ('{"method": "qwen3_next_mtp", "num_speculative_tokens": 2}', "mtp", 2),
         ('{"method": "ngram", "num_speculative_tokens": 5}', "ngram", 5),
     ],
 )
@@ -57,11 +59,12 @@ def test_fields_of_both_methods() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("sufix", "method must be one of suffix, ngram, eagle3, not 'sufix'"),
+        ("sufix", "method must be one of suffix, ngram, eagle3, mtp, not 'sufix'"),
         ("suffix:many", "METHOD:K"),
         ("suffix:0", "num_speculative_tokens: input should be greater than or equal to 1"),
         ("suffix:99", "num_speculative_tokens"),
-        ("mtp", "method mtp isn't served yet: use suffix, ngram, eagle3"),
+        ("medusa", "method medusa isn't served yet: use suffix, ngram, eagle3, mtp"),
+        ('{"method": "mtp", "model": "folder"}', "unknown field model: there are"),
         ("eagle3", "model: field required"),
         ('{"method": "eagle3", "model": ""}', "model: string should have at least 1 character"),
         ('{"num_speculative_tokens": 3}', "method must be one of"),
