@@ -11,7 +11,7 @@ import msgspec
 from pydantic import AfterValidator, Field, StrictStr
 
 from common.errors import InvalidRequestError
-from common.messages import NO_GOAL, Goal, Grammar, SamplingParams
+from common.messages import NO_GOAL, NO_KEEP, Goal, Grammar, Keep, SamplingParams
 from gateway.grammars.wanted import Wanted
 from gateway.parsing.grammar import CallShape
 
@@ -213,6 +213,7 @@ class Terms:
     deadline_s: float | None = None
     first_token_s: float | None = None  # a later first token is useless
     goal: Goal = NO_GOAL
+    keep: Keep = NO_KEEP
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -228,7 +228,11 @@ class Answers:
                     first_token_s=terms.first_token_s or 0.0,
                     model=served.name,
                     model_fingerprint=served.fingerprint,
-                    sharing=Sharing(served.adapter, origin.tenant.salt(terms.cache_salt)),
+                    sharing=Sharing(
+                        served.adapter,
+                        origin.tenant.salt(terms.cache_salt),
+                        origin.tenant.keeps(terms.keep, session=origin.session),
+                    ),
                     origin=origin,
                     priority=terms.priority,
                     grammar=grammar,

@@ -94,6 +94,7 @@ class RequestScope:
     read_at: float = field(default_factory=time.monotonic)  # when the newest byte was read
     request_id: str = ""
     tenant: Tenant = ANYBODY
+    session: str = ""  # `x-session-id`
     trace: RequestTrace = field(default_factory=RequestTrace)
     status: int = 0  # the answer's; 0: not started
     problem: int = 0  # a client's: status before the dialect's mapping; 0: none

@@ -163,6 +163,7 @@ def job_of(
         speculation=spec.drafts.most,
         prediction=spec.drafts.prediction,
         goal=spec.goal,
+        keep=spec.sharing.keep,
     )
 
 

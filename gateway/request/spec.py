@@ -10,9 +10,11 @@ from typing import Protocol
 from common.errors import ServingError
 from common.messages import (
     NO_GOAL,
+    NO_KEEP,
     Generate,
     Goal,
     Grammar,
+    Keep,
     PromptLogprobs,
     SamplingParams,
     TokenLogprobs,
@@ -137,14 +139,16 @@ class Origin:
     tenant: Tenant = ANYBODY
     traceparent: str = ""
     received_at: float = 0.0  # `time.monotonic()`; 0: unknown
+    session: str = ""  # named by a header
 
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
-    """Bounds of the prefix cache: requests that differ in one never share KV."""
+    """The request's place in the prefix cache: requests that differ in adapter or salt never share KV."""
 
     adapter: str = ""  # applied to the weights
     salt: str = ""  # the tenant's and the client's
+    keep: Keep = NO_KEEP
 
 
 @dataclass(frozen=True, slots=True)

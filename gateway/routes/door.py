@@ -97,6 +97,7 @@ class Door:
     def around(self, scope: RequestScope, headers: Mapping[str, str], way: Way | None) -> Iterator[None]:
         """Context manager around a request: its id, its span, the duration of a refusal. `way` None: it is not traced."""
         scope.request_id = request_id_of(headers)
+        scope.session = headers.get("x-session-id", "")
         with nullcontext() if way is None else self._spans.around(scope, headers, way):
             try:
                 yield
@@ -162,7 +163,7 @@ class Door:
             served = self.answers.check(ask, scope.tenant)
             if ask.instead is not None:
                 return Told(body=body, content=ask.instead)
-            origin = Origin(scope.tenant, scope.trace.context, scope.received_at)
+            origin = Origin(scope.tenant, scope.trace.context, scope.received_at, scope.session)
             start = self.answers.start(ask, origin, served)
             answer = await (start if wait is None else wait(start))
         except ServingError as error:

@@ -64,6 +64,7 @@ class TenantOptions(GoalFields, StrictFields):
     tokens_per_minute: _LIMIT = 0
     max_concurrent: Annotated[StrictInt, Field(ge=0, le=10_000)] = 0
     cache_salt: Annotated[StrictStr, Field(max_length=256)] | None = None
+    kv_share: Annotated[Number, Field(gt=0, le=1)] = 1.0
 
 
 class KeyRoutes:
@@ -227,6 +228,7 @@ def _tenant_json(tenant: Tenant) -> dict[str, Any]:
         "tokens_per_minute": limits.tokens_per_minute,
         "max_concurrent": limits.max_concurrent,
         "shares_cache": not tenant.cache_salt,
+        "kv_share": tenant.kv_share,
         "ttft_slo_ms": tenant.goal.ttft_ms,
         "ttft_slo_ms_per_token": tenant.goal.ttft_ms_per_token,
         "tpot_slo_ms": tenant.goal.tpot_ms,

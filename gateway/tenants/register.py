@@ -75,6 +75,7 @@ class MadeTenant(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     max_concurrent: int = 0
     cache_salt: str | None = None
     goal: Goal = NO_GOAL
+    kv_share: float = 1.0
 
     @property
     def limits(self) -> Limits:

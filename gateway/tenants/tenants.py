@@ -18,7 +18,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from common.messages import NO_GOAL, Goal
+from common.messages import NO_GOAL, Goal, Keep
 from common.settings import ConfigError
 from gateway.tenants.budgets import UNLIMITED, Limits
 from gateway.tenants.goals import GoalFields
@@ -57,6 +57,7 @@ class Tenant:
     limits: Limits = UNLIMITED
     cache_salt: str = ""  # tenants with different ones never share KV
     goal: Goal = NO_GOAL
+    kv_share: float = 1.0  # part of a pool that its cached KV may fill
     key: str = field(default="", compare=False)  # id of the request's key
 
     def salt(self, asked: str) -> str:
@@ -65,6 +66,15 @@ class Tenant:
         if not self.cache_salt:
             return client
         return f"tenant:{hashlib.sha256(self.cache_salt.encode()).hexdigest()}:{client}"
+
+    def keeps(self, asked: Keep, *, session: str) -> Keep:
+        """The wish of one of its requests. A session is the tenant's own, and a header's name goes before a field's."""
+        named = session or asked.session
+        hashed = hashlib.sha256(f"{self.name}:{named}".encode()).hexdigest()[:32] if named else ""
+        own = self.kv_share < 1
+        return Keep(
+            ttl_s=asked.ttl_s, session=hashed, tenant=self.name if own else "", share=self.kv_share if own else 1.0
+        )
 
 
 ANYBODY = Tenant()
@@ -270,6 +280,7 @@ def _made(name: str, made: MadeTenant) -> Tenant:
         limits=made.limits,
         cache_salt=own if made.cache_salt is None else made.cache_salt,
         goal=made.goal,
+        kv_share=made.kv_share,
     )
 
 
@@ -303,6 +314,7 @@ class _Entry(GoalFields, BaseModel):
     tokens_per_minute: Annotated[int, Field(ge=0)] = 0
     max_concurrent: Annotated[int, Field(ge=0, le=10_000)] = 0
     cache_salt: Annotated[str, Field(max_length=256)] | None = None  # None: the tenant's name; "": shared
+    kv_share: Annotated[float, Field(gt=0, le=1)] = 1.0
 
     def hashes(self) -> list[bytes]:
         return [hash_key(key) for key in self.keys] + [bytes.fromhex(digest) for digest in self.keys_sha256]
@@ -321,6 +333,7 @@ class _Entry(GoalFields, BaseModel):
             ),
             cache_salt=own if self.cache_salt is None else self.cache_salt,
             goal=self.goal,
+            kv_share=self.kv_share,
         )
 
 

@@ -170,7 +170,7 @@ async def test_tenants_are_made_changed_and_deleted(
         assert (status, told["error"]["param"]) == (400, "tenant")
         assert "POST /admin/tenants/acme" in told["error"]["message"]
         with caplog.at_level(logging.INFO, logger="baton.audit"):
-            options = {"requests_per_minute": 1, "weight": 2, "cache_salt": "a-secret-salt"}
+            options = {"requests_per_minute": 1, "weight": 2, "cache_salt": "a-secret-salt", "kv_share": 0.25}
             status, told = await ask("POST", "/admin/tenants/acme", json=options)
         assert "a-secret-salt" not in str([vars(record) for record in caplog.records])
         assert (status, told["requests_per_minute"], told["source"]) == (200, 1, "made")

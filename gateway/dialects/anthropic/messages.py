@@ -5,7 +5,7 @@ from __future__ import annotations
 from common.messages import SamplingParams
 from common.tracing import Attributes
 from gateway.answers.answer import Answer
-from gateway.answers.ask import Ask, Constraint, ContextFit, Reply, Sampling, TextRules
+from gateway.answers.ask import Ask, Constraint, ContextFit, Reply, Sampling, Terms, TextRules
 from gateway.answers.start import Answers
 from gateway.answers.tokenising import COUNTED_CONTEXTS
 from gateway.dialects.anthropic.events import MessageEvents
@@ -49,6 +49,7 @@ class Messages:
                 thinking_budget=body.thinking_budget,
                 may_think=body.may_think,
             ),
+            terms=Terms(keep=body.keep),
             field_names={"prompt": "messages"},
         )
 

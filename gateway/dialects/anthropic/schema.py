@@ -5,8 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, PrivateAttr, StrictBool, StrictInt, StrictStr, field_validator, model_validator
+from pydantic import (
+    Field,
+    ModelWrapValidatorHandler,
+    PrivateAttr,
+    StrictBool,
+    StrictInt,
+    StrictStr,
+    field_validator,
+    model_validator,
+)
 
+from common.messages import Keep
 from gateway.answers.ask import MAX_TOOLS, Conversation, ToolRules, may_think, template_variables
 from gateway.dialects.anthropic.blocks import Text, blocks_of, system_text
 from gateway.dialects.anthropic.conversation import Turn, template_messages
@@ -19,6 +29,7 @@ from gateway.grammars.wanted import Wanted
 from gateway.http.fields import Count, LenientFields, Number
 
 MAX_MESSAGES = 100_000
+_TTL_S = {"5m": 300.0, "1h": 3600.0}
 _TEXT_BLOCK = {
     "type": "object",
     "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
@@ -27,7 +38,7 @@ _TEXT_BLOCK = {
 _BLOCK = {"type": "object", "properties": {"type": {"type": "string"}}, "required": ["type"]}
 _INERT = frozenset(
     {
-        "cache_control", "diagnostics",  # prefix caching is automatic
+        "diagnostics",  # prefix caching is automatic
         "metadata", "user_profile_id", "workspace_id", "billing_policy",  # keys identify the client
         "service_tier", "anthropic_version", "anthropic_beta", "betas",
     }
@@ -39,6 +50,38 @@ _FOREIGN: dict[str, Foreign] = {
     **refused("nothing but the model runs here: let the client run the tool", "container", "mcp_servers"),
     **refused("send the whole conversation in messages", "thread", "compaction"),
 }
+
+
+class CacheControl(LenientFields):
+    """A mark: what stands before it is worth keeping for so long after each use."""
+
+    type: Literal["ephemeral"]
+    ttl: Literal["5m", "1h"] = "5m"
+
+
+def _longest_mark(body: Mapping[str, Any]) -> float:
+    """Seconds of the longest mark in a body; 0 without one. Raises ValueError that begins with a field's name."""
+    found = _mark_of(body, "cache_control")
+    for name in ("system", "tools", "messages"):
+        entries = body.get(name)
+        for index, entry in enumerate(entries if isinstance(entries, list) else ()):
+            found = max(found, _mark_of(entry, f"{name}: {index}: cache_control"))
+            content = entry.get("content") if isinstance(entry, Mapping) else None
+            for block in content if isinstance(content, list) else ():
+                found = max(found, _mark_of(block, f"{name}: {index}: cache_control"))
+    return found
+
+
+def _mark_of(marked: Any, name: str) -> float:
+    said = marked.get("cache_control") if isinstance(marked, Mapping) else None
+    if said is None:
+        return 0.0
+    if not isinstance(said, Mapping) or said.get("type") != "ephemeral":
+        raise ValueError(f"{name}: must be an object of type 'ephemeral'")
+    ttl = said.get("ttl") or "5m"
+    if not isinstance(ttl, str) or ttl not in _TTL_S:
+        raise ValueError(f"{name}: ttl: must be one of {', '.join(_TTL_S)}")
+    return _TTL_S[ttl]
 
 
 class MessageTurn(LenientFields):
@@ -101,8 +144,23 @@ class PromptFields(TranslatedFields):
     thinking: ThinkingConfig | None = None
     output_config: OutputConfig | None = None
     output_format: JsonFormat | None = None  # the older name of `output_config.format`
+    cache_control: CacheControl | None = None
     _messages: list[dict[str, Any]] = PrivateAttr(default_factory=list)
     _tool_rules: ToolRules = PrivateAttr(default_factory=ToolRules)
+    _keep_s: float = PrivateAttr(default=0.0)
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _marked(cls, body: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        keep_s = _longest_mark(body) if isinstance(body, Mapping) else 0.0
+        made = handler(body)
+        made._keep_s = keep_s
+        return made
+
+    @property
+    def keep(self) -> Keep:
+        """The longest of the marks, for the whole prompt."""
+        return Keep(ttl_s=self._keep_s)
 
     @field_validator("system")
     @classmethod

@@ -180,6 +180,7 @@ def asked(
             deadline_s=body.timeout,
             first_token_s=body.ttft_timeout,
             goal=body.goal,
+            keep=body.keep,
         ),
         field_names=field_names or {},
     )

@@ -39,7 +39,7 @@ _CHAT_UNSUPPORTED = UNSUPPORTED | {
     "best_of": "use n", "echo": "", "suffix": "",
 }  # fmt: skip
 
-_CHAT_INERT = INERT | {"verbosity", "prompt_cache_retention", "prompt_cache_options"}
+_CHAT_INERT = INERT | {"verbosity", "prompt_cache_options"}
 Budget = Annotated[StrictInt, Field(ge=-1, lt=2**31)]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max", "auto"]
 

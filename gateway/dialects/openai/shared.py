@@ -14,6 +14,7 @@ from pydantic import (
     model_validator,
 )
 
+from common.messages import Keep
 from gateway.dialects.drafts import Drafted
 from gateway.dialects.foreign import TranslatedFields
 from gateway.dialects.openai.formats import FOLLOWED, RESPONSE_FORMAT_SCHEMA, STRUCTURED_SCHEMA, wanted_of
@@ -22,6 +23,7 @@ from gateway.grammars.wanted import Wanted
 from gateway.http.fields import Count, Metadata, Number, StrictFields, TokenId
 from gateway.tenants.goals import GoalFields
 
+_A_DAY_S = 86_400.0
 MAX_LOGIT_BIAS = 1_024
 MAX_N = 16
 MAX_LOGPROBS = 20
@@ -110,7 +112,10 @@ class CommonFields(GoalFields, TranslatedFields):
     store: StrictBool | None = None
     service_tier: StrictStr | None = None
     safety_identifier: Label | None = None
+
+    # Wishes for the cached KV.
     prompt_cache_key: Label | None = None
+    prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = None
 
     # Fields of vLLM and others, not OpenAI's.
     top_k: Annotated[StrictInt, Field(ge=-1, lt=2**31)] | None = None
@@ -197,6 +202,12 @@ class CommonFields(GoalFields, TranslatedFields):
     def other_formats(self) -> dict[str, Any]:
         """Formats in a dialect's own fields, by name."""
         return {}
+
+    @property
+    def keep(self) -> Keep:
+        """The wish for the cached KV, as far as it is said."""
+        ttl_s = _A_DAY_S if self.prompt_cache_retention == "24h" else 0.0
+        return Keep(ttl_s=ttl_s, session=self.prompt_cache_key or "")
 
     @property
     def followed(self) -> Wanted | None:

@@ -35,7 +35,7 @@ _UNSUPPORTED = UNSUPPORTED | {
     "moderation": "", "image": "only text is supported", "access_programs": "", "background_options": "",
     "context_management": "send a compaction_trigger item, or ask /v1/responses/compact",
 }  # fmt: skip
-_INERT = INERT | {"prompt_cache_retention", "prompt_cache_options", "client_metadata"}
+_INERT = INERT | {"prompt_cache_options", "client_metadata"}
 INCLUDES = (
     "reasoning.encrypted_content",
     "message.output_text.logprobs",

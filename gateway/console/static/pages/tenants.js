@@ -18,6 +18,7 @@ const LIMITS = [
   ["tokens_per_minute", "Tokens a minute, 0: no limit", 0, { min: 0, step: 1 }],
   ["max_concurrent", "Requests at a time, 0: no limit", 0, { min: 0, max: 10_000, step: 1 }],
   ["queue_share", "Share of the waiting queue that it may fill", 0.5, { min: 0.001, max: 1, step: "any" }],
+  ["kv_share", "Share of a KV pool that its cached blocks may fill while others need room", 1, { min: 0.001, max: 1, step: "any" }],
   ["max_priority", "Highest priority that its clients may ask for", 0, { min: -100, max: 100, step: 1 }],
 ];
 
