@@ -4,16 +4,45 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from common.messages import AttemptMessage, Job, Tokens
 from common.tracing import Attributes, Children, SpanEvent, Tracer, Value
 from common.words import Finish
 from engine.sequence import Sequence
 from prefill.stop import Stop
+from worker.context import Admission
 from worker.serving.jobs import ClaimedJob
 
 MAX_EVENTS = 64  # chunks or pushes recorded individually
+
+
+class Wait(StrEnum):
+    """The reason why a claimed prompt isn't begun by the next pass."""
+
+    ROOM = "room"  # too few free KV blocks
+    LOAD = "load"  # KV of its prefix is on the way
+    PROMPTS = "prompts"  # others go first
+
+
+_WHY: dict[Admission | None, Wait] = {Admission.NO_ROOM: Wait.ROOM, Admission.LOADING: Wait.LOAD}
+
+
+@dataclass(slots=True)
+class Waits:
+    """Milliseconds that a prompt waited, by reason. A plan notes the reason for which it goes on to wait."""
+
+    ms: dict[str, float] = field(default_factory=dict)
+    _reason: Wait = Wait.PROMPTS
+    _noted_at: float | None = None
+
+    def note(self, reason: Wait, *, since: float, now: float) -> None:
+        """Count the time since the last note, or `since` if this is the first one."""
+        passed = now - (since if self._noted_at is None else self._noted_at)
+        self.ms[self._reason] = self.ms.get(self._reason, 0.0) + 1000 * passed
+        self._reason, self._noted_at = reason, now
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -24,6 +53,8 @@ class PrefillRequest:
     sequence: Sequence
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     admitted: bool = False  # holds blocks
+    admission: Admission | None = None  # outcome of the last attempt
+    waits: Waits = field(default_factory=Waits)  # until its first chunk
     started_at: float = 0.0  # first chunk planned
     chunks: list[tuple[float, int]] = field(default_factory=list)  # when each was computed, and its tokens
     first_token: int | None = None
@@ -71,6 +102,14 @@ class PrefillRequest:
         if self.stopped is None:
             self.stopped, self.detail = reason, detail
         self.changed.set()
+
+
+def note_waits(requests: Iterable[PrefillRequest], now: float) -> None:
+    """Note why prompts that no pass has begun go on to wait. Those of the next pass count as begun after it."""
+    for request in requests:
+        if not request.started_at and request.stopped is None:
+            reason = _WHY.get(request.admission, Wait.PROMPTS)
+            request.waits.note(reason, since=request.claimed.claimed_at, now=now)
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,19 +34,12 @@ from engine.engine import Chunk, Sampled
 from engine.sequence import Sequence
 from kvtransfer.transport import TransferError
 from prefill.handoff import hand_over
-from prefill.request import PrefillRequest
+from prefill.request import PrefillRequest, note_waits
 from prefill.scheduler import FULL_PASS_TOKENS, InFlight, next_chunks, stop_late
 from prefill.stop import Stop
 from worker.context import Admission, RoleContext
 from worker.roles import CancelReason, Computed, RoleLoad
-from worker.serving.allocation import (
-    HeldBlocks,
-    cover,
-    num_held,
-    publish_computed,
-    sequence_of,
-    withdraw,
-)
+from worker.serving.allocation import HeldBlocks, cover, num_held, publish_computed, sequence_of, withdraw
 from worker.serving.checks import check_job
 from worker.serving.chunks import schedule
 from worker.serving.jobs import Cancelled, ClaimedJob
@@ -176,6 +169,7 @@ class PrefillRole:
             cover=partial(cover, pool, spare=spare),
         )
         self._ahead.launched(sum(chunk.num_tokens for chunk in chunks), time.monotonic())
+        note_waits(self._requests.values(), time.monotonic())
         for chunk in chunks:
             request = self._requests[chunk.sequence.request_id]
             self.blocks.launched(chunk.sequence)
@@ -216,14 +210,14 @@ class PrefillRole:
         for request in self._requests.values():
             if request.admitted or request.stopped or not self._context.model.grammars.is_ready(request.sequence):
                 continue
-            admission = self._context.cache.admit_prompt(
+            request.admission = self._context.cache.admit_prompt(
                 request.sequence,
                 spare=self._spare_blocks(request.sequence),
                 ahead=self._context.passes.budget.token_budget + FULL_PASS_TOKENS,
             )
-            if admission is Admission.LOADING:
+            if request.admission is Admission.LOADING:
                 continue
-            if admission is Admission.NO_ROOM:
+            if request.admission is Admission.NO_ROOM:
                 return  # keep the order: short prompts must not starve a long one
             request.admitted = True
             self._context.totals.admitted(
@@ -269,6 +263,7 @@ class PrefillRole:
             cached_tokens=min(sequence.num_found or 0, request.job.num_prompt_tokens),
             queue_ms=(request.started_at - request.claimed.claimed_at) * 1000,
             prefill_ms=(now - request.started_at) * 1000,
+            waits=request.waits.ms,
             traceparent=request.job.context,
             prompt_logprobs=sequence.prompt_logprobs,
         )

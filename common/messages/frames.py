@@ -61,6 +61,7 @@ class Tokens(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=F
     cached_tokens: int = -1  # with a prefill worker's first token: prompt tokens from its cache
     queue_ms: float = 0.0  # with the first token: claimed -> first chunk started
     prefill_ms: float = 0.0  # with the first token: first chunk started -> token sampled
+    waits: dict[str, float] = {}  # with the first token: parts of `queue_ms` by the reason for waiting
     traceparent: str | UnsetType = UNSET  # only with the worker's first token of an attempt
     prompt_logprobs: PromptLogprobs | None = None  # with the first token
     drafted: int = 0  # tokens that the sender verified of this attempt so far

@@ -87,6 +87,10 @@ DASHBOARDS: dict[str, tuple[str, list[Panel]]] = {
                 (f"histogram_quantile(0.99, sum by (le, phase) (rate(baton_ttft_phase_seconds_bucket{{{MODEL}}}[$__rate_interval])))",
                  "{{phase}}"),
             ], "timeseries", PHASES),
+            Panel("Why prompts wait: prompts that wait for each reason", "none", [
+                (rate("baton_prompt_wait_seconds_total", by="reason"), "{{reason}}"),
+            ], about="place: for a place, in the gateway; claim: no worker takes the job; room: no free KV blocks; "
+                     "load: KV is on the way; prompts: others go first."),
             Panel("Placements by reason", "reqps", [(rate("baton_placements_total", by="reason"), "{{reason}}")]),
             Panel("Queue", "s", quantiles("vllm:request_queue_time_seconds")),
             Panel("Prefill", "s", quantiles("vllm:request_prefill_time_seconds")),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal
 
 from prometheus_client import CollectorRegistry
@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 from common.messages.arrivals import RateLimit
 from gateway.observe.fleet_metrics import DEVICE_TIER
 from gateway.observe.instruments import Counter, Histogram, ModelLabels
-from gateway.request.attempt import AttemptLine
+from gateway.request.attempt import WORKER_WAITS, AttemptLine
 from gateway.request.refused import Refused
 from gateway.request.timeline import Timeline
 from gateway.tenants.tenants import Tenant
@@ -77,6 +77,9 @@ class RequestMetrics:
             "baton_slo_requests", "Requests with an answer or an error, by the target missed", "missed"
         )
         self._good_tokens = self._counter("baton_slo_good_tokens", "Generated tokens of requests that met the SLO")
+        self._waits = self._counter(
+            "baton_prompt_wait_seconds", "Time that prompts waited before their first chunk, by the reason", "reason"
+        )
         self._hits = self._counter(
             "baton_prefix_hit_tokens",
             "Prompt tokens from a cache, by its tier, and whether the index sent the request there or the worker just had them",
@@ -90,6 +93,8 @@ class RequestMetrics:
             for placed_by in ("index", "worker"):
                 self._hits.labels(model, DEVICE_TIER, placed_by)
             self._lost_hits.labels(model)
+            for reason in ("place", "claim", *WORKER_WAITS):
+                self._waits.labels(model, reason)
             for missed in ("none", "ttft", "tpot", "error"):
                 self._met.labels(model, missed)
 
@@ -99,6 +104,8 @@ class RequestMetrics:
         if timeline.attempts:
             self._observe(model, self._attempts, timeline.num_attempts)
             self._count_hits(model, timeline.attempts)
+        for reason, waited_s in waits(timeline):
+            self._waits.labels(model, reason).inc(waited_s)
         if timeline.status == "cancelled":
             return  # the client's wish: neither good nor bad
         missed = timeline.missed
@@ -138,6 +145,19 @@ class RequestMetrics:
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(name, text, ["model_name", *labels], registry=self._registry)
+
+
+def waits(timeline: Timeline) -> Iterator[tuple[str, float]]:
+    """Reasons for which a prompt waited, with seconds.
+
+    `place`: admission starts as many requests as there are places. `claim`: no worker took the job. The others: `WORKER_WAITS`.
+    """
+    yield "place", timeline.waited_ms / 1000
+    for attempt in timeline.attempts:
+        if attempt.published_at is not None and attempt.claimed_at is not None:
+            yield "claim", max(0.0, attempt.claimed_at - attempt.published_at)
+        for reason, waited_ms in attempt.waits_ms.items():
+            yield reason, max(0.0, waited_ms) / 1000
 
 
 class RequestLog:

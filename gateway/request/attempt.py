@@ -9,6 +9,8 @@ from typing import Any
 from common.messages import Imported, Job, Settle
 from gateway.request.placement import Placement
 
+WORKER_WAITS = ("room", "load", "prompts")  # reasons that workers tell: `prefill.request.Wait`
+
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class AttemptLine:
@@ -31,6 +33,7 @@ class AttemptLine:
     first_token_at: float | None = None
     num_tokens: int = 0
     worker_queue_ms: float | None = None  # claimed -> first chunk
+    waits_ms: dict[str, float] = field(default_factory=dict)  # parts of that by reason, as far as the worker says
     prefill_ms: float | None = None
     settled: Settle | None = None
     imported: Imported | None = None
@@ -80,6 +83,7 @@ class AttemptLine:
             "claimed_ms": ms_since(since, self.claimed_at),
             "claimed_by": self.claimed_by,
             "worker_queue_ms": rounded(self.worker_queue_ms),
+            "waits_ms": {reason: rounded(ms) for reason, ms in self.waits_ms.items()},
             "prefill_ms": rounded(self.prefill_ms),
             "first_token_ms": ms_since(since, self.first_token_at),
             "tokens": self.num_tokens,

@@ -18,7 +18,7 @@ from typing import Any
 from common.errors import ServingError
 from common.messages import NO_GOAL, Goal, Imported, Settle, Tokens
 from common.words import Finish
-from gateway.request.attempt import AttemptLine, finite_ms, ms_since, rounded
+from gateway.request.attempt import WORKER_WAITS, AttemptLine, finite_ms, ms_since, rounded
 from gateway.request.frames import FramesSeen
 from gateway.tenants.tenants import NOBODY, Tenant
 
@@ -128,6 +128,7 @@ class Timeline:
             if attempt.first_token_at is None:
                 attempt.first_token_at = now
                 attempt.worker_queue_ms, attempt.prefill_ms = tokens.queue_ms, tokens.prefill_ms
+                attempt.waits_ms = {reason: ms for reason, ms in tokens.waits.items() if reason in WORKER_WAITS}
                 attempt.cached_tokens = tokens.cached_tokens if tokens.cached_tokens >= 0 else None
         if self.first_token_at is None:
             self.first_token_at = now

@@ -73,6 +73,26 @@ def test_phases_of_a_request_add_up_and_cancelled_ones_are_neither_good_nor_bad(
     assert value("baton_request_attempts_count") == 4
 
 
+def test_waits_are_counted_by_reason_and_only_known_ones() -> None:
+    registry = CollectorRegistry()
+    metrics, line = RequestMetrics(["m"], registry), ended()
+    line.waited_ms = 500.0
+    attempt = line.attempts[0]
+    attempt.published_at, attempt.claimed_at, attempt.first_token_at = 10.2, 10.3, None
+    told = {"room": 30.0, "prompts": 20.0, "made up": 9.0}
+    line.took(Tokens(request_id="r-0", attempt=1, position=0, token_ids=b"", waits=told), 1, "", 10.5)
+    metrics.observe(line)
+
+    def value(reason: str) -> float | None:
+        return registry.get_sample_value("baton_prompt_wait_seconds_total", {"model_name": "m", "reason": reason})
+
+    found = {reason: value(reason) for reason in ("place", "claim", "room", "load", "prompts", "made up")}
+    assert found == {
+        "place": 0.5, "claim": pytest.approx(0.1), "room": 0.03, "load": 0.0, "prompts": 0.02, "made up": None,
+    }  # fmt: skip
+    assert attempt.as_json(10.0)["waits_ms"] == {"room": 30.0, "prompts": 20.0}
+
+
 def test_hits_are_told_apart_by_who_knew_of_them() -> None:
     registry = CollectorRegistry()
     metrics = RequestMetrics(["m"], registry)
