@@ -14,6 +14,7 @@ from common.messages import Job, TokenLogprobs, Tokens
 from common.words import Finish
 from engine.passes import Sampled
 from engine.sequence import Sequence
+from worker.serving.jobs import ClaimedJob
 
 
 def drafts_of(sampled: Sampled | None) -> tuple[int, ...]:
@@ -32,6 +33,7 @@ class DecodeRequest:
     logprobs: list[TokenLogprobs] = field(default_factory=list)  # from `first_position` on, if requested
     cached_tokens: int = -1  # prompt tokens from the prefill worker's prefix cache
     began_at: float = field(default_factory=time.monotonic)  # when it was verified, or claimed for local prefill
+    received_at: float = 0.0  # by the gateway, since when its goal counts; 0 = `began_at`
     first_token_at: float = 0.0  # the first token sampled here; 0 = none yet
     finish: Finish = Finish.NONE
     ended_at: float | None = None
@@ -44,6 +46,18 @@ class DecodeRequest:
 
     def __post_init__(self) -> None:
         self.num_before = self.sequence.num_generated
+        self.received_at = self.received_at or self.began_at
+
+    @classmethod
+    def claimed(cls, claimed: ClaimedJob, sequence: Sequence) -> DecodeRequest:
+        """The request of a job whose prompt is computed here."""
+        return cls(
+            job=claimed.job,
+            sequence=sequence,
+            deadline_at=claimed.deadline_at,
+            first_position=sequence.num_generated,
+            received_at=claimed.received_at,
+        )
 
     @property
     def id(self) -> str:

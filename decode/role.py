@@ -33,6 +33,7 @@ from common.tracing import in_trace
 from common.words import Role
 from decode.drafts.speculation import NO_SPECULATION, Speculation
 from decode.intake import Intake
+from decode.pacing import GoalPacing
 from decode.request import DecodeRequest, drafts_of
 from decode.scheduler import DecodeScheduler
 from decode.spans import record_decode
@@ -62,7 +63,7 @@ class DecodeRole:
             pool=context.cache.pool,
             max_sequences=context.model.max_sequences,
             max_model_len=context.model.max_model_len,
-            prompt_budget=context.passes.budget.tokens,
+            pacing=GoalPacing(context.passes.budget),
             expected=lambda: self._reservations.num_open,
             trials=context.passes.trials,
             turns=context.cache.turns,
@@ -89,9 +90,8 @@ class DecodeRole:
         return not job.decode_workers
 
     def room(self) -> int:
-        if self.scheduler.waiting:
-            return 0
-        return self._context.model.max_sequences - len(self._placed) - self._reservations.num_open
+        taken = len(self._placed) + self._reservations.num_open
+        return 0 if self.scheduler.lacks_blocks else self._context.model.max_sequences - taken
 
     @property
     def _placed(self) -> list[DecodeRequest]:
@@ -112,9 +112,7 @@ class DecodeRole:
             await self._context.jobs.drop(claimed)
             return
         sequence = sequence_of(job)
-        request = DecodeRequest(
-            job=job, sequence=sequence, deadline_at=claimed.deadline_at, first_position=sequence.num_generated
-        )
+        request = DecodeRequest.claimed(claimed, sequence)
         self._local[request] = claimed
         self._requests[job.request_id] = request
         self._context.passes.trials.watch(sequence, job.gateway, job.context)

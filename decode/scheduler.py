@@ -1,10 +1,10 @@
 """Continuous batching: the sequences of the next pass, and preemption when blocks run out.
 
 Order of a pass: each running sequence that decodes gets its token; the rest of the budget goes to prompts computed here
-(local prefill, or preempted sequences), oldest first; then waiting sequences are admitted. If a sequence can't grow, the
-youngest of the lowest priority is preempted, one that was passed often last: its blocks go back (full ones stay cached, and of
-states its `ResumePoint`) and it waits at the front of the queue, behind whose turn it is (`worker.serving.turns`). Sampling
-depends on (seed, position) alone, so its text does not change.
+(local prefill, or preempted sequences) in the order of their `Pacing`, running or waiting, which are admitted then. If a
+sequence can't grow, the youngest of the lowest priority is preempted, one that was passed often last: its blocks go back (full
+ones stay cached, and of states its `ResumePoint`) and it waits again, behind whose turn it is (`worker.serving.turns`).
+Sampling depends on (seed, position) alone, so its text does not change.
 
 A sequence with a draft (`decode.drafts`) sits out until the tokens are known that its pass accepts, and one whose token in
 flight is likely to be followed by a draft until that token is. The others go on with two passes in flight, or wait, too, where
@@ -17,12 +17,13 @@ that the next plan finds it free.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from decode.drafts.speculation import NO_SPECULATION, Speculation
+from decode.pacing import UNPACED, Pacing
 from decode.request import DecodeRequest
 from decode.resume_point import ResumePoint
 from engine.cache.block_pool import BlockPool, OutOfBlocksError
@@ -36,10 +37,6 @@ from worker.serving.turns import MOST_PASSED, Turns
 from worker.tier.host_tier import HostTier
 
 
-class PromptTokens(Protocol):
-    def __call__(self, backlog: int, *, decoding: int, context: int | None) -> int: ...
-
-
 class DecodeScheduler:
     """Owns the order of the sequences, and through the pool their blocks."""
 
@@ -49,19 +46,19 @@ class DecodeScheduler:
         pool: BlockPool,
         max_sequences: int,
         max_model_len: int,
-        prompt_budget: PromptTokens | None = None,
+        pacing: Pacing = UNPACED,
         expected: Callable[[], int] = lambda: 0,
         trials: Trials | None = None,
         turns: Turns | None = None,
         speculation: Speculation = NO_SPECULATION,
     ) -> None:
-        """`prompt_budget(waiting, decoding=…, context=…)`: prompt tokens that may join a pass; None = any number.
+        """`pacing`: the order of prompts, and how many of their tokens join a pass.
 
         `expected()`: sequences that are about to join. They have their places, and passes without decoding are bounded, too.
         """
         self._trials = trials or Trials()
         self._turns = turns or Turns()
-        self._prompt_budget = prompt_budget
+        self._pacing = pacing
         self._expected = expected
         self._pool = pool
         self._max_sequences = max_sequences
@@ -83,6 +80,11 @@ class DecodeScheduler:
 
     def __len__(self) -> int:
         return len(self.running) + len(self.waiting)
+
+    @property
+    def lacks_blocks(self) -> bool:
+        """True if a waiting request found no room."""
+        return any(request.sequence in self._turns for request in self.waiting)
 
     def join(self, request: DecodeRequest) -> None:
         """Add a sequence that already holds its blocks (after a handoff)."""
@@ -134,22 +136,30 @@ class DecodeScheduler:
 
     def _planned(self, token_budget: int) -> _Plan:
         plan = _Plan(token_budget)
-        self._put_its_turn_first()
+        self._order_waiting()
         candidates = [request for request in self.running if self._goes_on(request)]
         held_back = self._held_back(candidates)
         candidates = [request for request in candidates if request.sequence not in held_back]
-        for request in sorted(candidates, key=_is_prompt):  # stable
-            if _is_prompt(request):
-                self._bound_prompts(plan, context=request.sequence.num_scheduled)
-            if request in plan.left_out or plan.scores_another(request):
-                continue
-            num_tokens = self._coverable(request, min(request.sequence.num_next, plan.token_budget))
-            if num_tokens > 0 and self._make_room(request, num_tokens, plan):
-                plan.add(request, num_tokens)
+        for request in candidates:
+            if not _is_prompt(request):
+                self._add(request, plan)
+        for request in sorted(filter(_is_prompt, candidates), key=self._pacing.turn):  # stable
+            self._bound_prompts(plan, context=request.sequence.num_scheduled)
+            if not plan.is_short:
+                self._admit_waiting(plan, held_back, before=self._pacing.turn(request))
+            self._add(request, plan)
         if not plan.is_short:
             self._bound_prompts(plan, context=None)  # its context is known when the next prompt is admitted
             self._admit_waiting(plan, held_back)
         return plan
+
+    def _add(self, request: DecodeRequest, plan: _Plan) -> None:
+        """Add a running request's next tokens to the plan, as far as there is room for them."""
+        if request in plan.left_out or plan.scores_another(request):
+            return
+        num_tokens = self._coverable(request, min(request.sequence.num_next, plan.token_budget))
+        if num_tokens > 0 and self._make_room(request, num_tokens, plan):
+            plan.add(request, num_tokens)
 
     def _held_back(self, candidates: list[DecodeRequest]) -> set[Sequence]:
         """Suspects that wait: the one with the fewest tokens sampled here goes first."""
@@ -159,12 +169,17 @@ class DecodeScheduler:
         return self._trials.held_back([request.sequence for request in (*in_turn, *self.waiting)])
 
     def _bound_prompts(self, plan: _Plan, *, context: int | None) -> None:
-        """Bound the prompt tokens that join the decoding sequences, so that decoding is not delayed too long."""
-        if self._prompt_budget is not None and not plan.is_bounded and (plan.shares or self._expected()):
-            waiting = sum(max(0, request.sequence.num_unscheduled) for request in self if request not in plan.shares)
-            budget = self._prompt_budget(waiting, decoding=len(plan.shares), context=context)
-            plan.token_budget = min(plan.token_budget, budget)
+        """Bound the prompt tokens of the pass, so that neither streams nor prompts that arrive wait too long."""
+        if plan.is_bounded:
+            return
         plan.is_bounded = True
+        if plan.shares or self._expected():
+            waiting = (one for one in self if one not in plan.shares and one.sequence.num_unscheduled > 0)
+            others = sorted(waiting, key=self._pacing.turn)
+            budget = self._pacing.tokens([*plan.shares], others, context=context)
+        else:
+            budget = self._pacing.tokens_alone()
+        plan.token_budget = min(plan.token_budget, budget)
 
     def _goes_on(self, request: DecodeRequest) -> bool:
         """True if a token follows the one in flight, and no draft waits for that; assumed if only a stop token can tell."""
@@ -267,8 +282,9 @@ class DecodeScheduler:
         else:
             self.resume_point.drop()
 
-    def _put_its_turn_first(self) -> None:
-        """Move a request that is due to the front; one preempted later may stand before it."""
+    def _order_waiting(self) -> None:
+        """Order who waits by turns, and move a request that is due blocks to the front."""
+        self.waiting = deque(sorted(self.waiting, key=self._pacing.turn))
         for sequence in self._turns.due:
             for request in self.waiting:
                 if request.sequence is sequence:
@@ -276,10 +292,13 @@ class DecodeScheduler:
                     self.waiting.appendleft(request)
                     return
 
-    def _admit_waiting(self, plan: _Plan, held_back: set[Sequence]) -> None:
+    def _admit_waiting(self, plan: _Plan, held_back: set[Sequence], *, before: float = math.inf) -> None:
+        """Admit those whose turn is `before` a running prompt's."""
         most = self._max_sequences - self._expected()
         while self.waiting and plan.token_budget > 0 and len(self.running) < most:
             request = self.waiting[0]
+            if before < math.inf and self._pacing.turn(request) >= before:
+                return
             if request.sequence in held_back or plan.scores_another(request):
                 return
             if not self._admit(request, ahead=plan.token_budget):

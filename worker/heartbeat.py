@@ -109,7 +109,8 @@ class Heartbeat:
         """Send a heartbeat, and set the step target by the fleet's present roles."""
         context = self._context
         roles = (state.roles for state in context.messenger.peers.states.values())
-        context.passes.budget.target_ms = self._settings.step_targets.chosen_ms(roles)
+        targets, budget = self._settings.step_targets, context.passes.budget
+        budget.target_ms, budget.follows_goals = targets.chosen_ms(roles), targets.follow_goals
         await context.messenger.bus.publish(subjects.heartbeat(context.identity.worker), self.state())
 
     async def beat_if_possible(self) -> None:

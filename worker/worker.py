@@ -289,6 +289,7 @@ def _budget(engine: WorkerEngine, settings: WorkerSettings) -> PromptBudget:
     if engine.pass_ms:
         timed = {f"{slots}+{tokens}": round(ms, 2) for (slots, tokens), ms in sorted(engine.pass_ms.items())}
         log.info("device.measured", extra={"pass_ms": timed})
-    return PromptBudget(
-        token_budget=settings.max_batch_tokens, target_ms=settings.step_targets.shared_ms, pass_ms=engine.pass_ms
-    )
+    targets = settings.step_targets
+    budget = PromptBudget(token_budget=settings.max_batch_tokens, target_ms=targets.shared_ms, pass_ms=engine.pass_ms)
+    budget.follows_goals = targets.follow_goals
+    return budget

@@ -6,6 +6,7 @@ from functools import partial
 
 from benchmarks.load.device import MAX_BATCH_TOKENS, MAX_SEQUENCES, PassCosts
 from benchmarks.load.model import MAX_MODEL_LEN, Clock, Policy, Scheduler
+from decode.pacing import GoalPacing
 from decode.scheduler import DecodeScheduler
 from engine.cache.block_pool import BlockPool
 from worker.device.prompt_budget import PromptBudget
@@ -21,16 +22,17 @@ def baton(target_ms: float | None = None) -> Policy:
 def _budget(target_ms: float | None, costs: PassCosts) -> PromptBudget:
     pass_ms = costs.pass_ms()
     chosen_ms = TargetRatios().targets(pass_ms).alone_ms if target_ms is None else target_ms
-    return PromptBudget(token_budget=MAX_BATCH_TOKENS, target_ms=chosen_ms, pass_ms=pass_ms)
+    budget = PromptBudget(token_budget=MAX_BATCH_TOKENS, target_ms=chosen_ms, pass_ms=pass_ms)
+    budget.follows_goals = target_ms is None
+    return budget
 
 
-def _scheduler(pool: BlockPool, budget: PromptBudget, _: Clock) -> Scheduler:
-    return DecodeScheduler(
-        pool=pool, max_sequences=MAX_SEQUENCES, max_model_len=MAX_MODEL_LEN, prompt_budget=budget.tokens
-    )
+def _scheduler(pool: BlockPool, budget: PromptBudget, clock: Clock) -> Scheduler:
+    pacing = GoalPacing(budget, clock=clock)
+    return DecodeScheduler(pool=pool, max_sequences=MAX_SEQUENCES, max_model_len=MAX_MODEL_LEN, pacing=pacing)
 
 
 def _room(scheduler: Scheduler) -> int:
     """As `DecodeRole.room`."""
     assert isinstance(scheduler, DecodeScheduler)
-    return 0 if scheduler.waiting else MAX_SEQUENCES - len(scheduler)
+    return 0 if scheduler.lacks_blocks else MAX_SEQUENCES - len(scheduler)

@@ -80,7 +80,7 @@ class WorkerOptions(ModelSettings):
     )
     step_target_ms: Annotated[float, Field(ge=0), AUTO] = Field(
         0.0,
-        description="mean step with prompts, ms; auto: 1.77 bare ones, 3.5 if no worker only prefills; none on CPUs",
+        description="mean step with prompts, ms; auto: 1.77 bare ones, 3.5 if nobody only prefills, more by goals; none on CPUs",
     )
     speculative_config: str = Field(
         "",

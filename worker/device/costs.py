@@ -85,6 +85,10 @@ class PromptCost:
         """Seconds that so many tokens take at least, in one pass without context; 0 = not measured yet."""
         return self._fixed_s + self._token_s * tokens
 
+    def seconds(self, tokens: int, pairs: float) -> float:
+        """Predicted seconds of a pass with prompts alone; 0 = not measured yet."""
+        return self._fixed_s + self._token_s * tokens + self._pair_s * pairs
+
     def full_pass_tokens(self, most: int) -> int:
         """The tokens, at most `most`, from which on a larger pass delays its first prompt and computes no faster.
 
@@ -165,6 +169,10 @@ class RowCost:
         if size > known[-1]:
             return self._ms[known[-1]] + (size - known[-1]) * UNKNOWN_ROW * self._ms[known[0]]
         return float(np.interp(size, known, [self._ms[each] for each in known])) + self._added_ms
+
+    def growth(self, rows: int) -> float:
+        """Ratio of a step to the smallest one without contexts; 1 = nothing was measured yet."""
+        return self.ms(rows) / min(self._ms.values()) if self._ms else 1.0
 
     def _size(self, rows: int) -> int:
         return next((slots for slots in self._slots if slots >= rows), rows)

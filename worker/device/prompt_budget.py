@@ -55,6 +55,7 @@ class PromptBudget:
         alone_s = {tokens: ms / 1000 for (slots, tokens), ms in (pass_ms or {}).items() if not slots}
         self.prompt_cost = PromptCost(alone_s)  # passes with prompts alone
         self.step_cost = StepCost(pass_ms or {}, self._policy.sizes, self._policy.averaging)
+        self.follows_goals = False  # whether the target is only a comfortable step, which goals may exceed
         self._credit_ms = 0.0
         self._num_decoding = 1  # the newest step's
         self._took_prompts = False  # True if the newest planned step has prompts
@@ -86,6 +87,19 @@ class PromptBudget:
             tokens = 0
         pressing = (backlog - self._policy.backlog.max_waiting_tokens) // self._policy.backlog.passes
         return min(self.token_budget, max(tokens, pressing))
+
+    def slots(self, decoding: int) -> int:
+        """Slots of a step with `decoding` sequences."""
+        return self._policy.sizes.slots(decoding)
+
+    def pass_s(self, tokens: int, *, decoding: int, context: int) -> float:
+        """Predicted seconds of `decoding` sequences and so many prompt tokens, the first behind `context` positions.
+
+        The weights are read once for both, and rows of either go through the same products; 0 = not measured yet.
+        """
+        rows = self.step_cost.rows
+        own_s = max(0.0, rows.ms(decoding) - rows.ms(1)) / 1000
+        return own_s + self.prompt_cost.seconds(tokens + decoding, tokens * (context + tokens / 2))
 
     def planned(self, *, decoding: int, prompt_tokens: int) -> None:
         self._num_decoding = decoding

@@ -17,6 +17,7 @@ class StepTargets:
 
     shared_ms: float = 0.0  # with another worker that prefills without decoding
     alone_ms: float = 0.0  # without one; 0 = `shared_ms`
+    follow_goals: bool = False  # goals may exceed them
 
     def chosen_ms(self, roles: Iterable[ListOf[str]]) -> float:
         """The target in a fleet with these roles. Without separate prefill workers, TTFT depends on these steps, too."""
@@ -36,7 +37,7 @@ class TargetRatios:
         """Targets for a device whose passes took `pass_ms`, by slots and prompt tokens."""
         bare = [ms for (slots, tokens), ms in pass_ms.items() if 0 < slots <= MIN_SLOTS and not tokens]
         bare_ms = max(bare, default=self.bare_step_ms)
-        return StepTargets(self.shared * bare_ms, self.alone * bare_ms)
+        return StepTargets(self.shared * bare_ms, self.alone * bare_ms, follow_goals=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -38,6 +38,9 @@ class Turns:
         """Waiting requests that are due, in order."""
         return list(self._due)
 
+    def __contains__(self, who: Hashable) -> bool:
+        return who in self._waiting
+
     def kept_from(self, who: Hashable) -> int:
         """Blocks that the admission of `who` must leave free for requests that are due before it."""
         kept = 0

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from collections.abc import Sequence as ListOf
+from dataclasses import dataclass
+
 from common.messages import Job, SamplingParams
 from decode.request import DecodeRequest
 from decode.scheduler import DecodeScheduler
@@ -14,6 +18,22 @@ from worker.serving.allocation import publish_computed
 from worker.serving.turns import Turns
 
 BLOCK = 4
+
+
+@dataclass
+class Bounded:
+    """First come, first served, so many tokens beside streams: by tokens that wait, streams, and what is before the first."""
+
+    most: Callable[[int, int, int | None], int]
+
+    def turn(self, request: DecodeRequest) -> float:
+        return 0.0
+
+    def tokens(self, streams: ListOf[DecodeRequest], prompts: ListOf[DecodeRequest], *, context: int | None) -> int:
+        return self.most(sum(prompt.sequence.num_unscheduled for prompt in prompts), len(streams), context)
+
+    def tokens_alone(self) -> int:
+        return 1 << 30
 
 
 def make_request(name: str, *, prompt: int, max_tokens: int, priority: int = 0, salt: int = 0) -> DecodeRequest:

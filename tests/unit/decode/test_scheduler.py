@@ -14,7 +14,7 @@ from decode.scheduler import DecodeScheduler
 from engine.cache.block_pool import BlockPool
 from engine.engine import Chunk
 from tests.examples import examples
-from tests.unit.decode.scheduling import BLOCK, land, make_request, new_scheduler
+from tests.unit.decode.scheduling import BLOCK, Bounded, land, make_request, new_scheduler
 from tests.unit.engine.tables import table_of
 from worker.device.trials import Trials
 from worker.serving.allocation import blocks_for
@@ -240,7 +240,7 @@ def test_prompts_computed_here_don_t_make_a_decode_batch_wait() -> None:
         pool=pool,
         max_sequences=8,
         max_model_len=256,
-        prompt_budget=lambda waiting, decoding, context: 5 if waiting <= 30 else 9,
+        pacing=Bounded(lambda waiting, decoding, context: 5 if waiting <= 30 else 9),
     )
     (running,) = join(scheduler, pool, "a")
     assert [chunk.num_tokens for chunk in plan(scheduler, 40)] == [7]
@@ -261,7 +261,7 @@ def test_prompts_alone_are_bounded_while_a_hand_over_is_on_its_way() -> None:
         pool=BlockPool(num_blocks=64, block_size=BLOCK),
         max_sequences=8,
         max_model_len=256,
-        prompt_budget=lambda waiting, decoding, context: 12 if decoding == 0 else 5,
+        pacing=Bounded(lambda waiting, decoding, context: 12 if decoding == 0 else 5),
         expected=lambda: expected,
     )
     scheduler.enqueue(make_request("a", prompt=40, max_tokens=2))
@@ -286,12 +286,12 @@ def test_who_is_about_to_join_has_its_place() -> None:
 def test_the_bound_is_told_how_far_the_prompt_is() -> None:
     told: list[int | None] = []
 
-    def budget(waiting: int, *, decoding: int, context: int | None) -> int:
+    def budget(waiting: int, decoding: int, context: int | None) -> int:
         told.append(context)
         return 8
 
     pool = BlockPool(num_blocks=64, block_size=BLOCK)
-    scheduler = DecodeScheduler(pool=pool, max_sequences=8, max_model_len=256, prompt_budget=budget)
+    scheduler = DecodeScheduler(pool=pool, max_sequences=8, max_model_len=256, pacing=Bounded(budget))
     (running,) = join(scheduler, pool, "a")
     land(scheduler, pool, plan(scheduler, 40))
     scheduler.enqueue(make_request("b", prompt=30, max_tokens=2, salt=99))

@@ -1,0 +1,168 @@
+"""The order of prompts and the size of a pass, by what its requests want: goals in, steps out.
+
+A prompt is *due* when its goal says so, and a stream has *slack* as far as it is ahead of its pace. A pass takes as many prompt
+tokens as fit into a comfortable step. Where prompts would be late at that rate, it takes the number, within the slack, that
+makes them least late. Nothing moves a prompt's turn but lateness, once, so nobody waits for ever.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Sequence as ListOf
+from dataclasses import dataclass
+from itertools import islice
+from typing import Protocol
+
+from decode.request import DecodeRequest
+from worker.device.prompt_budget import PromptBudget
+from worker.device.step_policy import MIN_SLOTS
+
+AIM = 0.25  # share of the time until a prompt is due
+AGEING = 4.0  # a prompt's computing time counts so many times
+PACE = 0.8  # share of a stream's goal for each token
+AHEAD_TOKENS = 4  # a stream may wait for what its next tokens win back
+SIZES = (128, 256, 384, 512, 768, 1024, 1536, 2048)  # rows of a pass: streams and prompt tokens
+COMFORTABLE_ROWS = 512  # larger steps are hardly faster a token
+LEAST_PROMPT_TOKENS = 64  # prompts advance whatever the pace
+MOST_PROMPTS = 64  # the first ones decide
+MANY_TOKENS = 1 << 30
+NO_HURRY_S = 10.0  # until a prompt without a goal is due
+NO_HURRY_TOKEN_S = 0.05  # the pace of a stream without one
+
+
+class Pacing(Protocol):
+    """The scheduler's view of goals."""
+
+    def turn(self, request: DecodeRequest) -> float:
+        """Rank a prompt: the lowest is computed first, among equals the oldest."""
+        ...
+
+    def tokens(self, streams: ListOf[DecodeRequest], prompts: ListOf[DecodeRequest], *, context: int | None) -> int:
+        """Prompt tokens of the next pass. `streams` are in it; without any, only a handoff may arrive meanwhile.
+
+        `prompts`: all others, the first ones first. `context`: positions before the first one's next token, if known.
+        """
+        ...
+
+    def tokens_alone(self) -> int:
+        """Prompt tokens of a pass beside which nothing waits."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """A prompt in its turn: its rest, and the seconds from now until its first token is due."""
+
+    tokens: int
+    due_s: float
+    goal_s: float
+
+
+def lateness(prompts: Iterable[Due], tokens_per_s: float) -> float:
+    """The time by which prompts would miss their aims at this rate, in goals."""
+    total, late = 0, 0.0
+    for prompt in prompts:
+        total += prompt.tokens
+        beyond_s = total / tokens_per_s - AIM * max(0.0, prompt.due_s)
+        if beyond_s > 0:
+            late += beyond_s / prompt.goal_s
+    return late
+
+
+def best_size(pass_s: Mapping[int, float], prompts: ListOf[Due], *, comfortable_s: float, slack_s: float) -> int:
+    """Prompt tokens of the next pass, of sizes that take `pass_s` each, in rising order.
+
+    The largest within the comfortable time, unless a larger one within the streams' slack makes prompts less late.
+    """
+    fitting = (tokens for tokens, seconds in pass_s.items() if seconds <= comfortable_s and tokens <= COMFORTABLE_ROWS)
+    best = max(fitting, default=min(pass_s))
+    least = lateness(prompts, best / pass_s[best])
+    for tokens, seconds in pass_s.items():
+        if not least:
+            break
+        if tokens > best and seconds <= slack_s:
+            late = lateness(prompts, tokens / seconds)
+            if late < least:
+                best, least = tokens, late
+    return best
+
+
+class GoalPacing:
+    """Paces a scheduler by its requests' goals and the device's costs; a fixed step target leaves only the order to it."""
+
+    def __init__(self, budget: PromptBudget, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._budget = budget
+        self._clock = clock
+
+    def turn(self, request: DecodeRequest) -> float:
+        """The instant by which a prompt counts; one that can't be in time counts a goal later."""
+        if request.sequence.num_generated:
+            return request.received_at  # a stream that gave way: somebody reads it
+        goal, cost = request.job.goal, self._budget.prompt_cost
+        own_s = cost.least_s(request.job.num_prompt_tokens)
+        goal_s = goal.ttft_s(0)
+        if goal_s == math.inf:
+            return request.received_at + NO_HURRY_S + AGEING * own_s
+        due = request.received_at + goal.ttft_s(request.job.num_prompt_tokens)
+        done_at = self._clock() + cost.least_s(max(0, request.sequence.num_unscheduled))
+        return request.received_at + goal_s + AGEING * own_s + (done_at > due) * goal_s
+
+    def tokens(self, streams: ListOf[DecodeRequest], prompts: ListOf[DecodeRequest], *, context: int | None) -> int:
+        decoding = len(streams)
+        pass_s = self._pass_s(decoding, context or 0) if streams and self._budget.follows_goals else {}
+        if not pass_s:
+            backlog = sum(max(0, prompt.sequence.num_unscheduled) for prompt in prompts)
+            return self._budget.tokens(backlog, decoding=decoding, context=context)
+        now = self._clock()
+        return best_size(
+            pass_s,
+            [_due(prompt, now) for prompt in islice(prompts, MOST_PROMPTS)],
+            comfortable_s=self._budget.target_ms / 1000 * self._budget.step_cost.rows.growth(decoding),
+            slack_s=min(_slack_s(stream, now) for stream in streams),
+        )
+
+    def tokens_alone(self) -> int:
+        """No more than what delays a prompt that arrives meanwhile by two full passes."""
+        return SIZES[-1] if self._budget.follows_goals and self._budget.target_ms else MANY_TOKENS
+
+    def _pass_s(self, decoding: int, context: int) -> dict[int, float]:
+        """Predicted seconds by prompt tokens; empty while nothing was measured."""
+        slots = self._budget.slots(decoding)
+        # Empty slots of a captured step cost as much as others: a fuller one that is not captured is faster a token.
+        beside = [(rows - (slots if rows < COMFORTABLE_ROWS or slots == MIN_SLOTS else decoding)) for rows in SIZES]
+        sizes = [tokens for tokens in beside if tokens >= LEAST_PROMPT_TOKENS] or [LEAST_PROMPT_TOKENS]
+        found = {tokens: self._budget.pass_s(tokens, decoding=decoding, context=context) for tokens in sizes}
+        return found if min(found.values()) > 0 and self._budget.target_ms else {}
+
+
+def _due(request: DecodeRequest, now: float) -> Due:
+    goal_s = request.job.goal.ttft_s(request.job.num_prompt_tokens)
+    goal_s = NO_HURRY_S if goal_s == math.inf else goal_s
+    return Due(max(1, request.sequence.num_unscheduled), request.received_at + goal_s - now, goal_s)
+
+
+def _slack_s(request: DecodeRequest, now: float) -> float:
+    """The time that a stream may wait for its next token."""
+    sequence = request.sequence
+    left = min(sequence.sampling.max_tokens - sequence.num_generated, AHEAD_TOKENS)
+    num_paced = sequence.num_generated - request.num_before + left
+    elapsed_s = now - (request.first_token_at or request.began_at)
+    return PACE * min(request.job.goal.tpot_s, NO_HURRY_TOKEN_S) * num_paced - elapsed_s
+
+
+class Unpaced:
+    """First come, first served, in passes as large as the device takes them."""
+
+    def turn(self, request: DecodeRequest) -> float:
+        return 0.0
+
+    def tokens(self, streams: ListOf[DecodeRequest], prompts: ListOf[DecodeRequest], *, context: int | None) -> int:
+        return MANY_TOKENS
+
+    def tokens_alone(self) -> int:
+        return MANY_TOKENS
+
+
+UNPACED = Unpaced()
