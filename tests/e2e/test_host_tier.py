@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from pathlib import Path
 
 import httpx
@@ -16,6 +17,7 @@ from tests.reference import greedy_tokens
 NUM_TOKENS, LENGTH = 6, 250
 # The pool has 128 blocks; these prompts take 192, of which 180 are full.
 PROMPTS = [[(31 * index + 7 * at + at * at) % 400 + 10 for at in range(LENGTH)] for index in range(12)]
+LEAST_FOUND = len(PROMPTS) * LENGTH / 4  # tokens: a busy machine may evict some before they are copied
 OPTIONS = {"kv_memory_mb": 1, "kv_host_mb": 8, "max_batch_tokens": 64}
 
 
@@ -25,6 +27,15 @@ async def asked(client: httpx.AsyncClient, prompt: list[int]) -> tuple[object, i
     usage = answer["usage"]
     assert isinstance(usage, dict)
     return answer["tokens"], (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
+
+
+async def asked_until_answered(client: httpx.AsyncClient, prompt: list[int]) -> tuple[object, int]:
+    """The same, asked again while the cluster has no worker and refuses."""
+    async with asyncio.timeout(120):
+        while True:
+            with contextlib.suppress(AssertionError):  # of another status than 200
+                return await asked(client, prompt)
+            await asyncio.sleep(0.2)
 
 
 @pytest.mark.parametrize("computes", ["prefill-0", "decode-0"])
@@ -39,16 +50,15 @@ async def test_prompts_that_the_pool_evicted_come_back_through_kills_too(compute
         for _ in range(2):
             answers = [await asked(client, prompt) for prompt in PROMPTS]
             assert [tokens for tokens, _ in answers] == expected
-        found = sum(cached for _, cached in answers)
-        await until(peers, lambda states: any(state.totals.host.hit_tokens for state in states))
-        hits = max(state.totals.host.hit_tokens for state in peers.states.values())
-        assert found >= hits > len(PROMPTS) * LENGTH / 4
-        asking = [asyncio.create_task(asked(client, prompt)) for prompt in PROMPTS]
+        assert sum(cached for _, cached in answers) > LEAST_FOUND
+        await until(peers, lambda states: any(state.totals.host.hit_tokens > LEAST_FOUND for state in states))
+        asking = [asyncio.create_task(asked_until_answered(client, prompt)) for prompt in PROMPTS]
         await asyncio.wait(asking, return_when=asyncio.FIRST_COMPLETED)
         cluster.kill(computes)
         await cluster.processes[computes].wait()
         await cluster.start(computes)
         assert [tokens for tokens, _ in await asyncio.gather(*asking)] == expected
+        await cluster.until_ready()
         assert [tokens for tokens, _ in [await asked(client, prompt) for prompt in PROMPTS]] == expected
         await until(
             peers, lambda states: all(s.free_blocks == s.region.layout.num_blocks and not s.held_blocks for s in states)

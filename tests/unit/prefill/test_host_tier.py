@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
@@ -69,7 +68,7 @@ async def prefill() -> AsyncIterator[Prefill]:
         assert prefill.tier.totals().stored_blocks
         yield prefill
         prefill.copier.land()
-        await asyncio.wait_for(prefill.run(), 5)
+        await prefill.run()
         await settled()
         assert prefill.role.idle()
         assert prefill.pool.num_used == 0
