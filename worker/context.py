@@ -16,6 +16,7 @@ from common.bus import Bus
 from common.errors import UnavailableError
 from common.messages import (
     DRAFT_POSITIONS,
+    EvictedBlocks,
     HostTierTotals,
     KVLayout,
     Region,
@@ -101,6 +102,7 @@ class Totals:
         forged: int,
         pass_s: float,
         host: HostTierTotals | None = None,
+        evicted: EvictedBlocks | None = None,
     ) -> WorkerTotals:
         """The message, with counters kept elsewhere in the worker."""
         return WorkerTotals(
@@ -126,6 +128,7 @@ class Totals:
             drafts=self.drafts,
             accepted_by_position=list(self.accepted_by_position),
             host=host or HostTierTotals(),
+            evicted=evicted or EvictedBlocks(),
         )
 
 

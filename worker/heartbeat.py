@@ -101,6 +101,7 @@ class Heartbeat:
                 forged=context.messenger.bus.forged,
                 pass_s=self._pipeline.pass_s,
                 host=None if context.cache.tier is None else context.cache.tier.totals(),
+                evicted=context.cache.pool.retention.evicted,
             ),
             **said_features(lacking=() if context.model.grammars.available else (Feature.GRAMMARS,)),
         )

@@ -84,6 +84,7 @@ from common.messages.jobs import (
 from common.messages.states import (
     DRAFT_POSITIONS,
     INCARNATION_BITS,
+    EvictedBlocks,
     GatewayState,
     HostTierTotals,
     ModelLoad,
@@ -114,6 +115,7 @@ __all__ = [
     "Dial",
     "DialReply",
     "Drain",
+    "EvictedBlocks",
     "Failed",
     "Feature",
     "Frame",

@@ -31,6 +31,16 @@ class HostTierTotals(msgspec.Struct, frozen=True, kw_only=True):
     hit_tokens: int = 0
 
 
+class EvictedBlocks(msgspec.Struct, frozen=True, kw_only=True):
+    """Cached blocks of the device that gave way to others, by their standing then."""
+
+    spent: int = 0  # superseded states, and what the lowest tier left
+    unused: int = 0
+    found: int = 0
+    kept: int = 0  # someone asked to keep them
+    tenant: int = 0  # beyond their tenant's share
+
+
 class WorkerTotals(msgspec.Struct, frozen=True, kw_only=True):
     """A worker's counters since its start, for metrics."""
 
@@ -57,6 +67,7 @@ class WorkerTotals(msgspec.Struct, frozen=True, kw_only=True):
     # The accepted ones by their position in the draft, `DRAFT_POSITIONS` at most; a later release may send more.
     accepted_by_position: Annotated[list[int], msgspec.Meta(max_length=64)] = []
     host: HostTierTotals = HostTierTotals()
+    evicted: EvictedBlocks = EvictedBlocks()
 
 
 class WorkerState(msgspec.Struct, frozen=True, kw_only=True, tag="worker_state"):

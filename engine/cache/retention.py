@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from itertools import chain, count
 from typing import NamedTuple
 
+from common.messages import EvictedBlocks
 from engine.hold import Hold
 
 MAX_SPARED_SHARE = 0.5  # largest share of the pool that a level above UNUSED holds
@@ -22,8 +23,7 @@ MAX_SPARED_SHARE = 0.5  # largest share of the pool that a level above UNUSED ho
 SPENT, UNUSED, FOUND, KEPT = 0, 1, 2, 4
 NUM_LEVELS = 6
 
-# Reasons of evictions, by number: the level of a block that nobody asked to keep, one that somebody did, a tenant's surplus.
-REASONS = ("spent", "unused", "found", "kept", "tenant")
+# Numbers of reasons, in the order of `EvictedBlocks`: first the levels of blocks that nobody asked to keep.
 _KEPT_GONE, _SURPLUS = 3, 4
 
 
@@ -71,7 +71,7 @@ class Retention:
 
     def __init__(self, num_blocks: int, policy: Policy = COMBINED, clock: Callable[[], float] = time.monotonic) -> None:
         self.count = 0
-        self._gone = [0] * len(REASONS)
+        self._gone = [0] * len(EvictedBlocks.__struct_fields__)
         self._policy = policy
         self._clock = clock
         self._bound = MAX_SPARED_SHARE * num_blocks
@@ -91,9 +91,9 @@ class Retention:
         return chain(*self._levels)
 
     @property
-    def evicted(self) -> dict[str, int]:
+    def evicted(self) -> EvictedBlocks:
         """Evicted blocks by reason."""
-        return dict(zip(REASONS, self._gone, strict=True))
+        return EvictedBlocks(**dict(zip(EvictedBlocks.__struct_fields__, self._gone, strict=True)))
 
     # -- the pool tells --------------------------------------------------------------------------------------------------
 

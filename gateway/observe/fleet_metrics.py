@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from common.messages import DRAFT_POSITIONS, WorkerState, WorkerTotals
+from common.messages import DRAFT_POSITIONS, EvictedBlocks, WorkerState, WorkerTotals
 from common.pages import KV_NAMES
 from common.words import WorkerStatus
 from gateway.request.placement import Difference
@@ -131,6 +131,7 @@ class FleetMetrics(Collector):
                 counter.add_metric([state.model, state.worker], float(value(state)))
             yield counter
         yield _hits_by_tier(states)
+        yield _evicted(states)
         yield _accepted_by_position(states, "baton_worker_accepted_tokens_per_position", LABELS)
         yield _roles(states)
         yield _refused(self._differences())
@@ -145,6 +146,16 @@ def _hits_by_tier(states: list[WorkerState]) -> Metric:
         for tier, count in TIERS.items():
             hits.add_metric([state.model, state.worker, tier], float(count(state.totals)))
     return hits
+
+
+def _evicted(states: list[WorkerState]) -> Metric:
+    evicted = CounterMetricFamily(
+        "baton_worker_evicted_blocks", "Cached blocks that gave way to others", labels=[*LABELS, "reason"]
+    )
+    for state in states:
+        for reason in EvictedBlocks.__struct_fields__:
+            evicted.add_metric([state.model, state.worker, reason], float(getattr(state.totals.evicted, reason)))
+    return evicted
 
 
 def _accepted_by_position(states: list[WorkerState], name: str, labels: list[str]) -> Metric:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from common.messages import NO_KEEP, Keep
+from common.messages import NO_KEEP, EvictedBlocks, Keep
 from engine.cache.block_pool import BlockPool
 from engine.cache.retention import FOUND, MAX_SPARED_SHARE, POLICIES, UNUSED, Retention
 from engine.hold import Hold
@@ -44,7 +44,7 @@ def test_without_wishes_unused_blocks_go_before_found_ones_each_by_age() -> None
     retention.add([1, 2, 3, 4])
     assert list(retention) == [2, 4, 1, 3]
     assert order(retention) == [2, 4, 1, 3]
-    assert retention.evicted == {"spent": 0, "unused": 2, "found": 2, "kept": 0, "tenant": 0}
+    assert retention.evicted == EvictedBlocks(unused=2, found=2)
 
 
 def test_beyond_half_of_the_pool_the_found_block_released_longest_ago_counts_as_unused() -> None:
@@ -64,7 +64,7 @@ def test_a_time_to_live_outlasts_use_until_it_ends() -> None:
     clock.now = 61
     assert retention.evict(1) == [0]  # as old as it is
     assert order(retention) == [1, 3, 2]
-    assert retention.evicted["kept"] == 0
+    assert retention.evicted.kept == 0
 
 
 def test_use_renews_a_time_to_live() -> None:
@@ -77,7 +77,7 @@ def test_use_renews_a_time_to_live() -> None:
     retention.add([1])
     clock.now = 70
     assert order(retention) == [1, 0]
-    assert retention.evicted["kept"] == 1
+    assert retention.evicted.kept == 1
 
 
 def test_another_ones_shorter_wish_does_not_shorten_a_longer_one() -> None:
@@ -107,7 +107,7 @@ def test_a_newer_state_of_a_session_supersedes_the_older_one() -> None:
     retention.add([4])
     retention.add([6, 5, 2, 1, 0], kept(60, session="s"))
     assert order(retention) == [3, 4, 6, 5, 2, 1, 0]
-    assert retention.evicted["spent"] == 1
+    assert retention.evicted.spent == 1
 
 
 @pytest.mark.parametrize("session", ["other", "s"])
@@ -118,7 +118,7 @@ def test_states_that_share_little_stay_beside_each_other(session: str) -> None:
     retention.add([4])
     retention.add([6, 5, 0], kept(60, session=session))
     assert order(retention)[0] == 4
-    assert retention.evicted["spent"] == 0
+    assert retention.evicted.spent == 0
 
 
 def test_a_tenant_gives_first_what_it_has_beyond_its_share() -> None:
@@ -126,7 +126,7 @@ def test_a_tenant_gives_first_what_it_has_beyond_its_share() -> None:
     retention.add([0, 1])
     retention.add([2, 3, 4, 5], kept(60, tenant="a", share=0.2))
     assert retention.evict(3) == [2, 3, 0]
-    assert retention.evicted["tenant"] == 2
+    assert retention.evicted.tenant == 2
     retention.take([4])
     assert sorted(order(retention)) == [1, 5]
 

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
-from common.messages import Goal, HostTierTotals, KVLayout, Region, Tokens, WorkerState, WorkerTotals
+from common.messages import EvictedBlocks, Goal, HostTierTotals, KVLayout, Region, Tokens, WorkerState, WorkerTotals
 from common.words import WorkerStatus
 from gateway.observe.fleet_metrics import FleetMetrics
 from gateway.observe.metrics import GatewayMetrics
@@ -146,6 +146,22 @@ def test_hits_in_host_memory_are_no_hits_of_the_device() -> None:
     ]
     assert hits == [204, 96]
     assert registry.get_sample_value("baton_worker_host_tier_stored_blocks_total", labels) == 7
+
+
+def test_evictions_are_shown_by_reason() -> None:
+    totals = msgspec.structs.replace(STATE.totals, evicted=EvictedBlocks(unused=5, kept=2))
+    state = msgspec.msgpack.decode(
+        msgspec.msgpack.encode(msgspec.structs.replace(STATE, totals=totals)), type=WorkerState
+    )
+    registry = CollectorRegistry()
+    FleetMetrics(lambda: [state]).register(registry)
+    shown = {
+        reason: registry.get_sample_value(
+            "baton_worker_evicted_blocks_total", {"model_name": "m", "worker": "d0", "reason": reason}
+        )
+        for reason in ("spent", "unused", "found", "kept", "tenant")
+    }
+    assert shown == {"spent": 0, "unused": 5, "found": 0, "kept": 2, "tenant": 0}
 
 
 def test_drafts_are_shown_under_our_names_and_under_those_of_vllm() -> None:
