@@ -163,10 +163,10 @@ QUICK: tuple[Cell, ...] = (
 def _laid_out(bench: Bench, pool: BlockPool, batch: int, context: int) -> list[DecodeRequest]:
     """Requests with blocks for `context` positions, whose KV is random, and for a draft.
 
-    Raises DoesNotFitError, also for a model that doesn't draft.
+    Raises DoesNotFitError, also for a model with states, whose entries of a draft these cells do not lay out.
     """
     if not all(group.grows for group in pool.groups):
-        raise DoesNotFitError("a state can't be taken back")
+        raise DoesNotFitError("a draft's states need entries of their own")
     requests = bench.prompts.requests([context + 1] * batch, max_tokens=UNREACHED_TOKENS)
     try:
         for request in requests:
