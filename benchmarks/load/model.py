@@ -70,9 +70,11 @@ class Run:
     first_at: float = 0.0
     end_at: float = 0.0
 
+    way_s: float = 0.0  # to the worker and back, which a client's times have in them
+
     @property
     def ttft_s(self) -> float:
-        return self.first_at + WAY_S - self.request.arrival_ms / 1000
+        return self.first_at + self.way_s - self.request.arrival_ms / 1000
 
     @property
     def tpot_s(self) -> float:
@@ -207,7 +209,7 @@ def serve(cell: Cell, policy: Policy, *, seconds: float, traces: Path | None = N
         worker.serve([Run(request, cell.goal) for request in cell.before(seconds, traces)])
         start_ms = 1000 * worker.now + PAUSE_MS
     shifted = [replace(one, arrival_ms=one.arrival_ms + start_ms) for one in cell.requests(seconds, traces)]
-    return worker.serve([Run(request, cell.goal) for request in shifted])
+    return worker.serve([Run(request, cell.goal, way_s=WAY_S) for request in shifted])
 
 
 def _request(number: int, run: Run, now: float) -> DecodeRequest:
@@ -226,7 +228,7 @@ def _request(number: int, run: Run, now: float) -> DecodeRequest:
     sequence = Tokens(
         request_id=job.request_id,
         attempt=1,
-        token_ids=_tokens(run.request, number),
+        token_ids=tokens_of(run.request, number),
         num_prompt_tokens=job.num_prompt_tokens,
         sampling=job.sampling,
         hash_root=job.hash_root,
@@ -234,7 +236,7 @@ def _request(number: int, run: Run, now: float) -> DecodeRequest:
     return DecodeRequest(job=job, sequence=sequence, deadline_at=float("inf"), first_position=0, began_at=now)
 
 
-def _tokens(request: TraceRequest, number: int) -> list[int]:
+def tokens_of(request: TraceRequest, number: int) -> list[int]:
     """Equal tokens for equal blocks; the rest is the request's own."""
     shared = [token for block in request.blocks for token in islice(_drawn(block), TRACE_BLOCK)]
     own = islice(_drawn(b"own-%d-%f" % (number, request.arrival_ms)), request.prompt_tokens - len(shared))
