@@ -148,7 +148,7 @@ class DecodeScheduler:
             if not plan.is_short:
                 self._admit_waiting(plan, held_back, before=self._pacing.turn(request))
             self._add(request, plan)
-        if not plan.is_short:
+        if self.waiting and not plan.is_short:
             self._bound_prompts(plan, context=None)  # its context is known when the next prompt is admitted
             self._admit_waiting(plan, held_back)
         return plan
