@@ -2,12 +2,11 @@
 
 A prompt is *due* when its goal says so, and a stream has *slack* as far as it is ahead of its pace. A pass takes as many prompt
 tokens as fit into a comfortable step. Where prompts would be late at that rate, it takes the number, within the slack, that
-makes them least late. Nothing moves a prompt's turn but lateness, once, so nobody waits for ever.
+makes them least late. Nothing moves a prompt's turn but lateness, by one goal, so nobody waits for ever.
 """
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as ListOf
@@ -15,6 +14,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Protocol
 
+from common.messages import Goal
 from decode.request import DecodeRequest
 from worker.device.prompt_budget import PromptBudget
 from worker.device.step_policy import MIN_SLOTS
@@ -28,8 +28,10 @@ COMFORTABLE_ROWS = 512  # larger steps are hardly faster a token
 LEAST_PROMPT_TOKENS = 64  # prompts advance whatever the pace
 MOST_PROMPTS = 64  # the first ones decide
 MANY_TOKENS = 1 << 30
-NO_HURRY_S = 10.0  # until a prompt without a goal is due
+NO_HURRY_S = 10.0  # from its claim until a prompt of the lowest tier is due, which has no goal
 NO_HURRY_TOKEN_S = 0.05  # the pace of a stream without one
+USUAL = Goal(ttft_ms=1000.0, tpot_ms=50.0)  # of a gateway that sends none (0.1.0)
+LEAST_GOAL_S, MOST_GOAL_S = 0.05, NO_HURRY_S / 2  # goals count within these, so that none is a priority of its own
 
 
 class Pacing(Protocol):
@@ -100,11 +102,11 @@ class GoalPacing:
         """The instant by which a prompt counts; one that can't be in time counts a goal later."""
         if request.sequence.num_generated:
             return request.received_at  # a stream that gave way: somebody reads it
-        goal, cost = request.job.goal, self._budget.prompt_cost
+        goal, cost = _goal_of(request), self._budget.prompt_cost
         own_s = cost.least_s(request.job.num_prompt_tokens)
-        goal_s = goal.ttft_s(0)
-        if goal_s == math.inf:
-            return request.received_at + NO_HURRY_S + AGEING * own_s
+        if goal.ttft_ms is None:
+            return request.began_at + NO_HURRY_S + AGEING * own_s
+        goal_s = _counted_s(goal)
         due = request.received_at + goal.ttft_s(request.job.num_prompt_tokens)
         done_at = self._clock() + cost.least_s(max(0, request.sequence.num_unscheduled))
         return request.received_at + goal_s + AGEING * own_s + (done_at > due) * goal_s
@@ -115,12 +117,12 @@ class GoalPacing:
         if not pass_s:
             backlog = sum(max(0, prompt.sequence.num_unscheduled) for prompt in prompts)
             return self._budget.tokens(backlog, decoding=decoding, context=context)
-        now = self._clock()
+        now, comfortable_s = self._clock(), self._budget.target_ms / 1000 * self._budget.step_cost.rows.growth(decoding)
         return best_size(
             pass_s,
             [_due(prompt, now) for prompt in islice(prompts, MOST_PROMPTS)],
-            comfortable_s=self._budget.target_ms / 1000 * self._budget.step_cost.rows.growth(decoding),
-            slack_s=min(_slack_s(stream, now) for stream in streams),
+            comfortable_s=comfortable_s,
+            slack_s=min(_slack_s(stream, now, least_s=comfortable_s) for stream in streams),
         )
 
     def tokens_alone(self) -> int:
@@ -137,19 +139,32 @@ class GoalPacing:
         return found if min(found.values()) > 0 and self._budget.target_ms else {}
 
 
+def _goal_of(request: DecodeRequest) -> Goal:
+    """The goal, which only the lowest tier may lack."""
+    goal = request.job.goal
+    return USUAL if goal.ttft_ms is None and request.job.priority >= 0 else goal
+
+
+def _counted_s(goal: Goal) -> float:
+    """The goal of a first token without its part per token, as far as it counts in turns."""
+    return min(max(goal.ttft_s(0), LEAST_GOAL_S), MOST_GOAL_S)
+
+
 def _due(request: DecodeRequest, now: float) -> Due:
-    goal_s = request.job.goal.ttft_s(request.job.num_prompt_tokens)
-    goal_s = NO_HURRY_S if goal_s == math.inf else goal_s
-    return Due(max(1, request.sequence.num_unscheduled), request.received_at + goal_s - now, goal_s)
+    goal, tokens = _goal_of(request), max(1, request.sequence.num_unscheduled)
+    if goal.ttft_ms is None:
+        return Due(tokens, request.began_at + NO_HURRY_S - now, NO_HURRY_S)
+    goal_s = max(goal.ttft_s(request.job.num_prompt_tokens), LEAST_GOAL_S)
+    return Due(tokens, request.received_at + goal_s - now, goal_s)
 
 
-def _slack_s(request: DecodeRequest, now: float) -> float:
-    """The time that a stream may wait for its next token."""
+def _slack_s(request: DecodeRequest, now: float, *, least_s: float) -> float:
+    """The time that a stream may wait for its next token. A pace below `least_s` a token is nobody's."""
     sequence = request.sequence
     left = min(sequence.sampling.max_tokens - sequence.num_generated, AHEAD_TOKENS)
     num_paced = sequence.num_generated - request.num_before + left
     elapsed_s = now - (request.first_token_at or request.began_at)
-    return PACE * min(request.job.goal.tpot_s, NO_HURRY_TOKEN_S) * num_paced - elapsed_s
+    return PACE * max(least_s, min(request.job.goal.tpot_s, NO_HURRY_TOKEN_S)) * num_paced - elapsed_s
 
 
 class Unpaced:

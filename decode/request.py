@@ -34,6 +34,7 @@ class DecodeRequest:
     cached_tokens: int = -1  # prompt tokens from the prefill worker's prefix cache
     began_at: float = field(default_factory=time.monotonic)  # when it was verified, or claimed for local prefill
     received_at: float = 0.0  # by the gateway, since when its goal counts; 0 = `began_at`
+    started_at: float = 0.0  # its first chunk was planned here; 0 = not yet
     first_token_at: float = 0.0  # the first token sampled here; 0 = none yet
     finish: Finish = Finish.NONE
     ended_at: float | None = None
@@ -114,9 +115,12 @@ class DecodeRequest:
         )
 
     def prefilled_here(self, tokens: Tokens, *, since: float) -> Tokens:
-        """The first tokens of a local job, with its prefix hit and the time `since` its claim."""
+        """The first tokens of a local job, with its prefix hit and its times `since` its claim."""
+        queue_ms = (self.started_at - since) * 1000
         return msgspec.structs.replace(
             tokens,
             cached_tokens=min(self.sequence.num_found or 0, self.job.num_prompt_tokens),
-            prefill_ms=(time.monotonic() - since) * 1000,
+            queue_ms=queue_ms,
+            waits={"prompts": queue_ms},
+            prefill_ms=(time.monotonic() - self.started_at) * 1000,
         )

@@ -47,6 +47,7 @@ from worker.serving.jobs import Cancelled, ClaimedJob
 
 log = logging.getLogger("baton.decode")
 
+MOST_WAITING = 32  # local jobs that wait for a pass: handoffs find the other places
 KEEP_ENDED_S = 30.0  # longest time that a finished stream waits for `Received`
 LATE_AFTER_S = 1.0  # drops late requests here in case the gateway's cancellation was lost
 
@@ -90,8 +91,10 @@ class DecodeRole:
         return not job.decode_workers
 
     def room(self) -> int:
-        taken = len(self._placed) + self._reservations.num_open
-        return 0 if self.scheduler.lacks_blocks else self._context.model.max_sequences - taken
+        if self.scheduler.lacks_blocks:
+            return 0
+        free = self._context.model.max_sequences - len(self._placed) - self._reservations.num_open
+        return min(free, MOST_WAITING - len(self.scheduler.waiting))
 
     @property
     def _placed(self) -> list[DecodeRequest]:

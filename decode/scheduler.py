@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -145,10 +146,10 @@ class DecodeScheduler:
                 self._add(request, plan)
         for request in sorted(filter(_is_prompt, candidates), key=self._pacing.turn):  # stable
             self._bound_prompts(plan, context=request.sequence.num_scheduled)
-            if not plan.is_short:
+            if not plan.is_short and not plan.is_full:
                 self._admit_waiting(plan, held_back, before=self._pacing.turn(request))
             self._add(request, plan)
-        if self.waiting and not plan.is_short:
+        if self.waiting and not plan.is_short and not plan.is_full:
             self._bound_prompts(plan, context=None)  # its context is known when the next prompt is admitted
             self._admit_waiting(plan, held_back)
         return plan
@@ -173,10 +174,12 @@ class DecodeScheduler:
         if plan.is_bounded:
             return
         plan.is_bounded = True
-        if plan.shares or self._expected():
-            waiting = (one for one in self if one not in plan.shares and one.sequence.num_unscheduled > 0)
-            others = sorted(waiting, key=self._pacing.turn)
-            budget = self._pacing.tokens([*plan.shares], others, context=context)
+        streams = [*plan.shares] or [one for one in self.running if not _is_prompt(one)]  # all of them may sit out
+        if streams or self._expected():
+            prompts = sorted((one for one in self if _is_prompt(one)), key=self._pacing.turn)
+            if prompts and not prompts[0].sequence.tables:
+                context = None  # known when it is admitted
+            budget = self._pacing.tokens(streams, prompts, context=context)
         else:
             budget = self._pacing.tokens_alone()
         plan.token_budget = min(plan.token_budget, budget)
@@ -302,6 +305,7 @@ class DecodeScheduler:
             if request.sequence in held_back or plan.scores_another(request):
                 return
             if not self._admit(request, ahead=plan.token_budget):
+                plan.is_full = True
                 return
             self.waiting.popleft()
             self.running.append(request)
@@ -344,6 +348,7 @@ class DecodeScheduler:
     def _schedule(self, request: DecodeRequest, num_tokens: int, drafted: tuple[int, ...]) -> Chunk:
         self.blocks.launched(request.sequence)
         self._in_flight[request.sequence] = request
+        request.started_at = request.started_at or time.monotonic()
         chunk = schedule(self._pool, request.sequence, num_tokens, drafted=drafted, spare=self._spare)
         self._num_verifying += bool(chunk.drafted)
         return chunk
@@ -367,6 +372,7 @@ class _Plan:
     left_out: set[DecodeRequest] = field(default_factory=set)  # preempted now, or by the next plan
     is_bounded: bool = False  # prompt tokens are limited already
     is_short: bool = False  # a request found no block
+    is_full: bool = False  # a waiting request was not admitted
     has_preempted: bool = False
     waits_for_blocks: bool = False  # keeps freed blocks for the waiting request
 

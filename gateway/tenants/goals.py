@@ -8,8 +8,8 @@ from pydantic import BaseModel, Field
 
 from common.messages import Goal
 
-MAX_GOAL_MS = 3_600_000  # an hour
-_Milliseconds = Annotated[float, Field(strict=True, allow_inf_nan=False, gt=0, le=MAX_GOAL_MS)]
+MIN_GOAL_MS, MAX_GOAL_MS = 0.001, 3_600_000  # an hour
+_Milliseconds = Annotated[float, Field(strict=True, allow_inf_nan=False, ge=MIN_GOAL_MS, le=MAX_GOAL_MS)]
 _MillisecondsPerToken = Annotated[float, Field(strict=True, allow_inf_nan=False, ge=0, le=MAX_GOAL_MS)]
 
 

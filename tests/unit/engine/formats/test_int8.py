@@ -97,7 +97,7 @@ def test_every_product_and_the_table_are_quantised(tmp_path: Path) -> None:
     decoder.weights.settle()
     matrix = decoder._embedding.table._matrix  # type: ignore[attr-defined]
     assert matrix.codes.dtype is torch.int8
-    assert isinstance(decoder._head._linear, Int8Linear)
+    assert isinstance(decoder._head.product, Int8Linear)
     for layer in decoder._layers:
         products = products_of(layer)
         assert {name for name, value in products.items() if isinstance(value, Int8Linear)} == {
