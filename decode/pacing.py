@@ -117,12 +117,12 @@ class GoalPacing:
         if not pass_s:
             backlog = sum(max(0, prompt.sequence.num_unscheduled) for prompt in prompts)
             return self._budget.tokens(backlog, decoding=decoding, context=context)
-        now, comfortable_s = self._clock(), self._budget.target_ms / 1000 * self._budget.step_cost.rows.growth(decoding)
+        now, rows = self._clock(), self._budget.step_cost.rows
         return best_size(
             pass_s,
             [_due(prompt, now) for prompt in islice(prompts, MOST_PROMPTS)],
-            comfortable_s=comfortable_s,
-            slack_s=min(_slack_s(stream, now, least_s=comfortable_s) for stream in streams),
+            comfortable_s=self._budget.target_ms / 1000 * rows.growth(decoding),
+            slack_s=min(_slack_s(stream, now, step_s=rows.ms(decoding) / 1000) for stream in streams),
         )
 
     def tokens_alone(self) -> int:
@@ -158,13 +158,13 @@ def _due(request: DecodeRequest, now: float) -> Due:
     return Due(tokens, request.received_at + goal_s - now, goal_s)
 
 
-def _slack_s(request: DecodeRequest, now: float, *, least_s: float) -> float:
-    """The time that a stream may wait for its next token. A pace below `least_s` a token is nobody's."""
+def _slack_s(request: DecodeRequest, now: float, *, step_s: float) -> float:
+    """The time that a stream may wait for its next token. Nobody's pace is less than a step without prompts."""
     sequence = request.sequence
     left = min(sequence.sampling.max_tokens - sequence.num_generated, AHEAD_TOKENS)
     num_paced = sequence.num_generated - request.num_before + left
     elapsed_s = now - (request.first_token_at or request.began_at)
-    return PACE * max(least_s, min(request.job.goal.tpot_s, NO_HURRY_TOKEN_S)) * num_paced - elapsed_s
+    return PACE * max(step_s, min(request.job.goal.tpot_s, NO_HURRY_TOKEN_S)) * num_paced - elapsed_s
 
 
 class Unpaced:
