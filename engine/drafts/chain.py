@@ -40,10 +40,10 @@ class DraftChain:
         """Return the launched pass, `ordered` as it was packed, whose results have drafts."""
         batch = runner.inputs_of(packed)
         following = _Following.of(ordered, packed)
-        known, sources = (torch.from_numpy(each).to(self.device) for each in (following.ids, following.sources))
+        known, sources = self._sent(torch.from_numpy(np.stack((following.ids, following.sources))))
         read = self.head.read(InputTokens(known, sources, batch.tokens.newest), batch, self.kept)
         if not self.num_drafts or not any(chunk.sample for chunk in ordered):
-            return launched
+            return _ReadPass.behind(launched, self.device)
         results: list[Sampled | None] | None = None
         # Acceptance of drafts is known on the host alone.
         if self.device.type == "cpu" or any(chunk.drafted for chunk in ordered):
@@ -52,11 +52,15 @@ class DraftChain:
         starts = [self._start(runner, chunk, following, at) for at, chunk in _ends(ordered, results)]
         starts = sorted((start for start in starts if start.room > 0), key=lambda start: -start.room)
         if not starts:
-            return launched
-        rows, sampled = torch.tensor([(start.row, start.sampled) for start in starts], device=self.device).T
+            return _ReadPass.behind(launched, self.device)
+        rows, sampled = self._sent(torch.tensor([(start.row, start.sampled) for start in starts]).T.contiguous())
         guessed = self._chain(runner, starts, read.at(rows, sampled))
         places = {start.chunk: (column, start.room) for column, start in enumerate(starts)}
         return _DraftedPass(launched, chunks, places, Readback(guessed)).finished()
+
+    def _sent(self, values: torch.Tensor) -> torch.Tensor:
+        """Copy without waiting for the device, which may be running this very pass."""
+        return values if self.device.type == "cpu" else values.pin_memory().to(self.device, non_blocking=True)
 
     def _start(self, runner: Runner, chunk: Chunk, following: _Following, at: int) -> _Start:
         """The end of a sequence in the pass. Steps are at positions within its blocks."""
@@ -133,6 +137,27 @@ def _ends(ordered: SequenceOf[Chunk], results: list[Sampled | None] | None) -> l
         if results is None or ((result := results[at]) is not None and not result.problem):
             ends[chunk.sequence] = at
     return [(at, ordered[at]) for at in ends.values()]
+
+
+@dataclass(frozen=True, slots=True)
+class _ReadPass:
+    """A pass on a GPU without drafts, over once the head has written its keys and values as well."""
+
+    launched: Pass
+    over: torch.cuda.Event
+
+    @classmethod
+    def behind(cls, launched: Pass, device: torch.device) -> Pass:
+        """The pass, and what was launched after it; on a CPU both are over."""
+        if device.type == "cpu":
+            return launched
+        over = torch.cuda.Event()
+        over.record()
+        return cls(launched, over)
+
+    def wait(self) -> list[Sampled | None]:
+        self.over.synchronize()
+        return self.launched.wait()
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,7 +117,9 @@ def read_mtp(folder: Path, named: Sequence[str], model: ModelSpec) -> tuple[Mode
     if is_gguf(folder):
         raise UnsupportedModelError("mtp: the layer of a GGUF file isn't read; take safetensors")
     under = names.under.format(layers=model.num_layers)
-    if not any(stored.name == f"{under}{names.projection}.weight" for stored in stored_tensors(folder)):
+    module = under + names.projection
+    stored = {tensor.name for tensor in stored_tensors(folder) if tensor.name.startswith(f"{module}.")}
+    if f"{module}.weight" not in stored:
         raise UnsupportedModelError(f"mtp: the checkpoint has no tensor {under}{names.projection}.weight")
     layer = next(layer for layer in reversed(model.layers) if layer.attention is not None)
     mixer = layer.attention
@@ -125,7 +127,11 @@ def read_mtp(folder: Path, named: Sequence[str], model: ModelSpec) -> tuple[Mode
     if mixer.window or (isinstance(mixer, MLASpec) and mixer.sparse is not None):
         raise UnsupportedModelError("mtp: attention with windows or an indexer in the layer is not supported")
     spec = MtpSpec(layer=layer, heads=mixer.heads, names=names, under=under)
-    return replace(model, stored=_with_layer(model, spec)), spec
+    quantization = model.quantization
+    if stored == {f"{module}.weight"}:  # plain in DeepSeek's FP8 checkpoints, whose config names no such module
+        ignored = replace(quantization.ignored, named=quantization.ignored.named | {module})
+        quantization = replace(quantization, ignored=ignored)
+    return replace(model, stored=_with_layer(model, spec), quantization=quantization), spec
 
 
 def _with_layer(model: ModelSpec, spec: MtpSpec) -> StoredNames:

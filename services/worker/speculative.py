@@ -125,7 +125,7 @@ class SpeculativeConfig:
             raise ValueError(f"at most {MOST_CHARS} characters are read")
         form = _fields(text)
         method = form.get("method")
-        if method in SAME_AS_MTP:
+        if isinstance(method, str) and method in SAME_AS_MTP:
             method = form["method"] = "mtp"
         if method in OTHERS:
             raise ValueError(f"method {method} isn't served yet: use {', '.join(FORMS)}")

@@ -68,6 +68,7 @@ def test_fields_of_both_methods() -> None:
         ("eagle3", "model: field required"),
         ('{"method": "eagle3", "model": ""}', "model: string should have at least 1 character"),
         ('{"num_speculative_tokens": 3}', "method must be one of"),
+        ('{"method": ["mtp"]}', "method must be one of"),
         ('{"method": "suffix", "num_speculative_token": 3}', "did you mean num_speculative_tokens?"),
         ('{"method": "suffix", "zzz": 3}', "unknown field zzz: there are"),
         ('{"method": "ngram", "prompt_lookup_min": 9, "prompt_lookup_max": 4}', "prompt_lookup_min 9 is above"),
