@@ -28,10 +28,11 @@ COMFORTABLE_ROWS = 512  # larger steps are hardly faster a token
 LEAST_PROMPT_TOKENS = 64  # prompts advance whatever the pace
 MOST_PROMPTS = 64  # the first ones decide
 MANY_TOKENS = 1 << 30
-NO_HURRY_S = 10.0  # from its claim until a prompt of the lowest tier is due, which has no goal
+NO_HURRY_S = 10.0  # from the claim until a prompt without a goal is due
 NO_HURRY_TOKEN_S = 0.05  # the pace of a stream without one
-USUAL = Goal(ttft_ms=1000.0, tpot_ms=50.0)  # of a gateway that sends none (0.1.0)
-LEAST_GOAL_S, MOST_GOAL_S = 0.05, NO_HURRY_S / 2  # goals count within these, so that none is a priority of its own
+USUAL = Goal(ttft_ms=1000.0, tpot_ms=50.0)  # gateways of release 0.1.0 send none
+# Goals count within these bounds, so that none is a priority of its own.
+LEAST_GOAL_S, MOST_GOAL_S = 0.05, NO_HURRY_S / 2
 
 
 class Pacing(Protocol):

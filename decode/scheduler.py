@@ -199,8 +199,8 @@ class DecodeScheduler:
     def _most_drafted(self, request: DecodeRequest) -> int:
         """Tokens that may be drafted, with room for the one sampled behind them; 0 = none."""
         sequence = request.sequence
-        if not self._can_verify or request.sequence.is_suspect:
-            return 0
+        if not self._can_verify or request.sequence.is_suspect or self._pool.num_free - self._spare < self._pool.fixed:
+            return 0  # also without room for the state behind a drafted token
         known = len(sequence.token_ids)
         return max(0, min(sequence.sampling.max_tokens - sequence.num_generated, self._max_model_len - known) - 1)
 

@@ -160,7 +160,7 @@ class IndexNews:
     def __init__(self, pool: BlockPool, host: HostBlocks | None = None) -> None:
         """`host`: blocks that a prompt finds beside the pool's. Of several groups the index hears of the pool's alone."""
         self._pool = pool
-        self._host = host if len(pool.groups) == 1 else None
+        self._host, self._tells_host = host, len(pool.groups) == 1
         self._is_known = False
         self._gone: dict[bytes, None] = {}
 
@@ -173,9 +173,10 @@ class IndexNews:
         added, removed = self._pool.drain_events()
         if not self._is_known:
             added = self._pool.cached_digests()
-        if (host := self._host) is not None:
+        gone = [] if self._host is None else self._host.drain_removed()  # else it would grow for ever
+        if (host := self._host) is not None and self._tells_host:
             removed = [digest for digest in removed if digest not in host]
-            removed += [digest for digest in host.drain_removed() if not self._pool.has(0, digest)]
+            removed += [digest for digest in gone if not self._pool.has(0, digest)]
             added += [] if self._is_known else [digest for digest in host if not self._pool.has(0, digest)]
         self._gone |= dict.fromkeys(removed)
         for digest in added:

@@ -178,7 +178,7 @@ class Retention:
 
     def _add_held(self, blocks: Sequence[int], hold: Hold | None) -> None:
         now, superseded = self._clock(), dict[Hold, None]()
-        if hold is not None:
+        if hold is not None and blocks:
             self._renew(hold, now)
         for block in blocks:
             before = self._holds.get(block)
@@ -204,7 +204,9 @@ class Retention:
             hold.is_timed = True
             heapq.heappush(self._timed, (hold.until, next(self._serial), hold))
             if len(self._timed) > 2 * self._num_blocks:  # most of them have no block any more
-                self._timed = [each for each in self._timed if each[2].blocks or each[2] is hold]
+                for _, _, each in self._timed:
+                    each.is_timed = bool(each.blocks) or each is hold
+                self._timed = [each for each in self._timed if each[2].is_timed]
                 heapq.heapify(self._timed)
 
     def _supersede(self, state: Hold) -> None:
@@ -242,7 +244,8 @@ class Retention:
         hold = self._holds.get(block) if self._holds else None
         if hold is not None and hold.keep.share < 1:
             tenant = hold.keep.tenant
-            share = self._shares.setdefault(tenant, _Share(hold.keep.share * self._num_blocks))
+            share = self._shares.setdefault(tenant, _Share(0))
+            share.most = hold.keep.share * self._num_blocks  # it may have changed
             share.levels[level][block] = None
             share.count += 1
             if share.count > share.most:
@@ -267,13 +270,14 @@ class Retention:
 
     def _overflow(self, level: int) -> None:
         """Move the block released longest ago to the end of the level below; out of all kept ones alike."""
-        below = max(UNUSED, min(level - 1, FOUND))
+        oldest = next(iter(self._levels[level]))
+        is_wish_alone = level > FOUND and not self._hits[oldest]
+        below = UNUSED if is_wish_alone else max(UNUSED, min(level - 1, FOUND))
         if self._holds:
-            oldest = next(iter(self._levels[level]))
             self._drop(oldest)
             self._put(oldest, below)
         else:
-            oldest, _ = self._levels[level].popitem(last=False)
+            del self._levels[level][oldest]
             self._level[oldest] = below
             self._levels[below][oldest] = None
             if below > UNUSED and len(self._levels[below]) > self._bound:

@@ -2,7 +2,7 @@
 
     pool ──released──▶ queue ──store──▶ host blocks ──load──▶ pool, published again
 
-No allocation waits. Blocks are copied in the order in which eviction takes them, while they are still cached; one that is
+No allocation waits. Blocks are copied in the order of their release, while they are still cached; one that is
 evicted before its copy landed is lost, and the copy dropped. A load fills fresh blocks and publishes them: admission then
 finds them like all others. See docs/kv.md.
 """
@@ -20,6 +20,7 @@ from common.blocks import hash_blocks
 from common.messages import HostTierTotals
 from engine.cache.block_pool import BlockPool, OutOfBlocksError
 from engine.groups import Entry, resumable
+from engine.hold import Hold
 from engine.sequence import Sequence
 from worker.tier.copier import Copier
 from worker.tier.host_blocks import HostBlock, HostBlocks
@@ -62,6 +63,7 @@ class _Load:
     digests: list[bytes] = field(default_factory=list)
     held: list[Entry] = field(default_factory=list)
     pieces: list[_Piece] = field(default_factory=list)
+    hold: Hold | None = None  # the prompt's: its tenant is charged
     is_over: bool = False
 
     @property
@@ -78,7 +80,7 @@ class HostTier:
         self._pool, self._memory = pool, memory
         self._copier, self._wake = copier, wake
         self.blocks = HostBlocks(num_slots, second_sight=num_slots < SECOND_SIGHT_POOLS * pool.num_blocks)
-        self._queue: dict[bytes, None] = {}  # cached and not yet stored; in the order of eviction
+        self._queue: dict[bytes, None] = {}  # cached and not yet stored, in the order of release
         self._storing: dict[bytes, _Store] = {}
         self._loads: dict[Sequence, _Load] = {}
         self._loading: list[_Load] = []  # also of prompts that left
@@ -92,6 +94,7 @@ class HostTier:
     def cached(self, digest: bytes) -> None:
         self.blocks.touch(digest)
         if not self._is_off:
+            self._queue.pop(digest, None)
             self._queue[digest] = None
 
     def forgotten(self, digest: bytes) -> None:
@@ -216,7 +219,7 @@ class HostTier:
         )
         if count <= here:
             return None
-        load, lacking = _Load(digests[:count]), list[tuple[int, int]]()
+        load, lacking = _Load(digests[:count], hold=sequence.hold), list[tuple[int, int]]()
         for number, group in enumerate(pool.groups):
             for at in range(group.first_seen(count * size), count):
                 if pool.has(number, digests[at]):
@@ -254,7 +257,9 @@ class HostTier:
         sums = _sums_of(result)
         for piece in load.pieces:
             found = b"".join(islice(sums, len(piece.entry)))
-            if found == piece.source.sums[piece.number]:
+            if piece.source.is_gone:
+                pass  # its tokens proved wrong meanwhile
+            elif found == piece.source.sums[piece.number]:
                 self._pool.publish_entry(piece.number, piece.entry, load.digests, piece.at + 1)
                 self._loaded += len(piece.entry)
                 self._hit_tokens += self._pool.block_size if piece.number == 0 else 0
@@ -265,7 +270,7 @@ class HostTier:
         blocks = load.blocks
         self._loading.remove(load)
         self._pool.count_as_hit(blocks)  # somebody asks for them now
-        self._pool.release(blocks)
+        self._pool.release(blocks, load.hold)
         load.is_over = True
         self._wake()
 
@@ -285,6 +290,8 @@ class HostTier:
         )
 
     def close(self) -> None:
+        self._is_off = True
+        self._queue = {}
         self._copier.close()
 
 

@@ -207,7 +207,7 @@ class CommonFields(GoalFields, TranslatedFields):
     def keep(self) -> Keep:
         """The wish for the cached KV, as far as it is said."""
         ttl_s = _A_DAY_S if self.prompt_cache_retention == "24h" else 0.0
-        return Keep(ttl_s=ttl_s, session=self.prompt_cache_key or "")
+        return Keep(ttl_s=ttl_s)
 
     @property
     def followed(self) -> Wanted | None:

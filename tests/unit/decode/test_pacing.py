@@ -86,6 +86,38 @@ def test_short_prompts_that_keep_coming_never_starve_a_long_one() -> None:
     assert tokens >= 6000
 
 
+@pytest.mark.parametrize("goal", [Goal(ttft_ms=1e-323, tpot_ms=1e-323), Goal(ttft_ms=0.0, tpot_ms=0.0)], ids=str)
+def test_a_goal_that_nobody_reaches_is_no_priority_and_no_error(goal: Goal) -> None:
+    worker = Worker()
+    worker.stream("s", ahead_s=0.1)
+    hasty = worker.enqueue("hasty", prompt=3000, goal=goal)
+    usual = worker.request("usual", prompt=3000)
+    assert worker.step().keys() == {"s", "hasty"}
+    assert worker.pacing.turn(hasty) > worker.pacing.turn(usual) - 1
+
+
+def test_a_long_goal_ranks_before_the_lowest_tier() -> None:
+    worker = Worker()
+    patient = worker.request("patient", prompt=100, goal=Goal(ttft_ms=60_000.0))
+    lowest = worker.request("lowest", prompt=100, goal=NO_GOAL, ago=2.0)
+    lowest.job = msgspec.structs.replace(lowest.job, priority=-1)
+    assert worker.pacing.turn(patient) < worker.pacing.turn(lowest)
+
+
+def test_the_lowest_tier_ages_from_its_claim() -> None:
+    worker = Worker()
+    held = worker.request("held back by the gateway", prompt=100, goal=NO_GOAL)
+    held.job = msgspec.structs.replace(held.job, priority=-1)
+    held.received_at -= 60.0
+    assert worker.pacing.turn(held) > worker.pacing.turn(worker.request("fresh", prompt=100))
+
+
+def test_a_gateway_that_sends_no_goals_has_the_usual_one() -> None:
+    worker = Worker()
+    old, new = worker.request("old", prompt=100, goal=NO_GOAL), worker.request("new", prompt=100, ago=-5.0)
+    assert worker.pacing.turn(old) < worker.pacing.turn(new)
+
+
 def test_one_that_is_late_already_yields_to_one_that_can_be_in_time() -> None:
     worker = Worker()
     late, punctual = worker.request("late", prompt=600, ago=0.3), worker.request("punctual", prompt=600, ago=0.15)

@@ -54,6 +54,14 @@ def test_beyond_half_of_the_pool_the_found_block_released_longest_ago_counts_as_
     assert order(retention) == [0, 3, 1, 2]
 
 
+def test_wishes_beyond_half_of_the_pool_push_nothing_out_that_was_found() -> None:
+    retention = Retention(8, clock=Clock())
+    retention.found([0, 1])
+    retention.add([0, 1])
+    retention.add([2, 3, 4, 5, 6, 7], kept(60))
+    assert retention.evict(2) == [2, 3]
+
+
 def test_a_time_to_live_outlasts_use_until_it_ends() -> None:
     clock = Clock()
     retention = Retention(8, clock=clock)

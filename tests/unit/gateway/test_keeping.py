@@ -68,13 +68,17 @@ async def test_the_longest_of_anthropic_s_marks(gateway: Gateway, said: dict[str
     assert await kept(gateway, ANTHROPIC, said) == Keep(ttl_s=ttl_s)
 
 
-async def test_a_session_has_the_header_s_name_before_the_field_s(gateway: Gateway) -> None:
-    by_field = await kept(gateway, CHAT, {"prompt_cache_key": "one"})
-    by_header = await kept(gateway, CHAT, {"prompt_cache_key": "two"}, {"x-session-id": "one"})
+async def test_a_session_has_the_header_s_name(gateway: Gateway) -> None:
+    one = await kept(gateway, CHAT, {"prompt_cache_key": "shared"}, {"x-session-id": "one"})
+    same = await kept(gateway, ANTHROPIC, {}, {"x-session-id": "one"})
     other = await kept(gateway, ANTHROPIC, {}, {"x-session-id": "two"})
-    assert by_field == by_header != other
-    assert by_field.session
-    assert "one" not in by_field.session
+    assert one == same != other
+    assert one.session
+    assert "one" not in one.session
+
+
+async def test_a_cache_key_names_no_session(gateway: Gateway) -> None:
+    assert await kept(gateway, CHAT, {"prompt_cache_key": "one"}) == Keep()
 
 
 def test_a_session_is_its_tenant_s_own() -> None:

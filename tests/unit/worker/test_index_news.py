@@ -83,4 +83,8 @@ def test_of_several_groups_the_index_hears_of_the_pool_alone() -> None:
     groups = (Full(block_size=16), Window(block_size=16, window=40))
     pool, host = BlockPool(num_blocks=BLOCKS, block_size=16, groups=groups), HostBlocks(20)
     host.add(b"there", {0: (0,)}, {0: b""})
-    assert IndexNews(pool, host).next() == ([], [])
+    news = IndexNews(pool, host)
+    assert news.next() == ([], [])
+    host.forget(b"there")
+    assert news.next() == ([], [])
+    assert host.drain_removed() == []  # nothing piles up
