@@ -120,6 +120,9 @@ class Pipeline:
                         await self._announce(suspect)
                     self._launches.append(self._launcher.submit(shares, when_over=self.wake))
                 await self._wake.wait()
+        except Exception as error:
+            self._health.lose(error)
+            raise
         finally:
             await self._launcher.close(self._launches)
             self._launches.clear()
@@ -196,7 +199,11 @@ class DeviceHealth:
     def failed(self, error: Exception) -> None:
         self._failures_in_a_row += 1
         if _is_lost(error):
-            self._lost = f"{type(error).__name__}: {error}".splitlines()[0]
+            self.lose(error)
+
+    def lose(self, error: Exception) -> None:
+        """Record that no further pass will run."""
+        self._lost = f"{type(error).__name__}: {error}".splitlines()[0]
 
     def problem(self, *, waited_s: float = 0.0) -> str:
         """Return why the device is broken; "" while it works. `waited_s`: duration of the current pass so far."""

@@ -349,3 +349,14 @@ async def test_a_pass_that_takes_too_long_breaks_the_device_from_when_it_could_b
         engine.passes[1].complete()
         await planner.heard(2)
         assert pipeline.broken == ""
+
+
+async def test_a_plan_that_fails_breaks_the_device() -> None:
+    class Failing(OneTokenEach):
+        def plan(self, token_budget: int) -> list[Chunk]:
+            raise ZeroDivisionError("float division by zero")
+
+    pipeline, _ = new_pipeline(Failing("a", passes=1), token_budget=1)
+    with pytest.raises(ZeroDivisionError):
+        await pipeline.run()
+    assert pipeline.broken == "ZeroDivisionError: float division by zero"
