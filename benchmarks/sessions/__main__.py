@@ -13,7 +13,6 @@ import argparse
 import asyncio
 import json
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -28,6 +27,7 @@ from benchmarks.environment import ROOT, describe
 from benchmarks.results_format import Result, ResultsPage, notes_of
 from benchmarks.sessions.agents import Asked, play
 from benchmarks.sessions.trace import CONTEXT, TURNS, longest_prompt, sessions
+from benchmarks.up import serving
 from engine.cache.pages import page_parts
 from engine.families import read_model_spec
 
@@ -110,34 +110,17 @@ def _serving(options: argparse.Namespace, arm: str, *, pool_mb: int, host_mb: in
         command = [sys.executable, "-m", "services.up", "--model", str(options.model), "--port", str(options.port)]
         command += ["--device", options.device, "--prefill", "0", "--decode", "1", "--data-dir", data]
         command += ["--kv-memory-mb", str(pool_mb), "--kv-host-mb", str(host_mb), *options.up.split()]
-        process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
         try:
-            _wait_until_ready(process)
-            url = f"http://127.0.0.1:{options.port}"
-            yield url
-            metrics = httpx.get(f"{url}/metrics", timeout=30).text.splitlines()
-            lines = [line for line in metrics if line.startswith(("baton_worker_host_tier", "baton_worker_cache_hit"))]
-            (options.out / f"{arm}_metrics.txt").write_text("\n".join(lines) + "\n")
+            with serving(command, cwd=ROOT, log=options.out / f"{arm}_up.log", ready_s=START_S):
+                url = f"http://127.0.0.1:{options.port}"
+                yield url
+                metrics = httpx.get(f"{url}/metrics", timeout=30).text.splitlines()
+                told = ("baton_worker_host_tier", "baton_worker_cache_hit")
+                lines = [line for line in metrics if line.startswith(told)]
+                (options.out / f"{arm}_metrics.txt").write_text("\n".join(lines) + "\n")
         finally:
-            process.terminate()
-            try:
-                process.wait(60)
-            except subprocess.TimeoutExpired:
-                process.kill()
             for log in Path(data, "logs").glob("*.log"):
                 (options.out / f"{arm}_{log.name}").write_text(log.read_text(errors="replace")[-200_000:])
-
-
-def _wait_until_ready(process: subprocess.Popen[str]) -> None:
-    assert process.stdout is not None
-    give_up_at = time.monotonic() + START_S
-    for line in process.stdout:
-        print(f"    {line.rstrip()}", flush=True)
-        if line.startswith("Baton serves"):
-            return
-        if time.monotonic() > give_up_at:
-            break
-    raise SystemExit("baton up did not get ready; its output is above")
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -68,7 +68,7 @@ class RandomDrafts:
         return found
 
     def _asked(self, sequence: Sequence) -> int:
-        """What its request says of drafts, which must be what its client said."""
+        """The request's bound of drafts, which must be what its client said."""
         asked = self._world.by_name[sequence.request_id].spec.drafts.most
         if sequence.speculation != asked:
             self._world.violate(f"{sequence.request_id} drafts {sequence.speculation} tokens of {asked} asked for")

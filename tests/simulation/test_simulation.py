@@ -265,7 +265,7 @@ def refused_drafts_kept(patch: Patch) -> None:
 
 
 def bounds_of_drafts_lost(patch: Patch) -> None:
-    """What a request says of drafts does not reach its sequences."""
+    """A request's bound of drafts does not reach its sequences."""
     new = Sequence.__init__
     patch.setattr(Sequence, "__init__", lambda *args, **named: new(*args, **named | {"speculation": -1}))
 

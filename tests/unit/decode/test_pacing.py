@@ -1,4 +1,4 @@
-"""Which prompt goes first, and how long a pass may take, by goals and slack."""
+"""The order of prompts, and the size of a pass, by goals and slack."""
 
 from __future__ import annotations
 

@@ -1,13 +1,17 @@
-"""Drafts of known quality: what a sequence will answer, with wrong tokens in random places."""
+"""Drafts of known quality, which are answers with wrong tokens in random places, and drafts of heads beside their reference."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
+from typing import Any, Protocol
 
 from engine.sequence import Sequence
 from tests.models import VOCAB_SIZE
+from tests.unit.engine.generate import Generator, new_sequence
+
+PROMPTS = [[3 + (number * 37 + at * 11) % 400 for at in range(length)] for number, length in enumerate((39, 5, 70))]
 
 
 class Drafts:
@@ -28,3 +32,25 @@ class Drafts:
         known = sequence.num_generated
         right = answer[known : known + self._draw.randint(0, self.LONGEST)]
         return [self._draw.randrange(VOCAB_SIZE) if self._draw.random() < self._wrong else token for token in right]
+
+
+class Reference(Protocol):
+    """A head's published arithmetic in plain torch."""
+
+    def drafts(self, token_ids: list[int], count: int) -> tuple[int, ...]:
+        """The tokens that it drafts behind these."""
+
+
+def new_sequences(**sampling: Any) -> list[Sequence]:
+    return [new_sequence(str(number), prompt, max_tokens=14, **sampling) for number, prompt in enumerate(PROMPTS)]
+
+
+def compare_drafts(generator: Generator, sequences: list[Sequence], reference: Reference) -> int:
+    """Compare every draft; return how many there were."""
+    count = 0
+    for sequence in sequences:
+        for at, result in enumerate(generator.results[sequence.request_id], start=sequence.num_prompt_tokens + 1):
+            if result is not None and result.drafts:
+                assert result.drafts == reference.drafts(sequence.token_ids[:at], len(result.drafts))
+                count += 1
+    return count

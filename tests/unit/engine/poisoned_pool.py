@@ -9,7 +9,7 @@ from tests.unit.engine.by_hand import NAN
 
 
 class PoisonedPool(BlockPool):
-    """What is in a block that somebody takes was never written."""
+    """A pool whose blocks are filled with what was never written when somebody takes them."""
 
     lanes: torch.Tensor
 

@@ -15,7 +15,7 @@ from engine.engine import Engine
 from engine.sequence import Sequence
 from engine.spec.model import UnsupportedModelError
 from tests.models import build_tiny_model
-from tests.unit.engine.drafts import Drafts
+from tests.unit.engine.drafts import PROMPTS, Drafts, compare_drafts, new_sequences
 from tests.unit.engine.eagle3_reference import CONFIG, Reference, write_head
 from tests.unit.engine.generate import Generator, move, new_sequence
 
@@ -26,7 +26,6 @@ VARIANTS = (
     ("norm_output", "fc_norm"),
     ("norm_before_fc", "norm_before_residual", "norm_output"),
 )
-PROMPTS = [[3 + (number * 37 + at * 11) % 400 for at in range(length)] for number, length in enumerate((39, 5, 70))]
 
 
 @pytest.fixture(scope="module")
@@ -47,21 +46,6 @@ def _engine(model: Path, draft: Path | None, *, num_drafts: int = NUM_DRAFTS, **
     return Engine(EngineConfig(model=model, cache=settings, draft=draft, num_drafts=num_drafts if draft else 0))
 
 
-def _sequences(**sampling: Any) -> list[Sequence]:
-    return [new_sequence(str(number), prompt, max_tokens=14, **sampling) for number, prompt in enumerate(PROMPTS)]
-
-
-def _check(generator: Generator, sequences: list[Sequence], reference: Reference) -> int:
-    """Compare every draft; return how many there were."""
-    count = 0
-    for sequence in sequences:
-        for at, result in enumerate(generator.results[sequence.request_id], start=sequence.num_prompt_tokens + 1):
-            if result is not None and result.drafts:
-                assert result.drafts == reference.drafts(sequence.token_ids[:at], len(result.drafts))
-                count += 1
-    return count
-
-
 @pytest.mark.parametrize("family", ["llama", "mistral"])  # windows of 24
 @pytest.mark.parametrize("flags", VARIANTS, ids="+".join)
 def test_drafts_are_those_of_the_arithmetic(
@@ -70,14 +54,14 @@ def test_drafts_are_those_of_the_arithmetic(
     head = write_head(tmp_path, *flags)
     reference = Reference(target(family), load_file(head / "model.safetensors"), *flags)
     engine = _engine(target(family), head)
-    plain, sequences = Generator(engine, chunk_size=16), _sequences()
+    plain, sequences = Generator(engine, chunk_size=16), new_sequences()
     answers = plain.run(sequences)
-    assert _check(plain, sequences, reference) == 3 * 14
+    assert compare_drafts(plain, sequences, reference) == 3 * 14
     known = {tuple(prompt): answer for prompt, answer in zip(PROMPTS, answers, strict=True)}
-    verifying, sequences = Generator(engine, chunk_size=32, draft=Drafts(known, wrong=0.3)), _sequences()
+    verifying, sequences = Generator(engine, chunk_size=32, draft=Drafts(known, wrong=0.3)), new_sequences()
     assert verifying.run(sequences) == answers
     assert sum(verifying.accepted) > 10
-    assert _check(verifying, sequences, reference) > 10
+    assert compare_drafts(verifying, sequences, reference) > 10
 
 
 def test_drafts_stay_right_across_a_hand_over(target: Callable[[str], Path], tmp_path: Path) -> None:
@@ -103,7 +87,7 @@ def test_a_head_changes_no_text(
     target: Callable[[str], Path], temperature: float, kv_cache_dtype: str, tmp_path: Path
 ) -> None:
     def sequences() -> list[Sequence]:
-        return _sequences(temperature=temperature, seed=5)
+        return new_sequences(temperature=temperature, seed=5)
 
     without = Generator(_engine(target("llama"), None, kv_cache_dtype=kv_cache_dtype))
     drafting = Generator(
@@ -142,9 +126,9 @@ def test_a_head_of_speculators_is_read(target: Callable[[str], Path], tmp_path: 
     }
     (tmp_path / "config.json").write_text(json.dumps(config))
     reference = Reference(target("llama"), load_file(tmp_path / "model.safetensors"), "norm_before_residual")
-    generator, sequences = Generator(_engine(target("llama"), tmp_path)), _sequences()
+    generator, sequences = Generator(_engine(target("llama"), tmp_path)), new_sequences()
     generator.run(sequences)
-    assert _check(generator, sequences, reference) == 3 * 14
+    assert compare_drafts(generator, sequences, reference) == 3 * 14
 
 
 @pytest.mark.parametrize(

@@ -13,13 +13,12 @@ from engine.config import CacheConfig, EngineConfig
 from engine.engine import Engine
 from engine.sequence import Sequence
 from engine.spec.model import UnsupportedModelError
-from tests.unit.engine.drafts import Drafts
+from tests.unit.engine.drafts import PROMPTS, Drafts, compare_drafts, new_sequences
 from tests.unit.engine.families.case import Case
 from tests.unit.engine.generate import Generator, move, new_sequence
 from tests.unit.engine.mtp_reference import CASES, FAMILIES, Mtp, Reference
 
 NUM_DRAFTS = 3
-PROMPTS = [[3 + (number * 37 + at * 11) % 400 for at in range(length)] for number, length in enumerate((39, 5, 70))]
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -37,37 +36,22 @@ def _engine(folder: Path, *, num_drafts: int | None = NUM_DRAFTS, **settings: An
     return Engine(EngineConfig(model=model, cache=CacheConfig(num_blocks=256, **settings), **drafts))  # type: ignore[arg-type]
 
 
-def _sequences(**sampling: Any) -> list[Sequence]:
-    return [new_sequence(str(number), prompt, max_tokens=14, **sampling) for number, prompt in enumerate(PROMPTS)]
-
-
-def _check(generator: Generator, sequences: list[Sequence], reference: Reference) -> int:
-    """Compare every draft; return how many there were."""
-    count = 0
-    for sequence in sequences:
-        for at, result in enumerate(generator.results[sequence.request_id], start=sequence.num_prompt_tokens + 1):
-            if result is not None and result.drafts:
-                assert result.drafts == reference.drafts(sequence.token_ids[:at], len(result.drafts))
-                count += 1
-    return count
-
-
 def test_drafts_are_those_of_the_arithmetic(built: tuple[Mtp, Path]) -> None:
     engine, reference = _engine(built[1]), Reference(*built)
-    plain, sequences = Generator(engine, chunk_size=16), _sequences()
+    plain, sequences = Generator(engine, chunk_size=16), new_sequences()
     answers = plain.run(sequences)
-    assert _check(plain, sequences, reference) == 3 * 14
+    assert compare_drafts(plain, sequences, reference) == 3 * 14
     known = {tuple(prompt): answer for prompt, answer in zip(PROMPTS, answers, strict=True)}
-    verifying, sequences = Generator(engine, chunk_size=32, draft=Drafts(known, wrong=0.3)), _sequences()
+    verifying, sequences = Generator(engine, chunk_size=32, draft=Drafts(known, wrong=0.3)), new_sequences()
     assert verifying.run(sequences) == answers
     assert sum(verifying.accepted) > 10
-    assert _check(verifying, sequences, reference) > 10
+    assert compare_drafts(verifying, sequences, reference) > 10
 
 
 @pytest.mark.parametrize(("temperature", "kept"), [(0.0, "auto"), (1.0, "auto"), (1.0, "int8")])
 def test_the_layer_changes_no_text(built: tuple[Mtp, Path], temperature: float, kept: str) -> None:
     def sequences() -> list[Sequence]:
-        return _sequences(temperature=temperature, seed=5)
+        return new_sequences(temperature=temperature, seed=5)
 
     without = Generator(_engine(built[1], num_drafts=None, kv_cache_dtype=kept))
     drafting = Generator(
@@ -123,5 +107,5 @@ def test_further_layers_and_copies_of_the_models_tensors_are_left_out(tmp_path: 
     config = json.loads((model / "config.json").read_text()) | {"num_nextn_predict_layers": 2}
     (model / "config.json").write_text(json.dumps(config))
     generator = Generator(_engine(tmp_path))
-    generator.run(_sequences())
+    generator.run(new_sequences())
     assert all(result and result.drafts for result in generator.results["0"][:-1])

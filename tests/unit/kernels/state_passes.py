@@ -13,9 +13,9 @@ from engine.kernels.delta.plan import CARRIED
 
 NUM_BLOCKS = 40
 TOLERANCES = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 3e-2}
-# Of each sequence: tokens before and in the pass; those with one token decode.
+# Tokens before and in each sequence's pass; those with one token decode.
 _DECODING = ((5, 1), (16, 1), (0, 1), (31, 1))
-# Of each sequence: tokens before, and how many it drafts.
+# Tokens before each sequence's pass, and how many it drafts.
 _DRAFTING = ((5, 2), (16, 0), (0, 3), (30, 5), (7, 0), (40, 1))
 _MIXED = ((9, 1), (32, 1), (0, 3), (7, 2), (15, 2), (32, 2), (3, 90))
 
