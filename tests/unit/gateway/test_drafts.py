@@ -74,7 +74,7 @@ async def test_every_dialect_says_how_many_tokens_are_drafted(
 async def test_every_dialect_refuses_more_drafted_tokens_than_there_are(gateway: Gateway, way: str) -> None:
     answer = await said_in(gateway, way, 33)
     assert answer.status_code in (400, 422)
-    assert "speculation" in answer.text
+    assert "speculation: true, false, or the most tokens to draft in a step, from 0 to 32, is needed" in answer.text
     assert gateway.script.submitted == []
 
 
