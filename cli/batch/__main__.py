@@ -1,4 +1,4 @@
-"""Batches from the command line: `baton batch submit FILE | list | watch ID | cancel ID | get ID`."""
+"""Batches from the command line: `baton batch submit FILE | run FILE | list | watch ID | cancel ID | get ID | errors ID`."""
 
 from __future__ import annotations
 
@@ -51,18 +51,18 @@ class Batches:
     def do(self) -> int:
         """Run the action; return the exit code."""
         action = self._settings.action
-        if action == "submit":
-            return self._submit()
+        if action in ("submit", "run"):
+            return self._submit(stays=action == "run")
         if action == "list":
             return self._list()
         batch = self._batch(self._settings.name or self._newest())
         if action == "watch":
             return self._watch(batch)
-        return self._get(batch) if action == "get" else self._cancel(batch)
+        return self._cancel(batch) if action == "cancel" else self._get(batch)
 
-    def _submit(self) -> int:
+    def _submit(self, *, stays: bool) -> int:
         if not self._settings.name:
-            raise ConfigError("baton batch submit FILE: which file?")
+            raise ConfigError(f"baton batch {self._settings.action} FILE: which file?")
         path = Path(self._settings.name)
         endpoint = endpoint_of(path)
         with path.open("rb") as file:
@@ -70,7 +70,7 @@ class Batches:
             uploaded = self._told(self._client.post("/v1/files", data={"purpose": "batch"}, files=sent))
         asked = {"input_file_id": uploaded["id"], "endpoint": endpoint, "completion_window": "24h"}
         batch = self._told(self._client.post("/v1/batches", json=asked))
-        if self._settings.watch:
+        if stays:
             return self._watch(batch)
         self._print(batch, f"{batch['id']}\n  baton batch watch {batch['id']}")
         return 0
@@ -105,9 +105,10 @@ class Batches:
 
     def _get(self, batch: Batch) -> int:
         """Write the answers, or the failed lines, to the requested place."""
-        kind = "error_file_id" if self._settings.errors else "output_file_id"
+        kind, what = (
+            ("error_file_id", "line that failed") if self._settings.action == "errors" else ("output_file_id", "answer")
+        )
         if not batch.get(kind):
-            what = "line that failed" if self._settings.errors else "answer"
             raise ConfigError(f"{batch['id']} is {batch['status']} and has no {what}")
         with self._client.stream("GET", f"/v1/files/{batch[kind]}/content") as answer:
             if answer.status_code != 200:

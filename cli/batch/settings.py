@@ -10,16 +10,16 @@ from cli.reach import ClientOptions
 
 
 class BatchSettings(ClientOptions):
-    """`baton batch submit FILE | list | watch ID | cancel ID | get ID`: batches, docs/http-api.md#batches."""
+    """`baton batch submit FILE | run FILE | list | watch ID | cancel ID | get ID | errors ID`: docs/http-api.md#batches."""
 
-    action: Literal["submit", "list", "watch", "cancel", "get"] = Field(
-        "list", description="submit, list, watch, cancel or get; without one: list"
+    action: Literal["submit", "run", "list", "watch", "cancel", "get", "errors"] = Field(
+        "list",
+        description="submit, run (submit and stay until the batch is over), list, watch, cancel, get (the answers) or errors "
+        "(the lines that failed); without one: list",
     )
     name: Annotated[str, Field(max_length=4096)] = Field(
         "",
-        description="a JSONL file to submit, else a batch's id; watch, cancel and get: without one the newest",
+        description="a JSONL file to submit or run, else a batch's id; without one the newest",
     )
-    watch: bool = Field(False, description="submit: stay until the batch is over")
-    output: str = Field("", description="get: the answers go there; empty: to standard output")
-    errors: bool = Field(False, description="get: the lines that failed, in place of the answers")
+    output: str = Field("", description="get, errors: the lines go there; empty: to standard output")
     print_json: bool = Field(False, description="print what the gateway answers")

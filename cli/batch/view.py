@@ -56,7 +56,7 @@ def ended(batch: Batch) -> str:
     if batch.get("output_file_id"):
         lines.append(f"  baton batch get {batch['id']} --output answers.jsonl")
     if batch.get("error_file_id"):
-        lines.append(f"  baton batch get {batch['id']} --errors")
+        lines.append(f"  baton batch errors {batch['id']}")
     return "\n".join(printable(line) for line in lines)
 
 

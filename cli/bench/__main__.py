@@ -19,7 +19,7 @@ from cli.bench.load import more_fields
 from cli.bench.report import progress_line, render, step_head, step_row, verdict
 from cli.bench.results import Done, missed_already, shares_of, summarize
 from cli.bench.run import LoadGenerator, Run
-from cli.bench.settings import SEPARATOR, BenchSettings
+from cli.bench.settings import BenchSettings
 from cli.bench.steps import MaxSearch, Step, of_step, seed_of, steps_of
 from cli.reach import Gateway
 from cli.said import message_of
@@ -38,8 +38,8 @@ def main() -> int:
         settings = load_settings(BenchSettings, command="bench", arguments=arguments)
         if needless:
             print(f"baton: not needed here, ignored: {', '.join(needless)}", file=sys.stderr)
-        if settings.compare_files:
-            return compare(settings.compare_files)
+        if settings.action == "compare":
+            return compare(settings.before, settings.after)
         steps = steps_of(settings)
         check(settings)
         server = settings.gateway()
@@ -54,12 +54,11 @@ def main() -> int:
         return fail(server.silent(error))
 
 
-def compare(files: str) -> int:
+def compare(before: str, after: str) -> int:
     """Print two results side by side. Raises ConfigError."""
-    paths = files.split(SEPARATOR)
-    if len(paths) != 2:
-        raise ConfigError(f"--compare takes two JSON results of --output, not {len(paths)}: --compare A.json B.json")
-    print(compared(*map(read, paths)))
+    if not (before and after):
+        raise ConfigError("two JSON results of --output are compared: baton bench compare A.json B.json")
+    print(compared(read(before), read(after)))
     return 0
 
 
@@ -100,7 +99,7 @@ class Bench:
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, self._interrupt)
         await self._warm_up()
-        if self._settings.find_max:
+        if self._settings.finds_max:
             await self._find(MaxSearch(self._settings.request_rate))
         else:
             await self._sweep(steps)

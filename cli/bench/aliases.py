@@ -25,7 +25,7 @@ NEEDLESS = {"--tokenizer": 1, "--tokenizer-mode": 1, "--ready-check-timeout-sec"
 NEEDLESS |= {"--disable-tqdm": 0, "--use-beam-search": 0, "--skip-tokenizer-init": 0, "--percentile-metrics": 1}
 DATASETS = ("random", "sharegpt", "custom")
 BACKENDS = {"vllm": "completions", "openai": "completions", "openai-chat": "chat", "vllm-chat": "chat"}
-SEVERAL = ("--goodput", "--compare", "--metadata")
+SEVERAL = ("--goodput", "--metadata")
 
 
 def translated(arguments: Sequence[str], *, now: datetime | None = None) -> tuple[list[str], list[str]]:
@@ -73,6 +73,8 @@ def _renamed(name: str, values: list[str]) -> list[str]:
         return ["--endpoint", "chat" if values[0].endswith("/chat/completions") else "completions"]
     if name == "--arrivals":
         return _arrivals(_one(name, values))
+    if name == "--label":
+        return ["--metadata", f"label={_one(name, values)}"]
     if name in SEVERAL:
         return [name, SEPARATOR.join(values)]
     return [RENAMED.get(name, name), *values]

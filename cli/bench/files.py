@@ -24,11 +24,12 @@ def document(
     settings: BenchSettings, url: str, model: str, done: Sequence[Done], chosen: Done, found: float | None
 ) -> Any:
     """A run as JSON-ready values. `chosen`: the step that represents the run; `found`: the highest rate."""
+    metadata = metadata_of(settings)
     return {
         "format": FORMAT,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "label": settings.label,
-        "metadata": metadata_of(settings),
+        "label": metadata.pop("label", ""),
+        "metadata": metadata,
         "client": {"python": platform.python_version(), "machine": platform.machine(), "system": platform.system()},
         "server": url,
         "model": model,

@@ -187,5 +187,5 @@ def progress_line(run: Run, settings: BenchSettings, seconds: float) -> str:
 
 def options_of(settings: BenchSettings) -> dict[str, Any]:
     """Return the settings stored with a result: no keys, no files."""
-    left_out = {"url", "api_key", "json_file", "html_file", "csv_file", "requests_file", "compare_files", "data_dir"}
-    return settings.model_dump(exclude=left_out)
+    left_out = {"action", "before", "after", "url", "api_key", "data_dir"}
+    return settings.model_dump(exclude=left_out) | {"slo_share": settings.slo_share}

@@ -8,9 +8,10 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field
 
 from cli.reach import ClientOptions
-from common.settings import Positive, Share, Word
+from common.settings import ConfigError, Positive, Word
 
 SEPARATOR = ","
+MAX, SLO_SHARE = "max", 0.95
 ANY = BeforeValidator(Word("any", 0))
 ALL_AT_ONCE = ALL_ALIKE = BeforeValidator(Word("inf", 0))
 Milliseconds = Annotated[float, Field(ge=0), ANY]
@@ -19,8 +20,14 @@ Milliseconds = Annotated[float, Field(ge=0), ANY]
 class BenchSettings(ClientOptions):
     """`baton bench`: load for any OpenAI-compatible server, and what its clients saw.
 
-    `vllm bench serve`'s options are understood, too.
+    `vllm bench serve`'s options are understood, too. `baton bench compare A.json B.json` compares two results of --output.
     """
+
+    action: Literal["send", "compare"] = Field(
+        "send", description="send load, or compare two results; without one: send"
+    )
+    before: str = Field("", description="compare: a JSON result of --output")
+    after: str = Field("", description="compare: another one")
 
     served_model_name: str = Field("", description="model to ask for; empty: the first that the server lists")
     endpoint: Literal["completions", "chat"] = Field("completions", description="which API")
@@ -28,7 +35,7 @@ class BenchSettings(ClientOptions):
         100, description="requests in all; where there are steps and this is given, of each step"
     )
     request_rate: Annotated[float, Field(ge=0), ALL_AT_ONCE] = Field(
-        0.0, description="requests a second; inf: as many as may be in flight. --find-max begins there, or at 1"
+        0.0, description="requests a second; inf: as many as may be in flight. --sweep max begins there, or at 1"
     )
     max_concurrency: Annotated[int, Field(ge=0), ANY] = Field(
         0, description="requests in flight at most; any: no bound"
@@ -37,20 +44,17 @@ class BenchSettings(ClientOptions):
     output_len: Positive = Field(128, description="tokens of an answer")
     sweep: str = Field(
         "",
-        description="a step for each load: request rates `1,2,4` or `1:16:5` (5 rates from 1 to 16), or `concurrency=1,4,16`",
+        description="a step for each load: request rates `1,2,4` or `1:16:5` (5 rates from 1 to 16), or `concurrency=1,4,16`; "
+        "max: by bisection up to the highest rate that keeps 0.95 of the requests within the objectives, or `max=0.99` of them",
     )
-    find_max: bool = Field(False, description="look for the highest request rate within the objectives, by bisection")
     ttft_slo_ms: Milliseconds = Field(0.0, description="objective: longest time to first token")
     tpot_slo_ms: Milliseconds = Field(0.0, description="objective: longest mean time per further token")
     e2e_slo_ms: Milliseconds = Field(0.0, description="objective: longest time of a request")
-    slo_share: Share = Field(0.95, description="share of the requests that must meet all objectives, for --find-max")
     output: str = Field(
         "",
         description="write the results there, by the file's ending: .html a report that needs no network, .csv a row for each "
         "step, .jsonl a line for each request, else JSON; one flag each, or by commas",
     )
-    compare_files: str = Field("", description="send nothing; compare two JSON results of --output: A.json B.json")
-    label: str = Field("", description="name of this run in reports and comparisons")
     dataset_path: str = Field("", description="JSONL or ShareGPT-like JSON with prompts; empty: random ones")
     range_ratio: Annotated[float, Field(ge=0, le=1)] = Field(
         0.0, description="random lengths lie within (1 - this) and (1 + this) of the given ones"
@@ -66,7 +70,25 @@ class BenchSettings(ClientOptions):
     num_warmups: Annotated[int, Field(ge=0)] = Field(1, description="requests before, one by one, that do not count")
     seed: int = Field(0, description="the same seed sends the same load")
     metric_percentiles: str = Field("50,90,95,99", description="percentiles to tell, of each kind of time")
-    metadata: str = Field("", description="NAME=VALUE pairs to keep with the results")
+    metadata: str = Field(
+        "", description="NAME=VALUE pairs to keep with the results; label=NAME is the run's in reports and comparisons"
+    )
+
+    @property
+    def finds_max(self) -> bool:
+        return self.sweep.partition("=")[0] == MAX
+
+    @property
+    def slo_share(self) -> float:
+        """The share of the requests that must meet all objectives. Raises ConfigError."""
+        share = self.sweep.partition("=")[2] if self.finds_max else ""
+        try:
+            found = float(share or SLO_SHARE)
+        except ValueError:
+            found = 0.0
+        if not 0 < found <= 1:
+            raise ConfigError(f"--sweep {self.sweep}: max, or max=SHARE of the requests, more than 0 and at most 1")
+        return found
 
     @property
     def has_objectives(self) -> bool:

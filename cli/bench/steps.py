@@ -34,12 +34,12 @@ class Step:
 def steps_of(settings: BenchSettings) -> list[Step]:
     """Steps known before the run. Raises ConfigError."""
     _check(settings)
-    if not settings.sweep:
+    if not settings.sweep or settings.finds_max:
         return [Step(settings.request_rate, settings.max_concurrency)]
     kind, equals, text = settings.sweep.partition("=")
     kind, text = (kind, text) if equals else ("rate", kind)
     if kind not in ("rate", "concurrency"):
-        raise ConfigError(f"--sweep {settings.sweep}: rate=… or concurrency=…")
+        raise ConfigError(f"--sweep {settings.sweep}: rate=…, concurrency=… or max")
     loads = _loads(text, settings.sweep)
     if kind == "rate":
         return [Step(load, settings.max_concurrency) for load in loads]
@@ -49,7 +49,7 @@ def steps_of(settings: BenchSettings) -> list[Step]:
 def of_step(settings: BenchSettings, step: Step) -> BenchSettings:
     """The settings of one step: its load and number of requests."""
     changed: dict[str, float] = {"request_rate": step.rate, "max_concurrency": step.concurrency}
-    if (settings.sweep or settings.find_max) and "num_prompts" not in settings.model_fields_set:
+    if settings.sweep and "num_prompts" not in settings.model_fields_set:
         by_time = math.ceil(step.rate * STEP_S) if step.rate else REQUESTS_A_PLACE * step.concurrency
         changed["num_prompts"] = max(MIN_REQUESTS, by_time)
     return settings.model_copy(update=changed)
@@ -103,12 +103,11 @@ class MaxSearch:
 
 
 def _check(settings: BenchSettings) -> None:
-    if settings.find_max and settings.sweep:
-        raise ConfigError("--find-max and --sweep: choose one")
-    if settings.find_max and not settings.has_objectives:
-        raise ConfigError("--find-max needs an objective: --ttft-slo-ms, --tpot-slo-ms or --e2e-slo-ms")
-    if settings.find_max and settings.max_concurrency:
-        raise ConfigError("--find-max with --max-concurrency would hide the wait for a place: leave one out")
+    _ = settings.slo_share  # is checked now
+    if settings.finds_max and not settings.has_objectives:
+        raise ConfigError("--sweep max needs an objective: --ttft-slo-ms, --tpot-slo-ms or --e2e-slo-ms")
+    if settings.finds_max and settings.max_concurrency:
+        raise ConfigError("--sweep max with --max-concurrency would hide the wait for a place: leave one out")
 
 
 def _loads(text: str, said: str) -> list[float]:

@@ -22,6 +22,7 @@ from common.settings import ConfigError
 from services.runtime.loading import fail, load_settings
 
 ANSWER_S = 600.0  # longest silence
+TEMPERATURE = "0.7"
 
 
 def main() -> int:
@@ -40,12 +41,12 @@ def chat(settings: ChatSettings, gateway: Gateway) -> int:
     """Read texts, run commands and stream answers, until the end of the input or `/bye`."""
     with gateway.client(timeout_s=ANSWER_S) as client:
         talk = talk_of(settings, _models(client))
-        typed, shown = Typed(), screen(markdown=settings.markdown)
+        typed, shown = Typed(), screen()
         print(f"{talk.model} at {gateway.url}. /help says what there is, Ctrl-D leaves.", file=sys.stderr)
         if not typed.is_terminal:
             converse(client, talk, typed, shown)
             return 0
-        with editing(names(), HISTORY if settings.history else None):
+        with editing(names(), HISTORY, keeps=lambda: talk.keeps_history):
             converse(client, talk, typed, shown)
         return 0
 
@@ -57,9 +58,12 @@ def talk_of(settings: ChatSettings, models: Mapping[str, bool]) -> Talk:
     if not models.get(model, True):
         raise ConfigError(f"{model} has no chat template: it continues text, at /v1/completions, and can't chat")
     talk = Talk(model=model, models=talkers, system=settings.system)
-    talk.options["temperature"] = settings.temperature
-    if settings.max_tokens:
-        talk.options["max_tokens"] = settings.max_tokens
+    talk.option("temperature", TEMPERATURE)
+    for pair in filter(None, settings.set.split(",")):
+        name, _, value = pair.partition("=")
+        if not value:
+            raise ConfigError(f"--set {pair}: NAME=VALUE")
+        talk.option(name.strip(), value)
     if settings.tools:
         talk.tools = read_tools(settings.tools)
     if settings.think:
@@ -90,6 +94,7 @@ def converse(client: httpx.Client, talk: Talk, typed: Typed, shown: Screen) -> N
             continue
         except AskAgainError:
             pass
+        shown.draws = talk.draws_markdown
         answer(client, talk, typed, shown)
 
 

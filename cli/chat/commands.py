@@ -76,6 +76,18 @@ def _stats(talk: Talk, rest: str) -> str:
     return f"last answer: {talk.last.pace() or 'none yet'}\nall: {talk.turns} answers, {talk.tokens} tokens"
 
 
+def _markdown(talk: Talk, rest: str) -> str:
+    if rest:
+        talk.draws_markdown = _switch("/markdown", rest)
+    return f"Markdown is {'drawn, where rich is installed' if talk.draws_markdown else 'shown as it comes'}"
+
+
+def _history(talk: Talk, rest: str) -> str:
+    if rest:
+        talk.keeps_history = _switch("/history", rest)
+    return f"what is typed here is {'kept' if talk.keeps_history else 'not kept'} for the next chat"
+
+
 def _save(talk: Talk, rest: str) -> str:
     talk.save(_needed("/save", rest))
     return f"{len(talk.messages)} messages saved in {rest}"
@@ -144,6 +156,8 @@ COMMANDS: dict[str, tuple[Callable[[Talk, str], str], str, str]] = {
     "thoughts": (_thoughts, "/thoughts", "what the model thought before its last answer"),
     "think": (_think, "/think [on|off]", "let the model think first, if it can"),
     "tools": (_tools, "/tools [FILE|off]", "functions that the model may call"),
+    "markdown": (_markdown, "/markdown [on|off]", "draw Markdown"),
+    "history": (_history, "/history [on|off]", "keep what is typed for the next chat"),
     "model": (_model, "/model [NAME]", "the models; choose one"),
     "save": (_save, "/save FILE", "keep the conversation"),
     "load": (_load, "/load FILE", "take one up again"),

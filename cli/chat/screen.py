@@ -63,12 +63,13 @@ class Screen:
     def __init__(self, out: TextIO, *, is_terminal: bool, render: Render | None = None) -> None:
         self._out, self._render = out, render
         self.is_terminal = is_terminal
+        self.draws = True  # Markdown, where it can
         self._blocks = Blocks()
 
     def text(self, piece: str) -> None:
         """Show a piece of an answer. Control characters other than newlines and tabs are dropped."""
         piece = piece.translate(CONTROL) if self.is_terminal else piece
-        if self._render is None:
+        if self._render is None or not self.draws:
             self._write(piece)
             return
         shown, ended = self._blocks.open, self._blocks.take(piece)
@@ -117,10 +118,10 @@ class Screen:
         self._out.flush()
 
 
-def screen(*, markdown: bool) -> Screen:
+def screen() -> Screen:
     """Standard output; Markdown is rendered on a terminal if rich is installed."""
     is_terminal = sys.stdout.isatty()
-    return Screen(sys.stdout, is_terminal=is_terminal, render=_rich() if markdown and is_terminal else None)
+    return Screen(sys.stdout, is_terminal=is_terminal, render=_rich() if is_terminal else None)
 
 
 def _rich() -> Render | None:

@@ -37,6 +37,8 @@ class Talk:
     tools: list[Any] = field(default_factory=list)
     think: bool | None = None  # None: the template's default
     shows_pace: bool = True
+    draws_markdown: bool = True
+    keeps_history: bool = True
     last: Turn = field(default_factory=Turn)
     turns: int = 0
     tokens: int = 0  # summed over all answers

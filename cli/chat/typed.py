@@ -37,8 +37,8 @@ class Typed:
 
 
 @contextlib.contextmanager
-def editing(words: Sequence[str], file: Path | None) -> Iterator[None]:
-    """Line editing with completion of `words`, and with a file persistent history; only its owner may read it."""
+def editing(words: Sequence[str], file: Path, *, keeps: Callable[[], bool]) -> Iterator[None]:
+    """Line editing with completion of `words`, and a history in `file`, written if it `keeps` one; only its owner may read it."""
     try:
         import readline
     except ImportError:  # Python without readline: no editing
@@ -53,13 +53,12 @@ def editing(words: Sequence[str], file: Path | None) -> Iterator[None]:
     readline.set_completer_delims(" \n")
     readline.parse_and_bind("tab: complete")
     readline.set_auto_history(True)
-    if file is not None:
-        with contextlib.suppress(OSError):
-            readline.read_history_file(file)
+    with contextlib.suppress(OSError):
+        readline.read_history_file(file)
     try:
         yield
     finally:
-        if file is not None:
+        if keeps():
             readline.set_history_length(MAX_HISTORY)
             with contextlib.suppress(OSError):  # an unwritable home keeps no history
                 file.parent.mkdir(parents=True, exist_ok=True)

@@ -23,7 +23,8 @@ class Option(NamedTuple):
 HELP = (Option("--help", "the common options", False), Option("--help-all", "all options", False))
 VALUES = {
     "keys": ("create", "list", "revoke", "new"),
-    "batch": ("submit", "list", "watch", "cancel", "get"),
+    "batch": ("submit", "run", "list", "watch", "cancel", "get", "errors"),
+    "bench": ("send", "compare"),
     "completion": ("bash", "zsh", "fish"),
 }
 

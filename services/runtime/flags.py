@@ -15,15 +15,22 @@ from services.runtime import foreign
 from services.runtime.removed import removed_from
 
 # Where a field cannot have the name of its flag.
-FLAGS = {"print_json": "--json", "compare_files": "--compare"}
-FLAGS |= {"json_file": "--json", "html_file": "--html", "csv_file": "--csv", "requests_file": "--per-request"}  # gone
+FLAGS = {"print_json": "--json"}
+FLAGS |= {  # gone
+    "compare_files": "--compare",
+    "json_file": "--json",
+    "html_file": "--html",
+    "csv_file": "--csv",
+    "requests_file": "--per-request",
+}
 # Words without a flag, by command; those that are arguments have no flag, no variable and no key of a file either.
 POSITIONAL: dict[str, tuple[str, ...]] = dict.fromkeys(
     ("up", "gateway", "prefill", "decode", "worker", "doctor"), ("model",)
 )
-POSITIONAL |= {"trace": ("request",), "batch": ("action", "name")}
-ARGUMENTS = ("request", "action", "name")
-REPEATABLE = {"alias": "NAME=MODEL", "output": "FILE"}  # a flag for each entry, or one with commas
+POSITIONAL |= {"trace": ("request",), "batch": ("action", "name"), "bench": ("action", "before", "after")}
+ARGUMENTS = ("request", "action", "name", "before", "after")
+# A flag for each entry, or one with commas.
+REPEATABLE = {"alias": "NAME=MODEL", "output": "FILE", "set": "NAME=VALUE", "metadata": "NAME=VALUE"}
 SERVERS = ("nats_url", "redis_url")
 # A command that is not here has so few options that it shows them all.
 COMMON = {
@@ -35,7 +42,7 @@ COMMON = {
     "planner": ("nats_url", "ttft_slo_ms", "tpot_slo_ms", "plan_dry_run"),
     "bench": (
         *("url", "num_prompts", "request_rate", "max_concurrency", "input_len", "output_len", "dataset_path"),
-        *("sweep", "find_max", "ttft_slo_ms", "tpot_slo_ms", "output", "compare_files"),
+        *("sweep", "ttft_slo_ms", "tpot_slo_ms", "output"),
     ),
     "doctor": ("model", "device", "url", *SERVERS, "data_dir", "print_json"),
 }

@@ -58,6 +58,8 @@ REMOVED: dict[tuple[str, ...], dict[str, str]] = {
         "action": "an argument since 0.2: baton batch ACTION",
         "name": "an argument since 0.2: baton batch ACTION NAME",
         "limit": "a constant since 0.2: 20, the newest",
+        "watch": "a word since 0.2: baton batch run FILE",
+        "errors": "a word since 0.2: baton batch errors ID",
     },
     ("bench",): {
         "json_file": "one option since 0.2: --output FILE.json",
@@ -71,8 +73,18 @@ REMOVED: dict[tuple[str, ...], dict[str, str]] = {
         "timeout_s": "a constant since 0.2: 600 s",
         "percentile_metrics": "always all four since 0.2",
         "print_each": "what --output FILE.jsonl has since 0.2",
+        "find_max": "a sweep since 0.2: --sweep max",
+        "slo_share": "of the sweep since 0.2: --sweep max=0.99",
+        "compare_files": "a word since 0.2: baton bench compare A.json B.json",
+        "label": "metadata since 0.2: --metadata label=NAME",
     },
-    ("chat",): {"stats": "a word in the chat since 0.2: /stats off"},
+    ("chat",): {
+        "stats": "a word in the chat since 0.2: /stats off",
+        "markdown": "a word in the chat since 0.2: /markdown off",
+        "history": "a word in the chat since 0.2: /history off",
+        "max_tokens": "what /set takes since 0.2: --set max_tokens=N",
+        "temperature": "what /set takes since 0.2: --set temperature=N",
+    },
 }
 
 

@@ -117,7 +117,7 @@ async def typed(cluster: Cluster, *words: str) -> tuple[int | None, str, str]:
 
 async def test_a_batch_from_the_command_line(cluster: Cluster, tmp_path: Path) -> None:
     (tmp_path / "in.jsonl").write_bytes(jsonl([completion(number) for number in range(3)]))
-    code, out, err = await typed(cluster, "submit", str(tmp_path / "in.jsonl"), "--watch")
+    code, out, err = await typed(cluster, "run", str(tmp_path / "in.jsonl"))
     assert code == 0, out + err
     name = out.split()[0]
     assert "completed: 3 of 3 lines, 0 failed" in out
@@ -130,7 +130,7 @@ async def test_a_batch_from_the_command_line(cluster: Cluster, tmp_path: Path) -
     assert code == 2
     assert "baton:" in err
     (tmp_path / "bad.jsonl").write_bytes(b'{"url": "/v1/completions"}\n')
-    code, out, _ = await typed(cluster, "submit", str(tmp_path / "bad.jsonl"), "--watch")
+    code, out, _ = await typed(cluster, "run", str(tmp_path / "bad.jsonl"))
     assert code == 1
     assert "failed" in out
     assert "line 1: " in out

@@ -114,7 +114,7 @@ async def test_bench_sweeps_with_vllm_s_words_and_leaves_a_report(cluster: Clust
     assert len((tmp_path / "run.jsonl").read_text().splitlines()) == 6
     assert len((tmp_path / "run.csv").read_text().splitlines()) == 3
     assert "<svg" in (tmp_path / "run.html").read_text()
-    code, out, err = await output("bench", "--compare", str(tmp_path / "run.json"), str(tmp_path / "run.json"))
+    code, out, err = await output("bench", "compare", str(tmp_path / "run.json"), str(tmp_path / "run.json"))
     assert code == 0, err
     assert "TTFT p50 ms" in out
     assert "worse" not in out
@@ -123,7 +123,7 @@ async def test_bench_sweeps_with_vllm_s_words_and_leaves_a_report(cluster: Clust
 async def test_bench_says_that_no_rate_is_within_what_nobody_can_do(cluster: Cluster) -> None:
     """The step ends with the first answer, and the search with the step: that request met no other."""
     options = ["--url", cluster.url, "--input-len", "8", "--output-len", "2", "--vocab-size", "60"]
-    options += ["--find-max", "--e2e-slo-ms", "0.001", "--request-rate", "0.004", "--slo-share", "1"]
+    options += ["--sweep", "max=1", "--e2e-slo-ms", "0.001", "--request-rate", "0.004"]
     code, out, err = await output("bench", *options)
     assert code == 1, out + err
     assert out.count("stopped early") == 1
@@ -234,7 +234,7 @@ async def in_a_terminal(service: str, *options: str, **more: str) -> AsyncIterat
 
 
 async def test_chat_in_a_terminal_does_commands_and_tells_its_pace(cluster: Cluster, tmp_path: Path) -> None:
-    options = ("--url", cluster.url, "--max-tokens", "6")
+    options = ("--url", cluster.url, "--set", "max_tokens=6")
     async with in_a_terminal("chat", *options, HOME=str(tmp_path)) as chat:
         await chat.shows(b"you> ")
         chat.types(b"/set seed 4\n")

@@ -34,7 +34,9 @@ def test_two_words_come_first() -> None:
     assert typed("watch", "batch_1", "--url", "x") == ("watch", "batch_1")
     assert typed("list", "--json") == ("list", "")
     assert typed("--json") == ("list", "")
-    with pytest.raises(ConfigError, match="ACTION: one of submit, list, watch, cancel, get is needed, not 'take'"):
+    with pytest.raises(
+        ConfigError, match="ACTION: one of submit, run, list, watch, cancel, get, errors is needed, not 'take'"
+    ):
         typed("take")
     with pytest.raises(ConfigError, match=r"--action: an argument since 0\.2: baton batch ACTION"):
         typed("--action", "list")
@@ -70,7 +72,7 @@ def test_an_end_says_what_was_wrong_and_what_to_type() -> None:
     said = ended(batch("completed", 9, 1, output_file_id="f", error_file_id="e"))
     assert "9 of 10 lines, 1 failed" in said
     assert "baton batch get batch_1 --output answers.jsonl" in said
-    assert "baton batch get batch_1 --errors" in said
+    assert "baton batch errors batch_1" in said
     assert [is_good(one) for one in (batch("completed", 10), batch("completed", 9, 1), batch("expired"))] == [
         True,
         False,
@@ -135,7 +137,7 @@ def test_answers_are_saved_as_a_whole(tmp_path: Path) -> None:
     ("settings", "answers", "said"),
     [
         (BatchSettings(action="get", name="batch_1"), [told(batch())], "is in_progress and has no answer"),
-        (BatchSettings(action="get", name="b", errors=True), [told(batch())], "has no line that failed"),
+        (BatchSettings(action="errors", name="b"), [told(batch())], "has no line that failed"),
         (BatchSettings(action="watch", name="../x"), [], "not the id of a batch"),
         (BatchSettings(action="cancel"), [told({"data": []})], "no batch yet"),
         (

@@ -49,18 +49,20 @@ def test_a_sweep_is_a_list_of_loads(sweep: str, expected: list[Step]) -> None:
     assert steps_of(BenchSettings(sweep=sweep, request_rate=3)) == expected
 
 
-@pytest.mark.parametrize("sweep", ["0,1", "a", "1:2", "2:1:3", "1:2:1", "1:2:65", "users=3", "concurrency="])
+@pytest.mark.parametrize(
+    "sweep", ["0,1", "a", "1:2", "2:1:3", "1:2:1", "1:2:65", "users=3", "concurrency=", "max=2", "max=a"]
+)
 def test_what_is_no_sweep(sweep: str) -> None:
     with pytest.raises(ConfigError, match="--sweep"):
         steps_of(BenchSettings(sweep=sweep))
 
 
 def test_a_search_needs_an_objective_and_open_arrivals() -> None:
-    for wrong, said in (({}, "objective"), ({"ttft_slo_ms": 1, "sweep": "1"}, "choose one")):
-        with pytest.raises(ConfigError, match=said):
-            steps_of(BenchSettings(find_max=True, **wrong))
+    with pytest.raises(ConfigError, match="objective"):
+        steps_of(BenchSettings(sweep="max"))
     with pytest.raises(ConfigError, match="--max-concurrency"):
-        steps_of(BenchSettings(find_max=True, ttft_slo_ms=1, max_concurrency=3))
+        steps_of(BenchSettings(sweep="max", ttft_slo_ms=1, max_concurrency=3))
+    assert steps_of(BenchSettings(sweep="max=0.99", ttft_slo_ms=1)) == [Step()]
 
 
 def test_a_step_sends_for_its_time_unless_a_number_was_given() -> None:
@@ -116,7 +118,7 @@ def test_a_search_ends_where_one_request_alone_misses_and_says_by_what() -> None
 
 
 def test_a_step_is_settled_once_too_many_missed() -> None:
-    settings = BenchSettings(ttft_slo_ms=100, num_prompts=20, slo_share=0.9)
+    settings = BenchSettings(ttft_slo_ms=100, num_prompts=20, sweep="max=0.9")
     late = Sample(arrived=0.0, ttft=0.2, tokens=2, ended=1.0)
     assert not missed_already(Run(samples=[late, late]), settings)
     assert missed_already(Run(samples=[late, late, Sample(arrived=0.0, error="HTTP 500")]), settings)
@@ -131,7 +133,7 @@ def test_a_script_for_vllm_means_the_same() -> None:
         "--dataset-name random --random-input-len 7 --random-output-len 5 --random-range-ratio 0.5 --num-prompts 3 "
         "--request-rate inf --max-concurrency 4 --burstiness 2 --ignore-eos --seed 9 --disable-tqdm "
         "--goodput ttft:500 tpot:50 e2el:9000 --percentile-metrics ttft,e2el --metric-percentiles 50,99 "
-        "--metadata a=b c=d"
+        "--metadata a=b c=d --label run"
     )
     arguments, needless = translated(line.split())
     found = load_settings(BenchSettings, command="bench", arguments=arguments, environment={})
@@ -139,7 +141,7 @@ def test_a_script_for_vllm_means_the_same() -> None:
     expected |= {"output_len": 5, "range_ratio": 0.5, "num_prompts": 3, "request_rate": 0, "max_concurrency": 4}
     expected |= {"burstiness": 2, "seed": 9, "ttft_slo_ms": 500, "tpot_slo_ms": 50, "e2e_slo_ms": 9000}
     assert found.model_dump(include=set(expected)) == expected
-    assert metadata_of(found) == {"a": "b", "c": "d"}
+    assert metadata_of(found) == {"a": "b", "c": "d", "label": "run"}
     assert needless == ["--tokenizer", "--dataset-name", "--disable-tqdm", "--percentile-metrics"]
     assert settings_of("--host", "h", "--port", "9").url == "http://h:9"
     assert settings_of("--random-input-len=12").input_len == 12
@@ -268,7 +270,7 @@ def test_runs_are_compared_by_load_and_what_is_better_depends_on_the_figure() ->
 
 
 def test_the_page_needs_nothing_else_and_shows_what_servers_say_as_text() -> None:
-    settings = BenchSettings(ttft_slo_ms=200, sweep="1,2", label="<b>run</b>")
+    settings = BenchSettings(ttft_slo_ms=200, sweep="1,2", metadata="label=<b>run</b>")
     evil = "HTTP 500: <script>alert(1)</script>"
     steps = [done(1, 0.1, settings=settings, error=evil), done(2, 0.3, settings=settings)]
     text = page(sent(settings, *steps), steps, steps[0], within=settings.objectives())

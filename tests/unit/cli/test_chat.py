@@ -11,13 +11,15 @@ from typing import Any
 import httpx
 import pytest
 
-from cli.chat.__main__ import converse
+from cli.chat.__main__ import converse, talk_of
 from cli.chat.commands import COMMANDS, AskAgainError, LeaveError, is_command, names, run
 from cli.chat.screen import Blocks, Screen, rows_of, trimmed
+from cli.chat.settings import ChatSettings
 from cli.chat.talk import Talk, read_tools
 from cli.chat.turn import Turn
 from cli.chat.typed import Typed
 from common.settings import ConfigError
+from services.runtime.loading import load_settings
 
 DEMO_TOOLS = Path(__file__).resolve().parents[3] / "demo" / "tools.json"
 
@@ -259,3 +261,24 @@ def test_retry_answers_the_same_question_again() -> None:
     talk, _, asked = talked([says("one"), says("other")], "a", "/retry")
     assert asked[0]["messages"] == asked[1]["messages"]
     assert [message["content"] for message in talk.messages] == ["a", "other"]
+
+
+def test_what_set_takes_is_an_option_of_the_command_too() -> None:
+    def options(*flags: str) -> dict[str, Any]:
+        return talk_of(
+            load_settings(ChatSettings, command="chat", arguments=flags, environment={}), {"m": True}
+        ).options
+
+    assert options() == {"temperature": 0.7}
+    assert options("--set", "max_tokens=6,seed=1", "--set", "temperature=default") == {"max_tokens": 6, "seed": 1}
+    for wrong in ("max_tokens", "warmth=1", "seed=a"):
+        with pytest.raises(ConfigError, match=wrong.partition("=")[0]):
+            options("--set", wrong)
+
+
+def test_markdown_and_history_are_switched_in_the_chat() -> None:
+    talk = a_talk()
+    assert (talk.draws_markdown, talk.keeps_history) == (True, True)
+    for line in ("/markdown off", "/history off"):
+        run(line, talk)
+    assert (talk.draws_markdown, talk.keeps_history) == (False, False)
