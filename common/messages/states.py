@@ -28,6 +28,7 @@ class HostTierTotals(msgspec.Struct, frozen=True, kw_only=True):
     evicted_blocks: int = 0  # blocks of tokens that gave way to others
     lost_blocks: int = 0  # evicted from the device before they were stored
     bad_digests: int = 0  # came back with a wrong byte, and were computed again
+    failed_copies: int = 0  # late, or ended by an error
     hit_tokens: int = 0
 
 

@@ -99,6 +99,10 @@ COUNTERS: dict[str, tuple[str, Callable[[WorkerState], float]]] = {
         "Blocks that came back with a wrong byte, and were computed again",
         lambda state: state.totals.host.bad_digests,
     ),
+    "baton_worker_host_tier_failed_copies": (
+        "Copies that took too long, or ended by an error",
+        lambda state: state.totals.host.failed_copies,
+    ),
     "baton_worker_dead_letters": ("Messages given up", lambda state: state.totals.dead_letters),
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 
 from worker.tier.copier import Copy, Over
 
@@ -12,9 +13,16 @@ class HandCopier:
 
     def __init__(self) -> None:
         self.waiting: deque[tuple[Copy, Over]] = deque()
+        self._late: deque[Callable[[], None]] = deque()  # of those that wait, and are not late yet
 
-    def submit(self, copy: Copy, over: Over) -> None:
+    def submit(self, copy: Copy, over: Over, *, late: Callable[[], None], within_s: float) -> None:
         self.waiting.append((copy, over))
+        self._late.append(late)
+
+    def delay(self) -> None:
+        """Let the time of all that wait pass."""
+        while self._late:
+            self._late.popleft()()
 
     def land(self) -> None:
         """Let all copies land, and those that follow them."""
@@ -25,6 +33,8 @@ class HandCopier:
         """Let the oldest copy land, if there is one."""
         if self.waiting:
             copy, over = self.waiting.popleft()
+            if len(self._late) > len(self.waiting):
+                self._late.popleft()
             try:
                 result: bytes | Exception = copy()
             except Exception as error:

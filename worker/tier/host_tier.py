@@ -22,7 +22,7 @@ from engine.cache.block_pool import BlockPool, OutOfBlocksError
 from engine.groups import Entry, resumable
 from engine.hold import Hold
 from engine.sequence import Sequence
-from worker.tier.copier import Copier
+from worker.tier.copier import Copier, Copy, Over
 from worker.tier.host_blocks import HostBlock, HostBlocks
 from worker.tier.host_memory import HostMemory
 
@@ -33,6 +33,8 @@ WATERMARK = 0.5
 STORED_AT_ONCE = 32  # blocks of a copy, for whose end a load waits
 SECOND_SIGHT_POOLS = 4  # a smaller tier lets in what is seen again
 DIGEST_BYTES = 8
+# Time for a copy and those before it in the queue: a prompt waits no longer for what it may as well compute.
+COPY_S, COPY_BYTES_PER_S = 5.0, 256e6
 
 
 @dataclass(slots=True, eq=False)
@@ -86,7 +88,8 @@ class HostTier:
         self._loading: list[_Load] = []  # also of prompts that left
         self._is_off = False  # there is no memory
         self._is_asked = False  # prompts are computed here
-        self._stored = self._loaded = self._lost = self._bad = self._hit_tokens = 0
+        self._late = 0  # copies that take too long: until they land none begins
+        self._stored = self._loaded = self._lost = self._bad = self._hit_tokens = self._failed = 0
         pool.watcher = self
 
     # -- what the pool tells -------------------------------------------------------------------------------------------
@@ -120,6 +123,7 @@ class HostTier:
         """
         if (
             self._storing
+            or self._late
             or not self._queue
             or not self._is_asked
             or self._pool.num_empty > WATERMARK * self._pool.num_blocks
@@ -137,7 +141,9 @@ class HostTier:
             stores = [*self._storing.values()]
             blocks = [*chain(*(chain(*store.entries.values()) for store in stores))]
             slots = [*chain(*(chain(*store.slots.values()) for store in stores))]
-            self._copier.submit(partial(self._memory.store, blocks, slots), partial(self._were_stored, stores))
+            self._copy(
+                partial(self._memory.store, blocks, slots), partial(self._were_stored, stores), num_blocks=len(blocks)
+            )
 
     def _reserved(self, digest: bytes) -> _Store | None:
         """Slots for the groups' entries of a block that the tier lacks."""
@@ -155,6 +161,26 @@ class HostTier:
                 self.blocks.end_use(known)
             return None
         return _Store(digest, lacking, slots, known)
+
+    def _copy(self, copy: Copy, over: Over, *, num_blocks: int, given_up: Callable[[], None] = lambda: None) -> None:
+        """Submit a copy. Nobody waits for one that is late, but what it reads and writes stays its own until it lands."""
+        is_late = False
+
+        def late() -> None:
+            nonlocal is_late
+            is_late = True
+            self._late += 1
+            self._failed += 1
+            log.warning("tier.copy_late", extra={"blocks": num_blocks})
+            given_up()
+
+        def landed(result: bytes | Exception) -> None:
+            self._late -= is_late
+            self._failed += isinstance(result, Exception) and not is_late
+            over(result)
+
+        within_s = COPY_S + num_blocks * self._memory.block_bytes / COPY_BYTES_PER_S
+        self._copier.submit(copy, landed, late=late, within_s=within_s)
 
     def _were_stored(self, stores: ListOf[_Store], result: bytes | Exception) -> None:
         if isinstance(result, Exception):
@@ -186,7 +212,7 @@ class HostTier:
         self._is_asked = True
         load = self._loads.get(sequence)
         if load is None:
-            load = self._begin(sequence) if len(self.blocks) and has_room() else None
+            load = self._begin(sequence) if len(self.blocks) and not self._late and has_room() else None
             if load is None:
                 return False
             self._loads[sequence] = load
@@ -242,8 +268,18 @@ class HostTier:
         slots = [*chain(*(piece.source.slots[piece.number] for piece in load.pieces))]
         blocks = [*chain(*(piece.entry for piece in load.pieces))]
         self._loading.append(load)
-        self._copier.submit(partial(self._memory.load, slots, blocks), partial(self._were_loaded, load))
+        self._copy(
+            partial(self._memory.load, slots, blocks),
+            partial(self._were_loaded, load),
+            num_blocks=len(blocks),
+            given_up=partial(self._give_up, load),
+        )
         return load
+
+    def _give_up(self, load: _Load) -> None:
+        """Let the prompt compute its tokens."""
+        load.is_over = True
+        self._wake()
 
     def _resumable(self, digests: ListOf[bytes], has: Callable[[int, bytes], bool]) -> int:
         most = next((at for at, digest in enumerate(digests) if not has(0, digest)), len(digests))
@@ -286,6 +322,7 @@ class HostTier:
             evicted_blocks=self.blocks.evicted,
             lost_blocks=self._lost,
             bad_digests=self._bad,
+            failed_copies=self._failed,
             hit_tokens=self._hit_tokens,
         )
 

@@ -182,6 +182,55 @@ def test_a_prompt_that_leaves_while_it_is_loaded_holds_nothing(engine: Engine, c
     assert server.answer(0)[0] == cold[0]
 
 
+def test_a_load_that_takes_too_long_is_a_miss_and_keeps_its_blocks_until_it_lands(
+    engine: Engine, cold: list[list[int]]
+) -> None:
+    server = Server(engine)
+    for number in range(NUM_PROMPTS):
+        server.answer(number)
+    late, other = ask(0), ask(1)
+    assert server.tier.is_loading(late, has_room=lambda: True)
+    written = server.tier.held
+    server.copier.delay()
+    assert server.woken
+    assert not server.tier.loads(late)
+    assert not server.tier.is_loading(late, has_room=lambda: True)
+    assert not server.tier.is_loading(other, has_room=lambda: True)  # it would stand behind
+    server.tier.left(late)
+    assert server.tier.held == written
+    assert server.pool.num_used == len(written)
+    assert server.tier.totals().failed_copies == 1
+    server.copier.land()
+    assert server.pool.num_used == 0
+    assert [server.answer(number)[0] for number in range(NUM_PROMPTS)] == cold
+    assert server.tier.totals().failed_copies == 1
+
+
+def test_a_load_that_fails_is_a_miss(engine: Engine, cold: list[list[int]], monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Server(engine)
+    for number in range(NUM_PROMPTS):
+        server.answer(number)
+    monkeypatch.setattr(server.memory, "load", _no_memory)
+    assert server.answer(0) == (cold[0], 0)
+    assert server.tier.totals().failed_copies == 1
+
+
+def test_nothing_is_stored_behind_a_copy_that_takes_too_long(engine: Engine, cold: list[list[int]]) -> None:
+    server = Server(engine)
+    for number in range(2):
+        server.answer(number)
+    sequence = ask(2)
+    assert not server.tier.is_loading(sequence, has_room=lambda: True)
+    server.generator.run([sequence])
+    server.tier.store_ahead()
+    server.copier.delay()
+    server.tier.store_ahead()
+    assert len(server.copier.waiting) == 1
+    server.copier.land()
+    assert [server.answer(number)[0] for number in range(NUM_PROMPTS)] == cold
+    assert server.pool.num_used == 0
+
+
 def test_without_room_nothing_is_loaded(engine: Engine) -> None:
     server = Server(engine)
     for number in range(NUM_PROMPTS):
