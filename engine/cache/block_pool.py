@@ -199,7 +199,7 @@ class BlockPool:
         `hold`: what their sequence says about keeping them. Raises ValueError for an unheld block: a double release is the
         caller's bug.
         """
-        references, digests, cached = self._references, self._digests, list[int]()
+        references, digests, cached, shared = self._references, self._digests, list[int](), list[int]()
         try:
             for block in reversed(blocks):
                 if not 0 <= block < self.num_blocks or not references[block]:
@@ -207,8 +207,12 @@ class BlockPool:
                 references[block] -= 1
                 if not references[block]:
                     (self._free if digests[block] is None else cached).append(block)
+                elif hold is not None and digests[block] is not None:
+                    shared.append(block)
         finally:
             self.retention.add(cached, hold)
+            if hold is not None and shared:
+                self.retention.release_shared(shared, hold)
         if self.watcher is not None:
             for block in cached:
                 digest = self._digests[block]

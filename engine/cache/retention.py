@@ -64,7 +64,8 @@ class Retention:
 
     Each operation costs O(1) a block, besides O(log n) for each time to live, and O(1) for each block whose time ends or whose
     state was superseded. Above UNUSED a level holds `MAX_SPARED_SHARE` of the pool at most: the one released longest ago falls.
-    A tenant with a share gives first what it has beyond that.
+    A tenant with a share gives first what it has beyond that. What several released is common, and counts as
+    nobody's.
 
     A state is superseded once newer ones of its session have half of its blocks: the others go first.
     """
@@ -78,7 +79,8 @@ class Retention:
         self._most_hits = len(policy.plain) - 1
         self._hits = [0] * num_blocks
         self._levels: list[OrderedDict[int, None]] = [OrderedDict() for _ in range(NUM_LEVELS)]
-        self._level = [0] * num_blocks  # a cached block's
+        self._level = [-1] * num_blocks  # a cached block's; -1: nobody released it
+        self._tenants: dict[int, str | None] = {}  # with a share, a block each; None: it is common
         self._holds: dict[int, Hold] = {}  # a published block each
         self._timed: list[tuple[float, int, Hold]] = []  # a heap
         self._serial = count()
@@ -100,7 +102,7 @@ class Retention:
     def add(self, blocks: Sequence[int], hold: Hold | None = None) -> None:
         """Take in blocks that lost their last reference, the first to go first. Without a hold they stay under their own."""
         self.count += len(blocks)
-        if hold is not None or self._holds:
+        if hold is not None or self._holds or self._tenants:
             self._add_held(blocks, hold)
             return
         levels, level_of, hits, plain = self._levels, self._level, self._hits, self._policy.plain
@@ -109,6 +111,19 @@ class Retention:
             levels[level][block] = None
             if level > UNUSED and len(levels[level]) > self._bound:
                 self._overflow(level)
+
+    def release_shared(self, blocks: Sequence[int], hold: Hold) -> None:
+        """Record that blocks were released that others still hold."""
+        if hold.keep.tenant:
+            for block in blocks:
+                self._released(block, hold.keep.tenant)
+
+    def _released(self, block: int, tenant: str) -> None:
+        first = self._tenants.get(block, tenant if self._level[block] < 0 else "")
+        if first != tenant:
+            self._tenants[block] = None
+        elif tenant:
+            self._tenants[block] = tenant
 
     def take(self, blocks: Sequence[int]) -> None:
         """Let blocks go that are held again, or freed."""
@@ -133,12 +148,15 @@ class Retention:
         return self._hits[block] > 0
 
     def inherit(self, block: int, before: int) -> None:
-        """Count hits of a block as those of another with the same content."""
-        self._hits[block] = self._hits[before]
+        """Take a block's hits and tenants over from another with the same content."""
+        self._hits[block], self._level[block] = self._hits[before], self._level[before]
+        if before in self._tenants:
+            self._tenants[block] = self._tenants[before]
 
     def forget(self, block: int) -> None:
         """Forget a block's contents, which are nobody's now."""
-        self._hits[block] = 0
+        self._hits[block], self._level[block] = 0, -1
+        self._tenants.pop(block, None)
         if self._holds and (hold := self._holds.pop(block, None)) is not None:
             hold.blocks.pop(block, None)
 
@@ -155,7 +173,10 @@ class Retention:
             victims += [blocks.popitem(last=False)[0] for _ in range(going)]
             self._gone[level] += going
         for block in victims:
-            self._hits[block] = 0
+            self._hits[block], self._level[block] = 0, -1
+        if self._tenants:
+            for block in victims:
+                self._tenants.pop(block, None)
         return victims
 
     def _evict_held(self) -> int:
@@ -180,7 +201,9 @@ class Retention:
         now, superseded = self._clock(), dict[Hold, None]()
         if hold is not None and blocks:
             self._renew(hold, now)
+        tenant = "" if hold is None else hold.keep.tenant
         for block in blocks:
+            self._released(block, tenant)
             before = self._holds.get(block)
             own = before
             if hold is not None and before is not hold and (before is None or _gives_way(before, hold, now)):
@@ -242,7 +265,7 @@ class Retention:
         blocks = self._levels[level]
         blocks[block] = None
         hold = self._holds.get(block) if self._holds else None
-        if hold is not None and hold.keep.share < 1:
+        if hold is not None and self._is_charged(block, hold):
             tenant = hold.keep.tenant
             share = self._shares.setdefault(tenant, _Share(0))
             share.most = hold.keep.share * self._num_blocks  # it may have changed
@@ -253,11 +276,14 @@ class Retention:
         if level > UNUSED and len(blocks) > self._bound:
             self._overflow(level)
 
+    def _is_charged(self, block: int, hold: Hold) -> bool:
+        return hold.keep.share < 1 and self._tenants.get(block, "") is not None
+
     def _drop(self, block: int) -> None:
         level = self._level[block]
         del self._levels[level][block]
         hold = self._holds.get(block) if self._shares else None
-        if hold is None or hold.keep.share >= 1:
+        if hold is None or not self._is_charged(block, hold):
             return
         tenant = hold.keep.tenant
         share = self._shares[tenant]

@@ -139,6 +139,46 @@ def test_a_tenant_gives_first_what_it_has_beyond_its_share() -> None:
     assert sorted(order(retention)) == [1, 5]
 
 
+@pytest.mark.parametrize("other", [None, kept(60, tenant="b", share=0.1), kept(60)])
+def test_what_several_tenants_released_is_no_ones_surplus(other: Hold | None) -> None:
+    retention, own = Retention(20), kept(60, tenant="a", share=0.1)
+    retention.add([0, 1, 2], other)
+    retention.take([0, 1, 2])
+    retention.add([0, 1, 2, 3, 4, 5], own)
+    retention.add([6], None)
+    assert retention.evict(2) == [3, 6]
+    assert retention.evicted.tenant == 1
+    retention.take([0, 1])
+    retention.add([0, 1], own)
+    assert retention.evicted.tenant == 1
+    assert not retention._over
+
+
+def test_a_tenant_that_finds_its_own_blocks_again_is_charged_for_them() -> None:
+    retention, own = Retention(10), kept(60, tenant="a", share=0.2)
+    retention.add([0, 1, 2], own)
+    retention.take([0, 1, 2])
+    retention.found([0, 1, 2])
+    retention.add([0, 1, 2], own)
+    retention.add([3])
+    assert retention.evict(1) == [0]
+    assert retention.evicted.tenant == 1
+
+
+def test_a_prefix_that_tenants_have_at_once_is_no_ones_surplus() -> None:
+    retention = Retention(10)
+    pool = BlockPool(num_blocks=10, block_size=1, retention=retention)
+    common, a, b = pool.allocate(4), kept(60, tenant="a", share=0.2), kept(60, tenant="b", share=0.2)
+    for block in common:
+        pool.publish(block, bytes([block]))
+    assert pool.match_prefix([bytes([block]) for block in common]) == common
+    pool.release(common, a)
+    pool.release(common, b)
+    assert not retention._over
+    pool.allocate(10)
+    assert not retention._tenants
+
+
 @pytest.mark.parametrize(("policy", "expected"), [("lru", [0, 1, 2, 3]), ("lfu", [3, 2, 0, 1]), ("ttl", [1, 2, 3, 0])])
 def test_policies_by_name(policy: str, expected: list[int]) -> None:
     retention = Retention(16, POLICIES[policy])
@@ -156,6 +196,7 @@ def test_wishes_of_evicted_blocks_are_forgotten() -> None:
         retention.add([0, 1], kept(1e6, session="s", tenant="t", share=0.5))
         assert len(retention.evict(2)) == 2
     assert (len(retention._holds), len(retention._shares), len(retention._over)) == (0, 0, 0)
+    assert not retention._tenants
     assert len(retention._timed) <= 5
 
 
@@ -163,7 +204,7 @@ WISHES = st.builds(
     Keep,
     ttl_s=st.sampled_from([0.0, 5.0, 50.0]),
     session=st.sampled_from(["", "a", "b"]),
-    tenant=st.just("t"),
+    tenant=st.sampled_from(["t", "u"]),
     share=st.sampled_from([1.0, 0.25]),
 )
 
@@ -231,6 +272,12 @@ class PoolMachine(RuleBasedStateMachine):
             assert len(level) <= MAX_SPARED_SHARE * 12
         for share in self.retention._shares.values():
             assert share.count == sum(map(len, share.levels)) > 0
+        common = {block for block, tenant in self.retention._tenants.items() if tenant is None}
+        for tenant, share in self.retention._shares.items():
+            charged = {*chain(*share.levels)}
+            assert not charged & common
+            assert all(self.retention._tenants[block] == tenant for block in charged)
+        assert self.retention._tenants.keys().isdisjoint(self.pool._free)
 
 
 TestPoolMachine = PoolMachine.TestCase
