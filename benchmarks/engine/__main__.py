@@ -35,7 +35,7 @@ from benchmarks.environment import ROOT, card_of, clocks, describe, device_of
 from benchmarks.kernels.__main__ import measure_kernels
 from benchmarks.quality.accuracy import measure_accuracy, release_memory
 from benchmarks.results_format import Result, ResultsPage, notes_of, number
-from benchmarks.weights.checkpoint import SHAPES, write_checkpoint
+from benchmarks.weights.checkpoint import SHAPES, kept_checkpoint
 from benchmarks.weights.drawn import DRAWN, draw_weights, write_config
 from common.pages import KVLayout
 from engine.cache.pages import part_views
@@ -325,11 +325,7 @@ def _checkpoint(shape: str, folder: Path) -> Path:
     if shape in DRAWN:
         write_config(target, shape)
         return target
-    if not (target / "written").is_file():
-        target.mkdir(parents=True, exist_ok=True)
-        write_checkpoint(target, shape)
-        (target / "written").touch()
-    return target
+    return kept_checkpoint(folder, shape)
 
 
 def _read_all(model: Path) -> None:

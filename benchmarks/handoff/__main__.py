@@ -31,6 +31,7 @@ from benchmarks.environment import ROOT, describe
 from benchmarks.handoff.breakdown import explain, read_timelines
 from benchmarks.handoff.client import Load, Sample, percentile, run_load
 from benchmarks.results_format import Result, ResultsPage, notes_of, number
+from benchmarks.weights.checkpoint import served_checkpoint
 
 DEFAULT_SHAPE = "llama-3.1-8b"
 START_S = 240.0
@@ -127,7 +128,7 @@ class Run:
         self._options, self._page = options, page
         self._began = time.monotonic()
         self._low: dict[tuple[str, int], float] = {}  # (arm, prompt) -> median TTFT in ms
-        self._model = options.model or _checkpoint(options.checkpoints)
+        self._model = options.model or served_checkpoint(options.checkpoints, DEFAULT_SHAPE)
         self._vocab_size = int(json.loads((self._model / "config.json").read_text())["vocab_size"])
         self._say(f"model {self._model}")
 
@@ -326,18 +327,6 @@ def _wait_until_ready(process: subprocess.Popen[str]) -> None:
         if time.monotonic() > give_up_at:
             break
     raise SystemExit("baton up did not get ready; its output is above")
-
-
-def _checkpoint(folder: Path) -> Path:
-    from benchmarks.weights.checkpoint import SHAPES, write_checkpoint, write_tokenizer
-
-    target = folder / DEFAULT_SHAPE
-    if not (target / "served").is_file():
-        target.mkdir(parents=True, exist_ok=True)
-        write_checkpoint(target, DEFAULT_SHAPE)
-        write_tokenizer(target, SHAPES[DEFAULT_SHAPE]["vocab_size"], base=ROOT / "demo")
-        (target / "served").touch()
-    return target
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -67,16 +67,24 @@ def long_prompts(speed: float) -> Requests:
     return requests
 
 
-CELLS: Sequence[Cell] = (
-    Cell("chat 8/s", "bf16", chat(8)),
-    Cell("chat 14/s", "bf16", chat(14)),
-    Cell("chat 20/s", "bf16", chat(20)),
-    Cell("fp8 chat 20/s", "fp8", chat(20)),
-    Cell("fp8 chat 28/s", "fp8", chat(28)),
-    Cell("fp8 chat 36/s", "fp8", chat(36)),
-    Cell("long prompts x0.8", "bf16", long_prompts(0.8)),
-    Cell("long prompts x0.8, known", "bf16", long_prompts(0.8), before=long_prompts(0.5)),
-)
+CELLS: Mapping[str, Cell] = {
+    "chat-8": Cell("chat 8/s", "bf16", chat(8)),
+    "chat-14": Cell("chat 14/s", "bf16", chat(14)),
+    "chat-20": Cell("chat 20/s", "bf16", chat(20)),
+    "fp8-chat-20": Cell("fp8 chat 20/s", "fp8", chat(20)),
+    "fp8-chat-28": Cell("fp8 chat 28/s", "fp8", chat(28)),
+    "fp8-chat-36": Cell("fp8 chat 36/s", "fp8", chat(36)),
+    "long-cold": Cell("long prompts x0.8", "bf16", long_prompts(0.8)),
+    "long-known": Cell("long prompts x0.8, known", "bf16", long_prompts(0.8), before=long_prompts(0.5)),
+}
+
+
+def chosen(keys: str, device: Device | None = None) -> list[Cell]:
+    """The cells of a comma-separated list, of one format alone if it is given; all without a list. Raises ValueError."""
+    named = [key.strip() for key in keys.split(",")] if keys else list(CELLS)
+    if unknown := [key for key in named if key not in CELLS]:
+        raise ValueError(f"{unknown[0]!r} is no load: {', '.join(CELLS)}")
+    return [CELLS[key] for key in named if device in (None, CELLS[key].device)]
 
 
 def _longer(request: TraceRequest) -> TraceRequest:

@@ -6,24 +6,50 @@ import asyncio
 import json
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
+from urllib.request import urlopen
 
 from benchmarks.load.cells import Cell
 from benchmarks.load.model import Outcome, Run, tokens_of
 
 TEXT = b'"text"'  # an event of a completion has one
 PAUSE_S = 2.0
+ASK_S = 10.0
+REFUSAL_BYTES = 2_000
 
 
-async def send(cell: Cell, url: str, model: str, *, seconds: float, traces: Path | None, vocabulary: int) -> Outcome:
-    """Serve a cell's first seconds by the server at `url`; TTFT counts from the instant when a request was due."""
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A model at a server."""
+
+    url: str
+    model: str
+    longest: int  # prompt and answer together; longer requests of a load are left out
+    vocabulary: int  # prompts have token ids below it
+
+
+def served_at(url: str, model: str, vocabulary: int) -> Served:
+    """The model of that name at a server, or its first one. Raises LookupError, and OSError where none answers."""
+    with urlopen(f"{url}/v1/models", timeout=ASK_S) as answer:
+        listed = json.load(answer)["data"]
+    found = next((one for one in listed if model in ("", one["id"])), None)
+    if found is None:
+        raise LookupError(f"{url} has no model {model!r}")
+    return Served(url, found["id"], int(found.get("max_model_len") or 1 << 30), vocabulary)
+
+
+async def send(cell: Cell, served: Served, *, seconds: float, traces: Path | None) -> Outcome:
+    """Serve a cell's first seconds by a server; TTFT counts from the instant when a request was due."""
+    runs: list[Run] = []
     for requests in (cell.before, cell.requests):
         if requests is None:
             continue
-        runs = [Run(request, cell.goal) for request in requests(seconds, traces)]
-        bodies = [_body(run, number, model, vocabulary) for number, run in enumerate(runs)]
-        await _all(runs, bodies, url)
+        made = [Run(request, cell.goal) for request in requests(seconds, traces)]
+        runs = [run for run in made if run.request.prompt_tokens + run.request.answer_tokens <= served.longest]
+        bodies = [_body(run, number, served) for number, run in enumerate(runs)]
+        await _all(runs, bodies, served.url)
         await asyncio.sleep(PAUSE_S)
     return Outcome(runs, passes=0, preemptions=0, plan_ms=0.0)
 
@@ -46,22 +72,21 @@ async def _one(run: Run, body: bytes, url: str, began: float) -> None:
     writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
     status = await reader.readline()
     if b" 200 " not in status:
-        raise RuntimeError(f"the server said {status!r}: {await reader.read(500)!r}")
+        run.refusal = (status + await reader.read(REFUSAL_BYTES)).decode(errors="replace")
     while data := await reader.read(65_536):
-        if TEXT in data:
+        if TEXT in data and not run.refusal:
             run.end_at = time.monotonic() - began
             run.first_at = run.first_at or run.end_at
     writer.close()
-    if not run.first_at:
-        raise RuntimeError("an answer had no token")
+    run.refusal = run.refusal or ("" if run.first_at else "an answer without a token")
 
 
-def _body(run: Run, number: int, model: str, vocabulary: int) -> bytes:
+def _body(run: Run, number: int, served: Served) -> bytes:
     goal = run.goal
     return json.dumps(
         {
-            "model": model,
-            "prompt": [token % vocabulary for token in tokens_of(run.request, number)],
+            "model": served.model,
+            "prompt": [token % served.vocabulary for token in tokens_of(run.request, number)],
             "max_tokens": run.request.answer_tokens,
             "ignore_eos": True,
             "temperature": 0,

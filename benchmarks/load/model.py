@@ -7,6 +7,7 @@ that was claimed waits for its place.
 from __future__ import annotations
 
 import heapq
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -69,6 +70,7 @@ class Run:
     goal: Goal
     first_at: float = 0.0
     end_at: float = 0.0
+    refusal: str = ""  # the server's answer, if it was none with tokens
 
     way_s: float = 0.0  # to the worker and back, which a client's times have in them
 
@@ -82,7 +84,11 @@ class Run:
 
     @property
     def is_good(self) -> bool:
-        return self.ttft_s <= self.goal.ttft_s(self.request.prompt_tokens) and self.tpot_s <= self.goal.tpot_s
+        return (
+            not self.refusal
+            and self.ttft_s <= self.goal.ttft_s(self.request.prompt_tokens)
+            and self.tpot_s <= self.goal.tpot_s
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +100,15 @@ class Outcome:
     preemptions: int
     plan_ms: float  # of a decision, on average, measured here
 
+    @property
+    def served(self) -> list[Run]:
+        return [run for run in self.runs if not run.refusal]
+
     def ttft_ms(self, quantile: float) -> float:
-        return percentile([1000 * run.ttft_s for run in self.runs], quantile)
+        return percentile([1000 * run.ttft_s for run in self.served], quantile)
 
     def tpot_ms(self, quantile: float) -> float:
-        return percentile([1000 * run.tpot_s for run in self.runs if run.request.answer_tokens > 1], quantile)
+        return percentile([1000 * run.tpot_s for run in self.served if run.request.answer_tokens > 1], quantile)
 
     @property
     def good(self) -> float:
@@ -107,7 +117,8 @@ class Outcome:
     @property
     def per_second(self) -> float:
         """Requests served, by the time from the first arrival to the last token."""
-        return len(self.runs) / (max(run.end_at for run in self.runs) - self.runs[0].request.arrival_ms / 1000)
+        last = max((run.end_at for run in self.served), default=math.inf)
+        return len(self.served) / (last - self.runs[0].request.arrival_ms / 1000)
 
 
 @dataclass(slots=True)

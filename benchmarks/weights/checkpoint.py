@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+ROOT = Path(__file__).resolve().parents[2]
 NOISE_ELEMENTS = 512 << 20  # then the noise repeats; more than the largest matrix has
 STD = 0.02
 
@@ -152,6 +153,23 @@ def write_tokenizer(folder: Path, vocab_size: int, *, base: Path) -> None:
     vocab |= {f"<{index}>": index for index in range(vocab_size) if index not in known}
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
     shutil.copy(base / "tokenizer_config.json", folder)
+
+
+def kept_checkpoint(folder: Path, shape_name: str) -> Path:
+    """The checkpoint of that shape in `folder`, written now unless an earlier run did."""
+    target = folder / shape_name
+    if not (target / "written").is_file():
+        write_checkpoint(target, shape_name)
+        (target / "written").touch()
+    return target
+
+
+def served_checkpoint(folder: Path, shape_name: str) -> Path:
+    """The same with a tokenizer, as a server needs it."""
+    target = kept_checkpoint(folder, shape_name)
+    if not (target / "tokenizer_config.json").is_file():
+        write_tokenizer(target, SHAPES[shape_name]["vocab_size"], base=ROOT / "demo")
+    return target
 
 
 def _weights(fields: dict[str, Any]) -> Iterator[_Weight]:
