@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from worker.device.step_policy import StepTargets
+from worker.events.settings import EventsSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,4 +22,5 @@ class WorkerSettings:
     kv_host_bytes: int = 0  # host memory for blocks that the pool evicts; 0: none
     files_fingerprint: str = ""  # config and weights as stored
     kv_retention: str = "combined"  # a name of `engine.cache.retention.POLICIES`
+    kv_events: EventsSettings | None = None  # None: nobody hears of its blocks but the index
     ready_file: str = ""  # exists while the worker takes work

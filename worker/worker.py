@@ -46,6 +46,7 @@ from worker.device.naming import Naming
 from worker.device.pipeline import DeviceHealth, Pipeline
 from worker.device.prompt_budget import PromptBudget
 from worker.device.trials import Trials
+from worker.events.building import published
 from worker.fencing import Fencing, Heard
 from worker.heartbeat import ANNOUNCE_S, HEARTBEAT_S, REGISTER_S, Heartbeat, Whole
 from worker.probe_file import shown
@@ -106,6 +107,10 @@ class Worker:
         identity, bus, layout = messenger.identity, messenger.bus, engine.layout
         pool = BlockPool.of(layout, POLICIES[settings.kv_retention])
         tier = host_tier(engine, pool, settings.kv_host_bytes, wake=lambda: self._pipeline.wake())
+        self._events = None
+        if settings.kv_events is not None:
+            blocks = None if tier is None else tier.blocks
+            self._events = published(settings.kv_events, pool, layout, fingerprint=engine.fingerprint, host=blocks)
         trials = Trials()
         roles = Roles(hands_over=reaches_others(transfers.transport.name))
         jobs = JobIntake(bus=bus, identity=identity)
@@ -282,6 +287,8 @@ class Worker:
             await self.heartbeat.unregister()
         if self.context.cache.tier is not None:
             await asyncio.to_thread(self.context.cache.tier.close)
+        if self._events is not None:
+            await asyncio.to_thread(self._events.close)
         await self.context.transfers.transport.close()
 
 

@@ -16,6 +16,7 @@ from itertools import chain, takewhile
 from typing import Protocol
 
 from common.pages import KVLayout
+from engine.cache.changes import Changes
 from engine.cache.resumable import ResumablePrefixes
 from engine.cache.retention import COMBINED, Policy, Retention
 from engine.groups import Entry, Full, Group, groups_of, resumable
@@ -72,8 +73,7 @@ class BlockPool:
         self._group_of = [0] * num_blocks  # number of the group that a published block's entry is in
         self._free = list(range(num_blocks - 1, -1, -1))  # a stack: block 0 first
         self.retention = retention or Retention(num_blocks)  # it has the cached blocks
-        self._added: dict[bytes, None] = {}
-        self._removed: dict[bytes, None] = {}
+        self.changes = Changes()
         self.watcher: Watcher | None = None
 
     @classmethod
@@ -222,7 +222,7 @@ class BlockPool:
     def publish(self, block: int, digest: bytes) -> None:
         """Declare the content of a held block of tokens final and shareable under `digest`, see `publish_entry`."""
         if self._publish(0, (block,), digest) and self._is_resumable(digest):
-            _note(digest, happened=self._added, undone=self._removed)
+            self.changes.came(digest)
 
     def publish_entry(self, number: int, entry: Entry, digests: Sequence[bytes], count: int) -> None:
         """Declare a group's entry for the last of the first `count` digests final and shareable.
@@ -287,10 +287,7 @@ class BlockPool:
 
     def drain_events(self) -> tuple[list[bytes], list[bytes]]:
         """Return (digests added, digests removed) since the last call, without those that came and went."""
-        events = list(self._added), list(self._removed)
-        self._added.clear()
-        self._removed.clear()
-        return events
+        return self.changes.drain()
 
     def cached_digests(self) -> list[bytes]:
         """Return every digest that `match_prefix` would find now, and use, oldest publication first."""
@@ -305,11 +302,11 @@ class BlockPool:
 
     def _now_resumable(self, digest: bytes) -> None:
         if digest in self._entries[0]:
-            _note(digest, happened=self._added, undone=self._removed)
+            self.changes.came(digest)
 
     def _no_longer_resumable(self, digest: bytes) -> None:
         if digest in self._entries[0]:
-            _note(digest, happened=self._removed, undone=self._added)
+            self.changes.went(digest)
 
     def _evict(self, most: int) -> list[int]:
         """Forget so many victims; with one of an entry the rest of it is free."""
@@ -339,7 +336,7 @@ class BlockPool:
         if was_end:
             self._resumable.remove(digest)
         if number == 0 and self._is_resumable(digest):
-            _note(digest, happened=self._removed, undone=self._added)
+            self.changes.went(digest)
 
     def _tell_forgotten(self, digest: bytes) -> None:
         if self.watcher is not None:
@@ -356,11 +353,3 @@ class BlockPool:
             raise ValueError(f"block {block} is not in a pool of {self.num_blocks}")
         if self._references[block] == 0:
             raise ValueError(f"nobody holds block {block}")
-
-
-def _note(digest: bytes, *, happened: dict[bytes, None], undone: dict[bytes, None]) -> None:
-    """Record an event, or cancel its unreported opposite."""
-    if digest in undone:
-        del undone[digest]
-    else:
-        happened[digest] = None

@@ -27,6 +27,7 @@ from services.up.readiness import models_of, reason_not_ready
 from services.up.servers import Reach, start_servers
 from services.up.settings import UpSettings, devices_of
 from services.up.standstill import standing
+from services.worker.kv_events import of_ranks
 from services.worker.options import WorkerOptions
 
 START_TIMEOUT_S = 180.0
@@ -176,13 +177,16 @@ class Stack:
         }
         worker = as_environment(settings, WorkerOptions), "WORKER_ID"
         own_ports = iter(settings.own_ports)
-        devices = iter(devices_of(settings.device, sum(member.role in WORKERS for member in members.values())))
+        num_workers = sum(member.role in WORKERS for member in members.values())
+        devices = iter(devices_of(settings.device, num_workers))
+        events = iter(of_ranks(settings.kv_events_config, num_workers))
         children: list[Child] = []
         for name, member in members.items():
             variables, own = options.get(member.role, worker)
             variables = variables | {f"{PREFIX}{own}": member.id} | reach.variables(member.user)
             if member.role in WORKERS:
                 variables[f"{PREFIX}DEVICE"] = next(devices)
+                variables[f"{PREFIX}KV_EVENTS_CONFIG"] = next(events)
             elif member.role == "gateway":
                 variables[f"{PREFIX}OWN_PORT"] = str(next(own_ports, 0))
             log_file = self._logs / f"{name}.log"

@@ -9,6 +9,7 @@ from pydantic import Field, field_validator
 from common.settings import AUTO, Device
 from kvtransfer.transports import TransportName, automatic
 from services.runtime.settings import ModelSettings
+from services.worker.kv_events import KVEventsConfig
 from services.worker.speculative import SpeculativeConfig
 
 
@@ -66,6 +67,11 @@ class WorkerOptions(ModelSettings):
         description="host memory for blocks that the KV pool evicts, MiB, from which prompts get them back; 0: none; twice the "
         "pool and more is worth it",
     )
+    kv_events_config: str = Field(
+        "",
+        description="which blocks are cached, told to routers over ZeroMQ: JSON in vLLM's form, such as "
+        '{"enable_kv_cache_events": true, "topic": "kv@IP:PORT@MODEL"}; empty: not',
+    )
     block_size: Annotated[Literal[0, 8, 16, 32, 64, 128, 256, 512, 1024], AUTO] = Field(
         0, description="token positions in a block; auto: 16, up to 1024 for a model that keeps states"
     )
@@ -104,6 +110,12 @@ class WorkerOptions(ModelSettings):
     @classmethod
     def _is_known(cls, text: str) -> str:
         SpeculativeConfig.parse(text)
+        return text
+
+    @field_validator("kv_events_config")
+    @classmethod
+    def _is_readable(cls, text: str) -> str:
+        KVEventsConfig.parse(text)
         return text
 
     @property

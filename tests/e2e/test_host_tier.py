@@ -9,24 +9,13 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.e2e.asking import client_of, complete, until, watching
+from tests.e2e.asking import client_of, until, watching
 from tests.e2e.cluster import Cluster
+from tests.e2e.evicting import LENGTH, NUM_TOKENS, OPTIONS, PROMPTS, asked
 from tests.models import build_tiny_model
 from tests.reference import greedy_tokens
 
-NUM_TOKENS, LENGTH = 6, 250
-# The pool has 128 blocks; these prompts take 192, of which 180 are full.
-PROMPTS = [[(31 * index + 7 * at + at * at) % 400 + 10 for at in range(LENGTH)] for index in range(12)]
 LEAST_FOUND = len(PROMPTS) * LENGTH / 4  # tokens: a busy machine may evict some before they are copied
-OPTIONS = {"kv_memory_mb": 1, "kv_host_mb": 8, "max_batch_tokens": 64}
-
-
-async def asked(client: httpx.AsyncClient, prompt: list[int]) -> tuple[object, int]:
-    """The answer's tokens, and the prompt's cached ones."""
-    answer = await complete(client, prompt, max_tokens=NUM_TOKENS)
-    usage = answer["usage"]
-    assert isinstance(usage, dict)
-    return answer["tokens"], (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
 
 
 async def asked_until_answered(client: httpx.AsyncClient, prompt: list[int]) -> tuple[object, int]:

@@ -249,6 +249,10 @@ def _hash_final(pool: BlockPool, sequence: Sequence) -> bool:
         else:
             parent = sequence.digests[-1] if sequence.digests else sequence.hash_root
             digest = hash_block(parent, sequence.token_ids[index * size : (index + 1) * size])
+        if pool.changes.journal is not None:
+            parent = sequence.digests[-1] if index else sequence.hash_root
+            tokens = sequence.token_ids[index * size : (index + 1) * size]
+            pool.changes.journal.learn(digest, parent, tokens, is_first=not index)
         sequence.digests.append(digest)
     return len(sequence.digests) > before
 

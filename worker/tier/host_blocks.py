@@ -9,6 +9,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from engine.cache.changes import Listener
 from engine.groups import Entry
 
 SEEN_OF_SLOTS = 4  # digests remembered of blocks that left the pool, for each slot
@@ -40,6 +41,7 @@ class HostBlocks:
         self._blocks: OrderedDict[bytes, HostBlock] = OrderedDict()  # least recently used first
         self._seen: OrderedDict[bytes, None] = OrderedDict()
         self._removed: dict[bytes, None] = {}
+        self.listener: Listener | None = None
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -96,6 +98,8 @@ class HostBlocks:
 
     def add(self, digest: bytes, slots: Mapping[int, Entry], sums: Mapping[int, bytes]) -> None:
         """Keep a block, or more groups' entries of one, under its digest. The slots are those reserved, now written."""
+        if self.listener is not None and digest not in self._blocks:
+            self.listener.came(digest)
         block = self._blocks.setdefault(digest, HostBlock(digest))
         for number, entry in slots.items():
             block.slots[number], block.sums[number] = entry, sums[number]
@@ -131,5 +135,7 @@ class HostBlocks:
         del self._blocks[block.digest]
         self._removed[block.digest] = None
         block.is_gone = True
+        if self.listener is not None:
+            self.listener.went(block.digest)
         if not block.uses:
             self.give_back(block.slots)

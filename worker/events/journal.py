@@ -1,0 +1,104 @@
+"""The blocks that a worker has, in each tier, and the changes that its publisher has not sent yet.
+
+The event loop writes; the publisher's thread takes changes from the other end of a bounded queue.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from common.blocks import pack_tokens
+from worker.events.wire import CLEARED, Block, Change
+
+SPARE = 1024  # unused blocks, beside twice the used, before pruning
+
+
+@dataclass(slots=True)
+class _Known:
+    block: Block
+    media: set[str] = field(default_factory=set)
+
+
+class Journal:
+    """Hears of the pool's changes as the medium "GPU", by vLLM's name for it; `medium` is for the tiers below.
+
+    Where the publisher falls behind by more than `most` changes, they give way to a clearing and all that is here then: a
+    reader's picture is late, and never wrong for long.
+    """
+
+    def __init__(self, *, has: Callable[[bytes], bool], plain_root: bytes, most: int) -> None:
+        """`has(digest)`: the pool has that block. `plain_root`: of chains without an adapter or a tenant's salt."""
+        self.waiting: deque[Change] = deque()
+        self._has, self._plain_root, self._most, self._bound = has, plain_root, most, most
+        self._known: dict[bytes, _Known] = {}
+        self._num_here = 0
+        self._pool = Medium(self, "GPU")
+        self.waiting.append(CLEARED)
+
+    def learn(self, digest: bytes, parent: bytes, token_ids: Sequence[int], *, is_first: bool) -> None:
+        if digest in self._known:
+            return
+        if len(self._known) > 2 * self._num_here + SPARE:
+            self._known = {key: known for key, known in self._known.items() if known.media or self._has(key)}
+        extra = parent.hex() if is_first and parent != self._plain_root else ""
+        self._known[digest] = _Known(Block(digest, None if is_first else parent, pack_tokens(token_ids), extra))
+
+    def came(self, digest: bytes) -> None:
+        self._pool.came(digest)
+
+    def went(self, digest: bytes) -> None:
+        self._pool.went(digest)
+
+    def medium(self, name: str) -> Medium:
+        """The listener of another tier."""
+        return Medium(self, name)
+
+    def retell(self) -> None:
+        """Tell everything again, for who lacks the beginning."""
+        self.waiting.clear()
+        self.waiting.append(CLEARED)
+        for known in self._known.values():
+            self.waiting.extend(Change(medium, known.block, True) for medium in sorted(known.media))
+        self._bound = self._most + len(self.waiting)
+
+    def entered(self, digest: bytes, medium: str) -> None:
+        known = self._known.get(digest)
+        if known is None or medium in known.media:
+            return
+        self._num_here += not known.media
+        known.media.add(medium)
+        self._tell(Change(medium, known.block, True))
+
+    def left(self, digest: bytes, medium: str) -> None:
+        known = self._known.get(digest)
+        if known is None or medium not in known.media:
+            return
+        known.media.remove(medium)
+        if not known.media:
+            self._num_here -= 1
+            # A block without its windows or states may be found again once they are back.
+            if not self._has(digest):
+                del self._known[digest]
+        self._tell(Change(medium, known.block, False))
+
+    def _tell(self, change: Change) -> None:
+        if len(self.waiting) < self._bound:
+            self.waiting.append(change)
+        else:
+            self.retell()
+
+
+@dataclass(frozen=True, slots=True)
+class Medium:
+    """The listener of one tier."""
+
+    journal: Journal
+    name: str
+
+    def came(self, digest: bytes) -> None:
+        self.journal.entered(digest, self.name)
+
+    def went(self, digest: bytes) -> None:
+        self.journal.left(digest, self.name)
