@@ -64,6 +64,7 @@ class EngineConfig:
     model_impl: str = "auto"  # which code computes the model, see `engine.foreign`
     quantization: str = "auto"  # online quantisation of plain weights, see `engine.families.quantised`
     draft: Path | None = None  # folder of a draft head, or `model` for its own; see `engine.drafts`
+    draft_is_model: bool = False  # `draft` is a whole model
     num_drafts: int = 0  # most tokens of a draft
 
     @classmethod

@@ -29,7 +29,7 @@ from engine.checkpoint.fingerprint import model_fingerprint
 from engine.config import EngineConfig
 from engine.drafts import with_draft
 from engine.drafts.chain import DraftChain
-from engine.drafts.heads import DraftHead
+from engine.drafts.heads import DraftHead, HeadSpec
 from engine.families import read_model_spec
 from engine.foreign import ForeignDecoder, is_foreign
 from engine.grammars.grammars import Grammars, Masks
@@ -96,7 +96,7 @@ class Engine:
         self.vocab_size = model.vocab_size
         self.max_model_len = _resolve_max_model_len(config.max_model_len, model.max_position_embeddings)
         model = with_windows(model.within(self.max_model_len), config.cache, dtype_name, self.max_model_len)
-        model, draft = with_draft(model, config.draft, own=config.model, is_ours=foreign is None)
+        model, draft = with_draft(model, config, longest=self.max_model_len, is_ours=foreign is None)
         if foreign is not None:
             self._decoder: Decoder | ForeignDecoder = foreign.load(model, dtype, device)
             load = _nothing_more
@@ -126,7 +126,7 @@ class Engine:
             longest=self.max_model_len,
         )
         self.kv = (allocate or allocate_zeros)(pool_shape(self.layout), pool_dtype(self.layout), config.device)
-        self._drafting = None if draft is None else self._new_drafting(draft.heads)
+        self._drafting = None if draft is None else self._new_drafting(draft)
         self.grammars = Grammars(config.model, self.vocab_size)
         self._newest = NewestTokens.none(device)
         self._drawn: Draw | None = None  # the last pass that sampled on a GPU
@@ -166,11 +166,16 @@ class Engine:
         self.pass_ms |= {(0, tokens): ms for tokens, ms in alone.items()}
         self._forget_newest()
 
-    def _new_drafting(self, heads: HeadShape) -> DraftChain:
+    def _new_drafting(self, draft: HeadSpec) -> DraftChain:
         assert self._head is not None, "built with its spec"
-        _, kept = kept_at(part_views(self.kv, self.layout), self._decoder.spec.draft_places[0])
-        views = [each for each in kept if isinstance(each, torch.Tensor)]
-        return DraftChain(self._head, views, self.kv.device, self._head_limits(heads, (0,)), self.config.num_drafts)
+        return DraftChain(
+            self._head,
+            kept=self._head.kept_in(part_views(self.kv, self.layout)),
+            device=self.kv.device,
+            heads=tuple(self._head_limits(heads, windows) for heads, windows in draft.windows_by_heads.items()),
+            num_drafts=self.config.num_drafts,
+            reads_tokens=draft.in_pool.is_model,
+        )
 
     def _new_runner(self, decoder: Decoder | ForeignDecoder) -> Runner:
         layout, model = self.layout, self._decoder.spec
@@ -252,14 +257,15 @@ class Engine:
         ordered = self._runner.ordered(chunks)
         packed = self._runner.pack(ordered, self._newest)
         logits = self._runner.execute(packed)
+        inputs = None if self._drafting is None else self._drafting.inputs_of(self._runner, packed)
         if logits is not None and any(chunk.scored for chunk in ordered):
             scores, logits = split(logits, ordered)
             launched = ScoredPass(chunks, self._sample(chunks, logits, ordered), scores).finished()
         else:
             launched = self._sample(chunks, logits, ordered)
-        if self._drafting is None:
+        if self._drafting is None or inputs is None:
             return launched
-        return self._drafting.behind(self._runner, launched, chunks, ordered, packed)
+        return self._drafting.behind(self._runner, launched, chunks, ordered, packed, inputs)
 
     def _sample(self, chunks: list[Chunk], logits: torch.Tensor | None, ordered: list[Chunk]) -> Pass:
         """Start sampling a token for each row of logits, which are in the order of `ordered`."""
@@ -340,7 +346,8 @@ def _marks(config: EngineConfig, model: ModelSpec, dtype: str) -> list[str]:
     asked = config.quantization if config.quantization != "auto" else ""
     named = asked or (model.quantization.name if is_gguf(config.model) else "")
     marks = [f"quantization={named}"] if named else []
-    marks += [f"draft={model_fingerprint(config.draft)}"] if config.draft is not None else []
+    drafter = "draft_model" if config.draft_is_model else "draft"
+    marks += [f"{drafter}={model_fingerprint(config.draft)}"] if config.draft is not None else []
     kept = [(layer.attention and layer.attention.codes) or dtype for layer in model.layers]
     # The hash root names the quantised dtype, but neither the dtype it was made from nor the quantised layers.
     marks += [f"kept={dtype}:{','.join(kept)}"] if set(kept) != {dtype} else []

@@ -47,6 +47,7 @@ class Sequence:
     prompt_logprobs: PromptLogprobs | None = None  # as far as known
     grammar: Grammar | None = None
     speculation: int = -1  # most drafted tokens of a pass; -1: the worker's
+    drafts_from: int = 0  # generated tokens at which a pause of its drafts ends
     proposed: tuple[int, tuple[int, ...]] = (0, ())  # by a draft head: known tokens then, and drafted ones
     prediction: list[int] = field(default_factory=list)  # tokens that the client expects in the answer
     hold: Hold | None = None  # what its request says about keeping its blocks cached

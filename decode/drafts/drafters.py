@@ -11,6 +11,7 @@ from decode.drafts.suffix import Lookup
 
 DRAFTERS: Mapping[str, Callable[[LookupSettings], Drafter]] = {
     "suffix": Lookup,
+    "draft_model": lambda _: HeadDrafts(),
     "eagle3": lambda _: HeadDrafts(),
     "mtp": lambda _: HeadDrafts(),
     "ngram": lambda settings: Lookup(settings.without_answers()),

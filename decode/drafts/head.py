@@ -1,4 +1,4 @@
-"""Drafts of a head inside the engine (`engine.drafts`), which come with a pass's results."""
+"""Drafts of a head or model inside the engine (`engine.drafts`), which come with a pass's results."""
 
 from __future__ import annotations
 
@@ -20,4 +20,4 @@ class HeadDrafts:
         return LIKE_A_MATCH_OF
 
     def ended(self, sequence: Sequence) -> None:
-        """No-op: a head learns nothing."""
+        """No-op: weights learn nothing."""

@@ -17,15 +17,14 @@ _WEIGHT = 4.0  # tokens that a sequence counts as usual for
 
 
 class History:
-    """An exponential average of accepted against expected tokens, and the generated token until which it pauses."""
+    """An exponential average of accepted against expected tokens, and what leads to pauses: misses and unpaid drafts."""
 
-    __slots__ = ("_misses", "_unpaid", "accepted", "expected", "match_length", "resumes_at")
+    __slots__ = ("_misses", "_unpaid", "accepted", "expected", "match_length")
 
     def __init__(self) -> None:
         self.match_length = 0  # the last verified draft's
         self.accepted = 0.0
         self.expected = 0.0
-        self.resumes_at = 0
         self._misses = 0
         self._unpaid = 0
 
@@ -39,22 +38,22 @@ class History:
         self.match_length = match_length
         self._unpaid = 0
 
-    def does_not_pay(self, num_generated: int) -> None:
-        """Take note that a pass leaves its draft out."""
+    def does_not_pay(self) -> int:
+        """Take note that a pass leaves its draft out. Returns the tokens of the pause behind it, or 0."""
         self._unpaid += 1
-        if self._unpaid >= MOST_UNPAID:
-            self._pause(num_generated, self._unpaid - MOST_UNPAID, longest=LONGEST_UNPAID)
+        return _pause(self._unpaid - MOST_UNPAID, longest=LONGEST_UNPAID)
 
-    def verified(self, *, usual: float, tried: int, accepted: int, num_generated: int) -> None:
+    def verified(self, *, usual: float, tried: int, accepted: int) -> int:
+        """Learn from a verified draft. Returns the tokens of the pause behind it, or 0."""
         self.accepted = self.accepted * _MEMORY + accepted
         self.expected = self.expected * _MEMORY + usual * tried
         self._misses = 0 if accepted else self._misses + 1
-        if self._misses >= MOST_MISSES:
-            self._pause(num_generated, self._misses - MOST_MISSES, longest=LONGEST_PAUSE)
+        return _pause(self._misses - MOST_MISSES, longest=LONGEST_PAUSE)
 
-    def _pause(self, num_generated: int, doublings: int, *, longest: int) -> None:
-        """Pause for twice as many tokens as the time before; it tries once behind each pause."""
-        self.resumes_at = num_generated + min(longest, SHORTEST_PAUSE << min(doublings, longest.bit_length()))
+
+def _pause(doublings: int, *, longest: int) -> int:
+    """A pause of twice as many tokens as the time before; it tries once behind each. None for a negative number."""
+    return min(longest, SHORTEST_PAUSE << min(doublings, longest.bit_length())) if doublings >= 0 else 0
 
 
 def acceptances(usual: Numbers, *, accepted: Numbers, expected: Numbers) -> Numbers:

@@ -48,8 +48,7 @@ class DraftLengths:
 
     def may_draft(self, sequence: Sequence) -> bool:
         """False during a pause: its drafts failed, or did not pay."""
-        history = self._histories.get(sequence)
-        return history is None or sequence.num_generated >= history.resumes_at
+        return sequence.num_generated >= sequence.drafts_from
 
     def choose(
         self,
@@ -86,7 +85,7 @@ class DraftLengths:
             if length:
                 history.pays(candidate.match_length)
             elif candidate.length:
-                history.does_not_pay(candidate.sequence.num_generated)
+                _rest(candidate.sequence, history.does_not_pay())
         return lengths
 
     def _rates(self, candidates: ListOf[Candidate], histories: ListOf[History]) -> npt.NDArray[np.float64]:
@@ -111,7 +110,7 @@ class DraftLengths:
         self.mean_accepted += RECENT * (accepted - self.mean_accepted)
         usual = self._acceptance.of(history.match_length)
         tried = min(drafted, accepted + 1)  # nothing is known of tokens behind the first that differs
-        history.verified(usual=usual, tried=tried, accepted=accepted, num_generated=sequence.num_generated)
+        _rest(sequence, history.verified(usual=usual, tried=tried, accepted=accepted))
         self._acceptance.learn(history.match_length, tried=tried, accepted=accepted)
 
     def _history(self, sequence: Sequence) -> History:
@@ -119,6 +118,12 @@ class DraftLengths:
         if history is None:
             history = self._histories[sequence] = History()
         return history
+
+
+def _rest(sequence: Sequence, num_tokens: int) -> None:
+    """Begin a pause of its drafts, unless it is of no tokens."""
+    if num_tokens:
+        sequence.drafts_from = sequence.num_generated + num_tokens
 
 
 class _Times:

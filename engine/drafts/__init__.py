@@ -1,8 +1,8 @@
-"""Draft heads inside the engine: small models that read the target's hidden states and guess tokens, which passes verify.
+"""Drafters inside the engine: heads that read the target's hidden states, and whole models. Passes verify what they guess.
 
-A drafter is one module with a reader of its config.json, and an entry in `DRAFTERS`; a model's own layer is in `mtp`. Its
-layers are further layers of the target's blocks of tokens, so their KV moves, hashes and is cached with every block. See
-docs/design/sampling.md.
+A head is one module with a reader of its config.json, and an entry in `DRAFTERS`; a model's own layer is in `mtp`, a draft model
+in `whole`. A drafter's layers are further layers of the target's blocks of tokens, so their KV moves, hashes and is cached with
+every block. See docs/design/sampling.md.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from common.model.gguf import is_gguf
+from engine.config import EngineConfig
 from engine.drafts.eagle3 import Eagle3Spec, read_eagle3
 from engine.drafts.heads import HeadSpec
 from engine.drafts.mtp import read_mtp
+from engine.drafts.whole import read_draft_model
 from engine.families import architectures, read_fields
 from engine.families.reading import Fields
 from engine.spec.model import ModelSpec, UnsupportedModelError
@@ -24,21 +26,26 @@ DRAFTERS = dict.fromkeys(("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "L
 _BESIDE_THE_LAYER = ("speculators_config", "speculators_version", "has_no_defaults_at_init", "embed_requires_grad")
 
 
-def with_draft(model: ModelSpec, folder: Path | None, *, own: Path, is_ours: bool) -> tuple[ModelSpec, HeadSpec | None]:
-    """Return the model with the head's layers in its blocks, and the head; the model itself without a folder.
+def with_draft(
+    model: ModelSpec, config: EngineConfig, *, longest: int, is_ours: bool
+) -> tuple[ModelSpec, HeadSpec | None]:
+    """Return the model with its drafter's layers in its blocks, and the drafter; the model itself if there is none.
 
-    `own`: the model's folder, whose head is its layer for multi-token prediction. `is_ours`: our decoder computes the model.
-    Raises UnsupportedModelError, naming the field.
+    `longest`: tokens of a sequence at most. `is_ours`: our decoder computes the model. Raises UnsupportedModelError, naming the
+    field.
     """
+    folder = config.draft
     if folder is None:
         return model, None
     if not is_ours:
-        raise UnsupportedModelError(f"draft = {folder}: a model that transformers computes hands out no hidden states")
+        raise UnsupportedModelError(f"draft = {folder}: not for a model that transformers computes")
     try:
-        if folder == own:
-            model, mtp = read_mtp(folder, architectures(read_fields(folder)), model)
-            return replace(model, draft=mtp.in_pool), mtp
-        spec = _read(folder, model)
+        if config.draft_is_model:
+            spec: HeadSpec = read_draft_model(folder, config, model, longest=longest)
+        elif folder == config.model:
+            model, spec = read_mtp(folder, architectures(read_fields(folder)), model)
+        else:
+            spec = _read(folder, model)
     except (TypeError, ValueError, AttributeError, LookupError) as error:
         raise UnsupportedModelError(f"draft = {folder}: {error}") from error
     return replace(model, draft=spec.in_pool), spec

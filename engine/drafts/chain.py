@@ -1,7 +1,8 @@
 """Drafting behind a pass: the head reads all of the pass's rows, then guesses a chain of tokens for each sequence that sampled.
 
-The first step's keys and values are those of computed positions, complete when the pass ends. Further steps leave theirs in
-slots behind the sequence's end, where its next pass writes its own.
+The keys and values of the pass's rows are complete when it ends. Further steps leave theirs in slots behind the sequence's end,
+where its next pass writes its own: those of a head from the second step on, which reads the first drafted token, those of a
+draft model from the first, which reads the sampled one.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from engine.batch.batch import ForwardBatch
 from engine.batch.layout import Packed
-from engine.drafts.heads import DraftHead
+from engine.drafts.heads import DraftHead, known_alone
 from engine.kernels.embedding import InputTokens
 from engine.passes import Finished, Pass, Sampled
 from engine.sampling.readback import Readback
@@ -29,16 +31,27 @@ class DraftChain:
     """A head behind the passes of its target."""
 
     head: DraftHead
-    kept: SequenceOf[torch.Tensor]  # its layer's views of the pool
+    kept: SequenceOf[Any]  # the head's views of the pool
     device: torch.device
-    heads: HeadLimits
+    heads: tuple[HeadLimits, ...]
     num_drafts: int  # most tokens of a draft; 0: the head's keys and values alone
+    reads_tokens: bool  # a draft model: its first step reads the sampled token
+
+    def inputs_of(self, runner: Runner, packed: Packed) -> ForwardBatch:
+        """The inputs of a pass that has not sampled yet: later `newest` are its own samples."""
+        batch = runner.inputs_of(packed)
+        return replace(batch, tokens=known_alone(batch.tokens.ids(), batch)) if self.reads_tokens else batch
 
     def behind(
-        self, runner: Runner, launched: Pass, chunks: list[Chunk], ordered: SequenceOf[Chunk], packed: Packed
+        self,
+        runner: Runner,
+        launched: Pass,
+        chunks: list[Chunk],
+        ordered: SequenceOf[Chunk],
+        packed: Packed,
+        batch: ForwardBatch,
     ) -> Pass:
-        """Return the launched pass, `ordered` as it was packed, whose results have drafts."""
-        batch = runner.inputs_of(packed)
+        """Return the launched pass, `ordered` as it was packed, whose results have drafts. `batch`: its `inputs_of`."""
         following = _Following.of(ordered, packed)
         known, sources = self._sent(torch.from_numpy(np.stack((following.ids, following.sources))))
         read = self.head.read(InputTokens(known, sources, batch.tokens.newest), batch, self.kept)
@@ -63,17 +76,23 @@ class DraftChain:
         return values if self.device.type == "cpu" else values.pin_memory().to(self.device, non_blocking=True)
 
     def _start(self, runner: Runner, chunk: Chunk, following: _Following, at: int) -> _Start:
-        """The end of a sequence in the pass. Steps are at positions within its blocks."""
-        table_row, covered = runner.place_of(chunk.sequence)
+        """The end of a sequence in the pass. Steps are at positions within its blocks; there are none in a pause."""
+        sequence = chunk.sequence
+        table_row, covered = runner.place_of(sequence)
         row, sampled = following.last[at], following.wanted[at]
-        return _Start(chunk, row, sampled, table_row, room=min(self.num_drafts, covered - chunk.end + 1))
+        room = min(self.num_drafts, covered - chunk.end + (not self.reads_tokens))
+        if sequence.speculation >= 0:
+            room = min(room, sequence.speculation)
+        if chunk.sampled_index + 1 < sequence.drafts_from:
+            room = 0
+        return _Start(chunk, row, sampled, table_row, room=room)
 
     def _chain(self, runner: Runner, starts: list[_Start], rows: Any) -> torch.Tensor:
         """Guess step by step; [S, steps] int64, of which a start's first `room` count. Those with the most room come first."""
         steps = starts[0].room
         guessed = torch.zeros((len(starts), steps), dtype=torch.int64, device=self.device)
         table_rows = np.array([start.table_row for start in starts], dtype=np.int64)
-        ends = np.array([start.chunk.end for start in starts], dtype=np.int64)
+        ends = np.array([start.chunk.end + self.reads_tokens for start in starts], dtype=np.int64)
         ids = hidden = torch.empty(0)
         for step in range(steps):
             count = sum(start.room > step for start in starts)

@@ -6,7 +6,7 @@ further step reads the token that was predicted and the layer's own output. T ro
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -15,7 +15,7 @@ import torch
 
 from engine.batch.batch import ForwardBatch
 from engine.checkpoint.safetensors import stored_tensors
-from engine.drafts.heads import DraftHead
+from engine.drafts.heads import DraftHead, known_alone, layer_in
 from engine.families.reading import Fields, attention, gated_mlp
 from engine.families.reading import model as read_model
 from engine.formats.product import LinearSpec
@@ -27,6 +27,7 @@ from engine.model.decoder import Decoder
 from engine.model.layers.building import Rotations, Surroundings, declare_branch
 from engine.model.layers.mlp import GatedMlp
 from engine.model.layers.norm import RmsNorm
+from engine.model.places import Part
 from engine.model.stream import Stream
 from engine.spec.attention import AttentionSpec
 from engine.spec.model import (
@@ -68,8 +69,8 @@ class Eagle3Spec:
         return DraftSpec(layers=self.layer.layers, aux_layers=self.aux_layers)
 
     @property
-    def heads(self) -> HeadShape:
-        return self.layer.attentions[0].heads
+    def windows_by_heads(self) -> Mapping[HeadShape, tuple[int, ...]]:
+        return self.layer.windows_by_heads
 
     def head(self, decoder: Decoder, max_model_len: int) -> DraftHead:
         return Eagle3Head(self, decoder, max_model_len)
@@ -144,6 +145,7 @@ class Eagle3Head:
     def __init__(self, spec: Eagle3Spec, decoder: Decoder, max_model_len: int) -> None:
         layer, (mixer,) = spec.layer, spec.layer.attentions
         assert isinstance(mixer, AttentionSpec), "read so"
+        self._heads = mixer.heads
         mlp = layer.layers[0].mlp
         assert isinstance(mlp, GatedMlpSpec), "read so"
         device, size = decoder.weights.device, layer.hidden_size
@@ -195,6 +197,9 @@ class Eagle3Head:
         load_weights(self.weights, self._spec.folder)
         self.weights.settle()
 
+    def kept_in(self, parts: Sequence[Part]) -> Sequence[torch.Tensor]:
+        return layer_in(parts, self._decoder)
+
     def read(self, tokens: InputTokens, batch: ForwardBatch, kept: Sequence[torch.Tensor]) -> Projected:
         """Write the keys and values of all rows of the target's pass; `tokens` are those after each row."""
         aux = self._decoder.aux.of(len(tokens.known))
@@ -209,15 +214,13 @@ class Eagle3Head:
         self, ids: torch.Tensor, hidden: torch.Tensor, batch: ForwardBatch, kept: Sequence[torch.Tensor]
     ) -> Projected:
         """Write the keys and values of guessed tokens [T] int64; `hidden` [T, E] from `guess`."""
-        known = ids.int()
-        tokens = InputTokens(known, torch.full_like(known, -1), batch.tokens.newest)
-        return self._project(self._embedded(tokens), hidden, batch, kept)
+        return self._project(self._embedded(known_alone(ids, batch)), hidden, batch, kept)
 
     def guess(
         self, rows: Projected, batch: ForwardBatch, kept: Sequence[torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the likeliest tokens behind the rows [T] int64, and what the next step reads [T, E]."""
-        x = paged_attention(rows.queries, kept[0], batch.attention[self._spec.heads], self._scores, once=batch.once)
+        x = paged_attention(rows.queries, kept[0], batch.attention[self._heads], self._scores, once=batch.once)
         stream = Stream(rows.residual)
         stream.plus(self._output, x.flatten(-2))
         self._mlp(stream)

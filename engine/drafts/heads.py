@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -11,6 +11,7 @@ from engine.batch.batch import ForwardBatch
 from engine.kernels.attention import HeadShape
 from engine.kernels.embedding import InputTokens
 from engine.model.decoder import Decoder
+from engine.model.places import Part, kept_at
 from engine.spec.model import DraftSpec
 
 
@@ -22,13 +23,16 @@ class Rows(Protocol):
 
 
 class DraftHead(Protocol):
-    """A head with weights. One thread at a time.
+    """A head with weights, or a draft model. One thread at a time.
 
-    `kept`: its layer's views of the pool. T rows, E hidden size.
+    `kept`: what it takes of the pool, see `kept_in`. T rows, E hidden size.
     """
 
     def load(self) -> None:
         """Read the weights that aren't the model's. Raises CheckpointError."""
+
+    def kept_in(self, parts: Sequence[Part]) -> Sequence[Any]:
+        """The views of the pool's parts that its other methods take."""
 
     def read(self, tokens: InputTokens, batch: ForwardBatch, kept: Sequence[Any]) -> Rows:
         """Write the keys and values of all rows of the target's pass; `tokens` are those after each row."""
@@ -48,8 +52,19 @@ class HeadSpec(Protocol):
         """Its layers, and what it reads."""
 
     @property
-    def heads(self) -> HeadShape:
-        """The shape of its attention."""
+    def windows_by_heads(self) -> Mapping[HeadShape, tuple[int, ...]]:
+        """The distinct windows of its layers with each shape of attention heads."""
 
     def head(self, decoder: Decoder, max_model_len: int) -> DraftHead:
         """Declare the head of this decoder, whose weights come later."""
+
+
+def layer_in(parts: Sequence[Part], decoder: Decoder) -> Sequence[Any]:
+    """The views of the only layer of a decoder's head."""
+    return kept_at(parts, decoder.spec.draft_places[0])[1]
+
+
+def known_alone(ids: torch.Tensor, batch: ForwardBatch) -> InputTokens:
+    """Tokens [T] that don't depend on the pass before, for rows of this batch."""
+    known = ids.int()
+    return InputTokens(known, torch.full_like(known, -1), batch.tokens.newest)

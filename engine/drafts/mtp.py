@@ -7,7 +7,7 @@ model's. T rows, E hidden size.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,13 +17,14 @@ import torch
 from common.model.gguf import is_gguf
 from engine.batch.batch import ForwardBatch
 from engine.checkpoint.safetensors import stored_tensors
-from engine.drafts.heads import DraftHead
+from engine.drafts.heads import DraftHead, known_alone, layer_in
 from engine.formats.product import LinearSpec
 from engine.kernels.attention import HeadShape
 from engine.kernels.embedding import InputTokens
 from engine.model.decoder import Decoder
 from engine.model.layers.building import Rotations, Surroundings, declare_branch
 from engine.model.layers.kinds import MIXERS, MLPS
+from engine.model.places import Part
 from engine.model.stream import Stream
 from engine.spec.mla import MLASpec
 from engine.spec.model import BranchSpec, DraftSpec, LayerSpec, ModelSpec, UnsupportedModelError
@@ -105,6 +106,10 @@ class MtpSpec:
     def in_pool(self) -> DraftSpec:
         return DraftSpec(layers=(self.layer,), aux_layers=(), reads_output=True)
 
+    @property
+    def windows_by_heads(self) -> Mapping[HeadShape, tuple[int, ...]]:
+        return {self.heads: (0,)}
+
     def head(self, decoder: Decoder, max_model_len: int) -> DraftHead:
         return MtpHead(self, decoder, max_model_len)
 
@@ -180,6 +185,9 @@ class MtpHead:
     def load(self) -> None:
         """No-op: its weights are among the model's."""
 
+    def kept_in(self, parts: Sequence[Part]) -> Sequence[Any]:
+        return layer_in(parts, self._decoder)
+
     def read(self, tokens: InputTokens, batch: ForwardBatch, kept: Sequence[Any]) -> Computed:
         """Compute the layer; see `DraftHead`."""
         hidden = self._decoder.aux.of(len(tokens.known))
@@ -188,9 +196,7 @@ class MtpHead:
     def read_on(
         self, ids: torch.Tensor, hidden: torch.Tensor, batch: ForwardBatch, kept: Sequence[Any]
     ) -> torch.Tensor:
-        known = ids.int()
-        tokens = InputTokens(known, torch.full_like(known, -1), batch.tokens.newest)
-        return self._layer(tokens, hidden, batch, kept)
+        return self._layer(known_alone(ids, batch), hidden, batch, kept)
 
     def guess(self, rows: torch.Tensor, batch: ForwardBatch, kept: Sequence[Any]) -> tuple[torch.Tensor, torch.Tensor]:
         normed = self._norm(rows)

@@ -54,15 +54,19 @@ class Decoder:
         device: torch.device,
         max_model_len: int,
         most_elements: int | None = None,
+        places: Sequence[tuple[tuple[int, int], ...]] | None = None,
     ) -> None:
-        """See `Weights` for `most_elements`. Raises ValueError for a larger model."""
+        """See `Weights` for `most_elements`. `places`: of its layers in another model's pool.
+
+        Raises ValueError for a larger model.
+        """
         self.spec = spec
         self.weights = Weights(dtype, device, stored=spec.stored, most_elements=most_elements)
         self.aux = AuxStates(spec, self.weights)
         self._embedding = Embedding(spec, self.weights)
         rotations = Rotations(max_model_len, device)
         self._layers = [
-            _layer(index, spec, self.weights, rotations, places) for index, places in enumerate(spec.places)
+            _layer(index, spec, self.weights, rotations, its) for index, its in enumerate(places or spec.places)
         ]
         self._begins, self._ends = list[Callable[[Stream, ForwardBatch], None]](), list[Mlp]()
         nothing = declare_branch(BranchSpec(), spec, self.weights, under="model.")

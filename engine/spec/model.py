@@ -147,11 +147,12 @@ class LayerSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftSpec:
-    """A draft head beside a model: the layers that it keeps in the pool, and what it reads of the model's passes."""
+    """A drafter beside a model: the layers that it keeps in the pool, and what it reads of the model's passes."""
 
     layers: tuple[LayerSpec, ...]
     aux_layers: tuple[int, ...]  # layers of the model whose input it reads
     reads_output: bool = False  # and the model's normed output, of all rows
+    is_model: bool = False  # it reads tokens; its layers attend to all rows of a pass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,6 +204,12 @@ class ModelSpec:
         return tuple(layer.attention for layer in self.layers if layer.attention is not None)
 
     @property
+    def _attending(self) -> tuple[AttentionSpec | MLASpec, ...]:
+        """The specs of all attention in a pass."""
+        draft = self.draft.layers if self.draft is not None and self.draft.is_model else ()
+        return (*self.attentions, *(layer.attention for layer in draft if layer.attention is not None))
+
+    @property
     def last_mixer(self) -> int:
         """The last layer in which tokens interact: after it only the sampled ones matter."""
         return max(index for index, layer in enumerate(self.layers) if layer.mixer is not None)
@@ -214,9 +221,9 @@ class ModelSpec:
 
     @property
     def windows_by_heads(self) -> dict[HeadShape, tuple[int, ...]]:
-        """The distinct windows of the layers with each shape of attention heads, in order."""
+        """The distinct windows of the layers with each shape of attention heads, in order; a draft model's too."""
         found: dict[HeadShape, set[int]] = {}
-        for mixer in self.attentions:
+        for mixer in self._attending:
             found.setdefault(mixer.heads, set()).add(mixer.window)
         return {heads: tuple(sorted(windows)) for heads, windows in found.items()}
 
@@ -236,7 +243,7 @@ class ModelSpec:
 
     @property
     def draft_places(self) -> tuple[tuple[tuple[int, int], ...], ...]:
-        """The same for the layers of its draft head, which follow the model's own."""
+        """The same for the layers of its drafter, which follow the model's own."""
         return self._places[len(self.layers) :]
 
     @property
@@ -266,7 +273,7 @@ class ModelSpec:
 
     def has_plain_attention(self, heads: HeadShape) -> bool:
         """True if attention of this shape is a causal softmax over all positions, in all layers."""
-        mixers = [mixer for mixer in self.attentions if mixer.heads == heads]
+        mixers = [mixer for mixer in self._attending if mixer.heads == heads]
         scores = [mixer.scores for mixer in mixers if isinstance(mixer, AttentionSpec)]
         return not any(mixer.window for mixer in mixers) and not any(each.softcap or each.sinks for each in scores)
 

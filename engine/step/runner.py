@@ -110,7 +110,7 @@ class Runner:
         row, blocks = self._tables.place_of(sequence)
         return row, min(blocks * self.limits.block_size, self.limits.max_model_len)
 
-    def singles(self, rows: Longs, ends: Longs, heads: HeadLimits) -> ForwardBatch:
+    def singles(self, rows: Longs, ends: Longs, heads: SequenceOf[HeadLimits]) -> ForwardBatch:
         """Inputs for the position before each end, see `pack_singles`. They replace those of the pass before."""
         packed = pack_singles(rows, ends, self._tables, self.limits, heads)
         return batch_of(packed.size, packed.layout, self._upload(packed), self._newest)

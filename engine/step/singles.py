@@ -65,19 +65,22 @@ def block_tables(tables: BlockTables, rows: Longs, ends: Longs, limits: Limits) 
     return tables.table[:, rows, :width]
 
 
-def pack_singles(rows: Longs, ends: Longs, tables: BlockTables, limits: Limits, heads: HeadLimits) -> Packed:
+def pack_singles(
+    rows: Longs, ends: Longs, tables: BlockTables, limits: Limits, heads: SequenceOf[HeadLimits]
+) -> Packed:
     """Lay out a pass over the last position before each end, with these heads alone and blocks of tokens; ids are not told.
 
     `rows`: the sequences' of the tables.
     """
     found = block_tables(tables, rows, ends, limits)[:1]
-    decode = Singles.of(ends, found, [(heads, 0, 0)])
+    cuts = [(shape, window, 0) for shape in heads for window in shape.windows]
+    decode = Singles.of(ends, found, cuts)
     size = PassSize(
         tokens=len(ends),
         num_sampled=len(ends),
         sampled_rows=0,
-        attention=(HeadsSize(heads=heads.heads, windows=(0,)),),
-        decode=decode.size(len(ends), [heads]),
+        attention=tuple(HeadsSize(heads=shape.heads, windows=shape.windows) for shape in heads),
+        decode=decode.size(len(ends), heads),
     )
     packed = Packed.empty(size)
     number, offset = np.divmod(ends - 1, limits.block_size)

@@ -62,7 +62,7 @@ ELSEWHERE |= {
     "--hf-token": "the variable HF_TOKEN",
     **dict.fromkeys(
         ("--speculative-model", "--speculative-draft-model-path", "--model-draft", "-md"),
-        "draft models aren't served yet: --speculative-config suffix drafts without one",
+        """--speculative-config '{"method": "draft_model", "model": FOLDER}'""",
     ),
     "--num-speculative-tokens": "--speculative-config suffix:K",
     "--speculative-num-draft-tokens": "--speculative-config suffix:K",

@@ -31,11 +31,12 @@ class WorkerServiceSettings(WorkerOptions):
     def engine(self) -> EngineConfig:
         """The engine's configuration. Needs known sizes: see `sized`."""
         drafts = SpeculativeConfig.parse(self.speculative_config)
-        head = None if drafts is None else drafts.head_of(self.model)
+        draft = None if drafts is None else drafts.draft_of(self.model)
         return EngineConfig(
             model=self.model,
-            draft=head,
-            num_drafts=0 if drafts is None or head is None else drafts.most,
+            draft=draft,
+            draft_is_model=drafts is not None and drafts.is_model,
+            num_drafts=0 if drafts is None or draft is None else drafts.most,
             device=self.device,
             dtype=self.dtype,
             max_model_len=self.max_model_len or None,

@@ -16,12 +16,12 @@ from decode.drafts.settings import LookupSettings, MatchLengths
 MOST_CHARS = 4096
 DRAFTED = 8  # tokens of a sequence in a pass, unless told otherwise
 DRAFTED_BY_HEADS = 3
-OTHERS = (
-    "eagle", "medusa", "draft_model", "mlp_speculator", "dflash", "dspark", "peagle",
-)  # fmt: skip
+DRAFTED_BY_MODELS = 4
+OTHERS = ("eagle", "medusa", "mlp_speculator", "dflash", "dspark", "peagle")
 
 Count = Annotated[int, Field(ge=1, le=MOST_DRAFTED, strict=True)]
 Match = Annotated[int, Field(ge=1, le=64, strict=True)]
+Folder = Annotated[str, Field(min_length=1)]
 
 
 class _Form(BaseModel):
@@ -31,6 +31,10 @@ class _Form(BaseModel):
 
     num_speculative_tokens: Count = DRAFTED
     enable_adaptive_verification: bool = True
+
+    def lookup(self) -> LookupSettings:
+        """The settings of a lookup; the defaults where weights draft."""
+        return LookupSettings()
 
 
 class _Suffix(_Form):
@@ -66,32 +70,35 @@ class _NGram(_Form):
         return LookupSettings.ngram(prompt_lookup_min=self.prompt_lookup_min, prompt_lookup_max=self.prompt_lookup_max)
 
 
-class _Eagle3(_Form):
-    """A draft head, EAGLE-3 or 3.1."""
-
-    method: Literal["eagle3"]
-    model: Annotated[str, Field(min_length=1)]  # its folder
-    num_speculative_tokens: Count = DRAFTED_BY_HEADS
-
-    def lookup(self) -> LookupSettings:
-        return LookupSettings()
-
-
 class _Mtp(_Form):
     """The layer for multi-token prediction that the model's own checkpoint brings."""
 
     method: Literal["mtp"]
     num_speculative_tokens: Count = DRAFTED_BY_HEADS
 
-    def lookup(self) -> LookupSettings:
-        return LookupSettings()
+
+class _Eagle3(_Form):
+    """A draft head, EAGLE-3 or 3.1."""
+
+    method: Literal["eagle3"]
+    model: Folder
+    num_speculative_tokens: Count = DRAFTED_BY_HEADS
 
 
-FORMS: dict[str, type[_Suffix] | type[_NGram] | type[_Eagle3] | type[_Mtp]] = {
+class _DraftModel(_Form):
+    """Any smaller model of the same tokenizer."""
+
+    method: Literal["draft_model"]
+    model: Folder
+    num_speculative_tokens: Count = DRAFTED_BY_MODELS
+
+
+FORMS: dict[str, type[_Suffix | _NGram | _Eagle3 | _Mtp | _DraftModel]] = {
     "suffix": _Suffix,
     "ngram": _NGram,
     "eagle3": _Eagle3,
     "mtp": _Mtp,
+    "draft_model": _DraftModel,
 }
 # vLLM's names for families, which the checkpoint tells here.
 SAME_AS_MTP = frozenset(
@@ -110,11 +117,15 @@ class SpeculativeConfig:
     most: int
     adapts: bool
     lookup: LookupSettings
-    head: Path | None = None
+    folder: Path | None = None  # a head's or a draft model's
 
-    def head_of(self, model: Path) -> Path | None:
-        """The folder of the draft head: the model's own for its layer for multi-token prediction."""
-        return model if self.method == "mtp" else self.head
+    def draft_of(self, model: Path) -> Path | None:
+        """The folder of a drafter's weights: the model's own for its layer for multi-token prediction."""
+        return model if self.method == "mtp" else self.folder
+
+    @property
+    def is_model(self) -> bool:
+        return self.method == "draft_model"
 
     @classmethod
     def parse(cls, text: str) -> SpeculativeConfig | None:
@@ -135,8 +146,8 @@ class SpeculativeConfig:
             read = FORMS[method].model_validate(form)
         except ValidationError as error:
             raise ValueError(_explained(error, FORMS[method])) from None
-        head = Path(read.model) if isinstance(read, _Eagle3) else None
-        return cls(method, read.num_speculative_tokens, read.enable_adaptive_verification, read.lookup(), head)
+        folder = Path(read.model) if isinstance(read, _Eagle3 | _DraftModel) else None
+        return cls(method, read.num_speculative_tokens, read.enable_adaptive_verification, read.lookup(), folder)
 
 
 def _fields(text: str) -> dict[str, object]:

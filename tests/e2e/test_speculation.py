@@ -118,18 +118,58 @@ async def test_a_hybrids_own_layer_changes_nothing_across_the_handoff(tmp_path: 
     await _check_head(FAMILIES["qwen3_5"].build(tmp_path), {"method": "mtp"}, tmp_path)
 
 
+async def test_a_draft_model_changes_nothing_across_the_handoff(tmp_path: Path) -> None:
+    """Two other models of one tokenizer, whose heads have other shapes: a weak drafter."""
+    model = build_tiny_model(tmp_path / "target", "llama", num_hidden_layers=3)
+    small = build_tiny_model(tmp_path / "small", "qwen3", num_key_value_heads=4)
+    await _check_head(model, {"method": "draft_model", "model": str(small)}, tmp_path)
+
+
+async def test_a_draft_model_changes_nothing_where_blocks_run_out_and_a_worker_dies(tmp_path: Path) -> None:
+    """The model drafts for itself, so greedy drafts are accepted to their end."""
+    model = build_tiny_model(tmp_path / "target", "llama", num_hidden_layers=3)
+    drafting = {"method": "draft_model", "model": str(model), "enable_adaptive_verification": False}
+    prompts = [[(31 * index + 7 * at) % 400 + 10 for at in range(20 + 9 * index)] for index in range(12)]
+    options: dict[str, Any] = {"model": model, "dtype": "float32"}
+    async with Cluster(tmp_path / "plain", **options) as cluster, client_of(cluster) as client:
+        asked = [
+            complete(client, prompt, temperature=at % 2, seed=5, max_tokens=300) for at, prompt in enumerate(prompts)
+        ]
+        plain = [answer["tokens"] for answer in await asyncio.gather(*asked)]
+    options |= {"decode": 2, "kv_memory_mb": 1, "speculative_config": json.dumps(drafting)}
+    async with Cluster(tmp_path / "drafting", **options) as cluster, client_of(cluster) as client:
+        async with watching(cluster) as (_, peers):
+            asking = [
+                asyncio.create_task(complete(client, prompt, temperature=at % 2, seed=5, max_tokens=300))
+                for at, prompt in enumerate(prompts)
+            ]
+            await until(peers, lambda states: sum(state.totals.accepted_tokens for state in states) > 40)
+            busy = max(peers.states.values(), key=lambda state: state.running)
+            cluster.kill(busy.worker)
+            assert [answer["tokens"] for answer in await asyncio.gather(*asking)] == plain
+            alive = [state for state in peers.states.values() if state.worker != busy.worker]
+            assert sum(state.totals.accepted_tokens for state in alive) > 40
+            await until(peers, lambda states: sum(state.totals.preemptions for state in states) > 0)
+
+
 async def _check_head(model: Path, head: dict[str, Any], folder: Path) -> None:
+    """Compare greedy and drawn answers, and once more where prompts are cached."""
     prompts = [[(31 * index + 7 * at) % 400 + 10 for at in range(20 + 9 * index)] for index in range(6)]
     config = json.dumps(head | {"enable_adaptive_verification": False})
 
     async def answers(cluster: Cluster) -> list[object]:
         async with client_of(cluster) as client:
-            asked = [complete(client, prompt, temperature=1, seed=5, max_tokens=32) for prompt in prompts]
+            asked = [
+                complete(client, prompt, temperature=temperature, seed=5, max_tokens=32)
+                for prompt in prompts
+                for temperature in (0, 1)
+            ]
             return [answer["tokens"] for answer in await asyncio.gather(*asked)]
 
     async with Cluster(folder / "plain", model=model, dtype="float32") as cluster:
         plain = await answers(cluster)
     async with Cluster(folder / "drafting", model=model, dtype="float32", speculative_config=config) as cluster:
         async with watching(cluster) as (_, peers):
+            assert await answers(cluster) == plain
             assert await answers(cluster) == plain
             await until(peers, lambda states: sum(state.totals.drafted_tokens for state in states) > 0)

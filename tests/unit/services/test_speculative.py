@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 
 import pytest
 
@@ -13,7 +14,7 @@ from services.runtime.loading import as_environment, load_settings
 from services.up.settings import UpSettings
 from services.worker.options import WorkerOptions
 from services.worker.settings import WorkerServiceSettings
-from services.worker.speculative import DRAFTED, DRAFTED_BY_HEADS, FORMS, SpeculativeConfig
+from services.worker.speculative import DRAFTED, DRAFTED_BY_HEADS, DRAFTED_BY_MODELS, FORMS, SpeculativeConfig
 
 
 def test_every_drafter_has_its_form() -> None:
@@ -30,6 +31,7 @@ def test_every_drafter_has_its_form() -> None:
         ("mtp", "mtp", DRAFTED_BY_HEADS),
         ('{"method": "qwen3_next_mtp", "num_speculative_tokens": 2}', "mtp", 2),
         ('{"method": "ngram", "num_speculative_tokens": 5}', "ngram", 5),
+        ('{"method": "draft_model", "model": "small"}', "draft_model", DRAFTED_BY_MODELS),
     ],
 )
 def test_a_name_a_name_with_a_number_and_json(text: str, method: str, most: int) -> None:
@@ -57,15 +59,33 @@ def test_fields_of_both_methods() -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "draft", "is_model"),
+    [
+        ("mtp", Path("."), False),
+        ('{"method": "eagle3", "model": "head"}', Path("head"), False),
+        ('{"method": "draft_model", "model": "small"}', Path("small"), True),
+        ("suffix", None, False),
+    ],
+)
+def test_the_engine_gets_the_folder_of_weights(text: str, draft: Path | None, is_model: bool) -> None:
+    arguments = ["--model", ".", "--speculative-config", text]
+    worker = load_settings(WorkerServiceSettings, command="worker", arguments=arguments, environment={})
+    engine = worker.sized().engine()
+    assert (engine.draft, engine.draft_is_model, engine.num_drafts > 0) == (draft, is_model, draft is not None)
+
+
+@pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("sufix", "method must be one of suffix, ngram, eagle3, mtp, not 'sufix'"),
+        ("sufix", "method must be one of suffix, ngram, eagle3, mtp, draft_model, not 'sufix'"),
         ("suffix:many", "METHOD:K"),
         ("suffix:0", "num_speculative_tokens: input should be greater than or equal to 1"),
         ("suffix:99", "num_speculative_tokens"),
         ("medusa", "method medusa isn't served yet: use suffix, ngram, eagle3, mtp"),
         ('{"method": "mtp", "model": "folder"}', "unknown field model: there are"),
         ("eagle3", "model: field required"),
+        ("draft_model:5", "model: field required"),
+        ('{"method": "draft_model", "model": "folder", "quantization": "fp8"}', "unknown field quantization"),
         ('{"method": "eagle3", "model": ""}', "model: string should have at least 1 character"),
         ('{"num_speculative_tokens": 3}', "method must be one of"),
         ('{"method": ["mtp"]}', "method must be one of"),
