@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ from gateway.http.api import JSON, ApiPart, fields, get
 from gateway.http.application import Routes
 from gateway.http.problem import Problem, json_response, plain_error, takes_gzip
 from gateway.observe.metrics import GatewayMetrics
+from gateway.observe.pod_metrics import PodMetrics
 from gateway.observe.tenant_metrics import TenantMetrics
 from gateway.request.refused import Refusals
 from gateway.request.spec import Generations
@@ -30,6 +32,7 @@ _SUMMARIES = {
     "/health": ("This process answers.", JSON),
     "/ready": ("Whether a request would be served now.", JSON),
     "/metrics": ("Prometheus text, or OpenMetrics to who asks for it.", PROMETHEUS, OPEN_METRICS),
+    "/metrics/pod": ("The whole Baton as one pod, for endpoint pickers.", PROMETHEUS),
     "/version": ("Baton's version.", JSON),
     "/debug/requests": ("Where the time of recent requests went.", JSON),
     "/debug/requests/{request_id}": ("Every choice of one answer.", JSON),
@@ -78,6 +81,7 @@ class OperatorRoutes:
                 "/health": self.health,
                 "/ready": self.ready,
                 "/metrics": self.metrics,
+                "/metrics/pod": self.pod_metrics,
                 "/version": self.version,
                 "/debug/requests": self.timelines,
                 "/debug/requests/{request_id}": self.timeline,
@@ -110,6 +114,11 @@ class OperatorRoutes:
             return Response(text, media_type=kind, headers={"vary": _VARY})
         packed = await asyncio.to_thread(gzip.compress, text, 5)
         return Response(packed, media_type=kind, headers={"vary": _VARY, "content-encoding": "gzip"})
+
+    async def pod_metrics(self, request: Request) -> Response:
+        """The gauges that endpoint pickers read."""
+        found = PodMetrics(self._generations.fleet, self._generations.loads.values(), now=time.time())
+        return Response(found.text(), media_type=PROMETHEUS)
 
     async def version(self, request: Request) -> Response:
         """Baton's version."""

@@ -37,7 +37,7 @@ CONSOLE_PAGES = (
 )  # addresses of one page
 CONSOLE_DATA = ("/console/state", "/console/events", "/console/history", "/console/search")
 # Routes that need no key, the admin key, and the admin key if one is configured. Other console addresses are pages without data.
-OPEN_PATHS = ("/health", "/ready")
+OPEN_PATHS = ("/health", "/ready", "/metrics/pod")
 ADMIN_PATHS = ("/admin",)
 METRICS_PATHS = ("/metrics",)
 OPERATOR_PATHS = (*METRICS_PATHS, "/debug", *CONSOLE_DATA)
