@@ -103,6 +103,7 @@ class Heartbeat:
                 host=None if context.cache.tier is None else context.cache.tier.totals(),
                 evicted=context.cache.pool.retention.evicted,
             ),
+            drafter=settings.drafter,
             **said_features(lacking=() if context.model.grammars.available else (Feature.GRAMMARS,)),
         )
 

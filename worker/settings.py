@@ -23,4 +23,5 @@ class WorkerSettings:
     files_fingerprint: str = ""  # config and weights as stored
     kv_retention: str = "combined"  # a name of `engine.cache.retention.POLICIES`
     kv_events: EventsSettings | None = None  # None: nobody hears of its blocks but the index
+    drafter: str = ""  # the method of its drafts; "": none
     ready_file: str = ""  # exists while the worker takes work

@@ -65,8 +65,7 @@ class WorkerTotals(msgspec.Struct, frozen=True, kw_only=True):
     drafted_tokens: int = 0  # verified ones
     accepted_tokens: int = 0  # part of drafted_tokens
     drafts: int = 0  # each verified in one pass
-    # The accepted ones by their position in the draft, `DRAFT_POSITIONS` at most; a later release may send more.
-    accepted_by_position: Annotated[list[int], msgspec.Meta(max_length=64)] = []
+    accepted_by_position: Annotated[list[int], msgspec.Meta(max_length=64)] = []  # `DRAFT_POSITIONS` at most; later more
     host: HostTierTotals = HostTierTotals()
     evicted: EvictedBlocks = EvictedBlocks()
 
@@ -110,6 +109,7 @@ class WorkerState(msgspec.Struct, frozen=True, kw_only=True, tag="worker_state")
     whole_len: int = 0  # above `max_model_len` where the pool holds less
     whole_kv_mb: int = 0  # MiB of KV cache that `whole_len` would need
     features: frozenset[str] = frozenset()  # words of `Feature`, and those of later releases
+    drafter: str = ""  # the method of its drafts; "": none
 
     @property
     def can(self) -> frozenset[str]:

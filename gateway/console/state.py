@@ -33,6 +33,7 @@ def worker_json(state: WorkerState) -> dict[str, Any]:
         "max_sequences": state.max_sequences,
         "queued_tokens": state.queued_tokens,
         "generated_tokens": state.totals.generated_tokens,
+        "drafter": state.drafter,
         "drafts": state.totals.drafts,
         "drafted_tokens": state.totals.drafted_tokens,
         "accepted_tokens": state.totals.accepted_tokens,

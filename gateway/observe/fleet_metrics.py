@@ -137,6 +137,7 @@ class FleetMetrics(Collector):
         yield _hits_by_tier(states)
         yield _evicted(states)
         yield _accepted_by_position(states, "baton_worker_accepted_tokens_per_position", LABELS)
+        yield _drafters(states)
         yield _roles(states)
         yield _refused(self._differences())
         yield from _as_vllm(states)
@@ -168,6 +169,16 @@ def _accepted_by_position(states: list[WorkerState], name: str, labels: list[str
         for position, count in enumerate(state.totals.accepted_by_position[:DRAFT_POSITIONS]):
             accepted.add_metric([state.model, state.worker, str(position)], float(count))
     return accepted
+
+
+def _drafters(states: list[WorkerState]) -> Metric:
+    drafters = GaugeMetricFamily(
+        "baton_worker_drafter", "1: the worker's drafts come from this", labels=[*LABELS, "drafter"]
+    )
+    for state in states:
+        if state.drafter:
+            drafters.add_metric([state.model, state.worker, state.drafter], 1.0)
+    return drafters
 
 
 def _roles(states: list[WorkerState]) -> Metric:

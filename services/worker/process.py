@@ -64,6 +64,7 @@ async def run(settings: WorkerServiceSettings, roles: Sequence[str], lender: Eng
         raise ConfigError(
             f"--transport {settings.kv_transport}: a prefill worker has to hand its KV over; use another one"
         )
+    drafts = SpeculativeConfig.parse(settings.speculative_config)
     worker_id = settings.worker_id or made_up(roles[0] if len(roles) == 1 else "worker")
     identity = Identity(worker_id, new_incarnation())
     async with (
@@ -108,11 +109,12 @@ async def run(settings: WorkerServiceSettings, roles: Sequence[str], lender: Eng
                     kv_events=None if events is None else events.settings(worker=worker_id, model=settings.served_name),
                     ready_file=settings.ready_file,
                     kv_retention=settings.kv_retention,
+                    drafter="" if drafts is None else drafts.method,
                 ),
                 tracer=tracer,
             )
             worker.attach(
-                DecodeRole(worker.context, speculation=_speculation(settings, worker)), active="decode" in roles
+                DecodeRole(worker.context, speculation=_speculation(drafts, worker)), active="decode" in roles
             )
             worker.attach(PrefillRole(worker.context), active="prefill" in roles)
             keep_what_is_loaded()
@@ -134,8 +136,7 @@ def _name(bus: Bus, identity: Identity) -> Name:
     )
 
 
-def _speculation(settings: WorkerServiceSettings, worker: Worker) -> Speculation:
-    config = SpeculativeConfig.parse(settings.speculative_config)
+def _speculation(config: SpeculativeConfig | None, worker: Worker) -> Speculation:
     if config is None:
         return NO_SPECULATION
     drafter, grammars = DRAFTERS[config.method](config.lookup), worker.context.model.grammars

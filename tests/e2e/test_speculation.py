@@ -172,4 +172,5 @@ async def _check_head(model: Path, head: dict[str, Any], folder: Path) -> None:
         async with watching(cluster) as (_, peers):
             assert await answers(cluster) == plain
             assert await answers(cluster) == plain
+            assert {state.drafter for state in peers.states.values()} == {head["method"]}
             await until(peers, lambda states: sum(state.totals.drafted_tokens for state in states) > 0)

@@ -171,7 +171,7 @@ def test_drafts_are_shown_under_our_names_and_under_those_of_vllm() -> None:
     counts = {"preemptions": 0, "bad_digests": 0, "expired_jobs": 0, "lost_frames": 0, "malformed": 0}
     message = totals.as_message(**counts, dead_letters=0, forged=0, pass_s=0.0)
     state = msgspec.msgpack.decode(
-        msgspec.msgpack.encode(msgspec.structs.replace(STATE, totals=message)), type=WorkerState
+        msgspec.msgpack.encode(msgspec.structs.replace(STATE, totals=message, drafter="mtp")), type=WorkerState
     )
     registry = CollectorRegistry()
     FleetMetrics(lambda: [state]).register(registry)
@@ -180,6 +180,7 @@ def test_drafts_are_shown_under_our_names_and_under_those_of_vllm() -> None:
         assert registry.get_sample_value(f"vllm:spec_decode_num_{name}_total", theirs) == count
         our_name = name.replace("draft_tokens", "drafted_tokens")
         assert registry.get_sample_value(f"baton_worker_{our_name}_total", ours) == count
+    assert registry.get_sample_value("baton_worker_drafter", ours | {"drafter": "mtp"}) == 1
     at = [
         registry.get_sample_value("vllm:spec_decode_num_accepted_tokens_per_pos_total", theirs | {"position": str(one)})
         for one in range(17)

@@ -243,7 +243,7 @@ function one(state, id) {
     ["batch", `${count(worker.running)} of ${count(worker.max_sequences)}`], ["waiting", count(worker.waiting)], ["to prefill", `${count(worker.queued_tokens)} tok`],
     ["output", worker.tokens_per_s === undefined ? "–" : `${count(worker.tokens_per_s)} tok/s`], ["generated", `${count(worker.generated_tokens)} tok`], ["device busy", worker.busy === undefined ? "–" : `${Math.round(100 * worker.busy)} %`],
     ["step", worker.decode_step_ms ? ms(worker.decode_step_ms) : "–"], ["prefill rate", worker.prefill_tokens_per_s ? `${count(worker.prefill_tokens_per_s)} tok/s` : "–"],
-    ...(worker.drafted_tokens ? [["drafts accepted", share(worker.accepted_tokens, worker.drafted_tokens)], ["a draft's step", `${(1 + worker.accepted_tokens / worker.drafts).toFixed(2)} tok`]] : []),
+    ...(worker.drafted_tokens ? [["drafts from", worker.drafter || "–"], ["drafts accepted", share(worker.accepted_tokens, worker.drafted_tokens)], ["a draft's step", `${(1 + worker.accepted_tokens / worker.drafts).toFixed(2)} tok`]] : []),
     ["slowest link", rate(worker.link_bytes_per_s)], ["KV used, held", `${count(worker.kv_used)}, ${count(worker.kv_held)} of ${count(worker.kv_blocks)}`],
     ["block", `${worker.block_tokens} tok, ${bytes(worker.block_bytes)}`], ["KV memory", bytes(worker.kv_blocks * worker.block_bytes)], ["name", id], ["incarnation", worker.incarnation],
   ];
