@@ -65,7 +65,7 @@ class WorkerTotals(msgspec.Struct, frozen=True, kw_only=True):
     drafted_tokens: int = 0  # verified ones
     accepted_tokens: int = 0  # part of drafted_tokens
     drafts: int = 0  # each verified in one pass
-    accepted_by_position: Annotated[list[int], msgspec.Meta(max_length=64)] = []  # `DRAFT_POSITIONS` at most; later more
+    accepted_by_position: Annotated[list[int], msgspec.Meta(max_length=64)] = []  # `DRAFT_POSITIONS` at most
     host: HostTierTotals = HostTierTotals()
     evicted: EvictedBlocks = EvictedBlocks()
 
