@@ -20,7 +20,7 @@ from engine.cache.changes import Changes
 from engine.cache.resumable import ResumablePrefixes
 from engine.cache.retention import COMBINED, Policy, Retention
 from engine.groups import Entry, Full, Group, groups_of, resumable
-from engine.hold import Hold
+from engine.sequence import Hold
 
 
 class OutOfBlocksError(Exception):

@@ -16,7 +16,7 @@ from itertools import chain, count
 from typing import NamedTuple
 
 from common.messages import EvictedBlocks
-from engine.hold import Hold
+from engine.sequence import Hold
 
 MAX_SPARED_SHARE = 0.5  # largest share of the pool that a level above UNUSED holds
 # Levels. Kept blocks of the lowest tier are one below KEPT, of the highest one above.

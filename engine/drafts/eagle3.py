@@ -18,8 +18,8 @@ from engine.checkpoint.safetensors import stored_tensors
 from engine.drafts.heads import DraftHead, known_alone, layer_in
 from engine.families.reading import Fields, attention, gated_mlp
 from engine.families.reading import model as read_model
-from engine.formats.product import LinearSpec
-from engine.formats.tables import PLAIN_TABLES, Table
+from engine.formats.dense import PLAIN_TABLES
+from engine.formats.product import LinearSpec, Table
 from engine.kernels.attention import HeadShape, Scores, paged_attention
 from engine.kernels.embedding import InputTokens
 from engine.kernels.rope import Heads, rope_and_write_kv

@@ -1,4 +1,4 @@
-"""Matrices in the compute dtype. T tokens, K inputs, N outputs, E experts, I intermediate size."""
+"""Matrices and embedding tables in the compute dtype. T tokens, K inputs, N outputs, E experts, I intermediate size."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from engine.formats.forms import PLAIN, InputForm, Rows
-from engine.formats.product import ExpertsSpec, Linear, LinearSpec, Order, declare_bias
+from engine.formats.product import ExpertsSpec, Linear, LinearSpec, Order, Table, declare_bias
+from engine.kernels.embedding import InputTokens, embed
 from engine.kernels.linear import gated_linear, linear, linear_onto, linear_parts, packed
 from engine.weights.parameters import Parameter, Part, Shard, Way, Weights, of_experts
 
@@ -104,3 +105,27 @@ def together(name: str, shape: tuple[int, ...], order: Order, *, halves: bool) -
         return share.transpose(1, 2) if swapped else share
 
     return Way(of_experts(name, *stored), seen)
+
+
+@dataclass(frozen=True, slots=True)
+class PlainTable:
+    weight: torch.Tensor  # [V, E]
+
+    def rows(self, tokens: InputTokens) -> torch.Tensor:
+        return embed(self.weight, tokens)
+
+    def head(self, bias: torch.Tensor | None, weights: Weights) -> Linear:
+        dense = Dense(self.weight, bias)
+        weights.when_loaded.append(dense.pack)
+        return dense
+
+
+@dataclass(frozen=True, slots=True)
+class PlainTables:
+    """Tables in the compute dtype."""
+
+    def declare(self, parameter: Parameter, weights: Weights) -> Table:
+        return PlainTable(weights.new(parameter))
+
+
+PLAIN_TABLES = PlainTables()

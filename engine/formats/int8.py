@@ -10,8 +10,7 @@ import torch
 
 from engine.formats.dense import DENSE
 from engine.formats.forms import InInt8, InputForm, Rows
-from engine.formats.product import ExpertsSpec, Linear, LinearSpec, declare_bias
-from engine.formats.tables import Table
+from engine.formats.product import ExpertsSpec, Linear, LinearSpec, Table, declare_bias
 from engine.kernels.activation import act_and_mul
 from engine.kernels.embedding import InputTokens
 from engine.kernels.quantised.int8 import (

@@ -1,4 +1,4 @@
-"""Products with matrices of any format. T tokens, K inputs, N outputs, E experts, P partial sums."""
+"""Products with matrices of any format, and embedding tables. T tokens, K inputs, N outputs, E experts, P partial sums."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 
 from engine.formats.forms import PLAIN, InputForm, Rows
 from engine.kernels.activation import act_and_mul
+from engine.kernels.embedding import InputTokens
 from engine.kernels.experts.mixture import Matrices
 from engine.weights.parameters import Parameter, Part, Shard, Weights, of_experts, stacked
 
@@ -187,3 +188,21 @@ def declare(spec: LinearSpec, format_of: Callable[[str], Format], weights: Weigh
     if len(groups) == 1:
         return groups[0][0].linear(spec, weights, under=under)
     return SideBySide(tuple(format.linear(spec.only(some), weights, under=under) for format, some in groups))
+
+
+class Table(Protocol):
+    """A row of features for each token."""
+
+    def rows(self, tokens: InputTokens) -> torch.Tensor:
+        """Return [T, E], see `embed`."""
+        ...
+
+    def head(self, bias: torch.Tensor | None, weights: Weights) -> Linear:
+        """Return the product [T, E] -> [T, V] with the table and a bias [V]."""
+        ...
+
+
+class TableFormat(Protocol):
+    """The storage format of a table. A frozen value."""
+
+    def declare(self, parameter: Parameter, weights: Weights) -> Table: ...

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from engine.formats.dense import DENSE
+from engine.formats.dense import DENSE, PLAIN_TABLES
 from engine.formats.patterns import begins
-from engine.formats.product import Format
-from engine.formats.tables import PLAIN_TABLES, TableFormat
+from engine.formats.product import Format, TableFormat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

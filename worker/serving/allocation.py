@@ -14,8 +14,7 @@ from common.blocks import hash_block, hash_blocks, unpack_tokens
 from common.messages import Job
 from engine.cache.block_pool import BlockPool, OutOfBlocksError
 from engine.groups import Entry, Group, Table, entries_of, extend, held_at_most, lacking_entries, longest_entries
-from engine.hold import Hold
-from engine.sequence import Sequence
+from engine.sequence import Hold, Sequence
 from kvtransfer.plan import Cargo, CargoGroup
 from worker.serving.turns import Turns
 

@@ -20,8 +20,7 @@ from common.blocks import hash_blocks
 from common.messages import HostTierTotals
 from engine.cache.block_pool import BlockPool, OutOfBlocksError
 from engine.groups import Entry, resumable
-from engine.hold import Hold
-from engine.sequence import Sequence
+from engine.sequence import Hold, Sequence
 from worker.tier.copier import Copier, Copy, Over
 from worker.tier.host_blocks import HostBlock, HostBlocks
 from worker.tier.host_memory import HostMemory

@@ -9,9 +9,9 @@ import torch
 
 from engine.formats.product import ExpertsSpec, Format, Linear, LinearSpec, declare
 from engine.kernels.experts.mixture import Matrices
-from engine.model.layers.branch import Branch
 from engine.model.layers.norm import LayerNorm, Norm, RmsNorm
 from engine.model.rope import cos_sin_table, query_growth_table
+from engine.model.stream import Branch
 from engine.spec.ends import NormSpec
 from engine.spec.model import BranchSpec, ModelSpec
 from engine.spec.scaling import QueryGrowth, RopeSpec

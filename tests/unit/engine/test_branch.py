@@ -13,9 +13,8 @@ from engine.formats.product import Linear
 from engine.kernels.activation import act_and_mul
 from engine.kernels.quantised.fp8 import FP8, Fp8Matrix
 from engine.kernels.quantised.groups import pack
-from engine.model.layers.branch import Branch
 from engine.model.layers.norm import RmsNorm
-from engine.model.stream import Stream
+from engine.model.stream import Branch, Stream
 from engine.spec.model import BranchSpec
 
 SIZE = 256

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from common.messages import NO_KEEP, EvictedBlocks, Keep
 from engine.cache.block_pool import BlockPool
 from engine.cache.retention import FOUND, MAX_SPARED_SHARE, POLICIES, UNUSED, Retention
-from engine.hold import Hold
+from engine.sequence import Hold
 from tests.examples import examples
 
 
