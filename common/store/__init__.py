@@ -33,7 +33,6 @@ from common.words import Role
 
 log = logging.getLogger("baton.store")
 
-SAFELY = Path(__file__).parents[1] / "lua/safely.lua"
 DIGESTS_A_CALL = 1_000  # about 2 ms during which Redis serves nobody else
 NEWS_TTL_MS = 60_000
 NEWS_POLL_S = 0.02
@@ -107,11 +106,6 @@ def record_of(state: WorkerState) -> WorkerRecord:
 def entry_of(state: WorkerState) -> tuple[str, str, bytes]:
     """A worker's id, incarnation and record, as `baton4_enter` takes them."""
     return state.worker, str(state.incarnation), msgspec.msgpack.encode(record_of(state))
-
-
-def with_safe_reads(name: str, *texts: Path, before: str = "") -> str:
-    """A Redis function library: `before`, `safely.lua`, then `texts`."""
-    return "\n".join([f"#!lua name={name}", before, *(part.read_text() for part in (SAFELY, *texts))])
 
 
 class Store:

@@ -17,8 +17,9 @@ from common.errors import UnavailableError
 from common.messages import PROTOCOL_VERSION, WorkerState
 from common.pages import KVLayout
 from common.policy import as_lua, placement_policy
-from common.store import Store, entry_of, with_safe_reads
+from common.store import Store, entry_of
 from gateway.request.placement import Charged, Placement, Reason
+from gateway.tenants.budgets import with_safe_reads
 
 log = logging.getLogger("baton.placement")
 

@@ -21,10 +21,11 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from common.errors import UnavailableError
-from common.store import Store, with_safe_reads
+from common.store import Store
 
 log = logging.getLogger("baton.tenants")
 
+SAFELY = Path(__file__).with_name("safely.lua")
 MINUTE_S = 60.0
 TAKE_TIMEOUT_S = 0.25  # then this gateway counts by itself
 SETTLE_TIMEOUT_S = 2.0  # no request waits for it
@@ -36,6 +37,11 @@ TENANTS_A_CALL = 1_000
 REFUSALS = ("", "requests", "tokens", "concurrent")
 
 _T = TypeVar("_T")
+
+
+def with_safe_reads(name: str, *texts: Path, before: str = "") -> str:
+    """A Redis function library: `before`, `safely.lua`, then `texts`."""
+    return "\n".join([f"#!lua name={name}", before, *(part.read_text() for part in (SAFELY, *texts))])
 
 
 def budgets_library() -> str:

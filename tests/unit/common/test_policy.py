@@ -9,7 +9,7 @@ from common.policy import FILE, as_lua, kv_read_bytes_per_s, placement_policy
 
 ROOT = Path(__file__).resolve().parents[3]
 READ_IN_PYTHON = {"decode.kv_read_bytes_per_s", "candidates.decode_listed"}
-LUA = [*(ROOT / "common" / "lua").glob("*.lua"), *(ROOT / "gateway" / "placement").glob("*.lua")]
+LUA = list((ROOT / "gateway").rglob("*.lua"))
 
 
 def names() -> set[str]:
