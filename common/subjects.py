@@ -7,6 +7,7 @@ speaker's, to which NATS' permissions bind it. Release 0.1.0 speaks on subjects 
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 JOBS_STREAM = "BATON_JOBS"  # work queue in memory: jobs admitted and not yet settled
 DEAD_STREAM = "BATON_DEAD"  # dead letters: abandoned jobs and unreadable messages
@@ -174,6 +175,18 @@ KEYS = "baton.keys.register"  # JetStream: `gateway.tenants.register.Register`
 def usage(day: int | str, gateway_id: str, incarnation: int | str) -> str:
     """JetStream: what each key used at a gateway on a day since 1970 (`gateway.tenants.usage.UsageRecord`)."""
     return f"baton.usage.{day}.{_speaker(gateway_id)}.{incarnation}"
+
+
+# Kind of subject -> index of the speaker's name. `baton.planner` and the like without a name are release 0.1.0's.
+_PLACES = {"heartbeat": 2, "gatebeat": 2, "planner": 2, "gateway": 3, "frames": 3, "peer": 3, "order": 3, "plan": 3}
+
+
+@lru_cache(maxsize=1024)
+def speaker_of(subject: str) -> str:
+    """The speaker's name in the subject; "" on a subject without one."""
+    parts = subject.split(".")
+    place = _PLACES.get(parts[1], len(parts)) if len(parts) > 1 else len(parts)
+    return parts[place] if place < len(parts) else ""
 
 
 def _speaker(name: str) -> str:

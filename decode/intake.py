@@ -29,9 +29,8 @@ from common.messages import (
 )
 from common.words import MOST_DRAFTED, Refusal, Role
 from decode.questions import ASKED_AGAIN_S, Questions
-from decode.request import DecodeRequest
+from decode.request import DecodeRequest, record_verification
 from decode.reservations import Reservation, Reservations, Room
-from decode.spans import record_verification
 from engine.cache.block_pool import OutOfBlocksError
 from engine.sequence import Sequence
 from kvtransfer.digest import block_digests

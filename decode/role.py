@@ -34,9 +34,8 @@ from common.words import Role
 from decode.drafts.speculation import NO_SPECULATION, Speculation
 from decode.intake import Intake
 from decode.pacing import GoalPacing
-from decode.request import DecodeRequest, drafts_of
+from decode.request import DecodeRequest, drafts_of, record_decode
 from decode.scheduler import DecodeScheduler
-from decode.spans import record_decode
 from engine.engine import Chunk, Sampled
 from worker.context import RoleContext
 from worker.roles import CancelReason, Computed, RoleLoad

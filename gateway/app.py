@@ -177,14 +177,14 @@ def _observe(
     tenant_metrics = TenantMetrics(
         models,
         registry,
-        workers=lambda: generations.fleet,
+        workers=generations.fleet,
         budgets=budgets,
         limits=lambda: tenants.limits,  # their file may be reloaded
         labels=labels,
     )
     generations.timelines.on_end(RequestMetrics(models, registry).observe)
     generations.timelines.on_end(tenant_metrics.observe)
-    FleetMetrics(lambda: generations.fleet, lambda: generations.differences).register(registry)
+    FleetMetrics(generations.fleet, lambda: generations.differences).register(registry)
     return tenant_metrics
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from functools import lru_cache
 from typing import TypeVar
 
 import msgspec
@@ -30,7 +29,7 @@ from common.messages import (
     decode,
 )
 from common.messages.sense import nonsense
-from common.subjects import is_id
+from common.subjects import is_id, speaker_of
 
 log = logging.getLogger("baton.bus")
 
@@ -39,8 +38,6 @@ M = TypeVar("M")
 MAX_TOLD = 1_000  # subjects and speakers that have a log line already
 COMPLAINTS_A_SECOND = 5  # log lines and dead letters about bad messages; all are counted
 INBOXES = "_INBOX."  # the prefix of reply subjects
-# Kind of subject -> index of the speaker's name. `baton.planner` and the like without a name are release 0.1.0's.
-_PLACES = {"heartbeat": 2, "gatebeat": 2, "planner": 2, "gateway": 3, "frames": 3, "peer": 3, "order": 3, "plan": 3}
 
 
 class RateLimit:
@@ -107,14 +104,6 @@ class Arrivals:
         if is_new:
             self._told.add(name)
         return is_new
-
-
-@lru_cache(maxsize=1024)
-def speaker_of(subject: str) -> str:
-    """The speaker's name in the subject; "" on a subject without one."""
-    parts = subject.split(".")
-    place = _PLACES.get(parts[1], len(parts)) if len(parts) > 1 else len(parts)
-    return parts[place] if place < len(parts) else ""
 
 
 def claimed_by(message: msgspec.Struct) -> str | None:

@@ -9,7 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from gateway.console.state import MAX_HANDOFFS, WINDOW_S, counted, failed_handoffs, handoffs, percentile, tpot_ms
+from gateway.console.state import MAX_HANDOFFS, WINDOW_S, counted, failed_handoffs, handoffs, percentile
 from gateway.request.spec import Generations
 from gateway.request.timeline import Timeline
 
@@ -77,7 +77,7 @@ def _samples(lines: Iterable[Timeline], now: float) -> dict[str, Any]:
         "cached_tokens": sum(line.cached_tokens for line in ended),
         "completion_tokens": sum(line.completion_tokens for line in ended),
         "ttft_ms": [round(line.ttft_ms, 3) for line in ended if line.ttft_ms is not None],
-        "tpot_ms": [round(ms, 3) for line in ended if (ms := tpot_ms(line)) is not None],
+        "tpot_ms": [round(ms, 3) for line in ended if (ms := line.tpot_ms) is not None],
     }
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from common.messages import GatewayState, PlannerState, WorkerState
 from gateway.console.chronicle import Chronicle, Heard
 from gateway.console.decisions import Decisions
-from gateway.console.state import tpot_ms, worker_json
+from gateway.console.state import worker_json
 from gateway.request.refused import Refusals
 from gateway.request.spec import Generations
 from gateway.request.timeline import Timeline
@@ -189,7 +189,7 @@ class Recorder:
 
     def ended(self, line: Timeline) -> None:
         """Record an ended request."""
-        unix, per_token = self._wall(), tpot_ms(line)
+        unix, per_token = self._wall(), line.tpot_ms
         counts: dict[str, float] = {_COUNTED.get(line.status, "ended"): 1}
         if line.status != "cancelled" and not line.patient:
             counts |= {"judged": 1, "good": line.ttft_ms is not None and not line.missed}

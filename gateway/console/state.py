@@ -134,13 +134,6 @@ def _handoff(line: Timeline, attempt: AttemptLine, at_unix: float) -> dict[str, 
     }
 
 
-def tpot_ms(line: Timeline) -> float | None:
-    """The mean time per output token after the first, or None."""
-    if line.ended_at is None or line.first_token_at is None or line.completion_tokens < 2 or line.status == "error":
-        return None
-    return (line.ended_at - line.first_token_at) * 1000 / (line.completion_tokens - 1)
-
-
 def percentile(values: Sequence[float], share: float) -> float | None:
     """The smallest value that at least `share` of the values do not exceed, or None."""
     if not values:

@@ -192,7 +192,6 @@ class Requests:
     def timelines(self) -> Timelines:
         return self.keeping.records.timelines
 
-    @property
     def fleet(self) -> list[WorkerState]:
         return list(self.seen.peers.states.values())
 

@@ -6,7 +6,7 @@
     └─ attempt (one each; a retry links to the one before)
        ├─ placement, queue                             here
        ├─ wait, prefill, reserve, transfer             the prefill worker (`prefill/request.py`)
-       │                          └─ verify            the decode worker (`decode/spans.py`)
+       │                          └─ verify            the decode worker (`decode/request.py`)
        └─ decode                                       the decode worker
 
 Attribute names: HTTP's and GenAI's semantic conventions where they have one (docs/observability.md), else `baton.*`.

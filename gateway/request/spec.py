@@ -244,7 +244,6 @@ class Generations(Protocol):
         """Tier -> requests and prompt tokens that wait in the gateway."""
         ...
 
-    @property
     def fleet(self) -> list[WorkerState]:
         """Every worker that is heard, of any model and status."""
         ...

@@ -10,6 +10,7 @@ import contextlib
 import heapq
 import itertools
 import time
+from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -19,14 +20,53 @@ from common.errors import ServingError
 from common.messages import NO_GOAL, Goal, Imported, Settle, Tokens
 from common.words import Finish
 from gateway.request.attempt import WORKER_WAITS, AttemptLine, finite_ms, ms_since, rounded
-from gateway.request.frames import FramesSeen
 from gateway.tenants.tenants import NOBODY, Tenant
 
 MAX_ATTEMPTS = 32  # attempts in one timeline
+MAX_FRAMES = 2048  # kept of one request, 8 bytes each
 MAX_RECENT = 512
 MAX_SLOWEST = 32
 SLOWEST_FOR_S = 900.0
 STOP_STRING = "stop string"  # `gateway.answers.choice` cancels with this reason; the request succeeded
+
+
+class FramesSeen:
+    """Times of frames and their token counts, as far as they are kept; drafts of all attempts.
+
+    A worker's frames tell its totals of an attempt.
+    """
+
+    __slots__ = ("_attempt", "_pairs", "_told", "accepted", "drafted")
+
+    def __init__(self) -> None:
+        self.drafted = self.accepted = 0  # tokens that workers verified
+        self._pairs = array("f")
+        self._attempt, self._told = 0, (0, 0)
+
+    def take(self, tokens: Tokens, ms: float, num_tokens: int) -> None:
+        """Add a frame, `ms` after the request was received."""
+        if tokens.attempt != self._attempt:
+            self._attempt, self._told = tokens.attempt, (0, 0)
+        drafted, accepted = max(tokens.drafted, self._told[0]), max(tokens.accepted, self._told[1])
+        self.drafted += drafted - self._told[0]
+        self.accepted += accepted - self._told[1]
+        self._told = drafted, accepted
+        self.add(ms, num_tokens)
+
+    def add(self, ms: float, num_tokens: int) -> None:
+        """Add a frame without further facts."""
+        pairs = self._pairs
+        if len(pairs) < 2 * MAX_FRAMES:
+            pairs.append(ms)
+            pairs.append(num_tokens)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "drafted_tokens": self.drafted,
+            "accepted_tokens": self.accepted,
+            "frame_ms": [round(ms, 3) for ms in self._pairs[::2]],
+            "frame_tokens": [int(count) for count in self._pairs[1::2]],
+        }
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -81,6 +121,11 @@ class Timeline:
             return None
         ended_at = self.ended_at if self.ended_at is not None else time.monotonic()
         return (ended_at - self.first_token_at) / (self.completion_tokens - 1)
+
+    @property
+    def tpot_ms(self) -> float | None:
+        """The same in milliseconds; None of a request that failed."""
+        return None if self.status == "error" or self.tpot_s is None else 1000 * self.tpot_s
 
     @property
     def missed(self) -> str:

@@ -32,7 +32,7 @@ class ScriptedGenerations:
     waiting = {"low": (0, 0), "normal": (2, 300), "high": (1, 5)}  # noqa: RUF012 - read only
     ready_workers = {"prefill": 1, "decode": 2}  # noqa: RUF012 - read only
     differences: list[Difference] = []  # noqa: RUF012 - read only
-    fleet: list[WorkerState] = []  # noqa: RUF012 - read only
+    workers: list[WorkerState] = []  # noqa: RUF012 - read only
     counters = {"placed:load": 3, "retries": 2}  # noqa: RUF012 - read only
 
     def __init__(self, script: Callable[[GenerationSpec], Sequence[int]]) -> None:
@@ -54,6 +54,9 @@ class ScriptedGenerations:
         self.logprob: Callable[[int], float] = lambda token: -0.5
         self.cached_tokens = 0
         self.timelines = Timelines()
+
+    def fleet(self) -> list[WorkerState]:
+        return self.workers
 
     @property
     def ready(self) -> bool:

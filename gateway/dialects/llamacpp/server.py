@@ -95,7 +95,7 @@ def slots(answers: Answers, asked: Asked) -> list[Json]:
 def _decoders(answers: Answers, served: Served) -> Sequence[WorkerState]:
     return [
         state
-        for state in answers.generations.fleet
+        for state in answers.generations.fleet()
         if Role.DECODE in state.roles and state.model_fingerprint == served.fingerprint
     ]
 

@@ -66,7 +66,7 @@ def test_the_collector_gets_through_what_its_pipelines_name() -> None:
             assert set(pipeline[kind]) <= set(collector[kind])
     keys = re.findall(r"key: (baton[\w.]+)", (DEPLOY / "otel" / "collector.yml").read_text())
     sources = "".join(
-        file.read_text() for package in ("gateway", "prefill", "decode") for file in (ROOT / package).rglob("spans.py")
+        file.read_text() for package in ("gateway", "prefill", "decode") for file in (ROOT / package).rglob("*.py")
     )
     assert keys
     assert all(f'"{key}"' in sources for key in keys)

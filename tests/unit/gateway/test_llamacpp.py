@@ -269,13 +269,13 @@ async def test_slots_are_the_places_of_decode_workers(llama: Gateway, monkeypatc
     busy = type(worker)(
         **{name: getattr(worker, name) for name in worker.__struct_fields__} | {"max_sequences": 3, "running": 2}
     )
-    monkeypatch.setattr(ScriptedGenerations, "fleet", [busy, llama.script.worker("prefill")])
+    monkeypatch.setattr(ScriptedGenerations, "workers", [busy, llama.script.worker("prefill")])
     assert (await llama.http.get("/props")).json()["total_slots"] == 3
     told = (await llama.http.get("/slots?fail_on_no_slot=1")).json()
     assert [slot["is_processing"] for slot in told] == [True, True, False]
     monkeypatch.setattr(
         ScriptedGenerations,
-        "fleet",
+        "workers",
         [type(worker)(**{name: getattr(busy, name) for name in worker.__struct_fields__} | {"running": 3})],
     )
     full = await llama.http.get("/slots?fail_on_no_slot=1")

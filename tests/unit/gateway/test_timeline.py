@@ -6,9 +6,9 @@ import pytest
 
 from common.errors import OverloadedError
 from common.messages import Imported, Settle, Tokens
-from gateway.request.frames import MAX_FRAMES
 from gateway.request.timeline import (
     MAX_ATTEMPTS,
+    MAX_FRAMES,
     MAX_RECENT,
     MAX_SLOWEST,
     STOP_STRING,
