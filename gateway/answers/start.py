@@ -141,7 +141,7 @@ class Answers:
                 f"at most {MAX_SEQUENCES} prompts times n are allowed", param=ask.name_of("prompt")
             )
         give_up_at = asyncio.get_running_loop().time() + self._deadline_s(ask.terms)
-        prompts = await self._tokenised(ask, served, give_up_at)
+        prompts = await self.tokenised(ask, served, give_up_at)
         try:
             async with asyncio.timeout_at(give_up_at):
                 grammar = await _grammar(ask, served, prompts[0], origin.tenant.name)
@@ -190,8 +190,8 @@ class Answers:
             self.steering.add(answer, origin.tenant.name, closing if ask.reply.is_steered else None)
         return answer
 
-    async def _tokenised(self, ask: Ask, served: Served, give_up_at: float) -> list[list[int]]:
-        """Raises ServingError."""
+    async def tokenised(self, ask: Ask, served: Served, give_up_at: float | None = None) -> list[list[int]]:
+        """Tokens of an ask's prompts. Raises ServingError."""
         name, keep, found = ask.name_of("prompt"), _kept(ask.fit, ask.sampling, served), list[list[int]]()
         for prompt in ask.prompts:
             making = self.tokenising.tokens(prompt, served, name=name, keep=keep)

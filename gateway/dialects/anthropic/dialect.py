@@ -9,6 +9,7 @@ from gateway.dialects.anthropic.messages import CountTokens, Messages
 from gateway.dialects.anthropic.objects import error_object, status_of
 from gateway.dialects.anthropic.schema import CountTokensRequest, MessagesRequest
 from gateway.dialects.dialect import Dialect, DialectPaths
+from gateway.dialects.render import RENDERED, Render
 from gateway.dialects.unserved import Refused, RefusedRequest
 from gateway.http.api import JSON, ApiPart, fields, get, post, ref
 from gateway.http.problem import Json, NotKeptError, Problem
@@ -16,7 +17,7 @@ from gateway.http.streaming import EVENTS
 from gateway.tenants.tenants import KeyForm, bearer_key
 
 MESSAGES, COUNT, BATCHES = "/v1/messages", "/v1/messages/count_tokens", "/v1/messages/batches"
-MODELS = "/v1/models"
+RENDER, MODELS = f"{MESSAGES}/render", "/v1/models"
 _NO_BATCHES = Refused(
     "batches of messages are OpenAI's batches here: POST their lines with url /v1/messages as a file to /v1/files, then its id to"
     " /v1/batches",
@@ -47,7 +48,7 @@ DIALECT = Dialect(
     key=KEY,
     paths=DialectPaths(
         endpoints={MESSAGES: Messages()},
-        calls={COUNT: CountTokens(), BATCHES: _NO_BATCHES},
+        calls={COUNT: CountTokens(), RENDER: Render(Messages()), BATCHES: _NO_BATCHES},
         views={
             MODELS: models.listed,
             f"{MODELS}/{{model:path}}": models.one,
@@ -67,6 +68,7 @@ DIALECT = Dialect(
             COUNT: {
                 "post": post(CountTokensRequest, fields({"input_tokens": {"type": "integer"}}), error="AnthropicError"),
             },
+            RENDER: {"post": post(MessagesRequest, RENDERED, error="AnthropicError")},
             MODELS: {
                 "get": get(
                     MODELS,

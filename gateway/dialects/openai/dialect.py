@@ -9,12 +9,14 @@ from gateway.dialects.openai.chat import Chat
 from gateway.dialects.openai.completions import Completions
 from gateway.dialects.openai.described import ANSWERS
 from gateway.dialects.openai.schema import ChatRequest, CompletionRequest
+from gateway.dialects.render import RENDERED, Render
 from gateway.http.api import JSON, ApiPart, get, post, ref
 from gateway.http.problem import Json, Problem, error_object
 from gateway.http.streaming import EVENTS
 from gateway.tenants.tenants import BEARER
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+CHAT_RENDER, COMPLETIONS_RENDER = f"{CHAT}/render", f"{COMPLETIONS}/render"
 MODELS = "/v1/models"
 
 
@@ -52,6 +54,7 @@ DIALECT = Dialect(
     key=BEARER,
     paths=DialectPaths(
         endpoints={CHAT: Chat(), COMPLETIONS: Completions(), **azure.ENDPOINTS},
+        calls={CHAT_RENDER: Render(Chat()), COMPLETIONS_RENDER: Render(Completions(), has_several=True)},
         views={MODELS: _listed, f"{MODELS}/{{model:path}}": _one},
         prefixes=("/v1", "/openai"),
     ),
@@ -60,6 +63,8 @@ DIALECT = Dialect(
         paths={
             CHAT: {"post": post(ChatRequest, ref("ChatCompletion"), stream_type=EVENTS)},
             COMPLETIONS: {"post": post(CompletionRequest, ref("Completion"), stream_type=EVENTS)},
+            CHAT_RENDER: {"post": post(ChatRequest, RENDERED)},
+            COMPLETIONS_RENDER: {"post": post(CompletionRequest, {"type": "array", "items": RENDERED})},
             MODELS: {"get": get(MODELS, "The served models.", JSON, answer=ref("ModelList"))},
             f"{MODELS}/{{model}}": {"get": get(f"{MODELS}/{{model}}", "One model.", JSON, answer=ref("Model"))},
             **azure.API.paths,
