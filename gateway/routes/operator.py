@@ -117,7 +117,7 @@ class OperatorRoutes:
 
     async def pod_metrics(self, request: Request) -> Response:
         """The gauges that endpoint pickers read."""
-        found = PodMetrics(self._generations.fleet, self._generations.loads.values(), now=time.time())
+        found = PodMetrics(self._generations.fleet(), self._generations.loads.values(), now=time.time())
         return Response(found.text(), media_type=PROMETHEUS)
 
     async def version(self, request: Request) -> Response:
