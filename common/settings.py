@@ -24,9 +24,6 @@ class Form:
 
 
 Device = Annotated[str, Field(pattern=r"^(cpu|cuda(:\d+)?)$"), Form("cpu, cuda or cuda:N (a GPU's number)")]
-Devices = Annotated[
-    str, Field(pattern=r"^(cpu|cuda|cuda:\d+(,cuda:\d+)*)$"), Form("cpu, cuda, or GPUs by number, as cuda:0,cuda:1")
-]
 Id = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{0,64}$"), Form("up to 64 letters, digits, _ and -")]
 
 

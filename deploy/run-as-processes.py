@@ -109,9 +109,10 @@ class Places:
             targets = "|".join(re.escape(target) for target in sorted(mounts, key=len, reverse=True))
             text = re.sub(rf"(?<![\w/.-])({targets})(?![\w-])", lambda match: mounts[match[1]], text)
         text = re.sub(r"(?<![\w.-])(nats|redis|gateway|planner):(?=\d)", "127.0.0.1:", text)
+        text = text.replace("0.0.0.0", "127.0.0.1")
         for name, port in self.ports.items():
             text = re.sub(rf"(^|127\.0\.0\.1:){name}(?!\d)", rf"\g<1>{port}", text)
-        return text.replace("0.0.0.0", "127.0.0.1")
+        return text
 
     def command(self, name: str, service: Mapping[str, Any], mounts: Mapping[str, str]) -> list[str]:
         """Return the command line of a service: its own, with this machine's programs and ports."""

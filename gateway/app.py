@@ -65,7 +65,6 @@ class HttpSettings:
     request_timeout_s: float = 600.0
     gateway_id: str = ""
     levels: ServiceLevels = field(default_factory=ServiceLevels)
-    console: bool = True  # serve the console
     trace_url: str = ""  # link of the console to a trace
     web: WebAccess = field(default_factory=WebAccess)
     ollama_port: int = 0  # `/` there says that Ollama runs; 0: no such port
@@ -135,7 +134,7 @@ def create_app(
         generations.timelines.on_end(partial(count_usage, keys.usage))
     if control is not None:
         console = ConsoleRoutes(control, generations, tenant_metrics, _facts(catalogue, settings), refusals)
-        routes += [console.routes] if settings.console else []
+        routes.append(console.routes)
     routes.append(_document(routes, table, settings.tenants))
     layers = _layers(settings, table, door)
     app = Application(layers, serving.posts, partial(_refusal, table), title="Baton", version=VERSION)

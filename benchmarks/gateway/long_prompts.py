@@ -91,7 +91,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _rows(rounds: int) -> list[dict[str, float | str]]:
-    with fake_baton("--fake-token-us", "1", "--max-model-len", str(CONTEXT), step_ms=STEP_MS) as (port, _, services):
+    with fake_baton("--max-model-len", str(CONTEXT), step_ms=STEP_MS, token_us=1.0) as (port, _, services):
         url, gateway = f"http://127.0.0.1:{port}", services["gateway"]
         command = [sys.executable, "-m", "benchmarks.gateway.long_prompts", "--watch", url]
         watcher = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)

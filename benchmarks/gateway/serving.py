@@ -53,13 +53,13 @@ def cpu_s(pid: int) -> float:
 
 @contextlib.contextmanager
 def fake_baton(
-    *flags: str, step_ms: float, ready: str = "prefill"
+    *flags: str, step_ms: float, token_us: float = 50.0, ready: str = "prefill"
 ) -> Iterator[tuple[int, subprocess.Popen[bytes], dict[str, psutil.Process]]]:
     """`baton up` with the fake device, once a worker of the role `ready` is there: its port, itself, its services."""
     port = free_port()
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "services.up", "--port", str(port), "--data-dir", folder]
-        command += ["--fake", "--fake-step-ms", str(step_ms), "--served-model-name", "demo", *flags]
+        command += ["--device", f"fake:{step_ms}:{token_us}", "--served-model-name", "demo", *flags]
         with _process(command) as up:
             _until_ready(port, up, ready)
             yield port, up, _services_of(up.pid)
@@ -88,7 +88,7 @@ async def baton(step_ms: float, *more: str) -> AsyncIterator[Baton]:
     """Start it, with `more` flags: the gateway alone on its core."""
     with tempfile.TemporaryDirectory() as folder:
         async with run_nats(data_dir=Path(folder) / "nats") as nats:
-            flags = ["--fake-token-us", "1", "--prefill", "0", "--max-sequences", "512", "--max-requests", "1024"]
+            flags = ["--prefill", "0", "--max-sequences", "512", "--max-requests", "1024"]
             flags += [
                 "--nats-url",
                 nats.url,
@@ -100,7 +100,7 @@ async def baton(step_ms: float, *more: str) -> AsyncIterator[Baton]:
                 "1",
                 *more,
             ]
-            starting = fake_baton(*flags, step_ms=step_ms, ready="decode")
+            starting = fake_baton(*flags, step_ms=step_ms, token_us=1.0, ready="decode")
             port, up, services = await asyncio.to_thread(starting.__enter__)
             try:
                 gateway, children = services["gateway"].pid, psutil.Process(up.pid).children(recursive=True)

@@ -19,7 +19,7 @@ SILENCE_S = 20.0  # the gateway sends something every 5 s
 AGAIN_S = 1.0
 WRONG = {
     401: "a key is needed: --api-key, or BATON_API_KEY; the admin key where there is one",
-    404: "it has no console: it may run with --no-console",
+    404: "it has no console: one of 0.1.0 may run with --no-console",
 }
 
 

@@ -136,7 +136,6 @@ def app_of(parts: Parts, settings: GatewaySettings) -> FastAPI:
             request_timeout_s=settings.request_timeout_s,
             levels=settings.levels(),
             gateway_id=parts.gateway_id,
-            console=settings.console,
             log_requests=settings.log_requests,
             ignores_unknown_fields=settings.unknown_fields == "ignore",
             trace_url=settings.trace_url,

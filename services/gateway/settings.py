@@ -100,7 +100,6 @@ class GatewaySettings(ModelSettings, ServiceLevelOptions):
         description="fields of chat and completions that no server is known to have: left out and named in the answer's header "
         "x-baton-ignored-fields, or refused",
     )
-    console: bool = Field(True, description="serve the console, a page, at /")
     trace_url: str = Field(
         "",
         description="where the console links to for a trace, as https://jaeger.example/trace/{trace_id}; empty: no link",

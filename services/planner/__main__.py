@@ -31,8 +31,9 @@ async def run(settings: PlannerSettings) -> None:
         until_signalled() as stopping,
         connect_bus(settings.nats(), name=planner_id, owns_streams=False) as bus,
     ):
-        if settings.plan_metrics_port:
-            start_http_server(settings.plan_metrics_port, settings.plan_metrics_host, registry=metrics.registry)
+        if settings.plan_metrics:
+            host, _, port = settings.plan_metrics.rpartition(":")
+            start_http_server(int(port), host.strip("[]"), registry=metrics.registry)
         peers = Peers()
         await peers.start(bus)
         planner = Planner(bus, peers, settings.config(planner_id, new_incarnation()), report=metrics.take)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from common.settings import OFF, Id, Port
+from common.settings import Form, Id
 from services.runtime.settings import LogOptions, NatsOptions, ServiceLevelOptions
 
 # Imported on use: help waits for no client and no gateway.
@@ -18,10 +18,9 @@ class PlannerOptions(ServiceLevelOptions):
     """Settings of the planner that `baton up` starts, too."""
 
     plan_dry_run: bool = Field(False, description="decide and say so, but move nobody")
-    plan_metrics_port: Annotated[Port, OFF] = Field(
-        0, description="port of the planner's Prometheus metrics; off: none"
-    )
-    plan_metrics_host: str = Field("127.0.0.1", description="address of that port")
+    plan_metrics: Annotated[
+        str, Field(pattern=r"^([^\s:]+|\[[0-9a-f:.]+\]):\d{1,5}$|^$"), Form("an address and a port, as 127.0.0.1:9101")
+    ] = Field("", description="where the planner serves Prometheus metrics, as 127.0.0.1:9101; empty: nowhere")
 
 
 class PlannerSettings(NatsOptions, LogOptions, PlannerOptions):

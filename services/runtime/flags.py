@@ -58,7 +58,6 @@ _WORKER = (
 )
 COMMON |= {"prefill": _WORKER, "decode": _WORKER, "worker": _WORKER}
 GROUPS = (  # title, beginnings of names; the first that fits counts
-    ("Fake device, for tests", ("fake",)),
     ("Batch API", ("batch_",)),
     ("Planner", ("plan_", "planner")),
     ("NATS and Redis", ("nats_", "redis_", "servers_")),
@@ -79,7 +78,6 @@ GROUPS = (  # title, beginnings of names; the first that fits counts
             "allowed_",
             "tls_",
             "unknown_fields",
-            "console",
         ),
     ),
     (

@@ -42,7 +42,7 @@ def main() -> int:
             if finding.level == "warn":
                 _say(f"warning: {finding.said}")
         workers = settings.prefill + settings.decode
-        nursery = open_nursery(workers) if settings.device == "cpu" else None  # first: importing takes longest
+        nursery = open_nursery(workers) if settings.processor == "cpu" else None  # first: importing takes longest
         asyncio.run(run(settings, nursery))
     except (ConfigError, ServingError, OSError, ValueError) as error:
         return fail(error)

@@ -93,8 +93,7 @@ def welcome(
 
 def _doors(settings: UpSettings, url: str, data: Path) -> Iterator[str]:
     """Lines about further entry points: the page, another port, a key."""
-    if settings.console:
-        yield f"  console        {url}/"
+    yield f"  console        {url}/"
     if settings.ollama_port:
         yield f"  Ollama clients port {settings.ollama_port} answers them, too"
     if settings.grpc_port:

@@ -30,7 +30,7 @@ def examine(settings: UpSettings) -> Iterator[Finding]:
     yield from found
     if any(finding.check == "running" for finding in found):
         return
-    gpus = visible_gpus() if settings.device != "cpu" else None
+    gpus = visible_gpus() if settings.processor != "cpu" else None
     yield from _devices(settings, gpus)
     yield from _model(settings, gpus)
 
@@ -96,7 +96,7 @@ def _templates(settings: UpSettings) -> Iterator[Finding]:
 
 
 def _devices(settings: UpSettings, gpus: list[Gpu] | None) -> Iterator[Finding]:
-    if settings.device == "cpu":
+    if settings.processor == "cpu":
         return
     devices = devices_of(settings.device, settings.prefill + settings.decode)
     yield check_gpus(settings.device, devices, torch_build(), gpus)

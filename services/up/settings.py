@@ -8,14 +8,19 @@ from typing import Annotated
 
 from pydantic import Field
 
-from common.settings import AUTO_BELOW_0, ROOT, ConfigError, Devices
+from common.settings import AUTO_BELOW_0, ROOT, ConfigError, Form
 from services.gateway.settings import LOOPBACK, GatewaySettings
 from services.planner.settings import PlannerOptions
 from services.worker.cores import physical_cores
-from services.worker.options import WorkerOptions
+from services.worker.options import FAKE_DEVICE, WorkerOptions
 
 DEMO = ROOT / "demo"
 LAST_PORT = 65_535
+Devices = Annotated[
+    str,
+    Field(pattern=rf"^(cpu|cuda|cuda:\d+(,cuda:\d+)*|{FAKE_DEVICE})$"),
+    Form("cpu, cuda, GPUs by number, as cuda:0,cuda:1, or fake"),
+]
 
 
 class UpSettings(GatewaySettings, WorkerOptions, PlannerOptions):
@@ -23,7 +28,7 @@ class UpSettings(GatewaySettings, WorkerOptions, PlannerOptions):
 
     device: Devices = Field(
         "cpu",
-        description="cpu; cuda: a GPU for each worker, in order; cuda:N,cuda:M,…: dealt out to the workers in turn",
+        description="cpu; cuda: a GPU for each worker, in order; cuda:N,cuda:M,…: dealt out in turn; or a fake device",
     )
 
     nats_url: str = Field("", description="NATS server, with JetStream; empty: one is started")
@@ -46,7 +51,7 @@ class UpSettings(GatewaySettings, WorkerOptions, PlannerOptions):
         """Decide what was left open: prefill workers, threads a worker, ports (0: a free one), a key. Raises ConfigError."""
         from services.runtime.servers import free_port  # help waits for no servers
 
-        on_cpu = self.device == "cpu"
+        on_cpu = self.processor == "cpu"
         port = self.port or free_port()
         own_port = self.own_port or (port + 1 if self.gateways > 1 else 0)
         if own_port + self.gateways - 1 > LAST_PORT:

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field, field_validator
 
-from common.settings import AUTO, Device
+from common.settings import AUTO, Form
 from kvtransfer.transports import TransportName, automatic
 from services.runtime.settings import ModelSettings
 from services.worker.kv_events import KVEventsConfig
 from services.worker.speculative import SpeculativeConfig
+
+FAKE_DEVICE = r"fake(:\d+(\.\d+)?){0,2}"
+Device = Annotated[
+    str, Field(pattern=rf"^(cpu|cuda(:\d+)?|{FAKE_DEVICE})$"), Form("cpu, cuda, cuda:N (a GPU's number) or fake")
+]
+
+
+class FakeDevice(NamedTuple):
+    """The costs of a fake device: of a step, and of a prompt's token."""
+
+    step_ms: float = 1.0
+    token_us: float = 50.0
 
 
 class WorkerOptions(ModelSettings):
@@ -24,7 +36,11 @@ class WorkerOptions(ModelSettings):
     transport_host: str = Field(
         "127.0.0.1", description="address of this machine that the ucx listener hears and peers reach"
     )
-    device: Device = Field("cpu", description="cpu, cuda or cuda:N")
+    device: Device = Field(
+        "cpu",
+        description="cpu, cuda or cuda:N; fake, or fake:STEP_MS:TOKEN_US: real bytes, made-up tokens, virtual times (1 ms a "
+        "step, 50 µs a prompt token), for tests and benchmarks",
+    )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto",
         description="weights and KV; auto: the checkpoint's, on a CPU float32 unless both it and the checkpoint have bfloat16",
@@ -101,11 +117,6 @@ class WorkerOptions(ModelSettings):
     threads: Annotated[int, Field(ge=0, le=1024), AUTO] = Field(
         0, description="CPU threads of a step; auto: the physical cores, which `up` shares out among its workers"
     )
-    fake: bool = Field(
-        False, description="fake device: real bytes, made-up tokens, virtual step times (tests, benchmarks)"
-    )
-    fake_step_ms: Annotated[float, Field(ge=0)] = Field(1.0, description="fake device: fixed cost of a step")
-    fake_token_us: Annotated[float, Field(ge=0)] = Field(50.0, description="fake device: cost of a prompt token")
 
     @field_validator("speculative_config")
     @classmethod
@@ -120,6 +131,17 @@ class WorkerOptions(ModelSettings):
         return text
 
     @property
+    def fake(self) -> FakeDevice | None:
+        """The fake device, if there is one."""
+        name, *costs = self.device.split(":")
+        return FakeDevice(*map(float, costs)) if name == "fake" else None
+
+    @property
+    def processor(self) -> str:
+        """The device that has the memory: a fake one has the CPU's."""
+        return "cpu" if self.fake else self.device
+
+    @property
     def kv_transport(self) -> TransportName:
         """The transport's name, `auto` resolved."""
-        return automatic(self.device) if self.transport == "auto" else self.transport
+        return automatic(self.processor) if self.transport == "auto" else self.transport

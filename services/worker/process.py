@@ -76,7 +76,7 @@ async def run(settings: WorkerServiceSettings, roles: Sequence[str], lender: Eng
         transport = open_transport(settings.kv_transport, host=settings.transport_host)
         engine = await asyncio.to_thread(build_engine, settings, transport, lender)
         targets = StepTargets(settings.step_target_ms)
-        if settings.device != "cpu" and not settings.step_target_ms:
+        if settings.processor != "cpu" and not settings.step_target_ms:
             targets = TargetRatios().targets(engine.pass_ms)
         async with connect_store(settings.redis()) as store:
             tracer = open_tracer(
@@ -157,12 +157,12 @@ def see_only(settings: WorkerServiceSettings) -> WorkerServiceSettings:
 
 def build_engine(settings: WorkerServiceSettings, transport: Transport, lender: Engine | None = None) -> WorkerEngine:
     """Load the model (or the fake device) with its pool in the transport's memory. Raises ConfigError."""
-    device = torch.device(settings.device)
+    device = torch.device(settings.processor)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ConfigError(f"--device {device}: torch {torch.__version__} sees {torch.cuda.device_count()} CUDA devices")
     config = settings.engine()
-    if settings.fake:
-        costs = FakeCosts(step_ms=settings.fake_step_ms, prefill_token_ms=settings.fake_token_us / 1000)
+    if fake := settings.fake:
+        costs = FakeCosts(step_ms=fake.step_ms, prefill_token_ms=fake.token_us / 1000)
         return FakeEngine(
             config,
             vocab_size=_vocab_size(settings.model),
@@ -207,7 +207,7 @@ def main(service: str, lender: Engine | None = None) -> int:
         settings = load_settings(WorkerServiceSettings, command=service, arguments=sys.argv[1:])
         start_logging(service=settings.worker_id or service, level=settings.log_level, form=settings.log_format)
         forget(settings.ready_file)
-        if settings.device == "cpu" and (bound := settle()):
+        if settings.processor == "cpu" and (bound := settle()):
             log.info("processor.bound", extra={"variable": BOUND, "instructions": bound})
         asyncio.run(run(settings, ROLES[service], lender))
     except FAILURES as error:

@@ -19,7 +19,7 @@ class WorkerServiceSettings(WorkerOptions):
 
     def sized(self) -> WorkerServiceSettings:
         """Fill in the sizes that depend on the device."""
-        on_cpu = self.device == "cpu"
+        on_cpu = self.processor == "cpu"
         return self.model_copy(
             update={
                 "max_batch_tokens": self.max_batch_tokens or (512 if on_cpu else 8192),
@@ -37,12 +37,12 @@ class WorkerServiceSettings(WorkerOptions):
             draft=draft,
             draft_is_model=drafts is not None and drafts.is_model,
             num_drafts=0 if drafts is None or draft is None else drafts.most,
-            device=self.device,
+            device=self.processor,
             dtype=self.dtype,
             max_model_len=self.max_model_len or None,
             max_batch_tokens=self.max_batch_tokens,
             max_sequences=self.max_sequences,
-            num_threads=self.threads or (physical_cores() if self.device == "cpu" else 1),
+            num_threads=self.threads or (physical_cores() if self.processor == "cpu" else 1),
             model_impl=self.model_impl,
             quantization=self.quantization,
             cache=CacheConfig(

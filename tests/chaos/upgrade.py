@@ -85,12 +85,28 @@ class UpgradeCluster(ChaosCluster):
     def _root(self, name: str) -> Path:
         return self._code if name in self.old else super()._root(name)
 
+    def _worker_flags(self, name: str) -> list[str]:
+        flags = super()._worker_flags(name)
+        return _said_in_0_1_0(flags) if name in self.old else flags
+
     async def replace(self, name: str, *, old: bool) -> None:
         """Drain a process by SIGTERM and start the other release in its place. A gateway gets no new requests meanwhile."""
         await self.leave(name)
         (self.old.add if old else self.old.discard)(name)
         await self.again(name)
         self.leaving.discard(name)
+
+
+def _said_in_0_1_0(flags: list[str]) -> list[str]:
+    """A worker's flags, those for a fake device under their former names."""
+    found: list[str] = []
+    for flag, value in zip(flags[::2], flags[1::2], strict=True):
+        device, *costs = value.split(":")
+        if (flag, device) == ("--device", "fake"):
+            found += ["--fake", "--fake-step-ms", costs[0], "--fake-token-us", costs[1]]
+        else:
+            found += [flag, value]
+    return found
 
 
 async def roll(

@@ -28,6 +28,7 @@ from tests.secure_servers import run_secure_nats, run_secure_redis
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKERS, OTHERS = ("services.worker.process",), ("services.gateway.process",)  # what they load
+FAKE_COSTS = {"fake_step_ms": 1.0, "fake_token_us": 50.0}
 READY_S = 180.0  # eight processes that load torch on two busy cores
 
 
@@ -76,7 +77,8 @@ class Cluster:
         self._gateway_options = gateway_options
         self._planner_options = planner_options
         self._worker_options = {"transport": transport, "kv_memory_mb": 32, "threads": 1, **worker_options}
-        self._fake = fake
+        costs = [str(self._worker_options.pop(name, cost)) for name, cost in FAKE_COSTS.items()]
+        self._fake_device = ":".join(["fake", *costs]) if fake else ""
         self._drain_s = drain_s
         self._certificates = certificates
         members = [*(Member("gateway", name) for name in self.gateways), Member("planner"), Member("observer")]
@@ -218,7 +220,8 @@ class Cluster:
         ]
 
     def _worker_flags(self, name: str) -> list[str]:
-        flags = [*self._common(name), "--worker-id", name, *(["--fake"] if self._fake else [])]
+        flags = [*self._common(name), "--worker-id", name]
+        flags += ["--device", self._fake_device] if self._fake_device else []
         for option, value in self._worker_options.items():
             flags += [f"--{option.replace('_', '-')}", str(value)]
         return flags

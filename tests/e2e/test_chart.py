@@ -24,7 +24,7 @@ from tests.unit.deploy.chart import manifests, values
 
 KEY = "key-of-the-chart"
 TOKENS = 200
-HERE = {"BATON_FAKE": "true", "BATON_DEVICE": "cpu", "BATON_FAKE_STEP_MS": "15", "BATON_KV_MEMORY_MB": "8"}
+HERE = {"BATON_DEVICE": "fake:15", "BATON_KV_MEMORY_MB": "8"}
 
 
 @dataclass
@@ -77,7 +77,7 @@ def _on_this_machine(pod: Pod) -> dict[str, str]:
     if pod.name == "gateway":
         return {"BATON_HOST": "127.0.0.1", "BATON_PORT": str(pod.ports["http"]), "BATON_LOCAL_PREFILL_TOKENS": "0"}
     if pod.name == "planner":
-        return {"BATON_PLAN_METRICS_HOST": "127.0.0.1", "BATON_PLAN_METRICS_PORT": str(pod.ports["metrics"])}
+        return {"BATON_PLAN_METRICS": f"127.0.0.1:{pod.ports['metrics']}"}
     return HERE
 
 

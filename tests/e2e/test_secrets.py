@@ -49,7 +49,7 @@ async def test_logs_have_no_keys_passwords_prompts_or_answers(tmp_path: Path) ->
 async def test_only_the_gateway_is_told_the_keys(tmp_path: Path) -> None:
     model = build_tiny_model(tmp_path / "tiny", "llama")
     variables = {"BATON_API_KEYS": KEY, "BATON_ADMIN_KEY": f"{KEY}-admin"}
-    async with up(model, tmp_path / "data", "--fake", **variables) as running:
+    async with up(model, tmp_path / "data", "--device", "fake", **variables) as running:
         await running.says("Baton serves")
         async with httpx.AsyncClient(headers={"authorization": f"Bearer {KEY}"}, timeout=60) as client:
             body = {"model": "tiny", "prompt": "Hi", "max_tokens": 4, "structured_outputs": {"choice": ["yes", "no"]}}

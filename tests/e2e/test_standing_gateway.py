@@ -29,7 +29,7 @@ def gateways(up: Up) -> list[int]:
 
 async def test_a_stopped_gateway_of_three_is_replaced_and_requests_go_on(tmp_path: Path) -> None:
     model, own = build_tiny_model(tmp_path / "tiny", "llama"), own_port(run=3)
-    async with up(model, tmp_path / "data", "--fake", "--gateways", "3", "--own-port", str(own)) as stack:
+    async with up(model, tmp_path / "data", "--device", "fake", "--gateways", "3", "--own-port", str(own)) as stack:
         await stack.says("Baton serves")
         before = gateways(stack)
         stopped = stack.child("services.gateway")
@@ -53,7 +53,7 @@ async def test_a_stopped_gateway_of_three_is_replaced_and_requests_go_on(tmp_pat
 
 async def test_the_only_gateway_is_replaced_too(tmp_path: Path) -> None:
     model = build_tiny_model(tmp_path / "tiny", "llama")
-    async with up(model, tmp_path / "data", "--fake") as stack:
+    async with up(model, tmp_path / "data", "--device", "fake") as stack:
         await stack.says("Baton serves")
         stack.child("services.gateway").send_signal(signal.SIGSTOP)
         await stack.says("gateway is stopped, for")

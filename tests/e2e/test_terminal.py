@@ -327,7 +327,7 @@ async def test_trace_tells_where_a_request_s_time_went(cluster: Cluster, tmp_pat
 async def test_a_name_that_another_process_has_is_refused_and_harms_nobody(
     cluster: Cluster, service: str, taken: str
 ) -> None:
-    kind = ["--worker-id", taken, "--fake"] if service == "decode" else ["--gateway-id", taken, "--port", "0"]
+    kind = ["--worker-id", taken, "--device", "fake"] if service == "decode" else ["--gateway-id", taken, "--port", "0"]
     model = str(cluster.folder.parent / "tiny")
     flags = [*cluster.reach("nats", taken), *cluster.reach("redis", taken), "--model", model, *kind]
     process = await asyncio.create_subprocess_exec(

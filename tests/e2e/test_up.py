@@ -34,7 +34,7 @@ async def all_gone(processes: list[psutil.Process]) -> list[psutil.Process]:
 async def ask(url: str, lines: str, *options: str) -> str:
     """What `baton chat` prints for these lines of input."""
     chat = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "cli.chat", "--url", url, "--max-tokens", "4", "--temperature", "0", *options),
+        *(sys.executable, "-m", "cli.chat", "--url", url, "--set", "max_tokens=4,temperature=0", *options),
         cwd=ROOT,
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
@@ -89,7 +89,7 @@ async def test_the_curl_line_works_a_dead_worker_comes_back_and_ctrl_c_leaves_no
 
 
 async def test_a_killed_worker_comes_back_of_the_nursery_and_later_without_it(start: Start, tmp_path: Path) -> None:
-    async with start("--fake", "--prefill", "1") as up:
+    async with start("--device", "fake", "--prefill", "1") as up:
         await up.says("Baton serves")
         prefill, log = up.child("services.prefill"), tmp_path / "data" / "logs" / "decode-0.log"
         for lives in (2, 3):
@@ -107,7 +107,7 @@ async def test_a_killed_worker_comes_back_of_the_nursery_and_later_without_it(st
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere there is no nursery")
 async def test_where_the_nursery_dies_each_worker_is_started_by_itself(start: Start) -> None:
-    async with start("--fake", "--prefill", "0") as up, asyncio.timeout(PATIENCE_S):
+    async with start("--device", "fake", "--prefill", "0") as up, asyncio.timeout(PATIENCE_S):
         while not (found := up.children("services.nursery")):
             await asyncio.sleep(0)
         found[0].kill()
@@ -117,7 +117,7 @@ async def test_where_the_nursery_dies_each_worker_is_started_by_itself(start: St
 
 async def test_what_the_readme_tells_a_newcomer_to_type_works(start: Start, tmp_path: Path) -> None:
     """Word for word but for the port; load and answers are short, by variables."""
-    short = {"BATON_DATA_DIR": str(tmp_path / "data"), "BATON_NUM_PROMPTS": "3", "BATON_MAX_TOKENS": "4"}
+    short = {"BATON_DATA_DIR": str(tmp_path / "data"), "BATON_NUM_PROMPTS": "3", "BATON_SET": "max_tokens=4"}
 
     async def typed(line: str) -> tuple[str, str]:
         process = await asyncio.create_subprocess_shell(
@@ -132,7 +132,7 @@ async def test_what_the_readme_tells_a_newcomer_to_type_works(start: Start, tmp_
         assert process.returncode == 0, (line, printed, complained)
         return line.split()[1] if line.startswith("./baton") else "curl", (printed + complained).decode()
 
-    async with start("--model", "demo", "--fake", "--fake-step-ms", "0.1") as up:
+    async with start("--model", "demo", "--device", "fake:0.1") as up:
         await up.says("Baton serves demo")
         assert (tmp_path / "data" / FILE).stat().st_mode & 0o777 == 0o600
         said = dict(await asyncio.gather(*map(typed, commands_of_the_readme())))
@@ -146,7 +146,7 @@ async def test_what_the_readme_tells_a_newcomer_to_type_works(start: Start, tmp_
 
 
 async def test_stopping_while_starting_leaves_nothing(start: Start) -> None:
-    async with start("--fake") as up:
+    async with start("--device", "fake") as up:
         await up.says("starting gateway")
         family = up.family()
         up.process.send_signal(signal.SIGTERM)
@@ -161,23 +161,23 @@ async def test_children_die_with_a_killed_parent_and_the_next_one_forgets_its_ke
     left = [tmp_path / "data" / FILE, *(tmp_path / "data" / "users" / f"{name}.key" for name in ("gateway", "admin"))]
     file = tmp_path / "key"
     file.write_text("a-key-of-the-one-before")
-    async with start("--fake", "--api-keys", f"@{file}", "--admin-key", f"@{file}0") as up:
+    async with start("--device", "fake", "--api-keys", f"@{file}", "--admin-key", f"@{file}0") as up:
         assert "No such file" in await up.says("--admin-key")
     file.with_name("key0").write_text("an-admin-key-of-the-one-before")
-    async with start("--fake", "--api-keys", f"@{file}", "--admin-key", f"@{file}0") as up:
+    async with start("--device", "fake", "--api-keys", f"@{file}", "--admin-key", f"@{file}0") as up:
         await up.says("Baton serves")
         family = up.family()
         assert len(family) >= 4  # NATS, Redis, gateway, worker
         assert [path.stat().st_mode & 0o777 for path in left] == [0o600] * 3
         up.process.kill()
         assert await all_gone(family) == []
-    async with start("--fake") as up:
+    async with start("--device", "fake") as up:
         await up.says("starting nats")
         assert [path for path in left if path.exists()] == []
 
 
 async def test_a_lost_nats_is_named_and_stops_everything(start: Start) -> None:
-    async with start("--fake", "--drain-s", "1") as up:
+    async with start("--device", "fake", "--drain-s", "1") as up:
         await up.says("Baton serves")
         family = up.family()
         up.child("nats-server").kill()
@@ -221,7 +221,7 @@ async def test_two_on_one_bus_answer_every_request_right(start: Start, tmp_path:
         both = []
         for name in ("one", "other"):
             servers = ("--nats-url", nats.url, "--redis-url", redis.url, "--data-dir", str(tmp_path / name))
-            both.append(await held.enter_async_context(start("--fake", *servers)))
+            both.append(await held.enter_async_context(start("--device", "fake", *servers)))
         for up in both:
             await up.says("Baton serves")
         answers = await asyncio.gather(*(completion(up.url, number) for number in range(20) for up in both))
@@ -231,7 +231,7 @@ async def test_two_on_one_bus_answer_every_request_right(start: Start, tmp_path:
 
 async def test_gateways_share_a_port_and_one_that_dies_leaves_it_to_the_others(start: Start) -> None:
     own = own_port(run=2)
-    async with start("--fake", "--prefill", "0", "--gateways", "2", "--own-port", str(own)) as up:
+    async with start("--device", "fake", "--prefill", "0", "--gateways", "2", "--own-port", str(own)) as up:
         await up.says("2 gateways share port")
         urls = [f"http://127.0.0.1:{port}" for port in (own, own + 1)]
         mine = process_of(up, own)

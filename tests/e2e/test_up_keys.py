@@ -13,7 +13,7 @@ from tests.models import build_tiny_model
 
 async def test_without_keys_an_admin_key_is_made_for_orders_and_nothing_is_closed(tmp_path: Path) -> None:
     file = tmp_path / "data" / "users" / "admin.key"
-    async with up(build_tiny_model(tmp_path / "tiny", "llama"), tmp_path / "data", "--fake") as started:
+    async with up(build_tiny_model(tmp_path / "tiny", "llama"), tmp_path / "data", "--device", "fake") as started:
         assert str(file) in await started.says("admin key")
         assert file.stat().st_mode & 0o777 == 0o600
         admin = {"authorization": f"Bearer {file.read_text().strip()}"}

@@ -14,16 +14,16 @@ from tests.e2e.stack import Start
 
 
 async def test_two_with_one_data_folder_are_refused(start: Start) -> None:
-    async with start("--fake") as first:
+    async with start("--device", "fake") as first:
         await first.says("starting nats")
         first.process.send_signal(signal.SIGSTOP)  # else it may serve before the other one looks
-        async with start("--fake") as second:
+        async with start("--device", "fake") as second:
             code, said = await second.ends()
             assert (code, len(said)) == (2, 1)
             assert "another `baton up` uses it" in said[0]
         first.process.send_signal(signal.SIGCONT)
         await first.says("Baton serves")
-        async with start("--fake", "--port", first.url.rpartition(":")[2]) as second:
+        async with start("--device", "fake", "--port", first.url.rpartition(":")[2]) as second:
             code, said = await second.ends()
             assert (code, len(said)) == (2, 1)
             assert said[0].startswith("baton: Baton runs here since ")

@@ -58,9 +58,9 @@ def test_the_file_may_be_named_by_a_variable_and_serve_several_services(file: Pa
 
 
 def test_a_variable_that_is_true_can_be_denied_by_a_flag() -> None:
-    on = load(environment={"BATON_FAKE": "true"})
-    off = load("--no-fake", environment={"BATON_FAKE": "true"})
-    assert (on.fake, off.fake) == (True, False)  # type: ignore[attr-defined]
+    on = load(kind=UpSettings, environment={"BATON_PLANNER": "true"})
+    off = load("--no-planner", kind=UpSettings, environment={"BATON_PLANNER": "true"})
+    assert (on.planner, off.planner) == (True, False)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
@@ -200,7 +200,7 @@ def test_help_is_short_and_help_all_has_everything(capsys: pytest.CaptureFixture
     everything = shown["--help-all"]
     assert [name for name in UpSettings.model_fields if f"{flag_of(name)[2:]}" not in everything] == []
     assert "(default: )" not in everything
-    assert "--no-fake" not in everything
+    assert "--no-planner" not in everything
     assert "(default: auto)" in everything
     for title, _ in GROUPS:
         assert f"\n{title}:" in everything
@@ -256,7 +256,8 @@ def test_settings_are_frozen_described_and_have_valid_defaults(kind: type[BaseMo
 @pytest.mark.parametrize("kind", [GatewaySettings, WorkerOptions])
 def test_what_up_hands_on_is_what_the_service_reads(kind: type[BaseModel]) -> None:
     options = (
-        "--fake",
+        "--device",
+        "fake",
         "--threads",
         "2",
         "--api-keys",

@@ -291,7 +291,7 @@ def test_a_second_one_in_the_same_folder_is_told_of_the_first() -> None:
 
 
 def test_a_wrong_form_is_told_in_words() -> None:
-    with pytest.raises(ConfigError, match="cpu, cuda, or GPUs by number, as cuda:0,cuda:1 is needed, not 'tpu'"):
+    with pytest.raises(ConfigError, match="cpu, cuda, GPUs by number, as cuda:0,cuda:1, or fake is needed, not 'tpu'"):
         load_settings(UpSettings, command="up", arguments=["--device", "tpu"], environment={})
 
 

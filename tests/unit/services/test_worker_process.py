@@ -8,9 +8,11 @@ from typing import get_args
 
 import pytest
 
+from common.settings import ConfigError
 from engine.config import KV_CACHE_DTYPES, SKIPPED_LAYERS
 from kvtransfer.shm import ShmTransport
 from services.runtime.loading import load_settings
+from services.up.settings import devices_of
 from services.worker.process import build_engine, build_lender
 from services.worker.settings import WorkerServiceSettings
 from tests.models import build_tiny_model
@@ -25,7 +27,9 @@ def test_a_fake_device_knows_the_token_ids_of_its_model_s_tokenizer(
 ) -> None:
     if config:
         (tmp_path / "config.json").write_text(config)
-    settings = WorkerServiceSettings(model=tmp_path, fake=True, kv_memory_mb=1, max_batch_tokens=64, max_sequences=4)
+    settings = WorkerServiceSettings(
+        model=tmp_path, device="fake", kv_memory_mb=1, max_batch_tokens=64, max_sequences=4
+    )
     assert build_engine(settings, ShmTransport()).vocab_size == vocab_size
 
 
@@ -34,7 +38,7 @@ def test_a_fake_device_knows_the_token_ids_of_its_model_s_tokenizer(
     [("auto", ["float32"], 2048), ("fp8", ["float8_e4m3fn"], 512), ("int8", ["uint8", "float32"], 768)],
 )
 def test_a_fake_device_keeps_what_is_asked_for(tmp_path: Path, asked: str, dtypes: list[str], block_bytes: int) -> None:
-    settings = WorkerServiceSettings(model=tmp_path, fake=True, kv_cache_dtype=asked, kv_memory_mb=1)
+    settings = WorkerServiceSettings(model=tmp_path, device="fake", kv_cache_dtype=asked, kv_memory_mb=1)
     layout = build_engine(settings.sized(), ShmTransport()).layout
     assert ([part.dtype for part in layout.pages], layout.block_bytes) == (dtypes, block_bytes)
 
@@ -69,10 +73,20 @@ def test_twins_compute_with_weights_that_were_lent_and_others_with_their_own(
 
 
 def test_nothing_is_lent_by_a_fake_device_or_where_loading_fails(tmp_path: Path) -> None:
-    assert build_lender("decode", {"BATON_MODEL": str(tmp_path), "BATON_FAKE": "true"}) is None
+    assert build_lender("decode", {"BATON_MODEL": str(tmp_path), "BATON_DEVICE": "fake"}) is None
     assert build_lender("decode", {"BATON_MODEL": str(tmp_path)}) is None
     assert build_lender("decode", {"BATON_THREADS": "many"}) is None
 
 
 def answer_of(engine: WorkerEngine) -> list[int]:
     return Generator(engine).run([new_sequence("r", [5, 6, 7])])[0]  # type: ignore[arg-type]
+
+
+def test_a_fake_device_has_the_cpu_s_memory_and_its_own_costs() -> None:
+    found = [WorkerServiceSettings(device=device) for device in ("fake", "fake:2", "fake:0:1.5", "cpu", "cuda:1")]
+    assert [one.fake for one in found] == [(1.0, 50.0), (2.0, 50.0), (0.0, 1.5), None, None]
+    assert [one.processor for one in found] == ["cpu", "cpu", "cpu", "cpu", "cuda:1"]
+    assert devices_of("fake:2:1", 2) == ["fake:2:1", "fake:2:1"]
+    for wrong in ("fake:", "fake:a", "fake:1:2:3", "fake,cpu"):
+        with pytest.raises(ConfigError, match=r"cpu, cuda, cuda:N .* or fake is needed"):
+            load_settings(WorkerServiceSettings, command="decode", arguments=["--device", wrong], environment={})
