@@ -21,6 +21,7 @@ PACKAGES = (
     "telemetry",
     "engine",
     "kvtransfer",
+    "modelfiles",
     "common",
 )
 OLDEST = (3, 11)

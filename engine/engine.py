@@ -14,7 +14,6 @@ from pathlib import Path
 import torch
 
 from common.messages import KVLayout
-from common.model.gguf import is_gguf
 from engine.cache.codes import with_codes
 from engine.cache.pages import (
     allocate_zeros,
@@ -56,6 +55,7 @@ from engine.step.runner import Runner
 from engine.step.warm import time_prompts, warm_up
 from engine.weights.loader import load_weights, most_elements
 from engine.weights.parameters import Weights
+from modelfiles.gguf import is_gguf
 
 __all__ = ["Chunk", "Engine", "InvalidChunkError", "Pass", "Sampled"]
 

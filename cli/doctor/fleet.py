@@ -13,12 +13,12 @@ from common.blocks import tokenizer_fingerprint
 from common.bus import connect_bus
 from common.errors import UnavailableError
 from common.messages import GatewayState, gateway_state_decoder
-from common.model.files import TOKENIZER, read_file
 from common.peers import CONTESTED, Peers
 from common.words import Role
 from engine.checkpoint.fingerprint import files_fingerprint
 from gateway.placement.agreement import Agreement, Own
 from gateway.request.placement import Unlike
+from modelfiles.files import TOKENIZER, read_file
 from services.runtime.checks.finding import Finding
 
 LISTEN_S = 2.5  # gateways send one each second: two gateways are heard twice each

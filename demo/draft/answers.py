@@ -16,8 +16,8 @@ import torch
 from tokenizers import Tokenizer
 
 from benchmarks.quality.real_texts import PAGES
-from common.model.files import read_file
 from demo.draft.target import Target, rotations
+from modelfiles.files import read_file
 
 SYSTEM = "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
 USER = "<|im_start|>user\n"

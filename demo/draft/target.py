@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention, silu
 
-from common.model.files import read_json
-from common.model.gguf import is_gguf, read_header
 from engine.checkpoint.encodings import encoding_of
 from engine.checkpoint.gguf_names import stored_in_gguf
 from engine.checkpoint.safetensors import StoredTensor, stored_tensors
+from modelfiles.files import read_json
+from modelfiles.gguf import is_gguf, read_header
 
 Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 Rotation = tuple[torch.Tensor, torch.Tensor]  # cosines and sines, [positions, head_dim]

@@ -11,8 +11,8 @@ import struct
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from common.model.gguf import is_gguf, read_header
 from engine.checkpoint.safetensors import SAMPLE_BYTES, characteristic_bytes, weight_files
+from modelfiles.gguf import is_gguf, read_header
 
 _FINGERPRINT_BYTES = 16
 

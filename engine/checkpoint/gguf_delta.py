@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from common.model.gguf import GgufHeader, GgufTensor
 from engine.checkpoint.gguf_tables import written
 from engine.checkpoint.safetensors import CheckpointError, StoredTensor
+from modelfiles.gguf import GgufHeader, GgufTensor
 
 _NAMES = {
     "ssm_ba": "in_proj_ba.weight",

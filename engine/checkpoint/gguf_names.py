@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 
-from common.model.gguf import GgufHeader, GgufTensor, read_header
 from engine.checkpoint.gguf_delta import MODULES as OF_DELTA
 from engine.checkpoint.gguf_delta import stored_of_delta
 from engine.checkpoint.gguf_tables import ALONE, IN_LAYER, OUTSIDE, written
 from engine.checkpoint.safetensors import CheckpointError, StoredTensor
+from modelfiles.gguf import GgufHeader, GgufTensor, read_header
 
 _LAYER = re.compile(r"blk\.(\d+)\.([\w.]+?)(\.weight|\.bias)?\Z")
 _MOST_EXPERTS = 1 << 14

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from common.model.gguf import GgufHeader
+from modelfiles.gguf import GgufHeader
 
 OUTSIDE = {
     "token_embd": "model.embed_tokens",

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common.model.gguf import is_gguf
+from modelfiles.gguf import is_gguf
 
 INDEX_FILE = "model.safetensors.index.json"
 SAMPLE_BYTES = 64  # fine-tunes of one base differ only in their values

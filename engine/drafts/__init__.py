@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from common.model.gguf import is_gguf
 from engine.config import EngineConfig
 from engine.drafts.eagle3 import Eagle3Spec, read_eagle3
 from engine.drafts.heads import HeadSpec
@@ -20,6 +19,7 @@ from engine.drafts.whole import read_draft_model
 from engine.families import architectures, read_fields
 from engine.families.reading import Fields
 from engine.spec.model import ModelSpec, UnsupportedModelError
+from modelfiles.gguf import is_gguf
 
 # Entries of `architectures`, and of `speculators_model_type`.
 DRAFTERS = dict.fromkeys(("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "LlamaEagle3", "eagle3"), read_eagle3)

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 
-from common.model.gguf import is_gguf
 from engine.batch.batch import ForwardBatch
 from engine.checkpoint.safetensors import stored_tensors
 from engine.drafts.heads import DraftHead, known_alone, layer_in
@@ -30,6 +29,7 @@ from engine.spec.mla import MLASpec
 from engine.spec.model import BranchSpec, DraftSpec, LayerSpec, ModelSpec, UnsupportedModelError
 from engine.weights.names import StoredNames
 from engine.weights.parameters import Shard
+from modelfiles.gguf import is_gguf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

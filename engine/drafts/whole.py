@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 import torch
 
-from common.model.files import TOKENIZER, read_file
 from engine.batch.batch import ForwardBatch
 from engine.config import EngineConfig
 from engine.drafts.heads import DraftHead, known_alone
@@ -26,6 +25,7 @@ from engine.model.places import Part
 from engine.spec.attention import AttentionSpec
 from engine.spec.model import DraftSpec, ModelSpec, UnsupportedModelError
 from engine.weights.loader import load_weights, most_elements
+from modelfiles.files import TOKENIZER, read_file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

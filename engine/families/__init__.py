@@ -11,8 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from common.model.gguf import is_gguf, read_header
-from common.model.served import named_in, refusal
 from engine.families import (
     ai21,
     allenai,
@@ -62,6 +60,8 @@ from engine.families.quantised import beside_config, in_files, online
 from engine.families.quantised.gguf import beside_experts, kept_as
 from engine.families.reading import Family, Fields
 from engine.spec.model import ModelSpec, UnsupportedModelError
+from modelfiles.gguf import is_gguf, read_header
+from modelfiles.served import named_in, refusal
 
 # fmt: off
 _MAKERS = (

@@ -5,10 +5,10 @@ from __future__ import annotations
 import importlib.util
 import logging
 
-from common.model.gguf import is_gguf
-from common.model.served import of_transformers
 from engine.config import EngineConfig
 from engine.families import FAMILIES, architectures, read_fields
+from modelfiles.gguf import is_gguf
+from modelfiles.served import of_transformers
 
 log = logging.getLogger("baton.engine")
 

@@ -19,11 +19,11 @@ import numpy.typing as npt
 from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
 
 from common.messages import GRAMMAR_LIMITS, Grammar, SamplingParams
-from common.model.files import CONFIG, GENERATION_CONFIG, TOKENIZER, read_file, read_json
 from engine.arrays import Longs
 from engine.grammars.following import Following
 from engine.kernels.sampling import mask_words
 from engine.sequence import Chunk, Sequence
+from modelfiles.files import CONFIG, GENERATION_CONFIG, TOKENIZER, read_file, read_json
 
 log = logging.getLogger("baton.grammars")
 

@@ -20,7 +20,6 @@ from pathlib import Path
 
 import torch
 
-from common.model.gguf import is_gguf, read_header
 from engine.checkpoint.encodings import Encoding, as_wanted, encoding_of, is_decoded
 from engine.checkpoint.gguf_names import stored_in_gguf
 from engine.checkpoint.safetensors import (
@@ -33,6 +32,7 @@ from engine.checkpoint.safetensors import (
 )
 from engine.weights.parameters import Destination, Weights
 from engine.weights.stage import Slot
+from modelfiles.gguf import is_gguf, read_header
 
 __all__ = ["CheckpointError", "load_weights", "most_elements", "weight_files"]
 

@@ -14,7 +14,6 @@ from tokenizers import Tokenizer
 
 from common.blocks import tokenizer_fingerprint
 from common.errors import InvalidRequestError, UnavailableError
-from common.model.files import CONFIG, GENERATION_CONFIG, TOKENIZER, TOKENIZER_CONFIG, num_tokens, read_file, read_json
 from gateway.answers.ask import Infill
 from gateway.answers.encoding import BYTE_CHARS, ControlTokens, Lengths
 from gateway.answers.infill import infill_form
@@ -23,6 +22,7 @@ from gateway.parsing.choose import DEFAULT_PARSERS, Parsers, choose
 from gateway.parsing.terminals import PlainTokens, Terminals
 from gateway.request.defaults import sampling_defaults
 from gateway.templates.template import ChatTemplate, RenderOptions, TooLongError, read_source
+from modelfiles.files import CONFIG, GENERATION_CONFIG, TOKENIZER, TOKENIZER_CONFIG, num_tokens, read_file, read_json
 
 # A prompt is a single text: a thread pool for several costs 15 % more, and competes with ours.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

@@ -13,11 +13,11 @@ import jinja2
 import jinja2.nodes
 
 from common.errors import InvalidRequestError
-from common.model.files import TEMPLATE, TOKENIZER_CONFIG, read_file
 from gateway.templates.apart import Apart, Opening
 from gateway.templates.reminders import with_reminders
 from gateway.templates.sandbox import MAX_TEXT_CHARS, DearError, Meter, Sandbox, is_plain, metered
 from gateway.templates.shade import END, Shade
+from modelfiles.files import TEMPLATE, TOKENIZER_CONFIG, read_file
 
 MAX_RENDERED_CHARS = MAX_TEXT_CHARS
 CHEAP_S = 1.0  # processor time of a thread; the event loop grants less

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from common.model.files import found, name_of
-from common.model.gguf import GgufError, is_gguf
 from common.settings import ROOT, ConfigError, Form, Options, Seconds
 from common.tls import Tls
+from modelfiles.files import found, name_of
+from modelfiles.gguf import GgufError, is_gguf
 from services.runtime.hub import NAMED, cached, is_id, is_kept, kept
 
 # Imported on use: help waits for no client and no gateway.

@@ -11,7 +11,7 @@ from typing import Any
 
 from common import VERSION
 from common.access import write_secret
-from common.model.gguf import is_gguf
+from modelfiles.gguf import is_gguf
 from services.runtime.running import FILE, Running, announced, birth_of
 from services.runtime.settings import Settings
 from services.up.checks import command

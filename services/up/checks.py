@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
-from common.model.files import is_model
 from common.settings import ROOT, ConfigError
 from kvtransfer.transports import reaches_others
+from modelfiles.files import is_model
 from services.runtime.checks.finding import Finding
 from services.runtime.checks.gpus import Gpu, check_gpus, torch_build, visible_gpus
 from services.runtime.checks.memory import check_fit

@@ -17,7 +17,6 @@ from common.bus import Bus, connect_bus
 from common.errors import ServingError
 from common.log import start_logging
 from common.messages import ANYBODY_THERE, worker_reply_decoder, worker_state_decoder
-from common.model.files import CONFIG, TOKENIZER, is_model, num_tokens, read_file, read_json
 from common.peers import Peers
 from common.settings import ConfigError
 from common.store import connect_store
@@ -33,6 +32,7 @@ from engine.foreign import is_foreign
 from engine.processor import BOUND, settle
 from kvtransfer.transport import Transport, open_transport
 from kvtransfer.transports import reaches_others
+from modelfiles.files import CONFIG, TOKENIZER, is_model, num_tokens, read_file, read_json
 from prefill.role import PrefillRole
 from services.runtime.loading import fail, load_settings
 from services.runtime.memory import keep_what_is_loaded

@@ -8,11 +8,11 @@ from __future__ import annotations
 import struct
 from pathlib import Path
 
-from common.model.gguf import GgufHeader, read_header
-from common.model.served import refusal
 from engine.families.gguf.entries import Config, Entries
 from engine.families.gguf.rows import ROWS
 from engine.spec.model import UnsupportedModelError
+from modelfiles.gguf import GgufHeader, read_header
+from modelfiles.served import refusal
 
 
 def config_of(file: Path) -> Config:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import struct
 from typing import Any
 
-from common.model.gguf import GgufHeader
 from engine.spec.model import UnsupportedModelError
+from modelfiles.gguf import GgufHeader
 
 Config = dict[str, Any]
 _MAX_FACTORS = 1 << 12

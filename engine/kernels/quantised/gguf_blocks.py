@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from common.model.gguf import KINDS
+from modelfiles.gguf import KINDS
 
 _INT4_LEVELS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)  # IQ4_NL's and IQ4_XS's
 _E2M1_LEVELS = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # twice the value

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from common.model.gguf import KINDS
+from modelfiles.gguf import KINDS
 from services.runtime.checks.finding import Finding
 from services.runtime.checks.gpus import Gpu
 from services.runtime.checks.model import gigabytes

@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 
-from common.model.files import CONFIG, GENERATION_CONFIG, TOKENIZER, TOKENIZER_CONFIG, is_model, read_file
-from common.model.gguf import GgufError, is_gguf, read_header
-from common.model.served import named_in, of_transformers, refusal
+from modelfiles.files import CONFIG, GENERATION_CONFIG, TOKENIZER, TOKENIZER_CONFIG, is_model, read_file
+from modelfiles.gguf import GgufError, is_gguf, read_header
+from modelfiles.served import named_in, of_transformers, refusal
 from services.runtime.checks.finding import Finding
 from services.runtime.checks.weights import Weights, weights_of
 from services.runtime.settings import no_model

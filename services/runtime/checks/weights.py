@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common.model.gguf import KINDS, is_gguf, read_header
+from modelfiles.gguf import KINDS, is_gguf, read_header
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 MAX_HEADER = 100 << 20  # bytes; safetensors' own bound

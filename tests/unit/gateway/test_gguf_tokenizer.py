@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.model.files import read_file, read_json
-from common.model.gguf import GgufError
-from common.model.splits import splits
-from common.model.tokenizer import generation_config, tokenizer_json
 from gateway.answers.tokenizer import ChatTokenizer
 from gateway.request.defaults import sampling_defaults
+from modelfiles.files import read_file, read_json
+from modelfiles.gguf import GgufError
+from modelfiles.splits import splits
+from modelfiles.tokenizer import generation_config, tokenizer_json
 from tests.examples import examples
 from tests.gguf_files import add_tokenizer
 from tests.unit.gateway.tokenizers_of_others import write_folder

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from common.model.served import names, of_transformers, refusal
 from engine.families import FAMILIES
 from engine.families.gguf.rows import ROWS
+from modelfiles.served import names, of_transformers, refusal
 
 
 def test_the_names_are_those_of_the_families() -> None:

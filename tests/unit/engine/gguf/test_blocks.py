@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from common.model.gguf import KINDS
 from engine.kernels.quantised.gguf_blocks import BLOCK_BYTES, BLOCK_ELEMENTS, DECODERS, decoded
+from modelfiles.gguf import KINDS
 
 NUM_BLOCKS = 512
 

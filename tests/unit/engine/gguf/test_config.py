@@ -15,8 +15,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.model import tokenizer
-from common.model.gguf import GgufError, GgufHeader, read_header
 from engine.checkpoint.encodings import encoding_of
 from engine.checkpoint.fingerprint import model_fingerprint
 from engine.checkpoint.gguf_names import stored_in_gguf
@@ -30,6 +28,8 @@ from engine.kernels.quantised.gguf_blocks import BLOCK_ELEMENTS, DECODERS
 from engine.spec.attention import AttentionSpec
 from engine.spec.model import UnsupportedModelError
 from engine.spec.scaling import YarnScaling
+from modelfiles import tokenizer
+from modelfiles.gguf import GgufError, GgufHeader, read_header
 from tests.examples import examples
 from tests.gguf_files import changed, write_gguf
 from tests.models import build_tiny_model

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from common.model.gguf import read_header
 from engine.families.quantised.gguf import kept_as
+from modelfiles.gguf import read_header
 from tests.gguf_files import as_floats
 from tests.unit.engine.families.case import Case
 from tests.unit.engine.gguf.cases import CASES, WIDE

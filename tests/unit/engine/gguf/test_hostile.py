@@ -15,8 +15,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.model.files import GENERATION_CONFIG, TOKENIZER, TOKENIZER_CONFIG, read_file
-from common.model.gguf import GgufHeader, GgufTensor, read_header
 from engine.checkpoint.gguf_names import stored_in_gguf
 from engine.checkpoint.safetensors import CheckpointError
 from engine.config import CacheConfig, EngineConfig
@@ -24,6 +22,8 @@ from engine.engine import Engine
 from engine.families import model_spec
 from engine.families.gguf import config_of_header
 from engine.spec.model import UnsupportedModelError
+from modelfiles.files import GENERATION_CONFIG, TOKENIZER, TOKENIZER_CONFIG, read_file
+from modelfiles.gguf import GgufHeader, GgufTensor, read_header
 from tests.gguf_files import changed, write_gguf
 from tests.models import build_tiny_model
 from tests.unit.engine.gguf.converted import recorded

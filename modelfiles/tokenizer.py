@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from common.model.gguf import GgufError
-from common.model.splits import splits
+from modelfiles.gguf import GgufError
+from modelfiles.splits import splits
 
 _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 2, 3, 4, 5  # tokenizer.ggml.token_type
 _BESIDE = "put the model's tokenizer.json beside the file"

@@ -11,8 +11,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from common.model import tokenizer as inside
-from common.model.gguf import GgufError, is_gguf, parts_of, read_header
+from modelfiles import tokenizer as inside
+from modelfiles.gguf import GgufError, is_gguf, parts_of, read_header
 
 TOKENIZER, TOKENIZER_CONFIG, GENERATION_CONFIG = "tokenizer.json", "tokenizer_config.json", "generation_config.json"
 CONFIG, TEMPLATE = "config.json", "chat_template.jinja"

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
-from common.model.gguf import GgufError, parts_of, read_header
+from modelfiles.gguf import GgufError, parts_of, read_header
 from tests.examples import examples
 
 METADATA = {

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from common.model.gguf import GgufError
-from common.model.splits import splits
-from common.model.tokenizer import tokenizer_json
+from modelfiles.gguf import GgufError
+from modelfiles.splits import splits
+from modelfiles.tokenizer import tokenizer_json
 
 # By hand from each rule's expressions; `·` stands between words.
 CUT = {

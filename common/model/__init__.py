@@ -1,1 +1,0 @@
-"""A model as processes must agree on it: its files, and its tokenizer's fingerprint. No tensor is read."""
