@@ -102,6 +102,7 @@ class Totals:
         forged: int,
         pass_s: float,
         host: HostTierTotals | None = None,
+        disk: HostTierTotals | None = None,
         evicted: EvictedBlocks | None = None,
     ) -> WorkerTotals:
         """The message, with counters kept elsewhere in the worker."""
@@ -128,6 +129,7 @@ class Totals:
             drafts=self.drafts,
             accepted_by_position=list(self.accepted_by_position),
             host=host or HostTierTotals(),
+            disk=disk or HostTierTotals(),
             evicted=evicted or EvictedBlocks(),
         )
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from typing import NamedTuple
+from collections.abc import Iterator
+from typing import NamedTuple, Protocol
 
 from common import subjects
 from common.blocks import hash_blocks, hash_root
@@ -15,7 +16,6 @@ from engine.cache.pages import blocks_of_a_sequence
 from worker.context import RoleContext
 from worker.device.pipeline import Pipeline
 from worker.settings import WorkerSettings
-from worker.tier.host_blocks import HostBlocks
 
 HEARTBEAT_S = 0.5
 REGISTER_S = 1.0
@@ -54,8 +54,7 @@ class Heartbeat:
         self._settings = settings
         self._fingerprint = fingerprint
         self._whole = whole
-        tier = context.cache.tier
-        self._news = IndexNews(context.cache.pool, None if tier is None else tier.blocks)
+        self._news = IndexNews(context.cache.pool, context.cache.tier)
 
     def state(self) -> WorkerState:
         context, settings, budget = self._context, self._settings, self._context.passes.budget
@@ -101,6 +100,7 @@ class Heartbeat:
                 forged=context.messenger.bus.forged,
                 pass_s=self._pipeline.pass_s,
                 host=None if context.cache.tier is None else context.cache.tier.totals(),
+                disk=None if context.cache.tier is None else context.cache.tier.file_totals(),
                 evicted=context.cache.pool.retention.evicted,
             ),
             drafter=settings.drafter,
@@ -155,10 +155,21 @@ def parity_hash(fingerprint: str, layout: KVLayout) -> bytes:
     return hash_blocks(root, range(2 * layout.block_size), layout.block_size)[-1]
 
 
+class LowerTier(Protocol):
+    """Digests of blocks that a prompt finds beside the pool's."""
+
+    def __contains__(self, digest: bytes, /) -> bool: ...
+
+    def __iter__(self) -> Iterator[bytes]: ...
+
+    def drain_removed(self) -> list[bytes]:
+        """Digests that left since the last call and are not back."""
+
+
 class IndexNews:
     """Unconfirmed updates: a failed announcement may or may not have arrived."""
 
-    def __init__(self, pool: BlockPool, host: HostBlocks | None = None) -> None:
+    def __init__(self, pool: BlockPool, host: LowerTier | None = None) -> None:
         """`host`: blocks that a prompt finds beside the pool's. Of several groups the index hears of the pool's alone."""
         self._pool = pool
         self._host, self._tells_host = host, len(pool.groups) == 1

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from worker.device.step_policy import StepTargets
 from worker.events.settings import EventsSettings
+from worker.tier.settings import DiskSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +21,7 @@ class WorkerSettings:
     step_timeout_s: float = 120.0  # longer passes count as hung
     drain_s: float = 30.0
     kv_host_bytes: int = 0  # host memory for blocks that the pool evicts; 0: none
+    kv_disk: DiskSettings | None = None  # files for what that memory gives up
     files_fingerprint: str = ""  # config and weights as stored
     kv_retention: str = "combined"  # a name of `engine.cache.retention.POLICIES`
     kv_events: EventsSettings | None = None  # None: nobody hears of its blocks but the index

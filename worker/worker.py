@@ -106,7 +106,7 @@ class Worker:
         """`end_process()` is called when the device is broken."""
         identity, bus, layout = messenger.identity, messenger.bus, engine.layout
         pool = BlockPool.of(layout, POLICIES[settings.kv_retention])
-        tier = host_tier(engine, pool, settings.kv_host_bytes, wake=lambda: self._pipeline.wake())
+        tier = host_tier(engine, pool, settings.kv_host_bytes, settings.kv_disk, wake=lambda: self._pipeline.wake())
         self._events = None
         if settings.kv_events is not None:
             blocks = None if tier is None else tier.blocks

@@ -19,14 +19,14 @@ _BOOLS = (Feature.NAMED, Feature.GRAMMARS, Feature.TYPICAL_P)
 
 
 class HostTierTotals(msgspec.Struct, frozen=True, kw_only=True):
-    """The host tier of a worker's KV cache. Without one all is 0."""
+    """A tier of a worker's KV cache below its pool: host memory, or files below that. Without one all is 0."""
 
     capacity_bytes: int = 0
     used_bytes: int = 0
     stored_blocks: int = 0
     loaded_blocks: int = 0
     evicted_blocks: int = 0  # blocks of tokens that gave way to others
-    lost_blocks: int = 0  # evicted from the device before they were stored
+    lost_blocks: int = 0  # evicted from the tier above before they were stored
     bad_digests: int = 0  # came back with a wrong byte, and were computed again
     failed_copies: int = 0  # late, or ended by an error
     hit_tokens: int = 0
@@ -67,6 +67,7 @@ class WorkerTotals(msgspec.Struct, frozen=True, kw_only=True):
     drafts: int = 0  # each verified in one pass
     accepted_by_position: Annotated[list[int], msgspec.Meta(max_length=64)] = []  # `DRAFT_POSITIONS` at most
     host: HostTierTotals = HostTierTotals()
+    disk: HostTierTotals = HostTierTotals()
     evicted: EvictedBlocks = EvictedBlocks()
 
 

@@ -11,17 +11,18 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from common.messages import DRAFT_POSITIONS, EvictedBlocks, WorkerState, WorkerTotals
+from common.messages import DRAFT_POSITIONS, EvictedBlocks, HostTierTotals, WorkerState, WorkerTotals
 from common.pages import KV_NAMES
 from common.words import WorkerStatus
 from gateway.request.placement import Difference
 
 LABELS = ["model_name", "worker"]
 DEVICE_TIER = "device"
-# Tiers of cached blocks, and the prompt tokens that came from each. Those from the host are found on the device then.
+# Tiers of cached blocks, and the prompt tokens that came from each. Each is found in the next one up then.
 TIERS: dict[str, Callable[[WorkerTotals], int]] = {
     DEVICE_TIER: lambda totals: max(0, totals.cached_tokens - totals.host.hit_tokens),
-    "host": lambda totals: totals.host.hit_tokens,
+    "host": lambda totals: max(0, totals.host.hit_tokens - totals.disk.hit_tokens),
+    "disk": lambda totals: totals.disk.hit_tokens,
 }
 GAUGES: dict[str, tuple[str, Callable[[WorkerState], float]]] = {
     "baton_worker_running_sequences": ("Sequences that hold blocks", lambda state: state.running),
@@ -50,8 +51,6 @@ GAUGES: dict[str, tuple[str, Callable[[WorkerState], float]]] = {
     ),
     "baton_worker_decode_step_seconds": ("Measured step of the batch", lambda state: state.decode_step_ms / 1000),
     "baton_worker_link_bytes_per_second": ("Slowest measured link", lambda state: state.link_bytes_per_s),
-    "baton_worker_host_tier_bytes": ("Host memory for evicted blocks", lambda state: state.totals.host.capacity_bytes),
-    "baton_worker_host_tier_used_bytes": ("Of it with blocks", lambda state: state.totals.host.used_bytes),
     "baton_worker_busy": ("1: a pass runs or work waits", lambda state: state.busy),
     "baton_worker_ready": ("1: takes work", lambda state: state.status == WorkerStatus.READY),
 }
@@ -82,28 +81,26 @@ COUNTERS: dict[str, tuple[str, Callable[[WorkerState], float]]] = {
     "baton_worker_lost_frames": ("Token frames that the bus did not take", lambda state: state.totals.lost_frames),
     "baton_worker_malformed_messages": ("Messages that no decoder accepts", lambda state: state.totals.malformed),
     "baton_worker_forged_messages": ("Messages in another's name, dropped", lambda state: state.totals.forged),
-    "baton_worker_host_tier_stored_blocks": (
-        "Blocks copied to the host",
-        lambda state: state.totals.host.stored_blocks,
-    ),
-    "baton_worker_host_tier_loaded_blocks": ("Blocks copied back", lambda state: state.totals.host.loaded_blocks),
-    "baton_worker_host_tier_evicted_blocks": (
-        "Blocks of tokens that left the host for others",
-        lambda state: state.totals.host.evicted_blocks,
-    ),
-    "baton_worker_host_tier_lost_blocks": (
-        "Blocks of tokens evicted from the device before they were copied",
-        lambda state: state.totals.host.lost_blocks,
-    ),
-    "baton_worker_host_tier_bad_digests": (
-        "Blocks that came back with a wrong byte, and were computed again",
-        lambda state: state.totals.host.bad_digests,
-    ),
-    "baton_worker_host_tier_failed_copies": (
-        "Copies that took too long, or ended by an error",
-        lambda state: state.totals.host.failed_copies,
-    ),
     "baton_worker_dead_letters": ("Messages given up", lambda state: state.totals.dead_letters),
+}
+
+
+# Gauges and counters that each tier below the pool has.
+TIER_GAUGES = {
+    "bytes": ("Room for evicted blocks", "capacity_bytes"),
+    "used_bytes": ("Of it with blocks", "used_bytes"),
+}
+TIER_COUNTERS = {
+    "stored_blocks": "Blocks that came from the tier above",
+    "loaded_blocks": "Blocks copied back",
+    "evicted_blocks": "Blocks of tokens that gave way to others",
+    "lost_blocks": "Blocks of tokens evicted from the tier above before they were copied",
+    "bad_digests": "Blocks that came back with a wrong byte, or files that are torn: computed again",
+    "failed_copies": "Copies that took too long, or ended by an error",
+}
+LOWER_TIERS: dict[str, Callable[[WorkerTotals], HostTierTotals]] = {
+    "host": lambda totals: totals.host,
+    "disk": lambda totals: totals.disk,
 }
 
 
@@ -135,6 +132,7 @@ class FleetMetrics(Collector):
                 counter.add_metric([state.model, state.worker], float(value(state)))
             yield counter
         yield _hits_by_tier(states)
+        yield from _of_tiers(states)
         yield _evicted(states)
         yield _accepted_by_position(states, "baton_worker_accepted_tokens_per_position", LABELS)
         yield _drafters(states)
@@ -151,6 +149,20 @@ def _hits_by_tier(states: list[WorkerState]) -> Metric:
         for tier, count in TIERS.items():
             hits.add_metric([state.model, state.worker, tier], float(count(state.totals)))
     return hits
+
+
+def _of_tiers(states: list[WorkerState]) -> Iterator[Metric]:
+    for tier, totals in LOWER_TIERS.items():
+        for name, (text, field) in TIER_GAUGES.items():
+            gauge = GaugeMetricFamily(f"baton_worker_{tier}_tier_{name}", text, labels=LABELS)
+            for state in states:
+                gauge.add_metric([state.model, state.worker], float(getattr(totals(state.totals), field)))
+            yield gauge
+        for name, text in TIER_COUNTERS.items():
+            counter = CounterMetricFamily(f"baton_worker_{tier}_tier_{name}", text, labels=LABELS)
+            for state in states:
+                counter.add_metric([state.model, state.worker], float(getattr(totals(state.totals), name)))
+            yield counter
 
 
 def _evicted(states: list[WorkerState]) -> Metric:

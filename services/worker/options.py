@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, NamedTuple
 
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from common.settings import AUTO, Form
 from kvtransfer.transports import TransportName, automatic
 from services.runtime.settings import ModelSettings
 from services.worker.kv_events import KVEventsConfig
 from services.worker.speculative import SpeculativeConfig
+from worker.tier.settings import DiskSettings
 
 FAKE_DEVICE = r"fake(:\d+(\.\d+)?){0,2}"
 Device = Annotated[
@@ -83,6 +84,11 @@ class WorkerOptions(ModelSettings):
         description="host memory for blocks that the KV pool evicts, MiB, from which prompts get them back; 0: none; twice the "
         "pool and more is worth it",
     )
+    kv_disk: str = Field(
+        "",
+        description="DIRECTORY:MB, files for what the memory of --kv-host-mb gives up, so many MiB for each worker, kept through "
+        "restarts; empty: none",
+    )
     kv_events_config: str = Field(
         "",
         description="which blocks are cached, told to routers over ZeroMQ: JSON in vLLM's form, such as "
@@ -122,6 +128,13 @@ class WorkerOptions(ModelSettings):
     @classmethod
     def _is_known(cls, text: str) -> str:
         SpeculativeConfig.parse(text)
+        return text
+
+    @field_validator("kv_disk")
+    @classmethod
+    def _is_below_the_host(cls, text: str, info: ValidationInfo) -> str:
+        if DiskSettings.parse(text) is not None and info.data.get("kv_host_mb") == 0:
+            raise ValueError("files lie below host memory: give --kv-host-mb, too")
         return text
 
     @field_validator("kv_events_config")

@@ -49,6 +49,7 @@ from worker.device.step_policy import StepTargets, TargetRatios
 from worker.identity import Identity
 from worker.probe_file import forget
 from worker.settings import WorkerSettings
+from worker.tier.settings import DiskSettings
 from worker.worker import Worker, WorkerEngine
 
 log = logging.getLogger("baton.worker")
@@ -106,6 +107,7 @@ async def run(settings: WorkerServiceSettings, roles: Sequence[str], lender: Eng
                     step_timeout_s=settings.step_timeout_s,
                     drain_s=settings.drain_s,
                     kv_host_bytes=settings.kv_host_mb << 20,
+                    kv_disk=DiskSettings.parse(settings.kv_disk),
                     kv_events=None if events is None else events.settings(worker=worker_id, model=settings.served_name),
                     ready_file=settings.ready_file,
                     kv_retention=settings.kv_retention,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+
 import httpx
 
 from tests.e2e.asking import complete
@@ -18,3 +21,12 @@ async def asked(client: httpx.AsyncClient, prompt: list[int]) -> tuple[object, i
     usage = answer["usage"]
     assert isinstance(usage, dict)
     return answer["tokens"], (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
+
+
+async def asked_until_answered(client: httpx.AsyncClient, prompt: list[int]) -> tuple[object, int]:
+    """The same, asked again while the cluster has no worker and refuses."""
+    async with asyncio.timeout(120):
+        while True:
+            with contextlib.suppress(AssertionError):  # of another status than 200
+                return await asked(client, prompt)
+            await asyncio.sleep(0.2)

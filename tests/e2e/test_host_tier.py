@@ -3,28 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from pathlib import Path
 
-import httpx
 import pytest
 
 from tests.e2e.asking import client_of, until, watching
 from tests.e2e.cluster import Cluster
-from tests.e2e.evicting import LENGTH, NUM_TOKENS, OPTIONS, PROMPTS, asked
+from tests.e2e.evicting import LENGTH, NUM_TOKENS, OPTIONS, PROMPTS, asked, asked_until_answered
 from tests.models import build_tiny_model
 from tests.reference import greedy_tokens
 
 LEAST_FOUND = len(PROMPTS) * LENGTH / 4  # tokens: a busy machine may evict some before they are copied
-
-
-async def asked_until_answered(client: httpx.AsyncClient, prompt: list[int]) -> tuple[object, int]:
-    """The same, asked again while the cluster has no worker and refuses."""
-    async with asyncio.timeout(120):
-        while True:
-            with contextlib.suppress(AssertionError):  # of another status than 200
-                return await asked(client, prompt)
-            await asyncio.sleep(0.2)
 
 
 @pytest.mark.parametrize("computes", ["prefill-0", "decode-0"])

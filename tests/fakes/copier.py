@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
-from worker.tier.copier import Copy, Over
+from worker.tier.copier import Copy, Over, T
 
 
 class HandCopier:
     """Runs copies when told to, in order."""
 
     def __init__(self) -> None:
-        self.waiting: deque[tuple[Copy, Over]] = deque()
+        self.waiting: deque[tuple[Copy[Any], Over[Any]]] = deque()
         self._late: deque[Callable[[], None]] = deque()  # of those that wait, and are not late yet
 
-    def submit(self, copy: Copy, over: Over, *, late: Callable[[], None], within_s: float) -> None:
+    def submit(self, copy: Copy[T], over: Over[T], *, late: Callable[[], None], within_s: float) -> None:
         self.waiting.append((copy, over))
         self._late.append(late)
 
@@ -36,9 +37,10 @@ class HandCopier:
             if len(self._late) > len(self.waiting):
                 self._late.popleft()
             try:
-                result: bytes | Exception = copy()
+                result: Any = copy()
             except Exception as error:
                 result = error
             over(result)
 
-    def close(self) -> None: ...
+    def close(self) -> bool:
+        return True

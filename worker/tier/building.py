@@ -1,4 +1,4 @@
-"""The host tier of a worker, as the operator asked for it."""
+"""The tiers below a worker's pool, as the operator asked for them."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ import torch
 
 from common.pages import KVLayout
 from engine.cache.block_pool import BlockPool
-from worker.tier.copier import CopyThread
+from worker.tier.copier import Copies, CopyThread
+from worker.tier.file_tier import FileTier
 from worker.tier.host_memory import HostMemory
 from worker.tier.host_tier import HostTier
+from worker.tier.kv_files import KVFiles
+from worker.tier.settings import DiskSettings
 
 log = logging.getLogger("baton.tier")
 
@@ -24,12 +27,39 @@ class HasPool(Protocol):
     kv: torch.Tensor
 
 
-def host_tier(engine: HasPool, pool: BlockPool, num_bytes: int, *, wake: Callable[[], object]) -> HostTier | None:
-    """The tier with so many bytes; None without room for a block."""
+def host_tier(
+    engine: HasPool, pool: BlockPool, num_bytes: int, disk: DiskSettings | None, *, wake: Callable[[], object]
+) -> HostTier | None:
+    """The host tier, with files below it if there is a directory for them; None without room for a block."""
     num_slots = num_bytes // engine.layout.block_bytes
     if not num_slots:
         return None
     log.info(
-        "tier.host", extra={"memory_mb": num_bytes >> 20, "blocks": num_slots, "pools": num_slots / pool.num_blocks}
+        "tier.host",
+        extra={
+            "memory_mb": num_bytes >> 20,
+            "blocks": num_slots,
+            "pools": num_slots / pool.num_blocks,
+        },
     )
-    return HostTier(pool, HostMemory(engine.kv, engine.layout, num_slots), num_slots, copier=CopyThread(), wake=wake)
+    memory = HostMemory(engine.kv, engine.layout, num_slots)
+    tier = HostTier(pool, memory, num_slots, copier=CopyThread(), wake=wake)
+    if disk is not None:
+        tier.files = _files(tier, memory, engine.layout, disk)
+    return tier
+
+
+def _files(tier: HostTier, memory: HostMemory, layout: KVLayout, settings: DiskSettings) -> FileTier | None:
+    """The file tier; None where the directory can't be used, since it is for hits alone."""
+    try:
+        files = KVFiles.claim(settings.directory, layout)
+    except OSError as error:
+        log.warning("tier.no_files", extra={"directory": str(settings.directory), "error": str(error)})
+        return None
+    writes, reads = Copies(CopyThread("kv-write")), Copies(CopyThread("kv-read"))
+    below = FileTier(tier.blocks, memory, files, settings.num_bytes, writes=writes, reads=reads)
+    log.info(
+        "tier.files",
+        extra={"folder": str(files.folder), "disk_mb": settings.num_bytes >> 20, "blocks_found": len(below.blocks)},
+    )
+    return below

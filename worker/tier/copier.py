@@ -9,26 +9,68 @@ from collections.abc import Callable
 from functools import partial
 from queue import SimpleQueue
 from threading import Thread
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 log = logging.getLogger("baton.tier")
 
-Copy = Callable[[], bytes]
-Over = Callable[[bytes | Exception], None]
+T = TypeVar("T")
+Copy = Callable[[], T]
+Over = Callable[[T | Exception], None]
 
 CLOSE_S = 5.0  # a copy that takes longer is left behind: the process ends
+# Time for a copy and those before it in the queue: a prompt waits no longer for what it may as well compute.
+COPY_S, COPY_BYTES_PER_S = 5.0, 256e6
 
 
 class Copier(Protocol):
     """Copies in the order of `submit`. Both functions are called on the thread that submits.
 
-    `over` gets the digests or the error. `late` is called before it where that takes more than so many seconds; until `over`
+    `over` gets the result or the error. `late` is called before it where that takes more than so many seconds; until `over`
     the copy may still write.
     """
 
-    def submit(self, copy: Copy, over: Over, *, late: Callable[[], None], within_s: float) -> None: ...
+    def submit(self, copy: Copy[T], over: Over[T], *, late: Callable[[], None], within_s: float) -> None: ...
 
-    def close(self) -> None: ...
+    def close(self) -> bool:
+        """End; False if a copy hangs."""
+
+
+class Copies:
+    """The copies of a thread, with a bound on the time of each. None should begin while `are_late`: it would stand behind."""
+
+    def __init__(self, copier: Copier) -> None:
+        self.failed = 0  # late, or ended by an error
+        self._copier = copier
+        self._late = 0
+
+    @property
+    def are_late(self) -> bool:
+        return self._late > 0
+
+    def submit(
+        self, copy: Copy[T], over: Over[T], *, num_bytes: float, given_up: Callable[[], None] = lambda: None
+    ) -> None:
+        """Submit a copy. Nobody waits for one that is late, but what it reads and writes stays its own until it lands."""
+        is_late = False
+
+        def late() -> None:
+            nonlocal is_late
+            is_late = True
+            self._late += 1
+            self.failed += 1
+            log.warning("tier.copy_late", extra={"memory_mb": int(num_bytes) >> 20})
+            given_up()
+
+        def landed(result: T | Exception) -> None:
+            self._late -= is_late
+            self.failed += isinstance(result, Exception) and not is_late
+            over(result)
+
+        self._copier.submit(copy, landed, late=late, within_s=COPY_S + num_bytes / COPY_BYTES_PER_S)
+
+    def close(self) -> bool:
+        """End; False if a copy hangs."""
+        return self._copier.close()
 
 
 class CopyThread:
@@ -42,32 +84,33 @@ class CopyThread:
         self._thread = Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    def submit(self, copy: Copy, over: Over, *, late: Callable[[], None], within_s: float) -> None:
+    def submit(self, copy: Copy[T], over: Over[T], *, late: Callable[[], None], within_s: float) -> None:
         loop = asyncio.get_running_loop()
         timer = loop.call_later(within_s, late)
 
-        def landed(result: bytes | Exception) -> None:
+        def landed(result: T | Exception) -> None:
             timer.cancel()
             over(result)
 
         self._waiting.put(partial(_run, copy, partial(_tell, loop, landed)))
 
-    def close(self) -> None:
+    def close(self) -> bool:
         """Wait for the copy that began, unless it hangs, and drop the others."""
         self._is_closed = True
         self._waiting.put(None)
         self._thread.join(self._close_s)
         if self._thread.is_alive():
             log.warning("tier.copy_hangs", extra={"copier": self._thread.name})
+        return not self._thread.is_alive()
 
     def _run(self) -> None:
         while (task := self._waiting.get()) is not None and not self._is_closed:
             task()
 
 
-def _run(copy: Copy, over: Over) -> None:
+def _run(copy: Copy[T], over: Over[T]) -> None:
     try:
-        result: bytes | Exception = copy()
+        result: T | Exception = copy()
     except Exception as error:
         result = error
     except BaseException as error:  # else nobody would hear of it
@@ -75,6 +118,6 @@ def _run(copy: Copy, over: Over) -> None:
     over(result)
 
 
-def _tell(loop: asyncio.AbstractEventLoop, landed: Over, result: bytes | Exception) -> None:
+def _tell(loop: asyncio.AbstractEventLoop, landed: Over[T], result: T | Exception) -> None:
     with contextlib.suppress(RuntimeError):  # the loop is closed
         loop.call_soon_threadsafe(landed, result)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from threading import Lock
 
 import torch
 
@@ -14,7 +15,7 @@ CHUNK_BYTES = 1 << 30
 
 
 class HostMemory:
-    """Slots of one block each, pinned where the pool is on a GPU. One thread at a time copies.
+    """Slots of one block each, pinned where the pool is on a GPU. One thread at a time copies; others may use slots.
 
     The digest is always that of the bytes on the device: what either copy or the memory in between changes is found.
     """
@@ -25,6 +26,7 @@ class HostMemory:
         self._slots_a_chunk = max(1, CHUNK_BYTES // self.block_bytes)
         self._num_slots = num_slots
         self._chunks: dict[int, torch.Tensor] = {}
+        self._taking = Lock()  # held while a chunk comes
         self._stream = torch.cuda.Stream(kv.device) if kv.is_cuda else None
 
     @property
@@ -45,8 +47,10 @@ class HostMemory:
         """The bytes of a slot."""
         at, place = divmod(number, self._slots_a_chunk)
         if at not in self._chunks:
-            count = min(self._slots_a_chunk, self._num_slots - at * self._slots_a_chunk)
-            self._chunks[at] = _allocate((count, self.block_bytes), is_pinned=self._stream is not None)
+            with self._taking:
+                if at not in self._chunks:
+                    count = min(self._slots_a_chunk, self._num_slots - at * self._slots_a_chunk)
+                    self._chunks[at] = _allocate((count, self.block_bytes), is_pinned=self._stream is not None)
         return self._chunks[at][place]
 
     def _copy(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:

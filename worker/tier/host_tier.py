@@ -21,7 +21,8 @@ from common.messages import HostTierTotals
 from engine.cache.block_pool import BlockPool, OutOfBlocksError
 from engine.groups import Entry, resumable
 from engine.sequence import Hold, Sequence
-from worker.tier.copier import Copier, Copy, Over
+from worker.tier.copier import Copier, Copies
+from worker.tier.file_tier import Fetch, FileTier
 from worker.tier.host_blocks import HostBlock, HostBlocks
 from worker.tier.host_memory import HostMemory
 
@@ -32,8 +33,6 @@ WATERMARK = 0.5
 STORED_AT_ONCE = 32  # blocks of a copy, for whose end a load waits
 SECOND_SIGHT_POOLS = 4  # a smaller tier lets in what is seen again
 DIGEST_BYTES = 8
-# Time for a copy and those before it in the queue: a prompt waits no longer for what it may as well compute.
-COPY_S, COPY_BYTES_PER_S = 5.0, 256e6
 
 
 @dataclass(slots=True, eq=False)
@@ -44,6 +43,7 @@ class _Store:
     entries: dict[int, Entry]
     slots: dict[int, Entry]
     known: HostBlock | None  # has the other groups' entries
+    was_found: bool
     is_void: bool = False  # the pool may have written to the blocks
 
 
@@ -79,22 +79,22 @@ class HostTier:
         self, pool: BlockPool, memory: HostMemory, num_slots: int, *, copier: Copier, wake: Callable[[], object]
     ) -> None:
         self._pool, self._memory = pool, memory
-        self._copier, self._wake = copier, wake
+        self._copies, self._wake = Copies(copier), wake
         self.blocks = HostBlocks(num_slots, second_sight=num_slots < SECOND_SIGHT_POOLS * pool.num_blocks)
+        self.files: FileTier | None = None  # below it
         self._queue: dict[bytes, None] = {}  # cached and not yet stored, in the order of release
         self._storing: dict[bytes, _Store] = {}
-        self._loads: dict[Sequence, _Load] = {}
+        self._loads: dict[Sequence, _Load | Fetch] = {}
         self._loading: list[_Load] = []  # also of prompts that left
         self._is_off = False  # there is no memory
         self._is_asked = False  # prompts are computed here
-        self._late = 0  # copies that take too long: until they land none begins
-        self._stored = self._loaded = self._lost = self._bad = self._hit_tokens = self._failed = 0
+        self._stored = self._loaded = self._lost = self._bad = self._hit_tokens = 0
         pool.watcher = self
 
     # -- what the pool tells -------------------------------------------------------------------------------------------
 
     def cached(self, digest: bytes) -> None:
-        self.blocks.touch(digest)
+        self.blocks.touch(digest, was_found=self._pool.was_found(digest))
         if not self._is_off:
             self._queue.pop(digest, None)
             self._queue[digest] = None
@@ -120,9 +120,11 @@ class HostTier:
 
         One copy is on its way at a time.
         """
+        if self.files is not None:
+            self.files.write_ahead()
         if (
             self._storing
-            or self._late
+            or self._copies.are_late
             or not self._queue
             or not self._is_asked
             or self._pool.num_empty > WATERMARK * self._pool.num_blocks
@@ -140,14 +142,17 @@ class HostTier:
             stores = [*self._storing.values()]
             blocks = [*chain(*(chain(*store.entries.values()) for store in stores))]
             slots = [*chain(*(chain(*store.slots.values()) for store in stores))]
-            self._copy(
-                partial(self._memory.store, blocks, slots), partial(self._were_stored, stores), num_blocks=len(blocks)
+            self._copies.submit(
+                partial(self._memory.store, blocks, slots),
+                partial(self._were_stored, stores),
+                num_bytes=len(blocks) * self._memory.block_bytes,
             )
 
     def _reserved(self, digest: bytes) -> _Store | None:
         """Slots for the groups' entries of a block that the tier lacks."""
         entries, known = self._pool.entries_of(digest), self.blocks.get(digest)
-        if 0 not in entries or not self.blocks.admits(digest, was_found=self._pool.was_found(digest)):
+        was_found = self._pool.was_found(digest)
+        if 0 not in entries or not self.blocks.admits(digest, was_found=was_found):
             return None
         lacking = {number: entry for number, entry in entries.items() if not self.blocks.has(number, digest)}
         if not lacking:
@@ -159,27 +164,7 @@ class HostTier:
             if known is not None:
                 self.blocks.end_use(known)
             return None
-        return _Store(digest, lacking, slots, known)
-
-    def _copy(self, copy: Copy, over: Over, *, num_blocks: int, given_up: Callable[[], None] = lambda: None) -> None:
-        """Submit a copy. Nobody waits for one that is late, but what it reads and writes stays its own until it lands."""
-        is_late = False
-
-        def late() -> None:
-            nonlocal is_late
-            is_late = True
-            self._late += 1
-            self._failed += 1
-            log.warning("tier.copy_late", extra={"blocks": num_blocks})
-            given_up()
-
-        def landed(result: bytes | Exception) -> None:
-            self._late -= is_late
-            self._failed += isinstance(result, Exception) and not is_late
-            over(result)
-
-        within_s = COPY_S + num_blocks * self._memory.block_bytes / COPY_BYTES_PER_S
-        self._copier.submit(copy, landed, late=late, within_s=within_s)
+        return _Store(digest, lacking, slots, known, was_found)
 
     def _were_stored(self, stores: ListOf[_Store], result: bytes | Exception) -> None:
         if isinstance(result, Exception):
@@ -194,7 +179,7 @@ class HostTier:
                 self.blocks.give_back(store.slots)
                 self._lost += 1
             else:
-                self.blocks.add(store.digest, store.slots, parts)
+                self.blocks.add(store.digest, store.slots, parts, was_found=store.was_found)
                 self._stored += sum(map(len, store.slots.values()))
             if store.known is not None:
                 self.blocks.end_use(store.known)
@@ -210,12 +195,21 @@ class HostTier:
         """
         self._is_asked = True
         load = self._loads.get(sequence)
-        if load is None:
-            load = self._begin(sequence) if len(self.blocks) and not self._late and has_room() else None
-            if load is None:
+        if load is None and (len(self.blocks) or self._has_files) and has_room():
+            digests = self._digests_of(sequence)
+            load = self._begin_fetch(digests) or self._begin(sequence, digests)
+        elif isinstance(load, Fetch) and load.is_over:
+            if not has_room():
                 return False
-            self._loads[sequence] = load
+            load = self._begin(sequence, self._digests_of(sequence)) or _Load(is_over=True)
+        if load is None:
+            return False
+        self._loads[sequence] = load
         return not load.is_over
+
+    @property
+    def _has_files(self) -> bool:
+        return self.files is not None and len(self.files.blocks) > 0
 
     def loads(self, sequence: Sequence) -> bool:
         """True while a prompt's prefix is copied back."""
@@ -231,20 +225,44 @@ class HostTier:
         """Forget a prompt that was admitted, or is wanted no more; what is still copied becomes cached."""
         self._loads.pop(sequence, None)
 
-    def _begin(self, sequence: Sequence) -> _Load | None:
-        pool, size = self._pool, self._pool.block_size
+    def _digests_of(self, sequence: Sequence) -> list[bytes]:
+        """Digests of the blocks that a prompt may find: its last token is computed."""
+        size = self._pool.block_size
         if sequence.scores_prompt:
+            return []
+        return hash_blocks(sequence.hash_root, sequence.token_ids[: (len(sequence.token_ids) - 1) // size * size], size)
+
+    def _is_here(self, number: int, digest: bytes) -> bool:
+        return self._pool.has(number, digest) or self.blocks.has(number, digest)
+
+    def _begin_fetch(self, digests: ListOf[bytes]) -> Fetch | None:
+        """Read what files have of a prompt beyond the pool and host memory, into the latter."""
+        files, pool, size = self.files, self._pool, self._pool.block_size
+        if files is None or not len(files.blocks):
             return None
-        digests = hash_blocks(
-            sequence.hash_root, sequence.token_ids[: (len(sequence.token_ids) - 1) // size * size], size
-        )
-        here = self._resumable(digests, pool.has)
+        here = self._resumable(digests, self._is_here)
         count = self._resumable(
-            digests, lambda number, digest: pool.has(number, digest) or self.blocks.has(number, digest)
+            digests, lambda number, digest: self._is_here(number, digest) or files.blocks.has(number, digest)
         )
         if count <= here:
             return None
-        load, lacking = _Load(digests[:count], hold=sequence.hold), list[tuple[int, int]]()
+        lacking = dict[bytes, dict[int, int]]()
+        for at in range(count):
+            for number, group in enumerate(pool.groups):
+                if at >= group.first_seen(count * size) and not self._is_here(number, digests[at]):
+                    lacking.setdefault(digests[at], {})[number] = group.blocks
+        for digest in reversed(digests[:count]):
+            self.blocks.touch(digest)  # it is needed, too
+        return files.fetch([*lacking.items()], wake=self._wake)
+
+    def _begin(self, sequence: Sequence, digests: ListOf[bytes]) -> _Load | None:
+        if not len(self.blocks) or self._copies.are_late:
+            return None
+        pool, size = self._pool, self._pool.block_size
+        here, count = self._resumable(digests, pool.has), self._resumable(digests, self._is_here)
+        if count <= here:
+            return None
+        load, lacking = _Load([*digests[:count]], hold=sequence.hold), list[tuple[int, int]]()
         for number, group in enumerate(pool.groups):
             for at in range(group.first_seen(count * size), count):
                 if pool.has(number, digests[at]):
@@ -263,14 +281,14 @@ class HostTier:
             self.blocks.begin_use(source)
             load.pieces.append(_Piece(number, at, tuple(islice(fresh, pool.groups[number].blocks)), source))
         for digest in reversed(load.digests):
-            self.blocks.touch(digest)
+            self.blocks.touch(digest, was_found=True)
         slots = [*chain(*(piece.source.slots[piece.number] for piece in load.pieces))]
         blocks = [*chain(*(piece.entry for piece in load.pieces))]
         self._loading.append(load)
-        self._copy(
+        self._copies.submit(
             partial(self._memory.load, slots, blocks),
             partial(self._were_loaded, load),
-            num_blocks=len(blocks),
+            num_bytes=len(blocks) * self._memory.block_bytes,
             given_up=partial(self._give_up, load),
         )
         return load
@@ -311,6 +329,18 @@ class HostTier:
 
     # -- what others hear ----------------------------------------------------------------------------------------------
 
+    def __contains__(self, digest: bytes) -> bool:
+        return digest in self.blocks or (self.files is not None and digest in self.files.blocks)
+
+    def __iter__(self) -> Iterator[bytes]:
+        below = () if self.files is None else (digest for digest in self.files.blocks if digest not in self.blocks)
+        return chain(self.blocks, below)
+
+    def drain_removed(self) -> list[bytes]:
+        """Digests that left since the last call and are in neither tier."""
+        gone = self.blocks.drain_removed() + ([] if self.files is None else self.files.blocks.drain_removed())
+        return [digest for digest in dict.fromkeys(gone) if digest not in self]
+
     def totals(self) -> HostTierTotals:
         size = self._memory.block_bytes
         return HostTierTotals(
@@ -321,14 +351,19 @@ class HostTier:
             evicted_blocks=self.blocks.evicted,
             lost_blocks=self._lost,
             bad_digests=self._bad,
-            failed_copies=self._failed,
+            failed_copies=self._copies.failed,
             hit_tokens=self._hit_tokens,
         )
+
+    def file_totals(self) -> HostTierTotals | None:
+        return None if self.files is None else self.files.totals(self._pool.block_size)
 
     def close(self) -> None:
         self._is_off = True
         self._queue = {}
-        self._copier.close()
+        self._copies.close()
+        if self.files is not None:
+            self.files.close()
 
 
 def _sums_of(result: bytes | Exception) -> Iterator[bytes]:

@@ -134,17 +134,18 @@ def test_the_fleet_is_shown_as_it_is_heard_now() -> None:
     assert (value("baton_worker_kv_free_blocks"), value("baton_worker_kv_free_blocks", "p0")) == (None, 25)
 
 
-def test_hits_in_host_memory_are_no_hits_of_the_device() -> None:
-    host = HostTierTotals(hit_tokens=96, stored_blocks=7)
-    totals = msgspec.structs.replace(STATE.totals, host=host)
+def test_hits_of_a_tier_are_no_hits_of_those_above() -> None:
+    host, disk = HostTierTotals(hit_tokens=96, stored_blocks=7), HostTierTotals(hit_tokens=32, failed_copies=2)
+    totals = msgspec.structs.replace(STATE.totals, host=host, disk=disk)
     registry = CollectorRegistry()
     FleetMetrics(lambda: [msgspec.structs.replace(STATE, totals=totals)]).register(registry)
     labels = {"model_name": "m", "worker": "d0"}
     hits = [
         registry.get_sample_value("baton_worker_cache_hit_tokens_total", labels | {"tier": tier})
-        for tier in ("device", "host")
+        for tier in ("device", "host", "disk")
     ]
-    assert hits == [204, 96]
+    assert hits == [204, 64, 32]
+    assert registry.get_sample_value("baton_worker_disk_tier_failed_copies_total", labels) == 2
     assert registry.get_sample_value("baton_worker_host_tier_stored_blocks_total", labels) == 7
 
 

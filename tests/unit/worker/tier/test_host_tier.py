@@ -2,105 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
-
 import pytest
-import torch
 
-from engine.cache.block_pool import BlockPool
-from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.groups import held_at_most
-from engine.sequence import Sequence
-from tests.fakes.copier import HandCopier
-from tests.unit.engine import hybrid_windows
-from tests.unit.engine.families import hybrids
-from tests.unit.engine.families.catalogue import CASES
-from tests.unit.engine.families.exact import prompt_of
-from tests.unit.engine.generate import Generator, new_sequence
-from tests.unit.engine.poisoned_pool import PoisonedPool
+from tests.unit.worker.tier.serving import BLOCK, LENGTH, NUM_PROMPTS, Server, ask
 from worker.serving.allocation import withdraw
-from worker.tier.host_memory import HostMemory
-from worker.tier.host_tier import HostTier
-
-BLOCK = 16
-NUM_PROMPTS = 5
-LENGTH = 100  # tokens of a prompt
-MODELS = {
-    "grouped heads": ("llama", {}),
-    "int8": ("llama", {"kv_cache_dtype": "int8"}),
-    "latents": ("deepseek_v3", {}),
-    "windows": ("gemma3", {}),
-    "states": (hybrids.QWEN_3_5.name, {}),
-    "windows and states": (hybrid_windows.CASE.name, {}),
-}
-
-
-class Server:
-    """Answers one prompt after the other, with a pool for two of them and a tier for all."""
-
-    def __init__(self, engine: Engine, *, slots_of_pool: int = 4) -> None:
-        self.generator = Generator(engine, chunk_size=48)
-        self.pool = self.generator.pool = PoisonedPool.of(engine.layout)
-        assert isinstance(self.pool, PoisonedPool)
-        self.pool.lanes = engine.kv.view(len(engine.kv), -1).view(torch.uint8)
-        self.num_slots = slots_of_pool * self.pool.num_blocks
-        self.memory = HostMemory(engine.kv, engine.layout, self.num_slots)
-        self.copier = HandCopier()
-        self.woken = 0
-        self.tier = HostTier(self.pool, self.memory, self.num_slots, copier=self.copier, wake=self._wake)
-
-    def _wake(self) -> None:
-        self.woken += 1
-
-    def answer(self, number: int) -> tuple[list[int], int]:
-        """The answer to this prompt, and the tokens of the prompt that were found."""
-        sequence = ask(number)
-        while self.tier.is_loading(sequence, has_room=lambda: True):
-            self.copier.land()
-        self.generator.admit(sequence)
-        num_cached = sequence.num_cached
-        self.generator.go_on([sequence])
-        self.generator.release(sequence)
-        self.tier.left(sequence)
-        self.tier.store_ahead()
-        self.copier.land()
-        assert self.pool.num_used == 0
-        return sequence.token_ids[LENGTH:], num_cached
-
-    def flip_a_bit_of_each_slot(self) -> None:
-        for slot in range(self.num_slots):
-            self.memory.slot(slot)[5] ^= 4
-
-
-def ask(number: int) -> Sequence:
-    return new_sequence(f"r{number}", prompt_of(LENGTH, seed=number), max_tokens=6)
-
-
-@pytest.fixture(scope="module", params=MODELS)
-def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    """A pool of two prompts' blocks, or a few more."""
-    name, options = MODELS[request.param]
-    case = next(case for case in (*CASES, hybrid_windows.CASE) if case.name == name)
-    folder = case.build(tmp_path_factory.mktemp("model"))
-    with hybrid_windows.windows() if case is hybrid_windows.CASE else contextlib.nullcontext():
-        config = EngineConfig.of(model=folder, num_blocks=400, block_size=BLOCK, max_model_len=160, **options)
-        ample = Engine(config)
-        pool = BlockPool.of(ample.layout)
-        num_blocks = 2 * (held_at_most(pool.groups, -(-LENGTH // BLOCK)) + pool.fixed)
-        small = EngineConfig.of(model=folder, num_blocks=num_blocks, block_size=BLOCK, max_model_len=160, **options)
-        yield Engine(small, lender=ample)
-
-
-@pytest.fixture(scope="module")
-def cold(engine: Engine) -> list[list[int]]:
-    """The answers without any prefix."""
-    answers = []
-    for number in range(NUM_PROMPTS):
-        (answer,) = Generator(engine, chunk_size=48).run([ask(number)])
-        answers.append(answer)
-    return answers
 
 
 def test_what_the_pool_evicted_is_found_again_and_gives_the_same_text(engine: Engine, cold: list[list[int]]) -> None:

@@ -1,0 +1,184 @@
+"""Files below host memory: a working set larger than both is found again, and no disk changes a text."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from engine.engine import Engine
+from tests.fakes.copier import HandCopier
+from tests.unit.worker.tier.serving import NUM_PROMPTS, Server, ask
+from worker.tier.copier import Copies
+from worker.tier.file_tier import PAUSE_S, FileTier
+from worker.tier.kv_files import KVFiles
+
+AMPLE = 1 << 30
+
+
+class DiskServer(Server):
+    """Host memory for two prompts, as the pool has, and files below."""
+
+    def __init__(self, engine: Engine, directory: Path, *, max_bytes: int = AMPLE) -> None:
+        super().__init__(engine, slots_of_pool=1)
+        self.now = 0.0
+        self.writer, self.reader = HandCopier(), HandCopier()
+        self.kv_files = KVFiles.claim(directory, engine.layout)
+        writes, reads = Copies(self.writer), Copies(self.reader)
+        self.files = self.tier.files = FileTier(
+            self.tier.blocks, self.memory, self.kv_files, max_bytes, writes=writes, reads=reads, clock=lambda: self.now
+        )
+
+    def answer(self, number: int) -> tuple[list[int], int]:
+        sequence = ask(number)
+        while self.tier.is_loading(sequence, has_room=lambda: True):
+            self.reader.land()
+            self.copier.land()
+        return self._answered(sequence)
+
+    def answers(self, *, times: int = 1) -> list[list[int]]:
+        for _ in range(times):
+            found = [self.answer(number)[0] for number in range(NUM_PROMPTS)]
+        return found
+
+    def settle(self) -> None:
+        super().settle()
+        self.writer.land()
+
+    def paths(self) -> list[Path]:
+        return [*self.kv_files.folder.glob("*/*")]
+
+    def check_nothing_is_held(self) -> None:
+        for copier in (self.reader, self.copier, self.writer):
+            copier.land()
+        assert self.pool.num_used == 0
+        blocks = [self.tier.blocks.get(digest) for digest in self.tier.blocks]
+        assert not [block for block in blocks if block is None or block.uses]
+        slots = [slot for block in blocks if block is not None for entry in block.slots.values() for slot in entry]
+        assert len(slots) == len({*slots}) == self.tier.blocks.num_used
+        assert len(self.paths()) <= len(self.files.blocks)
+
+
+def test_what_host_memory_gave_up_is_found_in_files(engine: Engine, cold: list[list[int]], tmp_path: Path) -> None:
+    server = DiskServer(engine, tmp_path)
+    assert server.answers(times=2) == cold
+    assert server.tier.file_totals() is not None
+    for _ in range(2):
+        assert server.answers() == cold
+    totals = server.files.totals(16)
+    assert totals.hit_tokens > 0
+    assert totals.bad_digests == totals.failed_copies == 0
+    assert server.tier.totals().bad_digests == 0
+    server.check_nothing_is_held()
+
+
+def test_a_block_that_is_seen_once_is_not_written(engine: Engine, cold: list[list[int]], tmp_path: Path) -> None:
+    server = DiskServer(engine, tmp_path)
+    assert server.answers() == cold
+    assert server.paths() == []
+
+
+def test_a_new_process_finds_what_a_former_one_wrote(engine: Engine, cold: list[list[int]], tmp_path: Path) -> None:
+    former = DiskServer(engine, tmp_path)
+    former.answers(times=4)
+    assert former.paths()
+    former.kv_files.close()
+    server = DiskServer(engine, tmp_path)
+    assert {*server.tier} == {*former.files.blocks}
+    assert server.answers() == cold
+    assert server.files.totals(16).hit_tokens > 0
+    server.check_nothing_is_held()
+
+
+@pytest.mark.parametrize("harm", ["torn", "gone", "one bit", "another's"])
+def test_a_file_that_is_not_what_was_written_is_a_miss(
+    engine: Engine, cold: list[list[int]], tmp_path: Path, harm: str
+) -> None:
+    server, chance = DiskServer(engine, tmp_path), random.Random(5)
+    server.answers(times=4)
+    paths = server.paths()
+    contents = [path.read_bytes() for path in paths]
+    for at, path in enumerate(paths):
+        data = bytearray(contents[at])
+        if harm == "gone":
+            path.unlink()
+            continue
+        if harm == "torn":
+            del data[chance.randrange(len(data)) :]
+        elif harm == "one bit":
+            data[-1 - chance.randrange(engine.layout.block_bytes)] ^= 1 << chance.randrange(8)
+        path.write_bytes(contents[at - 1] if harm == "another's" else data)
+    for _ in range(2):
+        assert server.answers() == cold
+    assert server.files.totals(16).bad_digests + server.tier.totals().bad_digests > 0
+    server.check_nothing_is_held()
+
+
+def test_a_full_disk_is_tried_again_later(
+    engine: Engine, cold: list[list[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = DiskServer(engine, tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(server.kv_files, "write", _full)
+        assert server.answers(times=4) == cold
+        assert server.files.totals(16).failed_copies == 1
+    assert server.paths() == []
+    server.now += PAUSE_S
+    assert server.answers(times=3) == cold
+    assert server.paths()
+    server.check_nothing_is_held()
+
+
+def _full(*_: object) -> None:
+    raise OSError(28, "No space left on device")
+
+
+def test_files_never_take_more_than_their_bound(engine: Engine, cold: list[list[int]], tmp_path: Path) -> None:
+    server = DiskServer(engine, tmp_path, max_bytes=8 * engine.layout.block_bytes + 8 * 4096)
+    for _ in range(4):
+        assert server.answers() == cold
+        server.writer.land()
+        assert sum(path.stat().st_size for path in server.paths()) <= server.files.blocks.max_bytes
+    assert server.files.totals(16).evicted_blocks > 0
+    server.check_nothing_is_held()
+
+
+def test_nobody_waits_for_a_disk_that_hangs(engine: Engine, cold: list[list[int]], tmp_path: Path) -> None:
+    server = DiskServer(engine, tmp_path)
+    server.answers(times=4)
+    number = next(number for number in range(NUM_PROMPTS) if _begins_to_read(server, number))
+    woken = server.woken
+    server.reader.delay()
+    assert server.woken == woken + 1
+    sequence = ask(number)
+    while server.tier.is_loading(sequence, has_room=lambda: True):  # host memory alone is asked
+        server.copier.land()
+    server.tier.left(sequence)
+    server.files.write_ahead()
+    server.writer.delay()  # its writes hang, too
+    for each in range(NUM_PROMPTS):
+        assert server.answer(each)[0] == cold[each]
+    server.reader.land()
+    assert server.answers(times=2) == cold
+    server.check_nothing_is_held()
+
+
+def _begins_to_read(server: DiskServer, number: int) -> bool:
+    sequence = ask(number)
+    server.tier.is_loading(sequence, has_room=lambda: True)
+    begins = bool(server.reader.waiting)
+    server.tier.left(sequence)
+    server.copier.land()
+    return begins
+
+
+def test_what_proved_wrong_is_in_no_file(engine: Engine, cold: list[list[int]], tmp_path: Path) -> None:
+    server = DiskServer(engine, tmp_path)
+    server.answers(times=4)
+    number = next(number for number in range(NUM_PROMPTS) if _begins_to_read(server, number))
+    for digest in [*server.files.blocks]:  # while some of them are read
+        server.tier.withdrawn(digest)
+    server.check_nothing_is_held()
+    assert server.paths() == []
+    assert server.answer(number)[0] == cold[number]

@@ -1,0 +1,255 @@
+"""The file tier: what host memory is about to give up is written to files, and read back for a prompt that begins with it.
+
+    host blocks ──used longest ago──▶ queue ──write──▶ files ──read──▶ host blocks
+
+A block is written once it was found again, or leaves host memory for the second time. Writes and reads have a thread each: no
+pass waits for a disk, and no read for a write. See docs/kv.md.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from common.messages import HostTierTotals
+from engine.groups import Entry
+from worker.tier.copier import Copies, Copy
+from worker.tier.file_blocks import FileBlocks
+from worker.tier.host_blocks import HostBlock, HostBlocks, SecondSight
+from worker.tier.host_memory import HostMemory
+from worker.tier.kv_files import KVFiles, Stored, TornFileError
+
+log = logging.getLogger("baton.tier")
+
+# Share of the host's slots. With fewer of them free, what goes next is written.
+WATERMARK = 0.5
+WRITTEN_AT_ONCE = 32  # slots of a write, which nobody else gets meanwhile
+READ_SHARE = 0.5  # share of the host's slots that one prompt's read takes
+PAUSE_S = 30.0  # after a write that failed: the disk may be full
+BYTES_OF_HEADER = 4_096
+
+Sums = dict[int, bytes]
+
+
+@dataclass(slots=True, eq=False)
+class Fetch:
+    """A prefix on its way into host memory."""
+
+    slots: dict[bytes, dict[int, Entry]] = field(default_factory=dict)  # by block and group
+    wrong: set[bytes] = field(default_factory=set)  # whose tokens proved wrong meanwhile
+    is_over: bool = False
+
+
+class FileTier:
+    """Owned by the event loop, below `host`."""
+
+    def __init__(
+        self,
+        host: HostBlocks,
+        memory: HostMemory,
+        files: KVFiles,
+        max_bytes: int,
+        *,
+        writes: Copies,
+        reads: Copies,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._host, self._memory, self._files = host, memory, files
+        self._writes, self._reads = writes, reads
+        self._clock = clock
+        self.blocks = FileBlocks(max_bytes, files.scan())
+        files.remove(self.blocks.make_room(0))
+        self._second_sight = SecondSight(host.num_slots)
+        self._queue: dict[bytes, None] = {}  # host blocks, the one used longest ago first
+        self._writing: list[HostBlock] = []
+        self._fetches: list[Fetch] = []
+        self._resumes_at = 0.0
+        self._written = self._read = self._lost = self._torn = self._hit_blocks = 0
+        host.below = self
+
+    # -- what host memory tells ----------------------------------------------------------------------------------------
+
+    def used(self, digest: bytes) -> None:
+        self.blocks.touch(digest)
+        self._queue.pop(digest, None)
+        self._queue[digest] = None
+
+    def left(self, block: HostBlock) -> None:
+        if block.digest in self._queue:
+            del self._queue[block.digest]
+            self._lost += self._is_wanted(block)
+        self._second_sight.left(block.digest)
+
+    def wrong(self, digest: bytes) -> None:
+        self._queue.pop(digest, None)
+        for fetch in self._fetches:
+            fetch.wrong.add(digest)
+        if (stored := self.blocks.forget(digest)) is not None:
+            self._remove([(digest, stored)])
+
+    # -- writing -------------------------------------------------------------------------------------------------------
+
+    def write_ahead(self) -> None:
+        """Write what host memory gives up next while few of its slots are free. One write is on its way at a time."""
+        if (
+            self._writing
+            or self._writes.are_late
+            or not self._queue
+            or self._host.num_used < (1 - WATERMARK) * self._host.num_slots
+            or self._clock() < self._resumes_at
+        ):
+            return
+        num_slots = 0
+        while self._queue and num_slots < WRITTEN_AT_ONCE:
+            digest = next(iter(self._queue))
+            del self._queue[digest]
+            block = self._host.get(digest)
+            if block is not None and self._is_wanted(block):
+                self._host.begin_use(block)
+                self._writing.append(block)
+                num_slots += sum(map(len, block.slots.values()))
+        if self._writing:
+            blocks = [*self._writing]
+            size = num_slots * self._memory.block_bytes + BYTES_OF_HEADER * len(blocks)
+            before = [(block.digest, stored) for block in blocks if (stored := self.blocks.forget(block.digest))]
+            gone = before + self.blocks.make_room(size)
+            entries = [
+                {number: (block.sums[number], slots) for number, slots in block.slots.items()} for block in blocks
+            ]
+            digests = [block.digest for block in blocks]
+            self._writes.submit(
+                partial(self._write, gone, digests, entries), partial(self._were_written, blocks), num_bytes=size
+            )
+
+    def _is_wanted(self, block: HostBlock) -> bool:
+        stored = self.blocks.get(block.digest)
+        if stored is not None and stored.numbers >= block.slots.keys():
+            return False
+        return block.was_found or stored is not None or self._second_sight.admits(block.digest)
+
+    def _write(
+        self,
+        gone: Sequence[tuple[bytes, Stored]],
+        digests: Sequence[bytes],
+        entries: Sequence[Mapping[int, tuple[bytes, Entry]]],
+    ) -> list[Stored]:
+        """Remove and write files, as far as the disk takes them; on the thread of writes."""
+        self._files.remove(gone)
+        written = list[Stored]()
+        for digest, groups in zip(digests, entries, strict=True):
+            views = {number: (sums, self._views(slots)) for number, (sums, slots) in groups.items()}
+            try:
+                written.append(self._files.write(digest, views))
+            except OSError as error:
+                log.warning("tier.file_not_written", extra={"error": str(error)})
+                break
+        return written
+
+    def _were_written(self, blocks: Sequence[HostBlock], result: list[Stored] | Exception) -> None:
+        written = [] if isinstance(result, Exception) else result
+        if len(written) < len(blocks):
+            self._resumes_at = self._clock() + PAUSE_S
+            self._writes.failed += not isinstance(result, Exception)
+        for block, stored in zip(blocks, written, strict=False):
+            if block.is_gone:  # its tokens proved wrong meanwhile
+                self._remove([(block.digest, stored)])
+            else:
+                self.blocks.add(block.digest, stored)
+                self._written += sum(map(len, block.slots.values()))
+        for block in blocks:
+            self._host.end_use(block)
+        self._writing.clear()
+        self._remove(self.blocks.make_room(0))
+        self.write_ahead()
+
+    def _remove(self, gone: Sequence[tuple[bytes, Stored]]) -> None:
+        if gone:
+            self._writes.submit(partial(self._files.remove, gone), lambda _: None, num_bytes=0)
+
+    # -- reading -------------------------------------------------------------------------------------------------------
+
+    def fetch(self, wanted: Sequence[tuple[bytes, Mapping[int, int]]], *, wake: Callable[[], object]) -> Fetch | None:
+        """Read blocks' entries into host memory: so many slots of each group. None if that can't begin now."""
+        if not wanted or self._reads.are_late:
+            return None
+        fetch, files, num_slots = Fetch(), dict[bytes, Stored](), 0
+        for digest, sizes in wanted:
+            stored, num_slots = self.blocks.get(digest), num_slots + sum(sizes.values())
+            if stored is None or num_slots > READ_SHARE * self._host.num_slots:
+                break
+            slots = self._host.reserve(sizes)
+            if slots is None:
+                break
+            fetch.slots[digest], files[digest] = slots, stored
+        if not fetch.slots:
+            return None
+        for digest in reversed(files):
+            self.blocks.touch(digest)
+
+        def over(result: list[Sums] | Exception) -> None:
+            self._were_read(fetch, files, result)
+            fetch.is_over = True
+            wake()
+
+        def given_up() -> None:
+            fetch.is_over = True
+            wake()
+
+        self._fetches.append(fetch)
+        read: Copy[list[Sums]] = partial(self._read_files, files, dict(fetch.slots))
+        self._reads.submit(read, over, num_bytes=num_slots * self._memory.block_bytes, given_up=given_up)
+        return fetch
+
+    def _read_files(self, files: Mapping[bytes, Stored], slots: Mapping[bytes, Mapping[int, Entry]]) -> list[Sums]:
+        """Read up to the first file that is not what was written; on the thread of reads."""
+        found = list[Sums]()
+        for digest, stored in files.items():
+            try:
+                into = {number: self._views(entry) for number, entry in slots[digest].items()}
+                found.append(self._files.read(digest, stored, into))
+            except (OSError, TornFileError) as error:
+                log.warning("tier.file_not_read", extra={"error": str(error)})
+                break
+        return found
+
+    def _were_read(self, fetch: Fetch, files: Mapping[bytes, Stored], result: list[Sums] | Exception) -> None:
+        self._fetches.remove(fetch)
+        found = [] if isinstance(result, Exception) else result
+        for at, (digest, slots) in enumerate(fetch.slots.items()):
+            if at < len(found) and digest not in fetch.wrong:
+                self._host.add(digest, slots, found[at], was_found=True)
+                self._read += sum(map(len, slots.values()))
+                self._hit_blocks += 0 in slots
+                continue
+            self._host.give_back(slots)
+            if at == len(found) and not isinstance(result, Exception) and self.blocks.get(digest) is files[digest]:
+                self._torn += 1
+                self.blocks.forget(digest)
+                self._remove([(digest, files[digest])])
+
+    def _views(self, slots: Entry) -> list[memoryview]:
+        return [self._memory.slot(slot).numpy().data for slot in slots]
+
+    # -- what others hear ----------------------------------------------------------------------------------------------
+
+    def totals(self, block_size: int) -> HostTierTotals:
+        return HostTierTotals(
+            capacity_bytes=self.blocks.max_bytes,
+            used_bytes=self.blocks.num_bytes,
+            stored_blocks=self._written,
+            loaded_blocks=self._read,
+            evicted_blocks=self.blocks.evicted,
+            lost_blocks=self._lost,
+            bad_digests=self._torn,
+            failed_copies=self._writes.failed + self._reads.failed,
+            hit_tokens=self._hit_blocks * block_size,
+        )
+
+    def close(self) -> None:
+        self._queue = {}
+        have_ended = [self._writes.close(), self._reads.close()]
+        if all(have_ended):  # else the folder stays this process's
+            self._files.close()
