@@ -28,7 +28,7 @@ from engine.checkpoint.fingerprint import model_fingerprint
 from engine.config import EngineConfig
 from engine.drafts import with_draft
 from engine.drafts.chain import DraftChain
-from engine.drafts.heads import DraftHead, HeadSpec
+from engine.drafts.heads import BlockHead, DraftHead, HeadSpec
 from engine.families import read_model_spec
 from engine.foreign import ForeignDecoder, is_foreign
 from engine.grammars.grammars import Grammars, Masks
@@ -110,7 +110,7 @@ class Engine:
                 max_model_len=self.max_model_len,
                 most_elements=most_elements(config.model) if load is load_weights else None,
             )
-        self._head: DraftHead | None = None if lender is None else lender._head
+        self._head: DraftHead | BlockHead | None = None if lender is None else lender._head
         if draft is not None and self._head is None:
             assert isinstance(self._decoder, Decoder), "checked"
             self._head = draft.head(self._decoder, self.max_model_len)
@@ -168,13 +168,14 @@ class Engine:
 
     def _new_drafting(self, draft: HeadSpec) -> DraftChain:
         assert self._head is not None, "built with its spec"
+        reads = draft.in_pool
         return DraftChain(
             self._head,
             kept=self._head.kept_in(part_views(self.kv, self.layout)),
             device=self.kv.device,
             heads=tuple(self._head_limits(heads, windows) for heads, windows in draft.windows_by_heads.items()),
-            num_drafts=self.config.num_drafts,
-            reads_tokens=draft.in_pool.is_model,
+            num_drafts=min(self.config.num_drafts, reads.most or self.config.num_drafts),
+            reads=reads,
         )
 
     def _new_runner(self, decoder: Decoder | ForeignDecoder) -> Runner:

@@ -11,7 +11,9 @@ from decode.drafts.suffix import Lookup
 
 DRAFTERS: Mapping[str, Callable[[LookupSettings], Drafter]] = {
     "suffix": Lookup,
+    "dflash": lambda _: HeadDrafts(),
     "draft_model": lambda _: HeadDrafts(),
+    "dspark": lambda _: HeadDrafts(),
     "eagle3": lambda _: HeadDrafts(),
     "mtp": lambda _: HeadDrafts(),
     "ngram": lambda settings: Lookup(settings.without_answers()),

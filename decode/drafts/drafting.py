@@ -38,7 +38,7 @@ class Drafting:
 
     @property
     def ahead(self) -> int:
-        return self._most if self._drafter.follows_results else 0
+        return self._most + 1 if self._drafter.follows_results else 0
 
     def awaits(self, sequence: Sequence) -> bool:
         """Sitting out costs the sequence one token, and the draft's first token stands for the one in flight."""

@@ -7,12 +7,14 @@ every block. See docs/design/sampling.md.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from engine.config import EngineConfig
-from engine.drafts.eagle3 import Eagle3Spec, read_eagle3
+from engine.drafts.dflash import read_dflash, read_dspark
+from engine.drafts.eagle3 import read_eagle3
 from engine.drafts.heads import HeadSpec
 from engine.drafts.mtp import read_mtp
 from engine.drafts.whole import read_draft_model
@@ -21,8 +23,18 @@ from engine.families.reading import Fields
 from engine.spec.model import ModelSpec, UnsupportedModelError
 from modelfiles.gguf import is_gguf
 
+
+class _Read(Protocol):
+    def __call__(self, fields: Fields, target: ModelSpec, folder: Path, *, trained_for: str) -> HeadSpec:
+        """Read a head's config.json. Raises UnsupportedModelError for another target's."""
+
+
 # Entries of `architectures`, and of `speculators_model_type`.
-DRAFTERS = dict.fromkeys(("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "LlamaEagle3", "eagle3"), read_eagle3)
+DRAFTERS: Mapping[str, _Read] = {
+    **dict.fromkeys(("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "LlamaEagle3", "eagle3"), read_eagle3),
+    **dict.fromkeys(("DFlashDraftModel", "DFlashSpeculator", "dflash"), read_dflash),
+    **dict.fromkeys(("Qwen3DSparkModel", "DSparkDraftModel", "DSparkSpeculator", "dspark"), read_dspark),
+}
 _BESIDE_THE_LAYER = ("speculators_config", "speculators_version", "has_no_defaults_at_init", "embed_requires_grad")
 
 
@@ -51,12 +63,12 @@ def with_draft(
     return replace(model, draft=spec.in_pool), spec
 
 
-def _read(folder: Path, model: ModelSpec) -> Eagle3Spec:
+def _read(folder: Path, model: ModelSpec) -> HeadSpec:
     if is_gguf(folder):
         raise UnsupportedModelError("a draft head is a folder with config.json and safetensors")
     values = read_fields(folder)
-    fields = Fields(values.get("transformer_layer_config", {}) | values)
-    fields.ignore("transformer_layer_config", "speculators_model_type", *_BESIDE_THE_LAYER)
+    fields = Fields(values.get("transformer_layer_config", {}) | values | (values.get("dflash_config") or {}))
+    fields.ignore("transformer_layer_config", "dflash_config", "speculators_model_type", *_BESIDE_THE_LAYER)
     named = [str(values.get("speculators_model_type") or ""), *architectures(values)]
     read = next((DRAFTERS[name] for name in named if name in DRAFTERS), None)
     if read is None:

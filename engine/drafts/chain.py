@@ -16,12 +16,13 @@ import torch
 
 from engine.batch.batch import ForwardBatch
 from engine.batch.layout import Packed
-from engine.drafts.heads import DraftHead, known_alone
+from engine.drafts.heads import BlockHead, DraftHead, known_alone
 from engine.kernels.embedding import InputTokens
 from engine.passes import Finished, Pass, Sampled
 from engine.sampling.readback import Readback
 from engine.sampling.verifying import accepts
 from engine.sequence import Chunk, Sequence
+from engine.spec.model import DraftSpec
 from engine.step.limits import HeadLimits
 from engine.step.runner import Runner
 
@@ -30,17 +31,17 @@ from engine.step.runner import Runner
 class DraftChain:
     """A head behind the passes of its target."""
 
-    head: DraftHead
+    head: DraftHead | BlockHead
     kept: SequenceOf[Any]  # the head's views of the pool
     device: torch.device
     heads: tuple[HeadLimits, ...]
     num_drafts: int  # most tokens of a draft; 0: the head's keys and values alone
-    reads_tokens: bool  # a draft model: its first step reads the sampled token
+    reads: DraftSpec
 
     def inputs_of(self, runner: Runner, packed: Packed) -> ForwardBatch:
         """The inputs of a pass that has not sampled yet: later `newest` are its own samples."""
         batch = runner.inputs_of(packed)
-        return replace(batch, tokens=known_alone(batch.tokens.ids(), batch)) if self.reads_tokens else batch
+        return replace(batch, tokens=known_alone(batch.tokens.ids(), batch)) if self.reads.is_model else batch
 
     def behind(
         self,
@@ -67,7 +68,10 @@ class DraftChain:
         if not starts:
             return _ReadPass.behind(launched, self.device)
         rows, sampled = self._sent(torch.tensor([(start.row, start.sampled) for start in starts]).T.contiguous())
-        guessed = self._chain(runner, starts, read.at(rows, sampled))
+        if isinstance(self.head, BlockHead):
+            guessed = self._blocks(self.head, runner, starts, read.at(rows, sampled))
+        else:
+            guessed = self._chain(self.head, runner, starts, read.at(rows, sampled))
         places = {start.chunk: (column, start.room) for column, start in enumerate(starts)}
         return _DraftedPass(launched, chunks, places, Readback(guessed)).finished()
 
@@ -80,28 +84,41 @@ class DraftChain:
         sequence = chunk.sequence
         table_row, covered = runner.place_of(sequence)
         row, sampled = following.last[at], following.wanted[at]
-        room = min(self.num_drafts, covered - chunk.end + (not self.reads_tokens))
+        room = min(self.num_drafts, covered - chunk.end - self.reads.ahead + 1)
         if sequence.speculation >= 0:
             room = min(room, sequence.speculation)
         if chunk.sampled_index + 1 < sequence.drafts_from:
             room = 0
         return _Start(chunk, row, sampled, table_row, room=room)
 
-    def _chain(self, runner: Runner, starts: list[_Start], rows: Any) -> torch.Tensor:
+    def _chain(self, head: DraftHead, runner: Runner, starts: list[_Start], rows: Any) -> torch.Tensor:
         """Guess step by step; [S, steps] int64, of which a start's first `room` count. Those with the most room come first."""
         steps = starts[0].room
         guessed = torch.zeros((len(starts), steps), dtype=torch.int64, device=self.device)
         table_rows = np.array([start.table_row for start in starts], dtype=np.int64)
-        ends = np.array([start.chunk.end + self.reads_tokens for start in starts], dtype=np.int64)
+        ends = np.array([start.chunk.end + self.reads.ahead for start in starts], dtype=np.int64)
         ids = hidden = torch.empty(0)
         for step in range(steps):
             count = sum(start.room > step for start in starts)
             batch = runner.singles(table_rows[:count], ends[:count] + step, self.heads)
             if step:
-                rows = self.head.read_on(ids[:count], hidden[:count], batch, self.kept)
-            ids, hidden = self.head.guess(rows, batch, self.kept)
+                rows = head.read_on(ids[:count], hidden[:count], batch, self.kept)
+            ids, hidden = head.guess(rows, batch, self.kept)
             guessed[:count, step] = ids
         return guessed
+
+    def _blocks(self, head: BlockHead, runner: Runner, starts: list[_Start], anchors: torch.Tensor) -> torch.Tensor:
+        """Guess all at once; see `_chain`. A block's rows stand behind the pass, the sampled token's first."""
+        widths = [start.room + self.reads.ahead - 1 for start in starts]
+        table_rows = np.repeat(np.array([start.table_row for start in starts], dtype=np.int64), widths)
+        ends = np.repeat(np.array([start.chunk.end for start in starts], dtype=np.int64), widths)
+        own = ends + np.concatenate([np.arange(1, width + 1) for width in widths])
+        seen = ends + np.repeat(np.array(widths, dtype=np.int64), widths)
+
+        def inputs(is_causal: bool) -> ForwardBatch:
+            return runner.singles(table_rows, own, self.heads, seen=own if is_causal else seen)
+
+        return head.guess_blocks(anchors, [start.room for start in starts], inputs, self.kept)
 
 
 @dataclass(frozen=True, slots=True)

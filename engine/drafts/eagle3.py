@@ -15,11 +15,12 @@ import torch
 
 from engine.batch.batch import ForwardBatch
 from engine.checkpoint.safetensors import stored_tensors
+from engine.drafts.aux_layers import check_aux_layers, check_target
+from engine.drafts.ends import Ends, EndsSpec
 from engine.drafts.heads import DraftHead, known_alone, layer_in
 from engine.families.reading import Fields, attention, gated_mlp
 from engine.families.reading import model as read_model
-from engine.formats.dense import PLAIN_TABLES
-from engine.formats.product import LinearSpec, Table
+from engine.formats.product import LinearSpec
 from engine.kernels.attention import HeadShape, Scores, paged_attention
 from engine.kernels.embedding import InputTokens
 from engine.kernels.rope import Heads, rope_and_write_kv
@@ -37,15 +38,13 @@ from engine.spec.model import (
     GatedMlpSpec,
     LayerSpec,
     ModelSpec,
-    UnsupportedModelError,
 )
 from engine.weights.loader import load_weights, most_elements
 from engine.weights.names import StoredNames
-from engine.weights.parameters import Parameter, Shard, Weights, stacked, whole
+from engine.weights.parameters import Shard, Weights
 
 LAYER = "layers.0."
 NAMES = StoredNames(renamed={"midlayer.": LAYER})  # SafeAILab's and SpecForge's -> speculators'
-EMBEDDING, IDS = "embed_tokens.weight", "d2t"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,15 +53,13 @@ class Eagle3Spec:
 
     folder: Path
     layer: ModelSpec  # its sizes, norms and only layer
+    ends: EndsSpec
     target_size: int  # the target's hidden size
-    draft_vocab: int
     aux_layers: tuple[int, ...]
     norm_before_residual: bool  # the layer adds to the normed hidden states
     norm_output: bool  # further steps read normed outputs: 3.1
     norm_before_fc: bool
     fc_norm: bool  # a norm for each of the target's hidden states
-    has_embedding: bool
-    has_ids: bool
 
     @property
     def in_pool(self) -> DraftSpec:
@@ -84,37 +81,26 @@ def read_eagle3(fields: Fields, target: ModelSpec, folder: Path, *, trained_for:
     mixer = attention(fields, qkv_bias=bias, output_bias=bias)
     layer = LayerSpec(mixer=mixer, mlp=gated_mlp(fields, bias=fields.flag("mlp_bias")))
     read = read_model(fields, [layer])
-    wanted = {
-        "target_hidden_size": fields.count("target_hidden_size") or read.hidden_size,
-        "vocab_size": read.vocab_size,
-    }
-    found = {"target_hidden_size": target.hidden_size, "vocab_size": target.vocab_size}
-    for name, size in wanted.items():
-        if size != found[name]:
-            trained = f": it was trained for {trained_for}" if trained_for else ""
-            raise UnsupportedModelError(f"config.json: {name} = {size}, and the model's is {found[name]}{trained}")
-    names = {stored.name for stored in stored_tensors(folder)}
-    draft_vocab = fields.count("draft_vocab_size") or read.vocab_size
-    if EMBEDDING not in names and read.hidden_size != target.hidden_size:
-        raise UnsupportedModelError(
-            f"config.json: hidden_size = {read.hidden_size} without {EMBEDDING}: the model's has {target.hidden_size}"
-        )
-    if IDS not in names and draft_vocab != read.vocab_size:
-        raise UnsupportedModelError(f"config.json: draft_vocab_size = {draft_vocab} without {IDS}")
+    check_target(fields, read, target, trained_for=trained_for)
+    ends = EndsSpec.of(
+        {stored.name for stored in stored_tensors(folder)},
+        size=read.hidden_size,
+        target_size=target.hidden_size,
+        vocab=read.vocab_size,
+        draft_vocab=fields.count("draft_vocab_size") or read.vocab_size,
+    )
     has_defaults = bool(fields.get("speculators_model_type"))
     before_residual = fields.get("norm_before_residual")
     return Eagle3Spec(
         folder=folder,
         layer=read,
+        ends=ends,
         target_size=target.hidden_size,
-        draft_vocab=draft_vocab,
         aux_layers=_aux_layers(fields, target),
         norm_before_residual=has_defaults if before_residual is None else fields.flag("norm_before_residual"),
         norm_output=fields.flag("norm_output"),
         norm_before_fc=fields.flag("norm_before_fc"),
         fc_norm=fields.flag("fc_norm"),
-        has_embedding=EMBEDDING in names,
-        has_ids=IDS in names,
     )
 
 
@@ -122,11 +108,7 @@ def _aux_layers(fields: Fields, target: ModelSpec) -> tuple[int, ...]:
     """The layers whose input it reads, the first one first."""
     name, number = "eagle_aux_hidden_state_layer_ids", target.num_layers
     told = fields.get(name) or (fields.get("eagle_config") or {}).get(name) or (2, number // 2, number - 3)
-    layers = tuple(sorted(told))
-    # The stream has sampled rows alone after `last_mixer`, and the end of the last layer is no layer's input.
-    if len(set(layers)) != len(layers) or not all(0 <= layer <= target.last_mixer for layer in layers):
-        raise UnsupportedModelError(f"config.json: {name} = {list(layers)} for a model of {number} layers")
-    return layers
+    return check_aux_layers(name, told, target)
 
 
 class Projected(NamedTuple):
@@ -159,12 +141,12 @@ class Eagle3Head:
             return Surroundings(layer, weights, rotations, under, declare_branch(branch, layer, weights, under=under))
 
         self._spec, self._decoder = spec, decoder
-        ends, inside = around("", BranchSpec()), around(LAYER, BranchSpec())
+        outside, inside = around("", BranchSpec()), around(LAYER, BranchSpec())
         inputs = len(spec.aux_layers) * spec.target_size
-        self._fc = ends.linear(LinearSpec(inputs=inputs, outputs={"fc": size}, bias=False, shard=Shard.NONE))
-        self._before_fc = ends.norm("input_norm", inputs) if spec.norm_before_fc else None
+        self._fc = outside.linear(LinearSpec(inputs=inputs, outputs={"fc": size}, bias=False, shard=Shard.NONE))
+        self._before_fc = outside.norm("input_norm", inputs) if spec.norm_before_fc else None
         count = len(spec.aux_layers) if spec.fc_norm else 0
-        self._aux_norms = [ends.norm(f"fc_norm.{number}", spec.target_size) for number in range(count)]
+        self._aux_norms = [outside.norm(f"fc_norm.{number}", spec.target_size) for number in range(count)]
         self._embedding_norm, self._hidden_norm = (
             inside.norm(name, size) for name in ("input_layernorm", "hidden_norm")
         )
@@ -178,16 +160,8 @@ class Eagle3Head:
         output = {"self_attn.o_proj": size}
         self._output = inside.linear(LinearSpec(inputs=mixer.q_size, outputs=output, bias=bias, shard=Shard.NONE))
         self._mlp = GatedMlp(mlp, around(LAYER))
-        self._norm: RmsNorm = ends.norm("norm", size)
-        logits = {"lm_head": spec.draft_vocab}
-        self._lm_head = ends.linear(LinearSpec(inputs=size, outputs=logits, bias=False, shard=Shard.NONE))
-        self._ids: torch.Tensor | None = None
-        if spec.has_ids:
-            ids = Parameter(shape=(spec.draft_vocab,), parts=stacked({IDS: spec.draft_vocab}), format=torch.int64)
-            self._ids = weights.new(ids).zero_()  # passes that warm up come before the weights
-        self._table: Table | None = None
-        if spec.has_embedding:
-            self._table = PLAIN_TABLES.declare(whole(EMBEDDING, layer.vocab_size, size), weights)
+        self._norm: RmsNorm = outside.norm("norm", size)
+        self._ends = Ends(spec.ends, decoder, outside)
         assert mixer.rope is not None, "read so"
         self._cos_sin = rotations.table(mixer.rope, mixer.heads.head_dim)
         self._scores = Scores(scale=mixer.heads.head_dim**-0.5)
@@ -208,13 +182,13 @@ class Eagle3Head:
         if self._aux_norms:
             states = aux.split(self._spec.target_size, -1)
             aux = torch.cat([norm(x.contiguous()) for norm, x in zip(self._aux_norms, states, strict=True)], -1)
-        return self._project(self._embedded(tokens), self._fc(aux), batch, kept)
+        return self._project(self._ends.embedded(tokens), self._fc(aux), batch, kept)
 
     def read_on(
         self, ids: torch.Tensor, hidden: torch.Tensor, batch: ForwardBatch, kept: Sequence[torch.Tensor]
     ) -> Projected:
         """Write the keys and values of guessed tokens [T] int64; `hidden` [T, E] from `guess`."""
-        return self._project(self._embedded(known_alone(ids, batch)), hidden, batch, kept)
+        return self._project(self._ends.embedded(known_alone(ids, batch)), hidden, batch, kept)
 
     def guess(
         self, rows: Projected, batch: ForwardBatch, kept: Sequence[torch.Tensor]
@@ -226,13 +200,7 @@ class Eagle3Head:
         self._mlp(stream)
         hidden = stream.whole()
         normed = self._norm(hidden)
-        ids = self._lm_head(normed).argmax(-1)
-        if self._ids is not None:
-            ids = ids + self._ids[ids]  # stored as the distance from its own number
-        return ids, normed if self._spec.norm_output else hidden
-
-    def _embedded(self, tokens: InputTokens) -> torch.Tensor:
-        return self._decoder.embedded(tokens) if self._table is None else self._table.rows(tokens)
+        return self._ends.likeliest(self._ends.logits_of(normed)), normed if self._spec.norm_output else hidden
 
     def _project(
         self, embedded: torch.Tensor, hidden: torch.Tensor, batch: ForwardBatch, kept: Sequence[torch.Tensor]

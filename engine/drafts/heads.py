@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 
@@ -22,7 +22,7 @@ class Rows(Protocol):
         """Some of them, int64: by their rows of the pass, which are also those with these numbers among the sampled ones."""
 
 
-class DraftHead(Protocol):
+class Drafter(Protocol):
     """A head with weights, or a draft model. One thread at a time.
 
     `kept`: what it takes of the pool, see `kept_in`. T rows, E hidden size.
@@ -37,11 +37,28 @@ class DraftHead(Protocol):
     def read(self, tokens: InputTokens, batch: ForwardBatch, kept: Sequence[Any]) -> Rows:
         """Write the keys and values of all rows of the target's pass; `tokens` are those after each row."""
 
+
+class DraftHead(Drafter, Protocol):
+    """A drafter of one token after another."""
+
     def read_on(self, ids: torch.Tensor, hidden: torch.Tensor, batch: ForwardBatch, kept: Sequence[Any]) -> Any:
         """Write the keys and values of guessed tokens [T] int64, and return their rows; `hidden` [T, E] from `guess`."""
 
     def guess(self, rows: Any, batch: ForwardBatch, kept: Sequence[Any]) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the likeliest tokens behind the rows [T] int64, and what the next step reads [T, E]."""
+
+
+@runtime_checkable
+class BlockHead(Drafter, Protocol):
+    """A drafter of all tokens at once."""
+
+    def guess_blocks(
+        self, anchors: torch.Tensor, rooms: Sequence[int], inputs: Callable[[bool], ForwardBatch], kept: Sequence[Any]
+    ) -> torch.Tensor:
+        """Return the likeliest tokens behind the anchors [S] int64: [S, K], of which `rooms` count, the most first.
+
+        `inputs`: of the rows of all blocks, of which each sees those behind it unless it is causal.
+        """
 
 
 class HeadSpec(Protocol):
@@ -55,8 +72,17 @@ class HeadSpec(Protocol):
     def windows_by_heads(self) -> Mapping[HeadShape, tuple[int, ...]]:
         """The distinct windows of its layers with each shape of attention heads."""
 
-    def head(self, decoder: Decoder, max_model_len: int) -> DraftHead:
+    def head(self, decoder: Decoder, max_model_len: int) -> DraftHead | BlockHead:
         """Declare the head of this decoder, whose weights come later."""
+
+
+class Following(NamedTuple):
+    """The tokens after the rows of a pass, which the first step reads."""
+
+    ids: torch.Tensor  # [T] int64
+
+    def at(self, rows: torch.Tensor, sampled: torch.Tensor) -> torch.Tensor:
+        return self.ids.index_select(0, rows)
 
 
 def layer_in(parts: Sequence[Part], decoder: Decoder) -> Sequence[Any]:

@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 
 from engine.batch.batch import ForwardBatch
 from engine.config import EngineConfig
-from engine.drafts.heads import DraftHead, known_alone
+from engine.drafts.heads import DraftHead, Following, known_alone
 from engine.drafts.vocabulary import first_difference, tokens_of
 from engine.families import read_model_spec
 from engine.kernels.attention import HeadShape
@@ -37,7 +36,7 @@ class DraftModelSpec:
 
     @property
     def in_pool(self) -> DraftSpec:
-        return DraftSpec(layers=self.model.layers, aux_layers=(), is_model=True)
+        return DraftSpec(layers=self.model.layers, aux_layers=(), is_model=True, ahead=1)
 
     @property
     def windows_by_heads(self) -> Mapping[HeadShape, tuple[int, ...]]:
@@ -80,15 +79,6 @@ def _check_tokenizers(folder: Path, target: Path) -> None:
         )
 
 
-class Behind(NamedTuple):
-    """The tokens after the rows of a pass, which the first step reads."""
-
-    ids: torch.Tensor  # [T] int64
-
-    def at(self, rows: torch.Tensor, sampled: torch.Tensor) -> torch.Tensor:
-        return self.ids.index_select(0, rows)
-
-
 class DraftModel:
     """The model's weights, uninitialised until loaded, and its steps. One thread at a time."""
 
@@ -113,11 +103,11 @@ class DraftModel:
     def kept_in(self, parts: Sequence[Part]) -> Sequence[Part]:
         return parts
 
-    def read(self, tokens: InputTokens, batch: ForwardBatch, kept: Sequence[Part]) -> Behind:
+    def read(self, tokens: InputTokens, batch: ForwardBatch, kept: Sequence[Part]) -> Following:
         """Compute the rows' own tokens without logits; see `DraftHead`."""
         own = known_alone(batch.tokens.ids().clamp(max=self._last_id), batch)
         self._decoder.forward(replace(batch, tokens=own, num_sampled=0, final=None), kept)
-        return Behind(tokens.ids())
+        return Following(tokens.ids())
 
     def read_on(
         self, ids: torch.Tensor, hidden: torch.Tensor, batch: ForwardBatch, kept: Sequence[Part]

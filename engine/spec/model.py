@@ -153,6 +153,8 @@ class DraftSpec:
     aux_layers: tuple[int, ...]  # layers of the model whose input it reads
     reads_output: bool = False  # and the model's normed output, of all rows
     is_model: bool = False  # it reads tokens; its layers attend to all rows of a pass
+    ahead: int = 0  # positions behind a pass that its first drafted token takes
+    most: int | None = None  # drafted tokens; None: any number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

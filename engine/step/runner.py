@@ -110,9 +110,11 @@ class Runner:
         row, blocks = self._tables.place_of(sequence)
         return row, min(blocks * self.limits.block_size, self.limits.max_model_len)
 
-    def singles(self, rows: Longs, ends: Longs, heads: SequenceOf[HeadLimits]) -> ForwardBatch:
+    def singles(
+        self, rows: Longs, ends: Longs, heads: SequenceOf[HeadLimits], *, seen: Longs | None = None
+    ) -> ForwardBatch:
         """Inputs for the position before each end, see `pack_singles`. They replace those of the pass before."""
-        packed = pack_singles(rows, ends, self._tables, self.limits, heads)
+        packed = pack_singles(rows, ends, self._tables, self.limits, heads, seen=ends if seen is None else seen)
         return batch_of(packed.size, packed.layout, self._upload(packed), self._newest)
 
     def keep_newest(self, token_ids: torch.Tensor) -> None:

@@ -66,15 +66,15 @@ def block_tables(tables: BlockTables, rows: Longs, ends: Longs, limits: Limits) 
 
 
 def pack_singles(
-    rows: Longs, ends: Longs, tables: BlockTables, limits: Limits, heads: SequenceOf[HeadLimits]
+    rows: Longs, ends: Longs, tables: BlockTables, limits: Limits, heads: SequenceOf[HeadLimits], *, seen: Longs
 ) -> Packed:
     """Lay out a pass over the last position before each end, with these heads alone and blocks of tokens; ids are not told.
 
-    `rows`: the sequences' of the tables.
+    `rows`: the sequences' of the tables. `seen`: the end of what each attends to.
     """
-    found = block_tables(tables, rows, ends, limits)[:1]
+    found = block_tables(tables, rows, seen, limits)[:1]
     cuts = [(shape, window, 0) for shape in heads for window in shape.windows]
-    decode = Singles.of(ends, found, cuts)
+    decode = Singles.of(seen, found, cuts)
     size = PassSize(
         tokens=len(ends),
         num_sampled=len(ends),

@@ -17,7 +17,8 @@ MOST_CHARS = 4096
 DRAFTED = 8  # tokens of a sequence in a pass, unless told otherwise
 DRAFTED_BY_HEADS = 3
 DRAFTED_BY_MODELS = 4
-OTHERS = ("eagle", "medusa", "mlp_speculator", "dflash", "dspark", "peagle")
+DRAFTED_BY_BLOCKS = 7
+OTHERS = ("eagle", "medusa", "mlp_speculator", "dflash2", "peagle")
 
 Count = Annotated[int, Field(ge=1, le=MOST_DRAFTED, strict=True)]
 Match = Annotated[int, Field(ge=1, le=64, strict=True)]
@@ -85,6 +86,14 @@ class _Eagle3(_Form):
     num_speculative_tokens: Count = DRAFTED_BY_HEADS
 
 
+class _Block(_Form):
+    """A head that drafts a block of tokens at once, as far as its block reaches."""
+
+    method: Literal["dflash", "dspark"]
+    model: Folder
+    num_speculative_tokens: Count = DRAFTED_BY_BLOCKS
+
+
 class _DraftModel(_Form):
     """Any smaller model of the same tokenizer."""
 
@@ -93,11 +102,13 @@ class _DraftModel(_Form):
     num_speculative_tokens: Count = DRAFTED_BY_MODELS
 
 
-FORMS: dict[str, type[_Suffix | _NGram | _Eagle3 | _Mtp | _DraftModel]] = {
+FORMS: dict[str, type[_Suffix | _NGram | _Eagle3 | _Mtp | _Block | _DraftModel]] = {
     "suffix": _Suffix,
     "ngram": _NGram,
     "eagle3": _Eagle3,
     "mtp": _Mtp,
+    "dflash": _Block,
+    "dspark": _Block,
     "draft_model": _DraftModel,
 }
 # vLLM's names for families, which the checkpoint tells here.
@@ -146,7 +157,7 @@ class SpeculativeConfig:
             read = FORMS[method].model_validate(form)
         except ValidationError as error:
             raise ValueError(_explained(error, FORMS[method])) from None
-        folder = Path(read.model) if isinstance(read, _Eagle3 | _DraftModel) else None
+        folder = Path(read.model) if isinstance(read, _Eagle3 | _Block | _DraftModel) else None
         return cls(method, read.num_speculative_tokens, read.enable_adaptive_verification, read.lookup(), folder)
 
 

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from tests.e2e.asking import FAKE, client_of, complete, expected, until, watching
 from tests.e2e.cluster import ROOT, Cluster
 from tests.models import build_tiny_model
+from tests.unit.engine.dflash_reference import write_dflash
 from tests.unit.engine.eagle3_reference import write_head
 from tests.unit.engine.mtp_reference import FAMILIES
 
@@ -116,6 +118,13 @@ async def test_a_draft_head_changes_nothing_across_the_handoff(tmp_path: Path) -
 async def test_a_hybrids_own_layer_changes_nothing_across_the_handoff(tmp_path: Path) -> None:
     """Its states go on behind the accepted tokens."""
     await _check_head(FAMILIES["qwen3_5"].build(tmp_path), {"method": "mtp"}, tmp_path)
+
+
+@pytest.mark.parametrize("method", ["dflash", "dspark"])
+async def test_blocks_change_nothing_across_the_handoff(method: str, tmp_path: Path) -> None:
+    model = build_tiny_model(tmp_path / "target", "llama", num_hidden_layers=3)
+    head = write_dflash(tmp_path / "head", *(("dspark", "anchor") if method == "dspark" else ("window",)))
+    await _check_head(model, {"method": method, "model": str(head)}, tmp_path)
 
 
 async def test_a_draft_model_changes_nothing_across_the_handoff(tmp_path: Path) -> None:

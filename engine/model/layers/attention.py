@@ -107,6 +107,23 @@ class GroupedQueryAttention:
             x = self._weighed(x, gate)
         self._branch.add(stream, self._output, x.flatten(-2))
 
+    def keep(self, x: torch.Tensor, batch: ForwardBatch, kept: Sequence[torch.Tensor]) -> None:
+        """Write the keys and values of rows [T, E] that are normed already; see `__call__`. Not for gates and clipping."""
+        kv, codes = opened(kept, self._factors, self._dtype)
+        qkv = self._qkv(x)
+        qkv = qkv if self._of_product is None else self._of_product(qkv)
+        rope_and_write_kv(
+            qkv,
+            batch.positions,
+            self._cos_sin,
+            batch.slots,
+            kv,
+            self._rotation,
+            codes=codes,
+            is_spare=True,
+            once=batch.once,
+        )
+
     def _weighed(self, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
         """Return the output x [T, Hq, V] times the activated gates, [T, Hq] or [T, Hq V]."""
         weights = softplus(gate.float()).to(x.dtype) if self._has_softplus else gate.sigmoid()

@@ -1,12 +1,15 @@
-"""Drafts of known quality, which are answers with wrong tokens in random places, and drafts of heads beside their reference."""
+"""Drafts of known quality, which are answers with wrong tokens in random places, and drafts beside their reference."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
+from pathlib import Path
 from typing import Any, Protocol
 
+from engine.config import CacheConfig, EngineConfig
+from engine.engine import Engine
 from engine.sequence import Sequence
 from tests.models import VOCAB_SIZE
 from tests.unit.engine.generate import Generator, new_sequence
@@ -39,6 +42,18 @@ class Reference(Protocol):
 
     def drafts(self, token_ids: list[int], count: int) -> tuple[int, ...]:
         """The tokens that it drafts behind these."""
+
+
+class Alone:
+    """A draft model in an engine of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self._generator = Generator(Engine(EngineConfig(model=folder, cache=CacheConfig(num_blocks=64))))
+
+    def drafts(self, token_ids: list[int], count: int) -> tuple[int, ...]:
+        """The tokens that it would write, without an end."""
+        (written,) = self._generator.run([new_sequence("alone", token_ids, max_tokens=count)])
+        return tuple(written)
 
 
 def new_sequences(**sampling: Any) -> list[Sequence]:

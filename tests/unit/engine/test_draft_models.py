@@ -13,24 +13,12 @@ from engine.engine import Engine
 from engine.sequence import Sequence
 from engine.spec.model import UnsupportedModelError
 from tests.models import build_tiny_model
-from tests.unit.engine.drafts import PROMPTS, Drafts, compare_drafts, new_sequences
+from tests.unit.engine.drafts import PROMPTS, Alone, Drafts, compare_drafts, new_sequences
 from tests.unit.engine.generate import Generator, move, new_sequence
 from tests.unit.engine.mtp_reference import FAMILIES
 
 NUM_DRAFTS = 3
 TARGET = {"num_hidden_layers": 3, "seed": 1}
-
-
-class Alone:
-    """The draft model in an engine of its own."""
-
-    def __init__(self, folder: Path) -> None:
-        self._generator = Generator(Engine(EngineConfig(model=folder, cache=CacheConfig(num_blocks=64))))
-
-    def drafts(self, token_ids: list[int], count: int) -> tuple[int, ...]:
-        """The tokens that it would write, without an end."""
-        (written,) = self._generator.run([new_sequence("alone", token_ids, max_tokens=count)])
-        return tuple(written)
 
 
 def _engine(model: Path, draft: Path | None, *, num_drafts: int = NUM_DRAFTS, **cache: Any) -> Engine:

@@ -14,7 +14,14 @@ from services.runtime.loading import as_environment, load_settings
 from services.up.settings import UpSettings
 from services.worker.options import WorkerOptions
 from services.worker.settings import WorkerServiceSettings
-from services.worker.speculative import DRAFTED, DRAFTED_BY_HEADS, DRAFTED_BY_MODELS, FORMS, SpeculativeConfig
+from services.worker.speculative import (
+    DRAFTED,
+    DRAFTED_BY_BLOCKS,
+    DRAFTED_BY_HEADS,
+    DRAFTED_BY_MODELS,
+    FORMS,
+    SpeculativeConfig,
+)
 
 
 def test_every_drafter_has_its_form() -> None:
@@ -32,6 +39,7 @@ def test_every_drafter_has_its_form() -> None:
         ('{"method": "qwen3_next_mtp", "num_speculative_tokens": 2}', "mtp", 2),
         ('{"method": "ngram", "num_speculative_tokens": 5}', "ngram", 5),
         ('{"method": "draft_model", "model": "small"}', "draft_model", DRAFTED_BY_MODELS),
+        ('{"method": "dflash", "model": "head"}', "dflash", DRAFTED_BY_BLOCKS),
     ],
 )
 def test_a_name_a_name_with_a_number_and_json(text: str, method: str, most: int) -> None:
@@ -63,6 +71,7 @@ def test_fields_of_both_methods() -> None:
     [
         ("mtp", Path("."), False),
         ('{"method": "eagle3", "model": "head"}', Path("head"), False),
+        ('{"method": "dspark", "model": "head"}', Path("head"), False),
         ('{"method": "draft_model", "model": "small"}', Path("small"), True),
         ("suffix", None, False),
     ],
@@ -77,7 +86,7 @@ def test_the_engine_gets_the_folder_of_weights(text: str, draft: Path | None, is
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("sufix", "method must be one of suffix, ngram, eagle3, mtp, draft_model, not 'sufix'"),
+        ("sufix", "method must be one of suffix, ngram, eagle3, mtp, dflash, dspark, draft_model, not 'sufix'"),
         ("suffix:many", "METHOD:K"),
         ("suffix:0", "num_speculative_tokens: input should be greater than or equal to 1"),
         ("suffix:99", "num_speculative_tokens"),
