@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 
-from cli.chat.commands import AskAgainError, LeaveError, is_command, names, run
+from cli.chat.commands import AskAgainError, LeaveError, is_command, names, run, switch
 from cli.chat.screen import Screen, screen
 from cli.chat.settings import ChatSettings
 from cli.chat.talk import Talk, read_tools
@@ -63,11 +63,12 @@ def talk_of(settings: ChatSettings, models: Mapping[str, bool]) -> Talk:
         name, _, value = pair.partition("=")
         if not value:
             raise ConfigError(f"--set {pair}: NAME=VALUE")
-        talk.option(name.strip(), value)
+        if name == "think":
+            talk.think = switch("--set think=", value)
+        else:
+            talk.option(name.strip(), value)
     if settings.tools:
         talk.tools = read_tools(settings.tools)
-    if settings.think:
-        talk.think = True
     return talk
 
 

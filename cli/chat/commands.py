@@ -71,20 +71,20 @@ def _set(talk: Talk, rest: str) -> str:
 
 def _stats(talk: Talk, rest: str) -> str:
     if rest:
-        talk.shows_pace = _switch("/stats", rest)
+        talk.shows_pace = switch("/stats", rest)
         return f"speed after each answer: {rest}"
     return f"last answer: {talk.last.pace() or 'none yet'}\nall: {talk.turns} answers, {talk.tokens} tokens"
 
 
 def _markdown(talk: Talk, rest: str) -> str:
     if rest:
-        talk.draws_markdown = _switch("/markdown", rest)
+        talk.draws_markdown = switch("/markdown", rest)
     return f"Markdown is {'drawn, where rich is installed' if talk.draws_markdown else 'shown as it comes'}"
 
 
 def _history(talk: Talk, rest: str) -> str:
     if rest:
-        talk.keeps_history = _switch("/history", rest)
+        talk.keeps_history = switch("/history", rest)
     return f"what is typed here is {'kept' if talk.keeps_history else 'not kept'} for the next chat"
 
 
@@ -120,7 +120,7 @@ def _tools(talk: Talk, rest: str) -> str:
 
 def _think(talk: Talk, rest: str) -> str:
     if rest:
-        talk.think = _switch("/think", rest)
+        talk.think = switch("/think", rest)
     return f"thinking: {'as the model does' if talk.think is None else 'on' if talk.think else 'off'}"
 
 
@@ -134,7 +134,8 @@ def _retry(talk: Talk, rest: str) -> str:
     raise AskAgainError
 
 
-def _switch(command: str, text: str) -> bool:
+def switch(command: str, text: str) -> bool:
+    """Read on or off. Raises ConfigError."""
     if text not in ON:
         raise ConfigError(f"{command} on, or {command} off")
     return ON[text]

@@ -14,8 +14,7 @@ class ChatSettings(ClientOptions):
     system: str = Field("", description="system message")
     set: str = Field(
         "",
-        description="what /set takes in the chat, as max_tokens=100, by commas or one flag each; temperature is 0.7 unless it is "
-        "set, to default for the model's own",
+        description="what /set takes in the chat, as max_tokens=100, by commas or one flag each, and think=on; temperature is "
+        "0.7 unless it is set, to default for the model's own",
     )
     tools: str = Field("", description="file with functions that the model may call, a list as in OpenAI's `tools`")
-    think: bool = Field(False, description="let the model think before it answers, if it can (`enable_thinking`)")

@@ -32,7 +32,7 @@ BATCHES_PAGE = (20, 100)
 class BatchRequest(StrictFields):
     """Body of POST /v1/batches."""
 
-    unsupported = {"output_expires_after": "files are kept for a time that the server sets (--batch-keep-days)"}  # noqa: RUF012
+    unsupported = {"output_expires_after": "files are kept for a time that the server sets (--keep-days)"}  # noqa: RUF012
 
     input_file_id: Annotated[StrictStr, Field(min_length=1, max_length=64)]
     endpoint: StrictStr

@@ -105,7 +105,7 @@ class FileForm:
             self.filename = name
         elif self._name != "purpose":
             known = self._name.partition("[")[0] == "expires_after"
-            why = "files are kept for a time that the server sets (--batch-keep-days)" if known else "unknown field"
+            why = "files are kept for a time that the server sets (--keep-days)" if known else "unknown field"
             param = self._name[:100]
             raise InvalidRequestError(f"{param}: {why}; leave it out", param=param)
 

@@ -33,7 +33,7 @@ from gateway.responses.runner import Runner
 from gateway.responses.store import ResponseStore, response_streams
 from gateway.tenants.tenants import Tenants
 
-NO_STORE = "this gateway keeps no responses and no conversations (--responses-keep-days 0): send all of it in input"
+NO_STORE = "this gateway keeps no responses and no conversations (--responses-store-mb off): send all of it in input"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

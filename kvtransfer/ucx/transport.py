@@ -68,7 +68,7 @@ class UcxTransport:
         self._wire = Wire(hold_s=self._pool.hold_s, loopback_only=at is not None and at.is_loopback)
         self._listener = self._wire.listen(self._accept)
         if at is None or not hear_only(self._listener.port, at):
-            extra = {"transport_host": self._host, "remedy": "give --transport-host an address of this machine"}
+            extra = {"transport_host": self._host, "remedy": "give --transport ucx:HOST an address of this machine"}
             log.warning("ucx.listens_everywhere", extra=extra)
         address = {
             "host": self._host,

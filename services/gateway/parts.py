@@ -99,7 +99,7 @@ async def started(
                     if settings.batch_store_mb
                     else None,
                     responses=Responses(disk, settings.responses(), tenants, tracer=tracer)
-                    if settings.responses_keep_days
+                    if settings.responses_store_mb
                     else None,
                     tracer=tracer,
                 )

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 DAY_S = 86_400.0
+BATCH_SHARE = 1 / 64  # a batch's lines, among the requests in flight
 JINJA = ("{{", "{%", "\n")  # marks of a template, which no file name has
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[a-z0-9.\[\]:_-]+\Z")
 
@@ -125,17 +126,13 @@ class GatewaySettings(ModelSettings, ServiceLevelOptions):
     batch_store_mb: Annotated[int, Field(ge=0), OFF] = Field(
         2048, description="Batch API: disk of NATS for files, batches and results, MiB; off: no Batch API"
     )
-    batch_concurrency: Positive = Field(16, description="Batch API: lines that this gateway runs at a time")
-    batch_keep_days: Annotated[float, Field(gt=0, le=3650)] = Field(
-        30.0, description="Batch API: files and batches are kept so long; the same for all gateways"
+    responses_store_mb: Annotated[int, Field(ge=0), OFF] = Field(
+        2048,
+        description="Responses API: disk of NATS for responses and conversations that are kept, MiB; off: nothing is kept",
     )
-
-    responses_keep_days: Annotated[float, Field(ge=0, le=3650), OFF] = Field(
-        30.0,
-        description="Responses API: responses and conversations are kept so long; the same for all gateways; off: nothing is "
-        "kept",
+    keep_days: Annotated[float, Field(gt=0, le=3650)] = Field(
+        30.0, description="files, batches, responses and conversations are kept so long; the same for all gateways"
     )
-    responses_store_mb: Positive = Field(2048, description="Responses API: disk of NATS for what is kept, MiB")
 
     @property
     def public_ports(self) -> dict[str, int]:
@@ -168,15 +165,15 @@ class GatewaySettings(ModelSettings, ServiceLevelOptions):
 
         return BatchLimits(
             store_bytes=self.batch_store_mb << 20,
-            concurrency=self.batch_concurrency,
-            keep_s=self.batch_keep_days * DAY_S,
+            concurrency=max(1, round(self.max_requests * BATCH_SHARE)),
+            keep_s=self.keep_days * DAY_S,
         )
 
     def responses(self) -> ResponseLimits:
         """Limits of the Responses API's storage."""
         from gateway.responses.records import ResponseLimits
 
-        return ResponseLimits(store_bytes=self.responses_store_mb << 20, keep_s=self.responses_keep_days * DAY_S)
+        return ResponseLimits(store_bytes=self.responses_store_mb << 20, keep_s=self.keep_days * DAY_S)
 
     def web(self) -> WebAccess:
         """Access of web pages (CORS)."""

@@ -54,7 +54,6 @@ _WORKER = (
     "kv_memory_mb",
     "max_model_len",
     "transport",
-    "transport_host",
 )
 COMMON |= {"prefill": _WORKER, "decode": _WORKER, "worker": _WORKER}
 GROUPS = (  # title, beginnings of names; the first that fits counts

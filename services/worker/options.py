@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple, cast
 
 from pydantic import Field, ValidationInfo, field_validator
 
 from common.settings import AUTO, Form
-from kvtransfer.transports import TransportName, automatic
+from kvtransfer.transports import TRANSPORTS, TransportName, automatic
 from services.runtime.settings import ModelSettings
 from services.worker.kv_events import KVEventsConfig
 from services.worker.speculative import SpeculativeConfig
@@ -16,6 +16,14 @@ from worker.tier.settings import DiskSettings
 FAKE_DEVICE = r"fake(:\d+(\.\d+)?){0,2}"
 Device = Annotated[
     str, Field(pattern=rf"^(cpu|cuda(:\d+)?|{FAKE_DEVICE})$"), Form("cpu, cuda, cuda:N (a GPU's number) or fake")
+]
+
+
+LISTENING = "|".join(name for name, kind in TRANSPORTS.items() if kind.listens_at)
+TransportAt = Annotated[
+    str,
+    Field(pattern=rf"^(auto|{'|'.join(TRANSPORTS)}|({LISTENING}):\S+)$"),
+    Form(f"auto, {', '.join(TRANSPORTS)} or ucx:HOST"),
 ]
 
 
@@ -29,13 +37,10 @@ class FakeDevice(NamedTuple):
 class WorkerOptions(ModelSettings):
     """Options that the workers of one deployment have in common."""
 
-    transport: Literal["auto", TransportName] = Field(
+    transport: TransportAt = Field(
         "auto",
-        description="how KV moves: shm (CPU) and cuda_ipc (GPU, NVLink) within a host, ucx also between hosts, local not at all; "
-        "auto: shm or cuda_ipc",
-    )
-    transport_host: str = Field(
-        "127.0.0.1", description="address of this machine that the ucx listener hears and peers reach"
+        description="how KV moves: shm (CPU) and cuda_ipc (GPU, NVLink) within a host, ucx also between hosts, as ucx:HOST at "
+        "the address of this machine that peers reach (127.0.0.1), local not at all; auto: shm or cuda_ipc",
     )
     device: Device = Field(
         "cpu",
@@ -157,4 +162,10 @@ class WorkerOptions(ModelSettings):
     @property
     def kv_transport(self) -> TransportName:
         """The transport's name, `auto` resolved."""
-        return automatic(self.processor) if self.transport == "auto" else self.transport
+        name = self.transport.partition(":")[0]
+        return automatic(self.processor) if name == "auto" else cast(TransportName, name)
+
+    @property
+    def transport_host(self) -> str:
+        """The address at which peers reach the transport."""
+        return self.transport.partition(":")[2] or "127.0.0.1"

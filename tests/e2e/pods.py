@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import signal
 import time
 from collections.abc import Mapping
@@ -22,6 +23,7 @@ from services.runtime.servers import stop
 from tests.e2e.cluster import ROOT
 from tests.ports import own_port
 
+VARIABLE = re.compile(r"\$\((\w+)\)")
 Manifest = Mapping[str, Any]
 Secrets = Mapping[str, Mapping[str, str]]  # by name: contents by key
 
@@ -47,7 +49,7 @@ class Pod:
         for entry in self.container["env"]:
             value = _value(entry, secrets)
             if value is not None:
-                given[entry["name"]] = value
+                given[entry["name"]] = VARIABLE.sub(lambda match: given[match[1]], value)
         given = {key: _at(value, self._paths) for key, value in given.items()} | here
         self._folder.mkdir(parents=True, exist_ok=True)
         with (self._folder / "log").open("wb") as log:

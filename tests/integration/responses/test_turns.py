@@ -186,7 +186,7 @@ async def test_where_nothing_is_kept_it_says_so(tokenizer: ChatTokenizer) -> Non
         ):
             answer = await bare.http.request(method, path)
             assert answer.status_code == 404
-            assert "--responses-keep-days" in answer.json()["error"]["message"]
+            assert "--responses-store-mb off" in answer.json()["error"]["message"]
         assert not (await bare.openai.responses.create(model=MODEL, input="x")).store
         with pytest.raises(openai.NotFoundError, match="not kept here"):
             await bare.openai.responses.create(model=MODEL, input="x", previous_response_id="resp_1")

@@ -264,14 +264,16 @@ def test_retry_answers_the_same_question_again() -> None:
 
 
 def test_what_set_takes_is_an_option_of_the_command_too() -> None:
+    def talk_with(*flags: str) -> Talk:
+        return talk_of(load_settings(ChatSettings, command="chat", arguments=flags, environment={}), {"m": True})
+
     def options(*flags: str) -> dict[str, Any]:
-        return talk_of(
-            load_settings(ChatSettings, command="chat", arguments=flags, environment={}), {"m": True}
-        ).options
+        return talk_with(*flags).options
 
     assert options() == {"temperature": 0.7}
     assert options("--set", "max_tokens=6,seed=1", "--set", "temperature=default") == {"max_tokens": 6, "seed": 1}
-    for wrong in ("max_tokens", "warmth=1", "seed=a"):
+    assert talk_with("--set", "think=on").think is True
+    for wrong in ("max_tokens", "warmth=1", "seed=a", "think=maybe"):
         with pytest.raises(ConfigError, match=wrong.partition("=")[0]):
             options("--set", wrong)
 

@@ -78,11 +78,7 @@ def test_a_variable_that_is_true_can_be_denied_by_a_flag() -> None:
             {},
             "--block-size (BATON_BLOCK_SIZE): one of auto, 8, 16, 32, 64, 128, 256, 512, 1024 is needed, not 17",
         ),
-        (
-            ["--transport", "pigeon"],
-            {},
-            "--transport (BATON_TRANSPORT): one of auto, shm, cuda_ipc, ucx, local is needed",
-        ),
+        (["--dtype", "int1"], {}, "--dtype (BATON_DTYPE): one of auto, float32, bfloat16, float16 is needed"),
         (["--worker-id", "a.b"], {}, "--worker-id (BATON_WORKER_ID): "),
         (["--drain-s", "-1"], {}, "--drain-s (BATON_DRAIN_S): "),
         (["--threads"], {}, "argument --threads: expected one argument"),
@@ -327,17 +323,22 @@ def test_an_engine_is_told_what_the_worker_was() -> None:
 
 
 def test_a_gateway_counts_in_bytes_and_seconds() -> None:
-    settings = GatewaySettings(ttft_slo_ms=250, batch_store_mb=2, batch_keep_days=2)
+    settings = GatewaySettings(ttft_slo_ms=250, batch_store_mb=2, keep_days=2, max_requests=4096)
 
     assert settings.levels().ttft_s == 0.25
     assert settings.batches().store_bytes == 2 << 20
-    assert settings.batches().keep_s == 2 * 86_400
+    assert settings.batches().keep_s == settings.responses().keep_s == 2 * 86_400
+    assert (settings.batches().concurrency, GatewaySettings(max_requests=1).batches().concurrency) == (64, 1)
 
 
 @pytest.mark.parametrize(("device", "transport"), [("cpu", "shm"), ("cuda:1", "cuda_ipc")])
 def test_the_automatic_transport_is_the_devices(device: str, transport: str) -> None:
     assert WorkerServiceSettings(device=device).kv_transport == transport
-    assert WorkerServiceSettings(device=device, transport="ucx").kv_transport == "ucx"
+    ucx = WorkerServiceSettings(device=device, transport="ucx:fd00::7")
+    assert (ucx.kv_transport, ucx.transport_host) == ("ucx", "fd00::7")
+    assert WorkerServiceSettings(device=device, transport="ucx").transport_host == "127.0.0.1"
+    with pytest.raises(ConfigError, match="auto, shm, cuda_ipc, ucx, local or ucx:HOST is needed"):
+        load("--transport", "shm:10.0.0.7")
 
 
 def test_a_gguf_file_is_found_by_its_folder_its_kind_and_its_parts(tmp_path: Path) -> None:

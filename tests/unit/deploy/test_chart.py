@@ -71,7 +71,8 @@ def test_pods_have_settings_that_exist_and_time_to_drain(changed: dict[str, Any]
         kind = KINDS.get(role, WorkerServiceSettings)
         own = {entry["name"]: entry.get("value", "10.0.0.1") for entry in container["env"]}
         environment = (shared if "envFrom" in container else {}) | own
-        assert {name[6:].lower() for name in environment} <= set(kind.model_fields)
+        named = {name for name in environment if name != "POD_IP"}
+        assert {name.removeprefix("BATON_").lower() for name in named} <= set(kind.model_fields)
         settings = load_settings(kind, command=role, arguments=arguments, environment=environment)
         pre_stop = 5 if "lifecycle" in container else 0
         assert pod.get("terminationGracePeriodSeconds", 30) > getattr(settings, "drain_s", 0) + pre_stop

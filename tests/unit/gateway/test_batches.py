@@ -245,7 +245,7 @@ def test_a_form_gives_the_file_as_it_was(step: int) -> None:
         (form(('file"; filename="a', b"x"), ('file"; filename="b', b"x")), "one file at a time"),
         (form(('file"; filename="', b"x")), "needs a filename"),
         (form(("colour", b"red")), "colour: unknown field"),
-        (form(("expires_after[anchor]", b"created_at")), "--batch-keep-days"),
+        (form(("expires_after[anchor]", b"created_at")), "--keep-days"),
         (form(('file"; filename="a', b"x"), ("purpose", b"batch"))[:-6], "not complete"),
         (b"no form", "no form"),
     ],
