@@ -142,7 +142,9 @@ class Heartbeat:
         if self._news.is_known and not added and not removed:
             return
         self._news.forget()
-        await self._store.announce(identity.worker, identity.incarnation, added, removed)
+        for length in sorted({len(name) for name in (*added, *removed)}):
+            come, go = ([name for name in names if len(name) == length] for names in (added, removed))
+            await self._store.announce(identity.worker, identity.incarnation, come, go)
         self._news.told()
 
 
@@ -155,24 +157,32 @@ def parity_hash(fingerprint: str, layout: KVLayout) -> bytes:
     return hash_blocks(root, range(2 * layout.block_size), layout.block_size)[-1]
 
 
-class LowerTier(Protocol):
-    """Digests of blocks that a prompt finds beside the pool's."""
+class LowerTiers(Protocol):
+    """The tiers of a prompt's blocks beside the pool, numbered from 1."""
 
-    def __contains__(self, digest: bytes, /) -> bool: ...
+    @property
+    def depth(self) -> int: ...
+
+    def tier_of(self, digest: bytes) -> int | None:
+        """The first tier that has a block."""
 
     def __iter__(self) -> Iterator[bytes]: ...
 
-    def drain_removed(self) -> list[bytes]:
-        """Digests that left since the last call and are not back."""
+    def drain_changed(self) -> list[bytes]:
+        """Digests that came to a tier or left it since the last call."""
 
 
 class IndexNews:
-    """Unconfirmed updates: a failed announcement may or may not have arrived."""
+    """Unconfirmed updates: a failed announcement may or may not have arrived.
 
-    def __init__(self, pool: BlockPool, host: LowerTier | None = None) -> None:
-        """`host`: blocks that a prompt finds beside the pool's. Of several groups the index hears of the pool's alone."""
+    The index has a block of tier 2 under three names: its digest, and this with a byte for each tier down to its own. So who
+    knows no tiers finds it, too, and placement counts what has to be loaded.
+    """
+
+    def __init__(self, pool: BlockPool, lower: LowerTiers | None = None) -> None:
+        """News of the pool and the tiers below it. Of several groups the index hears of the pool's blocks alone."""
         self._pool = pool
-        self._host, self._tells_host = host, len(pool.groups) == 1
+        self._lower, self._tells_lower = lower, len(pool.groups) == 1
         self._is_known = False
         self._gone: dict[bytes, None] = {}
 
@@ -185,17 +195,27 @@ class IndexNews:
         added, removed = self._pool.drain_events()
         if not self._is_known:
             added = self._pool.cached_digests()
-        gone = [] if self._host is None else self._host.drain_removed()  # else it would grow for ever
-        if (host := self._host) is not None and self._tells_host:
-            removed = [digest for digest in removed if digest not in host]
-            removed += [digest for digest in gone if not self._pool.has(0, digest)]
-            added += [] if self._is_known else [digest for digest in host if not self._pool.has(0, digest)]
+        changed = [] if self._lower is None else self._lower.drain_changed()  # else it would grow for ever
+        if self._lower is not None and self._tells_lower:
+            added, removed = self._names(self._lower, [*added, *removed, *changed])
         self._gone |= dict.fromkeys(removed)
         for digest in added:
             self._gone.pop(digest, None)
         for digest in list(self._gone)[: max(0, len(self._gone) - MAX_GONE)]:
             del self._gone[digest]
         return added, list(self._gone)
+
+    def _names(self, lower: LowerTiers, changed: list[bytes]) -> tuple[list[bytes], list[bytes]]:
+        """Names of these blocks to add and to remove, by the first tier that has each."""
+        added, removed = list[bytes](), list[bytes]()
+        here = set(changed) if self._is_known else {*changed, *lower}
+        for digest in here:
+            tier = 0 if self._pool.has(0, digest) else lower.tier_of(digest)
+            names = [digest, *(digest + bytes([at + 1]) for at in range(lower.depth))]
+            count = 0 if tier is None else tier + 1
+            added += names[:count]
+            removed += names[count:]
+        return added, removed
 
     @property
     def is_known(self) -> bool:

@@ -30,6 +30,7 @@ class HostTierTotals(msgspec.Struct, frozen=True, kw_only=True):
     bad_digests: int = 0  # came back with a wrong byte, and were computed again
     failed_copies: int = 0  # late, or ended by an error
     hit_tokens: int = 0
+    load_bytes_per_s: float = 0.0  # as prompts wait for it; 0: not measured
 
 
 class EvictedBlocks(msgspec.Struct, frozen=True, kw_only=True):

@@ -72,6 +72,9 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True):
     local_tokens_per_s: float  # prompt tokens computed beside a decode batch
     decode_step_ms: float
     link_bytes_per_s: float
+    tiers: int  # below its pool: host memory, and files below that
+    host_bytes_per_s: float  # at which prompts get blocks back from them
+    disk_bytes_per_s: float
 
 
 def kind_of(state: WorkerState) -> BlockKind:
@@ -81,6 +84,7 @@ def kind_of(state: WorkerState) -> BlockKind:
 
 
 def record_of(state: WorkerState) -> WorkerRecord:
+    host, disk = state.totals.host, state.totals.disk
     layout, has_bare_rate = state.region.layout, state.prefill_bare_tokens_per_s > 0
     return WorkerRecord(
         protocol=state.v,
@@ -100,6 +104,9 @@ def record_of(state: WorkerState) -> WorkerRecord:
         local_tokens_per_s=state.local_tokens_per_s,
         decode_step_ms=state.decode_step_ms,
         link_bytes_per_s=state.link_bytes_per_s,
+        tiers=(host.capacity_bytes > 0) + (disk.capacity_bytes > 0),
+        host_bytes_per_s=host.load_bytes_per_s,
+        disk_bytes_per_s=disk.load_bytes_per_s,
     )
 
 

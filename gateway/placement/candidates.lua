@@ -5,7 +5,7 @@
 local function read_worker(id)
   local entry = entry_of(id)
   if not entry then return nil end
-  local worker = { id = id, incarnation = entry.incarnation, member = id .. '@' .. entry.incarnation, matched = 0, known = entry.known }
+  local worker = { id = id, incarnation = entry.incarnation, member = id .. '@' .. entry.incarnation, matched = 0, below = 0, on_disk = 0, known = entry.known }
   return setmetatable(worker, { __index = entry.record }) -- placement changes figures; the ledger reads them as they were
 end
 
@@ -148,6 +148,26 @@ local function match_prefixes(workers, search, depth)
   end
 end
 
+-- How many of a worker's matched blocks are in this tier or below it alone: the last ones, since a tier gives those up first.
+local function count_below(worker, search, tier)
+  local function is_below(at) return (read('SMISMEMBER', block_key(search, at) .. string.char(tier), worker.member) or {})[1] == 1 end
+  if worker.matched == 0 or not is_below(worker.matched) then return 0 end
+  local low, high = 1, worker.matched
+  while low < high do
+    local middle = math.floor((low + high) / 2)
+    if is_below(middle) then high = middle else low = middle + 1 end
+  end
+  return worker.matched - low + 1
+end
+
+-- Set what workers with tiers below their pool would have to load.
+local function match_tiers(workers, search)
+  for _, worker in ipairs(workers) do
+    if worker.tiers > 0 then worker.below = count_below(worker, search, 1) end
+    if worker.tiers > 1 and worker.below > 0 then worker.on_disk = math.min(worker.below, count_below(worker, search, 2)) end
+  end
+end
+
 -- The workers to compare. `renew` keeps the prompt's blocks in the index.
 local function candidates(search, renew)
   local found, dead, deepest_dead = {}, {}, 0
@@ -157,7 +177,10 @@ local function candidates(search, renew)
     local depth = add_holders(found, search, dead)
     if #dead == before then
       match_prefixes(found, search, depth)
-      for at = 1, renew and depth or 0 do write('EXPIRE', block_key(search, at), POLICY.index.block_ttl_s) end
+      match_tiers(found, search)
+      for at = 1, renew and depth or 0 do
+        for _, tier in ipairs({ '', '\1', '\2' }) do write('EXPIRE', block_key(search, at) .. tier, POLICY.index.block_ttl_s) end
+      end
       break
     end
     deepest_dead = math.max(deepest_dead, depth)

@@ -1,6 +1,7 @@
 -- The prefix index: which worker holds which block.
 --
 --   baton:block:<digest>  set of "<worker>@<incarnation>", with a TTL
+--   baton:block:<digest><tier>  the same for workers that have the block in this tier or below it alone: byte 1 is host memory, 2 files
 --   baton:news:<id>       what a worker has to say of its blocks: "<incarnation>:<number>:<digests added>:<bytes of a digest>:", the
 --                         added ones and those that left its pool. The only key that its user may write
 --   baton:told:<id>       "<incarnation>:<number>" of the news that is in the index, with a TTL; its user may read it

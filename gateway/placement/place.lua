@@ -33,6 +33,13 @@ local function effort(worker, uncached, tokens)
   return math.min(math.ceil(uncached + uncached * (2 * tokens - uncached) / (2 * worker.attention_doubles_at)), MOST_TOKENS)
 end
 
+-- ms to load what a worker has below its pool.
+local function loading_ms(worker)
+  local host = worker.host_bytes_per_s > 0 and worker.host_bytes_per_s or POLICY.loading.default_host_bytes_per_s
+  local disk = worker.disk_bytes_per_s > 0 and worker.disk_bytes_per_s or POLICY.loading.default_disk_bytes_per_s
+  return 1000 * worker.block_bytes * (worker.below / host + worker.on_disk / disk)
+end
+
 -- ms until a worker has computed the prompts charged to it, with `fixed_ms` for each pass; the first has begun.
 -- Where the ledger may lack charges, the worker's own figure counts as well.
 local function wait_ms(worker, rate, fixed_ms, now)
@@ -45,7 +52,8 @@ local function wait_ms(worker, rate, fixed_ms, now)
   return all - math.max(0, math.min(now - began, all / count)), count
 end
 
--- Prefill workers, cheapest first: the wait, and computing what the worker lacks of the prompt, weighted. Returns the weight, too.
+-- Prefill workers, cheapest first: the wait, loading, and computing what the worker lacks of the prompt, weighted. Returns the weight,
+-- too. Loading delays nobody else, since passes go on.
 -- While a worker idles, a prefix is worth only twice its computing time, so a hot one is computed again on an idle worker. The
 -- longer all queues are, the more computing counts, because all prompts behind wait for it.
 local function rank_prefill(workers, assumed, now)
@@ -55,14 +63,14 @@ local function rank_prefill(workers, assumed, now)
       local rate = worker.prefill_tokens_per_s > 0 and worker.prefill_tokens_per_s or (assumed > 0 and assumed or 1)
       local wait, count = wait_ms(worker, rate, worker.prefill_fixed_ms, now)
       local work = worker.prefill_fixed_ms + 1000 * worker.effort / rate
-      ranked[#ranked + 1] = { id = worker.id, worker = worker, count = count, rate = rate, wait = wait, work = work, ms = wait + work }
+      ranked[#ranked + 1] = { id = worker.id, worker = worker, count = count, rate = rate, wait = wait, work = work, ms = wait + worker.loading + work }
       least = math.min(least or wait, wait)
     end
   end
   least = least or 0
   local idle, busy = POLICY.prefill.idle_work_weight, POLICY.prefill.busy_work_weight
   local weight = idle + (busy - idle) * least / (least + POLICY.prefill.scarce_wait_ms)
-  for _, option in ipairs(ranked) do option.cost = option.wait + weight * option.work end
+  for _, option in ipairs(ranked) do option.cost = option.wait + option.worker.loading + weight * option.work end
   table.sort(ranked, by_cost)
   return ranked, weight
 end
@@ -80,7 +88,7 @@ end
 -- ms to move the blocks that a decode worker lacks.
 local function moving_ms(worker, link, block_size)
   if link <= 0 then link = POLICY.handoff.default_link_bytes_per_s end
-  return 1000 * math.ceil(worker.uncached / block_size) * worker.block_bytes / link
+  return 1000 * (math.ceil(worker.uncached / block_size) + worker.below) * worker.block_bytes / link -- a handoff loads none
 end
 
 -- Decode workers, those with room first: by the step with this sequence in the batch, and by what the handoff adds to it: what the
@@ -93,7 +101,7 @@ local function rank_decode(workers, prompt, work, link)
       local load, count = ledger('decode', worker.id)
       local sequences, most = math.max(count, worker.sequences), math.max(worker.max_sequences, 1)
       local used = math.max(load, (worker.num_blocks - worker.free_blocks) * block_size)
-      local room = (worker.num_blocks + worker.matched) * block_size - used
+      local room = (worker.num_blocks + worker.matched - worker.below) * block_size - used
       local token_ms, empty_ms = step_parts(worker, block_size)
       local moving = moving_ms(worker, link, block_size)
       if empty_ms > 0 and (fastest == 0 or empty_ms < fastest) then fastest = empty_ms end
@@ -134,7 +142,7 @@ local function cheapest_local(decode, assumed, first, prompt, weight, now)
     if rate > 0 and not decode[at].full then
       local wait = wait_ms(worker, rate, 0, now)
       local computing = 1000 * (idle and worker.effort or worker.uncached) / rate -- a rate beside a batch includes attention
-      local ms = worker.prefill_fixed_ms + (idle and 0 or worker.decode_step_ms) + wait + computing
+      local ms = worker.prefill_fixed_ms + worker.loading + (idle and 0 or worker.decode_step_ms) + wait + computing
       local delay = (wait * rate + 1000 * worker.uncached) / own
       local scarce = first and 1000 * effort(first.worker, worker.uncached, prompt.tokens) / first.rate or 1000 * worker.effort / own
       local cost = ms + (idle and 0 or harm_ms(sequences, computing, delay)) + (weight - 1) * scarce
@@ -219,6 +227,7 @@ local function place(args)
   for _, worker in ipairs(workers) do
     worker.uncached = math.max(prompt.tokens - worker.matched * prompt.block_size, 1)
     worker.effort = effort(worker, worker.uncached, prompt.tokens)
+    worker.loading = loading_ms(worker)
     worker.doubted = young and not worker.known
   end
   local prefill, weight = rank_prefill(workers, assumed, now)
@@ -238,9 +247,10 @@ local function place(args)
 
   local predicted = choice.predicted or first and first.ms or nearby and nearby.ms or -1
   local costs = string.format('predicted_ms=%.1f prefill_ms=%.1f local_ms=%.1f transfer_ms=%.1f crowding_ms=%.1f '
-    .. 'matched_tokens=%d candidates=%d', assumed > 0 and predicted or -1, assumed > 0 and first and first.ms or -1,
-    nearby and nearby.ms or -1, transfer, crowding, chosen.matched * prompt.block_size, #workers)
-  local answer = { chosen.id, chosen.incarnation, chosen.matched, best.matched, choice.reason, costs }
+    .. 'matched_tokens=%d loading_ms=%.1f candidates=%d', assumed > 0 and predicted or -1, assumed > 0 and first and first.ms or -1,
+    nearby and nearby.ms or -1, transfer, crowding, chosen.matched * prompt.block_size, chosen.loading, #workers)
+  local given = best.matched - (chosen.id == best.id and 0 or best.below)
+  local answer = { chosen.id, chosen.incarnation, chosen.matched, given, choice.reason, costs }
   return chosen.id == best.id and answer or listed(answer, decode, chosen)
 end
 

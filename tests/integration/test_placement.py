@@ -213,6 +213,7 @@ async def test_the_compared_costs_come_with_the_answer(store: FleetStore, ledger
         "transfer_ms": 2.0,
         "crowding_ms": 0.0,
         "matched_tokens": 0,
+        "loading_ms": 0.0,
         "candidates": 2,
     }
 

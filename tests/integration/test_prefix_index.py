@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import redis.asyncio
 
+from common.messages import HostTierTotals, WorkerState, WorkerTotals
 from gateway.placement.ledger import Ledger
 from tests.integration.fleet import (
     BLOCK_SIZE,
@@ -177,3 +178,51 @@ async def test_the_dead_among_the_least_loaded_and_among_the_holders_are_passed_
         assert placement.prefill == "p39"
         await release(ledger, f"r{number}", 1, stage="all")
     assert placement.matched_blocks_prefill == 2
+
+
+async def holding(store: FleetStore, worker: str, prompt: list[bytes], *, below: int, on_disk: int = 0) -> None:
+    """Announce a prompt whose last blocks are in host memory, and the last of those in files."""
+    await store.announce(worker, 1, prompt, [])
+    for tier, count in ((b"\1", below), (b"\2", on_disk)):
+        await store.announce(worker, 1, [digest + tier for digest in prompt[len(prompt) - count :]], [])
+
+
+def a_holder(worker: str, role: str = "prefill", **figures: float) -> WorkerState:
+    host = HostTierTotals(capacity_bytes=1 << 30, load_bytes_per_s=figures.pop("host_bytes_per_s", 1e9))
+    disk = HostTierTotals(capacity_bytes=1 << 30, load_bytes_per_s=figures.pop("disk_bytes_per_s", 1e8))
+    return a_worker(worker, role, totals=WorkerTotals(host=host, disk=disk), **figures)
+
+
+@pytest.mark.parametrize("lower", ["p0", "p1"])
+async def test_what_must_be_loaded_costs_its_time(store: FleetStore, ledger: Ledger, lower: str) -> None:
+    await two_and_two(store)
+    prompt, upper = a_prompt(blocks=6), {"p0": "p1", "p1": "p0"}[lower]
+    for worker in ("p0", "p1"):
+        await store.register(a_holder(worker))
+    await holding(store, lower, prompt, below=5, on_disk=2)
+    await holding(store, upper, prompt, below=1)
+    placement = await ledger.place(a_request(digests=prompt, num_tokens=100))
+    assert (placement.prefill, placement.matched_blocks_prefill) == (upper, 6)
+    size = a_worker(upper, "prefill").region.layout.block_bytes
+    assert placement.costs["loading_ms"] == pytest.approx(1000 * size / 1e9, abs=0.06)
+
+
+async def test_loading_is_cheaper_than_computing_and_dearer_than_nothing(store: FleetStore, ledger: Ledger) -> None:
+    await two_and_two(store)
+    prompt = a_prompt(blocks=6)
+    await store.register(a_holder("p1"))
+    await holding(store, "p1", prompt, below=6, on_disk=6)
+    placement = await ledger.place(a_request(digests=prompt, num_tokens=100))
+    assert (placement.prefill, placement.reason) == ("p1", "prefix")
+    await store.register(a_holder("p1", disk_bytes_per_s=1.0))  # a disk that hangs
+    assert (await ledger.place(a_request("other", digests=prompt, num_tokens=100))).prefill == "p0"
+
+
+async def test_a_decode_worker_is_given_what_it_has_below_its_pool(store: FleetStore, ledger: Ledger) -> None:
+    await two_and_two(store)
+    prompt = a_prompt(blocks=6)
+    await store.register(a_holder("d1", "decode"))
+    await holding(store, "d1", prompt, below=4)
+    placement = await ledger.place(a_request(digests=prompt, num_tokens=100))
+    assert placement.decode[0] == "d1"
+    assert placement.matched_blocks_decode == 2

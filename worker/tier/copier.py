@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Callable
 from functools import partial
 from queue import SimpleQueue
@@ -20,6 +21,7 @@ Over = Callable[[T | Exception], None]
 CLOSE_S = 5.0  # a copy that takes longer is left behind: the process ends
 # Time for a copy and those before it in the queue: a prompt waits no longer for what it may as well compute.
 COPY_S, COPY_BYTES_PER_S = 5.0, 256e6
+RATE_SMOOTHING, LEAST_S = 0.2, 1e-6
 
 
 class Copier(Protocol):
@@ -40,6 +42,7 @@ class Copies:
 
     def __init__(self, copier: Copier) -> None:
         self.failed = 0  # late, or ended by an error
+        self.bytes_per_s = 0.0  # mean of those that a prompt waited for; 0: none
         self._copier = copier
         self._late = 0
 
@@ -48,10 +51,13 @@ class Copies:
         return self._late > 0
 
     def submit(
-        self, copy: Copy[T], over: Over[T], *, num_bytes: float, given_up: Callable[[], None] = lambda: None
+        self, copy: Copy[T], over: Over[T], *, num_bytes: float, given_up: Callable[[], None] | None = None
     ) -> None:
-        """Submit a copy. Nobody waits for one that is late, but what it reads and writes stays its own until it lands."""
-        is_late = False
+        """Submit a copy; a prompt waits for it where it may be `given_up`.
+
+        Nobody waits for one that is late, but what it reads and writes stays its own until it lands.
+        """
+        is_late, began = False, time.perf_counter()
 
         def late() -> None:
             nonlocal is_late
@@ -59,9 +65,13 @@ class Copies:
             self._late += 1
             self.failed += 1
             log.warning("tier.copy_late", extra={"memory_mb": int(num_bytes) >> 20})
-            given_up()
+            if given_up is not None:
+                given_up()
 
         def landed(result: T | Exception) -> None:
+            if given_up is not None and not isinstance(result, Exception):
+                rate = num_bytes / max(time.perf_counter() - began, LEAST_S)
+                self.bytes_per_s += (RATE_SMOOTHING if self.bytes_per_s else 1) * (rate - self.bytes_per_s)
             self._late -= is_late
             self.failed += isinstance(result, Exception) and not is_late
             over(result)

@@ -246,6 +246,7 @@ class FileTier:
             bad_digests=self._torn,
             failed_copies=self._writes.failed + self._reads.failed,
             hit_tokens=self._hit_blocks * block_size,
+            load_bytes_per_s=self._reads.bytes_per_s,
         )
 
     def close(self) -> None:

@@ -72,7 +72,7 @@ class HostBlocks:
         self._second_sight = SecondSight(num_slots) if second_sight else None
         self._free = list(range(num_slots - 1, -1, -1))
         self._blocks: OrderedDict[bytes, HostBlock] = OrderedDict()  # least recently used first
-        self._removed: dict[bytes, None] = {}
+        self._changed: dict[bytes, None] = {}
         self.listener: Listener | None = None
 
     def __len__(self) -> int:
@@ -146,7 +146,7 @@ class HostBlocks:
                 self.give_back({number: entry})
             else:
                 block.slots[number], block.sums[number] = entry, sums[number]
-        self._removed.pop(digest, None)
+        self._changed[digest] = None
         self.touch(digest, was_found=was_found)
 
     def give_back(self, slots: Mapping[int, Entry]) -> None:
@@ -170,15 +170,15 @@ class HostBlocks:
         if block.is_gone and not block.uses:
             self.give_back(block.slots)
 
-    def drain_removed(self) -> list[bytes]:
-        """Digests that left since the last call and are not back."""
-        removed = list(self._removed)
-        self._removed.clear()
-        return removed
+    def drain_changed(self) -> list[bytes]:
+        """Digests that came or left since the last call."""
+        changed = list(self._changed)
+        self._changed.clear()
+        return changed
 
     def _remove(self, block: HostBlock) -> None:
         del self._blocks[block.digest]
-        self._removed[block.digest] = None
+        self._changed[block.digest] = None
         block.is_gone = True
         if self.listener is not None:
             self.listener.went(block.digest)

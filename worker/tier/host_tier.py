@@ -329,17 +329,25 @@ class HostTier:
 
     # -- what others hear ----------------------------------------------------------------------------------------------
 
-    def __contains__(self, digest: bytes) -> bool:
-        return digest in self.blocks or (self.files is not None and digest in self.files.blocks)
+    @property
+    def depth(self) -> int:
+        """Tiers below the pool."""
+        return 1 if self.files is None else 2
+
+    def tier_of(self, digest: bytes) -> int | None:
+        """1 for a block in host memory, 2 for one in a file alone, None for others."""
+        if digest in self.blocks:
+            return 1
+        return 2 if self.files is not None and digest in self.files.blocks else None
 
     def __iter__(self) -> Iterator[bytes]:
         below = () if self.files is None else (digest for digest in self.files.blocks if digest not in self.blocks)
         return chain(self.blocks, below)
 
-    def drain_removed(self) -> list[bytes]:
-        """Digests that left since the last call and are in neither tier."""
-        gone = self.blocks.drain_removed() + ([] if self.files is None else self.files.blocks.drain_removed())
-        return [digest for digest in dict.fromkeys(gone) if digest not in self]
+    def drain_changed(self) -> list[bytes]:
+        """Digests that came to a tier or left it since the last call, each once."""
+        changed = self.blocks.drain_changed() + ([] if self.files is None else self.files.blocks.drain_removed())
+        return [*dict.fromkeys(changed)]
 
     def totals(self) -> HostTierTotals:
         size = self._memory.block_bytes
@@ -353,6 +361,7 @@ class HostTier:
             bad_digests=self._bad,
             failed_copies=self._copies.failed,
             hit_tokens=self._hit_tokens,
+            load_bytes_per_s=self._copies.bytes_per_s,
         )
 
     def file_totals(self) -> HostTierTotals | None:

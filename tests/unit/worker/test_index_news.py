@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 
 from engine.cache.block_pool import BlockPool
 from engine.groups import Full, Window
 from worker.heartbeat import IndexNews
+from worker.tier.file_blocks import FileBlocks
 from worker.tier.host_blocks import HostBlocks
+from worker.tier.kv_files import Stored
 
 BLOCKS = 8
 
@@ -56,11 +59,39 @@ def test_an_index_that_was_emptied_is_told_everything() -> None:
     assert news.next() == ([b"one"], [])
 
 
-def test_the_index_has_what_a_host_tier_has_too() -> None:
+class Tiers:
+    """Host memory, and files below it."""
+
+    depth = 2
+
+    def __init__(self) -> None:
+        self.host, self.files = HostBlocks(20), FileBlocks(1 << 30, {})
+
+    def tier_of(self, digest: bytes) -> int | None:
+        return 1 if digest in self.host else 2 if digest in self.files else None
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter({*self.host, *self.files})
+
+    def drain_changed(self) -> list[bytes]:
+        return self.host.drain_changed() + self.files.drain_removed()
+
+    def names(self, pool: BlockPool) -> set[bytes]:
+        """What the index should have."""
+        here, below = set(pool.cached_digests()), {*self}
+        return {
+            *here,
+            *below,
+            *(each + b"\1" for each in below - here),
+            *(each + b"\2" for each in below - here if each not in self.host),
+        }
+
+
+def test_the_index_has_what_lower_tiers_have_and_says_in_which() -> None:
     chance = random.Random(5)
-    pool, host, index = BlockPool(num_blocks=BLOCKS, block_size=16), HostBlocks(20), set[bytes]()
-    news = IndexNews(pool, host)
-    for step in range(400):
+    pool, tiers, index = BlockPool(num_blocks=BLOCKS, block_size=16), Tiers(), set[bytes]()
+    host, files, news = tiers.host, tiers.files, IndexNews(pool, tiers)
+    for step in range(600):
         digest = b"content %d" % chance.randrange(40)
         if not pool.has(0, digest):
             use(pool, digest)
@@ -68,23 +99,28 @@ def test_the_index_has_what_a_host_tier_has_too() -> None:
             slots = host.reserve({0: 1})
             assert slots is not None
             host.add(digest, slots, {0: b""})
+        if digest in host and chance.random() < 0.5:
+            files.add(digest, Stored(frozenset((0,)), 1))
         if chance.random() < 0.1:
             host.forget(digest)
+        if chance.random() < 0.1:
+            files.forget(b"content %d" % chance.randrange(40))
         added, removed = news.next()
+        assert set(added).isdisjoint(removed) or not news.is_known
         if chance.random() < 0.6:
             index = (index | set(added)) - set(removed)
             news.told()
-            assert index == {*pool.cached_digests(), *host}, step
+            assert index == tiers.names(pool), step
         else:
             news.forget()
 
 
 def test_of_several_groups_the_index_hears_of_the_pool_alone() -> None:
     groups = (Full(block_size=16), Window(block_size=16, window=40))
-    pool, host = BlockPool(num_blocks=BLOCKS, block_size=16, groups=groups), HostBlocks(20)
-    host.add(b"there", {0: (0,)}, {0: b""})
-    news = IndexNews(pool, host)
+    pool, tiers = BlockPool(num_blocks=BLOCKS, block_size=16, groups=groups), Tiers()
+    tiers.host.add(b"there", {0: (0,)}, {0: b""})
+    news = IndexNews(pool, tiers)
     assert news.next() == ([], [])
-    host.forget(b"there")
+    tiers.host.forget(b"there")
     assert news.next() == ([], [])
-    assert host.drain_removed() == []  # nothing piles up
+    assert tiers.drain_changed() == []  # nothing piles up

@@ -86,6 +86,7 @@ def test_a_new_process_finds_what_a_former_one_wrote(engine: Engine, cold: list[
     former.kv_files.close()
     server = DiskServer(engine, tmp_path)
     assert {*server.tier} == {*former.files.blocks}
+    assert {server.tier.tier_of(digest) for digest in server.tier} == {2}
     assert server.answers() == cold
     assert server.files.totals(16).hit_tokens > 0
     server.check_nothing_is_held()
