@@ -17,7 +17,6 @@ from typing import Protocol
 from common.messages import Goal
 from decode.request import DecodeRequest
 from worker.device.prompt_budget import PromptBudget
-from worker.device.step_policy import MIN_SLOTS
 
 AIM = 0.25  # share of the time until a prompt is due
 AGEING = 4.0  # a prompt's computing time counts so many times
@@ -77,10 +76,11 @@ def lateness(prompts: Iterable[Due], tokens_per_s: float) -> float:
 def best_size(pass_s: Mapping[int, float], prompts: ListOf[Due], *, comfortable_s: float, slack_s: float) -> int:
     """Prompt tokens of the next pass, of sizes that take `pass_s` each, in rising order.
 
-    The largest within the comfortable time, unless a larger one within the streams' slack makes prompts less late.
+    The one with the least time a token within the comfortable time, unless a larger one within the streams' slack makes prompts
+    less late.
     """
-    fitting = (tokens for tokens, seconds in pass_s.items() if seconds <= comfortable_s and tokens <= COMFORTABLE_ROWS)
-    best = max(fitting, default=min(pass_s))
+    fitting = [tokens for tokens, seconds in pass_s.items() if seconds <= comfortable_s and tokens <= COMFORTABLE_ROWS]
+    best = max(fitting, key=lambda tokens: tokens / pass_s[tokens], default=min(pass_s))
     least = lateness(prompts, best / pass_s[best])
     for tokens, seconds in pass_s.items():
         if not least:
@@ -114,7 +114,7 @@ class GoalPacing:
 
     def tokens(self, streams: ListOf[DecodeRequest], prompts: ListOf[DecodeRequest], *, context: int | None) -> int:
         decoding = len(streams)
-        pass_s = self._pass_s(decoding, context or 0) if streams and self._budget.follows_goals else {}
+        pass_s = self._pass_s(decoding, context) if streams and self._budget.follows_goals else {}
         if not pass_s:
             backlog = sum(max(0, prompt.sequence.num_unscheduled) for prompt in prompts)
             return self._budget.tokens(backlog, decoding=decoding, context=context)
@@ -130,14 +130,20 @@ class GoalPacing:
         """No more than what delays a prompt that arrives meanwhile by two full passes."""
         return SIZES[-1] if self._budget.follows_goals and self._budget.target_ms else MANY_TOKENS
 
-    def _pass_s(self, decoding: int, context: int) -> dict[int, float]:
-        """Predicted seconds by prompt tokens; empty while nothing was measured."""
-        slots = self._budget.slots(decoding)
-        # Empty slots of a captured step cost as much as others: a fuller one that is not captured is faster a token.
-        beside = [(rows - (slots if rows < COMFORTABLE_ROWS or slots == MIN_SLOTS else decoding)) for rows in SIZES]
-        sizes = [tokens for tokens in beside if tokens >= LEAST_PROMPT_TOKENS] or [LEAST_PROMPT_TOKENS]
-        found = {tokens: self._budget.pass_s(tokens, decoding=decoding, context=context) for tokens in sizes}
-        return found if min(found.values()) > 0 and self._budget.target_ms else {}
+    def _pass_s(self, decoding: int, context: int | None) -> dict[int, float]:
+        """Predicted seconds by prompt tokens, in rising order; empty while nothing was measured.
+
+        Captured passes take what they were timed at. Larger ones take at least as long as the host needs to launch them.
+        """
+        budget, slots = self._budget, self._budget.slots(decoding)
+        captured = budget.step_cost.predicted_ms(slots, context)
+        found = {tokens: ms / 1000 for tokens, ms in captured.items() if tokens >= LEAST_PROMPT_TOKENS}
+        largest = slots + max(found) if found else 0
+        sizes = [rows - decoding for rows in SIZES if rows > largest and rows - decoding >= LEAST_PROMPT_TOKENS]
+        for tokens in sizes or ([] if found else [LEAST_PROMPT_TOKENS]):
+            seconds = budget.pass_s(tokens, decoding=decoding, context=context or 0)
+            found[tokens] = max(seconds, budget.launch_s) if seconds else 0.0
+        return found if min(found.values()) > 0 and budget.target_ms else {}
 
 
 def _goal_of(request: DecodeRequest) -> Goal:

@@ -52,7 +52,7 @@ from engine.step.graphs import graph_sizes
 from engine.step.limits import GroupTables, HeadLimits, LastAttention, Limits
 from engine.step.newest import NewestTokens
 from engine.step.runner import Runner
-from engine.step.warm import time_prompts, warm_up
+from engine.step.warm import time_launch, time_prompts, warm_up
 from engine.weights.loader import load_weights, most_elements
 from engine.weights.parameters import Weights
 from modelfiles.gguf import is_gguf
@@ -133,6 +133,7 @@ class Engine:
         self._known: dict[Sequence, int] = {}  # newest tokens on the CPU, known at once
         # Milliseconds of a pass by slots for decoding tokens (0: none) and prompt tokens.
         self.pass_ms: dict[tuple[int, int], float] = {}
+        self.launch_ms = 0.0  # host time of an uncaptured pass; 0: no graphs
         self._sampler = DeviceSampler(self.vocab_size, max(config.max_sequences, config.max_batch_tokens), device)
         if device.type == "cuda":
             self._start_on_gpu(load)
@@ -164,6 +165,7 @@ class Engine:
         self.pass_ms = {(size.decoding, size.prompts): ms for size, ms in self._runner.measure().items()}
         alone = time_prompts(self.launch, self.layout, vocab_size=self.vocab_size, max_tokens=longest)
         self.pass_ms |= {(0, tokens): ms for tokens, ms in alone.items()}
+        self.launch_ms = time_launch(self.launch, self.layout, vocab_size=self.vocab_size, max_tokens=longest)
         self._forget_newest()
 
     def _new_drafting(self, draft: HeadSpec) -> DraftChain:

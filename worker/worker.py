@@ -75,6 +75,7 @@ class WorkerEngine(SteppingEngine, Protocol):
     vocab_size: int
     max_model_len: int
     fingerprint: str
+    launch_ms: float  # host time of an uncaptured pass
     grammars: Grammars
 
     @property
@@ -295,8 +296,9 @@ class Worker:
 def _budget(engine: WorkerEngine, settings: WorkerSettings) -> PromptBudget:
     if engine.pass_ms:
         timed = {f"{slots}+{tokens}": round(ms, 2) for (slots, tokens), ms in sorted(engine.pass_ms.items())}
-        log.info("device.measured", extra={"pass_ms": timed})
+        log.info("device.measured", extra={"pass_ms": timed, "launch_ms": round(engine.launch_ms, 2)})
     targets = settings.step_targets
     budget = PromptBudget(token_budget=settings.max_batch_tokens, target_ms=targets.shared_ms, pass_ms=engine.pass_ms)
+    budget.launch_s = engine.launch_ms / 1000
     budget.follows_goals = targets.follow_goals
     return budget

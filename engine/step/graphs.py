@@ -13,8 +13,8 @@ from engine.step.limits import Limits
 
 # Tokens: longer prompts keep the GPU busy for longer than the host takes to launch them.
 PROMPT_GRAPHS = (16, 32, 64, 96, 128, 192, 256, 320, 384, 512)
-# Slots for decoding tokens, and tokens in all: whole GEMM tiles.
-MIXED_GRAPHS = ((16, 32, 64, 128), (128, 192, 256, 320, 384, 512))
+# Tokens in all by slots for decoding tokens: whole GEMM tiles. Larger passes beside streams wait for the host's launches.
+MIXED_GRAPHS = dict.fromkeys((16, 32, 64, 128), (128, 192, 256, 320, 384, 512)) | {256: (384, 512, 640)}
 
 MEASURED_PASSES = 3
 
@@ -90,9 +90,11 @@ def graph_sizes(max_sequences: int, longest: int) -> list[GraphSize]:
     while sizes[-1] < max_sequences:
         size = sizes[-1]
         sizes.append(size + (4 if size < 8 else 8 if size < 64 else 16 if size < 256 else 32))
-    decoding, tokens = MIXED_GRAPHS
     mixed = [
-        GraphSize(some, total - some) for some in decoding for total in tokens if some < min(total, 2 * max_sequences)
+        GraphSize(some, total - some)
+        for some, totals in MIXED_GRAPHS.items()
+        for total in totals
+        if some < min(total, 2 * max_sequences)
     ]
     alone = [GraphSize(0, tokens) for tokens in PROMPT_GRAPHS]
     return [GraphSize(size) for size in sizes] + [size for size in mixed + alone if size.prompts <= longest]

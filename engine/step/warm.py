@@ -16,6 +16,7 @@ from engine.sequence import Chunk, Sequence
 
 PROMPT_TOKENS = (8, 24, 48, 100, 300, 1500, 3000)  # between these are the thresholds that select kernels
 TIMED_PROMPTS = (256, 512, 1024, 2048, 8192)  # tokens of a pass with one prompt alone
+LAUNCHED_TOKENS = 1024  # more than a graph holds
 CACHED_TOKENS = (32, 500, 2500)  # positions before a chunk
 CHUNK_TOKENS = (24, 300)  # tokens of a chunk after them
 SAMPLINGS = (
@@ -73,6 +74,18 @@ def time_prompts(
             launch([prompt.schedule(num_tokens)]).wait()
             times[num_tokens] = 1000 * (time.perf_counter() - began)
     return times
+
+
+def time_launch(launch: Callable[[list[Chunk]], Pass], layout: KVLayout, *, vocab_size: int, max_tokens: int) -> float:
+    """Milliseconds that the host takes to launch a pass kernel by kernel; 0 if prompts are too short for that."""
+    ms, room = 0.0, min(max_tokens, _tokens_in(layout))
+    for _ in range(2 if room >= LAUNCHED_TOKENS else 0):  # the first run may be cold
+        prompt = _sequence(LAUNCHED_TOKENS, SAMPLINGS[0], layout, vocab_size, 0, more=0)
+        began = time.perf_counter()
+        launched = launch([prompt.schedule(LAUNCHED_TOKENS)])
+        ms = 1000 * (time.perf_counter() - began)
+        launched.wait()
+    return ms
 
 
 def _tokens_in(layout: KVLayout) -> int:

@@ -55,6 +55,7 @@ class PromptBudget:
         alone_s = {tokens: ms / 1000 for (slots, tokens), ms in (pass_ms or {}).items() if not slots}
         self.prompt_cost = PromptCost(alone_s)  # passes with prompts alone
         self.step_cost = StepCost(pass_ms or {}, self._policy.sizes, self._policy.averaging)
+        self.launch_s = 0.0  # host time of an uncaptured pass
         self.follows_goals = False  # whether the target is only a comfortable step, which goals may exceed
         self._credit_ms = 0.0
         self._num_decoding = 1  # the newest step's

@@ -14,6 +14,7 @@ from decode.pacing import Due, GoalPacing, best_size, lateness
 from decode.request import DecodeRequest
 from decode.scheduler import DecodeScheduler
 from engine.cache.block_pool import BlockPool
+from engine.step.graphs import MIXED_GRAPHS
 from tests.unit.decode.scheduling import BLOCK, land, make_request
 from worker.device.prompt_budget import PromptBudget
 
@@ -139,6 +140,19 @@ def test_a_comfortable_step_is_enough_while_nobody_would_be_late() -> None:
         worker.stream(f"s{number}", ahead_s=5.0)
     worker.enqueue("prompt", prompt=900, goal=Goal(ttft_ms=1000.0, tpot_ms=20.0))
     assert worker.step()["prompt"] <= 512
+
+
+@pytest.mark.parametrize("num_streams", [3, 20, 60, 90, 200])
+def test_beside_streams_a_usual_pass_is_one_that_is_captured(num_streams: int) -> None:
+    worker = Worker()
+    worker.budget.launch_s = 0.016
+    for number in range(num_streams):
+        worker.stream(f"s{number}", ahead_s=0.0)
+    worker.enqueue("prompt", prompt=3000, goal=Goal(ttft_ms=9000.0, tpot_ms=20.0))
+    tokens = worker.step()["prompt"]
+    slots = next(slots for slots in MIXED_GRAPHS if slots >= num_streams)
+    assert tokens >= 256
+    assert slots + tokens in MIXED_GRAPHS[slots]
 
 
 @pytest.mark.parametrize(("ahead_s", "most"), [(5.0, 2048), (-5.0, 512)])
