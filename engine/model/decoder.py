@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -21,13 +22,36 @@ from engine.model.layers.halves.laurel import Laurel
 from engine.model.layers.halves.layer_inputs import LayerInput, LayerInputs
 from engine.model.layers.halves.placeholders import Placeholders
 from engine.model.layers.halves.shortcut import end_shortcut
-from engine.model.layers.kinds import MIXERS, MLPS, Half, LayerPass, Mlp, alone, mixing
+from engine.model.layers.kinds import MIXERS, MLPS, Mixer, Mlp
 from engine.model.places import Content, Part, kept_at
 from engine.model.stream import Stream
 from engine.spec.model import BranchSpec, ModelSpec
 from engine.weights.parameters import Shard, Weights, whole
 
 HEAD = "lm_head"
+
+
+@dataclass(frozen=True, slots=True)
+class LayerPass:
+    """One layer's view of a pass: `kept` and `is_last` as mixers take them."""
+
+    batch: ForwardBatch
+    kept: Sequence[Any]
+    is_last: bool
+
+
+# One step of a layer on the stream: its mixer, its MLP, or what stands beside them.
+Half = Callable[[Stream, LayerPass], None]
+
+
+def mixing(mixer: Mixer) -> Half:
+    """The half in which tokens meet."""
+    return lambda stream, its: mixer(stream, its.batch, its.kept, is_last=its.is_last)
+
+
+def alone(step: Mlp) -> Half:
+    """A half that works on each token alone."""
+    return lambda stream, its: step(stream)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from engine.batch.batch import ForwardBatch
@@ -45,29 +44,6 @@ class Mlp(Protocol):
     """The part of a layer that works on each token alone."""
 
     def __call__(self, stream: Stream) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class LayerPass:
-    """One layer's view of a pass: `kept` and `is_last` as mixers take them."""
-
-    batch: ForwardBatch
-    kept: Sequence[Any]
-    is_last: bool
-
-
-# One step of a layer on the stream: its mixer, its MLP, or what stands beside them.
-Half = Callable[[Stream, LayerPass], None]
-
-
-def mixing(mixer: Mixer) -> Half:
-    """The half in which tokens meet."""
-    return lambda stream, its: mixer(stream, its.batch, its.kept, is_last=its.is_last)
-
-
-def alone(step: Mlp) -> Half:
-    """A half that works on each token alone."""
-    return lambda stream, its: step(stream)
 
 
 MIXERS: dict[type, Callable[[Any, Surroundings], Mixer]] = {
