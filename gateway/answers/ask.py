@@ -174,6 +174,11 @@ class DraftWish:
     most: int = -1
     prediction: str = ""
 
+    @classmethod
+    def of(cls, said: bool | int | None, prediction: str = "") -> DraftWish:
+        """The wish of a field: false is none, true or nothing what workers are set to."""
+        return cls(most=-1 if said is None or said is True else int(said), prediction=prediction)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:

@@ -8,7 +8,6 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, StrictBool, StrictInt
 
 from common.words import MOST_DRAFTED
-from gateway.answers.ask import DraftWish
 
 
 def _is_wish(said: Any) -> Any:
@@ -21,11 +20,6 @@ def _is_wish(said: Any) -> Any:
 Drafted = Annotated[StrictBool | Annotated[StrictInt, Field(ge=0, le=MOST_DRAFTED)], BeforeValidator(_is_wish)]
 # llama.cpp's field has no bound.
 DRAFTED_SCHEMA: dict[str, Any] = {"type": ["integer", "null"], "minimum": 0}
-
-
-def draft_wish(said: bool | int | None, prediction: str = "") -> DraftWish:
-    """The wish for drafts: false is none, true or nothing (-1) what workers are set to."""
-    return DraftWish(most=-1 if said is None or said is True else int(said), prediction=prediction)
 
 
 def at_most_drafted(most: Any) -> Mapping[str, Any]:

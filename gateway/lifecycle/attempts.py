@@ -126,7 +126,18 @@ class Attempts:
             now=now,
         )
         state.placed(placement.prefill, placement.decode)
-        line = AttemptLine.of(job, placement, because=because, began_at=now, promised_tokens=state.cached_tokens)
+        line = AttemptLine(
+            number=attempt,
+            began_at=now,
+            because=because,
+            prefill=placement.prefill,
+            decode=placement.decode,
+            reason=placement.reason,
+            costs=placement.costs,
+            prompt_tokens=len(state.token_ids),
+            promised_tokens=state.cached_tokens,
+            traceparent=job.traceparent,
+        )
         request.timeline.began(line)
         line.published_at = self._keeping.clock()
         if request.queued_at is None:

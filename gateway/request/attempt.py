@@ -6,8 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from common.messages import Imported, Job, Settle
-from gateway.request.placement import Placement
+from common.messages import Imported, Settle
 
 WORKER_WAITS = ("room", "load", "prompts")  # reasons that workers tell: `prefill.request.Wait`
 
@@ -40,24 +39,6 @@ class AttemptLine:
     imported_at: float | None = None
     ended_at: float | None = None
     outcome: str = ""  # "" while it runs, "ok", or why it was abandoned
-
-    @classmethod
-    def of(
-        cls, job: Job, placement: Placement, *, because: str, began_at: float, promised_tokens: int = 0
-    ) -> AttemptLine:
-        """The attempt of `job`."""
-        return cls(
-            number=job.attempt,
-            began_at=began_at,
-            because=because,
-            prefill=placement.prefill,
-            decode=job.decode_workers,
-            reason=placement.reason,
-            costs=placement.costs,
-            prompt_tokens=len(job.token_ids) // 4,
-            promised_tokens=promised_tokens,
-            traceparent=job.traceparent,
-        )
 
     @property
     def decoder(self) -> str:

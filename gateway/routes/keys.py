@@ -21,7 +21,6 @@ from gateway.http.body import BodyLimits, read_fields
 from gateway.http.exchange import request_scope
 from gateway.http.fields import Number, StrictFields
 from gateway.http.problem import ConflictError, NotKeptError, json_response
-from gateway.tenants.goals import GoalFields
 from gateway.tenants.kept import KeptKeys
 from gateway.tenants.register import (
     Change,
@@ -33,7 +32,7 @@ from gateway.tenants.register import (
     is_key_id,
     new_key_id,
 )
-from gateway.tenants.tenants import DEFAULT, TENANT_NAME, Tenant, Tenants, hash_key, new_key
+from gateway.tenants.tenants import DEFAULT, TENANT_NAME, GoalFields, Tenant, Tenants, hash_key, new_key
 from gateway.tenants.usage import MAX_HOURS, usage_json
 
 audit = logging.getLogger("baton.audit")

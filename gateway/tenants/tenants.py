@@ -21,7 +21,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from common.messages import NO_GOAL, Goal, Keep
 from common.settings import ConfigError
 from gateway.tenants.budgets import UNLIMITED, Limits
-from gateway.tenants.goals import GoalFields
 from gateway.tenants.register import NOTHING, MadeKey, MadeTenant, Register
 
 DEFAULT = "default"
@@ -44,6 +43,9 @@ OPERATOR_PATHS = (*METRICS_PATHS, "/debug", *CONSOLE_DATA)
 TENANT_NAME = r"^[A-Za-z0-9_.-]{1,64}$"
 _HASH = r"^[0-9a-fA-F]{64}$"
 _FEWEST_KEY_CHARS = 16
+MIN_GOAL_MS, MAX_GOAL_MS = 0.001, 3_600_000  # an hour
+_Milliseconds = Annotated[float, Field(strict=True, allow_inf_nan=False, ge=MIN_GOAL_MS, le=MAX_GOAL_MS)]
+_MillisecondsPerToken = Annotated[float, Field(strict=True, allow_inf_nan=False, ge=0, le=MAX_GOAL_MS)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -300,6 +302,19 @@ def hash_key(key: str) -> bytes:
 def new_key() -> str:
     """A new key of 256 random bits."""
     return f"baton-{secrets.token_urlsafe(32)}"
+
+
+class GoalFields(BaseModel):
+    """A goal's parts in a client's request, an administrator's or a file of tenants; each is open unless it is given."""
+
+    ttft_slo_ms: _Milliseconds | None = None
+    ttft_slo_ms_per_token: _MillisecondsPerToken | None = None
+    tpot_slo_ms: _Milliseconds | None = None
+
+    @property
+    def goal(self) -> Goal:
+        """The goal as far as it is said."""
+        return Goal(ttft_ms=self.ttft_slo_ms, ttft_ms_per_token=self.ttft_slo_ms_per_token, tpot_ms=self.tpot_slo_ms)
 
 
 class _Entry(GoalFields, BaseModel):

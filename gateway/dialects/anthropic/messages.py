@@ -5,7 +5,7 @@ from __future__ import annotations
 from common.messages import SamplingParams
 from common.tracing import Attributes
 from gateway.answers.answer import Answer
-from gateway.answers.ask import Ask, Constraint, ContextFit, Reply, Sampling, Terms, TextRules
+from gateway.answers.ask import Ask, Constraint, ContextFit, DraftWish, Reply, Sampling, Terms, TextRules
 from gateway.answers.start import Answers
 from gateway.answers.tokenising import COUNTED_CONTEXTS
 from gateway.dialects.anthropic.events import MessageEvents
@@ -13,7 +13,6 @@ from gateway.dialects.anthropic.objects import content_blocks, message_object, s
 from gateway.dialects.anthropic.schema import CountTokensRequest, MessagesRequest
 from gateway.dialects.described import described
 from gateway.dialects.dialect import Asked, Events
-from gateway.dialects.drafts import draft_wish
 from gateway.http.problem import Json
 from gateway.http.streaming import EVENTS
 
@@ -38,7 +37,7 @@ class Messages:
             sampling=Sampling(
                 params=SamplingParams(**given, max_tokens=body.max_tokens),
                 left_open=frozenset(_SAMPLED) - given.keys(),
-                drafts=draft_wish(body.speculation),
+                drafts=DraftWish.of(body.speculation),
             ),
             fit=ContextFit(ends_with_context=True),
             text=TextRules(stops=body.stop_sequences or (), is_wanted=body.max_tokens > 0),

@@ -7,10 +7,9 @@ from typing import Generic, Protocol, TypeVar
 
 from common.tracing import Attributes
 from gateway.answers.answer import Answer
-from gateway.answers.ask import Ask, Constraint, ContextFit, Infill, Prompt, Sampling, TextRules
+from gateway.answers.ask import Ask, Constraint, ContextFit, DraftWish, Infill, Prompt, Sampling, TextRules
 from gateway.dialects.described import described
 from gateway.dialects.dialect import Events
-from gateway.dialects.drafts import draft_wish
 from gateway.dialects.llamacpp.bodies import InfillRequest, LlamaCompletionRequest, LlamaRequest
 from gateway.dialects.llamacpp.objects import Chunks, whole
 from gateway.http.streaming import EVENTS
@@ -50,7 +49,7 @@ class Completion(Generic[Body]):
                 n=body.n_cmpl,
                 seed=body.wanted_seed,
                 ignore_eos=body.ignore_eos,
-                drafts=draft_wish(body.speculation),
+                drafts=DraftWish.of(body.speculation),
             ),
             text=TextRules(stops=body.stop or [], is_wanted=body.is_wanted),
             constraint=Constraint(grammar=body.followed),

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from common.tracing import Attributes
-from gateway.answers.ask import Ask, Constraint, ContextFit, Prompt, Reply, Sampling, TextRules
+from gateway.answers.ask import Ask, Constraint, ContextFit, DraftWish, Prompt, Reply, Sampling, TextRules
 from gateway.dialects.described import described as attributes
-from gateway.dialects.drafts import draft_wish
 from gateway.dialects.ollama.bodies import OllamaRequest
 from gateway.dialects.ollama.lines import at_once
 from gateway.http.problem import Json
@@ -31,7 +30,7 @@ def asked(
             params=options.sampling(body.num_logprobs),
             left_open=options.left_open,
             seed=options.wanted_seed,
-            drafts=draft_wish(options.speculation),
+            drafts=DraftWish.of(options.speculation),
         ),
         text=TextRules(stops=options.stop or []),
         fit=ContextFit(longest_prompt=-1 if body.truncate else None, ends_with_context=True),

@@ -27,7 +27,6 @@ from gateway.answers.choice import Choice, Piece, ScoredPrompt
 from gateway.answers.tokenizer import ChatTokenizer
 from gateway.dialects.best_of import by_likelihood
 from gateway.dialects.described import described as attributes
-from gateway.dialects.drafts import draft_wish
 from gateway.dialects.openai.shared import CommonFields
 from gateway.dialects.timings import timings_object
 from gateway.http.problem import Json, Problem, error_object
@@ -189,7 +188,7 @@ def asked(
 def _drafts(body: CommonFields) -> DraftWish:
     """The wish for drafts."""
     prediction = "" if body.prediction is None else body.prediction.text
-    return draft_wish(body.speculation, prediction)
+    return DraftWish.of(body.speculation, prediction)
 
 
 def _sampling(

@@ -21,7 +21,7 @@ from gateway.dialects.openai.formats import FOLLOWED, RESPONSE_FORMAT_SCHEMA, ST
 from gateway.dialects.stops import STOPS_SCHEMA, Stops
 from gateway.grammars.wanted import Wanted
 from gateway.http.fields import Count, Metadata, Number, StrictFields, TokenId
-from gateway.tenants.goals import GoalFields
+from gateway.tenants.tenants import GoalFields
 
 _A_DAY_S = 86_400.0
 MAX_LOGIT_BIAS = 1_024

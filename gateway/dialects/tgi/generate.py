@@ -8,12 +8,11 @@ from common.errors import InvalidRequestError
 from common.messages import SamplingParams
 from common.tracing import Attributes
 from gateway.answers.answer import Answer
-from gateway.answers.ask import Ask, Constraint, ContextFit, Sampling, Text, TextRules
+from gateway.answers.ask import Ask, Constraint, ContextFit, DraftWish, Sampling, Text, TextRules
 from gateway.answers.choice import Piece
 from gateway.dialects.best_of import by_likelihood
 from gateway.dialects.described import described
 from gateway.dialects.dialect import Events
-from gateway.dialects.drafts import draft_wish
 from gateway.dialects.tgi.bodies import TgiParameters, TgiRequest
 from gateway.dialects.tgi.events import TokenEvents
 from gateway.dialects.tgi.objects import finish_reason, prefill_tokens, tokens_of, top_tokens
@@ -53,7 +52,7 @@ class Generate:
                 ),
                 n=parameters.best_of or 1,
                 seed=parameters.used_seed,
-                drafts=draft_wish(parameters.speculation),
+                drafts=DraftWish.of(parameters.speculation),
             ),
             text=TextRules(stops=parameters.stop or (), include_stop=True),
             fit=ContextFit(longest_prompt=parameters.truncate),
