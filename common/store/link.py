@@ -217,27 +217,20 @@ class _Stream(asyncio.Protocol):
 
 
 def encoded(words: Sequence[Any]) -> bytes:
-    """Encode a command: bytes, texts and numbers, or a list of equally long byte strings."""
+    """Encode a command: bytes, texts and numbers, or lists of equally long byte strings. Raises ValueError if they differ."""
     parts, count = [], len(words)
     for word in words:
         if isinstance(word, list):
-            parts.append(_alike(word))
             count += len(word) - 1
+            if len(sizes := set(map(len, word))) > 1:
+                raise ValueError("words of one length are wanted")
+            for size in sizes:  # none of no words
+                head = b"$%d\r\n" % size
+                parts += [head, (b"\r\n" + head).join(word), b"\r\n"]
             continue
         said = word if isinstance(word, bytes) else str(word).encode()
         parts.append(b"$%d\r\n%b\r\n" % (len(said), said))
     return b"*%d\r\n%b" % (count, b"".join(parts))
-
-
-def _alike(words: list[bytes]) -> bytes:
-    """Return the common length. Raises ValueError if they differ."""
-    if not words:
-        return b""
-    size, joined = len(words[0]), b"".join(words)
-    if len(joined) != size * len(words) or any(len(word) != size for word in words):
-        raise ValueError("words of one length are wanted")
-    head = b"$%d\r\n" % size
-    return head + (b"\r\n" + head).join(words) + b"\r\n"
 
 
 def decoded(data: bytes, at: int, depth: int = 0) -> tuple[Any, int]:
