@@ -115,7 +115,7 @@ def create_app(
     serving = ServingRoutes(table, answers, door, metrics, body_limits, kept.memories).routes
     routes = [
         serving,
-        kept.routes,
+        *kept.routes,
         TextRoutes(answers, body_limits).routes,
         OperatorRoutes(
             generations,

@@ -256,12 +256,12 @@ class Answer:
     charge: Charge | None = None
     observer: PieceObserver | None = None
     turn: Turn = field(default_factory=Turn)  # one shared by all answers costs the loop less
-    on_end: Callable[[Answer], None] | None = None  # may be called more than once
+    on_end: list[Callable[[Answer], None]] = field(default_factory=list)  # may be called more than once
 
     def cancel(self, reason: str) -> None:
         """Stop every choice on all workers, and settle the cost. Idempotent."""
-        if self.on_end is not None:
-            self.on_end(self)
+        for ended in tuple(self.on_end):
+            ended(self)
         if self.charge is not None:
             self.charge.settle(self.used_tokens)
         for choice in self.choices:

@@ -21,6 +21,7 @@ from gateway.answers.answer import Answer, Turn, charge
 from gateway.answers.ask import Ask, ContextFit, Infill, Prompt, Reply, Sampling, Terms
 from gateway.answers.catalogue import Catalogue, Served, Tallies
 from gateway.answers.choice import Choice, MessageReader
+from gateway.answers.sessions import SessionStates
 from gateway.answers.steering import Steering
 from gateway.answers.tokenising import Tokenising, context_error, prompt_error
 from gateway.answers.tokenizer import ChatTokenizer
@@ -74,6 +75,7 @@ class Answers:
         self.catalogue = catalogue
         self.tokenising = Tokenising()
         self.steering = Steering()
+        self.sessions = SessionStates()
         self.tallies = Tallies(catalogue.names)
         generations.timelines.on_end(self.tallies.observe)
 
@@ -185,6 +187,7 @@ class Answers:
             )
             for index, (spec, generation) in enumerate(zip(specs, generations, strict=True))
         ]
+        self.sessions.follow(answer, origin, ask.terms)
         if ask.reply is not None:
             closing = partial(_closing, ask, ask.reply, served, prompts[0], origin.tenant.name)
             self.steering.add(answer, origin.tenant.name, closing if ask.reply.is_steered else None)

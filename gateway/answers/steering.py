@@ -39,7 +39,7 @@ class Steering:
     def add(self, answer: Answer, tenant: str, closing: Closing | None) -> None:
         """Track the answer until it ends. `closing` raises ServingError."""
         self._running[answer.id] = _Steered(answer=answer, tenant=tenant, closing=closing)
-        answer.on_end = self._forget
+        answer.on_end.append(self._forget)
 
     def _forget(self, answer: Answer) -> None:
         self._running.pop(answer.id, None)

@@ -80,6 +80,10 @@ class ActiveRequest:
         self.mailbox = Mailbox()
 
     @property
+    def token_ids(self) -> list[int]:
+        return self.state.token_ids
+
+    @property
     def may_give_way(self) -> bool:
         """True if it decodes, or waits for a slot."""
         return not self.retrying and (self.place.waits or self.place.since is not None) and not self.state.is_over

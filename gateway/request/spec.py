@@ -199,6 +199,11 @@ class Generation(Protocol):
         """Its tokens in order, without duplicates or gaps, until `finish`, or an error."""
         ...
 
+    @property
+    def token_ids(self) -> list[int]:
+        """The prompt's tokens, and those that were delivered."""
+        ...
+
     def cancel(self, reason: str) -> None:
         """Stop it on all workers. Idempotent."""
         ...

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +18,7 @@ from gateway.answers.start import Answers
 from gateway.dialects.dialect import Memory as MemoryProtocol
 from gateway.dialects.responses.dialect import RESPONSES
 from gateway.dialects.table import DialectTable
+from gateway.http.api import ApiPart
 from gateway.http.application import Handler, Routes
 from gateway.http.body import BodyLimits
 from gateway.http.problem import NotKeptError
@@ -31,8 +32,11 @@ from gateway.responses.records import ResponseLimits
 from gateway.responses.routes import KeptRoutes
 from gateway.responses.runner import Runner
 from gateway.responses.store import ResponseStore, response_streams
+from gateway.sessions.routes import SESSIONS_API, SessionRoutes
+from gateway.sessions.store import Sessions
 from gateway.tenants.tenants import Tenants
 
+NO_SESSIONS = "this gateway keeps no sessions (--responses-store-mb off): workers find what they have by itself"
 NO_STORE = "this gateway keeps no responses and no conversations (--responses-store-mb off): send all of it in input"
 
 
@@ -40,7 +44,7 @@ NO_STORE = "this gateway keeps no responses and no conversations (--responses-st
 class Joined:
     """The parts for the application: routes, and the memory of each path that has one."""
 
-    routes: Routes
+    routes: Sequence[Routes]
     memories: Mapping[str, MemoryProtocol[Any]] = field(default_factory=dict)
 
 
@@ -72,7 +76,8 @@ class Responses:
             tracer=self._tracer,
         )
         routes = KeptRoutes(self._store, conversations, memory, body_limits, self._runner.cancelled)
-        return Joined(routes=routes.routes, memories={RESPONSES: memory})
+        sessions = SessionRoutes(Sessions(self._streams), answers)
+        return Joined(routes=(routes.routes, sessions.routes), memories={RESPONSES: memory})
 
     async def start(self) -> None:
         """Start what runs."""
@@ -100,14 +105,14 @@ class Responses:
 
 def nothing_kept(*_: object) -> Joined:
     """The same paths without a store: each refuses."""
+    return Joined(routes=(_refusing(RESPONSES_API, NO_STORE), _refusing(SESSIONS_API, NO_SESSIONS)))
 
+
+def _refusing(api: ApiPart, why: str) -> Routes:
     async def refuse(request: Request) -> Response:
-        raise NotKeptError(NO_STORE)
+        raise NotKeptError(why)
 
     def with_method(method: str) -> dict[str, Handler]:
-        return {path: refuse for path, operations in RESPONSES_API.paths.items() if method in operations}
+        return {path: refuse for path, operations in api.paths.items() if method in operations}
 
-    routes = Routes(
-        gets=with_method("get"), posts=with_method("post"), deletes=with_method("delete"), api=RESPONSES_API
-    )
-    return Joined(routes=routes)
+    return Routes(gets=with_method("get"), posts=with_method("post"), deletes=with_method("delete"), api=api)

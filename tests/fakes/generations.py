@@ -159,6 +159,10 @@ class ScriptedGeneration:
         self._wake: Callable[[], None] = lambda: None
         self._tasks: set[asyncio.Task[None]] = set()
 
+    @property
+    def token_ids(self) -> list[int]:
+        return [*self.spec.token_ids, *(self._script or ([], ""))[0][: self._next]]
+
     def listen(self, wake: Callable[[], None]) -> None:
         self._wake = wake
         wake()

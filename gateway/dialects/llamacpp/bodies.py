@@ -16,7 +16,7 @@ from pydantic import (
     model_validator,
 )
 
-from common.messages import SamplingParams
+from common.messages import NO_KEEP, Keep, SamplingParams
 from gateway.answers.start import MAX_SEQUENCES
 from gateway.dialects.drafts import DRAFTED_SCHEMA, at_most_drafted
 from gateway.dialects.foreign import EMPTY, Foreign, as_ours, ignored, refused
@@ -35,7 +35,7 @@ FOREIGN: dict[str, Foreign] = {
     **as_ours("n_predict", "max_tokens", schema={"type": ["integer", "null"]}),
     **ignored(
         "one KV cache serves all requests, and forgets by itself",
-        "cache_prompt", "id_slot", "n_keep", "n_discard", "n_cache_reuse",
+        "cache_prompt", "n_keep", "n_discard", "n_cache_reuse",
     ),
     **ignored(
         "samplers have one order, and penalties look at the whole text",
@@ -83,6 +83,7 @@ class LlamaRequest(LocalSamplingFields):
     n_probs: Annotated[StrictInt, Field(ge=0, le=MAX_PROBS)] = 0
     return_tokens: StrictBool = False
     timings_per_token: StrictBool = False
+    id_slot: Annotated[StrictInt, Field(ge=-1, le=1_023)] = -1  # names a session
     response_fields: Annotated[list[StrictStr], Field(max_length=64)] | None = None
     _followed: Wanted | None = PrivateAttr(default=None)
 
@@ -113,6 +114,10 @@ class LlamaRequest(LocalSamplingFields):
     def most_tokens(self) -> int:
         """Maximum new tokens. 0: up to the context, for -1 and -2."""
         return max(0, self.n_predict or 0)
+
+    @property
+    def keep(self) -> Keep:
+        return Keep(session=f"slot-{self.id_slot}") if self.id_slot >= 0 else NO_KEEP
 
     @property
     def is_wanted(self) -> bool:

@@ -7,7 +7,7 @@ from typing import Generic, Protocol, TypeVar
 
 from common.tracing import Attributes
 from gateway.answers.answer import Answer
-from gateway.answers.ask import Ask, Constraint, ContextFit, DraftWish, Infill, Prompt, Sampling, TextRules
+from gateway.answers.ask import Ask, Constraint, ContextFit, DraftWish, Infill, Prompt, Sampling, Terms, TextRules
 from gateway.dialects.described import described
 from gateway.dialects.dialect import Events
 from gateway.dialects.llamacpp.bodies import InfillRequest, LlamaCompletionRequest, LlamaRequest
@@ -54,6 +54,7 @@ class Completion(Generic[Body]):
             text=TextRules(stops=body.stop or [], is_wanted=body.is_wanted),
             constraint=Constraint(grammar=body.followed),
             fit=ContextFit(ends_with_context=True),
+            terms=Terms(keep=body.keep),
             field_names={"max_tokens": "n_predict", "prompt": self._field},
         )
 

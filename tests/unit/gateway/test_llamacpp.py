@@ -188,11 +188,11 @@ async def test_every_field_reaches_the_generation_and_settings_say_so(llama: Gat
         "temperature": 0.5, "top_k": 7, "top_p": 0.9, "min_p": 0.1, "typical_p": 0.7, "repeat_penalty": 1.3, "seed": 11,
         "presence_penalty": -2, "frequency_penalty": 2, "n_predict": 20,
     }  # fmt: skip
-    ignored = {"cache_prompt": True, "id_slot": 3, "repeat_last_n": 64, "samplers": ["top_k"], "dry_multiplier": 0}
+    ignored = {"cache_prompt": True, "repeat_last_n": 64, "samplers": ["top_k"], "dry_multiplier": 0}
     biases = [[40, -1.5], [41, False], ["42", 2]]
     body = {"prompt": "Hello", "logit_bias": biases, "model": MODEL} | chosen | ignored
     answer = await llama.http.post("/completions", json=body)
-    assert answer.headers["x-baton-ignored-fields"] == "cache_prompt, id_slot, repeat_last_n, samplers"
+    assert answer.headers["x-baton-ignored-fields"] == "cache_prompt, repeat_last_n, samplers"
     settings = answer.json()["generation_settings"]
     assert {name: settings[name] for name in chosen} == chosen
     sampling = llama.script.submitted[-1].sampling

@@ -1,0 +1,1 @@
+"""Sessions that clients keep under names."""

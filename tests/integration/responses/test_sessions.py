@@ -1,0 +1,145 @@
+"""Sessions under names: what a gateway kept another one restores, each tenant has its own, and nothing is unbounded."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+import pytest_asyncio
+
+from gateway.answers import sessions as states
+from gateway.sessions import store as sessions
+from tests.integration.responses.conftest import KEYS, One
+from tests.unit.gateway.conftest import MODEL
+
+PATH = "/v1/sessions"
+CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4}
+Json = dict[str, Any]
+
+
+@pytest_asyncio.fixture
+async def gateway(here: One) -> One:
+    """One that keeps nothing yet."""
+    for kept in (await told(await here.http.get(PATH)))["data"]:
+        await told(await here.http.delete(f"{PATH}/{kept['name']}"))
+    return here
+
+
+@pytest_asyncio.fixture
+async def stranger(here: One) -> AsyncIterator[httpx.AsyncClient]:
+    """Another tenant's client."""
+    async with httpx.AsyncClient(base_url=here.url, headers={"authorization": f"Bearer {KEYS[1]}"}) as client:
+        yield client
+
+
+async def asked(gateway: One, session: str, **fields: Any) -> list[int]:
+    """Ask within a session; return the tokens of its state then."""
+    answer = await gateway.http.post("/v1/chat/completions", json=CHAT | fields, headers={"x-session-id": session})
+    assert answer.status_code == 200, answer.text
+    spec = gateway.script.submitted[-1]
+    return [*spec.token_ids, *gateway.script.script(spec)[:4]]
+
+
+async def told(answer: httpx.Response, status: int = 200) -> Json:
+    assert answer.status_code == status, answer.text
+    return dict(answer.json())
+
+
+async def test_another_gateway_restores_what_one_saved(gateway: One, there: One) -> None:
+    tokens = await asked(gateway, "agent", cache_salt="salt")
+    saved = await told(await gateway.http.post(PATH, json={"name": "book", "session": "agent"}))
+    assert (saved["object"], saved["name"], saved["model"], saved["num_tokens"]) == (
+        "session",
+        "book",
+        MODEL,
+        len(tokens),
+    )
+    assert (await told(await there.http.get(PATH)))["data"] == [saved]
+    assert await told(await there.http.get(f"{PATH}/book")) == saved
+    there.script.cached_tokens = 3
+    restored = await told(await there.http.post(f"{PATH}/book/restore", headers={"x-session-id": "later"}))
+    assert restored == saved | {"cached_tokens": 3}
+    spec = there.script.submitted[-1]
+    assert (spec.token_ids, spec.sampling.max_tokens, spec.sharing.keep.ttl_s) == (tokens, 1, 86_400.0)
+    assert spec.sharing.salt == gateway.script.submitted[-1].sharing.salt
+    again = await told(await there.http.post(PATH, json={"name": "again"}, headers={"x-session-id": "later"}))
+    assert again["num_tokens"] == len(tokens)
+    assert (await told(await there.http.delete(f"{PATH}/book")))["deleted"]
+    await told(await gateway.http.get(f"{PATH}/book"), 404)
+    await told(await gateway.http.post(f"{PATH}/book/restore"), 404)
+
+
+async def test_a_name_keeps_the_newest_that_was_saved(gateway: One) -> None:
+    await asked(gateway, "agent")
+    await told(await gateway.http.post(PATH, json={"name": "book", "session": "agent"}))
+    longer = await asked(gateway, "agent", messages=[{"role": "user", "content": "Hello, and much more than that"}])
+    await told(await gateway.http.post(PATH, json={"name": "book", "session": "agent"}))
+    await told(await gateway.http.post(f"{PATH}/book/restore"))
+    assert gateway.script.submitted[-1].token_ids == longer
+    assert len((await told(await gateway.http.get(PATH)))["data"]) == 1
+
+
+async def test_each_tenant_has_its_own(gateway: One, stranger: httpx.AsyncClient) -> None:
+    await asked(gateway, "agent")
+    await told(await gateway.http.post(PATH, json={"name": "book", "session": "agent"}))
+    await told(await stranger.get(f"{PATH}/book"), 404)
+    await told(await stranger.post(f"{PATH}/book/restore"), 404)
+    await told(await stranger.delete(f"{PATH}/book"), 404)
+    await told(await stranger.post(PATH, json={"name": "mine", "session": "agent"}), 404)
+    assert (await told(await stranger.get(PATH)))["data"] == []
+
+
+async def test_a_slot_is_the_session_of_its_requests(gateway: One) -> None:
+    body = {"prompt": "Hello", "n_predict": 4, "id_slot": 3}
+    assert (await gateway.http.post("/completion", json=body)).status_code == 200
+    count = len(gateway.script.submitted[-1].token_ids) + 4
+    saved = await told(await gateway.http.post("/slots/3?action=save", json={"filename": "a.bin"}))
+    assert (saved["id_slot"], saved["filename"], saved["n_saved"]) == (3, "a.bin", count)
+    assert (await told(await gateway.http.post("/slots/3?action=erase")))["n_erased"] == count
+    await told(await gateway.http.post("/slots/3?action=save", json={"filename": "b.bin"}), 404)
+    restored = await told(await gateway.http.post("/slots/3?action=restore", json={"filename": "a.bin"}))
+    assert (restored["n_restored"], restored["timings"]["restore_ms"] >= 0) == (count, True)
+    assert (await told(await gateway.http.post("/slots/3?action=save", json={"filename": "b.bin"})))["n_saved"] == count
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        (PATH, {"name": "book", "session": "unheard"}, 404),
+        (PATH, {"name": "book"}, 400),
+        (PATH, {"name": "../book", "session": "agent"}, 400),
+        (f"{PATH}/none/restore", {}, 404),
+        ("/slots/1?action=save", {}, 400),
+        ("/slots/1?action=fly", {"filename": "a"}, 400),
+        ("/slots/9999?action=erase", {}, 400),
+        ("/slots/x?action=erase", {}, 400),
+    ],
+)
+async def test_wrong_ones_are_refused(path: str, body: Json, status: int, gateway: One) -> None:
+    await told(await gateway.http.post(path, json=body), status)
+
+
+async def test_what_was_kept_with_other_weights_is_not_restored(gateway: One, monkeypatch: pytest.MonkeyPatch) -> None:
+    await asked(gateway, "agent")
+    await told(await gateway.http.post(PATH, json={"name": "book", "session": "agent"}))
+    load = sessions.Sessions.load
+
+    async def of_another(self: sessions.Sessions, tenant: str, name: str) -> states.SessionState:
+        state = await load(self, tenant, name)
+        return states.SessionState(model=state.model, weights="others", cache_salt="", token_ids=state.token_ids)
+
+    monkeypatch.setattr(sessions.Sessions, "load", of_another)
+    await told(await gateway.http.post(f"{PATH}/book/restore"), 409)
+
+
+async def test_a_tenant_has_a_bound(gateway: One, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "TENANT_SESSIONS", 2)
+    await asked(gateway, "agent")
+    for name in ("one", "two", "one"):
+        await told(await gateway.http.post(PATH, json={"name": name, "session": "agent"}))
+    answer = await gateway.http.post(PATH, json={"name": "three", "session": "agent"})
+    assert answer.json()["error"]["code"] == "insufficient_storage"
+    monkeypatch.setattr(sessions, "SESSION_BYTES", 4)
+    await told(await gateway.http.post(PATH, json={"name": "one", "session": "agent"}), 400)

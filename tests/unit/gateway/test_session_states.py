@@ -1,0 +1,43 @@
+"""The newest states of sessions stay within their bounds, and no tenant takes another's place."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.answers import sessions
+from gateway.answers.sessions import SessionState, SessionStates
+from gateway.http.problem import NotKeptError
+
+
+def state(num_tokens: int) -> SessionState:
+    return SessionState(model="m", weights="w", cache_salt="", token_ids=bytes(4 * num_tokens))
+
+
+def test_the_state_noted_longest_ago_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "TENANT_BYTES", 40)
+    states = SessionStates()
+    for name in ("a", "b", "a", "c"):
+        states.note("t", name, state(4))
+    assert len(states.find("t", "a").token_ids) == 16
+    with pytest.raises(NotKeptError, match="x-session-id"):
+        states.find("t", "b")
+    states.note("t", "huge", state(11))
+    for name in ("a", "c", "huge"):
+        with pytest.raises(NotKeptError):
+            states.find("t", name)
+
+
+def test_tenants_are_bounded_together_and_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "TENANT_BYTES", 32)
+    monkeypatch.setattr(sessions, "MOST_BYTES", 64)
+    states = SessionStates()
+    states.note("small", "a", state(4))
+    for number in range(10):
+        states.note("large", str(number), state(4))
+    assert states.find("small", "a")
+    for number in range(3):
+        states.note(f"other-{number}", "a", state(4))
+    with pytest.raises(NotKeptError):
+        states.find("small", "a")
+    assert states.forget("other-2", "a") == 4
+    assert states.forget("other-2", "a") == 0
