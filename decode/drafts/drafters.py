@@ -15,6 +15,7 @@ DRAFTERS: Mapping[str, Callable[[LookupSettings], Drafter]] = {
     "draft_model": lambda _: HeadDrafts(),
     "dspark": lambda _: HeadDrafts(),
     "eagle3": lambda _: HeadDrafts(),
+    "peagle": lambda _: HeadDrafts(),
     "mtp": lambda _: HeadDrafts(),
     "ngram": lambda settings: Lookup(settings.without_answers()),
 }

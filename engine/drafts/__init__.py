@@ -12,11 +12,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from engine.checkpoint.safetensors import stored_tensors
 from engine.config import EngineConfig
 from engine.drafts.dflash import read_dflash, read_dspark
 from engine.drafts.eagle3 import read_eagle3
 from engine.drafts.heads import HeadSpec
 from engine.drafts.mtp import read_mtp
+from engine.drafts.peagle import MASK_HIDDEN, read_peagle
 from engine.drafts.whole import read_draft_model
 from engine.families import architectures, read_fields
 from engine.families.reading import Fields
@@ -32,6 +34,7 @@ class _Read(Protocol):
 # Entries of `architectures`, and of `speculators_model_type`.
 DRAFTERS: Mapping[str, _Read] = {
     **dict.fromkeys(("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "LlamaEagle3", "eagle3"), read_eagle3),
+    **dict.fromkeys(("PEagleSpeculator", "LlamaForCausalLMPeagle", "peagle"), read_peagle),
     **dict.fromkeys(("DFlashDraftModel", "DFlashSpeculator", "dflash"), read_dflash),
     **dict.fromkeys(("Qwen3DSparkModel", "DSparkDraftModel", "DSparkSpeculator", "dspark"), read_dspark),
 }
@@ -76,6 +79,8 @@ def _read(folder: Path, model: ModelSpec) -> HeadSpec:
             f"config.json: architectures = {values.get('architectures')} is no draft head that is supported; supported:"
             f" {', '.join(DRAFTERS)}"
         )
+    if read is read_eagle3 and any(stored.name == MASK_HIDDEN for stored in stored_tensors(folder)):
+        read = read_peagle  # some heads have EAGLE-3's name
     spec = read(fields, model, folder, trained_for=_target(values))
     fields.check_all_known(remedy="")
     return spec

@@ -108,10 +108,11 @@ class DraftChain:
         return guessed
 
     def _blocks(self, head: BlockHead, runner: Runner, starts: list[_Start], anchors: torch.Tensor) -> torch.Tensor:
-        """Guess all at once; see `_chain`. A block's rows stand behind the pass, the sampled token's first."""
-        widths = [start.room + self.reads.ahead - 1 for start in starts]
+        """Guess all at once; see `_chain`. A block's first row is the pass's last, or else the sampled token's behind it."""
+        behind = min(self.reads.ahead, 1)
+        widths = [start.room + self.reads.ahead - behind for start in starts]
         table_rows = np.repeat(np.array([start.table_row for start in starts], dtype=np.int64), widths)
-        ends = np.repeat(np.array([start.chunk.end for start in starts], dtype=np.int64), widths)
+        ends = np.repeat(np.array([start.chunk.end + behind - 1 for start in starts], dtype=np.int64), widths)
         own = ends + np.concatenate([np.arange(1, width + 1) for width in widths])
         seen = ends + np.repeat(np.array(widths, dtype=np.int64), widths)
 

@@ -16,8 +16,8 @@ import torch
 from engine.batch.batch import ForwardBatch
 from engine.checkpoint.safetensors import stored_tensors
 from engine.drafts.aux_layers import check_aux_layers, check_target
-from engine.drafts.ends import Ends, EndsSpec
-from engine.drafts.heads import BlockHead, Following, known_alone
+from engine.drafts.ends import MOST_LOGITS, Ends, EndsSpec
+from engine.drafts.heads import BlockHead, Following, known_alone, layers_in
 from engine.families.reading import Fields, attention, gated_mlp, windows_by_layer
 from engine.families.reading import model as read_model
 from engine.formats.product import Linear, LinearSpec
@@ -27,7 +27,7 @@ from engine.model.decoder import Decoder
 from engine.model.layers.attention import GroupedQueryAttention
 from engine.model.layers.building import Rotations, Surroundings, declare_branch
 from engine.model.layers.mlp import GatedMlp
-from engine.model.places import Part, kept_at
+from engine.model.places import Part
 from engine.model.stream import Stream
 from engine.spec.attention import AttentionSpec, QkNorm
 from engine.spec.model import BranchSpec, DraftSpec, GatedMlpSpec, LayerSpec, ModelSpec, UnsupportedModelError
@@ -37,7 +37,6 @@ from engine.weights.parameters import Shard, Weights, whole
 
 NAMES = StoredNames(ignored=("t2d", "confidence_head.", "verifier_lm_head.", "verifier_norm."))
 BIAS_OF, BIAS = "markov_head.markov_w1.weight", "markov_head.markov_w2"
-MOST_LOGITS = 256  # rows of them at once
 _TRAINING = """
 aux_hidden_state_layer_ids auf confidence_head_with_markov emb_dim enable_confidence_head gru_hidden_dim lambda_base_decay_ratio
 lambda_base_start max_anchors max_window_layers num_anchors num_target_layers on_policy_sampling on_policy_warmup_ratio
@@ -184,8 +183,7 @@ class DFlashHead:
         self.weights.settle()
 
     def kept_in(self, parts: Sequence[Part]) -> Sequence[Sequence[torch.Tensor]]:
-        views = [kept_at(parts, places)[1] for places in self._decoder.spec.draft_places]
-        return [[view for view in each if isinstance(view, torch.Tensor)] for each in views]
+        return layers_in(parts, self._decoder)
 
     def read(self, tokens: InputTokens, batch: ForwardBatch, kept: Sequence[Sequence[torch.Tensor]]) -> Following:
         """Write the keys and values of all rows of the target's pass: each layer's of the same hidden states."""

@@ -21,7 +21,7 @@ from engine.drafts.heads import DraftHead, known_alone, layer_in
 from engine.families.reading import Fields, attention, gated_mlp
 from engine.families.reading import model as read_model
 from engine.formats.product import LinearSpec
-from engine.kernels.attention import HeadShape, Scores, paged_attention
+from engine.kernels.attention import HeadShape, Scores, needs_qkv, paged_attention
 from engine.kernels.embedding import InputTokens
 from engine.kernels.rope import Heads, rope_and_write_kv
 from engine.model.decoder import Decoder
@@ -52,7 +52,7 @@ class Eagle3Spec:
     """A head in a folder, and where its variants differ."""
 
     folder: Path
-    layer: ModelSpec  # its sizes, norms and only layer
+    layer: ModelSpec  # its sizes, norms and layers: one, but for P-EAGLE
     ends: EndsSpec
     target_size: int  # the target's hidden size
     aux_layers: tuple[int, ...]
@@ -75,12 +75,17 @@ class Eagle3Spec:
 
 def read_eagle3(fields: Fields, target: ModelSpec, folder: Path, *, trained_for: str) -> Eagle3Spec:
     """Read a head of SafeAILab's, SpecForge's or speculators' layout. Raises UnsupportedModelError for another target's."""
-    fields.ignore("target_model", "target_hidden_size", "use_aux_hidden_state")
     fields.only("num_hidden_layers", 1)
+    return read_layers(fields, target, folder, trained_for=trained_for)
+
+
+def read_layers(fields: Fields, target: ModelSpec, folder: Path, *, trained_for: str) -> Eagle3Spec:
+    """Read a head with any number of layers; see `read_eagle3`."""
+    fields.ignore("target_model", "target_hidden_size", "use_aux_hidden_state")
     bias = fields.flag("attention_bias")
     mixer = attention(fields, qkv_bias=bias, output_bias=bias)
     layer = LayerSpec(mixer=mixer, mlp=gated_mlp(fields, bias=fields.flag("mlp_bias")))
-    read = read_model(fields, [layer])
+    read = read_model(fields, [layer] * fields.number("num_hidden_layers"))
     check_target(fields, read, target, trained_for=trained_for)
     ends = EndsSpec.of(
         {stored.name for stored in stored_tensors(folder)},
@@ -116,6 +121,7 @@ class Projected(NamedTuple):
 
     queries: torch.Tensor  # [T, Hq, D]
     residual: torch.Tensor  # [T, E]
+    product: torch.Tensor | None = None  # set if attention reads keys and values there
 
     def at(self, rows: torch.Tensor, sampled: torch.Tensor) -> Projected:
         return Projected(self.queries.index_select(0, rows), self.residual.index_select(0, rows))
@@ -125,23 +131,17 @@ class Eagle3Head:
     """The head's weights, uninitialised until loaded, and its steps. One thread at a time."""
 
     def __init__(self, spec: Eagle3Spec, decoder: Decoder, max_model_len: int) -> None:
-        layer, (mixer,) = spec.layer, spec.layer.attentions
+        layer, mixer = spec.layer, spec.layer.attentions[0]
         assert isinstance(mixer, AttentionSpec), "read so"
         self._heads = mixer.heads
         mlp = layer.layers[0].mlp
         assert isinstance(mlp, GatedMlpSpec), "read so"
         device, size = decoder.weights.device, layer.hidden_size
-        self.weights = weights = Weights(
-            decoder.weights.dtype, device, stored=NAMES, most_elements=most_elements(spec.folder)
-        )
+        self.weights = Weights(decoder.weights.dtype, device, stored=NAMES, most_elements=most_elements(spec.folder))
         self.weights.unused |= {"t2d"}
-        rotations = Rotations(max_model_len, device)
-
-        def around(under: str, branch: BranchSpec = BEFORE_MLP) -> Surroundings:
-            return Surroundings(layer, weights, rotations, under, declare_branch(branch, layer, weights, under=under))
-
+        self._rotations = rotations = Rotations(max_model_len, device)
         self._spec, self._decoder = spec, decoder
-        outside, inside = around("", BranchSpec()), around(LAYER, BranchSpec())
+        outside, inside = self.around("", BranchSpec()), self.around(LAYER, BranchSpec())
         inputs = len(spec.aux_layers) * spec.target_size
         self._fc = outside.linear(LinearSpec(inputs=inputs, outputs={"fc": size}, bias=False, shard=Shard.NONE))
         self._before_fc = outside.norm("input_norm", inputs) if spec.norm_before_fc else None
@@ -159,12 +159,18 @@ class Eagle3Head:
         self._qkv = inside.linear(LinearSpec(inputs=2 * size, outputs=projections, bias=bias, shard=Shard.NONE))
         output = {"self_attn.o_proj": size}
         self._output = inside.linear(LinearSpec(inputs=mixer.q_size, outputs=output, bias=bias, shard=Shard.NONE))
-        self._mlp = GatedMlp(mlp, around(LAYER))
-        self._norm: RmsNorm = outside.norm("norm", size)
-        self._ends = Ends(spec.ends, decoder, outside)
+        self._mlp = GatedMlp(mlp, self.around(LAYER, BEFORE_MLP))
+        self.norm: RmsNorm = outside.norm("norm", size)
+        self.ends = Ends(spec.ends, decoder, outside)
         assert mixer.rope is not None, "read so"
         self._cos_sin = rotations.table(mixer.rope, mixer.heads.head_dim)
         self._scores = Scores(scale=mixer.heads.head_dim**-0.5)
+
+    def around(self, under: str, branch: BranchSpec) -> Surroundings:
+        """The surroundings of a half of a layer."""
+        layer, weights = self._spec.layer, self.weights
+        declared = declare_branch(branch, layer, weights, under=under)
+        return Surroundings(layer, weights, self._rotations, under, declared)
 
     def load(self) -> None:
         """Read the weights. Raises CheckpointError."""
@@ -176,38 +182,66 @@ class Eagle3Head:
 
     def read(self, tokens: InputTokens, batch: ForwardBatch, kept: Sequence[torch.Tensor]) -> Projected:
         """Write the keys and values of all rows of the target's pass; `tokens` are those after each row."""
-        aux = self._decoder.aux.of(len(tokens.known))
+        return self.project(self.ends.embedded(tokens), self.combined(len(tokens.known)), batch, kept)
+
+    def combined(self, rows: int) -> torch.Tensor:
+        """The input of the layer from the target's hidden states, in a pass with so many rows [T, E]."""
+        return self.combining(self._decoder.aux.of(rows))
+
+    def combining(self, aux: torch.Tensor) -> torch.Tensor:
+        """The same of these hidden states."""
         if self._before_fc is not None:
             aux = self._before_fc(aux)
         if self._aux_norms:
             states = aux.split(self._spec.target_size, -1)
             aux = torch.cat([norm(x.contiguous()) for norm, x in zip(self._aux_norms, states, strict=True)], -1)
-        return self._project(self._ends.embedded(tokens), self._fc(aux), batch, kept)
+        return self._fc(aux)
 
     def read_on(
         self, ids: torch.Tensor, hidden: torch.Tensor, batch: ForwardBatch, kept: Sequence[torch.Tensor]
     ) -> Projected:
         """Write the keys and values of guessed tokens [T] int64; `hidden` [T, E] from `guess`."""
-        return self._project(self._ends.embedded(known_alone(ids, batch)), hidden, batch, kept)
+        return self.project(self.ends.embedded(known_alone(ids, batch)), hidden, batch, kept)
 
     def guess(
         self, rows: Projected, batch: ForwardBatch, kept: Sequence[torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the likeliest tokens behind the rows [T] int64, and what the next step reads [T, E]."""
-        x = paged_attention(rows.queries, kept[0], batch.attention[self._heads], self._scores, once=batch.once)
+        hidden = self._attend(rows, batch, kept).whole()
+        normed = self.norm(hidden)
+        return self.ends.likeliest(self.ends.logits_of(normed)), normed if self._spec.norm_output else hidden
+
+    def layer(
+        self, embedded: torch.Tensor, hidden: torch.Tensor, batch: ForwardBatch, kept: Sequence[torch.Tensor]
+    ) -> Stream:
+        """Compute the layer of all rows."""
+        stays = needs_qkv(batch.attention[self._heads], kept[0])
+        return self._attend(self.project(embedded, hidden, batch, kept, stays=stays), batch, kept)
+
+    def _attend(self, rows: Projected, batch: ForwardBatch, kept: Sequence[torch.Tensor]) -> Stream:
+        """The rest of the layer."""
+        plan = batch.attention[self._heads]
+        x = paged_attention(rows.queries, kept[0], plan, self._scores, qkv=rows.product, once=batch.once)
         stream = Stream(rows.residual)
         stream.plus(self._output, x.flatten(-2))
         self._mlp(stream)
-        hidden = stream.whole()
-        normed = self._norm(hidden)
-        return self._ends.likeliest(self._ends.logits_of(normed)), normed if self._spec.norm_output else hidden
+        return stream
 
-    def _project(
-        self, embedded: torch.Tensor, hidden: torch.Tensor, batch: ForwardBatch, kept: Sequence[torch.Tensor]
+    def project(
+        self,
+        embedded: torch.Tensor,
+        hidden: torch.Tensor,
+        batch: ForwardBatch,
+        kept: Sequence[torch.Tensor],
+        *,
+        stays: bool = False,
     ) -> Projected:
+        """Write the rows' keys and values. `stays`: attention reads them in the product, see `needs_qkv`."""
         normed = self._hidden_norm(hidden)
         qkv = self._qkv(torch.cat((self._embedding_norm(embedded), normed), -1))
         queries = rope_and_write_kv(
-            qkv, batch.positions, self._cos_sin, batch.slots, kept[0], Heads(), is_spare=True, once=batch.once
-        )
-        return Projected(queries, normed if self._spec.norm_before_residual else hidden)
+            qkv, batch.positions, self._cos_sin, batch.slots, kept[0], Heads(),
+            in_place=stays, is_spare=not stays, once=batch.once,
+        )  # fmt: skip
+        residual = normed if self._spec.norm_before_residual else hidden
+        return Projected(queries, residual, qkv if stays else None)

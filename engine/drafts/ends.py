@@ -15,6 +15,7 @@ from engine.model.layers.building import Surroundings
 from engine.spec.model import UnsupportedModelError
 from engine.weights.parameters import Parameter, Shard, stacked, whole
 
+MOST_LOGITS = 256  # rows of them at once
 EMBEDDING, IDS, LM_HEAD = "embed_tokens.weight", "d2t", "lm_head.weight"
 
 
@@ -74,6 +75,10 @@ class Ends:
     def logits_of(self, normed: torch.Tensor) -> torch.Tensor:
         """The LM head's product [T, V of the drafts] of normed rows."""
         return self._decoder.logits_of(normed) if self._lm_head is None else self._lm_head(normed)
+
+    def all_likeliest(self, normed: torch.Tensor) -> torch.Tensor:
+        """The likeliest tokens [T] int64 of many normed rows."""
+        return torch.cat([self.likeliest(self.logits_of(some)) for some in normed.split(MOST_LOGITS)])
 
     def likeliest(self, logits: torch.Tensor) -> torch.Tensor:
         """The likeliest tokens [T] int64, by the target's ids."""

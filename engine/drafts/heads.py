@@ -53,9 +53,9 @@ class BlockHead(Drafter, Protocol):
     """A drafter of all tokens at once."""
 
     def guess_blocks(
-        self, anchors: torch.Tensor, rooms: Sequence[int], inputs: Callable[[bool], ForwardBatch], kept: Sequence[Any]
+        self, anchors: Any, rooms: Sequence[int], inputs: Callable[[bool], ForwardBatch], kept: Sequence[Any]
     ) -> torch.Tensor:
-        """Return the likeliest tokens behind the anchors [S] int64: [S, K], of which `rooms` count, the most first.
+        """Return the likeliest tokens behind some of the `Rows` [S]: [S, K], of which `rooms` count, the most first.
 
         `inputs`: of the rows of all blocks, of which each sees those behind it unless it is causal.
         """
@@ -85,9 +85,14 @@ class Following(NamedTuple):
         return self.ids.index_select(0, rows)
 
 
+def layers_in(parts: Sequence[Part], decoder: Decoder) -> Sequence[Sequence[Any]]:
+    """The views of each layer of a decoder's head."""
+    return [kept_at(parts, places)[1] for places in decoder.spec.draft_places]
+
+
 def layer_in(parts: Sequence[Part], decoder: Decoder) -> Sequence[Any]:
-    """The views of the only layer of a decoder's head."""
-    return kept_at(parts, decoder.spec.draft_places[0])[1]
+    """The views of the only one."""
+    return layers_in(parts, decoder)[0]
 
 
 def known_alone(ids: torch.Tensor, batch: ForwardBatch) -> InputTokens:

@@ -36,7 +36,7 @@ class DraftModelSpec:
 
     @property
     def in_pool(self) -> DraftSpec:
-        return DraftSpec(layers=self.model.layers, aux_layers=(), is_model=True, ahead=1)
+        return DraftSpec(layers=self.model.layers, aux_layers=(), is_model=True, attends=True, ahead=1)
 
     @property
     def windows_by_heads(self) -> Mapping[HeadShape, tuple[int, ...]]:

@@ -152,7 +152,8 @@ class DraftSpec:
     layers: tuple[LayerSpec, ...]
     aux_layers: tuple[int, ...]  # layers of the model whose input it reads
     reads_output: bool = False  # and the model's normed output, of all rows
-    is_model: bool = False  # it reads tokens; its layers attend to all rows of a pass
+    is_model: bool = False  # it reads tokens
+    attends: bool = False  # its layers attend to all rows of a pass
     ahead: int = 0  # positions behind a pass that its first drafted token takes
     most: int | None = None  # drafted tokens; None: any number
 
@@ -208,7 +209,7 @@ class ModelSpec:
     @property
     def _attending(self) -> tuple[AttentionSpec | MLASpec, ...]:
         """The specs of all attention in a pass."""
-        draft = self.draft.layers if self.draft is not None and self.draft.is_model else ()
+        draft = self.draft.layers if self.draft is not None and self.draft.attends else ()
         return (*self.attentions, *(layer.attention for layer in draft if layer.attention is not None))
 
     @property

@@ -118,8 +118,8 @@ class WorkerOptions(ModelSettings):
     speculative_config: str = Field(
         "",
         description="drafts that a step verifies, never changing a text: suffix or ngram (lookup in prompt and answers), or "
-        "mtp (the checkpoint's own layer), with the most tokens (suffix:8), or JSON in vLLM's form (also eagle3, dflash, dspark "
-        "and draft_model, with a folder); empty: none",
+        "mtp (the checkpoint's own layer), with the most tokens (suffix:8), or JSON in vLLM's form (also eagle3, peagle, dflash, "
+        "dspark and draft_model, with a folder); empty: none",
     )
     step_timeout_s: Annotated[float, Field(ge=0, le=3600), AUTO] = Field(
         0.0,

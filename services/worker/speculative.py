@@ -18,7 +18,7 @@ DRAFTED = 8  # tokens of a sequence in a pass, unless told otherwise
 DRAFTED_BY_HEADS = 3
 DRAFTED_BY_MODELS = 4
 DRAFTED_BY_BLOCKS = 7
-OTHERS = ("eagle", "medusa", "mlp_speculator", "dflash2", "peagle")
+OTHERS = ("eagle", "medusa", "mlp_speculator", "dflash2")
 
 Count = Annotated[int, Field(ge=1, le=MOST_DRAFTED, strict=True)]
 Match = Annotated[int, Field(ge=1, le=64, strict=True)]
@@ -79,17 +79,18 @@ class _Mtp(_Form):
 
 
 class _Eagle3(_Form):
-    """A draft head, EAGLE-3 or 3.1."""
+    """A draft head, EAGLE-3 or 3.1; or P-EAGLE, which vLLM calls `eagle3` with `parallel_drafting`."""
 
     method: Literal["eagle3"]
     model: Folder
     num_speculative_tokens: Count = DRAFTED_BY_HEADS
+    parallel_drafting: bool | None = None  # the checkpoint tells
 
 
 class _Block(_Form):
-    """A head that drafts a block of tokens at once, as far as its block reaches."""
+    """A head that drafts several tokens at once."""
 
-    method: Literal["dflash", "dspark"]
+    method: Literal["peagle", "dflash", "dspark"]
     model: Folder
     num_speculative_tokens: Count = DRAFTED_BY_BLOCKS
 
@@ -107,6 +108,7 @@ FORMS: dict[str, type[_Suffix | _NGram | _Eagle3 | _Mtp | _Block | _DraftModel]]
     "ngram": _NGram,
     "eagle3": _Eagle3,
     "mtp": _Mtp,
+    "peagle": _Block,
     "dflash": _Block,
     "dspark": _Block,
     "draft_model": _DraftModel,

@@ -120,11 +120,14 @@ async def test_a_hybrids_own_layer_changes_nothing_across_the_handoff(tmp_path: 
     await _check_head(FAMILIES["qwen3_5"].build(tmp_path), {"method": "mtp"}, tmp_path)
 
 
-@pytest.mark.parametrize("method", ["dflash", "dspark"])
+@pytest.mark.parametrize("method", ["peagle", "dflash", "dspark"])
 async def test_blocks_change_nothing_across_the_handoff(method: str, tmp_path: Path) -> None:
-    model = build_tiny_model(tmp_path / "target", "llama", num_hidden_layers=3)
-    head = write_dflash(tmp_path / "head", *(("dspark", "anchor") if method == "dspark" else ("window",)))
-    await _check_head(model, {"method": method, "model": str(head)}, tmp_path)
+    model, folder = build_tiny_model(tmp_path / "target", "llama", num_hidden_layers=3), tmp_path / "head"
+    if method == "peagle":
+        write_head(folder, "parallel", "two_layers")
+    else:
+        write_dflash(folder, *(("dspark", "anchor") if method == "dspark" else ("window",)))
+    await _check_head(model, {"method": method, "model": str(folder)}, tmp_path)
 
 
 async def test_a_draft_model_changes_nothing_across_the_handoff(tmp_path: Path) -> None:

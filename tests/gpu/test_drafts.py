@@ -22,20 +22,29 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
-DRAFTERS = ("eagle3", "dflash", "dflash+window", "dspark+anchor", "draft_model", "none")
+DRAFTERS = (
+    "eagle3",
+    "eagle3+parallel",
+    "eagle3+parallel+two_layers",
+    "dflash",
+    "dflash+window",
+    "dspark+anchor",
+    "draft_model",
+    "none",
+)
 
 
 def _drafter(name: str, target: Path, folder: Path) -> tuple[dict[str, Any], Reference | None]:
     """The engine's settings, and the arithmetic."""
     if name == "none":
         return {}, None
-    if name == "eagle3":
-        write_head(folder)
-        return {"draft": folder, "num_drafts": 4}, Eagle3Reference(target, load_file(folder / "model.safetensors"))
+    flags = tuple(name.split("+"))
+    if flags[0] == "eagle3":
+        tensors = load_file(write_head(folder, *flags[1:]) / "model.safetensors")
+        return {"draft": folder, "num_drafts": 4}, Eagle3Reference(target, tensors, *flags[1:])
     if name == "draft_model":
         build_tiny_model(folder, "qwen3", num_key_value_heads=4)
         return {"draft": folder, "draft_is_model": True, "num_drafts": 4}, Alone(folder)
-    flags = tuple(name.split("+"))
     write_dflash(folder, *flags)
     return {"draft": folder, "num_drafts": 4}, DFlashReference(target, folder, *flags)
 

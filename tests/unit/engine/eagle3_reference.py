@@ -28,7 +28,20 @@ SHAPES = {
     "norm": (HIDDEN,),
     "lm_head": (DRAFT_VOCABULARY, HIDDEN),
 }
+FURTHER = {
+    "input_layernorm": (HIDDEN,),
+    "self_attn.q_proj": (HEADS * HEAD_DIM, HIDDEN),
+    "self_attn.k_proj": (KV_HEADS * HEAD_DIM, HIDDEN),
+    "self_attn.v_proj": (KV_HEADS * HEAD_DIM, HIDDEN),
+    "self_attn.o_proj": (HIDDEN, HEADS * HEAD_DIM),
+    "post_attention_layernorm": (HIDDEN,),
+    "mlp.gate_proj": (INNER, HIDDEN),
+    "mlp.up_proj": (INNER, HIDDEN),
+    "mlp.down_proj": (HIDDEN, INNER),
+}
+MASK = 509
 MORE = {
+    "two_layers": {f"layers.1.{name}": shape for name, shape in FURTHER.items()},
     "norm_before_fc": {"input_norm": (3 * HIDDEN,)},
     "fc_norm": {f"fc_norm.{number}": (HIDDEN,) for number in range(3)},
     "embed": {"embed_tokens": (VOCABULARY, HIDDEN)},
@@ -51,7 +64,10 @@ CONFIG: dict[str, Any] = {
 
 
 def write_head(folder: Path, *flags: str, seed: int = 0, **changes: Any) -> Path:
-    """Write a head of SpecForge's layout, with `flags` on; "embed": with a table of its own. Return the folder."""
+    """Write a head of SpecForge's layout, with `flags` on; return the folder.
+
+    "embed": with a table of its own; "parallel": P-EAGLE, with "two_layers".
+    """
     folder.mkdir(parents=True, exist_ok=True)
     noise = torch.Generator().manual_seed(seed)
     shapes = SHAPES | {name: shape for flag in flags for name, shape in MORE.get(flag, {}).items()}
@@ -63,8 +79,12 @@ def write_head(folder: Path, *flags: str, seed: int = 0, **changes: Any) -> Path
     ids = torch.randperm(VOCABULARY, generator=noise)[:DRAFT_VOCABULARY].sort().values
     tensors["d2t"] = ids - torch.arange(DRAFT_VOCABULARY)
     tensors["t2d"] = torch.isin(torch.arange(VOCABULARY), ids)
+    if "parallel" in flags:
+        tensors["mask_hidden"] = torch.randn((1, 1, 3 * HIDDEN), generator=noise)
+        changes = {"mask_token_id": MASK, "num_hidden_layers": 1 + ("two_layers" in flags)} | changes
+    said = [flag for flag in flags if flag not in ("embed", "parallel", "two_layers")]
+    config = CONFIG | dict.fromkeys(said, True) | changes
     save_file(tensors, folder / "model.safetensors")
-    config = CONFIG | {flag: True for flag in flags if flag != "embed"} | changes
     (folder / "config.json").write_text(json.dumps(config))
     return folder
 
@@ -86,14 +106,15 @@ class Reference:
     def drafts(self, token_ids: list[int], count: int) -> tuple[int, ...]:
         """The drafts behind the tokens, of which the last one was just sampled."""
         states = self._network(torch.tensor([token_ids[:-1]]), output_hidden_states=True).hidden_states
-        aux = [states[layer][0] for layer in range(3)]
-        if "fc_norm" in self._flags:
-            aux = [self._normed(x, f"fc_norm.{number}") for number, x in enumerate(aux)]
-        joined = torch.cat(aux, -1)
-        hidden = linear(
-            self._normed(joined, "input_norm") if "norm_before_fc" in self._flags else joined, self._weights["fc"]
-        )
+        hidden = self._combined(torch.cat([states[layer][0] for layer in range(3)], -1))
         tokens, drafted = token_ids[1:], list[int]()
+        if "parallel" in self._flags:
+            masks = self._combined(self._weights["mask_hidden"][0]).expand(count - 1, -1)
+            tokens = [*tokens, *[MASK] * (count - 1)]
+            out = self._layer(self._table[torch.tensor(tokens)], torch.cat((hidden, masks)))
+            out = self._further(out) if "two_layers" in self._flags else out
+            found = linear(self._normed(out[-count:], "norm"), self._weights["lm_head"]).argmax(-1)
+            return tuple(self._ids[found].tolist())
         for _ in range(count):
             out = self._layer(self._table[torch.tensor(tokens)], hidden)[-1:]
             normed = self._normed(out, "norm")
@@ -102,9 +123,24 @@ class Reference:
             hidden = torch.cat((hidden, normed if "norm_output" in self._flags else out))
         return tuple(drafted)
 
+    def _combined(self, joined: torch.Tensor) -> torch.Tensor:
+        if "fc_norm" in self._flags:
+            states = joined.chunk(3, -1)
+            joined = torch.cat([self._normed(x, f"fc_norm.{number}") for number, x in enumerate(states)], -1)
+        joined = self._normed(joined, "input_norm") if "norm_before_fc" in self._flags else joined
+        return linear(joined, self._weights["fc"])
+
     def _layer(self, embedded: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
-        w, normed = self._weights, self._normed(hidden, "hidden_norm")
+        normed = self._normed(hidden, "hidden_norm")
         x = torch.cat((self._normed(embedded, "input_layernorm"), normed), -1)
+        return self._halves(x, normed if "norm_before_residual" in self._flags else hidden)
+
+    def _further(self, x: torch.Tensor) -> torch.Tensor:
+        return self._halves(self._normed(x, "layers.1.input_layernorm"), x, "layers.1.")
+
+    def _halves(self, x: torch.Tensor, residual: torch.Tensor, under: str = "") -> torch.Tensor:
+        """A layer from its attention's input on."""
+        w = {name.removeprefix(under): weight for name, weight in self._weights.items() if name.startswith(under)}
         q, k, v = (
             linear(x, w[f"self_attn.{name}_proj"]).unflatten(-1, (-1, HEAD_DIM)).transpose(0, 1) for name in "qkv"
         )
@@ -112,9 +148,8 @@ class Reference:
         scores = _rotated(q) @ k.transpose(-1, -2) * HEAD_DIM**-0.5
         unseen = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
         mixed = scores.masked_fill(unseen, float("-inf")).softmax(-1) @ v
-        residual = normed if "norm_before_residual" in self._flags else hidden
         residual = residual + linear(mixed.transpose(0, 1).flatten(1), w["self_attn.o_proj"])
-        x = self._normed(residual, "post_attention_layernorm")
+        x = self._normed(residual, f"{under}post_attention_layernorm")
         return residual + linear(silu(linear(x, w["mlp.gate_proj"])) * linear(x, w["mlp.up_proj"]), w["mlp.down_proj"])
 
     def _normed(self, x: torch.Tensor, name: str) -> torch.Tensor:

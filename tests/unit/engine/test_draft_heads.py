@@ -20,11 +20,14 @@ from tests.unit.engine.eagle3_reference import CONFIG, Reference, write_head
 from tests.unit.engine.generate import Generator, move, new_sequence
 
 NUM_DRAFTS = 3
+PARALLEL = ("parallel", "two_layers", "norm_before_residual", "norm_before_fc", "embed")
 VARIANTS = (
     (),
     ("norm_before_residual", "embed"),
     ("norm_output", "fc_norm"),
     ("norm_before_fc", "norm_before_residual", "norm_output"),
+    ("parallel",),
+    PARALLEL,
 )
 
 
@@ -64,8 +67,11 @@ def test_drafts_are_those_of_the_arithmetic(
     assert compare_drafts(verifying, sequences, reference) > 10
 
 
-def test_drafts_stay_right_across_a_hand_over(target: Callable[[str], Path], tmp_path: Path) -> None:
-    head = write_head(tmp_path)
+@pytest.mark.parametrize("flags", [(), PARALLEL], ids=["eagle3", "peagle"])
+def test_drafts_stay_right_across_a_hand_over(
+    target: Callable[[str], Path], flags: tuple[str, ...], tmp_path: Path
+) -> None:
+    head = write_head(tmp_path, *flags)
     prefill, decode = (_engine(target("llama"), head, num_drafts=number) for number in (0, NUM_DRAFTS))
     assert prefill.fingerprint == decode.fingerprint
     source, there, here = Generator(prefill), Generator(decode), Generator(decode)
@@ -83,15 +89,16 @@ def test_drafts_stay_right_across_a_hand_over(target: Callable[[str], Path], tmp
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8"])
+@pytest.mark.parametrize("flags", [(), PARALLEL], ids=["eagle3", "peagle"])
 def test_a_head_changes_no_text(
-    target: Callable[[str], Path], temperature: float, kv_cache_dtype: str, tmp_path: Path
+    target: Callable[[str], Path], flags: tuple[str, ...], temperature: float, kv_cache_dtype: str, tmp_path: Path
 ) -> None:
     def sequences() -> list[Sequence]:
         return new_sequences(temperature=temperature, seed=5)
 
     without = Generator(_engine(target("llama"), None, kv_cache_dtype=kv_cache_dtype))
     drafting = Generator(
-        _engine(target("llama"), write_head(tmp_path), kv_cache_dtype=kv_cache_dtype),
+        _engine(target("llama"), write_head(tmp_path, *flags), kv_cache_dtype=kv_cache_dtype),
         draft=lambda sequence: ((last := drafting.results[sequence.request_id][-1]) and last.drafts) or (),
     )
     assert drafting.run(sequences()) == without.run(sequences())
@@ -140,7 +147,7 @@ def test_a_head_of_speculators_is_read(target: Callable[[str], Path], tmp_path: 
         ({"num_hidden_layers": 2}, "num_hidden_layers"),
         ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1, 3]}}, r"layer_ids = \[0, 1, 3\]"),
         ({"eagle_aux_hidden_state_layer_ids": [1, 1, 2]}, "layer_ids"),
-        ({"parallel_drafting": True}, "parallel_drafting"),
+        ({"parallel_drafting": True}, "parallel_drafting"),  # without the tensor for it
         ({"draft_vocab_size": "many"}, "draft_vocab_size"),
     ],
 )
@@ -149,6 +156,17 @@ def test_another_targets_head_is_refused(
 ) -> None:
     with pytest.raises(UnsupportedModelError, match=words):
         _engine(target("llama"), write_head(tmp_path, **changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [({"mask_token_id": None}, "mask_token_id must be a token, not None"), ({"mask_token_id": 512}, "not 512")],
+)
+def test_a_parallel_head_has_a_mask_token(
+    target: Callable[[str], Path], changes: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UnsupportedModelError, match=words):
+        _engine(target("llama"), write_head(tmp_path, "parallel", **changes))
 
 
 def test_drafts_need_a_head(target: Callable[[str], Path]) -> None:

@@ -72,6 +72,7 @@ def test_fields_of_both_methods() -> None:
         ("mtp", Path("."), False),
         ('{"method": "eagle3", "model": "head"}', Path("head"), False),
         ('{"method": "dspark", "model": "head"}', Path("head"), False),
+        ('{"method": "eagle3", "model": "head", "parallel_drafting": true}', Path("head"), False),
         ('{"method": "draft_model", "model": "small"}', Path("small"), True),
         ("suffix", None, False),
     ],
@@ -86,7 +87,7 @@ def test_the_engine_gets_the_folder_of_weights(text: str, draft: Path | None, is
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("sufix", "method must be one of suffix, ngram, eagle3, mtp, dflash, dspark, draft_model, not 'sufix'"),
+        ("sufix", "method must be one of suffix, ngram, eagle3, mtp, peagle, dflash, dspark, draft_model, not 'sufix'"),
         ("suffix:many", "METHOD:K"),
         ("suffix:0", "num_speculative_tokens: input should be greater than or equal to 1"),
         ("suffix:99", "num_speculative_tokens"),
