@@ -12,6 +12,7 @@ from common.settings import AUTO_BELOW_0, ROOT, ConfigError, Form
 from services.gateway.settings import LOOPBACK, GatewaySettings
 from services.planner.settings import PlannerOptions
 from services.worker.cores import physical_cores
+from services.worker.host_share import host_mb
 from services.worker.options import FAKE_DEVICE, WorkerOptions
 
 DEMO = ROOT / "demo"
@@ -48,7 +49,10 @@ class UpSettings(GatewaySettings, WorkerOptions, PlannerOptions):
     data_dir: Path = Field(Path(".baton"), description="where logs and server data go")
 
     def shared_out(self) -> UpSettings:
-        """Decide what was left open: prefill workers, threads a worker, ports (0: a free one), a key. Raises ConfigError."""
+        """Decide what was left open: prefill workers, their threads and host memory, ports (0: a free one), a key.
+
+        Raises ConfigError.
+        """
         from services.runtime.servers import free_port  # help waits for no servers
 
         on_cpu = self.processor == "cpu"
@@ -66,7 +70,8 @@ class UpSettings(GatewaySettings, WorkerOptions, PlannerOptions):
         prefill = self.prefill if self.prefill >= 0 else int(not on_cpu or self.model.resolve() == DEMO)
         shared = max(1, physical_cores() // (prefill + self.decode)) if on_cpu else 0
         threads = self.threads or shared
-        mine = {"prefill": prefill, "threads": threads, "port": port, "own_port": own_port}
+        host = host_mb(self.kv_host_mb, num_workers=prefill + self.decode)
+        mine = {"prefill": prefill, "threads": threads, "kv_host_mb": host, "port": port, "own_port": own_port}
         return self.model_copy(update=mine | {"orders_key": self.orders_key or self._own_key()})
 
     def _own_key(self) -> str:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, NamedTuple, cast
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from common.settings import AUTO, Form
+from common.settings import AUTO, AUTO_BELOW_0, Form
 from kvtransfer.transports import TRANSPORTS, TransportName, automatic
 from services.runtime.settings import ModelSettings
 from services.worker.kv_events import KVEventsConfig
@@ -83,11 +83,10 @@ class WorkerOptions(ModelSettings):
         description="memory of the KV pool, MiB; auto: 256 on the CPU, for one whole context up to 1024 where a quarter of the "
         "free memory is as much; on a GPU what weights and working memory leave",
     )
-    kv_host_mb: int = Field(
+    kv_host_mb: Annotated[int, Field(ge=-1), AUTO_BELOW_0] = Field(
         0,
-        ge=0,
-        description="host memory for blocks that the KV pool evicts, MiB, from which prompts get them back; 0: none; twice the "
-        "pool and more is worth it",
+        description="host memory for blocks that the KV pool evicts, MiB, from which prompts get them back; 0: none; auto: half "
+        "of what is free at the start, which `up` shares out among its workers; twice the pool and more is worth it",
     )
     kv_disk: str = Field(
         "",

@@ -41,6 +41,7 @@ from services.runtime.settings import no_model
 from services.runtime.signals import ending_in_time, until_signalled
 from services.runtime.tracer import open_tracer
 from services.worker.gpu import see_one_gpu
+from services.worker.host_share import host_mb
 from services.worker.kv_events import KVEventsConfig
 from services.worker.settings import WorkerServiceSettings
 from services.worker.speculative import SpeculativeConfig
@@ -106,7 +107,7 @@ async def run(settings: WorkerServiceSettings, roles: Sequence[str], lender: Eng
                     step_targets=targets,
                     step_timeout_s=settings.step_timeout_s,
                     drain_s=settings.drain_s,
-                    kv_host_bytes=settings.kv_host_mb << 20,
+                    kv_host_bytes=host_mb(settings.kv_host_mb) << 20,
                     kv_disk=DiskSettings.parse(settings.kv_disk),
                     kv_events=None if events is None else events.settings(worker=worker_id, model=settings.served_name),
                     ready_file=settings.ready_file,

@@ -1,0 +1,26 @@
+"""`--kv-host-mb auto`: a share of free memory, for all workers of a machine together."""
+
+from __future__ import annotations
+
+import pytest
+
+from services.runtime.checks import memory
+from services.up.settings import UpSettings
+from services.worker.host_share import HOST_SHARE, host_mb
+
+
+def test_a_number_is_what_was_asked_for() -> None:
+    assert [host_mb(asked, num_workers=3, free_bytes=1 << 30) for asked in (0, 7)] == [0, 7]
+
+
+@pytest.mark.parametrize("num_workers", [1, 3])
+def test_auto_is_a_share_for_all_together(num_workers: int) -> None:
+    free_mb = 6000
+    each = host_mb(-1, num_workers=num_workers, free_bytes=free_mb << 20)
+    assert each == HOST_SHARE * free_mb / num_workers
+
+
+def test_up_shares_it_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "available_bytes", lambda: 4000 << 20)
+    settings = UpSettings.model_validate({"kv_host_mb": "auto", "prefill": 3, "decode": 1})
+    assert settings.shared_out().kv_host_mb == HOST_SHARE * 1000
