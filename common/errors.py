@@ -34,8 +34,8 @@ class OverloadedError(ServingError):
     code = "overloaded"
     retryable = True
 
-    def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
-        super().__init__(message)
+    def __init__(self, message: str, *, retry_after_s: float = 1.0, param: str | None = None) -> None:
+        super().__init__(message, param=param)
         self.retry_after_s = retry_after_s
 
 

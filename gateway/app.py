@@ -37,7 +37,7 @@ from gateway.observe.request_metrics import Logged, RequestLog, RequestMetrics, 
 from gateway.observe.spans import ServerSpans
 from gateway.observe.tenant_metrics import TenantLabels, TenantMetrics
 from gateway.request.refused import Refusals
-from gateway.request.spec import Generations
+from gateway.request.spec import Aims, Generations
 from gateway.responses.service import Joined, nothing_kept
 from gateway.routes.door import Door, HttpDoor, KeyCheck
 from gateway.routes.keys import KeyRoutes
@@ -69,6 +69,7 @@ class HttpSettings:
     web: WebAccess = field(default_factory=WebAccess)
     ollama_port: int = 0  # `/` there says that Ollama runs; 0: no such port
     log_requests: Logged = "errors"
+    admits_by_goals: bool = False  # refuse who has a goal that can't be met
     ignores_unknown_fields: bool = False  # otherwise unknown fields are refused
 
 
@@ -99,7 +100,7 @@ def create_app(
         catalogue=catalogue,
         budgets=budgets,
         default_deadline_s=settings.request_timeout_s,
-        goal=settings.levels.goal,
+        aims=Aims(settings.levels.goal, refuses_late=settings.admits_by_goals),
     )
     labels = TenantLabels()
     metrics = GatewayMetrics(catalogue.names, tenants=labels)

@@ -128,12 +128,31 @@ class _Pass:
     over_at: float
 
 
+class Gate(Protocol):
+    """A gateway's admission before a worker."""
+
+    def offer(self, request: DecodeRequest, run: Run, worker: Worker) -> None:
+        """Take a request, or refuse it."""
+        ...
+
+    def started(self, worker: Worker) -> list[tuple[DecodeRequest, Run]]:
+        """Requests that are sent to the worker now."""
+        ...
+
+    def computed(self, request: DecodeRequest) -> None:
+        """Record a first token."""
+        ...
+
+    def ended(self, request: DecodeRequest) -> None: ...
+
+
 @dataclass(slots=True)
 class Worker:
     """The worker, its queue of unclaimed jobs, and the clock of the simulation."""
 
     costs: PassCosts
     policy: Policy
+    gate: Gate | None = None  # a gateway before it
     budget: PromptBudget = field(init=False)
     pool: BlockPool = field(init=False)
     scheduler: Scheduler = field(init=False)
@@ -160,7 +179,13 @@ class Worker:
             self.now = min(due)
             while arrivals and arrivals[0][0] <= self.now:
                 _, number = heapq.heappop(arrivals)
-                self._queue.append((_request(number, runs[number], self.now), runs[number]))
+                request = _request(number, runs[number], self.now)
+                if self.gate is None:
+                    self._queue.append((request, runs[number]))
+                else:
+                    self.gate.offer(request, runs[number], self)
+            if self.gate is not None:
+                self._queue += self.gate.started(self)
             while self._in_flight and self._in_flight[0].over_at <= self.now:
                 self._deliver(self._in_flight.popleft())
             self._go_on()
@@ -206,15 +231,21 @@ class Worker:
         request.sequence.append(ANSWER_TOKEN)
         if not request.first_token_at:
             request.first_token_at = run.first_at = self.now
+            if self.gate is not None:
+                self.gate.computed(request)
         if request.sequence.finish_reason():
             request.ended_at = run.end_at = self.now
             self.scheduler.remove(request)
             del self._runs[request]
+            if self.gate is not None:
+                self.gate.ended(request)
 
 
-def serve(cell: Cell, policy: Policy, *, seconds: float, traces: Path | None = None) -> Outcome:
+def serve(
+    cell: Cell, policy: Policy, *, seconds: float, traces: Path | None = None, gate: Gate | None = None
+) -> Outcome:
     """The outcome of a cell's first seconds."""
-    worker = Worker(PassCosts.of(cell.device), policy)
+    worker = Worker(PassCosts.of(cell.device), policy, gate)
     start_ms = 0.0
     if cell.before is not None:
         worker.serve([Run(request, cell.goal) for request in cell.before(seconds, traces)])

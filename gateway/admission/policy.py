@@ -18,6 +18,9 @@ from gateway.admission.supply import SHORT_PROMPT_S, Capacity, Held, Newcomer
 MAX_RETRY_AFTER_S = 60.0
 WINDOW_REQUESTS = 64  # per worker; bounds the window where prompts are very short
 ADMISSION_HEADROOM = 0.2  # admit only if 1.2 times the predicted wait still meets the deadline
+AGEING = 4.0  # as `decode.pacing` counts a prompt's computing time
+# Part of the overtaken work that is no wait: shorter prompts than this one come later.
+OVERTAKING = 0.7
 GENERATED_TOKEN_WORK = 2.0  # weight of a generated token, in prompt tokens
 
 
@@ -35,8 +38,10 @@ class RequestLimits:
 class RefusedError(OverloadedError):
     """The request must come back later. `reason` is a label for metrics."""
 
-    def __init__(self, reason: str, message: str, retry_after_s: float) -> None:
-        super().__init__(f"{message}; try again later", retry_after_s=min(MAX_RETRY_AFTER_S, max(1.0, retry_after_s)))
+    def __init__(self, reason: str, message: str, retry_after_s: float, *, param: str | None = None) -> None:
+        """`param`: the request's field that it is refused by."""
+        bounded_s = min(MAX_RETRY_AFTER_S, max(1.0, retry_after_s))
+        super().__init__(f"{message}; try again later", retry_after_s=bounded_s, param=param)
         self.reason = reason
         self.waited = False  # refused after waiting
 
@@ -165,14 +170,17 @@ class Admission:
     def _too_late(self, ticket: Ticket, capacity: Capacity, now: float, *, spare: float = 0.0) -> RefusedError | None:
         """`spare`: the share of the predicted wait required as headroom."""
         left_s = ticket.first_token_by - now
-        if left_s == math.inf:
+        if left_s == ticket.begin_by == math.inf:
             return None
         before = self.queue.work_before(ticket) if self.queue else 0.0
         elsewhere = min(capacity.waiting_elsewhere, before * (capacity.gateways - 1))
         needs_s = capacity.first_token_s(capacity.unplaced_tokens + before + elsewhere, ticket.work)
         if ticket.work <= capacity.short:
             needs_s = min(needs_s, SHORT_PROMPT_S)
-        needs_s += self._place_s(ticket, capacity) if spare else 0.0  # too rough to refuse a waiting request
+        place_s = self._place_s(ticket, capacity) if spare else 0.0  # too rough to refuse a waiting request
+        if (missed := self._goal_missed(ticket, needs_s, place_s, capacity, now)) is not None:
+            return missed
+        needs_s += place_s
         if needs_s * (1 + spare) <= left_s:
             return None
         spare_s = spare * (needs_s - capacity.computing_s(ticket.work))
@@ -182,6 +190,35 @@ class Admission:
         message = f"the first token would come in {needs_s:.1f} s, the request's deadline is in {left_s:.1f} s"
         again_s = needs_s + spare_s - left_s if alone_s < left_s else MAX_RETRY_AFTER_S
         return RefusedError("deadline", message, again_s)
+
+    def _goal_missed(
+        self, ticket: Ticket, needs_s: float, place_s: float, capacity: Capacity, now: float
+    ) -> RefusedError | None:
+        """The refusal of a ticket whose goal can't be met, if it is refused by its goal.
+
+        A goal's part per token is for the prompt's own computing. Otherwise long prompts could wait longest, and would be all
+        that an overloaded gateway admits.
+        """
+        if ticket.begin_by == math.inf:
+            return None
+        computing_s = capacity.computing_s(ticket.work)
+        waits_s = place_s + (needs_s - computing_s) * (1 - OVERTAKING * self._overtaken(ticket, capacity))
+        beyond_s = now + waits_s - min(ticket.begin_by, ticket.good_by - computing_s)
+        if beyond_s <= 0:
+            return None
+        told = f"the first token would come in {waits_s + computing_s:.2f} s, {beyond_s:.2f} s too late for its goal"
+        is_hopeless = now + computing_s > ticket.good_by
+        return RefusedError("goal", told, MAX_RETRY_AFTER_S if is_hopeless else beyond_s, param="ttft_slo_ms")
+
+    def _overtaken(self, ticket: Ticket, capacity: Capacity) -> float:
+        """The share of the prompt tokens at the workers behind which the ticket doesn't wait, as theirs are the later turns."""
+        if not capacity.takes_turns or not self.window_work:
+            return 0.0
+        token_s = AGEING / capacity.tokens_per_s
+        turn = ticket.arrived_at + token_s * ticket.work
+        parts = (part for part in self._parts.values() if part.computing)
+        overtaken = sum(part.work for part in parts if part.ticket.arrived_at + token_s * part.work > turn)
+        return min(1.0, overtaken / max(1, capacity.queued_tokens))
 
     def _place_s(self, ticket: Ticket, capacity: Capacity) -> float:
         """Seconds until the tenant's next request gets a slot; 0 if preemption frees one, or while unmeasured."""
@@ -204,7 +241,8 @@ class Admission:
         for ticket in list(self.queue):
             if ticket.resumes:
                 continue
-            if now + slowest_s + capacity.fastest_s(ticket.work) <= ticket.first_token_by:
+            latest = now + slowest_s + capacity.fastest_s(ticket.work)
+            if latest <= min(ticket.first_token_by, ticket.good_by) and now + slowest_s <= ticket.begin_by:
                 continue  # most are in time even if they start last
             refusal = self._too_late(ticket, capacity, now)
             if refusal is not None:

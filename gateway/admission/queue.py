@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right, insort
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -33,6 +34,9 @@ class Ticket:
     ids: tuple[str, ...]  # one id a choice
     works: tuple[int, ...]  # prompt tokens to compute, one number a choice
     first_token_by: float  # deadline of the first token
+    # It is refused if it can't begin, or have its first token, by then; once started it is served however late.
+    begin_by: float = math.inf
+    good_by: float = math.inf
     arrived_at: float = 0.0
     tier: int = 1
     tenant: str = "default"
@@ -44,6 +48,11 @@ class Ticket:
 
     def __post_init__(self) -> None:
         self.work = max(1, sum(self.works))
+
+    @property
+    def due(self) -> float:
+        """The instant that its place in its tenant's queue goes by."""
+        return min(self.first_token_by, self.begin_by)
 
     @property
     def requests(self) -> int:
@@ -85,7 +94,7 @@ class FairQueue:
         if not line.order:
             line.tag = max(line.tag, self._virtual)
         self._arrivals += 1
-        insort(line.order, (ticket.first_token_by, self._arrivals, ticket))
+        insort(line.order, (ticket.due, self._arrivals, ticket))
         self._count(line, ticket, 1)
 
     def head(self, share: Share | None = None) -> Ticket | None:
@@ -147,7 +156,7 @@ class FairQueue:
         """Prompt tokens that start before a ticket: its tenant's earlier ones, and other tenants' until then."""
         own = self._lines.get(ticket.tenant, _Line())
         ahead = 0.0
-        for _, _, other in own.order[: bisect_right(own.order, ticket.first_token_by, key=lambda entry: entry[0])]:
+        for _, _, other in own.order[: bisect_right(own.order, ticket.due, key=lambda entry: entry[0])]:
             if other is ticket:
                 break
             ahead += other.work

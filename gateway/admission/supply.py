@@ -192,6 +192,16 @@ class Capacity:
         """(seconds until a worker is free, its rate), earliest first."""
         return sorted((w.queued_tokens / w.tokens_per_s, w.tokens_per_s) for w in self.workers)
 
+    @cached_property
+    def takes_turns(self) -> bool:
+        """True if short prompts overtake long ones at the workers: those beside a batch are ordered so (`decode.pacing`)."""
+        return bool(self.tokens_per_s) and all(worker.decodes for worker in self.workers)
+
+    @property
+    def queued_tokens(self) -> int:
+        """Prompt tokens that were started anywhere."""
+        return self.unplaced_tokens + sum(worker.queued_tokens for worker in self.workers)
+
     def wait_s(self, ahead: float) -> float:
         """Seconds until `ahead` more prompt tokens are dispatched, each to a free worker, and a worker is free."""
         if not self.tokens_per_s:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from common.errors import ServingError
-from common.messages import ModelLoad, TenantPlaces
+from common.messages import NO_GOAL, ModelLoad, TenantPlaces
 from gateway.admission.policy import Admission, RefusedError, RequestLimits
 from gateway.admission.queue import TIERS, Ticket, tier_of
 from gateway.admission.supply import Capacity, Holder, Newcomer
@@ -331,6 +331,7 @@ def ticket_of(
 ) -> Ticket:
     """The choices of one HTTP request as a ticket. A prompt's first choice fills the cache for the others."""
     first, tenant = specs[0], specs[0].origin.tenant
+    goal = first.goal if first.aim.is_needed else NO_GOAL
     works, known = [], set[int]()
     for spec in specs:
         works.append(0 if id(spec.token_ids) in known else work(spec))
@@ -339,6 +340,8 @@ def ticket_of(
         ids=tuple(spec.request_id for spec in specs),
         works=tuple(works),
         first_token_by=now + min(first.deadline_s, first.first_token_s or first.deadline_s),
+        begin_by=now + goal.ttft_s(0),
+        good_by=now + goal.ttft_s(len(first.token_ids)),
         arrived_at=now,
         tier=tier_of(first.priority),
         tenant=tenant.name,

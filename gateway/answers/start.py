@@ -15,7 +15,7 @@ from functools import partial
 import msgspec
 
 from common.errors import DeadlineExceededError, InvalidRequestError, UnavailableError
-from common.messages import NO_GOAL, Goal, Grammar, SamplingParams
+from common.messages import Grammar, SamplingParams
 from common.tasks import Ready
 from gateway.answers.answer import Answer, Turn, charge
 from gateway.answers.ask import Ask, ContextFit, Infill, Prompt, Reply, Sampling, Terms
@@ -28,7 +28,7 @@ from gateway.answers.tokenizer import ChatTokenizer
 from gateway.grammars.messages import MessageWish, grammar_of_message
 from gateway.grammars.wanted import Wanted
 from gateway.http.problem import ModelNotFoundError
-from gateway.request.spec import DraftRules, Generations, GenerationSpec, Origin, Sharing
+from gateway.request.spec import NO_AIMS, Aims, DraftRules, Generations, GenerationSpec, Origin, Sharing
 from gateway.tenants.budgets import Budgets
 from gateway.tenants.tenants import Tenant
 
@@ -63,11 +63,11 @@ class Answers:
         catalogue: Catalogue,
         budgets: Budgets,
         default_deadline_s: float,
-        goal: Goal = NO_GOAL,
+        aims: Aims = NO_AIMS,
     ) -> None:
         self._budgets = budgets
         self._default_deadline_s = default_deadline_s
-        self._goal = goal
+        self._aims = aims
         self._started_at = int(time.time())
         self._turn = Turn()
         self._calls_as_text: set[str] = set()  # models already logged
@@ -121,10 +121,6 @@ class Answers:
 
     def _deadline_s(self, terms: Terms) -> float:
         return terms.deadline_s or self._default_deadline_s
-
-    def _goal_of(self, terms: Terms, tenant: Tenant) -> Goal:
-        """The request's, else its tenant's, else everybody's goal. The lowest tier has none."""
-        return NO_GOAL if terms.priority < 0 else terms.goal.or_else(tenant.goal).or_else(self._goal)
 
     def _check_calls(self, served: Served) -> None:
         """Log once for each model that its calls can't be parsed."""
@@ -240,7 +236,7 @@ class Answers:
                     priority=terms.priority,
                     grammar=grammar,
                     drafts=drafts,
-                    goal=self._goal_of(terms, origin.tenant),
+                    aim=self._aims.of(terms.goal.or_else(origin.tenant.goal), priority=terms.priority),
                 )
                 specs.append(spec)
         return specs

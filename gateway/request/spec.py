@@ -159,6 +159,34 @@ class DraftRules:
     prediction: bytes = b""  # packed tokens
 
 
+@dataclass(frozen=True, slots=True)
+class Aim:
+    """A request's goal, and whether it is refused rather than late."""
+
+    goal: Goal = NO_GOAL
+    is_needed: bool = False
+
+
+NO_AIM = Aim()
+
+
+@dataclass(frozen=True, slots=True)
+class Aims:
+    """A gateway's goal for requests that have none, and whether it refuses who has one that can't be met."""
+
+    usual: Goal = NO_GOAL
+    refuses_late: bool = False
+
+    def of(self, own: Goal, *, priority: int) -> Aim:
+        """The aim of a request whose client or tenant says `own`. The lowest tier has none."""
+        if priority < 0:
+            return NO_AIM
+        return Aim(own.or_else(self.usual), is_needed=self.refuses_late and own.ttft_ms is not None)
+
+
+NO_AIMS = Aims()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationSpec:
     """One sequence to generate."""
@@ -175,7 +203,11 @@ class GenerationSpec:
     first_token_s: float = 0.0  # deadline of the first token, from now; 0: the request's
     grammar: Grammar | None = None
     drafts: DraftRules = DraftRules()
-    goal: Goal = NO_GOAL
+    aim: Aim = NO_AIM
+
+    @property
+    def goal(self) -> Goal:
+        return self.aim.goal
 
     @property
     def num_tokens(self) -> int:

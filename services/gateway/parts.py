@@ -137,6 +137,7 @@ def app_of(parts: Parts, settings: GatewaySettings) -> FastAPI:
             levels=settings.levels(),
             gateway_id=parts.gateway_id,
             log_requests=settings.log_requests,
+            admits_by_goals=settings.admit_by == "goal",
             ignores_unknown_fields=settings.unknown_fields == "ignore",
             trace_url=settings.trace_url,
             web=settings.web(),

@@ -117,6 +117,11 @@ class GatewaySettings(ModelSettings, ServiceLevelOptions):
         4_000_000, description="prompt tokens waiting for prefill at most, of each model"
     )
     max_body_mb: Positive = Field(10, description="largest HTTP body, MiB")
+    admit_by: Literal["deadline", "goal"] = Field(
+        "deadline",
+        description="refuse at once who can't get a first token by its deadline; or also who has a TTFT goal, of its own or its "
+        "tenant's, that can't be met",
+    )
     local_prefill_tokens: Annotated[int, Field(ge=-1), AUTO_BELOW_0] = Field(
         -1,
         description="uncached prompt up to this many tokens is prefilled on the decode worker; auto: whenever the rates that "

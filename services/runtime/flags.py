@@ -95,7 +95,7 @@ GROUPS = (  # title, beginnings of names; the first that fits counts
     ),
     (
         "Limits",
-        ("max_requests", "max_queued", "max_connections", "max_body", "request_timeout"),
+        ("max_requests", "max_queued", "max_connections", "max_body", "request_timeout", "admit_by"),
     ),
     ("Workers", ("transport", "device", "kv_", "block_size", "max_", "step_", "threads", "local_prefill", "worker_id")),
 )

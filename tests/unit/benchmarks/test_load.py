@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks.load.admission import Gateway
 from benchmarks.load.cells import CELLS, Cell, chat, chosen, long_prompts
 from benchmarks.load.device import UNDER_LOAD, PassCosts
 from benchmarks.load.model import serve
 from benchmarks.load.policies import baton
 from worker.device.prompt_budget import PassLoad
 
+SATURATED_PER_S, SECONDS = 28.0, 8.0
 CHAT = Cell("chat", "bf16", chat(8))
 
 
@@ -41,6 +43,25 @@ def test_a_light_load_is_served_at_once_and_the_same_each_time() -> None:
     assert outcomes[0].good == 1.0
     assert 20 < outcomes[0].ttft_ms(0.5) < 60
     assert 4 < outcomes[0].tpot_ms(0.5) < 6
+
+
+def test_beyond_saturation_as_many_answers_are_good_as_before_where_goals_decide_who_comes_in() -> None:
+    def good_per_s(times: float, *, by_goals: bool) -> float:
+        cell = Cell("too much", "bf16", chat(SATURATED_PER_S * times))
+        outcome = serve(cell, baton(), seconds=SECONDS, gate=Gateway(by_goals=by_goals))
+        return sum(run.is_good for run in outcome.runs) / SECONDS
+
+    most = max(good_per_s(times, by_goals=True) for times in (0.8, 1.0))
+    for times in (2, 5, 10):
+        assert good_per_s(times, by_goals=True) > 0.95 * most
+    assert good_per_s(2, by_goals=False) < 0.5 * most  # all are late otherwise
+
+
+def test_hardly_anybody_is_refused_below_saturation() -> None:
+    outcome = serve(
+        Cell("much", "bf16", chat(0.7 * SATURATED_PER_S)), baton(), seconds=8.0, gate=Gateway(by_goals=True)
+    )
+    assert sum(run.refusal == "goal" for run in outcome.runs) <= 0.01 * len(outcome.runs)
 
 
 def test_what_was_served_before_is_cached() -> None:

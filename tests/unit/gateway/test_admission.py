@@ -11,13 +11,27 @@ from hypothesis import strategies as st
 
 from common.messages import KVLayout, Region, WorkerState
 from common.words import WorkerStatus
-from gateway.admission.policy import ADMISSION_HEADROOM, MAX_RETRY_AFTER_S, Admission, RefusedError, RequestLimits
+from decode import pacing
+from gateway.admission.policy import (
+    ADMISSION_HEADROOM,
+    AGEING,
+    MAX_RETRY_AFTER_S,
+    Admission,
+    RefusedError,
+    RequestLimits,
+)
 from gateway.admission.queue import HIGH, Ticket
 from gateway.admission.supply import Capacity, Prefiller, prefillers
 
 LAYOUT = KVLayout(num_blocks=1, num_layers=1, block_size=16, num_kv_heads=1, head_dim=8, dtype="float32")
 LIMITS = RequestLimits(max_requests=10, max_queued_tokens=1000, reserved=0.0)
 _names = count()
+
+
+def wanting(work: int, *, wait_s: float, per_token_s: float = 0.01, at: float = 0.0) -> Ticket:
+    """A prompt that is refused by its goal."""
+    goal = {"begin_by": at + wait_s, "good_by": at + wait_s + per_token_s * work}
+    return Ticket(ids=(f"r{next(_names)}",), works=(work,), first_token_by=math.inf, arrived_at=at, **goal)
 
 
 def ticket(*works: int, by: float = 1e9, tier: int = 1, tenant: str = "a", share: float = 1.0) -> Ticket:
@@ -282,6 +296,48 @@ def test_a_waiting_request_is_refused_as_soon_as_it_can_t_be_served_in_time() ->
     assert [one for one, _ in admission.late(capacity, 5.5)] == [third]
     assert [one for one, _ in admission.late(fleet(0.0), 20.5)] == [first]  # also without any rate
     assert admission.in_flight == 0
+
+
+def test_who_is_refused_by_a_goal_is_told_which_field_and_when_to_come_back() -> None:
+    admission, capacity = Admission(LIMITS), fleet(100.0, queued=(300,))
+    assert refused(admission, ticket(100, by=60.0), capacity) is None  # a deadline alone leaves time
+    assert refused(admission, wanting(100, wait_s=4.1), capacity) is None
+    refusal = refused(Admission(LIMITS), wanting(100, wait_s=1.0), capacity)
+    assert refusal is not None
+    assert (refusal.reason, refusal.param, refusal.retry_after_s) == ("goal", "ttft_slo_ms", pytest.approx(2.0))
+    refusal = refused(admission, wanting(300, wait_s=2.0, per_token_s=0.001), fleet(100.0))
+    assert refusal is not None
+    assert refusal.retry_after_s == MAX_RETRY_AFTER_S  # an idle worker is too slow for it
+
+
+def test_a_longer_prompt_may_compute_longer_by_its_goal_but_not_wait_longer() -> None:
+    capacity = fleet(100.0, queued=(150,))
+    for work in (10, 800):
+        assert refused(Admission(LIMITS), wanting(work, wait_s=1.6, per_token_s=0.1), capacity) is None
+        assert refused(Admission(LIMITS), wanting(work, wait_s=1.4, per_token_s=0.1), capacity) is not None
+
+
+def test_a_waiting_request_is_refused_when_its_goal_can_t_be_met_any_more() -> None:
+    admission = Admission(LIMITS)
+    first, second = wanting(100, wait_s=5.0), wanting(100, wait_s=5.0)
+    for one in (first, second):
+        admission.offer(one, fleet(100.0), 0.0)
+    assert admission.late(fleet(100.0), 0.0) == []
+    [(late, why)] = admission.late(fleet(100.0, queued=(450,)), 0.0)
+    assert (late, why.reason) == (second, "goal")
+
+
+def test_a_short_prompt_overtakes_a_long_one_that_was_started_where_workers_take_turns() -> None:
+    def fits(*, decodes: bool, work: int) -> bool:
+        admission = Admission(RequestLimits(reserved=0.0))
+        admission.start_at_once(ticket(400), Capacity(workers=(Prefiller(tokens_per_s=100.0),)))
+        busy = Capacity(workers=(Prefiller(tokens_per_s=100.0, queued_tokens=400, decodes=decodes),))
+        return refused(admission, wanting(work, wait_s=3.0), busy) is None
+
+    assert fits(decodes=True, work=50)
+    assert not fits(decodes=True, work=450)
+    assert not fits(decodes=False, work=50)  # a worker that only prefills goes by age
+    assert AGEING == pacing.AGEING
 
 
 def test_what_can_never_be_in_time_comes_back_late() -> None:

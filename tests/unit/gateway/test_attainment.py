@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from common.errors import DeadlineExceededError, InvalidRequestError
-from common.messages import NO_GOAL, GatewayState, Goal, SamplingParams, Tokens
+from common.messages import GatewayState, Goal, SamplingParams, Tokens
 from gateway.observe.attainment import Attainment, ServiceLevels
 from gateway.request.active import ActiveRequest
 from gateway.request.attempt import AttemptLine
-from gateway.request.spec import GenerationSpec, Origin
+from gateway.request.spec import Aim, GenerationSpec, Origin
 from gateway.request.state import Phase, RequestState
 
 
@@ -26,7 +26,7 @@ def request(name: str, at: float, *, prompt: int = 100, local: bool = False, pri
         deadline_s=60,
         origin=Origin(received_at=at),
         priority=priority,
-        goal=NO_GOAL if priority < 0 else Goal(ttft_ms=1000.0, tpot_ms=100.0),
+        aim=Aim() if priority < 0 else Aim(Goal(ttft_ms=1000.0, tpot_ms=100.0)),
     )
     active = ActiveRequest(RequestState(spec=spec, deadline_at=at + 60), at, on_cancel)
     decode = [] if local else ["d"]

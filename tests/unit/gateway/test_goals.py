@@ -55,6 +55,24 @@ async def test_a_request_s_goal_precedes_its_tenant_s_and_that_the_gateway_s(
     assert goals == [Goal(ttft_ms=100.5, ttft_ms_per_token=1.0, tpot_ms=30.0), NO_GOAL]  # the lowest tier has none
 
 
+async def test_a_goal_of_its_own_or_its_tenant_s_is_needed_where_a_gateway_admits_by_goals(
+    tokenizer: ChatTokenizer, tmp_path: Path
+) -> None:
+    path = tmp_path / "tenants.toml"
+    path.write_text(
+        f'[tenants.acme]\nkeys = ["{KEY}"]\nttft_slo_ms = 300\n\n[tenants.other]\nkeys = ["another-key-of-one"]\n'
+    )
+    needed = {}
+    for by_goals in (False, True):
+        settings = HttpSettings(tenants=Tenants(path=path), levels=ServiceLevels(), admits_by_goals=by_goals)
+        async with run_gateway(tokenizer, settings) as gateway:
+            for said in ({}, {"ttft_slo_ms": 100}, {"tpot_slo_ms": 100}):
+                await ask(gateway, said, key="another-key-of-one")
+            await ask(gateway, {}, key=KEY)
+            needed[by_goals] = [spec.aim.is_needed for spec in gateway.script.submitted]
+    assert needed == {False: [False] * 4, True: [False, True, False, True]}
+
+
 @pytest.mark.parametrize(
     "said",
     [

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
 from common.errors import UnavailableError
-from common.messages import ModelLoad, SamplingParams, TenantPlaces
+from common.messages import Goal, ModelLoad, SamplingParams, TenantPlaces
 from gateway.admission.policy import RefusedError, RequestLimits
 from gateway.admission.supply import Capacity, Prefiller
 from gateway.admission.waiting_room import CAPACITY_FOR_S, WaitingRoom
 from gateway.placement.placer import RecentPrefixes
-from gateway.request.spec import GenerationSpec
+from gateway.request.spec import Aim, GenerationSpec
 from gateway.tenants.tenants import ANYBODY
 
 
@@ -136,6 +137,15 @@ async def test_who_can_t_be_in_time_any_more_is_sent_away(room: WaitingRoom, fle
         await waits
     assert not patient.done()
     assert room.refused == {"deadline": 1}
+
+
+async def test_who_needs_its_goal_is_refused_rather_than_late(room: WaitingRoom, fleet: Fleet) -> None:
+    fleet.queued = 300  # three seconds
+    goal = Goal(ttft_ms=2000.0, ttft_ms_per_token=20.0)
+    await (await enter(room, replace(spec("wants"), aim=Aim(goal))))  # it is only late
+    with pytest.raises(RefusedError, match="too late for its goal"):
+        await room.enter([replace(spec("needs"), aim=Aim(goal, is_needed=True))])
+    assert room.refused == {"goal": 1}
 
 
 async def test_who_is_turned_away_would_be_refused_however_short(room: WaitingRoom, fleet: Fleet) -> None:

@@ -28,7 +28,7 @@ from common.messages import (
 from common.peers import DEAD_AFTER_S
 from gateway.lifecycle.inbox import MAX_FRAME_TOKENS
 from gateway.request.ends import MAX_PAUSE_S
-from gateway.request.spec import Origin
+from gateway.request.spec import Aim, Origin
 from gateway.request.state import Phase
 from tests.unit.gateway.lifecycle.conftest import Gateway, answer_of
 
@@ -59,7 +59,7 @@ async def test_a_claim_tells_how_long_the_first_token_may_take(gateway: Gateway)
 async def test_a_job_has_its_request_s_goal_and_a_claim_tells_since_when_it_counts(gateway: Gateway) -> None:
     p0, _, _ = await gateway.fleet()
     goal = Goal(ttft_ms=200.0, tpot_ms=20.0)
-    request = await gateway.submit(goal=goal, origin=Origin(received_at=time.monotonic() - 5.0))
+    request = await gateway.submit(aim=Aim(goal), origin=Origin(received_at=time.monotonic() - 5.0))
     assert request.job is not None
     assert request.job.goal == goal
     assert 5_000 <= (await p0.claim(request)).age_ms < 60_000
