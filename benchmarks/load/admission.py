@@ -1,4 +1,4 @@
-"""A gateway's admission before a modelled worker: the real policy, which knows the worker by heartbeats.."""
+"""A gateway's admission before a modelled worker: the real policy, which knows the worker by heartbeats."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from gateway.admission.queue import Ticket
 from gateway.admission.supply import Capacity, Places, Prefiller
 
 HEARTBEAT_S = 0.5
-HEARTBEAT_LAG_S = 0.05
 DEADLINE_S = 600.0
 
 

@@ -39,6 +39,7 @@ async def served(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Serv
     tenants = folder / "tenants.toml"
     tenants.write_text(FILE)
     options = ("--tenants", str(tenants), "--admin-key", ADMIN, "--window-s", "0.2", "--max-queued-tokens", str(LIMIT))
+    options += ("--admit-by", "goal")
     model = build_tiny_model(folder / "tiny", "llama")
     cluster = Cluster(
         folder / "cluster", model=model, fake=True, fake_step_ms=1, fake_token_us=2000, gateway_options=options
@@ -140,6 +141,21 @@ async def test_who_is_more_important_goes_first(client: httpx.AsyncClient) -> No
         await asyncio.gather(asked(0), asked(0))
         assert ended.count(-1) < 16  # they overtook those that waited
         await asyncio.gather(*low)
+
+
+async def test_who_has_a_goal_that_can_t_be_met_is_refused_and_who_has_none_is_served(
+    client: httpx.AsyncClient,
+) -> None:
+    others = [asyncio.create_task(ask(client, "other")) for _ in range(16)]  # three seconds
+    async with asyncio.timeout(60):
+        while await figure(client, "vllm:num_requests_waiting") < 8:
+            await asyncio.sleep(0.02)
+        refused = await ask(client, "other", ttft_slo_ms=1)
+    error = refused.json()["error"]
+    assert (refused.status_code, error["code"], error["param"]) == (429, "overloaded", "ttft_slo_ms")
+    assert int(refused.headers["retry-after"]) >= 1
+    assert await figure(client, 'baton_refusals_total{model_name="tiny",reason="goal"}') == 1
+    assert {response.status_code for response in await asyncio.gather(*others)} == {200}
 
 
 async def test_keys_are_changed_under_way_and_nobody_is_dropped(served: Served) -> None:
