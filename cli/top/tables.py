@@ -83,6 +83,7 @@ def worker_row(worker: Json, state: State) -> Row:
         "prefill_tokens_per_s": worker["prefill_tokens_per_s"],
         "decode_step_ms": worker["decode_step_ms"],
         **_drafts(worker),
+        **_tiers(worker),
         "link_gb_per_s": worker["link_bytes_per_s"] / 1e9,
     }
 
@@ -93,6 +94,16 @@ def _drafts(worker: Json) -> Row:
     if not drafts or not drafted:
         return {"accepted": None, "draft_step": None}
     return {"accepted": accepted / drafted, "draft_step": 1 + accepted / drafts}
+
+
+def _tiers(worker: Json) -> Row:
+    """Used share of each tier below its pool, and prompt tokens found there since its start; None without the tier."""
+    found: Row = {}
+    for name in ("host", "disk"):
+        tier = (worker.get("tiers") or {}).get(name)
+        found[name] = tier["used_bytes"] / max(1, tier["bytes"]) if tier else None
+        found[f"{name}_hits"] = tier["hit_tokens"] if tier else None
+    return found
 
 
 WORKERS = (
@@ -109,6 +120,10 @@ WORKERS = (
     Column("USED", "kv_used", 7, 2),
     Column("HELD", "kv_held", 7, 3),
     Column("FREE", "kv_free", 8, 2),
+    Column("HOST", "host", 6, 3, show=share),
+    Column("HOST HITS", "host_hits", 11, 2),
+    Column("DISK", "disk", 6, 3, show=share),
+    Column("DISK HITS", "disk_hits", 11, 2),
     Column("PREFILL t/s", "prefill_tokens_per_s", 13, 4),
     Column("STEP ms", "decode_step_ms", 9, 5),
     Column("ACCEPT", "accepted", 8, 3, show=share),

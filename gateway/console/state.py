@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from common.messages import INCARNATION_BITS, GatewayState, WorkerState
+from common.messages import INCARNATION_BITS, GatewayState, WorkerState, WorkerTotals
 from gateway.answers.catalogue import Served
 from gateway.request.attempt import AttemptLine
 from gateway.request.timeline import Timeline
@@ -45,10 +45,27 @@ def worker_json(state: WorkerState) -> dict[str, Any]:
         "block_tokens": layout.block_size,
         "block_bytes": layout.block_bytes,
         "kv_dtype": layout.dtype,
+        "tiers": tiers_json(state.totals),
         "prefill_tokens_per_s": round(state.prefill_tokens_per_s, 1),
         "local_tokens_per_s": round(state.local_tokens_per_s, 1),
         "decode_step_ms": round(state.decode_step_ms, 3),
         "link_bytes_per_s": round(state.link_bytes_per_s),
+    }
+
+
+def tiers_json(totals: WorkerTotals) -> dict[str, dict[str, int]]:
+    """The tiers below a worker's pool, by name; since its start, prompt tokens found there, and copies that went wrong."""
+    host, disk = totals.host, totals.disk
+    hits = {"host": max(0, host.hit_tokens - disk.hit_tokens), "disk": disk.hit_tokens}
+    return {
+        name: {
+            "bytes": tier.capacity_bytes,
+            "used_bytes": tier.used_bytes,
+            "hit_tokens": hits[name],
+            "failed": tier.bad_digests + tier.failed_copies,
+        }
+        for name, tier in (("host", host), ("disk", disk))
+        if tier.capacity_bytes
     }
 
 

@@ -12,7 +12,8 @@ from cli.top.keys import HELP, Chosen, keys_of
 from cli.top.state import Rate, State
 from cli.top.tables import TABS, request_rows, sparks, tenant_rows, worker_rows
 from cli.top.view import fit, frame, painted, picture, selected
-from gateway.console.state import worker_json
+from common.messages import HostTierTotals, WorkerTotals
+from gateway.console.state import tiers_json, worker_json
 from tests.fakes.workers import a_worker
 
 KV = {"kv_blocks": 16, "kv_used": 10, "kv_held": 1, "kv_free": 5}
@@ -93,6 +94,18 @@ def test_workers_that_were_lost_stay_for_a_while_and_two_of_a_name_are_shown() -
     assert rows[0]["status"] == "2 have it"
     assert rows[1]["status"].startswith("lost ")
     assert rows[0]["kv_share"] == 11 / 16
+
+
+def test_tiers_are_shown_where_a_worker_has_them() -> None:
+    host = HostTierTotals(capacity_bytes=100, used_bytes=25, hit_tokens=96)
+    disk = HostTierTotals(capacity_bytes=1000, used_bytes=10, hit_tokens=32, bad_digests=1, failed_copies=1)
+    tiers = tiers_json(WorkerTotals(host=host, disk=disk))
+    assert tiers["disk"] == {"bytes": 1000, "used_bytes": 10, "hit_tokens": 32, "failed": 2}
+    (row,) = worker_rows(a_state("a", tiers=tiers))
+    assert (row["host"], row["host_hits"], row["disk"], row["disk_hits"]) == (0.25, 64, 0.01, 32)
+    for tiers in (tiers_json(WorkerTotals()), None):  # a gateway of an older build tells none
+        (row,) = worker_rows(a_state("a", tiers=tiers))
+        assert row["host"] is row["disk_hits"] is None
 
 
 def test_the_drafts_of_a_worker() -> None:

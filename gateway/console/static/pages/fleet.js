@@ -245,7 +245,10 @@ function one(state, id) {
     ["step", worker.decode_step_ms ? ms(worker.decode_step_ms) : "–"], ["prefill rate", worker.prefill_tokens_per_s ? `${count(worker.prefill_tokens_per_s)} tok/s` : "–"],
     ...(worker.drafted_tokens ? [["drafts from", worker.drafter || "–"], ["drafts accepted", share(worker.accepted_tokens, worker.drafted_tokens)], ["a draft's step", `${(1 + worker.accepted_tokens / worker.drafts).toFixed(2)} tok`]] : []),
     ["slowest link", rate(worker.link_bytes_per_s)], ["KV used, held", `${count(worker.kv_used)}, ${count(worker.kv_held)} of ${count(worker.kv_blocks)}`],
-    ["block", `${worker.block_tokens} tok, ${bytes(worker.block_bytes)}`], ["KV memory", bytes(worker.kv_blocks * worker.block_bytes)], ["name", id], ["incarnation", worker.incarnation],
+    ["block", `${worker.block_tokens} tok, ${bytes(worker.block_bytes)}`], ["KV memory", bytes(worker.kv_blocks * worker.block_bytes)],
+    ...Object.entries(worker.tiers ?? {}).flatMap(([name, tier]) => [[`${name} tier`, `${bytes(tier.used_bytes)} of ${bytes(tier.bytes)}`], [`found on ${name}`, `${count(tier.hit_tokens)} tok`],
+      ...(tier.failed ? [[`${name} misses by faults`, count(tier.failed)]] : [])]),
+    ["name", id], ["incarnation", worker.incarnation],
   ];
   const told = worker.lost_unix ? `lost ${clock(worker.lost_unix)}, as it was last heard` : worker.differs ? `gets no work: ${worker.differs}` : statusOf(worker);
   const events = (state.log ?? []).filter((event) => event.what === id).slice(0, 8);
