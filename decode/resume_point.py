@@ -14,7 +14,7 @@ from itertools import chain
 
 from engine.cache.block_pool import BlockPool
 from engine.sequence import Sequence
-from worker.serving.chunks import leave_checkpoint
+from worker.serving.chunks import go_on_afresh
 
 
 def resume_distance(pool: BlockPool) -> int:
@@ -55,10 +55,8 @@ class ResumePoint:
         if sequence.num_scheduled - self._reached <= distance or sequence.num_scheduled % pool.block_size:
             return
         for number, (group, table) in enumerate(held):
-            if group.grows or table.begin >= sequence.num_scheduled:
-                continue
-            if table.entries[max(table.num_shared, table.num_gone)] == table.entries[-1]:  # no checkpoint is on its way
-                leave_checkpoint(pool, number, table, sequence.num_scheduled, spare=spare)
+            if group.resumes_afresh(table, sequence.num_scheduled):
+                go_on_afresh(pool, number, table, sequence.num_scheduled, spare=spare)
 
     def give_way(self, sequence: Sequence) -> None:
         """Release the blocks at its preemption: they become cached, and are evicted after blocks without hits."""

@@ -42,6 +42,11 @@ class Table:
         """The entry that a token in block `at` leaves its state in: the last of so many drafted ones, or one without (0)."""
         return self.behind[num_drafted - 1] if num_drafted else self.entries[at]
 
+    def go_on_in(self, fresh: Entry, at: int, block_size: int) -> None:
+        """Go on in a fresh entry behind the first `at` tokens. The one before stays as it is there: a checkpoint."""
+        first, self.begin = at // block_size, at
+        self.entries[first:] = [fresh] * max(1, len(self.entries) - first)
+
     def accept(self, at: int, num_drafted: int) -> list[Entry]:
         """Go on from the state behind so many drafted tokens, of a pass whose first token is in block `at`.
 
@@ -118,6 +123,9 @@ class Group(Protocol):
         A draft is as long as these are many.
         """
 
+    def resumes_afresh(self, table: Table, at: int) -> bool:
+        """True if the sequence that gives way next should go on in a fresh entry behind `at` tokens, to resume from there."""
+
     def resumes_later(self, *, gone: int, computed: int) -> bool:
         """True if a later place should be held for a sequence, of which so much went and was computed since one was chosen."""
 
@@ -153,6 +161,9 @@ class Full:
 
     def entries_behind(self, table: Table, position: int, most: int, branches: SequenceOf[int]) -> int | None:
         return None
+
+    def resumes_afresh(self, table: Table, at: int) -> bool:
+        return False
 
     def resumes_later(self, *, gone: int, computed: int) -> bool:
         return False
@@ -215,6 +226,9 @@ class Window:
 
     def entries_behind(self, table: Table, position: int, most: int, branches: SequenceOf[int]) -> int | None:
         return None
+
+    def resumes_afresh(self, table: Table, at: int) -> bool:
+        return False
 
     def resumes_later(self, *, gone: int, computed: int) -> bool:
         return computed > self.resume_distance
@@ -281,6 +295,10 @@ class State:
         blocks = range(position // size + 1, (position + most) // size + 1)
         places += [at * size for at in blocks if table.entries[at] != own]
         return min(places, default=first + most) - first
+
+    def resumes_afresh(self, table: Table, at: int) -> bool:
+        """Unless a checkpoint is on its way."""
+        return table.begin < at and table.entries[max(table.num_shared, table.num_gone)] == table.entries[-1]
 
     def resumes_later(self, *, gone: int, computed: int) -> bool:
         return gone > 0

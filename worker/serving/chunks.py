@@ -22,7 +22,7 @@ def schedule(
         for number, group in enumerate(pool.groups):
             table = sequence.tables[number]
             for at in group.checkpoints(table, begin, begin + num_tokens, sequence.branches):
-                leave_checkpoint(pool, number, table, at, spare=spare)
+                go_on_afresh(pool, number, table, at, spare=spare)
             count = group.entries_behind(table, begin, len(drafted), sequence.branches) if drafted else None
             if count is not None:
                 count = min(count, max(0, pool.num_free - spare) // group.blocks)
@@ -31,14 +31,13 @@ def schedule(
     return sequence.schedule(num_tokens, drafted)
 
 
-def leave_checkpoint(pool: BlockPool, number: int, table: Table, at: int, *, spare: int) -> None:
+def go_on_afresh(pool: BlockPool, number: int, table: Table, at: int, *, spare: int) -> None:
     """Go on in a fresh entry behind the first `at` tokens, if more than `spare` blocks are left."""
     try:
         fresh = tuple(pool.allocate(pool.groups[number].blocks, spare=spare))
     except OutOfBlocksError:
         return
-    first, table.begin = at // pool.block_size, at
-    table.entries[first:] = [fresh] * max(1, len(table.entries) - first)
+    table.go_on_in(fresh, at, pool.block_size)
 
 
 def finish(pool: BlockPool, chunk: Chunk, num_accepted: int = 0) -> None:

@@ -242,7 +242,7 @@ def formats_that_layers_ask_for() -> Measure:
     return Measure(len(found), found)
 
 
-KV_KINDS = re.compile(r"Keeps\.(WINDOW|STATE)|Kept(Window|State)|(state|window)_blocks|leave_checkpoint|import Window")
+KV_KINDS = re.compile(r"Keeps\.(WINDOW|STATE)|Kept(Window|State)|(state|window)_blocks|import Window")
 
 
 def files_that_name_a_kv_kind() -> Measure:
