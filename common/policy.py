@@ -19,12 +19,3 @@ def placement_policy() -> Mapping[str, Mapping[str, float]]:
 def kv_read_bytes_per_s() -> float:
     """The memory bandwidth assumed for a decode step that reads its context."""
     return float(placement_policy()["decode"]["kv_read_bytes_per_s"])
-
-
-def as_lua() -> str:
-    """The policy as a Lua table: `POLICY.section.name`."""
-    sections = (
-        f"{section} = {{ {', '.join(f'{name} = {value!r}' for name, value in values.items())} }}"
-        for section, values in placement_policy().items()
-    )
-    return f"local POLICY = {{ {', '.join(sections)} }}"

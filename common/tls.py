@@ -1,4 +1,4 @@
-"""Certificates for NATS, Redis and the gateway's HTTPS."""
+"""Certificates for NATS and Redis."""
 
 from __future__ import annotations
 
@@ -29,11 +29,3 @@ def client_context(tls: Tls) -> ssl.SSLContext:
         files = ", ".join(str(file) for file in (tls.ca, tls.cert, tls.key) if file)
         raise ConfigError(f"certificate files {files}: {error.strerror or error}") from None
     return context
-
-
-def check_server_files(cert: str, key: str) -> None:
-    """Raise ConfigError, naming the files, unless a server can use them."""
-    try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key or None)
-    except (OSError, ssl.SSLError) as error:
-        raise ConfigError(f"--tls-cert {cert}, --tls-key {key or cert}: {error.strerror or error}") from None

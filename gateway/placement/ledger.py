@@ -16,10 +16,10 @@ from common.blocks import BlockKind
 from common.errors import UnavailableError
 from common.messages import PROTOCOL_VERSION, WorkerState
 from common.pages import KVLayout
-from common.policy import as_lua, placement_policy
+from common.policy import placement_policy
 from common.store import Store, entry_of
 from gateway.request.placement import Charged, Placement, Reason
-from gateway.tenants.budgets import with_safe_reads
+from gateway.tenants.budgets import budgets_library, with_safe_reads
 
 log = logging.getLogger("baton.placement")
 
@@ -49,10 +49,24 @@ class PlacementRequest:
     now_ms: int = 0  # a virtual clock's time; 0: Redis's own
 
 
+def policy_as_lua() -> str:
+    """The policy as a Lua table: `POLICY.section.name`."""
+    sections = (
+        f"{section} = {{ {', '.join(f'{name} = {value!r}' for name, value in values.items())} }}"
+        for section, values in placement_policy().items()
+    )
+    return f"local POLICY = {{ {', '.join(sections)} }}"
+
+
 def placement_library() -> str:
     """The policy's constants, then safe reads, ledger, registry, index and placement."""
     parts = ("ledger.lua", "registry.lua", "index.lua", "candidates.lua", "place.lua")
-    return with_safe_reads("baton4", *(_HERE / part for part in parts), before=as_lua())
+    return with_safe_reads("baton4", *(_HERE / part for part in parts), before=policy_as_lua())
+
+
+def function_libraries() -> tuple[str, ...]:
+    """The source texts of this release's libraries, which gateways and `baton up` install in Redis."""
+    return placement_library(), budgets_library()
 
 
 def place_arguments(request: PlacementRequest) -> list[Any]:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import signal
 import socket
+import ssl
 import sys
 import time
 
@@ -13,11 +14,10 @@ from fastapi import FastAPI
 
 from common.bus import connect_bus
 from common.errors import ServingError
-from common.log import start_logging
 from common.settings import ConfigError
 from common.store import connect_store
-from common.tls import check_server_files
 from common.wire import connect
+from gateway.placement.ledger import function_libraries
 from services.gateway.descriptors import make_room
 from services.gateway.files import read_own, read_tenants, read_tokenizers, reload
 from services.gateway.parts import Parts, app_of, started
@@ -25,8 +25,8 @@ from services.gateway.rpc import check_rpc, rpc_served
 from services.gateway.server import Server, listen, new_server, take_connections
 from services.gateway.settings import GatewaySettings
 from services.gateway.shared import SharedPort, tell_listening
-from services.runtime.functions import function_libraries
 from services.runtime.loading import fail, load_settings
+from services.runtime.log import start_logging
 from services.runtime.memory import keep_what_is_loaded
 from services.runtime.signals import ending_in_time, until_signalled
 
@@ -133,3 +133,11 @@ def main(kind: type[GatewaySettings] = GatewaySettings) -> int:
     except (ConfigError, ServingError, OSError, ValueError) as error:
         return fail(error)
     return 0
+
+
+def check_server_files(cert: str, key: str) -> None:
+    """Raise ConfigError, naming the files, unless a server can use them."""
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key or None)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(f"--tls-cert {cert}, --tls-key {key or cert}: {error.strerror or error}") from None

@@ -10,13 +10,13 @@ from prometheus_client import start_http_server
 
 from common.bus import connect_bus
 from common.errors import ServingError
-from common.log import start_logging
 from common.peers import Peers
 from common.settings import ConfigError
 from planner.metrics import PlannerMetrics
 from planner.planner import Planner
 from services.planner.settings import PlannerSettings
 from services.runtime.loading import fail, load_settings
+from services.runtime.log import start_logging
 from services.runtime.names import made_up, new_incarnation
 from services.runtime.signals import until_signalled
 

@@ -6,11 +6,11 @@ import asyncio
 import sys
 
 from common.errors import ServingError
-from common.log import start_logging
 from common.settings import ConfigError
 from services.runtime.checks.finding import refuse
 from services.runtime.hub import NAMED
 from services.runtime.loading import fail, load_settings
+from services.runtime.log import start_logging
 from services.up.checks import before_the_model, examine
 from services.up.fetch import fetched
 from services.up.nursery import Nursery, open_nursery

@@ -13,7 +13,7 @@ import redis.exceptions
 from common.errors import UnavailableError
 from common.settings import PREFIX
 from common.store import RedisSettings, Store, identity_of
-from services.runtime.functions import function_libraries
+from gateway.placement.ledger import function_libraries
 from services.runtime.permissions import Member, Users, make_users
 from services.runtime.servers import Server, run_nats, run_redis
 from services.up.settings import UpSettings

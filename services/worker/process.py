@@ -15,7 +15,6 @@ from common import subjects
 from common.blocks import tokenizer_fingerprint
 from common.bus import Bus, connect_bus
 from common.errors import ServingError
-from common.log import start_logging
 from common.messages import ANYBODY_THERE, worker_reply_decoder, worker_state_decoder
 from common.peers import Peers
 from common.settings import ConfigError
@@ -35,6 +34,7 @@ from kvtransfer.transports import reaches_others
 from modelfiles.files import CONFIG, TOKENIZER, is_model, num_tokens, read_file, read_json
 from prefill.role import PrefillRole
 from services.runtime.loading import fail, load_settings
+from services.runtime.log import start_logging
 from services.runtime.memory import keep_what_is_loaded
 from services.runtime.names import ANSWER_S, Name, held, made_up, new_incarnation
 from services.runtime.settings import no_model

@@ -10,9 +10,9 @@ import redis.asyncio
 from hypothesis import settings
 
 from common.store import connect_store
+from gateway.placement.ledger import function_libraries
 from gateway.tenants import budgets
 from gateway.tenants.budgets import SharedBudgets
-from services.runtime.functions import function_libraries
 from tests.integration.conftest import patient_ledger
 from tests.integration.fleet import FleetStore, patient
 from tests.integration.hostile import World, all_damages

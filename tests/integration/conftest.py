@@ -9,8 +9,7 @@ import pytest
 import redis.asyncio
 
 from common.store import connect_store
-from gateway.placement.ledger import Ledger
-from services.runtime.functions import function_libraries
+from gateway.placement.ledger import Ledger, function_libraries
 from tests.integration.fleet import FleetStore, patient
 from tests.integration.waiting import LIMIT_S
 

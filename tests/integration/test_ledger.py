@@ -11,10 +11,9 @@ import pytest
 import redis.asyncio
 
 from common.store import connect_store
-from gateway.placement.ledger import Ledger
+from gateway.placement.ledger import Ledger, function_libraries
 from gateway.placement.placer import Releases
 from gateway.request.placement import Charged
-from services.runtime.functions import function_libraries
 from services.runtime.servers import run_redis
 from tests.integration.conftest import patient_ledger
 from tests.integration.fleet import (

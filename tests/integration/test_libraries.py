@@ -13,7 +13,7 @@ import redis.asyncio.connection
 
 from common.bus import NatsBus, NatsSettings, connect_bus
 from common.store import connect_store
-from services.runtime.functions import function_libraries
+from gateway.placement.ledger import function_libraries
 from tests.integration.conftest import patient_ledger
 from tests.integration.fleet import FleetStore, a_request, patient, two_and_two
 from tests.integration.waiting import LIMIT_S

@@ -12,8 +12,7 @@ import redis.asyncio
 
 from common.errors import UnavailableError
 from common.store import DIGESTS_A_CALL, connect_store
-from gateway.placement.ledger import Ledger
-from services.runtime.functions import function_libraries
+from gateway.placement.ledger import Ledger, function_libraries
 from tests.integration.conftest import patient_ledger
 from tests.integration.fleet import KIND, TTL_MS, FleetStore, a_prompt, a_request, a_worker, live, patient, two_and_two
 from tests.integration.waiting import eventually

@@ -13,8 +13,7 @@ import redis.asyncio
 
 from common.errors import UnavailableError
 from common.store import BREAKER_ERRORS, RedisSettings, connect_store
-from gateway.placement.ledger import Ledger
-from services.runtime.functions import function_libraries
+from gateway.placement.ledger import Ledger, function_libraries
 from services.runtime.servers import run_redis
 from tests.integration.conftest import patient_ledger
 from tests.integration.fleet import TTL_MS, FleetStore, a_request, a_worker, patient, release, two_and_two

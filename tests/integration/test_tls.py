@@ -19,7 +19,7 @@ from common.errors import UnavailableError
 from common.settings import ConfigError
 from common.store import RedisSettings, connect_store
 from common.tls import Tls
-from services.runtime.functions import function_libraries
+from gateway.placement.ledger import function_libraries
 from services.runtime.linux import die_with_parent
 from services.runtime.servers import Server, run_redis, stop
 from tests.certificates import Certificates, make_certificates

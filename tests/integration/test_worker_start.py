@@ -16,9 +16,9 @@ from common.words import WorkerStatus
 from decode.role import DecodeRole
 from engine.config import CacheConfig, EngineConfig
 from engine.fake.engine import FakeEngine
+from gateway.placement.ledger import function_libraries
 from kvtransfer.shm import ShmTransport
 from prefill.role import PrefillRole
-from services.runtime.functions import function_libraries
 from tests.integration.waiting import LIMIT_S
 from tests.models import build_tiny_model
 from worker.context import Messenger, Transfers

@@ -11,9 +11,8 @@ import redis.asyncio
 import redis.exceptions
 
 from common.store import RedisSettings, Store, connect_store
-from gateway.placement.ledger import Ledger
+from gateway.placement.ledger import Ledger, function_libraries
 from gateway.tenants.budgets import budgets_library
-from services.runtime.functions import function_libraries
 from tests.integration.access.deployment import REFUSED, Deployment
 from tests.integration.fleet import a_request, a_worker
 from tests.integration.waiting import eventually

@@ -9,7 +9,8 @@ import pytest
 from cli.top.keys import Chosen
 from cli.top.state import State
 from cli.top.view import frame, picture
-from common.log import Outage, _Text, printable
+from common.log import Outage, printable
+from services.runtime.log import _Text
 
 HOSTILE = "x\n19:00:00.000 I gateway all.is.well\x1b[2J\x9b31m\u2028"
 

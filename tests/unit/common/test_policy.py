@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from common.policy import FILE, as_lua, kv_read_bytes_per_s, placement_policy
+from common.policy import FILE, kv_read_bytes_per_s, placement_policy
+from gateway.placement.ledger import policy_as_lua
 
 ROOT = Path(__file__).resolve().parents[3]
 READ_IN_PYTHON = {"decode.kv_read_bytes_per_s", "candidates.decode_listed"}
@@ -30,7 +31,7 @@ def test_every_constant_says_what_it_is_for() -> None:
 
 
 def test_the_lua_table_has_the_file_s_values() -> None:
-    text = as_lua()
+    text = policy_as_lua()
     assert text.startswith("local POLICY = { index = { block_ttl_s = 21600, max_blocks = 4096, ")
     assert "hidden_share = 0.1 " in text
     assert kv_read_bytes_per_s() == 2e12

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from services.runtime.functions import function_libraries
+from gateway.placement.ledger import function_libraries
 from services.runtime.permissions import ROLES, Member, redis_rules
 
 READS = {

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from common.log import start_logging
 from common.tracing import in_trace
+from services.runtime.log import start_logging
 
 CONTEXT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
