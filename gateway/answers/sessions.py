@@ -7,9 +7,7 @@ from dataclasses import dataclass
 
 from common.blocks import pack_tokens
 from gateway.answers.answer import Answer
-from gateway.answers.ask import Terms
 from gateway.http.problem import NotKeptError
-from gateway.request.spec import Origin
 
 MOST_BYTES = 64 << 20
 TENANT_BYTES = MOST_BYTES // 4
@@ -32,10 +30,9 @@ class SessionStates:
         self._states: OrderedDict[tuple[str, str], SessionState] = OrderedDict()
         self._num_bytes: dict[str, int] = {}  # by tenant
 
-    def follow(self, answer: Answer, origin: Origin, terms: Terms) -> None:
-        """Note the state of an answer's session when it ends, if it names one and has one choice."""
-        session = origin.session or terms.keep.session
-        if not session or len(answer.choices) != 1:
+    def follow(self, answer: Answer, session: str, *, tenant: str, cache_salt: str) -> None:
+        """Note the state of an answer's session when it ends, if it has one choice. `cache_salt`: the client's."""
+        if len(answer.choices) != 1:
             return
 
         def ended(answer: Answer) -> None:
@@ -43,10 +40,10 @@ class SessionStates:
             state = SessionState(
                 model=answer.own_model,
                 weights=answer.weights,
-                cache_salt=terms.cache_salt,
+                cache_salt=cache_salt,
                 token_ids=pack_tokens(answer.choices[0].generation.token_ids),
             )
-            self.note(origin.tenant.name, session, state)
+            self.note(tenant, session, state)
 
         answer.on_end.append(ended)
 

@@ -183,7 +183,8 @@ class Answers:
             )
             for index, (spec, generation) in enumerate(zip(specs, generations, strict=True))
         ]
-        self.sessions.follow(answer, origin, ask.terms)
+        if session := origin.session or ask.terms.keep.session:
+            self.sessions.follow(answer, session, tenant=origin.tenant.name, cache_salt=ask.terms.cache_salt)
         if ask.reply is not None:
             closing = partial(_closing, ask, ask.reply, served, prompts[0], origin.tenant.name)
             self.steering.add(answer, origin.tenant.name, closing if ask.reply.is_steered else None)
