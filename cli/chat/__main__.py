@@ -46,7 +46,7 @@ def chat(settings: ChatSettings, gateway: Gateway) -> int:
         if not typed.is_terminal:
             converse(client, talk, typed, shown)
             return 0
-        with editing(names(), HISTORY, keeps=lambda: talk.keeps_history):
+        with editing(names(), HISTORY, keeps=lambda: talk.switches.keeps_history):
             converse(client, talk, typed, shown)
         return 0
 
@@ -95,7 +95,7 @@ def converse(client: httpx.Client, talk: Talk, typed: Typed, shown: Screen) -> N
             continue
         except AskAgainError:
             pass
-        shown.draws = talk.draws_markdown
+        shown.draws = talk.switches.draws_markdown
         answer(client, talk, typed, shown)
 
 
@@ -104,7 +104,7 @@ def answer(client: httpx.Client, talk: Talk, typed: Typed, shown: Screen) -> Non
     while True:
         turn = stream(client, talk.body(), shown)
         talk.heard(turn)
-        if talk.shows_pace and shown.is_terminal and (pace := turn.pace()):
+        if talk.switches.shows_pace and shown.is_terminal and (pace := turn.pace()):
             shown.note(pace)
         if not turn.calls:
             return

@@ -71,21 +71,21 @@ def _set(talk: Talk, rest: str) -> str:
 
 def _stats(talk: Talk, rest: str) -> str:
     if rest:
-        talk.shows_pace = switch("/stats", rest)
+        talk.switches.shows_pace = switch("/stats", rest)
         return f"speed after each answer: {rest}"
     return f"last answer: {talk.last.pace() or 'none yet'}\nall: {talk.turns} answers, {talk.tokens} tokens"
 
 
 def _markdown(talk: Talk, rest: str) -> str:
     if rest:
-        talk.draws_markdown = switch("/markdown", rest)
-    return f"Markdown is {'drawn, where rich is installed' if talk.draws_markdown else 'shown as it comes'}"
+        talk.switches.draws_markdown = switch("/markdown", rest)
+    return f"Markdown is {'drawn, where rich is installed' if talk.switches.draws_markdown else 'shown as it comes'}"
 
 
 def _history(talk: Talk, rest: str) -> str:
     if rest:
-        talk.keeps_history = switch("/history", rest)
-    return f"what is typed here is {'kept' if talk.keeps_history else 'not kept'} for the next chat"
+        talk.switches.keeps_history = switch("/history", rest)
+    return f"what is typed here is {'kept' if talk.switches.keeps_history else 'not kept'} for the next chat"
 
 
 def _save(talk: Talk, rest: str) -> str:

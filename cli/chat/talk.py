@@ -26,6 +26,15 @@ OPTIONS: dict[str, type] = {  # request fields that `/set` takes
 
 
 @dataclass(slots=True)
+class Switches:
+    """The terminal's own choices, which change no request."""
+
+    shows_pace: bool = True
+    draws_markdown: bool = True
+    keeps_history: bool = True
+
+
+@dataclass(slots=True)
 class Talk:
     """A conversation, and the settings of its next answers."""
 
@@ -36,9 +45,7 @@ class Talk:
     messages: list[dict[str, Any]] = field(default_factory=list)  # without the system message
     tools: list[Any] = field(default_factory=list)
     think: bool | None = None  # None: the template's default
-    shows_pace: bool = True
-    draws_markdown: bool = True
-    keeps_history: bool = True
+    switches: Switches = field(default_factory=Switches)
     last: Turn = field(default_factory=Turn)
     turns: int = 0
     tokens: int = 0  # summed over all answers

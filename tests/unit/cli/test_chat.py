@@ -280,7 +280,7 @@ def test_what_set_takes_is_an_option_of_the_command_too() -> None:
 
 def test_markdown_and_history_are_switched_in_the_chat() -> None:
     talk = a_talk()
-    assert (talk.draws_markdown, talk.keeps_history) == (True, True)
+    assert (talk.switches.draws_markdown, talk.switches.keeps_history) == (True, True)
     for line in ("/markdown off", "/history off"):
         run(line, talk)
-    assert (talk.draws_markdown, talk.keeps_history) == (False, False)
+    assert (talk.switches.draws_markdown, talk.switches.keeps_history) == (False, False)
