@@ -47,6 +47,19 @@ class CacheConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DraftConfig:
+    """A draft head or draft model that the engine runs beside its model, see `engine.drafts`. Raises ValueError."""
+
+    folder: Path  # `EngineConfig.model` for the model's own layer
+    is_model: bool = False
+    num_drafts: int = 0  # most tokens of a draft
+
+    def __post_init__(self) -> None:
+        if self.num_drafts < 0:
+            raise ValueError(f"num_drafts must be 0 or more, not {self.num_drafts}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """Settings for one model on one device. Raises ValueError for a limit that is not positive.
 
@@ -63,9 +76,7 @@ class EngineConfig:
     num_threads: int = 1  # torch's intra-op threads on the CPU
     model_impl: str = "auto"  # which code computes the model, see `engine.foreign`
     quantization: str = "auto"  # online quantisation of plain weights, see `engine.families.quantised`
-    draft: Path | None = None  # folder of a draft head, or `model` for its own; see `engine.drafts`
-    draft_is_model: bool = False  # `draft` is a whole model
-    num_drafts: int = 0  # most tokens of a draft
+    draft: DraftConfig | None = None
 
     @classmethod
     def of(cls, **settings: Any) -> EngineConfig:
@@ -75,10 +86,6 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         _check_positive(self, ("max_model_len", "max_batch_tokens", "max_sequences", "num_threads"))
-        if self.num_drafts < 0 or (self.num_drafts and self.draft is None):
-            raise ValueError(
-                f"num_drafts = {self.num_drafts}: a draft head drafts so many tokens, draft = {self.draft}"
-            )
         if self.model_impl not in ("auto", "baton", "transformers"):
             raise ValueError(f"model_impl must be auto, baton or transformers, not {self.model_impl!r}")
         if self.dtype not in ("auto", "float32", "bfloat16", "float16"):

@@ -170,13 +170,14 @@ class Engine:
 
     def _new_drafting(self, draft: HeadSpec) -> DraftChain:
         assert self._head is not None, "built with its spec"
-        reads = draft.in_pool
+        assert self.config.draft is not None, "which the spec was read from"
+        reads, most = draft.in_pool, self.config.draft.num_drafts
         return DraftChain(
             self._head,
             kept=self._head.kept_in(part_views(self.kv, self.layout)),
             device=self.kv.device,
             heads=tuple(self._head_limits(heads, windows) for heads, windows in draft.windows_by_heads.items()),
-            num_drafts=min(self.config.num_drafts, reads.most or self.config.num_drafts),
+            num_drafts=min(most, reads.most or most),
             reads=reads,
         )
 
@@ -349,8 +350,9 @@ def _marks(config: EngineConfig, model: ModelSpec, dtype: str) -> list[str]:
     asked = config.quantization if config.quantization != "auto" else ""
     named = asked or (model.quantization.name if is_gguf(config.model) else "")
     marks = [f"quantization={named}"] if named else []
-    drafter = "draft_model" if config.draft_is_model else "draft"
-    marks += [f"{drafter}={model_fingerprint(config.draft)}"] if config.draft is not None else []
+    if config.draft is not None:
+        drafter = "draft_model" if config.draft.is_model else "draft"
+        marks.append(f"{drafter}={model_fingerprint(config.draft.folder)}")
     kept = [(layer.attention and layer.attention.codes) or dtype for layer in model.layers]
     # The hash root names the quantised dtype, but neither the dtype it was made from nor the quantised layers.
     marks += [f"kept={dtype}:{','.join(kept)}"] if set(kept) != {dtype} else []

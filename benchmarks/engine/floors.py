@@ -228,7 +228,7 @@ def _layer_parameters(layer: LayerSpec, hidden: int) -> int:
 def _beside_parameters(model: ModelSpec) -> int:
     """Parameters beside one stream: products of layers' inputs, and of further streams, which every pass reads."""
     hidden, num_layers, total = model.hidden_size, len(model.layers), 0
-    if inputs := model.layer_inputs:
+    if inputs := model.embedding.layer_inputs:
         total += hidden * num_layers * inputs.size + inputs.size
         total += num_layers * (2 * hidden * inputs.size + hidden)
     if altup := model.altup:
@@ -240,7 +240,7 @@ def _beside_parameters(model: ModelSpec) -> int:
 
 def _rows_beside(model: ModelSpec) -> int:
     """Elements of tables beside the embedding, of which a pass reads a few rows, and of what they are made of while loading."""
-    inputs = model.layer_inputs
+    inputs = model.embedding.layer_inputs
     rows = inputs.vocab_size * len(model.layers) * inputs.size if inputs else 0
     return rows + sum((each.stored_rows + 1 + model.hidden_size) * each.size for each in model.embedding.placeholders)
 

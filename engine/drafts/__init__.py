@@ -49,13 +49,13 @@ def with_draft(
     `longest`: tokens of a sequence at most. `is_ours`: our decoder computes the model. Raises UnsupportedModelError, naming the
     field.
     """
-    folder = config.draft
-    if folder is None:
+    if config.draft is None:
         return model, None
+    folder = config.draft.folder
     if not is_ours:
         raise UnsupportedModelError(f"draft = {folder}: not for a model that transformers computes")
     try:
-        if config.draft_is_model:
+        if config.draft.is_model:
             spec: HeadSpec = read_draft_model(folder, config, model, longest=longest)
         elif folder == config.model:
             model, spec = read_mtp(folder, architectures(read_fields(folder)), model)

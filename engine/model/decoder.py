@@ -95,8 +95,8 @@ class Decoder:
         self._begins, self._ends = list[Callable[[Stream, ForwardBatch], None]](), list[Mlp]()
         nothing = declare_branch(BranchSpec(), spec, self.weights, under="model.")
         around = Surroundings(spec, self.weights, rotations, "model.", nothing)
-        if spec.layer_inputs is not None:
-            self._begins.append(LayerInputs(spec.layer_inputs, around))
+        if (inputs := spec.embedding.layer_inputs) is not None:
+            self._begins.append(LayerInputs(inputs, around))
         if spec.altup is not None:
             streams = Streams(spec.altup, around)
             self._begins.append(lambda stream, batch: streams.begin(stream))
@@ -174,11 +174,12 @@ def _layer(
         halves.append(alone(MLPS[type(spec.mlp)](spec.mlp, around(spec.around_mlp))))
     if spec.ends_shortcut:
         halves.append(alone(end_shortcut))
-    if model.layer_inputs is not None and model.altup is not None:
-        altup = AltUp(model.altup, model.layer_inputs, around(BranchSpec()), index=index)
+    inputs = model.embedding.layer_inputs
+    if inputs is not None and model.altup is not None:
+        altup = AltUp(model.altup, inputs, around(BranchSpec()), index=index)
         halves = [alone(altup.predict), *halves, alone(altup.correct)]
-    elif model.layer_inputs is not None and spec.around_input is not None:
-        halves.append(alone(LayerInput(model.layer_inputs, around(spec.around_input), index=index)))
+    elif inputs is not None and spec.around_input is not None:
+        halves.append(alone(LayerInput(inputs, around(spec.around_input), index=index)))
     read = model.draft.aux_layers if model.draft is not None else ()
     aux = read.index(index) if index in read else None
     # A head that reads the output needs all rows of it.

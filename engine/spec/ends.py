@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from engine.spec.halves import PlaceholderSpec
+from engine.spec.halves import LayerInputsSpec, PlaceholderSpec
 
 NormKind = Literal["rms", "rms_plus_one", "layer", "layer_plus_one"]  # x * weight, x * (1 + weight), LayerNorm
 
@@ -28,6 +28,7 @@ class EmbeddingSpec:
     norm: str = ""  # by its tensor
     is_normed: bool = False  # with a norm without a weight
     placeholders: tuple[PlaceholderSpec, ...] = ()
+    layer_inputs: LayerInputsSpec | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from engine.kernels.attention import HeadShape
 from engine.spec.attention import AttentionSpec
 from engine.spec.ends import PLAIN_EMBEDDING, PLAIN_HEAD, RMS_NORMS, EmbeddingSpec, HeadSpec, NormSpec
 from engine.spec.experts import SparseMlpSpec
-from engine.spec.halves import AltUpSpec, LaurelSpec, LayerInputsSpec
+from engine.spec.halves import AltUpSpec, LaurelSpec
 from engine.spec.mla import MLASpec
 from engine.spec.states import ChannelDeltaSpec, DeltaSpec, Kept, MambaSpec, SelectiveSpec, ShortConvolutionSpec
 from engine.weights.names import AS_OURS, StoredNames
@@ -169,7 +169,6 @@ class ModelSpec:
     norms: NormSpec = RMS_NORMS
     embedding: EmbeddingSpec = PLAIN_EMBEDDING
     head: HeadSpec = PLAIN_HEAD
-    layer_inputs: LayerInputsSpec | None = None
     altup: AltUpSpec | None = None
     stored: StoredNames = AS_OURS
     dtype: str  # the checkpoint's: "float32", "bfloat16", "float16"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from common.settings import Id
-from engine.config import CacheConfig, EngineConfig
+from engine.config import CacheConfig, DraftConfig, EngineConfig
 from services.worker.cores import physical_cores
 from services.worker.options import WorkerOptions
 from services.worker.speculative import SpeculativeConfig
@@ -30,13 +30,9 @@ class WorkerServiceSettings(WorkerOptions):
 
     def engine(self) -> EngineConfig:
         """The engine's configuration. Needs known sizes: see `sized`."""
-        drafts = SpeculativeConfig.parse(self.speculative_config)
-        draft = None if drafts is None else drafts.draft_of(self.model)
         return EngineConfig(
             model=self.model,
-            draft=draft,
-            draft_is_model=drafts is not None and drafts.is_model,
-            num_drafts=0 if drafts is None or draft is None else drafts.most,
+            draft=self._draft(),
             device=self.processor,
             dtype=self.dtype,
             max_model_len=self.max_model_len or None,
@@ -53,3 +49,11 @@ class WorkerServiceSettings(WorkerOptions):
                 block_size=self.block_size or None,
             ),
         )
+
+    def _draft(self) -> DraftConfig | None:
+        """The drafter that the engine runs; None for drafts that are looked up."""
+        drafts = SpeculativeConfig.parse(self.speculative_config)
+        folder = drafts.draft_of(self.model) if drafts is not None else None
+        if drafts is None or folder is None:
+            return None
+        return DraftConfig(folder=folder, is_model=drafts.is_model, num_drafts=drafts.most)

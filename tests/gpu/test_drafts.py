@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from engine.config import CacheConfig, EngineConfig
+from engine.config import CacheConfig, DraftConfig, EngineConfig
 from engine.engine import Engine
 from tests.models import build_tiny_model
 from tests.unit.engine.dflash_reference import DFlashReference, write_dflash
@@ -41,12 +41,12 @@ def _drafter(name: str, target: Path, folder: Path) -> tuple[dict[str, Any], Ref
     flags = tuple(name.split("+"))
     if flags[0] == "eagle3":
         tensors = load_file(write_head(folder, *flags[1:]) / "model.safetensors")
-        return {"draft": folder, "num_drafts": 4}, Eagle3Reference(target, tensors, *flags[1:])
+        return {"draft": DraftConfig(folder=folder, num_drafts=4)}, Eagle3Reference(target, tensors, *flags[1:])
     if name == "draft_model":
         build_tiny_model(folder, "qwen3", num_key_value_heads=4)
-        return {"draft": folder, "draft_is_model": True, "num_drafts": 4}, Alone(folder)
+        return {"draft": DraftConfig(folder=folder, is_model=True, num_drafts=4)}, Alone(folder)
     write_dflash(folder, *flags)
-    return {"draft": folder, "num_drafts": 4}, DFlashReference(target, folder, *flags)
+    return {"draft": DraftConfig(folder=folder, num_drafts=4)}, DFlashReference(target, folder, *flags)
 
 
 @pytest.mark.parametrize("name", DRAFTERS)

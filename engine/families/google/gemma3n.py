@@ -72,14 +72,16 @@ def read(fields: Fields) -> ModelSpec:
     return model(
         fields,
         layers,
-        layer_inputs=LayerInputsSpec(
-            vocab_size=fields.number("vocab_size_per_layer_input"),
-            size=fields.number("hidden_size_per_layer_input"),
-            activation=mlps[0].activation,
-        ),
         altup=_altup(fields),
         stored=AS_OURS.without_keys(range(first, len(kinds))),
-        embedding=EmbeddingSpec(multiplier=fields.number("hidden_size") ** 0.5),
+        embedding=EmbeddingSpec(
+            multiplier=fields.number("hidden_size") ** 0.5,
+            layer_inputs=LayerInputsSpec(
+                vocab_size=fields.number("vocab_size_per_layer_input"),
+                size=fields.number("hidden_size_per_layer_input"),
+                activation=mlps[0].activation,
+            ),
+        ),
         head=HeadSpec(softcap=fields.real("final_logit_softcapping", 0.0)),
     )
 

@@ -86,9 +86,8 @@ def _read(fields: Fields, model_type: str) -> ModelSpec:
     spec = model(
         fields,
         layers,
-        layer_inputs=inputs,
         stored=AS_OURS.without_keys(range(first, len(kinds))),
-        embedding=EmbeddingSpec(multiplier=fields.number("hidden_size") ** 0.5),
+        embedding=EmbeddingSpec(multiplier=fields.number("hidden_size") ** 0.5, layer_inputs=inputs),
         head=HeadSpec(softcap=fields.real("final_logit_softcapping", 0.0)),
     )
     return spec.with_names(NAMES) if has_other_parts else spec

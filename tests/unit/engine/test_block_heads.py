@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from engine.config import CacheConfig, EngineConfig
+from engine.config import CacheConfig, DraftConfig, EngineConfig
 from engine.engine import Engine
 from engine.spec.model import UnsupportedModelError
 from tests.models import build_tiny_model
@@ -21,7 +21,8 @@ VARIANTS = ((), ("ends",), ("window",), ("dspark", "anchor"), ("dspark", "ends",
 
 def _engine(model: Path, draft: Path | None, *, num_drafts: int = 16, **cache: Any) -> Engine:
     settings = CacheConfig(num_blocks=128, **cache)
-    return Engine(EngineConfig(model=model, cache=settings, draft=draft, num_drafts=num_drafts if draft else 0))
+    drafting = DraftConfig(folder=draft, num_drafts=num_drafts) if draft else None
+    return Engine(EngineConfig(model=model, cache=settings, draft=drafting))
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from engine.config import CacheConfig, EngineConfig
+from engine.config import CacheConfig, DraftConfig, EngineConfig
 from engine.engine import Engine
 from engine.sequence import Sequence
 from engine.spec.model import UnsupportedModelError
@@ -46,7 +46,8 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 def _engine(model: Path, draft: Path | None, *, num_drafts: int = NUM_DRAFTS, **cache: Any) -> Engine:
     settings = CacheConfig(num_blocks=128, **cache)
-    return Engine(EngineConfig(model=model, cache=settings, draft=draft, num_drafts=num_drafts if draft else 0))
+    drafting = DraftConfig(folder=draft, num_drafts=num_drafts) if draft else None
+    return Engine(EngineConfig(model=model, cache=settings, draft=drafting))
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral"])  # windows of 24
@@ -170,5 +171,5 @@ def test_a_parallel_head_has_a_mask_token(
 
 
 def test_drafts_need_a_head(target: Callable[[str], Path]) -> None:
-    with pytest.raises(ValueError, match="num_drafts = 2"):
-        EngineConfig(model=target("llama"), num_drafts=2)
+    with pytest.raises(ValueError, match="num_drafts must be 0 or more"):
+        DraftConfig(folder=target("llama"), num_drafts=-1)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from engine.config import CacheConfig, EngineConfig
+from engine.config import CacheConfig, DraftConfig, EngineConfig
 from engine.engine import Engine
 from engine.sequence import Sequence
 from engine.spec.model import UnsupportedModelError
@@ -23,8 +23,8 @@ TARGET = {"num_hidden_layers": 3, "seed": 1}
 
 def _engine(model: Path, draft: Path | None, *, num_drafts: int = NUM_DRAFTS, **cache: Any) -> Engine:
     settings = CacheConfig(num_blocks=128, **cache)
-    drafting = {"draft": draft, "draft_is_model": True, "num_drafts": num_drafts} if draft else {}
-    return Engine(EngineConfig(model=model, cache=settings, **drafting))  # type: ignore[arg-type]
+    drafting = DraftConfig(folder=draft, is_model=True, num_drafts=num_drafts) if draft else None
+    return Engine(EngineConfig(model=model, cache=settings, draft=drafting))
 
 
 @pytest.fixture(scope="module")
@@ -167,7 +167,7 @@ def test_a_text_of_the_tokenizers_file_may_differ(target: Path, tmp_path: Path) 
     small = build_tiny_model(tmp_path, "llama")
     path = tmp_path / "tokenizer.json"
     path.write_text(json.dumps(json.loads(path.read_text()), indent=4))
-    assert _engine(target, small).config.draft == small
+    assert _engine(target, small).config.draft == DraftConfig(folder=small, is_model=True, num_drafts=NUM_DRAFTS)
 
 
 def test_what_blocks_of_tokens_have_no_place_for_is_refused(target: Path, tmp_path: Path) -> None:

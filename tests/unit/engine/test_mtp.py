@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
-from engine.config import CacheConfig, EngineConfig
+from engine.config import CacheConfig, DraftConfig, EngineConfig
 from engine.engine import Engine
 from engine.sequence import Sequence
 from engine.spec.model import UnsupportedModelError
@@ -32,8 +32,8 @@ def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 def _engine(folder: Path, *, num_drafts: int | None = NUM_DRAFTS, **settings: Any) -> Engine:
     """An engine with the layer; without it for None."""
     model = folder / "model"
-    drafts = {} if num_drafts is None else {"draft": model, "num_drafts": num_drafts}
-    return Engine(EngineConfig(model=model, cache=CacheConfig(num_blocks=256, **settings), **drafts))  # type: ignore[arg-type]
+    draft = None if num_drafts is None else DraftConfig(folder=model, num_drafts=num_drafts)
+    return Engine(EngineConfig(model=model, cache=CacheConfig(num_blocks=256, **settings), draft=draft))
 
 
 def test_drafts_are_those_of_the_arithmetic(built: tuple[Mtp, Path]) -> None:

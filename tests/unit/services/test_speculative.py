@@ -81,7 +81,8 @@ def test_the_engine_gets_the_folder_of_weights(text: str, draft: Path | None, is
     arguments = ["--model", ".", "--speculative-config", text]
     worker = load_settings(WorkerServiceSettings, command="worker", arguments=arguments, environment={})
     engine = worker.sized().engine()
-    assert (engine.draft, engine.draft_is_model, engine.num_drafts > 0) == (draft, is_model, draft is not None)
+    found = engine.draft
+    assert (found and (found.folder, found.is_model, found.num_drafts > 0)) == (draft and (draft, is_model, True))
 
 
 @pytest.mark.parametrize(
