@@ -83,7 +83,7 @@ def plan(now: float, observed: Observed, memory: Memory, settings: PlanSettings)
 
 
 def _is_pressed(role: Role, pressures: Pressures, observed: Observed, settings: PlanSettings) -> bool:
-    if pressures.of(role) > _high(role, settings):
+    if pressures.of(role) > settings.band_of(role).high:
         return True
     return pressures.of(role) > settings.least_load and misses_level(role, observed, settings)
 
@@ -95,7 +95,7 @@ def _best_move(gaining: Role, before: Pressures, observed: Observed, settings: P
     """The move that helps `gaining`, or None with the reason."""
     giving = Role.DECODE if gaining == Role.PREFILL else Role.PREFILL
     reason = f"{gaining} is pressed: {before.of(gaining):.2f}"
-    if before.of(gaining) <= _high(gaining, settings):
+    if before.of(gaining) <= settings.band_of(gaining).high:
         met, total = level(gaining, observed)
         reason += f" with {met} of {total} in time"
     donors = [worker for worker in observed.workers if worker.roles == (giving,) and worker.movable]
@@ -105,7 +105,7 @@ def _best_move(gaining: Role, before: Pressures, observed: Observed, settings: P
         return None, f"{reason}, but decode has {observed.tpot_met} of {observed.tpot_count} in time"
     donor = min(donors, key=_cost_of_leaving)
     after = _after(donor, gaining, observed, settings)
-    if after.of(giving) > _low(giving, settings):
+    if after.of(giving) > settings.band_of(giving).low:
         return None, f"{reason}, but {giving} would be at {after.of(giving):.2f} without {donor.worker}"
     if _worst(after, settings) > (1 - settings.least_gain) * _worst(before, settings):
         return None, f"{reason}, but {donor.worker} would not help: {after.of(gaining):.2f}"
@@ -160,8 +160,8 @@ def _desired(
         wanted = count
         if role in pressed:
             more = count + 1 if role == Role.PREFILL or _more_decode_helps(observed, settings) else count
-            wanted = max(more, _enough(role, _high(role, settings), pressures, observed, settings))
-        elif (fewer := _enough(role, _low(role, settings), pressures, observed, settings)) < count:
+            wanted = max(more, _enough(role, settings.band_of(role).high, pressures, observed, settings))
+        elif (fewer := _enough(role, settings.band_of(role).low, pressures, observed, settings)) < count:
             wanted = fewer
         desired[role] = max(wanted, least)
     return desired
@@ -189,14 +189,6 @@ def _more_decode_helps(observed: Observed, settings: PlanSettings) -> bool:
     return by_room or steps.shared_ms >= settings.least_gain * len(decode) * steps.on(len(decode))
 
 
-def _high(role: Role, settings: PlanSettings) -> float:
-    return settings.prefill_high if role == Role.PREFILL else settings.decode_high
-
-
-def _low(role: Role, settings: PlanSettings) -> float:
-    return settings.prefill_low if role == Role.PREFILL else settings.decode_low
-
-
 def _worst(pressures: Pressures, settings: PlanSettings) -> float:
     """The larger of both pressures, each relative to its upper threshold."""
-    return max(pressures.of(role) / _high(role, settings) for role in ROLES)
+    return max(pressures.of(role) / settings.band_of(role).high for role in ROLES)

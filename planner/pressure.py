@@ -98,7 +98,7 @@ def _own_step_ms(worker: WorkerLoad) -> float:
 
 def _waits_for_decode(observed: Observed, settings: PlanSettings) -> bool:
     """True if prefill workers hold finished prompts because decode is full. Their queues then say nothing about prefill."""
-    full = occupancy(with_role(observed.workers, Role.DECODE), observed, 1.0) > settings.decode_high
+    full = occupancy(with_role(observed.workers, Role.DECODE), observed, 1.0) > settings.decode.high
     return full and observed.handing_over > 0
 
 

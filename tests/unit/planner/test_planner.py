@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from planner.observed import Observed, Role, WorkerLoad
 from planner.policy import Decision, Memory, plan
 from planner.pressure import Pressures
-from planner.settings import PlanSettings
+from planner.settings import Band, PlanSettings
 from tests.examples import examples
 
 AT_ONCE = PlanSettings(hold_s=0.0, cooldown_s=0.0, reverse_s=0.0)
@@ -293,7 +293,7 @@ def test_desired_workers_follow_the_load() -> None:
 
 def test_thresholds_that_would_send_roles_to_and_fro_are_refused() -> None:
     with pytest.raises(ValueError, match="below its high"):
-        PlanSettings(decode_low=0.9, decode_high=0.8)
+        PlanSettings(decode=Band(low=0.9, high=0.8))
     with pytest.raises(ValueError, match="step_level_ms must be above 0"):
         PlanSettings(step_level_ms=0.0)
 
@@ -387,4 +387,4 @@ def _direction(load: Load, roles: dict[str, tuple[Role, ...]]) -> int:
 
 
 def _worst(pressures: Pressures) -> float:
-    return max(pressures.prefill / AT_ONCE.prefill_high, pressures.decode / AT_ONCE.decode_high)
+    return max(pressures.prefill / AT_ONCE.prefill.high, pressures.decode / AT_ONCE.decode.high)
