@@ -9,12 +9,20 @@ from worker.events.settings import EventsSettings
 from worker.tier.settings import DiskSettings
 
 
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """The name of a worker's model, and the fingerprints of its files."""
+
+    name: str
+    tokenizer_fingerprint: str
+    files_fingerprint: str = ""  # config and weights as stored
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSettings:
     """Settings that may differ between two sane deployments of a worker."""
 
-    served_model: str
-    tokenizer_fingerprint: str
+    served: ServedModel
     max_batch_tokens: int = 512
     max_sequences: int = 64
     step_targets: StepTargets = field(default_factory=StepTargets)
@@ -22,7 +30,6 @@ class WorkerSettings:
     drain_s: float = 30.0
     kv_host_bytes: int = 0  # host memory for blocks that the pool evicts; 0: none
     kv_disk: DiskSettings | None = None  # files for what that memory gives up
-    files_fingerprint: str = ""  # config and weights as stored
     kv_retention: str = "combined"  # a name of `engine.cache.retention.POLICIES`
     kv_events: EventsSettings | None = None  # None: nobody hears of its blocks but the index
     drafter: str = ""  # the method of its drafts; "": none

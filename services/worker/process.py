@@ -49,7 +49,7 @@ from worker.context import Messenger, Transfers
 from worker.device.step_policy import StepTargets, TargetRatios
 from worker.identity import Identity
 from worker.probe_file import forget
-from worker.settings import WorkerSettings
+from worker.settings import ServedModel, WorkerSettings
 from worker.tier.settings import DiskSettings
 from worker.worker import Worker, WorkerEngine
 
@@ -99,9 +99,11 @@ async def run(settings: WorkerServiceSettings, roles: Sequence[str], lender: Eng
                     region=await transport.open(engine.kv, engine.layout, identity.incarnation),
                 ),
                 settings=WorkerSettings(
-                    served_model=settings.served_name,
-                    tokenizer_fingerprint=_tokenizer_fingerprint(settings),
-                    files_fingerprint=await asyncio.to_thread(files_fingerprint, settings.model),
+                    served=ServedModel(
+                        settings.served_name,
+                        tokenizer_fingerprint=_tokenizer_fingerprint(settings),
+                        files_fingerprint=await asyncio.to_thread(files_fingerprint, settings.model),
+                    ),
                     max_batch_tokens=max(settings.max_batch_tokens, settings.max_sequences),
                     max_sequences=settings.max_sequences,
                     step_targets=targets,
