@@ -339,7 +339,7 @@ def ticket_of(
     return Ticket(
         ids=tuple(spec.request_id for spec in specs),
         works=tuple(works),
-        first_token_by=now + min(first.deadline_s, first.first_token_s or first.deadline_s),
+        first_token_by=now + min(first.deadline_s, first.aim.first_token_s or first.deadline_s),
         begin_by=now + goal.ttft_s(0),
         good_by=now + goal.ttft_s(len(first.token_ids)),
         arrived_at=now,

@@ -225,7 +225,6 @@ class Answers:
                     token_ids=prompt,
                     sampling=msgspec.structs.replace(sampling, seed=choice_seed(seed, len(specs))),
                     deadline_s=self._deadline_s(terms),
-                    first_token_s=terms.first_token_s or 0.0,
                     model=served.name,
                     model_fingerprint=served.fingerprint,
                     sharing=Sharing(
@@ -237,7 +236,11 @@ class Answers:
                     priority=terms.priority,
                     grammar=grammar,
                     drafts=drafts,
-                    aim=self._aims.of(terms.goal.or_else(origin.tenant.goal), priority=terms.priority),
+                    aim=self._aims.of(
+                        terms.goal.or_else(origin.tenant.goal),
+                        priority=terms.priority,
+                        first_token_s=terms.first_token_s or 0.0,
+                    ),
                 )
                 specs.append(spec)
         return specs

@@ -74,7 +74,7 @@ class ActiveRequest:
         self.timings: dict[str, float] = {}
         spec = state.spec
         self.work = len(spec.token_ids)  # prompt tokens to compute, without known cached ones
-        self.first_token_by = started_at + (spec.first_token_s or spec.deadline_s)
+        self.first_token_by = started_at + (spec.aim.first_token_s or spec.deadline_s)
         self.timeline = timeline or timeline_of(spec, started_at)
         self.timeline.waited_ms, self.timeline.phases = 1000 * waited_s, self.timings
         self.mailbox = Mailbox()

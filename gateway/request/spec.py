@@ -161,10 +161,11 @@ class DraftRules:
 
 @dataclass(frozen=True, slots=True)
 class Aim:
-    """A request's goal, and whether it is refused rather than late."""
+    """A request's goal, whether it is refused rather than late, and the deadline of its first token."""
 
     goal: Goal = NO_GOAL
     is_needed: bool = False
+    first_token_s: float = 0.0  # from now; 0: the request's deadline
 
 
 NO_AIM = Aim()
@@ -177,11 +178,12 @@ class Aims:
     usual: Goal = NO_GOAL
     refuses_late: bool = False
 
-    def of(self, own: Goal, *, priority: int) -> Aim:
-        """The aim of a request whose client or tenant says `own`. The lowest tier has none."""
+    def of(self, own: Goal, *, priority: int, first_token_s: float = 0.0) -> Aim:
+        """The aim of a request whose client or tenant says `own`. The lowest tier has no goal."""
         if priority < 0:
-            return NO_AIM
-        return Aim(own.or_else(self.usual), is_needed=self.refuses_late and own.ttft_ms is not None)
+            return Aim(first_token_s=first_token_s)
+        needed = self.refuses_late and own.ttft_ms is not None
+        return Aim(own.or_else(self.usual), is_needed=needed, first_token_s=first_token_s)
 
 
 NO_AIMS = Aims()
@@ -200,7 +202,6 @@ class GenerationSpec:
     sharing: Sharing = Sharing()
     origin: Origin = Origin()
     priority: int = 0
-    first_token_s: float = 0.0  # deadline of the first token, from now; 0: the request's
     grammar: Grammar | None = None
     drafts: DraftRules = DraftRules()
     aim: Aim = NO_AIM

@@ -6,7 +6,7 @@ import random
 import sys
 
 from common.messages import SamplingParams
-from gateway.request.spec import GenerationSpec
+from gateway.request.spec import Aim, GenerationSpec
 from tests.simulation.forms import SURGE, VOCAB
 from tests.simulation.nodes import WorkerNode
 from tests.simulation.world import Client, World, run_world
@@ -38,7 +38,7 @@ class Surge(World):
             token_ids=[dice.randrange(VOCAB) for _ in range(PROMPT_TOKENS)],
             sampling=SamplingParams(max_tokens=ANSWER_TOKENS, seed=number),
             deadline_s=DEADLINE_S,
-            first_token_s=FIRST_TOKEN_S,
+            aim=Aim(first_token_s=FIRST_TOKEN_S),
         )
         starts_at = BEGINS_S + number / self._rate
         return Client(name=f"r{number}", gateway=self.gateways[0], spec=spec, starts_at=starts_at, leaves_at_step=None)

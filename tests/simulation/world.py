@@ -370,7 +370,7 @@ class World:
             if client.tokens != expected or client.finish != finish:
                 self.violate(f"{client.name} got {client.tokens} {client.finish}, expected {expected} {finish}")
         has_decoder = any(node.process.alive for node in self.workers if "decode" in node.roles)
-        waits_s = client.spec.first_token_s or client.spec.deadline_s
+        waits_s = client.spec.aim.first_token_s or client.spec.deadline_s
         calm_s = waits_s - max(0.0, self.calm_at - client.starts_at, self.hurt_at - client.starts_at)
         attempts = client.generation.timeline.attempts if client.generation is not None else []
         if self.weather.is_fair and any(Stop.LEASE_ABORTED.text in attempt.outcome for attempt in attempts):

@@ -52,7 +52,7 @@ async def test_one_worker_gets_an_attempt_and_may_ask_twice(gateway: Gateway) ->
 
 async def test_a_claim_tells_how_long_the_first_token_may_take(gateway: Gateway) -> None:
     p0, _, _ = await gateway.fleet()
-    request = await gateway.submit(first_token_s=3.0)
+    request = await gateway.submit(aim=Aim(first_token_s=3.0))
     assert 2_000 < (await p0.claim(request)).first_token_ms <= 3_000
 
 

@@ -14,6 +14,7 @@ from gateway.lifecycle.probes import MAX_PROBES, TRIAL_PROBES
 from gateway.lifecycle.silence import Patience
 from gateway.lifecycle.watchdog import RECONNECT_GRACE_S, STALL_S, WATCH_PERIOD_S
 from gateway.request.active import ActiveRequest
+from gateway.request.spec import Aim
 from gateway.request.state import Phase
 from tests.unit.gateway.lifecycle.conftest import FakeWorker, Gateway, answer_of
 
@@ -50,7 +51,10 @@ async def test_a_request_ends_at_its_deadline_on_all_its_workers(watched: Gatewa
 
 async def test_a_first_token_that_comes_too_late_for_its_client_is_not_waited_for(watched: Gateway) -> None:
     await watched.fleet()
-    late, in_time = await watched.submit("late", first_token_s=1.0), await watched.decoding("b", first_token_s=1.0)
+    late, in_time = (
+        await watched.submit("late", aim=Aim(first_token_s=1.0)),
+        await watched.decoding("b", aim=Aim(first_token_s=1.0)),
+    )
     with pytest.raises(DeadlineExceededError, match="first token did not come in time"):
         await answer_of(late)
     assert not in_time.state.is_over
