@@ -110,8 +110,7 @@ class Worker:
         tier = host_tier(engine, pool, settings.kv_host_bytes, settings.kv_disk, wake=lambda: self._pipeline.wake())
         self._events = None
         if settings.kv_events is not None:
-            blocks = None if tier is None else tier.blocks
-            self._events = published(settings.kv_events, pool, layout, fingerprint=engine.fingerprint, host=blocks)
+            self._events = published(settings.kv_events, pool, layout, fingerprint=engine.fingerprint, tier=tier)
         trials = Trials()
         roles = Roles(hands_over=reaches_others(transfers.transport.name))
         jobs = JobIntake(bus=bus, identity=identity)

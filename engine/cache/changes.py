@@ -3,7 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """Digests of the blocks of a prompt or a longer sequence, and its tokens."""
+
+    root: bytes
+    digests: Sequence[bytes]
+    token_ids: Sequence[int]
+    block_size: int
 
 
 class Listener(Protocol):
@@ -19,8 +30,8 @@ class Listener(Protocol):
 class Journal(Listener, Protocol):
     """A reader of a pool's changes that also needs to know which tokens a block has."""
 
-    def learn(self, digest: bytes, parent: bytes, token_ids: Sequence[int], *, is_first: bool) -> None:
-        """Hear of a block before it comes. `parent`: the block before it, or the root of the chain if it `is_first`."""
+    def learn(self, chain: Chain, *, first: int) -> None:
+        """Hear of a chain's blocks before they come, from number `first` on."""
 
 
 class Changes:
@@ -30,6 +41,11 @@ class Changes:
         self.journal: Journal | None = None
         self._added: dict[bytes, None] = {}
         self._removed: dict[bytes, None] = {}
+
+    def learn(self, chain: Chain, *, first: int = 0) -> None:
+        """Tell a journal, if there is one, the tokens of blocks that come now."""
+        if self.journal is not None:
+            self.journal.learn(chain, first=first)
 
     def came(self, digest: bytes) -> None:
         _note(digest, happened=self._added, undone=self._removed)

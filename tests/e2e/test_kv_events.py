@@ -14,7 +14,7 @@ import pytest
 
 from tests.e2e.asking import client_of
 from tests.e2e.cluster import Cluster
-from tests.e2e.evicting import LENGTH, OPTIONS, PROMPTS, asked
+from tests.e2e.evicting import LENGTH, OPTIONS, PROMPTS, asked, asked_until_answered
 from tests.models import build_tiny_model
 from tests.needs import needs
 from tests.ports import own_port
@@ -35,7 +35,7 @@ class Reader:
         self._came = asyncio.Condition()
 
     async def follow(self, lines: asyncio.StreamReader) -> None:
-        while line := await lines.readline():
+        while (line := await lines.readline()).endswith(b"\n"):  # the last one may be cut
             said = json.loads(line)
             assert (said["batch"], said["rank"]) == (self.batch + 1, 2)
             async with self._came:
@@ -70,12 +70,17 @@ async def reading(pub: int, replay: int) -> AsyncIterator[Reader]:
         await following
 
 
+def config_at(port: int) -> dict[str, Any]:
+    """The worker's setting, whose rank is added to its two ports."""
+    config: dict[str, Any] = {"enable_kv_cache_events": True, "topic": TOPIC, "bind": True, "data_parallel_rank": 2}
+    config |= {"endpoint": f"tcp://127.0.0.1:{port}", "replay_endpoint": f"tcp://127.0.0.1:{port + 4}"}
+    return {"kv_events_config": json.dumps(config)}
+
+
 @pytest.mark.parametrize("comes", ["first", "late"])
 async def test_a_reader_that_loses_batches_knows_what_every_tier_has(comes: str, tmp_path: Path) -> None:
     port = own_port(run=8)
-    config: dict[str, Any] = {"enable_kv_cache_events": True, "topic": TOPIC, "bind": True, "data_parallel_rank": 2}
-    config |= {"endpoint": f"tcp://127.0.0.1:{port}", "replay_endpoint": f"tcp://127.0.0.1:{port + 4}"}
-    options = OPTIONS | {"kv_events_config": json.dumps(config)}
+    options = OPTIONS | config_at(port)
     model = build_tiny_model(tmp_path / "llama", "llama")
     async with (
         contextlib.AsyncExitStack() as held,
@@ -97,3 +102,27 @@ async def test_a_reader_that_loses_batches_knows_what_every_tier_has(comes: str,
         assert {tier for tier, blocks in reader.tiers.items() if blocks} == {"GPU", "CPU"}
         cluster.processes["worker-0"].terminate()
         await reader.until(lambda tiers: not any(tiers.values()))
+
+
+async def test_files_are_told_also_those_of_the_process_before(tmp_path: Path) -> None:
+    port = own_port(run=8)
+    options = OPTIONS | config_at(port) | {"kv_host_mb": 1, "kv_disk": f"{tmp_path}/kv:64"}
+    prompts = [*PROMPTS, *([token + 1 for token in prompt] for prompt in PROMPTS)]
+    model = build_tiny_model(tmp_path / "llama", "llama")
+    async with (
+        Cluster(tmp_path / "run", model=model, prefill=0, decode=0, both=1, **options) as cluster,
+        client_of(cluster) as client,
+    ):
+        for _ in range(3):
+            for prompt in prompts:
+                await asked(client, prompt)
+        async with reading(port + 2, port + 6) as reader:
+            await reader.until(lambda tiers: bool(tiers.get("STORAGE")))
+        cluster.kill("worker-0")
+        await cluster.processes["worker-0"].wait()
+        await cluster.start("worker-0")
+        await cluster.until_ready()
+        async with reading(port + 2, port + 6) as reader:
+            for prompt in prompts:
+                await asked_until_answered(client, prompt)
+            await reader.until(lambda tiers: bool(tiers.get("STORAGE")))

@@ -11,7 +11,7 @@ from common.pages import KVLayout
 from engine.cache.block_pool import BlockPool
 from worker.events.journal import Journal
 from worker.events.settings import EventsSettings
-from worker.tier.host_blocks import HostBlocks
+from worker.tier.host_tier import HostTier
 
 
 class Closes(Protocol):
@@ -21,9 +21,9 @@ class Closes(Protocol):
 
 
 def published(
-    settings: EventsSettings, pool: BlockPool, layout: KVLayout, *, fingerprint: str, host: HostBlocks | None
+    settings: EventsSettings, pool: BlockPool, layout: KVLayout, *, fingerprint: str, tier: HostTier | None
 ) -> Closes:
-    """Tell readers of the blocks in the pool and the host tier. Called in the event loop. Raises ConfigError.
+    """Tell readers of the blocks in the pool and the tiers below. Called in the event loop. Raises ConfigError.
 
     Of a model with several groups readers hear of the pool's prefixes that can be resumed, as the prefix index does.
     """
@@ -32,7 +32,9 @@ def published(
     root = hash_root(model=fingerprint, kv_dtype=layout.dtype, block_size=layout.block_size)
     journal = Journal(has=partial(pool.has, 0), plain_root=root, most=settings.max_queue_size)
     pool.changes.journal = journal
-    if host is not None and len(pool.groups) == 1:
-        host.listener = journal.medium("CPU")
+    if tier is not None and len(pool.groups) == 1:
+        tier.blocks.listener = journal.medium("CPU", tier.blocks.__contains__)
+        if tier.files is not None:
+            tier.files.blocks.listener = journal.medium("STORAGE", tier.files.blocks.__contains__)
     retell = partial(asyncio.get_running_loop().call_soon_threadsafe, journal.retell)
     return Publisher(settings, journal.waiting, block_size=layout.block_size, retell=retell)

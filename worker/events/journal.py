@@ -6,10 +6,11 @@ The event loop writes; the publisher's thread takes changes from the other end o
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from common.blocks import pack_tokens
+from engine.cache.changes import Chain
 from worker.events.wire import CLEARED, Block, Change
 
 SPARE = 1024  # unused blocks, beside twice the used, before pruning
@@ -34,16 +35,25 @@ class Journal:
         self._has, self._plain_root, self._most, self._bound = has, plain_root, most, most
         self._known: dict[bytes, _Known] = {}
         self._num_here = 0
-        self._pool = Medium(self, "GPU")
+        self._pool = Medium(self, "GPU", has)
+        self._media: list[Medium] = []
         self.waiting.append(CLEARED)
 
-    def learn(self, digest: bytes, parent: bytes, token_ids: Sequence[int], *, is_first: bool) -> None:
-        if digest in self._known:
-            return
+    def learn(self, chain: Chain, *, first: int) -> None:
+        """Besides, tell which tiers had these blocks before this process knew their tokens."""
         if len(self._known) > 2 * self._num_here + SPARE:
             self._known = {key: known for key, known in self._known.items() if known.media or self._has(key)}
-        extra = parent.hex() if is_first and parent != self._plain_root else ""
-        self._known[digest] = _Known(Block(digest, None if is_first else parent, pack_tokens(token_ids), extra))
+        size, extra = chain.block_size, "" if chain.root == self._plain_root else chain.root.hex()
+        for at in range(first, len(chain.digests)):
+            digest = chain.digests[at]
+            if digest in self._known:
+                continue
+            tokens = pack_tokens(chain.token_ids[at * size : (at + 1) * size])
+            block = Block(digest, chain.digests[at - 1] if at else None, tokens, "" if at else extra)
+            self._known[digest] = _Known(block)
+            for medium in self._media:
+                if medium.has(digest):
+                    medium.came(digest)
 
     def came(self, digest: bytes) -> None:
         self._pool.came(digest)
@@ -51,9 +61,10 @@ class Journal:
     def went(self, digest: bytes) -> None:
         self._pool.went(digest)
 
-    def medium(self, name: str) -> Medium:
-        """The listener of another tier."""
-        return Medium(self, name)
+    def medium(self, name: str, has: Callable[[bytes], bool]) -> Medium:
+        """The listener of another tier. `has(digest)`: that block is there."""
+        self._media.append(Medium(self, name, has))
+        return self._media[-1]
 
     def retell(self) -> None:
         """Tell everything again, for who lacks the beginning."""
@@ -96,6 +107,7 @@ class Medium:
 
     journal: Journal
     name: str
+    has: Callable[[bytes], bool]
 
     def came(self, digest: bytes) -> None:
         self.journal.entered(digest, self.name)

@@ -13,6 +13,7 @@ from itertools import chain, islice
 from common.blocks import hash_block, hash_blocks, unpack_tokens
 from common.messages import Job
 from engine.cache.block_pool import BlockPool, OutOfBlocksError
+from engine.cache.changes import Chain
 from engine.groups import Entry, Group, Table, entries_of, extend, held_at_most, lacking_entries, longest_entries
 from engine.sequence import Hold, Sequence
 from kvtransfer.plan import Cargo, CargoGroup
@@ -248,12 +249,11 @@ def _hash_final(pool: BlockPool, sequence: Sequence) -> bool:
         else:
             parent = sequence.digests[-1] if sequence.digests else sequence.hash_root
             digest = hash_block(parent, sequence.token_ids[index * size : (index + 1) * size])
-        if pool.changes.journal is not None:
-            parent = sequence.digests[-1] if index else sequence.hash_root
-            tokens = sequence.token_ids[index * size : (index + 1) * size]
-            pool.changes.journal.learn(digest, parent, tokens, is_first=not index)
         sequence.digests.append(digest)
-    return len(sequence.digests) > before
+    if len(sequence.digests) == before:
+        return False
+    pool.changes.learn(Chain(sequence.hash_root, sequence.digests, sequence.token_ids, size), first=before)
+    return True
 
 
 def let_go(pool: BlockPool, sequence: Sequence, number: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 
+from engine.cache.changes import Listener
 from worker.tier.kv_files import Stored
 
 PAGE = 4_096  # bytes that a file system gives out at a time
@@ -19,6 +20,7 @@ class FileBlocks:
         self.evicted = 0
         self._files: OrderedDict[bytes, Stored] = OrderedDict()  # least recently used first
         self._removed: dict[bytes, None] = {}
+        self.listener: Listener | None = None
         for digest, stored in found.items():
             self.add(digest, stored)
 
@@ -48,6 +50,8 @@ class FileBlocks:
         self.forget(digest)
         self._files[digest] = stored
         self._removed.pop(digest, None)
+        if self.listener is not None:
+            self.listener.came(digest)
         self.num_bytes += _on_disk(stored.size)
 
     def make_room(self, size: int) -> list[tuple[bytes, Stored]]:
@@ -66,6 +70,8 @@ class FileBlocks:
         if stored is not None:
             self.num_bytes -= _on_disk(stored.size)
             self._removed[digest] = None
+            if self.listener is not None:
+                self.listener.went(digest)
         return stored
 
     def drain_removed(self) -> list[bytes]:

@@ -19,6 +19,7 @@ from itertools import chain, islice
 from common.blocks import hash_blocks
 from common.messages import HostTierTotals
 from engine.cache.block_pool import BlockPool, OutOfBlocksError
+from engine.cache.changes import Chain
 from engine.groups import Entry, resumable
 from engine.sequence import Hold, Sequence
 from worker.tier.copier import Copier, Copies
@@ -197,7 +198,7 @@ class HostTier:
         load = self._loads.get(sequence)
         if load is None and (len(self.blocks) or self._has_files) and has_room():
             digests = self._digests_of(sequence)
-            load = self._begin_fetch(digests) or self._begin(sequence, digests)
+            load = self._begin_fetch(sequence, digests) or self._begin(sequence, digests)
         elif isinstance(load, Fetch) and load.is_over:
             if not has_room():
                 return False
@@ -235,7 +236,7 @@ class HostTier:
     def _is_here(self, number: int, digest: bytes) -> bool:
         return self._pool.has(number, digest) or self.blocks.has(number, digest)
 
-    def _begin_fetch(self, digests: ListOf[bytes]) -> Fetch | None:
+    def _begin_fetch(self, sequence: Sequence, digests: ListOf[bytes]) -> Fetch | None:
         """Read what files have of a prompt beyond the pool and host memory, into the latter."""
         files, pool, size = self.files, self._pool, self._pool.block_size
         if files is None or not len(files.blocks):
@@ -246,6 +247,7 @@ class HostTier:
         )
         if count <= here:
             return None
+        pool.changes.learn(Chain(sequence.hash_root, digests[:count], sequence.token_ids, size))
         lacking = dict[bytes, dict[int, int]]()
         for at in range(count):
             for number, group in enumerate(pool.groups):
@@ -262,6 +264,7 @@ class HostTier:
         here, count = self._resumable(digests, pool.has), self._resumable(digests, self._is_here)
         if count <= here:
             return None
+        pool.changes.learn(Chain(sequence.hash_root, digests[:count], sequence.token_ids, size))
         load, lacking = _Load([*digests[:count]], hold=sequence.hold), list[tuple[int, int]]()
         for number, group in enumerate(pool.groups):
             for at in range(group.first_seen(count * size), count):

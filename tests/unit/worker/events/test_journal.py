@@ -7,6 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from common.blocks import unpack_tokens
 from engine.cache.block_pool import BlockPool
+from engine.cache.changes import Chain
 from worker.events.journal import Journal
 from worker.events.wire import CLEARED
 
@@ -42,12 +43,12 @@ class Tiers(RuleBasedStateMachine):
         super().__init__()
         self.gpu, self.cpu = set[bytes](), set[bytes]()
         self.journal = Journal(has=self.gpu.__contains__, plain_root=ROOT, most=4)
-        self.host = self.journal.medium("CPU")
+        self.host = self.journal.medium("CPU", self.cpu.__contains__)
         self.reader = Reader(self.journal)
 
     @rule(name=st.binary(min_size=1, max_size=1))
     def computed(self, name: bytes) -> None:
-        self.journal.learn(name, ROOT, [1], is_first=True)
+        self.journal.learn(Chain(ROOT, [name], [1], 1), first=0)
         if name not in self.gpu:
             self.gpu.add(name)
             self.journal.came(name)
@@ -91,8 +92,8 @@ def test_a_pool_s_blocks_come_with_their_tokens_and_go_when_others_take_their_pl
     pool.changes.journal = journal
     blocks = pool.allocate(2)
     for number, block in enumerate(blocks):
-        parent = digest(number - 1) if number else ROOT
-        journal.learn(digest(number), parent, [number, number], is_first=not number)
+        chain = Chain(ROOT, [digest(at) for at in range(number + 1)], [0, 0, 1, 1], 2)
+        pool.changes.learn(chain, first=number)
         pool.publish(block, digest(number))
     pool.release(blocks)
     pool.release(pool.allocate(1))
@@ -109,15 +110,25 @@ def test_a_pool_s_blocks_come_with_their_tokens_and_go_when_others_take_their_pl
 
 def test_a_tenant_s_salt_makes_its_first_block_another_one() -> None:
     journal = Journal(has=lambda _: True, plain_root=ROOT, most=100)
-    journal.learn(b"salted", b"\xab\xcd", [1], is_first=True)
-    journal.came(b"salted")
-    block = journal.waiting[-1].block
-    assert block is not None
-    assert (block.parent, block.extra) == (None, "abcd")
+    journal.learn(Chain(b"\xab\xcd", [b"salted", b"second"], [1, 2], 1), first=0)
+    for name, parent, extra in ((b"salted", None, "abcd"), (b"second", b"salted", "")):
+        journal.came(name)
+        block = journal.waiting[-1].block
+        assert block is not None
+        assert (block.parent, block.extra) == (parent, extra)
+
+
+def test_what_a_tier_had_before_is_told_once_its_tokens_are_known() -> None:
+    journal = Journal(has=lambda _: False, plain_root=ROOT, most=100)
+    journal.medium("STORAGE", {b"old"}.__contains__)
+    journal.learn(Chain(ROOT, [b"old", b"new"], [1, 2], 1), first=0)
+    [_, change] = journal.waiting
+    assert change.block is not None
+    assert (change.medium, change.block.digest, change.is_here) == ("STORAGE", b"old", True)
 
 
 def test_blocks_that_never_come_are_forgotten() -> None:
     journal = Journal(has=lambda _: False, plain_root=ROOT, most=100)
     for number in range(10_000):
-        journal.learn(number.to_bytes(4, "big"), ROOT, [number], is_first=True)
+        journal.learn(Chain(ROOT, [number.to_bytes(4, "big")], [number], 1), first=0)
     assert len(journal._known) < 3_000
