@@ -16,6 +16,7 @@ from common.bus import Bus
 from common.errors import UnavailableError
 from common.messages import (
     DRAFT_POSITIONS,
+    Ages,
     EvictedBlocks,
     HostTierTotals,
     KVLayout,
@@ -104,8 +105,10 @@ class Totals:
         host: HostTierTotals | None = None,
         disk: HostTierTotals | None = None,
         evicted: EvictedBlocks | None = None,
+        ages: tuple[Ages, Ages, Ages] | None = None,
     ) -> WorkerTotals:
         """The message, with counters kept elsewhere in the worker."""
+        lifetime, idle, reuse = ages or (Ages(), Ages(), Ages())
         return WorkerTotals(
             prompt_tokens=self.prompt_tokens,
             cached_tokens=self.cached_tokens,
@@ -131,6 +134,9 @@ class Totals:
             host=host or HostTierTotals(),
             disk=disk or HostTierTotals(),
             evicted=evicted or EvictedBlocks(),
+            lifetime=lifetime,
+            idle=idle,
+            reuse=reuse,
         )
 
 

@@ -102,6 +102,7 @@ class Heartbeat:
                 host=None if context.cache.tier is None else context.cache.tier.totals(),
                 disk=None if context.cache.tier is None else context.cache.tier.file_totals(),
                 evicted=context.cache.pool.retention.evicted,
+                ages=context.cache.pool.retention.ages.told(),
             ),
             drafter=settings.drafter,
             **said_features(lacking=() if context.model.grammars.available else (Feature.GRAMMARS,)),

@@ -82,8 +82,10 @@ from common.messages.jobs import (
     features_of,
 )
 from common.messages.states import (
+    AGE_BOUNDS_S,
     DRAFT_POSITIONS,
     INCARNATION_BITS,
+    Ages,
     EvictedBlocks,
     GatewayState,
     HostTierTotals,
@@ -97,6 +99,7 @@ from common.messages.states import (
 from common.pages import KVGroup, KVLayout, PagePart
 
 __all__ = [
+    "AGE_BOUNDS_S",
     "ANYBODY_THERE",
     "DRAFT_POSITIONS",
     "GRAMMAR_LIMITS",
@@ -108,6 +111,7 @@ __all__ = [
     "NO_KEEP",
     "PROTOCOL_VERSION",
     "Ack",
+    "Ages",
     "AttemptMessage",
     "Cancel",
     "Claim",

@@ -13,6 +13,7 @@ from common.messages.jobs import Feature
 from common.words import Role, WorkerStatus
 
 DRAFT_POSITIONS = 16  # counted one by one; few drafts are longer
+AGE_BOUNDS_S = (1.0, 4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0, 16384.0)
 INCARNATION_BITS = 30  # random bits, below the second in which the process started
 # Builds between release 0.1.0 and `WorkerState.features` say each of these features as a field of its name.
 _BOOLS = (Feature.NAMED, Feature.GRAMMARS, Feature.TYPICAL_P)
@@ -43,6 +44,13 @@ class EvictedBlocks(msgspec.Struct, frozen=True, kw_only=True):
     tenant: int = 0  # beyond their tenant's share
 
 
+class Ages(msgspec.Struct, frozen=True, kw_only=True):
+    """A histogram of cached blocks' ages, of one block in 16: the last count is of those above all bounds."""
+
+    counts: Annotated[list[int], msgspec.Meta(max_length=64)] = []
+    sum_s: float = 0.0
+
+
 class WorkerTotals(msgspec.Struct, frozen=True, kw_only=True):
     """A worker's counters since its start, for metrics."""
 
@@ -70,6 +78,9 @@ class WorkerTotals(msgspec.Struct, frozen=True, kw_only=True):
     host: HostTierTotals = HostTierTotals()
     disk: HostTierTotals = HostTierTotals()
     evicted: EvictedBlocks = EvictedBlocks()
+    lifetime: Ages = Ages()  # from a cached block's first release to its eviction
+    idle: Ages = Ages()  # from its last release to its eviction
+    reuse: Ages = Ages()  # from a release to the next use
 
 
 class WorkerState(msgspec.Struct, frozen=True, kw_only=True, tag="worker_state"):

@@ -9,13 +9,14 @@ from __future__ import annotations
 import heapq
 import math
 import time
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, count
 from typing import NamedTuple
 
-from common.messages import EvictedBlocks
+from common.messages import AGE_BOUNDS_S, Ages, EvictedBlocks
 from engine.sequence import Hold
 
 MAX_SPARED_SHARE = 0.5  # largest share of the pool that a level above UNUSED holds
@@ -25,6 +26,10 @@ NUM_LEVELS = 6
 
 # Numbers of reasons, in the order of `EvictedBlocks`: first the levels of blocks that nobody asked to keep.
 _KEPT_GONE, _SURPLUS = 3, 4
+
+
+# One block of so many is watched for its age, so that a long prompt's release costs next to nothing.
+WATCHED = 16
 
 
 class Policy(NamedTuple):
@@ -72,6 +77,7 @@ class Retention:
 
     def __init__(self, num_blocks: int, policy: Policy = COMBINED, clock: Callable[[], float] = time.monotonic) -> None:
         self.count = 0
+        self.ages = BlockAges(clock)
         self._gone = [0] * len(EvictedBlocks.__struct_fields__)
         self._policy = policy
         self._clock = clock
@@ -102,6 +108,7 @@ class Retention:
     def add(self, blocks: Sequence[int], hold: Hold | None = None) -> None:
         """Take in blocks that lost their last reference, the first to go first. Without a hold they stay under their own."""
         self.count += len(blocks)
+        self.ages.released(blocks)
         if hold is not None or self._holds or self._tenants:
             self._add_held(blocks, hold)
             return
@@ -136,8 +143,9 @@ class Retention:
         for block in blocks:
             del levels[level_of[block]][block]
 
-    def found(self, blocks: Iterable[int]) -> None:
+    def found(self, blocks: Sequence[int]) -> None:
         """Count a hit of each."""
+        self.ages.found(blocks)
         hits, most = self._hits, self._most_hits
         for block in blocks:
             if hits[block] < most:
@@ -157,6 +165,7 @@ class Retention:
         """Forget a block's contents, which are nobody's now."""
         self._hits[block], self._level[block] = 0, -1
         self._tenants.pop(block, None)
+        self.ages.forget(block)
         if self._holds and (hold := self._holds.pop(block, None)) is not None:
             hold.blocks.pop(block, None)
 
@@ -172,6 +181,7 @@ class Retention:
             going = min(lacking, len(blocks))
             victims += [blocks.popitem(last=False)[0] for _ in range(going)]
             self._gone[level] += going
+        self.ages.evicted(victims)
         for block in victims:
             self._hits[block], self._level[block] = 0, -1
         if self._tenants:
@@ -187,6 +197,7 @@ class Retention:
         level = next(level for level, blocks in enumerate(levels) if blocks)
         block = next(iter(levels[level]))
         self._drop(block)
+        self.ages.evicted((block,))
         self._gone[self._reason(block, level) if share is None else _SURPLUS] += 1
         self.forget(block)
         return block
@@ -314,3 +325,61 @@ class Retention:
 def _gives_way(before: Hold, hold: Hold, now: float) -> bool:
     """True unless another's wish holds longer, or ranks higher."""
     return hold.follows(before) or (before.tier <= hold.tier and before.until <= max(now, hold.until))
+
+
+# -- ages -------------------------------------------------------------------------------------------------------------
+
+
+class _Histogram:
+    def __init__(self) -> None:
+        self._counts, self._sum_s = [0] * (len(AGE_BOUNDS_S) + 1), 0.0
+
+    def add(self, seconds: float) -> None:
+        self._counts[bisect_left(AGE_BOUNDS_S, seconds)] += 1
+        self._sum_s += seconds
+
+    def told(self) -> Ages:
+        return Ages(counts=[*self._counts], sum_s=self._sum_s)
+
+
+class BlockAges:
+    """The ages of the watched blocks: how long they are kept, and idle before they go or are found again."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._born: dict[int, float] = {}  # first release of what a block holds
+        self._idle_since: dict[int, float] = {}
+        self._lifetime, self._idle, self._reuse = _Histogram(), _Histogram(), _Histogram()
+
+    def released(self, blocks: Iterable[int]) -> None:
+        if watched := _watched(blocks):
+            now = self._clock()
+            for block in watched:
+                self._idle_since[block] = now
+                self._born.setdefault(block, now)
+
+    def found(self, blocks: Iterable[int]) -> None:
+        if watched := [block for block in _watched(blocks) if block in self._idle_since]:
+            now = self._clock()
+            for block in watched:
+                self._reuse.add(now - self._idle_since.pop(block))
+
+    def evicted(self, blocks: Iterable[int]) -> None:
+        if watched := [block for block in _watched(blocks) if block in self._idle_since]:
+            now = self._clock()
+            for block in watched:
+                self._idle.add(now - self._idle_since[block])
+                self._lifetime.add(now - self._born[block])
+                self.forget(block)
+
+    def forget(self, block: int) -> None:
+        self._idle_since.pop(block, None)
+        self._born.pop(block, None)
+
+    def told(self) -> tuple[Ages, Ages, Ages]:
+        """Lifetime, idle time at eviction, and time between uses."""
+        return self._lifetime.told(), self._idle.told(), self._reuse.told()
+
+
+def _watched(blocks: Iterable[int]) -> list[int]:
+    return [block for block in blocks if not block % WATCHED]

@@ -6,12 +6,21 @@ Every gateway shows all workers, so sums need `max by (worker)` first (deploy/pr
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from itertools import accumulate
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from common.messages import DRAFT_POSITIONS, EvictedBlocks, HostTierTotals, WorkerState, WorkerTotals
+from common.messages import (
+    AGE_BOUNDS_S,
+    DRAFT_POSITIONS,
+    Ages,
+    EvictedBlocks,
+    HostTierTotals,
+    WorkerState,
+    WorkerTotals,
+)
 from common.pages import KV_NAMES
 from common.words import WorkerStatus
 from gateway.request.placement import Difference
@@ -104,6 +113,22 @@ LOWER_TIERS: dict[str, Callable[[WorkerTotals], HostTierTotals]] = {
 }
 
 
+AGES: dict[str, tuple[str, Callable[[WorkerTotals], Ages]]] = {
+    "baton_worker_block_lifetime_seconds": (
+        "From a block's first release to its eviction",
+        lambda totals: totals.lifetime,
+    ),
+    "baton_worker_block_idle_seconds": (
+        "From a block's last release to its eviction",
+        lambda totals: totals.idle,
+    ),
+    "baton_worker_block_reuse_gap_seconds": (
+        "From a block's release to its next use",
+        lambda totals: totals.reuse,
+    ),
+}
+
+
 class FleetMetrics(Collector):
     """Computes metrics of the live workers on each scrape."""
 
@@ -134,6 +159,7 @@ class FleetMetrics(Collector):
         yield _hits_by_tier(states)
         yield from _of_tiers(states)
         yield _evicted(states)
+        yield from _ages(states)
         yield _accepted_by_position(states, "baton_worker_accepted_tokens_per_position", LABELS)
         yield _drafters(states)
         yield _roles(states)
@@ -173,6 +199,17 @@ def _evicted(states: list[WorkerState]) -> Metric:
         for reason in EvictedBlocks.__struct_fields__:
             evicted.add_metric([state.model, state.worker, reason], float(getattr(state.totals.evicted, reason)))
     return evicted
+
+
+def _ages(states: list[WorkerState]) -> Iterator[Metric]:
+    for name, (text, ages_of) in AGES.items():
+        ages = HistogramMetricFamily(name, text, labels=LABELS)
+        for state in states:
+            told = ages_of(state.totals)
+            counts = [*told.counts, *[0] * (len(AGE_BOUNDS_S) + 1)][: len(AGE_BOUNDS_S) + 1]
+            buckets = [*zip([*map(str, AGE_BOUNDS_S), "+Inf"], accumulate(counts), strict=True)]
+            ages.add_metric([state.model, state.worker], buckets=buckets, sum_value=told.sum_s)
+        yield ages
 
 
 def _accepted_by_position(states: list[WorkerState], name: str, labels: list[str]) -> Metric:

@@ -6,7 +6,17 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
-from common.messages import EvictedBlocks, Goal, HostTierTotals, KVLayout, Region, Tokens, WorkerState, WorkerTotals
+from common.messages import (
+    Ages,
+    EvictedBlocks,
+    Goal,
+    HostTierTotals,
+    KVLayout,
+    Region,
+    Tokens,
+    WorkerState,
+    WorkerTotals,
+)
 from common.words import WorkerStatus
 from gateway.observe.fleet_metrics import FleetMetrics
 from gateway.observe.metrics import GatewayMetrics
@@ -147,6 +157,20 @@ def test_hits_of_a_tier_are_no_hits_of_those_above() -> None:
     assert hits == [204, 64, 32]
     assert registry.get_sample_value("baton_worker_disk_tier_failed_copies_total", labels) == 2
     assert registry.get_sample_value("baton_worker_host_tier_stored_blocks_total", labels) == 7
+
+
+def test_ages_of_blocks_are_histograms() -> None:
+    told = Ages(counts=[3, 0, 2], sum_s=21.5)
+    totals = msgspec.structs.replace(STATE.totals, idle=told)
+    registry = CollectorRegistry()
+    FleetMetrics(lambda: [msgspec.structs.replace(STATE, totals=totals)]).register(registry)
+
+    def value(name: str, **labels: str) -> float | None:
+        return registry.get_sample_value(f"baton_worker_block_{name}", {"model_name": "m", "worker": "d0"} | labels)
+
+    found = [value("idle_seconds_bucket", le=bound) for bound in ("1.0", "4.0", "16.0", "+Inf")]
+    assert found == [3, 3, 5, 5]
+    assert (value("idle_seconds_sum"), value("lifetime_seconds_count")) == (21.5, 0)
 
 
 def test_evictions_are_shown_by_reason() -> None:
