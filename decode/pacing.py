@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as ListOf
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Protocol
 
@@ -32,6 +32,33 @@ NO_HURRY_TOKEN_S = 0.05  # the pace of a stream without one
 USUAL = Goal(ttft_ms=1000.0, tpot_ms=50.0)  # gateways of release 0.1.0 send none
 # Goals count within these bounds, so that none is a priority of its own.
 LEAST_GOAL_S, MOST_GOAL_S = 0.05, NO_HURRY_S / 2
+
+
+@dataclass(slots=True)
+class Plan:
+    """A pass being planned."""
+
+    token_budget: int  # tokens left in the pass
+    turns: dict[DecodeRequest, float]  # prompts in order
+    shares: dict[DecodeRequest, int] = field(default_factory=dict)  # tokens of each
+    left_out: set[DecodeRequest] = field(default_factory=set)  # preempted now, or by the next plan
+    is_bounded: bool = False  # prompt tokens are limited already
+    is_short: bool = False  # a request found no block
+    is_full: bool = False  # a waiting request was not admitted
+    has_preempted: bool = False
+    waits_for_blocks: bool = False  # keeps freed blocks for the waiting request
+
+    def scores_another(self, request: DecodeRequest) -> bool:
+        """True if another prompt of the pass is scored, too: the logits of one are enough."""
+        return request.sequence.scores_prompt and any(other.sequence.scores_prompt for other in self.shares)
+
+    def add(self, request: DecodeRequest, num_tokens: int) -> None:
+        self.shares[request] = num_tokens
+        self.token_budget -= num_tokens
+
+    def leave_out(self, request: DecodeRequest) -> None:
+        self.left_out.add(request)
+        self.token_budget += self.shares.pop(request, 0)
 
 
 class Pacing(Protocol):
@@ -104,19 +131,19 @@ class GoalPacing:
         if request.sequence.num_generated:
             return request.received_at  # a stream that gave way: somebody reads it
         goal, cost = _goal_of(request), self._budget.prompt_cost
-        own_s = cost.least_s(request.job.num_prompt_tokens)
+        own_s = cost.least_s(max(1, request.job.num_prompt_tokens - request.num_cached))
         if goal.ttft_ms is None:
             return request.began_at + NO_HURRY_S + AGEING * own_s
         goal_s = _counted_s(goal)
         due = request.received_at + goal.ttft_s(request.job.num_prompt_tokens)
-        done_at = self._clock() + cost.least_s(max(0, request.sequence.num_unscheduled))
+        done_at = self._clock() + cost.least_s(request.num_to_compute)
         return request.received_at + goal_s + AGEING * own_s + (done_at > due) * goal_s
 
     def tokens(self, streams: ListOf[DecodeRequest], prompts: ListOf[DecodeRequest], *, context: int | None) -> int:
         decoding = len(streams)
         pass_s = self._pass_s(decoding, context) if streams and self._budget.follows_goals else {}
         if not pass_s:
-            backlog = sum(max(0, prompt.sequence.num_unscheduled) for prompt in prompts)
+            backlog = sum(prompt.num_to_compute for prompt in prompts)
             return self._budget.tokens(backlog, decoding=decoding, context=context)
         now, rows = self._clock(), self._budget.step_cost.rows
         return best_size(
@@ -158,7 +185,7 @@ def _counted_s(goal: Goal) -> float:
 
 
 def _due(request: DecodeRequest, now: float) -> Due:
-    goal, tokens = _goal_of(request), max(1, request.sequence.num_unscheduled)
+    goal, tokens = _goal_of(request), max(1, request.num_to_compute)
     if goal.ttft_ms is None:
         return Due(tokens, request.began_at + NO_HURRY_S - now, NO_HURRY_S)
     goal_s = max(goal.ttft_s(request.job.num_prompt_tokens), LEAST_GOAL_S)

@@ -16,6 +16,7 @@ from common.words import Finish
 from engine.passes import Sampled
 from engine.sequence import Sequence
 from worker.serving.jobs import ClaimedJob
+from worker.serving.turns import Wait, Waits
 
 
 def drafts_of(sampled: Sampled | None) -> tuple[int, ...]:
@@ -35,12 +36,14 @@ class DecodeRequest:
     cached_tokens: int = -1  # prompt tokens from the prefill worker's prefix cache
     began_at: float = field(default_factory=time.monotonic)  # when it was verified, or claimed for local prefill
     received_at: float = 0.0  # by the gateway, since when its goal counts; 0 = `began_at`
+    waits: Waits = field(default_factory=Waits)  # from `began_at` until its first chunk
     started_at: float = 0.0  # its first chunk was planned here; 0 = not yet
     first_token_at: float = 0.0  # the first token sampled here; 0 = none yet
     finish: Finish = Finish.NONE
     ended_at: float | None = None
     stopped: str = ""
     preemptions: int = 0
+    num_expected: int = 0  # leading tokens that its admission may find cached
     passed: int = 0  # requests admitted before it while it waited for blocks
     drafted: int = 0  # tokens that passes verified here
     accepted: int = 0
@@ -58,7 +61,9 @@ class DecodeRequest:
             sequence=sequence,
             deadline_at=claimed.deadline_at,
             first_position=sequence.num_generated,
+            began_at=claimed.claimed_at,
             received_at=claimed.received_at,
+            waits=Waits(Wait.PROMPTS if sequence.grammar is None else Wait.GRAMMAR),
         )
 
     @property
@@ -68,6 +73,21 @@ class DecodeRequest:
     @property
     def attempt(self) -> int:
         return self.job.attempt
+
+    @property
+    def is_prompt(self) -> bool:
+        """True while more than its next token is to be computed."""
+        return self.sequence.num_unscheduled > 1
+
+    @property
+    def num_cached(self) -> int:
+        """Leading tokens that were found cached, or, until its admission, are expected to be."""
+        return self.sequence.num_cached if self.sequence.tables else self.num_expected
+
+    @property
+    def num_to_compute(self) -> int:
+        """Tokens in no pass yet, without those expected to be cached."""
+        return max(0, self.sequence.num_unscheduled - (0 if self.sequence.tables else self.num_expected))
 
     @property
     def is_over(self) -> bool:
@@ -122,7 +142,7 @@ class DecodeRequest:
             tokens,
             cached_tokens=min(self.sequence.num_found or 0, self.job.num_prompt_tokens),
             queue_ms=queue_ms,
-            waits={"prompts": queue_ms},
+            waits=self.waits.ms,
             prefill_ms=(time.monotonic() - self.started_at) * 1000,
         )
 

@@ -21,10 +21,9 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 
 from decode.drafts.speculation import NO_SPECULATION, Speculation
-from decode.pacing import UNPACED, Pacing
+from decode.pacing import UNPACED, Pacing, Plan
 from decode.request import DecodeRequest
 from decode.resume_point import ResumePoint
 from engine.cache.block_pool import BlockPool, OutOfBlocksError
@@ -32,9 +31,9 @@ from engine.engine import Chunk
 from engine.groups import LEAST_AHEAD
 from engine.sequence import Sequence
 from worker.device.trials import Trials
-from worker.serving.allocation import HeldBlocks, admit, cover, grow, lacks, needs
+from worker.serving.allocation import HeldBlocks, admit, cover, expected_cached, grow, lacks, needs
 from worker.serving.chunks import schedule
-from worker.serving.turns import MOST_PASSED, Turns
+from worker.serving.turns import MOST_PASSED, Turns, Wait
 from worker.tier.host_tier import HostTier
 
 
@@ -93,6 +92,7 @@ class DecodeScheduler:
 
     def enqueue(self, request: DecodeRequest) -> None:
         """Add a sequence without blocks (local prefill)."""
+        request.num_expected = expected_cached(self._pool, request.sequence)
         self.waiting.append(request)
 
     def remove(self, request: DecodeRequest) -> None:
@@ -129,32 +129,47 @@ class DecodeScheduler:
         plan = self._planned(token_budget)
         while not plan.shares and plan.has_preempted:  # the one in turn was itself preempted: try the others
             plan = self._planned(token_budget)
+        self._note_waits(plan)
         drafted = self._drafted(plan, most_rows=token_budget - sum(plan.shares.values()) + len(plan.shares))
         return [
             self._schedule(request, num_tokens, drafted.get(request.sequence, ()))
             for request, num_tokens in plan.shares.items()
         ]
 
-    def _planned(self, token_budget: int) -> _Plan:
-        plan = _Plan(token_budget)
-        self._order_waiting()
+    def _note_waits(self, plan: Plan) -> None:
+        """Note why prompts that no pass has begun go on to wait; those of this one count as begun after it."""
+        now, is_full = time.monotonic(), len(self.running) >= self._max_sequences - self._expected()
+        for request in (*self.waiting, *plan.shares):
+            if request.started_at:
+                continue
+            if self.tier is not None and self.tier.loads(request.sequence):
+                reason = Wait.LOAD
+            elif request.sequence in self._turns:
+                reason = Wait.ROOM
+            else:
+                reason = Wait.PLACE if is_full else Wait.PROMPTS
+            request.waits.note(reason, since=request.began_at, now=now)
+
+    def _planned(self, token_budget: int) -> Plan:
+        plan = Plan(token_budget, turns=self._in_turn())
         candidates = [request for request in self.running if self._goes_on(request)]
         held_back = self._held_back(candidates)
         candidates = [request for request in candidates if request.sequence not in held_back]
         for request in candidates:
-            if not _is_prompt(request):
+            if not request.is_prompt:
                 self._add(request, plan)
-        for request in sorted(filter(_is_prompt, candidates), key=self._pacing.turn):  # stable
+        running = set(candidates)
+        for request in [one for one in plan.turns if one in running]:
             self._bound_prompts(plan, context=request.sequence.num_scheduled)
             if not plan.is_short and not plan.is_full:
-                self._admit_waiting(plan, held_back, before=self._pacing.turn(request))
+                self._admit_waiting(plan, held_back, before=plan.turns[request])
             self._add(request, plan)
         if self.waiting and not plan.is_short and not plan.is_full:
             self._bound_prompts(plan, context=None)  # its context is known when the next prompt is admitted
             self._admit_waiting(plan, held_back)
         return plan
 
-    def _add(self, request: DecodeRequest, plan: _Plan) -> None:
+    def _add(self, request: DecodeRequest, plan: Plan) -> None:
         """Add a running request's next tokens to the plan, as far as there is room for them."""
         if request in plan.left_out or plan.scores_another(request):
             return
@@ -169,14 +184,14 @@ class DecodeScheduler:
         in_turn = sorted(candidates, key=lambda request: request.sequence.num_generated - request.num_before)
         return self._trials.held_back([request.sequence for request in (*in_turn, *self.waiting)])
 
-    def _bound_prompts(self, plan: _Plan, *, context: int | None) -> None:
+    def _bound_prompts(self, plan: Plan, *, context: int | None) -> None:
         """Bound the prompt tokens of the pass, so that neither streams nor prompts that arrive wait too long."""
         if plan.is_bounded:
             return
         plan.is_bounded = True
-        streams = [*plan.shares] or [one for one in self.running if not _is_prompt(one)]  # all of them may sit out
+        streams = [*plan.shares] or [one for one in self.running if not one.is_prompt]  # all of them may sit out
         if streams or self._expected():
-            prompts = sorted((one for one in self if _is_prompt(one)), key=self._pacing.turn)
+            prompts = [one for one in plan.turns if one.is_prompt]
             if prompts and not prompts[0].sequence.tables:
                 context = None  # known when it is admitted
             budget = self._pacing.tokens(streams, prompts, context=context)
@@ -204,7 +219,7 @@ class DecodeScheduler:
         known = len(sequence.token_ids)
         return max(0, min(sequence.sampling.max_tokens - sequence.num_generated, self._max_model_len - known) - 1)
 
-    def _drafted(self, plan: _Plan, *, most_rows: int) -> dict[Sequence, tuple[int, ...]]:
+    def _drafted(self, plan: Plan, *, most_rows: int) -> dict[Sequence, tuple[int, ...]]:
         """The drafts of the pass, as far as free blocks reach: nobody is preempted for them.
 
         `most_rows`: of sequences and drafted tokens together.
@@ -237,11 +252,11 @@ class DecodeScheduler:
 
         None only while a pass is in flight: what it leaves behind will do.
         """
-        if not _is_prompt(request):
+        if not request.is_prompt:
             return num_tokens
         return cover(self._pool, request.sequence, num_tokens, spare=self._spare)
 
-    def _make_room(self, request: DecodeRequest, num_tokens: int, plan: _Plan) -> bool:
+    def _make_room(self, request: DecodeRequest, num_tokens: int, plan: Plan) -> bool:
         """Cover the chunk with blocks, preempting others if necessary; return False if the request itself must wait."""
         num_positions = request.sequence.num_scheduled + num_tokens
         while True:
@@ -285,22 +300,26 @@ class DecodeScheduler:
         else:
             self.resume_point.drop()
 
-    def _order_waiting(self) -> None:
-        """Order who waits by turns, and move a request that is due blocks to the front."""
-        self.waiting = deque(sorted(self.waiting, key=self._pacing.turn))
+    def _in_turn(self) -> dict[DecodeRequest, float]:
+        """Return prompts in their turns, with these; order who waits so, and move a request that is due blocks to the front."""
+        prompts = [*(one for one in self.running if one.is_prompt), *self.waiting]
+        turns = dict(sorted(((one, self._pacing.turn(one)) for one in prompts), key=lambda each: each[1]))  # stable
+        waiting = set(self.waiting)
+        self.waiting = deque(request for request in turns if request in waiting)
         for sequence in self._turns.due:
             for request in self.waiting:
                 if request.sequence is sequence:
                     self.waiting.remove(request)
                     self.waiting.appendleft(request)
-                    return
+                    return turns
+        return turns
 
-    def _admit_waiting(self, plan: _Plan, held_back: set[Sequence], *, before: float = math.inf) -> None:
+    def _admit_waiting(self, plan: Plan, held_back: set[Sequence], *, before: float = math.inf) -> None:
         """Admit those whose turn is `before` a running prompt's."""
         most = self._max_sequences - self._expected()
         while self.waiting and plan.token_budget > 0 and len(self.running) < most:
             request = self.waiting[0]
-            if before < math.inf and self._pacing.turn(request) >= before:
+            if before < math.inf and plan.turns.get(request, -math.inf) >= before:
                 return
             if request.sequence in held_back or plan.scores_another(request):
                 return
@@ -357,33 +376,3 @@ class DecodeScheduler:
     def _spare(self) -> int:
         """Return the blocks that state snapshots and prompts' windows leave: one a running sequence, and one a state."""
         return self._room_to_grow + self._pool.fixed
-
-
-def _is_prompt(request: DecodeRequest) -> bool:
-    return request.sequence.num_unscheduled > 1
-
-
-@dataclass(slots=True)
-class _Plan:
-    """A pass being planned."""
-
-    token_budget: int  # tokens left in the pass
-    shares: dict[DecodeRequest, int] = field(default_factory=dict)  # tokens of each
-    left_out: set[DecodeRequest] = field(default_factory=set)  # preempted now, or by the next plan
-    is_bounded: bool = False  # prompt tokens are limited already
-    is_short: bool = False  # a request found no block
-    is_full: bool = False  # a waiting request was not admitted
-    has_preempted: bool = False
-    waits_for_blocks: bool = False  # keeps freed blocks for the waiting request
-
-    def scores_another(self, request: DecodeRequest) -> bool:
-        """True if another prompt of the pass is scored, too: the logits of one are enough."""
-        return request.sequence.scores_prompt and any(other.sequence.scores_prompt for other in self.shares)
-
-    def add(self, request: DecodeRequest, num_tokens: int) -> None:
-        self.shares[request] = num_tokens
-        self.token_budget -= num_tokens
-
-    def leave_out(self, request: DecodeRequest) -> None:
-        self.left_out.add(request)
-        self.token_budget += self.shares.pop(request, 0)

@@ -63,7 +63,7 @@ class Sequence:
     num_cached: int = 0  # leading tokens whose KV came from the prefix cache
     num_found: int | None = None  # the same at its first admission
     digests: list[bytes] = field(default_factory=list)  # leading full blocks published so far
-    known_digests: list[bytes] = field(default_factory=list)  # leading full blocks, hashed at admission
+    known_digests: list[bytes] = field(default_factory=list)  # leading full blocks, hashed when it waits or is admitted
     branches: tuple[int, ...] = ()  # tokens behind which other prompts may go on
     suspect_until: int = 0  # generated tokens that clear a suspect; see `worker.device.trials`
     prompt_logprobs: PromptLogprobs | None = None  # as far as known

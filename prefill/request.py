@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from enum import StrEnum
 
 from common.messages import AttemptMessage, Job, Tokens
 from common.tracing import Attributes, Children, SpanEvent, Tracer, Value
@@ -15,34 +14,16 @@ from engine.sequence import Sequence
 from prefill.stop import Stop
 from worker.context import Admission
 from worker.serving.jobs import ClaimedJob
+from worker.serving.turns import Wait, Waits
 
 MAX_EVENTS = 64  # chunks or pushes recorded individually
 
 
-class Wait(StrEnum):
-    """The reason why a claimed prompt isn't begun by the next pass."""
-
-    ROOM = "room"  # too few free KV blocks
-    LOAD = "load"  # KV of its prefix is on the way
-    PROMPTS = "prompts"  # others go first
-
-
-_WHY: dict[Admission | None, Wait] = {Admission.NO_ROOM: Wait.ROOM, Admission.LOADING: Wait.LOAD}
-
-
-@dataclass(slots=True)
-class Waits:
-    """Milliseconds that a prompt waited, by reason. A plan notes the reason for which it goes on to wait."""
-
-    ms: dict[str, float] = field(default_factory=dict)
-    _reason: Wait = Wait.PROMPTS
-    _noted_at: float | None = None
-
-    def note(self, reason: Wait, *, since: float, now: float) -> None:
-        """Count the time since the last note, or `since` if this is the first one."""
-        passed = now - (since if self._noted_at is None else self._noted_at)
-        self.ms[self._reason] = self.ms.get(self._reason, 0.0) + 1000 * passed
-        self._reason, self._noted_at = reason, now
+_WHY: dict[Admission | None, Wait] = {
+    Admission.NO_ROOM: Wait.ROOM,
+    Admission.LOADING: Wait.LOAD,
+    Admission.BUILDING: Wait.GRAMMAR,
+}
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -208,7 +208,10 @@ class PrefillRole:
 
     def _admit_waiting(self) -> None:
         for request in self._requests.values():
-            if request.admitted or request.stopped or not self._context.model.grammars.is_ready(request.sequence):
+            if request.admitted or request.stopped:
+                continue
+            if not self._context.model.grammars.is_ready(request.sequence):
+                request.admission = Admission.BUILDING
                 continue
             request.admission = self._context.cache.admit_prompt(
                 request.sequence,

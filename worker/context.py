@@ -197,6 +197,7 @@ class Admission(Enum):
     ADMITTED = auto()
     LOADING = auto()  # its prefix comes from host memory; it waits for no blocks
     NO_ROOM = auto()
+    BUILDING = auto()  # its grammar; not tried
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -93,7 +93,7 @@ class RequestMetrics:
             for placed_by in ("index", "worker"):
                 self._hits.labels(model, DEVICE_TIER, placed_by)
             self._lost_hits.labels(model)
-            for reason in ("place", "claim", *WORKER_WAITS):
+            for reason in ("claim", *WORKER_WAITS):
                 self._waits.labels(model, reason)
             for missed in ("none", "ttft", "tpot", "error"):
                 self._met.labels(model, missed)

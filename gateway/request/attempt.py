@@ -8,7 +8,7 @@ from typing import Any
 
 from common.messages import Imported, Settle
 
-WORKER_WAITS = ("room", "load", "prompts")  # reasons that workers tell: `prefill.request.Wait`
+WORKER_WAITS = ("room", "load", "grammar", "place", "prompts")  # as `worker.serving.turns.Wait`
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

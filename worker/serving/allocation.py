@@ -65,9 +65,7 @@ def admit(pool: BlockPool, sequence: Sequence, *, num_tokens: int, spare: int = 
     At least the last known token is left to compute, for its logits; a scored prompt is computed whole. Windows' groups get
     entries for `ahead` positions (None: all). `spare` blocks stay free or cached. Raises OutOfBlocksError and takes nothing.
     """
-    size = pool.block_size
-    reusable = (len(sequence.token_ids) - 1) // size
-    digests = hash_blocks(sequence.hash_root, sequence.token_ids[: reusable * size], size)
+    size, digests = pool.block_size, _digests(pool, sequence)
     found = pool.match_resumable([] if sequence.scores_prompt else digests)
     num_entries = blocks_for(num_tokens, size)
     if found[0] and _slack(pool, num_entries, found) < 0:
@@ -90,12 +88,26 @@ def admit(pool: BlockPool, sequence: Sequence, *, num_tokens: int, spare: int = 
         extend(group, table, own, num_entries)
         tables.append(table)
     sequence.tables = tables
-    sequence.digests, sequence.known_digests = digests[:num_cached], digests
+    sequence.digests = digests[:num_cached]
     sequence.found(num_cached * size)
     sequence.restart(sequence.num_cached)
     if pool.fixed:
         # Others may branch from where this one left what is cached, and go on where it ends.
         sequence.branches = (pool.count_prefix(digests) * size, len(digests) * size)
+
+
+def expected_cached(pool: BlockPool, sequence: Sequence) -> int:
+    """Leading tokens that `admit` would find cached now, at most; takes nothing."""
+    return 0 if sequence.scores_prompt else pool.count_prefix(_digests(pool, sequence)) * pool.block_size
+
+
+def _digests(pool: BlockPool, sequence: Sequence) -> list[bytes]:
+    """The hashes of the full blocks before the last known token, made once for so many."""
+    size = pool.block_size
+    reusable = (len(sequence.token_ids) - 1) // size
+    if len(sequence.known_digests) != reusable:
+        sequence.known_digests = hash_blocks(sequence.hash_root, sequence.token_ids[: reusable * size], size)
+    return sequence.known_digests
 
 
 def _slack(pool: BlockPool, num_entries: int, found: ListOf[ListOf[Entry]]) -> int:

@@ -1,9 +1,10 @@
-"""Anti-starvation for block allocation: after 16 overtakings a waiting request gets a reservation.
+"""Turns of requests that wait for blocks, and the reasons for which prompts wait.
 
-Whoever fits is admitted past those who don't: their blocks would be idle. But small ones that keep coming would never let a large
-one in. So each that waits counts who came later and was admitted first. After `MOST_PASSED` of them it is its turn: what
-becomes free is kept for it, and who came later is admitted only beside that. Who runs may grow, and gives its blocks back as
-it ends. If it is the turn of several, what is kept is for all, and they go in the order in which they began to wait.
+Against starvation: after 16 overtakings a waiting request gets a reservation. Whoever fits is admitted past those who don't:
+their blocks would be idle. But small ones that keep coming would never let a large one in. So each that waits counts who came
+later and was admitted first. After `MOST_PASSED` of them it is its turn: what becomes free is kept for it, and who came later
+is admitted only beside that. Who runs may grow, and gives its blocks back as it ends. If it is the turn of several, what is
+kept is for all, and they go in the order in which they began to wait.
 
 Nobody who waits holds blocks of this pool, and nobody who holds some waits for one who waits: see docs/design/deadlock.md.
 """
@@ -12,9 +13,35 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import StrEnum
 
 MOST_PASSED = 16
+
+
+class Wait(StrEnum):
+    """The reason why a claimed prompt isn't begun by the next pass."""
+
+    ROOM = "room"  # too few free KV blocks
+    LOAD = "load"  # KV of its prefix is on the way
+    GRAMMAR = "grammar"  # it is being built
+    PLACE = "place"  # the batch is full
+    PROMPTS = "prompts"  # others go first
+
+
+@dataclass(slots=True)
+class Waits:
+    """Milliseconds that a prompt waited, by reason. A plan notes the reason for which it goes on to wait."""
+
+    reason: Wait = Wait.PROMPTS
+    ms: dict[str, float] = field(default_factory=dict)
+    _noted_at: float | None = None
+
+    def note(self, reason: Wait, *, since: float, now: float) -> None:
+        """Count the time since the last note, or `since` if this is the first one."""
+        passed = now - (since if self._noted_at is None else self._noted_at)
+        self.ms[self.reason] = self.ms.get(self.reason, 0.0) + 1000 * passed
+        self.reason, self._noted_at = reason, now
 
 
 @dataclass(slots=True)

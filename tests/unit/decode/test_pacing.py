@@ -69,6 +69,36 @@ def test_a_short_prompt_overtakes_a_long_one_that_is_being_computed() -> None:
     assert list(worker.step())[:2] == ["s", "short"]
 
 
+def test_what_is_cached_of_a_prompt_is_no_work_in_its_turn() -> None:
+    worker = Worker()
+    first = worker.enqueue("first turn", prompt=6000)
+    while worker.step(2048):
+        if first.sequence.num_generated:
+            break
+    worker.scheduler.remove(first)
+    again, other = worker.request("next turn", prompt=6000), worker.request("other", prompt=1000)
+    again.sequence.token_ids[:] = first.sequence.token_ids[:6000]
+    assert worker.pacing.turn(other) < worker.pacing.turn(again)
+    for request in (other, again):
+        worker.scheduler.enqueue(request)
+    assert again.num_to_compute <= BLOCK < other.num_to_compute == 1000
+    assert worker.pacing.turn(again) < worker.pacing.turn(other)
+    assert next(iter(worker.step(1100))) == "next turn"
+
+
+def test_a_plan_ranks_each_prompt_once() -> None:
+    worker = Worker()
+    worker.stream("s", ahead_s=0.0)
+    for number in range(5):
+        worker.enqueue(f"p{number}", prompt=3000)
+    ranked = list[str]()
+    turn = worker.pacing.turn
+    worker.pacing.turn = lambda request: ranked.append(request.id) or turn(request)
+    worker.step()
+    worker.step()
+    assert sorted(ranked) == sorted(2 * [f"p{number}" for number in range(5)])
+
+
 def test_a_long_prompt_goes_first_when_it_has_waited() -> None:
     worker = Worker()
     long, short = worker.request("long", prompt=8000, ago=3.0), worker.request("short", prompt=100)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from gateway.request.attempt import WORKER_WAITS
-from prefill.request import Wait, note_waits
+from prefill.request import note_waits
 from prefill.stop import Stop
 from tests.unit.prefill.scheduling import waiting
 from worker.context import Admission
+from worker.serving.turns import Wait
 
 
 def test_gateways_know_each_reason() -> None:
