@@ -48,9 +48,9 @@ class CacheConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftConfig:
-    """A draft head or draft model that the engine runs beside its model, see `engine.drafts`. Raises ValueError."""
+    """The drafts that the engine's passes verify, and the head or model that it drafts them with. Raises ValueError."""
 
-    folder: Path  # `EngineConfig.model` for the model's own layer
+    folder: Path | None = None  # `EngineConfig.model` for the model's own layer; None: drafted outside of the engine
     is_model: bool = False
     num_drafts: int = 0  # most tokens of a draft
 

@@ -33,7 +33,7 @@ from engine.families import read_model_spec
 from engine.foreign import ForeignDecoder, is_foreign
 from engine.grammars.grammars import Grammars, Masks
 from engine.groups import groups_of
-from engine.kernels.attention import HeadShape, items_at_once, tiling
+from engine.kernels.attention import HeadShape, item_queries, items_at_once, tiling
 from engine.kernels.device import describe
 from engine.kernels.launch import compiled_ahead
 from engine.kernels.linear import computes_in_bfloat16
@@ -214,6 +214,7 @@ class Engine:
             items_at_once=items_at_once(describe(device), heads.num_kv_heads)
             if forms is None
             else mla_items_at_once(describe(device), heads.num_heads),
+            item_queries=item_queries(heads) if forms is None and self.config.draft is not None else 1,
             tiling=tiling(
                 device, self._decoder.weights.dtype, heads, is_plain=self._decoder.spec.has_plain_attention(heads)
             ),
@@ -350,7 +351,7 @@ def _marks(config: EngineConfig, model: ModelSpec, dtype: str) -> list[str]:
     asked = config.quantization if config.quantization != "auto" else ""
     named = asked or (model.quantization.name if is_gguf(config.model) else "")
     marks = [f"quantization={named}"] if named else []
-    if config.draft is not None:
+    if config.draft is not None and config.draft.folder is not None:
         drafter = "draft_model" if config.draft.is_model else "draft"
         marks.append(f"{drafter}={model_fingerprint(config.draft.folder)}")
     kept = [(layer.attention and layer.attention.codes) or dtype for layer in model.layers]

@@ -109,11 +109,14 @@ class Run:
         if self._options.shape in DRAWN:  # a process of its own would need a checkpoint
             wanted = [name for name in wanted if name not in STARTS]
         self._guarded(STARTS, wanted, lambda: self._measure_starts(model, ceilings, wanted))
-        if any(name in self._cells for name in wanted):
-            bench = self._bench(model, ceilings)
-            for name in [name for name in wanted if name in self._cells]:
-                self._measure(self._cells[name], bench)
-            del bench
+        for num_drafts in (0, drafted.DRAFTED):  # an engine that verifies drafts has decode kernels of its own
+            chosen = [self._cells[name] for name in wanted if name in self._cells]
+            if chosen := [cell for cell in chosen if isinstance(cell, drafted.Cell) == (num_drafts > 0)]:
+                bench = self._bench(model, ceilings, num_drafts=num_drafts)
+                for cell in chosen:
+                    self._measure(cell, bench)
+                del bench
+                release_memory()
         if self._device.type == "cuda":
             release_memory()
             self._guarded(("kernels",), wanted, lambda: self._add(measure_kernels(self._device, ceilings)))
@@ -149,9 +152,9 @@ class Run:
         )
         return model, ceilings
 
-    def _bench(self, model: Path, ceilings: Ceilings) -> Bench:
+    def _bench(self, model: Path, ceilings: Ceilings, *, num_drafts: int = 0) -> Bench:
         is_drawn = self._options.shape in DRAWN and self._options.model is None
-        engine = Engine(self._config(model), load=draw_weights if is_drawn else load_weights)
+        engine = Engine(self._config(model, num_drafts=num_drafts), load=draw_weights if is_drawn else load_weights)
         fill(engine)
         self._say("engine ready")
         self._page.state("engine", _settings(engine))
@@ -169,10 +172,11 @@ class Run:
             token_budget=engine.config.max_batch_tokens,
         )
 
-    def _config(self, model: Path) -> EngineConfig:
+    def _config(self, model: Path, *, num_drafts: int = 0) -> EngineConfig:
         options = self._options
         return EngineConfig(
             model=model,
+            draft=DraftConfig(num_drafts=num_drafts) if num_drafts else None,
             device=options.device,
             dtype=_dtype(self._device, "auto"),
             quantization=options.quantization,

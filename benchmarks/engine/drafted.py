@@ -17,6 +17,7 @@ from benchmarks.engine.floors import decode_step
 from benchmarks.engine.workload import Workload, driven
 from benchmarks.results_format import Result
 from decode.drafts.drafting import Drafting
+from decode.drafts.head import LIKE_A_MATCH_OF
 from decode.drafts.speculation import NO_SPECULATION, Speculation
 from decode.request import DecodeRequest
 from engine.cache.block_pool import BlockPool, OutOfBlocksError
@@ -130,9 +131,9 @@ class PretendedText(Workload):
 
 
 class Corrupted:
-    """A drafter that knows the text, and of each token with a probability."""
+    """A drafter that knows the text, each token with a probability. Its drafts come with a pass's results, as a head's do."""
 
-    follows_results = False
+    follows_results = True
 
     def __init__(self, acceptance: float) -> None:
         self._acceptance = acceptance
@@ -142,7 +143,7 @@ class Corrupted:
         return [TOKEN if self._random.random() < self._acceptance else OTHER for _ in range(most)]
 
     def match_length(self, sequence: Sequence) -> int:
-        return DRAFTED
+        return LIKE_A_MATCH_OF
 
     def ended(self, sequence: Sequence) -> None:
         """No-op: the text is known."""

@@ -187,7 +187,7 @@ def _decode_case(device: torch.device, count: int, context: int, kind: Kind | No
 def _decode_plan(device: torch.device, table: torch.Tensor, context: int, num_kv_heads: int) -> attention.AttentionPlan:
     count, width = table.shape
     at_once = attention.items_at_once(describe(device), num_kv_heads)
-    items, parts = attention.deal_out(np.full(count, context), window=0, at_once=at_once)
+    items, parts = attention.deal_out(np.full(count, context), window=0, at_once=at_once, queries=1)
     attention.point(items, 0, width)
     dealt = attention.DecodeItems(torch.from_numpy(items).to(device), torch.from_numpy(parts).to(device))
     batch = None

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 LEAST, GREATEST = 0.01, 0.98  # no draft is hopeless or certain
-MOST_MISSES = 2  # verifications in a row that accept nothing, before a pause
+MOST_MISSES = 8  # verifications in a row that accept nothing, before a pause
+UNLIKELY = 0.02  # a pause begins before, at a probability of so many misses below this
 MOST_UNPAID = 8  # passes in a row that leave its drafts out, before a pause
-SHORTEST_PAUSE, LONGEST_PAUSE, LONGEST_UNPAID = 8, 128, 32  # tokens
+SHORTEST_PAUSE, LONGEST_PAUSE, LONGEST_UNPAID = 8, 128, 128  # tokens
 Numbers: TypeAlias = npt.NDArray[np.float64]
 _MEMORY = 0.8  # weight of earlier tokens after a verification
 _WEIGHT = 4.0  # tokens that a sequence counts as usual for
@@ -48,7 +50,13 @@ class History:
         self.accepted = self.accepted * _MEMORY + accepted
         self.expected = self.expected * _MEMORY + usual * tried
         self._misses = 0 if accepted else self._misses + 1
-        return _pause(self._misses - MOST_MISSES, longest=LONGEST_PAUSE)
+        return _pause(self._misses - _too_many_misses(usual), longest=LONGEST_PAUSE)
+
+
+def _too_many_misses(usual: float) -> int:
+    """Misses in a row that chance does not explain where the usual share of first tokens is accepted."""
+    unlikely = math.ceil(math.log(UNLIKELY) / math.log(1 - min(GREATEST, max(LEAST, usual))))
+    return min(MOST_MISSES, unlikely)
 
 
 def _pause(doublings: int, *, longest: int) -> int:

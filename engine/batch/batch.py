@@ -80,7 +80,7 @@ class _Views:
         )
         for number, shape in enumerate(size.attention):
             items = {
-                cut[1]: self.items("decode", copy)
+                cut[1]: self.items("decode", copy, queries=shape.item_queries)
                 for copy, cut in enumerate(copies)
                 if (cut[0], cut[2]) == (number, table)
             }
@@ -112,10 +112,9 @@ class _Views:
             max_context_len=size.longest,
         )
 
-    def items(self, name: str, copy: int) -> DecodeItems:
-        return DecodeItems(
-            self.layout.view(self.buffer, f"{name}_items", copy), self.layout.view(self.buffer, f"{name}_parts", copy)
-        )
+    def items(self, name: str, copy: int, *, queries: int = 1) -> DecodeItems:
+        items, parts = (self.layout.view(self.buffer, f"{name}_{what}", copy) for what in ("items", "parts"))
+        return DecodeItems(items, parts, queries)
 
     def prompts(self, size: PromptsSize, table: int) -> AttentionBatch:
         return AttentionBatch(

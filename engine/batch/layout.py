@@ -74,6 +74,7 @@ class HeadsSize(msgspec.Struct, frozen=True, kw_only=True):
 
     heads: HeadShape
     windows: tuple[int, ...]  # distinct windows of its layers
+    item_queries: Count = 1  # most queries of one sequence in a decode item
     tile_rows: Count = 0  # prompt queries in a tile
     tiles_at_once: Count = 0  # the limit by which tiles were split
     made: MadeSize | None = None

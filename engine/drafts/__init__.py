@@ -49,9 +49,9 @@ def with_draft(
     `longest`: tokens of a sequence at most. `is_ours`: our decoder computes the model. Raises UnsupportedModelError, naming the
     field.
     """
-    if config.draft is None:
+    folder = config.draft.folder if config.draft is not None else None
+    if config.draft is None or folder is None:
         return model, None
-    folder = config.draft.folder
     if not is_ours:
         raise UnsupportedModelError(f"draft = {folder}: not for a model that transformers computes")
     try:

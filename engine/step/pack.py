@@ -61,7 +61,8 @@ def pack(
     wanted = item_copies(windows, limits.tables.count - 1)
     cuts = [(limits.attention[number], window, table) for number, window, table in wanted]
     some = slice(num_decode)
-    decode = Singles.of(ends[some], block_tables(tables, rows[some], ends[some], limits), cuts)
+    drafted = np.array([bool(chunk.drafted) for chunk in chunks[some]], dtype=np.bool_)
+    decode = Singles.of(ends[some], block_tables(tables, rows[some], ends[some], limits), cuts, drafted=drafted)
     prompts, final = None, NO_SINGLES
     some = slice(num_decode, None)
     if num_decode < len(chunks):
@@ -260,13 +261,17 @@ def _heads_size(heads: HeadLimits, longest: int, *, behind: bool) -> HeadsSize:
     return HeadsSize(
         heads=heads.heads,
         windows=heads.windows,
+        item_queries=heads.item_queries,
         tile_rows=tiling.rows(longest, behind=behind),
         tiles_at_once=tiling.at_once,
     )
 
 
 def _without_prompts(limits: Limits) -> tuple[HeadsSize, ...]:
-    return tuple(HeadsSize(heads=heads.heads, windows=heads.windows) for heads in limits.attention)
+    return tuple(
+        HeadsSize(heads=heads.heads, windows=heads.windows, item_queries=heads.item_queries)
+        for heads in limits.attention
+    )
 
 
 def _tokens(

@@ -6,6 +6,7 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from engine.arrays import Integers, Ints, Longs
 from engine.batch.layout import HeadsSize, Packed, PassSize, SinglesSize
@@ -23,15 +24,24 @@ class Singles:
     items: list[tuple[Integers, Integers, int]]  # items, parts, the copy of tables that they read
 
     @classmethod
-    def of(cls, ends: Longs, tables: Ints, cuts: SequenceOf[tuple[HeadLimits, int, int]]) -> Singles:
+    def of(
+        cls,
+        ends: Longs,
+        tables: Ints,
+        cuts: SequenceOf[tuple[HeadLimits, int, int]],
+        *,
+        drafted: npt.NDArray[np.bool_] | None = None,
+    ) -> Singles:
+        """`cuts`: heads, window and copy of tables of each list of items. `drafted`: see `deal_out`."""
         if not len(ends):
             return NO_SINGLES
-        dealt = dict[tuple[int, int], tuple[Integers, Integers]]()  # shared by all copies of tables
+        dealt = dict[tuple[int, int, int], tuple[Integers, Integers]]()  # shared by all copies of tables
         items = []
         for heads, window, table in cuts:
-            kind = (heads.items_at_once, window)
+            kind = (heads.items_at_once, 1 if drafted is None else heads.item_queries, window)
             if kind not in dealt:
-                dealt[kind] = deal_out(ends, window=window, at_once=heads.items_at_once)
+                at_once, queries, _ = kind
+                dealt[kind] = deal_out(ends, window=window, at_once=at_once, queries=queries, drafted=drafted)
             items.append((*dealt[kind], table))
         return cls(ends, tables, items)
 

@@ -53,7 +53,6 @@ class WorkerServiceSettings(WorkerOptions):
     def _draft(self) -> DraftConfig | None:
         """The drafter that the engine runs; None for drafts that are looked up."""
         drafts = SpeculativeConfig.parse(self.speculative_config)
-        folder = drafts.draft_of(self.model) if drafts is not None else None
-        if drafts is None or folder is None:
+        if drafts is None:
             return None
-        return DraftConfig(folder=folder, is_model=drafts.is_model, num_drafts=drafts.most)
+        return DraftConfig(folder=drafts.draft_of(self.model), is_model=drafts.is_model, num_drafts=drafts.most)

@@ -154,7 +154,7 @@ def decode_plan(table: torch.Tensor, context: int, num_kv_heads: int) -> attenti
     """The plan of a pass that decodes sequences of one length."""
     count, width = table.shape
     at_once = attention.items_at_once(describe(table.device), num_kv_heads)
-    items, parts = attention.deal_out(np.full(count, context), window=0, at_once=at_once)
+    items, parts = attention.deal_out(np.full(count, context), window=0, at_once=at_once, queries=1)
     attention.point(items, 0, width)
     dealt = attention.DecodeItems(torch.from_numpy(items).to(table.device), torch.from_numpy(parts).to(table.device))
     return attention.AttentionPlan(count, _batch(table, 1, context), {0: dealt}, table, None)

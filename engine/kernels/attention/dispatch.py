@@ -116,7 +116,7 @@ def _decode(
     from engine.kernels.attention import triton_decode
 
     items = plan.items[how.window]
-    triton_decode.paged_decode(q, kv_layer, items.items, items.parts, plan.tables, out, how, codes)
+    triton_decode.paged_decode(q, kv_layer, items, plan.tables, out, how, codes)
 
 
 def _prefill(

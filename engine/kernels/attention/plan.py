@@ -71,10 +71,11 @@ class AttentionBatch:
 
 @dataclass(frozen=True, slots=True)
 class DecodeItems:
-    """A decode pass's work from `split.deal_out`. I items, S sequences."""
+    """A decode pass's work from `split.deal_out`. I items, S sequences, or rows of them that verify drafts."""
 
     items: torch.Tensor  # [I, 8] int32, columns as in `deal_out`
-    parts: torch.Tensor  # [S, 2] int32: each sequence's first item and number of items
+    parts: torch.Tensor  # [S, 2] int32: each one's first part, and number of items
+    queries: int = 1  # most of an item, see `deal_out`
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
-from engine.arrays import Integers
-from engine.kernels.attention.plan import first_seen
+from engine.arrays import Integers, Longs
+from engine.kernels.attention.plan import HeadShape, first_seen
 from engine.kernels.device import Device
 
 SMALL_TILE, LARGE_TILE = 64, 128  # queries of a tile of the prefill kernels
@@ -20,6 +21,8 @@ LONGEST_STEP = 128  # positions of a loop step of any kernel for prompts
 MIN_STEPS_PER_PART = 4  # loop steps; in shorter parts some queries could have all keys masked
 STEP_POSITIONS = 64  # a loop step of `triton_decode`
 PROGRAMS_PER_PROCESSOR = 2  # at once
+TILE_ROWS = 16  # of the tensor core's smallest tile: the queries of a key head's group, for each query of an item
+MAX_ITEM_QUERIES = 8  # bounds the memory for items' parts
 MAX_ROUNDS = 2  # long contexts are split into at most this many waves
 
 
@@ -71,18 +74,29 @@ def items_at_once(device: Device, num_kv_heads: int) -> int:
     return PROGRAMS_PER_PROCESSOR * device.processors // num_kv_heads
 
 
+def item_queries(heads: HeadShape) -> int:
+    """Queries of one sequence, a drafted token's each, that share the keys of an item: as many as a tile has rows for."""
+    return max(1, min(MAX_ITEM_QUERIES, TILE_ROWS // (heads.num_heads // heads.num_kv_heads)))
+
+
 def max_items(num_sequences: int, at_once: int) -> int:
     """Upper bound of the items that `deal_out` makes of so many sequences."""
     return num_sequences + MAX_ROUNDS * at_once
 
 
-def deal_out(context_len: Integers, *, window: int, at_once: int) -> tuple[Integers, Integers]:
+def deal_out(
+    context_len: Integers, *, window: int, at_once: int, queries: int, drafted: npt.NDArray[np.bool_] | None = None
+) -> tuple[Integers, Integers]:
     """Split contexts [S] into items of about equal length. Returns the items [I, 8] and parts [S, 2] of `DecodeItems`, int32.
 
     An item's columns: row of q (-1: nothing to do), first position, end, whether it is its sequence's only item, offset of the
-    block table (`point` fills it in). I is at most `max_items(S, at_once)`.
+    block table (`point` fills it in), rows of q, end of the first row's context. I is at most `max_items(S, at_once)`.
+    `drafted` [S]: rows that verify a drafted token, one position behind the row before. Without a window they share its items,
+    up to `queries` rows in all: each row's parts are `queries` apart.
     """
-    first = np.maximum(first_seen(context_len - 1, window), 0)
+    row, count_of = _shared(context_len, queries, None if window else drafted)
+    context_len, first_end = context_len[row + count_of - 1], context_len[row]
+    first = np.maximum(first_seen(first_end - 1, window), 0)
     lengths = context_len - first
     counts = _ceil(lengths, _longest_item(lengths, at_once))
     each = _ceil(_ceil(lengths, counts), STEP_POSITIONS) * STEP_POSITIONS  # even pieces of whole loop steps
@@ -91,11 +105,25 @@ def deal_out(context_len: Integers, *, window: int, at_once: int) -> tuple[Integ
     owner = np.repeat(np.arange(len(counts)), counts)
     piece = np.arange(ends[-1]) - (ends - counts)[owner]
     items = np.zeros((len(owner), 8), dtype=np.int32)
-    items[:, 0] = owner
+    items[:, 0] = row[owner]
     items[:, 1] = first[owner] + piece * each[owner]
     items[:, 2] = np.minimum(items[:, 1] + each[owner], context_len[owner])
     items[:, 3] = (counts == 1)[owner]
-    return items, np.stack((ends - counts, counts), axis=1).astype(np.int32)
+    items[:, 5] = count_of[owner]
+    items[:, 6] = first_end[owner]
+    group = np.repeat(np.arange(len(row)), count_of)  # [S]
+    parts = np.stack(((ends - counts)[group] * queries + np.arange(len(group)) - row[group], counts[group]), axis=1)
+    return items, parts.astype(np.int32)
+
+
+def _shared(context_len: Integers, queries: int, drafted: npt.NDArray[np.bool_] | None) -> tuple[Longs, Longs]:
+    """The first row of each run of rows that share items, and their number."""
+    rows = np.arange(len(context_len))
+    if drafted is None or queries == 1:
+        return rows, np.ones(len(rows), dtype=np.int64)
+    own = np.maximum.accumulate(np.where(drafted, 0, rows))
+    first = np.flatnonzero((rows - own) % queries == 0)
+    return first, np.diff(first, append=len(rows))
 
 
 def point(items: Integers, first: int, width: int) -> None:

@@ -2,9 +2,9 @@
 
 S sequences, Hq query heads, Hkv key and value heads, G = Hq / Hkv, D head size, B block size, I work items. An item is a run of
 one sequence's positions (`split.deal_out`), so work is even for any lengths. A program streams one item of one key head
-for all G queries of the group, which share the tensor core's rows, with an online softmax (Milakov and Gimelshein, 2018). A
-sequence of one item is written at once; other items' parts go through `_combine` (flash decoding: Dao, Haziza, Massa and
-Sizov, 2023).
+for all G queries of the group, which share the tensor core's rows, with an online softmax (Milakov and Gimelshein, 2018). Up to
+Q rows of a sequence that verify drafts fill the rows that are left, so its KV is read once for all. A sequence of one item is
+written at once; other items' parts go through `_combine` (flash decoding: Dao, Haziza, Massa and Sizov, 2023).
 """
 
 import torch
@@ -12,10 +12,10 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from engine.kernels.attention.plan import Scores
-from engine.kernels.attention.split import STEP_POSITIONS
+from engine.kernels.attention.plan import DecodeItems, Scores
+from engine.kernels.attention.split import STEP_POSITIONS, TILE_ROWS
 from engine.kernels.attention.triton_decode_codes import DECODE_CODES
-from engine.kernels.attention.triton_scores import LOG2_E, softcapped, write_sums
+from engine.kernels.attention.triton_scores import LEAST, LOG2_E, item_rows, softcapped, write_sums
 from engine.kernels.codes import Codes
 from engine.kernels.codes.triton_codes import FP8, INT8, bytes_of, kind_of, scales_of, widened
 from engine.kernels.device import describe
@@ -34,20 +34,20 @@ MAX_KEY_BYTES = 256  # longer keys halve the positions of a loop step
 def paged_decode(
     q: torch.Tensor,
     kv_layer: torch.Tensor,
-    items: torch.Tensor,
-    parts: torch.Tensor,
+    work: DecodeItems,
     tables: torch.Tensor,
     out: torch.Tensor,
     how: Scores,
     codes: Codes | None = None,
 ) -> None:
-    """Write the leading S rows of `out` [T, Hq, D]. `items` [I, 8] and `parts` [S, 2] are those of `plan.DecodeItems`."""
+    """Write the leading S rows of `out` [T, Hq, D]."""
+    items, parts, queries = work.items, work.parts, work.queries
     num_heads, head_dim = q.shape[1:]
     block_size, num_kv_heads = kv_layer.shape[2:4]
     padded = max(16, triton.next_power_of_2(head_dim))
-    partial = torch.empty((items.shape[0], num_heads, head_dim), dtype=torch.float32, device=q.device)
-    stats = torch.empty((items.shape[0], num_heads, 2), dtype=torch.float32, device=q.device)
     group = num_heads // num_kv_heads
+    partial = torch.empty((items.shape[0], queries, num_heads, head_dim), dtype=torch.float32, device=q.device)
+    stats = torch.empty((items.shape[0], queries, num_heads, 2), dtype=torch.float32, device=q.device)
     device = describe(q.device)
     num_programs, pdl = parts.shape[0] * num_kv_heads, device.has_tma
     step = STEP_POSITIONS if padded * q.element_size() <= MAX_KEY_BYTES else STEP_POSITIONS // 2
@@ -62,7 +62,7 @@ def paged_decode(
     kv_block, kv_plane = pool.stride()[:2]
     factors, scales, scale_block, scale_plane = scales_of(codes)
     fixed = (
-        num_heads, num_kv_heads, group, max(16, triton.next_power_of_2(group)), head_dim, padded,
+        num_heads, num_kv_heads, group, queries, max(TILE_ROWS, triton.next_power_of_2(group)), head_dim, padded,
         block_size, step, stages, how.softcap, how.sinks is not None, kind_of(codes, q.device), pdl, *own,
     )  # fmt: skip
     kernel.launch(
@@ -74,8 +74,9 @@ def paged_decode(
     # One head a program while that fills the GPU: empty programs cost time.
     heads = 1 if parts.shape[0] <= 32 else min(8, num_heads & -num_heads)
     _COMBINE.launch(
-        (parts.shape[0], num_heads // heads), (out.dtype, num_heads, heads, head_dim, padded, how.sinks is not None, pdl),
-        partial, stats, parts, out, how.sinks, num_heads, heads, head_dim, padded, how.sinks is not None, pdl,
+        (parts.shape[0], num_heads // heads),
+        (out.dtype, queries, num_heads, heads, head_dim, padded, how.sinks is not None, pdl),
+        partial, stats, parts, out, how.sinks, queries, num_heads, heads, head_dim, padded, how.sinks is not None, pdl,
         num_warps=1 if heads == 1 else 4, launch_pdl=pdl,
     )  # fmt: skip
 
@@ -94,11 +95,11 @@ def _stages(num_programs: int, processors: int) -> int:
 
 @triton.jit(do_not_specialize_on_alignment=["scales"])
 def _decode(
-    q_SHD, kv, factors_2, scales, items_I8, tables, out_SHD, partial_IHD, stats_IH2, sinks_H, scale_log2,
+    q_SHD, kv, factors_2, scales, items_I8, tables, out_SHD, partial_IQHD, stats_IQH2, sinks_H, scale_log2,
     kv_block, kv_plane, scale_block, scale_plane,
-    HQ: tl.constexpr, HKV: tl.constexpr, G: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr, D_PADDED: tl.constexpr,
-    B: tl.constexpr, KEYS: tl.constexpr, STAGES: tl.constexpr, SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr,
-    CODES: tl.constexpr, PDL: tl.constexpr,
+    HQ: tl.constexpr, HKV: tl.constexpr, G: tl.constexpr, Q: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr,
+    D_PADDED: tl.constexpr, B: tl.constexpr, KEYS: tl.constexpr, STAGES: tl.constexpr, SOFTCAP: tl.constexpr,
+    HAS_SINKS: tl.constexpr, CODES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     kv_at, item = tl.program_id(0), tl.program_id(1).to(tl.int64)
     if PDL:
@@ -108,11 +109,10 @@ def _decode(
     if sequence >= 0:
         start, end = tl.load(items_I8 + item * 8 + 1), tl.load(items_I8 + item * 8 + 2)
         alone = tl.load(items_I8 + item * 8 + 3)
-        row = tl.arange(0, ROWS)
-        head = kv_at * G + row
+        query, head, mine, row_end = item_rows(items_I8, item, kv_at, Q, G, ROWS)
         d = tl.arange(0, D_PADDED)
-        mask = (row < G)[:, None] & (d < D)[None, :]
-        q = tl.load(q_SHD + sequence.to(tl.int64) * (HQ * D) + head[:, None] * D + d[None, :], mask=mask, other=0.0)
+        q_at = q_SHD + ((sequence + query).to(tl.int64) * HQ + head)[:, None] * D + d[None, :]
+        q = tl.load(q_at, mask=mine[:, None] & (d < D)[None, :], other=0.0)
         table = tables + tl.load(items_I8 + item * 8 + 4)
         kv_head = kv + kv_at * D + d[None, :]
 
@@ -135,8 +135,12 @@ def _decode(
                 scores *= tl.load(scale_at, mask=known, other=0.0)[None, :]
             if SOFTCAP > 0:
                 scores = softcapped(scores, SOFTCAP)
-            scores = tl.where(known[None, :], scores, float("-inf"))
-            new_top = tl.maximum(top, tl.max(scores, axis=1))
+            if Q > 1:
+                scores = tl.where(known[None, :] & (at[None, :] < row_end[:, None]), scores, float("-inf"))
+                new_top = tl.maximum(tl.maximum(top, tl.max(scores, axis=1)), LEAST)
+            else:
+                scores = tl.where(known[None, :], scores, float("-inf"))
+                new_top = tl.maximum(top, tl.max(scores, axis=1))
             weights = tl.exp2(scores - new_top[:, None])
             decay = tl.exp2(top - new_top)
             total = total * decay + tl.sum(weights, axis=1)
@@ -148,14 +152,15 @@ def _decode(
             sums *= tl.load(factors_2 + 1)
 
         write_sums(
-            sums, total, top, row, d, alone, sequence, item, kv_at, out_SHD, partial_IHD, stats_IH2, sinks_H, HQ, G, D, HAS_SINKS
+            sums, total, top, query, head, mine, d, alone, sequence, item, out_SHD, partial_IQHD, stats_IQH2, sinks_H,
+            Q, HQ, D, HAS_SINKS,
         )  # fmt: skip
 
 
 @triton.jit
 def _combine(
-    partial_IHD, stats_IH2, parts_S2, out_SHD, sinks_H,
-    HQ: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, D_PADDED: tl.constexpr, HAS_SINKS: tl.constexpr,
+    partial_IQHD, stats_IQH2, parts_S2, out_SHD, sinks_H,
+    Q: tl.constexpr, HQ: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, D_PADDED: tl.constexpr, HAS_SINKS: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
     sequence = tl.program_id(0).to(tl.int64)
@@ -170,11 +175,11 @@ def _combine(
         total = tl.zeros((HEADS,), tl.float32)
         sums = tl.zeros((HEADS, D_PADDED), tl.float32)
         for part in range(count):
-            base = (first + part).to(tl.int64) * HQ + head
-            part_top, part_total = tl.load(stats_IH2 + base * 2), tl.load(stats_IH2 + base * 2 + 1)
+            base = (first + part * Q).to(tl.int64) * HQ + head
+            part_top, part_total = tl.load(stats_IQH2 + base * 2), tl.load(stats_IQH2 + base * 2 + 1)
             new_top = tl.maximum(top, part_top)
             old, new = tl.exp2(top - new_top), tl.exp2(part_top - new_top)
-            values = tl.load(partial_IHD + base[:, None] * D + d, mask=d < D, other=0.0)
+            values = tl.load(partial_IQHD + base[:, None] * D + d, mask=d < D, other=0.0)
             sums = sums * old[:, None] + values * new[:, None]
             total = total * old + part_total * new
             top = new_top

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from engine.kernels.attention.triton_scores import softcapped, write_sums
+from engine.kernels.attention.triton_scores import LEAST, item_rows, softcapped, write_sums
 from engine.kernels.codes.triton_codes import INT8, PAIR_TIMES, PAIR_TIMES_TOLD, of_pairs
 from engine.kernels.launch import Kernel
 
@@ -36,11 +36,11 @@ def for_float16(even, odd):
 
 @triton.jit(do_not_specialize_on_alignment=["scales"])
 def _decode_codes(
-    q_SHD, pairs, factors_2, scales, items_I8, tables, out_SHD, partial_IHD, stats_IH2, sinks_H, scale_log2,
+    q_SHD, pairs, factors_2, scales, items_I8, tables, out_SHD, partial_IQHD, stats_IQH2, sinks_H, scale_log2,
     kv_block, kv_plane, scale_block, scale_plane,
-    HQ: tl.constexpr, HKV: tl.constexpr, G: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr, D_PADDED: tl.constexpr,
-    B: tl.constexpr, KEYS: tl.constexpr, STAGES: tl.constexpr, SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr,
-    CODES: tl.constexpr, PDL: tl.constexpr, PLAIN: tl.constexpr,
+    HQ: tl.constexpr, HKV: tl.constexpr, G: tl.constexpr, Q: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr,
+    D_PADDED: tl.constexpr, B: tl.constexpr, KEYS: tl.constexpr, STAGES: tl.constexpr, SOFTCAP: tl.constexpr,
+    HAS_SINKS: tl.constexpr, CODES: tl.constexpr, PDL: tl.constexpr, PLAIN: tl.constexpr,
 ):  # fmt: skip
     """`pairs`, `kv_block` and `kv_plane` are in 16-bit units."""
     kv_at, item = tl.program_id(0), tl.program_id(1).to(tl.int64)
@@ -56,11 +56,10 @@ def _decode_codes(
     if sequence >= 0:
         start, end = tl.load(items_I8 + item * 8 + 1), tl.load(items_I8 + item * 8 + 2)
         alone = tl.load(items_I8 + item * 8 + 3)
-        row = tl.arange(0, ROWS)
-        head = kv_at * G + row
+        query, head, mine, row_end = item_rows(items_I8, item, kv_at, Q, G, ROWS)
         pair = tl.arange(0, D_PADDED // 2)
-        in_q = (row < G)[:, None] & (pair < HALF)[None, :]
-        q_at = q_SHD + sequence.to(tl.int64) * (HQ * D) + head[:, None] * D + 2 * pair[None, :]
+        in_q = mine[:, None] & (pair < HALF)[None, :]
+        q_at = q_SHD + ((sequence + query).to(tl.int64) * HQ + head)[:, None] * D + 2 * pair[None, :]
         q_even, q_odd = tl.load(q_at, mask=in_q, other=0.0), tl.load(q_at + 1, mask=in_q, other=0.0)
         times = tl.full((ROWS,), 1.0, tl.float32)
         if CODES != INT8:
@@ -77,7 +76,9 @@ def _decode_codes(
         sums_odd = tl.zeros((ROWS, D_PADDED // 2), tl.float32)
         for key_start in tl.range(start, end, KEYS, num_stages=STAGES):
             at = key_start + tl.arange(0, KEYS)
-            known = at < end
+            known = (at < end)[None, :]
+            if Q > 1:
+                known = known & (at[None, :] < row_end[:, None])
             # Positions past `end` reload the last one: fewer instructions than a mask.
             at = tl.minimum(at, end - 1)
             block = tl.load(table + at // B).to(tl.int64)
@@ -96,8 +97,10 @@ def _decode_codes(
                 scores *= tl.load(scale_at)[None, :]
             if SOFTCAP > 0:
                 scores = softcapped(scores, SOFTCAP)
-            scores = tl.where(known[None, :], scores, float("-inf"))
+            scores = tl.where(known, scores, float("-inf"))
             new_top = tl.maximum(top, tl.max(scores, axis=1) - RAISED)
+            if Q > 1:
+                new_top = tl.maximum(new_top, LEAST)
             weights = tl.exp2(scores - new_top[:, None])
             decay = tl.exp2(top - new_top)
             total = total * decay[:, None] + weights
@@ -114,7 +117,8 @@ def _decode_codes(
 
         d = tl.arange(0, D_PADDED)
         write_sums(
-            sums, total, top, row, d, alone, sequence, item, kv_at, out_SHD, partial_IHD, stats_IH2, sinks_H, HQ, G, D, HAS_SINKS
+            sums, total, top, query, head, mine, d, alone, sequence, item, out_SHD, partial_IQHD, stats_IQH2, sinks_H,
+            Q, HQ, D, HAS_SINKS,
         )  # fmt: skip
 
 

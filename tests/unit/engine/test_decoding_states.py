@@ -16,7 +16,7 @@ from tests.unit.engine.generate import new_sequence
 from tests.unit.engine.tables import groups_with
 
 BLOCKS, SIZE = 3, 4
-HEADS = HeadLimits(HeadShape(16, 4, 64), (0,), items_at_once=66, tiling=Tiling(64, 128))
+HEADS = HeadLimits(HeadShape(16, 4, 64), (0,), items_at_once=66, item_queries=4, tiling=Tiling(64, 128))
 LIMITS = Limits(
     block_size=4,
     num_blocks=1000,

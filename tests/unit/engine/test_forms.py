@@ -101,7 +101,7 @@ def test_one_long_context_fills_the_processors_once() -> None:
     for num_heads, programs_of_an_item in ((16, 1), (128, 2)):
         at_once = mla_items_at_once(h200, num_heads)
         for context in (8_000, 30_000, 128_000):
-            items, _ = deal_out(np.array([context]), window=0, at_once=at_once)
+            items, _ = deal_out(np.array([context]), window=0, at_once=at_once, queries=1)
             assert 110 < len(items) * programs_of_an_item <= 132
     assert mla_items_at_once(h200, 128 * 132) == 1
 

@@ -126,6 +126,8 @@ def check_decode(device: str) -> None:
         _check_attention(kind, [(1, 20), (1, 3)], (2, 1), head_dim, torch.float16, device)
     for kind in KINDS:
         _check_attention(kind, [(1, 1100), (1, 4)], (2, 1), 16, torch.float32, device, window=64)
+    for kind, heads in itertools.product(KINDS, ((4, 1), (2, 2))):
+        _check_attention(kind, [(4, 4), (3, 66), (11, 259)], heads, 32, torch.float16, device, verify=True)
 
 
 @triton.jit
@@ -212,13 +214,17 @@ def _check_attention(
     window: int = 0,
     softcap: float = 0.0,
     sinks: torch.Tensor | None = None,
+    verify: bool = False,
 ) -> None:
     q, kv_layer, batch = references.attention_case(
         lengths, heads=heads, head_dim=head_dim, block_size=16, dtype=dtype, device=device
     )
     pages, codes = pool_of(kv_layer, kind)
     plain = not softcap and sinks is None
-    plan = references.plan_of(q, batch, num_kv_heads=heads[1], block_size=16, window=window, is_plain=plain)
+    rows, drafted = references.rows_of(batch) if verify else (batch, None)
+    plan = references.plan_of(
+        q, rows, num_kv_heads=heads[1], block_size=16, window=window, is_plain=plain, drafted=drafted
+    )
     how = attention.Scores(scale=0.2, window=window, softcap=softcap, sinks=sinks)
     out = attention.paged_attention(q.contiguous(), pages, plan, how, codes=codes)
     close(out, references.attention(q, meant(pages, codes), batch, 0.2, window, softcap=softcap, sinks=sinks))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from engine.kernels.altup import StreamRouter
@@ -15,6 +16,7 @@ from engine.kernels.attention import (
     Tiling,
     deal_out,
     first_seen,
+    item_queries,
     items_at_once,
     max_items,
     point,
@@ -153,23 +155,48 @@ def attention_case(
 
 
 def plan_of(
-    q: torch.Tensor, batch: AttentionBatch, *, num_kv_heads: int, block_size: int, window: int, is_plain: bool = True
+    q: torch.Tensor,
+    batch: AttentionBatch,
+    *,
+    num_kv_heads: int,
+    block_size: int,
+    window: int,
+    is_plain: bool = True,
+    drafted: npt.NDArray[np.bool_] | None = None,
 ) -> AttentionPlan:
-    """The plan of a batch that only decodes, if every sequence has one new token, or of one of prompts."""
-    num_sequences = len(batch.context_len)
+    """The plan of a batch that only decodes, if every sequence has one new token, or of one of prompts.
+
+    `drafted`: the rows behind others of their sequences, see `rows_of`.
+    """
+    num_sequences, heads = len(batch.context_len), HeadShape(q.shape[1], num_kv_heads, q.shape[2])
     if batch.max_query_len > 1:
-        num_heads, head_dim = q.shape[1:]
-        cut = tiling(q.device, q.dtype, HeadShape(num_heads, num_kv_heads, head_dim), is_plain=is_plain and not window)
+        cut = tiling(q.device, q.dtype, heads, is_plain=is_plain and not window)
         return AttentionPlan(0, None, {}, batch.block_table, prefill_plan(batch, cut, block_size))
     contexts = batch.context_len.cpu().long().numpy()
     at_once = items_at_once(describe(q.device), num_kv_heads)
-    items, parts = deal_out(contexts, window=window, at_once=at_once)
+    queries = 1 if drafted is None else item_queries(heads)
+    items, parts = deal_out(contexts, window=window, at_once=at_once, queries=queries, drafted=drafted)
     point(items, 0, batch.block_table.stride(0))
     assert len(items) <= max_items(num_sequences, at_once)
     nothing = torch.full((2, 8), -1, dtype=torch.int32)  # as in a graph that is larger than the pass
     padded = torch.cat((torch.from_numpy(items), nothing)).to(batch.block_table.device)
-    dealt = DecodeItems(padded, torch.from_numpy(parts).to(batch.block_table.device))
+    dealt = DecodeItems(padded, torch.from_numpy(parts).to(batch.block_table.device), queries)
     return AttentionPlan(num_sequences, batch, {window: dealt}, batch.block_table, None)
+
+
+def rows_of(batch: AttentionBatch) -> tuple[AttentionBatch, npt.NDArray[np.bool_]]:
+    """The same with a sequence for each new token, as a pass that verifies drafts has it; and which of them are drafted."""
+    new = batch.query_start.diff().long()
+    owner = torch.arange(len(new), device=new.device).repeat_interleave(new)
+    at = torch.arange(len(owner), device=new.device) - batch.query_start[:-1].long()[owner]
+    rows = AttentionBatch(
+        query_start=torch.arange(len(owner) + 1, dtype=torch.int32, device=new.device),
+        context_len=(batch.context_len[owner] - new[owner] + 1 + at).int(),
+        block_table=batch.block_table[owner],
+        max_query_len=1,
+        max_context_len=batch.max_context_len,
+    )
+    return rows, (at > 0).cpu().numpy()
 
 
 def prefill_plan(batch: AttentionBatch, cut: Tiling, block_size: int) -> PrefillPlan:

@@ -77,7 +77,10 @@ def _check_selection(
     keys = (pool[:, :1] * 1.2).round().clamp(-3, 3)
     weights = torch.randint(-2, 3, (len(q), heads), device=device).float()
     weights[-1, 0] = float("inf")
-    positions, plan = positions_of(batch), references.plan_of(q, batch, num_kv_heads=1, block_size=16, window=0)
+    positions, plan = (
+        positions_of(batch),
+        references.plan_of(q, batch, num_kv_heads=1, block_size=16, window=0),
+    )
     expected = _expected(q, weights, keys, batch, most)
     longest = max(9000, *(context for _, context in lengths))
     for compute in (sparse.selected_positions, sparse.selected_positions.reference):

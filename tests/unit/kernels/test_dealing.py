@@ -22,7 +22,7 @@ def test_items_cover_every_position_once_and_are_over_as_early_as_whole_contexts
 ) -> None:
     lengths, offsets = np.array(contexts), np.arange(len(contexts)) * 10_000
     at_once = items_at_once(Device(processors=processors, has_tma=True, is_hopper=False), num_kv_heads)
-    items, parts = deal_out(lengths, window=window, at_once=at_once)
+    items, parts = deal_out(lengths, window=window, at_once=at_once, queries=1)
     point(items, 0, 10_000)
     for sequence, (context, (first, count)) in enumerate(zip(contexts, parts, strict=True)):
         own = items[first : first + count]
@@ -39,9 +39,32 @@ def test_items_cover_every_position_once_and_are_over_as_early_as_whole_contexts
     assert np.ceil(len(items) / at_once) * steps <= np.ceil(len(contexts) / at_once) * whole
 
 
+@given(
+    drafts=st.lists(st.tuples(st.integers(1, 12), st.integers(0, 3000)), min_size=1, max_size=20),
+    queries=st.sampled_from([1, 2, 4, 5, 8]),
+)
+def test_drafted_rows_share_the_items_of_their_sequence(drafts: list[tuple[int, int]], queries: int) -> None:
+    new, before = np.array(drafts).T
+    at = np.concatenate([np.arange(count) for count in new])
+    ends = np.repeat(before, new) + at + 1
+    items, parts = deal_out(ends, window=0, at_once=4, queries=queries, drafted=at > 0)
+
+    for row, (end, (part, count)) in enumerate(zip(ends, parts, strict=True)):
+        own, query = items[part // queries :][:count], part % queries
+        assert (own[:, 0] + query == row).all()
+        assert (own[:, 5] > query).all()
+        assert (own[:, 6] + query == end).all()
+        assert own[0, 1] == 0
+        assert (own[1:, 1] == own[:-1, 2]).all()
+        assert own[-1, 2] >= end
+        assert (own[:, 3] == (count == 1)).all()
+    assert len(items) == parts[at % queries == 0, 1].sum() <= max_items(len(ends), 4)
+    assert (items[:, 5] <= queries).all()
+
+
 def test_a_number_of_contexts_that_fills_no_round_is_cut_further() -> None:
     """17 contexts are 136 programs of 8 heads, half of what a GPU computes at once. Three pieces each take two full rounds."""
-    items, _ = deal_out(np.full(17, 2112), window=0, at_once=items_at_once(HOPPER, 8))
+    items, _ = deal_out(np.full(17, 2112), window=0, at_once=items_at_once(HOPPER, 8), queries=1)
     assert len(items) == 3 * 17
 
 

@@ -6,6 +6,7 @@ of NaN (or of -1) before its kernel runs.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -221,6 +222,18 @@ def check_decode(device: str, large: bool) -> None:
                     _check_attention(lengths, (8, 2), head_dim, 16, dtype, device, window)
 
 
+def check_verify(device: str, large: bool) -> None:
+    """Rows of one sequence that share its items: some see nothing of the last one, and long drafts take several."""
+    for heads, window in [((4, 1), 0), ((6, 2), 0), ((2, 2), 0), ((16, 1), 0), ((4, 1), 64)]:
+        lengths = [(4, 4), (1, 90), (3, 66), (11, 259), (2, 640)]
+        _check_attention(lengths, heads, 16, 16, torch.float32, device, window, verify=True)
+    if large:
+        for dtype, head_dim in itertools.product(_dtypes(device), (64, 128, 256)):
+            for heads in ((8, 2), (32, 8), (28, 4), (16, 2), (5, 5)):
+                lengths = [(1 + index % 6, 6 + 97 * index) for index in range(40)]
+                _check_attention(lengths, heads, head_dim, 16, dtype, device, verify=True)
+
+
 def check_linear(device: str, large: bool) -> None:
     shapes = [(1, 100, 256), (3, 64, 512), (17, 70, 256), (40, 33, 256)]
     shapes += [(rows, n, k) for rows in (1, 8, 33, 64, 100, 300) for n, k in ((6144, 4096), (4096, 14336))] * large
@@ -265,12 +278,15 @@ def _check_attention(
     dtype: torch.dtype,
     device: str,
     window: int = 0,
+    *,
+    verify: bool = False,
 ) -> None:
     q, kv_layer, batch = references.attention_case(
         lengths, heads=heads, head_dim=head_dim, block_size=block_size, dtype=dtype, device=device
     )
     scale = head_dim**-0.5
-    plan = references.plan_of(q, batch, num_kv_heads=heads[1], block_size=block_size, window=window)
+    rows, drafted = references.rows_of(batch) if verify else (batch, None)
+    plan = references.plan_of(q, rows, num_kv_heads=heads[1], block_size=block_size, window=window, drafted=drafted)
     out = attention.paged_attention(q.contiguous(), kv_layer, plan, attention.Scores(scale=scale, window=window))
     close(out, references.attention(q, kv_layer, batch, scale, window))
 
@@ -344,6 +360,7 @@ CHECKS: dict[str, Callable[[str, bool], None]] = {
     "chunks": check_chunks,
     "chunks_from_projection": check_chunks_from_projection,
     "decode": check_decode,
+    "verify": check_verify,
     "linear": check_linear,
     "embedding": check_embedding,
     "blocks": check_blocks,

@@ -82,7 +82,8 @@ def test_the_engine_gets_the_folder_of_weights(text: str, draft: Path | None, is
     worker = load_settings(WorkerServiceSettings, command="worker", arguments=arguments, environment={})
     engine = worker.sized().engine()
     found = engine.draft
-    assert (found and (found.folder, found.is_model, found.num_drafts > 0)) == (draft and (draft, is_model, True))
+    assert found is not None
+    assert (found.folder, found.is_model, found.num_drafts > 0) == (draft, is_model, True)
 
 
 @pytest.mark.parametrize(

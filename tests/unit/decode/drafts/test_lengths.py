@@ -6,11 +6,12 @@ import itertools
 import math
 from collections.abc import Callable
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from decode.drafts.acceptance import Acceptance
-from decode.drafts.history import LONGEST_PAUSE, LONGEST_UNPAID, MOST_MISSES, MOST_UNPAID, SHORTEST_PAUSE
+from decode.drafts.history import LONGEST_PAUSE, LONGEST_UNPAID, MOST_MISSES, MOST_UNPAID, SHORTEST_PAUSE, History
 from decode.drafts.lengths import REMEMBERED, STARTS_AT, STOPS_AT, Candidate, DraftLengths
 from engine.sequence import Sequence
 from tests.unit.decode.drafts.lookups import sequence_of
@@ -121,9 +122,16 @@ def miss(lengths: DraftLengths, sequence: Sequence) -> int:
     return pause
 
 
+@pytest.mark.parametrize(("usual", "misses"), [(0.9, 2), (0.7, 4), (0.5, 6), (0.1, MOST_MISSES)])
+def test_a_pause_waits_for_more_misses_where_they_are_usual(usual: float, misses: int) -> None:
+    history = History()
+    pauses = [history.verified(usual=usual, tried=1, accepted=0) for _ in range(misses)]
+    assert pauses == [0] * (misses - 1) + [SHORTEST_PAUSE]
+
+
 def test_pauses_grow_with_misses_in_a_row_and_are_bounded() -> None:
     lengths, sequence = DraftLengths(), sequence_of([1, 2, 3], prompt=1)
-    pauses = [miss(lengths, sequence) for _ in range(12)]
+    pauses = [miss(lengths, sequence) for _ in range(18)]
     assert pauses[: MOST_MISSES + 2] == [0] * (MOST_MISSES - 1) + [SHORTEST_PAUSE << doubled for doubled in range(3)]
     assert pauses[-1] == max(pauses) == LONGEST_PAUSE
     lengths.verified(sequence, 3, 1)
