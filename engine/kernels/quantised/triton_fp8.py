@@ -1,20 +1,25 @@
 """Triton versions of `fp8`, and the choice of a kernel by the number of rows. M rows, N outputs, K inputs.
 
-Up to 64 rows go through the product of few rows in parts that add up to them. More are rounded: with a scale for each row of the
-weights the vendor's library multiplies them; blocks have a kernel of their own, which multiplies each step's sum by its scales.
+Up to 64 rows go through the product of few rows in parts that add up to them. More are rounded, and the vendor's library
+multiplies them where it can (`_library`); elsewhere the kernel here does, which scales each step's sum by its blocks.
 """
+
+import functools
 
 import torch
 import triton
 import triton.language as tl
 
 from engine.kernels.activation import act_and_mul
+from engine.kernels.device import describe
 from engine.kernels.launch import Kernel
 from engine.kernels.quantised import fp8
 from engine.kernels.quantised.fp8 import FEW_ROWS, Fp8Matrix, Fp8Rows, Rounding, quantise_rows, rounding_of
 from engine.kernels.quantised.triton_fp8_few import few_rows, rounded_few_rows
 
-LIBRARY_MULTIPLE = 16  # inputs and outputs
+LIBRARY_MULTIPLE = 16  # inputs and outputs, with a scale for each row
+LIBRARY_BLOCK = (128, 128)
+SCALES_OF_16_BYTES = 4  # the library wants a row of either's scales to begin at such multiples
 
 
 def product(
@@ -99,18 +104,47 @@ def many_rows(
     x: Fp8Rows, matrix: Fp8Matrix, bias: torch.Tensor | None, *, out: torch.Tensor | None = None
 ) -> torch.Tensor:
     """Return the product of fp8 rows [T, N], in `out` if it is given."""
+    if x.values.is_cuda and (found := _library(x, matrix, bias)) is not None:
+        return found if out is None else out.copy_(found)
+    if out is None:
+        out = torch.empty((len(x), len(matrix.weight)), dtype=x.dtype, device=x.values.device)
+    _launch_many(x, matrix, bias, out)
+    return out
+
+
+def _library(x: Fp8Rows, matrix: Fp8Matrix, bias: torch.Tensor | None) -> torch.Tensor | None:
+    """The product by `torch._scaled_mm`, cuBLAS, or None where that refuses; scales of blocks need Hopper."""
     num_outputs, num_inputs = matrix.weight.shape
-    suits = num_inputs % LIBRARY_MULTIPLE == 0 and num_outputs % LIBRARY_MULTIPLE == 0
-    if matrix.block is None and suits and x.values.is_cuda and x.dtype == torch.bfloat16:
-        found = torch._scaled_mm(
+    if x.dtype != torch.bfloat16:
+        return None
+    if matrix.block is None:
+        if num_inputs % LIBRARY_MULTIPLE or num_outputs % LIBRARY_MULTIPLE:
+            return None
+        return torch._scaled_mm(
             x.values, matrix.weight.T, scale_a=x.scale, scale_b=matrix.scale[None], bias=bias,
             out_dtype=x.dtype, use_fast_accum=True,
         )  # fmt: skip
-        return found if out is None else out.copy_(found)
-    if out is None:
-        out = torch.empty((len(x), num_outputs), dtype=x.dtype, device=x.values.device)
-    _launch_many(x, matrix, bias, out)
-    return out
+    rows, inputs = LIBRARY_BLOCK
+    whole = num_outputs % rows == 0 and num_inputs % (inputs * SCALES_OF_16_BYTES) == 0
+    if matrix.block != LIBRARY_BLOCK or bias is not None or not whole or not _blocks_in_library(x.values.device):
+        return None
+    num_rows, padded = len(x), -(-len(x) // SCALES_OF_16_BYTES) * SCALES_OF_16_BYTES
+    scale = x.scale.new_empty((num_inputs // inputs, padded))
+    scale[:, :num_rows] = x.scale.T
+    values = x.values
+    if padded > num_rows:
+        values = values.new_empty((padded, num_inputs))
+        values[:num_rows].view(torch.uint8).copy_(x.values.view(torch.uint8))
+    return torch._scaled_mm(
+        values, matrix.weight.T, scale_a=scale.T, scale_b=matrix.scale.T, out_dtype=x.dtype, use_fast_accum=False
+    )[:num_rows]
+
+
+@functools.cache
+def _blocks_in_library(device: torch.device) -> bool:
+    """True if cuBLAS multiplies scales of 128 inputs: since CUDA 12.9, on Hopper alone."""
+    version = tuple(int(part) for part in (torch.version.cuda or "0.0").split(".")[:2])
+    return describe(device).is_hopper and version >= (12, 9)
 
 
 def _launch_many(x: Fp8Rows, matrix: Fp8Matrix, bias: torch.Tensor | None, out: torch.Tensor) -> None:

@@ -26,14 +26,26 @@ def _scaled_mm(
     a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor, bias: Any = None,
     scale_result: Any = None, out_dtype: torch.dtype | None = None, use_fast_accum: bool = False,
 ) -> torch.Tensor:  # fmt: skip
-    """With a scale for each row, as torch 2.11 to 2.13 have it in native/cuda/Blas.cpp and ScaledBlas.cpp."""
-    problems = {
+    """With a scale for each row, or blocks of 128, as torch 2.11 to 2.13 have it in native/cuda/ScaledBlas.cpp."""
+    (m, k), n = a.shape, b.shape[1]
+    if in_blocks := scale_b.shape != (1, n):
+        scales = {
+            "scales of the first": scale_a.shape != (m, k // 128) or scale_a.stride(0) != 1 or scale_a.stride(1) != m,
+            "scales of the second": scale_b.shape != (k // 128, n // 128) or scale_b.stride() != (1, k // 128),
+            "scales that begin anywhere": m % 4 or k % 512,
+            "a bias or fast sums beside blocks": bias is not None or use_fast_accum,
+        }
+    else:
+        scales = {
+            "scales of the first": scale_a.shape != (m, 1),
+            "scales of the second": scale_b.shape != (1, n),
+            "scales are not contiguous": not (scale_a.is_contiguous() and scale_b.is_contiguous()),
+        }
+    problems = scales | {
         "the first is not in rows": a.stride(1) != 1 or a.stride(0) < a.shape[1] or a.stride(0) % 16,
         "the second is not in columns": b.stride(0) != 1 or b.stride(1) < b.shape[0] or b.stride(1) % 16,
-        "sizes are no multiples of 16": b.shape[0] % 16 or b.shape[1] % 16,
-        "scales of the first": scale_a.shape != (a.shape[0], 1) or scale_a.dtype != torch.float32,
-        "scales of the second": scale_b.shape != (1, b.shape[1]) or scale_b.dtype != torch.float32,
-        "scales are not contiguous": not (scale_a.is_contiguous() and scale_b.is_contiguous()),
+        "sizes are no multiples of 16, or of blocks": k % 16 or n % (128 if in_blocks else 16),
+        "scales are no float32": {scale_a.dtype, scale_b.dtype} != {torch.float32},
         "a result that is not bfloat16": out_dtype != torch.bfloat16,
         "a bias of another dtype": bias is not None and bias.dtype != out_dtype,
         "addresses are no multiples of 16": a.data_ptr() % 16 or b.data_ptr() % 16,

@@ -62,7 +62,7 @@ def near(found: torch.Tensor, expected: torch.Tensor, rounded: bool) -> None:
 def check_products(block: tuple[int, int] | None, device: str, large: bool) -> None:
     dtype = torch.float16 if device == "cpu" else torch.bfloat16
     shapes = [(1, 100, 512), (33, 70, 256), (70, 132, 256), (2, 64, 192), (130, 64, 144)]
-    shapes += [(rows, n, k) for rows in (1, 8, 33, 64, 100, 300) for n, k in ((6144, 4096), (4096, 14336))] * large
+    shapes += [(rows, n, k) for rows in (1, 8, 33, 64, 100, 101, 300) for n, k in ((6144, 4096), (4096, 14336))] * large
     for index, (rows, num_outputs, num_inputs) in enumerate(shapes):
         if block is not None and num_inputs % block[1]:
             continue
