@@ -39,7 +39,7 @@ from benchmarks.weights.checkpoint import SHAPES, kept_checkpoint
 from benchmarks.weights.drawn import DRAWN, draw_weights, write_config
 from common.pages import KVLayout
 from engine.cache.pages import part_views
-from engine.config import KV_CACHE_DTYPES, CacheConfig, EngineConfig
+from engine.config import KV_CACHE_DTYPES, CacheConfig, DraftConfig, EngineConfig
 from engine.engine import Engine
 from engine.families import read_model_spec
 from engine.families.quantised import ONLINE

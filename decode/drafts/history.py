@@ -10,7 +10,8 @@ import numpy.typing as npt
 
 LEAST, GREATEST = 0.01, 0.98  # no draft is hopeless or certain
 MOST_MISSES = 8  # verifications in a row that accept nothing, before a pause
-UNLIKELY = 0.02  # a pause begins before, at a probability of so many misses below this
+# A pause begins before, where so many misses in a row are less probable than this.
+UNLIKELY = 0.02
 MOST_UNPAID = 8  # passes in a row that leave its drafts out, before a pause
 SHORTEST_PAUSE, LONGEST_PAUSE, LONGEST_UNPAID = 8, 128, 128  # tokens
 Numbers: TypeAlias = npt.NDArray[np.float64]

@@ -21,7 +21,7 @@ class HeadLimits:
     heads: HeadShape
     windows: tuple[int, ...]  # distinct windows of its layers
     items_at_once: int  # decode items that run concurrently
-    item_queries: int  # of a sequence, that share an item
+    item_queries: int  # see `attention.item_queries`
     tiling: Tiling
     forms: Forms | None = None  # None: no MLA
 

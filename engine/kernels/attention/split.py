@@ -21,7 +21,8 @@ LONGEST_STEP = 128  # positions of a loop step of any kernel for prompts
 MIN_STEPS_PER_PART = 4  # loop steps; in shorter parts some queries could have all keys masked
 STEP_POSITIONS = 64  # a loop step of `triton_decode`
 PROGRAMS_PER_PROCESSOR = 2  # at once
-TILE_ROWS = 16  # of the tensor core's smallest tile: the queries of a key head's group, for each query of an item
+# Rows of the tensor core's smallest tile: the heads of a group, for each query of an item.
+TILE_ROWS = 16
 MAX_ITEM_QUERIES = 8  # bounds the memory for items' parts
 MAX_ROUNDS = 2  # long contexts are split into at most this many waves
 

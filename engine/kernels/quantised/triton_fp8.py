@@ -19,7 +19,7 @@ from engine.kernels.quantised.triton_fp8_few import few_rows, rounded_few_rows
 
 LIBRARY_MULTIPLE = 16  # inputs and outputs, with a scale for each row
 LIBRARY_BLOCK = (128, 128)
-SCALES_OF_16_BYTES = 4  # the library wants a row of either's scales to begin at such multiples
+SCALES_OF_16_BYTES = 4  # a row of scales begins at a multiple
 
 
 def product(
