@@ -241,7 +241,7 @@ class DecodeScheduler:
 
     def _has_room(self, sequence: Sequence, num_drafted: int) -> bool:
         """Cover a draft with free blocks, leaving one for each running sequence; return False without them."""
-        num_positions = sequence.num_scheduled + 1 + num_drafted
+        num_positions = min(sequence.num_scheduled + 1 + num_drafted, self._max_model_len)
         if lacks(self._pool, sequence, num_tokens=num_positions) > self._pool.num_free - self._spare:
             return False
         grow(self._pool, sequence, num_tokens=num_positions)

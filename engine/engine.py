@@ -207,14 +207,14 @@ class Engine:
         )
 
     def _head_limits(self, heads: HeadShape, windows: tuple[int, ...]) -> HeadLimits:
-        device, forms = self.kv.device, self._forms(heads)
+        device, forms, drafts = self.kv.device, self._forms(heads), self.config.draft
         return HeadLimits(
             heads,
             windows,
             items_at_once=items_at_once(describe(device), heads.num_kv_heads)
             if forms is None
             else mla_items_at_once(describe(device), heads.num_heads),
-            item_queries=item_queries(heads) if forms is None and self.config.draft is not None else 1,
+            item_queries=item_queries(heads) if forms is None and drafts is not None and drafts.num_drafts else 1,
             tiling=tiling(
                 device, self._decoder.weights.dtype, heads, is_plain=self._decoder.spec.has_plain_attention(heads)
             ),

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 LEAST, GREATEST = 0.01, 0.98  # no draft is hopeless or certain
-MOST_MISSES = 8  # verifications in a row that accept nothing, before a pause
+LEAST_MISSES, MOST_MISSES = 2, 8  # verifications in a row that accept nothing, before a pause
 # A pause begins before, where so many misses in a row are less probable than this.
 UNLIKELY = 0.02
 MOST_UNPAID = 8  # passes in a row that leave its drafts out, before a pause
@@ -57,7 +57,7 @@ class History:
 def _too_many_misses(usual: float) -> int:
     """Misses in a row that chance does not explain where the usual share of first tokens is accepted."""
     unlikely = math.ceil(math.log(UNLIKELY) / math.log(1 - min(GREATEST, max(LEAST, usual))))
-    return min(MOST_MISSES, unlikely)
+    return max(LEAST_MISSES, min(MOST_MISSES, unlikely))
 
 
 def _pause(doublings: int, *, longest: int) -> int:

@@ -29,7 +29,7 @@ from engine.step.runner import Runner
 
 @dataclass(frozen=True, slots=True)
 class DraftChain:
-    """A head behind the passes of its target."""
+    """A head or draft model behind the passes of its target."""
 
     head: DraftHead | BlockHead
     kept: SequenceOf[Any]  # the head's views of the pool

@@ -51,7 +51,7 @@ class WorkerServiceSettings(WorkerOptions):
         )
 
     def _draft(self) -> DraftConfig | None:
-        """The drafter that the engine runs; None for drafts that are looked up."""
+        """The drafts that the engine verifies; None without any."""
         drafts = SpeculativeConfig.parse(self.speculative_config)
         if drafts is None:
             return None

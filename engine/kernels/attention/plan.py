@@ -99,7 +99,7 @@ class MadePlan:
 
 @dataclass(frozen=True, slots=True)
 class AttentionPlan:
-    """The work of one pass's attention: `num_decode` sequences of one new token each, then prompts or parts of them.
+    """The work of one pass's attention: `num_decode` single queries, drafted tokens' too, then prompts or parts of them.
 
     Prompts are in `prefill`, or behind those in `made`.
     """

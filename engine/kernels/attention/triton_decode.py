@@ -1,4 +1,4 @@
-"""Paged attention of one new token a sequence, split over the context: the KV is streamed once, at memory speed.
+"""Paged attention of single queries, split over the context: the KV is streamed once, at memory speed.
 
 S sequences, Hq query heads, Hkv key and value heads, G = Hq / Hkv, D head size, B block size, I work items. An item is a run of
 one sequence's positions (`split.deal_out`), so work is even for any lengths. A program streams one item of one key head

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from decode.drafts.speculation import NoSpeculation
 from decode.request import DecodeRequest
 from decode.scheduler import DecodeScheduler
 from engine.cache.block_pool import BlockPool
@@ -299,3 +300,22 @@ def test_the_bound_is_told_how_far_the_prompt_is() -> None:
         assert [chunk.num_tokens for chunk in plan(scheduler, 40)] == [1, 8]
         land(scheduler, pool, [Chunk(running.sequence, at, 1, True)])
     assert told == [None, 8]
+
+
+class FarAhead(NoSpeculation):
+    """Heads that need room for many positions behind a pass's, and never draft."""
+
+    ahead = 9
+
+
+def test_no_sequence_gets_blocks_beyond_the_longest_context_for_drafts() -> None:
+    pool, longest = BlockPool(num_blocks=100, block_size=BLOCK), 8 * BLOCK
+    scheduler = DecodeScheduler(pool=pool, max_sequences=1, max_model_len=longest, speculation=FarAhead())
+    request = make_request("r", prompt=longest - 6, max_tokens=5)
+    scheduler.enqueue(request)
+    most = 0
+    while len(scheduler):
+        chunks = scheduler.plan(1000)
+        most = max(most, len(request.sequence.tables[0].entries))
+        land(scheduler, pool, chunks)
+    assert most == longest // BLOCK

@@ -122,7 +122,7 @@ def miss(lengths: DraftLengths, sequence: Sequence) -> int:
     return pause
 
 
-@pytest.mark.parametrize(("usual", "misses"), [(0.9, 2), (0.7, 4), (0.5, 6), (0.1, MOST_MISSES)])
+@pytest.mark.parametrize(("usual", "misses"), [(0.99, 2), (0.9, 2), (0.7, 4), (0.5, 6), (0.1, MOST_MISSES)])
 def test_a_pause_waits_for_more_misses_where_they_are_usual(usual: float, misses: int) -> None:
     history = History()
     pauses = [history.verified(usual=usual, tried=1, accepted=0) for _ in range(misses)]
