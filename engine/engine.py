@@ -50,8 +50,8 @@ from engine.spec.mla import MLASpec
 from engine.spec.model import ModelSpec
 from engine.step.graphs import graph_sizes
 from engine.step.limits import GroupTables, HeadLimits, LastAttention, Limits
-from engine.step.newest import NewestTokens
 from engine.step.runner import Runner
+from engine.step.staging import NewestTokens
 from engine.step.warm import time_launch, time_prompts, warm_up
 from engine.weights.loader import load_weights, most_elements
 from engine.weights.parameters import Weights

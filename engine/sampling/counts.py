@@ -18,7 +18,7 @@ import torch
 from engine.arrays import Longs
 from engine.kernels.sampling import GENERATED, count_tokens
 from engine.sequence import Chunk, Sequence
-from engine.step.newest import NewestTokens
+from engine.step.staging import NewestTokens
 
 _PROMPT = -0x8000  # the sign bit of an int16
 

@@ -21,8 +21,7 @@ from engine.sampling.host import token_logprobs
 from engine.sampling.readback import Readback
 from engine.sampling.table import Feature, RowFact, SamplingTable
 from engine.sequence import Chunk, Sequence
-from engine.step.newest import NewestTokens
-from engine.step.staging import Staging
+from engine.step.staging import NewestTokens, Staging
 
 
 class DeviceSampler:

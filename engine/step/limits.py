@@ -11,7 +11,7 @@ from engine.kernels.attention import HeadShape, Tiling
 from engine.kernels.mla import Forms
 from engine.passes import InvalidChunkError
 from engine.sequence import Chunk
-from engine.step.newest import NewestTokens
+from engine.step.staging import NewestTokens
 
 
 @dataclass(frozen=True, slots=True)

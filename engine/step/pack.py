@@ -30,8 +30,8 @@ from engine.passes import InvalidChunkError
 from engine.sequence import Chunk
 from engine.step.block_tables import BlockTables
 from engine.step.limits import HeadLimits, Limits, check
-from engine.step.newest import NewestTokens
 from engine.step.singles import NO_SINGLES, Singles, block_tables
+from engine.step.staging import NewestTokens
 from engine.step.states import States
 
 

@@ -24,10 +24,9 @@ from engine.sequence import Chunk, Sequence
 from engine.step.block_tables import BlockTables
 from engine.step.graphs import Graphs
 from engine.step.limits import HeadLimits, Limits
-from engine.step.newest import NewestTokens
 from engine.step.pack import graph_size, pack
 from engine.step.singles import pack_singles
-from engine.step.staging import Staging
+from engine.step.staging import NewestTokens, Staging
 from engine.weights.parameters import Weights
 
 INPUT_WORDS = 1 << 16  # capacity for everything except block tables

@@ -14,7 +14,7 @@ import torch
 from engine.sampling.device import DeviceSampler
 from engine.sampling.host import SampledRow, sample
 from engine.sequence import Chunk, Sequence
-from engine.step.newest import NewestTokens
+from engine.step.staging import NewestTokens
 from tests.unit.engine.generate import new_sequence
 from tests.unit.kernels.sampling_checks import CHECKS, run
 

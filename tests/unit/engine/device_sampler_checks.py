@@ -13,7 +13,7 @@ from engine.passes import Sampled
 from engine.sampling.device import DeviceSampler, Draw
 from engine.sampling.host import SampledRow, sample
 from engine.sequence import Chunk, Sequence
-from engine.step.newest import NewestTokens
+from engine.step.staging import NewestTokens
 from tests.unit.engine.generate import new_sequence
 
 VOCAB = 300

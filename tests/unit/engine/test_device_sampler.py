@@ -11,7 +11,7 @@ import torch
 
 from engine.grammars.grammars import NO_MASKS, Masks
 from engine.sampling.device import DeviceSampler
-from engine.step.newest import NewestTokens
+from engine.step.staging import NewestTokens
 from tests.unit.engine.device_sampler_checks import (
     VOCAB,
     check,

@@ -30,7 +30,7 @@ from engine.kernels.sparse import selected_positions, sparse_attention, write_ke
 from engine.model.layers.delta import delta_heads
 from engine.sampling.device import DeviceSampler
 from engine.spec.states import DeltaSpec
-from engine.step.newest import NewestTokens
+from engine.step.staging import NewestTokens
 from kvtransfer.cuda.mover import BlockMover
 from kvtransfer.digest import block_digests
 from tests.unit.engine.generate import new_sequence

@@ -26,8 +26,8 @@ from engine.kernels.delta.plan import KeptState
 from engine.sequence import Chunk
 from engine.step.block_tables import BlockTables
 from engine.step.limits import Limits
-from engine.step.newest import NewestTokens
 from engine.step.pack import graph_size, pack
+from engine.step.staging import NewestTokens
 from tests.unit.engine.generate import new_sequence
 from tests.unit.engine.tables import blocks_of_tokens
 from worker.serving.allocation import blocks_of
