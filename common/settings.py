@@ -23,7 +23,6 @@ class Form:
     words: str
 
 
-Device = Annotated[str, Field(pattern=r"^(cpu|cuda(:\d+)?)$"), Form("cpu, cuda or cuda:N (a GPU's number)")]
 Id = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{0,64}$"), Form("up to 64 letters, digits, _ and -")]
 
 

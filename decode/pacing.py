@@ -7,6 +7,7 @@ makes them least late. Nothing moves a prompt's turn but lateness, by one goal, 
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as ListOf
@@ -170,7 +171,8 @@ class GoalPacing:
         for tokens in sizes or ([] if found else [LEAST_PROMPT_TOKENS]):
             seconds = budget.pass_s(tokens, decoding=decoding, context=context or 0)
             found[tokens] = max(seconds, budget.launch_s) if seconds else 0.0
-        return found if min(found.values()) > 0 and budget.target_ms else {}
+        is_known = min(found.values()) > 0 and max(found.values()) < math.inf
+        return found if is_known and budget.target_ms else {}
 
 
 def _goal_of(request: DecodeRequest) -> Goal:

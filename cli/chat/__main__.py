@@ -60,13 +60,13 @@ def talk_of(settings: ChatSettings, models: Mapping[str, bool]) -> Talk:
     talk = Talk(model=model, models=talkers, system=settings.system)
     talk.option("temperature", TEMPERATURE)
     for pair in filter(None, settings.set.split(",")):
-        name, _, value = pair.partition("=")
+        name, _, value = map(str.strip, pair.partition("="))
         if not value:
             raise ConfigError(f"--set {pair}: NAME=VALUE")
         if name == "think":
             talk.think = switch("--set think=", value)
         else:
-            talk.option(name.strip(), value)
+            talk.option(name, value)
     if settings.tools:
         talk.tools = read_tools(settings.tools)
     return talk

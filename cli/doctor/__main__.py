@@ -55,7 +55,8 @@ async def examine(settings: DoctorSettings) -> AsyncIterator[Finding]:
         yield finding
     for finding in (*machine.python_and_packages(), *machine.limits(), *machine.port(settings.host, settings.port)):
         yield finding
-    gpus = visible_gpus() if settings.device != "cpu" else None
+    is_on_gpu = settings.device.startswith("cuda")
+    gpus = visible_gpus() if is_on_gpu else None
     found = list(_model(settings, gpus))
     is_whole = all(finding.level != "fail" for finding in found)
     reading = asyncio.create_task(asked("spec", str(settings.model.absolute()))) if is_whole else None
@@ -65,7 +66,7 @@ async def examine(settings: DoctorSettings) -> AsyncIterator[Finding]:
         yield finding
     for finding in await reading if reading is not None else ():
         yield finding
-    if settings.device == "cpu":
+    if not is_on_gpu:
         return
     there = check_gpus(settings.device, [settings.device], torch_build(), gpus)
     yield there

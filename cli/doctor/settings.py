@@ -5,8 +5,9 @@ from __future__ import annotations
 from pydantic import Field
 
 from cli.reach import ClientOptions
-from common.settings import Device, Port
+from common.settings import Port
 from services.runtime.settings import ModelSettings
+from services.worker.options import Device
 
 
 class DoctorSettings(ModelSettings, ClientOptions):

@@ -13,7 +13,7 @@ LEAST_MISSES, MOST_MISSES = 2, 8  # verifications in a row that accept nothing, 
 # A pause begins before, where so many misses in a row are less probable than this.
 UNLIKELY = 0.02
 MOST_UNPAID = 8  # passes in a row that leave its drafts out, before a pause
-SHORTEST_PAUSE, LONGEST_PAUSE, LONGEST_UNPAID = 8, 128, 128  # tokens
+SHORTEST_PAUSE, LONGEST_PAUSE, LONGEST_UNPAID = 8, 128, 32  # tokens
 Numbers: TypeAlias = npt.NDArray[np.float64]
 _MEMORY = 0.8  # weight of earlier tokens after a verification
 _WEIGHT = 4.0  # tokens that a sequence counts as usual for

@@ -201,8 +201,10 @@ class Admission:
         """
         if ticket.begin_by == math.inf:
             return None
-        computing_s = capacity.computing_s(ticket.work)
-        waits_s = place_s + (needs_s - computing_s) * (1 - OVERTAKING * self._overtaken(ticket, capacity))
+        # The goal is the first prompt's: further ones of the request begin beside it or behind it.
+        computing_s = capacity.computing_s(ticket.works[0])
+        before_s = needs_s - capacity.computing_s(ticket.work)
+        waits_s = place_s + before_s * (1 - OVERTAKING * self._overtaken(ticket, capacity))
         beyond_s = now + waits_s - min(ticket.begin_by, ticket.good_by - computing_s)
         if beyond_s <= 0:
             return None

@@ -4,14 +4,24 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from common.settings import Form, Id
 from services.runtime.settings import LogOptions, NatsOptions, ServiceLevelOptions
 
+MAX_PORT = 65_535
+
 # Imported on use: help waits for no client and no gateway.
 if TYPE_CHECKING:
     from planner.planner import PlannerConfig
+
+
+def _has_port(address: str) -> str:
+    """The address itself. Raises ValueError for a port that there isn't."""
+    port = address.rpartition(":")[2]
+    if port and not 0 < int(port) <= MAX_PORT:
+        raise ValueError(f"port {port} isn't one of 1 to {MAX_PORT}")
+    return address
 
 
 class PlannerOptions(ServiceLevelOptions):
@@ -19,7 +29,10 @@ class PlannerOptions(ServiceLevelOptions):
 
     plan_dry_run: bool = Field(False, description="decide and say so, but move nobody")
     plan_metrics: Annotated[
-        str, Field(pattern=r"^([^\s:]+|\[[0-9a-f:.]+\]):\d{1,5}$|^$"), Form("an address and a port, as 127.0.0.1:9101")
+        str,
+        Field(pattern=r"^([^\s:]+|\[[0-9a-fA-F:.]+\]):\d{1,5}$|^$"),
+        AfterValidator(_has_port),
+        Form("an address and a port, as 127.0.0.1:9101"),
     ] = Field("", description="where the planner serves Prometheus metrics, as 127.0.0.1:9101; empty: nowhere")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import count
 
 import pytest
@@ -315,6 +316,12 @@ def test_a_longer_prompt_may_compute_longer_by_its_goal_but_not_wait_longer() ->
     for work in (10, 800):
         assert refused(Admission(LIMITS), wanting(work, wait_s=1.6, per_token_s=0.1), capacity) is None
         assert refused(Admission(LIMITS), wanting(work, wait_s=1.4, per_token_s=0.1), capacity) is not None
+
+
+def test_further_prompts_of_a_request_are_not_the_wait_of_its_first_one() -> None:
+    several = replace(wanting(10, wait_s=0.5), ids=("first", "second"), works=(10, 800))
+    assert refused(Admission(LIMITS), several, fleet(100.0)) is None
+    assert refused(Admission(LIMITS), replace(several, begin_by=0.4), fleet(100.0, queued=(50,))) is not None
 
 
 def test_a_waiting_request_is_refused_when_its_goal_can_t_be_met_any_more() -> None:
