@@ -22,9 +22,12 @@ def check_target(fields: Fields, head: ModelSpec, target: ModelSpec, *, trained_
 
 
 def check_aux_layers(name: str, told: Iterable[int], target: ModelSpec) -> tuple[int, ...]:
-    """Return the layers whose input the head reads, in the order of its weights: rising. Raises UnsupportedModelError."""
-    layers = tuple(told)
+    """Return the layers whose input the head reads, the first one first, as vLLM collects them whatever their order in the file.
+
+    Raises UnsupportedModelError.
+    """
+    layers = tuple(sorted(told))
     # The stream has sampled rows alone after `last_mixer`, and the end of the last layer is no layer's input.
-    if list(layers) != sorted(set(layers)) or not all(0 <= layer <= target.last_mixer for layer in layers):
+    if len(set(layers)) != len(layers) or not all(0 <= layer <= target.last_mixer for layer in layers):
         raise UnsupportedModelError(f"config.json: {name} = {list(layers)} for a model of {target.num_layers} layers")
     return layers

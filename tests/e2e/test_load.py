@@ -6,12 +6,15 @@ import asyncio
 import sys
 from pathlib import Path
 
+import pytest
+
 from benchmarks.load.figures import FILE, read_rows
 from tests.e2e.stack import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.long
 async def test_a_server_of_its_own_is_started_loaded_and_stopped_and_its_figures_are_kept(tmp_path: Path) -> None:
     load = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "benchmarks.load", "--serve", "bf16", "--cells", "chat-8", "--seconds", "0.5"),

@@ -120,7 +120,9 @@ async def test_a_hybrids_own_layer_changes_nothing_across_the_handoff(tmp_path: 
     await _check_head(FAMILIES["qwen3_5"].build(tmp_path), {"method": "mtp"}, tmp_path)
 
 
-@pytest.mark.parametrize("method", ["peagle", "dflash", "dspark"])
+@pytest.mark.parametrize(
+    "method", ["dflash", *(pytest.param(name, marks=pytest.mark.long) for name in ("peagle", "dspark"))]
+)
 async def test_blocks_change_nothing_across_the_handoff(method: str, tmp_path: Path) -> None:
     model, folder = build_tiny_model(tmp_path / "target", "llama", num_hidden_layers=3), tmp_path / "head"
     if method == "peagle":
@@ -137,6 +139,7 @@ async def test_a_draft_model_changes_nothing_across_the_handoff(tmp_path: Path) 
     await _check_head(model, {"method": "draft_model", "model": str(small)}, tmp_path)
 
 
+@pytest.mark.long
 async def test_a_draft_model_changes_nothing_where_blocks_run_out_and_a_worker_dies(tmp_path: Path) -> None:
     """The model drafts for itself, so greedy drafts are accepted to their end."""
     model = build_tiny_model(tmp_path / "target", "llama", num_hidden_layers=3)
