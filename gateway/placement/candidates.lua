@@ -1,6 +1,8 @@
 -- Which workers one placement compares: the least loaded of each role, and those that hold most of the prompt's prefix.
 -- policy.toml bounds every loop, so a call takes about as long in a fleet of thousands as in a small one.
 
+local TIER_SUFFIX = { [0] = '', '\1', '\2' } -- of a block's key: the pool's, host memory's, files'
+
 -- A worker as placement sees it; nil after its lease, and for what is no worker's entry.
 local function read_worker(id)
   local entry = entry_of(id)
@@ -160,12 +162,15 @@ local function count_below(worker, search, tier)
   return worker.matched - low + 1
 end
 
--- Set what workers with tiers below their pool would have to load.
+-- Set what workers with tiers below their pool would have to load. Returns the most tiers that one has.
 local function match_tiers(workers, search)
+  local most = 0
   for _, worker in ipairs(workers) do
+    most = math.max(most, math.min(worker.tiers, #TIER_SUFFIX))
     if worker.tiers > 0 then worker.below = count_below(worker, search, 1) end
     if worker.tiers > 1 and worker.below > 0 then worker.on_disk = math.min(worker.below, count_below(worker, search, 2)) end
   end
+  return most
 end
 
 -- The workers to compare. `renew` keeps the prompt's blocks in the index.
@@ -177,9 +182,9 @@ local function candidates(search, renew)
     local depth = add_holders(found, search, dead)
     if #dead == before then
       match_prefixes(found, search, depth)
-      match_tiers(found, search)
+      local tiers = match_tiers(found, search)
       for at = 1, renew and depth or 0 do
-        for _, tier in ipairs({ '', '\1', '\2' }) do write('EXPIRE', block_key(search, at) .. tier, POLICY.index.block_ttl_s) end
+        for tier = 0, tiers do write('EXPIRE', block_key(search, at) .. TIER_SUFFIX[tier], POLICY.index.block_ttl_s) end
       end
       break
     end

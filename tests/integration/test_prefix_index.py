@@ -226,3 +226,23 @@ async def test_a_decode_worker_is_given_what_it_has_below_its_pool(store: FleetS
     placement = await ledger.place(a_request(digests=prompt, num_tokens=100))
     assert placement.decode[0] == "d1"
     assert placement.matched_blocks_decode == 2
+
+
+@pytest.mark.parametrize("tiers", [0, 1, 2])
+async def test_a_placement_keeps_what_candidates_have_tiers_for(
+    store: FleetStore, ledger: Ledger, raw: redis.asyncio.Redis, tiers: int
+) -> None:
+    await two_and_two(store)
+    prompt, some = a_prompt(), HostTierTotals(capacity_bytes=1 << 30)
+    totals = [WorkerTotals(), WorkerTotals(host=some), WorkerTotals(host=some, disk=some)][tiers]
+    await store.register(a_worker("p1", "prefill", totals=totals))
+    await holding(store, "p1", prompt, below=4, on_disk=4)
+    keys = [b"baton:block:" + prompt[0] + suffix for suffix in (b"", b"\1", b"\2")]
+    for key in keys:
+        assert await raw.expire(key, 600)
+    number = 0
+    while await raw.ttl(keys[0]) <= 600:  # some placements renew, by the clock
+        await ledger.place(a_request(f"r{number}", digests=prompt))
+        await release(ledger, f"r{number}", 1, stage="all")
+        number += 1
+    assert [await raw.ttl(key) > 600 for key in keys] == [at <= tiers for at in range(3)]
