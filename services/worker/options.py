@@ -91,7 +91,7 @@ class WorkerOptions(ModelSettings):
     kv_disk: str = Field(
         "",
         description="DIRECTORY:MB, files for what the memory of --kv-host-mb gives up, so many MiB for each worker, kept through "
-        "restarts; empty: none",
+        "restarts; models may share it, and each removes what the others left a day ago and no process has; empty: none",
     )
     kv_events_config: str = Field(
         "",

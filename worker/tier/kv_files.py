@@ -9,8 +9,10 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import math
 import os
 import stat
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +21,8 @@ import msgspec
 
 from common.pages import KVLayout
 
+# Time for which a folder that no process has is kept: a model that shares the directory may be down, or a worker restart.
+GRACE_S = 86_400.0
 MAGIC = b"BatonKV1"
 MOST_HEADER_BYTES = 65_536
 MOST_WORKERS = 1_024  # share a directory and a layout
@@ -64,7 +68,7 @@ class KVFiles:
     def claim(cls, directory: Path, layout: KVLayout) -> KVFiles:
         """Take a folder of `directory` that nobody else has, with what a former worker of this layout left.
 
-        What is there of other layouts is removed, unless a process has it. Raises OSError.
+        Files in other folders are removed, unless a process has or had them within `GRACE_S`. Raises OSError.
         """
         tag = _tag_of(layout)
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -72,14 +76,9 @@ class KVFiles:
         if own is None:
             raise OSError(f"{directory} has no folder left for another worker")
         for other in directory.glob(f"{PREFIX}*"):
-            if (
-                other.is_dir()
-                and not other.name.startswith(f"{PREFIX}{tag}-")
-                and (claimed := _claimed(other)) is not None
-            ):
-                for path in _files_in(claimed[0]):
-                    _unlink(path)
-                os.close(claimed[1])
+            if other != own[0] and other.is_dir() and time.time() - _changed_at(other) > GRACE_S:
+                _empty(other)
+        os.utime(own[1])
         return cls(*own, layout.block_bytes)
 
     def scan(self) -> dict[bytes, Stored]:
@@ -154,6 +153,7 @@ class KVFiles:
 
     def close(self) -> None:
         """Leave the folder to the next process."""
+        os.utime(self._lock)
         os.close(self._lock)
 
     def _path(self, digest: bytes, numbers: frozenset[int]) -> Path:
@@ -179,6 +179,22 @@ def _claimed(folder: Path) -> tuple[Path, int] | None:
         os.close(lock)
         return None
     return folder, lock
+
+
+def _changed_at(folder: Path) -> float:
+    """The time when a process last claimed, left or wrote to a folder; never past where it can't be read."""
+    try:
+        return max(path.lstat().st_mtime for path in [folder, *folder.iterdir()])
+    except OSError:
+        return math.inf
+
+
+def _empty(folder: Path) -> None:
+    """Remove a folder's files, unless a process has it."""
+    if (claimed := _claimed(folder)) is not None:
+        for path in _files_in(folder):
+            _unlink(path)
+        os.close(claimed[1])
 
 
 def _files_in(folder: Path) -> Iterator[Path]:

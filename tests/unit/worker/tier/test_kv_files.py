@@ -9,6 +9,7 @@ import random
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +17,7 @@ import msgspec
 import pytest
 
 from common.pages import KVLayout
-from worker.tier.kv_files import LOCK, PART, KVFiles, Stored, TornFileError
+from worker.tier.kv_files import GRACE_S, LOCK, PART, KVFiles, Stored, TornFileError
 
 LAYOUT = KVLayout(num_blocks=9, num_layers=2, block_size=16, num_kv_heads=2, head_dim=8, dtype="float32")
 ROOT = Path(__file__).parents[4]
@@ -106,9 +107,33 @@ def test_another_layouts_files_are_removed_unless_somebody_has_them(tmp_path: Pa
         with claimed(tmp_path, larger) as others:
             assert others.scan() == {}
             assert len(files.scan()) == 1
+    with claimed(tmp_path, larger):
+        pass
+    with claimed(tmp_path) as files:
+        assert len(files.scan()) == 1  # its model may be down
+    aged(tmp_path)
     with claimed(tmp_path, larger), claimed(tmp_path) as files:
         assert files.scan() == {}
     assert mine.read_text() == "not Baton's"
+
+
+def test_what_fewer_workers_leave_is_removed_after_a_day(tmp_path: Path) -> None:
+    with claimed(tmp_path) as one, claimed(tmp_path) as other:
+        written(one, 1)
+        written(other, 2)
+    with claimed(tmp_path), claimed(tmp_path) as files:
+        assert len(files.scan()) == 1
+    aged(tmp_path)
+    with claimed(tmp_path) as one:
+        assert len(one.scan()) == 1
+        with claimed(tmp_path) as other:
+            assert other.scan() == {}
+
+
+def aged(directory: Path) -> None:
+    """Let all that is there have changed two days ago."""
+    for path in directory.rglob("*"):
+        os.utime(path, (time.time() - 2 * GRACE_S,) * 2)
 
 
 def test_a_folder_of_others_is_not_taken(tmp_path: Path) -> None:
