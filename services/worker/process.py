@@ -50,6 +50,7 @@ from worker.device.step_policy import StepTargets, TargetRatios
 from worker.identity import Identity
 from worker.probe_file import forget
 from worker.settings import ServedModel, WorkerSettings
+from worker.tier.disk import Disk
 from worker.tier.settings import DiskSettings
 from worker.worker import Worker, WorkerEngine
 
@@ -88,6 +89,7 @@ async def run(settings: WorkerServiceSettings, roles: Sequence[str], lender: Eng
                 rest_share=settings.trace_rest_share,
             )
             events = KVEventsConfig.parse(settings.kv_events_config)
+            disk = DiskSettings.parse(settings.kv_disk)
             peers = Peers()
             await peers.start(bus)
             worker = Worker(
@@ -110,7 +112,7 @@ async def run(settings: WorkerServiceSettings, roles: Sequence[str], lender: Eng
                     step_timeout_s=settings.step_timeout_s,
                     drain_s=settings.drain_s,
                     kv_host_bytes=host_mb(settings.kv_host_mb) << 20,
-                    kv_disk=DiskSettings.parse(settings.kv_disk),
+                    kv_disk=None if disk is None else await asyncio.to_thread(Disk.claim, disk, engine.layout),
                     kv_events=None if events is None else events.settings(worker=worker_id, model=settings.served_name),
                     ready_file=settings.ready_file,
                     kv_retention=settings.kv_retention,

@@ -11,11 +11,10 @@ import torch
 from common.pages import KVLayout
 from engine.cache.block_pool import BlockPool
 from worker.tier.copier import Copies, CopyThread
+from worker.tier.disk import Disk
 from worker.tier.file_tier import FileTier
 from worker.tier.host_memory import HostMemory
 from worker.tier.host_tier import HostTier
-from worker.tier.kv_files import KVFiles
-from worker.tier.settings import DiskSettings
 
 log = logging.getLogger("baton.tier")
 
@@ -28,9 +27,9 @@ class HasPool(Protocol):
 
 
 def host_tier(
-    engine: HasPool, pool: BlockPool, num_bytes: int, disk: DiskSettings | None, *, wake: Callable[[], object]
+    engine: HasPool, pool: BlockPool, num_bytes: int, disk: Disk | None, *, wake: Callable[[], object]
 ) -> HostTier | None:
-    """The host tier, with files below it if there is a directory for them; None without room for a block."""
+    """The host tier, with files below it if a disk was claimed for them; None without room for a block."""
     num_slots = num_bytes // engine.layout.block_bytes
     if not num_slots:
         return None
@@ -45,21 +44,17 @@ def host_tier(
     memory = HostMemory(engine.kv, engine.layout, num_slots)
     tier = HostTier(pool, memory, num_slots, copier=CopyThread(), wake=wake)
     if disk is not None:
-        tier.files = _files(tier, memory, engine.layout, disk)
+        tier.files = _files(tier, memory, disk)
     return tier
 
 
-def _files(tier: HostTier, memory: HostMemory, layout: KVLayout, settings: DiskSettings) -> FileTier | None:
-    """The file tier; None where the directory can't be used, since it is for hits alone."""
-    try:
-        files = KVFiles.claim(settings.directory, layout)
-    except OSError as error:
-        log.warning("tier.no_files", extra={"directory": str(settings.directory), "error": str(error)})
-        return None
+def _files(tier: HostTier, memory: HostMemory, disk: Disk) -> FileTier:
     writes, reads = Copies(CopyThread("kv-write")), Copies(CopyThread("kv-read"))
-    below = FileTier(tier.blocks, memory, files, settings.num_bytes, writes=writes, reads=reads)
-    log.info(
-        "tier.files",
-        extra={"folder": str(files.folder), "disk_mb": settings.num_bytes >> 20, "blocks_found": len(below.blocks)},
-    )
+    below = FileTier(tier.blocks, memory, disk.files, disk.blocks, writes=writes, reads=reads)
+    extra = {
+        "folder": str(disk.files.folder),
+        "disk_mb": disk.blocks.max_bytes >> 20,
+        "blocks_found": len(disk.blocks),
+    }
+    log.info("tier.files", extra=extra)
     return below

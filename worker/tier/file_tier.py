@@ -51,7 +51,7 @@ class FileTier:
         host: HostBlocks,
         memory: HostMemory,
         files: KVFiles,
-        max_bytes: int,
+        blocks: FileBlocks,
         *,
         writes: Copies,
         reads: Copies,
@@ -60,8 +60,7 @@ class FileTier:
         self._host, self._memory, self._files = host, memory, files
         self._writes, self._reads = writes, reads
         self._clock = clock
-        self.blocks = FileBlocks(max_bytes, files.scan())
-        files.remove(self.blocks.make_room(0))
+        self.blocks = blocks
         self._second_sight = SecondSight(host.num_slots)
         self._queue: dict[bytes, None] = {}  # host blocks, the one used longest ago first
         self._writing: list[HostBlock] = []
@@ -88,7 +87,7 @@ class FileTier:
         for fetch in self._fetches:
             fetch.wrong.add(digest)
         if (stored := self.blocks.forget(digest)) is not None:
-            self._remove([(digest, stored)])
+            self._remove_at_once(digest, stored)
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
@@ -155,7 +154,7 @@ class FileTier:
             self._writes.failed += not isinstance(result, Exception)
         for block, stored in zip(blocks, written, strict=False):
             if block.is_gone:  # its tokens proved wrong meanwhile
-                self._remove([(block.digest, stored)])
+                self._remove_at_once(block.digest, stored)
             else:
                 self.blocks.add(block.digest, stored)
                 self._written += sum(map(len, block.slots.values()))
@@ -164,6 +163,11 @@ class FileTier:
         self._writing.clear()
         self._remove(self.blocks.make_room(0))
         self.write_ahead()
+
+    def _remove_at_once(self, digest: bytes, stored: Stored) -> None:
+        """Remove a wrong file now: `Copies.close` or a crash drops what is queued, and the next process would take it in."""
+        self._files.remove([(digest, stored)])
+        self._remove([(digest, stored)])
 
     def _remove(self, gone: Sequence[tuple[bytes, Stored]]) -> None:
         if gone:

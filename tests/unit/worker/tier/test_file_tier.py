@@ -11,8 +11,9 @@ from engine.engine import Engine
 from tests.fakes.copier import HandCopier
 from tests.unit.worker.tier.serving import NUM_PROMPTS, Server, ask
 from worker.tier.copier import Copies
+from worker.tier.disk import Disk
 from worker.tier.file_tier import PAUSE_S, FileTier
-from worker.tier.kv_files import KVFiles
+from worker.tier.settings import DiskSettings
 
 AMPLE = 1 << 30
 
@@ -24,10 +25,12 @@ class DiskServer(Server):
         super().__init__(engine, slots_of_pool=1)
         self.now = 0.0
         self.writer, self.reader = HandCopier(), HandCopier()
-        self.kv_files = KVFiles.claim(directory, engine.layout)
+        disk = Disk.claim(DiskSettings(directory, max_bytes), engine.layout)
+        assert disk is not None
+        self.kv_files = disk.files
         writes, reads = Copies(self.writer), Copies(self.reader)
         self.files = self.tier.files = FileTier(
-            self.tier.blocks, self.memory, self.kv_files, max_bytes, writes=writes, reads=reads, clock=lambda: self.now
+            self.tier.blocks, self.memory, disk.files, disk.blocks, writes=writes, reads=reads, clock=lambda: self.now
         )
 
     def answer(self, number: int) -> tuple[list[int], int]:
@@ -183,3 +186,28 @@ def test_what_proved_wrong_is_in_no_file(engine: Engine, cold: list[list[int]], 
     server.check_nothing_is_held()
     assert server.paths() == []
     assert server.answer(number)[0] == cold[number]
+
+
+def test_a_wrong_blocks_file_is_gone_though_the_process_ends_at_once(engine: Engine, tmp_path: Path) -> None:
+    server = DiskServer(engine, tmp_path)
+    server.answers(times=4)
+    assert server.paths()
+    for digest in [*server.files.blocks]:
+        server.files.wrong(digest)
+    assert server.writer.waiting  # none of which lands
+    server.kv_files.close()
+    assert len(DiskServer(engine, tmp_path).files.blocks) == 0
+
+
+def test_a_directory_that_cannot_be_used_is_no_disk(engine: Engine, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert Disk.claim(DiskSettings(tmp_path / "file", AMPLE), engine.layout) is None
+
+
+def test_a_disk_finds_no_more_than_it_may_have(engine: Engine, tmp_path: Path) -> None:
+    former = DiskServer(engine, tmp_path)
+    former.answers(times=4)
+    former.kv_files.close()
+    disk = Disk.claim(DiskSettings(tmp_path, former.files.blocks.num_bytes // 2), engine.layout)
+    assert disk is not None
+    assert 0 < len(disk.blocks) == len(disk.files.scan()) < len(former.files.blocks)
