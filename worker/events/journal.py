@@ -13,7 +13,7 @@ from common.blocks import pack_tokens
 from engine.cache.changes import Chain
 from worker.events.wire import CLEARED, Block, Change
 
-SPARE = 1024  # unused blocks, beside twice the used, before pruning
+SPARE = 1024  # blocks, beside twice those that pruning kept
 
 
 @dataclass(slots=True)
@@ -34,15 +34,16 @@ class Journal:
         self.waiting: deque[Change] = deque()
         self._has, self._plain_root, self._most, self._bound = has, plain_root, most, most
         self._known: dict[bytes, _Known] = {}
-        self._num_here = 0
+        self._prune_above = SPARE
         self._pool = Medium(self, "GPU", has)
         self._media: list[Medium] = []
         self.waiting.append(CLEARED)
 
     def learn(self, chain: Chain, *, first: int) -> None:
         """Besides, tell which tiers had these blocks before this process knew their tokens."""
-        if len(self._known) > 2 * self._num_here + SPARE:
+        if len(self._known) > self._prune_above:
             self._known = {key: known for key, known in self._known.items() if known.media or self._has(key)}
+            self._prune_above = 2 * len(self._known) + SPARE
         size, extra = chain.block_size, "" if chain.root == self._plain_root else chain.root.hex()
         for at in range(first, len(chain.digests)):
             digest = chain.digests[at]
@@ -78,7 +79,6 @@ class Journal:
         known = self._known.get(digest)
         if known is None or medium in known.media:
             return
-        self._num_here += not known.media
         known.media.add(medium)
         self._tell(Change(medium, known.block, True))
 
@@ -87,11 +87,9 @@ class Journal:
         if known is None or medium not in known.media:
             return
         known.media.remove(medium)
-        if not known.media:
-            self._num_here -= 1
-            # A block without its windows or states may be found again once they are back.
-            if not self._has(digest):
-                del self._known[digest]
+        # A block without its windows or states may be found again once they are back.
+        if not known.media and not self._has(digest):
+            del self._known[digest]
         self._tell(Change(medium, known.block, False))
 
     def _tell(self, change: Change) -> None:

@@ -132,3 +132,17 @@ def test_blocks_that_never_come_are_forgotten() -> None:
     for number in range(10_000):
         journal.learn(Chain(ROOT, [number.to_bytes(4, "big")], [number], 1), first=0)
     assert len(journal._known) < 3_000
+
+
+def test_pruning_that_finds_nothing_to_forget_is_rare() -> None:
+    asked = 0
+
+    def has(_: bytes) -> bool:
+        nonlocal asked
+        asked += 1
+        return True
+
+    journal = Journal(has=has, plain_root=ROOT, most=100)
+    for number in range(10_000):
+        journal.learn(Chain(ROOT, [number.to_bytes(4, "big")], [number], 1), first=0)
+    assert asked < 2 * 10_000
