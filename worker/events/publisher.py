@@ -19,7 +19,10 @@ log = logging.getLogger("baton.events")
 
 POLL_MS = 10  # the longest that a change waits
 BATCH_CHANGES = 512
-REQUEST_BYTES = 64  # longest question of a reader
+BATCH_BYTES = 256 << 10  # packed tokens
+KEPT_BYTES = 256 << 20
+# MAXMSGSIZE bounds a reader's subscriptions and identity too; a topic of 1024 characters has up to 4096 bytes.
+REQUEST_BYTES = 8192
 RETELL_S = 30.0  # between two times that all is told again
 LINGER_MS = 500
 
@@ -37,7 +40,8 @@ class Publisher:
         """`retell()`, called in the publisher's thread, has everything told again. Raises ConfigError."""
         self._settings, self._waiting, self._block_size, self._retell = settings, waiting, block_size, retell
         self._topic = settings.topic.encode()
-        self._sent = deque[tuple[int, bytes]](maxlen=settings.buffer_steps)
+        self._sent = deque[tuple[int, bytes]]()
+        self._sent_bytes = 0
         self._next = 0
         self._retold_at = time.monotonic()
         self._stopping = threading.Event()
@@ -89,14 +93,27 @@ class Publisher:
             self._context.destroy(linger=LINGER_MS)
 
     def _send_waiting(self) -> None:
-        while self._waiting:
-            taken = [self._waiting.popleft() for _ in range(min(BATCH_CHANGES, len(self._waiting)))]
+        while taken := self._taken():
             batch = Batch(time.time(), events_of(taken, self._block_size), self._settings.data_parallel_rank)
             self._send(batch.encoded())
+
+    def _taken(self) -> list[Change]:
+        taken, size = list[Change](), 0
+        while len(taken) < BATCH_CHANGES and size < BATCH_BYTES:
+            try:
+                taken.append(self._waiting.popleft())
+            except IndexError:  # also where the event loop's retell() has just cleared it
+                break
+            block = taken[-1].block
+            size += 0 if block is None else len(block.tokens)
+        return taken
 
     def _send(self, payload: bytes) -> None:
         self._pub.send_multipart((self._topic, self._next.to_bytes(8, "big"), payload))
         self._sent.append((self._next, payload))
+        self._sent_bytes += len(payload)
+        while len(self._sent) > self._settings.buffer_steps or self._sent_bytes > KEPT_BYTES:
+            self._sent_bytes -= len(self._sent.popleft()[1])
         self._next += 1
 
     def _answer(self, replay: zmq.Socket[bytes]) -> None:
