@@ -12,6 +12,7 @@ from common.settings import ConfigError
 from worker.events.settings import EventsSettings
 
 MOST_CHARS = 4096
+DEFAULT_ENDPOINT = "tcp://127.0.0.1:5557"  # events tell all prompts to whoever reads them
 ADDRESS = r"^(tcp://.+:\d{1,5}|ipc://.+)$"
 Address = Annotated[str, Field(pattern=ADDRESS, max_length=512)]
 Bound = Annotated[int, Field(ge=1, le=10_000_000, strict=True)]
@@ -24,7 +25,7 @@ class KVEventsConfig(BaseModel):
 
     enable_kv_cache_events: bool = False
     publisher: Literal["zmq", "null"] = "zmq"
-    endpoint: Address = "tcp://*:5557"
+    endpoint: Address = DEFAULT_ENDPOINT
     replay_endpoint: Address | None = None
     buffer_steps: Bound = 10_000
     hwm: Bound = 100_000
@@ -58,7 +59,8 @@ class KVEventsConfig(BaseModel):
         """A worker's addresses, whose ports its rank is added to. Without a topic it is the worker's name."""
         binds = self.bind
         if binds is None:
-            binds = "*" in self.endpoint or "::" in self.endpoint or self.endpoint.startswith("ipc:")
+            is_everywhere = "*" in self.endpoint or "::" in self.endpoint
+            binds = is_everywhere or self.endpoint == DEFAULT_ENDPOINT or self.endpoint.startswith("ipc:")
         replay = self.replay_endpoint
         return EventsSettings(
             endpoint=_of_rank(self.endpoint, self.data_parallel_rank),

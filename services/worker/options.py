@@ -96,7 +96,8 @@ class WorkerOptions(ModelSettings):
     kv_events_config: str = Field(
         "",
         description="which blocks are cached, told to routers over ZeroMQ: JSON in vLLM's form, such as "
-        '{"enable_kv_cache_events": true, "topic": "kv@IP:PORT@MODEL"}; empty: not',
+        '{"enable_kv_cache_events": true, "topic": "kv@IP:PORT@MODEL", "endpoint": "tcp://*:5557"}; '
+        "without an endpoint only this machine hears them; empty: not",
     )
     block_size: Annotated[Literal[0, 8, 16, 32, 64, 128, 256, 512, 1024], AUTO] = Field(
         0, description="token positions in a block; auto: 16, up to 1024 for a model that keeps states"

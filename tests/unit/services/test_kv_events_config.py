@@ -29,11 +29,13 @@ def test_none_are_published_unless_asked_for() -> None:
     assert KVEventsConfig.parse(json.dumps(ON | {"publisher": "null"})) is None
 
 
-def test_addresses_are_vllm_s() -> None:
+def test_addresses_are_vllm_s_but_reached_only_from_this_machine_unless_said() -> None:
     plain = parsed()
-    assert (plain.endpoint, plain.binds, plain.replay_endpoint) == ("tcp://*:5557", True, None)
+    assert (plain.endpoint, plain.binds, plain.replay_endpoint) == ("tcp://127.0.0.1:5557", True, None)
     assert plain.topic == "kv@worker-0@llama"
     assert (plain.buffer_steps, plain.hwm, plain.max_queue_size) == (10_000, 100_000, 100_000)
+    assert parsed(data_parallel_rank=1).binds
+    assert parsed(endpoint="tcp://*:5557").binds
     assert not parsed(endpoint="tcp://router:5557").binds
     assert parsed(endpoint="tcp://127.0.0.1:5557", bind=True).binds
     assert parsed(endpoint="ipc:///tmp/events", data_parallel_rank=1).endpoint == "ipc:///tmp/events_dp1"
@@ -43,7 +45,7 @@ def test_each_worker_of_a_pod_has_ports_of_its_own() -> None:
     text = json.dumps(ON | {"replay_endpoint": "tcp://*:5561"})
     each = [KVEventsConfig.parse(one) for one in of_ranks(text, 3)]
     settings = [one.settings(worker="w", model="m") for one in each if one is not None]
-    assert [one.endpoint for one in settings] == ["tcp://*:5557", "tcp://*:5558", "tcp://*:5559"]
+    assert [one.endpoint for one in settings] == [f"tcp://127.0.0.1:{port}" for port in (5557, 5558, 5559)]
     assert [one.replay_endpoint for one in settings] == ["tcp://*:5561", "tcp://*:5562", "tcp://*:5563"]
     assert [one.data_parallel_rank for one in settings] == [0, 1, 2]
     assert of_ranks("", 2) == ["", ""]
