@@ -62,7 +62,7 @@ class Sessions:
                 f"the session has {len(state.token_ids) // 4} tokens, more than {most}", param="name"
             )
         before = await self._streams.get(_subject(tenant, name, "record"))
-        if before is None and await self._streams.count(_subject(tenant, "*", "record")) >= TENANT_SESSIONS:
+        if before is None and await self._streams.count(_all(tenant)) >= TENANT_SESSIONS:
             raise self._streams.layout.full(f"{TENANT_SESSIONS} sessions of this API key")
         record = SessionRecord(
             name=name,
@@ -100,7 +100,7 @@ class Sessions:
     async def listed(self, tenant: str) -> list[SessionRecord]:
         """A tenant's sessions by their names."""
         found = {}
-        async for stored in self._streams.scan(_subject(tenant, "*", "record")):
+        async for stored in self._streams.scan(_all(tenant)):
             record = _decoder.decode(stored.data)
             found[record.name] = record
         return [found[name] for name in sorted(found)]
@@ -113,8 +113,16 @@ class Sessions:
 
 
 def _subject(tenant: str, name: str, part: str) -> str:
-    named = name if name == "*" else token_of(name)
-    return f"{root_of(subjects.RESPONSES_STREAM)}.{token_of(tenant)}.session.{named}.{part}"
+    return f"{_root(tenant)}.{token_of(name)}.{part}"
+
+
+def _all(tenant: str) -> str:
+    """The subjects of a tenant's records."""
+    return f"{_root(tenant)}.*.record"
+
+
+def _root(tenant: str) -> str:
+    return f"{root_of(subjects.RESPONSES_STREAM)}.{token_of(tenant)}.session"
 
 
 def _no_session(name: str) -> NotKeptError:

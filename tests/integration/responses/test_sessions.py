@@ -91,6 +91,15 @@ async def test_each_tenant_has_its_own(gateway: One, stranger: httpx.AsyncClient
     assert (await told(await stranger.get(PATH)))["data"] == []
 
 
+@pytest.mark.parametrize("name", ["*", "%3E", "%2A"])
+async def test_a_wildcard_of_subjects_names_no_session(name: str, gateway: One) -> None:
+    await asked(gateway, "agent")
+    await told(await gateway.http.post(PATH, json={"name": "book", "session": "agent"}))
+    await told(await gateway.http.get(f"{PATH}/{name}"), 404)
+    await told(await gateway.http.delete(f"{PATH}/{name}"), 404)
+    await told(await gateway.http.post(f"{PATH}/book/restore"))
+
+
 async def test_a_slot_is_the_session_of_its_requests(gateway: One) -> None:
     body = {"prompt": "Hello", "n_predict": 4, "id_slot": 3}
     assert (await gateway.http.post("/completion", json=body)).status_code == 200
