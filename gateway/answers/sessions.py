@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from common.blocks import pack_tokens
 from gateway.answers.answer import Answer
@@ -11,6 +11,7 @@ from gateway.http.problem import NotKeptError
 
 MOST_BYTES = 64 << 20
 TENANT_BYTES = MOST_BYTES // 4
+ENTRY_BYTES = 512  # a state's objects, beside its tokens and its session's name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,12 +24,20 @@ class SessionState:
     token_ids: bytes  # packed
 
 
+@dataclass(slots=True)
+class TenantStates:
+    """A tenant's states by session, the one noted longest ago first."""
+
+    states: OrderedDict[str, SessionState] = field(default_factory=OrderedDict)
+    num_bytes: int = 0
+
+
 class SessionStates:
-    """States by tenant and session, the one used longest ago first to go."""
+    """States by tenant and session, those noted longest ago first to go: a tenant's own, then the idlest tenant's."""
 
     def __init__(self) -> None:
-        self._states: OrderedDict[tuple[str, str], SessionState] = OrderedDict()
-        self._num_bytes: dict[str, int] = {}  # by tenant
+        self._tenants: OrderedDict[str, TenantStates] = OrderedDict()  # the one that noted longest ago first
+        self._num_bytes = 0
 
     def follow(self, answer: Answer, session: str, *, tenant: str, cache_salt: str) -> None:
         """Note the state of an answer's session when it ends, if it has one choice. `cache_salt`: the client's."""
@@ -50,16 +59,20 @@ class SessionStates:
     def note(self, tenant: str, session: str, state: SessionState) -> None:
         """Make this a session's newest state."""
         self.forget(tenant, session)
-        self._states[tenant, session] = state
-        self._num_bytes[tenant] = self._num_bytes.get(tenant, 0) + len(state.token_ids)
-        while self._num_bytes[tenant] > TENANT_BYTES:
-            self.forget(*next(key for key in self._states if key[0] == tenant))
-        while sum(self._num_bytes.values()) > MOST_BYTES:
-            self.forget(*next(iter(self._states)))
+        held = self._tenants.setdefault(tenant, TenantStates())
+        self._tenants.move_to_end(tenant)
+        held.states[session] = state
+        self._count(held, _num_bytes(session, state))
+        while held.num_bytes > TENANT_BYTES:
+            self.forget(tenant, next(iter(held.states)))
+        while self._num_bytes > MOST_BYTES:
+            idlest, others = next(iter(self._tenants.items()))
+            self.forget(idlest, next(iter(others.states)))
 
     def find(self, tenant: str, session: str) -> SessionState:
         """Raises NotKeptError."""
-        state = self._states.get((tenant, session))
+        held = self._tenants.get(tenant)
+        state = held.states.get(session) if held is not None else None
         if state is None:
             message = (
                 f"no answer of session {session[:100]!r} ended at this gateway: name it in x-session-id of its requests"
@@ -69,8 +82,19 @@ class SessionStates:
 
     def forget(self, tenant: str, session: str) -> int:
         """Forget a session's state; return its number of tokens."""
-        state = self._states.pop((tenant, session), None)
-        if state is None:
+        held = self._tenants.get(tenant)
+        state = held.states.pop(session, None) if held is not None else None
+        if held is None or state is None:
             return 0
-        self._num_bytes[tenant] -= len(state.token_ids)
+        self._count(held, -_num_bytes(session, state))
+        if not held.states:
+            del self._tenants[tenant]
         return len(state.token_ids) // 4
+
+    def _count(self, held: TenantStates, num_bytes: int) -> None:
+        held.num_bytes += num_bytes
+        self._num_bytes += num_bytes
+
+
+def _num_bytes(session: str, state: SessionState) -> int:
+    return len(state.token_ids) + len(session) + ENTRY_BYTES

@@ -15,6 +15,7 @@ def state(num_tokens: int) -> SessionState:
 
 def test_the_state_noted_longest_ago_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sessions, "TENANT_BYTES", 40)
+    monkeypatch.setattr(sessions, "ENTRY_BYTES", 0)
     states = SessionStates()
     for name in ("a", "b", "a", "c"):
         states.note("t", name, state(4))
@@ -28,8 +29,9 @@ def test_the_state_noted_longest_ago_goes_first(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_tenants_are_bounded_together_and_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sessions, "TENANT_BYTES", 32)
-    monkeypatch.setattr(sessions, "MOST_BYTES", 64)
+    monkeypatch.setattr(sessions, "TENANT_BYTES", 34)
+    monkeypatch.setattr(sessions, "ENTRY_BYTES", 0)
+    monkeypatch.setattr(sessions, "MOST_BYTES", 68)
     states = SessionStates()
     states.note("small", "a", state(4))
     for number in range(10):
@@ -41,3 +43,35 @@ def test_tenants_are_bounded_together_and_apart(monkeypatch: pytest.MonkeyPatch)
         states.find("small", "a")
     assert states.forget("other-2", "a") == 4
     assert states.forget("other-2", "a") == 0
+
+
+def kept(states: SessionStates, tenant: str, names: str) -> str:
+    found = ""
+    for name in names:
+        try:
+            states.find(tenant, name)
+        except NotKeptError:
+            continue
+        found += name
+    return found
+
+
+def test_states_without_tokens_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "TENANT_BYTES", 2 * (sessions.ENTRY_BYTES + 1))
+    states = SessionStates()
+    states.note("other", "z", state(0))
+    for name in "abc":
+        states.note("tenant", name, state(0))
+    assert (kept(states, "tenant", "abc"), kept(states, "other", "z")) == ("bc", "z")
+
+
+def test_the_tenant_that_noted_longest_ago_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "MOST_BYTES", 2 * (sessions.ENTRY_BYTES + 1))
+    states = SessionStates()
+    states.note("first", "a", state(0))
+    states.note("second", "b", state(0))
+    states.note("second", "c", state(0))
+    assert (kept(states, "first", "a"), kept(states, "second", "bc")) == ("", "bc")
+    assert states.forget("second", "b") == states.forget("second", "c") == 0
+    states.note("first", "a", state(0))
+    assert kept(states, "first", "a") == "a"
