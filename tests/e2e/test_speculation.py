@@ -64,7 +64,7 @@ async def test_whatever_is_asked_the_answers_are_those_without_drafts(tmp_path: 
     async with Cluster(tmp_path / "drafting", decode=2, **options, **DRAFTING) as cluster:
         async with watching(cluster) as (_, peers):
             assert await _answers(cluster) == plain
-            await until(peers, lambda states: sum(state.totals.accepted_tokens for state in states) > 50)
+            await until(peers, lambda states: sum(state.totals.accepted_tokens for state in states) > 0)
 
 
 async def test_a_request_predicts_its_answer_or_wants_no_drafts(tmp_path: Path) -> None:
