@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as SequenceOf
 from pathlib import Path
 from typing import Any, Protocol
@@ -12,7 +12,7 @@ from engine.config import CacheConfig, EngineConfig
 from engine.engine import Engine
 from engine.sequence import Sequence
 from tests.models import VOCAB_SIZE
-from tests.unit.engine.generate import Generator, new_sequence
+from tests.unit.engine.generate import Generator, move, new_sequence
 
 PROMPTS = [[3 + (number * 37 + at * 11) % 400 for at in range(length)] for number, length in enumerate((39, 5, 70))]
 
@@ -54,6 +54,28 @@ class Alone:
         """The tokens that it would write, without an end."""
         (written,) = self._generator.run([new_sequence("alone", token_ids, max_tokens=count)])
         return tuple(written)
+
+
+def check_hand_over(
+    prefill: Engine,
+    decode: Engine,
+    prompts: Iterable[list[int]] = PROMPTS,
+    *,
+    compare: Callable[[Generator, Sequence], None] = lambda here, stayed: None,
+) -> None:
+    """Assert that tokens and drafts behind a handoff are those of one engine, which `compare` sees with its sequence."""
+    source, there, here = Generator(prefill), Generator(decode), Generator(decode)
+    for prompt in prompts:
+        moved, stayed = (new_sequence("a", prompt) for _ in range(2))
+        source.start(moved)
+        move(moved, source, there)
+        there.go_on([moved])
+        here.run([stayed])
+        assert moved.token_ids == stayed.token_ids
+        compare(here, stayed)
+        drafts = [[result and result.drafts for result in each.results.pop("a")] for each in (there, here)]
+        assert drafts[0] == drafts[1][1:]
+        there.release(moved)
 
 
 def new_sequences(**sampling: Any) -> list[Sequence]:

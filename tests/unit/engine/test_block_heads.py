@@ -13,8 +13,8 @@ from engine.engine import Engine
 from engine.spec.model import UnsupportedModelError
 from tests.models import build_tiny_model
 from tests.unit.engine.dflash_reference import BLOCK, CONFIG, MASK, DFlashReference, write_dflash
-from tests.unit.engine.drafts import PROMPTS, Drafts, compare_drafts, new_sequences
-from tests.unit.engine.generate import Generator, move, new_sequence
+from tests.unit.engine.drafts import PROMPTS, Drafts, check_hand_over, compare_drafts, new_sequences
+from tests.unit.engine.generate import Generator, new_sequence
 
 VARIANTS = ((), ("ends",), ("window",), ("dspark", "anchor"), ("dspark", "ends", "window"))
 
@@ -68,17 +68,7 @@ def test_blocks_stay_right_across_a_hand_over(target: Path, tmp_path: Path) -> N
     head = write_dflash(tmp_path)
     prefill, decode = (_engine(target, head, num_drafts=number) for number in (0, 16))
     assert prefill.fingerprint == decode.fingerprint
-    source, there, here = Generator(prefill), Generator(decode), Generator(decode)
-    for prompt in PROMPTS:
-        moved, stayed = (new_sequence("a", prompt) for _ in range(2))
-        source.start(moved)
-        move(moved, source, there)
-        there.go_on([moved])
-        here.run([stayed])
-        assert moved.token_ids == stayed.token_ids
-        drafts = [[result and result.drafts for result in each.results.pop("a")] for each in (there, here)]
-        assert drafts[0] == drafts[1][1:]
-        there.release(moved)
+    check_hand_over(prefill, decode)
 
 
 def test_blocks_end_where_the_sequence_s_do(target: Path, tmp_path: Path) -> None:

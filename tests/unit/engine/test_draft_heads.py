@@ -15,9 +15,9 @@ from engine.engine import Engine
 from engine.sequence import Sequence
 from engine.spec.model import UnsupportedModelError
 from tests.models import build_tiny_model
-from tests.unit.engine.drafts import PROMPTS, Drafts, compare_drafts, new_sequences
+from tests.unit.engine.drafts import PROMPTS, Drafts, check_hand_over, compare_drafts, new_sequences
 from tests.unit.engine.eagle3_reference import CONFIG, Reference, write_head
-from tests.unit.engine.generate import Generator, move, new_sequence
+from tests.unit.engine.generate import Generator, new_sequence
 
 NUM_DRAFTS = 3
 PARALLEL = ("parallel", "two_layers", "norm_before_residual", "norm_before_fc", "embed")
@@ -75,17 +75,7 @@ def test_drafts_stay_right_across_a_hand_over(
     head = write_head(tmp_path, *flags)
     prefill, decode = (_engine(target("llama"), head, num_drafts=number) for number in (0, NUM_DRAFTS))
     assert prefill.fingerprint == decode.fingerprint
-    source, there, here = Generator(prefill), Generator(decode), Generator(decode)
-    for prompt in PROMPTS:
-        moved, stayed = (new_sequence("a", prompt) for _ in range(2))
-        source.start(moved)
-        move(moved, source, there)
-        there.go_on([moved])
-        here.run([stayed])
-        assert moved.token_ids == stayed.token_ids
-        drafts = [[result and result.drafts for result in each.results.pop("a")] for each in (there, here)]
-        assert drafts[0] == drafts[1][1:]
-        there.release(moved)
+    check_hand_over(prefill, decode)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

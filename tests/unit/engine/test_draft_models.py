@@ -13,8 +13,8 @@ from engine.engine import Engine
 from engine.sequence import Sequence
 from engine.spec.model import UnsupportedModelError
 from tests.models import build_tiny_model
-from tests.unit.engine.drafts import PROMPTS, Alone, Drafts, compare_drafts, new_sequences
-from tests.unit.engine.generate import Generator, move, new_sequence
+from tests.unit.engine.drafts import PROMPTS, Alone, Drafts, check_hand_over, compare_drafts, new_sequences
+from tests.unit.engine.generate import Generator, new_sequence
 from tests.unit.engine.mtp_reference import FAMILIES
 
 NUM_DRAFTS = 3
@@ -113,18 +113,12 @@ def test_it_reads_a_token_that_is_still_in_flight(target: Path, small: Path) -> 
 def test_drafts_stay_right_across_a_hand_over_and_a_prefix_hit(target: Path, small: Path) -> None:
     prefill, decode = (_engine(target, small, num_drafts=number) for number in (0, NUM_DRAFTS))
     assert prefill.fingerprint == decode.fingerprint
-    source, there, here, reference = Generator(prefill), Generator(decode), Generator(decode), Alone(small)
-    for prompt in (*PROMPTS, PROMPTS[2] + [7, 8, 9]):
-        moved, stayed = (new_sequence("a", prompt) for _ in range(2))
-        source.start(moved)
-        move(moved, source, there)
-        there.go_on([moved])
-        here.run([stayed])
-        assert moved.token_ids == stayed.token_ids
+    reference = Alone(small)
+
+    def compare(here: Generator, stayed: Sequence) -> None:
         assert compare_drafts(here, [stayed], reference) > 8
-        drafts = [[result and result.drafts for result in each.results.pop("a")] for each in (there, here)]
-        assert drafts[0] == drafts[1][1:]
-        there.release(moved)
+
+    check_hand_over(prefill, decode, (*PROMPTS, PROMPTS[2] + [7, 8, 9]), compare=compare)
 
 
 def test_who_wants_no_drafts_gets_none_and_costs_none(target: Path, small: Path) -> None:

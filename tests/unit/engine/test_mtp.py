@@ -13,9 +13,9 @@ from engine.config import CacheConfig, DraftConfig, EngineConfig
 from engine.engine import Engine
 from engine.sequence import Sequence
 from engine.spec.model import UnsupportedModelError
-from tests.unit.engine.drafts import PROMPTS, Drafts, compare_drafts, new_sequences
+from tests.unit.engine.drafts import PROMPTS, Drafts, check_hand_over, compare_drafts, new_sequences
 from tests.unit.engine.families.case import Case
-from tests.unit.engine.generate import Generator, move, new_sequence
+from tests.unit.engine.generate import Generator
 from tests.unit.engine.mtp_reference import CASES, FAMILIES, Mtp, Reference
 
 NUM_DRAFTS = 3
@@ -65,17 +65,7 @@ def test_the_layer_changes_no_text(built: tuple[Mtp, Path], temperature: float, 
 def test_drafts_stay_right_across_a_hand_over(built: tuple[Mtp, Path]) -> None:
     prefill, decode = (_engine(built[1], num_drafts=number) for number in (0, NUM_DRAFTS))
     assert prefill.fingerprint == decode.fingerprint != _engine(built[1], num_drafts=None).fingerprint
-    source, there, here = Generator(prefill), Generator(decode), Generator(decode)
-    for prompt in PROMPTS:
-        moved, stayed = (new_sequence("a", prompt) for _ in range(2))
-        source.start(moved)
-        move(moved, source, there)
-        there.go_on([moved])
-        here.run([stayed])
-        assert moved.token_ids == stayed.token_ids
-        drafts = [[result and result.drafts for result in each.results.pop("a")] for each in (there, here)]
-        assert drafts[0] == drafts[1][1:]
-        there.release(moved)
+    check_hand_over(prefill, decode)
 
 
 def test_the_layer_is_one_more_of_each_block(built: tuple[Mtp, Path]) -> None:

@@ -77,7 +77,7 @@ class Tiers:
         return self.host.drain_changed() + self.files.drain_removed()
 
     def names(self, pool: BlockPool) -> set[bytes]:
-        """What the index should have."""
+        """Names of blocks that the index should have."""
         here, below = set(pool.cached_digests()), {*self}
         return {
             *here,

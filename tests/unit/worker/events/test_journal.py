@@ -19,7 +19,7 @@ def digest(number: int) -> bytes:
 
 
 class Reader:
-    """What a router knows: names of blocks by tier."""
+    """A router's knowledge: names of blocks by tier."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
