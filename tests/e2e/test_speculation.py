@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.asking import FAKE, client_of, complete, expected, until, watching
+from tests.e2e.asking import FAKE, all_idle, client_of, complete, expected, until, watching
 from tests.e2e.cluster import ROOT, Cluster
 from tests.models import build_tiny_model
 from tests.unit.engine.dflash_reference import write_dflash
@@ -63,8 +63,14 @@ async def test_whatever_is_asked_the_answers_are_those_without_drafts(tmp_path: 
         plain = await _answers(cluster)
     async with Cluster(tmp_path / "drafting", decode=2, **options, **DRAFTING) as cluster:
         async with watching(cluster) as (_, peers):
-            assert await _answers(cluster) == plain
-            await until(peers, lambda states: sum(state.totals.accepted_tokens for state in states) > 0)
+            async with asyncio.timeout(120.0):
+                accepted = 0
+                while (
+                    accepted <= 50
+                ):  # fewer in a round where most passes overlap: a sequence drafts without a pending token
+                    assert await _answers(cluster) == plain
+                    await until(peers, all_idle)
+                    accepted = sum(state.totals.accepted_tokens for state in peers.states.values())
 
 
 async def test_a_request_predicts_its_answer_or_wants_no_drafts(tmp_path: Path) -> None:
