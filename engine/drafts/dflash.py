@@ -22,7 +22,7 @@ from engine.families.reading import Fields, attention, gated_mlp, windows_by_lay
 from engine.families.reading import model as read_model
 from engine.formats.product import Linear, LinearSpec
 from engine.kernels.attention import HeadShape
-from engine.kernels.embedding import InputTokens
+from engine.kernels.embedding import InputTokens, embed
 from engine.model.decoder import Decoder
 from engine.model.layers.attention import GroupedQueryAttention
 from engine.model.layers.building import Rotations, Surroundings, declare_branch
@@ -234,7 +234,13 @@ class DFlashHead:
             logits = self._ends.logits_of(normed.index_select(0, some.T.flatten())).unflatten(0, some.T.shape)
             for each in logits:
                 if self._bias is not None:
-                    each = each + self._bias(self._bias_of.index_select(0, before))
+                    each = each + self._bias(_rows_of(self._bias_of, before))
                 before = self._ends.likeliest(each)
                 found.append(before)
         return torch.stack(found, dim=1)
+
+
+def _rows_of(table: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """Rows [S, R] of a table by tokens [S] int64, by a kernel: while kernels are only compiled, tokens are no tokens yet."""
+    known = ids.int()
+    return embed(table, InputTokens(known, torch.full_like(known, -1), ids))

@@ -104,7 +104,8 @@ class PEagleHead:
             self._eagle.project(*inputs, batch, kept[0])
             return inputs
         batch = replace(batch, final=None)
-        stream = self._eagle.layer(*inputs, batch, kept[0])
+        # A `Stream` adds to its residual in place, and a block's first row reads the hidden states again.
+        stream = self._eagle.layer(inputs.embedded, inputs.hidden.clone(), batch, kept[0])
         for number, (mixer, mlp) in enumerate(self._more, start=1):
             mixer(stream, batch, kept[number], is_last=number == len(self._more))
             if not stream.is_empty:
