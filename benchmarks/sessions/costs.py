@@ -13,8 +13,9 @@ from benchmarks.sessions.trace import Turn
 
 ADDED = 256  # tokens of a prompt that nobody has computed
 HITS = 5
-STREAMS, STREAM_TOKENS, STREAM_CONTEXT = 8, 256, 512
-FED = 2048  # tokens of each prompt that pushes others out while the streams run
+STREAMS, STREAM_TOKENS, STREAM_CONTEXT = 8, 512, 512
+FED = 2048  # tokens of each prompt that pushes others out
+FED_EVERY_S = 0.5  # while the streams run
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,15 +42,15 @@ async def measure(url: str, model: str, *, tokens: int, pool_tokens: int, vocab_
             return result
 
         prompts = [prompt(tokens) for _ in range(HITS)]
-        for each in prompts * 2:  # found once: a small tier stores nothing else
+        # Twice: a small tier stores what was found once, and the pool keeps that longest.
+        for each in prompts + [prompt(FED) for _ in range(2 * pool_tokens // FED)]:
             await asked(each, 1)
-        for _ in range(2 * pool_tokens // FED):
-            await asked(prompt(FED), 1)
+            await asked(each, 1)
         again = [await asked(each + prompt(ADDED), 1) for each in prompts]
 
         async def feed() -> None:
             while True:
-                await asked(prompt(FED), 1)
+                await asyncio.gather(asked(prompt(FED), 1), asyncio.sleep(FED_EVERY_S))
 
         feeding = asyncio.create_task(feed())
         streams = await asyncio.gather(*(asked(prompt(STREAM_CONTEXT), STREAM_TOKENS) for _ in range(STREAMS)))
