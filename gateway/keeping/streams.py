@@ -187,11 +187,12 @@ class KeptStreams:
         except ERRORS as error:
             raise self._unavailable("could not count", error) from error
 
-    async def purge(self, subject: str, *, work: bool = False) -> None:
-        """Delete the messages of a wildcard subject, in the work queue if `work`."""
+    async def purge(self, subject: str, *, work: bool = False, through: int | None = None) -> None:
+        """Delete the messages of a wildcard subject up to a sequence, in the work queue if `work`."""
         await self._ensure()
+        stream, before = self.layout.work if work else self.layout.kept, None if through is None else through + 1
         try:
-            await self._js.purge_stream(self.layout.work if work else self.layout.kept, subject=subject)
+            await self._js.purge_stream(stream, subject=subject, seq=before)
         except ERRORS as error:
             raise self._unavailable("could not delete", error) from error
 

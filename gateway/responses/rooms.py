@@ -1,4 +1,4 @@
-"""Storage quotas of tenants. Old responses are evicted for new ones; conversations are not.
+"""Storage quotas of tenants. Old responses are evicted for what is new; conversations and sessions are not.
 
 A gateway counts what it writes, and looks now and then at what all gateways have written: so a tenant may be above its bound by
 what the others write meanwhile.
@@ -20,9 +20,11 @@ from common.errors import OverloadedError
 from gateway.keeping.layout import StoreFullError, token_of
 from gateway.keeping.streams import KeptStreams
 from gateway.responses.records import ResponseLimits, ResponseRecord, conversation_decoder, record_decoder
+from gateway.sessions.store import SessionRecord, records_of, session_decoder
 
 LOOK_EVERY_S = 60.0
 LOOK_AGAIN_S = 0.5
+TENANT_SESSIONS = 64
 TURN_TIMEOUT_S = 10.0  # wait for the tenant's other writes
 
 
@@ -37,6 +39,7 @@ class Held:
         default_factory=deque
     )  # id and bytes of evictable responses, oldest first
     running: int = 0  # others
+    sessions: dict[str, int] = field(default_factory=dict)  # name -> bytes
 
     def count(self, record: ResponseRecord) -> None:
         self.bytes += record.bytes
@@ -84,6 +87,18 @@ class Rooms:
             await self._make(tenant, held, num_bytes)
             held.bytes += num_bytes
 
+    async def for_session(self, record: SessionRecord) -> None:
+        """See `SessionRooms.for_session`."""
+        async with self._turn(record.tenant) as held:
+            if _is_one_too_many(record, held):
+                held = await self._look_again(record.tenant, held)  # some may have been dropped
+            if _is_one_too_many(record, held):
+                raise self._full(f"{len(held.sessions)} sessions of this API key")
+            num_bytes = record.bytes - held.sessions.get(record.name, 0)
+            await self._make(record.tenant, held, num_bytes)
+            held.bytes += num_bytes
+            held.sessions[record.name] = record.bytes
+
     def forget(self, tenant: str) -> None:
         """Invalidate the usage after a deletion."""
         self._held.pop(tenant, None)
@@ -123,6 +138,11 @@ class Rooms:
             with contextlib.suppress(msgspec.MsgspecError):
                 held.bytes += conversation_decoder.decode(stored.data).bytes
                 held.conversations += 1
+        async for stored in self._streams.scan(records_of(tenant)):
+            with contextlib.suppress(msgspec.MsgspecError):
+                session = session_decoder.decode(stored.data)
+                held.sessions[session.name] = session.bytes
+        held.bytes += sum(held.sessions.values())
         return held
 
     async def _make(self, tenant: str, held: Held, num_bytes: int) -> None:
@@ -139,3 +159,7 @@ class Rooms:
 
     def _full(self, told: str) -> StoreFullError:
         return self._streams.layout.full(told)
+
+
+def _is_one_too_many(record: SessionRecord, held: Held) -> bool:
+    return record.name not in held.sessions and len(held.sessions) >= TENANT_SESSIONS

@@ -76,7 +76,7 @@ class Responses:
             tracer=self._tracer,
         )
         routes = KeptRoutes(self._store, conversations, memory, body_limits, self._runner.cancelled)
-        sessions = SessionRoutes(Sessions(self._streams), answers)
+        sessions = SessionRoutes(Sessions(self._streams, self._store.rooms), answers)
         return Joined(routes=(routes.routes, sessions.routes), memories={RESPONSES: memory})
 
     async def start(self) -> None:

@@ -46,7 +46,7 @@ def response_streams(wire: Wire, limits: ResponseLimits) -> KeptStreams:
         kinds=("run",),
         store_bytes=limits.store_bytes,
         keep_s=limits.keep_s,
-        remedy="delete conversations or responses",
+        remedy="delete conversations, sessions or responses",
     )
     return KeptStreams(wire, layout)
 

@@ -31,6 +31,7 @@ async def test_a_session_outlives_its_processes(tmp_path: Path) -> None:
             tokens, _ = await turn(client, PROMPT)
             expected, _ = await turn(client, PROMPT + tokens)
             saved = await client.post("/v1/sessions", json={"name": "book", "session": "agent"})
+            assert saved.status_code == 200, saved.text
             assert saved.json()["num_tokens"] == len(PROMPT + tokens + expected)
         for name in ("worker-0", "gateway"):
             cluster.kill(name)

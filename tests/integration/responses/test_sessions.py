@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import dataclasses
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -10,12 +13,18 @@ import pytest
 import pytest_asyncio
 
 from gateway.answers import sessions as states
+from gateway.http.problem import NotKeptError
+from gateway.keeping.layout import StoreFullError
+from gateway.responses import rooms
+from gateway.responses.rooms import Rooms
+from gateway.responses.store import ResponseStore
 from gateway.sessions import store as sessions
 from tests.integration.responses.conftest import KEYS, One
 from tests.unit.gateway.conftest import MODEL
 
 PATH = "/v1/sessions"
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4}
+PARTS = 3  # of a session: mark, content, record
 Json = dict[str, Any]
 
 
@@ -144,7 +153,8 @@ async def test_what_was_kept_with_other_weights_is_not_restored(gateway: One, mo
 
 
 async def test_a_tenant_has_a_bound(gateway: One, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sessions, "TENANT_SESSIONS", 2)
+    monkeypatch.setattr(rooms, "TENANT_SESSIONS", 2)
+    monkeypatch.setattr(rooms, "LOOK_AGAIN_S", 0.0)
     await asked(gateway, "agent")
     for name in ("one", "two", "one"):
         await told(await gateway.http.post(PATH, json={"name": name, "session": "agent"}))
@@ -152,3 +162,60 @@ async def test_a_tenant_has_a_bound(gateway: One, monkeypatch: pytest.MonkeyPatc
     assert answer.json()["error"]["code"] == "insufficient_storage"
     monkeypatch.setattr(sessions, "SESSION_BYTES", 4)
     await told(await gateway.http.post(PATH, json={"name": "one", "session": "agent"}), 400)
+
+
+def state(num_tokens: int) -> states.SessionState:
+    return states.SessionState(model=MODEL, weights="w", cache_salt="", token_ids=bytes(4 * num_tokens))
+
+
+async def stored(kept: ResponseStore, tenant: str) -> int:
+    """Number of messages of a tenant's sessions."""
+    kinds = [sessions._each(tenant, "*"), sessions._mark(sessions._each(tenant, "*"))]
+    return sum([await kept.streams.count(subject) for subject in kinds])
+
+
+async def test_of_parallel_saves_one_is_kept_and_nothing_else(store: ResponseStore) -> None:
+    """Contents of the others stayed until they were too old."""
+    kept = [sessions.Sessions(store.streams, Rooms(store.streams, store.limits)) for _ in range(2)]
+    await asyncio.gather(*(kept[n % 2].save("acme", "book", state(n)) for n in range(1, 9)))
+    record = await kept[0].record("acme", "book")
+    assert len((await kept[1].load("acme", "book")).token_ids) == 4 * record.num_tokens
+    assert await stored(store, "acme") == PARTS
+    await asyncio.gather(kept[0].save("acme", "book", state(9)), kept[1].drop("acme", "book"))
+    with contextlib.suppress(NotKeptError):
+        await kept[0].load("acme", "book")
+    assert await stored(store, "acme") == PARTS * len(await kept[0].listed("acme"))
+
+
+async def test_what_a_gateway_left_half_done_is_absent_and_swept(
+    store: ResponseStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = sessions.Sessions(store.streams, store.rooms)
+    for name in ("one", "two", "three"):
+        record = await kept.save("half", name, state(5))
+        await (store.streams.purge if name == "two" else kept._delete)(sessions._content(record))
+    for read in (kept.record, kept.load, kept.drop):
+        with pytest.raises(NotKeptError):
+            await read("half", {kept.record: "one", kept.load: "two"}.get(read, "three"))
+    assert await stored(store, "half") == 1  # the mark of "two"
+    for name in ("one", "two"):
+        await kept.save("half", name, state(5))
+    await store.streams.purge(sessions._record("half", "one"))
+    await kept._delete(sessions._content(await kept.record("half", "two")))
+    assert await kept.listed("half") == []
+    assert await stored(store, "half") == PARTS  # these may be of saves that run
+    monkeypatch.setattr(sessions, "SAVE_S", -2.0)
+    assert await kept.listed("half") == []
+    assert await stored(store, "half") == 0
+
+
+async def test_sessions_count_in_a_tenant_s_share(store: ResponseStore) -> None:
+    limits = dataclasses.replace(store.limits, tenant_share=20_000 / store.limits.store_bytes)
+    kept, another = (sessions.Sessions(store.streams, Rooms(store.streams, limits)) for _ in range(2))
+    await kept.save("sharing", "one", state(2_500))
+    await kept.save("sharing", "one", state(3_000))
+    for each in (kept, another):
+        with pytest.raises(StoreFullError):
+            await each.save("sharing", "two", state(2_500))
+    await kept.drop("sharing", "one")
+    await kept.save("sharing", "two", state(2_500))
