@@ -73,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             began_at = time.monotonic()
             asked = asyncio.run(play(url, options.model.resolve().name, played))
             _report(page, arm, asked, time.monotonic() - began_at)
-            medians[arm] = statistics.median(each.ttft_s for each in asked)
+            medians[arm] = statistics.median(each.ttft_s for each in asked if each.turn)
             if options.hit_tokens:
                 costs[arm] = asyncio.run(
                     measure(
