@@ -39,7 +39,7 @@ from decode.scheduler import DecodeScheduler
 from engine.engine import Chunk, Sampled
 from worker.context import RoleContext
 from worker.roles import CancelReason, Computed, RoleLoad
-from worker.serving.allocation import sequence_of, withdraw
+from worker.serving.allocation import publish_computed, sequence_of, withdraw
 from worker.serving.checks import check_job
 from worker.serving.chunks import finish
 from worker.serving.jobs import Cancelled, ClaimedJob
@@ -208,6 +208,7 @@ class DecodeRole:
             self._send(request, position)
             request.sequence.propose(drafts_of(results[count - 1]))
         if request.finish:
+            publish_computed(self._context.cache.pool, request.sequence)  # a draft's tokens are known now
             request.ended_at = time.monotonic()
             self.scheduler.remove(request)
             self._speculation.ended(request.sequence)
@@ -238,9 +239,7 @@ class DecodeRole:
 
     def _first_local_token(self, request: DecodeRequest, claimed: ClaimedJob, tokens: Tokens) -> Tokens:
         """Settle a locally prefilled job with its first token and its cached tokens."""
-        self._context.totals.admitted(
-            prompt_tokens=len(request.sequence.token_ids) - 1, cached_tokens=request.sequence.num_found or 0
-        )
+        self._context.totals.admitted(request.sequence, prompt_tokens=len(request.sequence.token_ids) - 1)
         self._context.background.spawn(
             self._context.jobs.settle(
                 claimed,

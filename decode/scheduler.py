@@ -368,7 +368,10 @@ class DecodeScheduler:
         self.blocks.launched(request.sequence)
         self._in_flight[request.sequence] = request
         request.started_at = request.started_at or time.monotonic()
-        chunk = schedule(self._pool, request.sequence, num_tokens, drafted=drafted, spare=self._spare)
+        pool, nobody_waits = self._pool, not self._turns.are_open
+        chunk = schedule(
+            pool, request.sequence, num_tokens, drafted=drafted, spare=self._spare, leaves_ends=nobody_waits
+        )
         self._num_verifying += bool(chunk.drafted)
         return chunk
 

@@ -37,6 +37,7 @@ class Table:
     num_gone: int = 0
     begin: int = 0  # tokens before the last entry was this sequence's own
     behind: list[Entry] = field(default_factory=list)  # states behind the drafted tokens of a pass in flight
+    ends: list[int] = field(default_factory=list)  # checkpoints of a generation's last full blocks, in tokens
 
     def left(self, at: int, num_drafted: int) -> Entry:
         """The entry that a token in block `at` leaves its state in: the last of so many drafted ones, or one without (0)."""
@@ -47,21 +48,29 @@ class Table:
         first, self.begin = at // block_size, at
         self.entries[first:] = [fresh] * max(1, len(self.entries) - first)
 
-    def accept(self, at: int, num_drafted: int) -> list[Entry]:
-        """Go on from the state behind so many drafted tokens, of a pass whose first token is in block `at`.
+    def accept(self, start: int, num_drafted: int, block_size: int, *, shortest: float) -> list[Entry]:
+        """Go on from the state behind so many drafted tokens, of a pass whose first token is at `start`.
 
         Return the entries that nobody needs any more. Nothing is copied: the state's entry takes the place of the one before.
+        The state at the end of a block on the way stays as a checkpoint, unless that is for fewer tokens than the `shortest`.
         """
         unneeded, self.behind = self.behind, []
         if num_drafted:
+            at, last = start // block_size, (start + num_drafted) // block_size
             before, accepted = self.entries[at], unneeded[num_drafted - 1]
-            unneeded[num_drafted - 1] = before
             first, end = at, at + 1
             while first and self.entries[first - 1] == before:
                 first -= 1
             while end < len(self.entries) and self.entries[end] == before:
                 end += 1
             self.entries[first:end] = [accepted] * (end - first)
+            states, kept = [before, *unneeded], {num_drafted}  # behind the token at `start`, and each drafted one
+            if last > at and last * block_size >= shortest:
+                kept.add(passed := last * block_size - start - 1)
+                self.entries[first:last] = [states[passed]] * (last - first)
+                self.begin = last * block_size
+                self.ends.append(self.begin)
+            unneeded = [state for number, state in enumerate(states) if number not in kept]
         return unneeded
 
     def own(self) -> Iterator[tuple[int, Entry]]:

@@ -62,6 +62,7 @@ class Sequence:
     num_pending: int = 0  # tokens sampled by passes in flight
     num_cached: int = 0  # leading tokens whose KV came from the prefix cache
     num_found: int | None = None  # the same at its first admission
+    num_stateless: int = 0  # tokens behind those whose KV was cached, but no state
     digests: list[bytes] = field(default_factory=list)  # leading full blocks published so far
     known_digests: list[bytes] = field(default_factory=list)  # leading full blocks, hashed when it waits or is admitted
     branches: tuple[int, ...] = ()  # tokens behind which other prompts may go on
@@ -104,11 +105,11 @@ class Sequence:
         """True if it may have killed a worker and has not passed `suspect_until`."""
         return self.num_generated < self.suspect_until
 
-    def found(self, num_tokens: int) -> None:
+    def found(self, num_tokens: int, *, stateless: int = 0) -> None:
         """Record the prefix hit at its first admission; later ones include its own blocks."""
         self.num_cached = num_tokens
         if self.num_found is None:
-            self.num_found = num_tokens
+            self.num_found, self.num_stateless = num_tokens, stateless
 
     def schedule(self, num_tokens: int, drafted: tuple[int, ...] = ()) -> Chunk:
         """Schedule the next `num_tokens` positions for a pass; reaching the last token samples the next.

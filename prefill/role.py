@@ -223,9 +223,7 @@ class PrefillRole:
             if request.admission is Admission.NO_ROOM:
                 return  # keep the order: short prompts must not starve a long one
             request.admitted = True
-            self._context.totals.admitted(
-                prompt_tokens=len(request.sequence.token_ids), cached_tokens=request.sequence.num_cached
-            )
+            self._context.totals.admitted(request.sequence, prompt_tokens=len(request.sequence.token_ids))
             request.changed.set()
             self._context.jobs.room_changed()
 

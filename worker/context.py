@@ -51,6 +51,7 @@ class Totals:
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    stateless_tokens: int = 0
     generated_tokens: int = 0
     pushed_blocks: int = 0
     pushed_bytes: int = 0
@@ -63,10 +64,11 @@ class Totals:
     drafts: int = 0
     accepted_by_position: list[int] = field(default_factory=list)
 
-    def admitted(self, *, prompt_tokens: int, cached_tokens: int) -> None:
-        """Count a prompt's lookup in the prefix cache."""
+    def admitted(self, sequence: Sequence, *, prompt_tokens: int) -> None:
+        """Count the lookup of so many tokens in the prefix cache, at the sequence's first admission."""
         self.prompt_tokens += prompt_tokens
-        self.cached_tokens += min(prompt_tokens, cached_tokens)
+        self.cached_tokens += min(prompt_tokens, sequence.num_found or 0)
+        self.stateless_tokens += sequence.num_stateless
 
     def pushed(self, *, blocks: int, num_bytes: int, seconds: float) -> None:
         """Count blocks written to a decode worker."""
@@ -112,6 +114,7 @@ class Totals:
         return WorkerTotals(
             prompt_tokens=self.prompt_tokens,
             cached_tokens=self.cached_tokens,
+            stateless_tokens=self.stateless_tokens,
             generated_tokens=self.generated_tokens,
             pushed_blocks=self.pushed_blocks,
             pushed_bytes=self.pushed_bytes,

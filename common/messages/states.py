@@ -56,6 +56,7 @@ class WorkerTotals(msgspec.Struct, frozen=True, kw_only=True):
 
     prompt_tokens: int = 0  # prompt tokens looked up in the prefix cache
     cached_tokens: int = 0  # prompt tokens found in the prefix cache
+    stateless_tokens: int = 0  # behind those: KV was cached, but no state
     generated_tokens: int = 0
     pushed_blocks: int = 0
     pushed_bytes: int = 0

@@ -19,7 +19,7 @@ from common.pages import KVLayout
 from engine.cache.changes import Changes
 from engine.cache.resumable import ResumablePrefixes
 from engine.cache.retention import COMBINED, Policy, Retention
-from engine.groups import Entry, Full, Group, groups_of, resumable
+from engine.groups import LEAST_CHECKPOINT, Entry, Full, Group, groups_of, resumable
 from engine.sequence import Hold
 
 
@@ -63,6 +63,8 @@ class BlockPool:
         # Blocks that a sequence takes for its next block of tokens, and those that it has however long it is.
         self.growth = sum(group.blocks for group in self.groups if group.grows)
         self.fixed = sum(group.blocks for group in self.groups if not group.grows)
+        # Tokens at least from one checkpoint to the next, without which none pays; 0: each full block can be resumed.
+        self.checkpoint_distance = LEAST_CHECKPOINT * self.fixed * block_size
         self._is_single = all(group.blocks == 1 for group in self.groups)
         # Numbers of the further groups without whose entries no prefix is resumed. A window of one position sees its own alone.
         self._needed = [at for at, group in enumerate(self.groups) if at and not group.first_seen(block_size)]
@@ -272,6 +274,17 @@ class BlockPool:
             for digest in digests if number else ():
                 if digest in known:
                     self._forget_entry(number, digest)
+
+    def drop_entry(self, number: int, digest: bytes) -> bool:
+        """Free a cached entry that another replaced, unless a prompt found it; return False if somebody holds it."""
+        entry = self._entries[number].get(digest)
+        if entry is None:
+            return True
+        if any(self._references[block] for block in entry):
+            return False
+        if not self.retention.was_found(entry[0]):
+            self._forget_entry(number, digest)
+        return True
 
     def _unpublish(self, blocks: Iterable[int]) -> None:
         for block in blocks:

@@ -16,7 +16,9 @@ from engine.sequence import Chunk
 from engine.step.limits import InPlaceGroup, Limits, check_entry
 
 _PLACES = [2, 3, 5]  # columns of tiles that refer to states
+MOST_CHANGED = 16  # entries that are cheaper to change one by one
 _CARRIED: Entry = (CARRIED,)  # read by a drafted token
+_NO_BLOCKS: dict[Entry, int] = {(): NOTHING, _CARRIED: CARRIED}
 
 
 class DecodingStates:
@@ -41,15 +43,30 @@ class DecodingStates:
             else:
                 own = table.entries
                 entries += (own[(start - 1) // size] if start else (), own[start // size])
-        if entries != self._entries or not decoding:
+        changed = [
+            at for at, (entry, before) in enumerate(zip(entries, self._entries, strict=False)) if entry != before
+        ]
+        if len(entries) != len(self._entries) or len(changed) > MOST_CHANGED or not entries:
             self._moves = self._found(entries, group, limits.num_blocks)
-            self._entries = entries
+        else:
+            self._moves = self._changed(entries, changed, group, limits.num_blocks)
+        self._entries = entries
         return self._moves
+
+    def _changed(self, entries: list[Entry], places: list[int], group: InPlaceGroup, num_blocks: int) -> Ints:
+        """The moves with these entries in their places: sequences go on in fresh ones at the ends of blocks, a few a pass."""
+        moves = self._moves.copy()
+        self._entries = []  # until all were checked
+        for at in places:
+            entry = entries[at]
+            place = _NO_BLOCKS.get(entry)
+            moves[:, at // 2, at % 2] = check_entry(entry, group, num_blocks) if place is None else place
+        return moves
 
     def _found(self, entries: list[Entry], group: InPlaceGroup, num_blocks: int) -> Ints:
         self._entries = []  # until all were checked
         known: dict[Entry, Longs] = {
-            entry: np.full(group.blocks, place, dtype=np.int64) for entry, place in (((), NOTHING), (_CARRIED, CARRIED))
+            entry: np.full(group.blocks, place, dtype=np.int64) for entry, place in _NO_BLOCKS.items()
         }
         for entry in entries:
             if entry not in known:

@@ -68,6 +68,10 @@ COUNTERS: dict[str, tuple[str, Callable[[WorkerState], float]]] = {
     "baton_worker_pass_seconds": ("Time in which a pass ran", lambda state: state.totals.pass_s),
     "baton_worker_prompt_tokens": ("Prompt tokens that looked for a prefix", lambda state: state.totals.prompt_tokens),
     "baton_worker_cached_tokens": ("Prompt tokens found in the cache", lambda state: state.totals.cached_tokens),
+    "baton_worker_stateless_tokens": (
+        "Prompt tokens whose KV was cached, but no recurrent state to go on from",
+        lambda state: state.totals.stateless_tokens,
+    ),
     "baton_worker_generated_tokens": ("Generated tokens", lambda state: state.totals.generated_tokens),
     "baton_worker_drafts": ("Verified drafts", lambda state: state.totals.drafts),
     "baton_worker_drafted_tokens": ("Verified tokens of drafts", lambda state: state.totals.drafted_tokens),

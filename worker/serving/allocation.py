@@ -17,6 +17,7 @@ from engine.cache.changes import Chain
 from engine.groups import Entry, Group, Table, entries_of, extend, held_at_most, lacking_entries, longest_entries
 from engine.sequence import Hold, Sequence
 from kvtransfer.plan import Cargo, CargoGroup
+from worker.serving.checkpoints import branches_of, drop_older_ends
 from worker.serving.turns import Turns
 
 
@@ -89,11 +90,11 @@ def admit(pool: BlockPool, sequence: Sequence, *, num_tokens: int, spare: int = 
         tables.append(table)
     sequence.tables = tables
     sequence.digests = digests[:num_cached]
-    sequence.found(num_cached * size)
+    cached = pool.count_prefix(digests) if pool.fixed and not sequence.scores_prompt else num_cached
+    sequence.found(num_cached * size, stateless=(cached - num_cached) * size)
     sequence.restart(sequence.num_cached)
     if pool.fixed:
-        # Others may branch from where this one left what is cached, and go on where it ends.
-        sequence.branches = (pool.count_prefix(digests) * size, len(digests) * size)
+        sequence.branches = branches_of(pool, sequence, cached=cached * size, end=len(digests) * size)
 
 
 def expected_cached(pool: BlockPool, sequence: Sequence) -> int:
@@ -272,7 +273,8 @@ def let_go(pool: BlockPool, sequence: Sequence, number: int) -> None:
     """Share and give back a group's entries that no token reads any more; take as many where blocks of tokens lack theirs."""
     group, table = pool.groups[number], sequence.tables[number]
     first = table.num_gone
-    end = group.passed(table, sequence.num_computed)
+    # Tokens of a draft that was accepted are known a moment later.
+    end = group.passed(table, min(sequence.num_computed, len(sequence.token_ids)))
     if end <= first:
         return
     _share(pool, sequence, number, end)
@@ -280,6 +282,8 @@ def let_go(pool: BlockPool, sequence: Sequence, number: int) -> None:
     table.entries[first:end] = [()] * (end - first)
     table.num_gone = end
     pool.release(gone, sequence.hold)
+    if len(table.ends) > 1:
+        drop_older_ends(pool, table, number, sequence, before=end)
     num_entries = len(sequence.tables[0].entries)
     _fill(pool, group, table, num_entries, room=pool.num_free - before)
 

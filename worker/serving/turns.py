@@ -68,6 +68,11 @@ class Turns:
     def __contains__(self, who: Hashable) -> bool:
         return who in self._waiting
 
+    @property
+    def are_open(self) -> bool:
+        """True if anybody waits."""
+        return bool(self._waiting)
+
     def kept_from(self, who: Hashable) -> int:
         """Blocks that the admission of `who` must leave free for requests that are due before it."""
         kept = 0

@@ -17,7 +17,7 @@ from engine.groups import Entry, entries_of
 from engine.sequence import Sequence
 from kvtransfer.digest import block_digests
 from tests.unit.engine.tables import blocks_of_tokens, table_of
-from worker.serving.allocation import HeldBlocks, admit, cargo_of, received
+from worker.serving.allocation import HeldBlocks, admit, cargo_of, publish_computed, received
 from worker.serving.chunks import finish, schedule
 
 ROOT = hash_root(model="tiny", kv_dtype="float32", block_size=16)
@@ -113,6 +113,7 @@ class Generator:
                 if each is not None:
                     chunk.sequence.append(each.token_id)
                 if chunk.sequence.finish_reason():
+                    publish_computed(self.pool, chunk.sequence)
                     break
 
     def release(self, sequence: Sequence) -> None:

@@ -12,6 +12,7 @@ from engine.cache.pages import layout_of, page_parts
 from engine.config import CacheConfig, EngineConfig
 from engine.engine import Engine
 from engine.families import model_spec
+from engine.sequence import Sequence
 from engine.spec.model import UnsupportedModelError
 from tests.unit.engine.families import hybrids
 from tests.unit.engine.families.exact import Bench, asked
@@ -78,10 +79,9 @@ def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return Bench(case, tmp_path_factory.mktemp("hybrid"))
 
 
-def last_regular(generator: Generator, num_tokens: int) -> int:
-    """The last place below so many tokens where every sequence leaves a checkpoint."""
-    every = generator.pool.groups[1].resume_distance
-    return num_tokens // every * every
+def last_full(generator: Generator, num_tokens: int) -> int:
+    """The end of the last full block of so many tokens, where a generation leaves a checkpoint."""
+    return num_tokens // generator.pool.block_size * generator.pool.block_size
 
 
 @pytest.mark.parametrize("chunk_size", [512, 23])
@@ -91,7 +91,7 @@ def test_a_preempted_sequence_goes_on_from_its_checkpoint(bench: Bench, chunk_si
     for sequence in sequences:
         generator.admit(sequence)
     generator.go_on(sequences, num_tokens=3)
-    for tokens, begins in ((70, 64), (75, last_regular(generator, 140))):  # behind the prompt, then on the way
+    for tokens, begins in ((70, 64), (75, last_full(generator, 139))):  # behind the prompt, then on the way
         lost = sequences[0]
         generator.release(lost)
         assert lost.tables == []
@@ -110,9 +110,35 @@ def test_a_sequence_that_was_handed_over_leaves_checkpoints_there(bench: Bench) 
     decode.go_on([sequence], num_tokens=60)
     decode.release(sequence)
     decode.admit(sequence)
-    assert sequence.num_computed == last_regular(decode, 130)
+    assert sequence.num_computed == last_full(decode, 129)
     decode.go_on([sequence])
     bench.check([sequence], prefill, decode)
+
+
+@pytest.mark.parametrize("drafted", [0, 3])
+def test_each_turn_goes_on_from_the_end_of_the_last(bench: Bench, drafted: int) -> None:
+    """Also where a pass verified tokens on both sides of a block's end."""
+    turns, text = list[Sequence](), prompt_of_family(70)
+    alone, _ = bench.generators()
+    for turn in range(3):
+        turns.append(asked(f"turn {turn}", text, max_tokens=37))
+        alone.run([turns[-1]])
+        text = [*turns[-1].token_ids, *prompt_of_family(20, seed=turn)]
+
+    def draft(sequence: Sequence) -> list[int]:
+        known = next(turn for turn in turns if turn.request_id == sequence.request_id).token_ids
+        return known[len(sequence.token_ids) :][:drafted]
+
+    generator, _ = bench.generators(draft=draft)
+    earlier = 0
+    for turn in turns:
+        again = asked(turn.request_id, turn.token_ids[: turn.num_prompt_tokens], max_tokens=37)
+        generator.run([again])
+        assert again.num_cached >= last_full(generator, max(0, earlier - 1))
+        assert again.token_ids == turn.token_ids
+        bench.check([again], generator)
+        earlier = len(again.token_ids)
+    assert any(generator.accepted) == bool(drafted)
 
 
 def test_without_room_for_a_checkpoint_a_sequence_goes_on_without(bench: Bench) -> None:

@@ -203,7 +203,8 @@ def test_a_checkpoint_that_others_hold_is_not_taken_over() -> None:
     assert all(pool._references[block] == 1 for block in checkpoint)
 
 
-def test_a_state_from_elsewhere_changes_in_place_until_the_next_checkpoint() -> None:
+def test_a_generation_from_elsewhere_keeps_the_newest_end_of_its_blocks() -> None:
+    """The state that came is the first of them, and free once the next one is shared."""
     pool = BlockPool(num_blocks=64, block_size=BLOCK, groups=GROUPS)
     sequence = new_sequence("a", list(range(16)), max_tokens=40)
     state = tuple(pool.allocate(STATE))
@@ -212,9 +213,27 @@ def test_a_state_from_elsewhere_changes_in_place_until_the_next_checkpoint() -> 
     sequence.restart(16)
     sequence.append(1)
     publish_computed(pool, sequence)
-    compute(pool, sequence, *[1] * 17)
+    compute(pool, sequence, 1)
+    assert (pool._entries[1], runs(sequence)) == ({sequence.digests[3]: state}, [(4, 14)])
+    compute(pool, sequence, *[1] * 16)
     assert (runs(sequence), sequence.tables[1].begin) == ([(8, 14)], 32)
-    assert pool._entries[1] == {sequence.digests[7]: state}
+    assert lengths(pool, sequence.token_ids) == [7, 8]  # the newest, and the regular one
+    assert pool.num_cached == 2 * STATE
+
+
+@pytest.mark.parametrize("chunks", [[60], [16, 44], [1] * 60])
+def test_a_prompt_leaves_checkpoints_at_the_ends_of_its_first_and_newest_messages(chunks: list[int]) -> None:
+    """As far from each other as they have to be, and never more than its blocks."""
+    pool = BlockPool(num_blocks=128, block_size=BLOCK, groups=groups_with(BLOCK, state_blocks=4))
+    prompt = list(range(60))
+    sequence = new_sequence("a", prompt, stop_token_ids=[9, 20, 22, 30, 46, 57])
+    admit(pool, sequence, num_tokens=len(prompt) + 8)
+    assert sequence.branches == (8, 20, 28, 44, 56)
+    compute(pool, sequence, *chunks)
+    HeldBlocks(pool).give_back(sequence)
+    assert lengths(pool, prompt) == [2, 5, 7, 8, 11, 14]  # with the regular one behind 32
+    for length, cached in ((58, 56), (55, 44), (43, 32), (15, 8)):
+        assert admitted(pool, [*prompt[:length], 99]).num_cached == cached
 
 
 def test_states_that_proved_wrong_are_never_found_again() -> None:

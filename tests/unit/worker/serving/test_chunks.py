@@ -34,10 +34,14 @@ def test_a_sequence_goes_on_from_the_state_behind_the_accepted_tokens(num_accept
     for _ in range(num_accepted + 1):
         sequence.append(7)
     finish(pool, chunk, num_accepted)
-    assert (set(states.entries[1:]), states.behind, pool.num_used) == ({wanted}, [], used)
+    own = 2 if num_accepted > 1 else 1  # the state at the end of the second block is a checkpoint
+    assert (set(states.entries[own:]), states.behind, pool.num_used) == ({wanted}, [], used)
     assert sequence.num_computed == 7 + num_accepted
     HeldBlocks(pool).give_back(sequence)
     assert pool.num_used == 0
+    again = new_sequence("b", [*sequence.token_ids, 5])
+    admit(pool, again, num_tokens=len(again.token_ids))
+    assert again.num_cached == own * BLOCK
 
 
 @pytest.mark.parametrize(("num_tokens", "drafted"), [(12, 3), (13, 3), (14, 2), (15, 1), (16, 0), (17, 3)])
