@@ -167,6 +167,9 @@ class LowerTiers(Protocol):
     def tier_of(self, digest: bytes) -> int | None:
         """The first tier that has a block."""
 
+    def resumes(self, digest: bytes) -> bool:
+        """True if a block of a tier, or of the pool with what tiers have, is a prefix's that can be resumed."""
+
     def __iter__(self) -> Iterator[bytes]: ...
 
     def drain_changed(self) -> list[bytes]:
@@ -181,9 +184,8 @@ class IndexNews:
     """
 
     def __init__(self, pool: BlockPool, lower: LowerTiers | None = None) -> None:
-        """News of the pool and the tiers below it. Of several groups the index hears of the pool's blocks alone."""
-        self._pool = pool
-        self._lower, self._tells_lower = lower, len(pool.groups) == 1
+        """News of the pool and the tiers below it. Of several groups the index hears of prefixes that can be resumed."""
+        self._pool, self._lower = pool, lower
         self._is_known = False
         self._gone: dict[bytes, None] = {}
 
@@ -196,9 +198,8 @@ class IndexNews:
         added, removed = self._pool.drain_events()
         if not self._is_known:
             added = self._pool.cached_digests()
-        changed = [] if self._lower is None else self._lower.drain_changed()  # else it would grow for ever
-        if self._lower is not None and self._tells_lower:
-            added, removed = self._names(self._lower, [*added, *removed, *changed])
+        if self._lower is not None:
+            added, removed = self._names(self._lower, [*added, *removed, *self._lower.drain_changed()])
         self._gone |= dict.fromkeys(removed)
         for digest in added:
             self._gone.pop(digest, None)
@@ -211,9 +212,10 @@ class IndexNews:
         added, removed = list[bytes](), list[bytes]()
         here = set(changed) if self._is_known else {*changed, *lower}
         for digest in here:
+            is_of_use = self._pool.is_resumable(digest) or lower.resumes(digest)
             tier = 0 if self._pool.has(0, digest) else lower.tier_of(digest)
             names = [digest, *(digest + bytes([at + 1]) for at in range(lower.depth))]
-            count = 0 if tier is None else tier + 1
+            count = tier + 1 if is_of_use and tier is not None else 0
             added += names[:count]
             removed += names[count:]
         return added, removed

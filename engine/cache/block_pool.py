@@ -67,9 +67,9 @@ class BlockPool:
         self.checkpoint_distance = LEAST_CHECKPOINT * self.fixed * block_size
         self._is_single = all(group.blocks == 1 for group in self.groups)
         # Numbers of the further groups without whose entries no prefix is resumed. A window of one position sees its own alone.
-        self._needed = [at for at, group in enumerate(self.groups) if at and not group.first_seen(block_size)]
+        self.needed = [at for at, group in enumerate(self.groups) if at and not group.first_seen(block_size)]
         self._entries: list[dict[bytes, Entry]] = [{} for _ in self.groups]
-        self._resumable = ResumablePrefixes(self._now_resumable, self._no_longer_resumable)
+        self.prefixes = ResumablePrefixes(self._now_resumable, self._no_longer_resumable)
         self._references = [0] * num_blocks
         self._digests: list[bytes | None] = [None] * num_blocks  # None: not published
         self._group_of = [0] * num_blocks  # number of the group that a published block's entry is in
@@ -223,7 +223,7 @@ class BlockPool:
 
     def publish(self, block: int, digest: bytes) -> None:
         """Declare the content of a held block of tokens final and shareable under `digest`, see `publish_entry`."""
-        if self._publish(0, (block,), digest) and self._is_resumable(digest):
+        if self._publish(0, (block,), digest) and self.is_resumable(digest):
             self.changes.came(digest)
 
     def publish_entry(self, number: int, entry: Entry, digests: Sequence[bytes], count: int) -> None:
@@ -236,8 +236,8 @@ class BlockPool:
         digest = digests[count - 1]
         if not number:
             self.publish(entry[0], digest)
-        elif self._publish(number, entry, digest) and number in self._needed and self._is_end(digest):
-            self._resumable.add(digests, count)
+        elif self._publish(number, entry, digest) and number in self.needed and self._is_end(digest):
+            self.prefixes.add(digests, count)
 
     def _publish(self, number: int, entry: Entry, digest: bytes) -> bool:
         """Return whether the group had none for this digest."""
@@ -304,14 +304,15 @@ class BlockPool:
 
     def cached_digests(self) -> list[bytes]:
         """Return every digest that `match_prefix` would find now, and use, oldest publication first."""
-        return [digest for digest in self._entries[0] if self._is_resumable(digest)]
+        return [digest for digest in self._entries[0] if self.is_resumable(digest)]
 
     def _is_end(self, digest: bytes) -> bool:
         """True if each group that needs one has an entry there."""
-        return all(digest in self._entries[number] for number in self._needed)
+        return all(digest in self._entries[number] for number in self.needed)
 
-    def _is_resumable(self, digest: bytes) -> bool:
-        return not self._needed or digest in self._resumable
+    def is_resumable(self, digest: bytes) -> bool:
+        """True if the block, while it is here, is a prefix's that can be resumed."""
+        return not self.needed or digest in self.prefixes
 
     def _now_resumable(self, digest: bytes) -> None:
         if digest in self._entries[0]:
@@ -338,7 +339,7 @@ class BlockPool:
 
     def _forget_entry(self, number: int, digest: bytes, *, but: int = -1) -> None:
         """Make an entry's contents nobody's; the caller takes `but`, which retention forgot."""
-        was_end = number in self._needed and self._is_end(digest)
+        was_end = number in self.needed and self._is_end(digest)
         for block in self._entries[number].pop(digest):
             if self._references[block] == 0 and block != but:
                 self._free_cached(block)
@@ -347,8 +348,8 @@ class BlockPool:
                 self.retention.forget(block)
         self._tell_forgotten(digest)
         if was_end:
-            self._resumable.remove(digest)
-        if number == 0 and self._is_resumable(digest):
+            self.prefixes.remove(digest)
+        if number == 0 and self.is_resumable(digest):
             self.changes.went(digest)
 
     def _tell_forgotten(self, digest: bytes) -> None:

@@ -6,7 +6,7 @@ go on, or has an end behind it. Adding and removing an end costs O(1), besides O
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 
@@ -27,6 +27,9 @@ class ResumablePrefixes:
     def __contains__(self, digest: bytes) -> bool:
         return digest in self._nodes
 
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self._nodes)
+
     def add(self, digests: Sequence[bytes], count: int) -> None:
         """Mark the prefix with the first `count` of these digests as resumable."""
         first = count
@@ -37,6 +40,19 @@ class ResumablePrefixes:
         for at in range(first, count):
             self._nodes[digests[at]] = _Node(digests[at - 1] if at else None)
             self._came(digests[at])
+
+    def add_from(self, other: ResumablePrefixes, digest: bytes) -> None:
+        """Mark a prefix as resumable that is a node of another tree."""
+        path = list[bytes]()
+        at: bytes | None = digest
+        while at is not None and at not in self._nodes:
+            path.append(at)
+            at = other._nodes[at].parent
+        if at is not None:
+            self._nodes[at].count += 1
+        for fresh in reversed(path):
+            self._nodes[fresh] = _Node(other._nodes[fresh].parent)
+            self._came(fresh)
 
     def remove(self, digest: bytes) -> None:
         """Unmark this prefix as resumable."""

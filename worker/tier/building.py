@@ -51,6 +51,7 @@ def host_tier(
 def _files(tier: HostTier, memory: HostMemory, disk: Disk) -> FileTier:
     writes, reads = Copies(CopyThread("kv-write")), Copies(CopyThread("kv-read"))
     below = FileTier(tier.blocks, memory, disk.files, disk.blocks, writes=writes, reads=reads)
+    disk.blocks.listener = tier.prefixes.gate(disk.blocks)
     extra = {
         "folder": str(disk.files.folder),
         "disk_mb": disk.blocks.max_bytes >> 20,

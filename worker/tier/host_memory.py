@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from threading import Lock
 
 import torch
@@ -12,6 +12,7 @@ from kvtransfer.digest import block_digests
 
 # Pinning takes tenths of a second a GiB: memory comes in pieces, once a block is stored there.
 CHUNK_BYTES = 1 << 30
+DIGEST_BYTES = 8
 
 
 class HostMemory:
@@ -69,3 +70,9 @@ def _allocate(shape: tuple[int, int], *, is_pinned: bool) -> torch.Tensor:
         return torch.empty(shape, dtype=torch.uint8, pin_memory=is_pinned)
     except RuntimeError as error:  # torch's, for lack of memory, too
         raise MemoryError(f"no room for {shape[0] * shape[1] >> 20} MiB of host memory: lower --kv-host-mb") from error
+
+
+def sums_of(result: bytes | Exception) -> Iterator[bytes]:
+    """The digest of each block that was copied; none without a result."""
+    packed = b"" if isinstance(result, Exception) else result
+    return (packed[at : at + DIGEST_BYTES] for at in range(0, len(packed), DIGEST_BYTES))

@@ -25,7 +25,8 @@ from engine.sequence import Hold, Sequence
 from worker.tier.copier import Copier, Copies
 from worker.tier.file_tier import Fetch, FileTier
 from worker.tier.host_blocks import HostBlock, HostBlocks
-from worker.tier.host_memory import HostMemory
+from worker.tier.host_memory import HostMemory, sums_of
+from worker.tier.prefixes import LowerPrefixes
 
 log = logging.getLogger("baton.tier")
 
@@ -33,7 +34,6 @@ log = logging.getLogger("baton.tier")
 WATERMARK = 0.5
 STORED_AT_ONCE = 32  # blocks of a copy, for whose end a load waits
 SECOND_SIGHT_POOLS = 4  # a smaller tier lets in what is seen again
-DIGEST_BYTES = 8
 
 
 @dataclass(slots=True, eq=False)
@@ -83,6 +83,8 @@ class HostTier:
         self._copies, self._wake = Copies(copier), wake
         self.blocks = HostBlocks(num_slots, second_sight=num_slots < SECOND_SIGHT_POOLS * pool.num_blocks)
         self.files: FileTier | None = None  # below it
+        self.prefixes = LowerPrefixes(pool, self._is_below)
+        self.blocks.listener = self.prefixes.gate(self.blocks)
         self._queue: dict[bytes, None] = {}  # cached and not yet stored, in the order of release
         self._storing: dict[bytes, _Store] = {}
         self._loads: dict[Sequence, _Load | Fetch] = {}
@@ -107,6 +109,7 @@ class HostTier:
             del self._queue[digest]
             self._lost += digest not in self.blocks
         self.blocks.left(digest)
+        self.prefixes.forgotten(digest)
 
     def withdrawn(self, digest: bytes) -> None:
         self.blocks.forget(digest)
@@ -172,7 +175,7 @@ class HostTier:
             log.warning("tier.stores_no_more", extra={"error": str(result)})
             self._is_off = True
             self._queue.clear()
-        sums = _sums_of(result)
+        sums = sums_of(result)
         for store in stores:
             parts = {number: b"".join(islice(sums, len(entry))) for number, entry in store.slots.items()}
             is_bad = isinstance(result, Exception) or store.is_void or (store.known is not None and store.known.is_gone)
@@ -181,6 +184,7 @@ class HostTier:
                 self._lost += 1
             else:
                 self.blocks.add(store.digest, store.slots, parts, was_found=store.was_found)
+                self.prefixes.stored(store.digest)
                 self._stored += sum(map(len, store.slots.values()))
             if store.known is not None:
                 self.blocks.end_use(store.known)
@@ -236,6 +240,9 @@ class HostTier:
     def _is_here(self, number: int, digest: bytes) -> bool:
         return self._pool.has(number, digest) or self.blocks.has(number, digest)
 
+    def _is_below(self, number: int, digest: bytes) -> bool:
+        return self.blocks.has(number, digest) or (self.files is not None and self.files.blocks.has(number, digest))
+
     def _begin_fetch(self, sequence: Sequence, digests: ListOf[bytes]) -> Fetch | None:
         """Read what files have of a prompt beyond the pool and host memory, into the latter."""
         files, pool, size = self.files, self._pool, self._pool.block_size
@@ -243,10 +250,11 @@ class HostTier:
             return None
         here = self._resumable(digests, self._is_here)
         count = self._resumable(
-            digests, lambda number, digest: self._is_here(number, digest) or files.blocks.has(number, digest)
+            digests, lambda number, digest: pool.has(number, digest) or self._is_below(number, digest)
         )
         if count <= here:
             return None
+        self.prefixes.asked(digests[:count])
         pool.changes.learn(Chain(sequence.hash_root, digests[:count], sequence.token_ids, size))
         lacking = dict[bytes, dict[int, int]]()
         for at in range(count):
@@ -310,7 +318,7 @@ class HostTier:
         """Publish the entries whose bytes are those that were stored, and let go of all: nobody who waits holds blocks."""
         if isinstance(result, Exception):
             log.warning("tier.not_loaded", extra={"error": str(result)})
-        sums = _sums_of(result)
+        sums = sums_of(result)
         for piece in load.pieces:
             found = b"".join(islice(sums, len(piece.entry)))
             if piece.source.is_gone:
@@ -345,11 +353,16 @@ class HostTier:
 
     def __iter__(self) -> Iterator[bytes]:
         below = () if self.files is None else (digest for digest in self.files.blocks if digest not in self.blocks)
-        return chain(self.blocks, below)
+        return chain(self.blocks, below, self.prefixes)
+
+    def resumes(self, digest: bytes) -> bool:
+        """True if a block of these tiers, or of the pool with what they have, is a prefix's that can be resumed."""
+        return digest in self.prefixes
 
     def drain_changed(self) -> list[bytes]:
         """Digests that came to a tier or left it since the last call, each once."""
-        changed = self.blocks.drain_changed() + ([] if self.files is None else self.files.blocks.drain_removed())
+        files = [] if self.files is None else self.files.blocks.drain_removed()
+        changed = chain(self.blocks.drain_changed(), files, self.prefixes.drain_changed())
         return [*dict.fromkeys(changed)]
 
     def totals(self) -> HostTierTotals:
@@ -376,9 +389,3 @@ class HostTier:
         self._copies.close()
         if self.files is not None:
             self.files.close()
-
-
-def _sums_of(result: bytes | Exception) -> Iterator[bytes]:
-    """The digest of each block; empty without a result."""
-    packed = b"" if isinstance(result, Exception) else result
-    return (packed[at : at + DIGEST_BYTES] for at in range(0, len(packed), DIGEST_BYTES))

@@ -6,7 +6,6 @@ import random
 from collections.abc import Iterator
 
 from engine.cache.block_pool import BlockPool
-from engine.groups import Full, Window
 from worker.heartbeat import IndexNews
 from worker.tier.file_blocks import FileBlocks
 from worker.tier.host_blocks import HostBlocks
@@ -73,6 +72,9 @@ class Tiers:
     def __iter__(self) -> Iterator[bytes]:
         return iter({*self.host, *self.files})
 
+    def resumes(self, digest: bytes) -> bool:
+        return True
+
     def drain_changed(self) -> list[bytes]:
         return self.host.drain_changed() + self.files.drain_removed()
 
@@ -113,14 +115,3 @@ def test_the_index_has_what_lower_tiers_have_and_says_in_which() -> None:
             assert index == tiers.names(pool), step
         else:
             news.forget()
-
-
-def test_of_several_groups_the_index_hears_of_the_pool_alone() -> None:
-    groups = (Full(block_size=16), Window(block_size=16, window=40))
-    pool, tiers = BlockPool(num_blocks=BLOCKS, block_size=16, groups=groups), Tiers()
-    tiers.host.add(b"there", {0: (0,)}, {0: b""})
-    news = IndexNews(pool, tiers)
-    assert news.next() == ([], [])
-    tiers.host.forget(b"there")
-    assert news.next() == ([], [])
-    assert tiers.drain_changed() == []  # nothing piles up

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from common.blocks import hash_blocks
 from engine.engine import Engine
 from tests.unit.worker.tier.serving import BLOCK, LENGTH, NUM_PROMPTS, Server, ask
+from worker.heartbeat import IndexNews
 from worker.serving.allocation import withdraw
 
 
@@ -18,6 +20,41 @@ def test_what_the_pool_evicted_is_found_again_and_gives_the_same_text(engine: En
     totals = server.tier.totals()
     assert totals.hit_tokens > 0
     assert totals.bad_digests == 0
+
+
+class Heard:
+    """A reader of KV events about one tier."""
+
+    def __init__(self) -> None:
+        self.here = set[bytes]()
+
+    def came(self, digest: bytes) -> None:
+        self.here.add(digest)
+
+    def went(self, digest: bytes) -> None:
+        self.here.discard(digest)
+
+
+def test_the_index_hears_of_what_is_found(engine: Engine) -> None:
+    """Of several groups that is a prefix with all that the next token reads. Readers of events hear the same."""
+    server, index, founds = Server(engine), set[bytes](), list[int]()
+    news, heard = IndexNews(server.pool, server.tier), Heard()
+    (gate,) = server.tier.prefixes.gates
+    gate.told = heard
+    for number in [*range(NUM_PROMPTS), *range(NUM_PROMPTS)]:
+        added, removed = news.next()
+        index = (index | {*added}) - {*removed}
+        news.told()
+        sequence = ask(number)
+        digests = hash_blocks(sequence.hash_root, sequence.token_ids, BLOCK)
+        told = next((at for at, digest in enumerate(digests) if digest not in index), len(digests))
+        founds.append(server.answer(number)[1])
+        assert founds[-1] == told * BLOCK
+        assert heard.here == {digest for digest in server.tier.blocks if server.tier.resumes(digest)}
+    assert founds[NUM_PROMPTS:] == [LENGTH // BLOCK * BLOCK] * NUM_PROMPTS
+    for digest in [*server.tier.blocks]:
+        server.tier.blocks.forget(digest)
+    assert (heard.here, {*server.tier.prefixes}) == (set(), set())
 
 
 def test_a_flipped_bit_in_host_memory_is_a_miss(engine: Engine, cold: list[list[int]]) -> None:
