@@ -14,8 +14,6 @@ import msgspec
 from common.words import Keeps
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1, "uint8": 1}
-# dtype of quantised keys and values -> the word of `--kv-cache-dtype`.
-KV_NAMES = {"float8_e4m3fn": "fp8", "uint8": "int8"}
 LANE_BYTES = 4  # digests and copies count 32-bit words
 
 

@@ -7,13 +7,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 # `kv_cache_dtype`, also by vLLM's names -> the quantised form. None: keys and values keep the model's compute dtype.
-KV_CACHE_DTYPES: dict[str, Literal["fp8", "int8"] | None] = {
+KV_CACHE_DTYPES: dict[str, Literal["fp8", "int8", "int4"] | None] = {
     "auto": None,
     "bfloat16": None,
     "fp8": "fp8",
     "fp8_e4m3": "fp8",
     "int8": "int8",
     "int8_per_token_head": "int8",
+    "int4": "int4",
+    "int4_per_token_head": "int4",
 }
 SKIPPED_LAYERS = ("", "sliding_window")
 

@@ -26,7 +26,7 @@ from benchmarks.kernels.ops.command import main as compare_implementations
 from benchmarks.kernels.quantised import REAL, print_errors, quantised_cases
 from benchmarks.results_format import Result, number
 from engine.kernels import activation, attention, linear, norm, rope
-from engine.kernels.codes import KINDS, Kind, coded, decoded, numbers_of
+from engine.kernels.codes import KINDS, LATENT_KINDS, Kind, coded, decoded, numbers_of
 from engine.kernels.device import describe
 from engine.kernels.mla import mla_attention, opened
 from engine.kernels.sparse import selected_positions, sparse_attention
@@ -77,7 +77,7 @@ def _cases(device: torch.device) -> Iterator[Case]:
     for kind in KINDS:
         yield _decode_case(device, 64, 1088, kind)
         yield _decode_case(device, 32, 8256, kind)
-    for kept in (None, *KINDS):
+    for kept in (None, *LATENT_KINDS):
         yield _latent_case(device, 64, 1088, kept)
         yield _latent_case(device, 32, 8256, kept)
     for count, context in ((1, 32768), (1, 131072), (32, 8256)):
@@ -166,7 +166,8 @@ def _decode_case(device: torch.device, count: int, context: int, kind: Kind | No
     pool, codes = (numbers, None) if kind is None else coded(numbers, kind)
     kept = numbers if kind is None else numbers_of(pool, torch.arange(count * width, device=device), codes)
     table = torch.randperm(count * width, device=device).int().view(count, width)
-    head_bytes = HEAD_DIM * pool.element_size() + (4 if codes is not None and codes.scales is not None else 0)
+    parts = [pool] if codes is None or codes.scales is None else [pool, codes.scales]
+    head_bytes = sum(part.shape[-1] * part.element_size() for part in parts)
     q = _random(count, HEADS, HEAD_DIM, device=device)
     plan = _decode_plan(device, table, context, KV_HEADS)
 

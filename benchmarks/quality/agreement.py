@@ -1,6 +1,6 @@
 """The quality cost of a format: perplexity, and agreement with the first arm, of the demo model or one of yours.
 
-    python -m benchmarks.quality.agreement --out benchmarks/results                          keys and values as fp8 and int8
+    python -m benchmarks.quality.agreement --out benchmarks/results                          keys and values as fp8, int8 and int4
     python -m benchmarks.quality.agreement --arm plain: --arm fp8:quantization=fp8           any fields of EngineConfig
 
 Each arm scores the same made-up dialogues, which training has not seen as such, and answers the same questions greedily. A step
@@ -41,6 +41,7 @@ ARMS = (
     f"bfloat16:{KV}",
     f"fp8 KV:{KV},kv_cache_dtype=fp8",
     f"int8 KV:{KV},kv_cache_dtype=int8",
+    f"int4 KV:{KV},kv_cache_dtype=int4",
     "float32:dtype=float32",
 )
 TEXTS, TEXT_TOKENS, QUESTIONS, ANSWER_TOKENS = 24, 900, 64, 40

@@ -36,6 +36,7 @@ ARMS = (
     "fp8 rounded:quantization=fp8,dtype=float32",
     "int8 KV:dtype=float32,kv_cache_dtype=int8",
     "fp8 KV:dtype=float32,kv_cache_dtype=fp8",
+    "int4 KV:dtype=float32,kv_cache_dtype=int4",
 )
 WINDOW = 512
 MOST_COST = 0.5  # percent, of int8: the default of GGUF files on a CPU

@@ -6,7 +6,11 @@ from dataclasses import replace
 
 from engine.config import KV_CACHE_DTYPES, CacheConfig
 from engine.kernels.codes import Kind
+from engine.spec.attention import AttentionSpec
+from engine.spec.mla import MLASpec
 from engine.spec.model import LayerSpec, ModelSpec, UnsupportedModelError
+
+INT4_FEATURES = 8  # whose codes are one of the words that digests and copies count
 
 
 def with_codes(model: ModelSpec, cache: CacheConfig, dtype: str) -> ModelSpec:
@@ -34,4 +38,16 @@ def _with_codes(layer: LayerSpec, kind: Kind, cache: CacheConfig) -> LayerSpec:
     attention = layer.attention
     if attention is None or (attention.window and cache.kv_cache_dtype_skip_layers):
         return layer
+    if kind == "int4" and (problem := _not_in_int4(attention)):
+        raise UnsupportedModelError(
+            f"kv_cache_dtype = int4 is not supported for this model: {problem}. Give it int8 or fp8"
+        )
     return layer.with_attention(codes=kind)
+
+
+def _not_in_int4(attention: AttentionSpec | MLASpec) -> str:
+    """Reason for which int4 can't hold what a layer keeps, or ""."""
+    if isinstance(attention, MLASpec):
+        return "its heads share latents (MLA), of which there are codes of 8 bits alone"
+    dim = attention.heads.head_dim
+    return f"its heads have {dim} features, no multiple of {INT4_FEATURES}" if dim % INT4_FEATURES else ""

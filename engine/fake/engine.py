@@ -30,7 +30,7 @@ from engine.fake.faults import FakeFaults
 from engine.fake.pattern import MASK, ROOT, further_parts_of, mix, parts_of, running_hashes
 from engine.grammars.grammars import Grammars
 from engine.groups import groups_of
-from engine.kernels.codes import KINDS
+from engine.kernels.codes import part_dims
 from engine.passes import Finished
 from engine.sampling.scores import NO_TOKEN
 from engine.sampling.verifying import verifying
@@ -80,7 +80,7 @@ class FakeEngine:
         self.max_model_len = config.max_model_len or DEFAULT_MAX_MODEL_LEN
         dtype = "float32" if config.dtype == "auto" else config.dtype
         kind = KV_CACHE_DTYPES[config.cache.kv_cache_dtype]
-        kept = zip(KINDS[kind] if kind else [dtype], (HEAD_DIM, 1), strict=False)
+        kept = part_dims(kind, HEAD_DIM) if kind else ((dtype, HEAD_DIM),)
         plain = [PagePart(layers=2, planes=2, heads=1, dim=dim, dtype=part) for part, dim in kept]
         self.layout = _layout(config, parts or plain)
         self.fingerprint = _fingerprint(str(config.model), vocab_size, self.layout)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.kernels.codes import Codes, decoded, encoded
+from engine.kernels.codes import Codes, decoded, encoded, head_dim, turned
 from engine.kernels.device import twin
 from engine.kernels.norm import rms_norm
 from engine.kernels.once import Once
@@ -68,31 +68,46 @@ def rope_and_write_kv(
     cos | sin halves for the first R dimensions, None: nothing is rotated. `kv_layer` [num_blocks, 2, B, Hkv, D] is a strided
     view of the pool, and the result has its dtype, or that of the numbers if the pool keeps `codes` of them. `in_place`: what
     the pool holds then replaces the keys and values in `qkv`, too. `is_spare`: nobody reads `qkv` afterwards, it may be
-    overwritten. `once`: of the pass.
+    overwritten. `once`: of the pass. With int4 codes queries and keys are `turned` at last.
     """
-    _, _, block_size, num_kv_heads, head_dim = kv_layer.shape
+    num_kv_heads, dim = kv_layer.shape[3], head_dim(kv_layer, codes)
     once = once or Once()
-    heads = _heads(qkv, kv_layer.dtype if codes is None else codes.dtype, head_dim)
+    heads = _heads(qkv, kv_layer.dtype if codes is None else codes.dtype, dim)
     num_rotated = heads.shape[1] - num_kv_heads  # keys and values may be absent
-    if is_spare and cos_sin is not None and codes is None and how.are_only_rotated(cos_sin, head_dim):
+    if is_spare and cos_sin is not None and codes is None and how.are_only_rotated(cos_sin, dim):
         return _rotated_in_place(heads, num_kv_heads, positions, cos_sin, slots, kv_layer, how, once)
     q, k = _queries_and_keys(heads[:, :num_rotated], num_rotated - num_kv_heads, positions, cos_sin, how, once)
+    if codes is not None and codes.kind == "int4":
+        q, k = turned(q), turned(k)
     v = heads[:, num_rotated:]
     if how.norms_values:
         v = rms_norm.reference(v, None, how.eps)
+    own = heads[:, num_rotated - num_kv_heads :] if in_place else None  # a view of `qkv`
+    _write((k, v), slots, kv_layer, codes, own, once)
+    return q
+
+
+def _write(
+    both: tuple[torch.Tensor, torch.Tensor],
+    slots: torch.Tensor,
+    kv_layer: torch.Tensor,
+    codes: Codes | None,
+    own: torch.Tensor | None,
+    once: Once,
+) -> None:
+    """Write keys and values [T, Hkv, D] to the pool, and as it holds them to `own` [T, 2 Hkv, D]."""
+    block_size, num_kv_heads = kv_layer.shape[2:4]
     written, blocks, offsets = once((id(slots), block_size), lambda: _places(slots, block_size))
-    if codes is None and not in_place:
-        kv_layer[blocks, :, offsets] = torch.stack((k[written], v[written]), dim=1)
-        return q
-    for plane, x in enumerate((k, v)):
+    if codes is None and own is None:
+        kv_layer[blocks, :, offsets] = torch.stack([x[written] for x in both], dim=1)
+        return
+    for plane, x in enumerate(both):
         kept, scales = (x, None) if codes is None else encoded(x, plane, codes)
         kv_layer[blocks, plane, offsets] = kept[written]
         if codes is not None and codes.scales is not None and scales is not None:
             codes.scales[blocks, plane, offsets] = scales[written]
-        if in_place:  # a view of `qkv`
-            first = heads.shape[1] + (plane - 2) * num_kv_heads
-            heads[:, first : first + num_kv_heads] = _as_kept(kept, scales, plane, codes)
-    return q
+        if own is not None:
+            own[:, plane * num_kv_heads : (plane + 1) * num_kv_heads] = _as_kept(kept, scales, plane, codes)
 
 
 def _as_kept(kept: torch.Tensor, scales: torch.Tensor | None, plane: int, codes: Codes | None) -> torch.Tensor:

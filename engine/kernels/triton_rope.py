@@ -11,8 +11,23 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from engine.kernels.codes import Codes
-from engine.kernels.codes.triton_codes import INT8, NUMBERS, bytes_of, in_fp8, in_int8, kind_of, largest_of, scales_of
+from engine.kernels.codes import Codes, head_dim
+from engine.kernels.codes.triton_codes import (
+    INT4,
+    INT8,
+    NUMBERS,
+    bytes_of,
+    ends_of,
+    in_fp8,
+    in_int4,
+    in_int8,
+    int4_scales,
+    kind_of,
+    largest_of,
+    place_of,
+    scales_of,
+    turned,
+)
 from engine.kernels.device import describe
 from engine.kernels.launch import Kernel
 from engine.kernels.once import Once
@@ -32,17 +47,19 @@ def rope_and_write_kv(
     is_spare: bool = False,
     once: Once | None = None,
 ) -> torch.Tensor:
-    block_size, num_kv_heads, head_dim = kv_layer.shape[2:]
+    block_size, num_kv_heads = kv_layer.shape[2:4]
+    dim = head_dim(kv_layer, codes)
     num_tokens, width = qkv.shape[-2:]
-    num_heads = (width // head_dim - 2 * num_kv_heads) // (2 if how.gated else 1)
+    num_heads = (width // dim - 2 * num_kv_heads) // (2 if how.gated else 1)
     dtype = kv_layer.dtype if codes is None else codes.dtype
-    out = torch.empty((num_tokens, num_heads, head_dim), dtype=dtype, device=qkv.device)
+    out = torch.empty((num_tokens, num_heads, dim), dtype=dtype, device=qkv.device)
     rows = 1 if num_tokens <= 32 else 4 if num_tokens <= 128 else 16 if num_tokens <= 512 else 32
     pdl = describe(qkv.device).has_tma
     assert not in_place or qkv.dim() == 2, "partial sums have no place"
     parts = qkv.shape[0] if qkv.dim() == 3 else 1
     kv_block, kv_plane = kv_layer.stride()[:2]
-    if not how.are_plain(cos_sin, head_dim):
+    in_blocks = codes is not None and codes.kind == "int4" and dim & (dim - 1) != 0
+    if in_blocks or not how.are_plain(cos_sin, dim):
         _launch_any(
             qkv, positions, cos_sin, slots, kv_layer, out, how, codes,
             parts=parts, rows=rows, in_place=in_place, pdl=pdl,
@@ -51,7 +68,7 @@ def rope_and_write_kv(
     q_norm, k_norm = how.q_norm, how.k_norm
     factors, scales, scale_block, scale_plane = scales_of(codes)
     fixed = (
-        parts, num_heads, num_kv_heads, block_size, rows, head_dim // 2, triton.next_power_of_2(head_dim // 2),
+        parts, num_heads, num_kv_heads, block_size, rows, dim // 2, triton.next_power_of_2(dim // 2),
         q_norm is not None, k_norm is not None, in_place, kind_of(codes, qkv.device), pdl,
     )  # fmt: skip
     _ROPE.launch(
@@ -105,6 +122,10 @@ def _rope(
         sin = tl.load(cos_sin_PD + position[:, None] * D + HALF + d, mask=inside, other=0.0)
         a, b = first.to(tl.float32), second.to(tl.float32)
         first, second = (a * cos - b * sin).to(dtype), (b * cos + a * sin).to(dtype)
+        if CODES == INT4:
+            a, b = turned(first, ROWS, HALF, HALF), turned(second, ROWS, HALF, HALF)
+            times: tl.constexpr = D**-0.5
+            first, second = ((a + b) * times).to(dtype), ((a - b) * times).to(dtype)
     if head < HQ:
         rotated_at = out_THD + (token * HQ + head)[:, None] * D + d
         tl.store(rotated_at, first, mask=inside)
@@ -112,9 +133,20 @@ def _rope(
     else:
         plane = (head >= HQ + HKV).to(tl.int64)
         kv_at = head - HQ - plane * HKV
-        kept, kept_too = first, second
+        kept, kept_too, kept_at, kept_inside = first, second, d, inside
         if CODES != NUMBERS:
-            if CODES == INT8:
+            if CODES == INT4:
+                smallest, largest = ends_of(first, inside)
+                least, most = ends_of(second, inside)
+                broken = (smallest + least) * 0.0  # NaN if one is
+                both = int4_scales(tl.minimum(smallest, least) + broken, tl.maximum(largest, most) + broken)
+                scale_at = scales + slot // B * scale_block + plane * scale_plane + slot % B * HKV + kv_at
+                tl.store(scale_at, both, mask=there & (slot >= 0))
+                kept, first = in_int4(first, both, ROWS, HALF_PADDED // 2)
+                kept_too, second = in_int4(second, both, ROWS, HALF_PADDED // 2)
+                kept_at = tl.arange(0, HALF_PADDED // 2)[None, :]
+                kept_inside = there[:, None] & (kept_at < HALF // 2)
+            elif CODES == INT8:
                 half, other = largest_of(first, inside), largest_of(second, inside)
                 largest = tl.maximum(half, other) + (half + other) * 0.0  # NaN if one is
                 scale_at = scales + slot // B * scale_block + plane * scale_plane + slot % B * HKV + kv_at
@@ -128,10 +160,10 @@ def _rope(
         if IN_PLACE:
             tl.store(source, first, mask=inside)
             tl.store(source + HALF, second, mask=inside)
-        place = kv + (slot // B * kv_block + plane * kv_plane + (slot % B * HKV + kv_at) * D)[:, None] + d
-        written = inside & (slot >= 0)[:, None]
-        tl.store(place, kept, mask=written)
-        tl.store(place + HALF, kept_too, mask=written)
+        row = slot // B * kv_block + plane * kv_plane + (slot % B * HKV + kv_at) * place_of(D, CODES)
+        written = kept_inside & (slot >= 0)[:, None]
+        tl.store(kv + row[:, None] + kept_at, kept, mask=written)
+        tl.store(kv + row[:, None] + kept_at + place_of(HALF, CODES), kept_too, mask=written)
 
 
 @triton.jit
@@ -158,7 +190,7 @@ def _launch_any(
     in_place: bool,
     pdl: bool,
 ) -> None:
-    num_tokens, num_heads, head_dim = out.shape
+    num_tokens, num_heads, dim = out.shape
     block_size, num_kv_heads = kv_layer.shape[2:4]
     kv_block, kv_plane = kv_layer.stride()[:2]
     factors, scales, scale_block, scale_plane = scales_of(codes)
@@ -166,7 +198,7 @@ def _launch_any(
         UNIT if how.norms_without_weight else NONE if how.q_norm is None else PLUS_ONE if how.norm_plus_one else WEIGHT
     )
     fixed = (
-        parts, num_heads, num_kv_heads, block_size, rows, head_dim, triton.next_power_of_2(head_dim),
+        parts, num_heads, num_kv_heads, block_size, rows, dim, triton.next_power_of_2(dim),
         0 if cos_sin is None else cos_sin.shape[1], how.interleaved, norm, how.norm_after, how.norms_values,
         how.query_growth is not None, 2 if how.gated else 1, in_place, kind_of(codes, qkv.device), pdl,
     )  # fmt: skip
@@ -250,17 +282,31 @@ def _rope_any(
     else:
         if NORM_VALUES:
             x = _normed_whole(x, x, tl.full((1, 1), 1.0, tl.float32), eps, D)
-    if head < HQ:
-        if GROWTH:
+    if GROWTH:
+        if head < HQ:
             growth = tl.load(growth_P + position, mask=there, other=0.0)[:, None]
             x = (x.to(tl.float32) * growth).to(dtype)
+    if CODES == INT4:
+        if head < HQ + HKV:
+            TURNED: tl.constexpr = D & -D
+            times: tl.constexpr = TURNED**-0.5
+            x = (turned(x, ROWS, D_PADDED, TURNED) * times).to(dtype)
+    if head < HQ:
         tl.store(out_THD + (token * HQ + head)[:, None] * D + d[None, :], x, mask=inside)
     else:
         plane = (head >= HQ + HKV).to(tl.int64)
         kv_at = head - HQ - plane * HKV
-        kept = x
+        kept, kept_at, kept_inside = x, d[None, :], inside
         if CODES != NUMBERS:
-            if CODES == INT8:
+            if CODES == INT4:
+                smallest, largest = ends_of(x, inside)
+                both = int4_scales(smallest, largest)
+                scale_at = scales + slot // B * scale_block + plane * scale_plane + slot % B * HKV + kv_at
+                tl.store(scale_at, both, mask=there & (slot >= 0))
+                kept, x = in_int4(x, both, ROWS, D_PADDED // 2)
+                kept_at = tl.arange(0, D_PADDED // 2)[None, :]
+                kept_inside = there[:, None] & (kept_at < D // 2)
+            elif CODES == INT8:
                 largest = largest_of(x, inside)
                 scale_at = scales + slot // B * scale_block + plane * scale_plane + slot % B * HKV + kv_at
                 tl.store(scale_at, largest / 127.0, mask=there & (slot >= 0))
@@ -270,8 +316,8 @@ def _rope_any(
         if IN_PLACE:
             tl.debug_barrier()  # all threads have loaded their pairs
             tl.store(row + d[None, :], x, mask=inside)
-        target = kv + (slot // B * kv_block + plane * kv_plane + (slot % B * HKV + kv_at) * D)[:, None] + d[None, :]
-        tl.store(target, kept, mask=inside & (slot >= 0)[:, None])
+        target = slot // B * kv_block + plane * kv_plane + (slot % B * HKV + kv_at) * place_of(D, CODES)
+        tl.store(kv + target[:, None] + kept_at, kept, mask=kept_inside & (slot >= 0)[:, None])
 
 
 @triton.jit

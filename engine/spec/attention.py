@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from engine.kernels.attention import HeadShape
-from engine.kernels.codes import KINDS, Kind
+from engine.kernels.codes import Kind, part_dims
 from engine.spec.scaling import QueryGrowth, RopeSpec
 from engine.spec.states import Kept
 
@@ -95,8 +95,7 @@ class AttentionSpec:
         plain = Kept(planes=2, heads=heads.num_kv_heads, dim=heads.head_dim, window=self.keeps)
         if self.codes is None:
             return (plain,)
-        sizes = zip(KINDS[self.codes], (heads.head_dim, 1), strict=False)
-        return tuple(replace(plain, dim=dim, dtype=dtype) for dtype, dim in sizes)
+        return tuple(replace(plain, dim=dim, dtype=dtype) for dtype, dim in part_dims(self.codes, heads.head_dim))
 
     @property
     def q_size(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from engine.kernels.attention import HeadShape
-from engine.kernels.codes import KINDS, Kind
+from engine.kernels.codes import Kind, part_dims
 from engine.kernels.mla import MLAShape
 from engine.spec.scaling import QueryGrowth, RopeSpec
 from engine.spec.states import Kept
@@ -88,7 +88,6 @@ class MLASpec:
         if self.codes is None:
             return (Kept(planes=1, heads=1, dim=self.sizes.rank + self.sizes.rotated), *indexer_keys)
         codes, *scales = (
-            Kept(planes=1, heads=1, dim=dim, dtype=dtype)
-            for dtype, dim in zip(KINDS[self.codes], (self.sizes.rank, 1), strict=False)
+            Kept(planes=1, heads=1, dim=dim, dtype=dtype) for dtype, dim in part_dims(self.codes, self.sizes.rank)
         )
         return (codes, Kept(planes=1, heads=1, dim=self.sizes.rotated), *scales, *indexer_keys)

@@ -21,8 +21,8 @@ from common.messages import (
     WorkerState,
     WorkerTotals,
 )
-from common.pages import KV_NAMES
 from common.words import WorkerStatus
+from gateway.placement.agreement import kv_name
 from gateway.request.placement import Difference
 
 LABELS = ["model_name", "worker"]
@@ -273,8 +273,7 @@ def _as_vllm(states: list[WorkerState]) -> Iterator[Metric]:
         layout, totals = state.region.layout, state.totals
         computed = totals.prompt_tokens - totals.cached_tokens + totals.generated_tokens
         passes.add_metric(values, buckets=[("+Inf", state.steps)], sum_value=computed)
-        kept = KV_NAMES.get(layout.dtype, layout.dtype)
-        config.add_metric([*values, str(layout.block_size), str(layout.num_blocks), kept], 1.0)
+        config.add_metric([*values, str(layout.block_size), str(layout.num_blocks), kv_name(layout)], 1.0)
         blocks = max(1, state.region.layout.num_blocks)
         usage.add_metric(values, 1.0 - state.free_blocks / blocks)
         queries.add_metric(values, state.totals.prompt_tokens)

@@ -14,7 +14,7 @@ from types import MappingProxyType
 
 from common.blocks import BlockKind, hash_blocks
 from common.messages import WorkerState
-from common.pages import KV_NAMES, KVLayout
+from common.pages import KVLayout
 from common.peers import CONTESTED, Peers
 from common.store import kind_of
 from common.words import Role, WorkerStatus
@@ -26,6 +26,8 @@ log = logging.getLogger("baton.placement")
 
 MAX_FACTS = 4_096
 MAX_ALIKE = 64
+# A scale and a zero point.
+INT4_SCALES = ("bfloat16", 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,11 +264,17 @@ def _has_files(state: WorkerState, own: Own) -> bool:
     return not own.files or state.files_fingerprint in ("", own.files)
 
 
+def kv_name(layout: KVLayout) -> str:
+    """The word of `--kv-cache-dtype` for a pool's keys and values, else their dtype. int4's codes are bytes, as int8's are."""
+    if layout.dtype == "uint8" and INT4_SCALES in {(part.dtype, part.dim) for part in layout.pages[1:]}:
+        return "int4"
+    return {"float8_e4m3fn": "fp8", "uint8": "int8"}.get(layout.dtype, layout.dtype)
+
+
 def _other_blocks(its: Blocks, most: Blocks) -> str:
     if its.kind.block_size != most.kind.block_size:
         return f"its blocks have {its.kind.block_size} positions, those of most or the first workers {most.kind.block_size}"
-    if its.kind.kv_dtype != most.kind.kv_dtype:
-        here, there = (KV_NAMES.get(kind.kv_dtype, kind.kv_dtype) for kind in (its.kind, most.kind))
+    if (here := kv_name(its.layout)) != (there := kv_name(most.layout)):
         return f"its KV is {here}, that of most or the first workers {there}"
     return "what its blocks hold differs from most or the first workers' (heads, layers or a dtype)"
 

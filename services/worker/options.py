@@ -51,9 +51,12 @@ class WorkerOptions(ModelSettings):
         "auto",
         description="weights and KV; auto: the checkpoint's, on a CPU float32 unless both it and the checkpoint have bfloat16",
     )
-    kv_cache_dtype: Literal["auto", "bfloat16", "fp8", "fp8_e4m3", "int8", "int8_per_token_head"] = Field(
+    kv_cache_dtype: Literal[
+        "auto", "bfloat16", "fp8", "fp8_e4m3", "int8", "int8_per_token_head", "int4", "int4_per_token_head"
+    ] = Field(
         "auto",
-        description="what keys and values are kept as: fp8 (e4m3) and int8 (a scale for each head and token) halve 16 bits; "
+        description="what keys and values are kept as: fp8 (e4m3) and int8 (a scale for each head and token) halve 16 bits, "
+        "int4 (a scale and a zero point) makes a quarter of them; "
         "auto: fp8 if the checkpoint has scales for it, else as --dtype says",
     )
     kv_cache_dtype_skip_layers: Literal["", "sliding_window"] = Field(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -86,7 +87,7 @@ async def test_what_windows_left_behind_makes_room(transport: str, number: int, 
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("kind", "transport"), [("fp8", "shm"), ("int8", "shm"), ("fp8", "ucx"), ("int8", "ucx")])
+@pytest.mark.parametrize(("kind", "transport"), [*itertools.product(("fp8", "int8"), ("shm", "ucx")), ("int4", "shm")])
 async def test_codes_of_keys_and_values_are_handed_over(kind: str, transport: str, tmp_path: Path) -> None:
     """What separate processes answer is what one engine does that computes each prompt at once."""
     model = build_tiny_model(tmp_path / "llama", "llama")

@@ -12,7 +12,7 @@ from engine.kernels.attention import on_cpu
 from engine.kernels.attention.hopper_trial import hopper_works, tiles_at_once
 from engine.kernels.attention.plan import AttentionPlan, HeadShape, PrefillPlan, Scores
 from engine.kernels.attention.split import LARGE_TILE, SMALL_TILE, Tiling
-from engine.kernels.codes import Codes
+from engine.kernels.codes import Codes, head_dim
 from engine.kernels.device import describe, use_triton
 from engine.kernels.once import Once
 
@@ -32,17 +32,18 @@ def needs_qkv(plan: AttentionPlan, heads: torch.Tensor, codes: Codes | None = No
     `heads` [..., D]: queries, or what a layer keeps.
     """
     dtype = heads.dtype if codes is None else codes.dtype
-    return plan.prefill is not None and plan.prefill.blocks is None and _copies_in_bulk(heads, dtype)
+    new_only = plan.prefill is not None and plan.prefill.blocks is None
+    return new_only and _copies_in_bulk(heads, dtype, head_dim(heads, codes))
 
 
 def copies_in_bulk(q: torch.Tensor) -> bool:
     """True if the TMA kernel applies: 16-bit dtypes on Hopper or later (or in the interpreter)."""
-    return _copies_in_bulk(q, q.dtype)
+    return _copies_in_bulk(q, q.dtype, q.shape[-1])
 
 
-def _copies_in_bulk(heads: torch.Tensor, dtype: torch.dtype) -> bool:
+def _copies_in_bulk(heads: torch.Tensor, dtype: torch.dtype, dim: int) -> bool:
     has_tma = not heads.is_cuda or describe(heads.device).has_tma
-    return use_triton(heads) and dtype.itemsize == 2 and heads.shape[-1] <= 256 and has_tma
+    return use_triton(heads) and dtype.itemsize == 2 and dim <= 256 and has_tma
 
 
 def paged_attention(
@@ -137,9 +138,9 @@ def _prefill(
         return
     from engine.kernels.attention import triton_prefill
 
-    num_kv_heads, head_dim = kv_layer.shape[3:]
+    num_kv_heads = kv_layer.shape[3]
     is_plain = not how.window and how.are_plain
-    if is_plain and plan.rows == LARGE_TILE and hopper_works(q.device, q.dtype, q.shape[1], num_kv_heads, head_dim):
+    if is_plain and plan.rows == LARGE_TILE and hopper_works(q.device, q.dtype, q.shape[1], num_kv_heads, q.shape[2]):
         from engine.kernels.attention import triton_prefill_hopper
 
         in_pool = codes is None and plan.blocks is not None and triton_prefill_hopper.reads_pages(kv_layer.shape[2])
@@ -168,5 +169,5 @@ def _in_a_row(
     if plan.blocks is not None:
         return triton_prefill.gather_context(kv_layer, plan.blocks, codes)
     assert qkv is not None, "needs_qkv"
-    width = kv_layer.shape[3] * kv_layer.shape[4]
+    width = kv_layer.shape[3] * head_dim(kv_layer, codes)
     return qkv[:, -2 * width : -width], qkv[:, -width:]

@@ -15,9 +15,21 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from engine.kernels.attention.plan import DecodeItems, Scores
 from engine.kernels.attention.split import STEP_POSITIONS, TILE_ROWS
 from engine.kernels.attention.triton_decode_codes import DECODE_CODES
+from engine.kernels.attention.triton_decode_int4 import DECODE_INT4
 from engine.kernels.attention.triton_scores import LEAST, LOG2_E, item_rows, softcapped, write_sums
 from engine.kernels.codes import Codes
-from engine.kernels.codes.triton_codes import FP8, INT8, bytes_of, kind_of, scales_of, widened
+from engine.kernels.codes.triton_codes import (
+    FP8,
+    INT4,
+    INT8,
+    bytes_of,
+    kind_of,
+    place_of,
+    scales_of,
+    step_of,
+    widened,
+    zero_of,
+)
 from engine.kernels.device import describe
 from engine.kernels.launch import Kernel
 
@@ -55,8 +67,9 @@ def paged_decode(
     warps = WARPS if padded <= MOST_WITH_FEW_WARPS[codes is not None] else 2 * WARPS
     kernel, pool, own = _DECODE, bytes_of(kv_layer, codes), ()
     if codes is not None and q.element_size() == 2:
-        kernel, pool, own = DECODE_CODES, kv_layer.view(torch.int16), (triton.knobs.runtime.interpret,)
-        padded = max(2 * 16, padded)
+        kernel, places = (DECODE_INT4, 4) if codes.kind == "int4" else (DECODE_CODES, 2)
+        pool, own = kv_layer.view(torch.int16), (triton.knobs.runtime.interpret,)
+        padded = max(places * 16, padded)
         if padded <= MOST_WITH_FEW_WARPS[1]:
             step, stages, warps = SPREAD if num_programs <= SPREAD_PROGRAMS * device.processors else PACKED
     kv_block, kv_plane = pool.stride()[:2]
@@ -114,7 +127,8 @@ def _decode(
         q_at = q_SHD + ((sequence + query).to(tl.int64) * HQ + head)[:, None] * D + d[None, :]
         q = tl.load(q_at, mask=mine[:, None] & (d < D)[None, :], other=0.0)
         table = tables + tl.load(items_I8 + item * 8 + 4)
-        kv_head = kv + kv_at * D + d[None, :]
+        kv_head = kv + kv_at * place_of(D, CODES) + place_of(d, CODES)[None, :]
+        whole = tl.sum(q.to(tl.float32), axis=1)
 
         top = tl.full((ROWS,), float("-inf"), tl.float32)
         total = tl.zeros((ROWS,), tl.float32)
@@ -125,11 +139,17 @@ def _decode(
             at = key_start + tl.arange(0, KEYS)
             known = at < end
             block = tl.load(table + at // B, mask=known, other=0).to(tl.int64)
-            where = (block * kv_block + (at % B) * (HKV * D))[:, None]
+            where = (block * kv_block + (at % B) * (HKV * place_of(D, CODES)))[:, None]
             inside = known[:, None] & (d < D)[None, :]
-            keys = widened(tl.load(kv_head + where, mask=inside, other=0), q.dtype, CODES)
-            values = widened(tl.load(kv_head + kv_plane + where, mask=inside, other=0), q.dtype, CODES)
-            scores = tl.dot(q, tl.trans(keys), input_precision="ieee") * scale_log2
+            keys = widened(tl.load(kv_head + where, mask=inside, other=0), q.dtype, CODES, d[None, :])
+            values = widened(tl.load(kv_head + kv_plane + where, mask=inside, other=0), q.dtype, CODES, d[None, :])
+            scores = tl.dot(q, tl.trans(keys), input_precision="ieee")
+            if CODES == INT4:
+                scale_at = scales + block * scale_block + (at % B) * HKV + kv_at
+                key_scales = tl.load(scale_at, mask=known, other=0)
+                value_scales = tl.load(scale_at + scale_plane, mask=known, other=0)
+                scores = scores * step_of(key_scales)[None, :] + whole[:, None] * zero_of(key_scales)[None, :]
+            scores *= scale_log2
             if CODES == INT8:
                 scale_at = scales + block * scale_block + (at % B) * HKV + kv_at
                 scores *= tl.load(scale_at, mask=known, other=0.0)[None, :]
@@ -144,9 +164,13 @@ def _decode(
             weights = tl.exp2(scores - new_top[:, None])
             decay = tl.exp2(top - new_top)
             total = total * decay + tl.sum(weights, axis=1)
+            sums *= decay[:, None]
+            if CODES == INT4:
+                sums += tl.sum(weights * zero_of(value_scales)[None, :], axis=1)[:, None]
+                weights *= step_of(value_scales)[None, :]
             if CODES == INT8:
                 weights *= tl.load(scale_at + scale_plane, mask=known, other=0.0)[None, :]
-            sums = tl.dot(weights.to(values.dtype), values, sums * decay[:, None], input_precision="ieee")
+            sums = tl.dot(weights.to(values.dtype), values, sums, input_precision="ieee")
             top = new_top
         if CODES >= FP8:
             sums *= tl.load(factors_2 + 1)

@@ -13,7 +13,18 @@ import triton.language as tl
 from engine.kernels.attention.plan import Scores
 from engine.kernels.attention.triton_scores import LOG2_E, first_seen, softcapped
 from engine.kernels.codes import Codes
-from engine.kernels.codes.triton_codes import FP8, INT8, bytes_of, kind_of, scales_of, widened
+from engine.kernels.codes.triton_codes import (
+    FP8,
+    INT4,
+    INT8,
+    bytes_of,
+    kind_of,
+    place_of,
+    scales_of,
+    step_of,
+    widened,
+    zero_of,
+)
 from engine.kernels.launch import Kernel
 
 # Queries of a program, positions of a loop step, warps, stages: by (largest head size, bytes of an element). None spills.
@@ -84,7 +95,7 @@ def _prefill(
     first_row, first_position = tl.load(tile) + skipped, tl.load(tile + 2) + skipped
     table = block_table + tl.load(tile + 4).to(tl.int64) * table_row
     head_kv = kv + head // G * kv_head
-    head_scales = scales + head // G if CODES == INT8 else scales
+    head_scales = scales + head // G if (CODES == INT8) | (CODES == INT4) else scales
     if CODES >= FP8:
         scale_log2 *= tl.load(factors_2)
 
@@ -148,7 +159,7 @@ def _span(
         else:
             block = tl.load(table + n // B)
         place = block.to(tl.int64) * kv_block + n % B * kv_slot
-        where = head_kv + place[:, None] + d[None, :]
+        where = head_kv + place[:, None] + place_of(d, CODES)[None, :]
         if MASKED:
             inside = known[:, None] & (d < D)[None, :]
             k = tl.load(where, mask=inside, other=0)
@@ -156,8 +167,17 @@ def _span(
             k = tl.load(where, mask=(d < D)[None, :], other=0)
         else:
             k = tl.load(where)
-        k = widened(k, q.dtype, CODES)
+        k = widened(k, q.dtype, CODES, d[None, :])
         scores = tl.dot(q, k.T, input_precision="ieee")
+        if CODES == INT4:
+            scale_at = head_scales + block.to(tl.int64) * scale_block + n % B * HKV
+            if MASKED:
+                key_scales = tl.load(scale_at, mask=known, other=0)
+                value_scales = tl.load(scale_at + scale_plane, mask=known, other=0)
+            else:
+                key_scales, value_scales = tl.load(scale_at), tl.load(scale_at + scale_plane)
+            whole = tl.sum(q.to(tl.float32), axis=1)
+            scores = scores * step_of(key_scales)[None, :] + whole[:, None] * zero_of(key_scales)[None, :]
         if CODES == INT8:
             scale_at = head_scales + block.to(tl.int64) * scale_block + n % B * HKV
             if MASKED:
@@ -183,14 +203,18 @@ def _span(
             v = tl.load(where + kv_plane, mask=(d < D)[None, :], other=0)
         else:
             v = tl.load(where + kv_plane)
-        v = widened(v, q.dtype, CODES)
+        v = widened(v, q.dtype, CODES, d[None, :])
         total = total * decay + tl.sum(weights, axis=1)
+        sums *= decay[:, None]
+        if CODES == INT4:
+            sums += tl.sum(weights * zero_of(value_scales)[None, :], axis=1)[:, None]
+            weights *= step_of(value_scales)[None, :]
         if CODES == INT8:
             if MASKED:
                 weights *= tl.load(scale_at + scale_plane, mask=known, other=0.0)[None, :]
             else:
                 weights *= tl.load(scale_at + scale_plane)[None, :]
-        sums = tl.dot(weights.to(v.dtype), v, sums * decay[:, None], input_precision="ieee")
+        sums = tl.dot(weights.to(v.dtype), v, sums, input_precision="ieee")
         top = new_top
     return sums, top, total
 

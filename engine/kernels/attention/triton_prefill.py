@@ -14,8 +14,20 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from engine.kernels.attention.plan import Scores
 from engine.kernels.attention.split import LONGEST_STEP, SMALL_TILE
 from engine.kernels.attention.triton_scores import LOG2_E, first_seen, softcapped
-from engine.kernels.codes import Codes
-from engine.kernels.codes.triton_codes import FP8, INT8, NUMBERS, bytes_of, kind_of, scales_of, widened
+from engine.kernels.codes import Codes, head_dim
+from engine.kernels.codes.triton_codes import (
+    FP8,
+    INT4,
+    INT8,
+    NUMBERS,
+    bytes_of,
+    kind_of,
+    place_of,
+    scales_of,
+    step_of,
+    widened,
+    zero_of,
+)
 from engine.kernels.device import describe
 from engine.kernels.launch import Kernel
 
@@ -80,8 +92,9 @@ def gather_context(
 
     A negative id is no block: nothing is written there. `codes` become the numbers that `rope_and_write_kv` left in place.
     """
-    block_size, num_kv_heads, head_dim = kv_layer.shape[2:]
-    width = num_kv_heads * head_dim
+    block_size, num_kv_heads = kv_layer.shape[2:4]
+    dim = head_dim(kv_layer, codes)
+    width = num_kv_heads * dim
     dtype = kv_layer.dtype if codes is None else codes.dtype
     out = torch.empty((2, blocks.shape[0] * block_size, width), dtype=dtype, device=kv_layer.device)
     factors, scales, scale_block, scale_plane = scales_of(codes)
@@ -90,7 +103,7 @@ def gather_context(
     _GATHER.launch(
         (min(blocks.shape[0], programs), 2, triton.cdiv(block_size, rows)), None,
         bytes_of(kv_layer, codes), factors, scales, blocks, blocks.shape[0], out, kv_layer.stride(0), kv_layer.stride(1),
-        out.stride(0), scale_block, scale_plane, CODES=kind_of(codes, kv_layer.device), D=head_dim,
+        out.stride(0), scale_block, scale_plane, CODES=kind_of(codes, kv_layer.device), D=dim,
         SIZE=block_size * width, WIDTH=width, PIECE=rows * width, PADDED=triton.next_power_of_2(rows * width), num_warps=8,
     )  # fmt: skip
     return out[0], out[1]
@@ -109,9 +122,12 @@ def _gather(
         block, written = tl.load(blocks_I2 + item * 2).to(tl.int64), tl.load(blocks_I2 + item * 2 + 1)
         if block >= 0:
             there = (piece < PIECE) & (at < written * WIDTH)
-            values = tl.load(kv + block * kv_block + plane * kv_plane + at, mask=there, other=0)
+            values = tl.load(kv + block * kv_block + plane * kv_plane + place_of(at, CODES), mask=there, other=0)
             if CODES != NUMBERS:
-                wide = widened(values, tl.float32, CODES)
+                wide = widened(values, tl.float32, CODES, at)
+                if CODES == INT4:
+                    both = tl.load(scales + block * scale_block + plane * scale_plane + at // D, mask=there, other=0)
+                    wide = wide * step_of(both) + zero_of(both)
                 if CODES == INT8:
                     wide *= tl.load(scales + block * scale_block + plane * scale_plane + at // D, mask=there, other=0.0)
                 if CODES >= FP8:

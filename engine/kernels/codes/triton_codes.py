@@ -10,9 +10,10 @@ import triton.language as tl
 
 from engine.kernels.codes.codes import Codes
 from engine.kernels.device import describe
-from engine.kernels.quantised.triton_bytes import e4m3_numbers, e4m3_of_pairs, int8_of_pairs
+from engine.kernels.quantised.triton_bytes import e4m3_numbers, e4m3_of_pairs, int4_of_pairs, int8_of_pairs
 
-NUMBERS, INT8, FP8, FP8_BY_BITS = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
+NUMBERS, INT8, INT4 = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+FP8, FP8_BY_BITS = tl.constexpr(3), tl.constexpr(4)  # all that have a factor for keys and one for values
 # 1.5 * 2^23, whose bits are 0x4B400000: adding it rounds to an integer.
 _ROUND = tl.constexpr(12582912.0)
 # Factor of e4m3 in `of_pairs`, and the magnitude from which a NaN's code becomes infinite.
@@ -24,7 +25,7 @@ def kind_of(codes: Codes | None, device: torch.device) -> int:
     if codes is None:
         return int(NUMBERS.value)
     if codes.scales is not None:
-        return int(INT8.value)
+        return int(INT4.value if codes.kind == "int4" else INT8.value)
     # The interpreter's conversions flush e4m3's subnormal numbers.
     return int(FP8.value if describe(device).has_tma else FP8_BY_BITS.value)
 
@@ -33,24 +34,40 @@ def bytes_of(kv_layer: torch.Tensor, codes: Codes | None) -> torch.Tensor:
     """The pool as kernels load it."""
     if codes is None:
         return kv_layer
-    return kv_layer.view(torch.uint8 if codes.scales is None else torch.int8)
+    return kv_layer.view(torch.int8 if codes.kind == "int8" else torch.uint8)
 
 
 def scales_of(codes: Codes | None) -> tuple[torch.Tensor | None, torch.Tensor | None, int, int]:
-    """The kernels' arguments: factors, scales, and the scales' strides between blocks and between keys and values."""
+    """The kernels' arguments: factors, scales, and the scales' strides between blocks and between keys and values.
+
+    int4's scale and zero point are one int32.
+    """
     if codes is None:
         return None, None, 0, 0
     if codes.scales is None:
         return codes.factors, None, 0, 0
-    block, plane = codes.scales.stride()[:2]
-    return None, codes.scales, block, plane
+    scales = codes.scales if codes.kind == "int8" else codes.scales.view(torch.int32)
+    block, plane = scales.stride()[:2]
+    return None, scales, block, plane
 
 
 @triton.jit
-def widened(kept, dtype: tl.constexpr, CODES: tl.constexpr):
-    """Return loaded values as `dtype` without their factor: exact, as they have at most 8 significant bits."""
+def place_of(d, CODES: tl.constexpr):
+    """The place, from its head's first, of the number `d` of a head."""
+    return d // 2 if CODES == INT4 else d
+
+
+@triton.jit
+def widened(kept, dtype: tl.constexpr, CODES: tl.constexpr, d=0):
+    """Return loaded values as `dtype` without their factor: exact, as they have at most 8 significant bits.
+
+    `d`: which numbers they are; only int4 asks.
+    """
     if CODES == NUMBERS:
         return kept
+    elif CODES == INT4:
+        code = (kept.to(tl.int32) >> (d % 2 * 4)) & 15
+        return ((code + 0x4B400000).to(tl.float32, bitcast=True) - (_ROUND + 8.0)).to(dtype)
     elif CODES == FP8 and dtype == tl.float32:
         return kept.to(tl.float8e4nv, bitcast=True).to(dtype)
     elif CODES == FP8:
@@ -63,6 +80,28 @@ def widened(kept, dtype: tl.constexpr, CODES: tl.constexpr):
     else:
         # An integer in the mantissa of 1.5 * 2^23: a GPU's integer conversion is several times slower.
         return ((kept.to(tl.int32) + 0x4B400000).to(tl.float32, bitcast=True) - _ROUND).to(dtype)
+
+
+@triton.jit
+def step_of(both):
+    """The scale of int4's scales."""
+    return (both << 16).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def zero_of(both):
+    """The zero point of int4's scales."""
+    return (both & -65536).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def of_fours(fours, AT: tl.constexpr, DTYPE: tl.constexpr, PLAIN: tl.constexpr):
+    """The code at AT of each four of int4 as a number of `DTYPE`. PLAIN: for the interpreter."""
+    if PLAIN:
+        return (((fours.to(tl.int32) >> (4 * AT)) & 15) - 8).to(DTYPE)
+    text: tl.constexpr = int4_of_pairs(AT, DTYPE == tl.bfloat16)
+    bits = tl.inline_asm_elementwise(text, "=r,r", [fours], dtype=tl.int16, is_pure=True, pack=2)
+    return bits.to(DTYPE, bitcast=True)
 
 
 @triton.jit
@@ -113,3 +152,52 @@ def in_int8(x, largest):
     steps = tl.where(largest > 0, 127.0 / largest, 0.0)
     rounded = (x.to(tl.float32) * steps + _ROUND) - _ROUND
     return rounded.to(tl.int8), (rounded * (largest / 127.0)).to(x.dtype)
+
+
+@triton.jit
+def ends_of(x, inside):
+    """The smallest and the largest number of each row of x [rows, D], NaN if one is."""
+    wide = x.to(tl.float32)
+    broken = tl.sum(tl.where(inside, wide, 0.0) * 0.0, axis=1)
+    smallest = tl.min(tl.where(inside, wide, float("inf")), axis=1)
+    return smallest + broken, tl.max(tl.where(inside, wide, float("-inf")), axis=1) + broken
+
+
+@triton.jit
+def int4_scales(smallest, largest):
+    """The scale and the zero point of rows with these ends as the pool keeps them, one int32; see `codes`."""
+    step = _bfloat16_bits((largest - smallest) * 0.06666666666666667)
+    zero = _bfloat16_bits(0.5 * (smallest + largest) + 0.5 * (step << 16).to(tl.float32, bitcast=True))
+    return (zero << 16) | step
+
+
+@triton.jit
+def _bfloat16_bits(x):
+    """The upper half of x as the nearest bfloat16, NaN stays one."""
+    bits = x.to(tl.int32, bitcast=True)
+    return (tl.where(x != x, 0x7FC00000, bits + 0x7FFF + ((bits >> 16) & 1)) >> 16) & 0xFFFF
+
+
+@triton.jit
+def in_int4(x, both, ROWS: tl.constexpr, PLACES: tl.constexpr):
+    """Two codes of each x [ROWS, 2 PLACES] a byte, given the rows' scales `both` [ROWS], and their values."""
+    step, zero = step_of(both)[:, None], zero_of(both)[:, None]
+    number = (x.to(tl.float32) - zero) * tl.where(step > 0, 1.0 / step, 0.0)
+    rounded = (tl.minimum(tl.maximum(number, -8.0), 7.0) + _ROUND) - _ROUND
+    low, high = tl.split((rounded.to(tl.int32) + 8).reshape(ROWS, PLACES, 2))
+    return (low | (high << 4)).to(tl.uint8), (rounded * step + zero).to(x.dtype)
+
+
+@triton.constexpr_function
+def _log2(size):
+    return size.bit_length() - 1
+
+
+@triton.jit
+def turned(x, ROWS: tl.constexpr, PLACES: tl.constexpr, SIZE: tl.constexpr):
+    """x [ROWS, PLACES] times blocks of Sylvester's Hadamard matrix of SIZE, in float32; see `codes.turned`."""
+    wide = x.to(tl.float32)
+    for _ in tl.static_range(_log2(SIZE)):
+        first, second = tl.split(wide.reshape(ROWS, PLACES // SIZE, SIZE // 2, 2))
+        wide = tl.join(first + second, first - second).permute(0, 1, 3, 2).reshape(ROWS, PLACES)
+    return wide

@@ -1,5 +1,5 @@
 # ruff: noqa: SIM300 - Triton compares a compile-time value with what stands on its right
-"""Conversion of 8-bit codes to 16-bit numbers, two at a time, by bit operations: a GPU's conversions are several times slower.
+"""Conversion of codes of 8 or 4 bits to 16-bit numbers, two at a time, by bit operations: a GPU's own are several times slower.
 
 An e4m3's exponent and mantissa are put at the end of those of bfloat16 or float16, which makes it 2^120 or 2^8 times too small;
 one product gives the number, exactly. A weight of e4m3's NaN becomes 480.
@@ -71,6 +71,20 @@ def int8_of_pairs(odd, wide):
         mov.b32 m, 0x3c003c00;
         mov.b32 s, 0xe480e480;
         fma.rn.f16x2 $0, t, m, s; }}"""
+
+
+@triton.constexpr_function
+def int4_of_pairs(at, wide):
+    """PTX for the codes at `at`, 0 to 3, of two fours. They are put behind 128, or float16's 1024, and 8 more is taken away."""
+    above, one, less = (
+        ("0x43004300", "0x3f803f80", "0xc308c308") if wide else ("0x64006400", "0x3c003c00", "0xe408e408")
+    )
+    return f"""{{ .reg .b32 t, m, s;
+        {f"shr.u32 t, $1, {4 * at};" if at else "mov.b32 t, $1;"}
+        lop3.b32 t, t, 0x000f000f, {above}, 0xea;
+        mov.b32 m, {one};
+        mov.b32 s, {less};
+        fma.rn.{"bf16x2" if wide else "f16x2"} $0, t, m, s; }}"""
 
 
 @triton.jit

@@ -17,7 +17,7 @@ from engine.batch.batch import ForwardBatch
 from engine.formats.product import LinearSpec
 from engine.kernels.activation import gated_heads
 from engine.kernels.attention import AttentionPlan, Scores, needs_qkv, paged_attention
-from engine.kernels.codes import Codes, opened
+from engine.kernels.codes import Codes, headless, opened
 from engine.kernels.rope import Heads, rope_and_write_kv
 from engine.model.layers.building import Surroundings
 from engine.model.layers.kv_scales import declare_factors
@@ -79,7 +79,7 @@ class GroupedQueryAttention:
         self._has_softplus = spec.gate is not None and spec.gate.activation == "softplus"
 
     def __call__(self, stream: Stream, batch: ForwardBatch, kept: Sequence[torch.Tensor], *, is_last: bool) -> None:
-        """Attend; `kept` is a view of the pool, [num_blocks, 2, block_size, Hkv, D]; for int8, also one of the scales."""
+        """Attend; `kept` is a view of the pool, [num_blocks, 2, block_size, Hkv, D]; with scales, also one of these."""
         lent = stream.lent[self._borrows] if self._borrows else None
         kv, codes = opened(kept, self._factors if lent is None else lent.factors, self._dtype)
         plan = batch.attention[self._heads]
@@ -146,12 +146,11 @@ class GroupedQueryAttention:
         if self._of_product is not None:
             qkv = self._of_product(qkv)
         if self._borrows:  # nothing is written
-            nothing = kv[:, :, :, :0].to(self._dtype)
-            return (
-                rope_and_write_kv(qkv, batch.positions, self._cos_sin, batch.slots, nothing, self._rotation),
-                qkv,
-                gate,
+            nothing, codes = headless(kv, codes)
+            q = rope_and_write_kv(
+                qkv, batch.positions, self._cos_sin, batch.slots, nothing, self._rotation, codes=codes
             )
+            return q, qkv, gate
         stays = needs_qkv(plan, kv, codes)
         q = rope_and_write_kv(
             qkv, batch.positions, self._cos_sin, batch.slots, kv, self._rotation,

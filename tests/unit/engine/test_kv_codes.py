@@ -1,4 +1,4 @@
-"""Keys and values as 8-bit codes: however the work is cut up, the tokens are the same; blocks of two kinds never meet."""
+"""Keys and values as codes: however the work is cut up, the tokens are the same; blocks of two kinds never meet."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from msgspec.structs import replace
 from safetensors.torch import load_file, save_file
 
 from common.pages import KVLayout, PagePart
@@ -16,8 +17,10 @@ from engine.cache.pages import part_views
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.kernels.codes import KINDS as DTYPES
+from engine.kernels.codes import LATENT_KINDS, coded, decoded, turned
 from engine.spec.model import UnsupportedModelError
 from engine.weights.loader import CheckpointError
+from gateway.placement.agreement import kv_name
 from kvtransfer.plan import LayoutMismatchError, plan_copies
 from tests.models import VOCAB_SIZE
 from tests.unit.engine.families import hybrids
@@ -26,11 +29,23 @@ from tests.unit.engine.formats.checkpoints import compressed, fp8_tensor, writte
 from tests.unit.engine.generate import Generator, handed_over, new_sequence
 from tests.unit.engine.tables import blocks_of_tokens
 
-KINDS = ("fp8", "int8")
+KINDS = tuple(DTYPES)
 LATENT = ("glm4_moe_lite", "deepseek_v2")  # families whose heads share latents
 CHOOSING = "glm_moe_dsa"  # its indexer's keys are as large as the rotated ones, and stay numbers, too
 FAMILIES = ("llama", "mistral", "qwen3", *LATENT, CHOOSING)
+
+
+def of_kinds(*families: str) -> pytest.MarkDecorator:
+    """Each family with each kind of codes that it may keep."""
+    pairs = ((family, kind) for family in families for kind in KINDS)
+    return pytest.mark.parametrize(
+        ("family", "kind"),
+        [(family, kind) for family, kind in pairs if kind in LATENT_KINDS or family not in (*LATENT, CHOOSING)],
+    )
+
+
 LENGTHS = (1, 16, 17, 70)
+PART = PagePart(layers=2, planes=2, heads=2, dim=1, dtype="float32")
 
 Start = Callable[[str, str], Engine]
 
@@ -72,8 +87,7 @@ def start(tiny: Callable[[str], Path]) -> Start:
     return engine
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("family", FAMILIES)
+@of_kinds(*FAMILIES)
 def test_alone_in_chunks_in_a_batch_with_a_cached_prefix_and_once_more(start: Start, family: str, kind: str) -> None:
     engine, prompts = start(family, kind), [prompt_of(length) for length in LENGTHS]
     alone = [Generator(engine).run([new_sequence("a", prompt)])[0] for prompt in prompts]
@@ -88,8 +102,7 @@ def test_alone_in_chunks_in_a_batch_with_a_cached_prefix_and_once_more(start: St
     assert Generator(engine).run([resumed]) == [alone[-1][5:]]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("family", ["llama", *LATENT])
+@of_kinds("llama", *LATENT)
 def test_most_tokens_are_those_of_unquantised_ones(start: Start, family: str, kind: str) -> None:
     prompts = [prompt_of(length) for length in LENGTHS]
     sequences = ([new_sequence(f"r{index}", prompt) for index, prompt in enumerate(prompts)] for _ in range(2))
@@ -99,8 +112,7 @@ def test_most_tokens_are_those_of_unquantised_ones(start: Start, family: str, ki
     assert sum(ours[0] == theirs[0] for ours, theirs in zip(exact, rounded, strict=True)) >= 3
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("family", ["llama", LATENT[0]])
+@of_kinds("llama", LATENT[0])
 def test_blocks_are_handed_over_with_their_digests(
     start: Start, tiny: Callable[[str], Path], family: str, kind: str
 ) -> None:
@@ -111,17 +123,17 @@ def test_blocks_are_handed_over_with_their_digests(
 
 def test_blocks_of_two_kinds_never_meet(start: Start) -> None:
     layouts = [start("llama", kind).layout for kind in ("auto", *KINDS)]
-    assert [layout.dtype for layout in layouts] == ["float32", "float8_e4m3fn", "uint8"]
-    assert [layout.block_bytes for layout in layouts] == [8192, 2048, 2560]
+    assert [layout.dtype for layout in layouts] == ["float32", "float8_e4m3fn", "uint8", "uint8"]
+    assert [kv_name(layout) for layout in layouts] == ["float32", "fp8", "int8", "int4"]
+    assert [layout.block_bytes for layout in layouts] == [8192, 2048, 2560, 1536]
     for source in layouts:
         for destination in layouts:
             if source != destination:
-                with pytest.raises(LayoutMismatchError, match=r"dtype is|parts here"):
+                with pytest.raises(LayoutMismatchError, match=r"dtype is|parts here|dtype of part"):
                     plan_copies(source, destination)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("family", ["llama", LATENT[0]])
+@of_kinds("llama", LATENT[0])
 def test_codes_of_numbers_in_two_dtypes_never_meet(tiny: Callable[[str], Path], family: str, kind: str) -> None:
     """Their pages may look alike, so the model's fingerprint tells them apart."""
     engines = [engine_of(tiny(family), kind, dtype=dtype) for dtype in ("float32", "bfloat16", "float32")]
@@ -138,7 +150,7 @@ def test_latents_become_codes_and_their_rotated_keys_stay(start: Start, family: 
     assert latents.dim + rotated.dim == plain.dim
     assert (latents.dtype, rotated.dtype) == ("float8_e4m3fn", plain.dtype)
     assert (codes.dtype, beside, scales.dtype, scales.dim) == ("uint8", rotated, "float32", 1)
-    assert len({start(family, kind).fingerprint for kind in ("auto", *KINDS)}) == 3
+    assert len({start(family, kind).fingerprint for kind in ("auto", *LATENT_KINDS)}) == 3
 
 
 @pytest.mark.parametrize("names", ["in the projections", "one of both", "of keys alone"])
@@ -193,7 +205,8 @@ def test_states_stay_as_they_are_beside_codes(tmp_path: Path) -> None:
             "kv_cache_dtype = fp8 is not supported for this model: no layer keeps keys and values but those with",
         ),
         ("llama", {"kind": "bfloat16"}, "kv_cache_dtype = bfloat16, but the model computes in float32"),
-        ("llama", {"kind": "int4"}, "kv_cache_dtype must be one of auto, bfloat16, fp8, .* not 'int4'"),
+        ("llama", {"kind": "int2"}, "kv_cache_dtype must be one of auto, bfloat16, fp8, .* not 'int2'"),
+        ("deepseek_v2", {"kind": "int4"}, r"kv_cache_dtype = int4 is not .*latents \(MLA\).* Give it int8 or fp8"),
         ("llama", {"kind": "fp8", "kv_cache_dtype_skip_layers": "0"}, "must be sliding_window or nothing, not '0'"),
     ],
 )
@@ -268,11 +281,37 @@ def test_auto_is_what_the_checkpoint_says(tmp_path: Path, tiny_model: Callable[[
     assert kept == {"auto": "float8_e4m3fn", "int8": "uint8", "fp8": "float8_e4m3fn"}
 
 
-def test_int8_takes_a_page_part_for_its_scales(start: Start) -> None:
-    layout = start("llama", "int8").layout
-    codes = PagePart(layers=2, planes=2, heads=2, dim=16, dtype="uint8")
-    scales = PagePart(layers=2, planes=2, heads=2, dim=1, dtype="float32")
-    assert layout == KVLayout.of([codes, scales], num_blocks=80, block_size=16)
+@pytest.mark.parametrize(
+    ("kind", "dim", "scales"), [("int8", 16, PART), ("int4", 8, replace(PART, dim=2, dtype="bfloat16"))]
+)
+def test_scales_take_a_page_part(start: Start, kind: str, dim: int, scales: PagePart) -> None:
+    layout = start("llama", kind).layout
+    assert layout == KVLayout.of([replace(scales, dim=dim, dtype="uint8"), scales], num_blocks=80, block_size=16)
+
+
+def test_int4_is_known_by_the_models_fingerprint(start: Start) -> None:
+    """Its codes have int8's dtype, so the root of blocks' hashes tells them apart by the model."""
+    assert len({start("llama", kind).fingerprint for kind in ("auto", *KINDS)}) == 4
+
+
+@pytest.mark.parametrize(("dim", "size"), [(64, 64), (80, 16), (24, 8)])
+def test_turning_spreads_a_feature_evenly_and_keeps_products(dim: int, size: int) -> None:
+    matrix = turned(torch.eye(dim))
+    torch.testing.assert_close(matrix @ matrix.T, torch.eye(dim))
+    assert matrix.abs().amax(dim=1).allclose(torch.tensor(size**-0.5))
+    assert ((matrix != 0).sum(dim=1) == size).all()
+
+
+def test_int4_is_half_a_step_off_at_most() -> None:
+    """Also beside an offset that is larger than what differs; a head of equal numbers is exact."""
+    numbers = torch.randn(3, 2, 4, 2, 32) + torch.tensor([0.0, 20.0, -3.0]).view(3, 1, 1, 1, 1)
+    numbers[0, 0, 0, 0] = 0.25
+    pages, codes = coded(numbers, "int4")
+    found = decoded(pages, codes.scales, codes.factors.view(2, 1, 1, 1), torch.float32)
+    least, most = numbers.aminmax(dim=-1, keepdim=True)
+    # Scale and zero point have 8 significant bits.
+    assert ((found - numbers).abs() <= 0.5 * (most - least) / 15 * 1.1 + 2.0**-8 * numbers.abs()).all()
+    assert (found[0, 0, 0, 0] == 0.25).all()
 
 
 @pytest.mark.parametrize("kind", KINDS)

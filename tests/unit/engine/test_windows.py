@@ -80,7 +80,7 @@ def test_a_sequence_holds_what_its_next_token_sees(checkpoint: tuple[Case, Path]
     assert hand.num_held(sequence) == num_blocks + group.blocks_per_entry * held
 
 
-@pytest.mark.parametrize("kind", ["auto", "fp8", "int8"])
+@pytest.mark.parametrize("kind", ["auto", "fp8", "int8", "int4"])
 @pytest.mark.parametrize("chunk_size", [512, 23])
 def test_answers_are_those_of_blocks_with_all_layers(tmp_path: Path, kind: str, chunk_size: int) -> None:
     folder = case_of("gemma3").build(tmp_path)

@@ -1,4 +1,4 @@
-"""Checks of kernels over 8-bit keys and values. Like `triton_checks`; what a pool's codes mean is said by the twins."""
+"""Checks of kernels over quantised keys and values. Like `triton_checks`; what a pool's codes mean is said by the twins."""
 
 from __future__ import annotations
 
@@ -12,33 +12,32 @@ import triton.language as tl
 from engine.kernels import attention, rope
 from engine.kernels.attention import triton_prefill
 from engine.kernels.attention.triton_decode_codes import for_float16
-from engine.kernels.codes import Codes, Kind, decoded, encoded
+from engine.kernels.codes import Codes, Kind, decoded, encoded, part_dims
 from engine.kernels.launch import Kernel
 from tests.unit.kernels import references
 from tests.unit.kernels.references import close
 from tests.unit.kernels.triton_checks import checking
 
-KINDS: tuple[Kind, ...] = ("fp8", "int8")
+KINDS: tuple[Kind, ...] = ("fp8", "int8", "int4")
 
 
 def pool_of(numbers: torch.Tensor, kind: Kind) -> tuple[torch.Tensor, Codes]:
     """Codes of `numbers` [num_blocks, 2, B, Hkv, D] in a pool of two layers, each block one run of bytes; the second layer's."""
     device, shape = numbers.device, numbers.shape
     factors = torch.tensor([0.03, 0.25], device=device) if kind == "fp8" else torch.ones(2, device=device)
-    sizes = [2 * shape[1:].numel(), 8 * shape[1:-1].numel() if kind == "int8" else 0]
+    parts = [(getattr(torch, dtype), dim) for dtype, dim in part_dims(kind, shape[-1])]
+    sizes = [2 * shape[1:-1].numel() * dim * dtype.itemsize for dtype, dim in parts]
     blocks = torch.full((shape[0], sum(sizes)), 0xFF, dtype=torch.uint8, device=device)
-    pages = blocks[:, : sizes[0]].unflatten(1, (2, *shape[1:]))[:, 1]
-    scales = None
-    if kind == "int8":
-        scales = blocks[:, sizes[0] :].view(torch.float32).unflatten(1, (2, *shape[1:-1], 1))[:, 1]
-    else:
-        pages = pages.view(torch.float8_e4m3fn)
-    codes = Codes(numbers.dtype, factors, scales)
+    pages, *scales = (
+        own.view(dtype).unflatten(1, (2, *shape[1:-1], dim))[:, 1]
+        for own, (dtype, dim) in zip(blocks.split(sizes, dim=1), parts, strict=True)
+    )
+    codes = Codes(numbers.dtype, factors, *scales)
     for plane in (0, 1):
         kept, steps = encoded(numbers[:, plane], plane, codes)
         pages[:, plane] = kept
-        if scales is not None and steps is not None:
-            scales[:, plane] = steps
+        if codes.scales is not None and steps is not None:
+            codes.scales[:, plane] = steps
     return pages, codes
 
 
@@ -52,6 +51,10 @@ def all_codes(device: str) -> Iterator[tuple[torch.Tensor, Codes]]:
     yield every.view(torch.float8_e4m3fn), Codes(torch.float16, torch.ones(2, device=device))
     scales = torch.rand(1, 2, 4, 1, 1, device=device)
     yield every, Codes(torch.float16, torch.ones(2, device=device), scales)
+    yield (
+        every,
+        Codes(torch.float16, torch.ones(2, device=device), torch.randn(1, 2, 4, 1, 2, device=device).bfloat16()),
+    )
 
 
 def check_bytes(device: str) -> None:
@@ -99,7 +102,9 @@ def _check_writing(kind: Kind, how: rope.Heads, dtype: torch.dtype, head_dim: in
     for found, expected in ((ours, theirs), (ours_given, theirs_given)):
         same = found.float().isclose(expected.float(), rtol=2e-3, atol=1e-6)
         assert same.float().mean() > 0.999, (kind, dtype, (~same).sum())
-        torch.testing.assert_close(found.double(), expected.double(), rtol=0.13, atol=30.0 if kind == "int8" else 0.01)
+        torch.testing.assert_close(
+            found.double(), expected.double(), rtol=0.13, atol={"fp8": 0.01, "int8": 30.0, "int4": 600.0}[kind]
+        )
 
 
 def check_broken(device: str) -> None:

@@ -31,7 +31,6 @@ from engine.families import read_model_spec
 from engine.formats.product import Format
 from engine.formats.quantization import EVERY, Quantization
 from engine.kernels.attention import dispatch
-from engine.kernels.codes import KINDS
 from engine.kernels.sampling import triton_choose
 from engine.spec.model import ModelSpec
 from engine.step.warm import tables_from
@@ -47,7 +46,7 @@ from tests.unit.engine.launches import NUM_BLOCKS, PASSES, chunks
 from tests.unit.engine.tables import table_of
 from tests.unit.kernels import compiled
 from tests.unit.kernels.card import Card, made_up
-from tests.unit.kernels.compiled import QUANTISED
+from tests.unit.kernels.compiled import QUANTISED, kinds_of
 from tests.unit.kernels.compiling import HopperDriver
 from tests.unit.kernels.keys import Keys
 
@@ -201,8 +200,9 @@ def programs() -> dict[str, Program]:
     for name in ("llama", "mixtral", "qwen3_5", "phi"):
         found[f"{name} in float16"] = of_case(cases[name], dtype="float16")
         found[f"{name} in float32"] = of_case(cases[name], dtype="float32")
-    for name, kind in itertools.product((*REAL, "phi", "deepseek_v3", "mixtral", "gemma3", "qwen3_5"), KINDS):
-        found[f"{name}, {kind} keys and values"] = of_case(cases[name], kv_cache_dtype=kind)
+    for name in (*REAL, "phi", "deepseek_v3", "mixtral", "gemma3", "qwen3_5"):
+        for kind in kinds_of(cases[name]):
+            found[f"{name}, {kind} keys and values"] = of_case(cases[name], kv_cache_dtype=kind)
     for name, (case, format) in QUANTISED.items():
         found[name] = of_case(case, format)
         found[f"{name} in float16"] = of_case(case, format, dtype="float16")

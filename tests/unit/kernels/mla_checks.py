@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 
 from engine.kernels.attention.split import LARGE_TILE, SMALL_TILE, Tiling
-from engine.kernels.codes import KINDS, Kind, decoded, encoded
+from engine.kernels.codes import KINDS, LATENT_KINDS, Kind, decoded, encoded
 from engine.kernels.mla import (
     Forms,
     Latents,
@@ -80,7 +80,7 @@ def check_decode(device: str, large: bool) -> None:
 
 def check_codes(device: str, large: bool) -> None:
     """Of prompts, decoding, and both."""
-    for kind, dtype in itertools.product(KINDS, (torch.float32, torch.float16)):
+    for kind, dtype in itertools.product(LATENT_KINDS, (torch.float32, torch.float16)):
         for lengths in ([(9, 9), (70, 85)], [(1, 1), (1, 70), (1, 530)], [(1, 40), (1, 3), (5, 20)]):
             _check_attention(lengths, 4, 32, 16, 16, dtype, device, kind)
         _check_attention([(3, 30), (1, 9)], 3, 40, 8, 16, dtype, device, kind)
@@ -120,7 +120,7 @@ def check_made(device: str, large: bool) -> None:
             _check_made(lengths, sizes, torch.float16, device, room)
         _check_made(lengths, (2, 32, 16, 24, 40), torch.float32, device, room)
     _check_made([(130, 140)], (1, 16, 16, 16, 16), torch.float16, device, 10_000, cut=(LARGE_TILE, LARGE_TILE))
-    for kind in KINDS:
+    for kind in LATENT_KINDS:
         _check_made([(70, 85), (1, 30)], (2, 40, 8, 24, 16), torch.float16, device, 20_000, kind)
     if large:
         lengths = [(200, 3000), (1, 1), (700, 700), (90, 2500)]
@@ -196,7 +196,7 @@ def _check_writing(device: str, tokens: int, heads: int, rank: int, size: int, i
 
 def check_writing_codes(device: str, large: bool) -> None:
     """The kernel writes what the twin writes, and nothing beside it."""
-    for kind, interleaved, dtype in itertools.product(KINDS, (False, True), (torch.float32, torch.float16)):
+    for kind, interleaved, dtype in itertools.product(LATENT_KINDS, (False, True), (torch.float32, torch.float16)):
         for tokens, rank, size in [(5, 32, 16), (40, 40, 8)] + [(300, 512, 64)] * large:
             _check_writing_codes(device, kind, interleaved, dtype, tokens, rank, size)
 

@@ -13,7 +13,7 @@ import torch
 
 from engine.kernels import sparse
 from engine.kernels.attention import AttentionBatch, AttentionPlan, DecodeItems
-from engine.kernels.codes import KINDS, Kind
+from engine.kernels.codes import LATENT_KINDS, Kind
 from tests.unit.kernels import references
 from tests.unit.kernels.mla_checks import as_halves, kept_of, meant
 from tests.unit.kernels.references import close
@@ -111,7 +111,7 @@ def check_attending(device: str, large: bool) -> None:
     for lengths in (DECODING, PROMPTS):
         for heads, rank, size, most in [(4, 32, 16, 8), (3, 40, 8, 33)]:
             _check_attending(lengths, heads, rank, size, most, torch.float32, device)
-        for kind in KINDS:
+        for kind in LATENT_KINDS:
             _check_attending(lengths, 4, 32, 16, 33, torch.float16, device, kind)
     _check_attending([(1, 1), (1, 330)], 20, 16, 16, 290, torch.float16, device)  # in two parts
     if large:

@@ -181,6 +181,15 @@ def test_pairs_of_integers_of_8_bits(odd: bool, dtype: torch.dtype) -> None:
         assert found.tolist() == torch.tensor(list(codes[odd::2]), dtype=torch.uint8).view(torch.int8).tolist()
 
 
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)
+@pytest.mark.parametrize("at", range(4))
+def test_fours_of_integers_of_4_bits(at: int, dtype: torch.dtype) -> None:
+    text = triton_bytes.int4_of_pairs(at, dtype is torch.bfloat16)
+    for word in WORDS:
+        found = _floats(carried_out(text, {"$1": word}), dtype)
+        assert found.tolist() == [(word >> place & 15) - 8 for place in (4 * at, 4 * at + 16)]
+
+
 @pytest.mark.parametrize("plane", range(8))
 def test_levels(plane: int) -> None:
     address, levels = 0x7F00, torch.randn(16)

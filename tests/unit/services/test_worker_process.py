@@ -35,7 +35,12 @@ def test_a_fake_device_knows_the_token_ids_of_its_model_s_tokenizer(
 
 @pytest.mark.parametrize(
     ("asked", "dtypes", "block_bytes"),
-    [("auto", ["float32"], 2048), ("fp8", ["float8_e4m3fn"], 512), ("int8", ["uint8", "float32"], 768)],
+    [
+        ("auto", ["float32"], 2048),
+        ("fp8", ["float8_e4m3fn"], 512),
+        ("int8", ["uint8", "float32"], 768),
+        ("int4", ["uint8", "bfloat16"], 512),
+    ],
 )
 def test_a_fake_device_keeps_what_is_asked_for(tmp_path: Path, asked: str, dtypes: list[str], block_bytes: int) -> None:
     settings = WorkerServiceSettings(model=tmp_path, device="fake", kv_cache_dtype=asked, kv_memory_mb=1)

@@ -20,7 +20,7 @@ NUM_PROMPTS = 5
 LENGTH = 100  # tokens of a prompt
 MODELS = {
     "grouped heads": ("llama", {}),
-    "int8": ("llama", {"kv_cache_dtype": "int8"}),
+    "int4": ("llama", {"kv_cache_dtype": "int4"}),
     "latents": ("deepseek_v3", {}),
     "windows": ("gemma3", {}),
     "states": (hybrids.QWEN_3_5.name, {}),
