@@ -5,7 +5,6 @@ Schedulers decide what a pass computes; the worker's pipeline applies the result
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
@@ -58,8 +57,6 @@ from engine.weights.parameters import Weights
 from modelfiles.gguf import is_gguf
 
 __all__ = ["Chunk", "Engine", "InvalidChunkError", "Pass", "Sampled"]
-
-log = logging.getLogger("baton.engine")
 
 # Positions: rotary tables grow with them, and a longer context is always configured explicitly.
 MAX_LEN_UNASKED = 1 << 20
@@ -133,6 +130,8 @@ class Engine:
         self._known: dict[Sequence, int] = {}  # newest tokens on the CPU, known at once
         # Milliseconds of a pass by slots for decoding tokens (0: none) and prompt tokens.
         self.pass_ms: dict[tuple[int, int], float] = {}
+        # Milliseconds of drafting behind a pass, by sequences that draft.
+        self.draft_ms: dict[int, float] = {}
         self.launch_ms = 0.0  # host time of an uncaptured pass; 0: no graphs
         self._sampler = DeviceSampler(self.vocab_size, max(config.max_sequences, config.max_batch_tokens), device)
         if device.type == "cuda":
@@ -143,7 +142,7 @@ class Engine:
             if self._head is not None and lender is None:
                 self._head.load()
             self._runner = self._new_runner(self._decoder)
-        _tell_what_weights_became(self._decoder.weights)
+        self._decoder.weights.tell_changes()
 
     def _start_on_gpu(self, load: Load) -> None:
         """Load the weights while kernels are compiled; capture graphs; run and time passes of every kind."""
@@ -154,6 +153,8 @@ class Engine:
         with compiled_ahead():
             self._runner = self._new_runner(self._decoder.with_a_layer_of_each_kind())
             self._runner.rehearse(sizes)
+            if self._drafting is not None:
+                self._drafting.rehearse(self._runner, sizes)
             self.warm_up()
             load(self._decoder.weights, self.config.model)
             if self._head is not None:
@@ -161,6 +162,8 @@ class Engine:
         self._decoder.weights.settle()
         self._runner = self._new_runner(self._decoder)
         self._runner.capture(sizes)
+        if self._drafting is not None:
+            self.draft_ms = self._drafting.capture(self._runner, sizes)
         self.warm_up()
         self.pass_ms = {(size.decoding, size.prompts): ms for size, ms in self._runner.measure().items()}
         alone = time_prompts(self.launch, self.layout, vocab_size=self.vocab_size, max_tokens=longest)
@@ -359,19 +362,6 @@ def _marks(config: EngineConfig, model: ModelSpec, dtype: str) -> list[str]:
     marks += [f"kept={dtype}:{','.join(kept)}"] if set(kept) != {dtype} else []
     apart = {"states=apart": model.has_state, "columns=apart": any(kept.window for kept in model.kept)}
     return marks + [mark for mark, is_so in apart.items() if is_so]  # older models kept everything in each block
-
-
-def _tell_what_weights_became(weights: Weights) -> None:
-    """Log one line if not all matrices keep their stored format."""
-    became = {
-        "made_plain": weights.made_plain,
-        "decoded": +weights.decoded,
-        "differing": weights.differing,
-    }
-    if any(became.values()):
-        counts = {name: dict(sorted(found.items())) for name, found in became.items() if found}
-        dtype = str(weights.dtype).removeprefix("torch.")
-        log.warning("engine.weights_changed", extra=counts | {"dtype": dtype, "device": str(weights.device)})
 
 
 def _nothing_more(weights: Weights, folder: Path) -> None:

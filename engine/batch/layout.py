@@ -238,6 +238,12 @@ class Packed:
         start += copy * step
         self.words[start : start + count].reshape(shape)[at : at + len(values)] = values
 
+    def put_rows(self, name: str, rows: Integers, values: Integers, *, copy: int = 0) -> None:
+        """Write `values` into these rows of a field's first dimension."""
+        start, count, shape, step = self.layout.places[name]
+        start += copy * step
+        self.words[start : start + count].reshape(shape)[rows] = values
+
     def put_copies(self, name: str, values: Integers) -> None:
         """Write values [copies, rows, …] into the first rows of each copy of a field."""
         start, _, _, step = self.layout.places[name]

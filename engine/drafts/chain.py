@@ -7,15 +7,17 @@ draft model from the first, which reads the sampled one.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
 
 from engine.batch.batch import ForwardBatch
-from engine.batch.layout import Packed
+from engine.batch.layout import GraphSize, Packed
+from engine.drafts.guesses import Ends, Guesses
 from engine.drafts.heads import BlockHead, DraftHead, known_alone
 from engine.kernels.embedding import InputTokens
 from engine.passes import Finished, Pass, Sampled
@@ -37,6 +39,11 @@ class DraftChain:
     heads: tuple[HeadLimits, ...]
     num_drafts: int  # most tokens of a draft; 0: the head's keys and values alone
     reads: DraftSpec
+    _guesses: Guesses = field(init=False)
+
+    def __post_init__(self) -> None:
+        guesses = Guesses(self.head, self.kept, self.heads, num_drafts=self.num_drafts, reads=self.reads)
+        object.__setattr__(self, "_guesses", guesses)
 
     def inputs_of(self, runner: Runner, packed: Packed) -> ForwardBatch:
         """The inputs of a pass that has not sampled yet: later `newest` are its own samples."""
@@ -68,12 +75,35 @@ class DraftChain:
         if not starts:
             return _ReadPass.behind(launched, self.device)
         rows, sampled = self._sent(torch.tensor([(start.row, start.sampled) for start in starts]).T.contiguous())
-        if isinstance(self.head, BlockHead):
-            guessed = self._blocks(self.head, runner, starts, read.at(rows, sampled))
-        else:
-            guessed = self._chain(self.head, runner, starts, read.at(rows, sampled))
+        guessed = self._guesses(runner, _places(starts), read.at(rows, sampled))
         places = {start.chunk: (column, start.room) for column, start in enumerate(starts)}
         return _DraftedPass(launched, chunks, places, Readback(guessed)).finished()
+
+    @torch.inference_mode()
+    def rehearse(self, runner: Runner, sizes: Iterable[GraphSize]) -> None:
+        """Launch kernel by kernel what `capture` will capture."""
+        if counts := self._counts(sizes):
+            self._guesses.rehearse(runner, counts, self._anchors(runner))
+
+    @torch.inference_mode()
+    def capture(self, runner: Runner, sizes: Iterable[GraphSize]) -> dict[int, float]:
+        """Capture the drafts of as many sequences as these passes decode; return their milliseconds by that number."""
+        counts = self._counts(sizes)
+        return self._guesses.capture(runner, counts, self._anchors(runner)) if counts else {}
+
+    def _counts(self, sizes: Iterable[GraphSize]) -> list[int]:
+        return [size.decoding for size in sizes if not size.prompts] if self.num_drafts else []
+
+    def _anchors(self, runner: Runner) -> Callable[[int], Any]:
+        """Rows of an empty pass, of any number."""
+        batch = runner.an_empty_pass()
+        read = self.head.read(batch.tokens, batch, self.kept)
+
+        def of(count: int) -> Any:
+            rows = torch.zeros(count, dtype=torch.int64, device=self.device)
+            return read.at(rows, rows)
+
+        return of
 
     def _sent(self, values: torch.Tensor) -> torch.Tensor:
         """Copy without waiting for the device, which may be running this very pass."""
@@ -91,36 +121,6 @@ class DraftChain:
             room = 0
         return _Start(chunk, row, sampled, table_row, room=room)
 
-    def _chain(self, head: DraftHead, runner: Runner, starts: list[_Start], rows: Any) -> torch.Tensor:
-        """Guess step by step; [S, steps] int64, of which a start's first `room` count. Those with the most room come first."""
-        steps = starts[0].room
-        guessed = torch.zeros((len(starts), steps), dtype=torch.int64, device=self.device)
-        table_rows = np.array([start.table_row for start in starts], dtype=np.int64)
-        ends = np.array([start.chunk.end + self.reads.ahead for start in starts], dtype=np.int64)
-        ids = hidden = torch.empty(0)
-        for step in range(steps):
-            count = sum(start.room > step for start in starts)
-            batch = runner.singles(table_rows[:count], ends[:count] + step, self.heads)
-            if step:
-                rows = head.read_on(ids[:count], hidden[:count], batch, self.kept)
-            ids, hidden = head.guess(rows, batch, self.kept)
-            guessed[:count, step] = ids
-        return guessed
-
-    def _blocks(self, head: BlockHead, runner: Runner, starts: list[_Start], anchors: torch.Tensor) -> torch.Tensor:
-        """Guess all at once; see `_chain`. A block's first row is the pass's last, or else the sampled token's behind it."""
-        behind = min(self.reads.ahead, 1)
-        widths = [start.room + self.reads.ahead - behind for start in starts]
-        table_rows = np.repeat(np.array([start.table_row for start in starts], dtype=np.int64), widths)
-        ends = np.repeat(np.array([start.chunk.end + behind - 1 for start in starts], dtype=np.int64), widths)
-        own = ends + np.concatenate([np.arange(1, width + 1) for width in widths])
-        seen = ends + np.repeat(np.array(widths, dtype=np.int64), widths)
-
-        def inputs(is_causal: bool) -> ForwardBatch:
-            return runner.singles(table_rows, own, self.heads, seen=own if is_causal else seen)
-
-        return head.guess_blocks(anchors, [start.room for start in starts], inputs, self.kept)
-
 
 @dataclass(frozen=True, slots=True)
 class _Start:
@@ -131,6 +131,14 @@ class _Start:
     sampled: int  # the row's number among those with logits
     table_row: int  # row of its block table
     room: int  # tokens to draft
+
+
+def _places(starts: list[_Start]) -> Ends:
+    return Ends(
+        tables=np.array([start.table_row for start in starts], dtype=np.int64),
+        ends=np.array([start.chunk.end for start in starts], dtype=np.int64),
+        rooms=[start.room for start in starts],
+    )
 
 
 @dataclass(frozen=True, slots=True)

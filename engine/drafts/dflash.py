@@ -17,7 +17,7 @@ from engine.batch.batch import ForwardBatch
 from engine.checkpoint.safetensors import stored_tensors
 from engine.drafts.aux_layers import check_aux_layers, check_target
 from engine.drafts.ends import MOST_LOGITS, Ends, EndsSpec
-from engine.drafts.heads import BlockHead, Following, known_alone, layers_in
+from engine.drafts.heads import BlockHead, Following, drafted_rows, first_rows, known_alone, layers_in
 from engine.families.reading import Fields, attention, gated_mlp, windows_by_layer
 from engine.families.reading import model as read_model
 from engine.formats.product import Linear, LinearSpec
@@ -192,6 +192,10 @@ class DFlashHead:
             mixer.keep(hidden, batch, its)
         return Following(tokens.ids())
 
+    @property
+    def sights(self) -> Sequence[bool]:
+        return tuple(dict.fromkeys(self._spec.causal))
+
     def guess_blocks(
         self,
         anchors: torch.Tensor,
@@ -200,18 +204,11 @@ class DFlashHead:
         kept: Sequence[Sequence[torch.Tensor]],
     ) -> torch.Tensor:
         """See `BlockHead`."""
-        shift = not self._spec.from_anchor
-        firsts, total = list[int](), 0
-        for room in rooms:
-            firsts.append(total)
-            total += room + shift
-        ids = torch.full((total,), self._spec.mask, dtype=torch.int64, device=anchors.device)
-        first = torch.tensor(firsts, device=anchors.device)
+        shift, device = int(not self._spec.from_anchor), anchors.device
+        first = first_rows(rooms, device, more=shift)
+        ids = torch.full((sum(rooms) + shift * len(rooms),), self._spec.mask, dtype=torch.int64, device=device)
         ids[first] = anchors
-        # Beyond a sequence's room its last row stands in: what that says does not count.
-        steps = torch.arange(rooms[0], device=anchors.device)
-        last = torch.tensor(rooms, device=anchors.device)[:, None] - 1
-        return self._drafted(anchors, self._block(ids, inputs, kept), first[:, None] + shift + steps.minimum(last))
+        return self._drafted(anchors, self._block(ids, inputs, kept), drafted_rows(first + shift, rooms))
 
     def _block(
         self, ids: torch.Tensor, inputs: Callable[[bool], ForwardBatch], kept: Sequence[Sequence[torch.Tensor]]

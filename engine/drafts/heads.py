@@ -52,6 +52,10 @@ class DraftHead(Drafter, Protocol):
 class BlockHead(Drafter, Protocol):
     """A drafter of all tokens at once."""
 
+    @property
+    def sights(self) -> Sequence[bool]:
+        """The kinds of inputs that it asks for, each once."""
+
     def guess_blocks(
         self, anchors: Any, rooms: Sequence[int], inputs: Callable[[bool], ForwardBatch], kept: Sequence[Any]
     ) -> torch.Tensor:
@@ -83,6 +87,21 @@ class Following(NamedTuple):
 
     def at(self, rows: torch.Tensor, sampled: torch.Tensor) -> torch.Tensor:
         return self.ids.index_select(0, rows)
+
+
+def first_rows(rooms: Sequence[int], device: torch.device, *, more: int = 0) -> torch.Tensor:
+    """The first row [S] of each block, which has `more` rows than room; the most room first."""
+    if rooms[0] == rooms[-1]:  # a graph can't be captured with a copy from the host
+        return torch.arange(len(rooms), device=device) * (rooms[0] + more)
+    return torch.tensor([sum(rooms[:number]) + number * more for number in range(len(rooms))], device=device)
+
+
+def drafted_rows(firsts: torch.Tensor, rooms: Sequence[int]) -> torch.Tensor:
+    """The rows [S, K] from these on. Beyond a block's room its last row stands in: what that says does not count."""
+    steps = torch.arange(rooms[0], device=firsts.device)
+    if rooms[0] != rooms[-1]:
+        return firsts[:, None] + steps.minimum(torch.tensor(rooms, device=firsts.device)[:, None] - 1)
+    return firsts[:, None] + steps
 
 
 def layers_in(parts: Sequence[Part], decoder: Decoder) -> Sequence[Sequence[Any]]:

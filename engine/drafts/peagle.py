@@ -15,7 +15,7 @@ import torch
 
 from engine.batch.batch import ForwardBatch
 from engine.drafts.eagle3 import LAYER, Eagle3Head, Eagle3Spec, read_layers
-from engine.drafts.heads import BlockHead, known_alone, layers_in
+from engine.drafts.heads import BlockHead, drafted_rows, first_rows, known_alone, layers_in
 from engine.families.reading import Fields
 from engine.kernels.attention import HeadShape
 from engine.kernels.embedding import InputTokens
@@ -77,6 +77,8 @@ class Inputs(NamedTuple):
 class PEagleHead:
     """The head's weights, uninitialised until loaded, and its blocks. One thread at a time."""
 
+    sights = (True,)
+
     def __init__(self, spec: PEagleSpec, decoder: Decoder, max_model_len: int) -> None:
         self._decoder, self._mask = decoder, spec.mask
         self._eagle = Eagle3Head(spec.eagle, decoder, max_model_len)
@@ -121,8 +123,7 @@ class PEagleHead:
     ) -> torch.Tensor:
         """See `BlockHead`: the first row of a block is the last one that the pass read."""
         batch, device = inputs(True), anchors.hidden.device
-        firsts = [sum(rooms[:number]) for number in range(len(rooms))]
-        first = torch.tensor(firsts, device=device)
+        first = first_rows(rooms, device)
         masks = torch.full((sum(rooms),), self._mask, dtype=torch.int64, device=device)
         embedded = self._eagle.ends.embedded(known_alone(masks, batch)).index_copy(0, first, anchors.embedded)
         learned = self._eagle.combining(self._mask_hidden[None]).expand(len(masks), -1)
@@ -131,10 +132,7 @@ class PEagleHead:
             mixer(stream, batch, its, is_last=False)
             mlp(stream)
         ids = self._likeliest(stream)
-        # Beyond a sequence's room its last row stands in: what that says does not count.
-        last = torch.tensor(rooms, device=device)[:, None] - 1
-        found: torch.Tensor = ids[first[:, None] + torch.arange(rooms[0], device=device).minimum(last)]
-        return found
+        return ids[drafted_rows(first, rooms)]
 
     def _likeliest(self, stream: Stream) -> torch.Tensor:
         """The likeliest tokens behind all rows [T] int64."""

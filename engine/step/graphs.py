@@ -19,11 +19,28 @@ MIXED_GRAPHS = dict.fromkeys((16, 32, 64, 128), (128, 192, 256, 320, 384, 512)) 
 MEASURED_PASSES = 3
 
 
+class Captures:
+    """The memory that all captured graphs of a device share: what one computes lasts until the next is replayed."""
+
+    def __init__(self) -> None:
+        self._first: torch.cuda.CUDAGraph | None = None
+
+    def capture(self, run: Callable[[], object]) -> torch.cuda.CUDAGraph:
+        """Capture what `run` launches. The largest graph goes first: its memory is reused by all others."""
+        graph = torch.cuda.CUDAGraph()
+        pool = None if self._first is None else self._first.pool()
+        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+            run()
+        self._first = graph if self._first is None else self._first
+        return graph
+
+
 class Graphs:
-    """The CUDA graphs of one decoder, in one memory pool. All write their logits to the same buffer."""
+    """The CUDA graphs of one decoder's passes. All write their logits to the same buffer."""
 
     def __init__(self, limits: Limits) -> None:
         self.sizes: list[GraphSize] = []  # the cheapest first
+        self.captures = Captures()
         self._limits = limits
         self._graphs: dict[GraphSize, torch.cuda.CUDAGraph] = {}
         self._logits: torch.Tensor | None = None  # [largest graph, V]
@@ -51,16 +68,13 @@ class Graphs:
         return has_room and not any(chunk.scored for chunk in prompts)
 
     def capture(self, size: GraphSize, forward: Callable[[torch.Tensor | None], torch.Tensor | None]) -> None:
-        """Capture `forward(logits)`. The largest size goes first: its memory is reused by all others."""
+        """Capture `forward(logits)`; see `Captures`."""
         logits = forward(None)  # the first pass of a kind does more than launch
         assert logits is not None
         if self._logits is None:
             self._logits = torch.empty_like(logits)
-        graph = torch.cuda.CUDAGraph()
-        pool = next(iter(self._graphs.values())).pool() if self._graphs else None
-        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
-            forward(self._logits[: size.num_sampled])
-        self._graphs[size] = graph
+        into = self._logits[: size.num_sampled]
+        self._graphs[size] = self.captures.capture(lambda: forward(into))
         self.sizes = sorted(self._graphs, key=lambda size: (size.tokens, size.decoding))
 
     def replay(self, size: GraphSize) -> torch.Tensor:
@@ -71,14 +85,19 @@ class Graphs:
 
     def measure(self, size: GraphSize) -> float:
         """Time a replay with the present inputs, in milliseconds."""
-        began, over = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        self._graphs[size].replay()
-        began.record()
-        for _ in range(MEASURED_PASSES):
-            self._graphs[size].replay()
-        over.record()
-        over.synchronize()
-        return began.elapsed_time(over) / MEASURED_PASSES
+        return replay_ms(self._graphs[size])
+
+
+def replay_ms(graph: torch.cuda.CUDAGraph) -> float:
+    """Time a replay with the present inputs, in milliseconds."""
+    began, over = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    graph.replay()
+    began.record()
+    for _ in range(MEASURED_PASSES):
+        graph.replay()
+    over.record()
+    over.synchronize()
+    return began.elapsed_time(over) / MEASURED_PASSES
 
 
 def graph_sizes(max_sequences: int, longest: int) -> list[GraphSize]:

@@ -16,12 +16,13 @@ from typing import Any, Protocol
 
 import torch
 
-from engine.arrays import Longs
+from engine.arrays import Ints, Longs
 from engine.batch.batch import ForwardBatch, batch_of
 from engine.batch.layout import MAX_GRAPH_PROMPTS, GraphSize, Packed
 from engine.kernels.attention import copies_in_bulk
 from engine.sequence import Chunk, Sequence
 from engine.step.block_tables import BlockTables
+from engine.step.chained import Chained, Queries
 from engine.step.graphs import Graphs
 from engine.step.limits import HeadLimits, Limits
 from engine.step.pack import graph_size, pack
@@ -94,7 +95,7 @@ class Runner:
     @torch.inference_mode()
     def execute(self, packed: Packed) -> torch.Tensor | None:
         """Launch one pass. Returns the logits [R, V] of the sampled sequences, which the next pass may overwrite."""
-        inputs, size = self._upload(packed), packed.size
+        inputs, size = self._upload(packed.words), packed.size
         if size.graph is not None:
             logits = self.graphs.replay(size.graph)
             return logits[: size.num_sampled] if size.num_sampled else None
@@ -114,7 +115,22 @@ class Runner:
     ) -> ForwardBatch:
         """Inputs for the position before each end, see `pack_singles`. They replace those of the pass before."""
         packed = pack_singles(rows, ends, self._tables, self.limits, heads, seen=ends if seen is None else seen)
-        return batch_of(packed.size, packed.layout, self._upload(packed), self._newest)
+        return batch_of(packed.size, packed.layout, self._upload(packed.words), self._newest)
+
+    def batches_of(self, chained: Chained) -> list[ForwardBatch] | None:
+        """The inputs of a graph that replays these passes, all of them empty now; None: there is no room."""
+        if chained.words > len(self._inputs):
+            return None
+        self._upload(chained.empty())
+        return chained.batches(self._inputs, self._newest)
+
+    def send(self, chained: Chained, passes: SequenceOf[Queries], rows: Longs) -> bool:
+        """Copy the inputs of passes to where their graph reads them; `rows` of sequences' tables. False: there is no room."""
+        width = -(-max(int(queries.seen.max()) for queries in passes) // self.limits.block_size)
+        if chained.words + len(rows) * width > len(self._inputs):
+            return False
+        self._upload(chained.pack(passes, self._tables.table[0, rows, :width]))
+        return True
 
     def keep_newest(self, token_ids: torch.Tensor) -> None:
         """Let the next pass start from `token_ids` [R] int64."""
@@ -137,6 +153,11 @@ class Runner:
             return self._decoder.forward(batch, self._parts)
         return self._decoder.forward(batch, self._parts, logits=logits)
 
+    def an_empty_pass(self) -> ForwardBatch:
+        """The inputs of the smallest captured pass, of a token."""
+        packed = self._empty_pass(GraphSize(1))
+        return batch_of(packed.size, packed.layout, self._upload(packed.words), self._newest)
+
     def _empty_passes(self, sizes: SequenceOf[GraphSize]) -> Iterator[tuple[GraphSize, ForwardBatch]]:
         # MLA prefill needs block tables, and captured graphs have none for prompts.
         in_bulk = all(
@@ -149,7 +170,7 @@ class Runner:
         wanted = [size for size in sizes if not size.prompts or in_bulk]
         for graph in sorted(wanted, key=lambda size: (size.num_sampled, size.tokens), reverse=True):
             packed = self._empty_pass(graph)
-            yield graph, batch_of(packed.size, packed.layout, self._upload(packed), self._newest)
+            yield graph, batch_of(packed.size, packed.layout, self._upload(packed.words), self._newest)
 
     def _empty_pass(self, graph: GraphSize) -> Packed:
         return Packed.empty(graph_size(graph, self.limits))
@@ -160,14 +181,14 @@ class Runner:
         times = {}
         for graph in self.graphs.sizes:
             if graph.decoding:
-                self._upload(self._empty_pass(graph))
+                self._upload(self._empty_pass(graph).words)
                 times[graph] = self.graphs.measure(graph)
         return times
 
-    def _upload(self, packed: Packed) -> torch.Tensor:
+    def _upload(self, words: Ints) -> torch.Tensor:
         """Copy the inputs to the device; return their buffer."""
-        count, inputs = len(packed.words), self._inputs
-        self._staging.write(count)[:] = packed.words
+        count, inputs = len(words), self._inputs
+        self._staging.write(count)[:] = words
         if count > len(inputs):
             inputs = torch.empty(count, dtype=torch.int32, device=self._device)
         self._staging.send(count, inputs)

@@ -6,6 +6,7 @@ asks `Weights` where each tensor goes.
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 from collections import Counter
@@ -17,6 +18,8 @@ import torch
 
 from engine.weights.names import AS_OURS, StoredNames
 from engine.weights.stage import Slot, Stage, Store
+
+log = logging.getLogger("baton.engine")
 
 
 class Shard(Enum):
@@ -166,6 +169,14 @@ class Weights:
         """Approximate peak of temporary memory while weights are loaded."""
         largest = sorted((size for size, _ in self._passing), reverse=True)[:STAGES_OF_A_LAYER]
         return LAYERS_AT_ONCE * sum(largest) + max((temporary for _, temporary in self._passing), default=0)
+
+    def tell_changes(self) -> None:
+        """Log one line if not all matrices keep their stored format."""
+        became = {"made_plain": self.made_plain, "decoded": +self.decoded, "differing": self.differing}
+        if any(became.values()):
+            counts = {name: dict(sorted(found.items())) for name, found in became.items() if found}
+            dtype = str(self.dtype).removeprefix("torch.")
+            log.warning("engine.weights_changed", extra=counts | {"dtype": dtype, "device": str(self.device)})
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> torch.Tensor:
         """Return memory for weights, uninitialised."""

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
-from engine.config import CacheConfig, DraftConfig, EngineConfig
+from engine.config import CacheConfig, EngineConfig
 from engine.engine import Engine
 from tests.models import build_tiny_model
-from tests.unit.engine.dflash_reference import DFlashReference, write_dflash
-from tests.unit.engine.drafts import PROMPTS, Alone, Drafts, Reference, compare_drafts, new_sequences
-from tests.unit.engine.eagle3_reference import Reference as Eagle3Reference
-from tests.unit.engine.eagle3_reference import write_head
+from tests.unit.engine.drafters import drafter
+from tests.unit.engine.drafts import PROMPTS, Drafts, compare_drafts, new_sequences
 from tests.unit.engine.generate import Generator, new_sequence
 
 pytestmark = [
@@ -34,25 +30,10 @@ DRAFTERS = (
 )
 
 
-def _drafter(name: str, target: Path, folder: Path) -> tuple[dict[str, Any], Reference | None]:
-    """The engine's settings, and the arithmetic."""
-    if name == "none":
-        return {}, None
-    flags = tuple(name.split("+"))
-    if flags[0] == "eagle3":
-        tensors = load_file(write_head(folder, *flags[1:]) / "model.safetensors")
-        return {"draft": DraftConfig(folder=folder, num_drafts=4)}, Eagle3Reference(target, tensors, *flags[1:])
-    if name == "draft_model":
-        build_tiny_model(folder, "qwen3", num_key_value_heads=4)
-        return {"draft": DraftConfig(folder=folder, is_model=True, num_drafts=4)}, Alone(folder)
-    write_dflash(folder, *flags)
-    return {"draft": DraftConfig(folder=folder, num_drafts=4)}, DFlashReference(target, folder, *flags)
-
-
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_drafts_on_a_gpu_are_those_of_the_arithmetic(name: str, tmp_path: Path) -> None:
     model = build_tiny_model(tmp_path / "target", "llama", num_hidden_layers=3)
-    settings, reference = _drafter(name, model, tmp_path / "draft")
+    settings, reference = drafter(name, model, tmp_path / "draft")
     shared = {"model": model, "dtype": "float32", "max_sequences": 8, "cache": CacheConfig(num_blocks=300)}
     engine, on_cpu = Engine(EngineConfig(device="cuda", **shared, **settings)), Engine(EngineConfig(**shared))
     plain, sequences = Generator(engine, chunk_size=16), new_sequences()
