@@ -34,6 +34,7 @@ from worker.device.trials import Trials
 from worker.serving.allocation import HeldBlocks, admit, cover, expected_cached, grow, lacks, needs
 from worker.serving.chunks import schedule
 from worker.serving.turns import MOST_PASSED, Turns, Wait
+from worker.serving.twins import awaits_twin
 from worker.tier.host_tier import HostTier
 
 
@@ -317,21 +318,30 @@ class DecodeScheduler:
     def _admit_waiting(self, plan: Plan, held_back: set[Sequence], *, before: float = math.inf) -> None:
         """Admit those whose turn is `before` a running prompt's."""
         most = self._max_sequences - self._expected()
-        while self.waiting and plan.token_budget > 0 and len(self.running) < most:
-            request = self.waiting[0]
+        for request in list(self.waiting):
+            if plan.token_budget <= 0 or len(self.running) >= most:
+                return
             if before < math.inf and plan.turns.get(request, -math.inf) >= before:
                 return
             if request.sequence in held_back or plan.scores_another(request):
                 return
+            before_it = self._prompts_before(request)
+            if before_it and awaits_twin(self._pool, request.sequence, before_it):
+                continue
             if not self._admit(request, ahead=plan.token_budget):
                 plan.is_full = True
                 return
-            self.waiting.popleft()
+            self.waiting.remove(request)
             self.running.append(request)
             self._leave_tier(request)
             request.passed = max(request.passed, self._turns.admitted(request.sequence))
             num_tokens = min(request.sequence.num_next, plan.token_budget)
             plan.add(request, cover(self._pool, request.sequence, num_tokens, spare=self._spare))
+
+    def _prompts_before(self, request: DecodeRequest) -> list[Sequence]:
+        """Prompts that passes compute, of no lower priority than this one's."""
+        running = (one for one in self.running if one.job.priority >= request.job.priority)
+        return [one.sequence for one in running if one.sequence.num_computed < len(one.sequence.token_ids) - 1]
 
     def _admit(self, request: DecodeRequest, *, ahead: int) -> bool:
         """Give it blocks, and windows' entries for `ahead` tokens. Else it waits, and all behind it.

@@ -59,6 +59,11 @@ class PrefillRequest:
     def id(self) -> str:
         return self.claimed.job.request_id
 
+    @property
+    def is_computing(self) -> bool:
+        """True while passes compute its prompt."""
+        return self.admitted and self.first_token is None and self.stopped is None
+
     def is_of(self, message: AttemptMessage) -> bool:
         """True if the message is about this attempt."""
         return (self.id, self.job.attempt) == (message.request_id, message.attempt)

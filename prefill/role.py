@@ -89,11 +89,13 @@ class PrefillRole:
     def room(self) -> int:
         """Jobs that could start now: none while a prompt waits for blocks, so that others see the queue.
 
-        Nobody waits for another's grammar, which may take seconds to build, or for what comes from host memory.
+        Nobody waits for another's grammar, which may take seconds to build, for what comes from host memory, or for a twin.
         """
         ready, is_loading = self._context.model.grammars.is_ready, self._context.cache.is_loading
-        waiting = (request.sequence for request in self._requests.values() if not request.admitted)
-        if any(ready(sequence) and not is_loading(sequence) for sequence in waiting):
+        waiting = [
+            one for one in self._requests.values() if not one.admitted and one.admission is not Admission.SHARING
+        ]
+        if any(ready(request.sequence) and not is_loading(request.sequence) for request in waiting):
             return 0
         return self._max_requests - len(self._tasks)
 
@@ -217,8 +219,9 @@ class PrefillRole:
                 request.sequence,
                 spare=self._spare_blocks(request.sequence),
                 ahead=self._context.passes.budget.token_budget + FULL_PASS_TOKENS,
+                computing=[one.sequence for one in self._requests.values() if one.is_computing],
             )
-            if request.admission is Admission.LOADING:
+            if request.admission in (Admission.LOADING, Admission.SHARING):
                 continue
             if request.admission is Admission.NO_ROOM:
                 return  # keep the order: short prompts must not starve a long one

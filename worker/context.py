@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
+from collections.abc import Sequence as ListOf
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any
@@ -40,6 +41,7 @@ from worker.roles import Roles
 from worker.serving.allocation import admit_in_turn, needs
 from worker.serving.jobs import FrameOutbox, JobIntake
 from worker.serving.turns import Turns
+from worker.serving.twins import awaits_twin
 from worker.tier.host_tier import HostTier
 
 log = logging.getLogger("baton.worker")
@@ -199,6 +201,7 @@ class Admission(Enum):
 
     ADMITTED = auto()
     LOADING = auto()  # its prefix comes from host memory; it waits for no blocks
+    SHARING = auto()  # another prompt computes its prefix; likewise
     NO_ROOM = auto()
     BUILDING = auto()  # its grammar; not tried
 
@@ -213,8 +216,10 @@ class KVCache:
     turns: Turns
     tier: HostTier | None = None
 
-    def admit_prompt(self, sequence: Sequence, *, spare: int, ahead: int) -> Admission:
-        """Admit a prompt in its turn, once the blocks that the host has of it are in the pool. See `admit`."""
+    def admit_prompt(
+        self, sequence: Sequence, *, spare: int, ahead: int, computing: ListOf[Sequence] = ()
+    ) -> Admission:
+        """Admit a prompt in its turn, once the pool has what the host has of it, or those `computing` soon. See `admit`."""
         pool, turns, num_tokens = self.pool, self.turns, len(sequence.token_ids)
 
         def has_room() -> bool:
@@ -223,6 +228,8 @@ class KVCache:
 
         if self.tier is not None and self.tier.is_loading(sequence, has_room=has_room):
             return Admission.LOADING
+        if computing and awaits_twin(pool, sequence, computing):
+            return Admission.SHARING
         if not admit_in_turn(pool, turns, sequence, num_tokens=num_tokens, spare=spare, ahead=ahead):
             return Admission.NO_ROOM
         if self.tier is not None:

@@ -66,7 +66,7 @@ def admit(pool: BlockPool, sequence: Sequence, *, num_tokens: int, spare: int = 
     At least the last known token is left to compute, for its logits; a scored prompt is computed whole. Windows' groups get
     entries for `ahead` positions (None: all). `spare` blocks stay free or cached. Raises OutOfBlocksError and takes nothing.
     """
-    size, digests = pool.block_size, _digests(pool, sequence)
+    size, digests = pool.block_size, digests_of(pool, sequence)
     found = pool.match_resumable([] if sequence.scores_prompt else digests)
     num_entries = blocks_for(num_tokens, size)
     if found[0] and _slack(pool, num_entries, found) < 0:
@@ -99,10 +99,10 @@ def admit(pool: BlockPool, sequence: Sequence, *, num_tokens: int, spare: int = 
 
 def expected_cached(pool: BlockPool, sequence: Sequence) -> int:
     """Leading tokens that `admit` would find cached now, at most; takes nothing."""
-    return 0 if sequence.scores_prompt else pool.count_prefix(_digests(pool, sequence)) * pool.block_size
+    return 0 if sequence.scores_prompt else pool.count_prefix(digests_of(pool, sequence)) * pool.block_size
 
 
-def _digests(pool: BlockPool, sequence: Sequence) -> list[bytes]:
+def digests_of(pool: BlockPool, sequence: Sequence) -> list[bytes]:
     """The hashes of the full blocks before the last known token, made once for so many."""
     size = pool.block_size
     reusable = (len(sequence.token_ids) - 1) // size

@@ -40,6 +40,7 @@ from tests.fakes.worker import (
     running_bench,
     slow_grammars,
 )
+from worker.serving import twins
 
 PROMPT = list(range(20, 40))  # five blocks
 ONE_TOKEN = SamplingParams(max_tokens=1, temperature=0.0)  # a request that ends with its prefill needs no decode worker
@@ -382,3 +383,21 @@ async def test_a_prompt_without_finite_logits_leaves_nothing_in_the_prefix_cache
     assert prefill.ended["r"] == "step failed: no finite logits"
     assert prefill.pool.cached_digests() == []
     assert prefill.pool.num_free == 16
+
+
+async def test_choices_of_a_prompt_are_what_they_would_be_alone_and_it_is_computed_once(
+    prefill: Prefill, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(twins, "LEAST_SHARED", 2 * BLOCK)
+    drawn = {f"c{seed}": SamplingParams(max_tokens=1, temperature=1.0, seed=seed) for seed in range(3)}
+    for name, sampling in drawn.items():
+        await prefill.claim(new_job(name, PROMPT, sampling, prefill=True))
+    count = 0
+    while results := prefill.launch(64):
+        assert prefill.role.room() == 4 - len(prefill.role.serving)  # who waits for a twin keeps nobody out
+        count += sum(chunk.num_tokens for chunk, _ in results)
+        prefill.role.apply(results)
+        await settled()
+    assert count == len(PROMPT) + 2 * BLOCK
+    assert prefill.streams == {name: prefill.engine.expected(PROMPT, 1, sampling) for name, sampling in drawn.items()}
+    assert prefill.ended == dict.fromkeys(drawn, "length")
