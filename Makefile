@@ -47,11 +47,11 @@ check: $(VENV)/.testing
 unit integration e2e: $(VENV)/.testing
 	$(PYTEST) -n 2 --dist loadfile -m "not long" tests/$@
 
-# One run: no core waits for the other at the end of each tier. A third of the time is spent waiting: three tests share two cores.
+# One run: no core waits for the other at the end of each tier. A third of the time is spent waiting: four tests share two cores.
 # The longest files come first, in the order given: the last ones take some seconds, so that the workers end together.
-# Fuzzing is short here, and the simulation has 1,000 seeds.
+# Fuzzing is short here, and the simulation has 500 seeds.
 tiers: $(VENV)/.testing
-	$(PYTEST) -n 3 --dist loadfile --no-loadscope-reorder -m "not long" \
+	$(PYTEST) -n 4 --dist loadfile --no-loadscope-reorder -m "not long" \
 	    tests/chaos/test_kills.py tests/simulation tests/fuzz tests/e2e tests/integration tests/unit
 
 # The rest that is marked long: `compiled` and `models` run their own.

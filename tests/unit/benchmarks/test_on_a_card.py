@@ -27,7 +27,7 @@ from tests.unit.kernels.dry import Launches, dry
 
 ENGINES = [step for step in STEPS if step.command[0] == "benchmarks.engine"]
 KERNELS = [step for step in STEPS if step.command[0] == "benchmarks.kernels"]
-QUICK = ("llama-8b-fp8-kv-fp8",)
+QUICK = ("llama-8b-fp8-kv-fp8", "kernels")
 SIZES = {"HEADS": 4, "KV_HEADS": 2, "HEAD_DIM": 64, "FEATURES": 256, "HIDDEN": 256, "CHOSEN": 16}
 SHAPES = {  # of each function that makes cases: its own arguments here
     "_decode_case": (2, 48),
@@ -74,15 +74,16 @@ def check(step: Step, launches: Launches, out: Path, *more: str) -> None:
     assert not launches.wrong
 
 
-@pytest.mark.parametrize("step", KERNELS, ids=lambda step: step.name)
+def _parameters(steps: list[Step]) -> list[object]:
+    return [pytest.param(step, id=step.name, marks=() if step.name in QUICK else pytest.mark.long) for step in steps]
+
+
+@pytest.mark.parametrize("step", _parameters(KERNELS))
 def test_kernels_are_measured(step: Step, launches: Launches, tmp_path: Path) -> None:
     check(step, launches, tmp_path)
 
 
-@pytest.mark.parametrize(
-    "step",
-    [pytest.param(step, id=step.name, marks=() if step.name in QUICK else pytest.mark.long) for step in ENGINES],
-)
+@pytest.mark.parametrize("step", _parameters(ENGINES))
 def test_an_engine_is_measured(
     step: Step, llama: Path, launches: Launches, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
