@@ -39,7 +39,9 @@ class Place:
 
 
 QUEUES = Place("common/job_queue.py", "JobStream.publish")
-WATCHES = Place("gateway/http/streaming.py", "disconnected")  # a task: on a busy machine it begins before the job is queued
+WATCHES = Place(
+    "gateway/http/streaming.py", "disconnected"
+)  # a task: on a busy machine it begins before the job is queued
 
 
 class TracedCluster(Cluster):
