@@ -30,12 +30,13 @@ class Hold:
     blocks: dict[int, None] = field(default_factory=dict)  # ordered by their release
     num_handed_on: int = 0  # blocks that newer states of the session have now
     is_timed: bool = False
+    request_id: str = ""
 
     @classmethod
-    def of(cls, keep: Keep, priority: int) -> Hold | None:
+    def of(cls, keep: Keep, priority: int, request_id: str = "") -> Hold | None:
         """The hold of a request; None if it says nothing."""
         tier = (priority > 0) - (priority < 0)
-        return cls(keep, tier) if tier or keep != NO_KEEP else None
+        return cls(keep, tier, request_id=request_id) if tier or keep != NO_KEEP else None
 
     def follows(self, other: Hold) -> bool:
         """True if both are states of one session."""

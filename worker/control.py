@@ -7,7 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from common.errors import PlaceAgainError
-from common.messages import Ack, Cancel, Drain, Resend, RolesReply, SetRoles, ToWorker, WorkerReply
+from common.messages import Ack, Cancel, Drain, Received, Resend, RolesReply, SetRoles, ToWorker, WorkerReply
 from common.words import WorkerStatus
 from worker.fencing import Fencing
 from worker.identity import Identity
@@ -28,8 +28,10 @@ class Control:
         jobs: JobIntake,
         fencing: Fencing,
         tell: Callable[[], Awaitable[None]],
+        called: Callable[[str], None],
     ) -> None:
-        """`tell()`: announce to everybody which work this worker takes now."""
+        """`tell()`: announce to everybody which work this worker takes now. `called(request_id)`: heed the end by a call."""
+        self._called = called
         self._identity = identity
         self._roles = roles
         self._jobs = jobs
@@ -54,6 +56,8 @@ class Control:
             return await self._set_roles(message)
         if isinstance(message, Drain):
             return await self._set_draining(message)
+        if isinstance(message, Received) and message.is_call:
+            self._called(message.request_id)
         replies = [await role.handle(message) for role in self._roles.all]
         answers = [reply for reply in replies if reply is not None]
         if isinstance(message, Cancel | Resend):

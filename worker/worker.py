@@ -161,7 +161,12 @@ class Worker:
         )
         self._fencing = Fencing(bus=bus, roles=roles, identity=identity)
         self.control = Control(
-            identity=identity, roles=roles, jobs=jobs, fencing=self._fencing, tell=self.heartbeat.tell
+            identity=identity,
+            roles=roles,
+            jobs=jobs,
+            fencing=self._fencing,
+            tell=self.heartbeat.tell,
+            called=pool.returning.called,
         )
 
     @property

@@ -81,7 +81,6 @@ class Resend(AttemptMessage, frozen=True, kw_only=True, tag="resend"):
     """Gateway -> worker, request (`Ack`): send the tokens from `position` on again.
 
     `Ack.known` says whether the worker still works on the attempt.
-
     Also decode -> prefill worker: no token is asked for, and `Ack.known` says whether the attempt may still write into `worker`.
     """
 
@@ -93,6 +92,7 @@ class Received(AttemptMessage, frozen=True, kw_only=True, tag="received"):
     """Gateway -> worker, one way: every token up to the final one arrived; the worker may forget the stream."""
 
     gateway: str = ""  # as in `Cancel`
+    is_call: bool = False  # the answer ended by a tool call, see `Keep.call_ttl_s`
 
 
 class Cancel(AttemptMessage, frozen=True, kw_only=True, tag="cancel"):

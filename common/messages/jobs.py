@@ -120,6 +120,7 @@ class Keep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A wish for the cached KV of a request. It costs nobody else more than the pool's bounds allow, and is no promise."""
 
     ttl_s: float = 0.0  # since its last use
+    call_ttl_s: float = 0.0  # the same, once its answer ended by a tool call
     session: str = ""  # newer states supersede older ones
     tenant: str = ""  # named if it has a share
     share: float = 1.0  # part of a pool that the tenant's cached blocks may fill
@@ -147,8 +148,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, tag="job"):
     deadline_ms: int  # remaining when published; `ClaimReply` brings it up to date
     priority: int = 0
     traceparent: str = ""
-    # > 0: a suspect (it may have killed a worker). Compute it alone and send `Trying` until it has this many tokens.
-    suspect_until: int = 0
+    suspect_until: int = 0  # > 0: a suspect, alone and `Trying` for so many tokens
     grammar: Grammar | None = None
     speculation: int = -1  # most drafted tokens of a pass; -1: as the worker is set
     prediction: bytes = b""  # packed tokens that the client expects in the answer

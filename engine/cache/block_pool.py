@@ -19,6 +19,7 @@ from common.pages import KVLayout
 from engine.cache.changes import Changes
 from engine.cache.resumable import ResumablePrefixes
 from engine.cache.retention import COMBINED, Policy, Retention
+from engine.cache.returning import Returning
 from engine.groups import LEAST_CHECKPOINT, Entry, Full, Group, groups_of, resumable
 from engine.sequence import Hold
 
@@ -75,6 +76,7 @@ class BlockPool:
         self._group_of = [0] * num_blocks  # number of the group that a published block's entry is in
         self._free = list(range(num_blocks - 1, -1, -1))  # a stack: block 0 first
         self.retention = retention or Retention(num_blocks)  # it has the cached blocks
+        self.returning = Returning(self.retention)
         self.changes = Changes()
         self.watcher: Watcher | None = None
 
@@ -201,6 +203,8 @@ class BlockPool:
         `hold`: what their sequence says about keeping them. Raises ValueError for an unheld block: a double release is the
         caller's bug.
         """
+        if hold is not None and hold.keep.call_ttl_s:
+            self.returning.releasing(hold)
         references, digests, cached, shared = self._references, self._digests, list[int](), list[int]()
         try:
             for block in reversed(blocks):

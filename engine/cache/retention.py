@@ -27,7 +27,6 @@ NUM_LEVELS = 6
 # Numbers of reasons, in the order of `EvictedBlocks`: first the levels of blocks that nobody asked to keep.
 _KEPT_GONE, _SURPLUS = 3, 4
 
-
 # One block of so many is watched for its age, so that a long prompt's release costs next to nothing.
 WATCHED = 16
 
@@ -242,6 +241,14 @@ class Retention:
                     each.is_timed = bool(each.blocks) or each is hold
                 self._timed = [each for each in self._timed if each[2].is_timed]
                 heapq.heapify(self._timed)
+
+    def extend(self, hold: Hold) -> None:
+        """Begin a hold's time to live, though its blocks were released before; not of a superseded state."""
+        if hold.num_handed_on < len(hold.blocks):
+            self._renew(hold, now := self._clock())
+            for block in filter(self._is_here, hold.blocks):
+                self._drop(block)
+                self._put(block, self._policy.held(self._hits[block], hold, now))
 
     def _supersede(self, state: Hold) -> None:
         """Let the rest of a state go first."""

@@ -221,6 +221,9 @@ class Terms:
     keep: Keep = NO_KEEP
 
 
+CALL_TTL_S = 300.0  # as Anthropic's `cache_control` without a `ttl`
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
     """One request: built by a dialect from a body, and answered by `gateway.answers.start`."""
@@ -237,6 +240,12 @@ class Ask:
     instead: Any = None  # a fixed answer, if nothing is to be generated
     terms: Terms = Terms()
     field_names: Mapping[str, str] = field(default_factory=dict)  # our names -> the dialect's, where they differ
+
+    @property
+    def keep(self) -> Keep:
+        """The wish for its KV: an answer that ends by a call is likely to be followed by another prompt."""
+        keep, calls = self.terms.keep, self.reply is not None and bool(self.reply.tools.tools)
+        return msgspec.structs.replace(keep, call_ttl_s=CALL_TTL_S) if calls and not keep.ttl_s else keep
 
     def name_of(self, name: str) -> str:
         """The client's name for our field `name`, for errors."""

@@ -290,6 +290,8 @@ class Choice:
         self.finish = piece.finish
         self._plain, self.is_reasoning = self._reader.plain, self._reader.is_reasoning
         piece.has_calls = bool(piece.finish) and self._reader.has_calls
+        if piece.has_calls:
+            self.generation.called()
         return piece
 
     def _scores(self, event: TokenEvent) -> ScoredPrompt | None:

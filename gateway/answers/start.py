@@ -230,7 +230,7 @@ class Answers:
                     sharing=Sharing(
                         served.adapter,
                         origin.tenant.salt(terms.cache_salt),
-                        origin.tenant.keeps(terms.keep, session=origin.session),
+                        origin.tenant.keeps(ask.keep, session=origin.session),
                     ),
                     origin=origin,
                     priority=terms.priority,

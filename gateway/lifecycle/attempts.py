@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from common.errors import OverloadedError, QuarantinedError, ServingError, UnavailableError
-from common.messages import Cancel, Grammar, Job, WorkerState
+from common.messages import Cancel, Grammar, Job, Received, WorkerState
 from common.tracing import in_trace
 from common.words import WorkerStatus
 from gateway.admission.rooms import WaitingRooms
@@ -87,6 +87,7 @@ class Attempts:
             self._cancel,
             waited_s=waited_s,
             timeline=timeline,
+            on_call=self._called,
             on_end_reasoning=self._end_reasoning,
         )
         self._seen.running.add(request)
@@ -211,6 +212,16 @@ class Attempts:
         request.place.preemptions += 1
         request.place.lost()
         self.move_soon(request, Why(end=End.PREEMPTED, until=until))
+
+    def _called(self, request: ActiveRequest) -> None:
+        """Tell the workers of the newest attempt that the answer ended by a tool call."""
+        state = request.state
+        if state.spec.sharing.keep.call_ttl_s:
+            received = Received(
+                request_id=state.spec.request_id, attempt=state.attempt, traceparent=request.context, is_call=True
+            )
+            for worker in state.workers():
+                self._keeping.background.see_to(self._means.orders.received(worker, received))
 
     def _end_reasoning(self, request: ActiveRequest, grammar: Grammar) -> bool:
         """Move a request to an attempt whose thinking ends now. False: it is over, or thinks no more."""

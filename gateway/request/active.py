@@ -54,9 +54,11 @@ class ActiveRequest:
         *,
         waited_s: float = 0.0,
         timeline: Timeline | None = None,  # started while it waited; None: it starts now
+        on_call: Callable[[ActiveRequest], None] = lambda request: None,
         on_end_reasoning: Callable[[ActiveRequest, Grammar], bool] = lambda request, grammar: False,
     ) -> None:
         self._on_cancel = on_cancel
+        self._on_call = on_call
         self._on_end_reasoning = on_end_reasoning
         self.state = state
         self.started_at = started_at
@@ -125,6 +127,9 @@ class ActiveRequest:
 
     def cancel(self, reason: str) -> None:
         self._on_cancel(self, reason)
+
+    def called(self) -> None:
+        self._on_call(self)
 
     def end_reasoning(self, grammar: Grammar) -> bool:
         return self._on_end_reasoning(self, grammar)

@@ -241,6 +241,10 @@ class Generation(Protocol):
         """Stop it on all workers. Idempotent."""
         ...
 
+    def called(self) -> None:
+        """Tell its workers that it ended by a tool call."""
+        ...
+
     def end_reasoning(self, grammar: Grammar) -> bool:
         """Continue under `grammar`, whose reasoning closes at once; False: it ended, or closed its reasoning already."""
         ...

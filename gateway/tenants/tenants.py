@@ -75,7 +75,11 @@ class Tenant:
         hashed = hashlib.sha256(f"{self.name}:{named}".encode()).hexdigest()[:32] if named else ""
         own = self.kv_share < 1
         return Keep(
-            ttl_s=asked.ttl_s, session=hashed, tenant=self.name if own else "", share=self.kv_share if own else 1.0
+            ttl_s=asked.ttl_s,
+            call_ttl_s=asked.call_ttl_s,
+            session=hashed,
+            tenant=self.name if own else "",
+            share=self.kv_share if own else 1.0,
         )
 
 

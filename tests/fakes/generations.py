@@ -39,6 +39,7 @@ class ScriptedGenerations:
         self.script = script
         self.submitted: list[GenerationSpec] = []
         self.running: dict[str, ScriptedGeneration] = {}
+        self.called: list[str] = []  # ids of requests that ended by a tool call
         self.cancelled: dict[str, str] = {}  # request id -> reason, of those that had not ended
         self.changed = asyncio.Condition()
         self.refuse: ServingError | None = None
@@ -200,6 +201,9 @@ class ScriptedGeneration:
             self._owner.cancelled[self.spec.request_id] = reason
             self._end()
             self._wake()
+
+    def called(self) -> None:
+        self._owner.called.append(self.spec.request_id)
 
     def end_reasoning(self, grammar: Grammar) -> bool:
         """What closes it comes next, and then what the script has behind it."""

@@ -35,7 +35,7 @@ def sequence_of(job: Job) -> Sequence:
         grammar=work.grammar,
         speculation=job.speculation,
         prediction=unpack_tokens(job.prediction),
-        hold=Hold.of(job.keep, job.priority),
+        hold=Hold.of(job.keep, job.priority, job.request_id),
     )
 
 

@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from common.messages import NO_KEEP, EvictedBlocks, Keep
 from engine.cache.block_pool import BlockPool
 from engine.cache.retention import FOUND, MAX_SPARED_SHARE, POLICIES, UNUSED, Retention
+from engine.cache.returning import Returning
 from engine.sequence import Hold
 from tests.examples import examples
 
@@ -86,6 +87,37 @@ def test_use_renews_a_time_to_live() -> None:
     clock.now = 70
     assert order(retention) == [1, 0]
     assert retention.evicted.kept == 1
+
+
+@pytest.mark.parametrize("is_told_before", [True, False])
+@pytest.mark.parametrize("wish_s", [0.0, 10.0])
+def test_an_end_by_a_call_keeps_blocks_for_its_time(is_told_before: bool, wish_s: float) -> None:
+    clock = Clock()
+    retention = Retention(8, clock=clock)
+    returning, hold = Returning(retention), Hold.of(Keep(ttl_s=wish_s, call_ttl_s=60), 0, "r")
+    assert hold is not None
+    for request in ("r", "unknown")[not is_told_before :]:
+        returning.called(request)
+    returning.releasing(hold)
+    retention.add([0, 1], hold)
+    retention.add([2, 3])
+    if not is_told_before:
+        returning.called("r")
+    clock.now = 59
+    assert order(retention) == ([0, 1, 2, 3] if wish_s else [2, 3, 0, 1])
+
+
+def test_without_a_call_a_request_with_tools_has_no_wish() -> None:
+    retention = Retention(8)
+    returning, hold = Returning(retention), Hold.of(Keep(call_ttl_s=60, session="s"), 0, "r")
+    assert hold is not None
+    returning.releasing(hold)
+    retention.add([0, 1, 2], hold)
+    retention.take([1, 2])
+    retention.add([1, 2], kept(session="s"))  # it is superseded
+    returning.called("r")
+    retention.add([3])
+    assert order(retention) == [0, 1, 2, 3]
 
 
 def test_another_ones_shorter_wish_does_not_shorten_a_longer_one() -> None:
@@ -203,6 +235,7 @@ def test_wishes_of_evicted_blocks_are_forgotten() -> None:
 WISHES = st.builds(
     Keep,
     ttl_s=st.sampled_from([0.0, 5.0, 50.0]),
+    call_ttl_s=st.sampled_from([0.0, 20.0]),
     session=st.sampled_from(["", "a", "b"]),
     tenant=st.sampled_from(["t", "u"]),
     share=st.sampled_from([1.0, 0.25]),
@@ -218,6 +251,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.retention = Retention(12, clock=self.clock)
         self.pool = BlockPool(num_blocks=12, block_size=1, retention=self.retention)
         self.running: list[tuple[list[int], Hold | None]] = []
+        self.begun = 0
 
     @rule(prompt=st.lists(st.integers(0, 2), min_size=1, max_size=5), keep=WISHES, priority=st.integers(-1, 1))
     def begin(self, prompt: list[int], keep: Keep, priority: int) -> None:
@@ -237,7 +271,12 @@ class PoolMachine(RuleBasedStateMachine):
             assert max(standing[block] for block in gone) <= min(stayed, default=99)
         for block, digest in zip(fresh, digests[len(found) :], strict=True):
             self.pool.publish(block, digest)
-        self.running.append((found + fresh, Hold.of(keep, priority)))
+        self.running.append((found + fresh, Hold.of(keep, priority, str(self.begun))))
+        self.begun += 1
+
+    @rule(ago=st.integers(1, 5))
+    def end_by_a_call(self, ago: int) -> None:
+        self.pool.returning.called(str(self.begun - ago))
 
     def level(self, block: int) -> int:
         level, hold = self.retention._level[block], self.retention._holds.get(block)

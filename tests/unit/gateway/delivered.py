@@ -28,6 +28,8 @@ class Generation:
             self.cancelled.append(reason)
             self.mailbox.close(None)
 
+    def called(self) -> None: ...
+
     def end_reasoning(self, grammar: Grammar) -> bool:
         return False
 

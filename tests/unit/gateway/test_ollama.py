@@ -152,6 +152,8 @@ async def test_calls_come_whole_with_arguments_as_an_object(ollama: Gateway, per
             (0, {"city": "Oslo"}), (1, {"city": "Rom"}),
         ]  # fmt: skip
     assert last["done_reason"] == "stop"
+    assert [spec.sharing.keep.call_ttl_s for spec in ollama.script.submitted] == [300.0, 300.0]
+    assert ollama.script.called == [spec.request_id for spec in ollama.script.submitted]
 
 
 def test_a_call_that_was_cut_is_left_out() -> None:

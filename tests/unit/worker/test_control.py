@@ -12,12 +12,14 @@ from common.messages import (
     Drain,
     GatewayState,
     Job,
+    Keep,
     Received,
     Resend,
     RolesReply,
     SamplingParams,
     SetRoles,
 )
+from engine.sequence import Hold
 from tests.fakes.role import NotingRole
 from tests.fakes.worker import Bench, claim, new_fake_engine, new_job, running_bench
 from worker.control import Control
@@ -43,6 +45,7 @@ class Controlled:
             jobs=bench.context.jobs,
             fencing=self.fencing,
             tell=self._tell,
+            called=bench.context.cache.pool.returning.called,
         )
 
     async def _tell(self) -> None:
@@ -139,6 +142,17 @@ async def test_other_questions_are_answered_by_the_role_that_has_an_answer(worke
     assert await worker.control.handle(question) == Ack(known=False)
     worker.prefill.answer = Ack(known=True)
     assert await worker.control.handle(question) == Ack(known=True)
+
+
+async def test_blocks_of_a_request_that_ended_by_a_call_outlast_others(worker: Controlled) -> None:
+    pool = worker.bench.context.cache.pool
+    for request, digest in (("called", b"a" * 16), ("other", b"b" * 16)):
+        blocks = pool.allocate(1)
+        pool.publish(blocks[0], digest)
+        pool.release(blocks, Hold.of(Keep(call_ttl_s=60.0), 0, request))
+    await worker.control.handle(Received(request_id="called", attempt=1, is_call=True))
+    pool.allocate(pool.num_blocks - 1)
+    assert pool.cached_digests() == [b"a" * 16]
 
 
 async def test_who_asks_for_tokens_hears_that_the_request_waits(

@@ -16,7 +16,7 @@ from common.errors import (
     QuarantinedError,
     UnavailableError,
 )
-from common.messages import Cancel, Feature, Grammar, Job
+from common.messages import Cancel, Feature, Grammar, Job, Keep, Received
 from common.peers import Incarnation
 from engine.grammars.following import Following
 from gateway.lifecycle.attempts import REPLACE_PERIOD_S, Why
@@ -24,6 +24,7 @@ from gateway.lifecycle.running import MAX_UNNAMED_DEATHS, Death
 from gateway.request.active import ActiveRequest
 from gateway.request.ends import MAX_FAILED, MAX_HARMED, End, pause_s
 from gateway.request.placement import Placement, Reason
+from gateway.request.spec import Sharing
 from gateway.request.state import CLEAR_AFTER_TOKENS, PROGRESS_TOKENS, Phase
 from tests.unit.gateway.lifecycle.conftest import Gateway, answer_of
 
@@ -144,6 +145,15 @@ async def thinking(gateway: Gateway, **changes: Any) -> ActiveRequest:
     for name, role in (("p0", "prefill"), ("d0", "decode")):
         await gateway.worker(name, role, features=frozenset(Feature))
     return await gateway.decoding(**changes)
+
+
+async def test_an_end_by_a_call_is_told_to_both_workers(gateway: Gateway) -> None:
+    p0, _, d0 = await gateway.fleet()
+    for keep, count in ((Keep(), 0), (Keep(call_ttl_s=60.0), 1)):
+        request = await gateway.decoding(f"r{count}", sharing=Sharing("", "", keep))
+        request.called()
+        await gateway.idle()
+        assert [sum(message.is_call for message in worker.told(Received)) for worker in (p0, d0)] == [count] * 2
 
 
 @pytest.mark.parametrize("before", [None, Grammar(after=[7, 8], budget=15), Grammar(text="in it")], ids=str)
