@@ -37,6 +37,7 @@ from benchmarks.quality.accuracy import measure_accuracy, release_memory
 from benchmarks.results_format import Result, ResultsPage, notes_of, number
 from benchmarks.weights.checkpoint import SHAPES, kept_checkpoint
 from benchmarks.weights.drawn import DRAWN, draw_weights, write_config
+from benchmarks.weights.heads import NUM_DRAFTS, kept_head
 from common.pages import KVLayout
 from engine.cache.pages import part_views
 from engine.config import KV_CACHE_DTYPES, CacheConfig, DraftConfig, EngineConfig
@@ -88,6 +89,8 @@ class Run:
         self._started = time.monotonic()
         self._targets = TARGETS.get(_compared(options, card_of(device)), {})
         chosen = (*cells.QUICK, *drafted.QUICK) if options.quick else (*cells.FULL, *drafted.FULL)
+        if options.shape not in ("demo", DEFAULT_SHAPE):  # heads are of these sizes
+            chosen = tuple(cell for cell in chosen if not isinstance(cell, drafted.DraftCost))
         self._cells: dict[str, cells.Cell | drafted.Cell] = {cell.name: cell for cell in chosen}
         self._prompt = 48 if options.quick else 512  # tokens of the first prompt after a start
         self.failed = False  # a cell failed, or there was no time for it
@@ -109,10 +112,14 @@ class Run:
         if self._options.shape in DRAWN:  # a process of its own would need a checkpoint
             wanted = [name for name in wanted if name not in STARTS]
         self._guarded(STARTS, wanted, lambda: self._measure_starts(model, ceilings, wanted))
-        for num_drafts in (0, drafted.DRAFTED):  # an engine that verifies drafts has decode kernels of its own
+        for drafter in (
+            "",
+            drafted.LOOKUP,
+            *NUM_DRAFTS,
+        ):  # an engine that verifies drafts has decode kernels of its own
             chosen = [self._cells[name] for name in wanted if name in self._cells]
-            if chosen := [cell for cell in chosen if isinstance(cell, drafted.Cell) == (num_drafts > 0)]:
-                bench = self._bench(model, ceilings, num_drafts=num_drafts)
+            if chosen := [cell for cell in chosen if getattr(cell, "drafter", "") == drafter]:
+                bench = self._bench(model, ceilings, draft=self._draft(model, drafter))
                 for cell in chosen:
                     self._measure(cell, bench)
                 del bench
@@ -152,9 +159,15 @@ class Run:
         )
         return model, ceilings
 
-    def _bench(self, model: Path, ceilings: Ceilings, *, num_drafts: int = 0) -> Bench:
+    def _draft(self, model: Path, drafter: str) -> DraftConfig | None:
+        if drafter in NUM_DRAFTS:
+            folder = kept_head(self._options.checkpoints, drafter, model)
+            return DraftConfig(folder=folder, num_drafts=NUM_DRAFTS[drafter])
+        return DraftConfig(num_drafts=drafted.DRAFTED) if drafter else None
+
+    def _bench(self, model: Path, ceilings: Ceilings, *, draft: DraftConfig | None = None) -> Bench:
         is_drawn = self._options.shape in DRAWN and self._options.model is None
-        engine = Engine(self._config(model, num_drafts=num_drafts), load=draw_weights if is_drawn else load_weights)
+        engine = Engine(self._config(model, draft=draft), load=draw_weights if is_drawn else load_weights)
         fill(engine)
         self._say("engine ready")
         self._page.state("engine", _settings(engine))
@@ -172,11 +185,11 @@ class Run:
             token_budget=engine.config.max_batch_tokens,
         )
 
-    def _config(self, model: Path, *, num_drafts: int = 0) -> EngineConfig:
+    def _config(self, model: Path, *, draft: DraftConfig | None = None) -> EngineConfig:
         options = self._options
         return EngineConfig(
             model=model,
-            draft=DraftConfig(num_drafts=num_drafts) if num_drafts else None,
+            draft=draft,
             device=options.device,
             dtype=_dtype(self._device, "auto"),
             quantization=options.quantization,

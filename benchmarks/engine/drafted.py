@@ -11,11 +11,13 @@ import statistics
 import time
 from collections.abc import Sequence as ListOf
 from dataclasses import dataclass
+from typing import ClassVar
 
 from benchmarks.engine.cells import UNREACHED_TOKENS, Bench, DoesNotFitError, pretend_computed
 from benchmarks.engine.floors import decode_step
 from benchmarks.engine.workload import Workload, driven
 from benchmarks.results_format import Result
+from benchmarks.weights.heads import NUM_DRAFTS, draft_bytes
 from decode.drafts.drafting import Drafting
 from decode.drafts.head import LIKE_A_MATCH_OF
 from decode.drafts.speculation import NO_SPECULATION, Speculation
@@ -27,6 +29,7 @@ from worker.device.prompt_budget import PromptBudget
 from worker.serving.allocation import grow
 
 DRAFTED = 3  # tokens of a draft
+LOOKUP = "lookup"  # drafts from outside of the engine
 TOKEN = 7  # the text that is pretended
 OTHER = 8
 
@@ -35,6 +38,7 @@ OTHER = 8
 class Verify:
     """A step of `1 + DRAFTED` rows a sequence beside one of a row, in turn, each from its launch to its results."""
 
+    drafter: ClassVar = LOOKUP
     batch: int
     most: float  # of the step without drafts
     context: int = 1088
@@ -76,6 +80,7 @@ class Verify:
 class Drafted:
     """Tokens a second with drafts of which each token is right with a probability, over those of `Decode`'s steps."""
 
+    drafter: ClassVar = LOOKUP
     batch: int
     least: float  # of the rate without drafts
     acceptance: float = 0.7
@@ -107,6 +112,50 @@ class Drafted:
             await workload.finished()
         first, last = workload.pass_ends[self.warm_up - 1], workload.pass_ends[-1]
         return sum(workload.tokens[self.warm_up :]) / (last - first)
+
+
+@dataclass(frozen=True, slots=True)
+class DraftCost:
+    """The time by which a step is longer that drafts behind it, with a head of random weights."""
+
+    drafter: str
+    batch: int
+    most: float  # ms
+    context: int = 1088
+    runs: int = 60
+    warm_up: int = 5
+
+    @property
+    def name(self) -> str:
+        return f"draft_{self.drafter}_b{self.batch}"
+
+    async def measure(self, bench: Bench) -> list[Result]:
+        draft = bench.engine.config.draft
+        assert draft is not None
+        assert draft.folder is not None
+        pool = BlockPool.of(bench.engine.layout)
+        sequences = [request.sequence for request in _laid_out(bench, pool, self.batch, self.context)]
+        pairs = [
+            [self._step_ms(bench, sequences, drafts=drafts) for drafts in (False, True)]
+            for _ in range(self.warm_up + self.runs)
+        ]
+        without, drafting = (statistics.median(times) for times in zip(*pairs[self.warm_up :], strict=True))
+        floor = 1e3 * draft_bytes(draft.folder, self.drafter) / bench.ceilings.read_bytes_per_s
+        return [
+            Result(name=self.name, value=drafting - without, unit="ms", better="lower", target=self.most, floor=floor)
+        ]
+
+    def _step_ms(self, bench: Bench, sequences: ListOf[Sequence], *, drafts: bool) -> float:
+        for sequence in sequences:
+            sequence.drafts_from = 0 if drafts else UNREACHED_TOKENS
+        chunks = [sequence.schedule(1) for sequence in sequences]
+        started = time.perf_counter()
+        results = bench.engine.launch(chunks).wait()
+        seconds = time.perf_counter() - started
+        assert all(result is not None and bool(result.drafts) == drafts for result in results)
+        for sequence in sequences:
+            sequence.restart(self.context)
+        return 1e3 * seconds
 
 
 class PretendedText(Workload):
@@ -149,15 +198,18 @@ class Corrupted:
         """No-op: the text is known."""
 
 
-Cell = Verify | Drafted
+Cell = Verify | Drafted | DraftCost
 
 FULL: tuple[Cell, ...] = (
     *(Verify(batch, most) for batch, most in ((1, 1.03), (8, 1.05), (16, 1.08), (32, 1.2))),
     *(Drafted(batch, least) for batch, least in ((1, 2.3), (16, 1.9), (64, 1.3), (256, 1.0))),
+    *(DraftCost("eagle3", batch, most) for batch, most in ((1, 0.5), (16, 0.5))),
+    *(DraftCost("dflash", batch, most) for batch, most in ((1, 0.5), (16, 0.8))),
 )
 QUICK: tuple[Cell, ...] = (
     Verify(2, 4.0, context=64, runs=2, warm_up=1),
     Drafted(2, 0.1, context=64, steps=6, warm_up=2),
+    *(DraftCost(drafter, 2, 50.0, context=64, runs=2, warm_up=1) for drafter in NUM_DRAFTS),
 )
 
 

@@ -16,14 +16,16 @@ from engine.cache.pages import layout_of
 from engine.config import CacheConfig
 
 SMALL = ["--shape", "demo", "--device", "cpu", "--quick", "--commit", "abc"]
+# Cells whose figure is one time less another, and with so few runs below 0 by chance.
+DIFFERENCES = {cell.name for cell in drafted.QUICK if isinstance(cell, drafted.DraftCost)}
 
 
 @pytest.mark.long
 def test_the_small_table_measures_every_cell(tmp_path: Path) -> None:
-    assert main([*SMALL, "--out", str(tmp_path)]) == 0
+    assert main([*SMALL, "--out", str(tmp_path), "--checkpoints", str(tmp_path)]) == 0
     results = {result.name: result for result in read_results(tmp_path / "engine.json")}
     assert {*STARTS, *(cell.name for cell in QUICK)} <= results.keys()
-    assert all(result.value > 0 for result in results.values())
+    assert all(result.value > 0 for name, result in results.items() if name not in DIFFERENCES)
     for cell in QUICK:
         assert (results[cell.name].floor or 0) > 0
     text = (tmp_path / "engine.md").read_text()
@@ -53,10 +55,10 @@ def test_a_profile_is_written_beside_the_results(tmp_path: Path) -> None:
 
 
 def test_drafts_are_timed_beside_steps_without(tmp_path: Path) -> None:
-    assert main([*SMALL, "--out", str(tmp_path), "--cells", "verify|drafted"]) == 0
+    assert main([*SMALL, "--out", str(tmp_path), "--checkpoints", str(tmp_path), "--cells", "verify|draft"]) == 0
     results = {result.name: result for result in read_results(tmp_path / "engine.json")}
-    for cell in drafted.QUICK:
-        assert results[cell.name].value > 0
+    assert all(results[cell.name].value > 0 for cell in drafted.QUICK if cell.name not in DIFFERENCES)
+    assert results.keys() >= DIFFERENCES
     over = results["drafted_b2_a70_over_none"]
     assert over.value == pytest.approx(results["drafted_b2_a70"].value / results["drafted_b2_a70_without"].value)
 
