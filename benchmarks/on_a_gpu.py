@@ -32,6 +32,7 @@ TAIL_LINES = 15
 OUT = "{out}"
 COMPARED = "^(decode_b(1|8|32|64|128|256)_ctx1088|ttft_p(512|2048|8192)|prefill_1024)$"
 FEW = "^(decode_b(1|16)_ctx1088)$"
+DECODED = "^(decode_b(1|32|64|256)_ctx1088|decode_b32_ctx8256)$"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,8 @@ STEPS = (
     engine("qwen3.5-35b-a3b", 70, "--shape", "qwen3.5-35b-a3b"),
     engine("qwen3-30b-a3b", 50, "--shape", "qwen3-30b-a3b"),
     engine("llama-8b-fp8-kv-fp8", 60, "--quantization", "fp8", "--kv-cache-dtype", "fp8"),
+    engine("llama-8b-kv-int8", 40, "--kv-cache-dtype", "int8", cells=DECODED),
+    engine("llama-8b-kv-int4", 40, "--kv-cache-dtype", "int4", cells=DECODED),
     Step("accuracy", ("benchmarks.quality.accuracy",), 120),
     engine("glm-4.7-flash", 70, "--shape", "glm-4.7-flash"),
     engine("llama-70b-fp8", 100, "--shape", "llama-3.1-70b", "--quantization", "fp8"),

@@ -359,7 +359,7 @@ def fill(engine: Engine) -> None:
     for part in part_views(engine.kv, engine.layout):
         for blocks in part.split(256):
             if blocks.dtype == torch.uint8:
-                blocks.random_(0, 256)  # int8
+                blocks.random_(0, 256)  # int8, int4
             elif blocks.dtype == torch.float8_e4m3fn:
                 blocks.copy_(torch.randn(blocks.shape, device=blocks.device))
             elif blocks.shape[-1] == 1:  # int8's scales

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from engine.config import CacheConfig, EngineConfig
 from engine.engine import Engine
 from tests.gpu.waves import WITH_STATES, run_both_ways, run_waves
-from tests.unit.engine.generate import Generator, new_sequence
+from tests.unit.engine.generate import Generator, new_sequence, scored
 
 ROOT = Path(__file__).resolve().parents[2]
+MOST_BEHIND = 0.5  # natural logarithms, in the mean of an answer: tokens of another context are behind by several
 
 pytestmark = [
     pytest.mark.gpu,
@@ -46,6 +48,24 @@ def test_states_on_a_gpu_are_those_on_a_cpu(tmp_path: Path) -> None:
             [Generator(engine, chunk_size=size).run(some) for size, some in ((512, sequences[:2]), (90, sequences[2:]))]
         )
     assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_what_is_decoded_over_int4_is_likely_to_a_prompt_over_int4(dtype: str) -> None:
+    """Decoding and prompts have kernels of their own. A number between two codes may become the other one."""
+    cache = CacheConfig(num_blocks=300, kv_cache_dtype="int4")
+    engine = Engine(EngineConfig(model=ROOT / "demo", device="cuda", dtype=dtype, max_sequences=8, cache=cache))
+    prompts = [[(31 * length + 7 * at + at * at) % 500 + 5 for at in range(length)] for length in (1, 16, 70, 200)]
+    sequences = [new_sequence(f"r{index}", prompt, max_tokens=30) for index, prompt in enumerate(prompts)]
+    for prompt, answer in zip(prompts, Generator(engine, chunk_size=90).run(sequences), strict=True):
+        whole = new_sequence("whole", prompt + answer, max_tokens=1, prompt_logprobs=1)
+        scored(engine, [whole])
+        assert whole.prompt_logprobs is not None
+        chosen, best = (
+            np.frombuffer(found, "<f4")[-len(answer) :]
+            for found in (whole.prompt_logprobs.logprobs, whole.prompt_logprobs.top_logprobs)
+        )
+        assert (best - chosen).mean() < MOST_BEHIND
 
 
 def _check(model: Path, dtype: str, tolerance: float, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ MOST_COST = {
     "quantization=int8,dtype=bfloat16": 1.5,
     "kv_cache_dtype=int8,dtype=float32": 1.5,
     "kv_cache_dtype=fp8,dtype=float32": 3.0,
-    "kv_cache_dtype=int4,dtype=float32": 9.0,
+    "kv_cache_dtype=int4,dtype=float32": 14.0,
     "quantization=fp8,dtype=float32": 6.0,
     "quantization=int4,dtype=float32": 70.0,
     "dtype=bfloat16": 1.5,
