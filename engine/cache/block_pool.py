@@ -197,11 +197,11 @@ class BlockPool:
             references[block] = 1
         return blocks
 
-    def release(self, blocks: Sequence[int], hold: Hold | None = None) -> None:
+    def release(self, blocks: Sequence[int], hold: Hold | None = None, *, is_told: bool = True) -> None:
         """Drop one reference on each, in reverse order. Unreferenced blocks become cached if published, else free.
 
-        `hold`: what their sequence says about keeping them. Raises ValueError for an unheld block: a double release is the
-        caller's bug.
+        `hold`: what their sequence says about keeping them. Not `is_told`: the watcher hears of them with a later release. Raises
+        ValueError for an unheld block: a double release is the caller's bug.
         """
         if hold is not None and hold.keep.call_ttl_s:
             self.returning.releasing(hold)
@@ -219,7 +219,7 @@ class BlockPool:
             self.retention.add(cached, hold)
             if hold is not None and shared:
                 self.retention.release_shared(shared, hold)
-        if self.watcher is not None:
+        if self.watcher is not None and is_told:
             for block in cached:
                 digest = self._digests[block]
                 assert digest is not None  # it was published

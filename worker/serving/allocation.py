@@ -278,10 +278,13 @@ def let_go(pool: BlockPool, sequence: Sequence, number: int) -> None:
     if end <= first:
         return
     _share(pool, sequence, number, end)
-    gone, before = _distinct(table.entries[first:end]), pool.num_free
+    gone, before = dict.fromkeys(table.entries[first:end]), pool.num_free  # equal neighbours once
+    # The newest end of a generation replaces them soon: a lower tier hears of the last one, with its block of tokens.
+    passing = {table.entries[at // pool.block_size - 1] for at in table.ends if first < at // pool.block_size <= end}
     table.entries[first:end] = [()] * (end - first)
     table.num_gone = end
-    pool.release(gone, sequence.hold)
+    pool.release([*chain(*(entry for entry in gone if entry not in passing))], sequence.hold)
+    pool.release([*chain(*passing)], sequence.hold, is_told=False)
     if len(table.ends) > 1:
         drop_older_ends(pool, table, number, sequence, before=end)
     num_entries = len(sequence.tables[0].entries)
@@ -296,11 +299,6 @@ def _share(pool: BlockPool, sequence: Sequence, number: int, end: int) -> None:
         if at + 1 == len(table.entries) or table.entries[at + 1] != entry:
             pool.publish_entry(number, entry, sequence.digests, at + 1)
     table.num_shared = max(table.num_shared, end)
-
-
-def _distinct(entries: ListOf[Entry]) -> list[int]:
-    """The blocks of these entries, of equal neighbours once."""
-    return [*chain(*(entry for at, entry in enumerate(entries) if not at or entries[at - 1] != entry))]
 
 
 def withdraw(pool: BlockPool, sequence: Sequence) -> None:

@@ -105,11 +105,13 @@ class HostTier:
     def forgotten(self, digest: bytes) -> None:
         if (store := self._storing.get(digest)) is not None:
             store.is_void = True
-        if digest in self._queue and not self._pool.entries_of(digest):
+        self.prefixes.forgotten(digest)
+        if self._pool.entries_of(digest):
+            return
+        if digest in self._queue:
             del self._queue[digest]
             self._lost += digest not in self.blocks
         self.blocks.left(digest)
-        self.prefixes.forgotten(digest)
 
     def withdrawn(self, digest: bytes) -> None:
         self.blocks.forget(digest)

@@ -203,9 +203,24 @@ def test_a_checkpoint_that_others_hold_is_not_taken_over() -> None:
     assert all(pool._references[block] == 1 for block in checkpoint)
 
 
+class Watcher:
+    """What a lower tier hears that it may store."""
+
+    def __init__(self) -> None:
+        self.heard = set[bytes]()
+
+    def cached(self, digest: bytes) -> None:
+        self.heard.add(digest)
+
+    def forgotten(self, digest: bytes) -> None: ...
+
+    def withdrawn(self, digest: bytes) -> None: ...
+
+
 def test_a_generation_from_elsewhere_keeps_the_newest_end_of_its_blocks() -> None:
-    """The state that came is the first of them, and free once the next one is shared."""
-    pool = BlockPool(num_blocks=64, block_size=BLOCK, groups=GROUPS)
+    """The state that came is the first of them, and free once the next one is shared. A lower tier hears of the last alone."""
+    pool, watcher = BlockPool(num_blocks=64, block_size=BLOCK, groups=GROUPS), Watcher()
+    pool.watcher = watcher
     sequence = new_sequence("a", list(range(16)), max_tokens=40)
     state = tuple(pool.allocate(STATE))
     entries = [entries_of(pool.allocate(14), 1), [state]]
@@ -219,6 +234,10 @@ def test_a_generation_from_elsewhere_keeps_the_newest_end_of_its_blocks() -> Non
     assert (runs(sequence), sequence.tables[1].begin) == ([(8, 14)], 32)
     assert lengths(pool, sequence.token_ids) == [7, 8]  # the newest, and the regular one
     assert pool.num_cached == 2 * STATE
+    assert watcher.heard == {sequence.digests[7]}
+    digests = sequence.digests
+    HeldBlocks(pool).give_back(sequence)
+    assert watcher.heard == set(digests)
 
 
 @pytest.mark.parametrize("chunks", [[60], [16, 44], [1] * 60])
