@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
+
 from common.messages import PromptLogprobs, TokenLogprobs
 
 
-@dataclass(frozen=True, slots=True)
-class Sampled:
+class Sampled(msgspec.Struct, frozen=True):
     """One sampled token; `logprobs` when the request asked for them.
 
     `prompt_logprobs`: of the tokens after the chunk's first `Chunk.scored` positions, also without a sampled token (-1).

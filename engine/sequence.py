@@ -12,6 +12,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import msgspec
+
 from common.messages import NO_KEEP, Grammar, Keep, PromptLogprobs, SamplingParams
 from common.words import Finish
 from engine.groups import Table
@@ -171,8 +173,7 @@ class Sequence:
         return Finish.LENGTH if self.num_generated >= self.sampling.max_tokens else Finish.NONE
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
+class Chunk(msgspec.Struct, frozen=True):
     """One sequence's share of a pass: positions [start, start + num_tokens), the drafted tokens' included."""
 
     sequence: Sequence

@@ -12,6 +12,7 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 
@@ -221,7 +222,7 @@ class _DraftedPass:
             row, count = self.places.get(chunk, (0, 0))
             result = results[index]
             if count and result is not None and not result.problem:
-                results[index] = replace(result, drafts=tuple(guessed[row][:count]))
+                results[index] = msgspec.structs.replace(result, drafts=tuple(guessed[row][:count]))
         return results
 
     def finished(self) -> Pass:

@@ -7,8 +7,9 @@ the model's own distribution, as sampled tokens' logprobs are.
 from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 import torch
 
@@ -105,4 +106,4 @@ def _with(sampled: Sampled | None, scores: PromptLogprobs | None, chunk: Chunk) 
         return sampled
     if sampled is None:
         return Sampled(NO_TOKEN, None, scores)
-    return replace(sampled, prompt_logprobs=scores)
+    return msgspec.structs.replace(sampled, prompt_logprobs=scores)

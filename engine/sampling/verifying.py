@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
+
+import msgspec
 
 from engine.passes import Finished, Pass, Sampled
 from engine.sequence import Chunk
@@ -51,4 +53,4 @@ def _accepted(chunk: Chunk, results: list[Sampled | None]) -> Sampled | None:
             break
         further.append(behind)
         before = behind
-    return replace(first, further=tuple(further)) if first is not None and further else first
+    return msgspec.structs.replace(first, further=tuple(further)) if first is not None and further else first
