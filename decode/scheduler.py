@@ -210,7 +210,7 @@ class DecodeScheduler:
         num_generated = sequence.num_generated + sequence.num_pending
         if num_generated >= sequence.sampling.max_tokens or sequence.num_tokens >= self._max_model_len:
             return False
-        return not (self._most_drafted(request) and self._speculation.awaits(sequence))
+        return not (self._most_drafted(request) and self._speculation.awaits(sequence, rows=len(self.running)))
 
     def _most_drafted(self, request: DecodeRequest) -> int:
         """Tokens that may be drafted, with room for the one sampled behind them; 0 = none."""

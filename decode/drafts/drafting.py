@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from decode.drafts.drafter import Drafter
+from decode.drafts.head import LIKE_A_MATCH_OF
 from decode.drafts.lengths import Candidate, DraftLengths
 from engine.sequence import Sequence
 
@@ -40,10 +41,10 @@ class Drafting:
     def ahead(self) -> int:
         return self._most + 1 if self._drafter.follows_results else 0
 
-    def awaits(self, sequence: Sequence) -> bool:
+    def awaits(self, sequence: Sequence, *, rows: int) -> bool:
         """Sitting out costs the sequence one token, and the draft's first token stands for the one in flight."""
-        most = self._most_of(sequence)
-        if not most or not self._lengths.may_draft(sequence):
+        most = self._most_of(sequence, rows=rows)
+        if not most:
             return False
         if self._drafter.follows_results:
             return self._lengths.expected(sequence, most, self._drafter.match_length(sequence)) > WORTH_A_PAUSE
@@ -65,8 +66,8 @@ class Drafting:
     ) -> Mapping[Sequence, tuple[int, ...]]:
         candidates, guesses = list[Candidate](), list[list[int]]()
         for sequence, most in wanted.items():
-            most = min(most, self._most_of(sequence))
-            if not most or not self._lengths.may_draft(sequence):
+            most = min(most, self._most_of(sequence, rows=rows))
+            if not most:
                 continue
             guess, match = self._guess(sequence, most)
             if guess:
@@ -95,6 +96,13 @@ class Drafting:
     def _expected_ms(self, rows: int) -> float:
         return self._step_ms(rows) or 1.0  # before the first step all sizes look alike
 
-    def _most_of(self, sequence: Sequence) -> int:
-        """The most tokens of its drafts, as its request wants it."""
+    def _most_of(self, sequence: Sequence, *, rows: int) -> int:
+        """The most tokens of its draft, as its request wants it; none in a pause, or where no draft can pay."""
+        if not self._lengths.may_draft(sequence):
+            return 0
+        match_length = LIKE_A_MATCH_OF if self._drafter.follows_results else 0
+        if sequence.grammar is None and not self._lengths.could_pay(
+            rows, longest=self._most, match_length=match_length, step_ms=self._expected_ms
+        ):
+            return 0
         return self._most if sequence.speculation < 0 else min(self._most, sequence.speculation)

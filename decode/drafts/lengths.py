@@ -11,22 +11,24 @@ from collections.abc import Sequence as ListOf
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from decode.drafts.acceptance import Acceptance
-from decode.drafts.history import History, acceptances
+from decode.drafts.history import GREATEST, History, acceptances
 from engine.sequence import Sequence
 
 STARTS_AT = 1.05  # gain over a pass without drafts at which drafting begins
 STOPS_AT = 1.01  # gain at which it ends
 RECENT = 0.05  # a draft's weight in the mean
 REMEMBERED = 16  # choices
+MOST_PROSPECTS = 4  # numbers of rows whose answers are remembered
+MOST_PROSPECTIVE = 512  # drafted tokens: where so many bring no gain, more bring none
 STRETCH = 16  # numbers of tokens that are tried or left out together
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(msgspec.Struct, frozen=True):
     """A draft: its number of tokens, and of the known ones that it was derived from."""
 
     sequence: Sequence
@@ -44,6 +46,7 @@ class DraftLengths:
         self._histories: WeakKeyDictionary[Sequence, History] = WeakKeyDictionary()
         self._times = _Times()
         self._drafts = False  # the last choice was to draft
+        self._prospects: dict[int, _Prospect] = {}  # by rows
         self.mean_accepted = 1.0  # drafted tokens of a pass of a sequence, lately
 
     def may_draft(self, sequence: Sequence) -> bool:
@@ -72,13 +75,7 @@ class DraftLengths:
             lengths=np.array([candidate.length for candidate in candidates]),
             most=max(0, most_rows - rows),
         )
-        self._times.renew(step_ms)
-        decoding, bare_ms = rows if decoding is None else decoding, self._times.ms(rows)
-        least = decoding / bare_ms * (STOPS_AT if self._drafts else STARTS_AT)
-        # Measured times differ by chance: a draft is no gain because a larger step was faster.
-        best = _best(
-            drafts.accepted, decoding, least, lambda count: max(bare_ms, self._times.ms(rows + count)) + self._sync_ms
-        )
+        best = self._best(drafts, rows, rows if decoding is None else decoding, step_ms)
         self._drafts = best > 0
         lengths = drafts.first(best)
         for candidate, history, length in zip(candidates, histories, lengths, strict=True):
@@ -87,6 +84,40 @@ class DraftLengths:
             elif candidate.length:
                 _rest(candidate.sequence, history.does_not_pay())
         return lengths
+
+    def could_pay(self, rows: int, *, longest: int, match_length: int, step_ms: Callable[[int], float]) -> bool:
+        """False if a pass of so many sequences gains nothing by drafts, even if each has one of `longest` tokens.
+
+        It is asked of each sequence before each pass; an answer holds for some passes.
+        `match_length`: of all drafts of this drafter; 0: they differ, and may be the best.
+        """
+        prospect = self._prospects.get(rows)
+        if prospect is None or prospect.num_asked >= REMEMBERED * rows:
+            if len(self._prospects) >= MOST_PROSPECTS:
+                self._prospects.clear()
+            rates = self._greatest_rates(rows, match_length) if match_length else np.full(rows, GREATEST)
+            drafts = _Drafts(rates, np.full(rows, longest), most=min(rows * longest, MOST_PROSPECTIVE))
+            could_pay = self._best(drafts, rows, rows, step_ms) > 0
+            self._drafts = self._drafts and could_pay
+            prospect = self._prospects[rows] = _Prospect(could_pay)
+        prospect.num_asked += 1
+        return prospect.could_pay
+
+    def _greatest_rates(self, rows: int, match_length: int) -> npt.NDArray[np.float64]:
+        """The greatest acceptances of so many sequences, among them new ones, whose acceptance is the usual one."""
+        usual = self._acceptance.of(match_length)
+        known = [history.acceptance(usual) for history in self._histories.values()]
+        return np.sort([*known, *[usual] * rows])[::-1][:rows]
+
+    def _best(self, drafts: _Drafts, rows: int, decoding: int, step_ms: Callable[[int], float]) -> int:
+        """The number of the drafts' first tokens that a pass should verify, see `choose`."""
+        self._times.renew(step_ms)
+        bare_ms = self._times.ms(rows)
+        least = decoding / bare_ms * (STOPS_AT if self._drafts else STARTS_AT)
+        # Measured times differ by chance: a draft is no gain because a larger step was faster.
+        return _best(
+            drafts.accepted, decoding, least, lambda count: max(bare_ms, self._times.ms(rows + count)) + self._sync_ms
+        )
 
     def _rates(self, candidates: ListOf[Candidate], histories: ListOf[History]) -> npt.NDArray[np.float64]:
         matches = [candidate.match_length for candidate in candidates]
@@ -124,6 +155,14 @@ def _rest(sequence: Sequence, num_tokens: int) -> None:
     """Begin a pause of its drafts, unless it is of no tokens."""
     if num_tokens:
         sequence.drafts_from = sequence.num_generated + num_tokens
+
+
+@dataclass(slots=True)
+class _Prospect:
+    """An answer of `DraftLengths.could_pay`, and how often it was given."""
+
+    could_pay: bool
+    num_asked: int = 0
 
 
 class _Times:

@@ -19,8 +19,11 @@ class Speculation(Protocol):
         """Positions behind a pass's that its sequences need for the next drafts."""
         ...
 
-    def awaits(self, sequence: Sequence) -> bool:
-        """True if a draft will probably follow the token in flight: the sequence sits out until that is known."""
+    def awaits(self, sequence: Sequence, *, rows: int) -> bool:
+        """True if a draft will probably follow the token in flight: the sequence sits out until that is known.
+
+        `rows`: of the whole batch without drafts.
+        """
         ...
 
     def stops_the_others(self, num_drafting: int, num_running: int) -> bool:
@@ -47,7 +50,7 @@ class NoSpeculation:
 
     ahead = 0
 
-    def awaits(self, sequence: Sequence) -> bool:
+    def awaits(self, sequence: Sequence, *, rows: int) -> bool:
         return False
 
     def stops_the_others(self, num_drafting: int, num_running: int) -> bool:

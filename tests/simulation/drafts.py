@@ -49,7 +49,7 @@ class RandomDrafts:
         self._rightness = dice.choice([0.0, 0.3, 0.7, 0.95])  # the probability that a drafted token is right
         self.ahead = dice.choice([0, 0, self._most])
 
-    def awaits(self, sequence: Sequence) -> bool:
+    def awaits(self, sequence: Sequence, *, rows: int) -> bool:
         return self._dice.random() < 0.5
 
     def stops_the_others(self, num_drafting: int, num_running: int) -> bool:

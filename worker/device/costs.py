@@ -11,6 +11,7 @@ Finished passes then show what contexts add.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Mapping
 
 import numpy as np
@@ -163,19 +164,20 @@ class RowCost:
         """Expected milliseconds of a step; 0 = nothing was measured yet."""
         if not self._ms:
             return 0.0
-        if self._slots and rows > self._slots[-1]:
-            return math.inf  # no graph has room for it
-        size, known = self._size(rows), sorted(self._ms)
-        if size > known[-1]:
-            return self._ms[known[-1]] + (size - known[-1]) * UNKNOWN_ROW * self._ms[known[0]]
-        return float(np.interp(size, known, [self._ms[each] for each in known])) + self._added_ms
+        if self._slots:
+            # Beyond the largest no graph has room for it.
+            return self._ms[self._size(rows)] + self._added_ms if rows <= self._slots[-1] else math.inf
+        known = sorted(self._ms)
+        if rows > known[-1]:
+            return self._ms[known[-1]] + (rows - known[-1]) * UNKNOWN_ROW * self._ms[known[0]]
+        return float(np.interp(rows, known, [self._ms[each] for each in known]))
 
     def growth(self, rows: int) -> float:
         """Ratio of a step to the smallest one without contexts; 1 = nothing was measured yet."""
         return self.ms(rows) / min(self._ms.values()) if self._ms else 1.0
 
     def _size(self, rows: int) -> int:
-        return next((slots for slots in self._slots if slots >= rows), rows)
+        return self._slots[bisect_left(self._slots, rows)]
 
 
 class StepCost:

@@ -82,7 +82,7 @@ class Guesses(NoSpeculation):
         self.accepted = self.refused = 0
         self._rng, self._answers = rng, answers
 
-    def awaits(self, sequence: Sequence) -> bool:
+    def awaits(self, sequence: Sequence, *, rows: int) -> bool:
         return self._rng.random() < 0.5
 
     def stops_the_others(self, num_drafting: int, num_running: int) -> bool:

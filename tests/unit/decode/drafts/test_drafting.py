@@ -8,6 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from decode.drafts.drafting import Drafting
+from decode.drafts.head import LIKE_A_MATCH_OF
+from decode.drafts.lengths import REMEMBERED
 from decode.drafts.settings import LookupSettings
 from decode.drafts.suffix import Lookup
 from engine.sequence import Sequence
@@ -56,16 +58,16 @@ def test_before_the_first_step_is_measured_drafts_are_tried() -> None:
 
 
 def test_a_draft_is_awaited_where_more_than_a_token_is_expected_of_it() -> None:
-    assert drafting().awaits(copying())
-    assert not drafting().awaits(copying(speculation=1))
-    assert not drafting().awaits(copying(speculation=0))
-    assert not drafting().awaits(original())
+    assert drafting().awaits(copying(), rows=1)
+    assert not drafting().awaits(copying(speculation=1), rows=1)
+    assert not drafting().awaits(copying(speculation=0), rows=1)
+    assert not drafting().awaits(original(), rows=1)
 
 
 def test_forced_tokens_are_drafted_before_any_guess() -> None:
     forced = Drafting(Lookup(LookupSettings()), most=8, step_ms=lambda _: 10.0, forced=lambda _: [1, 2, 3, 4])
     sequence = original()
-    assert forced.awaits(sequence)
+    assert forced.awaits(sequence, rows=1)
     assert forced.drafts({sequence: 3}, rows=1, most_rows=50) == {sequence: (1, 2, 3)}
 
 
@@ -76,3 +78,50 @@ def test_others_wait_where_half_the_steps_of_those_that_draft_cost_more(
     drafting_ones: int, running: int, sync_ms: float, *, stops: bool
 ) -> None:
     assert drafting(sync_ms=sync_ms).stops_the_others(drafting_ones, running) == stops
+
+
+class Asked:
+    """A drafter that counts how often it is asked; its drafts come with a pass's results, or do not."""
+
+    def __init__(self, *, follows_results: bool) -> None:
+        self.follows_results = follows_results
+        self.count = 0
+
+    def draft(self, sequence: Sequence, most: int) -> list[int]:
+        self.count += 1
+        return [1] * most
+
+    def match_length(self, sequence: Sequence) -> int:
+        return LIKE_A_MATCH_OF
+
+    def ended(self, sequence: Sequence) -> None:
+        """No-op: nothing is remembered."""
+
+
+@pytest.mark.parametrize("follows_results", [False, True])
+def test_where_no_draft_can_pay_nobody_tries_one_until_fewer_run(*, follows_results: bool) -> None:
+    drafter = Asked(follows_results=follows_results)
+    full = Drafting(drafter, most=3, step_ms=lambda rows: 10.0 if rows <= 64 else math.inf)
+    batch = [original() for _ in range(64)]
+    for _ in range(300):
+        assert not any(full.awaits(sequence, rows=64) for sequence in batch)
+        assert full.drafts(dict.fromkeys(batch, 8), rows=64, most_rows=512) == {}
+        for sequence in batch:
+            sequence.token_ids.append(1)
+    assert drafter.count == 0
+    assert all(full.awaits(sequence, rows=16) for sequence in batch[:16])
+    assert len(full.drafts(dict.fromkeys(batch[:16], 8), rows=16, most_rows=512)) == 16
+
+
+def test_drafts_of_a_head_that_are_refused_are_no_prospect_for_a_large_batch() -> None:
+    heads = Drafting(Asked(follows_results=True), most=3, step_ms=lambda rows: 5.0 + 0.05 * rows)
+    sequence = original()
+    assert heads.awaits(sequence, rows=16)
+    for _ in range(3):
+        refused = {original(): 8 for _ in range(16)}
+        for one in heads.drafts(refused, rows=16, most_rows=512):
+            heads.verified(one, drafted=3, accepted=0)
+    for _ in range(16 * REMEMBERED):
+        awaited = heads.awaits(sequence, rows=16)
+    assert not awaited
+    assert heads.drafts({sequence: 8}, rows=1, most_rows=512)
