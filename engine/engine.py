@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from common.messages import KVLayout
+from engine.batch.layout import Packed
 from engine.cache.codes import with_codes
 from engine.cache.pages import (
     allocate_zeros,
@@ -258,12 +259,12 @@ class Engine:
         """
         if not chunks:
             return Finished([])
-        return verifying(chunks, self._launch)
+        packed = self._runner.pack(self._runner.ordered(chunks), self._newest)
+        return verifying(chunks, lambda rows: self._launch(rows, packed))
 
-    def _launch(self, chunks: list[Chunk]) -> Pass:
-        """Start a pass over chunks of which none has a row besides itself."""
+    def _launch(self, chunks: list[Chunk], packed: Packed) -> Pass:
+        """Start a packed pass over chunks of which none has a row besides itself."""
         ordered = self._runner.ordered(chunks)
-        packed = self._runner.pack(ordered, self._newest)
         logits = self._runner.execute(packed)
         inputs = None if self._drafting is None else self._drafting.inputs_of(self._runner, packed)
         if logits is not None and any(chunk.scored for chunk in ordered):
@@ -338,9 +339,9 @@ def _in_order(
     problems: Mapping[Chunk, str],
 ) -> list[Sampled | None]:
     """Results in the order of the chunks."""
-    results = dict(
-        zip(map(id, sampling), sampled, strict=True)
-    )  # the chunks themselves: hashes of all fields take longer
+    if sampling == chunks and not problems:
+        return list(sampled)
+    results = dict(zip(map(id, sampling), sampled, strict=True))  # hashes of the chunks' fields take longer
     results |= {id(chunk): Sampled(0, None, problem=problem) for chunk, problem in problems.items()}
     return [results[id(chunk)] if chunk.sample else None for chunk in chunks]
 

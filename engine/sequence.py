@@ -155,7 +155,8 @@ class Sequence:
     def append(self, token_id: int) -> None:
         """Add a sampled token; the next pass computes its KV."""
         self.token_ids.append(token_id)
-        self.num_pending = max(0, self.num_pending - 1)
+        if self.num_pending:
+            self.num_pending -= 1
 
     def propose(self, drafts: tuple[int, ...]) -> None:
         """Keep what a draft head expects behind the known tokens."""
@@ -168,9 +169,10 @@ class Sequence:
 
     def finish_reason(self) -> Finish:
         """Return STOP after a stop token, LENGTH at `max_tokens`, else NONE."""
-        if self.num_generated > 0 and self.token_ids[-1] in self.sampling.stop_token_ids:
+        num_generated, sampling = len(self.token_ids) - self.num_prompt_tokens, self.sampling
+        if num_generated > 0 and self.token_ids[-1] in sampling.stop_token_ids:
             return Finish.STOP
-        return Finish.LENGTH if self.num_generated >= self.sampling.max_tokens else Finish.NONE
+        return Finish.LENGTH if num_generated >= sampling.max_tokens else Finish.NONE
 
 
 class Chunk(msgspec.Struct, frozen=True):

@@ -25,7 +25,7 @@ class VerifyingPass:
 
     def wait(self) -> list[Sampled | None]:
         results = iter(self.rows.wait())
-        return [_accepted(chunk, list(islice(results, len(chunk.rows)))) for chunk in self.chunks]
+        return [_accepted(chunk, list(islice(results, 1 + len(chunk.drafted)))) for chunk in self.chunks]
 
     def finished(self) -> Pass:
         """The same as a completed pass, if the rows are there already."""

@@ -56,14 +56,8 @@ class BlockTables:
         self._free = list(range(self.num_rows - 1, -1, -1))
 
     def rows_of(self, chunks: SequenceOf[Chunk]) -> list[int]:
-        """Return each chunk's row. Raises InvalidChunkError for a block that is not in the pool.
-
-        Rows behind drafted tokens follow that of the sequence's last own token, whose windows reach furthest back.
-        """
-        rows = list[int]()
-        for chunk in chunks:
-            rows.append(rows[-1] if chunk.drafted else self._sync(chunk.sequence, chunk.start))
-        return rows
+        """Return each chunk's row. Raises InvalidChunkError for a block that is not in the pool."""
+        return [self._sync(chunk.sequence, chunk.start) for chunk in chunks]
 
     def place_of(self, sequence: Sequence) -> tuple[int, int]:
         """Return the row of a sequence that was in a pass, and the number of its blocks of tokens."""

@@ -53,10 +53,10 @@ class Graphs:
         prompts = chunks[len(decoding) :]
         if not all(chunk.sample for chunk in decoding) or not self._hold(prompts):
             return None
-        tokens = sum(chunk.num_tokens for chunk in prompts)
+        rows, tokens = (sum(chunk.num_tokens for chunk in some) for some in (decoding, prompts))
         is_whole = len(prompts) == 1 and not prompts[0].start
         for size in self.sizes:
-            has_room = size.decoding >= len(decoding) and size.prompts >= tokens
+            has_room = size.decoding >= rows and size.prompts >= tokens
             if has_room and bool(size.prompts) == bool(prompts) and (size.decoding or is_whole):
                 return size
         return None

@@ -125,11 +125,12 @@ def wrong_tables(chunk: Chunk, groups: SequenceOf[Group]) -> str:
     tables = chunk.sequence.tables
     if len(tables) != len(groups):
         return f"{len(tables)} tables for {len(groups)} KV groups"
+    end = chunk.end
     for number, group in enumerate(groups):
         entries = tables[number].entries
-        if chunk.end > len(entries) * group.block_size:
+        if end > len(entries) * group.block_size:
             what = f"entries of KV group {number}" if number else "blocks"
-            return f"{len(entries)} {what} don't cover {chunk.end} positions"
+            return f"{len(entries)} {what} don't cover {end} positions"
         first = group.first_seen(chunk.start)
         if not entries[first]:  # entries go one after another
             return f"entry {first} of KV group {number} is gone, which the token at {chunk.start} reads"

@@ -1,7 +1,7 @@
 """Packing of chunks into the words of one pass, the only part of a pass that knows sequences.
 
-T tokens of S chunks follow one another, decoding ones (one token each) first. Only block tables, items of attention and a
-captured graph's room are padded.
+T tokens of S rows follow one another, decoding ones (one token each) first: a chunk is a row, or one for each token where it
+verifies a draft. Only block tables, items of attention and a captured graph's room are padded.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from engine.arrays import Integers, Ints, Longs
 from engine.batch.layout import (
@@ -49,11 +50,11 @@ def pack(
     """
     for chunk in chunks:
         check(chunk, newest, limits)
-    num_decode = sum(chunk.decodes for chunk in chunks)
-    rows = np.array(tables.rows_of(chunks), dtype=np.int64)
-    lengths = np.array([chunk.num_tokens for chunk in chunks], dtype=np.int64)
-    ends = np.array([chunk.end for chunk in chunks], dtype=np.int64)
-    sampled, sampled_ends = _sampled(chunks, ends)
+    decoding = [chunk for chunk in chunks if chunk.decodes]
+    chunk_of, lengths, ends, drafted = _rows(chunks)
+    num_decode = sum(chunk.num_tokens for chunk in decoding)
+    rows = np.array(tables.rows_of(chunks), dtype=np.int64)[chunk_of]
+    sampled, sampled_ends = _sampled(chunks, chunk_of, ends)
     token_ends = np.cumsum(lengths)
     tokens = _tokens(chunks, newest, tables, rows, lengths, ends - token_ends, limits)
 
@@ -61,11 +62,11 @@ def pack(
     wanted = item_copies(windows, limits.tables.count - 1)
     cuts = [(limits.attention[number], window, table) for number, window, table in wanted]
     some = slice(num_decode)
-    drafted = np.array([bool(chunk.drafted) for chunk in chunks[some]], dtype=np.bool_)
-    decode = Singles.of(ends[some], block_tables(tables, rows[some], ends[some], limits), cuts, drafted=drafted)
+    found = block_tables(tables, rows[some], ends[some], limits)
+    decode = Singles.of(ends[some], found, cuts, drafted=drafted[some])
     prompts, final = None, NO_SINGLES
     some = slice(num_decode, None)
-    if num_decode < len(chunks):
+    if len(decoding) < len(chunks):
         found = block_tables(tables, rows[some], ends[some], limits)
         prompts = _Prompts.of(lengths[some], ends[some], found, limits, graph, num_decode)
         found = block_tables(tables, rows[sampled], sampled_ends, limits)
@@ -74,8 +75,8 @@ def pack(
     states = None
     if limits.tables.in_place is not None:
         places = num_decode if graph is None else graph.decoding
-        moves = tables.decoding_states.moves(chunks[:num_decode], limits)
-        states = States.of(moves, chunks[some], places, limits)
+        moves = tables.decoding_states.moves(decoding, limits)
+        states = States.of(moves, chunks[len(decoding) :], places, limits)
     if graph is not None:
         size = graph_size(graph, limits, decode, final, num_sampled=len(sampled))
     else:
@@ -96,16 +97,28 @@ def pack(
     return packed
 
 
-def _sampled(chunks: SequenceOf[Chunk], ends: Longs) -> tuple[Longs, Longs]:
-    """The positions that need logits [R]: each one's chunk, and the position after it."""
+def _rows(chunks: SequenceOf[Chunk]) -> tuple[Longs, Longs, Longs, npt.NDArray[np.bool_]]:
+    """Each row's chunk, its number of tokens, the position after it, and whether it is behind a drafted token [S]."""
+    lengths = np.array([chunk.num_tokens for chunk in chunks], dtype=np.int64)
+    ends = np.array([chunk.start for chunk in chunks], dtype=np.int64) + lengths
+    if not any(chunk.drafted for chunk in chunks):
+        return np.arange(len(chunks)), lengths, ends, np.zeros(len(chunks), dtype=np.bool_)
+    rows = np.array([len(chunk.drafted) for chunk in chunks], dtype=np.int64) + 1
+    chunk_of = np.repeat(np.arange(len(chunks)), rows)
+    behind = (np.cumsum(rows) - 1)[chunk_of] - np.arange(len(chunk_of))  # rows of its chunk behind it
+    drafted = np.diff(chunk_of, prepend=-1) == 0
+    return chunk_of, (lengths - rows + 1)[chunk_of], ends[chunk_of] - behind, drafted
+
+
+def _sampled(chunks: SequenceOf[Chunk], chunk_of: Longs, ends: Longs) -> tuple[Longs, Longs]:
+    """The positions that need logits [R]: each one's row, and the position after it."""
     if not any(chunk.scored for chunk in chunks):
-        sampled = np.flatnonzero([chunk.sample for chunk in chunks])
+        sampled = np.flatnonzero(np.array([chunk.sample for chunk in chunks], dtype=np.bool_)[chunk_of])
         return sampled, ends[sampled]
-    wanted = [
-        (row, end)
-        for row, chunk in enumerate(chunks)
-        for end in (*range(chunk.start + 1, chunk.start + 1 + chunk.scored), *([chunk.end] if chunk.sample else []))
-    ]
+    wanted = list[tuple[int, int]]()
+    for row, (end, chunk) in enumerate(zip(ends.tolist(), (chunks[at] for at in chunk_of), strict=True)):
+        wanted += [(row, chunk.start + 1 + at) for at in range(chunk.scored)]
+        wanted += [(row, end)] if chunk.sample else []
     owners, wanted_ends = np.array(wanted, dtype=np.int64).T
     return owners, wanted_ends
 
@@ -283,10 +296,10 @@ def _tokens(
     shifts: Longs,
     limits: Limits,
 ) -> dict[str, Longs]:
-    """The fields [copies, T] of each token; its position is its row of T plus its chunk's `shifts` [S]."""
-    owner = np.repeat(np.arange(len(chunks)), lengths)  # [T]: the chunk of each token
+    """The fields [copies, T] of each token; its position is its number in T plus its row's `shifts` [S]."""
+    owner = np.repeat(np.arange(len(lengths)), lengths)  # [T]: the row of each token
     token_ids, sources = _token_ids(chunks, newest)
-    _check_ids(token_ids, chunks, owner, limits)
+    _check_ids(token_ids, chunks, limits)
     positions = np.arange(len(owner)) + shifts[owner]
     number, offset = np.divmod(positions, limits.block_size)
     slots = tables.table[:, rows[owner], number] * limits.block_size + offset
@@ -307,7 +320,7 @@ def _token_ids(chunks: SequenceOf[Chunk], newest: NewestTokens) -> tuple[Longs, 
     token_ids: list[int] = []
     pending: list[tuple[int, int]] = []
     for chunk in chunks:
-        known = [*chunk.sequence.token_ids[chunk.start : chunk.end], *chunk.drafted[-1:]]
+        known = [*chunk.sequence.token_ids[chunk.start : chunk.end], *chunk.drafted]
         token_ids += known
         if len(known) < chunk.num_tokens:
             row = newest.row_of(chunk.sequence)
@@ -320,9 +333,10 @@ def _token_ids(chunks: SequenceOf[Chunk], newest: NewestTokens) -> tuple[Longs, 
     return np.array(token_ids, dtype=np.int64), sources
 
 
-def _check_ids(token_ids: Longs, chunks: SequenceOf[Chunk], owner: Longs, limits: Limits) -> None:
+def _check_ids(token_ids: Longs, chunks: SequenceOf[Chunk], limits: Limits) -> None:
     if wrong := np.flatnonzero((token_ids < 0) | (token_ids >= limits.vocab_size)).tolist():
-        request_id = chunks[owner[wrong[0]]].sequence.request_id
+        ends = np.cumsum([chunk.num_tokens for chunk in chunks])
+        request_id = chunks[np.searchsorted(ends, wrong[0], side="right")].sequence.request_id
         raise InvalidChunkError(
             f"request {request_id}: token id {token_ids[wrong[0]]} is not in [0, {limits.vocab_size})"
         )

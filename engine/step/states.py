@@ -37,12 +37,11 @@ class DecodingStates:
         group, size, entries = limits.tables.in_place, limits.block_size, list[Entry]()
         assert group is not None
         for chunk in decoding:
-            table, start, drafted = chunk.sequence.tables[group.number], chunk.start, len(chunk.drafted)
-            if drafted:
-                entries += (_CARRIED, table.left(start // size, drafted))
-            else:
-                own = table.entries
-                entries += (own[(start - 1) // size] if start else (), own[start // size])
+            table, start = chunk.sequence.tables[group.number], chunk.start
+            own = table.entries
+            entries += (own[(start - 1) // size] if start else (), own[start // size])
+            for entry in table.behind[: len(chunk.drafted)]:
+                entries += (_CARRIED, entry)
         changed = [
             at for at, (entry, before) in enumerate(zip(entries, self._entries, strict=False)) if entry != before
         ]

@@ -5,6 +5,7 @@ Long contexts are split along the context as well: a tile into parts. Items are 
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import numpy as np
@@ -120,7 +121,7 @@ def deal_out(
 def _shared(context_len: Integers, queries: int, drafted: npt.NDArray[np.bool_] | None) -> tuple[Longs, Longs]:
     """The first row of each run of rows that share items, and their number."""
     rows = np.arange(len(context_len))
-    if drafted is None or queries == 1:
+    if drafted is None or queries == 1 or not drafted.any():
         return rows, np.ones(len(rows), dtype=np.int64)
     own = np.maximum.accumulate(np.where(drafted, 0, rows))
     first = np.flatnonzero((rows - own) % queries == 0)
@@ -139,10 +140,16 @@ def _longest_item(lengths: Integers, at_once: int) -> int:
     """
     steps = -(-int(lengths.max()) // STEP_POSITIONS)
     most = MAX_ROUNDS * at_once
-    sizes = np.unique(_ceil(np.full(most, steps), np.arange(1, most + 1)))
+    sizes = _sizes(steps, most)
     counts = _ceil(lengths[:, None], STEP_POSITIONS * sizes).sum(axis=0)
     cost = np.where(counts <= len(lengths) + most, _ceil(counts, at_once) * (sizes + 1), np.inf)
     return STEP_POSITIONS * int(sizes[np.argmin(cost)])
+
+
+@functools.lru_cache(maxsize=1024)
+def _sizes(steps: int, most: int) -> Longs:
+    """The loop steps of an item, where so many are split into 1 to `most` items."""
+    return np.unique(_ceil(np.full(most, steps), np.arange(1, most + 1)))
 
 
 def _ceil(values: Integers, divisor: Integers | int) -> Integers:
