@@ -69,8 +69,8 @@ class DecodeScheduler:
         self.blocks = HeldBlocks(pool)
         self.resume_point = ResumePoint(pool)
         self._speculation = speculation
-        self._can_verify = speculation is not NO_SPECULATION
         self._num_verifying = 0  # drafts in flight
+        self._may_draft = False  # there is room, also for the state behind a drafted token
         self._in_flight: dict[Sequence, DecodeRequest] = {}
         self.preemptions = 0
         self.tier: HostTier | None = None
@@ -153,6 +153,8 @@ class DecodeScheduler:
 
     def _planned(self, token_budget: int) -> Plan:
         plan = Plan(token_budget, turns=self._in_turn())
+        has_room = self._pool.num_free - self._spare >= self._pool.fixed
+        self._may_draft = has_room and self._speculation is not NO_SPECULATION
         candidates = [request for request in self.running if self._goes_on(request)]
         held_back = self._held_back(candidates)
         candidates = [request for request in candidates if request.sequence not in held_back]
@@ -215,10 +217,10 @@ class DecodeScheduler:
     def _most_drafted(self, request: DecodeRequest) -> int:
         """Tokens that may be drafted, with room for the one sampled behind them; 0 = none."""
         sequence = request.sequence
-        if not self._can_verify or request.sequence.is_suspect or self._pool.num_free - self._spare < self._pool.fixed:
-            return 0  # also without room for the state behind a drafted token
-        known = len(sequence.token_ids)
-        return max(0, min(sequence.sampling.max_tokens - sequence.num_generated, self._max_model_len - known) - 1)
+        if not self._may_draft or sequence.is_suspect:
+            return 0
+        most = min(sequence.sampling.max_tokens + sequence.num_prompt_tokens, self._max_model_len)
+        return max(0, most - len(sequence.token_ids) - 1)
 
     def _drafted(self, plan: Plan, *, most_rows: int) -> dict[Sequence, tuple[int, ...]]:
         """The drafts of the pass, as far as free blocks reach: nobody is preempted for them.

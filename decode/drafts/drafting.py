@@ -43,8 +43,8 @@ class Drafting:
 
     def awaits(self, sequence: Sequence, *, rows: int) -> bool:
         """Sitting out costs the sequence one token, and the draft's first token stands for the one in flight."""
-        most = self._most_of(sequence, rows=rows)
-        if not most:
+        most = self._most_of(sequence)
+        if not most or not self._lengths.may_draft(sequence) or not (self._could_pay(rows) or sequence.grammar):
             return False
         if self._drafter.follows_results:
             return self._lengths.expected(sequence, most, self._drafter.match_length(sequence)) > WORTH_A_PAUSE
@@ -64,10 +64,10 @@ class Drafting:
     def drafts(
         self, wanted: Mapping[Sequence, int], *, rows: int, most_rows: int
     ) -> Mapping[Sequence, tuple[int, ...]]:
-        candidates, guesses = list[Candidate](), list[list[int]]()
+        candidates, guesses, could_pay = list[Candidate](), list[list[int]](), self._could_pay(rows)
         for sequence, most in wanted.items():
-            most = min(most, self._most_of(sequence, rows=rows))
-            if not most:
+            most = min(most, self._most_of(sequence))
+            if not most or not self._lengths.may_draft(sequence) or not (could_pay or sequence.grammar):
                 continue
             guess, match = self._guess(sequence, most)
             if guess:
@@ -96,13 +96,11 @@ class Drafting:
     def _expected_ms(self, rows: int) -> float:
         return self._step_ms(rows) or 1.0  # before the first step all sizes look alike
 
-    def _most_of(self, sequence: Sequence, *, rows: int) -> int:
-        """The most tokens of its draft, as its request wants it; none in a pause, or where no draft can pay."""
-        if not self._lengths.may_draft(sequence):
-            return 0
+    def _could_pay(self, rows: int) -> bool:
+        """True if drafts without a grammar may pay in a pass of so many rows."""
         match_length = LIKE_A_MATCH_OF if self._drafter.follows_results else 0
-        if sequence.grammar is None and not self._lengths.could_pay(
-            rows, longest=self._most, match_length=match_length, step_ms=self._expected_ms
-        ):
-            return 0
+        return self._lengths.could_pay(rows, longest=self._most, match_length=match_length, step_ms=self._expected_ms)
+
+    def _most_of(self, sequence: Sequence) -> int:
+        """The most tokens of its drafts, as its request wants it."""
         return self._most if sequence.speculation < 0 else min(self._most, sequence.speculation)

@@ -51,6 +51,8 @@ class History:
         self.accepted = self.accepted * _MEMORY + accepted
         self.expected = self.expected * _MEMORY + usual * tried
         self._misses = 0 if accepted else self._misses + 1
+        if accepted:
+            return 0
         return _pause(self._misses - _too_many_misses(usual), longest=LONGEST_PAUSE)
 
 

@@ -208,12 +208,9 @@ def _fill(pool: BlockPool, group: Group, table: Table, num_entries: int, *, room
 
 def grow(pool: BlockPool, sequence: Sequence, *, num_tokens: int) -> None:
     """Extend the tables to cover `num_tokens` positions. Raises OutOfBlocksError and takes nothing."""
-    num_entries = blocks_for(num_tokens, pool.block_size)
-    for table in sequence.tables:  # no comprehension: each sequence is asked before each pass
-        if len(table.entries) < num_entries:
-            break
-    else:
+    if covers(pool, sequence, num_tokens=num_tokens):
         return
+    num_entries = blocks_for(num_tokens, pool.block_size)
     fresh = iter(pool.allocate(lacks(pool, sequence, num_tokens=num_tokens)))
     for group, table in zip(pool.groups, sequence.tables, strict=True):
         extend(
@@ -221,8 +218,18 @@ def grow(pool: BlockPool, sequence: Sequence, *, num_tokens: int) -> None:
         )
 
 
+def covers(pool: BlockPool, sequence: Sequence, *, num_tokens: int) -> bool:
+    """True if the tables cover `num_tokens` positions."""
+    num_entries, is_short = blocks_for(num_tokens, pool.block_size), False
+    for table in sequence.tables:  # no generator: each sequence is asked before each pass
+        is_short |= len(table.entries) < num_entries
+    return not is_short
+
+
 def lacks(pool: BlockPool, sequence: Sequence, *, num_tokens: int) -> int:
     """Blocks that a sequence must take to cover `num_tokens` positions."""
+    if covers(pool, sequence, num_tokens=num_tokens):
+        return 0
     num_entries = blocks_for(num_tokens, pool.block_size)
     return sum(
         group.blocks * lacking_entries(group, table, num_entries)
