@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from worker.device.step_policy import StepTargets
 from worker.events.settings import EventsSettings
 from worker.tier.disk import Disk
+from worker.tier.host_store import HostStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,7 @@ class WorkerSettings:
     step_targets: StepTargets = field(default_factory=StepTargets)
     step_timeout_s: float = 120.0  # longer passes count as hung
     drain_s: float = 30.0
-    kv_host_bytes: int = 0  # host memory for blocks that the pool evicts; 0: none
+    kv_host: HostStore | None = None  # host memory for blocks that the pool evicts
     kv_disk: Disk | None = None  # files for what that memory gives up
     kv_retention: str = "combined"  # a name of `engine.cache.retention.POLICIES`
     kv_events: EventsSettings | None = None  # None: nobody hears of its blocks but the index

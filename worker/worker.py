@@ -107,7 +107,7 @@ class Worker:
         """`end_process()` is called when the device is broken."""
         identity, bus, layout = messenger.identity, messenger.bus, engine.layout
         pool = BlockPool.of(layout, POLICIES[settings.kv_retention])
-        tier = host_tier(engine, pool, settings.kv_host_bytes, settings.kv_disk, wake=lambda: self._pipeline.wake())
+        tier = host_tier(engine, pool, settings.kv_host, settings.kv_disk, wake=lambda: self._pipeline.wake())
         self._events = None
         if settings.kv_events is not None:
             self._events = published(settings.kv_events, pool, layout, fingerprint=engine.fingerprint, tier=tier)

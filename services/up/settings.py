@@ -12,7 +12,7 @@ from common.settings import AUTO_BELOW_0, ROOT, ConfigError, Form
 from services.gateway.settings import LOOPBACK, GatewaySettings
 from services.planner.settings import PlannerOptions
 from services.worker.cores import physical_cores
-from services.worker.host_share import host_mb
+from services.worker.host_share import HostMB
 from services.worker.options import FAKE_DEVICE, WorkerOptions
 
 DEMO = ROOT / "demo"
@@ -70,7 +70,7 @@ class UpSettings(GatewaySettings, WorkerOptions, PlannerOptions):
         prefill = self.prefill if self.prefill >= 0 else int(not on_cpu or self.model.resolve() == DEMO)
         shared = max(1, physical_cores() // (prefill + self.decode)) if on_cpu else 0
         threads = self.threads or shared
-        host = host_mb(self.kv_host_mb, num_workers=prefill + self.decode)
+        host = HostMB.parse(self.kv_host_mb).shared_out(prefill + self.decode)
         mine = {"prefill": prefill, "threads": threads, "kv_host_mb": host, "port": port, "own_port": own_port}
         return self.model_copy(update=mine | {"orders_key": self.orders_key or self._own_key()})
 

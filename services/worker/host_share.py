@@ -1,17 +1,39 @@
-"""The memory of the host tier where `--kv-host-mb auto` leaves it open."""
+"""The memory of the host tier, as `--kv-host-mb` gives it, and where it leaves that open."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 # Share of the memory that is free at the start. The rest is for weights, file caches and others.
 HOST_SHARE = 0.5
+AUTO, SHARED = "auto", ":shared"
 
 
-def host_mb(asked: int, *, num_workers: int = 1, free_bytes: int | None = None) -> int:
-    """The MiB of each of so many workers: those asked for or, below 0, a part of a share of the free memory."""
-    if asked >= 0:
-        return asked
-    if free_bytes is None:
-        from services.runtime.checks.memory import available_bytes  # it knows models' weights, too
+@dataclass(frozen=True, slots=True)
+class HostMB:
+    """MiB for each worker, or one region of all that serve the model on a host; None: a share of what is free."""
 
-        free_bytes = available_bytes() or 0
-    return int(HOST_SHARE * free_bytes / num_workers) >> 20
+    mb: int | None
+    is_shared: bool = False
+
+    @classmethod
+    def parse(cls, text: str) -> HostMB:
+        """Read `MB`, `auto`, `MB:shared` or `auto:shared`. Raises ValueError."""
+        size = text.removesuffix(SHARED)
+        if size != AUTO and not size.isdecimal():
+            raise ValueError(f"{text!r} is not a number of MiB or auto, with {SHARED} behind it or not")
+        return cls(None if size == AUTO else int(size), size != text)
+
+    def resolved(self, *, num_workers: int = 1, free_bytes: int | None = None) -> int:
+        """The MiB asked for, or part of a share of the free memory: a region takes all of it, so many workers a part each."""
+        if self.mb is not None:
+            return self.mb
+        if free_bytes is None:
+            from services.runtime.checks.memory import available_bytes  # it knows models' weights, too
+
+            free_bytes = available_bytes() or 0
+        return int(HOST_SHARE * free_bytes / (1 if self.is_shared else num_workers)) >> 20
+
+    def shared_out(self, num_workers: int) -> str:
+        """The setting of each worker of one `up`."""
+        return f"{self.resolved(num_workers=num_workers)}{SHARED if self.is_shared else ''}"

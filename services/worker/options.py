@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, NamedTuple, cast
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 
-from common.settings import AUTO, AUTO_BELOW_0, Form
+from common.settings import AUTO, Form
 from kvtransfer.transports import TRANSPORTS, TransportName, automatic
 from services.runtime.settings import ModelSettings
+from services.worker.host_share import HostMB
 from services.worker.kv_events import KVEventsConfig
 from services.worker.speculative import SpeculativeConfig
 from worker.tier.settings import DiskSettings
@@ -86,10 +87,11 @@ class WorkerOptions(ModelSettings):
         description="memory of the KV pool, MiB; auto: 256 on the CPU, for one whole context up to 1024 where a quarter of the "
         "free memory is as much; on a GPU what weights and working memory leave",
     )
-    kv_host_mb: Annotated[int, Field(ge=-1), AUTO_BELOW_0] = Field(
-        0,
+    kv_host_mb: Annotated[str, BeforeValidator(str)] = Field(
+        "0",
         description="host memory for blocks that the KV pool evicts, MiB, from which prompts get them back; 0: none; auto: half "
-        "of what is free at the start, which `up` shares out among its workers; twice the pool and more is worth it",
+        "of what is free at the start, which `up` shares out among its workers; twice the pool and more is worth it; MB:shared "
+        "or auto:shared: one memory for all workers of this host that serve the model, which find each other's blocks",
     )
     kv_disk: str = Field(
         "",
@@ -138,10 +140,16 @@ class WorkerOptions(ModelSettings):
         SpeculativeConfig.parse(text)
         return text
 
+    @field_validator("kv_host_mb")
+    @classmethod
+    def _is_a_size(cls, text: str) -> str:
+        HostMB.parse(text)
+        return text
+
     @field_validator("kv_disk")
     @classmethod
     def _is_below_the_host(cls, text: str, info: ValidationInfo) -> str:
-        if DiskSettings.parse(text) is not None and info.data.get("kv_host_mb") == 0:
+        if DiskSettings.parse(text) is not None and HostMB.parse(info.data.get("kv_host_mb", "auto")).mb == 0:
             raise ValueError("files lie below host memory: give --kv-host-mb, too")
         return text
 

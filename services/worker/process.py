@@ -41,7 +41,7 @@ from services.runtime.settings import no_model
 from services.runtime.signals import ending_in_time, until_signalled
 from services.runtime.tracer import open_tracer
 from services.worker.gpu import see_one_gpu
-from services.worker.host_share import host_mb
+from services.worker.host_share import HostMB
 from services.worker.kv_events import KVEventsConfig
 from services.worker.settings import WorkerServiceSettings
 from services.worker.speculative import SpeculativeConfig
@@ -50,8 +50,10 @@ from worker.device.step_policy import StepTargets, TargetRatios
 from worker.identity import Identity
 from worker.probe_file import forget
 from worker.settings import ServedModel, WorkerSettings
+from worker.tier.building import host_store
 from worker.tier.disk import Disk
-from worker.tier.settings import DiskSettings
+from worker.tier.host_store import HostStore
+from worker.tier.settings import DiskSettings, HostSettings
 from worker.worker import Worker, WorkerEngine
 
 log = logging.getLogger("baton.worker")
@@ -111,7 +113,7 @@ async def run(settings: WorkerServiceSettings, roles: Sequence[str], lender: Eng
                     step_targets=targets,
                     step_timeout_s=settings.step_timeout_s,
                     drain_s=settings.drain_s,
-                    kv_host_bytes=host_mb(settings.kv_host_mb) << 20,
+                    kv_host=await asyncio.to_thread(_host_store, settings, engine),
                     kv_disk=None if disk is None else await asyncio.to_thread(Disk.claim, disk, engine.layout),
                     kv_events=None if events is None else events.settings(worker=worker_id, model=settings.served_name),
                     ready_file=settings.ready_file,
@@ -141,6 +143,12 @@ def _name(bus: Bus, identity: Identity) -> Name:
         beat_decoder=worker_state_decoder,
         ask=lambda: bus.request(subject, ANYBODY_THERE, worker_reply_decoder, timeout_s=ANSWER_S),
     )
+
+
+def _host_store(settings: WorkerServiceSettings, engine: WorkerEngine) -> HostStore | None:
+    host = HostMB.parse(settings.kv_host_mb)
+    asked = HostSettings(host.resolved() << 20, host.is_shared)
+    return host_store(asked, engine.layout, fingerprint=engine.fingerprint)
 
 
 def _speculation(config: SpeculativeConfig | None, worker: Worker) -> Speculation:

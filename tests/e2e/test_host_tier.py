@@ -41,3 +41,22 @@ async def test_prompts_that_the_pool_evicted_come_back_through_kills_too(compute
         await until(
             peers, lambda states: all(s.free_blocks == s.region.layout.num_blocks and not s.held_blocks for s in states)
         )
+
+
+@pytest.mark.long
+async def test_a_worker_finds_what_another_one_of_its_host_stored_before_it_was_killed(tmp_path: Path) -> None:
+    model = build_tiny_model(tmp_path / "llama", "llama")
+    expected = greedy_tokens(model, PROMPTS, NUM_TOKENS)
+    options = OPTIONS | {"kv_host_mb": "8:shared"}
+    async with (
+        Cluster(tmp_path / "run", model=model, prefill=1, **options) as cluster,
+        client_of(cluster) as client,
+        watching(cluster) as (_, peers),
+    ):
+        for _ in range(2):
+            assert [tokens for tokens, _ in [await asked(client, prompt) for prompt in PROMPTS]] == expected
+        cluster.kill("prefill-0")
+        await cluster.processes["prefill-0"].wait()
+        answers = [await asked_until_answered(client, prompt) for prompt in PROMPTS]  # by the worker that decoded
+        assert [tokens for tokens, _ in answers] == expected
+        await until(peers, lambda states: any(state.totals.host.hit_tokens > LEAST_FOUND for state in states))

@@ -58,6 +58,7 @@ from worker.serving.allocation import longest_sequence
 from worker.serving.jobs import ClaimedJob, FrameOutbox, JobIntake
 from worker.serving.turns import Turns
 from worker.tier.host_memory import HostMemory
+from worker.tier.host_store import PrivateStore
 from worker.tier.host_tier import HostTier
 
 BLOCK = 4
@@ -196,8 +197,8 @@ class Bench:
         self.copier = HandCopier()
         self.tier = None
         if host_slots:
-            memory = HostMemory(engine.kv, layout, host_slots)
-            self.tier = HostTier(self.pool, memory, host_slots, copier=self.copier, wake=self.pipeline.wake)
+            memory = HostMemory(engine.kv, layout, PrivateStore(host_slots))
+            self.tier = HostTier(self.pool, memory, copier=self.copier, wake=self.pipeline.wake)
         cache = KVCache(
             layout=layout, kv=engine.kv, pool=self.pool, turns=Turns(changed=self.pipeline.wake), tier=self.tier
         )

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 import pytest
 import torch
 
 from common.pages import KVLayout, PagePart
 from engine.cache.pages import pool_dtype, pool_shape
 from kvtransfer.digest import block_digests
+from worker.tier.host_blocks import HostBlocks
 from worker.tier.host_memory import HostMemory
+from worker.tier.host_store import HostStore, PrivateStore, Write
+from worker.tier.region import Region
+from worker.tier.shared_store import SharedStore
 
 pytestmark = [
     pytest.mark.gpu,
@@ -26,27 +32,66 @@ def new_pool(dtype: str) -> tuple[torch.Tensor, KVLayout]:
     return lanes.view(pool_dtype(layout)).view(pool_shape(layout)), layout
 
 
+def filled(memory: HostMemory, blocks: Sequence[int]) -> tuple[bytes, Sequence[int]]:
+    write = HostBlocks(memory.store).reserve(b"digest".ljust(16), {0: len(blocks)})
+    assert write is not None
+    memory.fill([write], [{0: tuple(blocks)}])
+    return write.sums[0], write.slots[0]
+
+
+@pytest.fixture(params=["private", "shared"])
+def store(request: pytest.FixtureRequest) -> Iterator[HostStore]:
+    if request.param == "private":
+        yield PrivateStore(NUM_BLOCKS)
+        return
+    _, layout = new_pool("bfloat16")
+    store = SharedStore(Region.join("test", NUM_BLOCKS, layout.block_bytes))
+    yield store
+    store.close()
+
+
+def test_a_process_loads_what_another_one_stored() -> None:
+    kv, layout = new_pool("bfloat16")
+    stores, loads = (SharedStore(Region.join("test", NUM_BLOCKS, layout.block_bytes)) for _ in range(2))
+    writes, reads = HostMemory(kv, layout, stores), HostMemory(kv, layout, loads)
+    write = Write(b"digest".ljust(16), {0: 3})
+    writes.fill([write], [{0: (4, 5, 6)}])
+    blocks = HostBlocks(loads)
+    blocks.catch_up()
+    block = blocks.get(write.digest)
+    assert block is not None
+    assert reads.load(block.slots[0], [40, 41, 42]) == block.sums[0] == write.sums[0]
+    assert reads.slot(block.slots[0][0]).is_pinned()
+    lanes = kv.view(NUM_BLOCKS, -1).view(torch.uint8)
+    assert torch.equal(lanes[[4, 5, 6]], lanes[[40, 41, 42]])
+    for each in (stores, loads):
+        each.close()
+    assert not stores.region.path.exists()
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "uint8"])
-def test_what_comes_back_is_what_was_stored(dtype: str) -> None:
+def test_what_comes_back_is_what_was_stored(dtype: str, store: HostStore) -> None:
     kv, layout = new_pool(dtype)
-    memory = HostMemory(kv, layout, NUM_BLOCKS)
+    if dtype != "bfloat16" and isinstance(store, SharedStore):
+        pytest.skip("its region is of the other size")
+    memory = HostMemory(kv, layout, store)
     stored, fresh = list(range(5, 25)), list(range(40, 60))
     busy = torch.randn(4096, 4096, device=DEVICE)
     for _ in range(20):
         busy = busy @ busy / 64
-    sums = memory.store(stored, range(20))
+    sums, slots = filled(memory, stored)
     assert sums == block_digests(kv, stored, layout)
     lanes = kv.view(NUM_BLOCKS, -1).view(torch.uint8)
     expected = lanes[stored].clone()
     lanes[stored] = 0
-    assert memory.load(range(20), fresh) == sums
+    assert memory.load(slots, fresh) == sums
     assert torch.equal(lanes[fresh], expected)
-    assert memory.slot(0).is_pinned()
+    assert memory.slot(slots[0]).is_pinned()
 
 
 def test_a_flipped_bit_shows_in_the_digest() -> None:
     kv, layout = new_pool("bfloat16")
-    memory = HostMemory(kv, layout, NUM_BLOCKS)
-    sums = memory.store([3], [7])
-    memory.slot(7)[1000] ^= 1
-    assert memory.load([7], [9]) != sums
+    memory = HostMemory(kv, layout, PrivateStore(NUM_BLOCKS))
+    sums, (slot,) = filled(memory, [3])
+    memory.slot(slot)[1000] ^= 1
+    assert memory.load([slot], [9]) != sums

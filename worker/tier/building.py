@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Callable
 from typing import Protocol
 
+import msgspec
 import torch
 
 from common.pages import KVLayout
@@ -14,7 +16,11 @@ from worker.tier.copier import Copies, CopyThread
 from worker.tier.disk import Disk
 from worker.tier.file_tier import FileTier
 from worker.tier.host_memory import HostMemory
+from worker.tier.host_store import HostStore, PrivateStore
 from worker.tier.host_tier import HostTier
+from worker.tier.region import Region
+from worker.tier.settings import HostSettings
+from worker.tier.shared_store import SharedStore
 
 log = logging.getLogger("baton.tier")
 
@@ -26,23 +32,46 @@ class HasPool(Protocol):
     kv: torch.Tensor
 
 
-def host_tier(
-    engine: HasPool, pool: BlockPool, num_bytes: int, disk: Disk | None, *, wake: Callable[[], object]
-) -> HostTier | None:
-    """The host tier, with files below it if a disk was claimed for them; None without room for a block."""
-    num_slots = num_bytes // engine.layout.block_bytes
+def host_store(settings: HostSettings, layout: KVLayout, *, fingerprint: str) -> HostStore | None:
+    """Host memory of this process or, if shared, of all that serve this model; None without room for a block.
+
+    Not on an event loop: another process may hold the region's lock.
+    """
+    num_slots = settings.num_bytes // layout.block_bytes
     if not num_slots:
+        return None
+    if not settings.is_shared:
+        return PrivateStore(num_slots)
+    same = msgspec.msgpack.encode(msgspec.structs.replace(layout, num_blocks=1))
+    tag = hashlib.blake2b(same + fingerprint.encode(), digest_size=16).hexdigest()
+    try:
+        region = Region.join(tag, num_slots, layout.block_bytes)
+    except OSError as error:
+        # It is for hits alone, and memory for each worker may be too much.
+        log.warning("tier.no_region", extra={"error": str(error)})
+        return None
+    if region.num_slots != num_slots:
+        log.warning("tier.other_size", extra={"blocks": region.num_slots, "asked": num_slots})
+    return SharedStore(region)
+
+
+def host_tier(
+    engine: HasPool, pool: BlockPool, store: HostStore | None, disk: Disk | None, *, wake: Callable[[], object]
+) -> HostTier | None:
+    """The host tier, with files below it if a disk was claimed for them; None without memory."""
+    if store is None:
         return None
     log.info(
         "tier.host",
         extra={
-            "memory_mb": num_bytes >> 20,
-            "blocks": num_slots,
-            "pools": num_slots / pool.num_blocks,
+            "memory_mb": store.num_slots * engine.layout.block_bytes >> 20,
+            "blocks": store.num_slots,
+            "pools": store.num_slots / pool.num_blocks,
+            "shared": isinstance(store, SharedStore),
         },
     )
-    memory = HostMemory(engine.kv, engine.layout, num_slots)
-    tier = HostTier(pool, memory, num_slots, copier=CopyThread(), wake=wake)
+    memory = HostMemory(engine.kv, engine.layout, store)
+    tier = HostTier(pool, memory, copier=CopyThread(), wake=wake)
     if disk is not None:
         tier.files = _files(tier, memory, disk)
     return tier

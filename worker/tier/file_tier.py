@@ -20,6 +20,7 @@ from worker.tier.copier import Copies, Copy
 from worker.tier.file_blocks import FileBlocks
 from worker.tier.host_blocks import HostBlock, HostBlocks, SecondSight
 from worker.tier.host_memory import HostMemory
+from worker.tier.host_store import Write
 from worker.tier.kv_files import KVFiles, Stored, TornFileError
 
 log = logging.getLogger("baton.tier")
@@ -31,15 +32,12 @@ READ_SHARE = 0.5  # share of the host's slots that one prompt's read takes
 PAUSE_S = 30.0  # after a write that failed: the disk may be full
 BYTES_OF_HEADER = 4_096
 
-Sums = dict[int, bytes]
-
 
 @dataclass(slots=True, eq=False)
 class Fetch:
     """A prefix on its way into host memory."""
 
-    slots: dict[bytes, dict[int, Entry]] = field(default_factory=dict)  # by block and group
-    wrong: set[bytes] = field(default_factory=set)  # whose tokens proved wrong meanwhile
+    writes: dict[bytes, Write] = field(default_factory=dict)
     is_over: bool = False
 
 
@@ -85,7 +83,8 @@ class FileTier:
     def wrong(self, digest: bytes) -> None:
         self._queue.pop(digest, None)
         for fetch in self._fetches:
-            fetch.wrong.add(digest)
+            if digest in fetch.writes:  # its tokens proved wrong
+                fetch.writes[digest].is_void = True
         if (stored := self.blocks.forget(digest)) is not None:
             self._remove_at_once(digest, stored)
 
@@ -184,16 +183,16 @@ class FileTier:
             stored, num_slots = self.blocks.get(digest), num_slots + sum(sizes.values())
             if stored is None or num_slots > READ_SHARE * self._host.num_slots:
                 break
-            slots = self._host.reserve(sizes)
-            if slots is None:
+            write = self._host.reserve(digest, sizes)
+            if write is None:
                 break
-            fetch.slots[digest], files[digest] = slots, stored
-        if not fetch.slots:
+            fetch.writes[digest], files[digest] = write, stored
+        if not fetch.writes:
             return None
         for digest in reversed(files):
             self.blocks.touch(digest)
 
-        def over(result: list[Sums] | Exception) -> None:
+        def over(result: bytes | Exception | None) -> None:
             self._were_read(fetch, files, result)
             fetch.is_over = True
             wake()
@@ -203,33 +202,34 @@ class FileTier:
             wake()
 
         self._fetches.append(fetch)
-        read: Copy[list[Sums]] = partial(self._read_files, files, dict(fetch.slots))
+        read: Copy[bytes | None] = partial(self._read_files, files, fetch.writes)
         self._reads.submit(read, over, num_bytes=num_slots * self._memory.block_bytes, given_up=given_up)
         return fetch
 
-    def _read_files(self, files: Mapping[bytes, Stored], slots: Mapping[bytes, Mapping[int, Entry]]) -> list[Sums]:
-        """Read up to the first file that is not what was written; on the thread of reads."""
-        found = list[Sums]()
-        for digest, stored in files.items():
-            try:
-                into = {number: self._views(entry) for number, entry in slots[digest].items()}
-                found.append(self._files.read(digest, stored, into))
-            except (OSError, TornFileError) as error:
-                log.warning("tier.file_not_read", extra={"error": str(error)})
-                break
-        return found
+    def _read_files(self, files: Mapping[bytes, Stored], writes: Mapping[bytes, Write]) -> bytes | None:
+        """Read up to the first file that is not what was written, and name it; on the thread of reads."""
+        with self._memory.store.filling([*writes.values()]):
+            for digest, stored in files.items():
+                try:
+                    into = {number: self._views(entry) for number, entry in writes[digest].slots.items()}
+                    if not into:
+                        break
+                    writes[digest].sums = self._files.read(digest, stored, into)
+                except (OSError, TornFileError) as error:
+                    log.warning("tier.file_not_read", extra={"error": str(error)})
+                    return digest
+        return None
 
-    def _were_read(self, fetch: Fetch, files: Mapping[bytes, Stored], result: list[Sums] | Exception) -> None:
+    def _were_read(self, fetch: Fetch, files: Mapping[bytes, Stored], result: bytes | Exception | None) -> None:
         self._fetches.remove(fetch)
-        found = [] if isinstance(result, Exception) else result
-        for at, (digest, slots) in enumerate(fetch.slots.items()):
-            if at < len(found) and digest not in fetch.wrong:
-                self._host.add(digest, slots, found[at], was_found=True)
-                self._read += sum(map(len, slots.values()))
-                self._hit_blocks += 0 in slots
+        for digest, write in fetch.writes.items():
+            if write.sums and write.slots and not write.is_void and not isinstance(result, Exception):
+                self._host.add(write, was_found=True)
+                self._read += sum(map(len, write.slots.values()))
+                self._hit_blocks += 0 in write.slots
                 continue
-            self._host.give_back(slots)
-            if at == len(found) and not isinstance(result, Exception) and self.blocks.get(digest) is files[digest]:
+            self._host.drop(write)
+            if digest == result and self.blocks.get(digest) is files[digest]:
                 self._torn += 1
                 self.blocks.forget(digest)
                 self._remove([(digest, files[digest])])
@@ -253,8 +253,10 @@ class FileTier:
             load_bytes_per_s=self._reads.bytes_per_s,
         )
 
-    def close(self) -> None:
+    def close(self) -> bool:
+        """End; False if a copy hangs."""
         self._queue = {}
         have_ended = [self._writes.close(), self._reads.close()]
         if all(have_ended):  # else the folder stays this process's
             self._files.close()
+        return all(have_ended)

@@ -12,6 +12,7 @@ from typing import Protocol
 
 from engine.cache.changes import Listener
 from engine.groups import Entry
+from worker.tier.host_store import HostStore, Write
 
 SEEN_OF_SLOTS = 4  # digests remembered of blocks that left the pool, for each slot
 
@@ -26,6 +27,8 @@ class HostBlock:
     uses: int = 0  # copies in flight, for whose time its slots are nobody else's
     was_found: bool = False  # a prompt began with it
     is_gone: bool = False
+    is_taken: bool = False  # the slots are others' now
+    is_own: bool = True  # this process wrote it, and writes it to its files
 
 
 class Below(Protocol):
@@ -65,12 +68,11 @@ class HostBlocks:
     much larger than the pool would else be filled by what nobody asks for again.
     """
 
-    def __init__(self, num_slots: int, *, second_sight: bool = False) -> None:
-        self.num_slots = num_slots
-        self.evicted = 0  # host blocks given up for others
+    def __init__(self, store: HostStore, *, second_sight: bool = False) -> None:
+        self.num_slots = store.num_slots
+        self._store, self._evicted = store, 0
         self.below: Below | None = None
-        self._second_sight = SecondSight(num_slots) if second_sight else None
-        self._free = list(range(num_slots - 1, -1, -1))
+        self._second_sight = SecondSight(store.num_slots) if second_sight else None
         self._blocks: OrderedDict[bytes, HostBlock] = OrderedDict()  # least recently used first
         self._changed: dict[bytes, None] = {}
         self.listener: Listener | None = None
@@ -87,7 +89,12 @@ class HostBlocks:
     @property
     def num_used(self) -> int:
         """Slots that are not free."""
-        return self.num_slots - len(self._free)
+        return self._store.num_used
+
+    @property
+    def evicted(self) -> int:
+        """Host blocks given up for others."""
+        return self._evicted + self._store.evicted
 
     def get(self, digest: bytes) -> HostBlock | None:
         return self._blocks.get(digest)
@@ -103,7 +110,9 @@ class HostBlocks:
         if block is not None:
             block.was_found |= was_found
             self._blocks.move_to_end(digest)
-            if self.below is not None:
+            for entry in block.slots.values():
+                self._store.touch(entry)
+            if self.below is not None and block.is_own:
                 self.below.used(digest)
 
     def left(self, digest: bytes) -> None:
@@ -116,43 +125,49 @@ class HostBlocks:
         seen = self._second_sight
         return seen is None or was_found or seen.admits(digest) or digest in self._blocks
 
-    def reserve(self, sizes: Mapping[int, int]) -> dict[int, Entry] | None:
-        """Slots for entries of so many blocks, by group, for which others may have to go; None if too many are in use."""
-        wanted = sum(sizes.values())
-        if wanted > self.num_slots:
+    def reserve(self, digest: bytes, sizes: Mapping[int, int]) -> Write | None:
+        """A write of entries of so many blocks, by group, for which others may have to go; None if too many are in use."""
+        write = Write(digest, sizes)
+        if sum(sizes.values()) > self.num_slots:
             return None
-        while len(self._free) < wanted:
+        while not self._store.reserve(write):
             oldest = next((block for block in self._blocks.values() if not block.uses), None)
             if oldest is None:
                 return None
             self._remove(oldest)
-            self.evicted += 1
+            self._evicted += 1
             if self.below is not None:
                 self.below.left(oldest)
-        return {number: tuple(self._free.pop() for _ in range(size)) for number, size in sizes.items()}
+        return write
 
-    def add(
-        self, digest: bytes, slots: Mapping[int, Entry], sums: Mapping[int, bytes], *, was_found: bool = False
-    ) -> None:
-        """Keep a block, or more groups' entries of one, under its digest. The slots are those reserved, now written.
+    def add(self, write: Write, *, was_found: bool = False) -> None:
+        """Keep a block, or more groups' entries of one, that was written.
 
         An entry that is here already stays, and the slots are free again.
         """
+        self.catch_up()
+        if not write.is_published:
+            for number, entry in write.slots.items():
+                if not self._has_kept(write.digest, number, entry, write.sums[number]):
+                    self._store.give_back(entry)
+        self.touch(write.digest, was_found=was_found)
+
+    def _has_kept(self, digest: bytes, number: int, entry: Entry, sums: bytes, *, is_own: bool = True) -> bool:
+        """Keep an entry, unless the group has one."""
         if self.listener is not None and digest not in self._blocks:
             self.listener.came(digest)
-        block = self._blocks.setdefault(digest, HostBlock(digest))
-        for number, entry in slots.items():
-            if number in block.slots:
-                self.give_back({number: entry})
-            else:
-                block.slots[number], block.sums[number] = entry, sums[number]
+        block = self._blocks.setdefault(digest, HostBlock(digest, is_own=is_own))
+        if number in block.slots:
+            return False
+        block.slots[number], block.sums[number] = entry, sums
+        if block.uses:
+            self._store.pin(entry, block.uses)
         self._changed[digest] = None
-        self.touch(digest, was_found=was_found)
+        return True
 
-    def give_back(self, slots: Mapping[int, Entry]) -> None:
-        """Free reserved slots, which hold nothing."""
-        for entry in slots.values():
-            self._free.extend(entry)
+    def drop(self, write: Write) -> None:
+        """Let go of a write that nobody may read."""
+        self._store.take_back(write)
 
     def forget(self, digest: bytes) -> None:
         """Give a block up whose content proved wrong; unknown ones are ignored."""
@@ -164,11 +179,32 @@ class HostBlocks:
 
     def begin_use(self, block: HostBlock) -> None:
         block.uses += 1
+        for entry in block.slots.values():
+            self._store.pin(entry, 1)
 
     def end_use(self, block: HostBlock) -> None:
         block.uses -= 1
+        for entry in block.slots.values():
+            self._store.pin(entry, -1)
         if block.is_gone and not block.uses:
-            self.give_back(block.slots)
+            self._give_back(block)
+
+    # -- what other processes did --------------------------------------------------------------------------------------
+
+    def catch_up(self) -> None:
+        """Hear what processes that share the memory wrote and gave up."""
+        self._store.tell(self)
+
+    def came(self, digest: bytes, number: int, slots: Entry, sums: bytes, *, is_own: bool) -> None:
+        self._has_kept(digest, number, slots, sums, is_own=is_own)
+
+    def went(self, digest: bytes, slots: Entry) -> None:
+        block = self._blocks.get(digest)
+        if block is not None and slots in block.slots.values():
+            block.is_taken = True
+            self._remove(block)
+            if self.below is not None and block.is_own:
+                self.below.left(block)
 
     def drain_changed(self) -> list[bytes]:
         """Digests that came or left since the last call."""
@@ -183,4 +219,8 @@ class HostBlocks:
         if self.listener is not None:
             self.listener.went(block.digest)
         if not block.uses:
-            self.give_back(block.slots)
+            self._give_back(block)
+
+    def _give_back(self, block: HostBlock) -> None:
+        for entry in () if block.is_taken else block.slots.values():
+            self._store.give_back(entry)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as ListOf
-from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, islice
 
@@ -20,12 +19,13 @@ from common.blocks import hash_blocks
 from common.messages import HostTierTotals
 from engine.cache.block_pool import BlockPool, OutOfBlocksError
 from engine.cache.changes import Chain
-from engine.groups import Entry, resumable
-from engine.sequence import Hold, Sequence
+from engine.groups import resumable
+from engine.sequence import Sequence
 from worker.tier.copier import Copier, Copies
 from worker.tier.file_tier import Fetch, FileTier
-from worker.tier.host_blocks import HostBlock, HostBlocks
+from worker.tier.host_blocks import HostBlocks
 from worker.tier.host_memory import HostMemory, sums_of
+from worker.tier.in_flight import Load, Piece, Store
 from worker.tier.prefixes import LowerPrefixes
 
 log = logging.getLogger("baton.tier")
@@ -36,60 +36,23 @@ STORED_AT_ONCE = 32  # blocks of a copy, for whose end a load waits
 SECOND_SIGHT_POOLS = 4  # a smaller tier lets in what is seen again
 
 
-@dataclass(slots=True, eq=False)
-class _Store:
-    """A block on its way into slots."""
-
-    digest: bytes
-    entries: dict[int, Entry]
-    slots: dict[int, Entry]
-    known: HostBlock | None  # has the other groups' entries
-    was_found: bool
-    is_void: bool = False  # the pool may have written to the blocks
-
-
-@dataclass(frozen=True, slots=True)
-class _Piece:
-    """An entry on its way into the pool."""
-
-    number: int
-    at: int
-    entry: Entry
-    source: HostBlock
-
-
-@dataclass(slots=True, eq=False)
-class _Load:
-    """A prefix on its way into the pool, with references on all of its blocks until then."""
-
-    digests: list[bytes] = field(default_factory=list)
-    held: list[Entry] = field(default_factory=list)
-    pieces: list[_Piece] = field(default_factory=list)
-    hold: Hold | None = None  # the prompt's: its tenant is charged
-    is_over: bool = False
-
-    @property
-    def blocks(self) -> list[int]:
-        return [*chain(*self.held, *(piece.entry for piece in self.pieces))]
-
-
 class HostTier:
     """Owned by the event loop; `copier` copies elsewhere. `wake()` is called when a prompt may be admitted."""
 
-    def __init__(
-        self, pool: BlockPool, memory: HostMemory, num_slots: int, *, copier: Copier, wake: Callable[[], object]
-    ) -> None:
+    def __init__(self, pool: BlockPool, memory: HostMemory, *, copier: Copier, wake: Callable[[], object]) -> None:
+        num_slots = memory.store.num_slots
         self._pool, self._memory = pool, memory
         self._copies, self._wake = Copies(copier), wake
-        self.blocks = HostBlocks(num_slots, second_sight=num_slots < SECOND_SIGHT_POOLS * pool.num_blocks)
+        self.blocks = HostBlocks(memory.store, second_sight=num_slots < SECOND_SIGHT_POOLS * pool.num_blocks)
         self.files: FileTier | None = None  # below it
         self.prefixes = LowerPrefixes(pool, self._is_below)
         self.blocks.listener = self.prefixes.gate(self.blocks)
         self._queue: dict[bytes, None] = {}  # cached and not yet stored, in the order of release
-        self._storing: dict[bytes, _Store] = {}
-        self._loads: dict[Sequence, _Load | Fetch] = {}
-        self._loading: list[_Load] = []  # also of prompts that left
+        self._storing: dict[bytes, Store] = {}
+        self._loads: dict[Sequence, Load | Fetch] = {}
+        self._loading: list[Load] = []  # also of prompts that left
         self._is_off = False  # there is no memory
+        self._is_settling = False
         self._is_asked = False  # prompts are computed here
         self._stored = self._loaded = self._lost = self._bad = self._hit_tokens = 0
         pool.watcher = self
@@ -104,7 +67,7 @@ class HostTier:
 
     def forgotten(self, digest: bytes) -> None:
         if (store := self._storing.get(digest)) is not None:
-            store.is_void = True
+            store.write.is_void = True  # the pool may write to the blocks
         self.prefixes.forgotten(digest)
         if self._pool.entries_of(digest):
             return
@@ -117,7 +80,17 @@ class HostTier:
         self.blocks.forget(digest)
         self._queue.pop(digest, None)
         if (store := self._storing.get(digest)) is not None:
-            store.is_void = True
+            store.write.is_void = True
+        self._settle()
+
+    def _settle(self) -> None:
+        """Free shared slots whose content is wrong."""
+        if self._memory.store.owes and not self._is_settling and not self._copies.are_late:
+            self._is_settling = True
+            self._copies.submit(self._memory.store.settle, self._were_settled, num_bytes=0)
+
+    def _were_settled(self, _: Exception | None) -> None:
+        self._is_settling = False
 
     # -- storing -------------------------------------------------------------------------------------------------------
 
@@ -126,6 +99,7 @@ class HostTier:
 
         One copy is on its way at a time.
         """
+        self._settle()
         if self.files is not None:
             self.files.write_ahead()
         if (
@@ -136,6 +110,7 @@ class HostTier:
             or self._pool.num_empty > WATERMARK * self._pool.num_blocks
         ):
             return
+        self.blocks.catch_up()
         num_blocks = 0
         while self._queue and num_blocks < STORED_AT_ONCE:
             digest = next(iter(self._queue))
@@ -146,15 +121,14 @@ class HostTier:
                 num_blocks += sum(map(len, store.entries.values()))
         if self._storing:
             stores = [*self._storing.values()]
-            blocks = [*chain(*(chain(*store.entries.values()) for store in stores))]
-            slots = [*chain(*(chain(*store.slots.values()) for store in stores))]
+            writes, entries = [store.write for store in stores], [store.entries for store in stores]
             self._copies.submit(
-                partial(self._memory.store, blocks, slots),
+                partial(self._memory.fill, writes, entries),
                 partial(self._were_stored, stores),
-                num_bytes=len(blocks) * self._memory.block_bytes,
+                num_bytes=num_blocks * self._memory.block_bytes,
             )
 
-    def _reserved(self, digest: bytes) -> _Store | None:
+    def _reserved(self, digest: bytes) -> Store | None:
         """Slots for the groups' entries of a block that the tier lacks."""
         entries, known = self._pool.entries_of(digest), self.blocks.get(digest)
         was_found = self._pool.was_found(digest)
@@ -165,29 +139,27 @@ class HostTier:
             return None
         if known is not None:
             self.blocks.begin_use(known)
-        slots = self.blocks.reserve({number: len(entry) for number, entry in lacking.items()})
-        if slots is None:
+        write = self.blocks.reserve(digest, {number: len(entry) for number, entry in lacking.items()})
+        if write is None:
             if known is not None:
                 self.blocks.end_use(known)
             return None
-        return _Store(digest, lacking, slots, known, was_found)
+        return Store(write, lacking, known, was_found)
 
-    def _were_stored(self, stores: ListOf[_Store], result: bytes | Exception) -> None:
-        if isinstance(result, Exception):
+    def _were_stored(self, stores: ListOf[Store], result: Exception | None) -> None:
+        if result is not None:
             log.warning("tier.stores_no_more", extra={"error": str(result)})
             self._is_off = True
             self._queue.clear()
-        sums = sums_of(result)
         for store in stores:
-            parts = {number: b"".join(islice(sums, len(entry))) for number, entry in store.slots.items()}
-            is_bad = isinstance(result, Exception) or store.is_void or (store.known is not None and store.known.is_gone)
-            if is_bad:
-                self.blocks.give_back(store.slots)
+            write, known = store.write, store.known
+            if result is not None or write.is_void or not write.slots or (known is not None and known.is_gone):
+                self.blocks.drop(write)
                 self._lost += 1
             else:
-                self.blocks.add(store.digest, store.slots, parts, was_found=store.was_found)
-                self.prefixes.stored(store.digest)
-                self._stored += sum(map(len, store.slots.values()))
+                self.blocks.add(write, was_found=store.was_found)
+                self.prefixes.stored(write.digest)
+                self._stored += sum(map(len, write.slots.values()))
             if store.known is not None:
                 self.blocks.end_use(store.known)
         self._storing.clear()
@@ -202,13 +174,15 @@ class HostTier:
         """
         self._is_asked = True
         load = self._loads.get(sequence)
+        if load is None:
+            self.blocks.catch_up()
         if load is None and (len(self.blocks) or self._has_files) and has_room():
             digests = self._digests_of(sequence)
             load = self._begin_fetch(sequence, digests) or self._begin(sequence, digests)
         elif isinstance(load, Fetch) and load.is_over:
             if not has_room():
                 return False
-            load = self._begin(sequence, self._digests_of(sequence)) or _Load(is_over=True)
+            load = self._begin(sequence, self._digests_of(sequence)) or Load(is_over=True)
         if load is None:
             return False
         self._loads[sequence] = load
@@ -267,15 +241,16 @@ class HostTier:
             self.blocks.touch(digest)  # it is needed, too
         return files.fetch([*lacking.items()], wake=self._wake)
 
-    def _begin(self, sequence: Sequence, digests: ListOf[bytes]) -> _Load | None:
+    def _begin(self, sequence: Sequence, digests: ListOf[bytes]) -> Load | None:
         if not len(self.blocks) or self._copies.are_late:
             return None
         pool, size = self._pool, self._pool.block_size
         here, count = self._resumable(digests, pool.has), self._resumable(digests, self._is_here)
         if count <= here:
             return None
+        self.prefixes.asked(digests[:count])  # other processes may have stored it
         pool.changes.learn(Chain(sequence.hash_root, digests[:count], sequence.token_ids, size))
-        load, lacking = _Load([*digests[:count]], hold=sequence.hold), list[tuple[int, int]]()
+        load, lacking = Load([*digests[:count]], hold=sequence.hold), list[tuple[int, int]]()
         for number, group in enumerate(pool.groups):
             for at in range(group.first_seen(count * size), count):
                 if pool.has(number, digests[at]):
@@ -292,7 +267,7 @@ class HostTier:
             source = self.blocks.get(digests[at])
             assert source is not None, "it has the entry"
             self.blocks.begin_use(source)
-            load.pieces.append(_Piece(number, at, tuple(islice(fresh, pool.groups[number].blocks)), source))
+            load.pieces.append(Piece(number, at, tuple(islice(fresh, pool.groups[number].blocks)), source))
         for digest in reversed(load.digests):
             self.blocks.touch(digest, was_found=True)
         slots = [*chain(*(piece.source.slots[piece.number] for piece in load.pieces))]
@@ -306,7 +281,7 @@ class HostTier:
         )
         return load
 
-    def _give_up(self, load: _Load) -> None:
+    def _give_up(self, load: Load) -> None:
         """Let the prompt compute its tokens."""
         load.is_over = True
         self._wake()
@@ -316,15 +291,16 @@ class HostTier:
         groups = self._pool.groups[1:]
         return resumable(groups, self._pool.block_size, most, lambda number, at: has(number + 1, digests[at]))
 
-    def _were_loaded(self, load: _Load, result: bytes | Exception) -> None:
+    def _were_loaded(self, load: Load, result: bytes | Exception) -> None:
         """Publish the entries whose bytes are those that were stored, and let go of all: nobody who waits holds blocks."""
         if isinstance(result, Exception):
             log.warning("tier.not_loaded", extra={"error": str(result)})
+        self.blocks.catch_up()
         sums = sums_of(result)
         for piece in load.pieces:
             found = b"".join(islice(sums, len(piece.entry)))
             if piece.source.is_gone:
-                pass  # its tokens proved wrong meanwhile
+                pass  # its tokens proved wrong meanwhile, or another worker has the slots
             elif found == piece.source.sums[piece.number]:
                 self._pool.publish_entry(piece.number, piece.entry, load.digests, piece.at + 1)
                 self._loaded += len(piece.entry)
@@ -338,6 +314,7 @@ class HostTier:
         self._pool.count_as_hit(blocks)  # somebody asks for them now
         self._pool.release(blocks, load.hold)
         load.is_over = True
+        self._settle()
         self._wake()
 
     # -- what others hear ----------------------------------------------------------------------------------------------
@@ -363,6 +340,7 @@ class HostTier:
 
     def drain_changed(self) -> list[bytes]:
         """Digests that came to a tier or left it since the last call, each once."""
+        self.blocks.catch_up()
         files = [] if self.files is None else self.files.blocks.drain_removed()
         changed = chain(self.blocks.drain_changed(), files, self.prefixes.drain_changed())
         return [*dict.fromkeys(changed)]
@@ -388,6 +366,6 @@ class HostTier:
     def close(self) -> None:
         self._is_off = True
         self._queue = {}
-        self._copies.close()
-        if self.files is not None:
-            self.files.close()
+        have_ended = [self._copies.close(), self.files is None or self.files.close()]
+        if all(have_ended):  # else this process may still write
+            self._memory.store.close()

@@ -1,9 +1,17 @@
-"""The file tier of a worker, as the operator asked for it."""
+"""The tiers of a worker, as the operator asked for them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class HostSettings:
+    """The bytes of host memory for one worker or, shared, for all of a host that serve its model."""
+
+    num_bytes: int
+    is_shared: bool = False
 
 
 @dataclass(frozen=True, slots=True)

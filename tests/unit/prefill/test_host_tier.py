@@ -15,6 +15,7 @@ from tests.fakes.copier import HandCopier
 from tests.fakes.device import settled
 from tests.fakes.worker import BLOCK, Bench, claim, new_fake_engine, new_job, running_bench
 from worker.tier.host_memory import HostMemory
+from worker.tier.host_store import PrivateStore
 from worker.tier.host_tier import HostTier
 
 NUM_BLOCKS = 12
@@ -27,8 +28,8 @@ class Prefill:
 
     def __init__(self, bench: Bench) -> None:
         self.bench, self.pool, self.copier = bench, bench.pool, HandCopier()
-        memory = HostMemory(bench.engine.kv, bench.engine.layout, 4 * NUM_BLOCKS)
-        self.tier = HostTier(self.pool, memory, 4 * NUM_BLOCKS, copier=self.copier, wake=bench.context.passes.wake)
+        memory = HostMemory(bench.engine.kv, bench.engine.layout, PrivateStore(4 * NUM_BLOCKS))
+        self.tier = HostTier(self.pool, memory, copier=self.copier, wake=bench.context.passes.wake)
         context = replace(bench.context, cache=replace(bench.context.cache, tier=self.tier))
         self.role = PrefillRole(context, max_requests=4)
         bench.roles.attach(self.role, active=True)

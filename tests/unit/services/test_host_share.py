@@ -6,21 +6,37 @@ import pytest
 
 from services.runtime.checks import memory
 from services.up.settings import UpSettings
-from services.worker.host_share import HOST_SHARE, host_mb
+from services.worker.host_share import HOST_SHARE, HostMB
 
 
 def test_a_number_is_what_was_asked_for() -> None:
-    assert [host_mb(asked, num_workers=3, free_bytes=1 << 30) for asked in (0, 7)] == [0, 7]
+    assert [HostMB.parse(asked).resolved(num_workers=3, free_bytes=1 << 30) for asked in ("0", "7", "9:shared")] == [
+        0,
+        7,
+        9,
+    ]
 
 
 @pytest.mark.parametrize("num_workers", [1, 3])
 def test_auto_is_a_share_for_all_together(num_workers: int) -> None:
     free_mb = 6000
-    each = host_mb(-1, num_workers=num_workers, free_bytes=free_mb << 20)
+    each = HostMB.parse("auto").resolved(num_workers=num_workers, free_bytes=free_mb << 20)
     assert each == HOST_SHARE * free_mb / num_workers
 
 
 def test_up_shares_it_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "available_bytes", lambda: 4000 << 20)
     settings = UpSettings.model_validate({"kv_host_mb": "auto", "prefill": 3, "decode": 1})
-    assert settings.shared_out().kv_host_mb == HOST_SHARE * 1000
+    assert settings.shared_out().kv_host_mb == f"{HOST_SHARE * 1000:.0f}"
+
+
+def test_what_is_shared_is_not_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "available_bytes", lambda: 4000 << 20)
+    settings = UpSettings.model_validate({"kv_host_mb": "auto:shared", "prefill": 3, "decode": 1})
+    assert settings.shared_out().kv_host_mb == f"{HOST_SHARE * 4000:.0f}:shared"
+
+
+@pytest.mark.parametrize("text", ["", "-1", "shared", "4096:all", "auto:"])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="not a number of MiB"):
+        HostMB.parse(text)

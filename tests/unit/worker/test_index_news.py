@@ -9,6 +9,7 @@ from engine.cache.block_pool import BlockPool
 from worker.heartbeat import IndexNews
 from worker.tier.file_blocks import FileBlocks
 from worker.tier.host_blocks import HostBlocks
+from worker.tier.host_store import PrivateStore
 from worker.tier.kv_files import Stored
 
 BLOCKS = 8
@@ -64,7 +65,7 @@ class Tiers:
     depth = 2
 
     def __init__(self) -> None:
-        self.host, self.files = HostBlocks(20), FileBlocks(1 << 30, {})
+        self.host, self.files = HostBlocks(PrivateStore(20)), FileBlocks(1 << 30, {})
 
     def tier_of(self, digest: bytes) -> int | None:
         return 1 if digest in self.host else 2 if digest in self.files else None
@@ -98,9 +99,10 @@ def test_the_index_has_what_lower_tiers_have_and_says_in_which() -> None:
         if not pool.has(0, digest):
             use(pool, digest)
         if digest not in host and chance.random() < 0.7:
-            slots = host.reserve({0: 1})
-            assert slots is not None
-            host.add(digest, slots, {0: b""})
+            write = host.reserve(digest, {0: 1})
+            assert write is not None
+            write.sums = {0: b""}
+            host.add(write)
         if digest in host and chance.random() < 0.5:
             files.add(digest, Stored(frozenset((0,)), 1))
         if chance.random() < 0.1:

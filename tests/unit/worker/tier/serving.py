@@ -13,6 +13,7 @@ from tests.unit.engine.families.exact import prompt_of
 from tests.unit.engine.generate import Generator, new_sequence
 from tests.unit.engine.poisoned_pool import PoisonedPool
 from worker.tier.host_memory import HostMemory
+from worker.tier.host_store import HostStore, PrivateStore
 from worker.tier.host_tier import HostTier
 
 BLOCK = 16
@@ -31,16 +32,16 @@ MODELS = {
 class Server:
     """Answers one prompt after the other, with a pool for two of them and a tier for all."""
 
-    def __init__(self, engine: Engine, *, slots_of_pool: int = 4) -> None:
+    def __init__(self, engine: Engine, *, slots_of_pool: int = 4, store: HostStore | None = None) -> None:
         self.generator = Generator(engine, chunk_size=48)
         self.pool = self.generator.pool = PoisonedPool.of(engine.layout)
         assert isinstance(self.pool, PoisonedPool)
         self.pool.lanes = engine.kv.view(len(engine.kv), -1).view(torch.uint8)
         self.num_slots = slots_of_pool * self.pool.num_blocks
-        self.memory = HostMemory(engine.kv, engine.layout, self.num_slots)
+        self.memory = HostMemory(engine.kv, engine.layout, store or PrivateStore(self.num_slots))
         self.copier = HandCopier()
         self.woken = 0
-        self.tier = HostTier(self.pool, self.memory, self.num_slots, copier=self.copier, wake=self._wake)
+        self.tier = HostTier(self.pool, self.memory, copier=self.copier, wake=self._wake)
 
     def _wake(self) -> None:
         self.woken += 1

@@ -8,59 +8,11 @@ from pathlib import Path
 import pytest
 
 from engine.engine import Engine
-from tests.fakes.copier import HandCopier
-from tests.unit.worker.tier.serving import NUM_PROMPTS, Server, ask
-from worker.tier.copier import Copies
+from tests.unit.worker.tier.disk_serving import DiskServer
+from tests.unit.worker.tier.serving import NUM_PROMPTS, ask
 from worker.tier.disk import Disk
-from worker.tier.file_tier import PAUSE_S, FileTier
+from worker.tier.file_tier import PAUSE_S
 from worker.tier.settings import DiskSettings
-
-AMPLE = 1 << 30
-
-
-class DiskServer(Server):
-    """Host memory for two prompts, as the pool has, and files below."""
-
-    def __init__(self, engine: Engine, directory: Path, *, max_bytes: int = AMPLE) -> None:
-        super().__init__(engine, slots_of_pool=1)
-        self.now = 0.0
-        self.writer, self.reader = HandCopier(), HandCopier()
-        disk = Disk.claim(DiskSettings(directory, max_bytes), engine.layout)
-        assert disk is not None
-        self.kv_files = disk.files
-        writes, reads = Copies(self.writer), Copies(self.reader)
-        self.files = self.tier.files = FileTier(
-            self.tier.blocks, self.memory, disk.files, disk.blocks, writes=writes, reads=reads, clock=lambda: self.now
-        )
-
-    def answer(self, number: int) -> tuple[list[int], int]:
-        sequence = ask(number)
-        while self.tier.is_loading(sequence, has_room=lambda: True):
-            self.reader.land()
-            self.copier.land()
-        return self._answered(sequence)
-
-    def answers(self, *, times: int = 1) -> list[list[int]]:
-        for _ in range(times):
-            found = [self.answer(number)[0] for number in range(NUM_PROMPTS)]
-        return found
-
-    def settle(self) -> None:
-        super().settle()
-        self.writer.land()
-
-    def paths(self) -> list[Path]:
-        return [*self.kv_files.folder.glob("*/*")]
-
-    def check_nothing_is_held(self) -> None:
-        for copier in (self.reader, self.copier, self.writer):
-            copier.land()
-        assert self.pool.num_used == 0
-        blocks = [self.tier.blocks.get(digest) for digest in self.tier.blocks]
-        assert not [block for block in blocks if block is None or block.uses]
-        slots = [slot for block in blocks if block is not None for entry in block.slots.values() for slot in entry]
-        assert len(slots) == len({*slots}) == self.tier.blocks.num_used
-        assert len(self.paths()) <= len(self.files.blocks)
 
 
 def test_what_host_memory_gave_up_is_found_in_files(engine: Engine, cold: list[list[int]], tmp_path: Path) -> None:
@@ -201,7 +153,7 @@ def test_a_wrong_blocks_file_is_gone_though_the_process_ends_at_once(engine: Eng
 
 def test_a_directory_that_cannot_be_used_is_no_disk(engine: Engine, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    assert Disk.claim(DiskSettings(tmp_path / "file", AMPLE), engine.layout) is None
+    assert Disk.claim(DiskSettings(tmp_path / "file", 1 << 30), engine.layout) is None
 
 
 def test_a_disk_finds_no_more_than_it_may_have(engine: Engine, tmp_path: Path) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from worker.tier.host_blocks import HostBlock, HostBlocks
+from worker.tier.host_store import PrivateStore, Write
 
 SLOTS = 12
 DIGESTS = st.sampled_from([b"%d" % number for number in range(10)])
@@ -16,29 +19,30 @@ class Tier(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.blocks = HostBlocks(SLOTS)
-        self.reserved: list[tuple[bytes, dict[int, tuple[int, ...]]]] = []
+        self.blocks = HostBlocks(PrivateStore(SLOTS))
+        self.reserved: list[Write] = []
         self.used: list[HostBlock] = []
         self.told: set[bytes] = set()
 
     @rule(digest=DIGESTS, sizes=st.dictionaries(st.integers(0, 2), st.integers(1, 3), min_size=1))
     def reserve(self, digest: bytes, sizes: dict[int, int]) -> None:
-        if digest in self.blocks or any(digest == other for other, _ in self.reserved):
+        if digest in self.blocks or any(digest == write.digest for write in self.reserved):
             return
-        slots = self.blocks.reserve(sizes)
-        if slots is not None:
-            assert {number: len(entry) for number, entry in slots.items()} == sizes
-            self.reserved.append((digest, slots))
+        write = self.blocks.reserve(digest, sizes)
+        if write is not None:
+            assert {number: len(entry) for number, entry in write.slots.items()} == sizes
+            self.reserved.append(write)
 
     @rule(is_written=st.booleans())
     def written(self, is_written: bool) -> None:
         if not self.reserved:
             return
-        digest, slots = self.reserved.pop(0)
+        write = self.reserved.pop(0)
         if is_written:
-            self.blocks.add(digest, slots, dict.fromkeys(slots, b""))
+            write.sums = dict.fromkeys(write.slots, b"")
+            self.blocks.add(write)
         else:
-            self.blocks.give_back(slots)
+            self.blocks.drop(write)
 
     @rule(digest=DIGESTS)
     def use(self, digest: bytes) -> None:
@@ -68,24 +72,24 @@ class Tier(RuleBasedStateMachine):
         here = [block for digest in self.blocks if (block := self.blocks.get(digest)) is not None]
         owners = {id(block): block.slots for block in [*here, *self.used]}
         taken = [slot for slots in owners.values() for entry in slots.values() for slot in entry]
-        taken += [slot for _, slots in self.reserved for entry in slots.values() for slot in entry]
+        taken += [slot for write in self.reserved for entry in write.slots.values() for slot in entry]
         assert len(taken) == len(set(taken)) == self.blocks.num_used
 
 
 TestTier = Tier.TestCase
 
 
-def put(blocks: HostBlocks, digest: bytes) -> None:
-    slots = blocks.reserve({0: 1})
-    assert slots is not None
-    blocks.add(digest, slots, {0: b""})
+def put(blocks: HostBlocks, digest: bytes, sizes: Mapping[int, int] | None = None) -> None:
+    sizes = sizes or {0: 1}
+    write = blocks.reserve(digest, sizes)
+    assert write is not None
+    write.sums = dict.fromkeys(sizes, b"")
+    blocks.add(write)
 
 
 def test_what_was_used_longest_ago_gives_way_with_all_of_its_groups() -> None:
-    blocks = HostBlocks(4)
-    slots = blocks.reserve({0: 1, 1: 2})
-    assert slots is not None
-    blocks.add(b"all groups", slots, {0: b"", 1: b""})
+    blocks = HostBlocks(PrivateStore(4))
+    put(blocks, b"all groups", {0: 1, 1: 2})
     put(blocks, b"other")
     blocks.touch(b"all groups")
     put(blocks, b"new")
@@ -96,14 +100,14 @@ def test_what_was_used_longest_ago_gives_way_with_all_of_its_groups() -> None:
 
 
 def test_what_is_larger_than_the_tier_makes_nobody_give_way() -> None:
-    blocks = HostBlocks(2)
+    blocks = HostBlocks(PrivateStore(2))
     put(blocks, b"here")
-    assert blocks.reserve({0: 1, 1: 2}) is None
+    assert blocks.reserve(b"new", {0: 1, 1: 2}) is None
     assert b"here" in blocks
 
 
 def test_a_small_tier_lets_in_what_left_before_or_was_found() -> None:
-    blocks = HostBlocks(2, second_sight=True)
+    blocks = HostBlocks(PrivateStore(2), second_sight=True)
     assert not blocks.admits(b"new", was_found=False)
     assert blocks.admits(b"new", was_found=True)
     blocks.left(b"new")

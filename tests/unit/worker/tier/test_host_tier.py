@@ -102,8 +102,8 @@ def test_a_block_that_is_evicted_before_its_copy_landed_is_not_stored(engine: En
     assert server.copier.waiting
     if after == "copied":
         copy, over = server.copier.waiting.popleft()
-        sums = copy()
-        server.copier.waiting.appendleft((lambda: sums, over))
+        copied = copy()
+        server.copier.waiting.appendleft((lambda: copied, over))
     held += server.pool.allocate(server.pool.num_free)  # now full of NaN
     server.copier.land()
     assert server.tier.totals().stored_blocks == 0
@@ -198,7 +198,7 @@ def test_without_host_memory_the_pool_goes_on_alone(
     engine: Engine, cold: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = Server(engine)
-    monkeypatch.setattr(server.memory, "store", _no_memory)
+    monkeypatch.setattr(server.memory, "fill", _no_memory)
     for _ in range(2):
         assert [server.answer(number)[0] for number in range(NUM_PROMPTS)] == cold
     assert server.tier.totals().stored_blocks == server.tier.totals().used_bytes == 0
