@@ -79,6 +79,11 @@ class WorkerEngine(SteppingEngine, Protocol):
     grammars: Grammars
 
     @property
+    def draft_ms(self) -> Mapping[int, float]:
+        """Milliseconds of drafting behind a pass, by sequences that draft; empty where it isn't timed."""
+        ...
+
+    @property
     def pass_ms(self) -> Mapping[tuple[int, int], float]:
         """Milliseconds of timed passes, by slots (0: prompts alone) and prompt tokens; see `worker.device.costs`."""
         ...

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 from decode.drafts.drafter import Drafter
 from decode.drafts.head import LIKE_A_MATCH_OF
@@ -12,6 +13,7 @@ from engine.sequence import Sequence
 SYNC_MS = 0.5  # the device waits for results, the next plan and its launch
 WORTH_A_PAUSE = 0.5  # accepted tokens a pass, where only the first pass is missed
 CERTAIN = 64  # the match length of tokens that a grammar forces
+NOTHING: Mapping[int, float] = MappingProxyType({})
 
 
 class Drafting:
@@ -24,10 +26,12 @@ class Drafting:
         most: int,
         step_ms: Callable[[int], float],
         sync_ms: float = SYNC_MS,
+        draft_ms: Mapping[int, float] = NOTHING,
         forced: Callable[[Sequence], list[int]] = lambda _: [],
     ) -> None:
         """`most`: drafted tokens of a sequence in a pass. `step_ms(rows)`: expected time of a step, 0 = not known yet.
 
+        `draft_ms`: time that the engine drafts behind a pass, by the sequences that it drafts for.
         `forced(sequence)`: the tokens that its grammar leaves no choice about.
         """
         self._drafter = drafter
@@ -35,7 +39,8 @@ class Drafting:
         self._most = most
         self._step_ms = step_ms
         self._sync_ms = sync_ms
-        self._lengths = DraftLengths(sync_ms=sync_ms)
+        self._draft_ms = sorted(draft_ms.items())
+        self._lengths = DraftLengths(sync_ms=sync_ms, draft_ms=self._drafting_ms)
 
     @property
     def ahead(self) -> int:
@@ -67,7 +72,11 @@ class Drafting:
         candidates, guesses, could_pay = list[Candidate](), list[list[int]](), self._could_pay(rows)
         for sequence, most in wanted.items():
             most = min(most, self._most_of(sequence))
-            if not most or not self._lengths.may_draft(sequence) or not (could_pay or sequence.grammar):
+            if not most or not self._lengths.may_draft(sequence):
+                continue
+            if not could_pay and not sequence.grammar:
+                if self._draft_ms:  # the engine drafts for it until it pauses
+                    self._lengths.left_out(sequence)
                 continue
             guess, match = self._guess(sequence, most)
             if guess:
@@ -100,6 +109,11 @@ class Drafting:
         """True if drafts without a grammar may pay in a pass of so many rows."""
         match_length = LIKE_A_MATCH_OF if self._drafter.follows_results else 0
         return self._lengths.could_pay(rows, longest=self._most, match_length=match_length, step_ms=self._expected_ms)
+
+    def _drafting_ms(self, num_sequences: int) -> float:
+        """The time of the smallest captured draft of so many sequences, or of the largest one."""
+        fitting = (ms for count, ms in self._draft_ms if count >= num_sequences)
+        return next(fitting, self._draft_ms[-1][1] if self._draft_ms else 0.0)
 
     def _most_of(self, sequence: Sequence) -> int:
         """The most tokens of its drafts, as its request wants it."""

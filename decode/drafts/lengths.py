@@ -39,9 +39,12 @@ class Candidate(msgspec.Struct, frozen=True):
 class DraftLengths:
     """Chooses lengths, and learns from what is accepted."""
 
-    def __init__(self, *, sync_ms: float = 0.0) -> None:
-        """`sync_ms`: time that a pass with drafts takes longer, for the next one can't be planned meanwhile."""
-        self._sync_ms = sync_ms
+    def __init__(self, *, sync_ms: float = 0.0, draft_ms: Callable[[int], float] = lambda _: 0.0) -> None:
+        """`sync_ms`: time that a pass with drafts takes longer, for the next one can't be planned meanwhile.
+
+        `draft_ms`: time of drafting for so many sequences behind it.
+        """
+        self._sync_ms, self._draft_ms = sync_ms, draft_ms
         self._acceptance = Acceptance()
         self._histories: WeakKeyDictionary[Sequence, History] = WeakKeyDictionary()
         self._times = _Times()
@@ -85,6 +88,10 @@ class DraftLengths:
                 _rest(candidate.sequence, history.does_not_pay())
         return lengths
 
+    def left_out(self, sequence: Sequence) -> None:
+        """Take note that a pass leaves out its draft, which would not pay; after some of them it pauses."""
+        _rest(sequence, self._history(sequence).does_not_pay())
+
     def could_pay(self, rows: int, *, longest: int, match_length: int, step_ms: Callable[[int], float]) -> bool:
         """False if a pass of so many sequences gains nothing by drafts, even if each has one of `longest` tokens.
 
@@ -115,8 +122,9 @@ class DraftLengths:
         bare_ms = self._times.ms(rows)
         least = decoding / bare_ms * (STOPS_AT if self._drafts else STARTS_AT)
         # Measured times differ by chance: a draft is no gain because a larger step was faster.
+        more_ms = self._sync_ms + self._draft_ms(drafts.num_drafts)
         return _best(
-            drafts.accepted, decoding, least, lambda count: max(bare_ms, self._times.ms(rows + count)) + self._sync_ms
+            drafts.accepted, decoding, least, lambda count: max(bare_ms, self._times.ms(rows + count)) + more_ms
         )
 
     def _rates(self, candidates: ListOf[Candidate], histories: ListOf[History]) -> npt.NDArray[np.float64]:
@@ -207,7 +215,7 @@ class _Drafts:
     """The tokens of all drafts, sorted by the probability that their draft is accepted up to them; at most `most`."""
 
     def __init__(self, acceptance: npt.NDArray[np.float64], lengths: npt.NDArray[np.int64], *, most: int) -> None:
-        self._num_drafts = len(lengths)
+        self.num_drafts = len(lengths)
         longest = min(most, int(lengths.max()))
         places = np.arange(longest)
         worth = np.where(places < lengths[:, None], acceptance[:, None] ** (places + 1.0), 0.0).ravel()
@@ -217,5 +225,5 @@ class _Drafts:
 
     def first(self, count: int) -> list[int]:
         """Each draft's number of tokens among the first `count`."""
-        lengths: list[int] = np.bincount(self._draft_of[:count], minlength=self._num_drafts).tolist()
+        lengths: list[int] = np.bincount(self._draft_of[:count], minlength=self.num_drafts).tolist()
         return lengths

@@ -86,6 +86,7 @@ class FakeEngine:
         self.fingerprint = _fingerprint(str(config.model), vocab_size, self.layout)
         self.kv = (allocate or allocate_zeros)(pool_shape(self.layout), pool_dtype(self.layout), config.device)
         self.pass_ms: dict[tuple[int, int], float] = {}  # there are no graphs
+        self.draft_ms: dict[int, float] = {}  # it has no drafter
         self.launch_ms = 0.0
         self.grammars = Grammars(config.model, vocab_size)
         self._costs = costs or FakeCosts()

@@ -123,7 +123,8 @@ async def run(settings: WorkerServiceSettings, roles: Sequence[str], lender: Eng
                 tracer=tracer,
             )
             worker.attach(
-                DecodeRole(worker.context, speculation=_speculation(drafts, worker)), active="decode" in roles
+                DecodeRole(worker.context, speculation=_speculation(drafts, worker, engine.draft_ms)),
+                active="decode" in roles,
             )
             worker.attach(PrefillRole(worker.context), active="prefill" in roles)
             keep_what_is_loaded()
@@ -151,7 +152,7 @@ def _host_store(settings: WorkerServiceSettings, engine: WorkerEngine) -> HostSt
     return host_store(asked, engine.layout, fingerprint=engine.fingerprint)
 
 
-def _speculation(config: SpeculativeConfig | None, worker: Worker) -> Speculation:
+def _speculation(config: SpeculativeConfig | None, worker: Worker, draft_ms: Mapping[int, float]) -> Speculation:
     if config is None:
         return NO_SPECULATION
     drafter, grammars = DRAFTERS[config.method](config.lookup), worker.context.model.grammars
@@ -159,7 +160,7 @@ def _speculation(config: SpeculativeConfig | None, worker: Worker) -> Speculatio
     if not config.adapts:
         return Drafting(drafter, most=config.most, step_ms=lambda _: 1.0, sync_ms=0.0, forced=grammars.forced)
     step_ms = worker.context.passes.budget.step_cost.rows.ms
-    return Drafting(drafter, most=config.most, step_ms=step_ms, forced=grammars.forced)
+    return Drafting(drafter, most=config.most, step_ms=step_ms, draft_ms=draft_ms, forced=grammars.forced)
 
 
 def see_only(settings: WorkerServiceSettings) -> WorkerServiceSettings:

@@ -8,7 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from decode.drafts.drafting import Drafting
-from decode.drafts.head import LIKE_A_MATCH_OF
+from decode.drafts.head import LIKE_A_MATCH_OF, HeadDrafts
+from decode.drafts.history import MOST_UNPAID
 from decode.drafts.lengths import REMEMBERED
 from decode.drafts.settings import LookupSettings
 from decode.drafts.suffix import Lookup
@@ -51,6 +52,18 @@ def test_a_step_beyond_the_largest_graph_is_none() -> None:
     sequence = copying()
     assert len(largest.drafts({sequence: 8}, rows=1, most_rows=100)[sequence]) == 3
     assert largest.drafts({copying(): 8}, rows=5, most_rows=100) == {}
+
+
+@pytest.mark.parametrize(("draft_ms", "drafts"), [(0.5, True), (100.0, False)])
+def test_a_head_that_costs_more_than_it_brings_pauses(draft_ms: float, drafts: bool) -> None:
+    costly = Drafting(HeadDrafts(), most=3, step_ms=lambda _: 10.0, draft_ms={1: 0.1, 2: draft_ms})
+    sequences = [copying() for _ in range(3)]
+    for sequence in sequences:
+        sequence.proposed = (len(sequence.token_ids), (1, 2, 3))
+    for _ in range(MOST_UNPAID + 1):
+        assert bool(costly.drafts(dict.fromkeys(sequences[:2], 3), rows=2, most_rows=100)) == drafts
+    assert [sequence.drafts_from > sequence.num_generated for sequence in sequences[:2]] == [not drafts] * 2
+    assert costly.drafts({sequences[2]: 3}, rows=1, most_rows=100)
 
 
 def test_before_the_first_step_is_measured_drafts_are_tried() -> None:
