@@ -40,6 +40,7 @@ MOST_WITH_FEW_WARPS = 256, 128
 # Positions of a loop step, stages and warps for a quantised KV cache, measured likewise. A processor gets as many programs as
 # fit, so few programs each use more of it.
 SPREAD, SPREAD_PROGRAMS, PACKED = (128, 7, 4), 2, (64, 5, 2)
+FEWEST_PLACES = 32  # with fewer loaded of a head, four warps spill
 MAX_KEY_BYTES = 256  # longer keys halve the positions of a loop step
 
 
@@ -71,7 +72,8 @@ def paged_decode(
         pool, own = kv_layer.view(torch.int16), (triton.knobs.runtime.interpret,)
         padded = max(places * 16, padded)
         if padded <= MOST_WITH_FEW_WARPS[1]:
-            step, stages, warps = SPREAD if num_programs <= SPREAD_PROGRAMS * device.processors else PACKED
+            few = num_programs <= SPREAD_PROGRAMS * device.processors and padded // places >= FEWEST_PLACES
+            step, stages, warps = SPREAD if few else PACKED
     kv_block, kv_plane = pool.stride()[:2]
     factors, scales, scale_block, scale_plane = scales_of(codes)
     fixed = (

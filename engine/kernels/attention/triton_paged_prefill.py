@@ -38,7 +38,9 @@ SHAPES = {
     (512, 2): (64, 32, 8, 2),
     (512, 4): (16, 16, 8, 1),
 }
-OF_CODES = SHAPES | {(512, 2): (32, 32, 8, 1)}  # larger shapes spill with quantised KV
+# Larger shapes spill with quantised KV.
+OF_CODES = SHAPES | {(512, 2): (32, 32, 8, 1)}
+OF_INT4 = SHAPES | {(512, 2): (16, 32, 8, 1)}
 Shape = tuple[int, int, int, int]
 
 
@@ -58,12 +60,12 @@ def paged_prefill(
 
     `kv_layer` [num_blocks, 2, B, Hkv, D] holds the new tokens already. `block_table` [S, most blocks] int32. `tiles` [I, 8]
     int32 of `rows` queries each, a power of two, from `split.deal_out_tiles`. `codes`: as in `paged_attention`. `shape` replaces
-    the one in `SHAPES` or `OF_CODES`.
+    the one in `SHAPES`, `OF_CODES` or `OF_INT4`.
     """
     num_heads, head_dim = q.shape[1:]
     size = q.element_size()
     if shape is None:
-        shapes = SHAPES if codes is None else OF_CODES
+        shapes = SHAPES if codes is None else OF_INT4 if codes.kind == "int4" else OF_CODES
         shape = next(shape for (most, of), shape in shapes.items() if head_dim <= most and of == size)
     m, step, warps, stages = min(shape[0], rows), *shape[1:]
     factors, scales, scale_block, scale_plane = scales_of(codes)
