@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as ListOf
+from bisect import bisect_left
+from collections.abc import Iterable
 
 from engine.cache.block_pool import BlockPool
 from engine.groups import Table
@@ -23,17 +24,19 @@ def branches_of(pool: BlockPool, sequence: Sequence, *, cached: int, end: int) -
     behind = sequence.token_ids[found : sequence.num_prompt_tokens]
     ends = [at // size * size for at, token in enumerate(behind, start=found + 1) if token in stops] if stops else []
     newest, earlier = ends[-NEWEST_MESSAGES:], ends[:-NEWEST_MESSAGES]
-    places = [cached, *reversed(newest), end, *earlier[:1], *reversed(earlier)]
-    return _apart([at for at in places if found < at <= end], least, [found])
+    # A client names stop tokens, too: each of a long prompt may be one.
+    places = [cached, *reversed(newest), end, *earlier[:1], *reversed(dict.fromkeys(earlier))]
+    return _apart((at for at in places if found < at <= end), least, found)
 
 
-def _apart(places: ListOf[int], least: float, before: list[int]) -> tuple[int, ...]:
-    """Those of the places that are far enough from all `before` them, in ascending order."""
-    chosen = list[int]()
+def _apart(places: Iterable[int], least: float, found: int) -> tuple[int, ...]:
+    """Those of the places that are far enough from `found` and from all before them, in ascending order."""
+    chosen = [found]
     for at in places:
-        if all(abs(at - other) >= least for other in (*before, *chosen)):
-            chosen.append(at)
-    return tuple(sorted(chosen))
+        index = bisect_left(chosen, at)
+        if all(abs(at - other) >= least for other in chosen[max(0, index - 1) : index + 1]):
+            chosen.insert(index, at)
+    return tuple(chosen[1:])  # all are behind `found`
 
 
 def drop_older_ends(pool: BlockPool, table: Table, number: int, sequence: Sequence, *, before: int) -> None:
