@@ -74,6 +74,9 @@ class HostStore(Protocol):
     def tell(self, known: Known) -> None:
         """Tell what changed since the last call."""
 
+    def is_kept(self, slots: Entry) -> bool:
+        """False if others have these slots by now, told or not."""
+
     def filling(self, writes: Sequence[Write]) -> AbstractContextManager[None]:
         """The time in which slots are filled. A write whose slots are missing then is not filled. On a thread that copies."""
 
@@ -121,6 +124,9 @@ class PrivateStore:
 
     def tell(self, known: Known) -> None:
         """No-op: nobody else writes."""
+
+    def is_kept(self, slots: Entry) -> bool:
+        return True
 
     def filling(self, writes: Sequence[Write]) -> AbstractContextManager[None]:
         return nullcontext()

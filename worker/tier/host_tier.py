@@ -305,6 +305,8 @@ class HostTier:
                 self._pool.publish_entry(piece.number, piece.entry, load.digests, piece.at + 1)
                 self._loaded += len(piece.entry)
                 self._hit_tokens += self._pool.block_size if piece.number == 0 else 0
+            elif not self._memory.store.is_kept(slots := piece.source.slots[piece.number]):
+                self.blocks.went(piece.source.digest, slots)  # `catch_up` is bounded: it did not tell yet
             else:
                 self._bad += not isinstance(result, Exception)
                 self.blocks.forget(piece.source.digest)

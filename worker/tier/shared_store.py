@@ -94,6 +94,13 @@ class SharedStore:
             if label is not None:
                 self._learn(slot, label, known)
 
+    def is_kept(self, slots: Entry) -> bool:
+        labels = [self.region.label(slot) for slot in slots]
+        return all(
+            label is not None and label.generation == self._generations.get(slot)
+            for slot, label in zip(slots, labels, strict=True)
+        )
+
     def _changed(self) -> Iterator[int]:
         """Slots whose label may be another, a bounded number of them."""
         for _, slot in zip(range(TOLD_AT_ONCE), self._unread, strict=False):

@@ -9,7 +9,8 @@ import pytest
 from engine.engine import Engine
 from tests.unit.worker.tier.disk_serving import DiskServer
 from tests.unit.worker.tier.serving import BLOCK, LENGTH, NUM_PROMPTS, Server
-from worker.tier.region import Region
+from worker.tier import shared_store
+from worker.tier.region import WRITING, Region
 from worker.tier.shared_store import SharedStore
 
 ONE = pytest.mark.parametrize("engine", ["grouped heads"], indirect=True)
@@ -62,6 +63,26 @@ def test_a_flipped_bit_in_shared_memory_is_a_miss(engine: Engine, cold: list[lis
     assert loads.answer(0) == (cold[0], 0)
     assert loads.tier.totals().bad_digests > 0
     assert stores.answers() == cold
+
+
+@ONE
+def test_a_slot_whose_change_nobody_told_is_a_miss_and_no_wrong_content(
+    engine: Engine, cold: list[list[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else its file would be removed, and memory be suspected."""
+    stores, loads = SharingServer(engine, tmp_path), SharingServer(engine, tmp_path)
+    assert stores.answers() == cold
+    loads.tier.blocks.catch_up()
+    monkeypatch.setattr(shared_store, "TOLD_AT_ONCE", 0)
+    with stores.store.region.locked():
+        for slot in range(stores.num_slots):
+            stores.store.region.clear(slot, WRITING)
+    stores.flip_a_bit_of_each_slot()
+    known = len(loads.tier.blocks)
+    assert loads.answer(0) == (cold[0], 0)
+    assert loads.tier.totals().bad_digests == 0
+    assert len(loads.tier.blocks) == known - LENGTH // BLOCK
+    assert not loads.store.region.pins.any()
 
 
 @ONE
