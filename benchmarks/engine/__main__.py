@@ -37,7 +37,7 @@ from benchmarks.quality.accuracy import measure_accuracy, release_memory
 from benchmarks.results_format import Result, ResultsPage, notes_of, number
 from benchmarks.weights.checkpoint import SHAPES, kept_checkpoint
 from benchmarks.weights.drawn import DRAWN, draw_weights, write_config
-from benchmarks.weights.heads import NUM_DRAFTS, kept_head
+from benchmarks.weights.heads import NUM_DRAFTS, has_layers, kept_head
 from common.pages import KVLayout
 from engine.cache.pages import part_views
 from engine.config import KV_CACHE_DTYPES, CacheConfig, DraftConfig, EngineConfig
@@ -112,11 +112,8 @@ class Run:
         if self._options.shape in DRAWN:  # a process of its own would need a checkpoint
             wanted = [name for name in wanted if name not in STARTS]
         self._guarded(STARTS, wanted, lambda: self._measure_starts(model, ceilings, wanted))
-        for drafter in (
-            "",
-            drafted.LOOKUP,
-            *NUM_DRAFTS,
-        ):  # an engine that verifies drafts has decode kernels of its own
+        # An engine that verifies drafts has decode kernels of its own.
+        for drafter in ("", drafted.LOOKUP, *(NUM_DRAFTS if has_layers(model) else ())):
             chosen = [self._cells[name] for name in wanted if name in self._cells]
             if chosen := [cell for cell in chosen if getattr(cell, "drafter", "") == drafter]:
                 bench = self._bench(model, ceilings, draft=self._draft(model, drafter))

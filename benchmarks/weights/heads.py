@@ -16,10 +16,17 @@ from benchmarks.weights.checkpoint import STD
 NUM_DRAFTS: Mapping[str, int] = {"eagle3": 3, "dflash": 7}  # by kind of head
 DFLASH_LAYERS, DFLASH_AUX = 5, 5
 EAGLE3_VOCABULARY = 32_000
+LEAST_LAYERS = 7  # of a model with the three that an EAGLE-3 head reads if it does not say which
 _TAKEN = (
     "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "rms_norm_eps", "vocab_size",
     "max_position_embeddings",
 )  # fmt: skip
+
+
+def has_layers(model: Path) -> bool:
+    """True if the model has the layers that heads read."""
+    count: int = json.loads((model / "config.json").read_text())["num_hidden_layers"]
+    return count >= LEAST_LAYERS
 
 
 def kept_head(folder: Path, kind: str, model: Path) -> Path:
