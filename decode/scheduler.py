@@ -320,6 +320,7 @@ class DecodeScheduler:
     def _admit_waiting(self, plan: Plan, held_back: set[Sequence], *, before: float = math.inf) -> None:
         """Admit those whose turn is `before` a running prompt's."""
         most = self._max_sequences - self._expected()
+        computing = [one for one in self.running if one.sequence.num_computed < len(one.sequence.token_ids) - 1]
         for request in list(self.waiting):
             if plan.token_budget <= 0 or len(self.running) >= most:
                 return
@@ -327,7 +328,7 @@ class DecodeScheduler:
                 return
             if request.sequence in held_back or plan.scores_another(request):
                 return
-            before_it = self._prompts_before(request)
+            before_it = [one.sequence for one in computing if one.job.priority >= request.job.priority]
             if before_it and awaits_twin(self._pool, request.sequence, before_it):
                 continue
             if not self._admit(request, ahead=plan.token_budget):
@@ -335,15 +336,11 @@ class DecodeScheduler:
                 return
             self.waiting.remove(request)
             self.running.append(request)
+            computing.append(request)
             self._leave_tier(request)
             request.passed = max(request.passed, self._turns.admitted(request.sequence))
             num_tokens = min(request.sequence.num_next, plan.token_budget)
             plan.add(request, cover(self._pool, request.sequence, num_tokens, spare=self._spare))
-
-    def _prompts_before(self, request: DecodeRequest) -> list[Sequence]:
-        """Prompts that passes compute, of no lower priority than this one's."""
-        running = (one for one in self.running if one.job.priority >= request.job.priority)
-        return [one.sequence for one in running if one.sequence.num_computed < len(one.sequence.token_ids) - 1]
 
     def _admit(self, request: DecodeRequest, *, ahead: int) -> bool:
         """Give it blocks, and windows' entries for `ahead` tokens. Else it waits, and all behind it.
