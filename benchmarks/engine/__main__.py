@@ -359,7 +359,7 @@ def fill(engine: Engine) -> None:
                 blocks.random_(0, 256)  # int8, int4
             elif blocks.dtype == torch.float8_e4m3fn:
                 blocks.copy_(torch.randn(blocks.shape, device=blocks.device))
-            elif blocks.shape[-1] == 1:  # int8's scales
+            elif blocks.shape[-1] <= 2:  # int8's scales, int4's and its zero points
                 blocks.fill_(0.01)
             else:
                 blocks.normal_()

@@ -8,6 +8,7 @@ from typing import Any
 
 from common.messages import INCARNATION_BITS, GatewayState, WorkerState, WorkerTotals
 from gateway.answers.catalogue import Served
+from gateway.placement.agreement import kv_name
 from gateway.request.attempt import AttemptLine
 from gateway.request.timeline import Timeline
 
@@ -44,7 +45,7 @@ def worker_json(state: WorkerState) -> dict[str, Any]:
         "kv_free": state.free_blocks,
         "block_tokens": layout.block_size,
         "block_bytes": layout.block_bytes,
-        "kv_dtype": layout.dtype,
+        "kv_dtype": kv_name(layout),
         "tiers": tiers_json(state.totals),
         "prefill_tokens_per_s": round(state.prefill_tokens_per_s, 1),
         "local_tokens_per_s": round(state.local_tokens_per_s, 1),

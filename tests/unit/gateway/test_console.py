@@ -10,6 +10,7 @@ from itertools import product
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
 from common.errors import UnavailableError
@@ -22,11 +23,12 @@ from gateway.console.control import FleetControl
 from gateway.console.feed import MAX_WATCHERS, Feed
 from gateway.console.messages import ConsoleAsk
 from gateway.console.parts import activity, merged, own_part
-from gateway.console.state import counted, handoffs, percentile, started_unix
+from gateway.console.state import counted, handoffs, percentile, started_unix, worker_json
 from gateway.request.attempt import AttemptLine
 from gateway.request.timeline import Timeline, Timelines
 from services.runtime.names import new_incarnation
 from tests.fakes.generations import ScriptedGenerations
+from tests.fakes.workers import a_worker
 
 NOW = 1000.0
 UNIX = 1_800_000_000.0
@@ -323,3 +325,10 @@ def test_every_colour_is_a_named_pair() -> None:
     rules = CSS.replace(CSS[CSS.index(":root {") : CSS.index("}")], "")
     assert re.findall(r"#[0-9a-fA-F]{3,8}\b(?=[;,) ])", rules) == []
     assert set(re.findall(r"var\(--([\w-]+)\)", CSS)) - {"radius", "under"} == set(COLOURS)
+
+
+def test_kv_is_named_as_its_option_names_it() -> None:
+    worker = a_worker("d", "decode")
+    layout = msgspec.structs.replace(worker.region.layout, dtype="uint8")
+    region = msgspec.structs.replace(worker.region, layout=layout)
+    assert worker_json(msgspec.structs.replace(worker, region=region))["kv_dtype"] == "int8"
