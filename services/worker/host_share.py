@@ -21,7 +21,9 @@ class HostMB:
         """Read `MB`, `auto`, `MB:shared` or `auto:shared`. Raises ValueError."""
         size = text.removesuffix(SHARED)
         if size != AUTO and not size.isdecimal():
-            raise ValueError(f"{text!r} is not a number of MiB or auto, with {SHARED} behind it or not")
+            raise ValueError(
+                f"a number of MiB or auto is needed, with {SHARED} behind it for one memory of all workers"
+            )
         return cls(None if size == AUTO else int(size), size != text)
 
     def resolved(self, *, num_workers: int = 1, free_bytes: int | None = None) -> int:

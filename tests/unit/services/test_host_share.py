@@ -38,5 +38,5 @@ def test_what_is_shared_is_not_shared_out(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.parametrize("text", ["", "-1", "shared", "4096:all", "auto:"])
 def test_what_is_no_size_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="not a number of MiB"):
+    with pytest.raises(ValueError, match="a number of MiB or auto is needed"):
         HostMB.parse(text)
