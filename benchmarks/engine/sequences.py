@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import msgspec
 
 from common.messages import PromptLogprobs, SamplingParams
 from engine.cache.block_pool import BlockPool
@@ -48,7 +48,7 @@ def step(engine: Engine, sequences: list[Sequence]) -> None:
 def scored(engine: Engine, token_ids: list[int]) -> PromptLogprobs:
     """The logprobs and ranks of all tokens but the first, in one pass."""
     sequence = new_sequence(engine, token_ids)
-    chunk = replace(sequence.schedule(sequence.num_unscheduled), scored=len(token_ids) - 1)
+    chunk = msgspec.structs.replace(sequence.schedule(sequence.num_unscheduled), scored=len(token_ids) - 1)
     (sampled,) = engine.launch([chunk]).wait()
     assert sampled is not None
     assert sampled.prompt_logprobs is not None
