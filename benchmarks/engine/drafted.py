@@ -54,8 +54,8 @@ class Verify:
         sequences = [request.sequence for request in _laid_out(bench, pool, self.batch, self.context)]
         one, verified = list[float](), list[float]()
         for _ in range(self.warm_up + self.runs):
-            one.append(self._step_ms(bench, sequences, ()))
-            verified.append(self._step_ms(bench, sequences, (TOKEN,) * DRAFTED))
+            for times, drafted in ((one, ()), (verified, (TOKEN,) * DRAFTED)):
+                times.append(_step(bench, sequences, drafted, context=self.context)[0])
         without, with_drafts = (statistics.median(times[self.warm_up :]) for times in (one, verified))
         floor = 1e3 * decode_step(bench.cost, batch=self.batch, context=self.context).seconds(bench.ceilings)
         return [
@@ -65,15 +65,6 @@ class Verify:
                 name=f"{self.name}_of_one_row", value=with_drafts / without, unit="x", better="lower", target=self.most
             ),
         ]
-
-    def _step_ms(self, bench: Bench, sequences: ListOf[Sequence], drafted: tuple[int, ...]) -> float:
-        chunks = [sequence.schedule(1, drafted) for sequence in sequences]
-        started = time.perf_counter()
-        bench.engine.launch(chunks).wait()
-        seconds = time.perf_counter() - started
-        for sequence in sequences:
-            sequence.restart(self.context)
-        return 1e3 * seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,14 +139,22 @@ class DraftCost:
     def _step_ms(self, bench: Bench, sequences: ListOf[Sequence], *, drafts: bool) -> float:
         for sequence in sequences:
             sequence.drafts_from = 0 if drafts else UNREACHED_TOKENS
-        chunks = [sequence.schedule(1) for sequence in sequences]
-        started = time.perf_counter()
-        results = bench.engine.launch(chunks).wait()
-        seconds = time.perf_counter() - started
+        ms, results = _step(bench, sequences, (), context=self.context)
         assert all(result is not None and bool(result.drafts) == drafts for result in results)
-        for sequence in sequences:
-            sequence.restart(self.context)
-        return 1e3 * seconds
+        return ms
+
+
+def _step(
+    bench: Bench, sequences: ListOf[Sequence], drafted: tuple[int, ...], *, context: int
+) -> tuple[float, list[Sampled | None]]:
+    """Milliseconds of a step from its launch to its results, and these; the sequences are as before."""
+    chunks = [sequence.schedule(1, drafted) for sequence in sequences]
+    started = time.perf_counter()
+    results = bench.engine.launch(chunks).wait()
+    seconds = time.perf_counter() - started
+    for sequence in sequences:
+        sequence.restart(context)
+    return 1e3 * seconds, results
 
 
 class PretendedText(Workload):

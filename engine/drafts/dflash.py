@@ -231,13 +231,8 @@ class DFlashHead:
             logits = self._ends.logits_of(normed.index_select(0, some.T.flatten())).unflatten(0, some.T.shape)
             for each in logits:
                 if self._bias is not None:
-                    each = each + self._bias(_rows_of(self._bias_of, before))
+                    # `embed` is a kernel: while kernels are only compiled, `before` has no tokens yet.
+                    each = each + self._bias(embed(self._bias_of, InputTokens.known_alone(before, before)))
                 before = self._ends.likeliest(each)
                 found.append(before)
         return torch.stack(found, dim=1)
-
-
-def _rows_of(table: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    """Rows [S, R] of a table by tokens [S] int64, by a kernel: while kernels are only compiled, tokens are no tokens yet."""
-    known = ids.int()
-    return embed(table, InputTokens(known, torch.full_like(known, -1), ids))

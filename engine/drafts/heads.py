@@ -116,5 +116,4 @@ def layer_in(parts: Sequence[Part], decoder: Decoder) -> Sequence[Any]:
 
 def known_alone(ids: torch.Tensor, batch: ForwardBatch) -> InputTokens:
     """Tokens [T] that don't depend on the pass before, for rows of this batch."""
-    known = ids.int()
-    return InputTokens(known, torch.full_like(known, -1), batch.tokens.newest)
+    return InputTokens.known_alone(ids, batch.tokens.newest)

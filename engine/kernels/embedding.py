@@ -17,6 +17,12 @@ class InputTokens:
     sources: torch.Tensor  # [T] int32: row of `newest` with the token; -1: see `known`
     newest: torch.Tensor  # [R] int64
 
+    @classmethod
+    def known_alone(cls, ids: torch.Tensor, newest: torch.Tensor) -> InputTokens:
+        """Tokens [T] none of which the pass before samples: `newest` [R] int64 is not read."""
+        known = ids.int()
+        return cls(known, torch.full_like(known, -1), newest)
+
     def ids(self) -> torch.Tensor:
         """Return the tokens [T] int64 from either source."""
         return torch.where(self.sources >= 0, self.newest[self.sources.clamp(min=0).long()], self.known.long())

@@ -204,7 +204,7 @@ def test_a_checkpoint_that_others_hold_is_not_taken_over() -> None:
 
 
 class Watcher:
-    """What a lower tier hears that it may store."""
+    """A lower tier that notes the blocks of which it hears that it may store them."""
 
     def __init__(self) -> None:
         self.heard = set[bytes]()

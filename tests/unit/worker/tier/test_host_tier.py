@@ -36,7 +36,7 @@ class Heard:
 
 
 def test_the_index_hears_of_what_is_found(engine: Engine) -> None:
-    """Of several groups that is a prefix with all that the next token reads. Readers of events hear the same."""
+    """A prefix of several groups is found with all that the next token reads. Readers of events hear the same."""
     server, index, founds = Server(engine), set[bytes](), list[int]()
     news, heard = IndexNews(server.pool, server.tier), Heard()
     (gate,) = server.tier.prefixes.gates
