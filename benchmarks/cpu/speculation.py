@@ -1,7 +1,8 @@
-"""Speculation by suffix lookup on a CPU: the same requests to two servers, with and without drafts, in turn.
+"""Speculation through HTTP: the same requests to two servers, with and without drafts, in turn.
 
     python -m benchmarks.cpu.speculation --out DIR [--model smollm2]
     python -m benchmarks.cpu.speculation --cells 'chat|facts'          prints a part, writes nothing
+    python -m benchmarks.cpu.speculation --device cuda --drafts '{"method": "eagle3", "model": "demo/draft"}'
 
 Each request has a cache salt of its own, so that no answer is drafted from an earlier one. Both servers' texts must be equal.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import concurrent.futures
 import json
+import operator
 import os
 import re
 import statistics
@@ -25,9 +27,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import torch
 
-from benchmarks.environment import ROOT, describe
+from benchmarks.environment import ROOT, card_of, describe, device_of
 from benchmarks.results_format import Result, ResultsPage, notes_of
 from benchmarks.up import serving
 from services.runtime.servers import free_port
@@ -36,7 +37,8 @@ READY_S = 300.0
 ROUNDS = 6  # each server is asked first in half of them
 MAX_TOKENS = 200
 STREAMS = (1, 8)
-DRAFTING = ("--speculative-config", "suffix")
+WHOLE_PROMPTS = 8192  # tokens of a pass: chunks that end elsewhere change a text's last bits, drafted or not
+CARD_POOL_MB = 4096  # of each server's KV, for both are on one card
 COPIED = (ROOT / "decode/request.py").read_text(encoding="utf-8")[600:2600]
 FIELDS = ["customer_name", "shipping_address", "billing_address", "telephone_number", "order_reference", "remarks"]
 SCHEMA = {
@@ -77,17 +79,25 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--cells", default=".", help="a regular expression that finds the tasks' names")
+    parser.add_argument(
+        "--drafts", default="suffix", metavar="CONFIG", help="the drafting server's --speculative-config"
+    )
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     options = parser.parse_args(arguments)
-    facts = describe("benchmarks.cpu.speculation", arguments, torch.device("cpu"))
+    device = device_of("benchmarks.cpu.speculation", options.device)
+    facts = describe("benchmarks.cpu.speculation", arguments, device)
     facts["load"] = ", ".join(f"{load:.1f}" for load in os.getloadavg()) + f" before; {os.cpu_count()} cores"
     page = None
     if options.out is not None:
-        title, notes = "Speculation on a CPU", notes_of("speculation-cpu")
-        page = ResultsPage(options.out, "speculation-cpu", title=title, facts=facts, notes=notes)
+        stem = f"speculation-{card_of(device) or 'cpu'}"
+        page = ResultsPage(options.out, stem, title="Speculation through HTTP", facts=facts, notes=notes_of(stem))
+    where = ("--prefill", "0", "--device", options.device, "--max-batch-tokens", str(WHOLE_PROMPTS))
+    if device.type == "cuda":
+        where += ("--kv-memory-mb", str(CARD_POOL_MB))
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         plain, drafting = (
             stack.enter_context(_serving(Path(folder) / name, options.model, flags))
-            for name, flags in (("plain", ()), ("drafting", DRAFTING))
+            for name, flags in (("plain", where), ("drafting", (*where, "--speculative-config", options.drafts)))
         )
         differing = 0
         for task in TASKS:
@@ -111,7 +121,7 @@ def _measured(page: ResultsPage | None, task: Task, streams: int, plain: str, dr
         for url in (plain, drafting) if number % 2 else (drafting, plain):
             texts[url], rate = _asked(url, task, streams)
             rates[url].append(rate)
-        differing += texts[plain] != texts[drafting]
+        differing += sum(map(operator.ne, texts[plain], texts[drafting]))
         gains.append(rates[drafting][-1] / rates[plain][-1])
     name = f"{task.name}, {streams} at once"
     target = task.target if streams == 1 or task.target < 1 else None
@@ -122,7 +132,7 @@ def _measured(page: ResultsPage | None, task: Task, streams: int, plain: str, dr
         _add(
             page, Result(name=f"{name}, {what}", value=statistics.median(rates[url]), unit="tokens/s", better="higher")
         )
-    print(name, " ".join(f"{gain:.2f}" for gain in gains), flush=True)
+    print(name, " ".join(f"{gain:.2f}" for gain in gains), f"; {differing} texts differ", flush=True)
     return differing
 
 
@@ -144,7 +154,16 @@ def _asked(url: str, task: Task, streams: int) -> tuple[list[str], float]:
         answers = list(threads.map(lambda body: _answer(url, body), bodies))
     seconds = time.perf_counter() - began
     tokens = sum(answer["usage"]["completion_tokens"] for answer in answers)
+    if any("draft_n" in answer.get("timings", {}) for answer in answers):
+        _print_drafts(answers, tokens)
     return [answer["choices"][0]["message"]["content"] for answer in answers], tokens / seconds
+
+
+def _print_drafts(answers: Sequence[dict[str, Any]], tokens: int) -> None:
+    timings = [answer["timings"] for answer in answers]
+    drafted, accepted = (sum(each.get(name, 0) for each in timings) for name in ("draft_n", "draft_n_accepted"))
+    seconds = sum(each["predicted_ms"] for each in timings) / 1e3
+    print(f"  {tokens} tokens, {accepted} of {drafted} drafted ones accepted, {1e3 * seconds / tokens:.2f} ms a token")
 
 
 def _answer(url: str, body: dict[str, Any]) -> dict[str, Any]:

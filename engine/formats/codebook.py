@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import torch
 
 from engine.formats.groups import declare_group_experts, declare_groups
-from engine.formats.product import ExpertsSpec, Linear, LinearSpec
+from engine.formats.product import ExpertsSpec, KeptWhole, Linear, LinearSpec
 from engine.formats.stored import StoredPart, places_by_module, plain_experts, plain_linear, plain_matrix
 from engine.kernels.device import use_triton
 from engine.kernels.quantised.groups import GROUPS, Groups
@@ -52,7 +52,7 @@ class Codebook4:
         """Inputs of a group, of which a block may have several."""
         return min(self.block, max(GROUPS))
 
-    def linear(self, spec: LinearSpec, weights: Weights, *, under: str) -> Linear:
+    def linear(self, spec: LinearSpec, weights: Weights, *, under: str) -> Linear | KeptWhole:
         columns = [place.source[1] for places in places_by_module(spec, weights).values() for place in places]
         if use_triton(weights.empty((1,))) and all(
             each.start % self.group == each.stop % self.group == 0 for each in columns
@@ -85,7 +85,7 @@ class OfCodebook:
     bits = 4
     scales = torch.float32
     has_levels = True
-    has_zeros = has_minimums = is_e2m1 = False
+    has_zeros = has_minimums = is_e2m1 = has_order = False
 
     format: Codebook4
     module: Module4

@@ -64,6 +64,12 @@ DENSE = DenseFormat()
 
 def ways_of(spec: ExpertsSpec) -> list[Way]:
     """Forms in which a checkpoint stores experts' plain matrices: separate, or all in one tensor."""
+    if spec.shard is not Shard.EXPERTS:
+        return [
+            replace(
+                way := one_by_one(spec.each, "weight", spec.shape), parameter=replace(way.parameter, shard=spec.shard)
+            )
+        ]
     ways = [together(name, spec.shape, spec.order, halves=spec.halves) for name in spec.together]
     if spec.each:
         ways.insert(0, one_by_one(spec.each, "weight", spec.shape))

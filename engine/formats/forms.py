@@ -11,10 +11,33 @@ from typing import Any, Protocol
 
 import torch
 
-from engine.kernels.norm import add_rms_norm
-from engine.kernels.quantised import fp8, int8
+from engine.kernels.collectives import Peers
+from engine.kernels.norm import add_rms_norm, rms_norm
+from engine.kernels.quantised import fp8, int8, tiles
+from engine.parallel.group import Group
 
 Rows = Any  # rows in an input form: a tensor [T, K], `Fp8Rows`, `Int8Rows`
+
+
+@dataclass(frozen=True, slots=True)
+class RankSum:
+    """A sum over ranks that is still to be computed: this rank's term [T, E], or parts of it [P, T, E]."""
+
+    own: torch.Tensor
+    group: Group
+
+    def index_select(self, dim: int, rows: torch.Tensor) -> RankSum:
+        """Return the sum of some rows."""
+        return RankSum(self.own.index_select(dim, rows), self.group)
+
+    def total(self, dtype: torch.dtype) -> torch.Tensor:
+        """Compute it, [T, E]."""
+        own = self.own.sum(dim=0, dtype=torch.float32) if self.own.dim() > 2 else self.own
+        return self.group.all_reduce(own.to(dtype))
+
+
+# Terms of the residual stream: a tensor [T, E], partial sums [P, T, E], a sum over ranks, or nothing.
+Added = torch.Tensor | RankSum | None
 
 
 class InputForm(Protocol):
@@ -25,7 +48,7 @@ class InputForm(Protocol):
         ...
 
     def of_norm(
-        self, x: torch.Tensor | None, residual: torch.Tensor, weight: torch.Tensor, eps: float, *, plus_one: bool
+        self, x: Added, residual: torch.Tensor, weight: torch.Tensor, eps: float, *, plus_one: bool
     ) -> tuple[Rows, torch.Tensor]:
         """Return rms_norm(x + residual) in this form, and x + residual; `x` as for `add_rms_norm`."""
         ...
@@ -39,12 +62,33 @@ class Plain:
         return x
 
     def of_norm(
-        self, x: torch.Tensor | None, residual: torch.Tensor, weight: torch.Tensor, eps: float, *, plus_one: bool
+        self, x: Added, residual: torch.Tensor, weight: torch.Tensor, eps: float, *, plus_one: bool
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        return add_rms_norm(x, residual, weight, eps, plus_one=plus_one)
+        if isinstance(x, RankSum) and isinstance(x.group, Peers):
+            return x.group.all_reduce_norm(x.own, residual, weight, eps, plus_one=plus_one)
+        return add_rms_norm(over_ranks(x, residual.dtype), residual, weight, eps, plus_one=plus_one)
 
 
 PLAIN = Plain()
+
+
+@dataclass(frozen=True, slots=True)
+class InFloats:
+    """Unquantised rows for products with tiles, which quantise them; their norm is computed beside these products, in C."""
+
+    def of(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+    def of_norm(
+        self, x: Added, residual: torch.Tensor, weight: torch.Tensor, eps: float, *, plus_one: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        total = summed(x, residual)
+        if tiles.can_norm(total, weight):
+            return tiles.normed(total, weight, eps, plus_one=plus_one), total
+        return rms_norm(total, weight, eps, plus_one=plus_one), total
+
+
+IN_FLOATS = InFloats()
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +101,9 @@ class InFp8:
         return fp8.quantise_rows(x, self.rounding)
 
     def of_norm(
-        self, x: torch.Tensor | None, residual: torch.Tensor, weight: torch.Tensor, eps: float, *, plus_one: bool
+        self, x: Added, residual: torch.Tensor, weight: torch.Tensor, eps: float, *, plus_one: bool
     ) -> tuple[fp8.Fp8Rows, torch.Tensor]:
+        x = over_ranks(x, residual.dtype)
         return fp8.normed_rows(residual, x, weight, eps, self.rounding, plus_one=plus_one)
 
 
@@ -72,14 +117,20 @@ class InInt8:
         return int8.quantised(x.float() * self.columns, x.dtype)
 
     def of_norm(
-        self, x: torch.Tensor | None, residual: torch.Tensor, weight: torch.Tensor, eps: float, *, plus_one: bool
+        self, x: Added, residual: torch.Tensor, weight: torch.Tensor, eps: float, *, plus_one: bool
     ) -> tuple[int8.Int8Rows, torch.Tensor]:
         total = summed(x, residual)
         return int8.normed_rows(total, weight, eps, self.columns, plus_one=plus_one), total
 
 
-def summed(x: torch.Tensor | None, residual: torch.Tensor) -> torch.Tensor:
-    """Return residual + x [T, E] in residual's dtype; `x` may be partial sums [P, T, E], or None for nothing."""
+def over_ranks(x: Added, dtype: torch.dtype) -> torch.Tensor | None:
+    """Return `x` with its sum over ranks, if it is one."""
+    return x.total(dtype) if isinstance(x, RankSum) else x
+
+
+def summed(x: Added, residual: torch.Tensor) -> torch.Tensor:
+    """Return residual + x [T, E] in residual's dtype."""
+    x = over_ranks(x, residual.dtype)
     if x is None:
         return residual
     return residual + (x.sum(dim=0) if x.dim() > residual.dim() else x).to(residual.dtype)

@@ -13,7 +13,7 @@ import torch
 
 from engine.formats.dense import DENSE, Dense, rows_of_each, ways_of
 from engine.formats.forms import PLAIN, InFp8, InputForm, Rows
-from engine.formats.product import ExpertsSpec, Linear, LinearSpec, declare_bias
+from engine.formats.product import ExpertsSpec, KeptWhole, Linear, LinearSpec, declare_bias, kept_whole
 from engine.formats.stored import (
     StoredPart,
     own_experts,
@@ -41,7 +41,7 @@ from engine.kernels.quantised.fp8 import (
     rounded_gated_product,
     rounding_of,
 )
-from engine.weights.parameters import Placement, Weights
+from engine.weights.parameters import Placement, Shard, Weights
 from engine.weights.stage import Store
 
 _SCALE = ("weight_scale", "weight_scale_inv")  # both are multipliers
@@ -135,7 +135,7 @@ class Fp8:
 
     def experts(self, spec: ExpertsSpec, weights: Weights, *, under: str) -> Matrices:
         """Separate tensors of each expert; a scale for each row, or for each block if modules begin at blocks."""
-        if not spec.each or not self._suits(spec.inputs, weights.device):
+        if not spec.each or spec.shard is not Shard.EXPERTS or not self._suits(spec.inputs, weights.device):
             return plain_experts(self, spec, weights, under=under)
         (each, *_), in_blocks = ways_of(spec), self._in_blocks
         weight = weights.new(replace(each.parameter, format=FP8), under=under)
@@ -229,21 +229,26 @@ def _blocks(where: int | slice, size: int) -> slice:
 class Fp8WhileLoading:
     """Online fp8: plain matrices quantised to e4m3 with a scale for each row."""
 
-    def linear(self, spec: LinearSpec, weights: Weights, *, under: str) -> Linear:
-        """Without fp8 GEMMs the matrix is only rounded."""
+    def linear(self, spec: LinearSpec, weights: Weights, *, under: str) -> Linear | KeptWhole:
+        """Without fp8 GEMMs the matrix is only rounded. Scales are of whole rows, however many ranks share the inputs."""
         shape = weights.share(spec.parameter()).shape
-        if shape[0] < FEWEST_OUTPUTS or shape[1] % INPUTS_MULTIPLE:
+        if spec.size < FEWEST_OUTPUTS or spec.inputs % INPUTS_MULTIPLE:
             return DENSE.linear(spec, weights, under=under)
+        if shape[1] % INPUTS_MULTIPLE:
+            return kept_whole(self, spec, weights, under=under)
+        columns, stored = weights.own(spec.parameter())[1], spec
+        if spec.shard is Shard.INPUTS:
+            stored = replace(spec, shard=Shard.NONE)
         bias = declare_bias(spec, weights, under=under)
         if multiplies_fp8(weights.device):
             matrix = Fp8Matrix(weights.empty(shape, FP8), weights.empty(shape[:1], torch.float32))
-            take = _Rounded(matrix.weight, matrix.scale)
-            stage_rows(spec, take, weights, under=under, temporary=_TEMPORARY_BYTES)
+            take = _Rounded(matrix.weight, matrix.scale, columns)
+            stage_rows(stored, take, weights, under=under, temporary=_TEMPORARY_BYTES)
             return Fp8Linear(matrix, bias)
         weights.made_plain[type(self).__name__] += 1
         dense = Dense(weights.empty(shape), bias)
-        take = _Rounded(dense.weight, None)
-        stage_rows(spec, take, weights, under=under, temporary=_TEMPORARY_BYTES)
+        take = _Rounded(dense.weight, None, columns)
+        stage_rows(stored, take, weights, under=under, temporary=_TEMPORARY_BYTES)
         weights.when_loaded.append(dense.pack)
         return dense
 
@@ -252,13 +257,14 @@ class Fp8WhileLoading:
 
     def experts(self, spec: ExpertsSpec, weights: Weights, *, under: str) -> Matrices:
         """Experts stay plain without fp8 kernels."""
-        if spec.inputs % INPUTS_MULTIPLE:
+        if spec.inputs % INPUTS_MULTIPLE or spec.shard is not Shard.EXPERTS:
             return DENSE.experts(spec, weights, under=under)
         if not multiplies_fp8(weights.device):
             weights.differing["experts left plain"] += spec.num_experts
             return DENSE.experts(spec, weights, under=under)
         shape = weights.share(spec.parameter()).shape
-        take = _Rounded(weights.empty(shape, FP8).flatten(0, 1), weights.empty(shape[:2], torch.float32).flatten())
+        values, scale = weights.empty(shape, FP8), weights.empty(shape[:2], torch.float32)
+        take = _Rounded(values.flatten(0, 1), scale.flatten(), slice(None))
 
         def store(tensors: Mapping[str, torch.Tensor]) -> None:
             for expert, matrix in enumerate(tensors["weight"]):
@@ -266,8 +272,7 @@ class Fp8WhileLoading:
 
         ways = {"weight": ways_of(spec)}
         weights.staged({"weight": spec.parameter()}, store, ways=ways, under=under, temporary=_TEMPORARY_BYTES)
-        assert take.scale is not None
-        return Fp8Matrix(take.weight.view(shape), take.scale.view(shape[:2]))
+        return Fp8Matrix(values, scale)
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,6 +281,7 @@ class _Rounded:
 
     weight: torch.Tensor
     scale: torch.Tensor | None
+    columns: slice  # those that are kept
 
     def __call__(self, rows: torch.Tensor, begin: int) -> None:
         step = max(1, _ELEMENTS_AT_ONCE // rows.shape[1])
@@ -287,9 +293,9 @@ class _Rounded:
         # The reference version: our kernels are not launched while weights are loaded.
         found = quantise_rows.reference(rows)
         if self.scale is None:
-            self.weight[place].copy_(Fp8Matrix(found.values, found.scale[:, 0]).plain())
+            self.weight[place].copy_(Fp8Matrix(found.values, found.scale[:, 0]).plain()[:, self.columns])
         else:
-            self.weight[place].copy_(found.values)
+            self.weight[place].copy_(found.values[:, self.columns])
             self.scale[place].copy_(found.scale[:, 0])
 
 

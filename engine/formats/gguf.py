@@ -9,7 +9,7 @@ import torch
 
 from engine.formats.dense import DENSE
 from engine.formats.groups import declare_group_experts, declare_groups
-from engine.formats.product import ExpertsSpec, Linear, LinearSpec
+from engine.formats.product import ExpertsSpec, KeptWhole, Linear, LinearSpec
 from engine.formats.stored import StoredPart
 from engine.kernels.quantised.gguf_blocks import BLOCK_BYTES, BLOCK_ELEMENTS, decoded
 from engine.kernels.quantised.groups import Groups
@@ -25,7 +25,7 @@ class GgufBlocks:
     MXFP4's are exponents of 2, which nothing rounds.
     """
 
-    has_zeros = has_levels = False
+    has_zeros = has_levels = has_order = False
 
     kind: str  # "Q4_K", a key of `KEPT`
     columns: tuple[int, int, int] | None = None  # their order in the file, see `StoredTensor`
@@ -58,7 +58,7 @@ class GgufBlocks:
 
     def plain(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
         data = tensors["weight"]
-        return self._as_ours(decoded(self.kind, data).values().view(len(data), -1))
+        return self.as_ours(decoded(self.kind, data).values().view(len(data), -1))
 
     def unpacked(self, tensors: Mapping[str, torch.Tensor]) -> Unpacked:
         data = tensors["weight"]
@@ -66,18 +66,18 @@ class GgufBlocks:
         if self.is_e2m1:  # its decoder has twice the levels
             return Unpacked(blocks.codes.view(len(data), -1), (2 * blocks.scales).view(len(data), -1), None)
         middle = 0 if kept.has_minimums else 1 << (kept.bits - 1)
-        minimums = None if blocks.minimums is None else self._as_ours(_rounded(blocks.minimums).view(len(data), -1))
-        codes = self._as_ours((blocks.codes + (middle - blocks.zero)).view(len(data), -1))
-        return Unpacked(codes, self._as_ours(_rounded(blocks.scales).view(len(data), -1)), None, minimums)
+        minimums = None if blocks.minimums is None else self.as_ours(_rounded(blocks.minimums).view(len(data), -1))
+        codes = self.as_ours((blocks.codes + (middle - blocks.zero)).view(len(data), -1))
+        return Unpacked(codes, self.as_ours(_rounded(blocks.scales).view(len(data), -1)), None, minimums)
 
-    def _as_ours(self, matrix: torch.Tensor) -> torch.Tensor:
-        """Numbers [N, K], or those of groups of columns, in our order."""
+    def as_ours(self, matrix: torch.Tensor) -> torch.Tensor:
+        """Return numbers [N, K], or those of groups of columns, in our order."""
         if self.columns is None:
             return matrix
         groups, ratio, _ = self.columns
         return matrix.unflatten(1, (ratio, groups, -1)).transpose(1, 2).flatten(1)
 
-    def linear(self, spec: LinearSpec, weights: Weights, *, under: str) -> Linear:
+    def linear(self, spec: LinearSpec, weights: Weights, *, under: str) -> Linear | KeptWhole:
         return declare_groups(self, spec, weights, under=under)
 
     def matrix(self, spec: LinearSpec, weights: Weights, *, under: str) -> torch.Tensor:

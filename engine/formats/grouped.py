@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 
 from engine.formats.dense import Dense
-from engine.formats.forms import PLAIN, InFp8, InputForm, Rows
+from engine.formats.forms import PLAIN, Added, InFp8, InputForm, Rows
 from engine.formats.int8 import ROUNDED, Int8Linear
 from engine.formats.product import Linear
 from engine.kernels.device import use_triton
@@ -96,7 +96,7 @@ class WhenLoaded:
     def parts(self, x: Rows) -> torch.Tensor:
         return self.product.parts(x)
 
-    def onto(self, residual: torch.Tensor, x: Rows) -> torch.Tensor | None:
+    def onto(self, residual: torch.Tensor, x: Rows) -> Added:
         return self.product.onto(residual, x)
 
     def gated(self, x: Rows, activation: str = "silu") -> torch.Tensor:

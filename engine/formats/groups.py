@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
 
 from engine.formats.dense import rows_of_each
 from engine.formats.grouped import Grouped, serving
-from engine.formats.product import ExpertsSpec, Linear, LinearSpec, declare_bias
-from engine.formats.stored import Stored, of_module, own_experts, places_by_module, plain_experts, stage_module
+from engine.formats.product import ExpertsSpec, KeptWhole, Linear, LinearSpec, as_product, declare_bias
+from engine.formats.stored import (
+    Stored,
+    of_module,
+    own_experts,
+    own_modules,
+    places_by_module,
+    plain_experts,
+    stage_module,
+)
 from engine.kernels.device import use_triton
 from engine.kernels.quantised import slabs
 from engine.kernels.quantised.groups import Groups, allocate, pack, put, values
 from engine.kernels.quantised.repack import Unpacked
 from engine.kernels.quantised.slabs import Slabs
-from engine.weights.parameters import Placement, Weights
+from engine.weights.parameters import Placement, Shard, Weights
 
 
 class Grouping(Stored, Protocol):
@@ -43,6 +51,11 @@ class Grouping(Stored, Protocol):
     @property
     def has_levels(self) -> bool: ...
 
+    @property
+    def has_order(self) -> bool:
+        """Inputs are permuted, by a tensor of the checkpoint."""
+        ...
+
     def group_of(self, inputs: int) -> int:
         """Inputs of a group of a row."""
         ...
@@ -66,10 +79,16 @@ def plain(format: Grouping, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor
     return matrix if order is None else matrix[:, order.argsort()]
 
 
-def declare_groups(format: Grouping | GroupingOf, spec: LinearSpec, weights: Weights, *, under: str) -> Linear:
-    """Declare a product."""
+def declare_groups(
+    format: Grouping | GroupingOf, spec: LinearSpec, weights: Weights, *, under: str
+) -> Linear | KeptWhole:
+    """Declare a product; a whole one where ranks' shares of the inputs would end within groups, or have no order."""
+    first = of_module(format, under + spec.module(next(iter(spec.outputs))))
+    if spec.shard is Shard.INPUTS and not _ends_groups(first, weights.share(spec.parameter("")).shape[1], spec.inputs):
+        whole = declare_groups(format, replace(spec, shard=Shard.NONE), weights, under=under)
+        return KeptWhole(as_product(whole))
     by_module = places_by_module(spec, weights)
-    first, shape = of_module(format, under + next(iter(by_module))), weights.share(spec.parameter("")).shape
+    shape = weights.share(spec.parameter("")).shape
     grouped, shared = Grouped(_allocate(first, shape, spec.inputs, weights.device)), _Shared()
     shared.orders.update(dict.fromkeys(under + module for module in by_module))
     for module, places in by_module.items():
@@ -81,26 +100,37 @@ def declare_groups(format: Grouping | GroupingOf, spec: LinearSpec, weights: Wei
     return serving(grouped, weights)
 
 
+def _ends_groups(format: Grouping, share: int, inputs: int) -> bool:
+    """True if each of the equal shares of the inputs has whole groups, and groups their place."""
+    group = format.group_of(inputs)
+    return share == inputs or (not format.has_order and (group == inputs or share % group == 0))
+
+
 def declare_group_experts(
     format: Grouping | GroupingOf, spec: ExpertsSpec, weights: Weights, *, under: str
 ) -> torch.Tensor | Groups | Slabs:
     """Declare experts stored one by one. On a CPU those in MXFP4 stay at 4 bits, others become plain."""
     is_on_gpu = use_triton(weights.empty((1,)))
-    if spec.each and not is_on_gpu and not callable(format) and _is_mxfp4(format, spec.inputs):
+    is_whole = spec.shard is Shard.EXPERTS
+    if spec.each and is_whole and not is_on_gpu and not callable(format) and _is_mxfp4(format, spec.inputs):
         return _in_slabs(format, spec, weights, under=under)
     if not spec.each or not is_on_gpu:
         return plain_experts(format, spec, weights, under=under)
-    own, shared = own_experts(format, spec, weights, under=under), _Shared()
-    first, _ = rows_of_each(spec, own.start)[0]
-    together = _allocate(
-        of_module(format, under + first), (len(own), spec.rows, spec.inputs), spec.inputs, weights.device
-    )
-    for index, expert in enumerate(own):
-        for module, rows in rows_of_each(spec, expert):
-            one, size = of_module(format, under + module), (rows.stop - rows.start, spec.inputs)
-            place = Placement(module, size, (slice(0, size[0]), slice(0, size[1])), (rows,))
-            take = _Rows(one, together[index], [place], shared, under + module)
-            stage_module(one, module, size, take, weights, under=under)
+    shape, shared = weights.share(spec.parameter()).shape, _Shared()
+    places = own_modules(format, spec, weights, under=under)
+    first = of_module(format, under + places[0].name)
+    if not _ends_groups(first, shape[-1], spec.inputs):
+        raise ValueError(
+            f"{under}{places[0].name}: ranks can't cut {spec.inputs} inputs between groups of {first.group_of(spec.inputs)}:"
+            " take --enable-expert-parallel"
+        )
+    together = _allocate(first, shape, spec.inputs, weights.device)
+    for place in places:
+        index, rows, *_ = place.target
+        assert isinstance(index, int)
+        one, size = of_module(format, under + place.name), (spec.rows // len(spec.each), spec.inputs)
+        take = _Rows(one, together[index], [replace(place, target=(rows,))], shared, under + place.name)
+        stage_module(one, place.name, size, take, weights, under=under)
     weights.when_loaded.append(lambda: shared.fill(together))
     return together
 
@@ -219,10 +249,8 @@ class _Rows:
         for place in self.places:
             rows, columns = place.source
             begin, count = columns.start, columns.stop - columns.start
-            if found.order is not None and (not is_product or count != inputs):
-                raise ValueError("desc_act is not supported for experts and for inputs that ranks share")
-            if group != inputs and begin % group:
-                raise ValueError(f"ranks can't share groups of {group} inputs")
+            if found.order is not None and not is_product:
+                raise ValueError("desc_act is not supported for experts")
             of_groups = slice(begin // group, -(-columns.stop // group))
             own = Unpacked(
                 found.codes[rows, columns],

@@ -9,11 +9,11 @@ import torch
 
 from engine.formats.dense import DENSE, ways_of
 from engine.formats.grouped import Grouped, serving
-from engine.formats.product import ExpertsSpec, Linear, LinearSpec, declare_bias
+from engine.formats.product import ExpertsSpec, KeptWhole, Linear, LinearSpec, declare_bias, kept_whole
 from engine.formats.stored import stage_rows
 from engine.kernels.device import use_triton
 from engine.kernels.quantised.groups import GROUPS, Groups, allocate, pack, put
-from engine.weights.parameters import Weights
+from engine.weights.parameters import Shard, Weights
 
 _SHRUNK = (1.0, 0.94, 0.88, 0.82, 0.76)  # tried ranges of a group, relative to the full one
 _ELEMENTS_AT_ONCE = 1 << 20  # fits into a core's cache
@@ -26,11 +26,13 @@ _TEMPORARY_BYTES = 12
 class Int4WhileLoading:
     """Groups of 128 inputs, or of the largest size that divides K; other matrices stay plain."""
 
-    def linear(self, spec: LinearSpec, weights: Weights, *, under: str) -> Linear:
+    def linear(self, spec: LinearSpec, weights: Weights, *, under: str) -> Linear | KeptWhole:
         shape = weights.share(spec.parameter()).shape
-        group = _group(shape[1])
+        group = _group(spec.inputs)
         if not group:
             return DENSE.linear(spec, weights, under=under)
+        if shape[1] % group:
+            return kept_whole(self, spec, weights, under=under)
         matrix = allocate(shape, bits=4, group=group, device=weights.device)
         temporary = _TEMPORARY_BYTES * _elements_at_once(weights.device)
         stage_rows(spec, _Take(matrix, group), weights, under=under, temporary=temporary)
@@ -42,7 +44,7 @@ class Int4WhileLoading:
     def experts(self, spec: ExpertsSpec, weights: Weights, *, under: str) -> torch.Tensor | Groups:
         """Experts are quantised on GPUs only: on a CPU each use would dequantise them."""
         group = _group(spec.inputs)
-        if not group:
+        if not group or spec.shard is not Shard.EXPERTS:
             return DENSE.experts(spec, weights, under=under)
         if not use_triton(weights.empty((1,))):
             weights.differing["experts left plain"] += spec.num_experts

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -22,7 +22,7 @@ from engine.kernels.quantised.int8 import (
     product_onto,
     quantise,
 )
-from engine.weights.parameters import Parameter, Weights
+from engine.weights.parameters import Parameter, Shard, Weights
 
 # Temporary bytes an element: its code, the packed code, and slices in float32.
 _TEMPORARY_BYTES = 5
@@ -75,11 +75,12 @@ class Int8Table:
     """Rows of codes. A head that shares them has a second copy, packed for GEMMs."""
 
     dtype: torch.dtype  # dtype of the returned features
+    _rows: torch.Tensor  # this rank's
     _matrix: Int8 | None = None
     _head: Int8Linear | None = None
 
     def take(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        self._matrix = quantise(tensors["weight"])
+        self._matrix = quantise(tensors["weight"]).part(self._rows, slice(None))
         if self._head is not None:
             self._head.put(self._matrix)
 
@@ -100,11 +101,14 @@ class Int8WhileLoading:
         linear = Int8Linear(declare_bias(spec, weights, under=under))
         weights.differing[ROUNDED] += 1
 
-        def store(tensors: Mapping[str, torch.Tensor]) -> None:
-            linear.put(quantise(tensors["weight"]))
+        rows, columns = weights.own(spec.parameter())
 
+        def store(tensors: Mapping[str, torch.Tensor]) -> None:
+            linear.put(quantise(tensors["weight"]).part(rows, columns))
+
+        # Scales are those of the whole matrix, however many ranks share it.
         temporary = _TEMPORARY_BYTES * spec.size * spec.inputs
-        weights.staged({"weight": spec.parameter()}, store, under=under, temporary=temporary)
+        weights.staged({"weight": replace(spec, shard=Shard.NONE).parameter()}, store, under=under, temporary=temporary)
         return linear
 
     def matrix(self, spec: LinearSpec, weights: Weights, *, under: str) -> torch.Tensor:
@@ -119,8 +123,9 @@ class Int8Tables:
     """A table with a scale for each token and each feature."""
 
     def declare(self, parameter: Parameter, weights: Weights) -> Table:
-        table = Int8Table(weights.dtype)
-        weights.staged({"weight": parameter}, table.take, temporary=_TEMPORARY_BYTES * math.prod(parameter.shape))
+        table = Int8Table(weights.dtype, weights.own(parameter)[0])
+        whole = replace(parameter, shard=Shard.NONE)
+        weights.staged({"weight": whole}, table.take, temporary=_TEMPORARY_BYTES * math.prod(parameter.shape))
         return table
 
 

@@ -11,7 +11,7 @@ import torch
 
 from engine.formats.dense import DENSE
 from engine.formats.groups import Grouping, declare_group_experts, declare_groups, plain
-from engine.formats.product import ExpertsSpec, Linear, LinearSpec
+from engine.formats.product import ExpertsSpec, KeptWhole, Linear, LinearSpec
 from engine.formats.stored import StoredPart, plain_matrix
 from engine.kernels.quantised import repack
 from engine.kernels.quantised.groups import Groups
@@ -33,7 +33,7 @@ class _Common:
     """The common way from a format of groups to products."""
 
     group: int  # inputs; -1 or 0: all of a row
-    has_levels = has_minimums = is_e2m1 = False
+    has_levels = has_minimums = is_e2m1 = has_order = False
 
     @property
     def scales(self) -> torch.dtype:
@@ -53,7 +53,7 @@ class _Common:
     def plain(self: Grouping, tensors: Tensors) -> torch.Tensor:
         return plain(self, tensors)
 
-    def linear(self: Packed, spec: LinearSpec, weights: Weights, *, under: str) -> Linear:
+    def linear(self: Packed, spec: LinearSpec, weights: Weights, *, under: str) -> Linear | KeptWhole:
         if spec.size % self.rows_of_words:
             return DENSE.linear(spec, weights, under=under)
         if not spec.bias:  # some tools add zero biases

@@ -10,7 +10,7 @@ from typing import Protocol
 
 import torch
 
-from engine.formats.forms import PLAIN, InputForm, Rows
+from engine.formats.forms import IN_FLOATS, PLAIN, Added, InputForm, Rows
 from engine.kernels.activation import act_and_mul
 from engine.kernels.embedding import InputTokens
 from engine.kernels.experts.mixture import Matrices
@@ -85,6 +85,7 @@ class ExpertsSpec:
     together: tuple[str, ...]  # or one of these tensors has all experts
     order: Order
     halves: bool  # the gate's rows precede those of up
+    shard: Shard = Shard.EXPERTS
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -97,7 +98,15 @@ class ExpertsSpec:
 
     def parameter(self) -> Parameter:
         """The matrices as one parameter, however the checkpoint stores them."""
-        return of_experts("", *self.shape)
+        if self.shard is Shard.EXPERTS:
+            return of_experts("", *self.shape)
+        rows = self.rows // len(self.each)
+        parts = (
+            Part(name=module.format(expert), rows=slice(at * rows, (at + 1) * rows), expert=expert)
+            for expert in range(self.num_experts)
+            for at, module in enumerate(self.each)
+        )
+        return Parameter(shape=self.shape, parts=tuple(parts), shard=self.shard)
 
 
 class Linear(Protocol):
@@ -115,8 +124,8 @@ class Linear(Protocol):
         """Return the product, or partial sums [P, T, N] for a kernel that adds them as it reads."""
         ...
 
-    def onto(self, residual: torch.Tensor, x: Rows) -> torch.Tensor | None:
-        """Add the product to `residual` [T, N] in place and return None, or leave it and return `parts`."""
+    def onto(self, residual: torch.Tensor, x: Rows) -> Added:
+        """Add the product to `residual` [T, N] in place and return None, or leave it and return what is to be added."""
         ...
 
     def gated(self, x: Rows, activation: str = "silu") -> torch.Tensor:
@@ -131,8 +140,8 @@ class Linear(Protocol):
 class Format(Protocol):
     """The storage format of a checkpoint's matrices: declares the tensors of one product. A frozen, comparable value."""
 
-    def linear(self, spec: LinearSpec, weights: Weights, *, under: str) -> Linear:
-        """Declare a product of modules below the prefix `under`."""
+    def linear(self, spec: LinearSpec, weights: Weights, *, under: str) -> Linear | KeptWhole:
+        """Declare a product of modules below the prefix `under`, or a whole one though ranks share its inputs."""
         ...
 
     def matrix(self, spec: LinearSpec, weights: Weights, *, under: str) -> torch.Tensor:
@@ -145,13 +154,23 @@ class Format(Protocol):
 
 
 def declare_bias(spec: LinearSpec, weights: Weights, *, under: str) -> torch.Tensor | None:
-    """Declare the modules' `bias` [N], if they have any. Ranks that share the inputs add it once, so each holds all of it."""
+    """Declare the modules' `bias` [N], if they have any. The first of the ranks that share the inputs adds it, for all."""
     if not spec.bias:
+        return None
+    if spec.shard is Shard.INPUTS and weights.rank:
+        weights.unused |= {under + part.name for part in spec.parts("bias")}
         return None
     shard = Shard.NONE if spec.shard is Shard.INPUTS else spec.shard
     return weights.new(
         Parameter(shape=(spec.size,), parts=spec.parts("bias"), shard=shard, unit=spec.unit), under=under
     )
+
+
+@dataclass(frozen=True, slots=True)
+class KeptWhole:
+    """A product that each rank has whole: there is no border of its format where ranks would part the inputs."""
+
+    linear: Linear
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +180,9 @@ class SideBySide:
     linears: tuple[Linear, ...]
 
     def wants(self, num_rows: int, dtype: torch.dtype) -> InputForm:
-        return PLAIN
+        """Unquantised rows: each product of them may have a form of its own."""
+        own = {linear.wants(num_rows, dtype) for linear in self.linears}
+        return IN_FLOATS if own == {IN_FLOATS} else PLAIN
 
     def __call__(self, x: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
         return torch.cat([linear(x) for linear in self.linears], dim=-1, out=out)
@@ -179,7 +200,9 @@ class SideBySide:
         return form.of(self.gated(x, activation))
 
 
-def declare(spec: LinearSpec, format_of: Callable[[str], Format], weights: Weights, *, under: str) -> Linear:
+def declare(
+    spec: LinearSpec, format_of: Callable[[str], Format], weights: Weights, *, under: str
+) -> Linear | KeptWhole:
     """Declare a product: one of all outputs, or one for each run of modules with the same format."""
     groups = [
         (format, list(outputs))
@@ -187,7 +210,20 @@ def declare(spec: LinearSpec, format_of: Callable[[str], Format], weights: Weigh
     ]
     if len(groups) == 1:
         return groups[0][0].linear(spec, weights, under=under)
-    return SideBySide(tuple(format.linear(spec.only(some), weights, under=under) for format, some in groups))
+    return SideBySide(
+        tuple(as_product(format.linear(spec.only(some), weights, under=under)) for format, some in groups)
+    )
+
+
+def as_product(linear: Linear | KeptWhole) -> Linear:
+    """Return a declared product whose inputs no ranks share."""
+    assert not isinstance(linear, KeptWhole), "ranks share its inputs"
+    return linear
+
+
+def kept_whole(format: Format, spec: LinearSpec, weights: Weights, *, under: str) -> KeptWhole:
+    """Declare a product whole on every rank that shares its inputs."""
+    return KeptWhole(as_product(format.linear(replace(spec, shard=Shard.NONE), weights, under=under)))
 
 
 class Table(Protocol):

@@ -37,7 +37,7 @@ class Quantization:
     groups: tuple[tuple[Modules, Format], ...] = ()
     ignored: Modules = Modules()
     table: TableFormat = PLAIN_TABLES  # format of the embeddings
-    kv_cache: str = ""  # "fp8": the checkpoint has KV scales
+    kv_cache: str = ""  # "auto" of `kv_cache_dtype`, if not the compute dtype
 
     def format_of(self, names: Iterable[str]) -> Format:
         """The format of a module, looked up by all of its names."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import chain
@@ -11,7 +12,7 @@ import torch
 
 from engine.formats.dense import Dense, rows_of_each
 from engine.formats.product import ExpertsSpec, Linear, LinearSpec, declare_bias
-from engine.weights.parameters import Parameter, Placement, Way, Weights, stacked
+from engine.weights.parameters import Parameter, Placement, Shard, Way, Weights, stacked
 from engine.weights.stage import Store
 
 # Temporary bytes an element while a module is unpacked or dequantised: two of 32 bits, and some of 8.
@@ -113,17 +114,26 @@ def plain_experts(stored: Stored | StoredOf, spec: ExpertsSpec, weights: Weights
             f"quantised experts in one tensor ({under}{spec.together[0]}) are not supported in this format: take the model"
             " unquantised (--quantization fp8 or int8 makes it smaller while it is loaded), or its GGUF file"
         )
-    own = own_experts(stored, spec, weights, under=under)
-    matrices = weights.empty((len(own), spec.rows, spec.inputs))
-    for index, expert in enumerate(own):
-        formats = set[str]()
-        for module, rows in rows_of_each(spec, expert):
-            place = Placement(module, (), (slice(None), slice(None)), (index, rows))
-            size, one = (rows.stop - rows.start, spec.inputs), of_module(stored, under + module)
-            stage_module(one, module, size, _Cut(one, matrices, [place]), weights, under=under)
-            formats.add(type(one).__name__)
-        weights.made_plain.update(formats)
+    matrices = weights.empty(weights.share(spec.parameter()).shape)
+    formats = Counter[str]()
+    for place in own_modules(stored, spec, weights, under=under):
+        size, one = (spec.rows // len(spec.each), spec.inputs), of_module(stored, under + place.name)
+        stage_module(one, place.name, size, _Cut(one, matrices, [place]), weights, under=under)
+        formats[type(one).__name__] += 1
+    weights.made_plain.update({name: count // len(spec.each) for name, count in formats.items()})
     return matrices
+
+
+def own_modules(stored: Stored | StoredOf, spec: ExpertsSpec, weights: Weights, *, under: str) -> list[Placement]:
+    """The modules of experts that this rank needs, each with its part and that part's place in the matrices."""
+    if spec.shard is not Shard.EXPERTS:
+        return list(weights.share(spec.parameter()).placements)
+    whole = (slice(0, spec.rows // len(spec.each)), slice(0, spec.inputs))
+    return [
+        Placement(module, (whole[0].stop, whole[1].stop), whole, (index, rows))
+        for index, expert in enumerate(own_experts(stored, spec, weights, under=under))
+        for module, rows in rows_of_each(spec, expert)
+    ]
 
 
 @dataclass(frozen=True, slots=True)

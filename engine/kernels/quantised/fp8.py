@@ -98,7 +98,7 @@ def rounding_of(matrix: Fp8Matrix, num_rows: int, dtype: torch.dtype) -> Roundin
 def multiplies_fp8(device: torch.device) -> bool:
     """True if fp8 kernels run there: on GPUs since 2022 (compute capability 8.9)."""
     if device.type != "cuda":
-        return use_triton(torch.empty(0))
+        return use_triton(torch.empty(0, device=device))
     return torch.cuda.get_device_capability(device) >= (8, 9)
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
+from engine.kernels.quantised import gguf_grids
 from modelfiles.gguf import KINDS
 
 _INT4_LEVELS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)  # IQ4_NL's and IQ4_XS's
@@ -133,10 +134,28 @@ def _mxfp4(data: torch.Tensor) -> Blocks:
     return Blocks(_planes(data[:, 1:], 16, 4), bits.view(torch.float32), levels=_E2M1_LEVELS)
 
 
+def _tq1_0(data: torch.Tensor) -> Blocks:
+    codes, scales = gguf_grids.tq1_0(data)
+    return Blocks(codes, scales, zero=1)
+
+
+def _of_grid(decode: Callable[[torch.Tensor], gguf_grids.Found]) -> Callable[[torch.Tensor], Blocks]:
+    """The decoder of a kind whose runs of numbers are rows of a grid."""
+
+    def blocks_of(data: torch.Tensor) -> Blocks:
+        codes, scales, levels = decode(data)
+        return Blocks(codes, scales, levels=levels)
+
+    return blocks_of
+
+
 DECODERS: dict[str, Callable[[torch.Tensor], Blocks]] = {
     "Q4_0": _q4_0, "Q4_1": _q4_1, "Q5_0": _q5_0, "Q5_1": _q5_1, "Q8_0": _q8_0,
     "Q2_K": _q2_k, "Q3_K": _q3_k, "Q4_K": _q4_k, "Q5_K": _q5_k, "Q6_K": _q6_k,
     "TQ2_0": _tq2_0, "IQ4_NL": _iq4_nl, "IQ4_XS": _iq4_xs, "MXFP4": _mxfp4,
+    "TQ1_0": _tq1_0, "IQ1_S": _of_grid(gguf_grids.iq1_s), "IQ1_M": _of_grid(gguf_grids.iq1_m),
+    "IQ2_XXS": _of_grid(gguf_grids.iq2_xxs), "IQ2_XS": _of_grid(gguf_grids.iq2_xs), "IQ2_S": _of_grid(gguf_grids.iq2_s),
+    "IQ3_XXS": _of_grid(gguf_grids.iq3_xxs), "IQ3_S": _of_grid(gguf_grids.iq3_s),
 }  # fmt: skip
 BLOCK_ELEMENTS = {name: elements for name, elements, _ in KINDS.values()}
 BLOCK_BYTES = {name: length for name, _, length in KINDS.values()}

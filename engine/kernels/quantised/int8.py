@@ -41,6 +41,12 @@ class Int8:
     scales: torch.Tensor  # [N] float32
     columns: torch.Tensor  # [K] float32
 
+    def part(self, rows: torch.Tensor, columns: slice) -> Int8:
+        """Return some of its rows and columns."""
+        if len(rows) == len(self.codes) and self.codes[:, columns].shape == self.codes.shape:
+            return self
+        return Int8(self.codes[rows, columns].contiguous(), self.scales[rows], self.columns[columns].clone())
+
     def floats(self, rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """Return these rows [...] dequantised [..., K]."""
         return (self.codes[rows] * self.scales[rows].unsqueeze(-1)).mul_(self.columns).to(dtype)

@@ -45,7 +45,7 @@ MOE = Case(
     fields={**EXPERTS, **WIDE, "moe_intermediate_size": 256, "head_dim": 64, "norm_topk_prob": True},
 )
 CASES = {
-    **{kind: (LLAMA, {"": kind}) for kind in ("BF16", "F16", *KEPT, "IQ4_XS")},
+    **{kind: (LLAMA, {"": kind}) for kind in ("BF16", "F16", *KEPT, "IQ4_XS", "IQ3_S", "IQ2_XS")},
     "mixed": (LLAMA, MIXED),
     "tied": (TIED, {"": "Q4_K", "token_embd": "Q6_K"}),
     "experts": (MOE, MIXED_EXPERTS),
@@ -162,6 +162,7 @@ def test_experts_stay_in_the_files_floats_of_4_bits(
 def test_a_cpu_keeps_experts_in_4_bits_beside_rows_of_8(
     is_fast: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(quantised, "is_usable", lambda: False)
     for name in ("computes_in_bfloat16", "multiplies_bytes"):
         monkeypatch.setattr(quantised, name, lambda: is_fast)
     kinds = {"": "Q8_0", "_exps": "MXFP4"}
@@ -206,6 +207,7 @@ def plain_of(product: object) -> torch.Tensor:
 def test_a_cpu_takes_rows_of_8_bits_where_they_are_fast(
     mixed: Path, is_fast: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(quantised, "is_usable", lambda: False)
     for name in ("computes_in_bfloat16", "multiplies_bytes"):
         monkeypatch.setattr(quantised, name, lambda: is_fast)
     assert read_model_spec(mixed, dtype="auto").quantization.name == ("int8" if is_fast else "")
@@ -222,6 +224,7 @@ def test_a_cpu_takes_rows_of_8_bits_where_they_are_fast(
 def test_what_is_decoded_is_told_with_counts(
     tmp_path: Path, dtype: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    monkeypatch.setattr(quantised, "is_usable", lambda: False)
     for name in ("computes_in_bfloat16", "multiplies_bytes"):
         monkeypatch.setattr(quantised, name, lambda: True)
     kinds = {"": "Q8_0", "attn_v": "IQ4_XS"}

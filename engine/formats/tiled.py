@@ -1,0 +1,237 @@
+"""A GGUF file's matrices on a CPU, in the bits that they have there. N rows, K inputs, V tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+
+from engine.formats.dense import DENSE, PLAIN_TABLES, rows_of_each
+from engine.formats.forms import IN_FLOATS, InputForm, Rows
+from engine.formats.gguf import GgufBlocks
+from engine.formats.product import ExpertsSpec, Linear, LinearSpec, Table, declare_bias
+from engine.formats.stored import (
+    TEMPORARY_BYTES,
+    own_experts,
+    places_by_module,
+    plain_experts,
+    plain_linear,
+    stage_module,
+)
+from engine.kernels.activation import act_and_mul
+from engine.kernels.embedding import InputTokens
+from engine.kernels.quantised import tiles
+from engine.kernels.quantised.gguf_blocks import BLOCK_BYTES, BLOCK_ELEMENTS, decoded
+from engine.kernels.quantised.tiles import Tiles
+from engine.weights.parameters import Parameter, Placement, Weights
+
+# Part of a model's fingerprint: another rounding of rows needs another name.
+ROUNDED = "rows of 8 bits in groups"
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """A kind of GGUF blocks as tiles."""
+
+    bits: int
+    group: int
+    has_minimums: bool = False
+    shift: int = 0  # added to a code
+
+
+# Levels of IQ1 to IQ4 are codes of 8 bits. MXFP4's scales may be too small for float16, so it is none of them.
+KINDS = {
+    "Q4_0": _Kind(4, 32),
+    "Q4_1": _Kind(4, 32, has_minimums=True),
+    "Q5_0": _Kind(8, 32, shift=-16),
+    "Q5_1": _Kind(8, 32, has_minimums=True),
+    "Q8_0": _Kind(8, 32, shift=-128),
+    "Q2_K": _Kind(4, 16, has_minimums=True),
+    "Q3_K": _Kind(4, 16, shift=4),
+    "Q4_K": _Kind(4, 32, has_minimums=True),
+    "Q5_K": _Kind(8, 32, has_minimums=True),
+    "Q6_K": _Kind(8, 16, shift=-32),
+    "TQ2_0": _Kind(4, 32, shift=7),
+    "IQ4_NL": _Kind(8, 32),
+    "IQ4_XS": _Kind(8, 32),
+    "TQ1_0": _Kind(4, 32, shift=7),
+    **dict.fromkeys(("IQ1_S", "IQ2_XXS", "IQ3_XXS", "IQ3_S"), _Kind(8, 32)),
+    **dict.fromkeys(("IQ1_M", "IQ2_XS", "IQ2_S"), _Kind(8, 16)),
+}
+
+
+@dataclass(slots=True)
+class TiledLinear:
+    """A product with a matrix in tiles. Rows are quantised by the kernel."""
+
+    weight: Tiles
+    bias: torch.Tensor | None = None  # [N]
+
+    def widen(self) -> None:
+        """Keep the loaded bias in float32, which the kernel adds."""
+        self.bias = None if self.bias is None else self.bias.float()
+
+    def wants(self, num_rows: int, dtype: torch.dtype) -> InputForm:
+        return IN_FLOATS
+
+    def __call__(self, x: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
+        if out is not None and out.dtype == torch.float32 and out.stride(-1) == 1:
+            return tiles.product(x, self.weight, self.bias, out=out)
+        found = tiles.product(x, self.weight, self.bias)
+        return found.to(x.dtype) if out is None else out.copy_(found)
+
+    def parts(self, x: torch.Tensor) -> torch.Tensor:
+        return self(x)
+
+    def onto(self, residual: torch.Tensor, x: torch.Tensor) -> torch.Tensor | None:
+        if residual.dtype == torch.float32 and residual.stride(-1) == 1:
+            tiles.product(x, self.weight, self.bias, out=residual, adds=True)
+        else:
+            residual.add_(tiles.product(x, self.weight, self.bias))
+        return None
+
+    def gated(self, x: torch.Tensor, activation: str = "silu") -> torch.Tensor:
+        if activation in tiles.GATES and self.weight.outputs % (2 * tiles.OUTPUTS) == 0:
+            return tiles.gated_product(x, self.weight, self.bias, activation).to(x.dtype)
+        return act_and_mul.reference(tiles.product(x, self.weight, self.bias), activation).to(x.dtype)
+
+    def gated_as(self, form: InputForm, x: torch.Tensor, activation: str = "silu") -> Rows:
+        return form.of(self.gated(x, activation))
+
+
+@dataclass(frozen=True, slots=True)
+class GgufTiles:
+    """Blocks of a kind in `KINDS`: codes, scales and minimums stay, the latter in float16."""
+
+    blocks: GgufBlocks
+
+    def linear(self, spec: LinearSpec, weights: Weights, *, under: str) -> Linear:
+        shape, kind, by_module = (
+            weights.share(spec.parameter("")).shape,
+            KINDS[self.blocks.kind],
+            places_by_module(spec, weights),
+        )
+        if not all(self._suits(place, spec.inputs, shape[-1]) for places in by_module.values() for place in places):
+            return plain_linear(self.blocks, spec, weights, under=under)
+        weight = tiles.allocate(
+            *shape, bits=kind.bits, group=kind.group, has_minimums=kind.has_minimums, device=weights.device
+        )
+        for module, places in by_module.items():
+            take = _Rows(self.blocks, weight, places)
+            stage_module(self.blocks, module, (places[0].stored_shape[0], spec.inputs), take, weights, under=under)
+        weights.differing[ROUNDED] += 1
+        linear = TiledLinear(weight, declare_bias(spec, weights, under=under))
+        weights.when_loaded.append(linear.widen)
+        return linear
+
+    def _suits(self, place: Placement, inputs: int, own: int) -> bool:
+        rows, kind = place.target[0], KINDS[self.blocks.kind]
+        assert isinstance(rows, slice)
+        is_whole = not (rows.start % tiles.OUTPUTS or place.source[-1].start % tiles.OF_ROWS)
+        return (
+            is_whole
+            and tiles.suit(rows.stop - rows.start, own, kind.group)
+            and not inputs % BLOCK_ELEMENTS[self.blocks.kind]
+        )
+
+    def matrix(self, spec: LinearSpec, weights: Weights, *, under: str) -> torch.Tensor:
+        return DENSE.matrix(spec, weights, under=under)
+
+    def experts(self, spec: ExpertsSpec, weights: Weights, *, under: str) -> torch.Tensor | Tiles:
+        kind, places = KINDS[self.blocks.kind], [rows for _, rows in rows_of_each(spec, 0)]
+        is_whole = spec.inputs % BLOCK_ELEMENTS[self.blocks.kind] == 0
+        if not is_whole or not all(tiles.suit(rows.stop - rows.start, spec.inputs, kind.group) for rows in places):
+            return plain_experts(self.blocks, spec, weights, under=under)
+        own = own_experts(self.blocks, spec, weights, under=under)
+        shape = (len(own), spec.rows, spec.inputs)
+        weight = tiles.allocate(
+            *shape, bits=kind.bits, group=kind.group, has_minimums=kind.has_minimums, device=weights.device
+        )
+        for index, expert in enumerate(own):
+            for module, rows in rows_of_each(spec, expert):
+                size = (rows.stop - rows.start, spec.inputs)
+                place = Placement(module, size, (slice(0, size[0]), slice(0, size[1])), (rows,))
+                stage_module(
+                    self.blocks, module, size, _Rows(self.blocks, weight[index], [place]), weights, under=under
+                )
+        weights.differing[ROUNDED] += 1
+        return weight
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Packs parts of a module's matrix into their rows."""
+
+    blocks: GgufBlocks
+    weight: Tiles
+    places: list[Placement]
+
+    def __call__(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        codes, scales, minimums = unpacked(self.blocks, tensors["weight"])
+        for place in self.places:
+            rows, columns = place.source
+            of_groups = slice(columns.start // self.weight.group, columns.stop // self.weight.group)
+            target = place.target[0]
+            assert isinstance(target, slice)
+            own = None if minimums is None else minimums[rows, of_groups]
+            tiles.put(self.weight, target.start, codes[rows, columns], scales[rows, of_groups], own)
+
+
+@dataclass(slots=True)
+class TiledTable:
+    """An embedding in tiles, shared with a tied head."""
+
+    blocks: GgufBlocks
+    weight: Tiles
+    dtype: torch.dtype  # its features are returned in it
+
+    def take(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        tiles.put(self.weight, 0, *unpacked(self.blocks, tensors["weight"]))
+
+    def rows(self, tokens: InputTokens) -> torch.Tensor:
+        return self.weight.rows(tokens.ids()).to(self.dtype)
+
+    def head(self, bias: torch.Tensor | None, weights: Weights) -> Linear:
+        weights.differing[ROUNDED] += 1
+        linear = TiledLinear(self.weight, bias)
+        weights.when_loaded.append(linear.widen)
+        return linear
+
+
+@dataclass(frozen=True, slots=True)
+class TiledTables:
+    """Tables in the file's blocks; others are plain."""
+
+    kinds: tuple[tuple[str, str], ...]  # module, kind of its blocks
+
+    def declare(self, parameter: Parameter, weights: Weights) -> Table:
+        name = dict(self.kinds).get(parameter.parts[0].name.removesuffix(".weight"))
+        rows, inputs = weights.share(parameter).shape
+        if name is None or len(parameter.parts) > 1 or not tiles.suit(rows, inputs, KINDS[name].group):
+            return PLAIN_TABLES.declare(parameter, weights)
+        kind = KINDS[name]
+        weight = tiles.allocate(
+            rows, inputs, bits=kind.bits, group=kind.group, has_minimums=kind.has_minimums, device=weights.device
+        )
+        table = TiledTable(GgufBlocks(name), weight, weights.dtype)
+        stored = inputs // BLOCK_ELEMENTS[name] * BLOCK_BYTES[name]
+        raw = replace(parameter, shape=(parameter.shape[0], stored), format=torch.uint8)
+        weights.staged({"weight": raw}, table.take, temporary=TEMPORARY_BYTES * rows * inputs)
+        return table
+
+
+def unpacked(blocks: GgufBlocks, data: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """Return codes [N, K], scales and minimums [N, G] of a matrix's bytes [N, length], as `tiles.put` takes them."""
+    kind, found, rows = KINDS[blocks.kind], decoded(blocks.kind, data), len(data)
+    if found.levels:
+        codes = torch.tensor(found.levels, dtype=torch.int8)[found.codes.flatten().int()]
+    else:
+        codes = (found.codes.short() + kind.shift).to(torch.uint8 if kind.bits == 4 else torch.int8)
+
+    def of_groups(factors: torch.Tensor) -> torch.Tensor:
+        wide = BLOCK_ELEMENTS[blocks.kind] // factors.shape[1] // kind.group
+        return blocks.as_ours(factors.repeat_interleave(wide, dim=1).view(rows, -1))
+
+    minimums = None if found.minimums is None else of_groups(found.minimums)
+    return blocks.as_ours(codes.view(rows, -1)), of_groups(found.scales), minimums

@@ -1,0 +1,269 @@
+/* Products of rows with matrices of 4 or 8 bits in groups of inputs, for x86-64 with AVX2.
+
+   Rows are quantised to 8 bits in groups of 32. With x = step * row and w = scale * code + minimum, a group adds
+
+       step * scale * sum(code * row) + minimum * step * sum(row).
+
+   A tile is 8 outputs. Its block has the codes of a group of 16 or 32 inputs (`engine/kernels/quantised/tiles.py` packs it), 8
+   scales in float16, and 8 minimums in float16 if there are any. Byte 4 r + i of vector v of 32 bytes belongs to output r:
+
+       4 bits: input 4 v + i in the low half, 4 v + i + group / 2 in the high one, unsigned
+       8 bits: input 4 v + i, signed
+
+   Sums of products of codes are whole numbers, and floats are added group by group, in both variants alike. So a row depends
+   neither on its batch, nor on the number of threads, nor on the processor. */
+#include "shared.h"
+#include <string.h>
+
+enum { GROUP = 32, TILE = 8 };
+enum { ROWS_AT_ONCE = 64 };           /* their codes stay in a core's cache while tiles pass */
+enum { SILU = 1, GELU = 2 };          /* a gate's activation; GELU by tanh */
+static const float SMALLEST = 1e-30f; /* a group of smaller inputs is zero */
+
+typedef struct {
+    const float *x;        /* [T, K] */
+    const uint8_t *blocks; /* [N / TILE, K / group, bytes of a block] */
+    const float *bias;     /* [N], or NULL */
+    float *out;            /* [T, stride]: N of them are written, or added to */
+    float *gated;          /* [T, N / 2]: act(first half) * second half of them, if there is a gate */
+    int8_t *rows;          /* [T, K] */
+    float *steps;          /* [T, K / GROUP] */
+    float *sums;           /* [T, K / group]: step * sum(row) */
+    int32_t *shifts;       /* [T, K / group]: -128 * sum(row) */
+    int64_t num_rows, inputs, outputs, stride, bits, group, middle, has_minimums, is_wide, threads, gate, adds;
+} Product;
+
+#define WIDE NARROW ",avx512f,avx512bw,avx512vl,avx512dq,avx512vnni"
+
+INLINE(NARROW) int32_t four(const int8_t *row) {
+    int32_t bytes;
+    memcpy(&bytes, row, 4);
+    return bytes;
+}
+
+INLINE(NARROW) __m128i eight_halves(const uint8_t *block) { return _mm_loadu_si128((const __m128i *)block); }
+
+INLINE(NARROW) int64_t bytes_of_block(const Product *p, int bits, int group) {
+    return TILE * group * bits / 8 + 2 * TILE * (1 + p->has_minimums);
+}
+
+/* -- 8 outputs at a time ------------------------------------------------------------------------------------------- */
+
+INLINE(NARROW) __m256i dot(const __m256i *codes, const int8_t *row, int bits, int group) {
+    const __m256i ones = _mm256_set1_epi16(1);
+    __m256i sum = _mm256_setzero_si256();
+    for (int at = 0; at < group / 4; at++) {
+        __m256i some = _mm256_set1_epi32(four(row + 4 * at));
+        if (bits == 4) /* 16 products of at most 15 * 127 fit 16 bits */
+            sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(codes[at], some));
+        else {
+            __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(codes[at]), _mm256_sign_epi8(some, codes[at]));
+            sum = _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, ones));
+        }
+    }
+    return bits == 4 ? _mm256_madd_epi16(sum, ones) : sum;
+}
+
+INLINE(NARROW) void narrow_rows(const Product *p, int64_t tile, int64_t row, const int count, const int bits, const int group) {
+    const int64_t num_groups = p->inputs / group, vectors = group * bits / 32, per_step = GROUP / group;
+    const uint8_t *block = p->blocks + tile * num_groups * bytes_of_block(p, bits, group);
+    const __m256i low = _mm256_set1_epi8(15);
+    __m256 total[4];
+    for (int at = 0; at < count; at++) total[at] = _mm256_setzero_ps();
+    for (int64_t g = 0; g < num_groups; g++) {
+        __m256i codes[8];
+        for (int at = 0; at < vectors; at++) {
+            codes[at] = _mm256_loadu_si256((const __m256i *)block + at);
+            if (bits == 4) {
+                codes[at + vectors] = _mm256_and_si256(_mm256_srli_epi16(codes[at], 4), low);
+                codes[at] = _mm256_and_si256(codes[at], low);
+            }
+        }
+        block += 32 * vectors;
+        const __m256 scale = _mm256_cvtph_ps(eight_halves(block));
+        __m256 minimum = _mm256_mul_ps(scale, _mm256_set1_ps((float)-p->middle));
+        if (p->has_minimums) minimum = _mm256_cvtph_ps(eight_halves(block + 2 * TILE));
+        block += 2 * TILE * (1 + p->has_minimums);
+        for (int at = 0; at < count; at++) {
+            const int64_t place = (row + at) * num_groups + g;
+            const __m256 sum = _mm256_cvtepi32_ps(dot(codes, p->rows + place * group, bits, group));
+            const __m256 step = _mm256_set1_ps(p->steps[place / per_step]);
+            total[at] = _mm256_fmadd_ps(_mm256_mul_ps(sum, scale), step, total[at]);
+            if (bits == 4 || p->has_minimums) total[at] = _mm256_fmadd_ps(minimum, _mm256_set1_ps(p->sums[place]), total[at]);
+        }
+    }
+    for (int at = 0; at < count; at++) {
+        if (p->bias) total[at] = _mm256_add_ps(total[at], _mm256_loadu_ps(p->bias + tile * TILE));
+        float *out = p->out + (row + at) * p->stride + tile * TILE;
+        if (p->adds) total[at] = _mm256_add_ps(_mm256_loadu_ps(out), total[at]);
+        _mm256_storeu_ps(out, total[at]);
+    }
+}
+
+INLINE(NARROW) void narrow_tile(const Product *p, int64_t tile, int64_t row, int64_t last, const int bits, const int group) {
+    for (; row + 4 <= last; row += 4) narrow_rows(p, tile, row, 4, bits, group);
+    switch (last - row) {
+        case 3: narrow_rows(p, tile, row, 3, bits, group); break;
+        case 2: narrow_rows(p, tile, row, 2, bits, group); break;
+        case 1: narrow_rows(p, tile, row, 1, bits, group); break;
+    }
+}
+
+/* -- 16 outputs at a time ------------------------------------------------------------------------------------------ */
+
+INLINE(WIDE) __m512i both(const uint8_t *one, const uint8_t *other) {
+    const __m512i first = _mm512_castsi256_si512(_mm256_loadu_si256((const __m256i *)one));
+    return _mm512_inserti64x4(first, _mm256_loadu_si256((const __m256i *)other), 1);
+}
+
+INLINE(WIDE) __m512 both_halves(const uint8_t *one, const uint8_t *other) {
+    return _mm512_cvtph_ps(_mm256_inserti128_si256(_mm256_castsi128_si256(eight_halves(one)), eight_halves(other), 1));
+}
+
+INLINE(WIDE) void wide_rows(const Product *p, int64_t tile, int64_t row, const int count, const int bits, const int group) {
+    const int64_t num_groups = p->inputs / group, vectors = group * bits / 32, per_step = GROUP / group;
+    const uint8_t *block = p->blocks + tile * num_groups * bytes_of_block(p, bits, group);
+    const uint8_t *other = block + num_groups * bytes_of_block(p, bits, group);
+    const __m512i low = _mm512_set1_epi8(15), offset = _mm512_set1_epi8((char)128);
+    __m512 total[8];
+    for (int at = 0; at < count; at++) total[at] = _mm512_setzero_ps();
+    for (int64_t g = 0; g < num_groups; g++) {
+        __m512i codes[8];
+        for (int at = 0; at < vectors; at++) {
+            codes[at] = both(block + 32 * at, other + 32 * at);
+            if (bits == 4) {
+                codes[at + vectors] = _mm512_and_si512(_mm512_srli_epi16(codes[at], 4), low);
+                codes[at] = _mm512_and_si512(codes[at], low);
+            } else
+                codes[at] = _mm512_xor_si512(codes[at], offset); /* unsigned */
+        }
+        block += 32 * vectors, other += 32 * vectors;
+        const __m512 scale = both_halves(block, other);
+        __m512 minimum = _mm512_mul_ps(scale, _mm512_set1_ps((float)-p->middle));
+        if (p->has_minimums) minimum = both_halves(block + 2 * TILE, other + 2 * TILE);
+        block += 2 * TILE * (1 + p->has_minimums), other += 2 * TILE * (1 + p->has_minimums);
+        for (int at = 0; at < count; at++) {
+            const int64_t place = (row + at) * num_groups + g;
+            __m512i whole = bits == 4 ? _mm512_setzero_si512() : _mm512_set1_epi32(p->shifts[place]);
+            for (int i = 0; i < group / 4; i++)
+                whole = _mm512_dpbusd_epi32(whole, codes[i], _mm512_set1_epi32(four(p->rows + place * group + 4 * i)));
+            const __m512 sum = _mm512_cvtepi32_ps(whole), step = _mm512_set1_ps(p->steps[place / per_step]);
+            total[at] = _mm512_fmadd_ps(_mm512_mul_ps(sum, scale), step, total[at]);
+            if (bits == 4 || p->has_minimums) total[at] = _mm512_fmadd_ps(minimum, _mm512_set1_ps(p->sums[place]), total[at]);
+        }
+    }
+    for (int at = 0; at < count; at++) {
+        if (p->bias) total[at] = _mm512_add_ps(total[at], _mm512_loadu_ps(p->bias + tile * TILE));
+        float *out = p->out + (row + at) * p->stride + tile * TILE;
+        if (p->adds) total[at] = _mm512_add_ps(_mm512_loadu_ps(out), total[at]);
+        _mm512_storeu_ps(out, total[at]);
+    }
+}
+
+/* One or two rows wait for memory, which one stream of blocks reads faster than two. */
+INLINE(WIDE) void wide_tiles(const Product *p, int64_t tile, int64_t row, int64_t last, const int bits, const int group) {
+    for (; row + 8 <= last; row += 8) wide_rows(p, tile, row, 8, bits, group);
+    if (row + 4 <= last) wide_rows(p, tile, row, 4, bits, group), row += 4;
+    if (row + 3 == last) wide_rows(p, tile, row, 3, bits, group), row += 3;
+    narrow_tile(p, tile, row, last, bits, group);
+    narrow_tile(p, tile + 1, row, last, bits, group);
+}
+
+/* -- runs of tiles, and rows --------------------------------------------------------------------------------------- */
+
+INLINE(NARROW) void narrow_kind(const Product *p, int64_t begin, int64_t end, const int bits, const int group) {
+    for (int64_t row = 0; row < p->num_rows; row += ROWS_AT_ONCE) {
+        const int64_t last = row + ROWS_AT_ONCE < p->num_rows ? row + ROWS_AT_ONCE : p->num_rows;
+        for (int64_t tile = begin; tile < end; tile++) narrow_tile(p, tile, row, last, bits, group);
+    }
+}
+
+INLINE(WIDE) void wide_kind(const Product *p, int64_t begin, int64_t end, const int bits, const int group) {
+    for (int64_t row = 0; row < p->num_rows; row += ROWS_AT_ONCE) {
+        const int64_t last = row + ROWS_AT_ONCE < p->num_rows ? row + ROWS_AT_ONCE : p->num_rows;
+        int64_t tile = begin;
+        for (; tile + 2 <= end; tile += 2) wide_tiles(p, tile, row, last, bits, group);
+        if (tile < end) narrow_tile(p, tile, row, last, bits, group);
+    }
+}
+
+static __attribute__((target(NARROW))) void narrow(const void *job, int64_t begin, int64_t end) {
+    const Product *p = job;
+    if (p->bits == 4) p->group == 32 ? narrow_kind(p, begin, end, 4, 32) : narrow_kind(p, begin, end, 4, 16);
+    else p->group == 32 ? narrow_kind(p, begin, end, 8, 32) : narrow_kind(p, begin, end, 8, 16);
+}
+
+static __attribute__((target(WIDE))) void wide(const void *job, int64_t begin, int64_t end) {
+    const Product *p = job;
+    if (p->bits == 4) p->group == 32 ? wide_kind(p, begin, end, 4, 32) : wide_kind(p, begin, end, 4, 16);
+    else p->group == 32 ? wide_kind(p, begin, end, 8, 32) : wide_kind(p, begin, end, 8, 16);
+}
+
+INLINE(NARROW) int sum_of(__m256i words) {
+    __m128i sum = _mm_add_epi32(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+    sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0x4e));
+    return _mm_cvtsi128_si32(_mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0xb1)));
+}
+
+static __attribute__((target(NARROW))) void quantise(const void *job, int64_t begin, int64_t end) {
+    const Product *p = job;
+    const int64_t num_groups = p->inputs / GROUP, parts = GROUP / p->group;
+    const __m256i in_order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+    for (int64_t at = begin * num_groups; at < end * num_groups; at++) {
+        __m256 some[4], most = _mm256_setzero_ps();
+        __m256i words[4];
+        for (int i = 0; i < 4; i++) {
+            some[i] = _mm256_loadu_ps(p->x + at * GROUP + 8 * i);
+            most = _mm256_max_ps(most, _mm256_andnot_ps(_mm256_set1_ps(-0.0f), some[i]));
+        }
+        const float size = largest_of_eight(most);
+        const float step = size < SMALLEST ? 0.0f : size / 127.0f;
+        const __m256 inverse = _mm256_set1_ps(size < SMALLEST ? 0.0f : 127.0f / size);
+        for (int i = 0; i < 4; i++) words[i] = _mm256_cvtps_epi32(_mm256_mul_ps(some[i], inverse));
+        const __m256i first = _mm256_packs_epi32(words[0], words[1]), second = _mm256_packs_epi32(words[2], words[3]);
+        const __m256i bytes = _mm256_permutevar8x32_epi32(_mm256_packs_epi16(first, second), in_order);
+        _mm256_storeu_si256((__m256i *)(p->rows + at * GROUP), bytes);
+        p->steps[at] = step;
+        const int lower = sum_of(_mm256_add_epi32(words[0], words[1])), upper = sum_of(_mm256_add_epi32(words[2], words[3]));
+        for (int64_t part = 0; part < parts; part++) {
+            const int sum = parts == 1 ? lower + upper : part ? upper : lower;
+            p->sums[at * parts + part] = step * (float)sum;
+            p->shifts[at * parts + part] = -128 * sum;
+        }
+    }
+}
+
+/* -- gates --------------------------------------------------------------------------------------------------------- */
+
+INLINE(NARROW) __m256 silu(__m256 x) {
+    const __m256 one = _mm256_set1_ps(1.0f), power = power_of_e(_mm256_xor_ps(x, _mm256_set1_ps(-0.0f)));
+    return _mm256_div_ps(x, _mm256_add_ps(one, power));
+}
+
+/* 0.5 x (1 + tanh(y)) is x / (1 + exp(-2 y)). */
+INLINE(NARROW) __m256 gelu(__m256 x) {
+    const __m256 cube = _mm256_mul_ps(_mm256_mul_ps(x, x), x);
+    const __m256 inner = _mm256_fmadd_ps(cube, _mm256_set1_ps(0.044715f), x);
+    const __m256 power = power_of_e(_mm256_mul_ps(inner, _mm256_set1_ps(-1.5957691216f)));
+    return _mm256_div_ps(x, _mm256_add_ps(_mm256_set1_ps(1.0f), power));
+}
+
+static __attribute__((target(NARROW))) void gate(const void *job, int64_t begin, int64_t end) {
+    const Product *p = job;
+    const int64_t half = p->outputs / 2;
+    for (int64_t row = begin; row < end; row++)
+        for (int64_t at = 0; at < half; at += 8) {
+            const float *from = p->out + row * p->stride + at;
+            const __m256 x = _mm256_loadu_ps(from), up = _mm256_loadu_ps(from + half);
+            _mm256_storeu_ps(p->gated + row * half + at, _mm256_mul_ps(p->gate == SILU ? silu(x) : gelu(x), up));
+        }
+}
+
+/* -- all of it ----------------------------------------------------------------------------------------------------- */
+
+void baton_tiles_product(const Product *p) {
+    const int64_t tiles = p->outputs / TILE, part = tiles / (4 * p->threads);
+    baton_in_parallel(quantise, p, p->num_rows, ROWS_AT_ONCE / 4, p->threads);
+    baton_in_parallel(p->is_wide && p->num_rows > 2 ? wide : narrow, p, tiles, part < 2 ? 2 : part - part % 2, p->threads);
+    if (p->gate) baton_in_parallel(gate, p, p->num_rows, ROWS_AT_ONCE / 4, p->threads);
+}

@@ -1,0 +1,193 @@
+"""Products on a CPU with weights of 4 or 8 bits in groups, as they are stored. T tokens, K inputs, N outputs, G groups of a row.
+
+Rows are quantised to 8 bits in groups of 32 inputs, and codes are multiplied as whole numbers
+(`engine/kernels/native/tiles.c`, which says what a block holds). A row depends neither on its batch nor on the processor.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, replace
+from struct import Struct
+
+import torch
+
+from engine.kernels import native
+from engine.processor import has_avx512
+
+OUTPUTS = 8  # a tile's
+OF_ROWS = 32  # inputs that share a step of a row
+GROUPS = (16, 32)  # inputs that share a scale in a block
+GATES = {"silu": 1, "gelu_tanh": 2}
+_CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tiles:
+    """A matrix [N, K], or one of each expert: an element is `scale * (code - middle)`, or `scale * code + minimum`.
+
+    8-bit codes are signed, and their middle is 0.
+    """
+
+    blocks: torch.Tensor  # uint8 [..., N / OUTPUTS, K / group, bytes of a block]
+    bits: int  # 4 or 8
+    group: int  # one of `GROUPS`
+    has_minimums: bool
+
+    @property
+    def outputs(self) -> int:
+        return self.blocks.shape[-3] * OUTPUTS
+
+    @property
+    def inputs(self) -> int:
+        return self.blocks.shape[-2] * self.group
+
+    @property
+    def middle(self) -> int:
+        return 8 if self.bits == 4 and not self.has_minimums else 0
+
+    @property
+    def _code_bytes(self) -> int:
+        return OUTPUTS * self.group * self.bits // 8
+
+    def __getitem__(self, index: int) -> Tiles:
+        """One expert's matrix."""
+        return replace(self, blocks=self.blocks[index])
+
+    def rows(self, numbers: torch.Tensor) -> torch.Tensor:
+        """Return rows [T, K] of the matrix in float32. `numbers` [T]."""
+        tile, place = numbers // OUTPUTS, numbers % OUTPUTS
+        blocks = self.blocks.index_select(0, tile)  # [T, G, bytes]
+        own = torch.arange(len(numbers))
+        bytes_ = blocks[..., : self._code_bytes].unflatten(2, (-1, OUTPUTS, 4))[own, :, :, place].flatten(2)
+        halves = blocks[..., self._code_bytes :].contiguous().view(torch.float16).unflatten(2, (-1, OUTPUTS))
+        factors = halves[own, :, :, place].float()  # [T, G, 1 or 2]
+        if self.bits == 4:
+            codes = torch.cat((bytes_ & 15, bytes_ >> 4), dim=-1).float().sub_(self.middle)
+        else:
+            codes = bytes_.view(torch.int8).float()
+        found = codes.mul_(factors[..., :1])
+        return (found.add_(factors[..., 1:]) if self.has_minimums else found).flatten(1)
+
+
+def is_usable() -> bool:
+    """True if this machine has the kernel."""
+    return native.library() is not None
+
+
+def allocate(*shape: int, bits: int, group: int, has_minimums: bool, device: torch.device = _CPU) -> Tiles:
+    """Return memory for a matrix [N, K], or one of each expert [E, N, K]. Raises ValueError for sizes that don't `suit`."""
+    *experts, outputs, inputs = shape
+    if not suit(outputs, inputs, group):
+        raise ValueError(
+            f"tiles have {OUTPUTS} outputs and groups of {GROUPS} inputs: not {outputs}, {inputs} in {group}"
+        )
+    num_bytes = OUTPUTS * group * bits // 8 + 2 * OUTPUTS * (1 + has_minimums)
+    blocks = torch.empty(*experts, outputs // OUTPUTS, inputs // group, num_bytes, dtype=torch.uint8, device=device)
+    return Tiles(blocks=blocks, bits=bits, group=group, has_minimums=has_minimums)
+
+
+def suit(outputs: int, inputs: int, group: int) -> bool:
+    """True if a matrix has whole tiles and whole groups."""
+    return group in GROUPS and outputs % OUTPUTS == 0 and inputs % OF_ROWS == 0
+
+
+def put(
+    weight: Tiles, begin: int, codes: torch.Tensor, scales: torch.Tensor, minimums: torch.Tensor | None = None
+) -> None:
+    """Pack rows from row `begin` on. `codes` [n, K]: uint8 in 4 bits, int8 in 8; `scales`, `minimums` [n, G] become float16.
+
+    Raises ValueError for a factor that is too large for that.
+    """
+    bits, group, tiles = weight.bits, weight.group, len(codes) // OUTPUTS
+    factors = [each.half() for each in (scales, minimums) if each is not None]
+    if not all(each.isfinite().all() for each in factors):
+        raise ValueError("its scales are too large for float16")
+    by_tile = codes.contiguous().view(torch.uint8).view(tiles, OUTPUTS, -1, group)
+    if bits == 4:
+        halves = by_tile.unflatten(3, (2, group // 8, 4)).permute(
+            3, 0, 2, 4, 1, 5
+        )  # half, tile, group, vector, output, input
+        packed = halves[0] | halves[1] << 4
+    else:
+        packed = by_tile.unflatten(3, (group // 4, 4)).permute(0, 2, 3, 1, 4)
+    parts = [packed.flatten(2)]
+    parts += [each.view(tiles, OUTPUTS, -1).transpose(1, 2).contiguous().view(torch.uint8) for each in factors]
+    first = begin // OUTPUTS
+    torch.cat(parts, dim=2, out=weight.blocks[first : first + tiles])
+
+
+# `Product` and `Norm` of the sources in C.
+_PRODUCT, _NORM = Struct("9P12q"), Struct("3P4qd")
+
+
+def product(
+    x: torch.Tensor, weight: Tiles, bias: torch.Tensor | None, *, out: torch.Tensor | None = None, adds: bool = False
+) -> torch.Tensor:
+    """Return x @ weight.T + bias [T, N] in float32, in `out` if it is given, which it `adds` to. `x` [T, K], `bias` [N] float32.
+
+    Raises ValueError for rows of another length.
+    """
+    if out is None:
+        out = torch.empty(x.shape[0], weight.outputs)
+    _multiply(x, weight, bias, out, adds=adds)
+    return out
+
+
+def gated_product(x: torch.Tensor, weight: Tiles, bias: torch.Tensor | None, activation: str) -> torch.Tensor:
+    """Return act(first half) * second half of the product, [T, N / 2] in float32. N is a multiple of 2 `OUTPUTS`."""
+    sums, found = torch.empty(x.shape[0], weight.outputs), torch.empty(x.shape[0], weight.outputs // 2)
+    _multiply(x, weight, bias, sums, found, gate=GATES[activation])
+    return found
+
+
+def _multiply(
+    x: torch.Tensor,
+    weight: Tiles,
+    bias: torch.Tensor | None,
+    out: torch.Tensor,
+    gated: torch.Tensor | None = None,
+    *,
+    gate: int = 0,
+    adds: bool = False,
+) -> None:
+    library = native.library()
+    assert library is not None
+    x, (num_rows, inputs), (tiles, groups, _) = x.float().contiguous(), x.shape, weight.blocks.shape
+    if inputs != groups * weight.group:
+        raise ValueError(f"rows of {inputs} inputs don't go with a matrix of {weight.inputs}")
+    num_steps, num_sums = num_rows * inputs // OF_ROWS, num_rows * groups
+    room = torch.empty(4 * (num_steps + 2 * num_sums) + num_rows * inputs, dtype=torch.uint8)
+    steps = room.data_ptr()
+    sums = steps + 4 * num_steps
+    library.baton_tiles_product(
+        _PRODUCT.pack(
+            x.data_ptr(), weight.blocks.data_ptr(), 0 if bias is None else bias.data_ptr(), out.data_ptr(),
+            0 if gated is None else gated.data_ptr(), sums + 8 * num_sums, steps, sums, sums + 4 * num_sums,
+            num_rows, inputs, tiles * OUTPUTS, out.stride(0), weight.bits, weight.group, weight.middle,
+            weight.has_minimums, is_wide(), torch.get_num_threads(), gate, adds,
+        )
+    )  # fmt: skip
+
+
+def can_norm(x: torch.Tensor, weight: torch.Tensor) -> bool:
+    """True if `normed` computes it."""
+    return x.dtype == weight.dtype == torch.float32 and x.shape[-1] % 8 == 0 and x.is_contiguous()
+
+
+def normed(x: torch.Tensor, weight: torch.Tensor, eps: float, *, plus_one: bool) -> torch.Tensor:
+    """Return `norm.rms_norm` of rows [T, K] in float32. `weight` [K] float32."""
+    library, out = native.library(), torch.empty_like(x)
+    assert library is not None
+    library.baton_rows_norm(
+        _NORM.pack(
+            x.data_ptr(), weight.data_ptr(), out.data_ptr(), *x.shape, plus_one, torch.get_num_threads(), eps
+        )
+    )  # fmt: skip
+    return out
+
+
+@functools.cache
+def is_wide() -> bool:
+    """True if this processor multiplies 64 bytes at a time (AVX512-VNNI), and may."""
+    return has_avx512() and bool(getattr(torch.cpu, "_is_vnni_supported", lambda: False)())

@@ -1,0 +1,137 @@
+"""Products with matrices in tiles, by the kernel in C, against whole numbers and float64."""
+
+from __future__ import annotations
+
+import os
+import threading
+from itertools import product as every
+
+import pytest
+import torch
+
+from engine.kernels import native
+from engine.kernels.quantised import tiles
+from engine.kernels.quantised.tiles import Tiles
+
+pytestmark = pytest.mark.skipif(not native.is_suitable() or not tiles.is_usable(), reason="no C compiler, or no AVX2")
+
+OUTPUTS, INPUTS = 8 * 13, 96  # no whole number of pairs of tiles
+KINDS = list(every((4, 8), (16, 32), (False, True)))
+
+
+def packed(bits: int, group: int, has_minimums: bool, *, outputs: int = OUTPUTS) -> tuple[Tiles, torch.Tensor]:
+    """A random matrix in tiles, and as float64 [N, K]. 8-bit codes have the smallest one."""
+    torch.manual_seed(bits + group + has_minimums)
+    if bits == 4:
+        codes = torch.randint(0, 16, (outputs, INPUTS), dtype=torch.uint8)
+    else:
+        codes = torch.randint(-128, 128, (outputs, INPUTS), dtype=torch.int8)
+    scales = torch.rand(outputs, INPUTS // group).half()
+    minimums = torch.randn(outputs, INPUTS // group).half() if has_minimums else None
+    weight = tiles.allocate(outputs, INPUTS, bits=bits, group=group, has_minimums=has_minimums)
+    for begin in (0, 8):  # in two parts
+        rows = slice(begin, begin + 8 if begin == 0 else outputs)
+        tiles.put(
+            weight, begin, codes[rows], scales[rows].float(), None if minimums is None else minimums[rows].float()
+        )
+    centred = codes.double() - weight.middle
+    matrix = centred.unflatten(1, (-1, group)) * scales.double()[:, :, None]
+    return weight, (matrix if minimums is None else matrix + minimums.double()[:, :, None]).flatten(1)
+
+
+def as_rounded(x: torch.Tensor) -> torch.Tensor:
+    """`x` [T, K] as its 8-bit codes have it, in float64."""
+    groups = x.unflatten(1, (-1, tiles.OF_ROWS))
+    largest = groups.abs().amax(2, keepdim=True)
+    codes = torch.where(largest > 0, groups * (127 / largest), torch.zeros(())).round()
+    return (codes.double() * (largest / 127).double()).flatten(1)
+
+
+@pytest.mark.parametrize(("bits", "group", "has_minimums"), KINDS)
+@pytest.mark.parametrize("num_rows", [1, 2, 3, 5, 8, 15, 70])
+def test_a_product_is_that_of_rounded_rows(bits: int, group: int, has_minimums: bool, num_rows: int) -> None:
+    weight, matrix = packed(bits, group, has_minimums)
+    x, bias = torch.randn(num_rows, INPUTS), torch.randn(OUTPUTS)
+    found, expected = tiles.product(x, weight, bias), as_rounded(x) @ matrix.T + bias.double()
+    assert found.dtype == torch.float32
+    assert (found - expected).abs().max() < 1e-5 * expected.abs().max()
+
+
+@pytest.mark.parametrize(("bits", "group", "has_minimums"), KINDS)
+def test_a_row_depends_on_nothing_but_itself(
+    bits: int, group: int, has_minimums: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither on its batch, nor on the number of threads, nor on how many bytes a processor multiplies at a time."""
+    weight, _ = packed(bits, group, has_minimums)
+    x = torch.randn(70, INPUTS)
+    alone, threads = torch.cat([tiles.product(row[None], weight, None) for row in x]), torch.get_num_threads()
+    variants = [False, True] if tiles.is_wide() else [False]
+    try:
+        for is_wide, count, several in every(variants, (1, 2, 3), (3, 8, 70)):
+            monkeypatch.setattr(tiles, "is_wide", lambda is_wide=is_wide: is_wide)
+            torch.set_num_threads(count)
+            assert torch.equal(tiles.product(x[:several], weight, None), alone[:several])
+    finally:
+        torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize(("bits", "group", "has_minimums"), KINDS)
+def test_rows_of_a_table_are_those_of_the_matrix(bits: int, group: int, has_minimums: bool) -> None:
+    weight, matrix = packed(bits, group, has_minimums)
+    numbers = torch.tensor([0, 103, 8, 9, 0])
+    assert (weight.rows(numbers) - matrix[numbers]).abs().max() < 1e-5
+
+
+def test_a_column_of_a_wider_result_is_written_in_place() -> None:
+    weight, _ = packed(4, 32, True)
+    x, out = torch.randn(5, INPUTS), torch.full((5, OUTPUTS + 16), 7.0)
+    tiles.product(x, weight, None, out=out[:, 8 : 8 + OUTPUTS])
+    assert torch.equal(out[:, 8 : 8 + OUTPUTS], tiles.product(x, weight, None))
+    assert bool((out[:, :8] == 7).all() and (out[:, 8 + OUTPUTS :] == 7).all())
+
+
+def test_zeros_and_denormal_rows_are_zeros() -> None:
+    weight, _ = packed(4, 32, True)
+    assert not tiles.product(torch.zeros(2, INPUTS), weight, None).any()
+    assert not tiles.product(torch.full((2, INPUTS), 1e-40), weight, None).any()
+
+
+def test_threads_may_multiply_at_once() -> None:
+    weight, _ = packed(8, 32, False, outputs=8 * 64)
+    x, found = torch.randn(9, INPUTS), list[torch.Tensor]()
+    expected = tiles.product(x, weight, None)
+    workers = [
+        threading.Thread(target=lambda: found.extend(tiles.product(x, weight, None) for _ in range(200)))
+        for _ in range(3)
+    ]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert len(found) == 600
+    assert all(torch.equal(each, expected) for each in found)
+
+
+def test_a_forked_process_multiplies_too() -> None:
+    weight, _ = packed(4, 32, False, outputs=8 * 64)
+    x, threads = torch.randn(3, INPUTS), torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        expected = tiles.product(x, weight, None)
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if torch.equal(tiles.product(x, weight, None), expected) else 1)
+        assert os.waitpid(child, 0)[1] == 0
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_sizes_and_scales_that_do_not_suit_are_refused() -> None:
+    for outputs, inputs, group in ((12, 96, 32), (16, 48, 16), (16, 96, 64)):
+        with pytest.raises(ValueError, match="tiles have 8 outputs"):
+            tiles.allocate(outputs, inputs, bits=4, group=group, has_minimums=False)
+    weight = tiles.allocate(8, 32, bits=4, group=32, has_minimums=False)
+    with pytest.raises(ValueError, match="64 inputs don't go with a matrix of 32"):
+        tiles.product(torch.zeros(1, 64), weight, None)
+    with pytest.raises(ValueError, match="too large for float16"):
+        tiles.put(weight, 0, torch.zeros(8, 32, dtype=torch.uint8), torch.full((8, 1), 1e6))
