@@ -11,6 +11,7 @@ add up to the whole block's. It guards against corruption and mix-ups, not again
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -20,6 +21,7 @@ import torch
 
 from common.pages import LANE_BYTES, KVLayout
 from kvtransfer.plan import is_sharded, lane_indices
+from kvtransfer.transport import AmongRanks, Transport
 
 Factors = npt.NDArray[np.uint64]
 
@@ -76,3 +78,10 @@ def _odd_splitmix64(indices: npt.NDArray[np.uint64]) -> Factors:
         z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
         return (z ^ (z >> np.uint64(31))) | np.uint64(1)
+
+
+async def pool_digests(transport: Transport, pool: torch.Tensor, layout: KVLayout, blocks: Sequence[int]) -> bytes:
+    """Digest blocks of a worker's pool, on all of its ranks. Raises TransferError."""
+    if isinstance(transport, AmongRanks):
+        return await transport.digests(blocks)
+    return await asyncio.to_thread(block_digests, pool, blocks, layout)

@@ -1,4 +1,4 @@
-"""The lease table of a decode worker, without I/O: which writer may write into which blocks, until when.
+"""The lease table of a receiver, without I/O: which writer may write into which blocks, until when.
 
     RESERVED ──begin_verify──▶ VERIFYING ──accept──▶ ACCEPTED      blocks are the sequence's
        │                          └────────reject──▶ RELEASED      blocks are the pool's again
@@ -62,12 +62,13 @@ class Lease:
 
 
 class LeaseTable:
-    """All leases of one decode worker under which writes may still land. `generation` makes a lease unique for ever."""
+    """All leases of one receiver under which writes may still land. `generation` makes a lease unique for ever."""
 
-    def __init__(self, *, incarnation: int) -> None:
+    def __init__(self, *, incarnation: int, first_id: int = 1) -> None:
+        """`first_id`: tables of one process number their leases from apart."""
         self._incarnation = incarnation
         self._leases: dict[int, Lease] = {}
-        self._next_id = 1
+        self._next_id = first_id
         self._tombstones: OrderedDict[str, tuple[int, float]] = OrderedDict()  # newest cancelled attempt, and when
 
     @property

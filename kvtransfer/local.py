@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import torch
 
 from common.messages import KVLayout, Region
-from kvtransfer.transport import Link, TransferError
+from kvtransfer.shares import Share
+from kvtransfer.transport import Link, ShareLink, TransferError
 
 
 class LocalTransport:
@@ -26,6 +27,9 @@ class LocalTransport:
         return Region(transport=self.name, incarnation=incarnation, layout=layout, address={})
 
     async def connect(self, region: Region) -> Link:
+        raise TransferError("transport local connects to no peer: give the workers another one")
+
+    async def connect_share(self, region: Region, share: Share) -> ShareLink:
         raise TransferError("transport local connects to no peer: give the workers another one")
 
     def expect(self, lease_id: int, generation: int, blocks: Sequence[int]) -> None:

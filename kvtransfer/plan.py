@@ -11,7 +11,7 @@ equal layouts a block is one run.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 import msgspec
@@ -52,6 +52,13 @@ class Cargo:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "num_blocks", -(-self.num_tokens // self.block_size))
+
+    def of_blocks(self, blocks_per_entry: Sequence[int]) -> Cargo:
+        """The cargo in a receiver's blocks: its entries take as many of them, by group. The same for other groups than ours."""
+        if len(blocks_per_entry) != len(self.groups):
+            return self
+        groups = [replace(group, blocks=count) for group, count in zip(self.groups, blocks_per_entry, strict=True)]
+        return Cargo(num_tokens=self.num_tokens, block_size=self.block_size, groups=groups)
 
     def lacking(self, firsts: Sequence[int]) -> list[Item]:
         """The blocks that go to a receiver with all entries before these, by group."""
@@ -159,16 +166,20 @@ def plan_copies(source: KVLayout, destination: KVLayout) -> Plan:
     for index, (ours, theirs) in enumerate(zip(source.pages, destination.pages, strict=True)):
         start = max(ours.first_head, theirs.first_head)
         end = min(ours.first_head + ours.heads, theirs.first_head + theirs.heads)
-        if start < end:
-            copies.append(_copy(source, destination, index, start, end))
+        layers = range(
+            max(ours.first_layer, theirs.first_layer),
+            min(ours.first_layer + ours.layers, theirs.first_layer + theirs.layers),
+        )
+        if start < end and layers:
+            copies.append(_copy(source, destination, index, start, end, layers))
     if not copies:
         raise LayoutMismatchError(f"no head in common: {_heads(source)} here, {_heads(destination)} at the peer")
     return Plan(copies=tuple(copies), source_bytes=source.block_bytes, destination_bytes=destination.block_bytes)
 
 
 def is_sharded(layout: KVLayout) -> bool:
-    """True if a worker with this layout holds only some of the model's heads."""
-    return any(part.heads != part.all_heads for part in layout.pages)
+    """True if a pool with this layout holds only some of the model's heads or layers."""
+    return any(part.heads != part.all_heads or part.layers != part.all_layers for part in layout.pages)
 
 
 @lru_cache(maxsize=8)
@@ -176,7 +187,10 @@ def lane_indices(layout: KVLayout) -> Lanes:
     """Return the index in the whole model's block of each 32-bit lane of this layout's block."""
     whole = msgspec.structs.replace(
         layout,
-        parts=tuple(msgspec.structs.replace(part, heads=part.all_heads, first_head=0) for part in layout.pages),
+        parts=tuple(
+            msgspec.structs.replace(part, heads=part.all_heads, first_head=0, layers=part.all_layers, first_layer=0)
+            for part in layout.pages
+        ),
     )
     return plan_copies(layout, whole).lanes()[1]
 
@@ -188,14 +202,14 @@ def differences(source: KVLayout, destination: KVLayout) -> list[str]:
     found = []
     if source.block_size != destination.block_size:
         found.append(f"block_size is {source.block_size} here, {destination.block_size} at the peer")
-    if source.groups != destination.groups:
+    is_cut = source.is_cut or destination.is_cut
+    ours_of, theirs_of = ([group.whole if is_cut else group for group in one.groups] for one in (source, destination))
+    if ours_of != theirs_of:
         found.append(f"KV groups are {_groups(source)} here, {_groups(destination)} at the peer")
-    if source.groups and (is_sharded(source) or is_sharded(destination)):
-        found.append("blocks with several KV groups can't be cut into heads")
     for index, (ours, theirs) in enumerate(zip(source.pages, destination.pages, strict=True)):
         of_part = f" of part {index}" if len(source.pages) > 1 else ""
         for name in ("layers", "planes", "dim", "dtype", "per_token", "all_heads"):
-            here, there = getattr(ours, name), getattr(theirs, name)
+            here, there = getattr(ours.whole, name), getattr(theirs.whole, name)
             if here != there:
                 found.append(f"{name}{of_part} is {here} here, {there} at the peer")
         for part in (ours, theirs):
@@ -216,20 +230,26 @@ def _broken(part: PagePart, of_part: str) -> list[str]:
     """Return why a part is invalid or can't be split by heads; "" if it is fine."""
     if not 0 <= part.first_head <= part.first_head + part.heads <= part.all_heads:
         return [f"heads{of_part} are {_span(part)} of {part.all_heads}"]
+    if not 0 <= part.first_layer <= part.first_layer + part.layers <= part.all_layers:
+        return [f"layers{of_part} are {part.layers} from {part.first_layer} on, of {part.all_layers}"]
+    if part.channels and sum(count for _, count in part.channels) != part.dim:
+        return [f"channels{of_part} are not {part.dim}"]
     if part.heads < part.all_heads and part.head_bytes % LANE_BYTES:
         return [f"a head{of_part} of {part.head_bytes} bytes is no multiple of {LANE_BYTES}, so it can't be sharded"]
     return []
 
 
-def _copy(source: KVLayout, destination: KVLayout, index: int, start: int, end: int) -> Copy:
-    """The copy of the whole model's heads [start, end) of a part."""
+def _copy(source: KVLayout, destination: KVLayout, index: int, start: int, end: int, layers: range) -> Copy:
+    """The copy of the whole model's heads [start, end) of a part, in these of its layers."""
     ours, theirs = source.pages[index], destination.pages[index]
     size = destination.block_size
     offsets = [
-        sum(part.block_bytes(size) for part in layout.pages[:index]) + (start - layout.pages[index].first_head) * bytes_
-        for layout, bytes_ in ((source, ours.head_bytes), (destination, theirs.head_bytes))
+        sum(each.block_bytes(size) for each in layout.pages[:index])
+        + (layers.start - part.first_layer) * part.block_bytes(size) // part.layers
+        + (start - part.first_head) * part.head_bytes
+        for layout, part in ((source, ours), (destination, theirs))
     ]
-    num_bytes, rows = (end - start) * theirs.head_bytes, theirs.rows(size)
+    num_bytes, rows = (end - start) * theirs.head_bytes, theirs.rows(size) // theirs.layers * len(layers)
     if ours.heads == theirs.heads == end - start:
         runs = Runs(source=offsets[0], destination=offsets[1], num_bytes=rows * num_bytes)
     else:
@@ -258,8 +278,15 @@ def _lanes(start: int, step: int, run: Runs) -> Lanes:
 
 
 def _heads(layout: KVLayout) -> str:
-    return "heads " + ", ".join(map(_span, layout.pages))
+    layers = {(part.first_layer, part.layers) for part in layout.pages if part.layers < part.all_layers}
+    of_some = ", ".join(f", layers {first}-{first + count - 1}" for first, count in sorted(layers))
+    return "heads " + ", ".join(map(_span, layout.pages)) + of_some
 
 
 def _span(part: PagePart) -> str:
     return f"{part.first_head}-{part.first_head + part.heads - 1}"
+
+
+def blocks_per_entry(layout: KVLayout) -> list[int]:
+    """Blocks of an entry, by group."""
+    return [1, *(group.blocks_per_entry for group in layout.groups)]

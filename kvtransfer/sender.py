@@ -17,7 +17,7 @@ from common.blocks import unpack_tokens
 from common.errors import HandoffRefusedError
 from common.messages import ReserveReply
 from common.words import Refusal
-from kvtransfer.plan import Cargo, Item
+from kvtransfer.plan import Cargo, Item, blocks_per_entry
 
 
 class SenderState(Enum):
@@ -61,6 +61,8 @@ class Sender:
 
     def reserved(self, reply: ReserveReply) -> None:
         """Record a granted lease. Raises HandoffRefusedError when it doesn't fit this prompt."""
+        if reply.region is not None:
+            self._cargo = self._cargo.of_blocks(blocks_per_entry(reply.region.layout))
         destinations = unpack_tokens(reply.destination_blocks)
         num_groups = len(self._cargo.groups)
         firsts = [reply.first_block, *reply.first_entries][:num_groups]

@@ -11,18 +11,20 @@ import math
 import mmap
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from common.messages import KVLayout, Region
 from kvtransfer.digest import factors_of, lane_digest, lane_view
+from kvtransfer.host import Lanes, copy_moves
 from kvtransfer.liveness import SHM_FOLDER, create_locked, is_locked, is_name, remove_stale, shared_memory
-from kvtransfer.plan import Plan
-from kvtransfer.transport import Link, TransferError, check_run, plan_to
+from kvtransfer.plan import Item
+from kvtransfer.shares import Move, Piece, Share
+from kvtransfer.transport import Link, ShareLink, TransferError, check_moves, check_run, plan_to
 
 PREFIX = "baton-kv"
 PROBE_BYTES = 4 << 20
@@ -42,7 +44,8 @@ class ShmTransport:
         self._path: Path | None = None
         self._lock = -1  # descriptor; an unlocked file would be removed by the next worker's start
         self._life: tuple[Path, int] | None = None
-        self._links: dict[str, ShmLink] = {}  # by file name: a new incarnation has a new file
+        # Keys: the file, a new one for each incarnation, and if the link takes shares.
+        self._links: dict[tuple[str, bool], ShmLink] = {}
         remove_stale(PREFIX)
 
     def allocate(self, shape: tuple[int, ...], dtype: torch.dtype, device: str) -> torch.Tensor:
@@ -74,18 +77,23 @@ class ShmTransport:
 
     async def connect(self, region: Region) -> Link:
         plan = plan_to(region, transport=self.name, layout=self._layout)
+        return await self._connect(region, None if plan.is_whole else Share(((Piece(0, 0, plan.runs),),)))
+
+    async def connect_share(self, region: Region, share: Share) -> ShareLink:
+        return await self._connect(region, share)
+
+    async def _connect(self, region: Region, share: Share | None) -> ShmLink:
         assert self._pool is not None
-        assert self._layout is not None
         await self._drop_dead_links()
-        name = region.address.get("file", "")
-        if name not in self._links:
-            self._links[name] = ShmLink(self._pool, self._layout, region, plan)
-        return self._links[name]
+        key = region.address.get("file", ""), share is not None
+        if key not in self._links:
+            self._links[key] = ShmLink(self._pool, region, share)
+        return self._links[key]
 
     async def _drop_dead_links(self) -> None:
         """Unmap dead workers' pools, whose memory the kernel otherwise keeps."""
-        for name in [name for name in self._links if not (SHM_FOLDER / name).exists()]:
-            await self._links.pop(name).close()
+        for key in [key for key in self._links if not (SHM_FOLDER / key[0]).exists()]:
+            await self._links.pop(key).close()
 
     def expect(self, lease_id: int, generation: int, blocks: Sequence[int]) -> None:
         """No-op: the writer writes by itself."""
@@ -122,16 +130,15 @@ class ShmTransport:
 
 
 class ShmLink:
-    """The peer's pool mapped into this process. The peer may hold other heads than we do."""
+    """The peer's pool mapped into this process. It takes a share of each block where the peer keeps other heads than we do."""
 
-    def __init__(self, pool: torch.Tensor, layout: KVLayout, region: Region, plan: Plan) -> None:
+    def __init__(self, pool: torch.Tensor, region: Region, share: Share | None) -> None:
         self._source = lane_view(pool)
-        self._destination: npt.NDArray[np.uint32] | None = np.frombuffer(
-            _map(region), dtype=self._source.dtype
-        ).reshape(region.layout.num_blocks, -1)
-        self._lanes = None if plan.is_whole else plan.lanes()
-        factors = factors_of(layout)
-        self._factors = factors if self._lanes is None else factors[self._lanes[0]]
+        self._destination: Lanes | None = np.frombuffer(_map(region), dtype=self._source.dtype).reshape(
+            region.layout.num_blocks, -1
+        )
+        self._share = share
+        self._factors = factors_of(region.layout)
         self._copies: set[asyncio.Future[bytes]] = set()
         self.bandwidth = _measure()
 
@@ -144,14 +151,25 @@ class ShmLink:
         destination_blocks: Sequence[int],
         timeout_s: float,
     ) -> bytes:
+        check_run(source_blocks, destination_blocks, num_source=len(self._source), num_destination=self._num_blocks)
+        if self._share is None:
+            return await self._copied(partial(self._copy, source_blocks, destination_blocks))
+        pairs = zip(source_blocks, destination_blocks, strict=True)
+        moves = [Move(Item(0, 0), target, (source,)) for source, target in pairs]
+        return await self._copied(partial(self._copy_share, moves))
+
+    async def push_moves(self, *, lease_id: int, generation: int, moves: Sequence[Move], timeout_s: float) -> bytes:
+        check_moves(moves, num_source=len(self._source), num_destination=self._num_blocks)
+        return await self._copied(partial(self._copy_share, moves))
+
+    @property
+    def _num_blocks(self) -> int:
         if self._destination is None:
             raise TransferError("the link is closed")
-        check_run(
-            source_blocks, destination_blocks, num_source=len(self._source), num_destination=len(self._destination)
-        )
-        copy = asyncio.get_running_loop().run_in_executor(
-            None, self._copy, self._destination, source_blocks, destination_blocks
-        )
+        return len(self._destination)
+
+    async def _copied(self, work: Callable[[], bytes]) -> bytes:
+        copy = asyncio.get_running_loop().run_in_executor(None, work)
         self._copies.add(copy)
         copy.add_done_callback(self._copies.discard)
         try:
@@ -160,27 +178,21 @@ class ShmLink:
             await asyncio.wait([copy])  # no write may be in flight when push returns
             raise
 
-    def _copy(
-        self,
-        destination: npt.NDArray[np.uint32],
-        source_blocks: Sequence[int],
-        destination_blocks: Sequence[int],
-    ) -> bytes:
-        """Copy and digest block by block, so that the digest reads from the CPU's cache.
-
-        Digests cover what was copied: part of the block if the peer keeps other heads.
-        """
+    def _copy(self, source_blocks: Sequence[int], destination_blocks: Sequence[int]) -> bytes:
+        """Copy and digest block by block, so that the digest reads from the CPU's cache."""
+        assert self._destination is not None
         digests = np.empty(len(source_blocks), dtype="<u8")
         for index, (source, target) in enumerate(zip(source_blocks, destination_blocks, strict=True)):
-            if self._lanes is None:
-                lanes = self._source[source]
-                destination[target] = lanes
-            else:
-                ours, theirs = self._lanes
-                lanes = self._source[source, ours]
-                destination[target, theirs] = lanes
+            lanes = self._source[source]
+            self._destination[target] = lanes
             digests[index] = lane_digest(lanes, self._factors)
         return digests.tobytes()
+
+    def _copy_share(self, moves: Sequence[Move]) -> bytes:
+        """Copy our share. Digests cover what was copied."""
+        assert self._share is not None
+        assert self._destination is not None
+        return copy_moves(self._share, moves, self._source, self._destination, self._factors)
 
     async def close(self) -> None:
         """Refuse further pushes and wait for those in flight; the mapping goes with its last view."""

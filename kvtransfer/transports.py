@@ -19,6 +19,7 @@ class TransportKind:
     devices: tuple[str, ...]  # devices whose memory it moves
     reaches_others: bool = True  # False: its workers hand no KV over
     listens_at: bool = False  # takes the address at which peers on other hosts reach it
+    frees_pools: bool = False  # a pool's pages may go back while it is open
 
     def suits(self, device: str) -> bool:
         """True if it moves the memory of `cpu`, `cuda` or `cuda:N`."""
@@ -26,13 +27,16 @@ class TransportKind:
 
 
 TRANSPORTS: dict[TransportName, TransportKind] = {
-    "shm": TransportKind(implementation="kvtransfer.shm:ShmTransport", devices=("cpu",)),
+    "shm": TransportKind(implementation="kvtransfer.shm:ShmTransport", devices=("cpu",), frees_pools=True),
     "cuda_ipc": TransportKind(implementation="kvtransfer.cuda.ipc:CudaIpcTransport", devices=("cuda",)),
     "ucx": TransportKind(
         implementation="kvtransfer.ucx.transport:UcxTransport", devices=("cpu", "cuda"), listens_at=True
     ),
     "local": TransportKind(
-        implementation="kvtransfer.local:LocalTransport", devices=("cpu", "cuda"), reaches_others=False
+        implementation="kvtransfer.local:LocalTransport",
+        devices=("cpu", "cuda"),
+        reaches_others=False,
+        frees_pools=True,
     ),
 }
 
@@ -45,3 +49,8 @@ def automatic(device: str) -> TransportName:
 def reaches_others(name: str) -> bool:
     """True if workers with this transport can hand KV over; unknown transports, which tests use, can."""
     return all(kind.reaches_others for known, kind in TRANSPORTS.items() if known == name)
+
+
+def frees_pools(name: str) -> bool:
+    """True if a pool in host memory may be freed, and taken again, while workers with this transport are connected."""
+    return any(kind.frees_pools for known, kind in TRANSPORTS.items() if known == name)

@@ -23,7 +23,7 @@ from common.messages import KVLayout, Region
 from engine.cache.pages import pool_dtype, pool_shape
 from kvtransfer.digest import block_digests
 from kvtransfer.transport import Transport, open_transport
-from services.worker.gpu import see_one_gpu
+from services.rank.gpu import see_one_gpu
 
 SIZES_MIB = (2, 16, 32, 128, 512, 1024)
 PUSHES_PER_SIZE = 12

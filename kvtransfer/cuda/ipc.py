@@ -24,7 +24,8 @@ from common.messages import KVLayout, Region
 from kvtransfer.cuda.driver import CudaDriverError, SharedMemory, close_shared, open_shared, share
 from kvtransfer.cuda.mover import MAX_BLOCKS, BlockMover, Move, mover_of
 from kvtransfer.liveness import SHM_FOLDER, create_locked, host, is_locked, is_name, remove_stale, shared_memory
-from kvtransfer.transport import Link, TransferError, check_run, check_whole, plan_to
+from kvtransfer.shares import Share
+from kvtransfer.transport import Link, ShareLink, TransferError, check_run, check_whole, plan_to
 
 log = logging.getLogger("baton.cuda_ipc")
 
@@ -104,6 +105,9 @@ class CudaIpcTransport:
     async def _drop_dead_links(self) -> None:
         for name in [name for name in self._links if not is_locked(SHM_FOLDER / name)]:
             await self._links.pop(name).close()
+
+    async def connect_share(self, region: Region, share: Share) -> ShareLink:
+        raise TransferError(f"transport {self.name} writes whole blocks alone")
 
     def expect(self, lease_id: int, generation: int, blocks: Sequence[int]) -> None:
         """No-op: the writer writes by itself."""

@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -17,7 +18,10 @@ import torch
 
 from common.messages import KVLayout
 from kvtransfer.cuda.mover import BlockMover, mover_of
-from kvtransfer.digest import factors_of, lane_digest, lane_view
+from kvtransfer.digest import Factors, factors_of, lane_digest, lane_view
+from kvtransfer.host import gather, packed, scatter
+from kvtransfer.plan import Runs
+from kvtransfer.shares import Move, Piece
 from kvtransfer.ucx.wire import Array, Wire
 
 # Slots at either end of a link: one is packed or unpacked while others are on the wire. 4 slots and 8 pieces were the
@@ -38,12 +42,16 @@ class Slot(Protocol):
         """Begin to gather blocks."""
         ...
 
+    def pack_share(self, piece: Piece, moves: Sequence[Move], factors: Factors) -> None:
+        """Begin to gather a piece of a share of each move's blocks. `factors` are those of the receiver's blocks."""
+        ...
+
     async def packed(self, wire: Wire) -> bytes:
         """Wait until the blocks are gathered; return their digests."""
         ...
 
-    def unpack(self, blocks: Sequence[int]) -> None:
-        """Start writing `len(blocks)` blocks into the pool."""
+    def unpack(self, blocks: Sequence[int], runs: Sequence[Runs] = ()) -> None:
+        """Start writing `len(blocks)` blocks into the pool, or of each of them these runs."""
         ...
 
     def unpacked(self, meanwhile: Callable[[], object]) -> None:
@@ -76,10 +84,10 @@ def memory_of(pool: torch.Tensor, layout: KVLayout) -> PoolMemory:
     return HostMemory(pool, layout)
 
 
-def piece_blocks(memory: PoolMemory, count: int, slot_bytes: int) -> int:
-    """Blocks of a run in one message."""
-    wanted = max(-(-count // MIN_PIECES), memory.min_piece_bytes // memory.block_bytes, 1)
-    return min(wanted, slot_bytes // memory.block_bytes)
+def piece_blocks(memory: PoolMemory, count: int, slot_bytes: int, block_bytes: int) -> int:
+    """Blocks of a run in one message, or shares of blocks."""
+    wanted = max(-(-count // MIN_PIECES), memory.min_piece_bytes // block_bytes, 1)
+    return min(wanted, slot_bytes // block_bytes)
 
 
 class _Kept:
@@ -132,19 +140,30 @@ class HostSlot:
         return Array(self._bytes[:num_bytes])
 
     def pack(self, blocks: Sequence[int]) -> None:
-        if len(blocks) * self._memory.block_bytes > self.inline_bytes:
-            self._packing = self._memory.packers.submit(self._pack, blocks)
+        self._begin(partial(self._pack, blocks), len(blocks) * self._memory.block_bytes)
+
+    def pack_share(self, piece: Piece, moves: Sequence[Move], factors: Factors) -> None:
+        self._begin(partial(self._pack_share, piece, moves, factors), len(moves) * piece.num_bytes)
+
+    def _begin(self, pack: Callable[[], bytes], num_bytes: int) -> None:
+        if num_bytes > self.inline_bytes:
+            self._packing = self._memory.packers.submit(pack)
         else:
             self._packing = Future()
-            self._packing.set_result(self._pack(blocks))
+            self._packing.set_result(pack())
 
     async def packed(self, wire: Wire) -> bytes:
         assert self._packing is not None
         return self._packing.result() if self._packing.done() else await asyncio.wrap_future(self._packing)
 
-    def unpack(self, blocks: Sequence[int]) -> None:
+    def unpack(self, blocks: Sequence[int], runs: Sequence[Runs] = ()) -> None:
+        size = sum(run.count * run.num_bytes for run in runs)
         for index, block in enumerate(blocks):
-            self._memory.lanes[block] = self._packed[index]
+            if runs:
+                share = self._bytes[index * size : (index + 1) * size].view(np.uint32)
+                scatter(runs, share, self._memory.lanes[block])
+            else:
+                self._memory.lanes[block] = self._packed[index]
 
     def unpacked(self, meanwhile: Callable[[], object]) -> None:
         """No-op: `unpack` is synchronous."""
@@ -155,6 +174,13 @@ class HostSlot:
             self._packed[index] = self._memory.lanes[block]
             digests[index] = lane_digest(self._packed[index], self._memory.factors)
         return digests.tobytes()
+
+    def _pack_share(self, piece: Piece, moves: Sequence[Move], factors: Factors) -> bytes:
+        size, digests = piece.num_bytes, []
+        for index, move in enumerate(moves):
+            share = self._bytes[index * size : (index + 1) * size].view(np.uint32)
+            digests.append(gather(piece, move, self._memory.lanes, share, factors))
+        return packed(digests)
 
 
 class DeviceMemory:
@@ -207,7 +233,10 @@ class DeviceSlot:
         await wire.until(self._gather.is_done)
         return self._gather.digests()
 
-    def unpack(self, blocks: Sequence[int]) -> None:
+    def pack_share(self, piece: Piece, moves: Sequence[Move], factors: Factors) -> None:
+        raise NotImplementedError
+
+    def unpack(self, blocks: Sequence[int], runs: Sequence[Runs] = ()) -> None:
         self._scatter.start(None, blocks)
 
     def unpacked(self, meanwhile: Callable[[], object]) -> None:

@@ -9,8 +9,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
+from common.pages import LANE_BYTES
 from kvtransfer.cuda.mover import MAX_BLOCKS
+from kvtransfer.plan import Runs
 from kvtransfer.ucx.memory import SLOTS, PoolMemory, Slot
 from kvtransfer.ucx.protocol import (
     ANSWER,
@@ -22,6 +25,8 @@ from kvtransfer.ucx.protocol import (
     MAGIC,
     PROBE,
     RUN_TIMEOUT_S,
+    RUN_WORDS,
+    SHARE,
     TAKEN,
     WELCOME,
     WRITE,
@@ -103,13 +108,15 @@ class Incoming:
         header = Array(self._header)
         while True:
             await self._wire.idle(self._endpoint, self._endpoint.tag_recv(header, Tag(self._door.tag)))
-            lease_id, generation, count, per_piece, kind = HEADER.unpack_from(self._header.data)
-            if not self._makes_sense(count, per_piece, kind):
+            lease_id, generation, count, per_piece, kind, num_runs = HEADER.unpack_from(self._header.data)
+            runs = self._runs(num_runs) if kind == SHARE else []
+            if not self._makes_sense(count, per_piece, kind, runs):
                 log.warning("ucx.bad_header", extra={"kind": kind, "count": count, "per_piece": per_piece})
                 return
             self._wire.hold()
             async with asyncio.timeout(RUN_TIMEOUT_S):
-                taken = await self._take((lease_id, generation), self._pieces(count, per_piece, kind))
+                pieces = self._pieces(count, per_piece, kind, RUN_WORDS * len(runs))
+                taken = await self._take((lease_id, generation), pieces, runs)
                 await answer(self._wire, self._door, taken)
 
     async def _welcome(self) -> None:
@@ -120,18 +127,35 @@ class Incoming:
     def _post(self, slot: Slot) -> Any:
         return self._endpoint.tag_recv(slot.array(self._memory.slot_bytes), self._tag)
 
-    def _makes_sense(self, count: int, per_piece: int, kind: int) -> bool:
-        fits = 0 < per_piece * self._memory.block_bytes <= self._memory.slot_bytes
-        return kind in (WRITE, PROBE) and 0 < count <= MAX_BLOCKS and fits
+    @property
+    def _words(self) -> npt.NDArray[np.uint32]:
+        return self._header[HEADER.size :].view(np.uint32)
 
-    def _pieces(self, count: int, per_piece: int, kind: int) -> list[list[int]]:
+    def _runs(self, count: int) -> list[Runs]:
+        """The runs of a share, in bytes."""
+        words = (LANE_BYTES * self._words[: RUN_WORDS * count].astype(np.int64)).reshape(-1, RUN_WORDS).tolist()
+        return [
+            Runs(source=0, destination=first, num_bytes=size, count=often // LANE_BYTES, destination_step=step)
+            for first, size, often, step in words
+        ]
+
+    def _makes_sense(self, count: int, per_piece: int, kind: int, runs: Sequence[Runs]) -> bool:
+        block_bytes = self._memory.block_bytes
+        if kind == SHARE:
+            if not runs or not all(_is_within(run, block_bytes) for run in runs):
+                return False
+            block_bytes = sum(run.count * run.num_bytes for run in runs)
+        fits = 0 < per_piece * block_bytes <= self._memory.slot_bytes
+        return kind in (WRITE, PROBE, SHARE) and 0 < count <= MAX_BLOCKS - RUN_WORDS * len(runs) and fits
+
+    def _pieces(self, count: int, per_piece: int, kind: int, first_word: int) -> list[list[int]]:
         """Yield the blocks of each following message; none if the link is only measured."""
         if kind == PROBE:
             return [[] for _ in range(count)]
-        blocks = self._header[HEADER.size :].view(np.uint32)[:count].tolist()
+        blocks = self._words[first_word : first_word + count].tolist()
         return [blocks[start : start + per_piece] for start in range(0, count, per_piece)]
 
-    async def _take(self, lease: tuple[int, int], pieces: list[list[int]]) -> bool:
+    async def _take(self, lease: tuple[int, int], pieces: list[list[int]], runs: Sequence[Runs]) -> bool:
         """Receive a run, unpacking each piece while waiting for the next. Return False if a piece was not expected.
 
         No unpacking goes on while another task may run (`_settle`): after `forget` a lease's blocks may be used at once.
@@ -140,7 +164,7 @@ class Incoming:
         for piece in pieces:
             await self._wire.end(self._endpoint, self._posted[self._next], settle=self._settle)
             self._settle()
-            taken = taken and begin_to_unpack(self._leases, lease, self._slots[self._next], piece)
+            taken = taken and begin_to_unpack(self._leases, lease, self._slots[self._next], piece, runs)
             self._unpacking, self._next = self._next, (self._next + 1) % len(self._slots)
         self._settle()
         return taken
@@ -165,7 +189,17 @@ class Incoming:
             self._memory.keep(self._slots, self._memory.slot_bytes)
 
 
-def begin_to_unpack(leases: Leases, lease: tuple[int, int], slot: Slot, blocks: list[int]) -> bool:
+def _is_within(run: Runs, block_bytes: int) -> bool:
+    return (
+        run.count > 0
+        and run.num_bytes > 0
+        and run.destination + (run.count - 1) * run.destination_step + run.num_bytes <= block_bytes
+    )
+
+
+def begin_to_unpack(
+    leases: Leases, lease: tuple[int, int], slot: Slot, blocks: list[int], runs: Sequence[Runs] = ()
+) -> bool:
     """Start writing a message's blocks into the pool if the lease expects them *now*; return False if not.
 
     The caller calls the slot's `unpacked` before its next await: `forget` could run there.
@@ -174,7 +208,7 @@ def begin_to_unpack(leases: Leases, lease: tuple[int, int], slot: Slot, blocks: 
         expected = leases.get(lease)
         if expected is None or not expected.covers(blocks):
             return False
-        slot.unpack(blocks)
+        slot.unpack(blocks, runs)
         expected.took(blocks)
     return True
 

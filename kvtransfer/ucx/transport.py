@@ -26,7 +26,8 @@ import torch
 from common.messages import KVLayout, Region
 from kvtransfer.cuda.driver import use_device
 from kvtransfer.liveness import host as this_host
-from kvtransfer.transport import Link, TransferError, check_whole, plan_to
+from kvtransfer.shares import Share
+from kvtransfer.transport import Link, ShareLink, TransferError, check_whole, plan_to
 from kvtransfer.ucx.listening import hear_only, own_address
 from kvtransfer.ucx.memory import PoolMemory, memory_of
 from kvtransfer.ucx.protocol import CONNECT_TIMEOUT_S, PROTOCOL
@@ -36,6 +37,7 @@ from kvtransfer.ucx.wire import Wire, abort
 
 log = logging.getLogger("baton.ucx")
 
+Peer = tuple[str, str, int, bool]  # host, port, incarnation, and if the link takes shares
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -50,8 +52,8 @@ class UcxTransport:
         self._pool: PoolMemory | None = None
         self._wire: Wire | None = None
         self._listener: Any = None
-        self._links: dict[tuple[str, str, int], UcxLink] = {}
-        self._opening: dict[tuple[str, str, int], asyncio.Task[UcxLink]] = {}
+        self._links: dict[Peer, UcxLink] = {}
+        self._opening: dict[Peer, asyncio.Task[UcxLink]] = {}
         self._serving: set[asyncio.Task[None]] = set()
         self._layout: KVLayout | None = None
         self._expected: dict[tuple[int, int], Expected] = {}
@@ -75,25 +77,35 @@ class UcxTransport:
             "port": str(self._listener.port),
             "token": self._token.hex(),
             "protocol": PROTOCOL,
+            "shares": "" if pool.is_cuda else "1",
             "reach": this_host() if self._host in LOOPBACK else "",
         }
         return Region(transport=self.name, incarnation=incarnation, layout=layout, address=address)
 
     async def connect(self, region: Region) -> Link:
         check_whole(plan_to(region, transport=self.name, layout=self._layout), transport=self.name)
+        return await self._connect(region, None)
+
+    async def connect_share(self, region: Region, share: Share) -> ShareLink:
+        if not region.address.get("shares"):
+            raise TransferError("the peer's release takes whole blocks alone: upgrade it, or give both ends one width")
+        return await self._connect(region, share)
+
+    async def _connect(self, region: Region, share: Share | None) -> UcxLink:
         if self._pool is None or self._wire is None:
             raise TransferError("this transport is closed")
         check_protocol(region)
         self._links = {key: link for key, link in self._links.items() if not link.closed}
-        key = (region.address.get("host", ""), region.address.get("port", ""), region.incarnation)
+        host, port = region.address.get("host", ""), region.address.get("port", "")
+        key = (host, port, region.incarnation, share is not None)
         if key in self._links:
             return self._links[key]
         if key not in self._opening:  # all callers share it, so a silent peer delays no other
-            self._opening[key] = asyncio.create_task(UcxLink.open(self._wire, self._pool, region))
+            self._opening[key] = asyncio.create_task(UcxLink.open(self._wire, self._pool, region, share))
             self._opening[key].add_done_callback(lambda opening: self._opened(key, opening))
         return await asyncio.shield(self._opening[key])
 
-    def _opened(self, key: tuple[str, str, int], opening: asyncio.Task[UcxLink]) -> None:
+    def _opened(self, key: Peer, opening: asyncio.Task[UcxLink]) -> None:
         del self._opening[key]
         if not opening.cancelled() and opening.exception() is None:
             self._links[key] = opening.result()

@@ -11,6 +11,7 @@ import torch
 from tests.unit.kernels import (
     channel_checks,
     codes_checks,
+    collective_checks,
     convolution_checks,
     delta_checks,
     expert_checks,
@@ -40,7 +41,7 @@ def memory_goes_back() -> Iterator[None]:
 
 MODULES = (
     triton_checks, expert_checks, switch_checks, mla_checks, sparse_checks, group_checks, codes_checks, fp8_checks,
-    far_checks,
+    far_checks, collective_checks,
 )  # fmt: skip
 OF_STATES = (channel_checks, convolution_checks, delta_checks, mamba_checks, selective_checks)
 

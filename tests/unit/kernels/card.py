@@ -157,7 +157,8 @@ class Card:
         """Takes the place of `Kernel.launch`."""
         name = kernel.function.__name__
         for at, argument in enumerate((*arguments, *options.values())):
-            if isinstance(argument, torch.Tensor) and not isinstance(argument, OnCard):
+            is_here = isinstance(argument, torch.Tensor) and not isinstance(argument, OnCard)
+            if is_here and not self.pinned.has(argument):  # a kernel reaches pinned memory
                 raise CardError(f"{name}: argument {at} is on the CPU")
         if max((*grid, 1, 1)[1:]) > 65535 or grid[0] >= 1 << 31 or min(grid) < 0:
             raise CardError(f"{name}: a grid of {grid}")

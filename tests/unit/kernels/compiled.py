@@ -200,7 +200,7 @@ def passes(case: Case, kv_cache_dtype: str = "auto", format: Format | None = Non
     with (
         tempfile.TemporaryDirectory() as folder,
         mock.patch("engine.engine.model_fingerprint", return_value=""),
-        mock.patch("engine.engine.read_model_spec", read),
+        mock.patch("engine.resolving.read_model_spec", read),
     ):
         config.save_pretrained(folder)
         asked = EngineConfig(

@@ -31,7 +31,11 @@ from engine.families import read_model_spec
 from engine.formats.product import Format
 from engine.formats.quantization import EVERY, Quantization
 from engine.kernels.attention import dispatch
+from engine.kernels.collectives import Peers
+from engine.kernels.collectives.group import gpu_group
 from engine.kernels.sampling import triton_choose
+from engine.lockstep import decode_config
+from engine.parallel.ranks import Ranks
 from engine.spec.model import ModelSpec
 from engine.step.warm import tables_from
 from tests.gguf_files import write_gguf
@@ -156,6 +160,45 @@ def _deliver(chunks: list[Chunk], pass_: Pass) -> None:
         chunk.sequence.append(5)
 
 
+class Host:
+    """The hosts of ranks that are all on this one: each says the same."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size = rank, size
+
+    def exchange(self, own: bytes) -> list[bytes]:
+        return [own] * self.size
+
+    def meet(self) -> None: ...
+
+
+class Led:
+    """The last rank of an engine, which does what the first one says while that says it: no kernel waits for another."""
+
+    def __init__(self, size: int, card: Card) -> None:
+        self._size, self._card = size, card
+        self._engine: Engine | None = None
+        self.ranks = Ranks(self._group(0), self)
+
+    def _group(self, rank: int) -> Peers:
+        host: Any = Host(rank, self._size)
+        here = torch.device("cuda")
+        return gpu_group(host, here, lambda inbox, *_: [inbox.data_ptr()] * self._size, phase_bytes=1 << 20)
+
+    def send(self, *frames: bytes) -> None:
+        for frame in frames:
+            if self._engine is None:
+                self._engine = Engine(decode_config(frame), ranks=Ranks(self._group(self._size - 1)))
+            else:
+                with self._card.must_not_wait():
+                    self._engine.follow(frame)
+
+    def wait(self) -> None: ...
+
+    def problem(self) -> str:
+        return ""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Program:
     """A checkpoint, and what an engine of it is asked for."""
@@ -163,6 +206,7 @@ class Program:
     build: Callable[[Path], Path]  # writes it into an empty folder
     asked: Mapping[str, Any]  # of EngineConfig
     format: Format | None = None  # of all matrices; nothing is loaded then
+    ranks: int = 1
 
     def run(self, launches: Launches) -> None:
         """Raise CardError for what a card would refuse."""
@@ -176,8 +220,12 @@ class Program:
         more: dict[str, Any] = {} if self.format is None else {"load": lambda weights, folder: None}
         with tempfile.TemporaryDirectory() as folder:
             model = self.build(Path(folder))
-            with dry(launches) as card, mock.patch("engine.engine.read_model_spec", read):
-                compute(Engine(EngineConfig.of(model=model, device="cuda", **sizes | self.asked), **more), card)
+            with dry(launches) as card, mock.patch("engine.resolving.read_model_spec", read):
+                config = EngineConfig.of(model=model, device="cuda", **sizes | self.asked)
+                if self.ranks > 1:
+                    led = Led(self.ranks, card)
+                    config, more["ranks"] = replace(config, tensor_parallel_size=self.ranks), led.ranks
+                compute(Engine(config, **more), card)
 
 
 def of_case(case: Case, format: Format | None = None, **asked: Any) -> Program:
@@ -210,6 +258,16 @@ def programs() -> dict[str, Program]:
         (*REAL, "phi", "deepseek_v3", "mixtral", "gpt_oss", "qwen3_5"), ("fp8", "int4")
     ):
         found[f"{name}, {format} while loading"] = of_case(cases[name], quantization=format, kv_cache_dtype="fp8")
+    for name in ("llama", "deepseek_v3", "qwen3_moe", "gpt_oss", "qwen3_5", "gemma3"):
+        found[f"{name}, 2 ranks"] = replace(of_case(cases[name]), ranks=2)
+    found["llama, 4 ranks in float32"] = replace(of_case(cases["llama"], dtype="float32"), ranks=4)
+    found["phi, int8 keys and values, 2 ranks"] = replace(of_case(cases["phi"], kv_cache_dtype="int8"), ranks=2)
+    is_cut = {"enable_expert_parallel": False}
+    found["mixtral, 2 ranks, experts cut"] = replace(of_case(cases["mixtral"], **is_cut), ranks=2)
+    for name in ("fp8", "int4"):
+        found[f"llama, {name} while loading, 2 ranks"] = replace(of_case(cases["llama"], quantization=name), ranks=2)
+    for name in ("awq", "gptq, order of activations"):
+        found[f"checkpoint of {name}, 2 ranks"] = replace(of_form(FORMS[name]), ranks=2)
     found |= {f"checkpoint of {name}": of_form(form) for name, form in FORMS.items()}
     found["checkpoint of gpt-oss in mxfp4"] = Program(
         build=lambda folder: in_mxfp4(

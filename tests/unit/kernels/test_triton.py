@@ -14,6 +14,7 @@ from tests.models import build_tiny_model
 from tests.unit.engine.families import dense, experts
 from tests.unit.kernels import (
     codes_checks,
+    collective_checks,
     expert_checks,
     fp8_checks,
     group_checks,
@@ -58,6 +59,11 @@ def test_sparse_kernel(interpreter: Interpreter, name: str) -> None:
 @pytest.mark.parametrize("name", expert_checks.CHECKS)
 def test_experts_kernel(interpreter: Interpreter, name: str) -> None:
     interpreter.check("expert_checks", name)
+
+
+@pytest.mark.parametrize("name", collective_checks.CHECKS)
+def test_collective(interpreter: Interpreter, name: str) -> None:
+    interpreter.check("collective_checks", name)
 
 
 @pytest.mark.parametrize("name", switch_checks.CHECKS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
 import pytest
 import torch
 
@@ -25,6 +26,31 @@ def test_of_an_address_only_the_sign_of_life_is_public(address: dict[str, str]) 
     public = {"file": address.get("life"), "reach": address.get("reach")}
     assert shown.address == {name: text for name, text in public.items() if text}
     assert (shown.transport, shown.incarnation, shown.layout) == ("any", 3, LAYOUT)
+
+
+def test_a_worker_of_several_ranks_is_the_first_ones_region_and_the_further_ones() -> None:
+    regions = [
+        Region(transport="any", incarnation=3, layout=LAYOUT, address=address | {"life": f"life-{rank}"})
+        for rank, address in enumerate(ADDRESSES)
+    ]
+    region = Region.joined(regions)
+
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(region), type=Region).each == regions
+    assert Region.joined(regions[:1]) == regions[0]
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(region), type=RegionOf010) == RegionOf010(
+        transport="any", incarnation=3, layout=LAYOUT, address=regions[0].address
+    )
+    assert [one.address for one in region.public.each] == [one.public.address for one in regions]
+    assert region.public.ranks[0].layout is None
+
+
+class RegionOf010(msgspec.Struct, frozen=True, kw_only=True):
+    """The region as release 0.1.0 knows it."""
+
+    transport: str
+    incarnation: int
+    layout: KVLayout
+    address: dict[str, str]
 
 
 async def test_the_public_part_of_a_pool_in_shared_memory_is_a_sign_of_life_and_no_pool() -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from common.blocks import pack_tokens
 from common.errors import HandoffRefusedError
-from common.messages import ReserveReply
+from common.messages import KVGroup, KVLayout, Region, ReserveReply
+from common.words import Keeps
 from kvtransfer.plan import Cargo, CargoGroup, Item
 from kvtransfer.sender import Run, Sender, SenderState
 
@@ -162,3 +164,20 @@ def test_every_block_is_pushed_once_in_order_and_only_when_final(
     digests = sender.manifest()
     assert digests is not None
     assert len(digests) == 8 * len(taken)
+
+
+def test_a_prompt_is_counted_in_the_receivers_blocks() -> None:
+    """A state takes another number of a narrower rank's blocks."""
+    group = KVGroup(keeps=Keeps.STATE, parts=(), blocks_per_entry=3)
+    layout = KVLayout(num_blocks=9, num_layers=1, block_size=4, num_kv_heads=1, head_dim=8, dtype="float32")
+    region = Region(transport="shm", incarnation=1, layout=msgspec.structs.replace(layout, groups=(group,)), address={})
+    cargo = Cargo(num_tokens=4, block_size=4, groups=(CargoGroup(), CargoGroup(blocks=2)))
+    sender = Sender(cargo)
+    lease = ReserveReply(granted=True, destination_blocks=pack_tokens([5, 6, 7, 8]), first_entries=[0], region=region)
+
+    sender.reserved(lease)
+
+    sender.computed(4)
+    run = sender.next_run()
+    assert run is not None
+    assert run.items == [Item(0, 0, 0), *(Item(1, 0, number) for number in range(3))]

@@ -1,0 +1,1 @@
+"""Collectives among processes that are ranks of a group on GPUs of one host."""

@@ -1,0 +1,1 @@
+"""Handing KV over between workers of several ranks, also of different widths."""
