@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
 # `kv_cache_dtype`, also by vLLM's names -> the quantised form. None: keys and values keep the model's compute dtype.
-KV_CACHE_DTYPES: dict[str, Literal["fp8", "int8", "int4"] | None] = {
+KV_CACHE_DTYPES: dict[str, Literal["float16", "fp8", "int8", "int4"] | None] = {
     "auto": None,
     "bfloat16": None,
     "fp8": "fp8",
@@ -16,6 +16,8 @@ KV_CACHE_DTYPES: dict[str, Literal["fp8", "int8", "int4"] | None] = {
     "int8_per_token_head": "int8",
     "int4": "int4",
     "int4_per_token_head": "int4",
+    "float16": "float16",
+    "float32": None,
 }
 SKIPPED_LAYERS = ("", "sliding_window")
 
@@ -79,6 +81,8 @@ class EngineConfig:
     model_impl: str = "auto"  # which code computes the model, see `engine.foreign`
     quantization: str = "auto"  # online quantisation of plain weights, see `engine.families.quantised`
     draft: DraftConfig | None = None
+    tensor_parallel_size: int = 1  # ranks that share the model
+    enable_expert_parallel: bool = True  # ranks have some experts, whole; False: a part of every expert
 
     @classmethod
     def of(cls, **settings: Any) -> EngineConfig:
@@ -86,11 +90,50 @@ class EngineConfig:
         cache = {field.name: settings.pop(field.name) for field in fields(CacheConfig) if field.name in settings}
         return cls(**settings, cache=CacheConfig(**cache))
 
+    def with_pool(self, num_blocks: int, block_size: int) -> EngineConfig:
+        """The same settings with a pool of this size, whatever memory is free."""
+        cache = replace(self.cache, num_blocks=num_blocks, block_size=block_size, kv_memory_bytes=None)
+        return replace(self, cache=cache)
+
     def __post_init__(self) -> None:
-        _check_positive(self, ("max_model_len", "max_batch_tokens", "max_sequences", "num_threads"))
+        sizes = ("max_model_len", "max_batch_tokens", "max_sequences", "num_threads", "tensor_parallel_size")
+        _check_positive(self, sizes)
+        if self.tensor_parallel_size > 1:
+            self._check_ranks()
         if self.model_impl not in ("auto", "baton", "transformers"):
             raise ValueError(f"model_impl must be auto, baton or transformers, not {self.model_impl!r}")
         if self.dtype not in ("auto", "float32", "bfloat16", "float16"):
             raise ValueError(f"dtype must be auto, float32, bfloat16 or float16, not {self.dtype!r}")
+        if self.cache.kv_cache_dtype == "float16" and self.device.startswith("cuda") and self.dtype != "float16":
+            raise ValueError("kv_cache_dtype = float16 is for CPUs, or for dtype = float16: leave it out, or take fp8")
         if self.quantization == "int8" and self.device != "cpu":
             raise ValueError(f"quantization = 'int8' is for CPUs, not {self.device}: take fp8")
+
+    def check_stages(self, count: int, *, is_foreign: bool) -> None:
+        """Raise ValueError for settings that so many stages don't have yet. `is_foreign`: `transformers` computes the model."""
+        if count == 1:
+            return
+        if self.device != "cpu":
+            refused, remedy = f"stages compute on CPUs, not on {self.device}", "--device cpu, --tensor-parallel-size"
+        elif self.tensor_parallel_size > 1:
+            refused, remedy = (
+                f"--tensor-parallel-size {self.tensor_parallel_size} beside it: ranks don't share a stage",
+                "one of both",
+            )
+        elif self.draft is not None and self.draft.folder is not None:
+            refused, remedy = "draft heads and models aren't cut into stages", "draft by suffix or ngram"
+        elif is_foreign:
+            refused, remedy = "transformers computes a model whole", "a model of Baton's families"
+        else:
+            return
+        raise ValueError(f"--pipeline-parallel-size {count}: {refused}: {remedy}, or take 1")
+
+    def _check_ranks(self) -> None:
+        """Raise ValueError for settings that ranks don't have yet."""
+        if self.draft is not None and self.draft.folder is not None:
+            refused, remedy = "draft heads and models aren't shared", "draft by suffix or ngram"
+        elif self.model_impl == "transformers":
+            refused, remedy = "transformers computes a model whole", "leave --model-impl out"
+        else:
+            return
+        raise ValueError(f"--tensor-parallel-size {self.tensor_parallel_size}: {refused}: {remedy}, or take 1")

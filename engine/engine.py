@@ -5,9 +5,7 @@ Schedulers decide what a pass computes; the worker's pipeline applies the result
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -18,6 +16,7 @@ from engine.cache.codes import with_codes
 from engine.cache.pages import (
     allocate_zeros,
     entry_views,
+    last_block,
     part_views,
     plan_layout,
     pool_dtype,
@@ -29,25 +28,28 @@ from engine.config import EngineConfig
 from engine.drafts import with_draft
 from engine.drafts.chain import DraftChain
 from engine.drafts.heads import BlockHead, DraftHead, HeadSpec
-from engine.families import read_model_spec
 from engine.foreign import ForeignDecoder, is_foreign
 from engine.grammars.grammars import Grammars, Masks
 from engine.groups import groups_of
 from engine.kernels.attention import HeadShape, item_queries, items_at_once, tiling
 from engine.kernels.device import describe
 from engine.kernels.launch import compiled_ahead
-from engine.kernels.linear import computes_in_bfloat16
 from engine.kernels.mla import Forms, forms_on, mla_items_at_once
+from engine.lockstep import Lockstep, encode_config
 from engine.model.decoder import Decoder
 from engine.model.places import Part, kept_at
+from engine.parallel.ranks import ONE_RANK, Ranks
 from engine.passes import Finished, InvalidChunkError, Pass, Sampled
+from engine.resolving import marks_of, read_config, resolve_dtype, resolve_max_model_len
 from engine.sampling.device import DeviceSampler, Draw
-from engine.sampling.host import SampledRow, sample
-from engine.sampling.scores import ScoredPass, split
+from engine.sampling.device_pass import DevicePass
+from engine.sampling.host import SampledRow, in_order, sample
+from engine.sampling.scores import ScoredPass, sampled_rows, split
 from engine.sampling.verifying import verifying
 from engine.sequence import Chunk, Sequence
 from engine.spec.mla import MLASpec
-from engine.spec.model import ModelSpec
+from engine.spec.stages import for_stage
+from engine.staged import Staged
 from engine.step.graphs import graph_sizes
 from engine.step.limits import GroupTables, HeadLimits, LastAttention, Limits
 from engine.step.runner import Runner
@@ -55,12 +57,8 @@ from engine.step.staging import NewestTokens
 from engine.step.warm import time_launch, time_prompts, warm_up
 from engine.weights.loader import load_weights, most_elements
 from engine.weights.parameters import Weights
-from modelfiles.gguf import is_gguf
 
 __all__ = ["Chunk", "Engine", "InvalidChunkError", "Pass", "Sampled"]
-
-# Positions: rotary tables grow with them, and a longer context is always configured explicitly.
-MAX_LEN_UNASKED = 1 << 20
 
 Allocate = Callable[[tuple[int, ...], torch.dtype, str], torch.Tensor]
 Load = Callable[[Weights, Path], None]
@@ -71,7 +69,8 @@ class Engine:
 
     `allocate(shape, dtype, device)` provides the pool's memory (a transport's, so that peers can reach it), initialised or not.
     `load(weights, folder)` fills the parameters. `lender`: an engine on the CPU whose config differs in nothing but pool and
-    threads; this one computes with its weights, and loads none.
+    threads; this one computes with its weights, and loads none. `ranks`: those that share the model, of which the first has its
+    followers repeat each pass. Raises RankLostError if one ends.
     """
 
     def __init__(
@@ -81,19 +80,23 @@ class Engine:
         allocate: Allocate | None = None,
         load: Load = load_weights,
         lender: Engine | None = None,
+        ranks: Ranks = ONE_RANK,
     ) -> None:
+        self._ranks, self._lockstep = ranks, Lockstep(ranks, config.device)
         foreign = ForeignDecoder(config.model) if is_foreign(config) else None
-        model = foreign.spec if foreign is not None else _read(config)
+        config.check_stages(ranks.stage.count, is_foreign=foreign is not None)
+        model = foreign.spec if foreign is not None else read_config(config)
         device = torch.device(config.device)
         if device.type == "cpu":
             torch.set_num_threads(config.num_threads)
-        dtype_name = _resolve_dtype(config.dtype, device, model.dtype)
+        dtype_name = resolve_dtype(config.dtype, device, model.dtype)
         model = with_codes(model, config.cache, dtype_name)
         dtype = getattr(torch, dtype_name)
         self.config = config
         self.vocab_size = model.vocab_size
-        self.max_model_len = _resolve_max_model_len(config.max_model_len, model.max_position_embeddings)
+        self.max_model_len = resolve_max_model_len(config.max_model_len, model.max_position_embeddings)
         model = with_windows(model.within(self.max_model_len), config.cache, dtype_name, self.max_model_len)
+        model = for_stage(model, *ranks.stage.place)
         model, draft = with_draft(model, config, longest=self.max_model_len, is_ours=foreign is None)
         if foreign is not None:
             self._decoder: Decoder | ForeignDecoder = foreign.load(model, dtype, device)
@@ -107,12 +110,15 @@ class Engine:
                 device=device,
                 max_model_len=self.max_model_len,
                 most_elements=most_elements(config.model) if load is load_weights else None,
+                group=ranks.group,
+                stage=ranks.stage,
             )
+            model = self._decoder.spec
         self._head: DraftHead | BlockHead | None = None if lender is None else lender._head
         if draft is not None and self._head is None:
             assert isinstance(self._decoder, Decoder), "checked"
             self._head = draft.head(self._decoder, self.max_model_len)
-        marks = _marks(config, model, dtype_name) + [
+        marks = marks_of(config, model, dtype_name) + [
             f"differing={name}" for name in sorted(self._decoder.weights.differing)
         ]
         self.fingerprint = model_fingerprint(config.model, marks)
@@ -122,18 +128,21 @@ class Engine:
             dtype_name,
             while_loading=self._decoder.weights.bytes_while_loading,
             longest=self.max_model_len,
+            held_back=ranks.held_back(),
         )
+        ranks.followers.send(encode_config(config.with_pool(self.layout.num_blocks, self.layout.block_size)))
         self.kv = (allocate or allocate_zeros)(pool_shape(self.layout), pool_dtype(self.layout), config.device)
         self._drafting = None if draft is None else self._new_drafting(draft)
         self.grammars = Grammars(config.model, self.vocab_size)
         self._newest = NewestTokens.none(device)
-        self._drawn: Draw | None = None  # the last pass that sampled on a GPU
-        self._known: dict[Sequence, int] = {}  # newest tokens on the CPU, known at once
+        self._drawn: Draw | None = None  # the last pass that sampled on the device
+        self._known: dict[Sequence, int] = {}  # newest tokens of one rank on the CPU, known at once
         # Milliseconds of a pass by slots for decoding tokens (0: none) and prompt tokens.
         self.pass_ms: dict[tuple[int, int], float] = {}
         # Milliseconds of drafting behind a pass, by sequences that draft.
         self.draft_ms: dict[int, float] = {}
         self.launch_ms = 0.0  # host time of an uncaptured pass; 0: no graphs
+        self._staged = Staged.of(ranks.stage, self.vocab_size, dtype)
         self._sampler = DeviceSampler(self.vocab_size, max(config.max_sequences, config.max_batch_tokens), device)
         if device.type == "cuda":
             self._start_on_gpu(load)
@@ -144,6 +153,7 @@ class Engine:
                 self._head.load()
             self._runner = self._new_runner(self._decoder)
         self._decoder.weights.tell_changes()
+        self._lockstep.begin()
 
     def _start_on_gpu(self, load: Load) -> None:
         """Load the weights while kernels are compiled; capture graphs; run and time passes of every kind."""
@@ -162,9 +172,11 @@ class Engine:
                 self._head.load()
         self._decoder.weights.settle()
         self._runner = self._new_runner(self._decoder)
+        self._ranks.group.meet()
         self._runner.capture(sizes)
         if self._drafting is not None:
             self.draft_ms = self._drafting.capture(self._runner, sizes)
+        self._ranks.group.meet()  # a rank that compiles or captures longer isn't lost
         self.warm_up()
         self.pass_ms = {(size.decoding, size.prompts): ms for size, ms in self._runner.measure().items()}
         alone = time_prompts(self.launch, self.layout, vocab_size=self.vocab_size, max_tokens=longest)
@@ -189,7 +201,10 @@ class Engine:
         layout, model = self.layout, self._decoder.spec
         parts: list[Part] = [*part_views(self.kv, layout), *entry_views(self.kv, layout)]
         last = max(index for index, layer in enumerate(model.layers) if layer.attention is not None)
-        block, _ = kept_at(parts, model.places[last])
+        if model.has_head:
+            block, _ = kept_at(parts, model.places[last - model.own_layers.start])
+        else:
+            block = last_block(model, str(decoder.weights.dtype).removeprefix("torch."), layout.block_size)
         attention = {heads: self._head_limits(heads, windows) for heads, windows in model.windows_by_heads.items()}
         limits = Limits(
             block_size=layout.block_size,
@@ -259,37 +274,54 @@ class Engine:
         """
         if not chunks:
             return Finished([])
+        if self._staged is not None:
+            self._staged.know(chunks)
         packed = self._runner.pack(self._runner.ordered(chunks), self._newest)
         return verifying(chunks, lambda rows: self._launch(rows, packed))
 
     def _launch(self, chunks: list[Chunk], packed: Packed) -> Pass:
         """Start a packed pass over chunks of which none has a row besides itself."""
         ordered = self._runner.ordered(chunks)
-        logits = self._runner.execute(packed)
+        is_alone = self._ranks.group.size == 1 and self._staged is None
+        logits = self._runner.execute(packed) if is_alone else self._lockstep.execute(self._runner, packed)
+        if self._staged is not None:
+            return self._staged.launched(packed.size.num_sampled, lambda logits: self._sampled(chunks, logits, ordered))
         inputs = None if self._drafting is None else self._drafting.inputs_of(self._runner, packed)
-        if logits is not None and any(chunk.scored for chunk in ordered):
-            scores, logits = split(logits, ordered)
-            launched = ScoredPass(chunks, self._sample(chunks, logits, ordered), scores).finished()
-        else:
-            launched = self._sample(chunks, logits, ordered)
+        launched = self._sampled(chunks, logits, ordered)
         if self._drafting is None or inputs is None:
             return launched
         return self._drafting.behind(self._runner, launched, chunks, ordered, packed, inputs)
+
+    def _sampled(self, chunks: list[Chunk], logits: torch.Tensor | None, ordered: list[Chunk]) -> Pass:
+        """Start sampling, and score what the logits of prompts are wanted for."""
+        if logits is None or not any(chunk.scored for chunk in ordered):
+            return self._sample(chunks, logits, ordered)
+        scores, logits = split(logits, ordered)
+        return ScoredPass(chunks, self._sample(chunks, logits, ordered), scores).finished()
+
+    def follow(self, frame: bytes) -> None:
+        """Do what a message of the leader says, see `engine.lockstep`."""
+        self._lockstep.follow(frame, self._runner, self._sampler)
+
+    @property
+    def lost(self) -> str:
+        """The reason that no further pass can be computed; "" while ranks live."""
+        return self._lockstep.lost
 
     def _sample(self, chunks: list[Chunk], logits: torch.Tensor | None, ordered: list[Chunk]) -> Pass:
         """Start sampling a token for each row of logits, which are in the order of `ordered`."""
         sampling = [chunk for chunk in ordered if chunk.sample]
         # Waits for the previous pass while the device computes this one.
         masks = self.grammars.masks(sampling, self._pending)
-        if self.kv.is_cuda:
-            return self._sample_on_device(chunks, logits, sampling, masks)
+        if self.kv.is_cuda or self._ranks.group.size > 1:
+            return self._sample_on_device(chunks, logits, sampling, masks, ordered)
         allowed = masks.allowed(self.vocab_size) if masks.rows else {}
         rows = [SampledRow.of(chunk, self._known, allowed.get(row)) for row, chunk in enumerate(sampling)]
         sampled = sample(logits.float(), rows) if logits is not None else []
         tokens = [result.token_id if result else 0 for result in sampled]
         self._remember(NewestTokens(torch.tensor(tokens, dtype=torch.int64), [chunk.sequence for chunk in sampling]))
         self._known = {chunk.sequence: token for chunk, token in zip(sampling, tokens, strict=True)}
-        return Finished(_in_order(chunks, sampling, sampled, masks.problems))
+        return Finished(in_order(chunks, sampling, sampled, masks.problems))
 
     def _pending(self, sequence: Sequence) -> int:
         """Return the token that the previous pass samples for the sequence; on a GPU that pass may still run."""
@@ -298,86 +330,34 @@ class Engine:
         return self._drawn.token_of(sequence)
 
     def _sample_on_device(
-        self, chunks: list[Chunk], logits: torch.Tensor | None, sampling: list[Chunk], masks: Masks
+        self,
+        chunks: list[Chunk],
+        logits: torch.Tensor | None,
+        sampling: list[Chunk],
+        masks: Masks,
+        ordered: list[Chunk],
     ) -> Pass:
+        """Start sampling by packed words, which followers repeat."""
+        is_scored = any(chunk.scored for chunk in ordered)
         if logits is None:
+            if is_scored:
+                self._lockstep.sample_nothing()
+            self._drawn = None
             self._remember(NewestTokens.none(self.kv.device))
-            over = torch.cuda.Event()
-            over.record()
-            return _DevicePass(chunks, sampling, None, over, {})
-        draw = self._drawn = self._sampler.launch(logits, sampling, self._newest, masks)
-        self._remember(draw.newest)
-        return _DevicePass(chunks, sampling, draw, None, masks.problems)
+            launched = DevicePass.of_none(chunks, self.kv.device, self._ranks.group.check)
+        else:
+            packed = self._sampler.pack(sampling, self._newest, masks)
+            rows = sampled_rows(ordered) if is_scored else None
+            draw = self._lockstep.draw(self._sampler, logits, packed, self._newest.tensor, rows)
+            self._drawn = draw
+            self._remember(draw.newest)
+            launched = DevicePass(chunks, sampling, draw, None, masks.problems, self._ranks.group.check)
+        return launched if self.kv.is_cuda else Finished(launched.wait())
 
     def _remember(self, newest: NewestTokens) -> None:
         self._runner.keep_newest(newest.tensor)
         self._newest = newest
 
 
-@dataclass(frozen=True, slots=True)
-class _DevicePass:
-    """A pass that may still be running on the GPU."""
-
-    chunks: list[Chunk]
-    sampling: list[Chunk]  # rows of the draw
-    draw: Draw | None
-    over: torch.cuda.Event | None  # recorded after a pass that samples nothing
-    problems: Mapping[Chunk, str]  # see `Sampled.problem`
-
-    def wait(self) -> list[Sampled | None]:
-        if self.draw is not None:
-            return _in_order(self.chunks, self.sampling, self.draw.wait(), self.problems)
-        assert self.over is not None
-        self.over.synchronize()
-        return [None] * len(self.chunks)
-
-
-def _in_order(
-    chunks: list[Chunk],
-    sampling: list[Chunk],
-    sampled: SequenceOf[Sampled | None],
-    problems: Mapping[Chunk, str],
-) -> list[Sampled | None]:
-    """Results in the order of the chunks."""
-    if sampling == chunks and not problems:
-        return list(sampled)
-    results = dict(zip(map(id, sampling), sampled, strict=True))  # hashes of the chunks' fields take longer
-    results |= {id(chunk): Sampled(0, None, problem=problem) for chunk, problem in problems.items()}
-    return [results[id(chunk)] if chunk.sample else None for chunk in chunks]
-
-
-def _read(config: EngineConfig) -> ModelSpec:
-    return read_model_spec(config.model, quantization=config.quantization, device=config.device, dtype=config.dtype)
-
-
-def _marks(config: EngineConfig, model: ModelSpec, dtype: str) -> list[str]:
-    """Return the settings under which the same files give other keys and values. `dtype`: of the computation."""
-    asked = config.quantization if config.quantization != "auto" else ""
-    named = asked or (model.quantization.name if is_gguf(config.model) else "")
-    marks = [f"quantization={named}"] if named else []
-    if config.draft is not None and config.draft.folder is not None:
-        drafter = "draft_model" if config.draft.is_model else "draft"
-        marks.append(f"{drafter}={model_fingerprint(config.draft.folder)}")
-    kept = [(layer.attention and layer.attention.codes) or dtype for layer in model.layers]
-    # The hash root names the quantised dtype, but neither the dtype it was made from nor the quantised layers.
-    marks += [f"kept={dtype}:{','.join(kept)}"] if set(kept) != {dtype} else []
-    apart = {"states=apart": model.has_state, "columns=apart": any(kept.window for kept in model.kept)}
-    return marks + [mark for mark, is_so in apart.items() if is_so]  # older models kept everything in each block
-
-
 def _nothing_more(weights: Weights, folder: Path) -> None:
     """No-op, for weights that are already loaded."""
-
-
-def _resolve_dtype(asked: str, device: torch.device, checkpoint: str) -> str:
-    if asked != "auto":
-        return asked
-    if device.type != "cpu" or (checkpoint == "bfloat16" and computes_in_bfloat16()):
-        return checkpoint
-    return "float32"
-
-
-def _resolve_max_model_len(asked: int | None, model: int) -> int:
-    if asked is not None and asked > model:
-        raise ValueError(f"max_model_len = {asked}: the model has max_position_embeddings = {model}: ask for no more")
-    return asked or min(model, MAX_LEN_UNASKED)

@@ -6,16 +6,22 @@ A tokenizer.json beside a GGUF file wins over the one inside, with the files tha
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from modelfiles import sentencepiece, tekken
 from modelfiles import tokenizer as inside
 from modelfiles.gguf import GgufError, is_gguf, parts_of, read_header
+from modelfiles.sentencepiece import MODEL, TokenizerFileError
+from modelfiles.tekken import TEKKEN
 
 TOKENIZER, TOKENIZER_CONFIG, GENERATION_CONFIG = "tokenizer.json", "tokenizer_config.json", "generation_config.json"
+MAX_TOKENIZER_BYTES = 256 << 20
 CONFIG, TEMPLATE = "config.json", "chat_template.jinja"
+COMPANIONS = ("mmproj", "imatrix")  # words in the names of GGUF files that are no models
 _INSIDE: Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
     TOKENIZER: inside.tokenizer_json,
     TOKENIZER_CONFIG: inside.tokenizer_config,
@@ -31,24 +37,32 @@ def is_model(model: Path) -> bool:
 def found(model: Path, kind: str = "") -> Path:
     """Return the first file of a split model; for a folder with a single GGUF file and nothing else to load, that file.
 
-    `kind` is a part of the file's name, such as "Q4_K_M". Raises GgufError when there are several, or none of the kind.
+    `kind` is the file's name or a part of it, such as "Q4_K_M". Raises GgufError when there are several, or none of the kind.
     """
     if is_gguf(model):
         return parts_of(model)[0]
     if not model.is_dir() or ((model / CONFIG).is_file() and any(model.glob("*.safetensors")) and not kind):
         return model
     models = [file for file in gguf_files(model) if parts_of(file)[0] == file]
-    of_kind = [file for file in models if kind.lower() in file.name.lower()]
-    if len(of_kind) > 1 or (kind and not of_kind):
+    meant = of_kind([str(file.relative_to(model)) for file in models], kind)
+    if len(meant) > 1 or (kind and not meant):
         names = ", ".join(file.name for file in models[:8])
-        raise GgufError(f"{model} holds {'several' if of_kind else f'no {kind}'} ({names}): name one of the files")
-    return of_kind[0] if of_kind else model
+        raise GgufError(f"{model} holds {'several' if meant else f'no {kind}'} ({names}): name one of the files")
+    return model / meant[0] if meant else model
+
+
+def of_kind(names: Sequence[str], kind: str) -> list[str]:
+    """The names that a word means: the file itself, else those with that quantisation, else those that contain it."""
+    wanted = kind.lower()
+    same = [name for name in names if wanted in (name.lower(), name.lower().rpartition("/")[2])]
+    word = re.compile(rf"(?:\A|[./-]){re.escape(wanted)}(?:[./-]|\Z)")
+    return same or [name for name in names if word.search(name.lower())] or [n for n in names if wanted in n.lower()]
 
 
 def gguf_files(folder: Path) -> list[Path]:
     """GGUF models in a folder and its subfolders, split ones included; companion files such as projectors are left out."""
     files = sorted([*folder.glob("*.gguf"), *folder.glob("*/*.gguf")])
-    return [file for file in files if not any(part in file.name.lower() for part in ("mmproj", "imatrix"))]
+    return [file for file in files if not any(part in file.name.lower() for part in COMPANIONS)]
 
 
 def name_of(model: Path) -> str:
@@ -60,12 +74,65 @@ def name_of(model: Path) -> str:
 
 
 def read_file(model: Path, name: str) -> bytes | None:
-    """Return a file of the model that defines its text processing; None if absent. Raises OSError, GgufError."""
+    """Return a file of the model that defines its text processing; None if absent.
+
+    A tokenizer.json is made of tekken.json or tokenizer.model where one of these is all there is. Raises OSError, GgufError,
+    TokenizerFileError.
+    """
     folder = model.parent if is_gguf(model) else model
     if is_gguf(model) and not (folder / TOKENIZER).is_file():
         return _made(model, name) if name in _INSIDE else None
     path = folder / name
-    return path.read_bytes() if path.is_file() else None
+    if path.is_file():
+        return path.read_bytes()
+    return _converted(folder, name) if name in (TOKENIZER, TOKENIZER_CONFIG) else None
+
+
+def other_tokenizer(folder: Path) -> str:
+    """The file that stands for a missing tokenizer.json: tekken.json, or SentencePiece's; "" if there is none."""
+    if (folder / TOKENIZER).is_file():
+        return ""
+    return next((name for name in (TEKKEN, MODEL) if (folder / name).is_file()), "")
+
+
+def _converted(folder: Path, name: str) -> bytes | None:
+    """The file as another tokenizer's file has it. Raises OSError, TokenizerFileError."""
+    if not (other := other_tokenizer(folder)):
+        return None
+    stat = (folder / other).stat()
+    return _converted_of(folder, other, name, stat.st_size, stat.st_mtime_ns)
+
+
+@lru_cache(maxsize=4)
+def _converted_of(folder: Path, other: str, name: str, size: int, changed_ns: int) -> bytes:
+    if size > MAX_TOKENIZER_BYTES:
+        raise TokenizerFileError(f"{folder / other} has {size} bytes")
+    try:
+        if other == TEKKEN:
+            is_whole = name == TOKENIZER
+            made = tekken.tokenizer_json((folder / other).read_bytes()) if is_whole else tekken.tokenizer_config()
+        else:
+            metadata, is_legacy = _pieces_of(folder, size, changed_ns)
+            made = _INSIDE[name](metadata)
+            if name == TOKENIZER and not is_legacy:
+                made = inside.without_legacy(made)
+    except (TokenizerFileError, GgufError) as error:
+        raise TokenizerFileError(f"{folder}: {error}") from None
+    return json.dumps(made, ensure_ascii=False).encode()
+
+
+@lru_cache(maxsize=1)
+def _pieces_of(folder: Path, size: int, changed_ns: int) -> tuple[Mapping[str, Any], bool]:
+    """SentencePiece's file as a GGUF file's metadata, parsed once for both files; and True unless its model is no legacy one."""
+    beside = [_object(folder / each) for each in (TOKENIZER_CONFIG, "added_tokens.json")]
+    metadata = sentencepiece.metadata_of((folder / MODEL).read_bytes(), beside[0], sentencepiece.added_tokens(*beside))
+    return metadata, beside[0].get("legacy") is not False
+
+
+def _object(file: Path) -> dict[str, Any]:
+    """A JSON object; empty if there is none."""
+    found = json.loads(file.read_bytes()) if file.is_file() else {}
+    return found if isinstance(found, dict) else {}
 
 
 def read_json(model: Path, name: str) -> dict[str, Any]:

@@ -49,6 +49,14 @@ def tokenizer_json(metadata: Mapping[str, Any]) -> dict[str, Any]:
     return described | _MODELS[kind](metadata, _vocabulary(tokens, types), tokens)
 
 
+def without_legacy(described: Mapping[str, Any]) -> dict[str, Any]:
+    """A SentencePiece tokenizer whose space is prepended to the text's beginning alone, not behind control tokens."""
+    prepended = any(each["type"] == "Prepend" for each in described["normalizer"]["normalizers"])
+    scheme = "first" if prepended else "never"
+    space = {"type": "Metaspace", "replacement": _SPACE, "prepend_scheme": scheme, "split": False}
+    return {**described, "normalizer": None, "pre_tokenizer": space}
+
+
 def tokenizer_config(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """Special tokens' names, and the chat templates."""
     tokens = _list(metadata, "tokens", str)

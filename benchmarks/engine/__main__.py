@@ -34,6 +34,7 @@ from benchmarks.engine.workload import Prompts
 from benchmarks.environment import ROOT, card_of, clocks, describe, device_of
 from benchmarks.kernels.__main__ import measure_kernels
 from benchmarks.quality.accuracy import measure_accuracy, release_memory
+from benchmarks.ranks.leading import leading
 from benchmarks.results_format import Result, ResultsPage, notes_of, number
 from benchmarks.weights.checkpoint import SHAPES, kept_checkpoint
 from benchmarks.weights.drawn import DRAWN, draw_weights, write_config
@@ -44,6 +45,7 @@ from engine.config import KV_CACHE_DTYPES, CacheConfig, DraftConfig, EngineConfi
 from engine.engine import Engine
 from engine.families import read_model_spec
 from engine.families.quantised import ONLINE
+from engine.parallel.ranks import ONE_RANK, Ranks
 from engine.weights.loader import load_weights
 
 DEFAULT_SHAPE = "llama-3.1-8b"
@@ -75,16 +77,26 @@ def main(arguments: Sequence[str]) -> int:
         stem += f"-{options.quantization}"
         facts["model"] += f", --quantization {options.quantization}"
     notes = notes_of(stem) if options.shape in (DEFAULT_SHAPE, *DRAWN) else ""
+    if options.ranks:
+        stem += f"-tp{len(options.ranks)}"
+        facts["model"] += f", {len(options.ranks)} ranks"
+        facts["floor"] = "of all ranks' cards together"
     page = ResultsPage(options.out, stem, title="The engine on one device", facts=facts, notes=notes)
-    run = Run(options, page, device)
-    run.profile(options.profile) if options.profile else run.table()
+    is_drawn = options.shape in DRAWN and options.model is None
+    cards = [] if device.type == "cpu" else [int(rank) for rank in options.ranks]
+    with leading(cards, load="drawn" if is_drawn else "stored", size=max(1, len(options.ranks))) as ranks:
+        run = Run(options, page, device, ranks)
+        run.profile(options.profile) if options.profile else run.table()
     return 1 if run.failed else 0
 
 
 class Run:
     """One run of the table, a cell after the other; what is measured is written at once."""
 
-    def __init__(self, options: argparse.Namespace, page: ResultsPage, device: torch.device) -> None:
+    def __init__(
+        self, options: argparse.Namespace, page: ResultsPage, device: torch.device, ranks: Ranks = ONE_RANK
+    ) -> None:
+        self._ranks = ranks
         self._options, self._page, self._device = options, page, device
         self._started = time.monotonic()
         self._targets = TARGETS.get(_compared(options, card_of(device)), {})
@@ -109,6 +121,9 @@ class Run:
             Result(name="matmul_rate", value=ceilings.flops_per_s / 1e12, unit="TFLOP/s", better="higher"),
             Result(name="upload_bandwidth", value=ceilings.upload_bytes_per_s / 1e9, unit="GB/s", better="higher"),
         )
+        if self._ranks.group.size > 1:  # one engine of them
+            self._cells = {name: cell for name, cell in self._cells.items() if not isinstance(cell, drafted.Cell)}
+            wanted = [name for name in wanted if name in self._cells]
         if self._options.shape in DRAWN:  # a process of its own would need a checkpoint
             wanted = [name for name in wanted if name not in STARTS]
         self._guarded(STARTS, wanted, lambda: self._measure_starts(model, ceilings, wanted))
@@ -160,21 +175,22 @@ class Run:
         if drafter in NUM_DRAFTS:
             folder = kept_head(self._options.checkpoints, drafter, model)
             return DraftConfig(folder=folder, num_drafts=NUM_DRAFTS[drafter])
-        return DraftConfig(num_drafts=drafted.DRAFTED) if drafter else None
+        return DraftConfig(num_drafts=drafted.LONGEST) if drafter else None
 
     def _bench(self, model: Path, ceilings: Ceilings, *, draft: DraftConfig | None = None) -> Bench:
         is_drawn = self._options.shape in DRAWN and self._options.model is None
-        engine = Engine(self._config(model, draft=draft), load=draw_weights if is_drawn else load_weights)
+        load = draw_weights if is_drawn else load_weights
+        engine = Engine(self._config(model, draft=draft), load=load, ranks=self._ranks)
         fill(engine)
         self._say("engine ready")
         self._page.state("engine", _settings(engine))
         return Bench(
             engine=engine,
-            ceilings=ceilings,
+            ceilings=ceilings.times(self._ranks.group.size),
             cost=ModelCost.of(
                 read_model_spec(model),
                 _dtype(self._device, read_model_spec(model).dtype),
-                kv_bytes=position_bytes(engine.layout),
+                kv_bytes=position_bytes(engine.layout) * self._ranks.group.size,
                 layer_bytes=LAYER_BYTES.get(self._options.quantization),
                 rate=2.0 if self._options.quantization == "fp8" else 1.0,
             ),
@@ -192,6 +208,7 @@ class Run:
             quantization=options.quantization,
             max_batch_tokens=options.max_batch_tokens,
             max_sequences=options.max_sequences,
+            tensor_parallel_size=self._ranks.group.size,
             num_threads=torch.get_num_threads(),
             cache=CacheConfig(
                 kv_cache_dtype=options.kv_cache_dtype,
@@ -298,6 +315,9 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--checkpoints", type=Path, default=Path(tempfile.gettempdir()) / "baton-checkpoints")
     parser.add_argument("--device", default="cuda")
+    parser.add_argument(
+        "--ranks", default="", help="a rank's card each, by number, the first 0: 0,1; on a CPU as many of anything"
+    )
     parser.add_argument("--quick", action="store_true", help="small cells, for a CPU")
     parser.add_argument("--cells", default="", help="regular expression: measure only the cells whose name it finds")
     parser.add_argument("--accuracy", action="store_true", help="compare greedy tokens with transformers, too")
@@ -317,6 +337,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     options.shape = options.shape or (options.model.name if options.model else DEFAULT_SHAPE)
     if not options.model and options.shape not in ("demo", *SHAPES, *DRAWN):
         parser.error(f"--shape {options.shape}: known are demo, {', '.join((*SHAPES, *DRAWN))}")
+    options.ranks = [rank for rank in options.ranks.split(",") if rank]
     if options.quick:
         options.kv_memory_mb = options.kv_memory_mb or 32
     return options

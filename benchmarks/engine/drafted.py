@@ -28,7 +28,8 @@ from engine.sequence import Sequence
 from worker.device.prompt_budget import PromptBudget
 from worker.serving.allocation import grow
 
-DRAFTED = 3  # tokens of a draft
+DRAFTED = 3  # tokens of a draft that is verified whole
+LONGEST = 7  # tokens of a draft of which `DraftLengths` chooses
 LOOKUP = "lookup"  # drafts from outside of the engine
 TOKEN = 7  # the text that is pretended
 OTHER = 8
@@ -85,7 +86,8 @@ class Drafted:
 
     async def measure(self, bench: Bench) -> list[Result]:
         budget = bench.budget()
-        drafting = Drafting(Corrupted(self.acceptance), most=DRAFTED, step_ms=budget.step_cost.rows.ms)
+        cost = budget.step_cost
+        drafting = Drafting(Corrupted(self.acceptance), most=LONGEST, step_ms=cost.rows.ms, wait_ms=cost.waits.ms)
         without = await self._rate(bench, NO_SPECULATION, bench.budget())
         rate = await self._rate(bench, drafting, budget)
         return [
@@ -223,7 +225,7 @@ def _laid_out(bench: Bench, pool: BlockPool, batch: int, context: int) -> list[D
     try:
         for request in requests:
             pretend_computed(pool, request, context)
-            grow(pool, request.sequence, num_tokens=context + 1 + DRAFTED)
+            grow(pool, request.sequence, num_tokens=context + 1 + LONGEST)
     except OutOfBlocksError as error:
         raise DoesNotFitError(f"{pool.num_blocks} blocks hold fewer than {batch} such sequences") from error
     return requests

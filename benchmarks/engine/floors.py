@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Self
 
 from engine.spec.attention import AttentionSpec
@@ -41,6 +41,10 @@ class Ceilings:
     read_bytes_per_s: float  # a sum's reads, for comparison: no floor uses it
     flops_per_s: float  # a large matrix product in the model's dtype
     upload_bytes_per_s: float  # from pinned host memory
+
+    def times(self, count: int) -> Ceilings:
+        """Return the rates of so many such devices together."""
+        return Ceilings(**{each.name: count * getattr(self, each.name) for each in fields(self)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

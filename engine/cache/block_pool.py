@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 from itertools import chain, takewhile
 from typing import Protocol
 
+from common.messages import Keep
 from common.pages import KVLayout
 from engine.cache.changes import Changes
 from engine.cache.resumable import ResumablePrefixes
@@ -148,6 +149,11 @@ class BlockPool:
         """True if a prefix with this block was matched, and eviction spares it."""
         entry = self._entries[0].get(digest)
         return entry is not None and self.retention.was_found(entry[0])
+
+    def charged(self, digest: bytes) -> Keep | None:
+        """The wish whose tenant is charged with a block of tokens, see `Retention.charged`."""
+        entry = self._entries[0].get(digest)
+        return None if entry is None else self.retention.charged(entry[0])
 
     def hold(self, number: int, digest: bytes) -> Entry:
         """Take a reference on a group's entry, which is no use of it."""
@@ -309,6 +315,14 @@ class BlockPool:
     def cached_digests(self) -> list[bytes]:
         """Return every digest that `match_prefix` would find now, and use, oldest publication first."""
         return [digest for digest in self._entries[0] if self.is_resumable(digest)]
+
+    def clear(self) -> None:
+        """Forget all that is cached. Raises ValueError while a block is held."""
+        if self.num_used:
+            raise ValueError(f"{self.num_used} blocks are held")
+        for number, known in enumerate(self._entries):
+            for digest in list(known):
+                self._forget_entry(number, digest)
 
     def _is_end(self, digest: bytes) -> bool:
         """True if each group that needs one has an entry there."""

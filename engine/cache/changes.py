@@ -1,10 +1,16 @@
-"""Digests that came to a pool and left it, for those who repeat them elsewhere."""
+"""News of a pool: digests that came and left, for those who repeat them elsewhere, and the ages of its blocks."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
+
+from common.messages import AGE_BOUNDS_S, Ages
+
+# One block of so many is watched for its age, so that a long prompt's release costs next to nothing.
+WATCHED = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,3 +77,58 @@ def _note(digest: bytes, *, happened: dict[bytes, None], undone: dict[bytes, Non
         del undone[digest]
     else:
         happened[digest] = None
+
+
+class _Histogram:
+    def __init__(self) -> None:
+        self._counts, self._sum_s = [0] * (len(AGE_BOUNDS_S) + 1), 0.0
+
+    def add(self, seconds: float) -> None:
+        self._counts[bisect_left(AGE_BOUNDS_S, seconds)] += 1
+        self._sum_s += seconds
+
+    def told(self) -> Ages:
+        return Ages(counts=[*self._counts], sum_s=self._sum_s)
+
+
+class BlockAges:
+    """The ages of the watched blocks: how long they are kept, and idle before they go or are found again."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._born: dict[int, float] = {}  # first release of what a block holds
+        self._idle_since: dict[int, float] = {}
+        self._lifetime, self._idle, self._reuse = _Histogram(), _Histogram(), _Histogram()
+
+    def released(self, blocks: Iterable[int]) -> None:
+        if watched := _watched(blocks):
+            now = self._clock()
+            for block in watched:
+                self._idle_since[block] = now
+                self._born.setdefault(block, now)
+
+    def found(self, blocks: Iterable[int]) -> None:
+        if watched := [block for block in _watched(blocks) if block in self._idle_since]:
+            now = self._clock()
+            for block in watched:
+                self._reuse.add(now - self._idle_since.pop(block))
+
+    def evicted(self, blocks: Iterable[int]) -> None:
+        if watched := [block for block in _watched(blocks) if block in self._idle_since]:
+            now = self._clock()
+            for block in watched:
+                self._idle.add(now - self._idle_since[block])
+                self._lifetime.add(now - self._born[block])
+                self.forget(block)
+
+    def forget(self, block: int) -> None:
+        self._idle_since.pop(block, None)
+        self._born.pop(block, None)
+
+    def told(self) -> tuple[Ages, Ages, Ages]:
+        """Lifetime, idle time at eviction, and time between uses."""
+        return self._lifetime.told(), self._idle.told(), self._reuse.told()
+
+
+def _watched(blocks: Iterable[int]) -> list[int]:
+    return [block for block in blocks if not block % WATCHED]

@@ -19,10 +19,14 @@ def with_codes(model: ModelSpec, cache: CacheConfig, dtype: str) -> ModelSpec:
     `dtype` is the one that the model computes in. Raises ValueError, naming the setting, for what can't be kept so.
     """
     asked = cache.kv_cache_dtype
-    kind = "fp8" if asked == "auto" and model.quantization.kv_cache == "fp8" else KV_CACHE_DTYPES[asked]
-    if asked == "bfloat16" and dtype != "bfloat16":
-        raise ValueError(f"kv_cache_dtype = bfloat16, but the model computes in {dtype}: give it dtype = bfloat16")
-    if kind is None:
+    kind = KV_CACHE_DTYPES[(model.quantization.kv_cache or asked) if asked == "auto" else asked]
+    if asked in ("bfloat16", "float32") and dtype != asked:
+        raise ValueError(f"kv_cache_dtype = {asked}, but the model computes in {dtype}: give it dtype = {asked}")
+    if kind == "float16" and dtype == "bfloat16" and asked != "auto":
+        raise ValueError(
+            "kv_cache_dtype = float16, but the model computes in bfloat16: leave it out, or give it dtype = float32"
+        )
+    if kind is None or (kind == "float16" and dtype != "float32"):
         return model
     layers = tuple(_with_codes(layer, kind, cache) for layer in model.layers)
     if layers == model.layers and asked != "auto":
@@ -42,6 +46,8 @@ def _with_codes(layer: LayerSpec, kind: Kind, cache: CacheConfig) -> LayerSpec:
         raise UnsupportedModelError(
             f"kv_cache_dtype = int4 is not supported for this model: {problem}. Give it int8 or fp8"
         )
+    if kind == "float16" and isinstance(attention, MLASpec):
+        return layer
     return layer.with_attention(codes=kind)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import torch
 
-from common.pages import LANE_BYTES, KVGroup, KVLayout, PagePart
+from common.pages import LANE_BYTES, KVGroup, KVLayout, PagePart, Places, entry_places
 from common.words import Keeps
 from engine.config import CacheConfig, EngineConfig
 from engine.groups import group_of
@@ -22,6 +22,7 @@ from engine.kernels.delta.plan import KeptState
 from engine.kernels.mla import ROOM_ON_GPUS
 from engine.spec.mla import MLASpec
 from engine.spec.model import ModelSpec
+from engine.step.graphs import graph_sizes
 
 DEFAULT_CPU_BYTES = 256 << 20
 MOST_CPU_BYTES = 1 << 30  # largest pool that grows to hold one whole context
@@ -30,13 +31,33 @@ SHARED_MEMORY = Path("/dev/shm")
 DEFAULT_BLOCK_SIZE = 16  # token positions
 MAX_BLOCK_SIZE = 1024  # a layer's state must fit into a block
 MAX_STATE_WASTE = 0.25  # share by which a state's blocks may exceed its bytes
-STATE_ALIGNMENT = 16  # bytes
 GPU_HEADROOM = 0.06  # memory share for graphs, library workspaces and fragmentation
 LOADING_HEADROOM = 0.01  # the same before graphs are captured
 
 
 def page_parts(model: ModelSpec, dtype: str) -> list[PagePart]:
-    """Return one part for each kind of content: of all tokens first, then of sliding windows, then of states."""
+    """Return one part for each kind of content: of all tokens first, then of sliding windows, then of states.
+
+    A stage has each of them, with the layers that are its own.
+    """
+    parts = _parts(model, dtype)
+    return parts if model.stage is None else _within(model, parts, model.stage.layers)
+
+
+def parts_of_stages(model: ModelSpec, dtype: str) -> list[list[PagePart]]:
+    """Return the parts of each stage, nothing for a single one."""
+    return [_within(model, _parts(model, dtype), layers) for layers in model.stage.ranges] if model.stage else []
+
+
+def _within(model: ModelSpec, parts: Sequence[PagePart], layers: range) -> list[PagePart]:
+    before, own = model.kept_within(range(layers.start)), model.kept_within(layers)
+    return [
+        msgspec.structs.replace(part, layers=own[kept], first_layer=before[kept], all_layers=part.layers)
+        for kept, part in zip(model.kept, parts, strict=True)
+    ]
+
+
+def _parts(model: ModelSpec, dtype: str) -> list[PagePart]:
     return [
         PagePart(
             layers=layers,
@@ -46,27 +67,31 @@ def page_parts(model: ModelSpec, dtype: str) -> list[PagePart]:
             dtype=kept.dtype or dtype,
             per_token=kept.per_token,
             window=kept.window,
+            first_head=kept.first_head,
+            all_heads=kept.all_heads,
         )
         for kept, layers in model.kept.items()
     ]
 
 
 def plan_layout(
-    model: ModelSpec, config: EngineConfig, dtype: str, *, while_loading: int = 0, longest: int = 0
+    model: ModelSpec, config: EngineConfig, dtype: str, *, while_loading: int = 0, longest: int = 0, held_back: int = 0
 ) -> KVLayout:
     """Return the pool's layout: `num_blocks` of `config.cache`, or as many as fit into its `kv_memory_bytes`.
 
     With neither, on a CPU: 256 MiB, or more for one sequence of `longest` tokens where memory is free. On a GPU: as many as
-    fit into what weights and a pass leave, or their loading, which takes `while_loading` bytes before there are passes.
+    fit into what weights and a pass leave, or their loading, which takes `while_loading` bytes before there are passes, but for
+    `held_back` bytes: a pool has as many blocks on every rank.
     Raises ValueError when no block fits.
     """
     cache, memory, parts = config.cache, config.cache.kv_memory_bytes, page_parts(model, dtype)
+    stages = parts_of_stages(model, dtype)
     if memory is None and cache.num_blocks is None:
         if config.device == "cpu":
-            memory = _cpu_bytes(layout_of(parts, cache, DEFAULT_CPU_BYTES), longest)
+            memory = _cpu_bytes(layout_of(parts, cache, DEFAULT_CPU_BYTES, stages=stages), longest)
         else:
-            memory = _free_bytes(model, config, while_loading)
-    return layout_of(parts, cache, memory or 0, max_model_len=config.max_model_len)
+            memory = _free_bytes(model, config, while_loading) - held_back
+    return layout_of(parts, cache, memory or 0, max_model_len=config.max_model_len, stages=stages)
 
 
 def blocks_of_a_sequence(layout: KVLayout, num_tokens: int) -> int:
@@ -90,9 +115,16 @@ def _free_memory() -> int:
 
 
 def layout_of(
-    parts: Sequence[PagePart], cache: CacheConfig, memory: int, *, max_model_len: int | None = None
+    parts: Sequence[PagePart],
+    cache: CacheConfig,
+    memory: int,
+    *,
+    max_model_len: int | None = None,
+    stages: Sequence[Sequence[PagePart]] = (),
 ) -> KVLayout:
     """Return a layout of `cache.num_blocks` blocks with these parts, or of as many as fit into `memory` bytes.
+
+    `stages`: the parts of all stages. An entry has as many blocks as in the one that needs most, since ids are the same in all.
 
     Raises ValueError when no block fits, not a state with a block of tokens, or the wanted context is less than a block.
     """
@@ -104,7 +136,7 @@ def layout_of(
         )
     tokens = _kept_for_ever(parts)
     block_bytes = _bytes(tokens, size)
-    groups = _groups(parts, block_bytes, size)
+    groups = _groups(parts, stages or [parts], size)
     num_blocks = cache.num_blocks or memory // block_bytes
     if num_blocks <= 0:
         raise ValueError(
@@ -124,21 +156,34 @@ def keeps(part: PagePart) -> Keeps:
     return Keeps.WINDOW if part.window else Keeps.ALL
 
 
-def _groups(parts: Sequence[PagePart], block_bytes: int, size: int) -> tuple[KVGroup, ...]:
+def _groups(parts: Sequence[PagePart], stages: Sequence[Sequence[PagePart]], size: int) -> tuple[KVGroup, ...]:
     """The groups besides that of blocks of tokens. Raises ValueError where a layer's share of an entry is more than a block."""
-    found: dict[Keeps, list[PagePart]] = {}
-    for part in parts:
-        found.setdefault(keeps(part), []).append(part)
     groups = []
-    for kind, own in found.items():
+    for kind in dict.fromkeys(keeps(part) for part in parts):
         if kind is Keeps.ALL:
             continue
-        if not (places := entry_places(own, block_bytes, size)):
-            raise ValueError(_too_large(parts, own, block_bytes, size))
+        own = [part for part in parts if keeps(part) is kind]
+        num_blocks = max(blocks_of_an_entry(stage, kind, size) for stage in stages)
         window = max(part.window for part in own)
-        group = KVGroup(keeps=kind, parts=tuple(own), blocks_per_entry=_num_blocks(places), window=window)
+        group = KVGroup(keeps=kind, parts=tuple(own), blocks_per_entry=num_blocks, window=window)
         groups.append(msgspec.structs.replace(group, most_entries=group_of(group, size).most))
     return tuple(groups)
+
+
+def blocks_of_an_entry(parts: Sequence[PagePart], kind: Keeps, size: int) -> int:
+    """Return the blocks of an entry of this group. Raises ValueError where a layer's share of it is more than a block."""
+    own, block_bytes = [part for part in parts if keeps(part) is kind], _bytes(_kept_for_ever(parts), size)
+    if not (places := entry_places(own, block_bytes, size)):
+        raise ValueError(_too_large(parts, own, block_bytes, size))
+    return _num_blocks(places)
+
+
+def last_block(model: ModelSpec, dtype: str, size: int) -> int | None:
+    """The block of a window's entry that has the last attending layer in the last stage; None if blocks of tokens have it."""
+    kept = next(layer for layer in reversed(model.layers) if layer.attention is not None).kept
+    if not kept or not kept[0].window:
+        return None
+    return blocks_of_an_entry(parts_of_stages(model, dtype)[-1], Keeps.WINDOW, size) - 1  # layers follow one another
 
 
 def _too_large(parts: Sequence[PagePart], own: Sequence[PagePart], block_bytes: int, size: int) -> str:
@@ -170,54 +215,6 @@ def _kept_for_ever(parts: Sequence[PagePart]) -> list[PagePart]:
     return [part for part in parts if part.per_token and not part.window]
 
 
-Places = list[list[tuple[int, int]]]
-
-
-def entry_places(parts: Sequence[PagePart], block_bytes: int, block_size: int) -> Places:
-    """Return for each part and layer which of an entry's blocks has it, and the first byte there; [] if one fits nowhere."""
-    return PLACES[keeps(parts[0])](parts, block_bytes, block_size)
-
-
-def _layer_by_layer(parts: Sequence[PagePart], block_bytes: int, block_size: int) -> Places:
-    """Each layer with all of its parts in one block: a pass has a block table for each of them.
-
-    All layers keep every part, so they are of one size.
-    """
-    sizes = [_aligned(part.block_bytes(block_size) // part.layers) for part in parts]
-    num_layers, in_block = parts[0].layers, block_bytes // sum(sizes)
-    assert all(part.layers == num_layers for part in parts), "a layer keeps every part"
-    if not in_block:
-        return []
-    firsts = [sum(sizes[:number]) for number in range(len(sizes))]
-    return [
-        [(layer // in_block, layer % in_block * sum(sizes) + first) for layer in range(num_layers)] for first in firsts
-    ]
-
-
-def _aligned(size: int) -> int:
-    return -(-size // STATE_ALIGNMENT) * STATE_ALIGNMENT
-
-
-def _first_fit(parts: Sequence[PagePart], block_bytes: int, block_size: int) -> Places:
-    """The first block with room takes a layer's part, so the same parts lie alike everywhere."""
-    used, places = list[int](), Places()
-    for part in parts:
-        size = _aligned(part.block_bytes(block_size) // part.layers)
-        if size > block_bytes:
-            return []
-        places.append([])
-        for _ in range(part.layers):
-            number = next((at for at, bytes_ in enumerate(used) if bytes_ + size <= block_bytes), len(used))
-            if number == len(used):
-                used.append(0)
-            places[-1].append((number, used[number]))
-            used[number] += size
-    return places
-
-
-PLACES = {Keeps.WINDOW: _layer_by_layer, Keeps.STATE: _first_fit}
-
-
 def _num_blocks(places: Places) -> int:
     return max((number + 1 for part in places for number, _ in part), default=0)
 
@@ -232,6 +229,12 @@ def _sizes() -> list[int]:
 
 def _free_bytes(model: ModelSpec, config: EngineConfig, while_loading: int) -> int:
     free, total = torch.cuda.mem_get_info(config.device)
+    of_passes = bytes_of_passes(model, config) + int(GPU_HEADROOM * total)
+    return free - max(of_passes, while_loading + int(LOADING_HEADROOM * total))
+
+
+def bytes_of_passes(model: ModelSpec, config: EngineConfig) -> int:
+    """Return what passes on a GPU need beside weights and pool, without the headroom."""
     # Peak activations of a pass: the MLP's input, both halves and their product, or up-projected attention; and the logits,
     # twice, in float32.
     mixers = (mixer for mixer in model.attentions if isinstance(mixer, MLASpec))
@@ -243,9 +246,18 @@ def _free_bytes(model: ModelSpec, config: EngineConfig, while_loading: int) -> i
     )
     token_bytes = 2 * 4 * model.hidden_size + max(2 * 3 * model.widest_mlp, *latent_bytes, 0) + aux_bytes
     logits_bytes = 8 * model.vocab_size * min(config.max_sequences, config.max_batch_tokens)
-    made_bytes = ROOM_ON_GPUS if latent_bytes else 0
-    of_passes = config.max_batch_tokens * token_bytes + logits_bytes + made_bytes + int(GPU_HEADROOM * total)
-    return free - max(of_passes, while_loading + int(LOADING_HEADROOM * total))
+    made_bytes = (ROOM_ON_GPUS if latent_bytes else 0) + _drafting_bytes(model, config)
+    return config.max_batch_tokens * token_bytes + logits_bytes + made_bytes
+
+
+def _drafting_bytes(model: ModelSpec, config: EngineConfig) -> int:
+    """The graphs of guesses: the rows that each reads, and the logits of the largest, twice, in float32."""
+    if model.draft is None or config.draft is None or not (num_drafts := config.draft.num_drafts):
+        return 0
+    counts = [size.decoding for size in graph_sizes(config.max_sequences, longest=0)]
+    rows = max(counts) * (min(num_drafts, model.draft.most or num_drafts) if model.draft.in_blocks else 1)
+    read = 1 + len(model.draft.aux_layers) + model.draft.reads_output
+    return sum(counts) * 2 * read * model.hidden_size + rows * 8 * model.vocab_size
 
 
 def pool_shape(layout: KVLayout) -> tuple[int, ...]:
@@ -287,7 +299,7 @@ def entry_views(pool: torch.Tensor, layout: KVLayout) -> list[list[KeptWindow] |
     for group in layout.groups:
         for part, places in zip(group.parts, entry_places(group.parts, layout.block_bytes, size), strict=True):
             num_bytes, shape = (
-                part.block_bytes(size) // part.layers,
+                part.block_bytes(size) // max(1, part.layers),
                 (part.planes, part.slots(size), part.heads, part.dim),
             )
             found = [

@@ -9,14 +9,14 @@ from __future__ import annotations
 import heapq
 import math
 import time
-from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, count
 from typing import NamedTuple
 
-from common.messages import AGE_BOUNDS_S, Ages, EvictedBlocks
+from common.messages import EvictedBlocks, Keep
+from engine.cache.changes import BlockAges
 from engine.sequence import Hold
 
 MAX_SPARED_SHARE = 0.5  # largest share of the pool that a level above UNUSED holds
@@ -26,9 +26,6 @@ NUM_LEVELS = 6
 
 # Numbers of reasons, in the order of `EvictedBlocks`: first the levels of blocks that nobody asked to keep.
 _KEPT_GONE, _SURPLUS = 3, 4
-
-# One block of so many is watched for its age, so that a long prompt's release costs next to nothing.
-WATCHED = 16
 
 
 class Policy(NamedTuple):
@@ -149,6 +146,11 @@ class Retention:
         for block in blocks:
             if hits[block] < most:
                 hits[block] += 1
+
+    def charged(self, block: int) -> Keep | None:
+        """The wish whose tenant is charged with a released block, as a part of its share."""
+        hold = self._holds.get(block) if self._holds else None
+        return hold.keep if hold is not None and self._is_charged(block, hold) else None
 
     def was_found(self, block: int) -> bool:
         """True if a hit of it counts."""
@@ -332,61 +334,3 @@ class Retention:
 def _gives_way(before: Hold, hold: Hold, now: float) -> bool:
     """True unless another's wish holds longer, or ranks higher."""
     return hold.follows(before) or (before.tier <= hold.tier and before.until <= max(now, hold.until))
-
-
-# -- ages -------------------------------------------------------------------------------------------------------------
-
-
-class _Histogram:
-    def __init__(self) -> None:
-        self._counts, self._sum_s = [0] * (len(AGE_BOUNDS_S) + 1), 0.0
-
-    def add(self, seconds: float) -> None:
-        self._counts[bisect_left(AGE_BOUNDS_S, seconds)] += 1
-        self._sum_s += seconds
-
-    def told(self) -> Ages:
-        return Ages(counts=[*self._counts], sum_s=self._sum_s)
-
-
-class BlockAges:
-    """The ages of the watched blocks: how long they are kept, and idle before they go or are found again."""
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._born: dict[int, float] = {}  # first release of what a block holds
-        self._idle_since: dict[int, float] = {}
-        self._lifetime, self._idle, self._reuse = _Histogram(), _Histogram(), _Histogram()
-
-    def released(self, blocks: Iterable[int]) -> None:
-        if watched := _watched(blocks):
-            now = self._clock()
-            for block in watched:
-                self._idle_since[block] = now
-                self._born.setdefault(block, now)
-
-    def found(self, blocks: Iterable[int]) -> None:
-        if watched := [block for block in _watched(blocks) if block in self._idle_since]:
-            now = self._clock()
-            for block in watched:
-                self._reuse.add(now - self._idle_since.pop(block))
-
-    def evicted(self, blocks: Iterable[int]) -> None:
-        if watched := [block for block in _watched(blocks) if block in self._idle_since]:
-            now = self._clock()
-            for block in watched:
-                self._idle.add(now - self._idle_since[block])
-                self._lifetime.add(now - self._born[block])
-                self.forget(block)
-
-    def forget(self, block: int) -> None:
-        self._idle_since.pop(block, None)
-        self._born.pop(block, None)
-
-    def told(self) -> tuple[Ages, Ages, Ages]:
-        """Lifetime, idle time at eviction, and time between uses."""
-        return self._lifetime.told(), self._idle.told(), self._reuse.told()
-
-
-def _watched(blocks: Iterable[int]) -> list[int]:
-    return [block for block in blocks if not block % WATCHED]

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from common.pages import PagePart
-from engine.cache.pages import block_size, entry_places, page_parts
+from common.pages import PagePart, entry_places
+from engine.cache.pages import block_size, page_parts
 from engine.config import CacheConfig
 from engine.groups import Window
 from engine.spec.attention import AttentionSpec

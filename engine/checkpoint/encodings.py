@@ -52,6 +52,18 @@ class Encoding:
             raise ValueError(f"{elements} elements are no whole blocks of {self.elements}")
         return blocks * self.size
 
+    def part(self, start: int, count: int) -> tuple[int, Encoding]:
+        """The first byte of some elements, which may begin or end within blocks, and the encoding in which they are one block."""
+        first, end = start // self.elements, -(-(start + count) // self.elements)
+        skipped = start - first * self.elements
+        if not skipped and not count % self.elements:
+            return first * self.size, self
+
+        def decode(data: torch.Tensor) -> torch.Tensor:
+            return self.decode(data)[skipped : skipped + count]
+
+        return first * self.size, Encoding(count, (end - first) * self.size, decode)
+
     def elements_of(self, size: int) -> int:
         return size // self.size * self.elements
 

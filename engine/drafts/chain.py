@@ -20,7 +20,7 @@ from engine.batch.batch import ForwardBatch
 from engine.batch.layout import GraphSize, Packed
 from engine.drafts.guesses import Ends, Guesses
 from engine.drafts.heads import BlockHead, DraftHead, known_alone
-from engine.kernels.embedding import InputTokens
+from engine.drafts.reading import Reading
 from engine.passes import Finished, Pass, Sampled
 from engine.sampling.readback import Readback
 from engine.sampling.verifying import accepts
@@ -40,11 +40,13 @@ class DraftChain:
     heads: tuple[HeadLimits, ...]
     num_drafts: int  # most tokens of a draft; 0: the head's keys and values alone
     reads: DraftSpec
+    _reading: Reading = field(init=False)
     _guesses: Guesses = field(init=False)
 
     def __post_init__(self) -> None:
         guesses = Guesses(self.head, self.kept, self.heads, num_drafts=self.num_drafts, reads=self.reads)
         object.__setattr__(self, "_guesses", guesses)
+        object.__setattr__(self, "_reading", Reading(self.head, self.kept, self.reads))
 
     def inputs_of(self, runner: Runner, packed: Packed) -> ForwardBatch:
         """The inputs of a pass that has not sampled yet: later `newest` are its own samples."""
@@ -62,8 +64,8 @@ class DraftChain:
     ) -> Pass:
         """Return the launched pass, `ordered` as it was packed, whose results have drafts. `batch`: its `inputs_of`."""
         following = _Following.of(ordered, packed)
-        known, sources = self._sent(torch.from_numpy(np.stack((following.ids, following.sources))))
-        read = self.head.read(InputTokens(known, sources, batch.tokens.newest), batch, self.kept)
+        after = self._sent(torch.from_numpy(np.stack((following.ids, following.sources))))
+        read = self._reading(after, batch, packed.size.graph)
         if not self.num_drafts or not any(chunk.sample for chunk in ordered):
             return _ReadPass.behind(launched, self.device)
         results: list[Sampled | None] | None = None
@@ -83,12 +85,14 @@ class DraftChain:
     @torch.inference_mode()
     def rehearse(self, runner: Runner, sizes: Iterable[GraphSize]) -> None:
         """Launch kernel by kernel what `capture` will capture."""
+        self._reading.rehearse(runner, sizes)
         if counts := self._counts(sizes):
             self._guesses.rehearse(runner, counts, self._anchors(runner))
 
     @torch.inference_mode()
     def capture(self, runner: Runner, sizes: Iterable[GraphSize]) -> dict[int, float]:
         """Capture the drafts of as many sequences as these passes decode; return their milliseconds by that number."""
+        self._reading.capture(runner, sizes)
         counts = self._counts(sizes)
         return self._guesses.capture(runner, counts, self._anchors(runner)) if counts else {}
 

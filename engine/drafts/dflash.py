@@ -63,7 +63,11 @@ class DFlashSpec:
     def in_pool(self) -> DraftSpec:
         masks = not self.from_anchor
         return DraftSpec(
-            layers=self.layers.layers, aux_layers=self.aux_layers, ahead=1 + masks, most=self.block_size - masks
+            layers=self.layers.layers,
+            aux_layers=self.aux_layers,
+            ahead=1 + masks,
+            most=self.block_size - masks,
+            in_blocks=True,
         )
 
     @property

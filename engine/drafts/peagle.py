@@ -44,7 +44,7 @@ class PEagleSpec:
 
     @property
     def in_pool(self) -> DraftSpec:
-        return replace(self.eagle.in_pool, attends=self.eagle.layer.num_layers > 1)
+        return replace(self.eagle.in_pool, attends=self.eagle.layer.num_layers > 1, in_blocks=True)
 
     @property
     def windows_by_heads(self) -> Mapping[HeadShape, tuple[int, ...]]:

@@ -97,6 +97,11 @@ class FakeEngine:
         self._groups = groups_of(self.layout)
         self._further = list(further_parts_of(self.kv, self.layout))
 
+    @property
+    def lost(self) -> str:
+        """See `Engine.lost`: it has one rank."""
+        return ""
+
     def launch(self, chunks: list[Chunk]) -> Pass:
         """Write each chunk's slots, then read each sampled sequence's whole context; the pass has ended on return.
 

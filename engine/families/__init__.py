@@ -57,7 +57,7 @@ from engine.families import (
 from engine.families.gguf import config_of
 from engine.families.gguf.names import as_in_file
 from engine.families.quantised import beside_config, in_files, online
-from engine.families.quantised.gguf import beside_experts, kept_as
+from engine.families.quantised.gguf import IN_TILES, beside_experts, kept_as
 from engine.families.reading import Family, Fields
 from engine.spec.model import ModelSpec, UnsupportedModelError
 from modelfiles.gguf import is_gguf, read_header
@@ -89,7 +89,9 @@ def read_model_spec(
         keeps_experts = quantization == "int8" and device == "cpu" and is_gguf(folder)
         return replace(spec, quantization=beside_experts(folder, spec.quantization)) if keeps_experts else spec
     if is_gguf(folder):
-        return replace(spec, quantization=kept_as(folder, device=device, dtype=dtype))
+        kept = kept_as(folder, device=device, dtype=dtype)
+        # Tiles take and give float32: another dtype between them costs conversions and digits.
+        return replace(spec, quantization=kept, dtype="float32" if kept.name == IN_TILES else spec.dtype)
     return in_files(spec, folder)
 
 

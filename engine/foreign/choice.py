@@ -36,5 +36,10 @@ def is_foreign(config: EngineConfig) -> bool:
         return False
     if config.quantization != "auto":
         raise ValueError(f"quantization = {config.quantization!r} is for models of Baton's families, not {named}")
+    if config.tensor_parallel_size > 1:
+        raise ValueError(
+            f"--tensor-parallel-size {config.tensor_parallel_size}: transformers computes {named} whole, no family of Baton's"
+            " shares it among ranks: take 1"
+        )
     log.warning("engine.model_by_transformers", extra={"architectures": named})
     return True

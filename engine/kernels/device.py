@@ -6,9 +6,11 @@ in Triton, which is imported only where it runs.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Generic, ParamSpec, TypeVar
@@ -18,6 +20,7 @@ import torch
 P = ParamSpec("P")
 R = TypeVar("R")
 
+_meta_is_a_gpu = ContextVar("meta_is_a_gpu", default=False)
 _INTERPRET = os.environ.get("TRITON_INTERPRET") == "1"  # Triton's interpreter, for tests on the CPU
 
 
@@ -45,7 +48,17 @@ def describe(device: torch.device) -> Device:
 
 def use_triton(x: torch.Tensor) -> bool:
     """True if the Triton version computes this tensor, else plain torch."""
-    return x.is_cuda or _INTERPRET
+    return x.is_cuda or _INTERPRET or (x.is_meta and _meta_is_a_gpu.get())
+
+
+@contextlib.contextmanager
+def meta_as_a_gpu() -> Iterator[None]:
+    """Context manager: tensors without memory (torch's meta device) are laid out as a GPU's, for counting."""
+    before = _meta_is_a_gpu.set(True)
+    try:
+        yield
+    finally:
+        _meta_is_a_gpu.reset(before)
 
 
 class Twin(Generic[P, R]):

@@ -6,9 +6,11 @@ T tokens, P partial sums, Hq query heads, Hkv key and value heads, D head size, 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from struct import Struct
 
 import torch
 
+from engine.kernels import native
 from engine.kernels.codes import Codes, decoded, encoded, head_dim, turned
 from engine.kernels.device import twin
 from engine.kernels.norm import rms_norm
@@ -74,8 +76,12 @@ def rope_and_write_kv(
     once = once or Once()
     heads = _heads(qkv, kv_layer.dtype if codes is None else codes.dtype, dim)
     num_rotated = heads.shape[1] - num_kv_heads  # keys and values may be absent
-    if is_spare and cos_sin is not None and codes is None and how.are_only_rotated(cos_sin, dim):
-        return _rotated_in_place(heads, num_kv_heads, positions, cos_sin, slots, kv_layer, how, once)
+    if is_spare and cos_sin is not None and how.are_only_rotated(cos_sin, dim):
+        if (codes is None or codes.in_half) and _is_native(heads, kv_layer, cos_sin):
+            _rotate_natively(heads, num_kv_heads, positions, cos_sin, slots, kv_layer)
+            return heads[:, : -2 * num_kv_heads]
+        if codes is None:
+            return _rotated_in_place(heads, num_kv_heads, positions, cos_sin, slots, kv_layer, how, once)
     q, k = _queries_and_keys(heads[:, :num_rotated], num_rotated - num_kv_heads, positions, cos_sin, how, once)
     if codes is not None and codes.kind == "int4":
         q, k = turned(q), turned(k)
@@ -143,6 +149,43 @@ def _rotated_in_place(
     both = heads[:, -2 * num_kv_heads :].unflatten(1, (2, num_kv_heads))
     kv_layer[blocks, :, offsets] = both if isinstance(written, slice) else both[written]
     return heads[:, : -2 * num_kv_heads]
+
+
+# `Rotation` of `engine/kernels/native/rows.c`.
+_ROTATION = Struct("5P12q")
+
+
+def _is_native(heads: torch.Tensor, kv_layer: torch.Tensor, cos_sin: torch.Tensor) -> bool:
+    """True if the kernel in C computes it, with the same bits."""
+    size = heads.shape[2]
+    return (
+        heads.dtype == torch.float32
+        and kv_layer.dtype in (torch.float32, torch.float16)
+        and size % 16 == 0
+        and heads.stride()[1:] == (size, 1)
+        and kv_layer.stride(4) == 1
+        and cos_sin.is_contiguous()
+        and native.library() is not None
+    )
+
+
+def _rotate_natively(
+    heads: torch.Tensor,
+    num_kv_heads: int,
+    positions: torch.Tensor,
+    cos_sin: torch.Tensor,
+    slots: torch.Tensor,
+    kv_layer: torch.Tensor,
+) -> None:
+    library, (num_rows, num_heads, size) = native.library(), heads.shape
+    assert library is not None
+    library.baton_rows_rotate(
+        _ROTATION.pack(
+            heads.data_ptr(), positions.data_ptr(), slots.data_ptr(), cos_sin.data_ptr(), kv_layer.data_ptr(),
+            num_rows, heads.stride(0), num_heads - 2 * num_kv_heads, num_kv_heads, size, kv_layer.shape[2],
+            *kv_layer.stride()[:4], kv_layer.dtype == torch.float16, torch.get_num_threads(),
+        )
+    )  # fmt: skip
 
 
 def _queries_and_keys(

@@ -65,23 +65,34 @@ def norm_row(
     """
     at = tl.arange(0, E)
     inside = at < NUM_FEATURES
-    dtype = residual.dtype.element_ty
-    values = tl.load(x + at, mask=inside, other=0.0)
-    if PARTS > 1:
-        values = values.to(tl.float32)
-    for part in tl.static_range(1, PARTS):
-        values += tl.load(x + part * num_rows.to(tl.int64) * NUM_FEATURES + at, mask=inside, other=0.0)
-    values = values.to(dtype)
+    values = sum_of_parts(x + at, inside, num_rows.to(tl.int64) * NUM_FEATURES, PARTS).to(residual.dtype.element_ty)
     if PARTS > 0:
         values = values + tl.load(residual + at, mask=inside, other=0.0)
         tl.store(total + at, values, mask=inside)
+    return normed(values, weight, eps, NUM_FEATURES, KIND)
+
+
+@triton.jit
+def sum_of_parts(x, inside, stride, PARTS: tl.constexpr):
+    """Return the values at `x`, or the float32 sum of PARTS that lie `stride` apart."""
+    values = tl.load(x, mask=inside, other=0.0)
+    if PARTS > 1:
+        values = values.to(tl.float32)
+    for part in tl.static_range(1, PARTS):
+        values += tl.load(x + part * stride, mask=inside, other=0.0)
+    return values
+
+
+@triton.jit
+def normed(values, weight, eps, NUM_FEATURES: tl.constexpr, KIND: tl.constexpr):
+    """Return `values` [E], 0 beyond NUM_FEATURES, over their root mean square; see `norm_row`."""
     wide = values.to(tl.float32)
     wide = wide * tl.rsqrt(tl.sum(wide * wide, axis=0) / NUM_FEATURES + eps)
     if KIND == 0:
-        wide = weight * wide.to(dtype)
+        wide = weight * wide.to(values.dtype)
     elif KIND == 1:
         wide = wide * (1.0 + weight.to(tl.float32))
-    return wide.to(dtype)
+    return wide.to(values.dtype)
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -97,11 +108,11 @@ def _norm(
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
-    normed = norm_row(
+    row_E = norm_row(
         x_PTE + row, residual_TE + row, total_TE + row, weight if KIND != 2 else eps, num_rows, eps,
         NUM_FEATURES, E, PARTS, KIND,
     )  # fmt: skip
-    tl.store(out_TE + row + at, normed, mask=inside)
+    tl.store(out_TE + row + at, row_E, mask=inside)
 
 
 _NORM = Kernel(_norm)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from engine.batch.batch import ForwardBatch
-from engine.formats.product import Format, Linear, LinearSpec
+from engine.formats.product import Format, Linear, LinearSpec, Table
 from engine.kernels.embedding import InputTokens
 from engine.model.aux_states import AuxStates
 from engine.model.layers.building import Rotations, Surroundings, declare_branch, declare_norm
@@ -24,8 +24,13 @@ from engine.model.layers.halves.placeholders import Placeholders
 from engine.model.layers.halves.shortcut import end_shortcut
 from engine.model.layers.kinds import MIXERS, MLPS, Mixer, Mlp
 from engine.model.places import Content, Part, kept_at
+from engine.model.ranks import Joined, summed_over, table_of
 from engine.model.stream import Stream
+from engine.parallel.group import ALONE, Group
+from engine.parallel.stage import ONLY_STAGE, Stage
 from engine.spec.model import BranchSpec, ModelSpec
+from engine.spec.ranks import for_rank
+from engine.spec.stages import elsewhere
 from engine.weights.parameters import Shard, Weights, whole
 
 HEAD = "lm_head"
@@ -79,30 +84,43 @@ class Decoder:
         max_model_len: int,
         most_elements: int | None = None,
         places: Sequence[tuple[tuple[int, int], ...]] | None = None,
+        group: Group = ALONE,
+        stage: Stage = ONLY_STAGE,
     ) -> None:
-        """See `Weights` for `most_elements`. `places`: of its layers in another model's pool.
+        """See `Weights` for `most_elements`. `places`: of its layers in another model's pool. `spec`: the whole model's.
 
         Raises ValueError for a larger model.
         """
-        self.spec = spec
-        self.weights = Weights(dtype, device, stored=spec.stored, most_elements=most_elements)
+        self.spec = for_rank(spec, group.rank, group.size)
+        self._group, self._meeting = group, torch.zeros(1, dtype=dtype, device=device)
+        self._stage = stage
+        self.weights = Weights(
+            dtype, device, rank=group.rank, size=group.size, stored=spec.stored, most_elements=most_elements
+        )
+        self.weights.is_elsewhere = elsewhere(spec)
         self.aux = AuxStates(spec, self.weights)
-        self._embedding = Embedding(spec, self.weights)
+        self._embedding = Embedding(spec, self.weights, group) if spec.has_embedding else None
         rotations = Rotations(max_model_len, device)
         self._layers = [
-            _layer(index, spec, self.weights, rotations, its) for index, its in enumerate(places or spec.places)
+            _layer(index, spec, self.weights, rotations, its, group)
+            for index, its in zip(spec.own_layers, places or self.spec.places, strict=True)
         ]
         self._begins, self._ends = list[Callable[[Stream, ForwardBatch], None]](), list[Mlp]()
         nothing = declare_branch(BranchSpec(), spec, self.weights, under="model.")
-        around = Surroundings(spec, self.weights, rotations, "model.", nothing)
+        around = Surroundings(spec, self.weights, rotations, "model.", nothing, group=group)
         if (inputs := spec.embedding.layer_inputs) is not None:
             self._begins.append(LayerInputs(inputs, around))
         if spec.altup is not None:
             streams = Streams(spec.altup, around)
             self._begins.append(lambda stream, batch: streams.begin(stream))
             self._ends.append(streams.end)
-        reads_output = spec.draft is not None and spec.draft.reads_output
-        self._head = Head(spec, self.weights, self._embedding, aux=self.aux if reads_output else None)
+        self._head: Head | None = None
+        if spec.has_head:
+            table = self._embedding.table if self._embedding is not None else None
+            if table is None and spec.head.is_tied:
+                table = _table(spec, self.weights, group)
+            reads_output = spec.draft is not None and spec.draft.reads_output
+            self._head = Head(spec, self.weights, table, group, aux=self.aux if reads_output else None)
         self._kept: tuple[Sequence[Part], list[tuple[int | None, list[Content]]]] | None = None
 
     def forward(
@@ -111,9 +129,10 @@ class Decoder:
         """Compute the batch, write its KV into the pool, return the sampled rows' logits [R, V]; None for R = 0.
 
         `parts` are the pool's, each [num_blocks, layers, planes, slots, heads, dim], then those of further groups, by
-        layer; the logits have the model's dtype. The result is in `logits` if that is given.
+        layer; the logits have the model's dtype. The result is in `logits` if that is given. A stage goes on with the rows of the
+        stage before, and hands them to the next: only the last one has logits.
         """
-        stream = self._embedding(batch)
+        stream = self._begun(batch)
         for begin in self._begins:
             begin(stream, batch)
         for layer, (block, kept) in zip(self._layers, self._views(parts), strict=True):
@@ -123,17 +142,37 @@ class Decoder:
             for half in layer.halves:
                 half(stream, its)
                 if stream.is_empty:
+                    self._meet()
                     return None
         for end in self._ends:
             end(stream)
-        return self._head(stream, batch, out=logits)
+        if self._head is None:
+            self._stage.send(stream.whole())
+            return None
+        found = self._head(stream, batch, out=logits)
+        if self.spec.vocab_size % self._group.size:  # no rank waited for the others' logits
+            self._meet()
+        return found
+
+    def _begun(self, batch: ForwardBatch) -> Stream:
+        if self._embedding is not None:
+            return self._embedding(batch)
+        shape = len(batch.positions), self.spec.hidden_size
+        return Stream(self._stage.receive(shape, self.weights.dtype))
+
+    def _meet(self) -> None:
+        """Wait until every rank has written its KV: blocks move, or are given to others, once the leader's pass is over."""
+        if self._group.size > 1:
+            self._group.all_reduce(self._meeting)
 
     def embedded(self, tokens: InputTokens) -> torch.Tensor:
         """The table's rows [T, E], without what the model makes of them."""
+        assert self._embedding is not None, "no stage drafts"
         return self._embedding.table.rows(tokens)
 
     def logits_of(self, normed: torch.Tensor) -> torch.Tensor:
         """The LM head's product [T, V] of normed rows, without what the model makes of it."""
+        assert self._head is not None, "no stage drafts"
         return self._head.product(normed)
 
     def _views(self, parts: Sequence[Part]) -> list[tuple[int | None, list[Content]]]:
@@ -155,14 +194,19 @@ class Decoder:
 
 
 def _layer(
-    index: int, model: ModelSpec, weights: Weights, rotations: Rotations, places: tuple[tuple[int, int], ...]
+    index: int,
+    model: ModelSpec,
+    weights: Weights,
+    rotations: Rotations,
+    places: tuple[tuple[int, int], ...],
+    group: Group,
 ) -> Layer:
     spec, under = model.layers[index], f"model.layers.{index}."
     formats: list[Format] = []
 
     def around(branch: BranchSpec, *, is_read_again: bool = False) -> Surroundings:
         declared = declare_branch(branch, model, weights, under=under, is_read_again=is_read_again)
-        return Surroundings(model, weights, rotations, under, declared, formats)
+        return Surroundings(model, weights, rotations, under, declared, formats, group)
 
     halves = list[Half]()
     if spec.laurel is not None:
@@ -187,12 +231,16 @@ def _layer(
     return Layer(tuple(halves), places, tuple(formats), is_last=is_last, aux=aux)
 
 
+def _table(spec: ModelSpec, weights: Weights, group: Group) -> Table:
+    table = whole("model.embed_tokens.weight", spec.vocab_size, spec.hidden_size)
+    return table_of(spec.quantization.table, table, weights, group)
+
+
 class Embedding:
     """The embedding table."""
 
-    def __init__(self, spec: ModelSpec, weights: Weights) -> None:
-        table = whole("model.embed_tokens.weight", spec.vocab_size, spec.hidden_size)
-        self.table = spec.quantization.table.declare(table, weights)
+    def __init__(self, spec: ModelSpec, weights: Weights, group: Group) -> None:
+        self.table = _table(spec, weights, group)
         self._placeholders: Placeholders | None = None
         own = spec.embedding
         if own.placeholders:
@@ -215,20 +263,26 @@ class Embedding:
 class Head:
     """The final norm and the LM head."""
 
-    def __init__(self, spec: ModelSpec, weights: Weights, embedding: Embedding, *, aux: AuxStates | None) -> None:
-        """`aux`: where all rows' normed output goes."""
+    def __init__(
+        self, spec: ModelSpec, weights: Weights, table: Table | None, group: Group, *, aux: AuxStates | None
+    ) -> None:
+        """`table`: the embedding's, which a tied head needs. `aux`: where all rows' normed output goes."""
+        is_shared = group.size > 1 and spec.vocab_size % group.size == 0
+        shard = Shard.OUTPUTS if is_shared or group.size == 1 else Shard.NONE
         own, self._aux = spec.head, aux
         norm = replace(spec.norms, kind=own.norm_kind or spec.norms.kind)
         self._norm = declare_norm(norm, weights, own.norm, spec.hidden_size)
         self._multiplier, self._softcap = own.multiplier, own.softcap
-        if own.is_tied:
+        if own.is_tied and table is not None:
             weights.unused.add(f"{HEAD}.weight")  # some checkpoints have the table twice
-            bias = weights.new(whole(f"{HEAD}.bias", spec.vocab_size)) if own.bias else None
-            self.product: Linear = embedding.table.head(bias, weights)
+            its_bias = replace(whole(f"{HEAD}.bias", spec.vocab_size), shard=shard)
+            bias = weights.new(its_bias) if own.bias else None
+            self.product: Linear = table.head(bias, weights)
         else:
             outputs = {HEAD: spec.vocab_size}
-            product = LinearSpec(inputs=spec.hidden_size, outputs=outputs, bias=own.bias, shard=Shard.OUTPUTS)
-            self.product = spec.format_of(HEAD).linear(product, weights, under="")
+            product = LinearSpec(inputs=spec.hidden_size, outputs=outputs, bias=own.bias, shard=shard)
+            linear = summed_over(spec.format_of(HEAD).linear(product, weights, under=""), product, group)
+            self.product = Joined(linear, group.gather) if is_shared else linear
 
     def __call__(self, stream: Stream, batch: ForwardBatch, *, out: torch.Tensor | None) -> torch.Tensor | None:
         """Return the sampled rows' logits [R, V], None for R = 0."""

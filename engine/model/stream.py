@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from engine.batch.batch import ForwardBatch
-from engine.formats.forms import PLAIN, InputForm, Rows, summed
+from engine.formats.forms import PLAIN, Added, InputForm, Rows, over_ranks, summed
 from engine.formats.product import Linear
 from engine.model.layers.norm import Norm
 from engine.spec.model import BranchSpec
@@ -24,14 +24,15 @@ class Lent:
 class Stream:
     """The residual [T, E], and a pending product still to be added.
 
-    That is nothing, a tensor [T, E] or partial sums [P, T, E]. The next norm adds it up, because it reads the residual anyway.
+    That is nothing, a tensor [T, E], partial sums [P, T, E] or a sum over ranks. The next norm adds it up, because it reads the
+    residual anyway.
     """
 
     __slots__ = ("_added", "_read", "_residual", "is_empty", "layer_inputs", "lent", "selected", "shortcut", "streams")
 
     def __init__(self, residual: torch.Tensor) -> None:
         self._residual = residual
-        self._added: torch.Tensor | None = None
+        self._added: Added = None
         self._read: torch.Tensor | None = None  # kept for the layer's other half
         self.is_empty = False  # no row continues, because none is sampled
         self.layer_inputs: torch.Tensor | None = None  # [T, layers, size]
@@ -81,6 +82,7 @@ class Stream:
 
     def total(self) -> torch.Tensor:
         """Return the sum [T, E], and leave its addition to the next norm."""
+        self._added = over_ranks(self._added, self.dtype)
         return summed(self._added, self._residual)
 
     def plus(self, linear: Linear, x: Rows) -> None:

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 import torch
 
@@ -21,6 +22,15 @@ from engine.sequence import Chunk, Sequence
 from engine.step.staging import NewestTokens
 
 _PROMPT = -0x8000  # the sign bit of an int16
+
+
+class CountSize(msgspec.Struct, frozen=True, array_like=True):
+    """A pass's changes of the counts without its sequences: the arrays are among the pass's words."""
+
+    rows: int  # count rows in all
+    cleared: tuple[int, ...]  # count rows that start from zero
+    entries: tuple[int, int]  # first word and the one behind the last
+    places: tuple[int, int]
 
 
 @dataclass(slots=True)
@@ -57,6 +67,7 @@ class TokenCounts:
         self._vocab_size = vocab_size
         self._max_rows = max_rows
         self.counts = torch.zeros((0, vocab_size), dtype=torch.int16, device=device)
+        self._num_rows = 0  # planned; `apply` allocates them
         self._free: list[int] = []
         self._dead: deque[_Key] = deque()  # rows of dropped sequences; any thread may append
         self._rows: dict[_Key, _CountRow] = {}
@@ -82,18 +93,27 @@ class TokenCounts:
         changes.rows = [row.index for row in rows]
         return changes
 
-    def apply(self, changes: CountChanges, entries: torch.Tensor, places: torch.Tensor, newest: NewestTokens) -> None:
-        """Change the counts: `entries` [E] and `places` [P, 2] are the changes' arrays on the device."""
-        flat = self.counts.view(-1)
-        for row in changes.cleared:
+    def size(self, changes: CountChanges, entries: slice, places: slice) -> CountSize:
+        """Say what `apply` needs of planned changes, whose arrays have these places among a pass's words."""
+        cleared = tuple(changes.cleared)
+        return CountSize(self._num_rows, cleared, (entries.start, entries.stop), (places.start, places.stop))
+
+    def apply(self, size: CountSize, words: torch.Tensor, newest: torch.Tensor) -> None:
+        """Change the counts: `words` are the pass's on the device, `newest` the samples of the pass before."""
+        if size.rows > len(self.counts):
+            before = self.counts
+            self.counts = before.new_empty((size.rows, self._vocab_size))
+            self.counts[: len(before)] = before
+        for row in size.cleared:
             self.counts[row].zero_()
+        entries, places = words[slice(*size.entries)], words[slice(*size.places)].view(-1, 2)
         if len(entries):
-            flat.index_copy_(0, entries >> 16, ((entries << 48) >> 48).to(torch.int16))
+            self.counts.view(-1).index_copy_(0, entries >> 16, ((entries << 48) >> 48).to(torch.int16))
         if len(places):
-            count_tokens(self.counts, places, newest.tensor)
+            count_tokens(self.counts, places, newest)
 
     def _new_row(self, chunk: Chunk) -> _CountRow:
-        if not self._free and len(self.counts) < self._max_rows:
+        if not self._free and self._num_rows < self._max_rows:
             self._grow()
         if not self._free:
             key = min(self._rows, key=lambda key: self._rows[key].turn)
@@ -109,11 +129,8 @@ class TokenCounts:
         return row
 
     def _grow(self) -> None:
-        before = self.counts
-        num_rows = min(self._max_rows, max(8, 2 * len(before)))
-        self.counts = before.new_empty((num_rows, self._vocab_size))
-        self.counts[: len(before)] = before
-        self._free.extend(range(len(before), num_rows))
+        before, self._num_rows = self._num_rows, min(self._max_rows, max(8, 2 * self._num_rows))
+        self._free.extend(range(before, self._num_rows))
 
     def _follow(self, chunk: Chunk, index: int, newest: NewestTokens, changes: CountChanges) -> None:
         known, last = chunk.sequence.token_ids, chunk.end - 1

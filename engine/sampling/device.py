@@ -8,15 +8,16 @@ from __future__ import annotations
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 import torch
 
 from common.messages import TokenLogprobs
 from engine.arrays import Longs
 from engine.grammars.grammars import NO_MASKS, Masks
-from engine.kernels.sampling import RowWord, SamplingInputs, choose
+from engine.kernels.sampling import RowWord, SampledTokens, SamplingInputs, choose
 from engine.passes import Sampled
-from engine.sampling.counts import CountChanges, TokenCounts
+from engine.sampling.counts import CountSize, TokenCounts
 from engine.sampling.host import token_logprobs
 from engine.sampling.readback import Readback
 from engine.sampling.table import Feature, RowFact, SamplingTable
@@ -45,71 +46,84 @@ class DeviceSampler:
         `newest`: the samples of the pass before, for chunks that end with a token their sequence lacks. `masks` change
         the logits.
         """
+        return self.draw(logits, self.pack(chunks, newest, masks), newest.tensor)
+
+    def pack(self, chunks: SequenceOf[Chunk], newest: NewestTokens, masks: Masks = NO_MASKS) -> PackedSampling:
+        """Lay out what `draw` needs besides the logits. It lasts until the next call, and is drawn before that."""
         sequences = [chunk.sequence for chunk in chunks]
         if sequences != self._roster.sequences:
             self._roster = _Roster(sequences, self._table, self._vocab_size)
-        roster = self._roster
-        pass_words = self._words_of(chunks, roster, newest, masks)
-        words = self._no_words
-        if pass_words.size:
-            np.concatenate(pass_words.pieces, out=self._staging.write(pass_words.size))
-            words = self._staging.send(pass_words.size)
-        changes = pass_words.count_changes
-        if changes is not None:
-            places = words[pass_words.count_places].view(-1, 2)
-            self._counts.apply(changes, words[pass_words.count_entries], places, newest)
-        num_rows, num_reported = len(chunks), roster.with_logprobs.size
+        return self._packed(chunks, self._roster, newest, masks)
+
+    @torch.inference_mode()
+    def draw(self, logits: torch.Tensor, packed: PackedSampling, newest: torch.Tensor) -> Draw:
+        """Start to sample what `pack` laid out last. `newest`: the samples of the pass before."""
+        roster, num_rows = self._roster, len(logits)
+        num_reported = roster.with_logprobs.size
         num_likely = 2 * num_reported * roster.likely_width  # ids and log probabilities, after the rows' reports
-        packed = torch.empty((num_rows + -(-num_likely // 3), 3), dtype=torch.int32, device=self._device)
-        inputs = SamplingInputs(
-            words=words,
-            counts=None if changes is None else self._counts.counts,
-            filtered=roster.filtered.size,
-            filtered_at=pass_words.filtered_at,
-            random=roster.random,
-            extras=pass_words.extras,
-            logprobs=num_reported > 0,
-            typical=roster.typical,
-            masked=len(masks.rows),
-            masked_at=pass_words.masked_at,
-            masks_at=pass_words.masks_at,
-        )
-        sampled = choose(logits, inputs, packed[:num_rows])
+        report = torch.empty((num_rows + -(-num_likely // 3), 3), dtype=torch.int32, device=self._device)
+        words = self._send(packed)
+        sampled = self._chosen(logits, packed.size, words, newest, report[:num_rows])
         if roster.likely_width and sampled.normalizer is not None:
-            reported = words[pass_words.with_logprobs_at : pass_words.with_logprobs_at + num_reported]
+            reported = words[packed.with_logprobs_at : packed.with_logprobs_at + num_reported]
             top = logits[reported].topk(roster.likely_width, dim=-1)
-            ids, logprobs = packed[num_rows:].view(-1)[:num_likely].view(2, num_reported, -1)
+            ids, logprobs = report[num_rows:].view(-1)[:num_likely].view(2, num_reported, -1)
             ids.copy_(top.indices)
             torch.sub(top.values.float(), sampled.normalizer[reported][:, None], out=logprobs.view(torch.float32))
-        return Draw(sampled.token_ids, roster.newest.of(sampled.token_ids), packed, roster)
+        return Draw(sampled.token_ids, roster.newest.of(sampled.token_ids), report, roster)
 
-    def _words_of(self, chunks: SequenceOf[Chunk], roster: _Roster, newest: NewestTokens, masks: Masks) -> _PassWords:
-        words = _PassWords()
+    @torch.inference_mode()
+    def repeat(self, logits: torch.Tensor, packed: PackedSampling, newest: torch.Tensor) -> torch.Tensor:
+        """Start to sample what another rank's sampler packed; return the tokens [R]. Nothing comes back to the host."""
+        report = torch.empty((len(logits), 3), dtype=torch.int32, device=self._device)
+        return self._chosen(logits, packed.size, self._send(packed), newest, report).token_ids
+
+    def _send(self, packed: PackedSampling) -> torch.Tensor:
+        if not packed.num_words:
+            return self._no_words
+        np.concatenate(packed.pieces, out=self._staging.write(packed.num_words))
+        return self._staging.send(packed.num_words)
+
+    def _chosen(
+        self, logits: torch.Tensor, size: SamplingSize, words: torch.Tensor, newest: torch.Tensor, report: torch.Tensor
+    ) -> SampledTokens:
+        if size.counts is not None:
+            self._counts.apply(size.counts, words, newest)
+        counts = None if size.counts is None else self._counts.counts
+        return choose(logits, size.inputs(words, counts), report)
+
+    def _packed(self, chunks: SequenceOf[Chunk], roster: _Roster, newest: NewestTokens, masks: Masks) -> PackedSampling:
+        size = SamplingSize(random=roster.random, typical=roster.typical, logprobs=roster.with_logprobs.size > 0)
+        words = PackedSampling(size)
         if roster.plain and not roster.with_logprobs.size and not masks.rows:
             return words
         ends = np.array([chunk.end for chunk in chunks])
         positions = ends - roster.facts[:, RowFact.NUM_PROMPT_TOKENS]
         banned = positions < roster.facts[:, RowFact.MIN_TOKENS]
         banned[masks.rows] = False  # masks handle stop tokens themselves
-        words.extras = bool(roster.biased.size or roster.penalized.size or banned.any())
+        extras = bool(roster.biased.size or roster.penalized.size or banned.any())
         table = roster.words.copy()
         table[:, RowWord.POSITION] = positions
         words.add(table.reshape(-1))  # a view, so the changes below are included
-        words.filtered_at = words.add(roster.filtered).start
+        filtered = Rows(roster.filtered.size, words.add(roster.filtered).start)
         words.with_logprobs_at = words.add(roster.with_logprobs).start
+        masked, masks_at, counts = Rows(), 0, None
         if masks.rows:
-            words.masked_at = words.add(np.array(masks.rows)).start
-            words.masks_at = words.add(masks.words.reshape(-1)).start
+            masked = Rows(len(masks.rows), words.add(np.array(masks.rows)).start)
+            masks_at = words.add(masks.words.reshape(-1)).start
         if roster.penalized.size:
-            changes = words.count_changes = self._counts.plan([chunks[row] for row in roster.penalized], newest)
+            changes = self._counts.plan([chunks[row] for row in roster.penalized], newest)
             table[roster.penalized, RowWord.COUNTS] = changes.rows
-            words.count_entries = words.add(*changes.entries)
-            words.count_places = words.add(np.array(changes.places, dtype=np.int64))
-        if roster.biased.size or words.extras:
+            entries = words.add(*changes.entries)
+            counts = self._counts.size(changes, entries, words.add(np.array(changes.places, dtype=np.int64)))
+        if extras:
             for row in np.flatnonzero((roster.facts[:, RowFact.FEATURES] & Feature.BIAS != 0) | banned):
                 bias = words.add(roster.lists[row].bias)
                 bans = words.add(roster.lists[row].banned) if banned[row] else slice(bias.stop, bias.stop)
                 table[row, RowWord.BIAS : RowWord.END + 1] = bias.start, bans.start, bans.stop
+        words.size = msgspec.structs.replace(
+            size, extras=extras, filtered=filtered, masked=masked, masks_at=masks_at, counts=counts
+        )
         return words
 
 
@@ -140,27 +154,73 @@ class _Roster:
         return np.flatnonzero(self.facts[:, RowFact.FEATURES] & feature)
 
 
-@dataclass(slots=True)
-class _PassWords:
-    """A pass's words for the device, and the offset of each kind."""
+class Rows(msgspec.Struct, frozen=True, array_like=True):
+    """Some rows, whose numbers are among a pass's words."""
 
-    extras: bool = False  # some row has bias, penalties or bans
-    pieces: list[Longs] = field(default_factory=list)
-    size: int = 0
-    filtered_at: int = 0
-    with_logprobs_at: int = 0
-    masked_at: int = 0
+    count: int = 0
+    at: int = 0
+
+
+class SamplingSize(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """The header of a pass's sampling: what its rows ask for, and where their words are."""
+
+    random: bool = False  # see `SamplingInputs`
+    typical: bool = False
+    logprobs: bool = False
+    extras: bool = False
+    filtered: Rows = Rows()
+    masked: Rows = Rows()
     masks_at: int = 0
-    count_changes: CountChanges | None = None
-    count_entries: slice = field(default_factory=lambda: slice(0))
-    count_places: slice = field(default_factory=lambda: slice(0))
+    counts: CountSize | None = None
+
+    def inputs(self, words: torch.Tensor, counts: torch.Tensor | None) -> SamplingInputs:
+        """Say it as kernels want it."""
+        return SamplingInputs(
+            words=words,
+            counts=counts,
+            filtered=self.filtered.count,
+            filtered_at=self.filtered.at,
+            random=self.random,
+            extras=self.extras,
+            logprobs=self.logprobs,
+            typical=self.typical,
+            masked=self.masked.count,
+            masked_at=self.masked.at,
+            masks_at=self.masks_at,
+        )
+
+
+class _Message(msgspec.Struct, frozen=True, array_like=True):
+    size: SamplingSize
+    words: bytes
+
+
+@dataclass(slots=True)
+class PackedSampling:
+    """A pass's sampling without its sequences: any rank can do it."""
+
+    size: SamplingSize
+    pieces: list[Longs] = field(default_factory=list)  # the words
+    num_words: int = 0
+    with_logprobs_at: int = 0
 
     def add(self, *pieces: Longs) -> slice:
         """Append words; return their offset."""
-        start = self.size
+        start = self.num_words
         self.pieces += pieces
-        self.size += sum(piece.size for piece in pieces)
-        return slice(start, self.size)
+        self.num_words += sum(piece.size for piece in pieces)
+        return slice(start, self.num_words)
+
+    def encode(self) -> bytes:
+        words = b"".join(piece.astype("<i8", copy=False).tobytes() for piece in self.pieces)
+        return msgspec.msgpack.encode(_Message(self.size, words))
+
+    @classmethod
+    def decode(cls, data: bytes) -> PackedSampling:
+        """Decode what `encode` wrote. Raises ValueError for anything else."""
+        message = msgspec.msgpack.decode(data, type=_Message)
+        words = np.frombuffer(message.words, dtype="<i8")
+        return cls(message.size, [words], len(words))
 
 
 class Draw:

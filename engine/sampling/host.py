@@ -223,3 +223,17 @@ def token_logprobs(chosen: float, top_ids: list[int], top_logprobs: list[float])
     """The log probability of the sampled token and of the most likely ones; impossible tokens are left out."""
     possible = sum(logprob > -math.inf for logprob in top_logprobs)  # sorted by likelihood
     return TokenLogprobs(logprob=chosen, top_ids=top_ids[:possible], top_logprobs=top_logprobs[:possible])
+
+
+def in_order(
+    chunks: list[Chunk],
+    sampling: list[Chunk],
+    sampled: SequenceOf[Sampled | None],
+    problems: Mapping[Chunk, str],
+) -> list[Sampled | None]:
+    """Results in the order of the chunks."""
+    if sampling == chunks and not problems:
+        return list(sampled)
+    results = dict(zip(map(id, sampling), sampled, strict=True))  # hashes of the chunks' fields take longer
+    results |= {id(chunk): Sampled(0, None, problem=problem) for chunk, problem in problems.items()}
+    return [results[id(chunk)] if chunk.sample else None for chunk in chunks]

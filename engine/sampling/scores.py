@@ -55,25 +55,30 @@ class ScoredPass:
         return Finished(self.wait()) if isinstance(self.tokens, Finished) else self
 
 
+def sampled_rows(chunks: SequenceOf[Chunk]) -> list[int]:
+    """The rows of chunks' logits, in the pass's order, to sample from."""
+    sampled, row = list[int](), 0
+    for chunk in chunks:
+        row += chunk.scored
+        sampled += range(row, row + chunk.sample)
+        row += chunk.sample
+    return sampled
+
+
 def split(logits: torch.Tensor, chunks: SequenceOf[Chunk]) -> tuple[Scores, torch.Tensor | None]:
     """Split the logits [R, V] of chunks, in the pass's order, into scores and the logits to sample from."""
-    scored: list[int] = []
-    sampled: list[int] = []
-    row = 0
-    for chunk in chunks:
-        scored += range(row, row + chunk.scored)
-        sampled += range(row + chunk.scored, row + chunk.scored + chunk.sample)
-        row += chunk.scored + chunk.sample
+    sampled = sampled_rows(chunks)
+    scored = sorted(set(range(len(logits))).difference(sampled))
     scoring = [chunk for chunk in chunks if chunk.scored]
     targets = [token for chunk in scoring for token in _targets(chunk)]
     count = max(chunk.sequence.sampling.prompt_logprobs or 0 for chunk in scoring)
     device = logits.device
-    columns = _columns(logits[_on(device, scored)].float(), _on(device, targets), count)
-    rest = logits[_on(device, sampled)] if sampled else None
+    columns = _columns(logits[on(device, scored)].float(), on(device, targets), count)
+    rest = logits[on(device, sampled)] if sampled else None
     return Scores(scoring, Readback(columns)), rest
 
 
-def _on(device: torch.device, values: list[int]) -> torch.Tensor:
+def on(device: torch.device, values: list[int]) -> torch.Tensor:
     """Copy without waiting for the device, which may be running this very pass."""
     pinned = torch.tensor(values, dtype=torch.int64, pin_memory=device.type == "cuda")
     return pinned.to(device, non_blocking=True)

@@ -71,6 +71,17 @@ class KVSharing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HeadShare:
+    """The place of a rank's key and value heads among those of the whole model."""
+
+    first: int = 0
+    of: int = 0  # 0: there are no others
+
+
+WHOLE = HeadShare()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionSpec:
     """Grouped-query attention (GQA): query heads share key and value heads in groups."""
 
@@ -85,6 +96,7 @@ class AttentionSpec:
     sharing: KVSharing = KVSharing()
     codes: Kind | None = None  # the quantised type of keys and values; None: unquantised
     keeps: int = 0  # positions whose keys and values are kept; 0: all
+    shared: HeadShare = WHOLE
 
     @property
     def kept(self) -> tuple[Kept, ...]:
@@ -92,7 +104,14 @@ class AttentionSpec:
         if self.sharing.borrows:
             return ()
         heads = self.heads
-        plain = Kept(planes=2, heads=heads.num_kv_heads, dim=heads.head_dim, window=self.keeps)
+        plain = Kept(
+            planes=2,
+            heads=heads.num_kv_heads,
+            dim=heads.head_dim,
+            window=self.keeps,
+            first_head=self.shared.first,
+            all_heads=self.shared.of,
+        )
         if self.codes is None:
             return (plain,)
         return tuple(replace(plain, dim=dim, dtype=dtype) for dtype, dim in part_dims(self.codes, heads.head_dim))

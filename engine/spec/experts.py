@@ -69,6 +69,7 @@ class SparseMlpSpec:
     weighs_inputs: bool = False
     activation: Literal["silu", "gelu_tanh", "relu2"] = "silu"  # "relu2": there are no gates
     identities: int = 0  # identity experts after these, without matrices
+    is_cut: bool = False  # ranks have a part of every expert, instead of some
 
     @property
     def num_routed(self) -> int:

@@ -156,6 +156,23 @@ class DraftSpec:
     attends: bool = False  # its layers attend to all rows of a pass
     ahead: int = 0  # positions behind a pass that its first drafted token takes
     most: int | None = None  # drafted tokens; None: any number
+    in_blocks: bool = False  # one pass guesses all tokens of a draft
+
+
+@dataclass(frozen=True, slots=True)
+class StageSpec:
+    """One of the stages that compute a range of the layers each."""
+
+    number: int
+    ranges: tuple[range, ...]  # one for each stage
+
+    @property
+    def layers(self) -> range:
+        return self.ranges[self.number]
+
+    @property
+    def all(self) -> list[StageSpec]:
+        return [StageSpec(number, self.ranges) for number in range(len(self.ranges))]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,6 +191,7 @@ class ModelSpec:
     dtype: str  # the checkpoint's: "float32", "bfloat16", "float16"
     quantization: Quantization = UNQUANTISED
     draft: DraftSpec | None = None
+    stage: StageSpec | None = None  # the layers that this process computes; None: all
 
     def with_names(self, stored: StoredNames) -> ModelSpec:
         """Return the same model for a checkpoint with other names. Ignored names stay ignored."""
@@ -194,6 +212,21 @@ class ModelSpec:
     @property
     def num_layers(self) -> int:
         return len(self.layers)
+
+    @property
+    def own_layers(self) -> range:
+        """The layers that this process computes and keeps the content of."""
+        return range(self.num_layers) if self.stage is None else self.stage.layers
+
+    @property
+    def has_embedding(self) -> bool:
+        """True if this process computes the first layer."""
+        return self.own_layers.start == 0
+
+    @property
+    def has_head(self) -> bool:
+        """True if this process computes the last layer."""
+        return self.own_layers.stop == self.num_layers
 
     @property
     def windows(self) -> tuple[int, ...]:
@@ -238,15 +271,19 @@ class ModelSpec:
         found = Counter(kept for layer in (*self.layers, *self._draft_layers) for kept in layer.kept)
         return dict(sorted(found.items(), key=lambda item: item[0].rank))
 
+    def kept_within(self, layers: range) -> Counter[Kept]:
+        """Number of these layers that keep each kind of content."""
+        return Counter(kept for layer in layers for kept in self.layers[layer].kept)
+
     @property
     def places(self) -> tuple[tuple[tuple[int, int], ...], ...]:
-        """For each layer, the place of its content: the part's index and the layer's index within it."""
-        return self._places[: len(self.layers)]
+        """For each layer of this process, the place of its content: the part's index and the layer's index within it."""
+        return self._places[: len(self.own_layers)]
 
     @property
     def draft_places(self) -> tuple[tuple[tuple[int, int], ...], ...]:
         """The same for the layers of its drafter, which follow the model's own."""
-        return self._places[len(self.layers) :]
+        return self._places[len(self.own_layers) :]
 
     @property
     def _draft_layers(self) -> tuple[LayerSpec, ...]:
@@ -256,7 +293,7 @@ class ModelSpec:
     def _places(self) -> tuple[tuple[tuple[int, int], ...], ...]:
         parts, used = list(self.kept), Counter[Kept]()
         places, lent = [], dict[str, tuple[tuple[int, int], ...]]()
-        for layer in (*self.layers, *self._draft_layers):
+        for layer in (*(self.layers[index] for index in self.own_layers), *self._draft_layers):
             numbers, mixer = list[tuple[int, int]](), layer.mixer
             for kept in layer.kept:  # a layer may keep two of a kind
                 numbers.append((parts.index(kept), used[kept]))

@@ -19,6 +19,8 @@ class Kept:
     dtype: str | None = None  # None: the compute dtype
     per_token: bool = True  # False: one state a sequence
     window: int = 0  # sliding window in positions; 0: all are kept
+    first_head: int = 0  # first of these heads in the whole model
+    all_heads: int = 0  # heads of the whole model; 0: as many as here
 
     @property
     def rank(self) -> tuple[bool, int, bool]:

@@ -139,13 +139,13 @@ class Runner:
     @torch.inference_mode()
     def rehearse(self, sizes: SequenceOf[GraphSize]) -> None:
         """Launch kernel by kernel what `capture` will capture."""
-        for _, batch in self._empty_passes(sizes):
+        for _, batch in self.empty_passes(sizes):
             self._decoder.forward(batch, self._parts)
 
     @torch.inference_mode()
     def capture(self, sizes: SequenceOf[GraphSize]) -> None:
         """Capture a pass of each size; those with prompts only if attention uses TMA, and not with MLA."""
-        for size, batch in self._empty_passes(sizes):
+        for size, batch in self.empty_passes(sizes):
             self.graphs.capture(size, functools.partial(self._forward_into, batch))
 
     def _forward_into(self, batch: ForwardBatch, logits: torch.Tensor | None) -> torch.Tensor | None:
@@ -158,7 +158,8 @@ class Runner:
         packed = self._empty_pass(GraphSize(1))
         return batch_of(packed.size, packed.layout, self._upload(packed.words), self._newest)
 
-    def _empty_passes(self, sizes: SequenceOf[GraphSize]) -> Iterator[tuple[GraphSize, ForwardBatch]]:
+    def empty_passes(self, sizes: SequenceOf[GraphSize]) -> Iterator[tuple[GraphSize, ForwardBatch]]:
+        """The inputs of passes of these sizes, the largest first; each replaces those of the one before."""
         # MLA prefill needs block tables, and captured graphs have none for prompts.
         in_bulk = all(
             shape.forms is None

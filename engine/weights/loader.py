@@ -61,6 +61,15 @@ def most_elements(folder: Path) -> int:
     return _MOST_ELEMENTS_A_BYTE * sum(file.stat().st_size for file in files) + _MORE_ELEMENTS
 
 
+def check_separate_experts(folder: Path) -> None:
+    """Raise CheckpointError for a tensor of all experts, of which no rank can have a part of each."""
+    for stored in () if is_gguf(folder) else stored_tensors(folder):
+        if len(stored.shape) == 3 and "experts" in stored.name:
+            raise CheckpointError(
+                f"{stored.name} has all experts of a layer, which ranks can't cut: take --enable-expert-parallel"
+            )
+
+
 @dataclass(frozen=True, slots=True)
 class _Run:
     """Elements of a stored tensor that are contiguous in the file."""
@@ -128,7 +137,9 @@ def _computed(folder: Path, weights: Weights) -> Iterator[tuple[str, StoredTenso
     """The tensors that are needed, by our names."""
     for stored in stored_in_gguf(folder) if is_gguf(folder) else stored_tensors(folder):
         name = weights.stored.ours(stored.name)
-        if name is not None and name not in weights.unused and not name.endswith(_ROTATIONS):
+        if name is None or name in weights.unused or name.endswith(_ROTATIONS):
+            continue
+        if name in weights.destinations or not weights.is_elsewhere(name):
             yield name, stored
 
 
@@ -150,13 +161,13 @@ def _runs(stored: StoredTensor, destination: Destination) -> Iterator[_Run]:
             f"{stored.file}: {stored.name} has shape {list(stored.shape)}, {described} asks for {list(shape)}"
         )
     encoding = encoding_of(stored, destination.tensor.dtype)
-    run = partial(_Run, stored.file, encoding=encoding, slot=destination.slot, undo=stored.undo)
+    run = partial(_Run, stored.file, slot=destination.slot, undo=stored.undo)
     seen = destination.tensor if stored.order is None else stored.order(destination.tensor)
     if stored.columns is not None:
         seen = seen.unflatten(1, stored.columns).transpose(1, 2)
     if not seen.is_contiguous():
         begin = stored.begin + encoding.bytes_of(source[0].start * math.prod(shape[1:]))
-        yield run(begin, begin + encoding.bytes_of(seen.numel()), target=seen)
+        yield run(begin, begin + encoding.bytes_of(seen.numel()), encoding, target=seen)
         return
     flat = seen.view(-1)
     if len(shape) == 1 or source[-1] == slice(0, shape[-1]):
@@ -165,8 +176,9 @@ def _runs(stored: StoredTensor, destination: Destination) -> Iterator[_Run]:
         starts = [row * shape[-1] + source[-1].start for row in range(math.prod(shape[:-1]))]
         length = source[-1].stop - source[-1].start
     for target, start in zip(flat.split(length), starts, strict=True):
-        begin = stored.begin + encoding.bytes_of(start)
-        yield run(begin, begin + encoding.bytes_of(length), target=target)
+        at, own = encoding.part(start, length)
+        begin = stored.begin + at
+        yield run(begin, begin + own.bytes_of(length), own, target=target)
 
 
 def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -122,7 +122,8 @@ class Weights:
         self.made_plain, self.decoded = Counter[str](), Counter[str]()
         self.differing = Counter[str]()  # whose values differ from the format's
         self.unused: set[str] = set()  # tensors that a checkpoint may have and the model does not need
-        self._rank, self._size = rank, size
+        self.is_elsewhere: Callable[[str], bool] = lambda name: False  # True for tensors of other stages
+        self.rank, self._size = rank, size
         self._storing = threading.Lock()
         # Bytes of each stage, and temporary bytes for storing it.
         self._passing: list[tuple[int, int]] = []
@@ -185,7 +186,17 @@ class Weights:
     def share(self, parameter: Parameter) -> Share:
         """Return this rank's share of a parameter."""
         self._check_size(math.prod(parameter.shape), parameter)
-        return share_of(parameter, self._rank, self._size)
+        return share_of(parameter, self.rank, self._size)
+
+    def own(self, parameter: Parameter) -> tuple[torch.Tensor, slice]:
+        """Return the rows [N] and the columns of a matrix that are this rank's. It isn't one of experts."""
+        placements = self.share(parameter).placements
+        rows, columns = list[int](), slice(0, parameter.shape[1])
+        for part, placement in zip(parameter.parts, placements, strict=True):
+            own, columns = placement.source
+            begin = part.rows.start - (0 if part.stored is None else part.stored.start)
+            rows += range(begin + own.start, begin + own.stop)
+        return torch.tensor(rows), columns
 
     def _check_size(self, elements: int, parameter: Parameter) -> None:
         if self._most_elements is not None and elements > self._most_elements:
@@ -285,7 +296,10 @@ def _kept(length: int, parameter: Parameter, rank: int, size: int) -> slice:
         head = rank // (size // num_units)
         return slice(head * unit, (head + 1) * unit)
     name = parameter.parts[0].name
-    raise ValueError(f"{name}: {size} ranks can't share {length} {parameter.shard.name.lower()} in units of {unit}")
+    raise ValueError(
+        f"{name}: {size} ranks can't share {length} {parameter.shard.name.lower()} in units of {unit}: take another"
+        " --tensor-parallel-size"
+    )
 
 
 def _of_experts(parts: tuple[Part, ...], experts: slice) -> tuple[Part, ...]:

@@ -1,8 +1,9 @@
-"""Formats for a GGUF file's weights: its own groups on a GPU, rows of 8 bits on a CPU, or floats."""
+"""Formats for a GGUF file's weights: its own groups, on a CPU without their kernel rows of 8 bits, or floats."""
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,25 +11,30 @@ from engine.checkpoint.gguf_names import stored_in_gguf
 from engine.formats.gguf import KEPT, GgufBlocks
 from engine.formats.int8 import INT8_TABLES, INT8_WHILE_LOADING
 from engine.formats.quantization import EVERY, UNQUANTISED, Modules, Quantization
+from engine.formats.tiled import KINDS, GgufTiles, TiledTables
 from engine.kernels.linear import computes_in_bfloat16
-from engine.kernels.quantised.gguf_blocks import DECODERS
+from engine.kernels.quantised.gguf_blocks import BLOCK_ELEMENTS, DECODERS
 from engine.kernels.quantised.int8 import multiplies_bytes
+from engine.kernels.quantised.tiles import is_usable
 
 Columns = tuple[int, int, int] | None
 _EXPERTS, _MXFP4 = ".experts.", "MXFP4"
 _HALVES = {"gate_proj": "up_proj", "up_proj": "gate_proj", "w1": "w3", "w3": "w1"}  # multiplied together
+IN_TILES = "gguf tiles"
 ROWS_OF_8_BITS = Quantization(name="int8", groups=((EVERY, INT8_WHILE_LOADING),), table=INT8_TABLES)
 
 
 def kept_as(file: Path, *, device: str, dtype: str) -> Quantization:
     """The formats of a file's modules by default. `dtype`: "auto", or the compute dtype.
 
-    On a CPU rows of 8 bits are faster than both floats and 4 bits; whoever asks for float32 wants the file's own numbers.
-    Experts in MXFP4 stay there in either: they are these numbers, and plain they don't fit.
+    On a CPU products of groups round their rows to 8 bits; whoever asks for float32 wants the file's own numbers. Experts in
+    MXFP4 stay there in either: they are these numbers, and plain they don't fit.
     """
     modules = _modules(file)
     if not modules:
         return UNQUANTISED
+    if device == "cpu" and dtype in ("auto", "bfloat16") and is_usable():
+        return beside_experts(file, _in_tiles(modules))
     if device == "cpu":
         is_fast = dtype in ("auto", "bfloat16") and computes_in_bfloat16() and multiplies_bytes()
         return beside_experts(file, ROWS_OF_8_BITS if is_fast else UNQUANTISED)
@@ -42,6 +48,20 @@ def beside_experts(file: Path, rest: Quantization) -> Quantization:
     """The same formats on a CPU, except for experts in MXFP4, which stay packed."""
     experts = frozenset(name for name in _modules(file)[_MXFP4, None] if _EXPERTS in name)
     return replace(rest, groups=((Modules(named=experts), GgufBlocks(_MXFP4)), *rest.groups)) if experts else rest
+
+
+def _in_tiles(modules: Mapping[tuple[str, Columns], list[str]]) -> Quantization:
+    """Matrices, experts and tables in tiles. Kinds without them, and columns whose order splits blocks, are plain."""
+    kept = {
+        form: names
+        for form, names in modules.items()
+        if form[0] in KINDS and (form[1] is None or form[1][2] % BLOCK_ELEMENTS[form[0]] == 0)
+    }
+    groups = ((Modules(named=frozenset(names)), GgufTiles(GgufBlocks(*form))) for form, names in kept.items())
+    tables = (
+        (name, kind) for (kind, columns), names in kept.items() if columns is None for name in names if "embed" in name
+    )
+    return Quantization(name=IN_TILES, groups=tuple(groups), table=TiledTables(tuple(tables)), kv_cache="float16")
 
 
 def _can_stay(kind: str, columns: Columns) -> bool:

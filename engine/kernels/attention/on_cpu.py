@@ -1,4 +1,4 @@
-"""Paged attention on a CPU, by torch's fused kernel, one sequence at a time: a row never depends on its batch.
+"""Paged attention on a CPU: a row never depends on its batch. Single queries in float32 by a kernel in C, others by torch's.
 
 Q new tokens, C positions of a context, Hq query heads, Hkv key and value heads, G = Hq / Hkv, D head size, B block size. What
 that kernel doesn't know (soft-caps, sinks) is computed by `reference`.
@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from struct import Struct
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from engine.kernels import native
 from engine.kernels.attention import reference
 from engine.kernels.attention.plan import AttentionBatch, Scores, first_seen
 from engine.kernels.codes import Codes, numbers_of
@@ -55,16 +57,66 @@ def attend(
     once: Once | None = None,
 ) -> torch.Tensor:
     """Return the attention of `q` [T, Hq, D]; see `paged_attention`."""
+    is_native = (codes is None or codes.in_half) and _is_native(q, kv_layer, batch, how)
+    if batch.max_query_len == 1 and is_native:
+        return _attend_natively(q, kv_layer, batch.block_table, batch.context_len, how)
     if how.softcap or how.sinks is not None:
         return reference.attend(q, kv_layer, batch, how, codes)
     if batch.max_query_len == 1 and codes is None:
         return _attend_singles(q, kv_layer, batch, how, once or Once())
     starts, lengths = batch.query_start.tolist(), batch.context_len.tolist()
-    found = [
-        _attend_one(q[starts[index] : starts[index + 1]], kv_layer, batch.block_table[index], context, how, codes)
-        for index, context in enumerate(lengths)
-    ]
+
+    def one(index: int, context: int) -> torch.Tensor:
+        own, its = q[starts[index] : starts[index + 1]], slice(index, index + 1)
+        if is_native and own.shape[0] == 1:  # as alone
+            return _attend_natively(own, kv_layer, batch.block_table[its], batch.context_len[its], how)
+        return _attend_one(own, kv_layer, batch.block_table[index], context, how, codes)
+
+    found = [one(index, context) for index, context in enumerate(lengths)]
     return found[0] if len(found) == 1 else torch.cat(found)
+
+
+# `Attention` of `engine/kernels/native/attention.c`.
+_ATTENTION, _MOST_DIM = Struct("6P14qd"), 256
+
+
+def _is_native(q: torch.Tensor, kv_layer: torch.Tensor, batch: AttentionBatch, how: Scores) -> bool:
+    """True if the kernel in C computes it."""
+    size = q.shape[2]
+    return (
+        q.dtype == torch.float32
+        and kv_layer.dtype in (torch.float32, torch.float16)
+        and not how.softcap
+        and size % 8 == 0
+        and size <= _MOST_DIM
+        and q.stride()[1:] == (size, 1)
+        and kv_layer.stride(4) == 1
+        and batch.block_table.stride(1) == 1
+        and native.library() is not None
+    )
+
+
+def _attend_natively(
+    q: torch.Tensor, kv_layer: torch.Tensor, tables: torch.Tensor, lengths: torch.Tensor, how: Scores
+) -> torch.Tensor:
+    """Attention of one new token each, read from the pool in place."""
+    library, (num_rows, num_heads, size), (_, _, block_size, num_kv_heads, _) = (
+        native.library(),
+        q.shape,
+        kv_layer.shape,
+    )
+    assert library is not None
+    out, (of_block, of_plane, of_slot, of_head, _) = torch.empty(q.shape), kv_layer.stride()
+    library.baton_attend(
+        _ATTENTION.pack(
+            q.data_ptr(), kv_layer.data_ptr(), tables.data_ptr(), lengths.data_ptr(),
+            0 if how.sinks is None else how.sinks.data_ptr(), out.data_ptr(),
+            num_rows, q.stride(0), num_heads, num_kv_heads, size, block_size, tables.stride(0),
+            of_block, of_plane, of_slot, of_head, how.window, kv_layer.dtype == torch.float16,
+            torch.get_num_threads(), how.scale,
+        )
+    )  # fmt: skip
+    return out
 
 
 def _attend_singles(

@@ -1,8 +1,9 @@
 """Quantised keys and values: a number is its quantised value times a factor.
 
-fp8 (e4m3) has one factor for all keys of a layer and one for all values. int8 has one for each head and token, its scale, which
-the pool keeps beside the codes. int4 has a scale and a zero point for each, and two codes a byte, the first in the low half; its
-keys are `turned`. B block size, Hkv key and value heads, D head size.
+float16, without factors, is for models that compute in float32 on a CPU. fp8 (e4m3) has one factor for all keys of a layer and
+one for all values. int8 has one for each head and token, its scale, which the pool keeps beside the codes. int4 has a scale and a
+zero point for each, and two codes a byte, the first in the low half; its keys are `turned`. B block size, Hkv key and value
+heads, D head size.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ MAX_FP8 = 448.0  # the largest number in e4m3
 MAX_INT8 = 127.0
 INT4_STEPS = 15  # between the smallest and the largest of a head
 
-Kind = Literal["fp8", "int8", "int4"]
-# The dtypes of page parts: codes, then scales, if any. Signed bytes travel as uint8, which every release knows.
+MAX_HALF = 65504.0  # the largest number in float16
+
+Kind = Literal["float16", "fp8", "int8", "int4"]
+# The dtypes of page parts, but for float16: codes, then scales, if any. Signed bytes travel as uint8, which every release knows.
 KINDS: dict[Kind, tuple[str, ...]] = {
     "fp8": ("float8_e4m3fn",),
     "int8": ("uint8", "float32"),
@@ -29,6 +32,8 @@ LATENT_KINDS: tuple[Kind, ...] = ("fp8", "int8")  # those of MLA latents
 
 def part_dims(kind: Kind, dim: int) -> tuple[tuple[str, int], ...]:
     """The dtype and size of each page part of heads with `dim` numbers."""
+    if kind == "float16":
+        return ((kind, dim),)
     sizes = (dim // 2, 2) if kind == "int4" else (dim, 1)
     return tuple(zip(KINDS[kind], sizes, strict=False))
 
@@ -41,9 +46,12 @@ class Codes:
     factors: torch.Tensor  # [2] float32, of fp8 keys and values; [1] for latents
     # [num_blocks, 2, B, Hkv, 1] float32, a view of the pool; of int4 [..., 2] bfloat16, scale and zero point. None: fp8.
     scales: torch.Tensor | None = None
+    in_half: bool = False  # float16
 
     @property
     def kind(self) -> Kind:
+        if self.in_half:
+            return "float16"
         if self.scales is None:
             return "fp8"
         return "int8" if self.scales.dtype == torch.float32 else "int4"
@@ -64,8 +72,10 @@ def head_dim(kv_layer: torch.Tensor, codes: Codes | None) -> int:
 def encoded(x: torch.Tensor, plane: int, codes: Codes) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return the codes of `x` [..., Hkv, D] as stored in the pool, keys in plane 0; and the scales, if the pool has any.
 
-    What is beyond fp8's range becomes its largest number; NaN stays NaN.
+    What is beyond the range of floats becomes their largest number; NaN stays NaN.
     """
+    if codes.in_half:
+        return x.float().clamp(-MAX_HALF, MAX_HALF).half(), None
     if codes.scales is None:
         return (x.float() / codes.factors[plane]).clamp(-MAX_FP8, MAX_FP8).to(torch.float8_e4m3fn), None
     if codes.kind == "int4":
@@ -106,7 +116,8 @@ def coded(numbers: torch.Tensor, kind: Kind) -> tuple[torch.Tensor, Codes]:
         torch.empty((*numbers.shape[:-1], dim), dtype=getattr(torch, dtype), device=numbers.device)
         for dtype, dim in part_dims(kind, numbers.shape[-1])
     )
-    codes = Codes(numbers.dtype, torch.ones(2, device=numbers.device), *scales)
+    factors, in_half = torch.ones(2, device=numbers.device), kind == "float16"
+    codes = Codes(numbers.dtype, factors, scales[0] if scales else None, in_half=in_half)
     for plane in (0, 1):
         kept, steps = encoded(numbers[:, plane], plane, codes)
         pages[:, plane] = kept
@@ -117,6 +128,8 @@ def coded(numbers: torch.Tensor, kind: Kind) -> tuple[torch.Tensor, Codes]:
 
 def decoded(pages: torch.Tensor, scales: torch.Tensor | None, factor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Return the dequantised values [..., D] of codes."""
+    if pages.dtype == torch.float16:
+        return pages.to(dtype)
     if scales is None:
         half = _in_half(pages)
         return (pages.float() * factor).to(dtype) if half is None else (half.float() * (factor * 256)).to(dtype)
@@ -152,4 +165,6 @@ def opened(
 ) -> tuple[torch.Tensor, Codes | None]:
     """Return a layer's part of the pool and its quantisation; `factors` None: it is unquantised."""
     pages, *scales = kept
-    return pages, None if factors is None else Codes(dtype, factors, scales[0] if scales else None)
+    if factors is None:
+        return pages, None
+    return pages, Codes(dtype, factors, scales[0] if scales else None, in_half=pages.dtype == torch.float16)

@@ -10,12 +10,13 @@ from torch.nn.functional import linear
 from engine.kernels.activation import ACTIVATIONS
 from engine.kernels.device import twin
 from engine.kernels.experts.routing import Choice
-from engine.kernels.quantised import slabs
+from engine.kernels.quantised import slabs, tiles
 from engine.kernels.quantised.fp8 import Fp8Matrix
 from engine.kernels.quantised.groups import Groups, dequantised
 from engine.kernels.quantised.slabs import Slabs
+from engine.kernels.quantised.tiles import Tiles
 
-Matrices = torch.Tensor | Groups | Fp8Matrix | Slabs  # [E, N, K]; slabs on CPUs alone
+Matrices = torch.Tensor | Groups | Fp8Matrix | Slabs | Tiles  # [E, N, K]; slabs and tiles on CPUs alone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +47,7 @@ class Experts:
     @property
     def size(self) -> int:
         """I."""
-        return self.down.inputs if isinstance(self.down, Groups | Slabs) else _elements(self.down).shape[2]
+        return self.down.inputs if isinstance(self.down, Groups | Slabs | Tiles) else _elements(self.down).shape[2]
 
     @property
     def bounds(self) -> tuple[float, float]:
@@ -157,6 +158,8 @@ def _expert(x: torch.Tensor, experts: Experts, index: int) -> torch.Tensor:
 def _product(x: torch.Tensor, matrices: Matrices, index: int, bias: torch.Tensor | None) -> torch.Tensor:
     if isinstance(matrices, Slabs):
         return slabs.product(x, matrices[index], bias)
+    if isinstance(matrices, Tiles):
+        return tiles.product(x, matrices[index], None if bias is None else bias.float()).to(x.dtype)
     return linear(x, _plain(matrices, index, x.dtype), bias)
 
 
@@ -164,6 +167,8 @@ def _elements(matrices: Matrices) -> torch.Tensor:
     """Selects some experts."""
     if isinstance(matrices, torch.Tensor):
         return matrices
+    if isinstance(matrices, Tiles):
+        return matrices.blocks
     return matrices.weight if isinstance(matrices, Fp8Matrix) else matrices.codes
 
 

@@ -38,16 +38,17 @@ class GroupedQueryAttention:
         outputs = {"self_attn.q_proj": spec.q_size * (1 + spec.has_fused_gate)}
         if not borrows:
             outputs |= {"self_attn.k_proj": spec.kv_size, VALUES: spec.heads.num_kv_heads * spec.value_size}
-        self._gate_rows = spec.gate_size
+        own = around.own(spec)
+        self._gate_rows = own.gate_size
         if spec.gate is not None and spec.gate.module:
-            outputs[spec.gate.module] = self._gate_rows
+            outputs[spec.gate.module] = spec.gate_size
         self._qkv = around.linear(
             LinearSpec(
                 inputs=hidden,
                 outputs=outputs,
                 bias=projections.qkv_bias,
                 shard=Shard.HEADS,
-                unit=gcd(head_dim, spec.value_size, spec.gate_size),
+                unit=gcd(head_dim, spec.value_size, spec.gate_size // num_heads),
                 fused=projections.fused,
                 twice={VALUES: "self_attn.k_proj"} if spec.values.are_keys and not borrows else {},
             )
@@ -63,7 +64,7 @@ class GroupedQueryAttention:
             )
         )
         self._rotation = _rotation(spec, around)
-        self._of_product, self._clip = _of_product(spec, around), projections.clip
+        self._of_product, self._clip = _of_product(own, around), projections.clip
         self._value_size = spec.value_size
         self._cos_sin = None if spec.rope is None else around.rotations.table(spec.rope, head_dim)
         self._scores = Scores(
@@ -72,7 +73,7 @@ class GroupedQueryAttention:
             softcap=spec.scores.softcap,
             sinks=_sinks(spec, around) if spec.scores.sinks else None,
         )
-        self._heads = spec.heads
+        self._heads = own.heads
         self._lends, self._borrows = spec.sharing.lends, borrows
         self._factors = declare_factors(replace(spec, codes=None) if borrows else spec, around)
         self._is_gated, self._dtype = spec.has_fused_gate, around.weights.dtype

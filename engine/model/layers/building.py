@@ -4,18 +4,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import TypeVar
 
 import torch
 
 from engine.formats.product import ExpertsSpec, Format, Linear, LinearSpec, declare
 from engine.kernels.experts.mixture import Matrices
 from engine.model.layers.norm import LayerNorm, Norm, RmsNorm
+from engine.model.ranks import summed_over
 from engine.model.rope import cos_sin_table, query_growth_table
 from engine.model.stream import Branch
+from engine.parallel.group import ALONE, Group
 from engine.spec.ends import NormSpec
 from engine.spec.model import BranchSpec, ModelSpec
+from engine.spec.ranks import own_share
 from engine.spec.scaling import QueryGrowth, RopeSpec
 from engine.weights.parameters import Weights, whole
+
+Spec = TypeVar("Spec")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +57,11 @@ class Surroundings:
     under: str  # prefix of the layer's tensor names in the checkpoint
     branch: Branch  # between this half of the layer and the stream
     formats: list[Format] = field(default_factory=list)
+    group: Group = ALONE
+
+    def own(self, spec: Spec) -> Spec:
+        """Return this rank's share of a mixer or an MLP: layers declare the whole and compute the share."""
+        return own_share(spec, self.group.rank, self.group.size)
 
     def norm(self, name: str, size: int) -> RmsNorm:
         """Declare an RMSNorm over `size` features."""
@@ -64,7 +75,8 @@ class Surroundings:
 
     def linear(self, spec: LinearSpec) -> Linear:
         """Declare a product in the checkpoint's format."""
-        return declare(spec, self._format_of, self.weights, under=self.under)
+        linear = declare(spec, self._format_of, self.weights, under=self.under)
+        return summed_over(linear, spec, self.group)
 
     def matrix(self, spec: LinearSpec) -> torch.Tensor:
         """Declare a matrix [N, K] that is plain here, whatever its format in the checkpoint."""

@@ -27,7 +27,7 @@ class GatedMlp:
         )
         self._down = around.linear(LinearSpec(inputs=spec.size, outputs=down, bias=spec.bias, shard=Shard.INPUTS))
         self._activation = spec.activation
-        self._between = _between(spec)
+        self._between = _between(around.own(spec))
 
     def __call__(self, stream: Stream) -> None:
         if self._between is None:

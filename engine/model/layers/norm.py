@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import layer_norm
 
-from engine.formats.forms import PLAIN, InputForm, Rows, summed
+from engine.formats.forms import PLAIN, Added, InputForm, Rows, summed
 from engine.kernels.norm import rms_norm
 
 
@@ -22,9 +22,7 @@ class RmsNorm:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return rms_norm(x, self.weight, self.eps, plus_one=self.plus_one)
 
-    def of_sum(
-        self, x: torch.Tensor | None, residual: torch.Tensor, form: InputForm = PLAIN
-    ) -> tuple[Rows, torch.Tensor]:
+    def of_sum(self, x: Added, residual: torch.Tensor, form: InputForm = PLAIN) -> tuple[Rows, torch.Tensor]:
         """Return the norm of x + residual in a product's form, and the sum, in one kernel; see `add_rms_norm`."""
         return form.of_norm(x, residual, self.weight, self.eps, plus_one=self.plus_one)
 
@@ -40,9 +38,7 @@ class LayerNorm:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
 
-    def of_sum(
-        self, x: torch.Tensor | None, residual: torch.Tensor, form: InputForm = PLAIN
-    ) -> tuple[Rows, torch.Tensor]:
+    def of_sum(self, x: Added, residual: torch.Tensor, form: InputForm = PLAIN) -> tuple[Rows, torch.Tensor]:
         """Return the norm of x + residual in a product's form, and the sum."""
         total = summed(x, residual)
         return form.of(self(total)), total

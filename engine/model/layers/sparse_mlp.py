@@ -15,6 +15,7 @@ from engine.kernels.activation import ACTIVATIONS
 from engine.kernels.experts import Clamp, Experts, mixture, route
 from engine.kernels.experts.mixture import Matrices
 from engine.model.layers.building import Surroundings
+from engine.model.ranks import held_here
 from engine.model.stream import Stream
 from engine.spec.experts import ExpertTensors, LatentExperts, SharedExpertSpec, SparseMlpSpec
 from engine.weights.parameters import Shard, Way, of_experts, whole
@@ -59,12 +60,20 @@ class Mixture:
         if router.weight_scale:
             self._weight_scale = around.in_float32(router.weight_scale, spec.num_experts)
         self._experts = _experts(spec, around)
+        self._group = around.group
+        count = self._experts.num_experts
+        self._own = None if around.group.size == 1 or spec.is_cut else (around.group.rank * count, count)
 
     def __call__(self, x: torch.Tensor, *, routed: torch.Tensor | None = None) -> torch.Tensor:
         """Return the weighted sum [T, E], or its terms [K, T, E]; `routed` [T, E] is the router's input, if not x."""
         read = x if routed is None else routed
         choice = route(read, self._router, self._router_bias, self._correction, self._rule, scales=self._weight_scale)
-        return mixture(x, choice, self._experts)
+        if self._own is not None:
+            choice = held_here(choice, *self._own)
+        terms = mixture(x, choice, self._experts)
+        if self._group.size == 1:
+            return terms
+        return self._group.all_reduce((terms.sum(dim=0) if terms.dim() == 3 else terms).to(x.dtype))
 
 
 class _SharedExpert:
@@ -146,6 +155,7 @@ def _matrices(spec: SparseMlpSpec, shape: tuple[int, int], around: Surroundings,
             together=tuple(pair[0 if first else 1] for pair in tensors.all),
             order=tensors.order,
             halves=first and spec.has_gates,
+            shard=Shard.EXPERTS if not spec.is_cut else Shard.OUTPUTS if first else Shard.INPUTS,
         )
     )
 

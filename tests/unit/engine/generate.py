@@ -135,6 +135,20 @@ def move(sequence: Sequence, source: Generator, target: Generator) -> None:
     sequence.tables = received(pool, cargo, moved, [0] * len(moved))
 
 
+def said_in_flight(engine: Engine, prompt: list[int]) -> list[int]:
+    """Tokens that are drawn behind a prompt, with two passes in flight: each begins with a token that nobody knows yet."""
+    generator, sequence = Generator(engine), new_sequence("a", prompt, max_tokens=40, temperature=1.0, seed=9)
+    generator.admit(sequence)
+    before = [sequence.schedule(sequence.num_unscheduled)]
+    pass_ = engine.launch(before)
+    while not sequence.finish_reason():
+        after = [sequence.schedule(1)] if sequence.num_generated + 1 < 40 else []
+        following = engine.launch(after)
+        generator.deliver(before, pass_)
+        before, pass_ = after, following
+    return sequence.token_ids[len(prompt) :]
+
+
 def scored(engine: Engine, sequences: list[Sequence], *, chunk_size: int = 512) -> list[list[int]]:
     """Compute the sequences together, keeping scores as a worker does; return the generated tokens."""
     generator = Generator(engine, chunk_size=chunk_size)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from engine import engine
+from engine import resolving
 from engine.spec.model import ModelSpec
 from tests.unit.engine.families import hybrids
 
@@ -32,7 +32,7 @@ def build(folder: Path) -> Path:
 @contextmanager
 def windows() -> Iterator[None]:
     """Within, engines read the spec with its windows."""
-    read = engine.read_model_spec
+    read = resolving.read_model_spec
 
     def windowed(*given: Any, **options: Any) -> ModelSpec:
         model = read(*given, **options)
@@ -42,5 +42,5 @@ def windows() -> Iterator[None]:
         ]
         return replace(model, layers=tuple(layers))
 
-    with mock.patch.object(engine, "read_model_spec", windowed):
+    with mock.patch.object(resolving, "read_model_spec", windowed):
         yield

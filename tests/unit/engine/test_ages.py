@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from common.messages import AGE_BOUNDS_S, Ages
 from engine.cache.block_pool import BlockPool
-from engine.cache.retention import WATCHED, BlockAges, Retention
+from engine.cache.changes import WATCHED, BlockAges
+from engine.cache.retention import Retention
 
 
 class Clock:

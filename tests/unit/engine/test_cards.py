@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,8 +11,9 @@ import torch
 
 from benchmarks.weights.drawn import DRAWN
 from engine.cache.pages import blocks_of_a_sequence, plan_layout
-from engine.config import CacheConfig, EngineConfig
+from engine.config import CacheConfig, DraftConfig, EngineConfig
 from engine.families import model_spec
+from engine.spec.model import DraftSpec
 from services.runtime.checks import memory
 from services.runtime.checks.finding import Finding
 from services.runtime.checks.gpus import Gpu
@@ -102,6 +104,23 @@ def test_loading_bounds_the_pool_where_it_takes_more_than_a_pass(
     layout = plan_layout(spec, config, "bfloat16", while_loading=loading)
     pool = layout.num_blocks * layout.block_bytes
     assert 0 <= free - loading - int(0.01 * CARDS[case.card]) - pool < layout.block_bytes
+
+
+@pytest.mark.parametrize(("in_blocks", "logits"), [(False, 1), (True, 7)])
+def test_the_graphs_of_drafts_are_left_room(
+    in_blocks: bool, logits: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a head that reads three layers, with 8 bytes for each logit of 256 sequences."""
+    free_on(monkeypatch, Case("RTX 4090, 24 GB", LLAMA_8B, 8.6, 0, True))
+    plain = replace(model_spec(LLAMA_8B), draft=DraftSpec(layers=(), aux_layers=(1, 2, 3), in_blocks=in_blocks))
+
+    def pool(num_drafts: int) -> int:
+        config = EngineConfig(**GPU, model=tmp_path, draft=DraftConfig(num_drafts=num_drafts))
+        layout = plan_layout(plain, config, "bfloat16")
+        return layout.num_blocks * layout.block_bytes
+
+    taken, of_logits = pool(0) - pool(7), logits * 256 * 8 * plain.vocab_size
+    assert of_logits < taken < of_logits + (128 << 20)
 
 
 @pytest.mark.parametrize("case", CASES, ids=named)

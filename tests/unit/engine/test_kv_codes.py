@@ -29,15 +29,15 @@ from tests.unit.engine.formats.checkpoints import compressed, fp8_tensor, writte
 from tests.unit.engine.generate import Generator, handed_over, new_sequence
 from tests.unit.engine.tables import blocks_of_tokens
 
-KINDS = tuple(DTYPES)
+KINDS = ("float16", *DTYPES)
 LATENT = ("glm4_moe_lite", "deepseek_v2")  # families whose heads share latents
 CHOOSING = "glm_moe_dsa"  # its indexer's keys are as large as the rotated ones, and stay numbers, too
 FAMILIES = ("llama", "mistral", "qwen3", *LATENT, CHOOSING)
 
 
-def of_kinds(*families: str) -> pytest.MarkDecorator:
+def of_kinds(*families: str, kinds: tuple[str, ...] = KINDS) -> pytest.MarkDecorator:
     """Each family with each kind of codes that it may keep."""
-    pairs = ((family, kind) for family in families for kind in KINDS)
+    pairs = ((family, kind) for family in families for kind in kinds)
     return pytest.mark.parametrize(
         ("family", "kind"),
         [(family, kind) for family, kind in pairs if kind in LATENT_KINDS or family not in (*LATENT, CHOOSING)],
@@ -123,9 +123,9 @@ def test_blocks_are_handed_over_with_their_digests(
 
 def test_blocks_of_two_kinds_never_meet(start: Start) -> None:
     layouts = [start("llama", kind).layout for kind in ("auto", *KINDS)]
-    assert [layout.dtype for layout in layouts] == ["float32", "float8_e4m3fn", "uint8", "uint8"]
-    assert [kv_name(layout) for layout in layouts] == ["float32", "fp8", "int8", "int4"]
-    assert [layout.block_bytes for layout in layouts] == [8192, 2048, 2560, 1536]
+    assert [layout.dtype for layout in layouts] == ["float32", "float16", "float8_e4m3fn", "uint8", "uint8"]
+    assert [kv_name(layout) for layout in layouts] == ["float32", "float16", "fp8", "int8", "int4"]
+    assert [layout.block_bytes for layout in layouts] == [8192, 4096, 2048, 2560, 1536]
     for source in layouts:
         for destination in layouts:
             if source != destination:
@@ -133,7 +133,7 @@ def test_blocks_of_two_kinds_never_meet(start: Start) -> None:
                     plan_copies(source, destination)
 
 
-@of_kinds("llama", LATENT[0])
+@of_kinds("llama", LATENT[0], kinds=tuple(DTYPES))
 def test_codes_of_numbers_in_two_dtypes_never_meet(tiny: Callable[[str], Path], family: str, kind: str) -> None:
     """Their pages may look alike, so the model's fingerprint tells them apart."""
     engines = [engine_of(tiny(family), kind, dtype=dtype) for dtype in ("float32", "bfloat16", "float32")]
@@ -205,6 +205,12 @@ def test_states_stay_as_they_are_beside_codes(tmp_path: Path) -> None:
             "kv_cache_dtype = fp8 is not supported for this model: no layer keeps keys and values but those with",
         ),
         ("llama", {"kind": "bfloat16"}, "kv_cache_dtype = bfloat16, but the model computes in float32"),
+        (
+            "llama",
+            {"kind": "float32", "dtype": "bfloat16"},
+            "kv_cache_dtype = float32, but the model computes in bfloat16",
+        ),
+        ("llama", {"kind": "float16", "dtype": "bfloat16"}, "leave it out, or give it dtype = float32"),
         ("llama", {"kind": "int2"}, "kv_cache_dtype must be one of auto, bfloat16, fp8, .* not 'int2'"),
         ("deepseek_v2", {"kind": "int4"}, r"kv_cache_dtype = int4 is not .*latents \(MLA\).* Give it int8 or fp8"),
         ("llama", {"kind": "fp8", "kv_cache_dtype_skip_layers": "0"}, "must be sliding_window or nothing, not '0'"),
@@ -291,7 +297,7 @@ def test_scales_take_a_page_part(start: Start, kind: str, dim: int, scales: Page
 
 def test_int4_is_known_by_the_models_fingerprint(start: Start) -> None:
     """Its codes have int8's dtype, so the root of blocks' hashes tells them apart by the model."""
-    assert len({start("llama", kind).fingerprint for kind in ("auto", *KINDS)}) == 4
+    assert len({start("llama", kind).fingerprint for kind in ("auto", *KINDS)}) == 5
 
 
 @pytest.mark.parametrize(("dim", "size"), [(64, 64), (80, 16), (24, 8)])

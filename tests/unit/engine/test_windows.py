@@ -11,8 +11,8 @@ import pytest
 import torch
 import transformers
 
-from common.pages import PagePart
-from engine.cache.pages import entry_places, layout_of, page_parts
+from common.pages import PagePart, entry_places
+from engine.cache.pages import layout_of, page_parts
 from engine.cache.windows import with_windows
 from engine.config import CacheConfig, EngineConfig
 from engine.engine import Engine, InvalidChunkError

@@ -41,7 +41,7 @@ INTO_LATENTS, QUERIES = "self_attn.kv_a_proj_with_mqa", "self_attn.q_a_proj"
 class MLAAttention:
     def __init__(self, spec: MLASpec, around: Surroundings) -> None:
         hidden, inner = around.model.hidden_size, spec.sizes.query_rank
-        self._spec, self._branch = spec, around.branch
+        self._spec, self._branch = around.own(spec), around.branch
         self._rope = _rotations(spec, around)
         growth = spec.query_growth
         self._growth = None if growth is None else around.rotations.query_growth(growth)
@@ -72,7 +72,7 @@ class MLAAttention:
         self._latent_norm = _latent_norm(spec, around)
         # Up-projection of MLA by head, [N + V, C]: keys and values of the compressed KV.
         self._out_of_latents = _head_by_head(spec, around) if spec.by_head else around.matrix(_out_of_latents(spec))
-        self._forms = forms_on(around.weights.device, spec.shape(around.weights.dtype.itemsize))
+        self._forms = forms_on(around.weights.device, self._spec.shape(around.weights.dtype.itemsize))
         self._keys, self._values = self._out_of_latents.unflatten(0, (-1, spec.sizes.plain + spec.sizes.value)).split(
             (spec.sizes.plain, spec.sizes.value), dim=1
         )

@@ -27,6 +27,8 @@ from tests.unit.gateway.parsing.families import formats_of
 HEAD = """\
 # Models
 
+This page is about models that generate; [embeddings](embeddings.md) lists those of vectors and scores.
+
 Baton serves these architectures (`architectures` in config.json), in float32, bfloat16 and float16. A field of config.json
 that a family does not know is refused by name. Of checkpoints that see or hear the text part is served; image and audio parts
 of messages are refused. Logits of Cohere 2 and Granite are multiplied beside towers, too, where transformers 5.17 forgets it.
@@ -62,7 +64,8 @@ it refuses GPT-2, GPT-J, BLOOM, Falcon and MPT.
 
 [GGUF files](gguf.md) of some of them are read, too.
 
-A worker is one GPU. So the largest of these are served in small relatives only, or not yet:
+A worker is one GPU, or one for each of its [ranks](operations.md#ranks), which ran on CPUs alone so far. So the largest of
+these are served in small relatives only, or not yet:
 
 CARDS
 

@@ -6,11 +6,19 @@ import pytest
 
 from engine.families import FAMILIES
 from engine.families.gguf.rows import ROWS
-from modelfiles.served import names, of_transformers, refusal
+from engine.pooling.families import DECODERS
+from engine.pooling.families import FAMILIES as ENCODERS
+from modelfiles.served import names, of_transformers, pooled_names, refusal
 
 
 def test_the_names_are_those_of_the_families() -> None:
-    assert names() == {"classes": FAMILIES.keys(), "gguf": ROWS.keys()}
+    assert names() == {
+        "classes": FAMILIES.keys(),
+        "gguf": ROWS.keys(),
+        **{kind: names()[kind] for kind in ("encoders", "decoders")},
+    }
+    assert pooled_names() == ENCODERS.keys()
+    assert pooled_names(beside_modules=True) == ENCODERS.keys() | DECODERS.keys()
 
 
 @pytest.mark.parametrize(

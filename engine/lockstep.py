@@ -1,0 +1,166 @@
+"""Passes on several ranks: the leader says each one to its followers and computes it with them, tokens included.
+
+A pass is two messages, what its forward computation reads and, once the host knows the masks, what sampling reads. Every rank
+samples from the same logits by the same words, so no token is sent, and the next pass may start before the host knows any.
+
+A pass through stages is one message: only the first stage needs tokens, so it samples alone, from the last one's logits.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from collections.abc import Sequence as SequenceOf
+from contextlib import contextmanager
+from enum import IntEnum
+
+import msgspec
+import torch
+
+from engine.batch.layout import Packed
+from engine.config import EngineConfig
+from engine.kernels.collectives import Peers
+from engine.parallel.group import RankLostError
+from engine.parallel.ranks import Ranks
+from engine.sampling.device import DeviceSampler, Draw, PackedSampling
+from engine.sampling.scores import on
+from engine.step.runner import Runner
+
+_HEAD = struct.Struct("<BQ")  # the message's kind, the pass's number
+
+
+class _Kind(IntEnum):
+    FORWARD = 1
+    SAMPLING = 2
+
+
+class _Sampling(msgspec.Struct, frozen=True, array_like=True):
+    rows: list[int] | None  # numbers of the logits' rows; None: all
+    packed: bytes = b""
+
+
+class Lockstep:
+    """A rank's passes, counted. A message about another pass than the next one is refused: RankLostError."""
+
+    def __init__(self, ranks: Ranks, device: str) -> None:
+        if ranks.group.size > 1 and isinstance(ranks.group, Peers) != device.startswith("cuda"):
+            raise ValueError(f"--device {device}: a {type(ranks.group).__name__} has its ranks elsewhere")
+        self._ranks = ranks
+        self._number = 0
+        self._is_told = False  # until then each rank launches the same passes by itself
+        # A follower's logits that are still to be sampled, and its samples of the last pass that had any.
+        self._logits: torch.Tensor | None = None
+        self._newest: torch.Tensor | None = None
+
+    @property
+    def leads(self) -> bool:
+        """True if followers repeat what this rank launches."""
+        return self._is_told and self._ranks.leads
+
+    @property
+    def lost(self) -> str:
+        """See `Engine.lost`."""
+        try:
+            self._ranks.group.check()
+        except RankLostError as error:
+            return str(error)
+        return self._ranks.followers.problem()
+
+    def begin(self) -> None:
+        """Wait until all ranks have started, and tell followers of each pass from now on. Raises RankLostError."""
+        self._ranks.followers.wait()
+        self._is_told = True
+
+    def execute(self, runner: Runner, packed: Packed) -> torch.Tensor | None:
+        """Launch a pass on every rank, see `Runner.execute`. Raises RankLostError: after a failure all are out of step."""
+        if not self.leads:
+            return runner.execute(packed)
+        self._number += 1
+        with _one_fails_all():
+            self._tell(_Kind.FORWARD, packed.encode())
+            return runner.execute(packed)
+
+    def draw(
+        self,
+        sampler: DeviceSampler,
+        logits: torch.Tensor,
+        packed: PackedSampling,
+        newest: torch.Tensor,
+        rows: SequenceOf[int] | None,
+    ) -> Draw:
+        """Start sampling on every rank, see `DeviceSampler.draw`. `rows`: of the pass's logits, None for all."""
+        if not self.leads:
+            return sampler.draw(logits, packed, newest)
+        with _one_fails_all():
+            self._tell_sampling(_Sampling(None if rows is None else list(rows), packed.encode()))
+            return sampler.draw(logits, packed, newest)
+
+    def sample_nothing(self) -> None:
+        """End a pass whose logits were for scores alone."""
+        if self.leads:
+            self._tell_sampling(_Sampling([]))
+
+    def _tell_sampling(self, message: _Sampling) -> None:
+        self._tell(_Kind.SAMPLING, msgspec.msgpack.encode(message))
+
+    def _tell(self, kind: _Kind, body: bytes) -> None:
+        self._ranks.followers.send(_HEAD.pack(kind, self._number) + body)
+
+    def follow(self, frame: bytes, runner: Runner, sampler: DeviceSampler) -> None:
+        """Do what the leader's message says. Raises RankLostError, and ValueError for another release's message."""
+        try:
+            kind, number = _HEAD.unpack_from(frame)
+        except struct.error:
+            raise ValueError(f"a message of {len(frame)} bytes from rank 0: run the same release everywhere") from None
+        body = frame[_HEAD.size :]
+        self._ranks.group.check()
+        if kind == _Kind.FORWARD and number == self._number + 1 and self._logits is None:
+            self._number = number
+            self._logits = runner.execute(Packed.decode(body))
+            self._end()
+        elif kind == _Kind.SAMPLING and number == self._number and self._logits is not None:
+            self._sample(msgspec.msgpack.decode(body, type=_Sampling), self._logits, runner, sampler)
+        else:
+            at = f"{self._number}, which is {'not ' if self._logits is not None else ''}sampled"
+            raise RankLostError(
+                f"rank {self._ranks.number} is at pass {at}, and rank 0 says message {kind} of pass {number}: "
+                "they are out of step"
+            )
+
+    def _end(self) -> None:
+        """On a stage, end the pass: the last one sends its logits to the first, or nothing, since all have written their KV."""
+        if self._ranks.stage.count == 1:
+            return
+        logits, self._logits = self._logits, None
+        if self._ranks.stage.is_last:
+            self._ranks.stage.send(torch.empty(0, 0) if logits is None else logits)
+
+    def _sample(self, message: _Sampling, logits: torch.Tensor, runner: Runner, sampler: DeviceSampler) -> None:
+        self._logits = None
+        if message.rows == []:
+            return
+        if message.rows is not None:
+            logits = logits[on(logits.device, message.rows)]
+        newest = logits.new_zeros(0, dtype=torch.int64) if self._newest is None else self._newest
+        self._newest = sampler.repeat(logits, PackedSampling.decode(message.packed), newest)
+        runner.keep_newest(self._newest)
+
+
+@contextmanager
+def _one_fails_all() -> Iterator[None]:
+    try:
+        yield
+    except RankLostError:
+        raise
+    except Exception as error:
+        raise RankLostError(f"a pass failed on rank 0 ({type(error).__name__}: {error})") from error
+
+
+def encode_config(config: EngineConfig) -> bytes:
+    """Encode the settings that a leader sends to its followers, as JSON: `msgspec` stays out of what `--help` loads."""
+    return msgspec.json.encode(config, enc_hook=str)
+
+
+def decode_config(data: bytes) -> EngineConfig:
+    """Read what `encode_config` wrote. Raises msgspec.ValidationError."""
+    return msgspec.json.decode(data, type=EngineConfig, dec_hook=lambda kind, value: kind(value))

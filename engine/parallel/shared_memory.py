@@ -1,0 +1,178 @@
+"""A group of ranks on one host's CPUs, over memory that all of them map.
+
+Each rank has a slot for what it contributes. It writes there, posts the operation's number, waits until every rank has posted
+that number, and reads all slots in rank order. Slots alternate between operations: a rank posts the next number only after it
+has read this one's slots, so the slot before last is free without a second wait.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+
+from engine.parallel.group import RankLostError
+from engine.parallel.stage import Ring, Stage
+
+SLOT_BYTES = 4 << 20
+LONGEST_WAIT_S = 60.0  # a living rank that comes later counts as hanging
+LONGEST_START_S = 1800.0  # while ranks load weights and compile kernels
+_LINE = 64  # bytes of a cache line: each rank's words have their own
+# Words of a rank's line: the number that it posted last, the kind of each of its last two operations, its beats.
+_NUMBER, _KIND, _BEATS = 0, 1, 3
+_SPINS = 2000
+_SLEEP_S = 50e-6
+_CHECK_S = 0.02  # between checks on the others' lives
+
+
+class SharedMemoryGroup:
+    """One rank's end. `memory` is zeroed, of `num_bytes(size)`; `lost()` is why another rank can't come, "" while all live."""
+
+    def __init__(self, memory: mmap.mmap, *, rank: int, size: int, lost: Callable[[], str] = lambda: "") -> None:
+        self.rank, self.size = rank, size
+        self._lost = lost
+        self._words = memoryview(memory)[: (size + 1) * _LINE].cast("q")
+        slots = torch.frombuffer(memory, dtype=torch.uint8, offset=(size + 1) * _LINE, count=2 * size * SLOT_BYTES)
+        self._slots = slots.view(2, size, SLOT_BYTES)
+        self._memory = memory
+        self._number = 0
+        self._longest_wait_s = LONGEST_WAIT_S
+        self._fence = threading.Lock()
+
+    @staticmethod
+    def num_bytes(size: int) -> int:
+        """Pages that nobody touches take no memory: a worker has ranks that sum, or stages with rings."""
+        return _slots_end(size) + size * Ring.NUM_BYTES
+
+    def stage(self) -> Stage:
+        """Return this process's place if the ranks are stages."""
+        before, behind = (self.rank - 1) % self.size, (self.rank + 1) % self.size
+        return Stage(self.rank, self.size, self._ring(before, other=before), self._ring(self.rank, other=behind))
+
+    def _ring(self, number: int, *, other: int) -> Ring:
+        start = _slots_end(self.size) + number * Ring.NUM_BYTES
+        return Ring(self._memory, start, partial(self.wait_until, other))
+
+    def all_reduce(self, partial: torch.Tensor) -> torch.Tensor:
+        """See `Group.all_reduce`."""
+        partial = partial.contiguous()
+        total = torch.empty_like(partial)
+        for mine, out in zip(_pieces(partial), _pieces(total), strict=True):
+            first, *others = self._exchange(mine)
+            added = first.float() if first.dtype != torch.float32 else first.clone()
+            for other in others:
+                added += other
+            out.copy_(added)
+        return total
+
+    def gather(self, part: torch.Tensor) -> torch.Tensor:
+        """See `Group.gather`."""
+        part = part.contiguous()
+        ranks = part.new_empty((self.size, *part.shape))
+        whole = ranks.view(self.size, -1)
+        at = 0
+        for mine in _pieces(part):
+            for rank, theirs in enumerate(self._exchange(mine)):
+                whole[rank, at : at + len(mine)] = theirs
+            at += len(mine)
+        return torch.cat(ranks.unbind(), dim=-1)
+
+    def exchange(self, own: bytes) -> list[bytes]:
+        """Return every rank's bytes, of which all have as many, in rank order."""
+        self._longest_wait_s, before = LONGEST_START_S, self._longest_wait_s
+        try:
+            part = torch.frombuffer(bytearray(own), dtype=torch.uint8)[None]
+            return [rank.numpy().tobytes() for rank in self.gather(part)[0].split(len(own))]
+        finally:
+            self._longest_wait_s = before
+
+    def meet(self) -> None:
+        """See `Group.meet`."""
+        self.exchange(bytes(1))
+
+    def check(self) -> None:
+        """See `Group.check`: here each operation waits for all ranks."""
+
+    def leave(self) -> None:
+        """Tell the others that this rank computes no more: their waits end."""
+        self._words[self.size * _LINE // 8] = self.rank + 1
+
+    def beat(self) -> None:
+        """Show that this rank's process lives."""
+        self._words[self.rank * _LINE // 8 + _BEATS] += 1
+
+    def beats(self, rank: int) -> int:
+        """The beats of a rank; 0 until it begins."""
+        return self._words[rank * _LINE // 8 + _BEATS]
+
+    def dismiss(self) -> None:
+        """Tell the others that this rank, the leader, outlives them."""
+        self._words[self.size * _LINE // 8 + 1] = 1
+
+    @property
+    def is_dismissed(self) -> bool:
+        """True once the leader ends the others; otherwise, if its link closes, it dies."""
+        return bool(self._words[self.size * _LINE // 8 + 1])
+
+    def _exchange(self, mine: torch.Tensor) -> list[torch.Tensor]:
+        """Contribute one piece; return every rank's, in rank order, valid until the exchange after next."""
+        self._number += 1
+        slots = self._slots[self._number % 2]
+        kind = mine.nbytes << 8 | mine.itemsize
+        pieces = [slot[: mine.nbytes].view(mine.dtype) for slot in slots]
+        pieces[self.rank].copy_(mine)
+        line = self.rank * _LINE // 8
+        self._words[line + _KIND + self._number % 2] = kind
+        with self._fence:  # the piece is written before the number is
+            self._words[line + _NUMBER] = self._number
+        for rank in range(self.size):
+            self._wait_for(rank)
+            theirs = self._words[rank * _LINE // 8 + _KIND + self._number % 2]
+            if theirs != kind:
+                self.leave()
+                raise RankLostError(f"rank {rank} computes something else than rank {self.rank}: they are out of step")
+        return pieces
+
+    def _wait_for(self, rank: int) -> None:
+        words, number, word = self._words, self._number, rank * _LINE // 8 + _NUMBER
+        self.wait_until(rank, lambda: words[word] >= number)
+
+    def wait_until(self, rank: int, is_so: Callable[[], bool]) -> None:
+        """Wait for what a rank does; nothing is read before. Raises RankLostError."""
+        for _ in range(_SPINS):
+            if is_so():
+                return
+            os.sched_yield()
+        began = checked = time.monotonic()
+        while not is_so():
+            time.sleep(_SLEEP_S)
+            now = time.monotonic()
+            if now - checked > _CHECK_S:
+                checked = now
+                self._check(rank, now - began)
+        with self._fence:  # nothing is read before the word was
+            pass
+
+    def _check(self, rank: int, waited_s: float) -> None:
+        """Raise RankLostError if waiting is in vain."""
+        left = self._words[self.size * _LINE // 8]
+        reason = f"rank {left - 1} has left" if left else self._lost()
+        if not reason and waited_s > self._longest_wait_s:
+            reason = f"rank {rank} hangs"
+        if reason:
+            self.leave()
+            raise RankLostError(f"{reason}: rank {self.rank} can't go on without it")
+
+
+def _slots_end(size: int) -> int:
+    return (size + 1) * _LINE + 2 * size * SLOT_BYTES
+
+
+def _pieces(x: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Views of a contiguous tensor's elements that fit into a slot."""
+    return iter(x.view(-1).split(SLOT_BYTES // x.itemsize))

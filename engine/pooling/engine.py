@@ -1,0 +1,111 @@
+"""An engine without KV: inputs in, vectors or scores out, one pass at a time."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from engine.checkpoint.fingerprint import model_fingerprint
+from engine.families.quantised import ONLINE
+from engine.pooling.encoder import Encoder, Texts
+from engine.pooling.families import read_encoder_spec
+from engine.pooling.heads import LabelHead, Spans, VectorHead, cut
+from engine.resolving import resolve_dtype, resolve_max_model_len
+from engine.weights.loader import load_weights, most_elements
+from engine.weights.parameters import Weights
+from modelfiles.pooling import EMBED, TOKENS, read_pooling
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolingConfig:
+    """The operator's choices; see `EngineConfig`."""
+
+    model: Path
+    device: str = "cpu"
+    dtype: str = "auto"
+    quantization: str = "auto"
+    max_model_len: int | None = None
+    num_threads: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolingInput:
+    """One input, and what is asked of it; see `common.messages.Pool`."""
+
+    tokens: Sequence[int]
+    work: str = EMBED
+    second: int = 0
+    skipped: int = 0
+    dimensions: int = 0
+    is_raw: bool = False
+
+
+class PoolingEngine:
+    """Loads a model on construction. Raises ValueError, OSError. `compute` is called by one thread at a time."""
+
+    def __init__(self, config: PoolingConfig) -> None:
+        spec, self.pooling = read_encoder_spec(config.model), read_pooling(config.model)
+        device = torch.device(config.device)
+        if device.type == "cpu":
+            torch.set_num_threads(config.num_threads)
+        dtype = resolve_dtype(config.dtype, device, spec.dtype)
+        marks = [f"dtype={dtype}"]
+        if config.quantization != "auto":
+            spec = replace(spec, quantization=ONLINE[config.quantization])
+            marks.append(f"quantization={config.quantization}")
+        self.device, self.vocab_size = device, spec.tokens.vocab_size
+        self.max_model_len = resolve_max_model_len(
+            config.max_model_len, min(self.pooling.max_len, spec.max_position_embeddings)
+        )
+        weights = Weights(getattr(torch, dtype), device, stored=spec.stored, most_elements=most_elements(config.model))
+        self._encoder = Encoder(spec, weights, longest=self.max_model_len)
+        self._labels = self._vectors = None
+        if spec.classifier is not None:
+            self._labels = LabelHead(spec.classifier, self._encoder, self.pooling.activation)
+        else:
+            self._vectors = VectorHead(self.pooling, config.model, device)
+        load_weights(weights, config.model)
+        weights.settle()
+        self.fingerprint = model_fingerprint(config.model, marks)
+        self._alone = threading.Lock()
+
+    @torch.inference_mode()
+    def compute(self, inputs: Sequence[PoolingInput]) -> list[torch.Tensor]:
+        """Return each input's rows [rows, width] float32 on the CPU, in order: one row, or one for each token."""
+        order = sorted(range(len(inputs)), key=lambda at: len(inputs[at].tokens))
+        mine = [inputs[at] for at in order]
+        with self._alone:
+            texts = Texts.of([one.tokens for one in mine], [one.second for one in mine], self.device)
+            x = self._encoder(texts)
+            spans = Spans.of(texts.lengths, [one.skipped for one in mine])
+            found = self._labelled(x, spans, mine) if self._labels is not None else self._embedded(x, spans, mine)
+        return [rows for _, rows in sorted(zip(order, found, strict=True), key=lambda pair: pair[0])]
+
+    def _labelled(self, x: torch.Tensor, spans: Spans, mine: Sequence[PoolingInput]) -> list[torch.Tensor]:
+        assert self._labels is not None
+        scores = self._labels.scores(x, spans)
+        activated, plain = self._labels.activated(scores).cpu(), scores.cpu()
+        return [(plain if one.is_raw else activated)[at : at + 1] for at, one in enumerate(mine)]
+
+    def _embedded(self, x: torch.Tensor, spans: Spans, mine: Sequence[PoolingInput]) -> list[torch.Tensor]:
+        head = self._vectors
+        assert head is not None
+        vectors = head.vectors(x, spans)
+        each = head.each(x) if any(one.work == TOKENS for one in mine) else None
+        kinds = {(one.dimensions, one.is_raw) for one in mine}
+        normal = {
+            (size, is_raw): cut(vectors, size, normalizes=not is_raw and (head.normalizes or size > 0)).cpu()
+            for size, is_raw in kinds
+        }
+        found = list[torch.Tensor]()
+        for at, one in enumerate(mine):
+            if one.work == TOKENS and each is not None:
+                own = each[spans.begins[at] : spans.begins[at] + spans.lengths[at]]
+                found.append(cut(own, one.dimensions, normalizes=not one.is_raw and head.normalizes).cpu())
+            else:
+                found.append(normal[one.dimensions, one.is_raw][at : at + 1])
+        return found

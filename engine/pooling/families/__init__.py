@@ -1,0 +1,57 @@
+"""Readers of config.json that make an `EncoderSpec`, by class."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from engine.families.reading.fields import Fields
+from engine.pooling.families.bert import read_bert, read_mpnet, read_roberta
+from engine.pooling.families.decoders import Read, read_decoder
+from engine.pooling.families.reading import HARMLESS
+from engine.pooling.families.rotated import read_modern_bert, read_nomic_bert
+from engine.pooling.spec import EncoderSpec
+from engine.spec.model import UnsupportedModelError
+from modelfiles.files import CONFIG, read_json
+from modelfiles.served import HEADED, named_in
+
+_READERS: dict[str, Read] = {
+    "Bert": read_bert,
+    "Roberta": read_roberta,
+    "XLMRoberta": read_roberta,
+    "Camembert": read_roberta,
+    "MPNet": read_mpnet,
+    "ModernBert": read_modern_bert,
+    "NomicBert": read_nomic_bert,
+    "EuroBert": read_decoder(is_causal=False),
+}
+# Decoders whose last token is a text's vector: served so where the folder has modules.json.
+_DECODERS: dict[str, Read] = {
+    "Qwen3": read_decoder(head_norms=True),
+    "Qwen2": read_decoder(has_qkv_bias=True),
+    "Mistral": read_decoder(),
+    "Llama": read_decoder(),
+}
+# Each class: the encoder itself, with a head for masked words, which isn't read, or with one of labels.
+FAMILIES: dict[str, Read] = {
+    f"{name}{kind}": reader for name, reader in _READERS.items() for kind in ("Model", "ForMaskedLM", HEADED)
+}
+DECODERS: dict[str, Read] = {
+    f"{name}{kind}": reader for name, reader in _DECODERS.items() for kind in ("Model", "ForCausalLM")
+}
+
+
+def read_encoder_spec(model: Path) -> EncoderSpec:
+    """Raises UnsupportedModelError, which names class or field; OSError."""
+    config = read_json(model, CONFIG)
+    named = named_in(config)
+    known = FAMILIES | DECODERS
+    name = next((name for name in named if name in known), "")
+    if not name:
+        raise UnsupportedModelError(
+            f"config.json: {', '.join(named) or 'no class'} is not computed as an encoder: {', '.join(sorted(known))} are"
+        )
+    fields = Fields(config)
+    fields.ignore(*HARMLESS)
+    spec = known[name](fields, name.endswith(HEADED))
+    fields.check_all_known(remedy="")
+    return spec

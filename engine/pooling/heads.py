@@ -1,0 +1,135 @@
+"""From tokens' vectors to answers, in float32: pooling, products behind it, lengths of 1; scores of labels.
+
+T tokens of all texts, E hidden size, B texts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch.nn.functional import gelu, linear, normalize, relu, silu
+
+from engine.pooling.encoder import ACTS, Encoder
+from engine.pooling.spec import ClassifierSpec
+from engine.weights.loader import load_weights
+from engine.weights.parameters import Weights, whole
+from modelfiles.pooling import DenseLayer, Pooling
+
+_LAYERS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "Identity": lambda x: x,
+    "Tanh": torch.tanh,
+    "ReLU": relu,
+    "GELU": gelu,
+    "SiLU": silu,
+    "Sigmoid": torch.sigmoid,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Spans:
+    """The rows of each text in a pass, without its first `skipped`."""
+
+    begins: tuple[int, ...]
+    lengths: tuple[int, ...]
+
+    @classmethod
+    def of(cls, lengths: Sequence[int], skipped: Sequence[int]) -> Spans:
+        begins, own, at = list[int](), list[int](), 0
+        for length, skip in zip(lengths, skipped, strict=True):
+            skip = min(skip, length - 1)
+            begins.append(at + skip)
+            own.append(length - skip)
+            at += length
+        return cls(tuple(begins), tuple(own))
+
+    def rows(self, x: torch.Tensor) -> list[torch.Tensor]:
+        return [x[begin : begin + length] for begin, length in zip(self.begins, self.lengths, strict=True)]
+
+
+def pooled(x: torch.Tensor, spans: Spans, mode: str) -> torch.Tensor:
+    """Return [B, E] float32 for `x` [T, E]; see `modelfiles.pooling.MODES`."""
+    begins = torch.tensor(spans.begins, device=x.device)
+    lengths = torch.tensor(spans.lengths, device=x.device)
+    match mode:
+        case "cls":
+            return x[begins].float()
+        case "lasttoken":
+            return x[begins + lengths - 1].float()
+        case "max":
+            return torch.stack([rows.amax(0) for rows in spans.rows(x)]).float()
+        case "weightedmean":
+            weights = [torch.arange(1, len(rows) + 1, device=x.device).float() for rows in spans.rows(x)]
+            own = zip(weights, spans.rows(x), strict=True)
+            return torch.stack([weight @ rows.float() / weight.sum() for weight, rows in own])
+    means = torch.stack([rows.sum(0, dtype=torch.float32) for rows in spans.rows(x)])
+    return means / (lengths[:, None].sqrt() if mode == "mean_sqrt_len_tokens" else lengths[:, None])
+
+
+class VectorHead:
+    """A text's vector, or one for each of its tokens."""
+
+    def __init__(self, pooling: Pooling, folder: Path, device: torch.device) -> None:
+        """Raises CheckpointError, OSError."""
+        self._pooling = pooling
+        self._dense = [(_LAYERS[each.activation], *_dense(each, folder, device)) for each in pooling.dense]
+
+    def vectors(self, x: torch.Tensor, spans: Spans) -> torch.Tensor:
+        """Return [B, size] for tokens' [T, E]."""
+        return self._finished(torch.cat([pooled(x, spans, mode) for mode in self._pooling.modes], dim=-1))
+
+    def each(self, x: torch.Tensor) -> torch.Tensor:
+        """Return [T, E or what products make of it]: the same without pooling."""
+        return self._finished(x.float()) if len(self._pooling.modes) == 1 else x.float()
+
+    def _finished(self, found: torch.Tensor) -> torch.Tensor:
+        for act, weight, bias in self._dense:
+            found = act(linear(found, weight, bias))
+        return found
+
+    @property
+    def normalizes(self) -> bool:
+        return self._pooling.normalizes
+
+
+def cut(vectors: torch.Tensor, dimensions: int, *, normalizes: bool) -> torch.Tensor:
+    """The first features of each vector, of length 1 again."""
+    shorter = vectors[:, :dimensions] if dimensions else vectors
+    return normalize(shorter, dim=-1) if normalizes else shorter
+
+
+def _dense(spec: DenseLayer, folder: Path, device: torch.device) -> tuple[torch.Tensor, torch.Tensor | None]:
+    weights = Weights(torch.float32, device)
+    weight = weights.new(whole("linear.weight", spec.outputs, spec.inputs))
+    bias = weights.new(whole("linear.bias", spec.outputs)) if spec.has_bias else None
+    load_weights(weights, folder / spec.folder)
+    return weight, bias
+
+
+class LabelHead:
+    """A score for each label."""
+
+    def __init__(self, spec: ClassifierSpec, model: Encoder, activation: str) -> None:
+        hidden = model.spec.hidden_size
+        self._spec, self._activation = spec, activation
+        self._act = ACTS[spec.activation]
+        self._dense = (
+            model.linear("", (spec.dense,), hidden, (hidden,), bias=spec.has_dense_bias) if spec.dense else None
+        )
+        self._norm = model.norm(spec.norm)
+        self._output = model.linear("", (spec.output,), hidden, (spec.num_labels,), bias=spec.has_bias)
+
+    def scores(self, x: torch.Tensor, spans: Spans) -> torch.Tensor:
+        """Return [B, labels] float32, without the activation."""
+        found = pooled(x, spans, self._spec.pools).to(x.dtype)
+        if self._dense is not None:
+            found = self._act(self._dense(found))
+        found = found if self._norm is None else self._norm(found)
+        return self._output(found).float()
+
+    def activated(self, scores: torch.Tensor) -> torch.Tensor:
+        if self._activation == "softmax":
+            return scores.softmax(dim=-1)
+        return scores.sigmoid() if self._activation == "sigmoid" else scores

@@ -1,0 +1,259 @@
+"""Stages of a model generate what one process does, with a pass in each of them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import torch
+
+from engine.batch.layout import Packed
+from engine.config import CacheConfig, DraftConfig, EngineConfig
+from engine.engine import Engine
+from engine.families import read_model_spec
+from engine.parallel.group import RankLostError
+from engine.parallel.ranks import Ranks
+from engine.sequence import Sequence
+from engine.spec.model import UnsupportedModelError
+from engine.spec.stages import FLAG, for_stage
+from engine.step.runner import Runner
+from tests.models import build_tiny_model
+from tests.unit.engine.drafts import Drafts
+from tests.unit.engine.families.case import Case
+from tests.unit.engine.families.catalogue import CASES
+from tests.unit.engine.generate import Generator, new_sequence, said_in_flight, scored
+from tests.unit.engine.ranks import Threads, asked, engine_of_stages, generated, threads_of
+
+PATIENCE_S = 60.0
+FIRST = ("llama", "mixtral", "gpt_oss", "deepseek_v3")  # all other cases are `long`
+# Layers and stages. Cohere ties one table to both ends; Gemma has a norm behind each half, and one layer in six sees everything.
+DEEP = [
+    ("llama", 6, 4),
+    ("gpt_oss", 6, 2),
+    ("gpt_oss", 7, 3),
+    ("llama", 5, 3),
+    ("mixtral", 6, 4),
+    ("gemma3", 12, 2),
+    ("olmo3", 9, 2),
+    ("cohere2", 8, 2),
+    ("deepseek_v3", 5, 3),
+]
+ALIKE = {"disable_hybrid_kv_cache_manager": True}  # layers with a window keep all
+
+
+def _case(name: str) -> Case:
+    return next(case for case in CASES if case.name == name)
+
+
+def _config(case: Case, folder: Path) -> EngineConfig:
+    cache = CacheConfig(num_blocks=160, **ALIKE)  # type: ignore[arg-type]
+    return EngineConfig(model=case.build(folder), max_model_len=case.max_model_len, cache=cache)
+
+
+def _refused(config: EngineConfig, count: int) -> str:
+    """The error for a model that can't be cut into so many stages."""
+    try:
+        for_stage(read_model_spec(config.model), 0, count)
+    except UnsupportedModelError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, id=case.name, marks=[] if case.name in FIRST else [pytest.mark.long])
+        for case in CASES
+        if not case.name.startswith("by ")
+    ],
+)
+def test_two_stages_generate_what_one_does(case: Case, tmp_path: Path) -> None:
+    config = _config(case, tmp_path)
+    if refused := _refused(config, 2):
+        assert refused.startswith(f"{FLAG} 2: ")
+        assert case.name not in FIRST
+        return
+    stages = engine_of_stages(config, 2)
+    assert generated(stages, shortest=case.shortest) == generated(Engine(config), shortest=case.shortest)
+
+
+@pytest.mark.parametrize(
+    ("name", "layers", "count"),
+    [pytest.param(*each, marks=[] if number < 2 else [pytest.mark.long]) for number, each in enumerate(DEEP)],
+)
+def test_more_layers_and_stages_generate_what_one_does(name: str, layers: int, count: int, tmp_path: Path) -> None:
+    """Layers with a window have blocks of their own, of which the stage that needs most decides how many an entry has."""
+    case = _case(name)
+    fields = {key: value for key, value in case.fields.items() if key != "layer_types"} | {"num_hidden_layers": layers}
+    cache = CacheConfig(num_blocks=400, block_size=8)
+    config = EngineConfig(
+        model=replace(case, fields=fields).build(tmp_path), max_model_len=case.max_model_len, cache=cache
+    )
+    stages, alone = engine_of_stages(config, count), Engine(config)
+    assert generated(stages) == generated(alone)
+    layouts = [stages.layout, *(engine.layout for engine in threads_of(stages).engines)]
+    assert {tuple(group.blocks_per_entry for group in layout.groups) for layout in layouts} == {
+        tuple(group.blocks_per_entry for group in stages.layout.groups)
+    }
+    assert all(layout.same_model(alone.layout) for layout in layouts)
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
+    model = build_tiny_model(tmp_path_factory.mktemp("stages"), "mistral", num_hidden_layers=3)
+    return EngineConfig(model=model, cache=CacheConfig(num_blocks=160, **ALIKE))  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def alone(config: EngineConfig) -> Engine:
+    return Engine(config)
+
+
+@pytest.fixture(scope="module")
+def stages(config: EngineConfig) -> Engine:
+    return engine_of_stages(config, 2)
+
+
+def test_the_first_stage_samples_what_one_process_does(alone: Engine, stages: Engine) -> None:
+    wanted, found = Generator(alone, chunk_size=23), Generator(stages, chunk_size=23)
+    answers = wanted.run(asked())
+    assert found.run(asked()) == answers
+    assert found.results == wanted.results  # log probabilities, too
+
+
+def test_drafts_change_nothing(alone: Engine, stages: Engine) -> None:
+    answers = Generator(alone).run(asked())
+    known = {tuple(sequence.token_ids): answer for sequence, answer in zip(asked(), answers, strict=True)}
+    drafting = Generator(stages, draft=Drafts(known, wrong=0.2))
+    assert drafting.run(asked()) == answers
+    assert sum(drafting.accepted) > 9
+
+
+def test_prompts_are_scored_beside_others(alone: Engine, stages: Engine) -> None:
+    def scored_ones() -> list[Sequence]:
+        prompt = [5 + 7 * at % 90 for at in range(70)]
+        return [new_sequence("scored", prompt, prompt_logprobs=3), new_sequence("plain", prompt[:20])]
+
+    one, several = scored_ones(), scored_ones()
+    assert scored(stages, several, chunk_size=33) == scored(alone, one, chunk_size=33)
+    assert several[0].prompt_logprobs == one[0].prompt_logprobs
+
+
+def test_a_pass_that_begins_with_an_unknown_token_waits_for_it(alone: Engine, stages: Engine) -> None:
+    assert said_in_flight(stages, [7, 8, 9]) == said_in_flight(alone, [7, 8, 9])
+
+
+def test_chunks_of_a_prompt_are_in_all_stages_at_a_time(config: EngineConfig, alone: Engine) -> None:
+    """Each stage begins a pass only when the one before has begun the next: without a pass in each nothing would go on."""
+    stages = engine_of_stages(config, 3)
+    engines, prompt = [stages, *threads_of(stages).engines], [5 + 7 * at % 90 for at in range(70)]
+    begun = {(stage, number): threading.Event() for stage in range(3) for number in range(4)}
+    passes = dict.fromkeys([engine._runner for engine in engines], 0)
+    execute = Runner.execute
+
+    def gated(runner: Runner, packed: Packed) -> torch.Tensor | None:
+        stage, number = list(passes).index(runner), passes[runner]
+        passes[runner] += 1
+        if stage and number + 1 < 4:
+            assert begun[stage - 1, number + 1].wait(PATIENCE_S)
+        begun[stage, number].set()
+        return execute(runner, packed)
+
+    generator, sequence = Generator(stages), new_sequence("a", prompt, max_tokens=1)
+    generator.admit(sequence)
+    with mock.patch.object(Runner, "execute", gated):
+        chunks = [[sequence.schedule(num_tokens)] for num_tokens in (20, 20, 20, 10)]
+        in_flight = [stages.launch(each) for each in chunks]
+        for each, pass_ in zip(chunks, in_flight, strict=True):
+            generator.deliver(each, pass_)
+    assert [sequence.token_ids[70:]] == Generator(alone).run([new_sequence("a", prompt, max_tokens=1)])
+
+
+def test_a_stage_has_its_layers_alone(config: EngineConfig, alone: Engine, stages: Engine) -> None:
+    """The first has one more; only the first has the embedding, only the last the head."""
+    layouts = [engine.layout for engine in (stages, threads_of(stages).engines[0])]
+    assert [(part.first_layer, part.layers, part.all_layers) for layout in layouts for part in layout.pages] == [
+        (0, 2, 3),
+        (2, 1, 3),
+    ]
+    assert [layout.num_blocks for layout in layouts] == [alone.layout.num_blocks] * 2
+    assert sum(layout.block_bytes for layout in layouts) == alone.layout.block_bytes
+    assert all(layout.same_model(alone.layout) for layout in layouts)
+    assert not stages.layout.compatible_with(alone.layout)
+    assert stages.fingerprint == alone.fingerprint
+
+
+def test_a_failed_pass_names_its_stage(config: EngineConfig) -> None:
+    stages = engine_of_stages(config, 2)
+    runner = threads_of(stages).engines[0]._runner
+    with (
+        mock.patch.object(runner, "execute", side_effect=MemoryError("no room")),
+        pytest.raises(RankLostError, match=r"rank 1 failed \(no room\)"),
+    ):
+        Generator(stages).run([new_sequence("a", [5, 6, 7])])
+
+
+def test_stages_out_of_step_are_refused(config: EngineConfig) -> None:
+    """One that was told of no pass, and gets rows of the next."""
+    stages, said = engine_of_stages(config, 2), list[bytes]()
+
+    def send(self: Threads, *frames: bytes) -> None:
+        said.extend(frames)
+        if len(said) != 2:
+            self.tell(*frames)
+
+    generator, sequence = Generator(stages), new_sequence("a", [5] * 40)
+    generator.admit(sequence)
+    with mock.patch.object(Threads, "send", send):
+        passes = [stages.launch([sequence.schedule(num_tokens)]) for num_tokens in (10, 12, 14)]
+        with pytest.raises(RankLostError, match=r"rank 1 failed.*out of step"):
+            passes[1].wait()
+    assert "rank 1 is at pass 1" in stages.lost
+
+
+def test_a_message_of_another_size_is_refused(config: EngineConfig) -> None:
+    threads = Threads(2, are_stages=True)
+    first, second = threads.leader.stage, threads.others[0].stage
+    first.send(torch.arange(6.0))
+    with pytest.raises(RankLostError, match=r"message 1 of 24 bytes.*waits for message 1 of 32: they are out of step"):
+        second.receive((2, 4), torch.float32)
+
+
+def test_messages_larger_than_a_ring_arrive_whole() -> None:
+    threads, sent = Threads(2, are_stages=True), torch.arange(2.0 * (1 << 20)).view(-1, 1024)
+    writing = threading.Thread(target=threads.leader.stage.send, args=(sent,))
+    writing.start()
+    assert torch.equal(threads.others[0].stage.receive((2048, 1024), torch.float32), sent)
+    writing.join()
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"device": "cuda"}, "stages compute on CPUs, not on cuda: --device cpu, --tensor-parallel-size, or take 1"),
+        ({"tensor_parallel_size": 2}, "--tensor-parallel-size 2 beside it: ranks don't share a stage"),
+        ({"draft": DraftConfig(folder=Path("/head"), num_drafts=2)}, "draft heads and models aren't cut into stages"),
+        (
+            {"cache": CacheConfig(num_blocks=8)},
+            "only layers with a sliding window: take fewer, or --disable-hybrid-kv-cache",
+        ),
+    ],
+)
+def test_what_stages_do_not_have_is_refused(
+    changed: dict[str, object], says: str, tmp_path: Path, tiny_model: Callable[[str], Path]
+) -> None:
+    case = _case("gemma3")
+    model = case.build(tmp_path) if "cache" in changed else tiny_model("llama")
+    wanted = EngineConfig(model=model, max_model_len=case.max_model_len, cache=CacheConfig(num_blocks=8))
+    stage = Threads(2, are_stages=True).leader.stage
+    with pytest.raises(ValueError, match=f"{FLAG} 2: .*{says}"):
+        Engine(replace(wanted, **changed), ranks=Ranks(stage=stage))  # type: ignore[arg-type]
+
+
+def test_more_stages_than_layers_are_refused(config: EngineConfig) -> None:
+    with pytest.raises(UnsupportedModelError, match=f"{FLAG} 4: a stage of 0 of 3 layers keeps no keys and values"):
+        for_stage(read_model_spec(config.model), 0, 4)
