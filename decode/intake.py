@@ -12,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from itertools import chain
 
+import msgspec
 from msgspec import UnsetType
 
 from common.blocks import hash_blocks
@@ -28,13 +29,15 @@ from common.messages import (
     ReserveReply,
 )
 from common.words import MOST_DRAFTED, Refusal, Role
+from decode.loads import HandoffLoads
 from decode.questions import ASKED_AGAIN_S, Questions
 from decode.request import DecodeRequest, record_verification
 from decode.reservations import Reservation, Reservations, Room
 from engine.cache.block_pool import OutOfBlocksError
 from engine.sequence import Sequence
-from kvtransfer.digest import block_digests
-from kvtransfer.plan import differences
+from kvtransfer.digest import pool_digests
+from kvtransfer.plan import Cargo, differences
+from kvtransfer.transport import TransferError, all_expect
 from worker.context import RoleContext
 from worker.serving.allocation import blocks_for, cargo_of, publish_computed, sequence_of
 from worker.serving.checks import check_job
@@ -68,6 +71,7 @@ class Intake:
         self._verdicts: OrderedDict[tuple[int | str, ...], asyncio.Task[HandoffReply]] = OrderedDict()
         self._accepted = Tombstones()
         self._questions = Questions()
+        self._loads = None if context.cache.tier is None else HandoffLoads(context.cache.tier)
         self.reservations = Reservations(context)
         self.bad_digests = 0
 
@@ -78,10 +82,32 @@ class Intake:
         asked = self._questions.find(message) if isinstance(message, ReserveAgain) else message
         if asked is None:
             return ReserveReply(granted=False, reason=Refusal.UNKNOWN_JOB)
+        if self._loads is not None:
+            asked = await self._loaded(asked, self._loads)
         reply = self._answer(asked)
+        await all_expect(self._context.transfers.transport)
         if not reply.granted and not reply.reason.is_final:
             self._questions.keep(asked, time.monotonic())
         return reply
+
+    async def _loaded(self, message: Reserve, loads: HandoffLoads) -> Reserve:
+        """The question as it stands once what tiers have of its prompt is in the pool."""
+        began, question = time.monotonic(), _question(message, message.job)
+        if self._refusal(message)[0] or self.reservations.granted(message) is not None:
+            return message
+        pool, sequence = self._context.cache.pool, sequence_of(message.job)
+        cargo, writer = (
+            cargo_of(pool, len(sequence.token_ids)),
+            self._context.messenger.peers.states.get(message.worker),
+        )
+
+        def has_room() -> bool:
+            return pool.num_free - self._context.cache.turns.kept_from(question) >= self._most_wanted(cargo, question)
+
+        link = 0.0 if writer is None else writer.link_bytes_per_s
+        await loads.bring(sequence, link_bytes_per_s=link, has_room=has_room)
+        waited_ms = int((time.monotonic() - began) * 1000)
+        return msgspec.structs.replace(message, remaining_ms=max(1, message.remaining_ms - waited_ms))
 
     def _answer(self, message: Reserve) -> ReserveReply:
         turns, question = self._context.cache.turns, _question(message, message.job)
@@ -124,8 +150,10 @@ class Intake:
         job = message.job
         if not self._context.roles.takes(Role.DECODE):
             return Refusal.DRAINING, ""
-        if not self._context.cache.layout.compatible_with(message.layout):
+        if not self._context.cache.layout.same_model(message.layout):
             return Refusal.INCOMPATIBLE, _unlike(message.layout, self._context.cache.layout)
+        if self._context.transfers.region.ranks and not message.num_ranks:
+            return Refusal.INCOMPATIBLE, "its release writes to workers of one rank alone"
         if self._cancelled.covers(job) or self.reservations.gave_up(message):
             return Refusal.CANCELLED, ""
         if self._accepted.covers(job.request_id, job.attempt):
@@ -161,17 +189,30 @@ class Intake:
         ]
         firsts = [part.first + len(entries) for part, entries in zip(cargo.groups, found, strict=True)]
         lacking = cargo.lacking(firsts)
-        num_next = (blocks_for(num_tokens + 1, pool.block_size) - cargo.num_blocks) * pool.growth
-        room_to_grow = self._num_before(question) * pool.growth  # one spare block a running sequence
+        num_next, room_to_grow = self._num_next(cargo), self._room_to_grow(question)
         kept = self._context.cache.turns.kept_from(question)
         try:
             fresh = pool.allocate(len(lacking) + num_next, spare=room_to_grow + kept)
         except OutOfBlocksError:
             pool.release([*chain(*chain(*found))])
-            blocks = len(cargo.lacking([0] * len(firsts))) + num_next + room_to_grow
+            blocks = self._most_wanted(cargo, question)
             self._context.cache.turns.waits(question, blocks=blocks, until=time.monotonic() + ASKED_AGAIN_S)
             raise
         return Room(entries=found, digests=digests[: len(found[0])], fresh=fresh, cargo=cargo, lacking=lacking)
+
+    def _most_wanted(self, cargo: Cargo, question: Hashable) -> int:
+        """Blocks that a prompt needs where nothing of it is found, and those that others leave free for their growth."""
+        nothing = [0] * len(cargo.groups)
+        return len(cargo.lacking(nothing)) + self._num_next(cargo) + self._room_to_grow(question)
+
+    def _num_next(self, cargo: Cargo) -> int:
+        """Blocks for the next token."""
+        pool = self._context.cache.pool
+        return (blocks_for(cargo.num_tokens + 1, pool.block_size) - cargo.num_blocks) * pool.growth
+
+    def _room_to_grow(self, question: Hashable) -> int:
+        """One spare block a running sequence."""
+        return self._num_before(question) * self._context.cache.pool.growth
 
     # -- manifest ----------------------------------------------------------------------------------------------------
 
@@ -224,7 +265,11 @@ class Intake:
         pushed = reservation.lease.blocks[: reservation.room.num_pushed]
         if len(message.digests) != 8 * len(pushed):
             return Refusal.INCOMPLETE
-        digests = await asyncio.to_thread(block_digests, self._context.cache.kv, pushed, self._context.cache.layout)
+        cache, transport = self._context.cache, self._context.transfers.transport
+        try:
+            digests = await pool_digests(transport, cache.kv, cache.layout, pushed)
+        except TransferError:  # one of our ranks is gone
+            return Refusal.INCOMPLETE
         if digests != message.digests:
             self.bad_digests += 1
             log.error("intake.bad_digest", extra={"request_id": message.request_id, "writer": message.worker})
@@ -237,6 +282,7 @@ class Intake:
     def _accept(self, reservation: Reservation, message: Handoff) -> None:
         job, sequence, room = reservation.job, reservation.sequence, reservation.room
         self.reservations.accept(reservation)
+        self._context.totals.kept_bytes += len(room.found) * self._context.transfers.block_bytes
         self._accepted.add(message.request_id, message.attempt)
         sequence.digests = list(room.digests)
         sequence.num_cached = room.num_cached * self._context.cache.pool.block_size
@@ -264,7 +310,7 @@ class Intake:
         imported = Imported(
             **self._context.identity.head(reservation.job, trace=trace),
             transferred_blocks=reservation.room.num_pushed,
-            transferred_bytes=reservation.room.num_pushed * self._context.cache.layout.block_bytes,
+            transferred_bytes=reservation.room.num_pushed * self._context.transfers.block_bytes,
             reused_blocks=reservation.room.num_cached,
             transfer_ms=(time.monotonic() - reservation.granted_at) * 1000,
         )

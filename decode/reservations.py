@@ -311,13 +311,13 @@ class Reservations:
             log.debug("intake.abort_not_told", extra={"writer": lease.writer})
 
     def _release_if_writer_gone(self, reservation: Reservation) -> bool:
-        """End this lease only if no write can land under it once it is forgotten."""
-        lease = reservation.lease
-        if lease.state is LeaseState.VERIFYING or not self._context.transfers.transport.writer_gone(
-            reservation.writer_region
-        ):
+        """End this lease only if no write can land under it once it is forgotten, by all ranks of this worker."""
+        lease, transfers = reservation.lease, self._context.transfers
+        if lease.state is LeaseState.VERIFYING or not transfers.writer_gone(reservation.writer_region):
             return False
-        self._context.transfers.transport.forget(lease.lease_id, lease.generation)
+        transfers.transport.forget(lease.lease_id, lease.generation)
+        if not transfers.writer_gone(reservation.writer_region):
+            return False
         freed = self._table.writer_done(
             lease_id=lease.lease_id, generation=lease.generation, writer_incarnation=lease.writer_incarnation
         )

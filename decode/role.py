@@ -69,7 +69,7 @@ class DecodeRole:
             turns=context.cache.turns,
             speculation=speculation,
         )
-        self.scheduler.tier = context.cache.tier
+        self.scheduler.elsewhere = context.cache.elsewhere
         self._requests: dict[str, DecodeRequest] = {}  # includes ended ones until received
         self._local: dict[DecodeRequest, ClaimedJob] = {}  # local jobs without a first token yet
         self._building: set[DecodeRequest] = set()  # waiting for their grammar, with a batch slot
@@ -114,6 +114,7 @@ class DecodeRole:
             await self._context.jobs.drop(claimed)
             return
         sequence = sequence_of(job)
+        self._context.cache.offered(sequence, job)
         request = DecodeRequest.claimed(claimed, sequence)
         self._local[request] = claimed
         self._requests[job.request_id] = request

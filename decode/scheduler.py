@@ -30,12 +30,12 @@ from engine.cache.block_pool import BlockPool, OutOfBlocksError
 from engine.engine import Chunk
 from engine.groups import LEAST_AHEAD
 from engine.sequence import Sequence
+from worker.context import Elsewhere
 from worker.device.trials import Trials
 from worker.serving.allocation import HeldBlocks, admit, cover, expected_cached, grow, lacks, needs
 from worker.serving.chunks import schedule
 from worker.serving.turns import MOST_PASSED, Turns, Wait
 from worker.serving.twins import awaits_twin
-from worker.tier.host_tier import HostTier
 
 
 class DecodeScheduler:
@@ -73,7 +73,7 @@ class DecodeScheduler:
         self._may_draft = False  # there is room, also for the state behind a drafted token
         self._in_flight: dict[Sequence, DecodeRequest] = {}
         self.preemptions = 0
-        self.tier: HostTier | None = None
+        self.elsewhere = Elsewhere()
 
     def __iter__(self) -> Iterator[DecodeRequest]:
         yield from self.running
@@ -103,7 +103,7 @@ class DecodeScheduler:
         elif request in self.waiting:
             self.waiting.remove(request)
             self._turns.leaves(request.sequence)
-            self._leave_tier(request)
+            self.elsewhere.left(request.sequence)
         self.blocks.give_back(request.sequence)
         self.resume_point.drop(request.sequence)
 
@@ -123,8 +123,7 @@ class DecodeScheduler:
         """
         if len(self._pool.groups) > 1:
             self._keep_resume_point()
-        if self.tier is not None:
-            self.tier.store_ahead()
+        self.elsewhere.store_ahead()
         if self._speculation.stops_the_others(self._num_verifying, len(self.running)):
             return []
         plan = self._planned(token_budget)
@@ -143,7 +142,7 @@ class DecodeScheduler:
         for request in (*self.waiting, *plan.shares):
             if request.started_at:
                 continue
-            if self.tier is not None and self.tier.loads(request.sequence):
+            if self.elsewhere.is_loading(request.sequence):
                 reason = Wait.LOAD
             elif request.sequence in self._turns:
                 reason = Wait.ROOM
@@ -332,12 +331,14 @@ class DecodeScheduler:
             if before_it and awaits_twin(self._pool, request.sequence, before_it):
                 continue
             if not self._admit(request, ahead=plan.token_budget):
+                if self.elsewhere.is_pulled(request.sequence):
+                    continue
                 plan.is_full = True
                 return
             self.waiting.remove(request)
             self.running.append(request)
             computing.append(request)
-            self._leave_tier(request)
+            self.elsewhere.left(request.sequence)
             request.passed = max(request.passed, self._turns.admitted(request.sequence))
             num_tokens = min(request.sequence.num_next, plan.token_budget)
             plan.add(request, cover(self._pool, request.sequence, num_tokens, spare=self._spare))
@@ -345,12 +346,12 @@ class DecodeScheduler:
     def _admit(self, request: DecodeRequest, *, ahead: int) -> bool:
         """Give it blocks, and windows' entries for `ahead` tokens. Else it waits, and all behind it.
 
-        For what it has in host memory it waits first, but for no blocks then.
+        For what it has in host memory or at a peer it waits first, but for no blocks then; behind a pull nobody waits.
         """
         pool, spare = self._pool, self._room_to_grow + self._turns.kept_from(request.sequence)
         num_tokens = len(request.sequence.token_ids) + 1
         if pool.num_free >= needs(pool, num_tokens=num_tokens, ahead=ahead, spare=spare) + spare:
-            if self.tier is not None and self.tier.is_loading(request.sequence, has_room=lambda: True):
+            if self.elsewhere.brings(request.sequence):
                 return False
             with contextlib.suppress(OutOfBlocksError):  # with the entries that it found it needs more
                 admit(pool, request.sequence, num_tokens=num_tokens, spare=spare, ahead=ahead)
@@ -358,10 +359,6 @@ class DecodeScheduler:
         for one in self.waiting:
             self._wait(one)
         return False
-
-    def _leave_tier(self, request: DecodeRequest) -> None:
-        if self.tier is not None:
-            self.tier.left(request.sequence)
 
     def _wait(self, request: DecodeRequest) -> None:
         pool, spare, num_tokens = self._pool, self._room_to_grow, len(request.sequence.token_ids) + 1

@@ -16,6 +16,12 @@ class PlannerMetrics:
         self._workers = self._gauge("baton_planner_workers", "Workers that take new work of a role")
         self._desired = self._gauge("baton_planner_desired_workers", "Workers of a role that would be enough")
         self._pressure = self._gauge("baton_planner_pressure", "Load of a role as a share of its capacity")
+        self._of_models = Gauge(
+            "baton_planner_model_desired_workers",
+            "Workers of a model's role that would be enough",
+            ["model_name", "role"],
+            registry=self.registry,
+        )
         self._acts = Gauge("baton_planner_acts", "1: this planner moves workers", registry=self.registry)
         self._moves = Counter("baton_planner_moves", "Workers moved to another role", registry=self.registry)
         self._counted = 0
@@ -32,6 +38,10 @@ class PlannerMetrics:
         ):
             for role, value in values.items():
                 gauge.labels(role).set(value)
+        self._of_models.clear()
+        for model, roles in state.models.items():
+            for role, count in roles.items():
+                self._of_models.labels(model, role).set(count)
         self._acts.set(state.acts)
         self._moves.inc(state.moves - self._counted)
         self._counted = state.moves

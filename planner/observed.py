@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from common.messages import GatewayState, WorkerState
+import msgspec
+
+from common.messages import GatewayState, ModelLevels, WorkerState
 from common.policy import kv_read_bytes_per_s
 from common.words import Role
 
@@ -34,7 +36,8 @@ class Observed:
     """The fleet at one instant. Service-level counts cover a recent window and all gateways."""
 
     workers: tuple[WorkerLoad, ...]
-    num_models: int = 1  # different weights among these workers
+    num_models: int = 1  # different weights among these workers, which have one model
+    is_sum: bool = False  # a gateway tells the load of several models as one sum
     unclaimed_tokens: int = 0  # prompt tokens not claimed yet
     handing_over: int = 0  # requests that have a first token and no decode worker yet
     arriving_tokens_per_s: float = 0.0  # prompt tokens for prefill workers
@@ -65,6 +68,31 @@ def observe(
         tpot_met=int(total("tpot_met")),
         tpot_count=int(total("tpot_count")),
     )
+
+
+def observe_models(
+    workers: Iterable[WorkerState], gateways: Collection[GatewayState], *, refused: Collection[tuple[str, int]]
+) -> dict[str, Observed]:
+    """An observation for each model, by the workers' name of it; "" alone without workers.
+
+    Gateways of older releases tell one sum, which is taken where there is a single model.
+    """
+    of_model: dict[str, list[WorkerState]] = {}
+    for state in workers:
+        of_model.setdefault(state.model, []).append(state)
+    if len(of_model) <= 1:
+        return {name: observe(states, gateways, refused=refused) for name, states in of_model.items()} or {
+            "": observe([], gateways, refused=refused)
+        }
+    is_sum = any(not state.levels and (state.ttft_count or state.queued_tokens) for state in gateways)
+    found: dict[str, Observed] = {}
+    for name, states in of_model.items():
+        parts = [
+            msgspec.structs.replace(state, **msgspec.structs.asdict(state.levels.get(name, ModelLevels())))
+            for state in gateways
+        ]
+        found[name] = replace(observe(states, parts, refused=refused), is_sum=is_sum)
+    return found
 
 
 def load_of(state: WorkerState, *, movable: bool) -> WorkerLoad:

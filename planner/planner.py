@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from common import subjects
@@ -26,7 +26,7 @@ from common.messages import (
     worker_reply_decoder,
 )
 from common.peers import Peers
-from planner.observed import ROLES, Observed, WorkerLoad, observe
+from planner.observed import ROLES, Observed, WorkerLoad, observe_models
 from planner.policy import Decision, Memory, Move, plan
 from planner.settings import PlanSettings
 
@@ -36,6 +36,7 @@ GATEWAY_SILENT_S = 5.0
 SWITCH_TIMEOUT_S = 10.0  # a worker opens links before it answers
 REFUSED_FOR_S = 300.0  # pause before a worker that refused is asked again
 MAX_NAMED = 1_000
+MAX_REASON_CHARS = 500  # a heartbeat's text may have 512
 SILENT_PERIODS = 3  # a planner that misses this many periods is gone
 
 
@@ -65,8 +66,8 @@ class Planner:
         self._named: set[str] = set()  # planners whose subject carries their name
         self._refused: dict[tuple[str, int], float] = {}  # (worker, incarnation) and when it refused
         self._me = config.planner_id, config.incarnation
-        self._memory = Memory()
-        self._said = ""
+        self._memories: dict[str, Memory] = {}  # by model
+        self._said: dict[str, str] = {}  # likewise
         self.moves = 0
 
     async def start(self) -> None:
@@ -85,24 +86,29 @@ class Planner:
 
     async def _decide(self) -> None:
         now = time.monotonic()
-        observed = self._observe(now)
-        decision = plan(now, observed, self._memory, self._config.plan)
-        self._memory = decision.memory
-        acts = self._acts(now)
-        self._say(decision, acts=acts)
-        if decision.move is not None and acts:
-            await self._carry_out(decision.move, decision.reason)
-        state = self._state(observed.workers, decision, acts=acts)
+        observed, acts = self._observe(now), self._acts(now)
+        memories, settings = self._memories, self._config.plan
+        decisions = {
+            model: plan(now, of_model, memories.get(model, Memory()), settings) for model, of_model in observed.items()
+        }
+        self._memories = {model: decision.memory for model, decision in decisions.items()}
+        self._said = {model: said for model, said in self._said.items() if model in decisions}
+        for model, decision in decisions.items():
+            self._say(model, decision, acts=acts)
+            if decision.move is not None and acts:
+                await self._carry_out(decision.move, decision.reason)
+        workers = [worker for of_model in observed.values() for worker in of_model.workers]
+        state = self._state(workers, decisions, acts=acts)
         self._report(state)
         with contextlib.suppress(UnavailableError):
             for subject in (subjects.planner(self._config.planner_id), subjects.PLANNER):
                 await self._bus.publish(subject, state)
 
-    def _observe(self, now: float) -> Observed:
+    def _observe(self, now: float) -> dict[str, Observed]:
         self._gateways = {name: seen for name, seen in self._gateways.items() if now - seen[0] < GATEWAY_SILENT_S}
         self._refused = {worker: at for worker, at in self._refused.items() if now - at < REFUSED_FOR_S}
         ready = {state.worker: state for role in ROLES for state in self._peers.ready(role)}
-        return observe(ready.values(), [state for _, state in self._gateways.values()], refused=self._refused)
+        return observe_models(ready.values(), [state for _, state in self._gateways.values()], refused=self._refused)
 
     def _acts(self, now: float) -> bool:
         silent_s = SILENT_PERIODS * self._config.period_s
@@ -131,28 +137,33 @@ class Planner:
 
     # -- what others are told ----------------------------------------------------------------------------------------
 
-    def _say(self, decision: Decision, *, acts: bool) -> None:
+    def _say(self, model: str, decision: Decision, *, acts: bool) -> None:
         """Log moves and changed reasons at info level, repeated reasons at debug level."""
         extra: dict[str, object] = {"reason": decision.reason, "desired": decision.desired, "acts": acts}
+        extra["model"] = model
         extra |= {role: round(decision.pressures.of(role), 3) for role in ROLES}
         gist = decision.reason.partition(":")[0]
         if decision.move is not None:
             extra |= {"worker": decision.move.worker, "roles": decision.move.roles}
             log.info("planner.move", extra=extra)
         else:
-            log.log(logging.DEBUG if gist == self._said else logging.INFO, "planner.stays", extra=extra)
-        self._said = gist
+            log.log(logging.DEBUG if gist == self._said.get(model) else logging.INFO, "planner.stays", extra=extra)
+        self._said[model] = gist
 
-    def _state(self, workers: Sequence[WorkerLoad], decision: Decision, *, acts: bool) -> PlannerState:
+    def _state(self, workers: Sequence[WorkerLoad], decisions: Mapping[str, Decision], *, acts: bool) -> PlannerState:
+        several = len(decisions) > 1
+        reasons = [f"{model}: {one.reason}" if several else one.reason for model, one in decisions.items()]
+        desired = {model: {str(role): count for role, count in one.desired.items()} for model, one in decisions.items()}
         return PlannerState(
             planner=self._config.planner_id,
             acts=acts,
             workers={role: sum(role in worker.roles for worker in workers) for role in ROLES},
-            desired={str(role): count for role, count in decision.desired.items()},
-            pressures={role: decision.pressures.of(role) for role in ROLES},
-            reason=decision.reason,
+            desired={role: sum(one[role] for one in desired.values()) for role in ROLES},
+            pressures={role: max(one.pressures.of(role) for one in decisions.values()) for role in ROLES},
+            reason=" | ".join(reasons)[:MAX_REASON_CHARS],
             moves=self.moves,
             incarnation=self._config.incarnation,
+            models={model: counts for model, counts in desired.items() if model},
         )
 
     def _saw_gateway(self, state: GatewayState) -> None:

@@ -8,7 +8,7 @@ A pressed role gets a worker of the other one when all of this holds:
 - the larger pressure falls by at least `least_gain`;
 - this has held for `hold_s`; the last move is `cooldown_s` ago, and the last one the other way `reverse_s`;
 - the worker is not the last of its role;
-- all workers have the same weights: gateways report the load of several models as one sum;
+- all its model's workers have the same weights, and gateways report the load by model;
 - it is not a decode worker while too few requests have their tokens in time.
 
 Under constant load this comes to rest: the giving role stays below its lower threshold, so nothing is given back.
@@ -65,7 +65,11 @@ def plan(now: float, observed: Observed, memory: Memory, settings: PlanSettings)
     desired = _desired(pressures, pressed, observed, settings)
     move, reason = None, "no role is pressed"
     if observed.num_models > 1:
-        reason = f"several models: {observed.num_models} are on this bus, and gateways tell their load as one sum"
+        reason = (
+            f"several weights: this model's workers have {observed.num_models} kinds, whose load is told as one sum"
+        )
+    elif observed.is_sum:
+        reason = "several models: a gateway of an older release tells their load as one sum"
     elif len(pressed) == len(ROLES):
         reason = "both roles are pressed: only more workers help"
     elif pressed:

@@ -29,9 +29,8 @@ from common.messages import (
 )
 from common.tasks import cancel_all
 from common.tracing import child_of
-from kvtransfer.plan import pick
 from kvtransfer.sender import Sender
-from kvtransfer.transport import Link, TransferError
+from kvtransfer.transport import Link, TransferError, push_run
 from prefill.request import HandoffRecord, PrefillRequest, Push, record_prefill
 from prefill.reserving import Reserving
 from prefill.stop import Stop
@@ -124,7 +123,7 @@ class _HandoffTask:
             await self._give_up(request.stopped)
         elif request.finish or request.is_adopted:
             await self._release_lease()
-        block_bytes = context.cache.layout.block_bytes
+        block_bytes = context.transfers.block_bytes
         record_prefill(context.tracer, request, self._record, worker=context.identity.worker, block_bytes=block_bytes)
         self._reserving.take_back(but=self._decode_worker)
 
@@ -151,7 +150,7 @@ class _HandoffTask:
         assert lease.region is not None
         try:
             self._sender.reserved(lease)
-            self._link = await self._context.transfers.transport.connect(lease.region)
+            self._link = await self._context.transfers.connect(lease.region)
             self._record.link, self._record.link_bytes_per_s = lease.region.transport, self._link.bandwidth
         except HandoffRefusedError as error:
             self._request.stop(Stop.HANDOFF_FAILED, f"{worker}: {error}")
@@ -198,11 +197,11 @@ class _HandoffTask:
             return False
         began = time.monotonic()
         try:
-            digests = await self._link.push(
-                lease_id=self._lease.lease_id,
-                generation=self._lease.generation,
-                source_blocks=pick(run.items, [table.entries for table in sequence.tables]),
-                destination_blocks=run.destination_blocks,
+            digests = await push_run(
+                self._link,
+                run,
+                [table.entries for table in sequence.tables],
+                lease=(self._lease.lease_id, self._lease.generation),
                 timeout_s=min(PUSH_TIMEOUT_S, self._request.claimed.remaining_ms() / 1000),
             )
         except TransferError:
@@ -213,7 +212,7 @@ class _HandoffTask:
         self._record.pushes.append(push)
         self._context.totals.pushed(
             blocks=push.num_blocks,
-            num_bytes=push.num_blocks * self._context.cache.layout.block_bytes,
+            num_bytes=push.num_blocks * self._context.transfers.block_bytes,
             seconds=push.ended_at - push.began_at,
         )
         return True

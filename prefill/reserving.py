@@ -123,6 +123,7 @@ class Reserving:
             incarnation=identity.incarnation,
             remaining_ms=remaining_ms,
             layout=self._context.cache.layout,
+            num_ranks=len(self._context.transfers.region.each),
         )
         self._keepers.pop(worker, None)
         reply = await self._send(worker, reserve)

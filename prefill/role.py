@@ -89,9 +89,9 @@ class PrefillRole:
     def room(self) -> int:
         """Jobs that could start now: none while a prompt waits for blocks, so that others see the queue.
 
-        Nobody waits for another's grammar, which may take seconds to build, for what comes from host memory, or for a twin.
+        Nobody waits for another's grammar, which may take seconds to build, for what comes from elsewhere, or for a twin.
         """
-        ready, is_loading = self._context.model.grammars.is_ready, self._context.cache.is_loading
+        ready, is_loading = self._context.model.grammars.is_ready, self._context.cache.elsewhere.is_loading
         waiting = [
             one for one in self._requests.values() if not one.admitted and one.admission is not Admission.SHARING
         ]
@@ -129,6 +129,7 @@ class PrefillRole:
         self._requests[job.request_id] = request
         if request.sequence.grammar is not None:
             self._context.background.spawn(self._wake_when_built(request))
+        self._context.cache.offered(request.sequence, job)
         self._context.passes.trials.watch(request.sequence, job.gateway, job.context)
         self._context.passes.wake()  # before the reservation: the device should start first
         self._tasks[request] = self._context.background.spawn(self._serve(request))
@@ -160,7 +161,7 @@ class PrefillRole:
         cost = self._context.passes.budget.prompt_cost
         stop_late(self._requests.values(), self._ahead, cost, time.monotonic())
         self._admit_waiting()
-        self._context.cache.store_ahead()
+        self._context.cache.elsewhere.store_ahead()
         pool, spare = self._context.cache.pool, self._spare_blocks()
         chunks = next_chunks(
             self._requests.values(),
@@ -338,7 +339,7 @@ class PrefillRole:
 
     async def _connect(self, state: WorkerState) -> None:
         try:
-            link = await self._context.transfers.transport.connect(await self._region_of(state))
+            link = await self._context.transfers.connect(await self._region_of(state))
         except (TransferError, UnavailableError) as error:
             log.warning("prefill.no_link", extra={"worker": state.worker, "error": str(error)})
             return

@@ -12,31 +12,26 @@ from typing import Any
 
 import torch
 
-from common import subjects
-from common.bus import Bus
 from common.errors import UnavailableError
 from common.messages import (
     DRAFT_POSITIONS,
     Ages,
     EvictedBlocks,
     HostTierTotals,
+    Job,
     KVLayout,
-    Region,
-    ToGateway,
-    ToWorker,
-    WorkerReply,
+    PullTotals,
     WorkerTotals,
-    worker_reply_decoder,
 )
-from common.peers import Peers
 from common.tracing import Tracer
 from engine.cache.block_pool import BlockPool
 from engine.grammars.grammars import Grammars
 from engine.sequence import Sequence
-from kvtransfer.transport import Transport
+from kvtransfer.transport import Transfers
 from worker.device.prompt_budget import PromptBudget
 from worker.device.trials import Trials
-from worker.identity import Identity
+from worker.identity import Identity, Messenger
+from worker.pulls.puller import Puller
 from worker.roles import Roles
 from worker.serving.allocation import admit_in_turn, needs
 from worker.serving.jobs import FrameOutbox, JobIntake
@@ -58,6 +53,7 @@ class Totals:
     pushed_blocks: int = 0
     pushed_bytes: int = 0
     push_s: float = 0.0
+    kept_bytes: int = 0  # handed over without being sent: they were here
     failed_steps: int = 0
     out_of_memory: int = 0
     refused_handoffs: int = 0
@@ -110,6 +106,7 @@ class Totals:
         disk: HostTierTotals | None = None,
         evicted: EvictedBlocks | None = None,
         ages: tuple[Ages, Ages, Ages] | None = None,
+        pulls: PullTotals | None = None,
     ) -> WorkerTotals:
         """The message, with counters kept elsewhere in the worker."""
         lifetime, idle, reuse = ages or (Ages(), Ages(), Ages())
@@ -142,6 +139,8 @@ class Totals:
             lifetime=lifetime,
             idle=idle,
             reuse=reuse,
+            pulls=pulls or PullTotals(),
+            kept_bytes=self.kept_bytes,
         )
 
 
@@ -200,27 +199,70 @@ class Admission(Enum):
     """The outcome of an attempt to admit a prompt."""
 
     ADMITTED = auto()
-    LOADING = auto()  # its prefix comes from host memory; it waits for no blocks
+    LOADING = auto()  # its prefix is on the way here; it waits for no blocks
     SHARING = auto()  # another prompt computes its prefix; likewise
     NO_ROOM = auto()
     BUILDING = auto()  # its grammar; not tried
 
 
+@dataclass(frozen=True, slots=True)
+class Elsewhere:
+    """The places of prompts' blocks beside the pool: host memory, and peers."""
+
+    tier: HostTier | None = None
+    puller: Puller | None = None
+
+    def brings(self, sequence: Sequence, *, has_room: Callable[[], bool] = lambda: True) -> bool:
+        """True while a prompt's prefix comes from host memory, or then from a peer; that may begin now."""
+        is_below = self.tier is not None and self.tier.is_loading(sequence, has_room=has_room)
+        return is_below or self.pulls(sequence, has_room=has_room)
+
+    def pulls(self, sequence: Sequence, *, has_room: Callable[[], bool]) -> bool:
+        """True while a prompt's prefix comes from a peer, which may begin now."""
+        puller = self.puller
+        return puller is not None and sequence in puller.prompts and puller.is_loading(sequence, has_room=has_room)
+
+    def is_loading(self, sequence: Sequence) -> bool:
+        """True while a prompt's prefix comes from host memory or a peer."""
+        return self.is_pulled(sequence) or (self.tier is not None and self.tier.loads(sequence))
+
+    def is_pulled(self, sequence: Sequence) -> bool:
+        """True while a prompt's prefix comes from a peer."""
+        return self.puller is not None and sequence in self.puller.prompts and self.puller.loads(sequence)
+
+    def left(self, sequence: Sequence) -> None:
+        """Forget a prompt that was admitted, or is wanted no more."""
+        if self.tier is not None:
+            self.tier.left(sequence)
+        if self.puller is not None and sequence in self.puller.prompts:
+            self.puller.left(sequence)
+
+    def store_ahead(self) -> None:
+        """Store what eviction takes next in host memory, if there is a tier."""
+        if self.tier is not None:
+            self.tier.store_ahead()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVCache:
-    """The KV cache: its memory, who holds its blocks, and whose turn it is to take some."""
+    """The KV cache: its memory, who holds its blocks, whose turn it is to take some, and where else prompts' blocks are."""
 
     layout: KVLayout
     kv: torch.Tensor
     pool: BlockPool
     turns: Turns
     tier: HostTier | None = None
+    puller: Puller | None = None
+
+    @property
+    def elsewhere(self) -> Elsewhere:
+        return Elsewhere(self.tier, self.puller)
 
     def admit_prompt(
         self, sequence: Sequence, *, spare: int, ahead: int, computing: ListOf[Sequence] = ()
     ) -> Admission:
-        """Admit a prompt in its turn, once the pool has what the host has of it, or those `computing` soon. See `admit`."""
-        pool, turns, num_tokens = self.pool, self.turns, len(sequence.token_ids)
+        """Admit a prompt in its turn, once the pool has what host memory, those `computing` or a peer have. See `admit`."""
+        pool, turns, num_tokens, elsewhere = self.pool, self.turns, len(sequence.token_ids), self.elsewhere
 
         def has_room() -> bool:
             kept = spare + turns.kept_from(sequence)
@@ -230,26 +272,22 @@ class KVCache:
             return Admission.LOADING
         if computing and awaits_twin(pool, sequence, computing):
             return Admission.SHARING
+        if elsewhere.pulls(sequence, has_room=has_room):
+            return Admission.LOADING
         if not admit_in_turn(pool, turns, sequence, num_tokens=num_tokens, spare=spare, ahead=ahead):
             return Admission.NO_ROOM
-        if self.tier is not None:
-            self.tier.left(sequence)
+        elsewhere.left(sequence)
         return Admission.ADMITTED
 
-    def store_ahead(self) -> None:
-        """Store what eviction takes next in host memory, if there is a tier."""
-        if self.tier is not None:
-            self.tier.store_ahead()
-
-    def is_loading(self, sequence: Sequence) -> bool:
-        """True while a prompt's prefix comes from host memory."""
-        return self.tier is not None and self.tier.loads(sequence)
+    def offered(self, sequence: Sequence, job: Job) -> None:
+        """Note that a peer has more of a prompt, if its job says so."""
+        if self.puller is not None and job.holder:
+            self.puller.offered(sequence, job)
 
     def leaves(self, sequence: Sequence) -> None:
-        """Forget a prompt that waits for blocks no longer, neither for free ones nor for its own from host memory."""
+        """Forget a prompt that waits for blocks no longer, neither for free ones nor for its own from elsewhere."""
         self.turns.leaves(sequence)
-        if self.tier is not None:
-            self.tier.left(sequence)
+        self.elsewhere.left(sequence)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -259,38 +297,6 @@ class Passes:
     wake: Callable[[], None]  # tells the pipeline that a role may have work
     budget: PromptBudget
     trials: Trials
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Messenger:
-    """The bus to gateways and other workers, each under the subject that it listens on."""
-
-    identity: Identity
-    bus: Bus
-    peers: Peers
-
-    async def ask(self, worker: str, message: ToWorker, *, timeout_s: float) -> WorkerReply:
-        """Raises UnavailableError."""
-        return await self.bus.request(self._subject(worker), message, worker_reply_decoder, timeout_s=timeout_s)
-
-    async def tell(self, worker: str, message: ToWorker) -> None:
-        """Raises UnavailableError."""
-        await self.bus.publish(self._subject(worker), message)
-
-    async def tell_gateway(self, gateway: str, message: ToGateway) -> None:
-        """Raises UnavailableError."""
-        await self.bus.publish(self.identity.to_gateway(gateway), message)
-
-    def _subject(self, worker: str) -> str:
-        return self.peers.to(worker, self.identity.worker, subjects.peer)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Transfers:
-    """This worker's end of KV transfers."""
-
-    transport: Transport
-    region: Region  # the result of `transport.open`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,10 +7,24 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from common.errors import PlaceAgainError
-from common.messages import Ack, Cancel, Drain, Received, Resend, RolesReply, SetRoles, ToWorker, WorkerReply
+from common.messages import (
+    Ack,
+    Cancel,
+    Drain,
+    PullBlocks,
+    PullReply,
+    Received,
+    Resend,
+    RolesReply,
+    SetRoles,
+    StopPull,
+    ToWorker,
+    WorkerReply,
+)
 from common.words import WorkerStatus
 from worker.fencing import Fencing
 from worker.identity import Identity
+from worker.pulls.lender import Lender
 from worker.roles import Roles
 from worker.serving.jobs import ClaimedJob, JobIntake
 
@@ -29,16 +43,18 @@ class Control:
         fencing: Fencing,
         tell: Callable[[], Awaitable[None]],
         called: Callable[[str], None],
+        lender: Lender | None = None,
     ) -> None:
         """`tell()`: announce to everybody which work this worker takes now. `called(request_id)`: heed the end by a call."""
         self._called = called
+        self._lender = lender
         self._identity = identity
         self._roles = roles
         self._jobs = jobs
         self._fencing = fencing
         self._tell = tell
-        self._is_stopping = False
-        self._changing = asyncio.Lock()
+        self.is_stopping = False
+        self.changing = asyncio.Lock()  # held while roles or status change
 
     async def start_job(self, claimed: ClaimedJob) -> None:
         """Pass a claimed job to the role that takes it, or return it to its gateway."""
@@ -56,6 +72,8 @@ class Control:
             return await self._set_roles(message)
         if isinstance(message, Drain):
             return await self._set_draining(message)
+        if isinstance(message, PullBlocks | StopPull):
+            return PullReply() if self._lender is None else await self._lender.handle(message)
         if isinstance(message, Received) and message.is_call:
             self._called(message.request_id)
         replies = [await role.handle(message) for role in self._roles.all]
@@ -67,13 +85,13 @@ class Control:
 
     def stop(self) -> None:
         """Stop taking work."""
-        self._is_stopping = True
+        self.is_stopping = True
         self._roles.status = WorkerStatus.DRAINING
 
     async def _set_roles(self, message: SetRoles) -> RolesReply:
         """Change the roles, and reply once everybody was told."""
         roles = self._roles
-        async with self._changing:
+        async with self.changing:
             refusal = (
                 roles.refusal(message.roles) if roles.status == WorkerStatus.READY else f"the worker is {roles.status}"
             )
@@ -91,9 +109,9 @@ class Control:
     async def _set_draining(self, message: Drain) -> RolesReply:
         """Start or end draining, and reply once everybody was told."""
         roles = self._roles
-        async with self._changing:
-            if self._is_stopping or roles.status == WorkerStatus.STARTING:
-                why = "is stopping" if self._is_stopping else "is starting"
+        async with self.changing:
+            if self.is_stopping or roles.status in (WorkerStatus.STARTING, WorkerStatus.SLEEPING):
+                why = "is stopping" if self.is_stopping else f"is {roles.status}"
                 return RolesReply(accepted=False, roles=roles.names, reason=f"the worker {why}")
             status = WorkerStatus.DRAINING if message.draining else WorkerStatus.READY
             if status != roles.status:

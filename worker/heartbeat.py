@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator
 from typing import NamedTuple, Protocol
 
@@ -58,7 +59,7 @@ class Heartbeat:
 
     def state(self) -> WorkerState:
         context, settings, budget = self._context, self._settings, self._context.passes.budget
-        loads = [role.load() for role in context.roles.all]
+        loads, puller = [role.load() for role in context.roles.all], context.cache.puller
         return WorkerState(
             worker=context.identity.worker,
             incarnation=context.identity.incarnation,
@@ -79,7 +80,7 @@ class Heartbeat:
             running=sum(load.running for load in loads),
             waiting=sum(load.waiting for load in loads),
             queued_tokens=sum(load.queued_tokens for load in loads),
-            held_blocks=sum(load.held_blocks for load in loads),
+            held_blocks=sum(load.held_blocks for load in loads) + (puller.table.held_blocks if puller else 0),
             free_blocks=context.cache.pool.num_free,
             max_sequences=context.model.max_sequences,
             prefill_tokens_per_s=budget.prompt_cost.average_tokens_per_s,
@@ -103,10 +104,24 @@ class Heartbeat:
                 disk=None if context.cache.tier is None else context.cache.tier.file_totals(),
                 evicted=context.cache.pool.retention.evicted,
                 ages=context.cache.pool.retention.ages.told(),
+                pulls=puller.totals if puller else None,
             ),
             drafter=settings.drafter,
-            **said_features(lacking=() if context.model.grammars.available else (Feature.GRAMMARS,)),
+            pull_bytes_per_s=self._pull_bytes_per_s(),
+            **said_features(lacking=self._lacking()),
         )
+
+    def _pull_bytes_per_s(self) -> float:
+        puller, others = self._context.cache.puller, self._context.messenger.peers.states.values()
+        links = (state.link_bytes_per_s for state in others)
+        return 0.0 if puller is None else puller.rate.bytes_per_s(links, time.monotonic())
+
+    def _lacking(self) -> list[Feature]:
+        has = {
+            Feature.GRAMMARS: self._context.model.grammars.available,
+            Feature.PULLS: self._context.cache.puller is not None,
+        }
+        return [feature for feature, is_there in has.items() if not is_there]
 
     async def beat(self) -> None:
         """Send a heartbeat, and set the step target by the fleet's present roles."""

@@ -1,4 +1,4 @@
-"""The worker's identity: the head of its messages, and the subjects that carry its name."""
+"""The worker's identity: the head of its messages, the subjects that carry its name, and who is told under it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,17 @@ from typing import TypedDict
 from msgspec import UnsetType
 
 from common import subjects
-from common.messages import AttemptMessage, GatewayState, Job
+from common.bus import Bus
+from common.messages import (
+    AttemptMessage,
+    GatewayState,
+    Job,
+    ToGateway,
+    ToWorker,
+    WorkerReply,
+    worker_reply_decoder,
+)
+from common.peers import Peers
 
 
 class Head(TypedDict):
@@ -67,3 +77,27 @@ class Identity:
             worker=self.worker,
             incarnation=self.incarnation,
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Messenger:
+    """The bus to gateways and other workers, each under the subject that it listens on."""
+
+    identity: Identity
+    bus: Bus
+    peers: Peers
+
+    async def ask(self, worker: str, message: ToWorker, *, timeout_s: float) -> WorkerReply:
+        """Raises UnavailableError."""
+        return await self.bus.request(self._subject(worker), message, worker_reply_decoder, timeout_s=timeout_s)
+
+    async def tell(self, worker: str, message: ToWorker) -> None:
+        """Raises UnavailableError."""
+        await self.bus.publish(self._subject(worker), message)
+
+    async def tell_gateway(self, gateway: str, message: ToGateway) -> None:
+        """Raises UnavailableError."""
+        await self.bus.publish(self.identity.to_gateway(gateway), message)
+
+    def _subject(self, worker: str) -> str:
+        return self.peers.to(worker, self.identity.worker, subjects.peer)

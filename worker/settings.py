@@ -34,4 +34,5 @@ class WorkerSettings:
     kv_retention: str = "combined"  # a name of `engine.cache.retention.POLICIES`
     kv_events: EventsSettings | None = None  # None: nobody hears of its blocks but the index
     drafter: str = ""  # the method of its drafts; "": none
+    pulls: bool = True  # asks peers for cached blocks, and lends its own
     ready_file: str = ""  # exists while the worker takes work

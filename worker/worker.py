@@ -38,8 +38,9 @@ from common.words import WorkerStatus
 from engine.cache.block_pool import BlockPool
 from engine.cache.retention import POLICIES
 from engine.grammars.grammars import Grammars
+from kvtransfer.transport import Transfers
 from kvtransfer.transports import reaches_others
-from worker.context import Background, KVCache, Messenger, Passes, RoleContext, ServedModel, Totals, Transfers, every
+from worker.context import Background, KVCache, Passes, RoleContext, ServedModel, Totals, every
 from worker.control import Control
 from worker.device.launcher import SteppingEngine, Threads
 from worker.device.naming import Naming
@@ -49,13 +50,18 @@ from worker.device.trials import Trials
 from worker.events.building import published
 from worker.fencing import Fencing, Heard
 from worker.heartbeat import ANNOUNCE_S, HEARTBEAT_S, REGISTER_S, Heartbeat, Whole
+from worker.identity import Messenger
+from worker.parking import Parking
 from worker.probe_file import shown
+from worker.pulls.lender import Lender
+from worker.pulls.puller import Puller
 from worker.roles import CancelReason, Role, Roles
 from worker.serving.allocation import longest_sequence
 from worker.serving.jobs import FrameOutbox, JobIntake
 from worker.serving.turns import Turns
 from worker.settings import WorkerSettings
 from worker.tier.building import host_tier
+from worker.tier.ranks.asking import Asking
 from worker.unnamed import Unnamed
 
 log = logging.getLogger("baton.worker")
@@ -77,6 +83,11 @@ class WorkerEngine(SteppingEngine, Protocol):
     fingerprint: str
     launch_ms: float  # host time of an uncaptured pass
     grammars: Grammars
+
+    @property
+    def lost(self) -> str:
+        """The reason that no further pass can be computed; "" while there is none."""
+        ...
 
     @property
     def draft_ms(self) -> Mapping[int, float]:
@@ -112,14 +123,22 @@ class Worker:
         """`end_process()` is called when the device is broken."""
         identity, bus, layout = messenger.identity, messenger.bus, engine.layout
         pool = BlockPool.of(layout, POLICIES[settings.kv_retention])
-        tier = host_tier(engine, pool, settings.kv_host, settings.kv_disk, wake=lambda: self._pipeline.wake())
+        tier = host_tier(
+            engine,
+            pool,
+            settings.kv_host,
+            settings.kv_disk,
+            wake=lambda: self._pipeline.wake(),
+            ask=Asking.of(transfers.transport),
+        )
         self._events = None
         if settings.kv_events is not None:
             self._events = published(settings.kv_events, pool, layout, fingerprint=engine.fingerprint, tier=tier)
-        trials = Trials()
+        trials, background = Trials(), Background()
         roles = Roles(hands_over=reaches_others(transfers.transport.name))
         jobs = JobIntake(bus=bus, identity=identity)
         self._settings = settings
+        self._engine = engine
         self._end_process = end_process
         self._pipeline = Pipeline(
             engine=engine,
@@ -129,6 +148,19 @@ class Worker:
             announce=Naming(bus=bus, identity=identity, trials=trials).name,
             threads=threads,
         )
+        puller, self._lender, turns = None, None, Turns(changed=self._pipeline.wake)
+        if settings.pulls and reaches_others(transfers.transport.name):
+            puller = Puller(
+                pool=pool,
+                layout=layout,
+                kv=engine.kv,
+                messenger=messenger,
+                transfers=transfers,
+                cost=self._pipeline.budget.prompt_cost,
+                spawn=background.spawn,
+                wake=self._pipeline.wake,
+            )
+            self._lender = Lender(identity=identity, pool=pool, transfers=transfers, turns=turns, tier=tier)
         self.context = RoleContext(
             identity=identity,
             model=ServedModel(
@@ -137,14 +169,21 @@ class Worker:
                 max_sequences=settings.max_sequences,
                 grammars=engine.grammars,
             ),
-            cache=KVCache(layout=layout, kv=engine.kv, pool=pool, turns=Turns(changed=self._pipeline.wake), tier=tier),
+            cache=KVCache(
+                layout=layout,
+                kv=engine.kv,
+                pool=pool,
+                turns=turns,
+                tier=tier,
+                puller=puller,
+            ),
             passes=Passes(wake=self._pipeline.wake, budget=self._pipeline.budget, trials=trials),
             jobs=jobs,
             outbox=FrameOutbox(bus=bus, identity=identity),
             messenger=messenger,
             transfers=transfers,
             roles=roles,
-            background=Background(),
+            background=background,
             totals=Totals(),
             tracer=tracer or NoTracer(),
         )
@@ -172,6 +211,10 @@ class Worker:
             fencing=self._fencing,
             tell=self.heartbeat.tell,
             called=pool.returning.called,
+            lender=self._lender,
+        )
+        self.parking = Parking(
+            self.context, self.control, tell=self.heartbeat.tell, drain_s=settings.drain_s, lender=self._lender
         )
 
     @property
@@ -214,6 +257,7 @@ class Worker:
             self._pipeline.run(),
             self.context.outbox.run(),
             self.context.jobs.keep_alive(),
+            self.parking.run(),
             every(HEARTBEAT_S, self.heartbeat.beat),
             every(REGISTER_S, self.heartbeat.register),
             every(ANNOUNCE_S, self.heartbeat.announce),
@@ -254,14 +298,18 @@ class Worker:
     def _worker_lost(self, worker: str, incarnation: int) -> None:
         for role in self.context.roles.all:
             role.worker_lost(worker, incarnation)
+        if self.context.cache.puller is not None:
+            self.context.cache.puller.worker_lost(worker, incarnation)
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
     async def _watch_device(self) -> None:
         """Announce a broken device, so that others take over at once, and end the process."""
-        if not self._pipeline.broken:
+        lost = self._engine.lost if self.context.transfers.region.ranks else ""
+        reason = lost or self._pipeline.broken
+        if not reason:
             return
-        extra = {"worker": self.context.identity.worker, "reason": self._pipeline.broken}
+        extra = {"worker": self.context.identity.worker, "reason": reason}
         log.critical("worker.device_broken", extra=extra)
         self.context.roles.status = WorkerStatus.BROKEN
         with contextlib.suppress(ServingError, TimeoutError):
@@ -295,6 +343,8 @@ class Worker:
             await self.heartbeat.beat()
         with contextlib.suppress(ServingError):
             await self.heartbeat.unregister()
+        if self._lender is not None:
+            await self._lender.close()
         if self.context.cache.tier is not None:
             await asyncio.to_thread(self.context.cache.tier.close)
         if self._events is not None:
@@ -307,7 +357,12 @@ def _budget(engine: WorkerEngine, settings: WorkerSettings) -> PromptBudget:
         timed = {f"{slots}+{tokens}": round(ms, 2) for (slots, tokens), ms in sorted(engine.pass_ms.items())}
         log.info("device.measured", extra={"pass_ms": timed, "launch_ms": round(engine.launch_ms, 2)})
     targets = settings.step_targets
-    budget = PromptBudget(token_budget=settings.max_batch_tokens, target_ms=targets.shared_ms, pass_ms=engine.pass_ms)
+    budget = PromptBudget(
+        token_budget=settings.max_batch_tokens,
+        target_ms=targets.shared_ms,
+        pass_ms=engine.pass_ms,
+        draft_ms=engine.draft_ms,
+    )
     budget.launch_s = engine.launch_ms / 1000
     budget.follows_goals = targets.follow_goals
     return budget

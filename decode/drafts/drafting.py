@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 
 from decode.drafts.drafter import Drafter
 from decode.drafts.head import LIKE_A_MATCH_OF
 from decode.drafts.lengths import Candidate, DraftLengths
 from engine.sequence import Sequence
 
-SYNC_MS = 0.5  # the device waits for results, the next plan and its launch
 WORTH_A_PAUSE = 0.5  # accepted tokens a pass, where only the first pass is missed
 CERTAIN = 64  # the match length of tokens that a grammar forces
-NOTHING: Mapping[int, float] = MappingProxyType({})
 
 
 class Drafting:
@@ -24,23 +21,24 @@ class Drafting:
         drafter: Drafter,
         *,
         most: int,
-        step_ms: Callable[[int], float],
-        sync_ms: float = SYNC_MS,
-        draft_ms: Mapping[int, float] = NOTHING,
+        step_ms: Callable[[int], float] = lambda _: 1.0,
+        wait_ms: Callable[[int], float] = lambda _: 0.0,
+        is_paid: bool = False,
         forced: Callable[[Sequence], list[int]] = lambda _: [],
     ) -> None:
         """`most`: drafted tokens of a sequence in a pass. `step_ms(rows)`: expected time of a step, 0 = not known yet.
 
-        `draft_ms`: time that the engine drafts behind a pass, by the sequences that it drafts for.
+        `wait_ms(num_sequences)`: time that a step takes longer whose plan waits for results, and behind which so many
+        draft. Without either all drafts are verified. `is_paid`: the engine drafts, and it takes the device time.
         `forced(sequence)`: the tokens that its grammar leaves no choice about.
         """
         self._drafter = drafter
         self._forced = forced
         self._most = most
         self._step_ms = step_ms
-        self._sync_ms = sync_ms
-        self._draft_ms = sorted(draft_ms.items())
-        self._lengths = DraftLengths(sync_ms=sync_ms, draft_ms=self._drafting_ms)
+        self._is_paid = is_paid
+        self._wait_ms = wait_ms
+        self._lengths = DraftLengths(more_ms=wait_ms)
 
     @property
     def ahead(self) -> int:
@@ -64,7 +62,7 @@ class Drafting:
         if not num_drafting:
             return False
         saved = num_drafting * (self._lengths.mean_accepted + 1) / 2
-        return saved > num_running * self._sync_ms / self._expected_ms(num_running)
+        return saved > num_running * self._wait_ms(num_drafting) / self._expected_ms(num_running)
 
     def drafts(
         self, wanted: Mapping[Sequence, int], *, rows: int, most_rows: int
@@ -75,7 +73,7 @@ class Drafting:
             if not most or not self._lengths.may_draft(sequence):
                 continue
             if not could_pay and not sequence.grammar:
-                if self._draft_ms:  # the engine drafts for it until it pauses
+                if self._is_paid:  # the engine drafts for it until it pauses
                     self._lengths.left_out(sequence)
                 continue
             guess, match = self._guess(sequence, most)
@@ -109,11 +107,6 @@ class Drafting:
         """True if drafts without a grammar may pay in a pass of so many rows."""
         match_length = LIKE_A_MATCH_OF if self._drafter.follows_results else 0
         return self._lengths.could_pay(rows, longest=self._most, match_length=match_length, step_ms=self._expected_ms)
-
-    def _drafting_ms(self, num_sequences: int) -> float:
-        """The time of the smallest captured draft of so many sequences, or of the largest one."""
-        fitting = (ms for count, ms in self._draft_ms if count >= num_sequences)
-        return next(fitting, self._draft_ms[-1][1] if self._draft_ms else 0.0)
 
     def _most_of(self, sequence: Sequence) -> int:
         """The most tokens of its drafts, as its request wants it."""

@@ -39,12 +39,9 @@ class Candidate(msgspec.Struct, frozen=True):
 class DraftLengths:
     """Chooses lengths, and learns from what is accepted."""
 
-    def __init__(self, *, sync_ms: float = 0.0, draft_ms: Callable[[int], float] = lambda _: 0.0) -> None:
-        """`sync_ms`: time that a pass with drafts takes longer, for the next one can't be planned meanwhile.
-
-        `draft_ms`: time of drafting for so many sequences behind it.
-        """
-        self._sync_ms, self._draft_ms = sync_ms, draft_ms
+    def __init__(self, *, more_ms: Callable[[int], float] = lambda _: 0.0) -> None:
+        """`more_ms`: time that a pass with drafts of so many sequences takes longer than its rows."""
+        self._more_ms = more_ms
         self._acceptance = Acceptance()
         self._histories: WeakKeyDictionary[Sequence, History] = WeakKeyDictionary()
         self._times = _Times()
@@ -122,7 +119,7 @@ class DraftLengths:
         bare_ms = self._times.ms(rows)
         least = decoding / bare_ms * (STOPS_AT if self._drafts else STARTS_AT)
         # Measured times differ by chance: a draft is no gain because a larger step was faster.
-        more_ms = self._sync_ms + self._draft_ms(drafts.num_drafts)
+        more_ms = self._more_ms(drafts.num_drafts)
         return _best(
             drafts.accepted, decoding, least, lambda count: max(bare_ms, self._times.ms(rows + count)) + more_ms
         )

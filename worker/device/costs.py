@@ -11,8 +11,12 @@ Finished passes then show what contexts add.
 from __future__ import annotations
 
 import math
+import statistics
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import NamedTuple
 
 import numpy as np
 
@@ -29,7 +33,17 @@ FULL_PASS_S = 0.1  # nobody notices that several prompts' first tokens come this
 FULL_PASS_PARTS = 20.0  # a full pass's time by its fixed part
 MAX_ATTENTION_SHARE = 0.8  # upper bound of attention's share of a mean pass
 UNKNOWN_ROW = 0.1  # share of the smallest step that an unmeasured row takes
+PULL_SMOOTHING = 0.3
+PULLS_LAST_S = 60.0
+UNKNOWN_LINK = 1e9  # bytes/s
+WAITS_KEPT = 15
+LEAST_WAITS = 5  # fewer say nothing
+LEAST_WAIT_MS = 0.05
+UNKNOWN_WAIT_MS = 0.5  # the device waits for results, the next plan and its launch
+WAITS_LAST = 2000  # steps
 SCALE = np.array((1.0, 1e3, 1e6, 1.0))  # 1, tokens, pairs, seconds: scaled to one magnitude
+
+NOTHING: Mapping[int, float] = MappingProxyType({})
 
 Floats = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
@@ -153,11 +167,12 @@ class RowCost:
         self._ms: dict[int, float] = dict(timed)
         self._added_ms = 0.0  # by contexts, to a timed step
 
-    def add(self, rows: int, ms: float) -> None:
-        """Add a finished step."""
+    def add(self, rows: int, ms: float, device_ms: float | None = None) -> None:
+        """Add a finished step. `device_ms`: of a captured one whose time contains its launch."""
         if not self._slots:
             self._ms[rows] = self._averaging.smoothed(self._ms.get(rows, 0.0), ms)
         elif rows <= self._slots[-1]:
+            ms = ms if device_ms is None else device_ms
             self._added_ms = self._averaging.smoothed(self._added_ms, max(0.0, ms - self._ms[self._size(rows)]))
 
     def ms(self, rows: int) -> float:
@@ -180,25 +195,81 @@ class RowCost:
         return self._slots[bisect_left(self._slots, rows)]
 
 
+class Waited(NamedTuple):
+    """The times of a step that was planned after the results of the one before it, to its own results."""
+
+    ms: float  # from those results
+    device_ms: float  # from the end of its launch, drafting behind it included
+    num_sequences: int
+
+
+class WaitCost:
+    """Milliseconds by which a step is longer that was planned after the results of the one before, instead of beside it.
+
+    Reading these results, plan, launch and what is drafted behind the step are not hidden then. The median of the last ones
+    counts; where none waited for long it is forgotten, for the machine may have been busy.
+    """
+
+    def __init__(self, draft_ms: Mapping[int, float]) -> None:
+        """`draft_ms`: times of captured drafts, by sequences that draft."""
+        self._draft_ms = sorted(draft_ms.items())
+        self._newest: deque[float] = deque(maxlen=WAITS_KEPT)
+        self._num_overlapped = 0  # steps since the last one that waited
+
+    def ms(self, num_sequences: int) -> float:
+        """Expected milliseconds, where so many draft behind it."""
+        if len(self._newest) < LEAST_WAITS:
+            return UNKNOWN_WAIT_MS + self.drafting_ms(num_sequences)
+        return max(LEAST_WAIT_MS, statistics.median(self._newest))
+
+    def drafting_ms(self, num_sequences: int) -> float:
+        """Milliseconds of the smallest captured draft of so many sequences, or of the largest one."""
+        fitting = (ms for count, ms in self._draft_ms if count >= num_sequences)
+        return next(fitting, self._draft_ms[-1][1] if self._draft_ms else 0.0)
+
+    def add(self, ms: float) -> None:
+        self._newest.append(ms)
+        self._num_overlapped = 0
+
+    def overlapped(self) -> None:
+        """Take note of a step that did not wait."""
+        self._num_overlapped += 1
+        if self._num_overlapped > WAITS_LAST:
+            self._newest.clear()
+
+
 class StepCost:
     """Milliseconds of steps, by slots and prompt tokens."""
 
-    def __init__(self, pass_ms: Mapping[tuple[int, int], float], sizes: StepSizes, averaging: Averaging) -> None:
-        """`pass_ms`: timed passes, by slots (0: prompts alone) and prompt tokens."""
+    def __init__(
+        self,
+        pass_ms: Mapping[tuple[int, int], float],
+        sizes: StepSizes,
+        averaging: Averaging,
+        draft_ms: Mapping[int, float] = NOTHING,
+    ) -> None:
+        """`pass_ms`: timed passes, by slots (0: prompts alone) and prompt tokens. `draft_ms`: see `WaitCost`."""
         self.bare_ms = 0.0  # average step without prompts; 0 = not measured yet
         self.prompt_tokens_per_s = 0.0  # tokens / added time; 0 = not measured yet
         self._sizes = sizes
         self._averaging = averaging
         self._timed = _by_slots(pass_ms)
         self.rows = RowCost({slots: ms for (slots, tokens), ms in pass_ms.items() if slots and not tokens}, averaging)
+        self.waits = WaitCost(draft_ms)
         self._num_mixed = 0
         self._attention_ms = 0.0  # added by contexts of whole prompts, on average
         self._attention_ms_per_token = 0.0  # added by one token of context
 
-    def add_bare(self, ms: float, *, rows: int) -> None:
-        """Add a step without prompts."""
+    def add_bare(self, ms: float, *, rows: int, waited: Waited | None = None) -> None:
+        """Add a step without prompts. `waited`: None if it overlapped the one before."""
         self.bare_ms = self._averaging.smoothed(self.bare_ms, ms)
-        self.rows.add(rows, ms)
+        if waited is None:
+            self.rows.add(rows, ms)
+            self.waits.overlapped()
+            return
+        self.rows.add(rows, ms, waited.device_ms - self.waits.drafting_ms(waited.num_sequences))
+        if 0 < (usual_ms := self.rows.ms(rows)) < math.inf:
+            self.waits.add(waited.ms - usual_ms)
 
     def add_mixed(self, *, decoding: int, prompt_tokens: int, context: float, seconds: float) -> None:
         """Add a step with prompts. `context`: average positions before a prompt token."""
@@ -247,3 +318,31 @@ def _by_slots(pass_ms: Mapping[tuple[int, int], float]) -> dict[int, dict[int, f
         timed = found.setdefault(slots, {})
         timed[tokens] = max(ms, *timed.values()) if timed else ms
     return {slots: timed for slots, timed in found.items() if 0 in timed and len(timed) > 1}
+
+
+class PullCost:
+    """Bytes a second at which peers push what is asked of them, beside the fixed part.
+
+    Until it is measured, and where nobody pulled for long, the slowest link between workers counts: a rate that keeps all
+    from pulling would never be corrected.
+    """
+
+    def __init__(self, fixed_s: float) -> None:
+        self._fixed_s = fixed_s
+        self._bytes_per_s, self._at = 0.0, -math.inf
+
+    def bytes_per_s(self, links: Iterable[float], now: float) -> float:
+        """`links`: as workers measured theirs, 0 for none."""
+        if now - self._at < PULLS_LAST_S:
+            return self._bytes_per_s
+        return min((link for link in links if link > 0), default=UNKNOWN_LINK)
+
+    def seconds(self, num_bytes: int, links: Iterable[float], now: float) -> float:
+        return self._fixed_s + num_bytes / self.bytes_per_s(links, now)
+
+    def add(self, num_bytes: int, seconds: float, now: float) -> None:
+        """Add a pull over a link that was open."""
+        rate = num_bytes / max(seconds - self._fixed_s, 0.1 * seconds, 1e-6)
+        weight = PULL_SMOOTHING if now - self._at < PULLS_LAST_S else 1.0
+        self._bytes_per_s += weight * (rate - self._bytes_per_s)
+        self._at = now

@@ -51,6 +51,7 @@ class Launch:
     submitted_at: float
     over: Future[dict[Chunk, Sampled | None]] = field(default_factory=Future)
     began_at: float = 0.0
+    launched_at: float = 0.0  # when the device had all of it
     over_at: float = 0.0
     chunks: list[Chunk] = field(init=False)
 
@@ -97,6 +98,7 @@ class Launcher:
             self._fail(launch, error)
             return
         self._refused = set()
+        launch.launched_at = self._clock()
         if isinstance(pass_, Finished):
             self._finish(launch, chunks, pass_)
         else:

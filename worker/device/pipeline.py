@@ -23,6 +23,7 @@ from typing import Protocol
 
 from engine.engine import Chunk, Sampled
 from engine.sequence import Sequence
+from worker.device.costs import Waited
 from worker.device.launcher import Clock, Launch, Launcher, SteppingEngine, Threads
 from worker.device.prompt_budget import PassLoad, PromptBudget
 from worker.device.trials import Trials
@@ -171,9 +172,13 @@ class Pipeline:
         """Report the pass's duration to the budget. A pass launched early began when the previous one ended."""
         seconds = launch.over_at - max(launch.began_at, self._over_at)
         after_idling = launch.began_at - self._over_at > IDLE_AFTER_S
+        waited = None
+        if launch.submitted_at >= self._over_at and not after_idling:
+            ms, device_ms = (1000 * (launch.over_at - began) for began in (self._over_at, launch.launched_at))
+            waited = Waited(ms, device_ms, len(launch.chunks))
         self._over_at = launch.over_at
         self.pass_s += seconds
-        self.budget.measured(PassLoad.of(launch.chunks), seconds, after_idling=after_idling)
+        self.budget.measured(PassLoad.of(launch.chunks), seconds, after_idling=after_idling, waited=waited)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from engine.engine import Chunk
-from worker.device.costs import PromptCost, StepCost, pairs_of
+from worker.device.costs import NOTHING, PromptCost, StepCost, Waited, pairs_of
 from worker.device.step_policy import StepPolicy
 
 
@@ -46,15 +46,16 @@ class PromptBudget:
         token_budget: int,
         target_ms: float = 0.0,
         pass_ms: Mapping[tuple[int, int], float] | None = None,
+        draft_ms: Mapping[int, float] = NOTHING,
         policy: StepPolicy | None = None,
     ) -> None:
-        """`target_ms`: average of steps with prompts; 0 = no bound. `pass_ms`: timed passes, see `StepCost`."""
+        """`target_ms`: average of steps with prompts; 0 = no bound. `pass_ms`, `draft_ms`: see `StepCost`."""
         self.token_budget = token_budget
         self.target_ms = target_ms
         self._policy = policy or StepPolicy()
         alone_s = {tokens: ms / 1000 for (slots, tokens), ms in (pass_ms or {}).items() if not slots}
         self.prompt_cost = PromptCost(alone_s)  # passes with prompts alone
-        self.step_cost = StepCost(pass_ms or {}, self._policy.sizes, self._policy.averaging)
+        self.step_cost = StepCost(pass_ms or {}, self._policy.sizes, self._policy.averaging, draft_ms)
         self.launch_s = 0.0  # host time of an uncaptured pass
         self.follows_goals = False  # whether the target is only a comfortable step, which goals may exceed
         self._credit_ms = 0.0
@@ -106,14 +107,16 @@ class PromptBudget:
         self._num_decoding = decoding
         self._took_prompts = prompt_tokens > 0
 
-    def measured(self, load: PassLoad, seconds: float, *, after_idling: bool = False) -> None:
-        """Learn from a finished pass. `after_idling`: the device was idle before it."""
+    def measured(
+        self, load: PassLoad, seconds: float, *, after_idling: bool = False, waited: Waited | None = None
+    ) -> None:
+        """Learn from a finished pass. `after_idling`: the device was idle before it. `waited`: see `StepCost.add_bare`."""
         ms = 1000 * seconds
         if load.decoding:
             turns, credit_ms = self._policy.turns, self._credit_ms + self.target_ms - ms
             self._credit_ms = min(turns.max_credit_ms, max(-turns.max_debt_ms, credit_ms))
         if not load.prompt_tokens:
-            self.step_cost.add_bare(ms, rows=load.decoding)
+            self.step_cost.add_bare(ms, rows=load.decoding, waited=waited)
         elif not load.decoding:
             self.prompt_cost.add(load.prompt_tokens, load.pairs, seconds, after_idling=after_idling)
         else:

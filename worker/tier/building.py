@@ -18,6 +18,7 @@ from worker.tier.file_tier import FileTier
 from worker.tier.host_memory import HostMemory
 from worker.tier.host_store import HostStore, PrivateStore
 from worker.tier.host_tier import HostTier
+from worker.tier.ranks.asking import Ask, FurtherFiles, FurtherMemory
 from worker.tier.region import Region
 from worker.tier.settings import HostSettings
 from worker.tier.shared_store import SharedStore
@@ -32,12 +33,13 @@ class HasPool(Protocol):
     kv: torch.Tensor
 
 
-def host_store(settings: HostSettings, layout: KVLayout, *, fingerprint: str) -> HostStore | None:
+def host_store(settings: HostSettings, layout: KVLayout, *, fingerprint: str, num_ranks: int = 1) -> HostStore | None:
     """Host memory of this process or, if shared, of all that serve this model; None without room for a block.
 
+    Of several ranks each has as many slots, in a process of its own.
     Not on an event loop: another process may hold the region's lock.
     """
-    num_slots = settings.num_bytes // layout.block_bytes
+    num_slots = settings.num_bytes // (num_ranks * layout.block_bytes)
     if not num_slots:
         return None
     if not settings.is_shared:
@@ -56,30 +58,36 @@ def host_store(settings: HostSettings, layout: KVLayout, *, fingerprint: str) ->
 
 
 def host_tier(
-    engine: HasPool, pool: BlockPool, store: HostStore | None, disk: Disk | None, *, wake: Callable[[], object]
+    engine: HasPool,
+    pool: BlockPool,
+    store: HostStore | None,
+    disk: Disk | None,
+    *,
+    wake: Callable[[], object],
+    ask: Ask | None = None,
 ) -> HostTier | None:
-    """The host tier, with files below it if a disk was claimed for them; None without memory."""
+    """The host tier, with files below it if a disk was claimed for them; None without memory. `ask`: further ranks."""
     if store is None:
         return None
+    memory = HostMemory(engine.kv, engine.layout, store, None if ask is None else FurtherMemory(ask, store.num_slots))
     log.info(
         "tier.host",
         extra={
-            "memory_mb": store.num_slots * engine.layout.block_bytes >> 20,
+            "memory_mb": store.num_slots * memory.all_bytes >> 20,
             "blocks": store.num_slots,
             "pools": store.num_slots / pool.num_blocks,
             "shared": isinstance(store, SharedStore),
         },
     )
-    memory = HostMemory(engine.kv, engine.layout, store)
     tier = HostTier(pool, memory, copier=CopyThread(), wake=wake)
     if disk is not None:
-        tier.files = _files(tier, memory, disk)
+        tier.files = _files(tier, memory, disk, None if ask is None else FurtherFiles(ask, store.num_slots))
     return tier
 
 
-def _files(tier: HostTier, memory: HostMemory, disk: Disk) -> FileTier:
+def _files(tier: HostTier, memory: HostMemory, disk: Disk, further: FurtherFiles | None) -> FileTier:
     writes, reads = Copies(CopyThread("kv-write")), Copies(CopyThread("kv-read"))
-    below = FileTier(tier.blocks, memory, disk.files, disk.blocks, writes=writes, reads=reads)
+    below = FileTier(tier.blocks, memory, disk.files, disk.blocks, writes=writes, reads=reads, further=further)
     disk.blocks.listener = tier.prefixes.gate(disk.blocks)
     extra = {
         "folder": str(disk.files.folder),

@@ -6,8 +6,10 @@ import logging
 from dataclasses import dataclass
 
 from common.pages import KVLayout
+from kvtransfer.transport import TransferError
 from worker.tier.file_blocks import FileBlocks
 from worker.tier.kv_files import KVFiles
+from worker.tier.ranks.asking import Ask, FurtherFiles, common_files
 from worker.tier.settings import DiskSettings
 
 log = logging.getLogger("baton.tier")
@@ -21,16 +23,26 @@ class Disk:
     blocks: FileBlocks
 
     @classmethod
-    def claim(cls, settings: DiskSettings, layout: KVLayout) -> Disk | None:
+    def claim(cls, settings: DiskSettings, layout: KVLayout, ask: Ask | None = None) -> Disk | None:
         """Claim a folder and read what it has; not on an event loop, since many files take long on a slow disk.
+
+        `ask`: further ranks claim theirs, and each gets an equal part of the bytes.
 
         None where the directory can't be used, since it is for hits alone.
         """
         try:
             files = KVFiles.claim(settings.directory, layout)
-            blocks = FileBlocks(settings.num_bytes, files.scan())
-        except OSError as error:
+            found = files.scan()
+            if ask is not None:
+                common = common_files(ask, settings.directory, found)
+                files.remove((digest, stored) for digest, stored in found.items() if digest not in common)
+                found = common
+            blocks = FileBlocks(settings.num_bytes // (1 if ask is None else 1 + ask.num_ranks), found)
+        except (OSError, TransferError) as error:
             log.warning("tier.no_files", extra={"directory": str(settings.directory), "error": str(error)})
             return None
-        files.remove(blocks.make_room(0))
+        gone = blocks.make_room(0)
+        files.remove(gone)
+        if ask is not None and gone:
+            FurtherFiles(ask, 0).remove(gone)
         return cls(files, blocks)

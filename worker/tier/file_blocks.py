@@ -4,21 +4,29 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 
 from engine.cache.changes import Listener
 from worker.tier.kv_files import Stored
+from worker.tier.shares import Owner, Shares
 
+NOBODYS: Mapping[Owner | None, int] = MappingProxyType({})
 PAGE = 4_096  # bytes that a file system gives out at a time
 
 
 class FileBlocks:
-    """Files by their block's digest, the one used longest ago first to go. They never have more than `max_bytes`."""
+    """Files by their block's digest, the one used longest ago first to go. They never have more than `max_bytes`.
+
+    Before it goes what tenants have beyond their shares. Files that a former process wrote are nobody's.
+    """
 
     def __init__(self, max_bytes: int, found: Mapping[bytes, Stored]) -> None:
         """`found`: what is there, the oldest first."""
         self.max_bytes, self.num_bytes = max_bytes, 0
-        self.evicted = 0
+        self.evicted = self.evicted_surplus = 0
         self._files: OrderedDict[bytes, Stored] = OrderedDict()  # least recently used first
+        self._owners: dict[bytes, Owner] = {}
+        self._shares = Shares(max_bytes)
         self._removed: dict[bytes, None] = {}
         self.listener: Listener | None = None
         for digest, stored in found.items():
@@ -45,22 +53,39 @@ class FileBlocks:
         """Record a use."""
         if digest in self._files:
             self._files.move_to_end(digest)
+            self._shares.touch(self._owners.get(digest), digest)
 
-    def add(self, digest: bytes, stored: Stored) -> None:
+    def owner(self, digest: bytes) -> Owner | None:
+        return self._owners.get(digest)
+
+    def common(self, digest: bytes) -> None:
+        """Charge nobody with a file."""
+        self._shares.remove(self._owners.pop(digest, None), digest)
+
+    def add(self, digest: bytes, stored: Stored, owner: Owner | None = None) -> None:
         self.forget(digest)
+        if owner is not None:
+            self._owners[digest] = owner
+            self._shares.add(owner, digest, _on_disk(stored.size))
         self._files[digest] = stored
         self._removed.pop(digest, None)
         if self.listener is not None:
             self.listener.came(digest)
         self.num_bytes += _on_disk(stored.size)
 
-    def make_room(self, size: int) -> list[tuple[bytes, Stored]]:
-        """The files that have to go for so many bytes more."""
+    def make_room(self, size: int, charged: Mapping[Owner | None, int] = NOBODYS) -> list[tuple[bytes, Stored]]:
+        """The files that have to go for so many bytes more, of which owners are charged with some."""
         gone = list[tuple[bytes, Stored]]()
+        for owner, part in charged.items():
+            self._shares.charge(owner, part)
         while self._files and self.num_bytes + _on_disk(size) > self.max_bytes:
-            digest, stored = next(iter(self._files.items()))
+            surplus = next(self._shares.surplus(), None)
+            digest = next(iter(self._files)) if surplus is None else surplus
+            gone.append((digest, self._files[digest]))
             self.forget(digest)
-            gone.append((digest, stored))
+            self.evicted_surplus += surplus is not None
+        for owner, part in charged.items():
+            self._shares.charge(owner, -part)
         self.evicted += len(gone)
         return gone
 
@@ -68,6 +93,7 @@ class FileBlocks:
         """Let a file go; return it, if there was one."""
         stored = self._files.pop(digest, None)
         if stored is not None:
+            self.common(digest)
             self.num_bytes -= _on_disk(stored.size)
             self._removed[digest] = None
             if self.listener is not None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,6 +23,8 @@ from worker.tier.host_blocks import HostBlock, HostBlocks, SecondSight
 from worker.tier.host_memory import HostMemory
 from worker.tier.host_store import Write
 from worker.tier.kv_files import KVFiles, Stored, TornFileError
+from worker.tier.ranks.asking import FurtherFiles
+from worker.tier.shares import Owner
 
 log = logging.getLogger("baton.tier")
 
@@ -38,7 +41,11 @@ class Fetch:
     """A prefix on its way into host memory."""
 
     writes: dict[bytes, Write] = field(default_factory=dict)
+    is_hit: bool = True  # the prompt is computed here
     is_over: bool = False
+
+    def brings(self, digest: bytes) -> bool:
+        return not self.is_over and digest in self.writes
 
 
 class FileTier:
@@ -54,15 +61,16 @@ class FileTier:
         writes: Copies,
         reads: Copies,
         clock: Callable[[], float] = time.monotonic,
+        further: FurtherFiles | None = None,
     ) -> None:
-        self._host, self._memory, self._files = host, memory, files
+        self._host, self._memory, self._files, self._further = host, memory, files, further
         self._writes, self._reads = writes, reads
         self._clock = clock
         self.blocks = blocks
         self._second_sight = SecondSight(host.num_slots)
         self._queue: dict[bytes, None] = {}  # host blocks, the one used longest ago first
         self._writing: list[HostBlock] = []
-        self._fetches: list[Fetch] = []
+        self.fetches: list[Fetch] = []
         self._resumes_at = 0.0
         self._written = self._read = self._lost = self._torn = self._hit_blocks = 0
         host.below = self
@@ -74,6 +82,9 @@ class FileTier:
         self._queue.pop(digest, None)
         self._queue[digest] = None
 
+    def common(self, digest: bytes) -> None:
+        self.blocks.common(digest)
+
     def left(self, block: HostBlock) -> None:
         if block.digest in self._queue:
             del self._queue[block.digest]
@@ -82,7 +93,7 @@ class FileTier:
 
     def wrong(self, digest: bytes) -> None:
         self._queue.pop(digest, None)
-        for fetch in self._fetches:
+        for fetch in self.fetches:
             if digest in fetch.writes:  # its tokens proved wrong
                 fetch.writes[digest].is_void = True
         if (stored := self.blocks.forget(digest)) is not None:
@@ -100,6 +111,24 @@ class FileTier:
             or self._clock() < self._resumes_at
         ):
             return
+        self._take_writes()
+        if self._writing:
+            blocks = [*self._writing]
+            charged = Counter[Owner | None]()
+            for block in blocks:
+                charged[block.owner] += len(block.all_slots) * self._memory.block_bytes + BYTES_OF_HEADER
+            size = charged.total()
+            before = [(block.digest, stored) for block in blocks if (stored := self.blocks.forget(block.digest))]
+            gone = before + self.blocks.make_room(size, charged)
+            entries = [
+                {number: (block.sums[number], slots) for number, slots in block.slots.items()} for block in blocks
+            ]
+            digests = [block.digest for block in blocks]
+            self._writes.submit(
+                partial(self._write, gone, digests, entries), partial(self._were_written, blocks), num_bytes=size
+            )
+
+    def _take_writes(self) -> None:
         num_slots = 0
         while self._queue and num_slots < WRITTEN_AT_ONCE:
             digest = next(iter(self._queue))
@@ -108,19 +137,7 @@ class FileTier:
             if block is not None and self._is_wanted(block):
                 self._host.begin_use(block)
                 self._writing.append(block)
-                num_slots += sum(map(len, block.slots.values()))
-        if self._writing:
-            blocks = [*self._writing]
-            size = num_slots * self._memory.block_bytes + BYTES_OF_HEADER * len(blocks)
-            before = [(block.digest, stored) for block in blocks if (stored := self.blocks.forget(block.digest))]
-            gone = before + self.blocks.make_room(size)
-            entries = [
-                {number: (block.sums[number], slots) for number, slots in block.slots.items()} for block in blocks
-            ]
-            digests = [block.digest for block in blocks]
-            self._writes.submit(
-                partial(self._write, gone, digests, entries), partial(self._were_written, blocks), num_bytes=size
-            )
+                num_slots += len(block.all_slots)
 
     def _is_wanted(self, block: HostBlock) -> bool:
         stored = self.blocks.get(block.digest)
@@ -134,7 +151,11 @@ class FileTier:
         digests: Sequence[bytes],
         entries: Sequence[Mapping[int, tuple[bytes, Entry]]],
     ) -> list[Stored]:
-        """Remove and write files, as far as the disk takes them; on the thread of writes."""
+        """Remove and write files, as far as the disks of all ranks take them; on the thread of writes."""
+        further = None
+        if self._further is not None:
+            slots = [{number: slots for number, (_, slots) in groups.items()} for groups in entries]
+            further = self._further.write(gone, digests, slots)
         self._files.remove(gone)
         written = list[Stored]()
         for digest, groups in zip(digests, entries, strict=True):
@@ -144,7 +165,16 @@ class FileTier:
             except OSError as error:
                 log.warning("tier.file_not_written", extra={"error": str(error)})
                 break
-        return written
+        count = len(written) if further is None else min(len(written), further())
+        if count < len(digests):  # no rank keeps what another lacks
+            tried = [(digest, Stored(frozenset(groups), 0)) for digest, groups in zip(digests, entries, strict=True)]
+            self._remove_everywhere(tried[count:])
+        return written[:count]
+
+    def _remove_everywhere(self, gone: Sequence[tuple[bytes, Stored]]) -> None:
+        self._files.remove(gone)
+        if self._further is not None:
+            self._further.remove(gone)
 
     def _were_written(self, blocks: Sequence[HostBlock], result: list[Stored] | Exception) -> None:
         written = [] if isinstance(result, Exception) else result
@@ -155,7 +185,7 @@ class FileTier:
             if block.is_gone:  # its tokens proved wrong meanwhile
                 self._remove_at_once(block.digest, stored)
             else:
-                self.blocks.add(block.digest, stored)
+                self.blocks.add(block.digest, stored, block.owner)
                 self._written += sum(map(len, block.slots.values()))
         for block in blocks:
             self._host.end_use(block)
@@ -165,25 +195,27 @@ class FileTier:
 
     def _remove_at_once(self, digest: bytes, stored: Stored) -> None:
         """Remove a wrong file now: `Copies.close` or a crash drops what is queued, and the next process would take it in."""
-        self._files.remove([(digest, stored)])
+        self._remove_everywhere([(digest, stored)])
         self._remove([(digest, stored)])
 
     def _remove(self, gone: Sequence[tuple[bytes, Stored]]) -> None:
         if gone:
-            self._writes.submit(partial(self._files.remove, gone), lambda _: None, num_bytes=0)
+            self._writes.submit(partial(self._remove_everywhere, gone), lambda _: None, num_bytes=0)
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
-    def fetch(self, wanted: Sequence[tuple[bytes, Mapping[int, int]]], *, wake: Callable[[], object]) -> Fetch | None:
+    def fetch(
+        self, wanted: Sequence[tuple[bytes, Mapping[int, int]]], *, wake: Callable[[], object], is_hit: bool = True
+    ) -> Fetch | None:
         """Read blocks' entries into host memory: so many slots of each group. None if that can't begin now."""
         if not wanted or self._reads.are_late:
             return None
-        fetch, files, num_slots = Fetch(), dict[bytes, Stored](), 0
+        fetch, files, num_slots = Fetch(is_hit=is_hit), dict[bytes, Stored](), 0
         for digest, sizes in wanted:
             stored, num_slots = self.blocks.get(digest), num_slots + sum(sizes.values())
             if stored is None or num_slots > READ_SHARE * self._host.num_slots:
                 break
-            write = self._host.reserve(digest, sizes)
+            write = self._host.reserve(digest, sizes, self.blocks.owner(digest))
             if write is None:
                 break
             fetch.writes[digest], files[digest] = write, stored
@@ -201,13 +233,25 @@ class FileTier:
             fetch.is_over = True
             wake()
 
-        self._fetches.append(fetch)
+        self.fetches.append(fetch)
         read: Copy[bytes | None] = partial(self._read_files, files, fetch.writes)
-        self._reads.submit(read, over, num_bytes=num_slots * self._memory.block_bytes, given_up=given_up)
+        self._reads.submit(read, over, num_bytes=num_slots * self._memory.all_bytes, given_up=given_up)
         return fetch
 
     def _read_files(self, files: Mapping[bytes, Stored], writes: Mapping[bytes, Write]) -> bytes | None:
         """Read up to the first file that is not what was written, and name it; on the thread of reads."""
+        further = None
+        if self._further is not None:
+            further = self._further.read([*files], [writes[digest].slots for digest in files])
+        torn = self._read_own(files, writes)
+        if further is None:
+            return torn
+        missing = [*files][further() :]
+        for digest in missing:
+            writes[digest].sums = {}
+        return torn if torn is not None and torn not in missing else next(iter(missing), None)
+
+    def _read_own(self, files: Mapping[bytes, Stored], writes: Mapping[bytes, Write]) -> bytes | None:
         with self._memory.store.filling([*writes.values()]):
             for digest, stored in files.items():
                 try:
@@ -221,12 +265,12 @@ class FileTier:
         return None
 
     def _were_read(self, fetch: Fetch, files: Mapping[bytes, Stored], result: bytes | Exception | None) -> None:
-        self._fetches.remove(fetch)
+        self.fetches.remove(fetch)
         for digest, write in fetch.writes.items():
             if write.sums and write.slots and not write.is_void and not isinstance(result, Exception):
                 self._host.add(write, was_found=True)
                 self._read += sum(map(len, write.slots.values()))
-                self._hit_blocks += 0 in write.slots
+                self._hit_blocks += fetch.is_hit and 0 in write.slots
                 continue
             self._host.drop(write)
             if digest == result and self.blocks.get(digest) is files[digest]:
@@ -240,12 +284,14 @@ class FileTier:
     # -- what others hear ----------------------------------------------------------------------------------------------
 
     def totals(self, block_size: int) -> HostTierTotals:
+        ranks = self._memory.num_ranks
         return HostTierTotals(
-            capacity_bytes=self.blocks.max_bytes,
-            used_bytes=self.blocks.num_bytes,
+            capacity_bytes=self.blocks.max_bytes * ranks,
+            used_bytes=self.blocks.num_bytes * ranks,
             stored_blocks=self._written,
             loaded_blocks=self._read,
             evicted_blocks=self.blocks.evicted,
+            surplus_blocks=self.blocks.evicted_surplus,
             lost_blocks=self._lost,
             bad_digests=self._torn,
             failed_copies=self._writes.failed + self._reads.failed,

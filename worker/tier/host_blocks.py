@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Protocol
 
 from engine.cache.changes import Listener
 from engine.groups import Entry
 from worker.tier.host_store import HostStore, Write
+from worker.tier.shares import Owner, Shares
 
 SEEN_OF_SLOTS = 4  # digests remembered of blocks that left the pool, for each slot
 
@@ -29,6 +31,11 @@ class HostBlock:
     is_gone: bool = False
     is_taken: bool = False  # the slots are others' now
     is_own: bool = True  # this process wrote it, and writes it to its files
+    owner: Owner | None = None
+
+    @property
+    def all_slots(self) -> Entry:
+        return (*chain(*self.slots.values()),)
 
 
 class Below(Protocol):
@@ -36,6 +43,9 @@ class Below(Protocol):
 
     def used(self, digest: bytes) -> None:
         """A block came, or was used again."""
+
+    def common(self, digest: bytes) -> None:
+        """A block is no single tenant's any more."""
 
     def left(self, block: HostBlock) -> None:
         """A block gave way to others."""
@@ -62,18 +72,19 @@ class SecondSight:
 
 
 class HostBlocks:
-    """Host blocks by digest, the one used longest ago first to go.
+    """Host blocks by digest, the one used longest ago first to go; before it what tenants have beyond their shares.
 
-    With `second_sight` a block is let in when it leaves the pool for the second time, or was found there: a tier that is not
-    much larger than the pool would else be filled by what nobody asks for again.
+    With `second_sight` a block makes others give way when it leaves the pool for the second time, or was found there: else what
+    nobody asks for again would push out what somebody does. Into free slots anything is let.
     """
 
     def __init__(self, store: HostStore, *, second_sight: bool = False) -> None:
         self.num_slots = store.num_slots
-        self._store, self._evicted = store, 0
+        self._store, self._evicted, self._surplus = store, 0, 0
         self.below: Below | None = None
         self._second_sight = SecondSight(store.num_slots) if second_sight else None
         self._blocks: OrderedDict[bytes, HostBlock] = OrderedDict()  # least recently used first
+        self._shares = Shares(store.num_slots)
         self._changed: dict[bytes, None] = {}
         self.listener: Listener | None = None
 
@@ -96,6 +107,11 @@ class HostBlocks:
         """Host blocks given up for others."""
         return self._evicted + self._store.evicted
 
+    @property
+    def evicted_surplus(self) -> int:
+        """Part of these that were beyond their tenant's share."""
+        return self._surplus + self._store.surplus
+
     def get(self, digest: bytes) -> HostBlock | None:
         return self._blocks.get(digest)
 
@@ -110,35 +126,64 @@ class HostBlocks:
         if block is not None:
             block.was_found |= was_found
             self._blocks.move_to_end(digest)
-            for entry in block.slots.values():
-                self._store.touch(entry)
+            self._shares.touch(block.owner, digest)
+            self._store.touch(block.all_slots)  # at one time: it leaves whole
             if self.below is not None and block.is_own:
                 self.below.used(digest)
+
+    def released(self, digest: bytes, owner: Owner | None, *, was_found: bool) -> None:
+        """Record a use in the pool, and who is charged there: a block of several tenants is common here, too."""
+        self.touch(digest, was_found=was_found)
+        block = self._blocks.get(digest)
+        if block is None or block.owner is None or block.owner == owner:
+            return
+        self._shares.remove(block.owner, digest)
+        is_same = owner is not None and owner.key == block.owner.key
+        block.owner = owner if is_same else None  # its share may be another
+        self._shares.add(block.owner, digest, len(block.all_slots))
+        self._store.charge(block.all_slots, block.owner)
+        if self.below is not None and not is_same:
+            self.below.common(digest)
 
     def left(self, digest: bytes) -> None:
         """Record that a block left the pool."""
         if self._second_sight is not None:
             self._second_sight.left(digest)
 
-    def admits(self, digest: bytes, *, was_found: bool) -> bool:
-        """True if the block may be stored."""
+    def admits(self, digest: bytes, *, was_found: bool, num_slots: int = 1) -> bool:
+        """True if so many slots may be a block's."""
         seen = self._second_sight
-        return seen is None or was_found or seen.admits(digest) or digest in self._blocks
+        if seen is None or was_found or seen.admits(digest) or digest in self._blocks:
+            return True
+        return num_slots <= self.num_slots - self.num_used
 
-    def reserve(self, digest: bytes, sizes: Mapping[int, int]) -> Write | None:
+    def reserve(self, digest: bytes, sizes: Mapping[int, int], owner: Owner | None = None) -> Write | None:
         """A write of entries of so many blocks, by group, for which others may have to go; None if too many are in use."""
-        write = Write(digest, sizes)
-        if sum(sizes.values()) > self.num_slots:
+        known = self._blocks.get(digest)
+        write = Write(digest, sizes, owner if known is None else known.owner)
+        if write.num_slots > self.num_slots:
             return None
+        self._shares.charge(write.owner, write.num_slots)
         while not self._store.reserve(write):
-            oldest = next((block for block in self._blocks.values() if not block.uses), None)
-            if oldest is None:
+            going = self._next_to_go(write.owner)
+            if going is None:
+                self._shares.charge(write.owner, -write.num_slots)
                 return None
-            self._remove(oldest)
+            self._remove(going)
             self._evicted += 1
             if self.below is not None:
-                self.below.left(oldest)
+                self.below.left(going)
         return write
+
+    def _next_to_go(self, owner: Owner | None) -> HostBlock | None:
+        """The block that gives way to one of this owner."""
+        beyond = map(self._blocks.__getitem__, self._shares.surplus())
+        if (surplus := next((block for block in beyond if not block.uses), None)) is not None:
+            self._surplus += 1
+            return surplus
+        if self._shares.is_over(owner):
+            return None
+        return next((block for block in self._blocks.values() if not block.uses), None)
 
     def add(self, write: Write, *, was_found: bool = False) -> None:
         """Keep a block, or more groups' entries of one, that was written.
@@ -146,20 +191,24 @@ class HostBlocks:
         An entry that is here already stays, and the slots are free again.
         """
         self.catch_up()
+        self._shares.charge(write.owner, -write.num_slots)
         if not write.is_published:
             for number, entry in write.slots.items():
-                if not self._has_kept(write.digest, number, entry, write.sums[number]):
+                if not self._has_kept(write.digest, number, entry, write.sums[number], owner=write.owner):
                     self._store.give_back(entry)
         self.touch(write.digest, was_found=was_found)
 
-    def _has_kept(self, digest: bytes, number: int, entry: Entry, sums: bytes, *, is_own: bool = True) -> bool:
+    def _has_kept(
+        self, digest: bytes, number: int, entry: Entry, sums: bytes, *, owner: Owner | None, is_own: bool = True
+    ) -> bool:
         """Keep an entry, unless the group has one."""
         if self.listener is not None and digest not in self._blocks:
             self.listener.came(digest)
-        block = self._blocks.setdefault(digest, HostBlock(digest, is_own=is_own))
+        block = self._blocks.setdefault(digest, HostBlock(digest, is_own=is_own, owner=owner))
         if number in block.slots:
             return False
         block.slots[number], block.sums[number] = entry, sums
+        self._shares.add(block.owner, digest, len(entry))
         if block.uses:
             self._store.pin(entry, block.uses)
         self._changed[digest] = None
@@ -167,6 +216,7 @@ class HostBlocks:
 
     def drop(self, write: Write) -> None:
         """Let go of a write that nobody may read."""
+        self._shares.charge(write.owner, -write.num_slots)
         self._store.take_back(write)
 
     def forget(self, digest: bytes) -> None:
@@ -176,6 +226,13 @@ class HostBlocks:
             self._remove(block)
         if self.below is not None:
             self.below.wrong(digest)
+
+    def unread(self, digest: bytes) -> None:
+        """Forget a block that this process could not read; others that share the memory keep it."""
+        block = self._blocks.get(digest)
+        if block is not None:
+            block.is_taken = self._store.is_shared
+            self._remove(block)
 
     def begin_use(self, block: HostBlock) -> None:
         block.uses += 1
@@ -195,8 +252,8 @@ class HostBlocks:
         """Hear what processes that share the memory wrote and gave up."""
         self._store.tell(self)
 
-    def came(self, digest: bytes, number: int, slots: Entry, sums: bytes, *, is_own: bool) -> None:
-        self._has_kept(digest, number, slots, sums, is_own=is_own)
+    def came(self, digest: bytes, number: int, slots: Entry, sums: bytes, *, is_own: bool, owner: Owner | None) -> None:
+        self._has_kept(digest, number, slots, sums, is_own=is_own, owner=owner)
 
     def went(self, digest: bytes, slots: Entry) -> None:
         block = self._blocks.get(digest)
@@ -214,6 +271,7 @@ class HostBlocks:
 
     def _remove(self, block: HostBlock) -> None:
         del self._blocks[block.digest]
+        self._shares.remove(block.owner, block.digest)
         self._changed[block.digest] = None
         block.is_gone = True
         if self.listener is not None:

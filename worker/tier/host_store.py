@@ -10,6 +10,7 @@ from typing import Protocol
 import torch
 
 from engine.groups import Entry
+from worker.tier.shares import Owner
 
 
 @dataclass(slots=True, eq=False)
@@ -21,6 +22,7 @@ class Write:
 
     digest: bytes
     sizes: Mapping[int, int]  # slots of each group's entry
+    owner: Owner | None = None
     slots: dict[int, Entry] = field(default_factory=dict)
     sums: dict[int, bytes] = field(default_factory=dict)
     is_void: bool = False  # the bytes may be others'
@@ -31,11 +33,15 @@ class Write:
         """True if a shared store has it already."""
         return bool(self.generations)
 
+    @property
+    def num_slots(self) -> int:
+        return sum(self.sizes.values())
+
 
 class Known(Protocol):
     """Host blocks that a process knows, which a shared store keeps up to date."""
 
-    def came(self, digest: bytes, number: int, slots: Entry, sums: bytes, *, is_own: bool) -> None:
+    def came(self, digest: bytes, number: int, slots: Entry, sums: bytes, *, is_own: bool, owner: Owner | None) -> None:
         """An entry was written; `is_own`: by this process."""
 
     def went(self, digest: bytes, slots: Entry) -> None:
@@ -46,7 +52,9 @@ class HostStore(Protocol):
     """Slots by number. A process's event loop calls all but those that say otherwise, and waits for no lock."""
 
     num_slots: int
+    is_shared: bool
     evicted: int  # host blocks that the store itself gave up for this process
+    surplus: int  # those of tenants beyond their shares
 
     @property
     def num_used(self) -> int:
@@ -67,6 +75,9 @@ class HostStore(Protocol):
 
     def touch(self, slots: Entry) -> None:
         """Record a use."""
+
+    def charge(self, slots: Entry, owner: Owner | None) -> None:
+        """Record who is charged with slots now."""
 
     def pin(self, slots: Entry, count: int) -> None:
         """Keep slots from eviction by others; a negative count undoes it."""
@@ -93,7 +104,7 @@ class HostStore(Protocol):
 class PrivateStore:
     """Memory of this process alone."""
 
-    evicted, owes = 0, False
+    evicted, surplus, owes, is_shared = 0, 0, False, False
 
     def __init__(self, num_slots: int) -> None:
         self.num_slots = num_slots
@@ -104,7 +115,7 @@ class PrivateStore:
         return self.num_slots - len(self._free)
 
     def reserve(self, write: Write) -> bool:
-        if len(self._free) < sum(write.sizes.values()):
+        if len(self._free) < write.num_slots:
             return False
         write.slots = {number: tuple(self._free.pop() for _ in range(size)) for number, size in write.sizes.items()}
         return True
@@ -118,6 +129,9 @@ class PrivateStore:
 
     def touch(self, slots: Entry) -> None:
         """No-op: `HostBlocks` keeps the order."""
+
+    def charge(self, slots: Entry, owner: Owner | None) -> None:
+        """No-op: `HostBlocks` knows the owners."""
 
     def pin(self, slots: Entry, count: int) -> None:
         """No-op: `HostBlocks` counts uses."""

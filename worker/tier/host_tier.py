@@ -15,25 +15,25 @@ from collections.abc import Sequence as ListOf
 from functools import partial
 from itertools import chain, islice
 
-from common.blocks import hash_blocks
 from common.messages import HostTierTotals
 from engine.cache.block_pool import BlockPool, OutOfBlocksError
 from engine.cache.changes import Chain
-from engine.groups import resumable
 from engine.sequence import Sequence
+from worker.serving.allocation import digests_of
 from worker.tier.copier import Copier, Copies
 from worker.tier.file_tier import Fetch, FileTier
 from worker.tier.host_blocks import HostBlocks
 from worker.tier.host_memory import HostMemory, sums_of
-from worker.tier.in_flight import Load, Piece, Store
-from worker.tier.prefixes import LowerPrefixes
+from worker.tier.in_flight import Lent, Load, Piece, Store
+from worker.tier.prefixes import LowerPrefixes, count_resumable
+from worker.tier.shares import Owner
 
 log = logging.getLogger("baton.tier")
 
 # Share of the pool. With fewer blocks empty, what eviction takes next is stored: a long prompt evicts much at once.
 WATERMARK = 0.5
 STORED_AT_ONCE = 32  # blocks of a copy, for whose end a load waits
-SECOND_SIGHT_POOLS = 4  # a smaller tier lets in what is seen again
+SECOND_SIGHT_POOLS = 12  # nothing gives way to what is seen once in a smaller tier
 
 
 class HostTier:
@@ -42,28 +42,32 @@ class HostTier:
     def __init__(self, pool: BlockPool, memory: HostMemory, *, copier: Copier, wake: Callable[[], object]) -> None:
         num_slots = memory.store.num_slots
         self._pool, self._memory = pool, memory
-        self._copies, self._wake = Copies(copier), wake
+        self._copies, self._wakes = Copies(copier), [wake]
         self.blocks = HostBlocks(memory.store, second_sight=num_slots < SECOND_SIGHT_POOLS * pool.num_blocks)
         self.files: FileTier | None = None  # below it
         self.prefixes = LowerPrefixes(pool, self._is_below)
         self.blocks.listener = self.prefixes.gate(self.blocks)
         self._queue: dict[bytes, None] = {}  # cached and not yet stored, in the order of release
         self._storing: dict[bytes, Store] = {}
-        self._loads: dict[Sequence, Load | Fetch] = {}
+        self._loads: dict[Sequence | Lent, Load | Fetch] = {}
         self._loading: list[Load] = []  # also of prompts that left
+        self._sharing: set[Sequence | Lent] = set()  # wait for another prompt's load
         self._is_off = False  # there is no memory
         self._is_settling = False
-        self._is_asked = False  # prompts are computed here
+        self.is_asked = False  # prompts are computed here, or peers pull what is cached
         self._stored = self._loaded = self._lost = self._bad = self._hit_tokens = 0
         pool.watcher = self
 
     # -- what the pool tells -------------------------------------------------------------------------------------------
 
     def cached(self, digest: bytes) -> None:
-        self.blocks.touch(digest, was_found=self._pool.was_found(digest))
+        self.blocks.released(digest, self._owner_of(digest), was_found=self._pool.was_found(digest))
         if not self._is_off:
             self._queue.pop(digest, None)
             self._queue[digest] = None
+
+    def _owner_of(self, digest: bytes) -> Owner | None:
+        return Owner.of(self._pool.charged(digest))
 
     def forgotten(self, digest: bytes) -> None:
         if (store := self._storing.get(digest)) is not None:
@@ -106,7 +110,7 @@ class HostTier:
             self._storing
             or self._copies.are_late
             or not self._queue
-            or not self._is_asked
+            or not self.is_asked
             or self._pool.num_empty > WATERMARK * self._pool.num_blocks
         ):
             return
@@ -125,21 +129,21 @@ class HostTier:
             self._copies.submit(
                 partial(self._memory.fill, writes, entries),
                 partial(self._were_stored, stores),
-                num_bytes=num_blocks * self._memory.block_bytes,
+                num_bytes=num_blocks * self._memory.all_bytes,
             )
 
     def _reserved(self, digest: bytes) -> Store | None:
         """Slots for the groups' entries of a block that the tier lacks."""
         entries, known = self._pool.entries_of(digest), self.blocks.get(digest)
         was_found = self._pool.was_found(digest)
-        if 0 not in entries or not self.blocks.admits(digest, was_found=was_found):
-            return None
         lacking = {number: entry for number, entry in entries.items() if not self.blocks.has(number, digest)}
-        if not lacking:
+        sizes = {number: len(entry) for number, entry in lacking.items()}
+        num_slots = sum(sizes.values())
+        if 0 not in entries or not self.blocks.admits(digest, was_found=was_found, num_slots=num_slots) or not lacking:
             return None
         if known is not None:
             self.blocks.begin_use(known)
-        write = self.blocks.reserve(digest, {number: len(entry) for number, entry in lacking.items()})
+        write = self.blocks.reserve(digest, sizes, self._owner_of(digest))
         if write is None:
             if known is not None:
                 self.blocks.end_use(known)
@@ -167,26 +171,38 @@ class HostTier:
 
     # -- loading -------------------------------------------------------------------------------------------------------
 
-    def is_loading(self, sequence: Sequence, *, has_room: Callable[[], bool]) -> bool:
+    def is_loading(
+        self, sequence: Sequence | Lent, *, has_room: Callable[[], bool], is_hit: bool = True, reads: bool = True
+    ) -> bool:
         """True while a prompt's prefix is copied back, which begins if host memory has more of it than the pool.
 
-        It begins once for a prompt, and only when `has_room()`: when all of the prompt could be admitted.
+        It begins once for a prompt, and only when `has_room()`: when all of the prompt could be admitted. It waits for another's
+        that brings what it lacks. Not `is_hit`: for one that is computed elsewhere; not `reads`: without what files have.
         """
-        self._is_asked = True
+        self.is_asked = True
         load = self._loads.get(sequence)
+        if load is not None and load.is_over and sequence in self._sharing:
+            self._sharing.remove(sequence)
+            load = None
         if load is None:
             self.blocks.catch_up()
         if load is None and (len(self.blocks) or self._has_files) and has_room():
-            digests = self._digests_of(sequence)
-            load = self._begin_fetch(sequence, digests) or self._begin(sequence, digests)
+            load = (reads and self._begin_fetch(sequence, is_hit)) or self._begin(sequence, is_hit)
         elif isinstance(load, Fetch) and load.is_over:
             if not has_room():
                 return False
-            load = self._begin(sequence, self._digests_of(sequence)) or Load(is_over=True)
+            load = self._begin(sequence, is_hit) or Load(is_over=True)
         if load is None:
             return False
         self._loads[sequence] = load
         return not load.is_over
+
+    def also_wake(self, wake: Callable[[], object]) -> None:
+        self._wakes.append(wake)
+
+    def _wake(self) -> None:
+        for wake in self._wakes:
+            wake()
 
     @property
     def _has_files(self) -> bool:
@@ -202,16 +218,16 @@ class HostTier:
         """Blocks with a reference of a load in flight."""
         return [*chain(*(load.blocks for load in self._loading))]
 
-    def left(self, sequence: Sequence) -> None:
+    def left(self, sequence: Sequence | Lent) -> None:
         """Forget a prompt that was admitted, or is wanted no more; what is still copied becomes cached."""
         self._loads.pop(sequence, None)
+        self._sharing.discard(sequence)
 
-    def _digests_of(self, sequence: Sequence) -> list[bytes]:
-        """Digests of the blocks that a prompt may find: its last token is computed."""
-        size = self._pool.block_size
-        if sequence.scores_prompt:
-            return []
-        return hash_blocks(sequence.hash_root, sequence.token_ids[: (len(sequence.token_ids) - 1) // size * size], size)
+    def _digests_of(self, sequence: Sequence | Lent) -> list[bytes]:
+        """Digests of the blocks that a prompt may find."""
+        if isinstance(sequence, Lent):
+            return sequence.digests
+        return [] if sequence.scores_prompt else digests_of(self._pool, sequence)
 
     def _is_here(self, number: int, digest: bytes) -> bool:
         return self._pool.has(number, digest) or self.blocks.has(number, digest)
@@ -219,19 +235,22 @@ class HostTier:
     def _is_below(self, number: int, digest: bytes) -> bool:
         return self.blocks.has(number, digest) or (self.files is not None and self.files.blocks.has(number, digest))
 
-    def _begin_fetch(self, sequence: Sequence, digests: ListOf[bytes]) -> Fetch | None:
+    def _begin_fetch(self, sequence: Sequence | Lent, is_hit: bool) -> Fetch | None:
         """Read what files have of a prompt beyond the pool and host memory, into the latter."""
         files, pool, size = self.files, self._pool, self._pool.block_size
         if files is None or not len(files.blocks):
             return None
-        here = self._resumable(digests, self._is_here)
-        count = self._resumable(
-            digests, lambda number, digest: pool.has(number, digest) or self._is_below(number, digest)
+        digests = self._digests_of(sequence)
+        here = count_resumable(pool, digests, self._is_here)
+        count = count_resumable(
+            pool, digests, lambda number, digest: pool.has(number, digest) or self._is_below(number, digest)
         )
         if count <= here:
             return None
-        self.prefixes.asked(digests[:count])
-        pool.changes.learn(Chain(sequence.hash_root, digests[:count], sequence.token_ids, size))
+        if (fetch := next((fetch for fetch in files.fetches if fetch.brings(digests[here])), None)) is not None:
+            self._sharing.add(sequence)
+            return fetch
+        self.prefixes.asked(Chain(sequence.hash_root, digests[:count], sequence.token_ids, size))
         lacking = dict[bytes, dict[int, int]]()
         for at in range(count):
             for number, group in enumerate(pool.groups):
@@ -239,18 +258,20 @@ class HostTier:
                     lacking.setdefault(digests[at], {})[number] = group.blocks
         for digest in reversed(digests[:count]):
             self.blocks.touch(digest)  # it is needed, too
-        return files.fetch([*lacking.items()], wake=self._wake)
+        return files.fetch([*lacking.items()], wake=self._wake, is_hit=is_hit)
 
-    def _begin(self, sequence: Sequence, digests: ListOf[bytes]) -> Load | None:
+    def _begin(self, sequence: Sequence | Lent, is_hit: bool) -> Load | None:
         if not len(self.blocks) or self._copies.are_late:
             return None
-        pool, size = self._pool, self._pool.block_size
-        here, count = self._resumable(digests, pool.has), self._resumable(digests, self._is_here)
+        pool, size, digests = self._pool, self._pool.block_size, self._digests_of(sequence)
+        here, count = count_resumable(pool, digests, pool.has), count_resumable(pool, digests, self._is_here)
         if count <= here:
             return None
-        self.prefixes.asked(digests[:count])  # other processes may have stored it
-        pool.changes.learn(Chain(sequence.hash_root, digests[:count], sequence.token_ids, size))
-        load, lacking = Load([*digests[:count]], hold=sequence.hold), list[tuple[int, int]]()
+        if (load := next((load for load in self._loading if load.brings(digests[here])), None)) is not None:
+            self._sharing.add(sequence)
+            return load
+        self.prefixes.asked(Chain(sequence.hash_root, digests[:count], sequence.token_ids, size))
+        load, lacking = Load([*digests[:count]], hold=sequence.hold, is_hit=is_hit), list[tuple[int, int]]()
         for number, group in enumerate(pool.groups):
             for at in range(group.first_seen(count * size), count):
                 if pool.has(number, digests[at]):
@@ -276,7 +297,7 @@ class HostTier:
         self._copies.submit(
             partial(self._memory.load, slots, blocks),
             partial(self._were_loaded, load),
-            num_bytes=len(blocks) * self._memory.block_bytes,
+            num_bytes=len(blocks) * self._memory.all_bytes,
             given_up=partial(self._give_up, load),
         )
         return load
@@ -285,11 +306,6 @@ class HostTier:
         """Let the prompt compute its tokens."""
         load.is_over = True
         self._wake()
-
-    def _resumable(self, digests: ListOf[bytes], has: Callable[[int, bytes], bool]) -> int:
-        most = next((at for at, digest in enumerate(digests) if not has(0, digest)), len(digests))
-        groups = self._pool.groups[1:]
-        return resumable(groups, self._pool.block_size, most, lambda number, at: has(number + 1, digests[at]))
 
     def _were_loaded(self, load: Load, result: bytes | Exception) -> None:
         """Publish the entries whose bytes are those that were stored, and let go of all: nobody who waits holds blocks."""
@@ -304,11 +320,13 @@ class HostTier:
             elif found == piece.source.sums[piece.number]:
                 self._pool.publish_entry(piece.number, piece.entry, load.digests, piece.at + 1)
                 self._loaded += len(piece.entry)
-                self._hit_tokens += self._pool.block_size if piece.number == 0 else 0
+                self._hit_tokens += self._pool.block_size if load.is_hit and piece.number == 0 else 0
             elif not self._memory.store.is_kept(slots := piece.source.slots[piece.number]):
                 self.blocks.went(piece.source.digest, slots)  # `catch_up` is bounded: it did not tell yet
+            elif isinstance(result, Exception):
+                self.blocks.unread(piece.source.digest)
             else:
-                self._bad += not isinstance(result, Exception)
+                self._bad += 1
                 self.blocks.forget(piece.source.digest)
             self.blocks.end_use(piece.source)
         blocks = load.blocks
@@ -348,13 +366,14 @@ class HostTier:
         return [*dict.fromkeys(changed)]
 
     def totals(self) -> HostTierTotals:
-        size = self._memory.block_bytes
+        size = self._memory.all_bytes
         return HostTierTotals(
             capacity_bytes=self.blocks.num_slots * size,
             used_bytes=self.blocks.num_used * size,
             stored_blocks=self._stored,
             loaded_blocks=self._loaded,
             evicted_blocks=self.blocks.evicted,
+            surplus_blocks=self.blocks.evicted_surplus,
             lost_blocks=self._lost,
             bad_digests=self._bad,
             failed_copies=self._copies.failed,
@@ -368,6 +387,7 @@ class HostTier:
     def close(self) -> None:
         self._is_off = True
         self._queue = {}
+        self._memory.leave()
         have_ended = [self._copies.close(), self.files is None or self.files.close()]
         if all(have_ended):  # else this process may still write
             self._memory.store.close()

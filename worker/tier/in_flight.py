@@ -11,6 +11,16 @@ from worker.tier.host_blocks import HostBlock
 from worker.tier.host_store import Write
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Lent:
+    """A prefix that a peer asks for: its tokens are not known here."""
+
+    digests: list[bytes]
+    hash_root: bytes = b""
+    token_ids: tuple[int, ...] = ()
+    hold: None = None
+
+
 @dataclass(slots=True, eq=False)
 class Store:
     """A block on its way into slots."""
@@ -39,7 +49,11 @@ class Load:
     held: list[Entry] = field(default_factory=list)
     pieces: list[Piece] = field(default_factory=list)
     hold: Hold | None = None  # the prompt's: its tenant is charged
+    is_hit: bool = True  # the prompt is computed here
     is_over: bool = False
+
+    def brings(self, digest: bytes) -> bool:
+        return not self.is_over and digest in self.digests
 
     @property
     def blocks(self) -> list[int]:

@@ -13,8 +13,15 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from engine.cache.block_pool import BlockPool
-from engine.cache.changes import Listener
+from engine.cache.changes import Chain, Listener
 from engine.cache.resumable import ResumablePrefixes
+from engine.groups import resumable
+
+
+def count_resumable(pool: BlockPool, digests: ListOf[bytes], has: Callable[[int, bytes], bool]) -> int:
+    """The longest prefix of blocks that a sequence can go on from, where groups have what `has(number, digest)`."""
+    most = next((at for at, digest in enumerate(digests) if not has(0, digest)), len(digests))
+    return resumable(pool.groups[1:], pool.block_size, most, lambda number, at: has(number + 1, digests[at]))
 
 
 class Blocks(Protocol):
@@ -51,12 +58,14 @@ class LowerPrefixes:
             self._ends.add(digest)
             self._tree.add_from(self._pool.prefixes, digest)
 
-    def asked(self, digests: ListOf[bytes]) -> None:
-        """Hear of a prompt's blocks."""
-        for at, digest in enumerate(digests):
+    def asked(self, chain: Chain) -> None:
+        """Hear of a prompt's blocks, which other processes may have stored; of one that a peer asks for, without tokens."""
+        for at, digest in enumerate(chain.digests):
             if self._is_new_end(digest):
                 self._ends.add(digest)
-                self._tree.add(digests, at + 1)
+                self._tree.add(chain.digests, at + 1)
+        if chain.token_ids:
+            self._pool.changes.learn(chain)
 
     def lost(self, digest: bytes) -> None:
         """Hear of a block that a tier has no more."""

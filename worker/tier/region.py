@@ -25,10 +25,11 @@ from threading import Lock
 import numpy as np
 
 from kvtransfer.liveness import SHM_FOLDER
+from worker.tier.shares import NOBODY
 
 log = logging.getLogger("baton.tier")
 
-MAGIC = b"BatonHR1"
+MAGIC = b"BatonHR2"
 PREFIX = "baton-host"
 MOST_PROCESSES = 32
 LOCK_S, LOCK_EVERY_S = 1.0, 0.0002
@@ -70,6 +71,9 @@ class Region:
         self.state = np.frombuffer(self.memory, "u1", self.num_slots, places["state"])
         self.writer = np.frombuffer(self.memory, "u1", self.num_slots, places["writer"])
         self.used = np.frombuffer(self.memory, "<u8", self.num_slots, places["used"])  # without the lock
+        # The keys of the tenants that are charged with slots, and their shares: hints, as times of use.
+        self.owner = np.frombuffer(self.memory, "<u8", self.num_slots, places["owner"])
+        self.share = np.frombuffer(self.memory, "<f8", self.num_slots, places["share"])
         self.ring = np.frombuffer(self.memory, "<u4", self.num_slots, places["ring"])
         # A process writes its own row, without the lock.
         pins = np.frombuffer(self.memory, "<i2", MOST_PROCESSES * self.num_slots, places["pins"])
@@ -127,7 +131,7 @@ class Region:
         """Take a slot's content away."""
         begin = self._labels_at + slot * LABEL_BYTES
         self.memory[begin : begin + LABEL_BYTES] = bytes(LABEL_BYTES)
-        self.writer[slot] = self.member
+        self.writer[slot], self.owner[slot] = self.member, NOBODY
         self.state[slot] = state
         self._changed(slot)
 
@@ -202,7 +206,8 @@ def _is_whole(path: Path, descriptor: int, num_slots: int, block_bytes: int) -> 
 def _places(num_slots: int, block_bytes: int) -> tuple[dict[str, int], int]:
     """The places at which arrays begin, and the bytes of the file."""
     at, places = PAGE, dict[str, int]()
-    sizes = {"state": 1, "writer": 1, "used": 8, "ring": 4, "labels": LABEL_BYTES, "pins": 2 * MOST_PROCESSES}
+    sizes = {"state": 1, "writer": 1, "used": 8, "owner": 8, "share": 8, "ring": 4, "labels": LABEL_BYTES}
+    sizes["pins"] = 2 * MOST_PROCESSES
     for name, size in [*sizes.items(), ("slots", block_bytes)]:
         places[name] = at
         at += -(-num_slots * size // PAGE) * PAGE

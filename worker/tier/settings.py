@@ -28,5 +28,5 @@ class DiskSettings:
         if not text:
             return None
         if not directory or not size.isdecimal() or not int(size):
-            raise ValueError(f"{text!r} is not DIRECTORY:MB, such as /nvme/kv:200000")
+            raise ValueError(f"a DIRECTORY:MB is needed, such as /nvme/kv:200000, not {text!r}")
         return cls(Path(directory).expanduser().absolute(), int(size) << 20)

@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from engine.groups import Entry
 from worker.tier.host_store import Known, Write
 from worker.tier.region import EMPTY, READY, WRITING, Label, Region
+from worker.tier.shares import NOBODY, Owner, surplus_of_slots
 
 log = logging.getLogger("baton.tier")
 
@@ -44,9 +47,11 @@ class _Entry:
 class SharedStore:
     """A process's view of a region; see `HostStore`."""
 
+    is_shared = True
+
     def __init__(self, region: Region) -> None:
         self.region, self.num_slots = region, region.num_slots
-        self.evicted = 0
+        self.evicted = self.surplus = 0
         self._told = int(region.counts[0])  # changes
         self._unread = iter(range(region.num_slots))  # slots
         self._entries: dict[int, _Entry] = {}  # by generation
@@ -77,6 +82,10 @@ class SharedStore:
         now = time.monotonic_ns()
         for slot in slots:
             self.region.used[slot] = now
+
+    def charge(self, slots: Entry, owner: Owner | None) -> None:
+        for slot in slots:
+            self.region.owner[slot], self.region.share[slot] = owner or (NOBODY, 1.0)
 
     def pin(self, slots: Entry, count: int) -> None:
         for slot in slots:
@@ -118,7 +127,15 @@ class SharedStore:
         entry.parts[label.at] = slot, label.sum
         if len(entry.parts) == label.size:
             sums = b"".join(entry.parts[at][1] for at in range(label.size))
-            known.came(label.digest, label.number, entry.slots, sums, is_own=label.writer == self.region.member)
+            owner = Owner(int(self.region.owner[slot]), float(self.region.share[slot]))
+            known.came(
+                label.digest,
+                label.number,
+                entry.slots,
+                sums,
+                is_own=label.writer == self.region.member,
+                owner=owner if owner.key else None,
+            )
 
     def _forget(self, generation: int, known: Known) -> None:
         entry = self._entries.pop(generation)
@@ -141,44 +158,62 @@ class SharedStore:
             self._publish(writes)
 
     def _claim(self, writes: Sequence[Write]) -> None:
-        wanted = sum(sum(write.sizes.values()) for write in writes)
         try:
             with self.region.locked():
                 self._pay()
-                free = self._free(wanted)
-                for write in writes:
-                    if len(free) >= sum(write.sizes.values()):
+                free, unmet = self._free(writes)
+                for write in sorted(writes, key=lambda write: write.owner is not None and write.owner.key in unmet):
+                    if len(free) >= write.num_slots:
                         write.slots = {at: tuple(free.pop() for _ in range(size)) for at, size in write.sizes.items()}
-                        for entry in write.slots.values():
-                            for slot in entry:
-                                self.region.clear(slot, WRITING)
+                        taken = (*chain(*write.slots.values()),)
+                        for slot in taken:
+                            self.region.clear(slot, WRITING)
+                        self.touch(taken)
+                        self.charge(taken, write.owner)
         except TimeoutError as error:
             log.warning("tier.region_locked", extra={"error": str(error)})
 
-    def _free(self, wanted: int) -> list[int]:
-        """Free slots, the first one last; others' content goes for them."""
+    def _free(self, writes: Sequence[Write]) -> tuple[list[int], dict[int, int]]:
+        """Free slots, the first one last, for which others' content goes; and what owners can't have, beyond their shares."""
+        wanted, unmet = sum(write.num_slots for write in writes), dict[int, int]()
         free = np.flatnonzero(self.region.state == EMPTY)
         if len(free) < wanted:
             self.region.reclaim_of_dead()
             free = np.flatnonzero(self.region.state == EMPTY)
         if len(free) < wanted:
-            self._evict(max(wanted - len(free), self.num_slots // EVICTED_PARTS))
+            unmet = self._evict(wanted - len(free), writes)
             free = np.flatnonzero(self.region.state == EMPTY)
-        return [int(slot) for slot in free[:wanted][::-1]]
+        return [int(slot) for slot in free[:wanted][::-1]], unmet
 
-    def _evict(self, count: int) -> None:
-        """Free the slots used longest ago, and with them those used at the same time: a block leaves whole."""
+    def _evict(self, lacking: int, writes: Sequence[Write]) -> dict[int, int]:
+        """Free slots: tenants' surplus, then those used longest ago. Return what owners can't have, beyond their shares."""
+        region, wanted = self.region, Counter[Owner]()
+        for write in writes:
+            if write.owner is not None:
+                wanted[write.owner] += write.num_slots
+        may_go = (region.state == READY) & ~np.any(region.pins[region.living()], axis=0)
+        # A key may be that of a slot which is free by now: `charge` takes no lock.
+        owner = np.where(region.state == EMPTY, np.uint64(NOBODY), region.owner)
+        many = max(lacking, self.num_slots // EVICTED_PARTS)
+        beyond, unmet = surplus_of_slots(owner, region.share, region.used, may_go, wanted)
+        before = self.evicted
+        lacking -= self._let_go(beyond[:many], may_go) + sum(unmet.values())
+        self.surplus += self.evicted - before
+        if lacking > 0:
+            ready = np.flatnonzero(may_go & (region.state == READY))
+            oldest = ready[np.argsort(region.used[ready], kind="stable")]
+            self._let_go(oldest[: lacking if owner.any() else many], may_go)
+        return unmet
+
+    def _let_go(self, slots: NDArray[np.intp], may_go: NDArray[np.bool_]) -> int:
+        """Free slots, and with them those used at the same time: a block leaves whole. Return their number."""
         region = self.region
-        is_pinned = np.any(region.pins[region.living()], axis=0)
-        ready = np.flatnonzero((region.state == READY) & ~is_pinned)
-        if not len(ready):
-            return
-        used = region.used[ready]
-        newest = np.partition(used, min(count, len(used)) - 1)[min(count, len(used)) - 1]
-        for slot in ready[used <= newest]:
+        going = np.flatnonzero(may_go & (region.state == READY) & np.isin(region.used, region.used[slots]))
+        for slot in going:
             label = region.label(int(slot))
             self.evicted += label is not None and (label.number, label.at) == (0, 0)
             region.clear(int(slot), EMPTY)
+        return len(going)
 
     def _publish(self, writes: Sequence[Write]) -> None:
         """Make what was filled known, and free the rest."""

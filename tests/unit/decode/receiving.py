@@ -12,6 +12,7 @@ from decode.role import DecodeRole
 from kvtransfer.local import LocalTransport
 from tests.fakes.worker import Bench, new_fake_engine, running_bench
 from worker.identity import Identity
+from worker.tier.host_tier import HostTier
 
 
 class Receiver:
@@ -23,6 +24,11 @@ class Receiver:
         bench.roles.attach(self.role, active=True)
         for writer in ("p0", "p1"):
             bench.peers.saw(msgspec.structs.replace(bench.state(writer), features=frozenset(Feature)))
+
+    @property
+    def tier(self) -> HostTier:
+        assert self.bench.tier is not None
+        return self.bench.tier
 
     async def reserve(self, job: Job, writer: str = "p0") -> ReserveReply:
         layout = self.bench.context.cache.layout

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import msgspec
 import pytest
 
-from common.messages import Cancel, Grammar, Reserve, ReserveReply, SamplingParams
+from common.messages import Cancel, Grammar, Region, Reserve, ReserveReply, SamplingParams
 from common.words import Refusal
 from decode.role import DecodeRole
 from tests.fakes.device import settled
@@ -96,4 +97,21 @@ async def test_a_lease_for_another_layout_is_refused_with_the_difference(bench: 
     assert isinstance(reply, ReserveReply)
     assert (reply.granted, reply.reason) == (False, Refusal.INCOMPATIBLE)
     assert f"dtype is {other} here, {layout.dtype} at the peer" in reply.detail
+    await role.close()
+
+
+async def test_a_writer_of_a_release_without_ranks_gets_no_lease_on_those_of_several(bench: Bench) -> None:
+    """It would write into the first one's memory alone."""
+    transfers = bench.context.transfers
+    region = Region.joined([transfers.region] * 2)
+    bench.context = replace(bench.context, transfers=replace(transfers, region=region))
+    role = await building(bench, 0)
+    job = new_job("r0", [1, 2, 3], ONE_TOKEN, prefill=True)
+    question = Reserve(job=job, worker="p0", incarnation=1, remaining_ms=60_000, layout=bench.context.cache.layout)
+    reply = await role.handle(question)
+    assert isinstance(reply, ReserveReply)
+    assert (reply.reason, reply.detail) == (Refusal.INCOMPATIBLE, "its release writes to workers of one rank alone")
+    reply = await role.handle(msgspec.structs.replace(question, num_ranks=1))
+    assert isinstance(reply, ReserveReply)
+    assert reply.reason is not Refusal.INCOMPATIBLE
     await role.close()

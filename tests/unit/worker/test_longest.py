@@ -9,12 +9,12 @@ import pytest
 from common.messages import PagePart, Region
 from common.peers import Peers
 from kvtransfer.local import LocalTransport
+from kvtransfer.transport import Transfers
 from tests.fakes.bus import MemoryBus
 from tests.fakes.device import HandThread
 from tests.fakes.worker import BLOCK, new_fake_engine
-from worker.context import Messenger, Transfers
 from worker.device.launcher import Threads
-from worker.identity import Identity
+from worker.identity import Identity, Messenger
 from worker.settings import ServedModel, WorkerSettings
 from worker.worker import Worker
 

@@ -30,8 +30,8 @@ def original() -> Sequence:
     return sequence_of([*range(200, 230)], prompt=10)
 
 
-def drafting(*, most: int = 8, step_ms: Callable[[int], float] = lambda rows: 10.0, sync_ms: float = 0.1) -> Drafting:
-    return Drafting(Lookup(LookupSettings()), most=most, step_ms=step_ms, sync_ms=sync_ms)
+def drafting(*, most: int = 8, step_ms: Callable[[int], float] = lambda rows: 10.0, wait_ms: float = 0.1) -> Drafting:
+    return Drafting(Lookup(LookupSettings()), most=most, step_ms=step_ms, wait_ms=lambda _: wait_ms)
 
 
 def test_drafts_have_the_most_tokens_that_server_request_and_pass_allow() -> None:
@@ -54,9 +54,17 @@ def test_a_step_beyond_the_largest_graph_is_none() -> None:
     assert largest.drafts({copying(): 8}, rows=5, most_rows=100) == {}
 
 
+@pytest.mark.parametrize(("wait_ms", "drafts"), [(0.0, True), (0.5, True), (100.0, False)])
+def test_nothing_is_drafted_where_waiting_for_results_costs_more(wait_ms: float, drafts: bool) -> None:
+    waiting = Drafting(Lookup(LookupSettings()), most=8, step_ms=lambda _: 10.0, wait_ms=lambda _: wait_ms)
+    assert bool(waiting.drafts({copying(): 8}, rows=1, most_rows=100)) == drafts
+
+
 @pytest.mark.parametrize(("draft_ms", "drafts"), [(0.5, True), (100.0, False)])
 def test_a_head_that_costs_more_than_it_brings_pauses(draft_ms: float, drafts: bool) -> None:
-    costly = Drafting(HeadDrafts(), most=3, step_ms=lambda _: 10.0, draft_ms={1: 0.1, 2: draft_ms})
+    costly = Drafting(
+        HeadDrafts(), most=3, step_ms=lambda _: 10.0, wait_ms=[0.0, 0.1, draft_ms].__getitem__, is_paid=True
+    )
     sequences = [copying() for _ in range(3)]
     for sequence in sequences:
         sequence.proposed = (len(sequence.token_ids), (1, 2, 3))
@@ -85,12 +93,12 @@ def test_forced_tokens_are_drafted_before_any_guess() -> None:
 
 
 @pytest.mark.parametrize(
-    ("drafting_ones", "running", "sync_ms", "stops"), [(0, 8, 0.0, False), (8, 8, 1.0, True), (1, 64, 5.0, False)]
+    ("drafting_ones", "running", "wait_ms", "stops"), [(0, 8, 0.0, False), (8, 8, 1.0, True), (1, 64, 5.0, False)]
 )
 def test_others_wait_where_half_the_steps_of_those_that_draft_cost_more(
-    drafting_ones: int, running: int, sync_ms: float, *, stops: bool
+    drafting_ones: int, running: int, wait_ms: float, *, stops: bool
 ) -> None:
-    assert drafting(sync_ms=sync_ms).stops_the_others(drafting_ones, running) == stops
+    assert drafting(wait_ms=wait_ms).stops_the_others(drafting_ones, running) == stops
 
 
 class Asked:

@@ -23,7 +23,7 @@ def step_ms(rows: int) -> float:
 
 def gain(texts: list[list[int]], *, most_rows: int) -> float:
     """Decode a batch of given texts; returns the speed against the same without drafts, until the first has ended."""
-    lookup, lengths = Lookup(LookupSettings()), DraftLengths(sync_ms=SYNC_MS)
+    lookup, lengths = Lookup(LookupSettings()), DraftLengths(more_ms=lambda _: SYNC_MS)
     batch = {sequence_of(text[:PROMPT]): text for text in texts}
     spent, num_tokens = 0.0, 0
     while all(len(sequence.token_ids) < len(text) for sequence, text in batch.items()):

@@ -57,7 +57,9 @@ def test_no_other_lengths_bring_more_tokens_a_millisecond(
     every = itertools.product(*(range(length + 1) for length, _ in drafts))
     best = max(rate(lengths) for lengths in every if sum(lengths) <= room)
     chosen = tuple(
-        DraftLengths(sync_ms=sync).choose(candidates_of(drafts), rows=rows, most_rows=rows + room, step_ms=step_ms)
+        DraftLengths(more_ms=lambda _: sync).choose(
+            candidates_of(drafts), rows=rows, most_rows=rows + room, step_ms=step_ms
+        )
     )
     assert sum(chosen) <= room
     assert all(length <= most for length, (most, _) in zip(chosen, drafts, strict=True))
@@ -170,7 +172,7 @@ def test_a_batch_stops_drafting_at_a_smaller_gain_than_it_begins_at() -> None:
 
 
 def test_a_larger_step_that_was_faster_by_chance_is_no_gain() -> None:
-    lengths, candidates = DraftLengths(sync_ms=1.0), candidates_of([(1, 3)])
+    lengths, candidates = DraftLengths(more_ms=lambda _: 1.0), candidates_of([(1, 3)])
     assert lengths.choose(candidates, rows=1, most_rows=2, step_ms=lambda rows: 2.0 / rows) == [0]
 
 

@@ -14,6 +14,7 @@ from engine.passes import Finished
 from engine.sequence import Sequence
 from tests.fakes.device import TIMEOUT_S, HandEngine, OneTokenEach, running, settled
 from tests.unit.engine.generate import new_sequence
+from worker.device.costs import LEAST_WAIT_MS, LEAST_WAITS
 from worker.device.launcher import SteppingEngine, Threads
 from worker.device.pipeline import DeviceHealth, Pipeline
 from worker.device.prompt_budget import PromptBudget
@@ -253,17 +254,35 @@ async def test_an_overlapped_pass_took_the_time_since_the_one_before_it(tokens: 
         assert budget.prompt_cost.average_tokens_per_s == pytest.approx(8 * 1.19 / (0.19 * 2 + 1))
 
 
-class _Prompts:
-    """Two passes of one chunk of `tokens` each."""
+async def test_a_pass_planned_after_the_results_of_the_one_before_shows_what_waiting_costs() -> None:
+    clock, engine, planner = ManualClock(100.0), HandEngine(), _InTurn(1, "abcdef")
+    budget = PromptBudget(token_budget=8)
+    pipeline = Pipeline(engine=engine, budget=budget, clock=clock)
+    pipeline.attach(planner)
+    async with running(pipeline, engine):
+        for number in range(1 + LEAST_WAITS):
+            await engine.launched(number + 1)
+            clock.now += 1.0
+            engine.passes[number].complete()
+            await planner.heard(number + 1)
+    assert budget.step_cost.rows.ms(1) == pytest.approx(1000)
+    assert budget.step_cost.waits.ms(1) == LEAST_WAIT_MS  # by this clock nothing is planned or launched
 
-    def __init__(self, tokens: int) -> None:
+
+class _Prompts:
+    """A pass of one chunk of `tokens` for each name."""
+
+    def __init__(self, tokens: int, names: str = "ab") -> None:
         self._tokens = tokens
-        self._sequences: list[Sequence] = [new_sequence(name, [1] * tokens) for name in ("a", "b")]
-        self._applied = 0
+        self._sequences: list[Sequence] = [new_sequence(name, [1] * tokens) for name in names]
+        self._planned = self._applied = 0
         self._heard = asyncio.Event()
 
     def plan(self, token_budget: int) -> list[Chunk]:
-        return [self._sequences.pop().schedule(self._tokens)] if self._sequences else []
+        if not self._sequences:
+            return []
+        self._planned += 1
+        return [self._sequences.pop().schedule(self._tokens)]
 
     def apply(self, results: ListOf[tuple[Chunk, Sampled | None]]) -> None:
         self._applied += 1
@@ -276,6 +295,13 @@ class _Prompts:
         while self._applied < count:
             self._heard.clear()
             await asyncio.wait_for(self._heard.wait(), TIMEOUT_S)
+
+
+class _InTurn(_Prompts):
+    """Each pass needs the results of the one before."""
+
+    def plan(self, token_budget: int) -> list[Chunk]:
+        return super().plan(token_budget) if self._planned == self._applied else []
 
 
 @pytest.mark.parametrize(("target", "decoding", "budget"), [(0.0, 1, 4095), (10.0, 1, 240), (10.0, 0, 4096)])

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from worker.device.costs import RowCost, StepCost, pairs_of
+from worker.device.costs import LEAST_WAITS, UNKNOWN_WAIT_MS, WAITS_LAST, RowCost, StepCost, Waited, pairs_of
 from worker.device.prompt_budget import PassLoad, PromptBudget
 from worker.device.step_policy import Averaging, StepSizes
 
@@ -67,3 +67,18 @@ def test_timed_steps_take_as_long_as_their_graph_and_what_contexts_add() -> None
     rows.add(3, 5.2)
     assert (rows.ms(2), rows.ms(5)) == (5.2, 6.0)
     assert rows.ms(17) == math.inf
+
+
+def test_a_step_that_waited_shows_the_wait_and_leaves_a_captured_steps_time() -> None:
+    cost = StepCost(TIMED, StepSizes(), Averaging(), draft_ms={4: 1.0, 8: 1.5})
+    for number in range(LEAST_WAITS):
+        assert cost.waits.ms(5) == UNKNOWN_WAIT_MS + 1.5
+        waited = Waited(100.0 if number == 1 else 9.0, device_ms=5.5, num_sequences=3)  # one was disturbed
+        cost.add_bare(7.0, rows=16, waited=waited)
+    assert cost.rows.ms(16) == 4.5  # contexts take half a millisecond
+    assert cost.waits.ms(5) == pytest.approx(4.5)
+    for _ in range(WAITS_LAST):
+        cost.add_bare(4.5, rows=16)
+    assert cost.waits.ms(5) == pytest.approx(4.5)
+    cost.add_bare(4.5, rows=16)
+    assert cost.waits.ms(9) == UNKNOWN_WAIT_MS + 1.5

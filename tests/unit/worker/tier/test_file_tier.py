@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import shutil
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,31 @@ from tests.unit.worker.tier.serving import NUM_PROMPTS, ask
 from worker.tier.disk import Disk
 from worker.tier.file_tier import PAUSE_S
 from worker.tier.settings import DiskSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Former:
+    """What a process wrote before it ended."""
+
+    directory: Path
+    digests: frozenset[bytes]
+    num_bytes: int
+
+
+@pytest.fixture(scope="module")
+def former(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Former:
+    server = DiskServer(engine, tmp_path_factory.mktemp("former"))
+    server.answers(times=4)
+    assert server.paths()
+    server.kv_files.close()
+    return Former(server.kv_files.folder.parent, frozenset(server.files.blocks), server.files.blocks.num_bytes)
+
+
+@pytest.fixture
+def server(engine: Engine, former: Former, tmp_path: Path) -> DiskServer:
+    """A server that found the former process's files."""
+    shutil.copytree(former.directory, tmp_path / "kv")
+    return DiskServer(engine, tmp_path / "kv")
 
 
 def test_what_host_memory_gave_up_is_found_in_files(engine: Engine, cold: list[list[int]], tmp_path: Path) -> None:
@@ -34,13 +61,8 @@ def test_a_block_that_is_seen_once_is_not_written(engine: Engine, cold: list[lis
     assert server.paths() == []
 
 
-def test_a_new_process_finds_what_a_former_one_wrote(engine: Engine, cold: list[list[int]], tmp_path: Path) -> None:
-    former = DiskServer(engine, tmp_path)
-    former.answers(times=4)
-    assert former.paths()
-    former.kv_files.close()
-    server = DiskServer(engine, tmp_path)
-    assert {*server.tier} == {*former.files.blocks}
+def test_a_new_process_finds_what_a_former_one_wrote(server: DiskServer, former: Former, cold: list[list[int]]) -> None:
+    assert {*server.tier} == former.digests
     assert {server.tier.tier_of(digest) for digest in server.tier} == {2}
     assert server.answers() == cold
     assert server.files.totals(16).hit_tokens > 0
@@ -49,10 +71,9 @@ def test_a_new_process_finds_what_a_former_one_wrote(engine: Engine, cold: list[
 
 @pytest.mark.parametrize("harm", ["torn", "gone", "one bit", "another's"])
 def test_a_file_that_is_not_what_was_written_is_a_miss(
-    engine: Engine, cold: list[list[int]], tmp_path: Path, harm: str
+    engine: Engine, cold: list[list[int]], server: DiskServer, harm: str
 ) -> None:
-    server, chance = DiskServer(engine, tmp_path), random.Random(5)
-    server.answers(times=4)
+    chance = random.Random(5)
     paths = server.paths()
     contents = [path.read_bytes() for path in paths]
     for at, path in enumerate(paths):
@@ -100,9 +121,8 @@ def test_files_never_take_more_than_their_bound(engine: Engine, cold: list[list[
     server.check_nothing_is_held()
 
 
-def test_nobody_waits_for_a_disk_that_hangs(engine: Engine, cold: list[list[int]], tmp_path: Path) -> None:
-    server = DiskServer(engine, tmp_path)
-    server.answers(times=4)
+def test_nobody_waits_for_a_disk_that_hangs(server: DiskServer, cold: list[list[int]]) -> None:
+    server.answers()  # host memory has blocks, too
     number = next(number for number in range(NUM_PROMPTS) if _begins_to_read(server, number))
     woken = server.woken
     server.reader.delay()
@@ -129,9 +149,8 @@ def _begins_to_read(server: DiskServer, number: int) -> bool:
     return begins
 
 
-def test_what_proved_wrong_is_in_no_file(engine: Engine, cold: list[list[int]], tmp_path: Path) -> None:
-    server = DiskServer(engine, tmp_path)
-    server.answers(times=4)
+def test_what_proved_wrong_is_in_no_file(server: DiskServer, cold: list[list[int]]) -> None:
+    server.answers()  # host memory has blocks, too
     number = next(number for number in range(NUM_PROMPTS) if _begins_to_read(server, number))
     for digest in [*server.files.blocks]:  # while some of them are read
         server.tier.withdrawn(digest)
@@ -140,15 +159,13 @@ def test_what_proved_wrong_is_in_no_file(engine: Engine, cold: list[list[int]], 
     assert server.answer(number)[0] == cold[number]
 
 
-def test_a_wrong_blocks_file_is_gone_though_the_process_ends_at_once(engine: Engine, tmp_path: Path) -> None:
-    server = DiskServer(engine, tmp_path)
-    server.answers(times=4)
+def test_a_wrong_blocks_file_is_gone_though_the_process_ends_at_once(server: DiskServer, engine: Engine) -> None:
     assert server.paths()
     for digest in [*server.files.blocks]:
         server.files.wrong(digest)
     assert server.writer.waiting  # none of which lands
     server.kv_files.close()
-    assert len(DiskServer(engine, tmp_path).files.blocks) == 0
+    assert len(DiskServer(engine, server.kv_files.folder.parent).files.blocks) == 0
 
 
 def test_a_directory_that_cannot_be_used_is_no_disk(engine: Engine, tmp_path: Path) -> None:
@@ -156,10 +173,8 @@ def test_a_directory_that_cannot_be_used_is_no_disk(engine: Engine, tmp_path: Pa
     assert Disk.claim(DiskSettings(tmp_path / "file", 1 << 30), engine.layout) is None
 
 
-def test_a_disk_finds_no_more_than_it_may_have(engine: Engine, tmp_path: Path) -> None:
-    former = DiskServer(engine, tmp_path)
-    former.answers(times=4)
-    former.kv_files.close()
-    disk = Disk.claim(DiskSettings(tmp_path, former.files.blocks.num_bytes // 2), engine.layout)
+def test_a_disk_finds_no_more_than_it_may_have(engine: Engine, former: Former, tmp_path: Path) -> None:
+    shutil.copytree(former.directory, tmp_path / "kv")
+    disk = Disk.claim(DiskSettings(tmp_path / "kv", former.num_bytes // 2), engine.layout)
     assert disk is not None
-    assert 0 < len(disk.blocks) == len(disk.files.scan()) < len(former.files.blocks)
+    assert 0 < len(disk.blocks) == len(disk.files.scan()) < len(former.digests)

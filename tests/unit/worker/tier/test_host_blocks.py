@@ -106,8 +106,13 @@ def test_what_is_larger_than_the_tier_makes_nobody_give_way() -> None:
     assert b"here" in blocks
 
 
-def test_a_small_tier_lets_in_what_left_before_or_was_found() -> None:
+def test_in_a_small_tier_others_give_way_to_what_left_before_or_was_found() -> None:
     blocks = HostBlocks(PrivateStore(2), second_sight=True)
+    assert blocks.admits(b"new", was_found=False, num_slots=2)
+    put(blocks, b"first")
+    assert blocks.admits(b"new", was_found=False)
+    assert not blocks.admits(b"new", was_found=False, num_slots=2)
+    put(blocks, b"second")
     assert not blocks.admits(b"new", was_found=False)
     assert blocks.admits(b"new", was_found=True)
     blocks.left(b"new")

@@ -82,9 +82,10 @@ def test_what_proved_wrong_is_in_no_tier(engine: Engine, cold: list[list[int]]) 
 
 
 def test_a_small_tier_stores_what_is_seen_again(engine: Engine, cold: list[list[int]]) -> None:
-    server = Server(engine, slots_of_pool=3)
+    server = Server(engine, slots_of_pool=1)
     assert [server.answer(number)[0] for number in range(NUM_PROMPTS)] == cold
     once = server.tier.totals().stored_blocks
+    assert server.tier.totals().evicted_blocks == 0  # nothing gives way to what is seen once
     for _ in range(2):
         assert [server.answer(number)[0] for number in range(NUM_PROMPTS)] == cold
     assert server.tier.totals().stored_blocks > once
@@ -171,6 +172,39 @@ def test_nothing_is_stored_behind_a_copy_that_takes_too_long(engine: Engine, col
     assert len(server.copier.waiting) == 1
     server.copier.land()
     assert [server.answer(number)[0] for number in range(NUM_PROMPTS)] == cold
+    assert server.pool.num_used == 0
+
+
+def test_prompts_that_begin_alike_wait_for_one_load(engine: Engine, cold: list[list[int]]) -> None:
+    server = Server(engine)
+    for number in range(NUM_PROMPTS):
+        server.answer(number)
+    choices = [ask(0) for _ in range(3)]
+    loaded = server.tier.totals().loaded_blocks
+    assert all(server.tier.is_loading(choice, has_room=lambda: True) for choice in choices)
+    assert len(server.copier.waiting) == 1
+    wanted = len({*server.tier.held})
+    server.copier.land()
+    assert not any(server.tier.is_loading(choice, has_room=lambda: True) for choice in choices)
+    assert server.tier.totals().loaded_blocks - loaded <= wanted
+    for choice in choices:
+        server.tier.left(choice)
+    assert server.answer(0) == (cold[0], LENGTH // BLOCK * BLOCK)
+
+
+def test_who_waits_for_anothers_load_that_fails_goes_on_alone(engine: Engine, cold: list[list[int]]) -> None:
+    server = Server(engine)
+    for number in range(NUM_PROMPTS):
+        server.answer(number)
+    first, second = ask(0), ask(0)
+    assert server.tier.is_loading(first, has_room=lambda: True)
+    assert server.tier.is_loading(second, has_room=lambda: True)
+    server.tier.left(first)
+    server.copier.delay()
+    assert not server.tier.is_loading(second, has_room=lambda: True)
+    server.copier.land()
+    server.tier.left(second)
+    assert server.answer(0)[0] == cold[0]
     assert server.pool.num_used == 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,14 @@ class SharingServer(Server):
         num_slots = slots_of_pool * engine.layout.num_blocks
         self.store = SharedStore(Region.join("layout", num_slots, engine.layout.block_bytes, folder=folder))
         super().__init__(engine, slots_of_pool=slots_of_pool, store=self.store)
+        self._kv, self._own = engine.kv, engine.kv.clone()
+
+    def answer(self, number: int) -> tuple[list[int], int]:
+        """The same, in memory that another worker of this engine left as it was."""
+        self._kv.copy_(self._own)
+        answer = super().answer(number)
+        self._own.copy_(self._kv)
+        return answer
 
     def answers(self) -> list[list[int]]:
         return [self.answer(number)[0] for number in range(NUM_PROMPTS)]
@@ -83,6 +92,28 @@ def test_a_slot_whose_change_nobody_told_is_a_miss_and_no_wrong_content(
     assert loads.tier.totals().bad_digests == 0
     assert len(loads.tier.blocks) == known - LENGTH // BLOCK
     assert not loads.store.region.pins.any()
+
+
+@ONE
+def test_a_machine_without_room_for_more_keeps_what_it_has(
+    engine: Engine, cold: list[list[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory comes in pieces: the second worker's fails, and it stores no more."""
+    stores, other = SharingServer(engine, tmp_path), SharingServer(engine, tmp_path)
+    assert stores.answers() == cold
+    used = stores.store.num_used
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "posix_fallocate", _full)
+        assert other.answers() == cold
+    assert other.tier.totals().hit_tokens == 0
+    assert stores.answers() == other.answers() == cold
+    assert stores.tier.totals().hit_tokens > 0
+    assert (stores.store.num_used, other.tier.totals().stored_blocks) == (used, 0)
+    assert not stores.store.region.pins.any()
+
+
+def _full(*_: object) -> None:
+    raise OSError(28, "No space left on device")
 
 
 @ONE

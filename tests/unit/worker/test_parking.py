@@ -1,0 +1,173 @@
+"""A worker's sleep: what runs ends first, the pool's memory is given back and nothing is found in it, and it wakes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from common.messages import Drain, Region, RolesReply
+from common.words import WorkerStatus
+from engine.cache import memory
+from engine.cache.block_pool import BlockPool
+from tests.fakes.pair import running_worker
+from tests.fakes.role import NotingRole
+from tests.fakes.worker import Bench
+from worker.control import Control
+from worker.fencing import Fencing
+from worker.parking import Parking
+
+
+def use(pool: BlockPool, digest: bytes) -> None:
+    """A block with this content is computed and released."""
+    [block] = pool.allocate(1)
+    pool.publish(block, digest)
+    pool.release([block])
+
+
+class Parked:
+    """A worker of one role that can be put to sleep, and each status that it told."""
+
+    def __init__(self, bench: Bench, *, drain_s: float = 60.0) -> None:
+        self.bench, self.pool = bench, bench.context.cache.pool
+        self.role = NotingRole("decode")
+        bench.roles.attach(self.role, active=True)
+        self.told: list[WorkerStatus] = []
+        self.changed = asyncio.Event()
+        self.control = Control(
+            identity=bench.context.identity,
+            roles=bench.roles,
+            jobs=bench.context.jobs,
+            fencing=Fencing(bus=bench.bus, roles=bench.roles, identity=bench.context.identity),
+            tell=self._tell,
+            called=self.pool.returning.called,
+        )
+        self.parking = Parking(bench.context, self.control, tell=self._tell, drain_s=drain_s)
+
+    async def _tell(self) -> None:
+        self.told.append(self.bench.roles.status)
+        self.changed.set()
+
+    async def until(self, status: WorkerStatus) -> None:
+        async with asyncio.timeout(60):
+            while self.bench.roles.status is not status:
+                self.changed.clear()
+                await self.changed.wait()
+
+    def pages(self) -> int:
+        """Bytes of the pool's file in shared memory that take memory."""
+        region = self.bench.context.transfers.region
+        return Path("/dev/shm", region.address["file"]).stat().st_blocks * 512
+
+
+@contextlib.asynccontextmanager
+async def parked(*, drain_s: float = 60.0) -> AsyncIterator[Parked]:
+    async with running_worker(600) as bench:
+        worker = Parked(bench, drain_s=drain_s)
+        running = asyncio.create_task(worker.parking.run())
+        try:
+            yield worker
+        finally:
+            running.cancel()
+            await asyncio.wait([running])
+
+
+async def test_the_pools_memory_is_given_back_and_nothing_is_found_in_it() -> None:
+    async with parked() as worker:
+        use(worker.pool, b"content")
+        worker.pool.drain_events()
+        whole = worker.pages()
+        worker.parking.ask(True)
+        await worker.until(WorkerStatus.SLEEPING)
+        assert worker.told == [WorkerStatus.DRAINING, WorkerStatus.SLEEPING]
+        assert worker.pages() < whole / 10
+        assert worker.pool.cached_digests() == []
+        assert worker.pool.drain_events() == ([], [b"content"])
+        assert worker.pool.num_empty == worker.pool.num_blocks
+        reply = await worker.control.handle(Drain(draining=False))
+        assert isinstance(reply, RolesReply)
+        assert (reply.accepted, reply.reason) == (False, "the worker is sleeping")
+        worker.parking.ask(False)
+        await worker.until(WorkerStatus.READY)
+        assert worker.pages() == whole  # taken before it is needed
+        use(worker.pool, b"content")
+        assert worker.pool.cached_digests() == [b"content"]
+
+
+async def test_it_falls_asleep_once_nobody_has_a_block() -> None:
+    async with parked() as worker:
+        held = worker.pool.allocate(1)
+        worker.parking.ask(True)
+        await worker.until(WorkerStatus.DRAINING)
+        assert worker.bench.roles.room() == 0
+        worker.pool.release(held)
+        await worker.until(WorkerStatus.SLEEPING)
+
+
+async def test_what_runs_for_too_long_keeps_it_awake() -> None:
+    async with parked(drain_s=0.05) as worker:
+        worker.pool.allocate(1)
+        worker.parking.ask(True)
+        await worker.until(WorkerStatus.DRAINING)
+        await worker.until(WorkerStatus.READY)
+        assert worker.told == [WorkerStatus.DRAINING, WorkerStatus.READY]
+
+
+async def test_who_is_wanted_meanwhile_stays_awake() -> None:
+    async with parked() as worker:
+        worker.pool.allocate(1)
+        worker.parking.ask(True)
+        await worker.until(WorkerStatus.DRAINING)
+        worker.parking.ask(False)
+        await worker.until(WorkerStatus.READY)
+
+
+async def test_who_lacks_memory_sleeps_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = asyncio.Event()
+
+    def lacking(pool: torch.Tensor, advice: int) -> None:
+        tried.set()
+        raise OSError(12, os.strerror(12))
+
+    async with parked() as worker:
+        worker.parking.ask(True)
+        await worker.until(WorkerStatus.SLEEPING)
+        monkeypatch.setattr(memory, "_advise", lacking)
+        worker.parking.ask(False)
+        async with asyncio.timeout(60):
+            while not tried.is_set():
+                await asyncio.sleep(0)
+        async with worker.control.changing:
+            assert worker.bench.roles.status is WorkerStatus.SLEEPING
+
+
+async def test_who_can_not_sleep_says_why() -> None:
+    async with parked() as worker:
+        assert worker.parking.refusal == ""
+        transfers = worker.bench.context.transfers
+        for transport, ranks, why in (
+            ("ucx", False, "transport ucx keeps its KV cache registered"),
+            ("shm", True, "it has several ranks"),
+        ):
+            region = transfers.region
+            among = Region.joined([region, region]) if ranks else region
+            named = type("Named", (), {"name": transport})()
+            context = replace(worker.bench.context, transfers=replace(transfers, transport=named, region=among))
+            assert Parking(context, worker.control, tell=worker._tell, drain_s=1.0).refusal == why
+
+
+@pytest.mark.parametrize("shape", [(100,), (3, 4096, 5), (1 << 20,)])
+def test_private_memory_is_given_back_and_reads_as_zeros(shape: tuple[int, ...]) -> None:
+    pool = torch.ones(shape, dtype=torch.uint8)
+    memory.give_back(pool)
+    memory.take_again(pool)
+    inside = pool.flatten()[8192:-8192]
+    assert not inside.any()
+    pool.fill_(7)
+    assert int(pool.sum(dtype=torch.int64)) == 7 * pool.numel()

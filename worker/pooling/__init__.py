@@ -1,0 +1,1 @@
+"""A worker that pools: it answers with vectors and scores, and generates nothing."""

@@ -1,0 +1,137 @@
+"""Passes over the inputs of all requests, one at a time in a thread of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
+
+import torch
+
+from common.errors import DeadlineExceededError, OverloadedError, ServingError, StepFailedError
+from common.messages import Pool, Pooled
+from engine.pooling.engine import PoolingInput
+from modelfiles.pooling import Pooling
+from worker.pooling.queue import Asked, Place, Queue, inputs_of
+
+log = logging.getLogger("baton.worker")
+
+MAX_WAITING_TOKENS = 1 << 22
+MEMORY_OF_RATES = 0.8  # share of the average so far
+
+
+class Pools(Protocol):
+    """A worker's view of its engine."""
+
+    fingerprint: str
+    vocab_size: int
+    max_model_len: int
+    pooling: Pooling
+
+    def compute(self, inputs: Sequence[PoolingInput]) -> list[torch.Tensor]: ...
+
+
+class Passes:
+    """Answers messages while `run` runs. Its numbers are for heartbeats."""
+
+    def __init__(self, engine: Pools, *, max_batch_tokens: int) -> None:
+        self._engine, self._most = engine, max_batch_tokens
+        self._some = asyncio.Event()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="passes")
+        self.queue = Queue()
+        self.running = list[Place]()
+        self.began_at = 0.0
+        self.steps = self.tokens = self.failed = 0
+        self.pass_s = self.tokens_per_s = 0.0
+
+    async def answer(self, message: Pool) -> Pooled:
+        """The rows of a message's inputs, or the reason that there are none."""
+        engine, now = self._engine, time.monotonic()
+        try:
+            if self.queue.tokens > MAX_WAITING_TOKENS:
+                raise OverloadedError(f"{self.queue.tokens} tokens wait already")
+            inputs = await asyncio.to_thread(
+                inputs_of,
+                message,
+                vocab_size=engine.vocab_size,
+                longest=engine.max_model_len,
+                works=engine.pooling.works,
+                size=engine.pooling.size,
+            )
+            until, done = now + message.remaining_ms / 1000, asyncio.get_running_loop().create_future()
+            asked = Asked(inputs, now, until, done)
+            self.queue.add(asked)
+            self._some.set()
+            try:
+                async with asyncio.timeout(max(0.0, until - time.monotonic())):
+                    await done
+            except TimeoutError:
+                done.cancel()
+                raise DeadlineExceededError("the deadline passed before the texts were computed") from None
+        except ServingError as error:
+            return Pooled(code=error.code, message=error.message)
+        return await asyncio.to_thread(_told, asked)
+
+    async def run(self) -> None:
+        """Compute what waits, a pass at a time, until cancelled."""
+        try:
+            while True:
+                await self._some.wait()
+                places = self.queue.take(self._most)
+                if not places:
+                    self._some.clear()
+                    continue
+                if await self._pass(places) or len(places) == 1:
+                    continue
+                for place in places:  # one of them may be to blame
+                    await self._pass([place])
+        finally:
+            self._thread.shutdown(wait=False)
+
+    async def _pass(self, places: list[Place]) -> bool:
+        """Compute these inputs, and answer; False if the pass failed."""
+        self.running, self.began_at = places, time.monotonic()
+        size = sum(len(place.input.tokens) for place in places)
+        try:
+            loop = asyncio.get_running_loop()
+            rows = await loop.run_in_executor(self._thread, self._engine.compute, [place.input for place in places])
+        except (RuntimeError, ValueError, MemoryError) as error:
+            self.failed += 1
+            log.exception("device.pass_failed", extra={"inputs": len(places), "error": str(error)[:200]})
+            if len(places) == 1:
+                self._fail(places)
+            return False
+        finally:
+            self.running = []
+        seconds = time.monotonic() - self.began_at
+        self.steps, self.tokens, self.pass_s = self.steps + 1, self.tokens + size, self.pass_s + seconds
+        rate = size / max(seconds, 1e-6)
+        known = self.tokens_per_s
+        self.tokens_per_s = MEMORY_OF_RATES * known + (1 - MEMORY_OF_RATES) * rate if known else rate
+        for place, found in zip(places, rows, strict=True):
+            asked = place.asked
+            asked.queue_s = max(asked.queue_s, self.began_at - asked.come_at)
+            asked.compute_s, asked.pass_tokens = asked.compute_s + seconds, max(asked.pass_tokens, size)
+            asked.take(place.at, found)
+        return True
+
+    def _fail(self, places: Sequence[Place]) -> None:
+        for place in places:
+            place.asked.fail(StepFailedError("the pass with this input failed; the worker's log says why"))
+
+
+def _told(asked: Asked) -> Pooled:
+    rows = [each for each in asked.rows if each is not None]
+    values = torch.cat(rows).contiguous()
+    counts = [len(each) for each in rows]
+    return Pooled(
+        values=values.numpy().tobytes(),
+        width=values.shape[1],
+        rows=counts if any(count != 1 for count in counts) else [],
+        queue_ms=1000 * asked.queue_s,
+        compute_ms=1000 * asked.compute_s,
+        pass_tokens=asked.pass_tokens,
+    )

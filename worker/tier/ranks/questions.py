@@ -1,0 +1,64 @@
+"""Questions of the first rank to the others about their shares below the pool.
+
+The first rank decides what is stored, loaded, written and read, and by which slots; the others do the same when they are asked.
+It is done by all or counts for none: digests add up, and of files those count that all ranks have.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Store(msgspec.Struct, frozen=True, array_like=True, tag=1):
+    """Copy blocks into slots. The answer: the blocks' digests."""
+
+    num_slots: int  # that there are
+    slots: list[int]
+    blocks: list[int]
+
+
+class Load(msgspec.Struct, frozen=True, array_like=True, tag=2):
+    """Copy slots into blocks. The answer: the blocks' digests."""
+
+    num_slots: int
+    slots: list[int]
+    blocks: list[int]
+
+
+class TakeFolder(msgspec.Struct, frozen=True, array_like=True, tag=3):
+    """TakeFolder a folder. The answer: the files in it, `list[File]`."""
+
+    directory: str
+
+
+class File(msgspec.Struct, frozen=True, array_like=True):
+    """A file, by its block and the groups in it."""
+
+    digest: bytes
+    numbers: list[int]
+
+
+class Entries(msgspec.Struct, frozen=True, array_like=True):
+    """A block of tokens: slots by group."""
+
+    digest: bytes
+    slots: dict[int, list[int]]
+
+
+class Write(msgspec.Struct, frozen=True, array_like=True, tag=4):
+    """Remove files, then write others. The answer: how many were written."""
+
+    num_slots: int
+    gone: list[File]
+    files: list[Entries]
+
+
+class Read(msgspec.Struct, frozen=True, array_like=True, tag=5):
+    """Read files into slots, up to the first that is not what was written. The answer: how many were read."""
+
+    num_slots: int
+    files: list[Entries]
+
+
+Question = Store | Load | TakeFolder | Write | Read
+QUESTIONS: msgspec.msgpack.Decoder[Question] = msgspec.msgpack.Decoder(Question)
