@@ -61,8 +61,7 @@ def hash_blocks(root: bytes, token_ids: Sequence[int], block_size: int) -> list[
 
 def iter_hashes(root: bytes, token_ids: Sequence[int], block_size: int) -> Iterator[bytes]:
     """`hash_blocks`, lazily: a caller may need only the first few."""
-    packed = pack_tokens(token_ids)
-    stride, parent = 4 * block_size, root
+    packed, stride, parent = pack_tokens(token_ids), 4 * block_size, root
     begin = hashlib.blake2b(digest_size=DIGEST_BYTES, key=_KEY).copy  # cheaper than parsing the arguments again
     for end in range(stride, len(packed) + 1, stride):
         digest = begin()

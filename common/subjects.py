@@ -13,9 +13,7 @@ JOBS_STREAM = "BATON_JOBS"  # work queue in memory: jobs admitted and not yet se
 DEAD_STREAM = "BATON_DEAD"  # dead letters: abandoned jobs and unreadable messages
 BATCH_STREAM = "BATON_BATCH"  # Batch API on disk: files, batches, results, one message a subject
 BATCH_WORK_STREAM = "BATON_BATCH_WORK"  # work queue on disk: lines to run, and batches to look after
-RESPONSES_STREAM = (
-    "BATON_RESPONSES"  # Responses API on disk: responses, their events, conversations, one message a subject
-)
+RESPONSES_STREAM = "BATON_RESPONSES"  # Responses API on disk: responses, events, conversations, a message a subject
 RESPONSES_WORK_STREAM = "BATON_RESPONSES_WORK"  # work queue on disk: responses to make in the background
 KEYS_STREAM = "BATON_KEYS"  # on disk: keys made at run time, one message
 USAGE_STREAM = "BATON_USAGE"  # on disk: what each key used, by day and gateway
@@ -109,6 +107,16 @@ def planner(planner_id: str) -> str:
     return f"{PLANNER}.{_speaker(planner_id)}"
 
 
+def host(host_id: str, speaker: str) -> str:
+    """Core NATS, requests to one host from a gateway: `Unload`."""
+    return f"baton.host.{check_id(host_id)}.{_speaker(speaker)}"
+
+
+def host_heartbeat(host_id: str) -> str:
+    """Core NATS: one host's `HostState`."""
+    return f"baton.hostbeat.{_speaker(host_id)}"
+
+
 def dead_letter(kind: str) -> str:
     """JetStream: abandoned work; `kind` is `job` or `malformed`."""
     return f"baton.dead.{check_id(kind)}"
@@ -178,7 +186,8 @@ def usage(day: int | str, gateway_id: str, incarnation: int | str) -> str:
 
 
 # Kind of subject -> index of the speaker's name. `baton.planner` and the like without a name are release 0.1.0's.
-_PLACES = {"heartbeat": 2, "gatebeat": 2, "planner": 2, "gateway": 3, "frames": 3, "peer": 3, "order": 3, "plan": 3}
+_PLACES = dict.fromkeys(("heartbeat", "gatebeat", "planner", "hostbeat"), 2)
+_PLACES |= dict.fromkeys(("gateway", "frames", "peer", "order", "plan", "host"), 3)
 
 
 @lru_cache(maxsize=1024)

@@ -6,23 +6,29 @@ An unknown word (a newer peer's) reads as OTHER, so the rest of the message is s
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Self
 
 MOST_DRAFTED = 32  # tokens of a draft, wherever one is asked for, set or sent
 
 
-class Role(StrEnum):
+class Word(StrEnum):
+    """A value of which a newer peer may know more: an unknown one reads as OTHER, which every kind has."""
+
+    @classmethod
+    def _missing_(cls, value: object) -> Self:
+        return cls("other")
+
+
+class Role(Word):
     """A kind of work that a worker takes."""
 
     PREFILL = "prefill"
     DECODE = "decode"
+    POOL = "pool"  # whole texts as vectors and scores, without generating
     OTHER = "other"
 
-    @classmethod
-    def _missing_(cls, value: object) -> Role:
-        return cls.OTHER
 
-
-class Keeps(StrEnum):
+class Keeps(Word):
     """The positions for which layers of a KV group keep their contents."""
 
     ALL = "all"
@@ -30,24 +36,17 @@ class Keeps(StrEnum):
     STATE = "state"  # one recurrent state instead
     OTHER = "other"
 
-    @classmethod
-    def _missing_(cls, value: object) -> Keeps:
-        return cls.OTHER
 
-
-class WorkerStatus(StrEnum):
+class WorkerStatus(Word):
     """The stage of a worker's life. Only READY takes new work."""
 
     STARTING = "starting"
     READY = "ready"
     DRAINING = "draining"
+    SLEEPING = "sleeping"  # its weights are in memory, its KV cache is not
     STOPPED = "stopped"  # last heartbeat of a worker that was told to stop
     BROKEN = "broken"  # last heartbeat of a worker whose device failed
     OTHER = "other"
-
-    @classmethod
-    def _missing_(cls, value: object) -> WorkerStatus:
-        return cls.OTHER
 
     @property
     def is_gone(self) -> bool:
@@ -55,17 +54,25 @@ class WorkerStatus(StrEnum):
         return self in (WorkerStatus.STOPPED, WorkerStatus.BROKEN)
 
 
-class Finish(StrEnum):
+class HostStatus(Word):
+    """The stage of a model at a host."""
+
+    UNLOADED = "unloaded"
+    LOADING = "loading"
+    READY = "ready"
+    UNLOADING = "unloading"
+    PARKED = "parked"  # its workers sleep
+    FAILED = "failed"
+    OTHER = "other"
+
+
+class Finish(Word):
     """The reason that a sequence ended with its last token."""
 
     NONE = ""  # not finished
     STOP = "stop"  # the last token is a stop token, or completes a stop text
     LENGTH = "length"
     OTHER = "other"
-
-    @classmethod
-    def _missing_(cls, value: object) -> Finish:
-        return cls.OTHER
 
 
 class Refusal(StrEnum):

@@ -20,6 +20,7 @@ from common.messages import (
     Dial,
     Frame,
     GatewayState,
+    HostState,
     PlannerState,
     Received,
     Resend,
@@ -115,6 +116,8 @@ def claimed_by(message: msgspec.Struct) -> str | None:
             return message.gateway
         case PlannerState():
             return message.planner
+        case HostState():
+            return message.host
         case Resend():
             return message.worker or None
         case Cancel() | Received():

@@ -9,7 +9,7 @@ import msgspec
 
 from common.errors import ForeignVersionError, MalformedMessageError
 from common.messages.base import MAX_PROTOCOL_VERSION, MIN_PROTOCOL_VERSION, PROTOCOL_VERSION
-from common.messages.control import Ack, Drain, RolesReply, SetRoles
+from common.messages.control import Ack, Drain, RolesReply, SetRoles, Unload
 from common.messages.frames import Cancel, Frame, Received, Resend
 from common.messages.handoff import (
     Dial,
@@ -24,13 +24,15 @@ from common.messages.handoff import (
     WriterDone,
 )
 from common.messages.jobs import Claim, ClaimReply, Failed, Job, Settle, SettleReply, Trying
-from common.messages.states import GatewayState, PlannerState, WorkerState
+from common.messages.pooling import Pool, Pooled
+from common.messages.pulls import PullBlocks, PullReply, StopPull
+from common.messages.states import GatewayState, HostState, PlannerState, WorkerState
 
-FromPeer = Dial | Reserve | ReserveAgain | Handoff | WriterDone | LeaseAborted | Cancel | Resend
+FromPeer = Dial | Reserve | ReserveAgain | Handoff | WriterDone | LeaseAborted | Cancel | Resend | PullBlocks | StopPull
 FromGateway = Cancel | Resend | Received | SetRoles | Drain
 ToWorker = FromPeer | FromGateway
 ToGateway = Claim | Settle | Failed | Imported | Trying
-WorkerReply = DialReply | ReserveReply | HandoffReply | RolesReply | Ack
+WorkerReply = DialReply | ReserveReply | HandoffReply | RolesReply | PullReply | Ack
 GatewayReply = ClaimReply | SettleReply | Ack
 
 to_worker_decoder: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
@@ -44,6 +46,11 @@ frame_decoder: msgspec.msgpack.Decoder[Frame] = msgspec.msgpack.Decoder(Frame)
 job_decoder: msgspec.msgpack.Decoder[Job] = msgspec.msgpack.Decoder(Job)
 worker_state_decoder: msgspec.msgpack.Decoder[WorkerState] = msgspec.msgpack.Decoder(WorkerState)
 planner_state_decoder: msgspec.msgpack.Decoder[PlannerState] = msgspec.msgpack.Decoder(PlannerState)
+host_state_decoder: msgspec.msgpack.Decoder[HostState] = msgspec.msgpack.Decoder(HostState)
+to_host_decoder: msgspec.msgpack.Decoder[Unload] = msgspec.msgpack.Decoder(Unload)
+host_reply_decoder: msgspec.msgpack.Decoder[Ack] = msgspec.msgpack.Decoder(Ack)
+pool_decoder: msgspec.msgpack.Decoder[Pool | FromGateway] = msgspec.msgpack.Decoder(Pool | FromGateway)
+pooled_decoder: msgspec.msgpack.Decoder[Pooled | Ack] = msgspec.msgpack.Decoder(Pooled | Ack)
 gateway_state_decoder: msgspec.msgpack.Decoder[GatewayState] = msgspec.msgpack.Decoder(GatewayState)
 
 _encoder = msgspec.msgpack.Encoder()

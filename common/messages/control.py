@@ -1,4 +1,4 @@
-"""Orders of a planner or an operator to a worker, and plain answers."""
+"""Orders of a planner or an operator to a worker or a host, and plain answers."""
 
 from __future__ import annotations
 
@@ -36,6 +36,14 @@ class Drain(msgspec.Struct, frozen=True, kw_only=True, tag="drain"):
     v: int = PROTOCOL_VERSION
     draining: bool = True
     reason: str = ""  # shown in the worker's log
+
+
+class Unload(msgspec.Struct, frozen=True, kw_only=True, tag="unload"):
+    """Gateway -> host, request: unload a model once no requests wait for it or run. Answered by `Ack`. Idempotent."""
+
+    v: int = PROTOCOL_VERSION
+    model: str
+    parks: bool = False  # rather put it to sleep, if its host can
 
 
 class Ack(msgspec.Struct, frozen=True, kw_only=True, tag="ack"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from common.messages.base import PROTOCOL_VERSION, WorkerMessage
@@ -11,22 +13,51 @@ from common.pages import KVLayout
 from common.words import Refusal
 
 
+class RankRegion(msgspec.Struct, frozen=True, kw_only=True):
+    """The pool of one further rank of a worker; its blocks have the numbers of the first rank's."""
+
+    address: dict[str, str]
+    layout: KVLayout | None = None  # None: not told, in heartbeats
+
+
 class Region(msgspec.Struct, frozen=True, kw_only=True):
     """Address of a worker's registered pool. `address` is the transport's own (a shm name, host, port and token, ...).
 
     Whoever has the whole address may write into the pool: it is told to writers alone. Heartbeats and Redis have its public part.
+    A worker of several ranks has a pool for each: `layout` and `address` are the first one's.
     """
 
     transport: str  # "shm", "ucx", "cuda_ipc"
     incarnation: int
     layout: KVLayout
     address: dict[str, str]
+    ranks: tuple[RankRegion, ...] = ()  # the further ones
+
+    @classmethod
+    def joined(cls, regions: Sequence[Region]) -> Region:
+        """Return the region of a worker whose ranks have these."""
+        further = tuple(RankRegion(address=one.address, layout=one.layout) for one in regions[1:])
+        return msgspec.structs.replace(regions[0], ranks=further)
+
+    @property
+    def each(self) -> list[Region]:
+        """The ranks' regions, each as that of a worker of one rank."""
+        further = [
+            msgspec.structs.replace(self, address=one.address, layout=one.layout or self.layout, ranks=())
+            for one in self.ranks
+        ]
+        return [msgspec.structs.replace(self, ranks=()), *further]
 
     @property
     def public(self) -> Region:
         """The public part of a region: the host it is reachable from, and the lock file that shows its owner is alive."""
-        shown = {"file": self.address.get("life", ""), "reach": self.address.get("reach", "")}
-        return msgspec.structs.replace(self, address={name: text for name, text in shown.items() if text})
+        further = tuple(RankRegion(address=_public(one.address)) for one in self.ranks)
+        return msgspec.structs.replace(self, address=_public(self.address), ranks=further)
+
+
+def _public(address: dict[str, str]) -> dict[str, str]:
+    shown = {"file": address.get("life", ""), "reach": address.get("reach", "")}
+    return {name: text for name, text in shown.items() if text}
 
 
 class Dial(msgspec.Struct, frozen=True, kw_only=True, tag="dial"):
@@ -52,6 +83,7 @@ class Reserve(msgspec.Struct, frozen=True, kw_only=True, tag="reserve"):
     incarnation: int
     remaining_ms: int
     layout: KVLayout
+    num_ranks: int = 0  # the writer's; 0: it knows no receivers of several
 
     @property
     def traceparent(self) -> str:

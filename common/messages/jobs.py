@@ -76,6 +76,7 @@ class Feature(StrEnum):
     GRAMMARS = "grammars"  # follows `Job.grammar`
     TYPICAL_P = "typical_p"  # follows `SamplingParams.typical_p`
     RESERVE_AGAIN = "reserve_again"  # answers `ReserveAgain`: it keeps jobs that wait for room
+    PULLS = "pulls"  # answers `PullBlocks`
 
 
 NEEDED: dict[str, Callable[[Work], bool]] = {
@@ -154,6 +155,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, tag="job"):
     prediction: bytes = b""  # packed tokens that the client expects in the answer
     goal: Goal = NO_GOAL  # counted from the receipt of the request: `ClaimReply.age_ms`
     keep: Keep = NO_KEEP
+    holder: str = ""  # a worker with more of the prompt, to pull from
+    holder_blocks: int = 0  # the blocks that it has of it
 
     @property
     def work(self) -> Work:

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from common.messages.states import GatewayState, PlannerState, WorkerState
+from common.messages.states import GatewayState, HostState, PlannerState, WorkerState
 from common.pages import KVLayout
 
 MAX_FIGURE = 2.0**63
@@ -22,7 +22,7 @@ MAX_BYTES = 64 << 10
 
 def nonsense(message: msgspec.Struct) -> str:
     """Return the first impossible value of a heartbeat; "" if there is none, or the message is no heartbeat."""
-    if not isinstance(message, WorkerState | GatewayState | PlannerState):
+    if not isinstance(message, WorkerState | GatewayState | PlannerState | HostState):
         return ""
     wrong = next(_found(message, ""), "")
     return wrong or (_worker(message) if isinstance(message, WorkerState) else "")

@@ -1,4 +1,4 @@
-"""Heartbeats of workers, gateways and planners."""
+"""Heartbeats of workers, gateways, planners and hosts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 from common.messages.base import PROTOCOL_VERSION
 from common.messages.handoff import Region
 from common.messages.jobs import Feature
-from common.words import Role, WorkerStatus
+from common.words import HostStatus, Role, WorkerStatus
 
 DRAFT_POSITIONS = 16  # counted one by one; few drafts are longer
 AGE_BOUNDS_S = (1.0, 4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0, 16384.0)
@@ -27,11 +27,24 @@ class HostTierTotals(msgspec.Struct, frozen=True, kw_only=True):
     stored_blocks: int = 0
     loaded_blocks: int = 0
     evicted_blocks: int = 0  # blocks of tokens that gave way to others
+    surplus_blocks: int = 0  # part of them, beyond their tenant's share
     lost_blocks: int = 0  # evicted from the tier above before they were stored
     bad_digests: int = 0  # came back with a wrong byte, and were computed again
     failed_copies: int = 0  # late, or ended by an error
     hit_tokens: int = 0
     load_bytes_per_s: float = 0.0  # as prompts wait for it; 0: not measured
+
+
+class PullTotals(msgspec.Struct, frozen=True, kw_only=True):
+    """Blocks that a worker asked of peers instead of computing them."""
+
+    pulls: int = 0  # those that brought something
+    tokens: int = 0  # found here for it
+    blocks: int = 0
+    bytes: int = 0
+    missed: int = 0  # the peer had nothing more, or could not push
+    failed: int = 0  # late, or the peer was lost
+    bad_digests: int = 0  # a byte was wrong: computed
 
 
 class EvictedBlocks(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,6 +95,8 @@ class WorkerTotals(msgspec.Struct, frozen=True, kw_only=True):
     lifetime: Ages = Ages()  # from a cached block's first release to its eviction
     idle: Ages = Ages()  # from its last release to its eviction
     reuse: Ages = Ages()  # from a release to the next use
+    pulls: PullTotals = PullTotals()
+    kept_bytes: int = 0  # handed over to it without being sent: it had them
 
 
 class WorkerState(msgspec.Struct, frozen=True, kw_only=True, tag="worker_state"):
@@ -124,6 +139,7 @@ class WorkerState(msgspec.Struct, frozen=True, kw_only=True, tag="worker_state")
     whole_kv_mb: int = 0  # MiB of KV cache that `whole_len` would need
     features: frozenset[str] = frozenset()  # words of `Feature`, and those of later releases
     drafter: str = ""  # the method of its drafts; "": none
+    pull_bytes_per_s: float = 0.0  # speed of pulls; 0: it neither asks nor lends
 
     @property
     def can(self) -> frozenset[str]:
@@ -155,6 +171,25 @@ class ModelLoad(msgspec.Struct, frozen=True, kw_only=True):
     tenants: dict[str, TenantPlaces] = {}  # the busiest ones; empty from older releases
 
 
+class ModelLevels(msgspec.Struct, frozen=True, kw_only=True):
+    """One model's part of the fields of `GatewayState` with these names."""
+
+    ttft_met: int = 0
+    ttft_count: int = 0
+    tpot_met: int = 0
+    tpot_count: int = 0
+    arriving_tokens_per_s: float = 0.0
+    queued_tokens: int = 0
+    handing_over: int = 0
+
+
+class Want(msgspec.Struct, frozen=True, kw_only=True):
+    """A gateway's wish that a model be loaded."""
+
+    keep_s: float  # from now on
+    active: bool = False  # requests wait for it, or run
+
+
 class GatewayState(msgspec.Struct, frozen=True, kw_only=True, tag="gateway_state"):
     """Gateway -> workers and gateways, every second. A worker drops the requests of a gateway that was silent for 5 s.
 
@@ -179,6 +214,8 @@ class GatewayState(msgspec.Struct, frozen=True, kw_only=True, tag="gateway_state
     models: dict[str, ModelLoad] = {}  # the three by model; empty from older releases
     kept_traces: bytes = b""  # 16-byte ids: recently ended requests whose traces tail sampling keeps
     named: bool = False  # speaks and listens on subjects with its name; release 0.1.0 does not
+    levels: dict[str, ModelLevels] = {}  # by the workers' name of the model; empty from older releases
+    wanted: dict[str, Want] = {}  # by the workers' name of the model; hosts load these
 
 
 class PlannerState(msgspec.Struct, frozen=True, kw_only=True, tag="planner_state"):
@@ -193,3 +230,29 @@ class PlannerState(msgspec.Struct, frozen=True, kw_only=True, tag="planner_state
     reason: str  # reason of the last decision
     moves: int = 0
     incarnation: int = 0
+    models: dict[str, dict[str, int]] = {}  # `desired` by model; the sums are above
+
+
+class HostedModel(msgspec.Struct, frozen=True, kw_only=True):
+    """A model that a host may load."""
+
+    status: HostStatus = HostStatus.UNLOADED
+    for_s: float = 0.0  # age of the status
+    reason: str = ""  # why it failed, or what it waits for
+
+
+class HostState(msgspec.Struct, frozen=True, kw_only=True, tag="host_state"):
+    """Host -> gateways and hosts, twice a second and with each change: the models that it loads when they are wanted.
+
+    Of several hosts that offer a model, the one with the most room loads it; they decide alike by what each says here.
+    """
+
+    v: int = PROTOCOL_VERSION
+    host: str
+    incarnation: int
+    models: dict[str, HostedModel] = {}
+    max_loaded: int = 0  # at once; 0: all
+    free_places: int = 0  # models that it could load without another one giving way
+    free_cards: int = 0  # GPUs of its plan that no loaded model has
+    free_bytes: int = 0  # host memory
+    shares: bool = False  # it heeds what other hosts say; older releases load whatever is wanted

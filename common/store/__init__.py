@@ -75,6 +75,7 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True):
     tiers: int  # below its pool: host memory, and files below that
     host_bytes_per_s: float  # at which prompts get blocks back from them
     disk_bytes_per_s: float
+    pull_bytes_per_s: float  # from peers; 0: it neither asks nor lends
 
 
 def kind_of(state: WorkerState) -> BlockKind:
@@ -107,6 +108,7 @@ def record_of(state: WorkerState) -> WorkerRecord:
         tiers=(host.capacity_bytes > 0) + (disk.capacity_bytes > 0),
         host_bytes_per_s=host.load_bytes_per_s,
         disk_bytes_per_s=disk.load_bytes_per_s,
+        pull_bytes_per_s=state.pull_bytes_per_s,
     )
 
 

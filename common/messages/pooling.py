@@ -1,0 +1,43 @@
+"""Pooling: whole texts in, vectors or scores out. Nothing is kept of them, so any worker may answer again."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from common.messages.base import PROTOCOL_VERSION
+
+MAX_POOLED_INPUTS = 4096
+_Count = Annotated[int, msgspec.Meta(ge=0, le=2**31)]
+_Counts = Annotated[list[_Count], msgspec.Meta(max_length=MAX_POOLED_INPUTS)]
+
+
+class Pool(msgspec.Struct, frozen=True, kw_only=True, tag="pool", omit_defaults=True):
+    """Gateway -> worker, request: vectors or scores of these inputs. Answered by `Pooled`. Idempotent: nothing is kept."""
+
+    v: int = PROTOCOL_VERSION
+    request_id: str
+    remaining_ms: int
+    inputs: Annotated[list[bytes], msgspec.Meta(min_length=1, max_length=MAX_POOLED_INPUTS)]  # packed tokens of each
+    work: str = "embed"  # or "token_embed", a vector a token; "classify", scores
+    seconds: _Counts = []  # where the second text of each input begins; []: there is none
+    skipped: _Count = 0  # first tokens of each input that no vector is pooled from
+    dimensions: _Count = 0  # first ones of each vector, normalised again; 0: all
+    is_raw: bool = False  # vectors of any length, scores without the model's activation
+    traceparent: str | UnsetType = UNSET
+
+
+class Pooled(msgspec.Struct, frozen=True, kw_only=True, tag="pooled", omit_defaults=True):
+    """Worker -> gateway: the rows of all inputs in order, or the error's code and message."""
+
+    v: int = PROTOCOL_VERSION
+    values: bytes = b""  # [rows, width] float32, little-endian
+    width: int = 0
+    rows: list[int] = []  # rows of each input; []: one
+    code: str = ""
+    message: str = ""
+    queue_ms: float = 0.0  # received -> its pass began
+    compute_ms: float = 0.0  # its passes, whatever else was in them
+    pass_tokens: int = 0  # tokens of the pass, all inputs of all requests
