@@ -17,6 +17,7 @@ from common.tracing import NoTracer, Tracer
 from gateway import openapi
 from gateway.admission.policy import RefusedError
 from gateway.answers.catalogue import Catalogue
+from gateway.answers.changes import Changes, MadeAliases, ModelFiles
 from gateway.answers.start import Answers
 from gateway.batches.routes import BatchRoutes
 from gateway.console.control import FleetControl
@@ -31,16 +32,20 @@ from gateway.http.body import BodyLimits
 from gateway.http.exchange import request_scope
 from gateway.http.problem import Problem, json_response, problem_of
 from gateway.observe.attainment import ServiceLevels
-from gateway.observe.fleet_metrics import FleetMetrics
+from gateway.observe.fleet_metrics import FleetMetrics, HostedMetrics
 from gateway.observe.metrics import GatewayMetrics
 from gateway.observe.request_metrics import Logged, RequestLog, RequestMetrics, count_usage
 from gateway.observe.spans import ServerSpans
 from gateway.observe.tenant_metrics import TenantLabels, TenantMetrics
+from gateway.pooling.routes import PoolingRoutes
+from gateway.pooling.service import Answering, PoolingModels
 from gateway.request.refused import Refusals
-from gateway.request.spec import Aims, Generations
+from gateway.request.spec import Aims, Generations, Loads
 from gateway.responses.service import Joined, nothing_kept
+from gateway.routes.aliases import AliasRoutes
 from gateway.routes.door import Door, HttpDoor, KeyCheck
 from gateway.routes.keys import KeyRoutes
+from gateway.routes.models import KeptModelRoutes
 from gateway.routes.operator import OperatorRoutes
 from gateway.routes.serving import ServingRoutes
 from gateway.routes.text import TextRoutes
@@ -84,6 +89,9 @@ def create_app(
     batches: MakeBatches | None = None,
     responses: MakeResponses = nothing_kept,
     keys: KeptKeys | None = None,
+    loads: Loads | None = None,
+    files: ModelFiles | None = None,
+    pooling: PoolingModels | None = None,
     dialects: Sequence[Dialect] = DIALECTS,
 ) -> FastAPI:
     """Build the application. It owns no connection: start and stop `generations` around it.
@@ -91,20 +99,27 @@ def create_app(
     `catalogue` has at least one model. `budgets` are counted in this process by default. Other gateways are asked, and answered,
     through `control`; without it there is no console. `batches` makes the Batch API's routes; without it there are none.
     `responses` makes those of kept responses; by default nothing is kept. `keys` are those made at run time; without them nobody
-    makes any.
+    makes any. `loads` are the models that hosts load when they are wanted; without it all have their workers or none.
+    `files` are the models that are kept on this machine.
+    `pooling` are those that make vectors and scores.
     """
     table = DialectTable(dialects, ignores_unknown=settings.ignores_unknown_fields)
     budgets = budgets or LocalBudgets()
+    changes = Changes(aliases=MadeAliases(keys, catalogue) if keys is not None else None, files=files)
     answers = Answers(
         generations=generations,
         catalogue=catalogue,
         budgets=budgets,
         default_deadline_s=settings.request_timeout_s,
         aims=Aims(settings.levels.goal, refuses_late=settings.admits_by_goals),
+        loads=loads,
+        changes=changes,
     )
     labels = TenantLabels()
-    metrics = GatewayMetrics(catalogue.names, tenants=labels)
+    metrics = GatewayMetrics((*catalogue.names, *catalogue.pooled), tenants=labels)
     tenant_metrics = _observe(generations, catalogue, settings, metrics, budgets, labels)
+    if loads is not None:
+        metrics.registry.register(HostedMetrics(catalogue.names, loads))
     body_limits = BodyLimits(max_bytes=settings.max_body_bytes, timeout_s=settings.body_timeout_s)
     elsewhere = control.find if control is not None else None
     request_log = RequestLog(settings.log_requests)
@@ -128,13 +143,26 @@ def create_app(
             elsewhere=elsewhere,
         ).routes,
     ]
+    answering = Answering(
+        pooling,
+        budgets=budgets,
+        timelines=generations.timelines,
+        deadline_s=settings.request_timeout_s,
+        is_other=catalogue.__contains__,
+    )
+    ignores = settings.ignores_unknown_fields
+    routes.append(PoolingRoutes(answering, metrics, body_limits, ignores_unknown=ignores).routes)
     if batches is not None:
         routes.append(batches(answers, table, metrics).routes)
     if keys is not None:
         routes.append(KeyRoutes(keys, settings.tenants).routes)
         generations.timelines.on_end(partial(count_usage, keys.usage))
+    if changes.aliases is not None:
+        routes.append(AliasRoutes(changes.aliases, catalogue).routes)
+    if changes.files is not None:
+        routes.append(KeptModelRoutes(changes.files).routes)
     if control is not None:
-        console = ConsoleRoutes(control, generations, tenant_metrics, _facts(catalogue, settings), refusals)
+        console = ConsoleRoutes(control, generations, tenant_metrics, _facts(catalogue, settings, loads), refusals)
         routes.append(console.routes)
     routes.append(_document(routes, table, settings.tenants))
     layers = _layers(settings, table, door)
@@ -173,7 +201,7 @@ def _observe(
     labels: TenantLabels,
 ) -> TenantMetrics:
     """Have ended requests counted by request, tenant and worker."""
-    models, registry, tenants = catalogue.names, metrics.registry, settings.tenants
+    models, registry, tenants = (*catalogue.names, *catalogue.pooled), metrics.registry, settings.tenants
     tenant_metrics = TenantMetrics(
         models,
         registry,
@@ -188,7 +216,7 @@ def _observe(
     return tenant_metrics
 
 
-def _facts(catalogue: Catalogue, settings: HttpSettings) -> ConsoleFacts:
+def _facts(catalogue: Catalogue, settings: HttpSettings, loads: Loads | None) -> ConsoleFacts:
     tenants = settings.tenants
     return ConsoleFacts(
         gateway_id=settings.gateway_id,
@@ -197,6 +225,7 @@ def _facts(catalogue: Catalogue, settings: HttpSettings) -> ConsoleFacts:
         levels=settings.levels,
         trace_url=settings.trace_url,
         has_admin=lambda: tenants.keys.has_admin,  # keys may be reloaded
+        loads=loads,
     )
 
 

@@ -12,7 +12,7 @@ from gateway.dialects.dialect import Dialect
 from gateway.dialects.table import DialectTable
 from gateway.http.api import ERROR, JSON, REF, ApiPart, fields, path_parameters
 from gateway.http.fields import OFF
-from gateway.tenants.tenants import ADMIN_PATHS, BEARER, OPERATOR_PATHS, is_under
+from gateway.tenants.tenants import ADMIN_PATHS, BEARER, MODEL_PATHS, OPERATOR_PATHS, is_under
 
 Json = dict[str, Any]
 
@@ -148,4 +148,5 @@ def _by_path(path: str, operation: Json, bodies: Json) -> Json:
 def _security(path: str, keys: Iterable[str], *, needs_key: bool, needs_admin: bool) -> list[Json]:
     if is_under(path, ADMIN_PATHS) or (needs_admin and is_under(path, OPERATOR_PATHS)):
         return [{"admin": []}]
-    return [{key: []} for key in keys] if needs_key else []
+    own: list[Json] = [{key: []} for key in keys] if needs_key else []
+    return [*own, {"admin": []}] if own and path in MODEL_PATHS else own

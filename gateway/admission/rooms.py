@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import msgspec
 
 from common.errors import ServingError
-from common.messages import GatewayState
+from common.messages import GatewayState, ModelLevels, ModelLoad
 from gateway.admission.waiting_room import WaitingRoom
 from gateway.request.active import ActiveRequest
 from gateway.request.spec import GenerationSpec
@@ -60,6 +60,11 @@ class WaitingRooms:
         return sum(room.in_flight for room in self._rooms.values())
 
     @property
+    def active(self) -> list[str]:
+        """The models with requests that wait or run."""
+        return [model for model, room in self._rooms.items() if room.in_flight]
+
+    @property
     def waiting(self) -> Mapping[str, tuple[int, int]]:
         """Tier -> waiting choices and prompt tokens, of all models."""
         sums: dict[str, tuple[int, int]] = {}
@@ -84,6 +89,13 @@ class WaitingRooms:
         for room in self._rooms.values():
             room.refuse_all(error)
 
+    def _level(self, model: str, state: GatewayState, load: ModelLoad) -> ModelLevels:
+        """A model's figures of the heartbeat, with what waits in its room."""
+        level, room = state.levels.get(model, ModelLevels()), self._rooms[model]
+        if room.waits_for_places:
+            return msgspec.structs.replace(level, handing_over=level.handing_over + room.queued_requests)
+        return msgspec.structs.replace(level, queued_tokens=level.queued_tokens + load.waiting_tokens)
+
     def tell(self, state: GatewayState, active: Iterable[ActiveRequest]) -> GatewayState:
         """Complete the heartbeat with waiting and started work; `active` are the started requests."""
         requests = list(active)
@@ -102,4 +114,5 @@ class WaitingRooms:
             started_tokens=sum(load.started_tokens for load in loads.values()),
             unclaimed_tokens=sum(load.unclaimed_tokens for load in loads.values()),
             models=loads,
+            levels=state.levels | {model: self._level(model, state, load) for model, load in loads.items()},
         )

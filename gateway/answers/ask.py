@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -14,6 +16,7 @@ from common.errors import InvalidRequestError
 from common.messages import NO_GOAL, NO_KEEP, Goal, Grammar, Keep, SamplingParams
 from gateway.grammars.wanted import Wanted
 from gateway.parsing.grammar import CallShape
+from gateway.tenants.shares import NO_PRESET, Preset
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,6 +222,31 @@ class Terms:
     first_token_s: float | None = None  # a later first token is useless
     goal: Goal = NO_GOAL
     keep: Keep = NO_KEEP
+    model_keep_s: float | None = None  # how long the model stays loaded after it; None: as configured
+
+
+FOREVER_S = 1e9
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+_DURATION = re.compile(r"-?(?:\d+(?:\.\d+)?(?:ms|s|m|h))+\Z")
+
+
+def lasting_s(text: str | float) -> float:
+    """Read how long a model stays loaded, as Ollama and `--keep-alive` write it: seconds, `90s`, `1h30m`; below 0: for ever.
+
+    Raises ValueError.
+    """
+    written = str(text)
+    if _DURATION.match(written):
+        parts = re.findall(r"([\d.]+)(ms|s|m|h)", written)
+        seconds = sum(float(number) * _UNITS[unit] for number, unit in parts)
+        return FOREVER_S if written.startswith("-") else min(FOREVER_S, seconds)
+    try:
+        seconds = float(written)
+    except ValueError:
+        seconds = math.nan
+    if math.isnan(seconds):
+        raise ValueError(f"{text!r} is not like 300, 5m, 1h30m or -1")
+    return FOREVER_S if seconds < 0 else min(FOREVER_S, seconds)
 
 
 CALL_TTL_S = 300.0  # as Anthropic's `cache_control` without a `ttl`
@@ -250,6 +278,39 @@ class Ask:
     def name_of(self, name: str) -> str:
         """The client's name for our field `name`, for errors."""
         return self.field_names.get(name, name)
+
+
+def with_preset(ask: Ask, preset: Preset) -> Ask:
+    """The ask, completed by what the name of its model brings. Prompts that are no conversation stay as they are."""
+    if preset == NO_PRESET:
+        return ask
+    sampling, fit = ask.sampling, ask.fit
+    given = {name: value for name, value in preset.sampling.items() if name in sampling.left_open}
+    if preset.max_tokens and not sampling.params.max_tokens:
+        given["max_tokens"], fit = preset.max_tokens, replace(fit, ends_with_context=True)
+    return replace(
+        ask,
+        prompts=[_opened(prompt, preset) if isinstance(prompt, Conversation) else prompt for prompt in ask.prompts],
+        sampling=replace(
+            sampling,
+            params=msgspec.structs.replace(sampling.params, **given),
+            left_open=sampling.left_open - given.keys(),
+            seed=preset.seed if sampling.seed is None else sampling.seed,
+        ),
+        text=replace(ask.text, stops=ask.text.stops or preset.stops),
+        fit=fit,
+    )
+
+
+def _opened(prompt: Conversation, preset: Preset) -> Conversation:
+    """A conversation behind the preset's messages. Its own system message takes the preset's place."""
+    own, plain = list(prompt.messages), prompt.without_template
+    system = own[:1] if own and own[0].get("role") in ("system", "developer") else []
+    rest = own[len(system) :]
+    if preset.system and not system:
+        system = [{"role": "system", "content": preset.system}]
+        plain = None if plain is None else preset.system + plain
+    return replace(prompt, messages=[*system, *preset.messages, *rest], without_template=plain)
 
 
 MAX_TOOLS = 512

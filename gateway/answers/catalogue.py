@@ -17,6 +17,8 @@ from common.words import Finish, Role
 from gateway.answers.tokenizer import ChatTokenizer
 from gateway.request.spec import cut_by_its_pool, longest, usual
 from gateway.request.timeline import Timeline
+from gateway.tenants.shares import NO_PRESET, Alias, Asker, Preset, Shares, chosen, main_model, served
+from modelfiles.pooling import Pooling
 
 ANY = "*"  # the alias that matches any other name
 LATEST = ":latest"  # the tag that Ollama's clients add to a name without one
@@ -48,10 +50,26 @@ class Served:
     whole_kv_mb: int | None = None  # MiB of such a pool
     usual_len: int | None = None  # the same if the answer's length is left open
     follows_grammars: bool = True  # all workers support them; those of the previous release would ignore one
+    preset: Preset = NO_PRESET  # its name may bring one
 
     @property
     def is_ready(self) -> bool:
         return bool(self.fingerprint)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelCard:
+    """A served model as clients see it, under one of its names."""
+
+    name: str
+    own_name: str  # set if `name` is an alias
+    created: int
+    max_model_len: int | None
+    tool_call_format: str | None  # None: calls stay in the text
+    reasoning_format: str | None  # None: reasoning stays in the content
+    whole_len: int | None  # the model's own, if the KV pool holds less
+    whole_kv_mb: int | None  # MiB of a pool that would hold it
+    can_chat: bool  # it has a chat template; otherwise it only completes text
 
 
 class Catalogue:
@@ -61,12 +79,19 @@ class Catalogue:
         self,
         tokenizers: Mapping[str, ChatTokenizer],
         workers: ReadyWorkers,
-        aliases: Mapping[str, str] = MappingProxyType({}),
+        aliases: Mapping[str, Alias] = MappingProxyType({}),
+        pooled: Mapping[str, Pooling] = MappingProxyType({}),
     ) -> None:
-        """`aliases`: further names -> the model's own; `*` is any other name."""
+        """`aliases`: further names -> the model's own, or several models with their shares; `*` is any other name.
+
+        `pooled`: models of vectors and scores, which generate nothing.
+        """
+        self.pooled = dict(pooled)
         self._tokenizers = dict(tokenizers)
         self._fleet = workers
-        self._aliases = dict(aliases)
+        self._configured = dict(aliases)
+        self._aliases = dict(aliases)  # and those made at run time
+        self._presets: Mapping[str, Preset] = {}
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -84,18 +109,52 @@ class Catalogue:
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
+    @property
+    def aliases(self) -> Mapping[str, Alias]:
+        """The present aliases: one model, or several with their shares."""
+        return MappingProxyType(self._aliases)
+
+    def take_aliases(self, made: Mapping[str, Shares], presets: Mapping[str, Preset] = MappingProxyType({})) -> None:
+        """Replace the aliases that were made at run time. They win over configured ones, and never hide a model."""
+        self._presets = {name: preset for name, preset in presets.items() if preset != NO_PRESET}
+        here = {name: served(shares, self._tokenizers) for name, shares in made.items() if name not in self._tokenizers}
+        self._aliases = self._configured | {name: shares for name, shares in here.items() if shares}
+
+    def preset(self, name: str) -> Preset:
+        """The preset of a name."""
+        meant = self._meant(name) if self._presets else ""
+        return NO_PRESET if meant in self._tokenizers else self._presets.get(meant, NO_PRESET)
+
     def own_name(self, name: str) -> str:
-        """The model's own name; `name` itself if it is unknown. "" is the first model; `:latest` is optional."""
+        """The model's own name; `name` itself if it is unknown. "" is the first model; `:latest` is optional.
+
+        It is the largest share's where an alias has several.
+        """
+        meant = self._meant(name)
+        return meant if meant in self._tokenizers else main_model(self._aliases.get(meant, name))
+
+    def choose(self, name: str, asker: Asker) -> str:
+        """As `own_name`; where an alias has several models, the one that answers this request."""
+        meant = self._meant(name)
+        shares = () if meant in self._tokenizers else self._aliases.get(meant, ())
+        return self.own_name(name) if isinstance(shares, str) or not shares else chosen(meant, shares, asker)
+
+    def shared_alias(self, name: str) -> str:
+        """The alias that a name means, if it has several models; else ""."""
+        meant = self._meant(name)
+        return "" if meant in self._tokenizers or isinstance(self._aliases.get(meant, ""), str) else meant
+
+    def _meant(self, name: str) -> str:
+        """The configured name, a model's or an alias's, that a client's name stands for; "" for an unknown one."""
         if not name:
             return next(iter(self._tokenizers), "")
-        if name in self._tokenizers:
-            return name
         other = name.removesuffix(LATEST) if name.endswith(LATEST) else name + LATEST
-        found = self._aliases.get(name) or (other if other in self._tokenizers else self._aliases.get(other))
-        return found or self._aliases.get(ANY, name)
+        known = (each for each in (name, other) if each in self._tokenizers or each in self._aliases)
+        return next(known, ANY if ANY in self._aliases else "")
 
-    def find(self, name: str) -> Served | None:
-        asked_as, name = name, self.own_name(name)
+    def find(self, name: str, own_name: str = "") -> Served | None:
+        """A model; `own_name`: the one chosen of an alias's."""
+        asked_as, name = name, own_name or self.own_name(name)
         tokenizer = self._tokenizers.get(name)
         if tokenizer is None:
             return None
@@ -112,7 +171,19 @@ class Catalogue:
             whole_len=cut.whole_len if cut is not None else None,
             whole_kv_mb=cut.whole_kv_mb if cut is not None else None,
             follows_grammars=all(Feature.GRAMMARS in state.can for state in (*decode, *prefill)),
+            preset=self.preset(asked_as),
         )
+
+    def unknown(self, name: str) -> str:
+        """The message for a client that asks for text of a model that isn't here, or makes none."""
+        if name in self.pooled or (not name and not self._tokenizers and self.pooled):
+            where = (
+                "/rerank, /score or /classify"
+                if self.pooled[name or next(iter(self.pooled))].labels
+                else "/v1/embeddings"
+            )
+            return f"the model {name!r} makes no text: ask it at {where}"
+        return f"the model {name!r} does not exist; this gateway serves {', '.join(map(repr, (*self, *self.pooled)))}"
 
     def all(self) -> list[Served]:
         """Each model once."""

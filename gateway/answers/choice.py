@@ -290,7 +290,7 @@ class Choice:
         self.finish = piece.finish
         self._plain, self.is_reasoning = self._reader.plain, self._reader.is_reasoning
         piece.has_calls = bool(piece.finish) and self._reader.has_calls
-        if piece.has_calls:
+        if piece.has_calls and piece.finish == Finish.STOP:  # a call that was cut is no call
             self.generation.called()
         return piece
 

@@ -15,6 +15,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from gateway.templates.shade import Shade
 from gateway.templates.template import TooLongError
+from modelfiles.byte_level import BYTE_CHARS
 
 _PRIVATE = range(0xE000, 0xF900)  # code points of secret names, which no normalizer changes
 _FIRST_NUMBER = 0xF0000
@@ -155,16 +156,6 @@ def _unknown(tokenizer: Tokenizer, model: Mapping[str, Any]) -> frozenset[int]:
     """The unknown token: any text may contain it."""
     by_name = tokenizer.token_to_id(model["unk_token"]) if model.get("unk_token") else None
     return frozenset(index for index in (by_name, model.get("unk_id")) if index is not None)
-
-
-def _byte_chars() -> dict[int, str]:
-    """GPT-2's byte table: printable bytes map to themselves, others to characters from U+0100 on."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {byte: chr(byte) for byte in printable} | {byte: chr(256 + index) for index, byte in enumerate(others)}
-
-
-BYTE_CHARS = _byte_chars()
 
 
 class Lengths:

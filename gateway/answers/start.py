@@ -9,7 +9,7 @@ import secrets
 import time
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import msgspec
@@ -18,8 +18,9 @@ from common.errors import DeadlineExceededError, InvalidRequestError, Unavailabl
 from common.messages import Grammar, SamplingParams
 from common.tasks import Ready
 from gateway.answers.answer import Answer, Turn, charge
-from gateway.answers.ask import Ask, ContextFit, Infill, Prompt, Reply, Sampling, Terms
-from gateway.answers.catalogue import Catalogue, Served, Tallies
+from gateway.answers.ask import Ask, ContextFit, Infill, Prompt, Reply, Sampling, Terms, with_preset
+from gateway.answers.catalogue import Catalogue, ModelCard, Served, Tallies
+from gateway.answers.changes import Changes
 from gateway.answers.choice import Choice, MessageReader
 from gateway.answers.sessions import SessionStates
 from gateway.answers.steering import Steering
@@ -28,7 +29,7 @@ from gateway.answers.tokenizer import ChatTokenizer
 from gateway.grammars.messages import MessageWish, grammar_of_message
 from gateway.grammars.wanted import Wanted
 from gateway.http.problem import ModelNotFoundError
-from gateway.request.spec import NO_AIMS, Aims, DraftRules, Generations, GenerationSpec, Origin, Sharing
+from gateway.request.spec import NO_AIMS, Aims, DraftRules, Generations, GenerationSpec, Loads, Origin, Sharing
 from gateway.tenants.budgets import Budgets
 from gateway.tenants.tenants import Tenant
 
@@ -36,21 +37,6 @@ log = logging.getLogger(__name__)
 
 MAX_SEQUENCES = 64  # prompts times choices of one request
 MAX_SCORES_BYTES = 512 * 1024  # prompt logprobs of one answer
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelCard:
-    """A served model as clients see it, under one of its names."""
-
-    name: str
-    own_name: str  # set if `name` is an alias
-    created: int
-    max_model_len: int | None
-    tool_call_format: str | None  # None: calls stay in the text
-    reasoning_format: str | None  # None: reasoning stays in the content
-    whole_len: int | None  # the model's own, if the KV pool holds less
-    whole_kv_mb: int | None  # MiB of a pool that would hold it
-    can_chat: bool  # it has a chat template; otherwise it only completes text
 
 
 class Answers:
@@ -64,11 +50,13 @@ class Answers:
         budgets: Budgets,
         default_deadline_s: float,
         aims: Aims = NO_AIMS,
+        loads: Loads | None = None,
+        changes: Changes | None = None,
     ) -> None:
-        self._budgets = budgets
-        self._default_deadline_s = default_deadline_s
-        self._aims = aims
-        self._started_at = int(time.time())
+        self._budgets, self.loads = budgets, loads
+        self.changes = changes or Changes()
+        self._default_deadline_s, self._aims = default_deadline_s, aims
+        self.started_at = int(time.time())
         self._turn = Turn()
         self._calls_as_text: set[str] = set()  # models already logged
         self.generations = generations
@@ -92,7 +80,7 @@ class Answers:
         return ModelCard(
             name=served.asked_as,
             own_name=served.name,
-            created=self._started_at,
+            created=self.started_at,
             max_model_len=served.max_model_len,
             tool_call_format=format_.name or None,
             reasoning_format=format_.reasoning or None,
@@ -101,25 +89,24 @@ class Answers:
             can_chat=served.tokenizer.can_chat,
         )
 
-    def find(self, name: str) -> Served:
-        """Look up a model. Raises ModelNotFoundError, which lists the names."""
-        served = self.catalogue.find(name)
+    def find(self, name: str, own_name: str = "") -> Served:
+        """Look up a model. Raises ModelNotFoundError, which lists the names. `own_name`: see `Catalogue.find`."""
+        served = self.catalogue.find(name, own_name)
         if served is None:
-            names = ", ".join(map(repr, self.catalogue))
-            raise ModelNotFoundError(f"the model {name!r} does not exist; this gateway serves {names}", param="model")
+            raise ModelNotFoundError(self.catalogue.unknown(name), param="model")
         return served
 
-    def check(self, ask: Ask, tenant: Tenant) -> Served:
-        """Raise any ServingError that `start` would raise, before tokenising; or return the model."""
-        served = self.find(ask.model)
-        terms, deadline_s = ask.terms, self._deadline_s(ask.terms)
+    def check(self, ask: Ask, tenant: Tenant, own_name: str = "") -> Served:
+        """Raise any ServingError that `start` would raise, before tokenising; or return the model: see `find`."""
+        served = self.find(ask.model, own_name)
+        terms, deadline_s = ask.terms, self.deadline_s(ask.terms)
         first_token_s = min(deadline_s, terms.first_token_s or deadline_s)
         self.generations.turn_away(tenant, priority=terms.priority, first_token_s=first_token_s, model=served.name)
         if ask.reply is not None and ask.reply.tools.tools:
             self._check_calls(served)
         return served
 
-    def _deadline_s(self, terms: Terms) -> float:
+    def deadline_s(self, terms: Terms) -> float:
         return terms.deadline_s or self._default_deadline_s
 
     def _check_calls(self, served: Served) -> None:
@@ -138,8 +125,9 @@ class Answers:
             raise InvalidRequestError(
                 f"at most {MAX_SEQUENCES} prompts times n are allowed", param=ask.name_of("prompt")
             )
-        give_up_at = asyncio.get_running_loop().time() + self._deadline_s(ask.terms)
-        prompts = await self.tokenised(ask, served, give_up_at)
+        give_up_at = asyncio.get_running_loop().time() + self.deadline_s(ask.terms)
+        ask = with_preset(ask, served.preset)
+        prompts = await self._tokenised(ask, served, give_up_at)
         try:
             async with asyncio.timeout_at(give_up_at):
                 grammar = await _grammar(ask, served, prompts[0], origin.tenant.name)
@@ -190,8 +178,11 @@ class Answers:
             self.steering.add(answer, origin.tenant.name, closing if ask.reply.is_steered else None)
         return answer
 
-    async def tokenised(self, ask: Ask, served: Served, give_up_at: float | None = None) -> list[list[int]]:
+    async def tokenised(self, ask: Ask, served: Served) -> list[list[int]]:
         """Tokens of an ask's prompts. Raises ServingError."""
+        return await self._tokenised(with_preset(ask, served.preset), served, None)
+
+    async def _tokenised(self, ask: Ask, served: Served, give_up_at: float | None) -> list[list[int]]:
         name, keep, found = ask.name_of("prompt"), _kept(ask.fit, ask.sampling, served), list[list[int]]()
         for prompt in ask.prompts:
             making = self.tokenising.tokens(prompt, served, name=name, keep=keep)
@@ -224,7 +215,7 @@ class Answers:
                     request_id=f"{answer.id}-{len(specs)}",
                     token_ids=prompt,
                     sampling=msgspec.structs.replace(sampling, seed=choice_seed(seed, len(specs))),
-                    deadline_s=self._deadline_s(terms),
+                    deadline_s=self.deadline_s(terms),
                     model=served.name,
                     model_fingerprint=served.fingerprint,
                     sharing=Sharing(

@@ -15,13 +15,14 @@ from tokenizers import Tokenizer
 from common.blocks import tokenizer_fingerprint
 from common.errors import InvalidRequestError, UnavailableError
 from gateway.answers.ask import Infill
-from gateway.answers.encoding import BYTE_CHARS, ControlTokens, Lengths
+from gateway.answers.encoding import ControlTokens, Lengths
 from gateway.answers.infill import infill_form
 from gateway.grammars.maker import GrammarMaker
 from gateway.parsing.choose import DEFAULT_PARSERS, Parsers, choose
 from gateway.parsing.terminals import PlainTokens, Terminals
 from gateway.request.defaults import sampling_defaults
 from gateway.templates.template import ChatTemplate, RenderOptions, TooLongError, read_source
+from modelfiles.byte_level import BYTE_CHARS
 from modelfiles.files import CONFIG, GENERATION_CONFIG, TOKENIZER, TOKENIZER_CONFIG, num_tokens, read_file, read_json
 
 # A prompt is a single text: a thread pool for several costs 15 % more, and competes with ours.

@@ -40,6 +40,7 @@ from gateway.http.problem import NotKeptError, problem_of
 from gateway.keeping.streams import Delivery, TooLargeError
 from gateway.observe.spans import describe_answer, line_span
 from gateway.request.spec import Origin
+from gateway.tenants.shares import Asker
 from gateway.tenants.tenants import Tenant, Tenants
 
 log = logging.getLogger("baton.batches")
@@ -228,7 +229,7 @@ class LineRunner:
         except WrongLineError as error:  # it was checked when the batch was accepted
             log.warning("batches.line_of_another", extra={"batch": line.batch, "error": error.message})
             raise LaterError(OTHER_MODEL_RETRY_S) from error
-        return Asked(line, read.custom_id, bytes(read.body), self._answers.catalogue.own_name(model))
+        return Asked(line, read.custom_id, bytes(read.body), self._answers.catalogue.choose(model, Asker(line.batch)))
 
     async def _keep(self, asked: Asked, result: Result) -> bool:
         """Store a result, however long NATS is down or full. False: the line has one, or its batch is over."""
@@ -316,7 +317,7 @@ class LineRunner:
         # Checked before tokenising.
         self._answers.generations.turn_away(origin.tenant, priority=LOWEST_PRIORITY, model=asked.model)
         body, ask = await checked(asked.body, entry.read, self._line_limits)
-        served = self._answers.find(ask.model)
+        served = self._answers.find(ask.model, asked.model)
         if ask.stream:
             raise InvalidRequestError("stream: a line of a batch can't be streamed", param="stream")
         priority = min(ask.terms.priority, LOWEST_PRIORITY, tenant.max_priority)

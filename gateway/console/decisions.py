@@ -44,7 +44,9 @@ class Decisions:
 
 
 def _gist(state: PlannerState) -> tuple[Any, ...]:
-    return state.acts, state.reason.partition(":")[0], state.workers, state.desired, state.moves, state.incarnation
+    parts = 2 if len(state.models) > 1 else 1  # a model's name stands before its reason
+    reasons = [":".join(reason.split(":")[:parts]) for reason in state.reason.split(" | ")]
+    return state.acts, reasons, state.workers, state.desired, state.moves, state.incarnation
 
 
 def _json(state: PlannerState, unix: float) -> dict[str, Any]:

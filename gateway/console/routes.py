@@ -32,7 +32,7 @@ from gateway.http.streaming import EVENTS, ByteStream
 from gateway.observe.attainment import ServiceLevels
 from gateway.observe.tenant_metrics import TenantMetrics
 from gateway.request.refused import Refusals
-from gateway.request.spec import Generations
+from gateway.request.spec import Generations, Loads
 from gateway.tenants.tenants import CONSOLE_PAGES
 
 FRESH_S = 0.5  # a state this fresh is shared by further viewers
@@ -79,6 +79,7 @@ class ConsoleFacts:
     levels: ServiceLevels
     trace_url: str  # URL of a trace, with {trace_id} for its id
     has_admin: Callable[[], bool]
+    loads: Loads | None = None
 
 
 class ConsoleRoutes:
@@ -200,7 +201,7 @@ class ConsoleRoutes:
             "version": facts.version,
             "model": models[0].name,
             "max_model_len": models[0].max_model_len,
-            "models": [model_json(model) for model in models],
+            "models": [model_json(model, facts.loads) for model in models],
             "has_admin": facts.has_admin(),
             "not_ready": self._generations.not_ready_reason,
             "not_ready_since": recorder.chronicle.not_ready_since,

@@ -6,10 +6,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from common.messages import INCARNATION_BITS, GatewayState, WorkerState, WorkerTotals
+from common.messages import INCARNATION_BITS, GatewayState, Region, WorkerState, WorkerTotals
 from gateway.answers.catalogue import Served
 from gateway.placement.agreement import kv_name
 from gateway.request.attempt import AttemptLine
+from gateway.request.spec import Loads
 from gateway.request.timeline import Timeline
 
 WINDOW_S = 60.0  # handoffs, links and latencies this recent are shown
@@ -28,6 +29,7 @@ def worker_json(state: WorkerState) -> dict[str, Any]:
         "status": state.status,
         "model": state.model,
         "transport": state.region.transport,
+        "ranks": len(state.region.each),
         "max_model_len": state.max_model_len,
         "running": state.running,
         "waiting": state.waiting,
@@ -44,7 +46,7 @@ def worker_json(state: WorkerState) -> dict[str, Any]:
         "kv_held": state.held_blocks,
         "kv_free": state.free_blocks,
         "block_tokens": layout.block_size,
-        "block_bytes": layout.block_bytes,
+        "block_bytes": _block_bytes(state.region),
         "kv_dtype": kv_name(layout),
         "tiers": tiers_json(state.totals),
         "prefill_tokens_per_s": round(state.prefill_tokens_per_s, 1),
@@ -52,6 +54,14 @@ def worker_json(state: WorkerState) -> dict[str, Any]:
         "decode_step_ms": round(state.decode_step_ms, 3),
         "link_bytes_per_s": round(state.link_bytes_per_s),
     }
+
+
+def _block_bytes(region: Region) -> int:
+    """Bytes of a block in all ranks, or stages: their layouts are not told, but that each layer is in one of them."""
+    layout = region.layout
+    if any(part.layers < part.all_layers for part in layout.pages):
+        return sum(part.block_bytes(layout.block_size) for part in layout.whole_pages)
+    return len(region.each) * layout.block_bytes
 
 
 def tiers_json(totals: WorkerTotals) -> dict[str, dict[str, int]]:
@@ -70,12 +80,17 @@ def tiers_json(totals: WorkerTotals) -> dict[str, dict[str, int]]:
     }
 
 
-def model_json(model: Served) -> dict[str, Any]:
-    """One model, by its files; `calls` and `reasoning` are the formats of its answers, "": plain text."""
+def model_json(model: Served, loads: Loads | None = None) -> dict[str, Any]:
+    """One model, by its files; `calls` and `reasoning` are the formats of its answers, "": plain text.
+
+    `hosted`: its state at its host, if one loads and unloads it.
+    """
+    hosted = None if loads is None else loads.find(model.name)
     tokenizer = model.tokenizer
     answers = tokenizer.format.format
     return {
         "name": model.name,
+        "hosted": None if hosted is None else {"status": hosted.status, "reason": hosted.reason},
         "max_model_len": model.max_model_len,
         **tokenizer.saved._asdict(),
         "vocab_size": tokenizer.vocab_size,

@@ -93,6 +93,7 @@ class RequestScope:
     received_at: float = field(default_factory=time.monotonic)  # when the head was complete
     read_at: float = field(default_factory=time.monotonic)  # when the newest byte was read
     request_id: str = ""
+    fields: Mapping[str, str] = field(default_factory=dict)  # its headers, by their names in lower case
     tenant: Tenant = ANYBODY
     session: str = ""  # `x-session-id`
     trace: RequestTrace = field(default_factory=RequestTrace)

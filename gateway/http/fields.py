@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import re
 from codecs import BOM_UTF8
-from collections.abc import Container, Iterable, Mapping, Set
+from collections.abc import Collection, Container, Iterable, Mapping, Set
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar
 
@@ -130,9 +130,9 @@ MAX_NAME_CHARS = 64
 _NAMEABLE = re.compile(rf"[A-Za-z0-9_.-]{{1,{MAX_NAME_CHARS}}}\Z")
 
 
-def ignored_header(body: BaseModel) -> dict[str, str]:
-    """The answer's header that lists ignored fields; odd names, which clients choose, are only counted."""
-    ignored: tuple[str, ...] = getattr(body, "ignored", ())
+def ignored_header(body: BaseModel, heeded: Collection[str] = ()) -> dict[str, str]:
+    """The answer's header that lists ignored fields but the `heeded` ones; odd names, which clients choose, are only counted."""
+    ignored = [name for name in getattr(body, "ignored", ()) if name not in heeded]
     named = [name for name in ignored if _NAMEABLE.match(name)][:MAX_NAMED]
     others = [f"and {len(ignored) - len(named)} more"] if len(ignored) > len(named) else []
     return {IGNORED_HEADER: ", ".join([*named, *others])} if ignored else {}

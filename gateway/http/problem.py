@@ -59,6 +59,12 @@ class NotKeptError(InvalidRequestError):
     code = "not_found"
 
 
+class ForbiddenError(InvalidRequestError):
+    """The key is valid, and may not do this."""
+
+    code = "forbidden"
+
+
 class ConflictError(InvalidRequestError):
     """The request contradicts the present state."""
 
@@ -105,6 +111,8 @@ def _status(error: ServingError) -> int:
             return 401
         case ModelNotFoundError() | NotKeptError():
             return 404
+        case ForbiddenError():
+            return 403
         case ConflictError():
             return 409
         case InvalidRequestError():

@@ -50,8 +50,9 @@ class ByteStream(StreamingResponse):
         *,
         close: Callable[[], Awaitable[None]],
         headers: Mapping[str, str],
+        media_type: str = EVENTS,
     ) -> None:
-        super().__init__(chunks, media_type=EVENTS, headers={**_HEADERS, **headers})
+        super().__init__(chunks, media_type=media_type, headers={**_HEADERS, **headers})
         self._chunks = chunks
         self._close = close
 

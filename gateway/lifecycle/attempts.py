@@ -122,7 +122,7 @@ class Attempts:
             state,
             gateway=self._gateway_id,
             root=self._means.placer.root(state.spec),
-            decode_workers=placement.decode,
+            placement=placement,
             traceparent=self._keeping.records.context_for(state.spec.origin.traceparent),
             now=now,
         )

@@ -17,6 +17,7 @@ from common.peers import Peers
 from common.tasks import Ready
 from gateway.admission.rooms import WaitingRooms
 from gateway.lifecycle.running import Records, Running
+from gateway.placement.hosts import Hosts
 from gateway.placement.placer import Placer
 
 CANCEL_TRIES = 3
@@ -76,17 +77,21 @@ class Means:
 class Heartbeat:
     """Publishes this gateway's state. Workers cancel the requests of a silent gateway."""
 
-    def __init__(self, bus: Bus, running: Running, rooms: WaitingRooms, records: Records) -> None:
+    def __init__(self, bus: Bus, running: Running, rooms: WaitingRooms, records: Records, hosts: Hosts) -> None:
         self._bus = bus
+        self._hosts = hosts
         self._running = running
         self._rooms = rooms
         self._records = records
 
     async def run(self, gateway_id: str, incarnation: int) -> None:
-        """Send heartbeats until cancelled."""
+        """Send heartbeats until cancelled; one at once for a new wish."""
         while True:
             with contextlib.suppress(UnavailableError):
                 state = self._records.heartbeat(gateway_id, incarnation, self._running)
                 state = self._rooms.tell(state, self._running)
+                levels = {self._hosts.their_name(model): level for model, level in state.levels.items()}
+                state = msgspec.structs.replace(state, wanted=self._hosts.wanted(), levels=levels)
                 await self._bus.publish(subjects.gateway_heartbeat(gateway_id), state)
-            await asyncio.sleep(HEARTBEAT_PERIOD_S)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._hosts.news.wait(), HEARTBEAT_PERIOD_S)

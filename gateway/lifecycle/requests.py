@@ -16,7 +16,14 @@ from dataclasses import dataclass, field
 from common import subjects
 from common.bus import Bus
 from common.errors import DeadlineExceededError, InvalidRequestError, UnavailableError
-from common.messages import WorkerState, frame_decoder, gateway_state_decoder, to_gateway_decoder
+from common.messages import (
+    HostState,
+    WorkerState,
+    frame_decoder,
+    gateway_state_decoder,
+    host_state_decoder,
+    to_gateway_decoder,
+)
 from common.peers import Peers
 from common.tracing import NoTracer, Tracer
 from common.words import Role
@@ -37,13 +44,16 @@ from gateway.lifecycle.watchdog import Watchdog
 from gateway.observe.attainment import ServiceLevels
 from gateway.observe.spans import RequestSpans
 from gateway.placement.agreement import Agreement, Own
+from gateway.placement.hosts import FOREVER_S, Hosts
 from gateway.placement.incumbents import Incumbents
 from gateway.placement.placer import PlacementStore, Placer
 from gateway.request.active import ActiveRequest, timeline_of
 from gateway.request.placement import Difference
 from gateway.request.spec import GenerationSpec, Load, longest
 from gateway.request.timeline import Timelines
+from gateway.tenants.shares import Alias
 from gateway.tenants.tenants import Tenant
+from modelfiles.pooling import Pooling
 
 DRAIN_CHECK_S = 0.02
 CLOSE_TIMEOUT_S = 2.0
@@ -58,6 +68,7 @@ class OwnerSettings:
     incarnation: int
     limits: RequestLimits = field(default_factory=RequestLimits)
     levels: ServiceLevels = field(default_factory=ServiceLevels)
+    keep_s: float = FOREVER_S  # from a hosted model's last request until it is unloaded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,8 +77,10 @@ class OwnModels:
 
     tokenizers: Mapping[str, ChatTokenizer] = field(default_factory=dict)
     known: Mapping[str, Own] = field(default_factory=dict)  # their other facts
-    aliases: Mapping[str, str] = field(default_factory=dict)
+    aliases: Mapping[str, Alias] = field(default_factory=dict)
     incumbents: Incumbents | None = None
+    pooled: Mapping[str, Pooling] = field(default_factory=dict)  # models that generate nothing
+    num_pooling: Callable[[], int] = int  # ready workers of these
 
 
 class Requests:
@@ -86,8 +99,18 @@ class Requests:
     ) -> None:
         own = {name: Own(tokenizer=tokenizer.fingerprint) for name, tokenizer in models.tokenizers.items()}
         self._agreement = Agreement(peers, {**own, **models.known}, models.incumbents)
-        self.catalogue = Catalogue(models.tokenizers, self._agreement, models.aliases)
+        self.catalogue = Catalogue(models.tokenizers, self._agreement, models.aliases, models.pooled)
+        self._num_pooling = models.num_pooling
         self._settings = settings
+        self.hosts = Hosts(
+            lambda model: bool(self.catalogue.fingerprint(model)),
+            bus,
+            gateway_id=settings.gateway_id,
+            keep_s=settings.keep_s,
+            called={name: own.called for name, own in models.known.items() if own.called},
+            running=lambda: self.rooms.active,
+            clock=clock,
+        )
         gateway_id, limits = settings.gateway_id, settings.limits
         self._leaves = ""  # the reason, once it is leaving
         self._loops: list[asyncio.Task[None]] = []
@@ -133,9 +156,16 @@ class Requests:
         await self.means.bus.subscribe(subjects.frames(here), frame_decoder, inbox.take_unnamed)
         await self.means.bus.subscribe(subjects.ALL_GATEWAY_HEARTBEATS, gateway_state_decoder, self.capacities.saw)
         inbox.listen()
-        heartbeat = Heartbeat(self.means.bus, self.seen.running, self.rooms, self.keeping.records)
+        await self.means.bus.subscribe(subjects.host_heartbeat(anybody), host_state_decoder, self._saw_host)
+        heartbeat = Heartbeat(self.means.bus, self.seen.running, self.rooms, self.keeping.records, self.hosts)
         loops = (heartbeat.run(here, self._settings.incarnation), self._watchdog.run(), self._tell_differences())
         self._loops = [background.spawn(loop) for loop in loops]
+
+    def _saw_host(self, state: HostState) -> None:
+        if not self.hosts.heard:  # no request of a Baton without hosts waits for one
+            self.seen.peers.on_joined(lambda _: self.hosts.changed())
+            self.seen.peers.on_changed(lambda _: self.hosts.changed())
+        self.hosts.saw(state)
 
     async def _tell_differences(self) -> None:
         while True:
@@ -197,7 +227,8 @@ class Requests:
 
     @property
     def ready_workers(self) -> dict[str, int]:
-        return {role: len(self.means.placer.workers(role)) for role in (Role.PREFILL, Role.DECODE)}
+        found: dict[str, int] = {role: len(self.means.placer.workers(role)) for role in (Role.PREFILL, Role.DECODE)}
+        return found | ({Role.POOL: self._num_pooling()} if self.catalogue.pooled else {})
 
     @property
     def differences(self) -> list[Difference]:
@@ -216,7 +247,9 @@ class Requests:
         names = self.catalogue.names
         if any(map(self.catalogue.fingerprint, names)) or (not names and self._agreement.ready(Role.DECODE)):
             return ""
-        return _nobody("no decode worker", self.differences)
+        if self._num_pooling():
+            return ""
+        return "" if self.hosts.offers_any(names) else _nobody("no decode worker", self.differences)
 
     def turn_away(
         self, tenant: Tenant, *, priority: int, first_token_s: float = math.inf, model: str | None = None
@@ -224,8 +257,8 @@ class Requests:
         if self.not_ready_reason:
             raise UnavailableError(self.not_ready_reason)
         names = self.catalogue.names or ("",)
-        if model is None and len(names) > 1:
-            return  # another model may have room
+        if model is None and (len(names) > 1 or (self.hosts.heard and self.hosts.find(names[0]) is not None)):
+            return  # it may be another model, or one to be loaded
         name = names[0] if model is None else model
         self._check_model(name, self.catalogue.fingerprint(name))
         self.rooms.turn_away(name, tenant, priority=priority, first_token_s=first_token_s)

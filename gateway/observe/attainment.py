@@ -7,12 +7,13 @@ end. The lowest tier has no service levels.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from common.errors import InvalidRequestError, ServingError
-from common.messages import GatewayState, Goal
+from common.messages import GatewayState, Goal, ModelLevels
 from gateway.request.active import ActiveRequest
 from gateway.request.state import Phase
 from gateway.request.timeline import Timeline
@@ -70,7 +71,7 @@ class Attainment:
     def __init__(self, levels: ServiceLevels, *, started_at: float) -> None:
         self._levels = levels
         self._started_at = started_at
-        self._window = _Window(levels.window_s)
+        self._windows = defaultdict[str, _Window](lambda: _Window(levels.window_s))  # by model
         self._seen: dict[str, _Seen] = {}
 
     def ended(self, active: ActiveRequest, error: ServingError | None, now: float) -> None:
@@ -80,39 +81,51 @@ class Attainment:
         self._count_first_token(active, seen, now)
         if line.first_token_at is None:
             if error is not None and not isinstance(error, InvalidRequestError) and not line.patient:
-                self._window.add("ttft", 1, now)
+                self._windows[line.model].add("ttft", 1, now)
         elif error is None and line.completion_tokens > 1 and not line.patient:
             self._count_tokens(line, line.completion_tokens - 1, now - line.first_token_at, now)
 
     def state(self, gateway: str, incarnation: int, requests: Iterable[ActiveRequest], now: float) -> GatewayState:
         """Fill the heartbeat. `requests`: those in flight."""
-        late, waiting = 0, Counter[str]()
+        waiting = defaultdict[str, Counter[str]](Counter)
         seen, self._seen = self._seen, {}  # never queued
         for active in requests:
             name = active.state.spec.request_id
             if name in seen:
                 self._seen[name] = seen[name]
             self._look(active, now)
+            counts = waiting[active.timeline.model]
             if active.timeline.first_token_at is None and not active.timeline.patient:
-                late += now - active.timeline.received_at > active.timeline.ttft_goal_s
+                counts["late"] += now - active.timeline.received_at > active.timeline.ttft_goal_s
             if active.state.phase is Phase.QUEUED:
-                waiting["requests"] += 1
-                waiting["tokens"] += len(active.state.spec.token_ids)
-            waiting["handing over"] += active.state.phase is Phase.PREFILLED
-        sums = self._window.sums(now)
-        share = sums["prefilled tokens"] / sums["prompt tokens"] if sums["prompt tokens"] else 1.0
-        seconds = max(1.0, min(self._levels.window_s, now - self._started_at))
+                counts["requests"] += 1
+                counts["tokens"] += len(active.state.spec.token_ids)
+            counts["handing over"] += active.state.phase is Phase.PREFILLED
+        levels = {model: self._of(model, waiting[model], now) for model in {*self._windows, *waiting}}
+        sums: dict[str, Any] = {
+            name: sum(getattr(one, name) for one in levels.values()) for name in ModelLevels.__struct_fields__
+        }
         return GatewayState(
             named=True,
             gateway=gateway,
             incarnation=incarnation,
             window_s=self._levels.window_s,
+            queued_requests=sum(counts["requests"] for counts in waiting.values()),
+            levels=levels,
+            **sums,
+        )
+
+    def _of(self, model: str, waiting: Counter[str], now: float) -> ModelLevels:
+        """The figures of one model."""
+        sums = self._windows[model].sums(now)
+        share = sums["prefilled tokens"] / sums["prompt tokens"] if sums["prompt tokens"] else 1.0
+        seconds = max(1.0, min(self._levels.window_s, now - self._started_at))
+        return ModelLevels(
             ttft_met=sums["ttft met"],
-            ttft_count=sums["ttft"] + late,
+            ttft_count=sums["ttft"] + waiting["late"],
             tpot_met=sums["tpot met"],
             tpot_count=sums["tpot"],
             arriving_tokens_per_s=share * sums["arrived tokens"] / seconds,
-            queued_requests=waiting["requests"],
             queued_tokens=int(share * waiting["tokens"]),
             handing_over=waiting["handing over"],
         )
@@ -130,7 +143,7 @@ class Attainment:
         name = active.state.spec.request_id
         if name not in self._seen:
             self._seen[name] = _Seen()
-            self._window.add("arrived tokens", active.timeline.prompt_tokens, now)
+            self._windows[active.timeline.model].add("arrived tokens", active.timeline.prompt_tokens, now)
         return self._seen[name]
 
     def _count_first_token(self, active: ActiveRequest, seen: _Seen, now: float) -> None:
@@ -140,12 +153,14 @@ class Attainment:
             return
         seen.first_token = True
         if not line.patient:
-            self._window.add("ttft", 1, now)
-            self._window.add("ttft met", line.first_token_at - line.received_at <= line.ttft_goal_s, now)
+            self._windows[line.model].add("ttft", 1, now)
+            self._windows[line.model].add("ttft met", line.first_token_at - line.received_at <= line.ttft_goal_s, now)
         handed_over = line.attempt is not None and bool(line.attempt.decode)
-        self._window.add("prompt tokens", line.prompt_tokens, now)
-        self._window.add("prefilled tokens", handed_over * max(0, line.prompt_tokens - line.cached_tokens), now)
+        self._windows[line.model].add("prompt tokens", line.prompt_tokens, now)
+        self._windows[line.model].add(
+            "prefilled tokens", handed_over * max(0, line.prompt_tokens - line.cached_tokens), now
+        )
 
     def _count_tokens(self, line: Timeline, tokens: int, seconds: float, now: float) -> None:
-        self._window.add("tpot", 1, now)
-        self._window.add("tpot met", seconds <= tokens * line.goal.tpot_s, now)
+        self._windows[line.model].add("tpot", 1, now)
+        self._windows[line.model].add("tpot met", seconds <= tokens * line.goal.tpot_s, now)

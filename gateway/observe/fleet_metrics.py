@@ -21,15 +21,17 @@ from common.messages import (
     WorkerState,
     WorkerTotals,
 )
-from common.words import WorkerStatus
+from common.words import HostStatus, WorkerStatus
 from gateway.placement.agreement import kv_name
 from gateway.request.placement import Difference
+from gateway.request.spec import Loads
 
 LABELS = ["model_name", "worker"]
 DEVICE_TIER = "device"
 # Tiers of cached blocks, and the prompt tokens that came from each. Each is found in the next one up then.
 TIERS: dict[str, Callable[[WorkerTotals], int]] = {
-    DEVICE_TIER: lambda totals: max(0, totals.cached_tokens - totals.host.hit_tokens),
+    DEVICE_TIER: lambda totals: max(0, totals.cached_tokens - totals.host.hit_tokens - totals.pulls.tokens),
+    "peer": lambda totals: totals.pulls.tokens,
     "host": lambda totals: max(0, totals.host.hit_tokens - totals.disk.hit_tokens),
     "disk": lambda totals: totals.disk.hit_tokens,
 }
@@ -79,6 +81,15 @@ COUNTERS: dict[str, tuple[str, Callable[[WorkerState], float]]] = {
     "baton_worker_transfer_blocks": ("Blocks pushed", lambda state: state.totals.pushed_blocks),
     "baton_worker_transfer_bytes": ("Bytes pushed", lambda state: state.totals.pushed_bytes),
     "baton_worker_transfer_seconds": ("Time of all pushes", lambda state: state.totals.push_s),
+    "baton_worker_transfer_kept_bytes": (
+        "Bytes of handoffs that were not sent: the decode worker had them",
+        lambda state: state.totals.kept_bytes,
+    ),
+    "baton_worker_pulled_tokens": (
+        "Prompt tokens found because a peer pushed their blocks",
+        lambda state: state.totals.pulls.tokens,
+    ),
+    "baton_worker_pulled_bytes": ("Bytes that peers pushed for prompts", lambda state: state.totals.pulls.bytes),
     "baton_worker_preemptions": (
         "Sequences that had to give their blocks back",
         lambda state: state.totals.preemptions,
@@ -107,6 +118,7 @@ TIER_COUNTERS = {
     "stored_blocks": "Blocks that came from the tier above",
     "loaded_blocks": "Blocks copied back",
     "evicted_blocks": "Blocks of tokens that gave way to others",
+    "surplus_blocks": "Part of these that were beyond their tenant's share",
     "lost_blocks": "Blocks of tokens evicted from the tier above before they were copied",
     "bad_digests": "Blocks that came back with a wrong byte, or files that are torn: computed again",
     "failed_copies": "Copies that took too long, or ended by an error",
@@ -117,6 +129,8 @@ LOWER_TIERS: dict[str, Callable[[WorkerTotals], HostTierTotals]] = {
 }
 
 
+# Outcomes of pulls, by the name that counts them.
+PULLS = {"pulled": "pulls", "missed": "missed", "failed": "failed", "bad_digest": "bad_digests"}
 AGES: dict[str, tuple[str, Callable[[WorkerTotals], Ages]]] = {
     "baton_worker_block_lifetime_seconds": (
         "From a block's first release to its eviction",
@@ -131,6 +145,24 @@ AGES: dict[str, tuple[str, Callable[[WorkerTotals], Ages]]] = {
         lambda totals: totals.reuse,
     ),
 }
+
+
+class HostedMetrics(Collector):
+    """The models that hosts load when they are wanted."""
+
+    def __init__(self, models: Iterable[str], loads: Loads) -> None:
+        self._models = tuple(models)
+        self._loads = loads
+
+    def collect(self) -> Iterator[Metric]:
+        text = "1 for the present status of a model that hosts load when it is wanted"
+        family = GaugeMetricFamily("baton_hosted_models", text, labels=["model_name", "status"])
+        for model in self._models:
+            found = self._loads.find(model)
+            for status in HostStatus if found is not None else ():
+                if status is not HostStatus.OTHER:
+                    family.add_metric([model, str(status)], float(found is not None and found.status is status))
+        yield family
 
 
 class FleetMetrics(Collector):
@@ -163,6 +195,7 @@ class FleetMetrics(Collector):
         yield _hits_by_tier(states)
         yield from _of_tiers(states)
         yield _evicted(states)
+        yield _pulls(states)
         yield from _ages(states)
         yield _accepted_by_position(states, "baton_worker_accepted_tokens_per_position", LABELS)
         yield _drafters(states)
@@ -203,6 +236,14 @@ def _evicted(states: list[WorkerState]) -> Metric:
         for reason in EvictedBlocks.__struct_fields__:
             evicted.add_metric([state.model, state.worker, reason], float(getattr(state.totals.evicted, reason)))
     return evicted
+
+
+def _pulls(states: list[WorkerState]) -> Metric:
+    pulls = CounterMetricFamily("baton_worker_pulls", "Questions to peers for blocks", labels=[*LABELS, "outcome"])
+    for state in states:
+        for outcome, field in PULLS.items():
+            pulls.add_metric([state.model, state.worker, outcome], float(getattr(state.totals.pulls, field)))
+    return pulls
 
 
 def _ages(states: list[WorkerState]) -> Iterator[Metric]:

@@ -99,15 +99,15 @@ class Histogram:
 
 
 class ModelLabels:
-    """Label values of at least one model."""
+    """Label values of models."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = tuple(names)
 
     @property
     def first(self) -> str:
-        """The label of figures without a model."""
-        return self.names[0]
+        """The label of figures without a model; "" where none generates."""
+        return self.names[0] if self.names else ""
 
     def of(self, model: str) -> str:
         """The label of a model; the first one's for unknown names."""

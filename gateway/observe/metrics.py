@@ -174,6 +174,12 @@ class GatewayMetrics:
         self._asked = Counter(
             "baton_dialect_requests", "Requests by dialect and path", ["dialect", "path"], registry=self.registry
         )
+        self._shared = Counter(
+            "baton_alias_requests",
+            "Answers to names that several models share, by the one that gave it",
+            ["alias", "model_name"],
+            registry=self.registry,
+        )
         self._decisions = DecisionCounters(names, self.registry, tenants or TenantLabels())
         self._refusal_s = Histogram(
             "baton_refusal_seconds",
@@ -195,6 +201,10 @@ class GatewayMetrics:
     def asked(self, dialect: str, path: str) -> None:
         """Count a request to a dialect's path, labelled with its parameters' names."""
         self._asked.labels(dialect, path).inc()
+
+    def shared(self, alias: str, model: str) -> None:
+        """Count an answer to an alias that several models share."""
+        self._shared.labels(alias, self._models.of(model)).inc()
 
     def finished(self, model: str, reason: str) -> None:
         self._success.labels(self._models.of(model), reason).inc()

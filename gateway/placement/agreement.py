@@ -42,7 +42,7 @@ class Blocks:
     @classmethod
     def of(cls, state: WorkerState) -> Blocks:
         layout = state.region.layout
-        return cls(kind := kind_of(state), f"{kind} {layout.pages}", layout)
+        return cls(kind := kind_of(state), f"{kind} {layout.whole_pages}", layout)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,6 +208,10 @@ class Agreement:
                 f"its files of {model!r} ({state.files_fingerprint[:8]}) are not this gateway's ({own.files[:8]}): "
                 "start both with the same model folder"
             )
+        return None if Role.POOL in state.roles else self._why_no_blocks(state, model, facts)
+
+    def _why_no_blocks(self, state: WorkerState, model: str, facts: _Facts) -> tuple[Unlike, str] | None:
+        """The same of a worker that keeps blocks."""
         weights = self.weights(model)
         blocks = self.blocks(weights)
         if weights and state.model_fingerprint != weights:

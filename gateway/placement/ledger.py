@@ -30,6 +30,7 @@ ENTERED_A_CALL = int(placement_policy()["registry"]["max_entered"])
 LISTENED_A_CALL = int(placement_policy()["registry"]["max_listened"])
 RELEASED_A_CALL = 100  # attempts; about 2 ms during which Redis serves nobody else
 MAX_DIGESTS = 4_096  # blocks of a longer prompt beyond it count as uncached
+PULL_FROM = "pull_from:"  # before the name of a worker that has more of the prompt
 _HERE = Path(__file__).parent
 
 
@@ -100,9 +101,11 @@ def _about(request: PlacementRequest) -> list[Any]:
 
 def parse_placement(answer: Sequence[Any]) -> Placement:
     """Parse the reply of `baton4_place`. Raises UnavailableError if nobody decodes, and ValueError or the like for nonsense."""
-    prefill, incarnation, matched_prefill, matched_decode, reason, costs, *decode_workers = answer
+    prefill, incarnation, matched_prefill, matched_decode, reason, told, *decode_workers = answer
     if not prefill:
         raise UnavailableError(reason.decode())
+    costs = {name: float(value) for name, value in (cost.split("=") for cost in told.decode().split())}
+    holder = next((name.removeprefix(PULL_FROM) for name in costs if name.startswith(PULL_FROM)), "")
     return Placement(
         prefill=prefill.decode(),
         prefill_incarnation=int(incarnation),
@@ -110,7 +113,9 @@ def parse_placement(answer: Sequence[Any]) -> Placement:
         matched_blocks_prefill=int(matched_prefill),
         matched_blocks_decode=int(matched_decode),
         reason=Reason(reason.decode()),
-        costs={name: float(value) for name, value in (cost.split("=") for cost in costs.decode().split())},
+        holder=holder,
+        holder_blocks=int(costs.pop(PULL_FROM + holder, 0)),
+        costs=costs,
     )
 
 

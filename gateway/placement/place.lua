@@ -52,25 +52,73 @@ local function wait_ms(worker, rate, fixed_ms, now)
   return all - math.max(0, math.min(now - began, all / count)), count
 end
 
--- Prefill workers, cheapest first: the wait, loading, and computing what the worker lacks of the prompt, weighted. Returns the weight,
--- too. Loading delays nobody else, since passes go on.
+-- The workers that push blocks to others on request with most of the prompt in their pool, and with most of it in all tiers:
+-- {id, blocks, loading}, the latter the ms until these are in its pool.
+local function best_holders(workers)
+  local best = {}
+  local function offer(kind, id, blocks, loading)
+    local known = best[kind] or { id = '', blocks = 0, loading = 0 }
+    local is_sooner = blocks == known.blocks and (loading < known.loading or loading == known.loading and id < known.id)
+    if blocks > 0 and (blocks > known.blocks or is_sooner) then best[kind] = { id = id, blocks = blocks, loading = loading } end
+  end
+  for _, worker in ipairs(workers) do
+    if worker.pull_bytes_per_s > 0 then
+      offer('pool', worker.id, worker.matched - worker.below, 0)
+      offer('tiers', worker.id, worker.matched, worker.loading)
+    end
+  end
+  return best
+end
+
+-- What a worker would best pull: {ms, effort, id, blocks}, `effort` of what is left to compute; nil for too little.
+local function pulled(worker, holders, rate, prompt)
+  local best, least
+  for _, kind in ipairs({ 'pool', 'tiers' }) do
+    local holder = holders[kind]
+    local blocks = holder and worker.pull_bytes_per_s > 0 and worker.id ~= holder.id and holder.blocks - worker.matched or 0
+    if blocks > 0 and blocks * prompt.block_size >= POLICY.pull.least_tokens then
+      local ms = POLICY.pull.fixed_ms + holder.loading + 1000 * blocks * worker.block_bytes / worker.pull_bytes_per_s
+      local left = effort(worker, math.max(prompt.tokens - holder.blocks * prompt.block_size, 1), prompt.tokens)
+      local all = ms + 1000 * left / rate
+      if not least or all < least then
+        best, least = { ms = ms, effort = left, id = holder.id, blocks = holder.blocks }, all
+      end
+    end
+  end
+  return best
+end
+
+-- Prefill workers, cheapest first: the wait, loading or pulling, and computing what the worker lacks of the prompt, weighted. Returns
+-- the weight, too. Loading and pulling delay nobody else, since passes go on; `pull`: it is cheaper with that.
 -- While a worker idles, a prefix is worth only twice its computing time, so a hot one is computed again on an idle worker. The
 -- longer all queues are, the more computing counts, because all prompts behind wait for it.
-local function rank_prefill(workers, assumed, now)
-  local ranked, least = {}, nil
+local function rank_prefill(workers, assumed, prompt, now)
+  local ranked, least, holders = {}, nil, best_holders(workers)
   for _, worker in ipairs(workers) do
     if has_role(worker, 'prefill') then
       local rate = worker.prefill_tokens_per_s > 0 and worker.prefill_tokens_per_s or (assumed > 0 and assumed or 1)
       local wait, count = wait_ms(worker, rate, worker.prefill_fixed_ms, now)
-      local work = worker.prefill_fixed_ms + 1000 * worker.effort / rate
-      ranked[#ranked + 1] = { id = worker.id, worker = worker, count = count, rate = rate, wait = wait, work = work, ms = wait + worker.loading + work }
+      ranked[#ranked + 1] = {
+        id = worker.id, worker = worker, count = count, rate = rate, wait = wait, loading = worker.loading, effort = worker.effort,
+        pull = pulled(worker, holders, rate, prompt),
+      }
       least = math.min(least or wait, wait)
     end
   end
   least = least or 0
   local idle, busy = POLICY.prefill.idle_work_weight, POLICY.prefill.busy_work_weight
   local weight = idle + (busy - idle) * least / (least + POLICY.prefill.scarce_wait_ms)
-  for _, option in ipairs(ranked) do option.cost = option.wait + option.worker.loading + weight * option.work end
+  for _, option in ipairs(ranked) do
+    local pull = option.pull
+    if pull and pull.ms < 1000 * (option.effort - pull.effort) / option.rate then
+      option.loading, option.effort = option.loading + pull.ms, pull.effort
+    else
+      option.pull = nil
+    end
+    option.work = option.worker.prefill_fixed_ms + 1000 * option.effort / option.rate
+    option.ms = option.wait + option.loading + option.work
+    option.cost = option.wait + option.loading + weight * option.work
+  end
   table.sort(ranked, by_cost)
   return ranked, weight
 end
@@ -209,7 +257,8 @@ end
 --       digest, ...)
 -- -> {prefill, incarnation, matched blocks there, matched blocks at the first decode candidate, reason, costs, decode, ...}
 -- cut_over_tokens: an uncached rest up to this is prefilled by the decode worker; below 0: whenever the costs say so.
--- costs: "name=value ..." of what was compared; -1: unknown. No decode worker is listed when one worker does both.
+-- costs: "name=value ..." of what was compared; -1: unknown. "pull_from:id=blocks": from whom that worker should pull, and how
+-- many of the prompt's blocks that one has. No decode worker is listed when one worker does both.
 -- A second call for the same attempt gives the charges of the first one back.
 local function place(args)
   local request, ttl, now = args[1], number(args[5], 1, 1), clock(args[9])
@@ -230,7 +279,7 @@ local function place(args)
     worker.loading = loading_ms(worker)
     worker.doubted = young and not worker.known
   end
-  local prefill, weight = rank_prefill(workers, assumed, now)
+  local prefill, weight = rank_prefill(workers, assumed, prompt, now)
   local first = prefill[1]
   local decode = rank_decode(workers, prompt, first and first.work or 0, first and first.worker.link_bytes_per_s or 0)
   if #decode == 0 then return { '', '0', 0, 0, 'no decode worker', '' } end
@@ -242,13 +291,15 @@ local function place(args)
   local choice = decide(prefill, decode, nearby, prompt, crowding, transfer)
   local chosen, best = choice.prefill, choice.decode
   if chosen.id ~= best.id and assumed > 0 then note_busy(chosen.id, share + first.work / POLICY.prefill.busy_window_ms, now) end
-  charge('prefill', chosen.id, request, chosen.effort, now, ttl)
+  local pull = first and chosen.id == first.id and first.pull
+  charge('prefill', chosen.id, request, pull and pull.effort or chosen.effort, now, ttl)
   charge('decode', best.id, request, prompt.reserve, now, ttl)
 
   local predicted = choice.predicted or first and first.ms or nearby and nearby.ms or -1
   local costs = string.format('predicted_ms=%.1f prefill_ms=%.1f local_ms=%.1f transfer_ms=%.1f crowding_ms=%.1f '
     .. 'matched_tokens=%d loading_ms=%.1f candidates=%d', assumed > 0 and predicted or -1, assumed > 0 and first and first.ms or -1,
     nearby and nearby.ms or -1, transfer, crowding, chosen.matched * prompt.block_size, chosen.loading, #workers)
+  if pull then costs = costs .. string.format(' pull_ms=%.1f pull_from:%s=%d', pull.ms, pull.id, pull.blocks) end
   local given = best.matched - (chosen.id == best.id and 0 or best.below)
   local answer = { chosen.id, chosen.incarnation, chosen.matched, given, choice.reason, costs }
   return chosen.id == best.id and answer or listed(answer, decode, chosen)

@@ -15,9 +15,9 @@ local LEAST_FIGURE = 1e-6 -- a smaller one is none
 local FIGURES = {
   'protocol', 'block_size', 'block_bytes', 'num_blocks', 'free_blocks', 'max_sequences', 'sequences', 'queued_tokens',
   'prefill_tokens_per_s', 'prefill_fixed_ms', 'attention_doubles_at', 'local_tokens_per_s', 'decode_step_ms', 'link_bytes_per_s',
-  'tiers', 'host_bytes_per_s', 'disk_bytes_per_s',
+  'tiers', 'host_bytes_per_s', 'disk_bytes_per_s', 'pull_bytes_per_s',
 }
-local LATER = { tiers = true, host_bytes_per_s = true, disk_bytes_per_s = true } -- a record of an older build lacks these
+local LATER = { tiers = true, host_bytes_per_s = true, disk_bytes_per_s = true, pull_bytes_per_s = true } -- a record of an older build lacks these
 
 local function is_incarnation(text)
   return type(text) == 'string' and #text <= 20 and string.find(text, '^%d+$') ~= nil

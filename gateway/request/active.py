@@ -12,6 +12,7 @@ from msgspec import UNSET, UnsetType
 from common.blocks import pack_tokens
 from common.errors import DeadlineExceededError, ServingError
 from common.messages import Grammar, Imported, Job, Settle, Tokens
+from gateway.request.placement import Placement
 from gateway.request.spec import GenerationSpec, Mailbox
 from gateway.request.state import RequestState
 from gateway.request.timeline import Timeline
@@ -151,7 +152,7 @@ def timeline_of(spec: GenerationSpec, submitted_at: float) -> Timeline:
 
 
 def job_of(
-    state: RequestState, *, gateway: str, root: bytes, decode_workers: list[str], traceparent: str, now: float
+    state: RequestState, *, gateway: str, root: bytes, placement: Placement, traceparent: str, now: float
 ) -> Job:
     """The current attempt's job. Its prompt includes the tokens that the client has already."""
     spec = state.spec
@@ -163,7 +164,7 @@ def job_of(
         num_prompt_tokens=len(spec.token_ids),
         hash_root=root,
         sampling=state.sampling,
-        decode_workers=decode_workers,
+        decode_workers=placement.decode,
         deadline_ms=max(1, int((state.deadline_at - now) * 1000)),
         priority=spec.priority,
         traceparent=traceparent,
@@ -173,6 +174,8 @@ def job_of(
         prediction=spec.drafts.prediction,
         goal=spec.goal,
         keep=spec.sharing.keep,
+        holder="" if state.is_suspect else placement.holder,
+        holder_blocks=placement.holder_blocks,
     )
 
 

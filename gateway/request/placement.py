@@ -38,6 +38,8 @@ class Placement:
     prefill_incarnation: int = 0
     matched_blocks_prefill: int = 0
     matched_blocks_decode: int = 0
+    holder: str = ""  # from whom the prefill worker should pull
+    holder_blocks: int = 0  # how many blocks of the prompt that one has
     costs: dict[str, float] = field(default_factory=dict, compare=False)  # the compared figures: see `place.lua`
 
 

@@ -14,6 +14,7 @@ from common.messages import (
     Generate,
     Goal,
     Grammar,
+    HostedModel,
     Keep,
     PromptLogprobs,
     SamplingParams,
@@ -257,6 +258,29 @@ class Load:
     in_flight: int = 0
     waiting: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # as `Generations.waiting`
     counters: Mapping[str, int] = field(default_factory=dict)  # as `Generations.counters`
+
+
+class Loads(Protocol):
+    """The models that hosts load when they are wanted: `gateway.placement.hosts.Hosts`."""
+
+    @property
+    def heard(self) -> bool:
+        """True if there is, or was, a host."""
+        ...
+
+    def find(self, model: str) -> HostedModel | None: ...
+
+    def must_load(self, model: str) -> bool: ...
+
+    def is_active(self, model: str) -> bool: ...
+
+    def left_s(self, model: str) -> float | None: ...
+
+    def said(self, model: str) -> str: ...
+
+    async def load(self, model: str, keep_s: float | None = None) -> None: ...
+
+    async def unload(self, model: str, *, parks: bool = False) -> bool: ...
 
 
 class Generations(Protocol):

@@ -37,6 +37,7 @@ from gateway.responses.memory import Memory
 from gateway.responses.metrics import KeptMetrics
 from gateway.responses.records import Content, Json, ResponseRecord, Run, run_decoder
 from gateway.responses.store import ResponseStore, off_loop
+from gateway.tenants.shares import Asker
 from gateway.tenants.tenants import Tenant, Tenants
 
 log = logging.getLogger("baton.responses")
@@ -258,7 +259,8 @@ class Runner:
         body, ask = await self._memory.recalled(read, record.tenant, len(content.body))
         trace.attributes |= self._entry.endpoint.describe(body)
         origin = Origin(tenant, trace.context, trace.began_at)
-        answer = await self._answers.start(ask, origin, self._answers.check(ask, tenant))
+        own_name = self._answers.catalogue.choose(ask.model, Asker(record.id, tenant.name))
+        answer = await self._answers.start(ask, origin, self._answers.check(ask, tenant, own_name))
         answer.id, answer.created = record.id, record.created_at
         trace.answered = partial(describe_answer, answer)
         return body, answer

@@ -23,10 +23,11 @@ from gateway.http.application import Handler, Routes, told_path
 from gateway.http.body import BodyLimits, checked, read_body, read_fields
 from gateway.http.exchange import BodyWriter, fields_of, request_scope
 from gateway.http.fields import ignored_header
-from gateway.http.problem import INTERNAL, answer_of, problem_of
-from gateway.http.streaming import WrittenStream, disconnected
+from gateway.http.problem import INTERNAL, Problem, answer_of, problem_of
+from gateway.http.streaming import EVENTS, WrittenStream, disconnected, event, named_event
 from gateway.observe.metrics import AnswerMetrics, GatewayMetrics
-from gateway.routes.door import Begun, ClientLeftError, Door, Start, Told
+from gateway.routes.door import Begun, ClientLeftError, Door, Loading, Start, Told
+from gateway.routes.loading import LoadingStream
 
 log = logging.getLogger("baton.http")
 
@@ -236,23 +237,31 @@ class ServingRoutes:
             return await checked(raw, reading, self._body_limits)
 
         try:
-            begun = await self._door.begin(entry, request_scope(request.scope), read, partial(_unless_gone, request))
+            begun = await self._door.begin(
+                entry,
+                request_scope(request.scope),
+                read,
+                partial(_unless_gone, request),
+                tells_loading=entry.endpoint.stream_type == EVENTS,
+            )
         except ClientLeftError:
             return Response(status_code=CLIENT_LEFT)
-        if isinstance(begun, Told):
+        if isinstance(begun, Loading):
+            refuse = partial(_refused_event, entry, request_scope(request.scope).request_id)
+            stream: StreamedAnswer | LoadingStream = LoadingStream(begun, partial(_streamed, entry, memory), refuse)
+            headers: Mapping[str, str] = {}
+        elif isinstance(begun, Told):
             return answer_of(begun.content, headers=ignored_header(begun.body))
-        if not begun.ask.stream:
+        elif not begun.ask.stream:
             return await _whole(request, _made(entry, memory, begun), begun)
-        idle_event = entry.dialect.idle_event
-        events = entry.endpoint.events(begun.body, begun.answer)
-        keep = None if memory is None else partial(memory.keep_streamed, begun.body, events)
-        stream = StreamedAnswer(events, begun.answer, begun.metrics, idle_event, keep)
+        else:
+            stream, headers = _streamed(entry, memory, begun), begun.headers
         return WrittenStream(
             media_type=entry.endpoint.stream_type,
             begin=stream.begin,
             close=stream.close,
-            headers=begun.headers,
-            idle_event=idle_event,
+            headers=headers,
+            idle_event=entry.dialect.idle_event,
         )
 
     async def _recalled(
@@ -270,12 +279,24 @@ class ServingRoutes:
         return Told(body=body, content=found) if isinstance(found, Response) else found
 
 
+def _streamed(entry: Entry, memory: Memory[Any] | None, begun: Begun) -> StreamedAnswer:
+    events = entry.endpoint.events(begun.body, begun.answer)
+    keep = None if memory is None else partial(memory.keep_streamed, begun.body, events)
+    return StreamedAnswer(events, begun.answer, begun.metrics, entry.dialect.idle_event, keep)
+
+
+def _refused_event(entry: Entry, request_id: str, problem: Problem) -> bytes:
+    """The end of a stream whose answer could not start after its head was sent."""
+    _, body = entry.dialect.error(problem, request_id)
+    return event(body) if "type" not in body else named_event(body)
+
+
 async def _made(entry: Entry, memory: Memory[Any] | None, begun: Begun) -> Any:
     told = await entry.endpoint.whole(begun.body, begun.answer)
     return told if memory is None else await memory.keep(begun.body, told)
 
 
-async def _unless_gone(request: Request, start: Start) -> Answer:
+async def _unless_gone(request: Request, start: Start) -> Any:
     """Start an answer, possibly after a wait. Raises ClientLeftError if the client disconnected meanwhile."""
     asking, gone, is_gone = asyncio.current_task(), list[asyncio.Task[None]](), False
     assert asking is not None

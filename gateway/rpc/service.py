@@ -17,10 +17,11 @@ from common.errors import ServingError, UnavailableError
 from gateway.answers.ask import Ask
 from gateway.answers.start import Answers
 from gateway.dialects.kserve import DIALECT, objects
-from gateway.dialects.kserve.dialect import NO_LOADING, NO_LOGGING, NO_SHARED_MEMORY, NO_TRACE
+from gateway.dialects.kserve.dialect import NO_LOGGING, NO_SHARED_MEMORY, NO_TRACE
 from gateway.dialects.kserve.infer import Infer, InferRequest
 from gateway.dialects.kserve.outputs import Outputs, head
 from gateway.dialects.kserve.wish import TEXT_OUTPUT, Wish
+from gateway.dialects.loading import NO_LOADING
 from gateway.dialects.table import Entry
 from gateway.http.body import BodyLimits, checked
 from gateway.http.exchange import RequestScope, Way

@@ -3,8 +3,8 @@
 KV itself is kept by workers, in their pools and tiers, and found by the tokens' hashes. What went from there is computed again.
 
 A mark is written before a content, and the record that names it last. A content is deleted once no record names it, and then
-its mark. So what a gateway leaves that dies between is found by its mark, without reading contents: it reads as absent, and the
-tenant's next list or save sweeps it.
+its mark. So what a gateway leaves that dies between is found by its mark, without reading contents: it reads as absent, and a
+list or save of the tenant sweeps it that comes `SAVE_S` after another one of the same gateway. No two clocks are compared.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from gateway.keeping.streams import KeptStreams
 SESSION_BYTES = 4 << 20  # a million tokens; NATS carries 8 MiB
 RECORD_BYTES = 512  # what a record takes, about
 _MARK = ".mark"
-SAVE_S = 300.0  # longer than a save: what it leaves is swept then
+SAVE_S = 300.0  # longer than a save
 
 
 class SessionRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -76,6 +76,9 @@ class Sessions:
 
     def __init__(self, streams: KeptStreams, rooms: SessionRooms) -> None:
         self._streams, self._rooms = streams, rooms
+        self._unnamed: dict[
+            str, dict[str, float]
+        ] = {}  # marks without a record, since when they are seen here, by tenant
 
     async def save(self, tenant: str, name: str, state: SessionState) -> SessionRecord:
         """Keep a state under a name, instead of what it named. Raises InvalidRequestError, StoreFullError."""
@@ -180,10 +183,14 @@ class Sessions:
                 found.pop(record.name, None)
                 with contextlib.suppress(NotKeptError):
                     found[record.name], _ = await self._find(tenant, record.name)
-        for mark in marks - {_mark(_content(record)) for record in found.values()}:
-            content = mark.removesuffix(_MARK)
-            if _written_at(content) + SAVE_S < time.time():
-                await self._delete(content)
+        now, seen = time.monotonic(), self._unnamed.get(tenant, {})
+        unnamed = {mark: seen.get(mark, now) for mark in marks - {_mark(_content(record)) for record in found.values()}}
+        for mark in [mark for mark, since in unnamed.items() if since + SAVE_S < now]:
+            await self._delete(mark.removesuffix(_MARK))
+            del unnamed[mark]
+        self._unnamed.pop(tenant, None)
+        if unnamed:
+            self._unnamed[tenant] = unnamed
         return found
 
 
@@ -206,8 +213,3 @@ def _content(record: SessionRecord) -> str:
 
 def _mark(content: str) -> str:
     return content + _MARK
-
-
-def _written_at(content: str) -> int:
-    """The unix seconds that a content's subject begins its last token with."""
-    return int(content.rpartition(".")[2][:8], 16)

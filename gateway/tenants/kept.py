@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
 import msgspec
@@ -56,6 +56,7 @@ class KeptKeys:
         self._denied = False
         self._is_known = False  # the store was read once
         self._turn = asyncio.Lock()
+        self._listeners: list[Callable[[Register], None]] = []
         self.register = NOTHING
         self.usage = Usage()
 
@@ -73,6 +74,11 @@ class KeptKeys:
             await cancel_all(tasks)
             with contextlib.suppress(*ERRORS, UnavailableError):
                 await self._write_usage()
+
+    def listen(self, listener: Callable[[Register], None]) -> None:
+        """Call `listener` with the register now, and with each newer one."""
+        self._listeners.append(listener)
+        listener(self.register)
 
     async def change(self, to: Change) -> Register:
         """Apply `to` to the newest register, retrying on conflicts; when this returns it is on disk, and applied here.
@@ -126,6 +132,8 @@ class KeptKeys:
     def _take(self, register: Register, seq: int) -> None:
         self.register, self._seen, self._is_known = register, seq, True
         self._tenants.apply(register)
+        for listener in self._listeners:
+            listener(register)
 
     async def _replace(self, register: Register, seq: int) -> int:
         """Write the register; return the new sequence, or 0 on a conflict."""

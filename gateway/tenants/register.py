@@ -1,4 +1,4 @@
-"""Keys and tenants made at run time: a single record, and the operations on it. No I/O."""
+"""Keys, tenants and aliases made at run time: a single record, and the operations on it. No I/O."""
 
 from __future__ import annotations
 
@@ -12,10 +12,14 @@ import msgspec
 from common.errors import InvalidRequestError
 from common.messages import NO_GOAL, Goal
 from gateway.tenants.budgets import Limits
+from gateway.tenants.shares import NO_PRESET, Preset, Share
 
 MAX_KEYS = 2_000  # neither revoked nor expired
 MAX_ENDED_KEYS = 200  # the newest are remembered
 MAX_TENANTS = 1_000
+MAX_ALIASES = 100
+MAX_PRESET_BYTES = 32 << 10
+MAX_PRESETS_BYTES = 256 << 10
 _KEY_ID = re.compile(r"key_[0-9a-f]{16}\Z")
 
 
@@ -86,13 +90,22 @@ class MadeTenant(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         )
 
 
+class MadeAlias(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An alias's shares, those before, for a rollback, and what it brings to its requests."""
+
+    shares: list[Share]
+    before: list[Share] = []
+    preset: Preset = NO_PRESET
+
+
 class Register(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """All keys and tenants made. `closed`: there was an API key once, so requests without one are never served again."""
+    """All keys, tenants and aliases made. `closed`: there was an API key once, so requests without one are never served again."""
 
     v: int = 1
     closed: bool = False
     keys: dict[str, MadeKey] = {}
     tenants: dict[str, MadeTenant] = {}
+    aliases: dict[str, MadeAlias] = {}
 
     def with_key(self, key: MadeKey, now: float) -> Register:
         """Add a key. Raises KeyConflictError if there are too many."""
@@ -128,6 +141,44 @@ class Register(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             raise KeyConflictError(f"tenant {name} has {held} keys: revoke them first", param="name")
         return msgspec.structs.replace(self, tenants={one: kept for one, kept in self.tenants.items() if one != name})
 
+    def with_alias(self, name: str, shares: list[Share], before: list[Share], preset: Preset | None = None) -> Register:
+        """Set an alias; `before`: its shares until now, if none were made. `preset` None: it keeps its own.
+
+        Raises KeyConflictError if there are too many, or too much.
+        """
+        if name not in self.aliases and len(self.aliases) >= MAX_ALIASES:
+            raise KeyConflictError(f"{MAX_ALIASES} aliases were set, the limit: delete some first")
+        known = self.aliases.get(name)
+        own = NO_PRESET if known is None else known.preset
+        alias = MadeAlias(shares=shares, before=before if known is None else known.shares, preset=preset or own)
+        if known is not None and (known.shares, known.preset) == (shares, alias.preset):
+            return self
+        self._check_size(name, alias.preset)
+        return self._with_alias(name, alias)
+
+    def _check_size(self, name: str, preset: Preset) -> None:
+        """Raises KeyConflictError."""
+        others = sum(_size(alias.preset) for other, alias in self.aliases.items() if other != name)
+        if (size := _size(preset)) > min(MAX_PRESET_BYTES, MAX_PRESETS_BYTES - others):
+            most = f"{MAX_PRESET_BYTES} are allowed, and {MAX_PRESETS_BYTES} for all names"
+            raise KeyConflictError(f"system and messages of {name[:100]!r} have {size} bytes: {most}", param="system")
+
+    def rolled_back(self, name: str) -> Register:
+        """Exchange an alias's shares and those before. Raises UnknownKeyError."""
+        alias = self.aliases.get(name)
+        if alias is None or not alias.before:
+            raise UnknownKeyError(f"{name[:100]!r} has no earlier shares: GET /admin/aliases lists them", param="name")
+        return self._with_alias(name, MadeAlias(shares=alias.before, before=alias.shares, preset=alias.preset))
+
+    def without_alias(self, name: str) -> Register:
+        """Drop an alias. Raises UnknownKeyError."""
+        if name not in self.aliases:
+            raise UnknownKeyError(f"no alias {name[:100]!r} was set: GET /admin/aliases lists them", param="name")
+        return msgspec.structs.replace(self, aliases={one: kept for one, kept in self.aliases.items() if one != name})
+
+    def _with_alias(self, name: str, alias: MadeAlias) -> Register:
+        return msgspec.structs.replace(self, aliases=self.aliases | {name: alias})
+
     def _pruned(self, now: float) -> dict[str, MadeKey]:
         """Drop the oldest ended keys."""
         over = [key for key in self.keys.values() if key.is_over(now)]
@@ -140,6 +191,10 @@ Change = Callable[[Register], Register]
 
 NOTHING = Register()
 register_decoder = msgspec.msgpack.Decoder(Register)
+
+
+def _size(preset: Preset) -> int:
+    return len(msgspec.msgpack.encode(preset))
 
 
 def new_key_id() -> str:

@@ -24,21 +24,14 @@ from gateway.tenants.budgets import UNLIMITED, Limits
 from gateway.tenants.register import NOTHING, MadeKey, MadeTenant, Register
 
 DEFAULT = "default"
-CONSOLE_PAGES = (
-    "chat",
-    "overview",
-    "requests",
-    "fleet",
-    "models",
-    "planner",
-    "batches",
-    "tenants",
-)  # addresses of one page
+# Addresses of one page.
+CONSOLE_PAGES = ("chat", "overview", "requests", "fleet", "models", "planner", "batches", "tenants")
 CONSOLE_DATA = ("/console/state", "/console/events", "/console/history", "/console/search")
 # Routes that need no key, the admin key, and the admin key if one is configured. Other console addresses are pages without data.
 OPEN_PATHS = ("/health", "/ready", "/metrics/pod")
 ADMIN_PATHS = ("/admin",)
 METRICS_PATHS = ("/metrics",)
+MODEL_PATHS = ("/api/pull", "/api/create", "/api/copy", "/api/delete")  # Ollama's: some of what they do is an admin's
 OPERATOR_PATHS = (*METRICS_PATHS, "/debug", *CONSOLE_DATA)
 TENANT_NAME = r"^[A-Za-z0-9_.-]{1,64}$"
 _HASH = r"^[0-9a-fA-F]{64}$"
@@ -60,7 +53,13 @@ class Tenant:
     cache_salt: str = ""  # tenants with different ones never share KV
     goal: Goal = NO_GOAL
     kv_share: float = 1.0  # part of a pool that its cached KV may fill
+    loads: tuple[str, ...] | None = None  # models that hosts load and unload for it; None: any
     key: str = field(default="", compare=False)  # id of the request's key
+    is_admin: bool = field(default=False, compare=False)  # that key is an admin's
+
+    def may_load(self, model: str) -> bool:
+        """True if hosts load a model for its requests, and unload it."""
+        return self.is_admin or self.loads is None or model in self.loads
 
     def salt(self, asked: str) -> str:
         """The salt of block hashes, from the tenant's and the client's own. No client can ask for another tenant's."""
@@ -259,9 +258,14 @@ class Tenants:
         if is_under(path, METRICS_PATHS) and self.opens_metrics(key):
             return self.default
         if is_under(path, ADMIN_PATHS) or (self.needs_admin and is_under(path, OPERATOR_PATHS)):
-            admin = self.keys.admin_of(key)
-            return replace(self.default, key=admin) if admin else None
+            return self._admin(key)
+        if path in MODEL_PATHS and (admin := self._admin(key)) is not None:
+            return admin
         return self.default if self.open_to_all else self.keys.tenant_of(key)
+
+    def _admin(self, key: str) -> Tenant | None:
+        admin = self.keys.admin_of(key)
+        return replace(self.default, key=admin, is_admin=True) if admin else None
 
     @property
     def open_to_all(self) -> bool:
@@ -334,6 +338,7 @@ class _Entry(GoalFields, BaseModel):
     max_concurrent: Annotated[int, Field(ge=0, le=10_000)] = 0
     cache_salt: Annotated[str, Field(max_length=256)] | None = None  # None: the tenant's name; "": shared
     kv_share: Annotated[float, Field(gt=0, le=1)] = 1.0
+    loads: Annotated[list[Annotated[str, Field(max_length=256)]], Field(max_length=1000)] | None = None  # None: any
 
     def hashes(self) -> list[bytes]:
         return [hash_key(key) for key in self.keys] + [bytes.fromhex(digest) for digest in self.keys_sha256]
@@ -353,6 +358,7 @@ class _Entry(GoalFields, BaseModel):
             cache_salt=own if self.cache_salt is None else self.cache_salt,
             goal=self.goal,
             kv_share=self.kv_share,
+            loads=None if self.loads is None else tuple(self.loads),
         )
 
 
@@ -365,8 +371,7 @@ class _File(BaseModel):
 
 def _read(path: Path) -> _File:
     try:
-        content: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
-        return _File.model_validate(content)
+        return _File.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
     except OSError as error:
         raise ConfigError(f"--tenants {path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

@@ -33,12 +33,16 @@ async def console_cluster(folder: Path) -> AsyncIterator[Cluster]:
 
 async def until_state(http: httpx.AsyncClient, holds: Any) -> dict[str, Any]:
     """The first state for which `holds(state)`; what it waits for is told by heartbeats."""
-    async with asyncio.timeout(60):
-        while True:
-            state: dict[str, Any] = (await http.get("/console/state")).json()
-            if holds(state):
-                return state
-            await asyncio.sleep(0.1)
+    state: dict[str, Any] = {}
+    try:
+        async with asyncio.timeout(60):
+            while True:
+                state = (await http.get("/console/state")).json()
+                if holds(state):
+                    return state
+                await asyncio.sleep(0.1)
+    except TimeoutError:
+        raise AssertionError(f"not so within a minute: {state}") from None
 
 
 @contextlib.asynccontextmanager

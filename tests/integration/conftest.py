@@ -1,4 +1,4 @@
-"""What tests of the store share: a flushed server, the store on it, and the ledger on that."""
+"""Fixtures of the integration tests: a small tokenizer, a flushed server, the store on it, and the ledger on that."""
 
 from __future__ import annotations
 
@@ -9,9 +9,18 @@ import pytest
 import redis.asyncio
 
 from common.store import connect_store
+from gateway.answers.tokenizer import ChatTokenizer
 from gateway.placement.ledger import Ledger, function_libraries
 from tests.integration.fleet import FleetStore, patient
 from tests.integration.waiting import LIMIT_S
+from tests.models import build_tokenizer
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> ChatTokenizer:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    build_tokenizer(folder)
+    return ChatTokenizer(folder)
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import msgspec
 import redis.asyncio
 
 from common.blocks import BlockKind, hash_blocks
-from common.messages import KVLayout, Region, WorkerState
+from common.messages import HostTierTotals, KVLayout, Region, WorkerState, WorkerTotals
 from common.store import RedisSettings, Store
 from common.words import WorkerStatus
 from gateway.placement.ledger import Ledger, PlacementRequest
@@ -84,6 +84,19 @@ class FleetStore:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
+
+
+async def holding(store: FleetStore, worker: str, prompt: list[bytes], *, below: int, on_disk: int = 0) -> None:
+    """Announce a prompt whose last blocks are in host memory, and the last of those in files."""
+    await store.announce(worker, 1, prompt, [])
+    for tier, count in ((b"\1", below), (b"\2", on_disk)):
+        await store.announce(worker, 1, [digest + tier for digest in prompt[len(prompt) - count :]], [])
+
+
+def a_holder(worker: str, role: str = "prefill", **figures: float) -> WorkerState:
+    host = HostTierTotals(capacity_bytes=1 << 30, load_bytes_per_s=figures.pop("host_bytes_per_s", 1e9))
+    disk = HostTierTotals(capacity_bytes=1 << 30, load_bytes_per_s=figures.pop("disk_bytes_per_s", 1e8))
+    return a_worker(worker, role, totals=WorkerTotals(host=host, disk=disk), **figures)
 
 
 async def live(raw: redis.asyncio.Redis) -> list[bytes]:

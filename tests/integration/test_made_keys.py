@@ -32,18 +32,10 @@ from services.runtime.permissions import Member, make_users, nats_users
 from services.runtime.servers import Server, run_nats
 from tests.fakes.generations import ScriptedGenerations
 from tests.integration.waiting import eventually
-from tests.models import build_tokenizer
 from tests.ports import own_port
 
 ADMIN = "an-admin-key-of-a-test"
 AS_ADMIN = {"authorization": f"Bearer {ADMIN}"}
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> ChatTokenizer:
-    folder = tmp_path_factory.mktemp("tokenizer")
-    build_tokenizer(folder)
-    return ChatTokenizer(folder)
 
 
 @pytest_asyncio.fixture

@@ -7,12 +7,14 @@ import contextlib
 import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable
 
+import msgspec
 import pytest
 
 from common import subjects
 from common.bus import NatsBus, NatsSettings, connect_bus
 from common.messages import (
     GatewayState,
+    ModelLevels,
     PlannerState,
     RolesReply,
     SetRoles,
@@ -39,6 +41,7 @@ class Fleet:
         self.gateway = PRESSED
         self.batch: dict[str, object] = {}  # what decode workers say of theirs
         self.weights: dict[str, str] = {}  # fingerprints, where they are not the usual one
+        self.models: dict[str, str] = {}  # names, where they are not the usual one
         self.roles = {"p0": ["prefill"], "d0": ["decode"], "d1": ["decode"], "d2": ["decode"]}
         self.told: list[tuple[str, list[str]]] = []
         self.heard: list[PlannerState] = []
@@ -47,13 +50,18 @@ class Fleet:
 
     async def start(self) -> None:
         for worker in self.roles:
-            await self._bus.serve(subjects.worker(worker), to_worker_decoder, self._obey(worker))
+            await self.listen(worker)
         await self._bus.subscribe(subjects.PLANNER, planner_state_decoder, self._hear)
+
+    async def listen(self, worker: str) -> None:
+        await self._bus.serve(subjects.worker(worker), to_worker_decoder, self._obey(worker))
 
     async def beat(self) -> None:
         for worker, roles in self.roles.items():
             facts = dict(self.batch) if "decode" in roles else {}
             facts["model_fingerprint"] = self.weights.get(worker, "model")
+            if worker in self.models:
+                facts["model"] = self.models[worker]
             await self._bus.publish(subjects.heartbeat(worker), a_worker(worker, *roles, **facts))
         await self._bus.publish(subjects.gateway_heartbeat("g"), self.gateway)
 
@@ -189,12 +197,39 @@ async def test_of_two_planners_with_one_name_the_older_acts(nats_url: str) -> No
     assert {state.incarnation for state in since} == {0}
 
 
-async def test_workers_of_several_models_are_left_where_they_are(nats_url: str) -> None:
-    """The load that gateways tell is a sum over models: it says nothing about one model's roles."""
+async def test_each_models_workers_are_moved_by_its_own_load(nats_url: str) -> None:
+    async with fleet_of(nats_url) as fleet, planning(nats_url, "planner"):
+        fleet.roles |= {"q0": ["prefill"], "e0": ["decode"], "e1": ["decode"], "e2": ["decode"]}
+        fleet.models = dict.fromkeys(("p0", "d0", "d1", "d2"), "idle") | dict.fromkeys(("q0", "e0", "e1", "e2"), "busy")
+        fleet.weights = dict.fromkeys(("q0", "e0", "e1", "e2"), "busy's")
+        for worker in ("q0", "e0", "e1", "e2"):
+            await fleet.listen(worker)
+        level = ModelLevels(arriving_tokens_per_s=5000.0)
+        fleet.gateway = msgspec.structs.replace(PRESSED, levels={"busy": level})
+        fleet.go()
+        await fleet.until(lambda: bool(fleet.heard) and fleet.heard[-1].workers == {"prefill": 4, "decode": 4})
+    assert [worker for worker, _ in fleet.told] == ["e0", "e1"]
+    assert fleet.heard[-1].moves == 2
+    assert fleet.heard[-1].models["idle"] == {"prefill": 0, "decode": 1}
+    assert fleet.heard[-1].models["busy"]["prefill"] > 3
+    assert "idle: no role is pressed" in fleet.heard[-1].reason
+
+
+async def test_the_sum_of_an_older_gateway_moves_nobody_of_several_models(nats_url: str) -> None:
+    async with fleet_of(nats_url) as fleet, planning(nats_url, "planner"):
+        fleet.models = {"d2": "other"}
+        fleet.gateway = msgspec.structs.replace(PRESSED, ttft_count=10)
+        fleet.go()
+        await fleet.until(lambda: sum("load as one sum" in state.reason for state in fleet.heard) >= 3)
+        assert fleet.told == []
+
+
+async def test_workers_of_one_model_with_several_weights_are_left_where_they_are(nats_url: str) -> None:
+    """The load that gateways tell is a sum over weights: it says nothing about one's roles."""
     async with fleet_of(nats_url) as fleet, planning(nats_url, "planner"):
         fleet.weights = {"d2": "other weights"}
         fleet.go()
-        await fleet.until(lambda: sum("2 are on this bus" in state.reason for state in fleet.heard) >= 3)
+        await fleet.until(lambda: sum("have 2 kinds" in state.reason for state in fleet.heard) >= 3)
         assert fleet.told == []
         fleet.weights = {}
         await fleet.until(lambda: fleet.heard[-1].workers == {"prefill": 3, "decode": 1})

@@ -5,16 +5,18 @@ from __future__ import annotations
 import pytest
 import redis.asyncio
 
-from common.messages import HostTierTotals, WorkerState, WorkerTotals
+from common.messages import HostTierTotals, WorkerTotals
 from gateway.placement.ledger import Ledger
 from tests.integration.fleet import (
     BLOCK_SIZE,
     TTL_MS,
     FleetStore,
+    a_holder,
     a_prompt,
     a_request,
     a_worker,
     doubt,
+    holding,
     live,
     now_ms,
     release,
@@ -178,19 +180,6 @@ async def test_the_dead_among_the_least_loaded_and_among_the_holders_are_passed_
         assert placement.prefill == "p39"
         await release(ledger, f"r{number}", 1, stage="all")
     assert placement.matched_blocks_prefill == 2
-
-
-async def holding(store: FleetStore, worker: str, prompt: list[bytes], *, below: int, on_disk: int = 0) -> None:
-    """Announce a prompt whose last blocks are in host memory, and the last of those in files."""
-    await store.announce(worker, 1, prompt, [])
-    for tier, count in ((b"\1", below), (b"\2", on_disk)):
-        await store.announce(worker, 1, [digest + tier for digest in prompt[len(prompt) - count :]], [])
-
-
-def a_holder(worker: str, role: str = "prefill", **figures: float) -> WorkerState:
-    host = HostTierTotals(capacity_bytes=1 << 30, load_bytes_per_s=figures.pop("host_bytes_per_s", 1e9))
-    disk = HostTierTotals(capacity_bytes=1 << 30, load_bytes_per_s=figures.pop("disk_bytes_per_s", 1e8))
-    return a_worker(worker, role, totals=WorkerTotals(host=host, disk=disk), **figures)
 
 
 @pytest.mark.parametrize("lower", ["p0", "p1"])

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -20,7 +21,7 @@ needs("ucxx")
 from engine.cache.pages import pool_dtype, pool_shape
 from kvtransfer.transport import TransferError
 from kvtransfer.ucx.memory import HostSlot
-from kvtransfer.ucx.protocol import HEADER, HELLO, MAGIC, PROBE, WRITE
+from kvtransfer.ucx.protocol import HEADER, HELLO, MAGIC, PROBE, SHARE, WRITE
 from kvtransfer.ucx.send import UcxLink
 from kvtransfer.ucx.transport import UcxTransport
 from kvtransfer.ucx.wire import Array, Tag, Wire
@@ -96,7 +97,7 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> dict[HostSlot, list[int]]:
         if slot in begun:
             at_once(slot, begun.pop(slot))
 
-    monkeypatch.setattr(HostSlot, "unpack", lambda slot, blocks: begun.update({slot: blocks}))
+    monkeypatch.setattr(HostSlot, "unpack", lambda slot, blocks, runs: begun.update({slot: blocks}))
     monkeypatch.setattr(HostSlot, "unpacked", end)
     return begun
 
@@ -141,15 +142,31 @@ async def test_what_is_being_unpacked_when_the_writer_goes_is_over_when_the_conn
 
 
 @pytest.mark.parametrize(
-    ("count", "per_piece", "kind"),
-    [(1, 1, 3), (0, 1, WRITE), (4097, 1, WRITE), (1, 0, WRITE), (1, 1 << 20, WRITE), (1 << 31, 1, PROBE)],
+    ("count", "per_piece", "kind", "runs"),
+    [
+        (1, 1, 4, []),
+        (0, 1, WRITE, []),
+        (4097, 1, WRITE, []),
+        (1, 0, WRITE, []),
+        (1, 1 << 20, WRITE, []),
+        (1 << 31, 1, PROBE, []),
+        (1, 1, SHARE, []),
+        (1, 1, SHARE, [0, 0, 1, 0]),
+        (1, 1, SHARE, [0, 4, 0, 0]),
+        (1, 1, SHARE, [2045, 4, 1, 4]),
+        (1, 1, SHARE, [0, 4, 3, 1023]),
+        (1, 1, SHARE, [2**32 - 1, 4, 1, 4]),
+        (4093, 1, SHARE, [0, 4, 1, 4]),
+        (1, 1 << 20, SHARE, [0, 4, 1, 4]),
+    ],
 )
 async def test_a_header_that_makes_no_sense_ends_the_link(
-    count: int, per_piece: int, kind: int, caplog: pytest.LogCaptureFixture
+    count: int, per_piece: int, kind: int, runs: list[int], caplog: pytest.LogCaptureFixture
 ) -> None:
     async with start_pair() as (_, receiver, link):
         receiver.transport.expect(1, 7, [3])
-        header = bytearray(HEADER.pack(1, 7, count, per_piece, kind) + b"\3\0\0\0")
+        words = struct.pack(f"<{len(runs) + 1}I", *runs, 3)
+        header = bytearray(HEADER.pack(1, 7, count, per_piece, kind, len(runs) // 4) + words)
         with caplog.at_level(logging.WARNING, "baton.ucx"):
             sent = link._endpoint.tag_send(Array(header), Tag(link._tag))
             await link._wire.end(link._endpoint, sent)

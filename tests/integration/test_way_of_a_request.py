@@ -76,7 +76,7 @@ class TracedCluster(Cluster):
         self.turns += 1
         pids = [process.pid for process in self.processes.values()]
         for pid in pids:
-            os.kill(pid, signal.SIGUSR2)
+            os.kill(pid, signal.SIGRTMIN)
         found: dict[Place, float] = {}
         for pid in pids:
             for file, function, at in await _written(self.folder / f"{pid}.{self.turns}.json"):

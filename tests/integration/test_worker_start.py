@@ -18,11 +18,11 @@ from engine.config import CacheConfig, EngineConfig
 from engine.fake.engine import FakeEngine
 from gateway.placement.ledger import function_libraries
 from kvtransfer.shm import ShmTransport
+from kvtransfer.transport import Transfers
 from prefill.role import PrefillRole
 from tests.integration.waiting import LIMIT_S
 from tests.models import build_tiny_model
-from worker.context import Messenger, Transfers
-from worker.identity import Identity
+from worker.identity import Identity, Messenger
 from worker.settings import ServedModel, WorkerSettings
 from worker.worker import Worker
 

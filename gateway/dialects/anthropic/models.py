@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
 from common.errors import InvalidRequestError
-from gateway.answers.start import Answers, ModelCard
+from gateway.answers.catalogue import ModelCard
+from gateway.answers.start import Answers
 from gateway.dialects.dialect import Asked
 from gateway.http.problem import Json
 

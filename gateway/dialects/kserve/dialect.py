@@ -13,6 +13,7 @@ from gateway.dialects.kserve import objects
 from gateway.dialects.kserve.binary import unpacked
 from gateway.dialects.kserve.generate import Generate, GenerateRequest
 from gateway.dialects.kserve.infer import Infer, InferRequest
+from gateway.dialects.loading import TRITON_LOADS, TRITON_UNLOADS, NamedModelRequest
 from gateway.dialects.unserved import Refused, RefusedRequest
 from gateway.http.api import JSON, ApiPart, fields, get, post, ref
 from gateway.http.application import told_path
@@ -22,7 +23,6 @@ from gateway.http.streaming import EVENTS
 
 ROOT = "/v2"
 INDEX = f"{ROOT}/repository/index"
-NO_LOADING = "models are not loaded by request: a worker serves one as soon as it runs, until it is stopped"
 NO_SHARED_MEMORY = "there is no shared memory between clients and workers: send tensors in the request"
 NO_TRACE = "traces are not set up by request: send a traceparent header, and see --otlp-endpoint"
 NO_LOGGING = "logs are not set up by request: see --log-level and --log-requests"
@@ -84,9 +84,12 @@ _ENDPOINTS: tuple[tuple[str, Endpoint[Any]], ...] = (
 )
 _CALLS: Mapping[str, Call[Any]] = {
     INDEX: Index(),
-    f"{ROOT}/repository/models/{{model:path}}/load": Refused(NO_LOADING),
-    f"{ROOT}/repository/models/{{model:path}}/unload": Refused(NO_LOADING),
+    f"{ROOT}/repository/models/{{model:path}}/load": TRITON_LOADS,
+    f"{ROOT}/repository/models/{{model:path}}/unload": TRITON_UNLOADS,
 }
+
+
+_BODIES = (InferRequest, GenerateRequest, IndexRequest, RefusedRequest, NamedModelRequest)
 
 
 def _views() -> dict[str, View]:
@@ -110,12 +113,15 @@ def _api() -> ApiPart:
         answer = ref("InferAnswer" if isinstance(endpoint, Infer) else "GenerateAnswer")
         for path in of_models(below):
             paths[told_path(path)] = {"post": post(endpoint.body, answer, stream_type=stream_type, error=_ERROR)}
-    for path, call in {**_CALLS, **_REFUSED}.items():
-        if isinstance(call, Refused):
-            why = f"Refused: {call.why}"
-            told = paths[told_path(path)] = {"post": post(RefusedRequest, {}, error=_ERROR) | {"summary": why}}
-            if path in _REFUSED:
-                told["get"] = get(told_path(path), why, JSON, error=_ERROR)
+    for path in _CALLS:
+        if path != INDEX:
+            paths[told_path(path)] = {"post": post(NamedModelRequest, {}, error=_ERROR)}
+    for path, refused in _REFUSED.items():
+        why = f"Refused: {refused.why}"
+        paths[told_path(path)] = {
+            "post": post(RefusedRequest, {}, error=_ERROR) | {"summary": why},
+            "get": get(told_path(path), why, JSON, error=_ERROR),
+        }
     text: Json = {"type": "string"}
     named = {"model_name": text, "model_version": text}
     tensor = fields({"name": text, "datatype": text, "shape": {"type": "array", "items": {"type": "integer"}}})
@@ -124,7 +130,11 @@ def _api() -> ApiPart:
         "GenerateAnswer": fields(named),
         "InferAnswer": fields(named | {"outputs": {"type": "array", "items": tensor}}),
     }
-    return ApiPart(paths=paths, bodies=(InferRequest, GenerateRequest, IndexRequest, RefusedRequest), schemas=schemas)
+    return ApiPart(
+        paths=paths,
+        bodies=_BODIES,
+        schemas=schemas,
+    )
 
 
 def _error(problem: Problem, request_id: str) -> tuple[int, Json]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from common import VERSION as RELEASE
 from common.errors import UnavailableError
+from common.words import HostStatus
 from gateway.answers.catalogue import Tally
 from gateway.answers.start import Answers
 from gateway.dialects.kserve.generate import check_version
@@ -112,14 +113,22 @@ def _ns(seconds: float) -> int:
     return round(seconds * 1e9)
 
 
+_STATES = {HostStatus.LOADING: "LOADING", HostStatus.UNLOADING: "UNLOADING"}
+
+
 def index(answers: Answers, *, only_ready: bool) -> list[Json]:
     """The served models, and if they have workers."""
-    told = [_indexed(card.name, is_ready=answers.find(card.name).is_ready) for card in answers.models()]
+    told = [_indexed(answers, card.name) for card in answers.models()]
     return [one for one in told if one["state"] == "READY" or not only_ready]
 
 
-def _indexed(name: str, *, is_ready: bool) -> Json:
-    state, reason = ("READY", "") if is_ready else ("UNAVAILABLE", "no ready worker")
+def _indexed(answers: Answers, name: str) -> Json:
+    served = answers.find(name)
+    hosted = answers.loads.find(served.name) if answers.loads is not None else None
+    state, reason = ("READY", "") if served.is_ready else ("UNAVAILABLE", "no ready worker")
+    if hosted is not None and not served.is_ready:
+        reason = hosted.reason or str(hosted.status)
+        state = _STATES.get(hosted.status, state)
     return {"name": name, "version": VERSION, "state": state, "reason": reason}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from common.tracing import Attributes
-from gateway.answers.ask import Ask, Constraint, ContextFit, DraftWish, Prompt, Reply, Sampling, TextRules
+from gateway.answers.ask import Ask, Constraint, ContextFit, DraftWish, Prompt, Reply, Sampling, Terms, TextRules
 from gateway.dialects.described import described as attributes
 from gateway.dialects.ollama.bodies import OllamaRequest
 from gateway.dialects.ollama.lines import at_once
@@ -36,6 +36,7 @@ def asked(
         fit=ContextFit(longest_prompt=-1 if body.truncate else None, ends_with_context=True),
         reply=reply,
         constraint=Constraint(grammar=body.followed),
+        terms=Terms(model_keep_s=body.model_keep_s),
         instead=None if instead is None else at_once(body.model, instead, unloads=body.unloads),
         field_names={"max_tokens": "options.num_predict", "prompt": prompt_name},
     )

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, PrivateAttr, StrictBool, StrictInt, StrictStr, model_validator
 
-from gateway.answers.ask import MAX_TOOLS, ToolRules, template_variables, tool_rules
+from gateway.answers.ask import MAX_TOOLS, ToolRules, lasting_s, template_variables, tool_rules
 from gateway.dialects.foreign import Foreign, TranslatedFields, ignored, refused
 from gateway.dialects.ollama.messages import ONLY_TEXT, OllamaMessage
 from gateway.dialects.ollama.options import OllamaOptions
@@ -47,12 +47,16 @@ class OllamaRequest(TranslatedFields):
         if self.top_logprobs and not self.logprobs:
             raise ValueError("top_logprobs: only allowed when logprobs is true")
         self._followed = followed(self.format)
+        try:
+            _ = self.model_keep_s  # validates it now
+        except ValueError as error:
+            raise ValueError(f"keep_alive: {error}") from None
         return self
 
     @property
     def ignored(self) -> tuple[str, ...]:
         """Ignored fields of the body and of its options."""
-        kept = () if self.keep_alive is None else ("keep_alive",)  # models stay loaded
+        kept = () if self.keep_alive is None else ("keep_alive",)  # unless a host loads the model
         return (*self._ignored, *kept, *(f"options.{name}" for name in self.options.ignored))
 
     @property
@@ -61,9 +65,13 @@ class OllamaRequest(TranslatedFields):
 
     @property
     def unloads(self) -> bool:
-        """True if the body only asks to unload the model."""
-        lasting = self.keep_alive.rstrip("smh") if isinstance(self.keep_alive, str) else self.keep_alive
-        return lasting in (0, "0")
+        """True if a body without a prompt asks to unload the model."""
+        return self.model_keep_s == 0
+
+    @property
+    def model_keep_s(self) -> float | None:
+        """Seconds for which the model stays loaded after it; None: as configured."""
+        return None if self.keep_alive is None else lasting_s(self.keep_alive)
 
     @property
     def followed(self) -> Wanted | None:

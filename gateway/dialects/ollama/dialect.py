@@ -8,7 +8,8 @@ from gateway.dialects.ollama.bodies import OllamaChatRequest, OllamaGenerateRequ
 from gateway.dialects.ollama.chat import Chat
 from gateway.dialects.ollama.generate import Generate
 from gateway.dialects.ollama.lines import LINES
-from gateway.dialects.ollama.verbs import AnyRequest, Pull, PullRequest, Refused, Show, ShowRequest
+from gateway.dialects.ollama.making import Copy, CopyRequest, Create, CreateRequest, Delete, Pull, PullRequest
+from gateway.dialects.ollama.verbs import AnyRequest, NamedModel, Refused, Show, ShowRequest
 from gateway.http.api import JSON, ApiPart, fields, get, post
 from gateway.http.problem import Json, Problem
 from gateway.tenants.tenants import BEARER
@@ -16,17 +17,10 @@ from gateway.tenants.tenants import BEARER
 CHAT, GENERATE = "/api/chat", "/api/generate"
 SHOW, PULL = "/api/show", "/api/pull"
 TAGS, LOADED, VERSION = "/api/tags", "/api/ps", "/api/version"
-_MADE_ELSEWHERE = "models come and go with workers: start or stop those, or give a name with --alias"
-_NO_EMBEDDINGS = Refused("this model does not support embeddings", about_served=True)
-_NOT_HERE = Refused(_MADE_ELSEWHERE, about_served=False)
 REFUSED = {
-    "/api/embed": _NO_EMBEDDINGS,
-    "/api/embeddings": _NO_EMBEDDINGS,
-    "/api/create": _NOT_HERE,
-    "/api/push": Refused("nothing is published from here", about_served=True),
-    "/api/copy": Refused(_MADE_ELSEWHERE, about_served=True),
+    "/api/push": Refused("nothing is published from here"),
 }
-DELETE = "/api/delete"
+CREATE, COPY, DELETE = "/api/create", "/api/copy", "/api/delete"
 _TEXT: Json = {"type": "string"}
 _ERROR = "OllamaError"
 _ENDED = {"model": _TEXT, "created_at": _TEXT, "done": {"type": "boolean"}}
@@ -43,8 +37,8 @@ DIALECT = Dialect(
     key=BEARER,
     paths=DialectPaths(
         endpoints={CHAT: Chat(), GENERATE: Generate()},
-        calls={SHOW: Show(), PULL: Pull(), **REFUSED},
-        deletes={DELETE: Refused(_MADE_ELSEWHERE, about_served=True)},
+        calls={SHOW: Show(), PULL: Pull(), CREATE: Create(), COPY: Copy(), **REFUSED},
+        deletes={DELETE: Delete()},
         views={TAGS: models.tags, LOADED: models.loaded, VERSION: models.version},
         prefixes=("/api",),
     ),
@@ -65,8 +59,10 @@ DIALECT = Dialect(
                 "post": post(ShowRequest, fields({"capabilities": {"type": "array", "items": _TEXT}}), error=_ERROR)
             },
             PULL: {"post": post(PullRequest, fields({"status": _TEXT}), stream_type=LINES, error=_ERROR)},
+            CREATE: {"post": post(CreateRequest, fields({"status": _TEXT}), stream_type=LINES, error=_ERROR)},
+            COPY: {"post": post(CopyRequest, {}, error=_ERROR)},
             **{path: {"post": post(AnyRequest, {}, error=_ERROR)} for path in REFUSED},
-            DELETE: {"delete": post(AnyRequest, {}, error=_ERROR)},
+            DELETE: {"delete": post(NamedModel, {}, error=_ERROR)},
             TAGS: {"get": get(TAGS, "The served models.", JSON, answer=_LIST, error=_ERROR)},
             LOADED: {"get": get(LOADED, "The models that a worker is ready for.", JSON, answer=_LIST, error=_ERROR)},
             VERSION: {
@@ -76,6 +72,15 @@ DIALECT = Dialect(
             },
         },
         schemas={_ERROR: fields({"error": _TEXT})},
-        bodies=(OllamaChatRequest, OllamaGenerateRequest, ShowRequest, PullRequest, AnyRequest),
+        bodies=(
+            OllamaChatRequest,
+            OllamaGenerateRequest,
+            ShowRequest,
+            PullRequest,
+            CreateRequest,
+            CopyRequest,
+            NamedModel,
+            AnyRequest,
+        ),
     ),
 )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
+import time
 from typing import Any
 
 from gateway.answers.catalogue import LATEST, Served
@@ -14,8 +16,9 @@ from gateway.http.problem import Json
 
 RUNNING = "Ollama is running"  # the body of `/` on its own port
 VERSION = "0.40.0"  # the API version: clients require a minimum
-NEVER = "2300-01-01T00:00:00Z"  # models stay loaded
+NEVER = "2300-01-01T00:00:00Z"  # the model stays loaded
 _NS = 1_000_000_000
+YEAR_S = 31_536_000
 _OF_CLASS = re.compile(r"(For[A-Z]\w*|LMHeadModel|Model)$")
 _DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 _PARAMETERS = {"repetition_penalty": "repeat_penalty"}
@@ -36,18 +39,23 @@ def loaded(answers: Answers, asked: Asked) -> Json:
     found = [served for served in answers.catalogue.listed() if served.is_ready]
     return {
         "models": [
-            _entry(served) | {"expires_at": NEVER, "size_vram": 0, "context_length": served.max_model_len or 0}
+            _entry(served)
+            | {"expires_at": _expires(served, answers), "size_vram": 0, "context_length": served.max_model_len or 0}
             for served in found
         ]
     }
 
 
+def _expires(served: Served, answers: Answers) -> str:
+    """The instant at which a host unloads the model, if nobody asks for it before."""
+    left_s = None if answers.loads is None else answers.loads.left_s(served.name)
+    return NEVER if left_s is None or left_s > YEAR_S else stamp(time.time_ns() + int(left_s * _NS))
+
+
 def shown(served: Served, answers: Answers) -> Json:
     """Return the answer of /api/show."""
     tokenizer, family = served.tokenizer, _family(served)
-    parameters = "\n".join(
-        f"{_PARAMETERS.get(name, name)} {value}" for name, value in sorted(tokenizer.defaults.items())
-    )
+    parameters, system = "\n".join(_parameters(served)), served.preset.system
     info: dict[str, Any] = {
         "general.architecture": family,
         "general.basename": served.asked_as,
@@ -56,14 +64,39 @@ def shown(served: Served, answers: Answers) -> Json:
     if served.max_model_len is not None:
         info[f"{family}.context_length"] = served.max_model_len
     return {
-        "modelfile": "\n".join([f"FROM {served.name}", *(f"PARAMETER {line}" for line in parameters.splitlines())]),
+        "modelfile": _modelfile(served),
         "parameters": parameters,
         "template": tokenizer.template_source,
         "details": _details(served),
         "model_info": info,
         "capabilities": capabilities(served),
         "modified_at": _since(served, answers),
+    } | ({"system": system} if system else {})
+
+
+def _modelfile(served: Served) -> str:
+    """The model as Ollama would be told of it."""
+    preset = served.preset
+    return "\n".join(
+        [
+            f"FROM {served.name}",
+            *(f"PARAMETER {one}" for one in _parameters(served)),
+            *([f"SYSTEM {json.dumps(preset.system, ensure_ascii=False)}"] if preset.system else []),
+            *(f"MESSAGE {one['role']} {json.dumps(one['content'], ensure_ascii=False)}" for one in preset.messages),
+        ]
+    )
+
+
+def _parameters(served: Served) -> list[str]:
+    """The model's own defaults, and those of its name."""
+    preset = served.preset
+    found = {
+        _PARAMETERS.get(name, name): value for name, value in (served.tokenizer.defaults | preset.sampling).items()
     }
+    found |= {} if preset.seed is None else {"seed": preset.seed}
+    found |= {"num_predict": preset.max_tokens} if preset.max_tokens else {}
+    stops = [f"stop {json.dumps(stop, ensure_ascii=False)}" for stop in preset.stops]
+    return [*(f"{name} {value}" for name, value in sorted(found.items())), *stops]
 
 
 def capabilities(served: Served) -> list[str]:

@@ -1,22 +1,17 @@
-"""Ollama's other model operations: show, pull, copy, delete."""
+"""Ollama's questions about models, and what is refused."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
-from pydantic import StrictBool, StrictStr, model_validator
+from pydantic import StrictStr, model_validator
 
 from common.errors import InvalidRequestError
-from gateway.answers.catalogue import Served
 from gateway.answers.start import Answers
 from gateway.dialects.dialect import Asked
 from gateway.dialects.foreign import Foreign, TranslatedFields, as_ours, ignored
-from gateway.dialects.ollama.lines import LINES, line
 from gateway.dialects.ollama.models import shown
-from gateway.http.problem import Content
-
-DONE = {"status": "success"}
 
 
 def _named(name: Any) -> dict[str, str]:
@@ -27,13 +22,13 @@ def _named(name: Any) -> dict[str, str]:
 
 
 # The name used by older clients.
-_NAME = as_ours("model", "name", schema={"type": ["string", "null"]}, means=_named)
+NAME = as_ours("model", "name", schema={"type": ["string", "null"]}, means=_named)
 
 
 class NamedModel(TranslatedFields):
     """Fields of a request about a model."""
 
-    foreign: ClassVar[Mapping[str, Foreign]] = _NAME
+    foreign: ClassVar[Mapping[str, Foreign]] = NAME
 
     model: StrictStr = ""
 
@@ -48,20 +43,9 @@ class ShowRequest(NamedModel):
     """Body of POST /api/show."""
 
     foreign: ClassVar[Mapping[str, Foreign]] = {
-        **_NAME,
+        **NAME,
         **ignored("what is served is shown", "verbose", "system", "template", "options"),
     }
-
-
-class PullRequest(NamedModel):
-    """Body of POST /api/pull."""
-
-    foreign: ClassVar[Mapping[str, Foreign]] = {
-        **_NAME,
-        **ignored("nothing is fetched", "insecure", "username", "password"),
-    }
-
-    stream: StrictBool = True
 
 
 class AnyRequest(TranslatedFields):
@@ -74,7 +58,7 @@ class AnyRequest(TranslatedFields):
     def _its_model(cls, body: Any) -> Any:
         if not isinstance(body, dict):
             return body
-        named = (body.get(name) for name in ("model", "name", "source"))
+        named = (body.get(name) for name in ("model", "name"))
         return {"model": next((name for name in named if isinstance(name, str)), "")}
 
 
@@ -85,25 +69,13 @@ class Show:
         return shown(answers.find(body.model), answers)
 
 
-class Pull:
-    """Pulling: a served model is present already; another one isn't fetched."""
-
-    body = PullRequest
-
-    async def answer(self, body: PullRequest, answers: Answers, asked: Asked) -> Any:
-        answers.find(body.model)
-        return Content(body=line(DONE), media_type=LINES) if body.stream else DONE
-
-
 class Refused:
     """A refused operation with its reason; for unknown models 404 comes first."""
 
     body = AnyRequest
 
-    def __init__(self, why: str, *, about_served: bool) -> None:
+    def __init__(self, why: str) -> None:
         self._why = why
-        self._about_served = about_served
 
     async def answer(self, body: AnyRequest, answers: Answers, asked: Asked) -> Any:
-        served: Served | None = answers.find(body.model) if self._about_served else None
-        raise InvalidRequestError(f"{served.asked_as}: {self._why}" if served is not None else self._why)
+        raise InvalidRequestError(f"{answers.find(body.model).asked_as}: {self._why}")

@@ -49,7 +49,7 @@ ANSWERS: dict[str, Json] = {
             **dict.fromkeys(("max_model_len", "whole_model_len", "whole_kv_memory_mb"), _INTEGER_OR_NULL),
             "tool_call_format": _TEXT_OR_NULL,
             "reasoning_format": _TEXT_OR_NULL,
-            "capabilities": _list({"enum": ["completion", "chat"]}),
+            "capabilities": _list({"enum": ["completion", "chat", "embedding", "score"]}),
         }
     ),
     "ModelList": fields({"object": {"const": "list"}, "data": _list(ref("Model"))}),

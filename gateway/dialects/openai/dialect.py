@@ -2,8 +2,21 @@
 
 from __future__ import annotations
 
-from gateway.answers.start import Answers, ModelCard
+from gateway.answers.catalogue import ModelCard
+from gateway.answers.start import Answers
 from gateway.dialects.dialect import Asked, Dialect, DialectPaths
+from gateway.dialects.loading import (
+    ASLEEP,
+    DELETED,
+    DELETES,
+    IS_SLEEPING,
+    SLEEP,
+    SLEEPS,
+    WAKE_UP,
+    WAKES,
+    NamedModelRequest,
+    sleeping,
+)
 from gateway.dialects.openai import azure
 from gateway.dialects.openai.chat import Chat
 from gateway.dialects.openai.completions import Completions
@@ -14,6 +27,7 @@ from gateway.http.api import JSON, ApiPart, get, post, ref
 from gateway.http.problem import Json, Problem, error_object
 from gateway.http.streaming import EVENTS
 from gateway.tenants.tenants import BEARER
+from modelfiles.pooling import Pooling
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 CHAT_RENDER, COMPLETIONS_RENDER = f"{CHAT}/render", f"{COMPLETIONS}/render"
@@ -21,11 +35,31 @@ MODELS = "/v1/models"
 
 
 def _listed(answers: Answers, asked: Asked) -> Json:
-    return {"object": "list", "data": [_card(model) for model in answers.models()]}
+    pooled = [_pooled(name, its, answers) for name, its in answers.catalogue.pooled.items()]
+    return {"object": "list", "data": [*(_card(model) for model in answers.models()), *pooled]}
 
 
 def _one(answers: Answers, asked: Asked) -> Json:
-    return _card(answers.model(asked.parameters["model"]))
+    name = asked.parameters["model"]
+    its = answers.catalogue.pooled.get(name)
+    return _card(answers.model(name)) if its is None else _pooled(name, its, answers)
+
+
+def _pooled(name: str, its: Pooling, answers: Answers) -> Json:
+    """A model that makes vectors or scores."""
+    absent = dict.fromkeys(("whole_model_len", "whole_kv_memory_mb", "tool_call_format", "reasoning_format"))
+    own = {"labels": list(its.labels)} if its.labels else {"dimensions": its.size, "similarity": its.similarity}
+    return {
+        "id": name,
+        "object": "model",
+        "created": answers.started_at,
+        "owned_by": "baton",
+        "root": name,
+        "max_model_len": its.max_len,
+        **absent,
+        "capabilities": ["score"] if its.labels else ["embedding"],
+        **own,
+    }
 
 
 def _card(model: ModelCard) -> Json:
@@ -54,9 +88,15 @@ DIALECT = Dialect(
     key=BEARER,
     paths=DialectPaths(
         endpoints={CHAT: Chat(), COMPLETIONS: Completions(), **azure.ENDPOINTS},
-        calls={CHAT_RENDER: Render(Chat()), COMPLETIONS_RENDER: Render(Completions(), has_several=True)},
-        views={MODELS: _listed, f"{MODELS}/{{model:path}}": _one},
-        prefixes=("/v1", "/openai"),
+        calls={
+            CHAT_RENDER: Render(Chat()),
+            COMPLETIONS_RENDER: Render(Completions(), has_several=True),
+            SLEEP: SLEEPS,
+            WAKE_UP: WAKES,
+        },
+        deletes={f"{MODELS}/{{model:path}}": DELETES},
+        views={MODELS: _listed, f"{MODELS}/{{model:path}}": _one, IS_SLEEPING: sleeping},
+        prefixes=("/v1", "/openai", "/v2/rerank", "/v2/embed"),  # Cohere's paths, amid KServe's
     ),
     error=_error,
     api=ApiPart(
@@ -66,10 +106,16 @@ DIALECT = Dialect(
             CHAT_RENDER: {"post": post(ChatRequest, RENDERED)},
             COMPLETIONS_RENDER: {"post": post(CompletionRequest, {"type": "array", "items": RENDERED})},
             MODELS: {"get": get(MODELS, "The served models.", JSON, answer=ref("ModelList"))},
-            f"{MODELS}/{{model}}": {"get": get(f"{MODELS}/{{model}}", "One model.", JSON, answer=ref("Model"))},
+            f"{MODELS}/{{model}}": {
+                "get": get(f"{MODELS}/{{model}}", "One model.", JSON, answer=ref("Model")),
+                "delete": get(f"{MODELS}/{{model}}", "Unload a model that a host loads.", JSON, answer=DELETED),
+            },
+            SLEEP: {"post": post(NamedModelRequest, {}) | {"summary": "Unload the models that hosts load, or one."}},
+            WAKE_UP: {"post": post(NamedModelRequest, {}) | {"summary": "Load the models of hosts, or one."}},
+            IS_SLEEPING: {"get": get(IS_SLEEPING, "True if no model of a host is loaded.", JSON, answer=ASLEEP)},
             **azure.API.paths,
         },
-        bodies=(ChatRequest, CompletionRequest),
+        bodies=(ChatRequest, CompletionRequest, NamedModelRequest),
         schemas=ANSWERS,
     ),
 )

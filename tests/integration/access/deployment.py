@@ -22,6 +22,7 @@ MEMBERS = [
     Member("gateway", "gateway-1"),
     Member("prefill", "prefill-0"),
     Member("decode", "decode-0"),
+    Member("pool", "pool-0"),
     Member("planner"),
     Member("observer"),
 ]

@@ -11,7 +11,7 @@ import pytest
 import redis.asyncio
 import redis.exceptions
 
-from cli.users.__main__ import members_of
+from cli.users.__main__ import main, members_of
 from common.access import Login, read_login
 from common.bus import NatsSettings, connect_bus
 from common.errors import UnavailableError
@@ -53,7 +53,7 @@ def test_a_login_never_shows_its_password() -> None:
 
 def baton_users(folder: Path, *options: str) -> tuple[int, str]:
     done = subprocess.run(
-        [sys.executable, "-m", "cli.users", "--folder", str(folder), *options],
+        [sys.executable, "-m", "cli.users", str(folder), *options],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -88,7 +88,7 @@ async def test_the_shipped_configuration_runs_with_the_users_that_the_command_ma
 
 
 async def test_users_for_an_upgrade_may_enter_themselves_as_0_1_0_s_workers_do(tmp_path: Path) -> None:
-    code, said = baton_users(tmp_path / "made", "--members", "decode:decode-0", "--beside-0-1-0")
+    code, said = baton_users(tmp_path / "made", "decode:decode-0", "--beside-0-1-0")
     assert code == 0, said
     login = read_login(tmp_path / "made" / "decode-0.redis")
     options = {"username": login.user, "password": login.password}
@@ -104,7 +104,7 @@ async def test_users_for_an_upgrade_may_enter_themselves_as_0_1_0_s_workers_do(t
 
 
 async def test_redis_runs_with_the_users_that_the_command_makes(tmp_path: Path) -> None:
-    code, said = baton_users(tmp_path / "made", "--members", "decode:decode-0,decode:decode-1")
+    code, said = baton_users(tmp_path / "made", "decode:decode-0,decode:decode-1")
     assert code == 0, said
     acl = (tmp_path / "made" / "redis-users.acl").read_text()
     assert "user decode-0 " in acl
@@ -135,3 +135,19 @@ async def test_redis_runs_with_the_users_that_the_command_makes(tmp_path: Path) 
 def test_members_of_another_form_are_named(members: str, complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
         members_of(members)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["decode:decode-0"], "write the folder first: baton users users decode:decode-0"),
+        (["--folder", "made"], "--folder: an argument since 0.2: baton users FOLDER"),
+        (["made", "--members", "decode:decode-0"], "--members: an argument since 0.2: baton users FOLDER ROLE:ID"),
+    ],
+)
+def test_a_command_line_of_another_form_is_told_the_right_one(
+    arguments: list[str], told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["users", *arguments])
+    assert main() == 2
+    assert told in capsys.readouterr().err

@@ -4,20 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.answers.tokenizer import ChatTokenizer
 from gateway.batches import runner, steps
 from gateway.keeping import streams
 from tests.integration.kept_streams import quick_streams, url
-from tests.models import build_tokenizer
 
 __all__ = ["quick_streams", "url"]  # fixtures
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> ChatTokenizer:
-    folder = tmp_path_factory.mktemp("tokenizer")
-    build_tokenizer(folder)
-    return ChatTokenizer(folder)
 
 
 @pytest.fixture

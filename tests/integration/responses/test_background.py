@@ -168,6 +168,7 @@ async def test_what_can_t_be_asked_for_is_refused_at_once(here: One) -> None:
         done = await begun(here)
         answer = await here.http.get(f"/v1/responses/{done.id}?{query}")
         assert answer.status_code == 400, query
+        await over(here, done.id)  # the next test's gateway would make it
 
 
 async def test_a_gateway_s_death_gives_it_to_another_one_unless_its_stream_had_begun(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -207,6 +208,23 @@ async def test_what_a_gateway_left_half_done_is_absent_and_swept(
     monkeypatch.setattr(sessions, "SAVE_S", -2.0)
     assert await kept.listed("half") == []
     assert await stored(store, "half") == 0
+
+
+async def test_a_gateway_with_another_clock_sweeps_no_save_that_runs(
+    store: ResponseStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saves, sweeps = (sessions.Sessions(store.streams, store.rooms) for _ in range(2))
+    naming = saves._name
+
+    async def swept_before(record: sessions.SessionRecord) -> sessions.SessionRecord | None:
+        with monkeypatch.context() as patch:
+            patch.setattr(sessions.time, "time", lambda: time.time_ns() / 1e9 + 10 * sessions.SAVE_S)
+            assert await sweeps.listed("skewed") == []
+        return await naming(record)
+
+    monkeypatch.setattr(saves, "_name", swept_before)
+    await saves.save("skewed", "one", state(5))
+    assert (await sweeps.load("skewed", "one")).token_ids == state(5).token_ids
 
 
 async def test_sessions_count_in_a_tenant_s_share(store: ResponseStore) -> None:

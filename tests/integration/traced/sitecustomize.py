@@ -1,6 +1,6 @@
 """The functions that a process enters. Python imports this module at its start where `PYTHONPATH` names its folder.
 
-SIGUSR2 has the process write what it entered since the last one, with the instant of each first entry. `TRACED_NOT_OF` names
+SIGRTMIN has the process write what it entered since the last one, with the instant of each first entry. `TRACED_NOT_OF` names
 a function whose callees don't count: a timer's, which on a slow machine comes at any moment.
 """
 
@@ -47,6 +47,6 @@ class Entered:
 
 if "TRACED_TO" in os.environ:
     entered = Entered(Path(os.environ["TRACED_TO"]), os.environ["TRACED_NOT_OF"])
-    signal.signal(signal.SIGUSR2, entered.write)
+    signal.signal(signal.SIGRTMIN, entered.write)
     threading.setprofile(entered.enter)
     sys.setprofile(entered.enter)

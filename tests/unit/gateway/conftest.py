@@ -22,6 +22,7 @@ from gateway.app import HttpSettings, MakeResponses, create_app
 from gateway.dialects import DIALECTS
 from gateway.dialects.dialect import Dialect
 from gateway.http.connection import BoundedProtocol
+from gateway.request.spec import Loads
 from gateway.responses.service import nothing_kept
 from tests.fakes.generations import ScriptedGenerations
 from tests.models import build_tokenizer
@@ -103,6 +104,7 @@ async def run_gateway(
     tracer: Tracer | None = None,
     catalogue: Callable[[ScriptedGenerations], Catalogue] | None = None,
     responses: MakeResponses = nothing_kept,
+    loads: Loads | None = None,
 ) -> AsyncIterator[Gateway]:
     """Serve on an ephemeral port of the loopback address. `catalogue`: by default of one model."""
     script = ScriptedGenerations(lambda spec: [*tokenizer.encode(TEXT), *tokenizer.eos_ids])
@@ -114,6 +116,7 @@ async def run_gateway(
         dialects=dialects,
         tracer=tracer,
         responses=responses,
+        loads=loads,
     )
     listener = socket.create_server(("127.0.0.1", 0))
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"

@@ -18,6 +18,7 @@ import pytest
 from gateway.answers.tokenizer import ChatTokenizer
 from gateway.app import HttpSettings
 from gateway.grammars.child import Opening, Question, Verdict
+from gateway.pooling import routes as pooling_routes
 from tests.fuzz.messages import DECODERS
 from tests.unit.gateway.conftest import MODEL, ROOT, Gateway, run_gateway
 
@@ -101,10 +102,20 @@ async def test_parts_that_are_no_text_are_refused(either: Gateway, advisory: str
 
 
 async def test_there_is_no_route_that_renders_what_comes_with_it(either: Gateway) -> None:
-    """CVE-2026-5760."""
-    for path in ("/v1/rerank", "/rerank", "/score", "/v1/score", "/pooling", "/inference/v1/generate"):
-        answer = await either.http.post(path, json={"model": MODEL, "query": TEMPLATE, "documents": [TEMPLATE]})
-        assert answer.status_code == 404
+    """CVE-2026-5760: those that compare texts take them as they are, and have no field for a template."""
+    sent = {"model": MODEL, "query": TEMPLATE, "documents": [TEMPLATE]}
+    assert (await either.http.post("/inference/v1/generate", json=sent)).status_code == 404
+    compared = {"model": MODEL, "queries": TEMPLATE, "documents": [TEMPLATE]}
+    for path, body in (
+        ("/v1/rerank", sent),
+        ("/rerank", sent),
+        ("/score", compared),
+        ("/v1/score", compared),
+        ("/pooling", {"model": MODEL, "input": TEMPLATE}),
+    ):
+        answer = await either.http.post(path, json=body)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "model"), answer.text
+        assert not {"template", "chat_template", "messages"} & pooling_routes.PATHS[path].api.body.model_fields.keys()
 
 
 async def test_special_tokens_that_are_typed_are_text(demo: ChatTokenizer) -> None:

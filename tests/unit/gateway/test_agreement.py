@@ -12,7 +12,7 @@ from common.pages import KVGroup, KVLayout, PagePart
 from common.peers import Peers
 from common.words import Keeps, Role, WorkerStatus
 from gateway.answers.catalogue import Catalogue
-from gateway.placement.agreement import Agreement, Own
+from gateway.placement.agreement import Agreement, Blocks, Own
 from gateway.placement.incumbents import BEFORE_S, REMEMBERED_S, Incumbents, mark
 from gateway.request.placement import Difference, Unlike
 from tests.fakes.workers import LAYOUT, a_worker
@@ -57,6 +57,18 @@ class Here:
 def region(layout: KVLayout = LAYOUT, *, transport: str = "shm", reach: str | None = None) -> dict[str, Any]:
     address = {} if reach is None else {"reach": reach}
     return {"region": Region(transport=transport, incarnation=1, layout=layout, address=address)}
+
+
+def test_workers_of_two_widths_share_blocks() -> None:
+    first = PagePart(layers=2, planes=2, heads=1, first_head=0, all_heads=2, dim=8, dtype="float32")
+    whole, ranks = (
+        msgspec.structs.replace(LAYOUT, num_layers=2, num_kv_heads=2, head_dim=8),
+        msgspec.structs.replace(LAYOUT, num_layers=2, num_kv_heads=1, head_dim=8, parts=(first,)),
+    )
+    here = Here(a_worker("d0", "decode", **region(whole)), a_worker("p0", "prefill", **region(ranks)))
+    assert (here.ready(), here.ready(Role.PREFILL), here.differences) == (["d0"], ["p0"], [])
+    one, two = (Blocks.of(a_worker("w", "decode", **region(layout))) for layout in (whole, ranks))
+    assert (one.name, one.kind.root()) == (two.name, two.kind.root())
 
 
 def test_workers_with_the_gateways_tokenizer_or_none_that_is_told_get_work() -> None:

@@ -132,3 +132,18 @@ def test_what_waits_is_counted_by_where_it_waits() -> None:
     claimed.state.phase, passing.state.phase = Phase.CLAIMED, Phase.PREFILLED
     state = beat(counts, [queued, claimed, passing], 0.5)
     assert (state.queued_requests, state.queued_tokens, state.handing_over) == (1, 50, 1)
+
+
+def test_each_model_has_its_own_figures_and_the_sums_are_of_all() -> None:
+    counts = attainment()
+    first, second, waits = (request(name, 10.0) for name in ("first", "second", "waits"))
+    for active, model in ((first, "a"), (second, "b"), (waits, "b")):
+        active.timeline.model = model
+    take(first, 1, 10.5)
+    take(second, 1, 12.0)
+    state = beat(counts, [first, second, waits], 12.5)
+    a, b = state.levels["a"], state.levels["b"]
+    assert (a.ttft_met, a.ttft_count, a.queued_tokens) == (1, 1, 0)
+    assert (b.ttft_met, b.ttft_count, b.queued_tokens) == (0, 2, 100)
+    assert (state.ttft_met, state.ttft_count, state.queued_requests, state.queued_tokens) == (1, 3, 1, 100)
+    assert state.arriving_tokens_per_s == a.arriving_tokens_per_s + b.arriving_tokens_per_s

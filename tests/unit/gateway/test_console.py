@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from common.errors import UnavailableError
-from common.messages import Imported, Settle
+from common.messages import Imported, Region, Settle
 from common.peers import Peers
 from gateway.answers.tokenizer import ChatTokenizer
 from gateway.app import HttpSettings, create_app
@@ -332,3 +332,10 @@ def test_kv_is_named_as_its_option_names_it() -> None:
     layout = msgspec.structs.replace(worker.region.layout, dtype="uint8")
     region = msgspec.structs.replace(worker.region, layout=layout)
     assert worker_json(msgspec.structs.replace(worker, region=region))["kv_dtype"] == "int8"
+
+
+def test_a_worker_of_several_ranks_is_shown_with_the_blocks_of_all() -> None:
+    worker = a_worker("d", "decode")
+    wide = msgspec.structs.replace(worker, region=Region.joined([worker.region] * 4).public)
+    one, four = worker_json(worker), worker_json(wide)
+    assert (one["ranks"], four["ranks"], four["block_bytes"]) == (1, 4, 4 * one["block_bytes"])

@@ -54,6 +54,36 @@ def test_what_comes_is_joined_to_what_is_shown_and_no_longer_than_its_span() -> 
     assert found["coarse"] == {"good": [0, 10]}
 
 
+def test_a_hosted_model_has_a_state_and_an_order() -> None:
+    found = evaluate(
+        """
+    const { stateOf, aliasRows, fileRows } = await at("pages/models.js");
+    const state = (status, reason, workers = []) => stateOf({ hosted: status && { status, reason } }, workers);
+    out({
+      states: [state("", ""), state("", "", [1]), state("ready", "", [1, 2]), state("loading", ""), state("unloaded", ""), state("parked", ""), state("failed", "no room"), state("strange", "")],
+      aliases: aliasRows([
+        { name: "chat", source: "made", shares: [{ model: "old", percent: 95 }, { model: "new", percent: 5 }, { model: "new", tenant: "acme" }, { model: "new", header: "x-canary", value: "yes" }] },
+        { name: "gpt", source: "configured", shares: [{ model: "old", percent: 100 }] }]).map(([, , cells]) => cells),
+      files: fileRows([{ name: "org/a", bytes: 2e9, shared_bytes: 1e9, is_whole: true, is_served: true }, { name: "org/b", bytes: 5e6, shared_bytes: 0, is_whole: false, is_served: false }]).map(([, , cells]) => cells),
+    });"""
+    )
+    assert found["states"] == [
+        ["no worker serves it", ""],
+        ["on 1 worker", ""],
+        ["loaded, on 2 workers", "unload"],
+        ["loading", ""],
+        ["not loaded", "load"],
+        ["asleep, its weights are in memory", "load"],
+        ["could not be loaded: no room", "load"],
+        ["strange", ""],
+    ]
+    assert found["aliases"] == [
+        ["chat", "old 95 %, new 5 %, new for tenant acme, new for x-canary: yes", "while running"],
+        ["gpt", "old", "by settings"],
+    ]
+    assert found["files"] == [["org/a", "2.0 GB", "1.0 GB", "served"], ["org/b", "5.0 MB", "–", "not whole"]]
+
+
 def test_a_model_is_told_by_its_files_and_its_workers() -> None:
     found = evaluate(
         """

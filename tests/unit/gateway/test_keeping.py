@@ -41,7 +41,8 @@ async def test_who_says_nothing_wishes_nothing(gateway: Gateway, route: str) -> 
 @pytest.mark.parametrize("route", [CHAT, COMPLETIONS, RESPONSES])
 async def test_a_day_of_openai(gateway: Gateway, route: str) -> None:
     assert await kept(gateway, route, {"prompt_cache_retention": "24h"}) == Keep(ttl_s=86_400.0)
-    assert await kept(gateway, route, {"prompt_cache_retention": "in_memory"}) == NO_KEEP
+    for usual in ("in_memory", "in-memory", None):
+        assert await kept(gateway, route, {"prompt_cache_retention": usual}) == NO_KEEP
 
 
 def marked(ttl: str | None = None) -> dict[str, Any]:

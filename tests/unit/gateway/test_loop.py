@@ -31,6 +31,7 @@ TRIES = 10  # until one is quick: on a busy machine caches cost as well, and wha
 BODY_BYTES = 9_900_000
 CHAT, COMPLETIONS, TOKENIZE, DETOKENIZE = "/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"
 FILES, BATCHES, KEYS, TENANT = "/v1/files", "/v1/batches", "/admin/keys", "/admin/tenants/acme"
+ALIASES = "/admin/aliases"
 ADMIN = {"authorization": "Bearer an-admin-key-0003"}
 KWARGS = "chat_template_kwargs"
 MOST = MAX_VALUES // 3  # empty lists that a body may have, nearly
@@ -204,6 +205,8 @@ TAKEN: dict[str, tuple[str, Callable[[], bytes]]] = {
     "a batch": (BATCHES, lambda: b'{"metadata":' + several("[]", 20_000).encode() + b"}"),
     "a key": (KEYS, lambda: b'{"name":' + several("[]", 1_300).encode() + b"}"),
     "a tenant": (TENANT, lambda: b'{"weight":' + several("[]", 1_300).encode() + b"}"),
+    "an alias": (ALIASES, lambda: b'{"name":"chat","shares":' + several("[]", 5_000).encode() + b"}"),
+    "an alias's name": (f"{ALIASES}/rollback", lambda: b'{"name":' + several("[]", 5_000).encode() + b"}"),
     "roles": ("/admin/workers/a/roles", lambda: b'{"roles":' + several('"prefill"', 80).encode() + b"}"),
     "a drain": ("/admin/workers/a/drain", lambda: b'{"draining":' + several("1", 400).encode() + b"}"),
 }

@@ -10,7 +10,7 @@ from gateway.request.placement import Placement, Reason
 
 
 def test_an_answer_names_workers_reason_and_costs() -> None:
-    answer = [b"p0", b"7", 3, 1, b"prefix", b"predicted_ms=47.0 local_ms=-1.0", b"d0", b"d1"]
+    answer = [b"p0", b"7", 3, 1, b"prefix", b"predicted_ms=47.0 local_ms=-1.0 pull_from:d1=5", b"d0", b"d1"]
     placement = parse_placement(answer)
     expected = Placement(
         prefill="p0",
@@ -19,6 +19,8 @@ def test_an_answer_names_workers_reason_and_costs() -> None:
         matched_blocks_prefill=3,
         matched_blocks_decode=1,
         reason=Reason.PREFIX,
+        holder="d1",
+        holder_blocks=5,
     )
     assert placement == expected
     assert placement.costs == {"predicted_ms": 47.0, "local_ms": -1.0}

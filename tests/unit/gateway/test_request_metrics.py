@@ -12,6 +12,7 @@ from common.messages import (
     Goal,
     HostTierTotals,
     KVLayout,
+    PullTotals,
     Region,
     Tokens,
     WorkerState,
@@ -157,6 +158,21 @@ def test_hits_of_a_tier_are_no_hits_of_those_above() -> None:
     assert hits == [204, 64, 32]
     assert registry.get_sample_value("baton_worker_disk_tier_failed_copies_total", labels) == 2
     assert registry.get_sample_value("baton_worker_host_tier_stored_blocks_total", labels) == 7
+
+
+def test_pulls_are_counted_by_their_outcome_and_as_hits_of_peers() -> None:
+    pulls = PullTotals(pulls=2, tokens=48, bytes=4096, missed=3, bad_digests=1)
+    totals = msgspec.structs.replace(STATE.totals, pulls=pulls, kept_bytes=512)
+    registry = CollectorRegistry()
+    FleetMetrics(lambda: [msgspec.structs.replace(STATE, totals=totals)]).register(registry)
+
+    def value(name: str, **labels: str) -> float | None:
+        return registry.get_sample_value(f"baton_worker_{name}_total", {"model_name": "m", "worker": "d0"} | labels)
+
+    outcomes = ("pulled", "missed", "failed", "bad_digest")
+    assert [value("pulls", outcome=outcome) for outcome in outcomes] == [2, 3, 0, 1]
+    assert [value("cache_hit_tokens", tier=tier) for tier in ("device", "peer")] == [252, 48]
+    assert (value("pulled_tokens"), value("pulled_bytes"), value("transfer_kept_bytes")) == (48, 4096, 512)
 
 
 def test_ages_of_blocks_are_histograms() -> None:

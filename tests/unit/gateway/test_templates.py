@@ -64,6 +64,12 @@ HOSTILE = {
     "recursion": "{% for a in [1] recursive %}{{ loop([1]) }}{{ loop([1]) }}{% endfor %}",
     "a filter by name": "{{ ['x'] | map('center', 9999999999) | list }}",
 }  # fmt: skip
+# Ended by the clock alone, and soon as well as late. The others come to the bound of memory first.
+ENDLESS = (
+    *("loops", "loops in a block", "loops in a macro", "macros", "replace", "replace of text", "lists in lists"),
+    *("lists as text", "compared lists", "slice", "lipsum", "cycler"),
+)
+SOON_S = 0.1
 
 
 @pytest.fixture
@@ -87,11 +93,14 @@ def opened() -> Iterator[Any]:
 
 @pytest.mark.usefixtures("hurried")
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_template_ends_in_its_child(name: str, opened: Any) -> None:
-    hostile = opened(HOSTILE[name], name="chat_template.jinja")
+def test_a_hostile_template_ends_in_its_child(name: str, opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    hostile, said = opened(HOSTILE[name], name="chat_template.jinja"), r"template|too long"
+    if name in ENDLESS:
+        monkeypatch.setattr(apart, "MAX_RENDER_S", SOON_S)
+        said = f"took more than {SOON_S:g} s of processor time"
     with pytest.raises(DearError):
         hostile.render(USER, most_s=0.05)
-    with pytest.raises(InvalidRequestError, match=r"template|too long"):
+    with pytest.raises(InvalidRequestError, match=said):
         hostile.render(USER)
 
 
@@ -159,7 +168,7 @@ async def test_a_gateway_serves_beside_a_template_that_never_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     build_tokenizer(tmp_path, template="{% if messages[0].content == 'x' %}" + LOOPS + "{% endif %}ok")
-    monkeypatch.setattr(apart, "MAX_RENDER_S", 3.0)
+    monkeypatch.setattr(apart, "MAX_RENDER_S", 1.5)
     tokenizer = ChatTokenizer(tmp_path)
     try:
         async with run_gateway(tokenizer, HttpSettings()) as gateway:

@@ -260,6 +260,7 @@ async def test_a_call_that_was_cut_says_so(tooled: Gateway, stream: bool) -> Non
     count = say(tooled, TWO_CALLS)
     message, finish, _ = await answered(tooled, stream=stream, tools=TOOLS, max_tokens=count - 8)
     assert finish == "length"
+    assert tooled.script.called == []  # nobody comes back with its result
     assert json.loads(message["tool_calls"][0]["function"]["arguments"]) == ARGUMENTS[0]
     with pytest.raises(ValueError):
         json.loads(message["tool_calls"][1]["function"]["arguments"])

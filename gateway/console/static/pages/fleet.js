@@ -139,7 +139,7 @@ function line(worker, { short, host }) {
   const number = (text) => h("td", { class: "num" }, text);
   const text = worker.lost_unix ? `lost ${clock(worker.lost_unix)}` : statusOf(worker);
   return h("tr", { "data-key": worker.id, "data-node": worker.id, class: kindOf(worker) },
-    h("th", { scope: "row" }, h("a", { href: href("fleet", worker.id), title: worker.id }, short)),
+    h("th", { scope: "row" }, h("a", { href: href("fleet", worker.id), title: worker.id }, short), worker.ranks > 1 ? h("span", { class: "hint", title: `${worker.ranks} ranks share its model` }, ` ×${worker.ranks}`) : null),
     h("td", { class: "host" }, host || "–"),
     h("td", { class: "status", title: worker.differs ?? "" }, h("span", { class: "light", "aria-hidden": "true" }), text, undo(worker)),
     h("td", {}, [...worker.roles].sort().reverse().join(" + ")),
@@ -240,6 +240,7 @@ function one(state, id) {
   const { short, host } = partsOf(id);
   const facts = [
     ["host", host || "–"], ["up", age(worker)], ["roles", [...worker.roles].sort().reverse().join(" and ")], ["model", worker.model], ["context", `${count(worker.max_model_len)} tok`], ["transport", worker.transport],
+    ...(worker.ranks > 1 ? [["ranks", count(worker.ranks)]] : []),
     ["batch", `${count(worker.running)} of ${count(worker.max_sequences)}`], ["waiting", count(worker.waiting)], ["to prefill", `${count(worker.queued_tokens)} tok`],
     ["output", worker.tokens_per_s === undefined ? "–" : `${count(worker.tokens_per_s)} tok/s`], ["generated", `${count(worker.generated_tokens)} tok`], ["device busy", worker.busy === undefined ? "–" : `${Math.round(100 * worker.busy)} %`],
     ["step", worker.decode_step_ms ? ms(worker.decode_step_ms) : "–"], ["prefill rate", worker.prefill_tokens_per_s ? `${count(worker.prefill_tokens_per_s)} tok/s` : "–"],

@@ -1,0 +1,199 @@
+"""Workers that pool, as one gateway asks them: by what it waits for from each, in pieces, again where one is lost.
+
+Nothing is kept of a request at a worker, so another one may always be asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from common import subjects
+from common.bus import Bus
+from common.errors import (
+    DeadlineExceededError,
+    OverloadedError,
+    StepFailedError,
+    UnavailableError,
+    error_from_code,
+)
+from common.messages import Ack, Pool, Pooled, WorkerState, pooled_decoder
+from common.peers import Peers
+from gateway.tenants.tenants import Tenant
+
+MAX_ATTEMPTS = 3
+ANSWER_S = 50.0  # NATS lets a worker answer for a minute
+WINDOW_TOKENS = 1 << 16  # at one worker, from one gateway
+MAX_WAITING_TOKENS = 1 << 22
+PIECE_TOKENS, PIECE_INPUTS, PIECE_BYTES = 1 << 14, 1024, 1 << 19
+SMALLEST_PIECE_TOKENS = 1 << 11  # a piece for each worker pays from here on
+
+Ready = Callable[[], Iterable[WorkerState]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """The asker's tenant, with its share of the workers, the priority, and the deadline."""
+
+    tenant: Tenant
+    until: float  # `time.monotonic()`
+    priority: int = 0
+
+
+@dataclass(slots=True, order=True)
+class _Ticket:
+    order: tuple[int, float, int]
+    begins: float = 0.0
+    tokens: int = 0
+    may: asyncio.Future[str] | None = None
+
+
+class PoolingFleet:
+    """The workers of one model. Every call is of the event loop's thread."""
+
+    def __init__(self, bus: Bus, peers: Peers, ready: Ready, *, gateway_id: str) -> None:
+        self._bus, self._ready, self._gateway_id = bus, ready, gateway_id
+        self._asked = defaultdict[str, int](int)  # tokens by worker
+        self._running = defaultdict[str, set[asyncio.Future[Pooled | Ack]]](set)
+        self._waiting = list[_Ticket]()
+        self._waiting_tokens = 0
+        self._tags = defaultdict[str, float](float)  # tokens over weight of each tenant that waits
+        self._begun = 0.0  # the largest of those that began
+        self._count = itertools.count()
+        peers.on_lost(self._lost)
+        peers.on_joined(lambda _: self._start())
+        peers.on_changed(lambda _: self._start())
+
+    @property
+    def waiting_tokens(self) -> int:
+        return self._waiting_tokens
+
+    @property
+    def longest(self) -> int | None:
+        """The most tokens of an input; None while no worker is ready."""
+        return max((state.max_model_len for state in self._ready()), default=None)
+
+    @property
+    def num_ready(self) -> int:
+        return sum(1 for _ in self._ready())
+
+    def turn_away(self, tokens: int) -> None:
+        """Raise OverloadedError if so many more would wait for too long."""
+        if self._waiting_tokens and self._waiting_tokens + tokens > MAX_WAITING_TOKENS:
+            rate = sum(state.prefill_tokens_per_s for state in self._ready())
+            retry_s = self._waiting_tokens / rate if rate else 1.0
+            raise OverloadedError(f"{self._waiting_tokens} tokens wait already", retry_after_s=min(retry_s, 60.0))
+
+    async def ask(self, message: Pool, turn: Turn) -> Pooled:
+        """The answer to a piece. Raises ServingError."""
+        tokens, tried = sum(map(len, message.inputs)) // 4, list[str]()
+        while True:
+            worker = await self._place(tokens, turn, tried)
+            try:
+                return await self._attempt(worker, message, turn.until)
+            except (UnavailableError, StepFailedError, OverloadedError):
+                tried.append(worker)
+                if len(tried) >= MAX_ATTEMPTS:
+                    raise
+            finally:
+                self._asked[worker] -= tokens
+                self._start()
+
+    async def _attempt(self, worker: str, message: Pool, until: float) -> Pooled:
+        remaining_s = min(until - time.monotonic(), ANSWER_S)
+        if remaining_s <= 0:
+            raise DeadlineExceededError("the deadline passed before the texts were computed")
+        asked = msgspec.structs.replace(message, remaining_ms=int(1000 * remaining_s))
+        subject = subjects.order(worker, self._gateway_id)
+        task = asyncio.ensure_future(self._bus.request(subject, asked, pooled_decoder, timeout_s=remaining_s + 1))
+        self._running[worker].add(task)
+        try:
+            reply = await task
+        except asyncio.CancelledError:
+            asking = asyncio.current_task()
+            if asking is not None and asking.cancelling():
+                raise
+            raise UnavailableError(f"worker {worker} is gone") from None
+        finally:
+            self._running[worker].discard(task)
+        if not isinstance(reply, Pooled):
+            raise UnavailableError(f"worker {worker} does not pool")
+        if reply.code:
+            raise error_from_code(reply.code, reply.message)
+        return reply
+
+    async def _place(self, tokens: int, turn: Turn, tried: Sequence[str]) -> str:
+        """The worker for so many tokens, charged with them, once one has room. Raises ServingError."""
+        worker = None if self._waiting else self._with_room(tokens, tried)
+        if worker is not None:
+            self._asked[worker] += tokens
+            return worker
+        may = asyncio.get_running_loop().create_future()
+        begins = max(self._tags[turn.tenant.name], self._begun)
+        self._tags[turn.tenant.name] = ends = begins + tokens / max(turn.tenant.weight, 1e-6)
+        heapq.heappush(self._waiting, _Ticket((-turn.priority, ends, next(self._count)), begins, tokens, may))
+        self._waiting_tokens += tokens
+        try:
+            async with asyncio.timeout(max(0.0, turn.until - time.monotonic())):
+                return await may
+        except TimeoutError:
+            if not any(self._ready()):
+                raise UnavailableError("no worker of this model is ready") from None
+            raise DeadlineExceededError("the deadline passed before a worker had room") from None
+        finally:
+            self._waiting_tokens -= tokens
+            if may.cancelled() or not may.done():
+                may.cancel()
+
+    def _start(self) -> None:
+        """Let those who wait begin, while workers have room."""
+        while self._waiting:
+            first = self._waiting[0]
+            if first.may is None or first.may.done():
+                heapq.heappop(self._waiting)
+                continue
+            worker = self._with_room(first.tokens, ())
+            if worker is None:
+                return
+            heapq.heappop(self._waiting)
+            self._begun = max(self._begun, first.begins)
+            self._asked[worker] += first.tokens
+            first.may.set_result(worker)
+        self._tags.clear()
+        self._begun = 0.0
+
+    def _with_room(self, tokens: int, tried: Sequence[str]) -> str | None:
+        """The worker that is asked least; one that failed only where there is no other."""
+        names = [state.worker for state in self._ready()]
+        names = [name for name in names if name not in tried] or names
+        best = min(names, key=lambda name: self._asked[name], default=None)
+        if best is None or (self._asked[best] and self._asked[best] + tokens > WINDOW_TOKENS):
+            return None
+        return best
+
+    def _lost(self, worker: str, _: int) -> None:
+        for task in self._running.pop(worker, ()):
+            task.cancel()
+        self._asked.pop(worker, None)
+
+
+def pieces(counts: Sequence[int], *, workers: int, row_bytes: int, rows_a_token: bool) -> list[slice]:
+    """Runs of inputs that are asked for at once: bounded in tokens, inputs and bytes of the answer, and one for each worker."""
+    total = sum(counts)
+    most = min(PIECE_TOKENS, max(SMALLEST_PIECE_TOKENS, -(-total // max(1, workers))))
+    found, begin, tokens, size = list[slice](), 0, 0, 0
+    for at, count in enumerate(counts):
+        answer = row_bytes * (count if rows_a_token else 1)
+        is_full = tokens + count > most or at - begin >= PIECE_INPUTS or size + answer > PIECE_BYTES
+        if at > begin and is_full:
+            found.append(slice(begin, at))
+            begin, tokens, size = at, 0, 0
+        tokens, size = tokens + count, size + answer
+    return [*found, slice(begin, len(counts))]

@@ -1,0 +1,88 @@
+"""The paths of models that pool: a body in, rows asked for, the answer in the API's form."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from fastapi import Request, Response
+
+from common.errors import ServingError
+from gateway.http.api import ApiPart, post
+from gateway.http.application import Routes
+from gateway.http.body import BodyLimits, read_fields
+from gateway.http.exchange import request_scope
+from gateway.http.fields import ignored_header
+from gateway.http.problem import json_response
+from gateway.observe.metrics import GatewayMetrics
+from gateway.pooling.apis import Api, Asking
+from gateway.pooling.scores import Classify, Predict, Rerank, Score
+from gateway.pooling.service import Answering
+from gateway.pooling.vectors import SCHEMAS, CohereEmbed, Embeddings, OllamaEmbed, Pooled, TeiEmbed
+from modelfiles.pooling import EMBED, TOKENS
+
+
+@dataclass(frozen=True, slots=True)
+class Path:
+    """An API at a path; `dialect` is its name in metrics, `error` the form of its errors."""
+
+    api: Api[Any]
+    dialect: str
+    error: str = "Error"
+
+
+PATHS: Mapping[str, Path] = {
+    "/v1/embeddings": Path(Embeddings(), "openai"),
+    "/pooling": Path(Pooled(), "vllm"),
+    "/score": Path(Score(), "vllm"),
+    "/v1/score": Path(Score(), "vllm"),
+    "/classify": Path(Classify(), "vllm"),
+    "/v1/classify": Path(Classify(), "vllm"),
+    "/rerank": Path(Rerank(shows=True), "jina"),
+    "/v1/rerank": Path(Rerank(shows=True), "jina"),
+    "/v2/rerank": Path(Rerank(shows=False), "cohere"),
+    "/v2/embed": Path(CohereEmbed(), "cohere"),
+    "/embed": Path(TeiEmbed(EMBED), "tei"),
+    "/embed_all": Path(TeiEmbed(TOKENS), "tei"),
+    "/predict": Path(Predict(), "tei"),
+    "/api/embed": Path(OllamaEmbed(is_single=False), "ollama", "OllamaError"),
+    "/api/embeddings": Path(OllamaEmbed(is_single=True), "ollama", "OllamaError"),
+}
+
+
+class PoolingRoutes:
+    """The paths of all APIs for vectors and scores."""
+
+    def __init__(
+        self, answering: Answering, metrics: GatewayMetrics, body_limits: BodyLimits, *, ignores_unknown: bool = False
+    ) -> None:
+        self._answering, self._metrics, self._body_limits = answering, metrics, body_limits
+        self._ignores_unknown = ignores_unknown
+        bodies = dict.fromkeys(path.api.body for path in PATHS.values())
+        self.routes = Routes(
+            posts={name: partial(self._answer, name, path) for name, path in PATHS.items()},
+            api=ApiPart(
+                paths={
+                    name: {"post": post(path.api.body, dict(path.api.described), error=path.error)}
+                    for name, path in PATHS.items()
+                },
+                bodies=tuple(bodies),
+                schemas=SCHEMAS,
+            ),
+        )
+
+    async def _answer(self, name: str, path: Path, request: Request) -> Response:
+        self._metrics.asked(path.dialect, name)
+        body = await read_fields(request, self._body_limits, path.api.body, ignores_unknown=self._ignores_unknown)
+        asking = Asking(self._answering, request_scope(request.scope))
+        try:
+            told = await path.api.answer(body, asking)
+        except ServingError as error:
+            self._metrics.failed(error.code, model=str(getattr(body, "model", "")))
+            raise
+        for model, tokens in asking.used.items():
+            self._metrics.tokens.add(model, prompt=tokens, generated=0, cached=0)
+            self._metrics.finished(model, "stop")
+        return json_response(told, headers={**asking.headers, **ignored_header(body)})

@@ -1,0 +1,314 @@
+"""APIs for scores: rerank in Cohere's, Jina's and TEI's forms, vLLM's /score and /classify, TEI's /predict.
+
+A cross-encoder reads query and document together; of a model of vectors a score is the cosine of the two.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+import uuid
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, StrictBool, StrictInt, StrictStr, field_validator, model_validator
+
+from common.errors import InvalidRequestError
+from common.messages import MAX_POOLED_INPUTS
+from gateway.http.api import fields
+from gateway.http.fields import MAX_TOKEN_IDS, StrictFields, Whole
+from gateway.http.problem import Json
+from gateway.pooling.apis import Asking, written
+from gateway.pooling.service import Rows, Wish
+from gateway.pooling.texts import Fitting, PooledText
+from gateway.pooling.vectors import InputFields, Texts, cut, floats, inputs_of, usage
+from modelfiles.pooling import CLASSIFY, EMBED
+
+_SCORED: Json = fields({"index": {"type": "integer"}, "score": {"type": "number"}})
+Text = Annotated[StrictStr, Field(min_length=1)]
+Count = Annotated[Whole, Field(ge=1, le=MAX_TOKEN_IDS)]
+
+
+async def scored(
+    asking: Asking, model: str, pairs: Sequence[tuple[str, str]], fitting: Fitting, *, name: str, is_raw: bool = False
+) -> tuple[list[float], Rows]:
+    """The score of each pair. Raises ServingError, and InvalidRequestError if the model has several labels."""
+    found = asking.answering.find(model)
+    if found.pooling.labels:
+        if len(found.pooling.labels) > 1:
+            raise InvalidRequestError(
+                f"the model {found.name!r} has {len(found.pooling.labels)} labels, and a score needs one: ask it at /classify",
+                param="model",
+            )
+        rows = await asking.rows(
+            Wish(model=model, inputs=list(pairs), work=CLASSIFY, name=name, is_raw=is_raw, fitting=fitting)
+        )
+        return [floats(values)[0] for values in rows.values], rows
+    prompts = found.pooling.prompts.texts
+    sides = [list(dict.fromkeys(side)) for side in zip(*pairs, strict=True)]
+    asked = [
+        Wish(model=model, inputs=side, work=EMBED, name=name, fitting=replace(fitting, prompt=prompts.get(kind, "")))
+        for side, kind in zip(sides, ("query", "document"), strict=True)
+    ]
+    of_queries, of_documents = [await asking.rows(one) for one in asked]
+
+    def compared() -> list[float]:
+        queries = dict(zip(sides[0], map(_unit, of_queries.values), strict=True))
+        documents = dict(zip(sides[1], map(_unit, of_documents.values), strict=True))
+        return [sum(map(float.__mul__, queries[one], documents[two])) for one, two in pairs]
+
+    both = replace(of_queries, tokens=[*of_queries.tokens, *of_documents.tokens])
+    return await asyncio.to_thread(compared), both
+
+
+def _unit(values: bytes) -> array[float]:
+    numbers = array("d", floats(values))
+    length = math.sqrt(sum(one * one for one in numbers)) or 1.0
+    return array("d", [one / length for one in numbers])
+
+
+class RerankRequest(StrictFields):
+    """Body of POST /rerank, /v1/rerank and /v2/rerank: `documents` in Cohere's and Jina's form, `texts` in TEI's."""
+
+    model: StrictStr = ""
+    query: Text
+    documents: Annotated[list[Any], Field(min_length=1, max_length=MAX_POOLED_INPUTS)] | None = None
+    texts: Texts | None = None
+    top_n: Annotated[Whole, Field(ge=1)] | None = None
+    max_tokens_per_doc: Count | None = None
+    truncate_prompt_tokens: Annotated[StrictInt, Field(ge=-1, le=MAX_TOKEN_IDS)] | None = None
+    return_documents: StrictBool | None = None
+    return_text: StrictBool = False
+    raw_scores: StrictBool = False
+    truncate: StrictBool | None = None
+    truncation_direction: Literal["left", "right", "Left", "Right"] = "right"
+    priority: Annotated[StrictInt, Field(ge=-100, le=100)] = 0
+
+    @field_validator("documents")
+    @classmethod
+    def _documents(cls, given: list[Any] | None) -> list[str] | None:
+        if given is None:
+            return None
+        found = [one.get("text") if isinstance(one, dict) else one for one in given]
+        texts = [one for one in found if isinstance(one, str) and one]
+        if len(texts) < len(found):
+            raise ValueError("must be texts, or objects with a text")
+        return texts
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> RerankRequest:
+        if (self.documents is None) == (self.texts is None):
+            raise ValueError("documents: give documents, or texts in TEI's form")
+        return self
+
+    @property
+    def is_tei(self) -> bool:
+        return self.texts is not None
+
+    @property
+    def fitting(self) -> Fitting:
+        longest = self.max_tokens_per_doc or self.truncate_prompt_tokens
+        is_cut = self.truncate if self.is_tei or longest is None else True
+        return cut(bool(is_cut), from_left=self.truncation_direction.lower() == "left", longest=longest)
+
+
+class Rerank:
+    """Documents by their score for a query, the best first."""
+
+    body = RerankRequest
+    described: ClassVar[Json] = {
+        "anyOf": [
+            fields({"results": {"type": "array", "items": {"type": "object"}}}),
+            {"type": "array", "items": _SCORED},
+        ]
+    }
+
+    def __init__(self, *, shows: bool) -> None:
+        """`shows`: documents are in the answer unless the body says otherwise."""
+        self._shows = shows
+
+    async def answer(self, body: RerankRequest, asking: Asking) -> Any:
+        documents = body.documents or body.texts or []
+        pairs = [(body.query, document) for document in documents]
+        name = "texts" if body.is_tei else "documents"
+        scores, rows = await scored(asking, body.model, pairs, body.fitting, name=name, is_raw=body.raw_scores)
+        order = sorted(range(len(scores)), key=lambda at: -scores[at])[: body.top_n]
+        if body.is_tei:
+            return [
+                {"index": at, "score": scores[at], **({"text": documents[at]} if body.return_text else {})}
+                for at in order
+            ]
+        shows = self._shows if body.return_documents is None else body.return_documents
+        results = [
+            {"index": at, "relevance_score": scores[at], **({"document": {"text": documents[at]}} if shows else {})}
+            for at in order
+        ]
+        meta = {"api_version": {"version": "2"}, "billed_units": {"search_units": 1}}
+        return {
+            "id": f"rerank-{uuid.uuid4().hex}",
+            "model": body.model,
+            "results": results,
+            "usage": usage(rows),
+            "meta": meta,
+        }
+
+
+class ScoreRequest(StrictFields):
+    """Body of POST /score and /v1/score, vLLM's; one query or text is compared with all others."""
+
+    model: StrictStr = ""
+    queries: Text | Texts | None = None
+    documents: Text | Texts | None = None
+    text_1: Text | Texts | None = None
+    text_2: Text | Texts | None = None
+    data_1: Text | Texts | None = None
+    data_2: Text | Texts | None = None
+    truncate_prompt_tokens: Annotated[StrictInt, Field(ge=-1, le=MAX_TOKEN_IDS)] | None = None
+    use_activation: StrictBool = True
+    encoding_format: Literal["float"] = "float"
+    user: StrictStr | None = None
+    priority: Annotated[StrictInt, Field(ge=-100, le=100)] = 0
+
+    @model_validator(mode="after")
+    def _both_sides(self) -> ScoreRequest:
+        if sum(None not in pair for pair in self._named) != 1 or sum(pair != (None, None) for pair in self._named) != 1:
+            raise ValueError("queries: give queries and documents, or text_1 and text_2")
+        left, right = self.sides
+        if len(left) not in (1, len(right)):
+            raise ValueError(f"queries: one, or as many as the {len(right)} others, not {len(left)}")
+        return self
+
+    @property
+    def _named(self) -> list[tuple[Any, Any]]:
+        return [(self.queries, self.documents), (self.text_1, self.text_2), (self.data_1, self.data_2)]
+
+    @property
+    def sides(self) -> tuple[list[str], list[str]]:
+        left, right = next(pair for pair in self._named if None not in pair)
+        return ([left] if isinstance(left, str) else left), ([right] if isinstance(right, str) else right)
+
+
+class Score:
+    """A score of each pair."""
+
+    body = ScoreRequest
+    described: ClassVar[Json] = fields({"data": {"type": "array", "items": _SCORED}})
+
+    async def answer(self, body: ScoreRequest, asking: Asking) -> Any:
+        left, right = body.sides
+        pairs = list(zip(left * len(right) if len(left) == 1 else left, right, strict=True))
+        fitting = Fitting(longest=body.truncate_prompt_tokens)
+        scores, rows = await scored(
+            asking, body.model, pairs, fitting, name="documents", is_raw=not body.use_activation
+        )
+        data = [{"index": at, "object": "score", "score": score} for at, score in enumerate(scores)]
+        return {**_head("score", body.model), "data": data, "usage": usage(rows)}
+
+
+class ClassifyRequest(InputFields):
+    """Body of POST /classify and /v1/classify, vLLM's."""
+
+    use_activation: StrictBool = True
+
+
+class Classify:
+    """The likeliest label of each text, and the scores of all."""
+
+    body = ClassifyRequest
+    described: ClassVar[Json] = fields({"data": {"type": "array", "items": {"type": "object"}}})
+
+    async def answer(self, body: ClassifyRequest, asking: Asking) -> Any:
+        labels = asking.answering.find(body.model, CLASSIFY).pooling.labels
+        rows = await asking.rows(
+            Wish(
+                model=body.model,
+                inputs=body.input,
+                work=CLASSIFY,
+                is_raw=not body.use_activation,
+                fitting=body.fitting,
+                priority=body.priority,
+            )
+        )
+
+        def told() -> Json:
+            data = [_classified(at, floats(values), labels) for at, values in enumerate(rows.values)]
+            return {**_head("classify", body.model), "data": data, "usage": usage(rows)}
+
+        return await written(rows, told)
+
+
+class PredictRequest(StrictFields):
+    """Body of POST /predict, TEI's: a text, a pair, or a list of lists of one or two texts."""
+
+    schemas: ClassVar[dict[str, dict[str, Any]]] = {
+        "inputs": {"anyOf": [{"type": "string"}, {"type": "array", "minItems": 1}]}
+    }
+
+    model: StrictStr = ""
+    inputs: Any
+    raw_scores: StrictBool = False
+    truncate: StrictBool = False
+    truncation_direction: Literal["left", "right", "Left", "Right"] = "right"
+
+    @property
+    def is_batch(self) -> bool:
+        return isinstance(self.inputs, list) and isinstance(self.inputs[0], list)
+
+    @property
+    def given(self) -> list[PooledText]:
+        found: list[PooledText] = []
+        for one in self.inputs if self.is_batch else [self.inputs]:
+            texts = inputs_of(one)
+            if len(texts) > 2 or not all(isinstance(text, str) for text in texts):
+                raise InvalidRequestError(
+                    "inputs: must be a text, a pair of texts, or a list of lists of these", param="inputs"
+                )
+            found.append((str(texts[0]), str(texts[1])) if len(texts) == 2 else texts[0])
+        return found
+
+    @field_validator("inputs")
+    @classmethod
+    def _some(cls, given: Any) -> Any:
+        if not given or (isinstance(given, list) and len(given) > MAX_POOLED_INPUTS):
+            raise ValueError(f"must be 1 to {MAX_POOLED_INPUTS} texts")
+        return given
+
+
+class Predict:
+    """The scores of all labels, the likeliest first."""
+
+    body = PredictRequest
+    described: ClassVar[Json] = {"type": "array"}
+
+    async def answer(self, body: PredictRequest, asking: Asking) -> Any:
+        labels = asking.answering.find(body.model, CLASSIFY).pooling.labels
+        try:
+            given = body.given
+        except ValueError as error:
+            raise InvalidRequestError(f"inputs: {error}", param="inputs") from None
+        fitting = cut(body.truncate, from_left=body.truncation_direction.lower() == "left")
+        wish = Wish(
+            model=body.model, inputs=given, work=CLASSIFY, name="inputs", is_raw=body.raw_scores, fitting=fitting
+        )
+        rows = await asking.rows(wish)
+        found = [_sorted(floats(values), labels) for values in rows.values]
+        return found if body.is_batch else found[0]
+
+
+def _head(kind: str, model: str) -> Json:
+    return {"id": f"{kind}-{uuid.uuid4().hex}", "object": "list", "created": int(time.time()), "model": model}
+
+
+def _classified(at: int, scores: Sequence[float], labels: Sequence[str]) -> Json:
+    best = max(range(len(scores)), key=lambda label: scores[label])
+    return {"index": at, "label": labels[best], "probs": scores, "num_classes": len(labels)}
+
+
+def _sorted(scores: Sequence[float], labels: Sequence[str]) -> list[Mapping[str, Any]]:
+    return sorted(
+        ({"label": label, "score": score} for label, score in zip(labels, scores, strict=True)),
+        key=lambda one: -one["score"],
+    )

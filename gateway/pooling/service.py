@@ -1,0 +1,286 @@
+"""Answers of models that pool: check, charge, tokenise, split over workers, join. The same for all APIs."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from types import MappingProxyType
+from typing import Protocol
+
+from msgspec import UNSET
+
+from common.bus import Bus
+from common.errors import InvalidRequestError, UnavailableError
+from common.messages import Pool, Pooled, WorkerState
+from common.peers import Peers
+from common.words import Role
+from gateway.answers.answer import charge
+from gateway.answers.catalogue import LATEST
+from gateway.http.exchange import RequestScope
+from gateway.http.problem import ModelNotFoundError
+from gateway.placement.agreement import Agreement, Own
+from gateway.pooling.fleet import PoolingFleet, Turn, pieces
+from gateway.pooling.texts import Fitting, PooledText, PooledTexts, TextTokenizer
+from gateway.request.timeline import Timeline, Timelines
+from gateway.tenants.budgets import Budgets
+from modelfiles.pooling import CLASSIFY, EMBED, TOKENS, Pooling
+
+FLOAT_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """A question to a model, in neutral terms."""
+
+    model: str
+    inputs: Sequence[PooledText]
+    work: str = EMBED
+    name: str = "input"  # the body's field with the inputs
+    dimensions: int = 0
+    is_raw: bool = False
+    fitting: Fitting
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """The answer: float32 rows of each input."""
+
+    values: list[bytes]  # each input's rows one behind the other
+    width: int
+    tokens: list[int]  # counts, by input
+    model: str  # its own name
+    headers: Mapping[str, str]  # the tenant's remaining budget
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(self.tokens)
+
+
+class Fleet(Protocol):
+    """The workers of a model: `PoolingFleet`, or those of one process."""
+
+    @property
+    def longest(self) -> int | None: ...
+
+    @property
+    def num_ready(self) -> int: ...
+
+    def turn_away(self, tokens: int) -> None: ...
+
+    async def ask(self, message: Pool, turn: Turn) -> Pooled: ...
+
+
+@dataclass(frozen=True, slots=True)
+class PooledModel:
+    """A served model that pools."""
+
+    name: str
+    tokenizer: TextTokenizer
+    fleet: Fleet
+
+    @property
+    def pooling(self) -> Pooling:
+        return self.tokenizer.pooling
+
+
+class PoolingModels:
+    """The models that pool, by name."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        peers: Peers,
+        tokenizers: Mapping[str, TextTokenizer],
+        known: Mapping[str, Own],
+        *,
+        gateway_id: str,
+        aliases: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        self.agreement = Agreement(peers, known)
+        self._aliases = dict(aliases)
+        self.models: Mapping[str, PooledModel] = {
+            name: PooledModel(
+                name,
+                tokenizer,
+                PoolingFleet(bus, peers, partial(self._ready, name), gateway_id=gateway_id),
+            )
+            for name, tokenizer in tokenizers.items()
+        }
+        self._called = {name: own.called or name for name, own in known.items()}
+
+    def _ready(self, name: str) -> list[WorkerState]:
+        called = self._called[name]
+        return [state for state in self.agreement.ready(Role.POOL) if state.model == called]
+
+    @property
+    def num_ready(self) -> int:
+        """Ready workers of all models."""
+        return len(self.agreement.ready(Role.POOL)) if self.models else 0
+
+    def find(self, name: str) -> PooledModel | None:
+        """A model by its name or an alias; "" is the only one."""
+        if not name and len(self.models) == 1:
+            return next(iter(self.models.values()))
+        for each in (name, name.removesuffix(LATEST)):
+            found = self.models.get(each) or self.models.get(self._aliases.get(each, ""))
+            if found is not None:
+                return found
+        return None
+
+
+class Models(Protocol):
+    """The models that pool: `PoolingModels`, or one alone."""
+
+    @property
+    def models(self) -> Mapping[str, PooledModel]: ...
+
+    def find(self, name: str) -> PooledModel | None: ...
+
+
+class Answering:
+    """Answers wishes, with budgets, deadlines and timelines as generating has them."""
+
+    def __init__(
+        self,
+        models: Models | None,
+        *,
+        budgets: Budgets,
+        timelines: Timelines,
+        deadline_s: float,
+        is_other: Callable[[str], bool] = lambda _: False,
+    ) -> None:
+        """`models`: None: there are none. `is_other(name)`: the model generates."""
+        self._models, self._budgets, self._timelines = models, budgets, timelines
+        self._deadline_s, self._is_other = deadline_s, is_other
+
+    def find(self, name: str, work: str = "") -> PooledModel:
+        """A model that does such work, or any. Raises ModelNotFoundError, InvalidRequestError."""
+        model = None if self._models is None else self._models.find(name)
+        if model is None:
+            pools = ", ".join(map(repr, self._models.models)) if self._models is not None else ""
+            if self._is_other(name):
+                remedy = f"{pools} can" if pools else "serve a model of embeddings beside it"
+                raise InvalidRequestError(
+                    f"the model {name!r} generates text and does not support embeddings or scores: {remedy}",
+                    param="model",
+                )
+            raise ModelNotFoundError(
+                f"the model {name!r} does not exist; for vectors and scores this gateway serves {pools or 'none'}",
+                param="model",
+            )
+        if work and work not in model.pooling.works:
+            raise InvalidRequestError(_elsewhere(model, work), param="model")
+        return model
+
+    async def answer(self, wish: Wish, scope: RequestScope) -> Rows:
+        """Raises ServingError."""
+        model = self.find(wish.model, wish.work)
+        pooling, longest = model.pooling, model.fleet.longest
+        if longest is None:
+            raise UnavailableError(f"no worker of model {model.name!r} is ready")
+        _check_dimensions(wish.dimensions, pooling)
+        until = time.monotonic() + self._deadline_s
+        texts = await model.tokenizer.texts(wish.inputs, wish.fitting, longest=longest, name=wish.name)
+        model.fleet.turn_away(texts.tokens)
+        charged = await charge(
+            self._budgets, scope.tenant, scope.request_id, tokens=texts.tokens, ttl_s=self._deadline_s
+        )
+        line = Timeline(
+            request_id=scope.request_id,
+            received_at=scope.received_at,
+            submitted_at=time.monotonic(),
+            prompt_tokens=texts.tokens,
+            traceparent=scope.trace.context,
+            asker=scope.tenant,
+            model=model.name,
+        )
+        turn = Turn(tenant=scope.tenant, until=until, priority=min(wish.priority, scope.tenant.max_priority))
+        self._timelines.start(line)
+        error: BaseException | None = None
+        try:
+            values, width = await _computed(model, wish, texts, turn, scope)
+        except BaseException as failure:
+            error = failure
+            raise
+        finally:
+            if charged is not None:
+                charged.settle(texts.tokens if error is None else None)
+            self._timelines.end(line, error=error)
+        headers = charged.headers if charged is not None else {}
+        return Rows(
+            values=values, width=width, tokens=[one.count for one in texts.inputs], model=model.name, headers=headers
+        )
+
+
+async def _computed(
+    model: PooledModel, wish: Wish, texts: PooledTexts, turn: Turn, scope: RequestScope
+) -> tuple[list[bytes], int]:
+    """Each input's rows, and their width: pieces are asked for at once. Raises ServingError."""
+    parts = pieces(
+        [one.count for one in texts.inputs],
+        workers=model.fleet.num_ready,
+        row_bytes=FLOAT_BYTES * (wish.dimensions or model.pooling.size),
+        rows_a_token=wish.work == TOKENS,
+    )
+    pairs = any(one.second for one in texts.inputs)
+    asked = [
+        Pool(
+            request_id=scope.request_id,
+            remaining_ms=0,
+            inputs=[one.packed for one in texts.inputs[part]],
+            work=wish.work,
+            seconds=[one.second for one in texts.inputs[part]] if pairs else [],
+            skipped=texts.skipped,
+            dimensions=wish.dimensions,
+            is_raw=wish.is_raw,
+            traceparent=scope.trace.context or UNSET,
+        )
+        for part in parts
+    ]
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(model.fleet.ask(one, turn)) for one in asked]
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+    values = list[bytes]()
+    for task, part in zip(tasks, parts, strict=True):
+        reply = task.result()
+        values += _rows(reply.values, reply.width, reply.rows or [1] * (part.stop - part.start))
+    if len(values) != len(texts.inputs):
+        raise UnavailableError("a worker answered with other rows than were asked for")
+    return values, tasks[0].result().width
+
+
+def _rows(values: bytes, width: int, rows: Sequence[int]) -> list[bytes]:
+    found, at = list[bytes](), 0
+    for count in rows:
+        end = at + FLOAT_BYTES * width * count
+        found.append(values[at:end])
+        at = end
+    if at != len(values):
+        raise UnavailableError("a worker's rows are not of the width that it says")
+    return found
+
+
+def _check_dimensions(dimensions: int, pooling: Pooling) -> None:
+    """Raises InvalidRequestError."""
+    if dimensions > pooling.size:
+        raise InvalidRequestError(
+            f"dimensions: this model's vectors have {pooling.size}, not {dimensions}", param="dimensions"
+        )
+    if dimensions and pooling.sizes and dimensions not in pooling.sizes:
+        known = ", ".join(map(str, pooling.sizes))
+        raise InvalidRequestError(
+            f"dimensions: this model was trained for {known}, not for {dimensions}", param="dimensions"
+        )
+
+
+def _elsewhere(model: PooledModel, work: str) -> str:
+    makes, lacks, where = "vectors", "scores", "/v1/embeddings"
+    if work != CLASSIFY:
+        makes, lacks, where = "scores", "vectors", "/rerank, /score or /classify"
+    return f"the model {model.name!r} makes {makes}, and no {lacks}: ask it at {where}"

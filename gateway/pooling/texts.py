@@ -1,0 +1,183 @@
+"""Texts as tokens for models that pool, in threads: the event loop is never held by a tokenizer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tokenizers import Encoding, Tokenizer
+
+from common.blocks import pack_tokens, tokenizer_fingerprint
+from common.errors import InvalidRequestError, OverloadedError
+from gateway.http.problem import ContextLengthError
+from modelfiles.files import CONFIG, TOKENIZER, TOKENIZER_CONFIG, read_file, read_json
+from modelfiles.pooling import Pooling, read_pooling
+
+TEXTS_AT_ONCE = 64  # texts of one thread's turn
+MAX_HELD_CHARS = 64 << 20  # characters of waiting texts, of all requests
+
+# One input: a text, a pair of texts, or tokens as they are.
+PooledText = str | tuple[str, str] | list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """An input as a worker gets it."""
+
+    packed: bytes
+    second: int = 0  # where its second text begins; 0: nowhere
+
+    @property
+    def count(self) -> int:
+        return len(self.packed) // 4
+
+
+@dataclass(slots=True)
+class Fitting:
+    """The treatment of inputs: `longest` tokens are kept; None: more than the model's are refused."""
+
+    longest: int | None = None
+    from_left: bool = False  # which end is cut off
+    prompt: str = ""  # before each text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PooledTexts:
+    """The inputs of a request."""
+
+    inputs: list[Input]
+    skipped: int = 0  # tokens of the prompt, which no vector is pooled from
+
+    @property
+    def tokens(self) -> int:
+        return sum(one.count for one in self.inputs)
+
+
+@dataclass(slots=True)
+class _Held:
+    chars: int = 0
+
+
+@dataclass(slots=True)
+class TextTokenizer:
+    """Tokenizer and pooling of a model's folder. Thread-safe."""
+
+    fingerprint: str
+    pooling: Pooling
+    vocab_size: int
+    _tokenizer: Tokenizer
+    # A token behind each text, which tokenizer_config.json asks for and tokenizer.json may forget (e5-mistral).
+    _end: int | None = None
+    _held: _Held = field(default_factory=_Held)
+
+    @classmethod
+    def read(cls, folder: Path) -> TextTokenizer:
+        """Raises OSError, ValueError, and what the tokenizers library raises."""
+        raw = read_file(folder, TOKENIZER)
+        if raw is None:
+            raise FileNotFoundError(f"{folder} has no tokenizer.json")
+        tokenizer = Tokenizer.from_str(raw.decode("utf-8"))
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        vocab_size = int(read_json(folder, CONFIG).get("vocab_size") or tokenizer.get_vocab_size())
+        return cls(tokenizer_fingerprint(raw), read_pooling(folder), vocab_size, tokenizer, _end_of(folder, tokenizer))
+
+    async def texts(self, given: Sequence[PooledText], fitting: Fitting, *, longest: int, name: str) -> PooledTexts:
+        """Tokens of each input. Raises InvalidRequestError about `name`, ContextLengthError, OverloadedError.
+
+        `longest`: the most tokens that workers take.
+        """
+        chars = sum(map(_chars, given)) + len(fitting.prompt) * len(given)
+        if self._held.chars and self._held.chars + chars > MAX_HELD_CHARS:
+            raise OverloadedError("too many texts wait to be tokenised")
+        self._held.chars += chars
+        try:
+            slices = [given[at : at + TEXTS_AT_ONCE] for at in range(0, len(given), TEXTS_AT_ONCE)]
+            made = await asyncio.gather(
+                *(
+                    asyncio.to_thread(self._inputs, part, fitting, longest, name, at * TEXTS_AT_ONCE)
+                    for at, part in enumerate(slices)
+                )
+            )
+        finally:
+            self._held.chars -= chars
+        skipped = 0
+        if fitting.prompt and not self.pooling.prompts.are_pooled:
+            skipped = len(self._tokenizer.encode(fitting.prompt).ids) - self._closing
+        return PooledTexts(inputs=[one for part in made for one in part], skipped=skipped)
+
+    @property
+    def _closing(self) -> int:
+        """Tokens that every text gets behind it."""
+        around = self._tokenizer.encode("")
+        return max(0, len(around.ids) - 1)
+
+    def _inputs(
+        self, given: Sequence[PooledText], fitting: Fitting, longest: int, name: str, first: int
+    ) -> list[Input]:
+        most = longest if fitting.longest is None or fitting.longest < 0 else min(fitting.longest, longest)
+        texts = [one for one in given if not isinstance(one, list)]
+        encoded = iter(self._encoded([_with(fitting.prompt, one) for one in texts]))
+        found = list[Input]()
+        for at, one in enumerate(given):
+            if isinstance(one, list):
+                if max(one) >= self.vocab_size:
+                    raise InvalidRequestError(f"{name}: a token id is not below {self.vocab_size}", param=name)
+                input_ = _cut_ids(one, most, fitting)
+            else:
+                input_ = _input(next(encoded), most, fitting, self._end)
+            if input_.count > most:
+                raise ContextLengthError(
+                    f"This model's maximum context length is {longest} tokens. However, {name} {first + at} has"
+                    f" {input_.count}. Please reduce its length, or let it be cut by truncate_prompt_tokens: -1.",
+                    param=name,
+                    excess=f"{input_.count} tokens > {longest}",
+                )
+            found.append(input_)
+        return found
+
+    def _encoded(self, texts: list[str | tuple[str, str]]) -> list[Encoding]:
+        return self._tokenizer.encode_batch(texts) if texts else []
+
+
+def _with(prompt: str, text: str | tuple[str, str]) -> str | tuple[str, str]:
+    return prompt + text if prompt and isinstance(text, str) else text
+
+
+def _chars(text: PooledText) -> int:
+    return len(text[0]) + len(text[1]) if isinstance(text, tuple) else len(text)
+
+
+def _end_of(folder: Path, tokenizer: Tokenizer) -> int | None:
+    config = read_json(folder, TOKENIZER_CONFIG)
+    named = config.get("eos_token")
+    text = named.get("content") if isinstance(named, dict) else named
+    return tokenizer.token_to_id(text) if config.get("add_eos_token") is True and isinstance(text, str) else None
+
+
+def _input(encoded: Encoding, most: int, fitting: Fitting, end: int | None) -> Input:
+    """The tokens of a text or a pair, with `end` behind them unless they end so."""
+    ids, types = encoded.ids, encoded.type_ids
+    added = [end] if end is not None and ids[-1:] != [end] else []
+    most -= len(added)
+    if len(ids) > most and fitting.longest is not None and (gone := _cut(encoded, len(ids) - most, fitting)):
+        kept = [at for at in range(len(ids)) if at not in gone]
+        ids, types = [ids[at] for at in kept], [types[at] for at in kept]
+    return Input(pack_tokens([*ids, *added]), types.index(1) if 1 in types else 0)
+
+
+def _cut(encoded: Encoding, over: int, fitting: Fitting) -> set[int]:
+    """Places of the tokens that go: a text's end or beginning, of a pair the second one's. What every text gets stays."""
+    sequences, special = encoded.sequence_ids, encoded.special_tokens_mask
+    cut = 1 if 1 in sequences else 0
+    places = [at for at, one in enumerate(sequences) if one == cut and not special[at]]
+    gone = places[:over] if fitting.from_left else places[max(0, len(places) - over) :]
+    return set(gone) if len(gone) == over else set()
+
+
+def _cut_ids(ids: list[int], most: int, fitting: Fitting) -> Input:
+    if fitting.longest is None:
+        return Input(pack_tokens(ids))
+    return Input(pack_tokens(ids[-most:] if fitting.from_left else ids[:most]))

@@ -1,0 +1,348 @@
+"""APIs for vectors: OpenAI's, Cohere's, vLLM's /pooling, TEI's and Ollama's."""
+
+from __future__ import annotations
+
+import base64
+import time
+import uuid
+from array import array
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, StrictBool, StrictInt, StrictStr, ValidationInfo, field_validator
+
+from common.messages import MAX_POOLED_INPUTS
+from gateway.http.api import fields, ref
+from gateway.http.fields import MAX_TOKEN_IDS, StrictFields, Whole, ids_read
+from gateway.http.problem import Json
+from gateway.pooling.apis import LIST_OF_NUMBERS, Asking, written
+from gateway.pooling.service import Rows, Wish
+from gateway.pooling.texts import Fitting, PooledText
+from modelfiles.pooling import EMBED, TOKENS
+
+_TEXT = {"type": "string", "minLength": 1}
+_IDS = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0, "maximum": 2**32 - 1}}
+INPUT_SCHEMA: Json = {
+    "anyOf": [
+        _TEXT,
+        _IDS,
+        *({"type": "array", "minItems": 1, "maxItems": MAX_POOLED_INPUTS, "items": one} for one in (_TEXT, _IDS)),
+    ]
+}
+Label = Annotated[StrictStr, Field(max_length=1024)]
+Prompted = Annotated[StrictStr, Field(max_length=256)]
+Dimensions = Annotated[Whole, Field(ge=1, lt=2**31)]
+Texts = Annotated[list[Annotated[StrictStr, Field(min_length=1)]], Field(min_length=1, max_length=MAX_POOLED_INPUTS)]
+_INTEGER: Json = {"type": "integer"}
+SCHEMAS: dict[str, Json] = {
+    "PoolingUsage": fields({"prompt_tokens": _INTEGER, "total_tokens": _INTEGER}),
+    "Embedding": fields(
+        {
+            "object": {"const": "embedding"},
+            "index": _INTEGER,
+            "embedding": {"anyOf": [LIST_OF_NUMBERS, {"type": "string", "contentEncoding": "base64"}]},
+        }
+    ),
+    "EmbeddingList": fields(
+        {
+            "object": {"const": "list"},
+            "data": {"type": "array", "items": ref("Embedding")},
+            "model": {"type": "string"},
+            "usage": ref("PoolingUsage"),
+        }
+    ),
+}
+
+
+class InputFields(StrictFields):
+    """Fields of OpenAI's form: `input`, and how long texts are cut."""
+
+    many: ClassVar[Mapping[str, int]] = {"input": MAX_TOKEN_IDS}
+    lists_of_ids: ClassVar[tuple[str, ...]] = ("input",)
+    inert: ClassVar[frozenset[str]] = frozenset({"request_id", "embed_dtype", "endianness"})
+    schemas: ClassVar[dict[str, dict[str, Any]]] = {"input": INPUT_SCHEMA}
+
+    model: StrictStr  # "": the only one
+    input: Any  # a validator makes it a list
+    user: Label | None = None
+    truncate_prompt_tokens: Annotated[StrictInt, Field(ge=-1, le=MAX_TOKEN_IDS)] | None = (
+        None  # vLLM's; -1: the model's
+    )
+    truncation_side: Literal["left", "right"] | None = None
+    priority: Annotated[StrictInt, Field(ge=-100, le=100)] = 0
+
+    @field_validator("input")
+    @classmethod
+    def _list_of_inputs(cls, given: Any, info: ValidationInfo) -> list[PooledText]:
+        return inputs_of(given if (read := ids_read(info)) is None else read)
+
+    @property
+    def fitting(self) -> Fitting:
+        return Fitting(longest=self.truncate_prompt_tokens, from_left=self.truncation_side == "left")
+
+
+class EmbeddingsRequest(InputFields):
+    """Body of POST /v1/embeddings."""
+
+    unsupported: ClassVar[dict[str, str]] = {"messages": "send the texts as input"}
+
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: Dimensions | None = None
+    # A text before each input, by its name in the model's files; others call it by the input's type.
+    prompt_name: Prompted | None = None
+    input_type: Prompted | None = None
+
+
+class Embeddings:
+    """OpenAI's vectors."""
+
+    body = EmbeddingsRequest
+    described = ref("EmbeddingList")
+
+    async def answer(self, body: EmbeddingsRequest, asking: Asking) -> Any:
+        field_ = "prompt_name" if body.prompt_name is not None else "input_type"
+        fitting = asking.prompted(body.model, EMBED, body.fitting, body.prompt_name or body.input_type, field_)
+        rows = await asking.rows(
+            Wish(
+                model=body.model,
+                inputs=body.input,
+                dimensions=body.dimensions or 0,
+                fitting=fitting,
+                priority=body.priority,
+            )
+        )
+        form = in_base64 if body.encoding_format == "base64" else floats
+
+        def told() -> Json:
+            data = [
+                {"object": "embedding", "index": index, "embedding": form(values)}
+                for index, values in enumerate(rows.values)
+            ]
+            return {"object": "list", "data": data, "model": body.model, "usage": usage(rows)}
+
+        return await written(rows, told)
+
+
+class PoolingRequest(InputFields):
+    """Body of POST /pooling, vLLM's: what the model makes, as it is."""
+
+    task: Literal["embed", "token_embed", "classify"] | None = None
+    encoding_format: Literal["float"] = "float"
+    dimensions: Dimensions | None = None
+    use_activation: StrictBool | None = None
+    normalize: StrictBool | None = None
+
+
+class Pooled:
+    """vLLM's rows of any kind."""
+
+    body = PoolingRequest
+    described: ClassVar[Json] = fields({"data": {"type": "array", "items": {"type": "object"}}})
+
+    async def answer(self, body: PoolingRequest, asking: Asking) -> Any:
+        work = body.task or asking.answering.find(body.model).pooling.works[0]
+        rows = await asking.rows(
+            Wish(
+                model=body.model,
+                inputs=body.input,
+                work=work,
+                dimensions=body.dimensions or 0,
+                is_raw=False in (body.use_activation, body.normalize),
+                fitting=body.fitting,
+                priority=body.priority,
+            )
+        )
+
+        def told() -> Json:
+            shown = (lists(values, rows.width) if work == TOKENS else floats(values) for values in rows.values)
+            data = [{"object": "pooling", "index": at, "data": each} for at, each in enumerate(shown)]
+            head = {"id": f"pool-{uuid.uuid4().hex}", "object": "list", "created": int(time.time())}
+            return {**head, "model": body.model, "data": data, "usage": usage(rows)}
+
+        return await written(rows, told)
+
+
+class CohereEmbedRequest(StrictFields):
+    """Body of POST /v2/embed, Cohere's."""
+
+    unsupported: ClassVar[dict[str, str]] = {"images": "only text is read", "inputs": "send texts"}
+
+    model: StrictStr
+    texts: Texts
+    input_type: Prompted | None = None
+    embedding_types: Annotated[list[Literal["float", "base64"]], Field(max_length=2)] | None = None
+    output_dimension: Dimensions | None = None
+    max_tokens: Annotated[Whole, Field(ge=1, le=MAX_TOKEN_IDS)] | None = None
+    truncate: Literal["NONE", "START", "END"] = "END"
+    priority: Annotated[StrictInt, Field(ge=-100, le=100)] = 0
+
+
+class CohereEmbed:
+    """Cohere's vectors: a prompt by the input's type, where the model has one of that name."""
+
+    body = CohereEmbedRequest
+    described: ClassVar[Json] = fields(
+        {"id": {"type": "string"}, "embeddings": {"type": "object"}, "texts": {"type": "array"}}
+    )
+
+    async def answer(self, body: CohereEmbedRequest, asking: Asking) -> Any:
+        fitting = cut(body.truncate != "NONE", from_left=body.truncate == "START", longest=body.max_tokens)
+        prompts = asking.answering.find(body.model, EMBED).pooling.prompts.texts
+        kind = (body.input_type or "").removeprefix("search_")
+        fitting.prompt = prompts.get(body.input_type or "", prompts.get(kind, ""))
+        dimensions = body.output_dimension or 0
+        rows = await asking.rows(
+            Wish(model=body.model, inputs=body.texts, name="texts", dimensions=dimensions, fitting=fitting)
+        )
+        forms = {"float": floats, "base64": in_base64}
+
+        def told() -> Json:
+            vectors = {kind: [forms[kind](one) for one in rows.values] for kind in body.embedding_types or ["float"]}
+            meta = {"api_version": {"version": "2"}, "billed_units": {"input_tokens": rows.num_tokens}}
+            head = {"id": str(uuid.uuid4()), "response_type": "embeddings_by_type"}
+            return {**head, "embeddings": vectors, "texts": body.texts, "meta": meta}
+
+        return await written(rows, told)
+
+
+class TeiEmbedRequest(StrictFields):
+    """Body of POST /embed and /embed_all, TEI's."""
+
+    many: ClassVar[Mapping[str, int]] = {"inputs": MAX_TOKEN_IDS}
+    lists_of_ids: ClassVar[tuple[str, ...]] = ("inputs",)
+    schemas: ClassVar[dict[str, dict[str, Any]]] = {"inputs": INPUT_SCHEMA}
+
+    model: StrictStr = ""
+    inputs: Any  # as `input` of OpenAI's
+    truncate: StrictBool = False
+    truncation_direction: Literal["left", "right", "Left", "Right"] = "right"
+    normalize: StrictBool = True
+    prompt_name: Prompted | None = None
+    dimensions: Dimensions | None = None
+
+    @field_validator("inputs")
+    @classmethod
+    def _list_of_inputs(cls, given: Any, info: ValidationInfo) -> list[PooledText]:
+        return inputs_of(given if (read := ids_read(info)) is None else read)
+
+
+class TeiEmbed:
+    """TEI's vectors, or those of each token."""
+
+    body = TeiEmbedRequest
+
+    def __init__(self, work: str) -> None:
+        self._work = work
+        self.described: Json = {"type": "array", "items": {"type": "array"}}
+
+    async def answer(self, body: TeiEmbedRequest, asking: Asking) -> Any:
+        fitting = cut(body.truncate, from_left=body.truncation_direction.lower() == "left")
+        fitting = asking.prompted(body.model, self._work, fitting, body.prompt_name)
+        is_each = self._work == TOKENS
+        size = asking.answering.find(body.model, self._work).pooling.size
+        rows = await asking.rows(
+            Wish(
+                model=body.model,
+                inputs=body.inputs,
+                name="inputs",
+                work=self._work,
+                dimensions=0 if is_each else body.dimensions or (size if body.normalize else 0),
+                is_raw=is_each or not body.normalize,
+                fitting=fitting,
+            )
+        )
+
+        def told() -> list[Any]:
+            return [lists(one, rows.width) if is_each else floats(one) for one in rows.values]
+
+        return await written(rows, told)
+
+
+class OllamaEmbedRequest(StrictFields):
+    """Body of POST /api/embed and /api/embeddings, Ollama's."""
+
+    inert: ClassVar[frozenset[str]] = frozenset({"options", "keep_alive"})
+    schemas: ClassVar[dict[str, dict[str, Any]]] = {"input": {"anyOf": [_TEXT, {"type": "array", "items": _TEXT}]}}
+
+    model: StrictStr
+    input: Any = None
+    prompt: StrictStr | None = None  # the older form's
+    truncate: StrictBool = True
+    dimensions: Dimensions | None = None
+
+    @field_validator("input")
+    @classmethod
+    def _texts(cls, given: Any) -> list[PooledText] | None:
+        return None if given is None else inputs_of(given)
+
+
+class OllamaEmbed:
+    """Ollama's vectors, of length 1; of one prompt in the older form."""
+
+    body = OllamaEmbedRequest
+
+    def __init__(self, *, is_single: bool) -> None:
+        self._is_single = is_single
+        self.described = fields({"embedding": LIST_OF_NUMBERS} if is_single else {"embeddings": {"type": "array"}})
+
+    async def answer(self, body: OllamaEmbedRequest, asking: Asking) -> Any:
+        began = time.monotonic_ns()
+        given = body.input or ([body.prompt] if body.prompt else [])
+        size = asking.answering.find(body.model, EMBED).pooling.size
+        if not given:
+            return {"embedding": []} if self._is_single else {"model": body.model, "embeddings": []}
+        wish = Wish(model=body.model, inputs=given, dimensions=body.dimensions or size, fitting=cut(body.truncate))
+        rows = await asking.rows(wish)
+
+        def told() -> Json:
+            if self._is_single:
+                return {"embedding": floats(rows.values[0])}
+            told_ns = {"total_duration": time.monotonic_ns() - began, "load_duration": 0}
+            vectors = [floats(one) for one in rows.values]
+            return {"model": body.model, "embeddings": vectors, **told_ns, "prompt_eval_count": rows.num_tokens}
+
+        return await written(rows, told)
+
+
+def cut(is_wanted: bool, *, from_left: bool = False, longest: int | None = None) -> Fitting:
+    """Long texts lose an end, or are refused."""
+    return Fitting(longest=(-1 if longest is None else longest) if is_wanted else None, from_left=from_left)
+
+
+def inputs_of(given: Any) -> list[PooledText]:
+    """A text or tokens, or a list of either. Raises ValueError."""
+    if is_token_ids(given):
+        return [given]
+    inputs = given if isinstance(given, list) else [given]
+    if not inputs or any(one in ("", []) for one in inputs):
+        raise ValueError("must not be empty")
+    if len(inputs) > MAX_POOLED_INPUTS:
+        raise ValueError(f"at most {MAX_POOLED_INPUTS} inputs are allowed")
+    if not all(isinstance(one, str) for one in inputs) and not all(map(is_token_ids, inputs)):
+        raise ValueError("must be a string, a list of strings, a list of token ids or a list of lists of token ids")
+    return inputs
+
+
+def is_token_ids(value: Any) -> bool:
+    """Check token ids in C. `type`, because true is not a token id."""
+    return isinstance(value, list) and set(map(type, value)) == {int} and min(value) >= 0 and max(value) < 2**32
+
+
+def usage(rows: Rows) -> Json:
+    return {"prompt_tokens": rows.num_tokens, "total_tokens": rows.num_tokens}
+
+
+def in_base64(values: bytes) -> str:
+    return base64.b64encode(values).decode("ascii")
+
+
+def floats(values: bytes) -> list[float]:
+    """Numbers of little-endian float32."""
+    found = array("f")
+    found.frombytes(values)
+    return found.tolist()
+
+
+def lists(values: bytes, width: int) -> Sequence[list[float]]:
+    """Rows of numbers."""
+    return [floats(values[at : at + 4 * width]) for at in range(0, len(values), 4 * width)]

@@ -1,0 +1,194 @@
+# mypy: allow-untyped-calls
+"""Scores and vectors in every form, as transformers computes them: gateway and workers in one process, on a bus in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import struct
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import pytest_asyncio
+import torch
+import transformers
+
+from common.peers import Peers
+from engine.pooling.engine import PoolingConfig, PoolingEngine
+from gateway.answers.catalogue import Catalogue
+from gateway.app import HttpSettings, create_app
+from gateway.placement.agreement import Own
+from gateway.pooling.service import PoolingModels
+from gateway.pooling.texts import TextTokenizer
+from tests.fakes.bus import MemoryBus
+from tests.fakes.generations import ScriptedGenerations, ScriptedWorkers
+from tests.pooling_models import build_pooling_model
+from worker.identity import Identity
+from worker.pooling.pooler import Pooler, PoolerSettings
+from worker.settings import ServedModel
+
+QUERY = "capital of france"
+DOCUMENTS = ["paris is the capital of france", "the cat sat on the mat", "hello world, hello dog"]
+CLOSE = {"abs": 1e-5}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("models")
+    made = {
+        "cross": build_pooling_model(folder / "cross", "BertForSequenceClassification", num_labels=1),
+        "mood": build_pooling_model(folder / "mood", "BertForSequenceClassification", num_labels=3),
+        "mini": build_pooling_model(folder / "mini"),
+    }
+    prompts = '{"prompts": {"query": "the ", "document": ""}}'
+    (made["mini"] / "config_sentence_transformers.json").write_text(prompts)
+    return made
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def client(models: dict[str, Path]) -> AsyncIterator[httpx.AsyncClient]:
+    """The application beside a worker for each model."""
+    bus, peers, stopping = MemoryBus(), Peers(), asyncio.Event()
+    await peers.start(bus)
+    tokenizers = {name: TextTokenizer.read(folder) for name, folder in models.items()}
+    known = {name: Own(tokenizer=its.fingerprint) for name, its in tokenizers.items()}
+    pooling = PoolingModels(bus, peers, tokenizers, known, gateway_id="g")
+    running = [asyncio.create_task(pooler(bus, name, folder).run(stopping)) for name, folder in models.items()]
+    script = ScriptedGenerations(lambda spec: [])
+    catalogue = Catalogue({}, ScriptedWorkers(script), pooled={name: its.pooling for name, its in tokenizers.items()})
+    app = create_app(generations=script, catalogue=catalogue, settings=HttpSettings(), pooling=pooling)
+    while pooling.num_ready < len(models):
+        await asyncio.sleep(0.01)
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(app), base_url="http://localhost", verify=False
+    ) as opened:
+        yield opened
+    stopping.set()
+    await asyncio.gather(*running)
+    await peers.close()
+
+
+def pooler(bus: MemoryBus, name: str, folder: Path) -> Pooler:
+    settings = PoolerSettings(
+        served=ServedModel(name, tokenizer_fingerprint=TextTokenizer.read(folder).fingerprint),
+        max_batch_tokens=64,
+        step_timeout_s=300,
+        drain_s=60,
+    )
+    engine = PoolingEngine(PoolingConfig(model=folder))
+    return Pooler(bus=bus, identity=Identity(f"of-{name}", 1), engine=engine, settings=settings, end_process=sys.exit)
+
+
+def tokens(folder: Path, *texts: str) -> tuple[torch.Tensor, torch.Tensor]:
+    encoded = transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json")).backend_tokenizer
+    found = encoded.encode(*texts)
+    return torch.tensor([found.ids]), torch.tensor([found.type_ids])
+
+
+def logits(folder: Path, *texts: str) -> torch.Tensor:
+    """What transformers computes of a text or a pair."""
+    ids, types = tokens(folder, *texts)
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    with torch.no_grad():
+        return model(ids, token_type_ids=types).logits[0]
+
+
+def vector(folder: Path, text: str) -> torch.Tensor:
+    ids, _ = tokens(folder, text)
+    with torch.no_grad():
+        states = transformers.AutoModel.from_pretrained(folder).eval()(ids).last_hidden_state[0]
+    return torch.nn.functional.normalize(states.mean(0), dim=0)
+
+
+async def ask(client: httpx.AsyncClient, path: str, **fields: Any) -> Any:
+    answer = await client.post(path, json=fields)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_documents_are_ranked_in_each_form(client: httpx.AsyncClient, models: dict[str, Path]) -> None:
+    scores = [logits(models["cross"], QUERY, document).sigmoid().item() for document in DOCUMENTS]
+    order = sorted(range(3), key=lambda at: -scores[at])
+    said = {"model": "cross", "query": QUERY}
+    jina = await ask(client, "/v1/rerank", **said, documents=[{"text": DOCUMENTS[0]}, *DOCUMENTS[1:]])
+    assert [one["index"] for one in jina["results"]] == order
+    assert [one["relevance_score"] for one in jina["results"]] == pytest.approx([scores[at] for at in order], **CLOSE)
+    assert jina["results"][0]["document"] == {"text": DOCUMENTS[order[0]]}
+    assert jina["usage"]["total_tokens"] > 0
+    cohere = await ask(client, "/v2/rerank", **said, documents=DOCUMENTS, top_n=2)
+    assert [set(one) for one in cohere["results"]] == [{"index", "relevance_score"}] * 2
+    tei = await ask(client, "/rerank", **said, texts=DOCUMENTS, return_text=True, raw_scores=True)
+    assert [one["index"] for one in tei] == order
+    assert tei[0]["score"] == pytest.approx(logits(models["cross"], QUERY, DOCUMENTS[order[0]]).item(), **CLOSE)
+    pairs = await ask(client, "/score", model="cross", text_1=QUERY, text_2=DOCUMENTS)
+    assert [one["score"] for one in pairs["data"]] == pytest.approx(scores, **CLOSE)
+    by_vectors = await ask(client, "/score", model="mini", queries=QUERY, documents=DOCUMENTS)
+    wanted = [(vector(models["mini"], f"the {QUERY}") @ vector(models["mini"], one)).item() for one in DOCUMENTS]
+    assert [one["score"] for one in by_vectors["data"]] == pytest.approx(wanted, **CLOSE)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_labels_are_scored(client: httpx.AsyncClient, models: dict[str, Path]) -> None:
+    wanted = [logits(models["mood"], one).softmax(-1) for one in DOCUMENTS]
+    found = await ask(client, "/classify", model="mood", input=DOCUMENTS)
+    assert [one["probs"] for one in found["data"]] == [pytest.approx(one.tolist(), **CLOSE) for one in wanted]
+    assert [one["label"] for one in found["data"]] == [f"LABEL_{one.argmax()}" for one in wanted]
+    [pair, single] = await ask(client, "/predict", model="mood", inputs=[[QUERY, DOCUMENTS[0]], [DOCUMENTS[1]]])
+    assert pair[0]["score"] == pytest.approx(
+        logits(models["mood"], QUERY, DOCUMENTS[0]).softmax(-1).max().item(), **CLOSE
+    )
+    assert [one["score"] for one in single] == sorted([one["score"] for one in single], reverse=True)
+    pooled = await ask(client, "/pooling", model="mood", input=DOCUMENTS[0])
+    assert pooled["data"][0]["data"] == pytest.approx(wanted[0].tolist(), **CLOSE)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_vectors_in_other_forms_are_the_same(client: httpx.AsyncClient, models: dict[str, Path]) -> None:
+    wanted = pytest.approx(vector(models["mini"], DOCUMENTS[0]).tolist(), **CLOSE)
+    text = DOCUMENTS[0]
+    assert (await ask(client, "/embed", model="mini", inputs=text)) == [wanted]
+    ollama = await ask(client, "/api/embed", model="mini", input=[text, "a"], keep_alive="5m")
+    assert ollama["embeddings"][0] == wanted
+    assert (await ask(client, "/api/embeddings", model="mini:latest", prompt=text))["embedding"] == wanted
+    cohere = await ask(
+        client,
+        "/v2/embed",
+        model="mini",
+        texts=[text],
+        input_type="search_document",
+        embedding_types=["float", "base64"],
+    )
+    assert cohere["embeddings"]["float"][0] == wanted
+    assert list(struct.unpack("<32f", base64.b64decode(cohere["embeddings"]["base64"][0]))) == wanted
+    each = await ask(client, "/embed_all", model="mini", inputs=text)
+    ids, _ = tokens(models["mini"], text)
+    assert (len(each[0]), len(each[0][0])) == (ids.shape[1], 32)
+    counted = 'vllm:prompt_tokens_total{model_name="mini"}'
+    before = [line for line in (await client.get("/metrics")).text.splitlines() if line.startswith(counted)]
+    prompted = await ask(client, "/v1/embeddings", model="mini", input="cat", prompt_name="query")
+    [after] = [line for line in (await client.get("/metrics")).text.splitlines() if line.startswith(counted)]
+    assert float(after.split()[1]) - float(before[0].split()[1]) == prompted["usage"]["prompt_tokens"]
+    assert prompted["data"][0]["embedding"] == pytest.approx(vector(models["mini"], "the cat").tolist(), **CLOSE)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_the_wrong_kind_of_model_says_where_to_ask(client: httpx.AsyncClient) -> None:
+    for path, fields, says in (
+        ("/v1/embeddings", {"model": "cross", "input": "a"}, "ask it at /rerank, /score or /classify"),
+        ("/classify", {"model": "mini", "input": "a"}, "ask it at /v1/embeddings"),
+        ("/rerank", {"model": "mood", "query": "a", "documents": ["b"]}, "has 3 labels, and a score needs one"),
+        ("/rerank", {"model": "cross", "query": "a"}, "give documents, or texts"),
+        ("/score", {"model": "cross", "text_1": ["a", "b"], "text_2": ["c"]}, "one, or as many as"),
+        ("/score", {"model": "cross", "text_1": "a", "documents": "c"}, "give queries and documents"),
+        ("/predict", {"model": "mood", "inputs": [["a", "b", "c"]]}, "a pair of texts"),
+        ("/v2/embed", {"model": "mini", "texts": ["a"], "embedding_types": ["int8"]}, "'float' or 'base64'"),
+        ("/api/embed", {"model": "nothing", "input": "a"}, "model not found"),
+    ):
+        refused = await client.post(path, json=fields)
+        assert refused.status_code in (400, 404), path
+        assert says in refused.text, refused.text

@@ -1,0 +1,90 @@
+"""Texts as tokens: pairs, what is cut, and what every text gets."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common.blocks import unpack_tokens
+from common.errors import InvalidRequestError
+from gateway.http.problem import ContextLengthError
+from gateway.pooling.texts import Fitting, PooledText, TextTokenizer
+from tests.pooling_models import VOCAB, build_word_tokenizer
+
+CONFIG = {
+    "architectures": ["BertModel"],
+    "model_type": "bert",
+    "hidden_size": 8,
+    "vocab_size": 100,
+    "max_position_embeddings": 64,
+}
+CLS, SEP = 2, 3
+THE, CAT, DOG, SAT = (VOCAB.index(word) for word in ("the", "cat", "dog", "sat"))
+
+
+def tokenizer(folder: Path, **config: Any) -> TextTokenizer:
+    build_word_tokenizer(folder, longest=64)
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return TextTokenizer.read(folder)
+
+
+async def ids(one: TextTokenizer, *given: PooledText, longest: int = 64, **fitting: Any) -> list[list[int]]:
+    found = await one.texts(given, Fitting(**fitting), longest=longest, name="input")
+    return [unpack_tokens(each.packed) for each in found.inputs]
+
+
+async def test_texts_pairs_and_tokens_keep_their_order(tmp_path: Path) -> None:
+    one = tokenizer(tmp_path)
+    found = await one.texts(["The cat", ("cat", "dog sat"), [7, 8]], Fitting(), longest=64, name="input")
+    assert [unpack_tokens(each.packed) for each in found.inputs] == [
+        [CLS, THE, CAT, SEP],
+        [CLS, CAT, SEP, DOG, SAT, SEP],
+        [7, 8],
+    ]
+    assert [each.second for each in found.inputs] == [0, 3, 0]
+    assert found.tokens == 12
+
+
+async def test_a_long_text_loses_an_end_and_keeps_what_every_text_gets(tmp_path: Path) -> None:
+    one = tokenizer(tmp_path)
+    assert await _cut(one, "the cat sat", 4) == [CLS, THE, CAT, SEP]
+    assert await _cut(one, "the cat sat", 4, from_left=True) == [CLS, CAT, SAT, SEP]
+    assert await _cut(one, ("the cat", "dog sat"), 6) == [CLS, THE, CAT, SEP, DOG, SEP]
+    assert await _cut(one, [5, 6, 7], 2, from_left=True) == [6, 7]
+
+
+async def _cut(one: TextTokenizer, text: PooledText, most: int, *, from_left: bool = False) -> list[int]:
+    found = await one.texts([text], Fitting(longest=most, from_left=from_left), longest=64, name="input")
+    return unpack_tokens(found.inputs[0].packed)
+
+
+async def test_what_is_too_long_or_unknown_is_named(tmp_path: Path) -> None:
+    one = tokenizer(tmp_path)
+    with pytest.raises(ContextLengthError, match="input 1 has 5"):
+        await ids(one, "cat", "the cat sat", longest=4)
+    with pytest.raises(InvalidRequestError, match="not below 100"):
+        await ids(one, [100])
+
+
+async def test_a_prompt_stands_before_each_text_and_may_be_left_out_of_the_vector(tmp_path: Path) -> None:
+    one = tokenizer(tmp_path)
+    assert await ids(one, "cat", prompt="the ") == [[CLS, THE, CAT, SEP]]
+    (tmp_path / "modules.json").write_text(
+        json.dumps([{"path": "", "type": "x.Transformer"}, {"path": "1_Pooling", "type": "x.Pooling"}])
+    )
+    (tmp_path / "1_Pooling").mkdir()
+    (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode": "mean", "include_prompt": False}))
+    found = await TextTokenizer.read(tmp_path).texts(["cat"], Fitting(prompt="the "), longest=64, name="input")
+    assert found.skipped == 2, "what every text begins with, and the prompt"
+
+
+@pytest.mark.parametrize(("eos", "end"), [("[MASK]", [4]), ({"content": "[SEP]"}, [])])
+async def test_the_end_that_the_configuration_asks_for_is_added_once(eos: Any, end: list[int], tmp_path: Path) -> None:
+    one = tokenizer(tmp_path, add_eos_token=True, eos_token=eos)
+    assert await ids(one, "cat") == [[CLS, CAT, SEP, *end]]
+    assert (await _cut(one, "the cat sat", 4))[-1:] == (end or [SEP])
+    assert len(await _cut(one, "the cat sat", 4)) == 4
